@@ -1,4 +1,5 @@
-"""Reading an audit log as it grows and handing every record on once: for the site's own log shipper.
+"""Reading an audit log as it grows and appending every record once to a file of JSON lines, for the site's own log
+shipper.
 
 Needs the log's folder only; the daemon may run or not, and nothing is asked of it. Each record is checked as it is
 read: well-formed, numbered on, and naming the hash of the one before. What was handed on is kept in a position file,
@@ -6,8 +7,11 @@ which is replaced durably; after kill -9 the next start goes on from there, and 
 what was handed on.
 
 A file gets each record exactly once: the position says how long the file was, and what a kill left beyond it is cut
-off if it is how the records after the position begin; anything else there is not this exporter's and is refused. Any
-other sink says itself what is safe (`Sink.safe`).
+off if it is how the records after the position begin; anything else there is not this exporter's and is refused.
+
+Only what `chosen` picks leaves: the fields on its list, and of these only numbers, digests, codes and short names. A
+name with any other character is replaced by WITHHELD and its field is listed, so that nothing that another party
+wrote can steer a parser or a person (threat T37). Never exported: facts, salt, clocks of the host, free text.
 What is not covered: signatures. Chained records can be rewritten as a whole by whoever has the folder;
 `fedsilo audit verify` and the hash in each exported record show that.
 """
@@ -17,12 +21,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Final
 
-from fedsilo.edge.audit_formats import chosen, export_line
 from fedsilo.edge.audit_segments import read_lines, removed, removed_leaf, segments
 from fedsilo.edge.files import fsync_directory, write_all, write_durably
 from fedsilo.treaty.audit.checkpoint import parse_verifier_key
@@ -31,6 +35,18 @@ from fedsilo.treaty.errors import ConflictError, FedSiloError, NotFoundError, Op
 
 BATCH_RECORDS = 256
 POSITION_VERSION = 1
+SCHEMA = "fedsilo.audit/1"
+WITHHELD = "(withheld)"
+LIST_ITEMS_MAX = 16
+LINE_BYTES_MAX = 8192  # what every log system takes as one message
+
+_NAME = re.compile(r"[A-Za-z0-9_.:/@+-]{1,128}")
+_DETAIL: Final = (
+    "release", "person", "certificate", "expires_at", "name", "mode", "version", "code", "plan", "port", "run",
+    "quarantine", "bytes", "size", "root", "refused_event", "backward_milliseconds",
+    "forward_milliseconds",
+)  # fmt: skip
+_ROUTING: Final = ("run", "round", "step", "attempt", "kind", "sequence", "peer", "direction")
 
 
 @dataclass(frozen=True)
@@ -39,21 +55,6 @@ class Place:
 
     seq: int = 0
     previous: str = NO_PREVIOUS
-
-
-@dataclass(frozen=True)
-class Line:
-    """One record, ready to go.
-
-    Attributes:
-        text: in the export format, without line end.
-        event: the chosen fields it was made of.
-        after: the place behind it.
-    """
-
-    text: str
-    event: dict[str, Any]
-    after: Place
 
 
 class LogReader:
@@ -196,6 +197,81 @@ def log_key_of(directory: Path) -> tuple[str, str]:
     return text, parse_verifier_key(text).name
 
 
+# ---- the line ---------------------------------------------------------------------------------------
+
+
+def chosen(record: Mapping[str, Any], leaf: str, origin: str) -> dict[str, Any]:
+    """The fields that may be exported.
+
+    Args:
+        record: as parsed from the log.
+        leaf: hash of its line, hex: with it the exported copy can be compared with the log, record by record.
+        origin: name of the log.
+    """
+    withheld: list[str] = []
+
+    def safe(name: str, value: Any) -> Any:
+        if value is None or isinstance(value, bool | int | float):
+            return value
+        if isinstance(value, str) and (not value or _NAME.fullmatch(value)):
+            return value
+        withheld.append(name)
+        return WITHHELD
+
+    picked: dict[str, Any] = {
+        "schema": SCHEMA, "log": safe("log", origin), "seq": record["seq"], "t": record["t"], "event": record["event"],
+        "actor": safe("actor", record["actor"]), "leaf": leaf, "previous": record["link"]["previous"],
+    }  # fmt: skip
+    picked |= {name: safe(name, record[name]) for name in _ROUTING if record.get(name) not in (None, "")}
+    if "decision" in record:
+        picked["decision"] = record["decision"]
+    if record.get("reasons"):
+        picked["reasons"] = [safe("reasons", code) for code in record["reasons"][:LIST_ITEMS_MAX]]
+    rules = [rule for rule in record.get("rules", ()) if rule.get("outcome") in ("deny", "hold")]
+    if rules:
+        picked["rules"] = [_rule(rule, safe) for rule in rules[:LIST_ITEMS_MAX]]
+    if len(rules) > LIST_ITEMS_MAX or len(record.get("reasons", ())) > LIST_ITEMS_MAX:
+        picked["shortened"] = True
+    blocks = {
+        "policy": ("effective", "file", "code", "schema"),
+        "payload": ("bytes", "sha256", "hmac_sha256", "bytes_before", "sha256_before", "archived"),
+        "detail": _DETAIL,
+    }
+    for block, names in blocks.items():
+        values = record.get(block, {})
+        found = {name: safe(f"{block}.{name}", values[name]) for name in names if name in values}
+        if found:
+            picked[block] = found
+    if "decision" in record["link"]:
+        picked["decided_by"] = record["link"]["decision"]
+    if withheld:
+        picked["withheld"] = sorted(set(withheld))
+    return picked
+
+
+def _rule(rule: Mapping[str, Any], safe: Callable[[str, Any], Any]) -> dict[str, Any]:
+    """A rule that denied or held: its names, and measured value and limit where these are numbers."""
+    found = {name: safe(f"rules.{name}", rule[name]) for name in ("rule", "outcome", "reason") if name in rule}
+    for name in ("measured", "limit", "line"):
+        value = rule.get(name)
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            found[name] = value
+    return found
+
+
+def export_line(event: Mapping[str, Any], product_version: str) -> str:
+    """Chosen fields as one line of ASCII of at most LINE_BYTES_MAX bytes."""
+    line = _json({**event, "product_version": product_version})
+    if len(line) > LINE_BYTES_MAX:  # sixteen rules with long names: the verdict and its first reason still fit
+        short = {**event, "rules": event.get("rules", ())[:1], "reasons": event.get("reasons", ())[:1]}
+        line = _json({**short, "shortened": True, "product_version": product_version})
+    return line
+
+
+def _json(value: Mapping[str, Any]) -> str:
+    return json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+
+
 # ---- the position file ---------------------------------------------------------------------------------
 
 
@@ -205,9 +281,9 @@ class Position:
 
     Attributes:
         log: the log's key, so that a position is never used for another log.
-        target: format and destination; a position belongs to one of each.
+        target: format and file; a position belongs to one of each.
         place: up to which everything was handed on.
-        bytes: length of the output file there; 0 for any other sink.
+        bytes: length of the output file there.
         product_version: of the program that wrote on from there: a line says it, so a torn one is told by it.
     """
 
@@ -249,30 +325,17 @@ def read_position(path: Path, *, log: str, target: str) -> Position | None:
     return position
 
 
-# ---- sinks ---------------------------------------------------------------------------------------------
+# ---- the file ---------------------------------------------------------------------------------------
 
 
-class Sink(Protocol):
-    """Where lines go."""
-
-    def deliver(self, lines: Sequence[Line]) -> None:
-        """Hand them on. Raises FedSiloError where it can never be done."""
-
-    def safe(self) -> tuple[Place, int]:
-        """(place up to which nothing needs to be handed on again, length of the file)."""
-
-    def finish(self) -> None:
-        """Say that nothing follows, and wait for what is on its way. Raises FedSiloError: that is not known."""
-
-
-def lines_after(directory: Path, place: Place, format_name: str, product_version: str) -> Iterator[bytes]:
+def lines_after(directory: Path, place: Place, product_version: str) -> Iterator[bytes]:
     """The lines, with their ends, that an export writes from a place on, up to the first record that is damaged."""
     with contextlib.suppress(VerificationError):
         reader = LogReader(directory, place)
         while batch := reader.read():
             for _, record, after in batch:
                 event = chosen(record, after.previous, reader.origin)
-                yield export_line(format_name, event, product_version).encode("ascii") + b"\n"
+                yield export_line(event, product_version).encode("ascii") + b"\n"
 
 
 class FileSink:
@@ -329,8 +392,9 @@ class FileSink:
             hint="somebody else writes there; move it away (its position goes on), or remove both to begin again",
         )
 
-    def deliver(self, lines: Sequence[Line]) -> None:
-        data = b"".join(line.text.encode("ascii") + b"\n" for line in lines)
+    def deliver(self, lines: list[str], after: Place) -> None:
+        """Append the lines; `after` is the place behind them."""
+        data = b"".join(line.encode("ascii") + b"\n" for line in lines)
         try:
             if (size := os.fstat(self._descriptor).st_size) != self._bytes:
                 raise ConflictError(
@@ -342,9 +406,10 @@ class FileSink:
         except OSError as error:
             raise OperationError(f"{self._path}: {error.strerror}", hint="the next start goes on from here") from error
         self._bytes += len(data)
-        self._safe = (lines[-1].after, self._bytes)
+        self._safe = (after, self._bytes)
 
     def safe(self) -> tuple[Place, int]:
+        """(place up to which nothing needs to be handed on again, length of the file)."""
         return self._safe
 
     def finish(self) -> None:
@@ -356,7 +421,7 @@ class FileSink:
 
 @dataclass
 class Export:
-    """One log to one sink.
+    """One log to one file.
 
     Attributes:
         position_path: where the position is kept.
@@ -366,8 +431,7 @@ class Export:
     """
 
     reader: LogReader
-    sink: Sink
-    format_name: str
+    sink: FileSink
     product_version: str
     position_path: Path
     target: str
@@ -381,7 +445,7 @@ class Export:
 
         Raises:
             VerificationError: see `LogReader.read`; everything before was handed on and the position says so.
-            OperationError: sink or position file cannot be written.
+            OperationError: the file or the position file cannot be written.
         """
         saved = self._save(None)  # before the first byte: what a kill leaves behind is then known to be ours
         try:
@@ -400,15 +464,15 @@ class Export:
         while not self.stopped():
             batch = self.reader.read(self.batch_records)
             if batch:
-                self.sink.deliver([self._line(*item) for item in batch])
+                lines = [self._line(record, after) for _, record, after in batch]
+                self.sink.deliver(lines, batch[-1][2])
                 self.records += len(batch)
             saved = self._save(saved)
             if not batch and (self.wait is None or not self.wait()):
                 return
 
-    def _line(self, line: bytes, record: dict[str, Any], after: Place) -> Line:
-        event = chosen(record, after.previous, self.reader.origin)
-        return Line(export_line(self.format_name, event, self.product_version), event, after)
+    def _line(self, record: dict[str, Any], after: Place) -> str:
+        return export_line(chosen(record, after.previous, self.reader.origin), self.product_version)
 
     def _save(self, saved: tuple[Place, int] | None) -> tuple[Place, int]:
         safe = self.sink.safe()

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsilo.edge.audit_counting import OTHERS
-from fedsilo.edge.audit_formats import WITHHELD
+from fedsilo.edge.audit_follow import WITHHELD
 from fedsilo.edge.audit_loading import read_note
 from fedsilo.edge.audit_notes import check_notes, note_of
 from fedsilo.edge.audit_orders import check_orders

@@ -275,7 +275,7 @@ COMMANDS: Mapping[str, Facts] = {
     ),
     "fedsilo audit prove": Facts(exits=(6, 7, 8)),
     "fedsilo audit export": Facts(
-        changes="writes records into --out, --to or to the receiver of --syslog, and how far it got",
+        changes="writes records into --out or --to, and how far it got",
         idempotent=False, exits=(3, 4, 6, 7, 8),
     ),
     "fedsilo audit report": _writes(

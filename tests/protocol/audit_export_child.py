@@ -42,9 +42,9 @@ def export_all(log: Path, out: Path, batch_records: int = 1) -> int:
     reader = LogReader(log)
     position = read_position(position_path, log=reader.key, target="jsonl")
     reader = LogReader(log, position.place if position else None)
-    following = lines_after(log, position.place, "jsonl", position.product_version) if position else ()
+    following = lines_after(log, position.place, position.product_version) if position else ()
     sink = FileSink(out, position, reader.place, following)
-    work = Export(reader, sink, "jsonl", "0.1.0", position_path, "jsonl", batch_records=batch_records)
+    work = Export(reader, sink, "0.1.0", position_path, "jsonl", batch_records=batch_records)
     work.run()
     return work.records
 

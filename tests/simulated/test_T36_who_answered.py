@@ -99,7 +99,7 @@ def test_T36_the_note_of_a_no_is_bound_to_its_record_and_leaves_with_no_export(b
     proof = CliRunner().invoke(app, ["prove", str(record["seq"]), "--log", str(log), "--json"])
     out = tmp_path / "export"
     assert CliRunner().invoke(app, ["export", "--log", str(log), "--out", str(out)]).exit_code == 0
-    stream = ["export", "--log", str(log), "--format", "ocsf", "--to", str(tmp_path / "siem.jsonl")]
+    stream = ["export", "--log", str(log), "--format", "jsonl", "--to", str(tmp_path / "siem.jsonl")]
     assert CliRunner().invoke(app, stream).exit_code == 0
     leaves = [proof.stdout.encode(), (tmp_path / "siem.jsonl").read_bytes()]
     leaves += [path.read_bytes() for path in [*out.rglob("*"), *log.rglob("*")] if path.is_file()]
