@@ -15,8 +15,8 @@ AWAITED_SECONDS = 2.0  # after that long, loading says what is awaited and from 
 ANSWER_STALE_SECONDS = 5.0  # an answer is asked for about once a second
 REFUSAL_LINES_MAX = 3  # above rows that may still be there
 NOT_ALLOWED = "NOT_ALLOWED"
-# What a recording or a state folder does not hold: nothing went wrong, and asking again gives nothing else.
-NOT_THERE = frozenset({"NOT_RECORDED", "NOT_ON_DISK"})
+# What a recording does not hold: nothing went wrong, and asking again gives nothing else.
+NOT_RECORDED = "NOT_RECORDED"
 
 NOT_READ = "not read before the daemon was lost"
 # Of allowed control messages, such as polls and checkpoints: parties send them all the time.
@@ -127,7 +127,7 @@ def refused_lines(code: str, text: str, cells: int) -> list[Line]:
     """An error: what, its code, and what to do. Not being allowed is said as that."""
     if code == NOT_ALLOWED:
         return wrap(f"not allowed: {text}", cells, "warn")
-    if code in NOT_THERE:
+    if code == NOT_RECORDED:
         return wrap(text, cells, "warn")
     return wrap(f"error: {text} [{code}]", cells, "bad")
 

@@ -68,7 +68,7 @@ def header(
     roles = " or ".join(release.roles) or (HIDDEN if "given" in release.hidden else NOT_TOLD)
     until = release.deferred_until(person, time) if person and not release.ended_at else 0.0
     put_off = [line((f"you put it off for {duration_text(until - time)}", "dim"))] if until else []
-    why_hidden = HIDDEN_IN_SHARED if "share-safe" in snapshot.link.told else release.why_hidden or HIDDEN_IS
+    why_hidden = HIDDEN_IN_SHARED if "share-safe" in snapshot.link.told else HIDDEN_IS
     return [
         *(wrap(why_hidden, cells, "dim") if release.hidden else []),
         *flow([line((release.id, "strong")), line((digest, "accent")), line(age), line(ends), *put_off], cells),

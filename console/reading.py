@@ -148,7 +148,6 @@ def release_of(data: Mapping[str, Any]) -> Release:
         on_later=text_of(consequences.get("later")),
         hidden=frozenset(name for name in _OF_A_RELEASE if name not in data)
         | frozenset({"given"} if "given" not in approvers else ()),
-        why_hidden=text_of(data.get("missing")),
     )  # fmt: skip
 
 

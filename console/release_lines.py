@@ -18,6 +18,11 @@ from console.values import Finding, Release
 
 PLACES_MAX = 6  # of a hit, in its sentence; all that the daemon names stand below it
 PIECE_CHARACTERS = 100  # of a foreign text made safe at once, so that nothing of it is cut
+# Why no payload can be read in a recording, and what can be read instead.
+PAYLOAD_AWAY = (
+    "The payload is in no recording. Here f reads each finding: what matched, where, how often, what would pass; "
+    "p every rule, d the difference."
+)
 # What a finding means, and what to look at before a yes.
 _MEANS: Mapping[str, tuple[str, str]] = {
     "REJECTED_BEFORE": (
@@ -95,7 +100,7 @@ def finding_lines(
         (),
         *(hit_lines(finding, release, cells) if is_hit and release is not None else meant),
         *wrap(f"What to do: {then}.", cells, "strong"),
-        *(wrap(f"{payload_away(told)} At the silo itself v shows it.", cells, "dim") if is_hit and told else []),
+        *(wrap(f"{PAYLOAD_AWAY} At the silo itself v shows it.", cells, "dim") if is_hit and told else []),
     ]
     if finding.evidence:
         rows += [(), line(("where it was found" if finding.code == "SCREEN_HIT" else "what was compared", "dim"))]
@@ -134,15 +139,6 @@ def hit_brief(finding: Finding, release: Release) -> str:
     counts = [f"{way} {count}" for name in screens for way, count in _counts(release.findings, name)]
     private = "private text, " if {"overlap", "canary"} & set(screens) else ""
     return f" ({private}counted {', '.join(counts)}, allowed 0)" if counts else ""
-
-
-def payload_away(told: str) -> str:
-    """Why no payload can be read where something is read in place of a daemon, and what can be read instead."""
-    place = "recording" if told.startswith("REPLAY") else "state folder, as the console reads it"
-    return (
-        f"The payload is in no {place}. Here f reads each finding: what matched, where, how often, what would pass; "
-        "p every rule, d the difference."
-    )
 
 
 def _counts(findings: str, screen: str) -> list[tuple[str, str]]:

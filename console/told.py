@@ -1,7 +1,7 @@
-"""The console over something else than a daemon alone: a recording played back, a folder, or a link that is recorded.
+"""The console over something else than a daemon alone: a recording played back, or a link that is recorded.
 
 It is `FedConsole` with one more thing to say, which stands where the lock stands and is never dropped from the bar. Of
-what is played back or read from a folder nothing can be answered, so there is nothing to unlock.
+what is played back nothing can be answered, so there is nothing to unlock.
 
 Does not stop: a picture of a replay passed off as live. The banner is on the screen, not in every line of it.
 """

@@ -118,7 +118,6 @@ class Release:
     people: tuple[str, ...] = ()  # who may approve it, where the daemon knows
     # Fields that the source does not hold, by their names there: in a share-safe recording the local ones.
     hidden: frozenset[str] = frozenset()
-    why_hidden: str = ""  # where the source says it
 
     @property
     def identity(self) -> tuple[str, str, int]:

@@ -42,7 +42,6 @@ DAY_SECONDS = 86400.0
 NEED_LINES_MAX = 5  # of one need, in the narrow column of a wide terminal
 NOT_YET_TAKEN_UP = "not taken up yet: this silo starts, or is halted"
 SINCE_START = "since this coordinator started"
-LINKS = ("live", "down", "connecting", "carried")  # what a guard says of its link
 ROUND_FIGURES = (("reward_mean", "reward mean", 1), ("pass_at_1", "pass@1 %", 100), ("kl", "kl", 1))
 EQUIVOCATION_KIND = "round.open"  # halted when the coordinator told two silos different things
 
@@ -233,20 +232,16 @@ def _own_silo(state: SiloState, time: float, cells: int, glyphs: Glyphs) -> list
         (f"{math.floor(days)}d" if math.isfinite(days) else "-", "warn" if days <= CERTIFICATE_DAYS_SOON else ""),
     ]  # fmt: skip
     lines = table(header, [row], cells, right=frozenset({3, 4, 5, 6, 7, 8}))
+    address = HIDDEN if "coordinator" in state.hidden else state.coordinator
     link = {"live": "ok", "down": "bad"}.get(state.coordinator_link, "dim")
     facts = [
         line(("trainer walls ", "dim"), state.isolation or "not told"),
-        line(("coordinator ", "dim"), f"{_coordinator(state)} ", (state.coordinator_link, link)),
+        line(("coordinator ", "dim"), f"{address} ", (state.coordinator_link, link)),
         line(("audit ", "dim"), f"{state.audit_records} records"),
         line(("other silos ", "dim"), ("hidden: not told to this silo", "dim")),
     ]
     why = wrap(WAIVED, cells, "warn") if state.isolation == "waived" else []
     return [*lines, *flow(facts, cells), *why]
-
-
-def _coordinator(state: SiloState) -> str:
-    """Its address; of a state folder nobody knows whether there is a link, and to where."""
-    return HIDDEN if "coordinator" in state.hidden and state.coordinator_link in LINKS else state.coordinator
 
 
 def _members(state: CoordinatorState, time: float, cells: int, glyphs: Glyphs, most: int) -> list[Line]:

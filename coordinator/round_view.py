@@ -131,7 +131,7 @@ def round_answer(
     marks: Sequence[Mark],
     *,
     charter_digest: str,
-    live: Live | None,
+    live: Live,
 ) -> dict[str, Any]:
     """What the query `round` answers.
 
@@ -140,8 +140,8 @@ def round_answer(
         run: which run.
         row: which round; None for a run without any.
         marks: of the round, from the coordinator's own log.
-        charter_digest: identity of the coordinator's own policy; empty where it is not known.
-        live: None for a folder without its coordinator.
+        charter_digest: identity of the coordinator's own policy.
+        live: what only the running coordinator knows.
     """
     plan = plan_from_canonical(run.plan) if run.plan else None
     rounds = _rounds(session, run.name)
@@ -160,7 +160,7 @@ def round_answer(
         "closed_at": (row.closed_at or None) if row is not None else None,
         "elapsed_seconds": facts.elapsed if facts else None,
         "closed_seconds": facts.closed if facts else None,
-        "paused": bool(live and live.paused),
+        "paused": live.paused,
         "quorum": facts.quorum() if facts else {"needed": plan.quorum if plan else None, "of": None, "given": None,
                                                 "reached_seconds": None},
         "deadlines": _deadlines(plan, row, facts, live),
@@ -196,13 +196,11 @@ def _rounds(session: Session, run: str) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def _deadlines(
-    plan: Plan | None, row: db.Round | None, facts: _Facts | None, live: Live | None
-) -> list[dict[str, Any]]:
+def _deadlines(plan: Plan | None, row: db.Round | None, facts: _Facts | None, live: Live) -> list[dict[str, Any]]:
     """Those that run; of a round that is over, the one the plan gave it, as planned."""
     elapsed = facts.elapsed if facts else None
     running = {
-        name: left for name, left in (live.left_seconds if live else {}).items()
+        name: left for name, left in live.left_seconds.items()
         if (row is None or row.state == "open" or name == EVALUATION) and not _is_idle(name, facts)
     }  # fmt: skip
     told = [
@@ -235,13 +233,13 @@ class _Facts:
     """One round's records, put in order by silo."""
 
     def __init__(
-        self, session: Session, run: db.Run, row: db.Round, plan: Plan, marks: Sequence[Mark], live: Live | None
+        self, session: Session, run: db.Run, row: db.Round, plan: Plan, marks: Sequence[Mark], live: Live
     ) -> None:
         self._row, self._plan = row, plan
         self.closed = seconds_between(row.opened_at, row.closed_at)
-        self.elapsed = self.closed if live is None else seconds_between(row.opened_at, live.now)
+        self.elapsed = seconds_between(row.opened_at, live.now)
         self._over = is_over(run.state)
-        self._standings = live.standings if live is not None else {}
+        self._standings = live.standings
         query = select(db.Upload).where(db.Upload.run == run.name, db.Upload.round == row.number)
         self._uploads: dict[tuple[str, str, int], db.Upload] = {}
         for upload in session.scalars(query.order_by(db.Upload.received_at)):
@@ -420,19 +418,19 @@ def _stragglers(phases: Mapping[str, Sequence[Mapping[str, Any]]], elapsed: floa
 
 
 def _silos(
-    session: Session, run: db.Run, plan: Plan | None, row: db.Round | None, facts: _Facts | None, live: Live | None
+    session: Session, run: db.Run, plan: Plan | None, row: db.Round | None, facts: _Facts | None, live: Live
 ) -> list[dict[str, Any]]:
     names = plan.silos if plan else tuple(json.loads(run.request).get("silos") or ())
     members = {member.silo: member for member in session.scalars(select(db.Member))}
     declined = Counter(session.scalars(
         select(db.Figure.silo).where(db.Figure.run == run.name, db.Figure.name == db.PLAN_DECLINED)
     ))  # fmt: skip
-    rungs, standings = db.isolation_of(session, run.name), live.standings if live else {}
+    rungs, standings = db.isolation_of(session, run.name), live.standings
     rows = []
     for silo in names or tuple(members):
         member = members.get(silo)
         hello = json.loads(member.hello) if member else {}
-        last_seen, at_round, at_step = (live.seen.get(silo) if live else None) or ("", 0, 0)
+        last_seen, at_round, at_step = live.seen.get(silo, ("", 0, 0))
         accepted = silo in rungs or bool(facts and silo in facts.roster)
         plan_word = "declined" if declined[silo] else "accepted" if accepted else "not yet"
         rows.append(

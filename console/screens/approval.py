@@ -21,7 +21,7 @@ from console.drawing import Line, line, width_of, wrap
 from console.feed import Question
 from console.orders import Order
 from console.reading import mapping, release_of, text_of
-from console.release_lines import finding_lines, payload_away
+from console.release_lines import PAYLOAD_AWAY, finding_lines
 from console.release_orders import PayloadReading, choices, payload_reading
 from console.screens.base import FedScreen, Lines
 from console.screens.confirm import Answer, ConfirmDialog, TextDialog
@@ -219,7 +219,7 @@ class ApprovalScreen(FedScreen):
         why = self.why_not(approve=True)
         if self._settled or self.shown.ended_at:
             return line(" esc Back  n Next  h History  d Diff  p Policy  ? Help")
-        if self.fed.snapshot.link.told:  # of what is played back or read from a folder nothing is answered
+        if self.fed.snapshot.link.told:  # of what is played back nothing is answered
             found = "f Finding  " if self.shown.noticed else ""
             return line(f" esc Back  n Next  {found}h History  d Diff  p Policy  ? Help")
         if self.fed.snapshot.link.state == "disconnected":
@@ -369,8 +369,8 @@ class ApprovalScreen(FedScreen):
             self.fed.say("it is not held any more; what left and was archived: fedsilo audit show RECORD --payload")
             return
         order = payload_reading(self.shown, self.fed.lock.person)
-        if told := self.fed.snapshot.link.told:
-            self.fed.say(payload_away(told))
+        if self.fed.snapshot.link.told:
+            self.fed.say(PAYLOAD_AWAY)
         elif why := self.fed.why_not_send(order):
             self.fed.say(f"payload: {why}")
         else:

@@ -34,12 +34,12 @@ class MessageView:
     """Args:
     index: the messages.
     pages: the log that they are in.
-    policy: the one in force; None where nobody knows it.
+    policy: the one in force.
     program: whose commands tell the same: silo or coordinator.
     """
 
     def __init__(
-        self, index: MessageIndex, pages: LogPages, policy: Callable[[], Policy | None], *, program: str = "silo"
+        self, index: MessageIndex, pages: LogPages, policy: Callable[[], Policy], *, program: str = "silo"
     ) -> None:
         self._index = index
         self._pages = pages
@@ -96,7 +96,7 @@ class MessageView:
             hint = f"{self._program} {noun} list shows them"
             raise NotFoundError(f"record {sequence} is no {word} decision", hint=hint)
         policy = self._policy()
-        shown = record if policy is None else with_rules(record, policy)
+        shown = with_rules(record, policy)
         fate = self._index.fate(record)
         # of a hold that is over no yes lets anything pass
         passes = [] if fate["outcome"] in HOLD_ENDS else would_pass(shown, policy)
@@ -125,19 +125,17 @@ def with_rules(record: Mapping[str, Any], policy: Policy) -> Mapping[str, Any]:
 # ---- what would have passed ------------------------------------------------------------------------
 
 
-def would_pass(record: Mapping[str, Any], policy: Policy | None) -> list[str]:
+def would_pass(record: Mapping[str, Any], policy: Policy) -> list[str]:
     """What each rule asked for that denied or held a message, in a sentence; nothing for one that was allowed.
 
     Args:
         record: the decision.
         policy: in force now. Where another one decided, a last sentence says what this one would do, with the counts
-            and approvals of then. None: nobody knows it, so only the codes are told.
+            and approvals of then.
     """
     if record["decision"] == "allow":
         return []
     codes = ", ".join(record.get("reasons", ())) or "no reason on record"
-    if policy is None:
-        return [f"the policy that decided is not here, only what it said: {codes}"]
     changed = _changed(record, policy)
     sentences = [
         _sentence(rule, policy, changed) for rule in record.get("rules", ()) if rule["outcome"] in ("deny", "hold")

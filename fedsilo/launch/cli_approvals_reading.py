@@ -14,7 +14,7 @@ from fedsilo.launch.silo_control import CONFIG_DEFAULT, ConfigOption, OperatorOp
 
 if TYPE_CHECKING:
     from console.client import ControlClient
-    from console.offline import Offline
+    from fedsilo.launch.silo_folder import SiloFolder
     from silo.config import SiloConfig
 
 PAGE_ROWS = 500  # the daemon's most
@@ -26,27 +26,23 @@ ReleaseArgument = Annotated[str, typer.Argument(help="Such as r1/hospital_a/0.")
 
 
 @contextmanager
-def source_of(site: SiloConfig, *, offline: bool) -> Iterator[tuple[ControlClient | Offline, list[str]]]:
+def source_of(site: SiloConfig, *, offline: bool) -> Iterator[tuple[ControlClient | SiloFolder, list[str]]]:
     """What answers queries, and what a person is told of it: the daemon, or what its state folder holds.
 
     Raises:
-        NotFoundError: there is no log in the folder. OperationError: its ledger cannot be read.
+        NotFoundError: there is no ledger in the folder. OperationError: it cannot be read.
     """
     if not offline:
         with client_of(site) as client:
             yield client, []
         return
-    from console.offline import Offline
-    from fedsilo.launch.silo_folder import read_silo
+    from fedsilo.launch.silo_folder import SiloFolder
 
-    folder = Offline(site.state_dir, read_silo)
-    try:
-        yield folder, [folder.banner()]
-    finally:
-        folder.close()
+    folder = SiloFolder(site.state_dir, site.silo, site.coordinator.address)
+    yield folder, [folder.banner()]
 
 
-def every_page(client: ControlClient | Offline, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def every_page(client: ControlClient | SiloFolder, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """All releases that the arguments choose, newest first, page after page."""
     releases: list[Any] = []
     before = None

@@ -1,4 +1,4 @@
-"""`fedconsole`: look at a daemon, and answer what it holds, on a terminal. Or at what a daemon said or left behind."""
+"""`fedconsole`: look at a daemon, and answer what it holds, on a terminal. Or at a recording of what one said."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ app = typer.Typer(help="Watch one silo or the coordinator, and approve or reject
 CELLS_WITHOUT_TERMINAL = 100
 ROWS_WITHOUT_TERMINAL = 30
 THEME_NAMES = ("fed-dark", "fed-light", "fed-mono")
-OVERVIEW, APPROVALS, AUDIT = "1", "3", "6"
+OVERVIEW, APPROVALS = "1", "3"
 NO_NAME = "daemon"  # of what is attached to by --socket
 Files: TypeAlias = "tuple[Path | None, Path | None]"  # a person's certificate, and the key to it
 
@@ -47,9 +47,6 @@ def fedconsole(
     ] = None,
     speed: Annotated[float, typer.Option("--speed", help="Seconds of the recording a second, with --replay.")] = 1.0,
     at: Annotated[float, typer.Option("--at", min=0.0, help="Second of the recording to begin at.")] = 0.0,
-    state_dir: Annotated[
-        Path | None, typer.Option("--from", help="A daemon's state folder, read without the daemon.")
-    ] = None,
     record: Annotated[
         Path | None, typer.Option("--record", help="Write what is read into this new file: released fields only.")
     ] = None,
@@ -78,9 +75,8 @@ def fedconsole(
     """Open the console, or with --once print what it would show."""
     from fedsilo.treaty.errors import UsageError
 
-    if sum([replay is not None, state_dir is not None, socket is not None or bool(context)]) > 1:
-        hint = "--socket or --context, --replay, --from"
-        raise UsageError("a daemon, a recording or a folder: one of them", hint=hint)
+    if replay is not None and (socket is not None or context):
+        raise UsageError("a daemon or a recording: one of the two", hint="--socket or --context, or --replay")
     chosen = theme_named(theme)
     if bool(operator_certificate) != bool(operator_key):
         raise UsageError("--operator-certificate and --operator-key go together")
@@ -89,15 +85,13 @@ def fedconsole(
     printed = once or json_output
     if screen != OVERVIEW and not printed:
         raise UsageError("--screen says what --once prints", hint=f"fedconsole --once --screen {screen}")
-    if (replay is not None or state_dir is not None) and (record is not None or include_local):
-        raise UsageError("what is played back or read from a folder is not recorded")
+    if replay is not None and (record is not None or include_local):
+        raise UsageError("what is played back is not recorded")
     if not printed:
         need_terminal()
     entries: Sequence[ContextEntry] = ()
     if replay is not None:
         watched = _from_recording(replay, speed, at, still=printed)
-    elif state_dir is not None:
-        watched = _from_folder(state_dir)
     else:
         entries = _contexts(socket, context or [])
         if len(context or []) > 1 and (printed or record is not None):
@@ -190,9 +184,8 @@ class _Watched:
     site: whose it is said to be; empty for whosever it is.
     socket: of the daemon; None where nothing can be answered.
     told: what the console says of it; empty for a daemon as it is.
-    from_elsewhere: its times are not those of a daemon that runs now.
     file: recorded into.
-    replay: what is played back.
+    replay: what is played back; its times are not those of a daemon that runs now.
     """
 
     connect: Callable[[], Source]
@@ -200,7 +193,6 @@ class _Watched:
     site: str = ""
     socket: Path | None = None
     told: Callable[[], str] = field(default=lambda: "")
-    from_elsewhere: bool = False
     file: RecordingFile | None = None
     replay: Replay | None = None
 
@@ -226,23 +218,7 @@ def _from_recording(path: Path, speed: float, at: float, *, still: bool) -> _Wat
     if still:
         replay.pause()
     replay.seek(at)
-    return _Watched(lambda: replay, str(path), told=replay.banner, from_elsewhere=True, replay=replay)
-
-
-def _from_folder(folder: Path) -> _Watched:
-    from console.offline import FolderView, LogFacts, Offline
-
-    def read(facts: LogFacts) -> FolderView:
-        if facts.owner.role == "coordinator":
-            from fedsilo.launch.coordinator_folder import read_coordinator
-
-            return read_coordinator(facts)
-        from fedsilo.launch.silo_folder import read_silo
-
-        return read_silo(facts)
-
-    offline = Offline(folder, read)
-    return _Watched(lambda: offline, str(folder), told=offline.banner, from_elsewhere=True)
+    return _Watched(lambda: replay, str(path), told=replay.banner, replay=replay)
 
 
 def _recording(path: Path | None, word: str) -> RecordingFile | None:
@@ -294,7 +270,7 @@ def _contexts(socket: Path | None, given: Sequence[str]) -> list[ContextEntry]:
     if not names:
         raise UsageError(
             "say whose console: --socket PATH or --context silo:NAME=PATH",
-            hint="one of the two, or `fedsilo context add`; without a daemon --replay FILE or --from STATE_DIR",
+            hint="one of the two, or `fedsilo context add`; without a daemon --replay FILE",
         )
     found = [context_given(name) for name in names]
     called = [each.name for each in found]
@@ -385,7 +361,7 @@ def _print_once(watched: _Watched, screen: str, *, ascii_only: bool, json_output
     now = time.monotonic()
     store.read(reading, now, wall_time=time.time(), record=record)
     snapshot = store.snapshot
-    if watched.from_elsewhere:  # it says what it is where a daemon's link would say "live"
+    if watched.replay is not None:  # it says what it is where a daemon's link would say "live"
         snapshot = replace(snapshot, skew_seconds=0.0, link=replace(snapshot.link, told=watched.told()))
     if watched.site and snapshot.site != watched.site:
         raise ConflictError(f"the daemon at {watched.name} is {snapshot.site!r}, not {watched.site!r}")
@@ -400,10 +376,8 @@ def _print_once(watched: _Watched, screen: str, *, ascii_only: bool, json_output
         elif screen == APPROVALS:
             shown = to_text(_approvals_lines(snapshot, now, size.columns, glyphs))
         else:
-            from console.told import SCREEN_SECONDS_MAX, screen_text
+            from console.told import screen_text
 
-            if screen == AUDIT and (verify := getattr(client, "verify_now", None)) is not None:
-                verify(SCREEN_SECONDS_MAX)  # of a folder: nobody is there to press v
             return screen_text(
                 watched.connect, screen, watched.told, cells=size.columns, rows=size.lines,
                 read_only=True, ascii_only=ascii_only,

@@ -1,13 +1,12 @@
-"""A silo's state folder read without its daemon, by the guard's own readers: ledger, held releases, messages.
+"""What a silo's ledger tells of releases while its daemon does not run, by the guard's own readers.
 
-The ledger is opened read-only and nothing is locked, so a daemon that works on the folder is not disturbed; then what
-is read may be of two moments. What only the configuration file or the running guard knows is named as missing.
-Does not verify anything: the ledger carries no signature, only the audit log does.
+The ledger is opened read-only and nothing is locked, so a daemon that works on the folder is not disturbed. Nothing can
+be answered. Does not verify anything: the ledger carries no signature, only the audit log does (`fedsilo audit
+verify`).
 """
 
 from __future__ import annotations
 
-import json
 import sqlite3
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -15,38 +14,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from console.offline import FolderView, LogFacts, Query, log_only, silo_state
-from fedsilo.edge.audit_pages import LogPages
-from fedsilo.edge.message_index import MessageIndex
-from fedsilo.edge.message_view import MessageView
+from fedsilo.edge.message_index import utc
 from fedsilo.edge.query_arguments import Asked
-from fedsilo.treaty.errors import OperationError
-from policies.load import Policy
+from fedsilo.treaty.errors import NotFoundError, OperationError
 from policies.model import PolicyFile
-from silo.guard.curve_view import CurveView
-from silo.guard.figure_history import FILE, FigureHistory
 from silo.guard.gate import Gate
 from silo.guard.ledger import Ledger, Release
-from silo.guard.release_pages import ledger_page, release_page
+from silo.guard.release_pages import release_page
 from silo.guard.release_view import given_of
 from silo.guard.releases import Releases
-from silo.guard.site_view import SiteView
-from silo.guard.startup import LEDGER, Site
+from silo.guard.startup import LEDGER
 
-MISSING = (
-    "what the trainer does, and its isolation: kept in memory only; its figures are under Curves",
-    "the coordinator's address and certificate: in the configuration file, and seen by the running guard",
-    "limits, settings and certificates: the running guard answers them",
-)
 UNREAD = "what held releases are made of: the policy in force was written by another version"
 
-FAR_END = ("address", "certificate")  # rows of a comparison
-FAR_END_UNKNOWN = "the coordinator's address and certificate are not on disk, so they are not compared"
+CERTIFICATE = "certificate"  # a row of a comparison
+CERTIFICATE_UNKNOWN = "the coordinator's certificate is not on disk, so it is not compared"
 
 
 @dataclass(frozen=True)
 class _InForce:
-    """As much of a policy as showing a release or a message asks for: the ledger keeps its content, not its lines."""
+    """As much of a policy as showing a release asks for: the ledger keeps its content, not its lines."""
 
     file: PolicyFile | None
     digest: str
@@ -65,124 +52,59 @@ class _NoGate:
     policy: _InForce
 
 
-@dataclass(frozen=True)
-class _Folder:
-    """As much of a configuration as reading the log file asks for."""
+class SiloFolder:
+    """A silo's state folder as the source of the queries `approval`, `approval.comparison` and `approvals`.
 
-    state_dir: Path
-
-
-@dataclass(frozen=True)
-class _OfFolder:
-    """In place of a site that was started: its configuration is not in the folder."""
-
-    config: _Folder
-
-
-class _FiguresRead(FigureHistory):
-    """The figures as they are: a torn last line is left to the guard."""
-
-    def _mend(self, entries: list[dict[str, Any]]) -> None:
-        return
-
-
-def read_silo(facts: LogFacts) -> FolderView:
-    """What the folder around a silo's log holds.
+    Args:
+        state_dir: the silo's.
+        silo: its name.
+        address: of its coordinator, as its configuration says.
 
     Raises:
-        OperationError: the ledger cannot be read.
+        NotFoundError: there is no ledger. OperationError: it cannot be read.
     """
-    path = facts.directory.parent / LEDGER
-    if facts.owner.role != "silo" or not path.is_file():
-        return log_only(facts)
-    reader = _Reader(path, facts)
-    state = silo_state(facts) | reader.state()
-    missing = MISSING if reader.shows_held else (*MISSING, UNREAD)
-    as_of = max(facts.last_time, reader.latest_time)
-    return FolderView(state, reader.policy_digest, as_of, missing, reader.queries())
 
-
-class _Reader:
-    """Opens the ledger for each question: a connection belongs to one thread, and questions come from several."""
-
-    def __init__(self, path: Path, facts: LogFacts) -> None:
-        self._path = path
-        self._facts = facts
+    def __init__(self, state_dir: Path, silo: str, address: str) -> None:
+        self._path = state_dir / LEDGER
+        self._silo = silo
+        self._destination = {"address": address}
+        if not self._path.is_file():
+            raise NotFoundError(f"{state_dir} holds no ledger", hint="did this silo ever start?")
         with self._ledger() as ledger:
-            self.latest_time = ledger.latest_time
+            self._as_of = ledger.latest_time
             policy = ledger.policy_in_force
-        self._content: dict[str, Any] = policy.content if policy else {}
         self._policy = _InForce(policy.file if policy else None, policy.digest if policy else "")
 
-    @property
-    def policy_digest(self) -> str:
-        return self._policy.digest
+    def banner(self) -> str:
+        """What people are told of answers that no daemon gave."""
+        return f"OFFLINE, as of {utc(self._as_of)}: what the folder holds; no daemon was asked"
 
-    @property
-    def shows_held(self) -> bool:
-        """Whether the policy in force can be read by this version."""
-        return self._policy.file is not None
-
-    def state(self) -> dict[str, Any]:
-        run, view, plan = "", dict[str, Any](), dict[str, Any]()
+    def query(self, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """One answer. Raises NotFoundError: no such release. OperationError: the ledger cannot be read."""
         with self._ledger() as ledger:
-            if (opened := ledger.open_run()) is not None:
-                run, text, view = opened
-                plan = json.loads(text)
-            last_run, last_state = ledger.last_run()
-            held = [self._view(ledger, release) for release in ledger.releases("held")]
-        return {
-            "run": run,
-            "last_run": {"run": last_run, "state": last_state},
-            "method": plan.get("method", ""),
-            "rounds": plan.get("rounds", 0),
-            "local_steps": plan.get("local_steps", 0),
-            "round": view.get("round", 0),
-            "step": view.get("open_step", 0),
-            "phase": "held: approval" if held else "offline",
-            "policy": {
-                "name": str(self._content.get("name", "")), "digest": self._policy.digest,
-                "mode": str(self._content.get("mode", "")),
-            },
-            "held": held,
-            "coordinator": {
-                "id": str((self._content.get("federation") or {}).get("coordinator", "")), "link": "not asked",
-                "last_contact": self._facts.last_contact,
-            },
-        }  # fmt: skip
-
-    def queries(self) -> Mapping[str, Query]:
-        pages = LogPages(self._facts.directory)
-        index = MessageIndex(pages, lambda: self._facts.size)
-        messages = MessageView(index, pages, lambda: cast(Policy, self._policy))
-        return {
-            "approvals": self._approvals,
-            "approval": self._approval,
-            "approval.comparison": self._comparison,
-            "ledger": self._remembered,
-            "outbox": messages.outbox,
-            "inbox": messages.inbox,
-            "curves": self._curves,
-            "logs": SiteView(cast(Site, _OfFolder(_Folder(self._path.parent))), lambda: 0.0).logs,
-        }
+            if name == "approvals":
+                return release_page(ledger, arguments)
+            release = ledger.release(Asked(arguments, "release").text("release"))
+            return self._view(ledger, release) if name == "approval" else self._comparison(ledger, release)
 
     @contextmanager
     def _ledger(self) -> Iterator[Ledger]:
-        ledger = Ledger(self._path, read_only=True)
         try:
-            yield ledger
+            ledger = Ledger(self._path, read_only=True)
+            try:
+                yield ledger
+            finally:
+                ledger.close()
         except sqlite3.Error as error:
             hint = "is it a ledger of this version?"
             raise OperationError(f"cannot read {self._path}: {error}", hint=hint) from error
-        finally:
-            ledger.close()
 
     def _releases(self, ledger: Ledger) -> Releases:
-        return Releases(cast(Gate, _NoGate(self._policy)), ledger, silo=self._facts.owner.name, destination={})
+        return Releases(cast(Gate, _NoGate(self._policy)), ledger, silo=self._silo, destination=self._destination)
 
     def _view(self, ledger: Ledger, release: Release) -> dict[str, Any]:
         """As the daemon shows it; of a policy that cannot be read, only what the ledger alone knows, with `missing`."""
-        if self.shows_held:
+        if self._policy.file is not None:
             return self._releases(ledger).view(release)
         answers = ledger.approvals(release.id)
         return {
@@ -193,28 +115,10 @@ class _Reader:
             "missing": UNREAD,
         }  # fmt: skip
 
-    def _approval(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        with self._ledger() as ledger:
-            return self._view(ledger, ledger.release(Asked(arguments, "release").text("release")))
-
-    def _comparison(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Without the far end: where the next message goes is not in the folder, so it is not called changed."""
-        with self._ledger() as ledger:
-            told = self._releases(ledger).comparison(ledger.release(Asked(arguments, "release").text("release")))
-        known = [row for row in told["rows"] if row["what"] not in FAR_END]
+    def _comparison(self, ledger: Ledger, release: Release) -> dict[str, Any]:
+        """Without the far end's certificate, which the running guard alone has seen, so it is not called changed."""
+        told = self._releases(ledger).comparison(release)
+        known = [row for row in told["rows"] if row["what"] != CERTIFICATE]
         if len(known) < len(told["rows"]):
-            told["note"] = "; ".join(filter(None, (told["note"], FAR_END_UNKNOWN)))
+            told["note"] = "; ".join(filter(None, (told["note"], CERTIFICATE_UNKNOWN)))
         return told | {"rows": known}
-
-    def _approvals(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        with self._ledger() as ledger:
-            return release_page(ledger, arguments)
-
-    def _curves(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        history = _FiguresRead(self._path.parent / FILE)
-        with self._ledger() as ledger:
-            return CurveView(lambda: self._facts.owner.name, ledger, history).curves(arguments)
-
-    def _remembered(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        with self._ledger() as ledger:
-            return ledger_page(ledger, arguments)

@@ -89,7 +89,7 @@ def ask(site: Site, silo: release_site.Site, monkeypatch: pytest.MonkeyPatch) ->
     HeldPayloads(ledger, bench.audit, lambda: bench.gate._site.public.tasks.rows).register(desk, now)
     config = SimpleNamespace(
         silo="hospital_a", federation="cardio-net", control=SimpleNamespace(socket=site.socket),
-        state_dir=silo.folder / "state",
+        state_dir=silo.folder / "state", coordinator=SimpleNamespace(address="198.51.100.23:7443"),
         identity=SimpleNamespace(certificate=site.folder / "hospital_a.crt"),
     )  # fmt: skip
     for module in (cli_approvals, cli_approvals_reading):
@@ -128,18 +128,62 @@ def test_without_a_daemon_the_state_folder_answers(ask: Ask, silo: release_site.
     silo.bench.ledger.put_in_force(PolicyInForce(policy.digest, content, policy.digest))
     told = ask("diff", held.id)[1]["data"]
     pages = ask("history", "--all")[1]["data"]
+    daemons = ask("show", held.id)[1]["data"]
     site.socket.unlink()  # as of a daemon that is not running
     assert ask("diff", held.id)[0] == 3
     code, answer = ask("diff", held.id, "--offline")
     found = answer["data"]
     assert code == 0 and answer["warnings"][0].startswith("OFFLINE, as of ")
-    far_end = [row for row in told["rows"] if row["what"] in ("address", "certificate")]
-    assert [row["what"] for row in far_end] == ["address", "certificate"]  # which a folder does not hold
-    assert found["rows"] == [row for row in told["rows"] if row not in far_end] and len(found["rows"]) > 3
-    assert found["against"] == told["against"] and "are not compared" in found["note"]
+    (certificate,) = [row for row in told["rows"] if row["what"] == "certificate"]  # which a folder does not hold
+    assert found["rows"] == [row for row in told["rows"] if row != certificate] and len(found["rows"]) > 4
+    assert found["against"] == told["against"] and "is not compared" in found["note"]
     assert ask("history", "--all", "--offline")[1]["data"] == pages
-    assert ask("show", held.id, "--offline")[1]["data"]["digest"] == held.digest
     assert ask("diff", "r9/none/0", "--offline")[0] == 8
+    shown = ask("show", held.id, "--offline")[1]["data"]
+    assert shown.pop("leaves")["kinds"] == daemons.pop("leaves")["kinds"]
+    # no payload is read, and the policy's lines are in its file
+    assert [part for part in shown["difference"].split("; ") if part not in daemons["difference"]] == [
+        "cosine unknown: not archived"
+    ]
+    policies = shown.pop("policy"), daemons.pop("policy")
+    assert policies[0]["digest"] == policies[1]["digest"] and policies[0]["counts"] == policies[1]["counts"]
+    other = ("difference", "shown", "shown_facts")
+    assert {name: value for name, value in shown.items() if name not in other} == {
+        name: value for name, value in daemons.items() if name not in other
+    }
+
+
+def test_reading_a_folder_changes_nothing_in_it(ask: Ask, silo: release_site.Site) -> None:
+    held, state = silo.hold_factors(2.0), silo.folder / "state"
+    (state / "payloads" / ("0" * 64)).write_bytes(b"a daemon that starts takes this away: no row refers to it")
+
+    def files() -> dict[str, bytes]:
+        # SQLite's shared memory, which a reader of a database in WAL mode makes beside it, holds nothing
+        return {
+            str(path): path.read_bytes()
+            for path in sorted(state.rglob("*"))
+            if path.is_file() and not path.name.endswith(("-shm", "-wal"))
+        }
+
+    before = files()
+    for asked in (("show", held.id), ("diff", held.id), ("history", "--all")):
+        ask(*asked, "--offline")
+    assert files() == before and len(before) > 3
+
+
+def test_a_folder_without_a_ledger_or_with_a_damaged_one_is_said(
+    ask: Ask, silo: release_site.Site, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    elsewhere = SimpleNamespace(
+        silo="hospital_a", state_dir=tmp_path / "elsewhere", coordinator=SimpleNamespace(address="")
+    )
+    monkeypatch.setattr(cli_approvals_reading, "load_site", lambda path: elsewhere)
+    code, answer = ask("history", "--offline")
+    assert code == 8 and "holds no ledger" in answer["error"]["message"]
+    elsewhere.state_dir.mkdir()
+    (elsewhere.state_dir / "ledger.sqlite3").write_bytes(b"no database at all" * 1000)
+    code, answer = ask("history", "--offline")
+    assert code == 1 and "ledger.sqlite3" in answer["error"]["message"]
 
 
 def test_a_folder_whose_policy_is_of_another_version_shows_what_it_can(ask: Ask, silo: release_site.Site) -> None:

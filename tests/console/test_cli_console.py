@@ -6,14 +6,12 @@ import json
 import re
 import subprocess
 import sys
-from contextlib import closing
 from pathlib import Path
 
 import pytest
 from textual.color import Color
 from typer.testing import CliRunner
 
-from benchmarks.release_cases import site as made_silo
 from console.app import Arrived
 from console.client import Snapshot as Reading
 from console.feed import connect_to
@@ -98,17 +96,9 @@ def test_local_data_takes_the_word_typed(site: Site, tmp_path: Path) -> None:
     assert CliRunner().invoke(app, [*live, "--include-local", "LOCAL"]).exit_code == 0
 
 
-def test_once_prints_a_folder_without_a_daemon(tmp_path: Path) -> None:
-    with closing(made_silo(tmp_path, "run-1", 1)) as silo:
-        silo.hold_factors(1.0)
-    shown = CliRunner().invoke(app, ["--from", str(tmp_path / "state"), "--once"])
-    assert shown.exit_code == 0, shown.stderr
-    assert "OFFLINE, as of" in shown.stdout and "r1/hospital_a/0 held" in shown.stdout
-    assert "● live" not in shown.stdout and "OFFLINE" in shown.stdout.splitlines()[1]
-    audit = CliRunner().invoke(app, ["--from", str(tmp_path / "state"), "--once", "--screen", "6"])
-    assert audit.exit_code == 0 and "not verified yet" not in audit.stdout and "verified to" in audit.stdout
-    nothing = CliRunner().invoke(app, ["--from", str(tmp_path), "--once"])
-    assert nothing.exit_code == 8 and "hint" in nothing.stderr
+def test_there_is_no_console_over_a_folder(tmp_path: Path) -> None:
+    refused = CliRunner().invoke(app, ["--from", str(tmp_path), "--once"])
+    assert refused.exit_code == 2 and "No such option" in refused.stderr
 
 
 def test_the_screens_of_once_are_those_of_the_console(site: Site) -> None:
@@ -129,10 +119,8 @@ def test_a_screen_is_drawn_without_a_terminal(site: Site) -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["--replay", "a", "--from", "b"],
         ["--replay", "a", "--socket", "b"],
         ["--replay", "a", "--record", "b"],
-        ["--from", "a", "--record", "b"],
         ["--socket", "a", "--speed", "3"],
         ["--socket", "a", "--at", "3"],
         ["--socket", "a", "--include-local", "LOCAL"],

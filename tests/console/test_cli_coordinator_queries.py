@@ -13,13 +13,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from console.offline import Offline
-from coordinator.curve_view import CurveView
-from coordinator.round_view import RoundView
 from fedsilo.edge.audit_segments import segments
 from fedsilo.launch import cli_coordinator
-from fedsilo.launch.coordinator_folder import read_coordinator
-from fedsilo.treaty.errors import NotFoundError
 from tests.console import states
 from tests.console.test_real_desk import Site, site
 from tests.coordinator_folder import write_coordinator
@@ -120,28 +115,3 @@ def test_one_silo_is_shown_and_a_stranger_is_not(ask: Any) -> None:
     assert code == 0 and "tokenizer expected a, got b" in text and "said isolation" in text
     code, refused = ask("silos", "show", "\x1b[2J")
     assert (code, refused["error"]["code"]) == (8, "NOT_FOUND") and refused["error"]["message"].isprintable()
-
-
-def test_a_round_and_curves_are_answered_in_the_folder(house: House) -> None:
-    offline = Offline(house.folder, read_coordinator)
-    assert offline.query("curves", {}) == CurveView(house.driver).curves({})
-    assert offline.query("curves", {})["series"]
-    name = house.record()["run"]
-    alive, found = RoundView(house.driver, "").round({"run": name}), offline.query("round", {"run": name})
-    for key in ("run", "run_state", "method", "round", "rounds", "state", "opened_at", "closed_at", "parameters"):
-        assert found[key] == alive[key], key
-    assert all(row["last_seen"] is None for row in found["silos"])
-    with pytest.raises(NotFoundError):
-        offline.query("round", {"run": "no-such-run"})
-
-
-def test_a_folder_without_its_daemon_answers_the_same(house: House) -> None:
-    """Except for the rules of a message, since the charter is not in the folder."""
-    offline, queries = Offline(house.folder, read_coordinator), panel_of(house).queries()
-    for name in ("outbox", "inbox"):
-        assert offline.query(name, {"limit": 30}) == queries[name]({"limit": 30}), name
-    assert offline.query("audit", {"limit": 9})["records"] == queries["audit"]({"limit": 9})["records"]
-    denied = next(row["seq"] for row in queries["inbox"]({})["messages"] if row["verdict"] == "deny")
-    shown = offline.query("inbox", {"seq": denied})
-    assert "rules" not in shown["message"] and "the policy that decided is not here" in shown["would_pass"][0]
-    assert any("charter" in sentence for sentence in offline.view.missing)

@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from benchmarks.release_cases import site as made
+from console.sharing import SILO, unclassified
 from fedsilo.edge.audit_segments import segments
 from fedsilo.launch import cli_silo, cli_silo_messages
 from silo.guard.messages import Denied
@@ -121,6 +123,28 @@ def test_the_daemon_verifies_its_own_log_and_a_break_is_exit_status_7(bench: Ben
     assert ask("audit", "verify")[0] == 7  # at once, not only when it is asked again
     code, status = ended()
     assert (code, status["error"]["code"]) == (7, "VERIFICATION_FAILED") and status["data"]["broken"]["seq"] == changed
+
+
+def test_a_running_guards_state_tells_a_break_that_its_verification_found(tmp_path: Path) -> None:
+    with closing(made(tmp_path, "run-1", 1)) as site:
+        site.let_go(site.hold_responses(6, 9))
+        panel, log = site.guard.panel, site.bench.audit.directory
+
+        def broken() -> Any:
+            verify, status = panel.queries()["audit.verify"], panel.queries()["audit.status"]
+            verify({})
+            deadline = time.monotonic() + WAIT_SECONDS
+            while status({})["verifying"]:
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            state = panel.state(None, link_fault="")
+            assert list(unclassified(state, SILO)) == []
+            return state["audit"]["broken"]
+
+        assert broken() is None
+        segment = next(log.glob("*.jsonl"))
+        segment.write_bytes(segment.read_bytes().replace(b'"round":1', b'"round":2', 1))
+        assert isinstance(broken()["seq"], int)
 
 
 def test_a_verification_that_goes_on_is_no_pass(site: Site, ask: Any) -> None:

@@ -46,14 +46,6 @@ def test_of_a_share_safe_state_what_is_left_out_is_hidden_and_what_is_whole_is_t
     assert "hidden" not in whole.replace("other silos hidden", "") and "0 of 1 given" in whole and "1.9 MiB" in whole
 
 
-def test_a_reader_that_says_itself_why_something_is_missing_is_quoted() -> None:
-    thin = {name: release()[name] for name in ("id", "state", "run", "round", "held_since", "expires_at", "digest")}
-    why = "the policy in force is of another version"
-    (held,) = live(silo({**thin, "missing": why})).held
-    text = to_text(facts.one_column(held, live(silo()), 100.0, 100, 100, UNICODE))
-    assert why in text and "policy   hidden" in text and "sha256:7be1" in text and "share-safe" not in text
-
-
 @pytest.mark.parametrize("answered", [False, True])
 def test_who_may_still_approve_is_named(answered: bool) -> None:
     given = [{"person": "alice", "verdict": "approve"}] if answered else []
