@@ -154,13 +154,13 @@ def init(
 @guarded("policy check")
 def check(file: _FileArgument, charter: _CharterOption = None, json_output: JsonOption = False) -> None:
     """Check a policy: schema, references, hashes of the files it names; say what it does not promise."""
-    from fedsilo.edge.site_policy import read_effective, read_pinned_schema, read_policy, read_ruleset
+    from fedsilo.edge.site_policy import read_effective, read_pinned_schema, read_policy
     from fedsilo.edge.task_files import read_tasks
     from fedsilo.treaty.errors import UsageError
     from policies.custom_file import custom_in_words
     from policies.model import SetPin
-    from policies.render import RULESETS, record_warnings, text_warnings, worst_case
-    from policies.unreachable import standstill_warnings, unreachable_warnings
+    from policies.render import record_warnings, text_warnings, worst_case
+    from policies.standstill import standstill_warnings, unused_screen_warnings
 
     policy = read_policy(existing_policy(file))
     schema = None
@@ -185,7 +185,6 @@ def check(file: _FileArgument, charter: _CharterOption = None, json_output: Json
             )
     policy = read_effective(file, charter and existing(charter))
     rows, notices = worst_case(policy, schema), [*NOTICES, *_split_notice(policy)]
-    ruleset = read_ruleset(name) if (name := policy.own.file.name) in RULESETS else None
     emit(
         "policy check",
         {
@@ -208,7 +207,7 @@ def check(file: _FileArgument, charter: _CharterOption = None, json_output: Json
         ),
         warnings=[
             *standstill_warnings(policy, schema, time.time()), *text_warnings(policy), *record_warnings(policy),
-            *unreachable_warnings(policy, ruleset), *unseen,
+            *unused_screen_warnings(policy), *unseen,
         ],
     )  # fmt: skip
 
@@ -333,7 +332,6 @@ def explain(
 
 
 app.command("test")(cli_policy_test.test)
-app.command("fmt")(cli_policy_change.fmt)
 app.command("propose")(cli_policy_change.propose)
 app.command("activate")(cli_policy_change.activate)
 

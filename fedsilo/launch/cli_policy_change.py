@@ -1,4 +1,4 @@
-"""`fedsilo policy fmt|propose|activate`: a policy's text in order, and the way to a looser one. Files only."""
+"""`fedsilo policy propose|activate`: the way to a looser policy. Files only."""
 
 from __future__ import annotations
 
@@ -24,34 +24,6 @@ if TYPE_CHECKING:
 
 OVERLAP_WORDS = 8  # in a row that count as a passage of a private record, where the policy says nothing of it
 _CLOCKS_DIFFER = timedelta(minutes=5)  # a guard whose clock is behind must not find it valid for too long
-
-
-@guarded("policy fmt")
-def fmt(
-    file: Annotated[Path, typer.Argument(help="Policy file.")],
-    check: Annotated[bool, typer.Option("--check", help="Say whether it is formatted; exit 1 if not.")] = False,
-    write: Annotated[bool, typer.Option("--write", help="Replace the file.")] = False,
-    json_output: JsonOption = False,
-) -> None:
-    """Put the keys of a policy in the schema's order, each with its comments. The digest stays the same."""
-    from fedsilo.edge.files import write_durably
-    from fedsilo.edge.site_policy import files_beside, read_plain_file
-    from policies.formatting import formatted
-
-    text = read_plain_file(existing_policy(file), "policy file")
-    made = formatted(text, str(file), files_beside(file))
-    changed = made != text
-    error = None
-    if check and changed:
-        error = OperationError(
-            f"{file} is not formatted", hint=f"fedsilo policy fmt {file} --write", code="UNFORMATTED"
-        )
-    elif write and changed:
-        write_durably(file, made, mode=file.stat().st_mode & 0o777)
-    shown = "" if check or write else made.decode()
-    told = f"{file}: {'formatted' if write and changed else 'as it should be'}" if not error else ""
-    data = {"file": str(file), "changed": changed, "text": shown}
-    emit("policy fmt", data, json_output=json_output, text=shown or told, error=error)
 
 
 @guarded("policy propose")

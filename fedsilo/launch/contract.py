@@ -253,7 +253,6 @@ COMMANDS: Mapping[str, Facts] = {
     "fedsilo policy diff": _READS,
     "fedsilo policy explain": Facts(exits=(7, 8)),
     "fedsilo policy test": _READS,
-    "fedsilo policy fmt": _writes("with --write puts the file's own form in its place", exits=(8,), idempotent=True),
     "fedsilo policy propose": _writes(
         "signs a proposal and writes it beside the policy", exits=_SIGNED, action="change.propose"
     ),

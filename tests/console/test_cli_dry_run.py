@@ -32,6 +32,7 @@ from silo.guard.orders import Orders
 from silo.guard.startup import LEDGER
 from tests.console.states import DIGEST, POLICY_DIGEST, SHOWN
 from tests.console.test_real_desk import Site, site
+from tests.policies.test_model_folder import whole_folder
 from tests.simulated.policy_site import PolicySite, text_of
 
 __all__ = ["site"]  # a fixture is found by its name
@@ -121,6 +122,24 @@ def test_afterwards_changes_are_changes_again(folder: Path) -> None:
     assert (folder / "new").read_text() == "x"
 
 
+def test_a_dry_run_that_finds_nothing_to_change_says_so(folder: Path) -> None:
+    app = typer.Typer()
+
+    @app.command()
+    @guarded("certs ca-init")
+    def satisfied(json_output: JsonOption = False) -> None:
+        if not (folder / "file").exists():
+            _write(folder / "file")
+        emit("certs ca-init", {"written": False}, json_output=json_output, text="as it should be")
+
+    before = told(folder)
+    code, answer = run(app, "--dry-run")
+    assert code == 0 and answer["warnings"] == ["dry run: nothing would be changed"]
+    assert told(folder) == before
+    (folder / "file").unlink()
+    assert run(app, "--dry-run")[1]["data"]["first"]["target"] == str(folder / "file")
+
+
 def test_a_command_that_takes_the_end_for_its_own_says_nothing_of_a_success(folder: Path) -> None:
     app = typer.Typer()
 
@@ -147,7 +166,7 @@ FILE_COMMANDS = {
     "certs invite silo/hospital_a --ca authority": "authority",
     "model build --tokenizer bytes --out model": "model",
     "data make-demo demo-data": "demo-data",
-    "policy fmt policy.yaml --write": "policy.yaml",
+    "policy schema make --model base --rank 2 --out schema.json": "schema.json",
     "context add prod --socket c.sock --silo hospital_a": "contexts.yaml",
     "context use known": "contexts.yaml",
     "context remove known": "contexts.yaml",
@@ -167,7 +186,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HOME", str(tmp_path))
     assert run(cli_fedsilo.app, "certs", "ca-init", "f", "--out", "authority", "--kind", "federation")[0] == 0
     assert run(cli_fedsilo.app, "context", "add", "known", "--socket", "k.sock")[0] == 0
-    (tmp_path / "policy.yaml").write_text(text_of().replace("\n", "\n\n", 1) + "\n\n")
+    whole_folder(tmp_path / "base")
     return tmp_path
 
 
@@ -192,15 +211,7 @@ def test_what_is_wrong_is_told_by_the_dry_run_too(place: Path) -> None:
     code, answer = run(cli_fedsilo.app, "context", "add", "known", "--socket", "c.sock", "--dry-run")
     assert (code, answer["error"]["code"]) == (6, "CONFLICT")
     assert run(cli_fedsilo.app, "context", "add", "other", "--socket", "c.sock", "--dry-run")[0] == 0
-    assert run(cli_fedsilo.app, "policy", "fmt", "missing.yaml", "--write", "--dry-run")[0] == 8
-
-
-def test_a_dry_run_that_finds_nothing_to_change_says_so(place: Path) -> None:
-    assert run(cli_fedsilo.app, "policy", "fmt", "policy.yaml", "--write")[0] == 0
-    before = told(place)
-    code, answer = run(cli_fedsilo.app, "policy", "fmt", "policy.yaml", "--write", "--dry-run")
-    assert code == 0 and "dry run: nothing would be changed" in answer["warnings"]
-    assert told(place) == before
+    assert run(cli_fedsilo.app, "context", "remove", "nobody", "--dry-run")[0] == 8
 
 
 # ---- commands that are signed ----------------------------------------------------------------------

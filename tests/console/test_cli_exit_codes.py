@@ -50,8 +50,9 @@ class Place:
         return self.fedsilo("version")
 
     def failed(self) -> tuple[int, Any]:
-        (self.folder / "policy.yaml").write_text(text_of() + "\n\n\n")
-        return self.fedsilo("policy", "fmt", "policy.yaml", "--check")
+        (self.folder / "policy.yaml").write_text(text_of())
+        (self.folder / "looser.yaml").write_text(text_of(("min_peers: 2", "min_peers: 1")))
+        return self.fedsilo("policy", "diff", "policy.yaml", "looser.yaml", "--fail-on", "looser")
 
     def misused(self) -> tuple[int, Any]:
         (self.folder / "silo.yaml").write_text("silo: 7\n")

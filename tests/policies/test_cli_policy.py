@@ -200,7 +200,7 @@ def test_T07_init_and_check_warn_where_no_plan_gives_the_records_that_the_policy
     assert code == 0 and not any("min_records" in warning for warning in made["warnings"])
 
 
-@pytest.mark.parametrize("words", ["check {}", "show {}", "hash {}", "fmt {}", "diff {} {}", "test cases --policy {}"])
+@pytest.mark.parametrize("words", ["check {}", "show {}", "hash {}", "diff {} {}", "test cases --policy {}"])
 def test_a_missing_policy_is_not_found_and_a_directory_or_a_pipe_is_said_to_be_one(site: Path, words: str) -> None:
     os.mkfifo(site / "pipe")
     for name, said in (("model", "is a directory"), ("pipe", "is no plain file")):

@@ -21,7 +21,6 @@ from policies.cases.site import Site
 from policies.compare import compare, effective, is_tightening, meet
 from policies.custom_file import custom_in_words, custom_of, read_patterns
 from policies.custom_patterns import INSTRUCTIONS_MAX, PATTERNS_MAX, CustomPattern
-from policies.formatting import formatted
 from policies.load import Policy, load_policy
 from policies.model import PolicyFile
 from policies.model_screens import TextScreens
@@ -29,7 +28,7 @@ from policies.screening import NO_MATERIAL, screen, settings_of
 from policies.screens import Material, ScreenFailed, screen_texts
 from policies.screens.normalise import readings
 from policies.screens.patterns import count_patterns
-from policies.unreachable import unreachable_warnings
+from policies.standstill import unused_screen_warnings
 from tests.policies import own_patterns as own
 from tests.policies.setting import SCHEMA
 
@@ -360,18 +359,6 @@ def test_X02_adding_patterns_never_lets_a_text_pass_that_was_stopped(
 # ---- what works with policies ------------------------------------------------------------------------
 
 
-def test_fmt_moves_the_key_and_keeps_the_digest() -> None:
-    text = own.policy_text()
-    good = f"{{patterns: [email, phone], custom_file: {own.NAME}}}"
-    odd = text.replace(good, f"{{custom_file: {own.NAME}, patterns: [email, phone]}}")
-    assert odd != text
-    beside = own.beside(own.PATTERNS)
-    assert formatted(odd.encode(), "p", beside) == formatted(text.encode(), "p", beside)
-    assert good in formatted(odd.encode(), "p", beside).decode()
-    with pytest.raises(UsageError, match="cannot be read"):
-        formatted(odd.encode(), "p")
-
-
 def test_T15_an_own_pattern_that_is_taken_away_is_noticed_by_its_case_and_not_without_it() -> None:
     cases = """
 message: {kind: public.responses, prompts: 1}
@@ -390,5 +377,5 @@ cases:
 def test_a_screen_that_no_kind_names_is_said_to_never_run_with_own_patterns_or_not() -> None:
     text = own.policy_text(("charset",))
     policy: Policy = load_policy(text.encode(), "policy.yaml", own.beside(own.PATTERNS))
-    assert sum("text_screens.pii_basic never runs" in each for each in unreachable_warnings(policy)) == 1
-    assert not any("pii_basic" in each for each in unreachable_warnings(own.policy()))
+    assert sum("text_screens.pii_basic never runs" in each for each in unused_screen_warnings(policy)) == 1
+    assert not any("pii_basic" in each for each in unused_screen_warnings(own.policy()))

@@ -178,21 +178,6 @@ def test_T58_silo_check_names_the_file_that_asks_for_more_updates_than_there_are
         assert "policy.yaml" in row["found"] and "3 updates" in row["found"] and row["code"] == "MIN_UPDATES"
 
 
-def test_fmt_checks_writes_and_keeps_the_digest(place: PolicySite) -> None:
-    path = place.folder / "policy.yaml"
-    good = path.read_text()
-    start, end = good.index("mode: enforce"), good.index("trainer:")
-    path.write_text(good[:start] + good[end:] + good[start:end])
-    digest = run("hash", path)[1]["data"]["policy_sha256"]
-    code, answer = run("fmt", path, "--check")
-    assert (code, answer["error"]["code"]) == (1, "UNFORMATTED")
-    code, answer = run("fmt", path)
-    assert code == 0 and answer["data"]["text"] == good and path.read_text() != good
-    assert run("fmt", path, "--write")[0] == 0 and path.read_text() == good
-    assert run("fmt", path, "--check")[0] == 0
-    assert run("hash", path)[1]["data"]["policy_sha256"] == digest
-
-
 def test_show_and_hash_name_the_effective_policy(place: PolicySite) -> None:
     place.configure(charter=text_of(TWO, TIGHTER))
     policy, charter = place.folder / "policy.yaml", place.folder / "charter.yaml"

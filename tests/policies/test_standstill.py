@@ -1,4 +1,4 @@
-"""`policy check` names what can never bind, with its line and the reason; no shipped ruleset has anything of that."""
+"""`policy check` names screens that never run and what lets nothing leave, with its line; shipped rulesets have neither."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from fedsilo.edge.site_policy import read_ruleset
 from policies.compare import effective
 from policies.load import load_policy
 from policies.render import RULESETS, PlanSize
-from policies.unreachable import standstill_warnings, unreachable_warnings
+from policies.standstill import standstill_warnings, unused_screen_warnings
 from tests.policies import setting
 from tests.policies.test_cli_policy import _init, _run, site
 from tests.simulated import screening
@@ -25,8 +24,8 @@ SIZES = {
 }
 
 
-def found(text: str, ruleset: str | None = None) -> list[str]:
-    return unreachable_warnings(setting.policy_of(text), ruleset)
+def found(text: str) -> list[str]:
+    return unused_screen_warnings(setting.policy_of(text))
 
 
 def line_of(text: str, key: str) -> int:
@@ -37,8 +36,8 @@ def line_of(text: str, key: str) -> int:
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("name", RULESETS)
-def test_nothing_of_a_shipped_ruleset_is_unreachable(name: str, size: str) -> None:
-    assert found(setting.policy_text(name, size=SIZES[size]), read_ruleset(name)) == []
+def test_every_screen_of_a_shipped_ruleset_runs(name: str, size: str) -> None:
+    assert found(setting.policy_text(name, size=SIZES[size])) == []
 
 
 def test_a_screen_that_no_kind_names_is_told_and_one_that_is_named_is_not() -> None:
@@ -48,19 +47,6 @@ def test_a_screen_that_no_kind_names_is_told_and_one_that_is_named_is_not() -> N
     assert found(screening.policy_text()) == []
     # a kind that comes in counts as well
     assert found(screening.policy_text(["canary", "charset", "overlap"], donor_screens=["pii_basic"])) == []
-
-
-def test_a_kind_that_the_ruleset_never_sends_is_told() -> None:
-    text = setting.policy_text("fedavg")
-    block = "  diag.drift:\n    fields: {}\n    per_round: 1\n"
-    planted = text.replace("egress:\n", f"egress:\n{block}", 1)
-    (warning,) = found(planted, read_ruleset("fedavg"))
-    assert f":{line_of(planted, 'diag.drift:')}: egress.diag.drift is never used" in warning
-    assert "ruleset fedavg sends it" in warning
-    assert found(planted, None) == []  # a policy of one's own name says itself what it sends
-    into = text.replace("ingress:\n", "ingress:\n  match.directive: {}\n", 1)
-    (warning,) = found(into, read_ruleset("fedavg"))
-    assert "ingress.match.directive is never used: no method of the ruleset fedavg takes it in" in warning
 
 
 def policy_with(key: str, value: float) -> str:
@@ -73,63 +59,15 @@ def policy_with(key: str, value: float) -> str:
     return "\n".join(lines)
 
 
-LOOSER: list[tuple[str, float, str]] = [
-    ("max_bytes_per_response", 3841, "max_bytes_per_step is 3,840"),
-    ("max_bytes_per_step", 7681, "max_bytes_per_round is 7,680"),
-    ("max_tokens_per_step", 385, "max_responses_per_step x generation.max_new_tokens is 384"),
-    ("max_responses_per_step", 13, "max_prompts_per_step x generation.samples_per_prompt is 12"),
-    ("max_bytes_per_round", 10**9, "budgets.round_bytes is"),
-    ("max_bytes_per_round", 10**9, "max_bytes_per_day is"),
-    ("max_steps", 5, "ingress.run.plan.local_steps is 4"),
-    ("max_tensor_l2", 1e6, "max_l2 is"),
-]
-
-
-@pytest.mark.parametrize(("key", "value", "reason"), LOOSER)
-def test_a_limit_above_one_that_always_binds_first_is_told(key: str, value: float, reason: str) -> None:
-    text = policy_with(key, value)
-    line = next(number for number, line in enumerate(text.split("\n"), 1) if line.strip().startswith(f"{key}:"))
-    assert any(f":{line}: {key} {value:,} can never bind: {reason}" in warning for warning in found(text))
-
-
-def test_at_the_other_limit_nothing_is_told() -> None:
-    assert found(policy_with("max_bytes_per_response", 3840)) == []
-    assert found(policy_with("max_steps", 4)) == []
-
-
-def test_T20_a_step_that_no_two_adapters_can_be_apart_is_told() -> None:
-    block = setting.policy_of(setting.policy_text()).file.ingress.global_adapter
-    assert block is not None
-    most = 2 * block.max_l2
-    text = policy_with("max_step_l2", most * 1.01)
-    (warning,) = found(text)
-    told = f":{line_of(text, 'max_step_l2:')}: max_step_l2 {most * 1.01:,} can never bind: 2 x max_l2 is {most:,}"
-    assert told in warning
-    assert found(policy_with("max_step_l2", most)) == []
-
-
-def test_a_round_that_no_day_has_room_for_is_told() -> None:
-    text = policy_with("day_bytes", 1000)
-    (warning,) = found(text)
-    assert f":{line_of(text, 'round_bytes:')}: round_bytes " in warning
-    assert "can never bind: day_bytes is 1,000 and binds first" in warning
-    size = setting.policy_of(text).file.budgets.round_bytes
-    assert found(policy_with("day_bytes", size)) == []
-
-
 def test_policy_check_says_so(site: Path) -> None:
     assert _init(site)[0] == 0
     policy = site / "policy.yaml"
     written = policy.read_text()
     assert not [each for each in _run(site, "check", str(policy))[1]["warnings"] if "never" in each]
-    policy.write_text(
-        written.replace("egress:\n", "egress:\n  diag.drift:\n    fields: {}\n    per_round: 1\n", 1)
-        + "text_screens:\n  pii_basic: {patterns: [email]}\n"
-    )
+    policy.write_text(written + "text_screens:\n  pii_basic: {patterns: [email]}\n")
     code, answer = _run(site, "check", str(policy))
-    told = [each for each in answer["warnings"] if "never" in each]
-    assert code == 0 and len(told) == 2
-    assert "text_screens.pii_basic never runs" in told[0] and "egress.diag.drift is never used" in told[1]
+    (told,) = (each for each in answer["warnings"] if "never" in each)
+    assert code == 0 and "text_screens.pii_basic never runs" in told
 
 
 STANDSTILLS = {
