@@ -7,9 +7,8 @@ from fedsilo.launch import demo, demo_data, digit_tasks
 from fedsilo.launch.tiny_model import Recipe
 from fedsilo.treaty.freezing import freeze_named
 from fedsilo.treaty.strict_yaml import load
-from policies.capacity import capacities
+from policies.capacity import ROUND_SECONDS, capacities
 from policies.load import Policy, load_policy
-from policies.planted import ROUND_SECONDS
 from policies.render import RULESETS, PlanSize, SiteFacts, render_policy
 from policies.schema import LoraSchema
 

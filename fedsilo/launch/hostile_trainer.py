@@ -28,7 +28,7 @@ from fedsilo.treaty.errors import FedSiloError
 from fedsilo.treaty.wire import codec
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from fedsilo.treaty.wire.codec import Array
-from policies.planted import PROGRESS_SECONDS
+from policies.capacity import PROGRESS_SECONDS
 from silo.link import LinkMessage, MessageLink
 
 _OFF_GRID = 0.0000123456789

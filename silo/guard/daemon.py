@@ -37,7 +37,7 @@ from fedsilo.treaty.errors import (
 )
 from fedsilo.treaty.transcript import Equivocation
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
-from policies.planted import PROGRESS_SECONDS
+from policies.capacity import PROGRESS_SECONDS
 from silo.guard.adapters import AdapterStore
 from silo.guard.archive import Archive
 from silo.guard.calls import Calls, Exchange

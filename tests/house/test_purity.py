@@ -96,7 +96,7 @@ IMPURE = [
 ]
 
 
-@pytest.mark.parametrize("module", ["fedsilo.treaty.methods.pubswap.step", "policies.planted"])
+@pytest.mark.parametrize("module", ["fedsilo.treaty.methods.pubswap.step", "policies.capacity"])
 def test_planted_impurities_are_found(module: str, tree: Tree) -> None:
     planted = [
         (tree.plant(module, f"def _planted_{number}(a, c, y):\n    {statement}"), what)

@@ -19,17 +19,21 @@ from fedsilo.launch.cli_policy import app
 from fedsilo.treaty.errors import WireCode
 from fedsilo.treaty.wire import codec
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
-from policies.capacity import NOT_COUNTED, Capacity, _log2_shares, capacities, capacity_lines
-from policies.engine import decide, measure
-from policies.history import HistoryBook
-from policies.load import Policy
-from policies.planted import (
+from policies.capacity import (
     GUARD_MESSAGES_PER_MINUTE,
+    NOT_COUNTED,
     PROGRESS_SECONDS,
     ROUND_SECONDS,
+    Capacity,
+    _log2_shares,
+    capacities,
+    capacity_lines,
     low_bits,
     progress_messages,
 )
+from policies.engine import decide, measure
+from policies.history import HistoryBook
+from policies.load import Policy
 from policies.render import RULESETS
 from policies.rules import RULES
 from silo.guard.messages import Allowed

@@ -1,4 +1,4 @@
-"""`policy check` names screens that never run and what lets nothing leave, with its line; shipped rulesets have neither."""
+"""`policy check` names screens that never run and what lets nothing leave; no shipped ruleset has any of that."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from fedsilo.treaty.errors import OperationError, UsageError, VerificationError
 from fedsilo.treaty.grading import grade
 from fedsilo.treaty.wire import codec
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
-from policies.planted import PROGRESS_SECONDS
+from policies.capacity import PROGRESS_SECONDS
 from policies.rules import RULES
 from silo.link import LinkMessage
 
