@@ -116,11 +116,6 @@ def status_twin(context: Context) -> tuple[str, ...]:
     return (_program(context), "status")
 
 
-def export_twin(context: Context) -> tuple[str, ...]:
-    """The list that the screen shows, as JSON."""
-    return (*PLACE_TWINS.get(context.place, status_twin)(context), "--json")
-
-
 def _release_twin(context: Context) -> tuple[str, ...]:
     return ("silo", "approvals", "show", context.release) if context.release else ("silo", "approvals", "list")
 
@@ -267,8 +262,6 @@ ACTIONS: tuple[Action, ...] = (
     Action("axis", "x", frozenset({"curves"}), "by round, or by step"),
     Action("next_pane", "tab", frozenset({"budget"}), "the next table: limits, bits per round, releases"),
     Action("level", "v", frozenset({"logs"}), "fewer levels of the log, and all again; the daemon's own log stays"),
-    Action("export", "e", TABLES, "write these rows to a file of yours: what the policy released, or all of them",
-           twin=export_twin),
     Action("open_row", "enter", TABLES, "open the row under the cursor"),
     Action("filter", "slash", TABLES, "filter: text, field:value, !not; all must hold"),
     Action("sort", "s", TABLES, "sort by the next column, up and down"),

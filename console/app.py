@@ -99,7 +99,6 @@ class FedConsole(LetsThrough):
     theme_name: of `console.themes`.
     origins: where settings of its own come from, by their names in `console.settings`; else they are defaults.
     mouse: False leaves it to the terminal, which then marks text with it.
-    may_write_files: False where whoever looks sits at another machine, as in a browser.
     clock: monotonic seconds that count on in suspend.
     driven_by_hand: no timers; a test moves the clock and calls `tick` and `settle_keys`.
     """
@@ -136,7 +135,6 @@ class FedConsole(LetsThrough):
         theme_name: str = "fed-dark",
         origins: Mapping[str, str] | None = None,
         mouse: bool = True,
-        may_write_files: bool = True,
         clock: Callable[[], float] = boot_seconds,
         driven_by_hand: bool = False,
     ) -> None:
@@ -148,7 +146,6 @@ class FedConsole(LetsThrough):
         self.mouse = mouse
         self.waits_for = waits_for
         self.leaving = leaving
-        self.may_write_files = may_write_files
         self.origins = origins or {}
         self.signing = Signing(signer, key_files, site, read_only, clock)
         self._clock = clock

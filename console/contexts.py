@@ -133,7 +133,7 @@ class ContextConsole(FedConsole):
         if wanted is self._here:
             self.say(f"this is {name}")
             return
-        if any(not worker.is_finished and worker.group != "export" for worker in self.workers):
+        if any(not worker.is_finished for worker in self.workers):
             self.say("an answer is on its way to this daemon: wait until it is there")
             return
         former, self._feed = self._feed, None

@@ -299,11 +299,6 @@ class Rows:
         return self._shown
 
     @property
-    def all_items(self) -> Sequence[Item]:
-        """All that are here, newest first, whether they pass the filter or not."""
-        return self._items
-
-    @property
     def kept(self) -> int:
         return len(self._items)
 

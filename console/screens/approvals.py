@@ -189,7 +189,7 @@ def _held_row(release: Release, now: float, person: str) -> dict[str, Any]:
         "kind": HIDDEN if "leaves" in release.hidden else ", ".join(kind.kind for kind in release.kinds),
         "bytes": None if "leaves" in release.hidden else release.size_bytes,
         "state": release.state,
-        # of the person who looks alone: what is exported as the release's state says nothing of it
+        # of the person who looks alone: the release's state, which is shared, says nothing of it
         "later": duration_text(later - now) if later else "-", "later_seconds": later - now if later else 0.0,
         "given": HIDDEN if "given" in release.hidden else f"{len(release.given)} of {release.needed}",
         "verdicts": HIDDEN if "policy" in release.hidden else

@@ -54,7 +54,7 @@ class ChainPane(TablePane):
         """Ask for the records of the filter."""
         control = self.control
         question = chain.question_of(self.rows.filter_text, control=control or self.control_refused)
-        if question != self.asked[0]:
+        if question != self.asked:
             self.frozen_at = None  # the daemon filters, so other rows come than those that were frozen
         arguments = [f"{name} {value}" for name, value in question[1].items() if name != "control"]
         # the question is part of the key, so that an answer to the one before is not taken for this one's
@@ -65,7 +65,7 @@ class ChainPane(TablePane):
             rows.filter(rows.filter_text)
 
     def take(self, snapshot: Snapshot) -> None:
-        asked = "control" in self.asked[0][1]
+        asked = "control" in self.asked[1]
         if asked and snapshot.refused.get(self.key_asked, ("", ""))[0] == UNKNOWN_ARGUMENT:
             self.control_refused = True
             self.ask_for()

@@ -67,4 +67,4 @@ class CertsScreen(FedScreen):
         return {name: value for name, value in item.row.items() if name != "_"} if item else None
 
     def keys(self) -> Line:
-        return line(" enter Open, renewal  e Export  / Filter  s Sort  : Go to  ? Help  ctrl+q Quit")
+        return line(" enter Open, renewal  / Filter  s Sort  : Go to  ? Help  ctrl+q Quit")

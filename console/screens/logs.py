@@ -131,4 +131,4 @@ class LogsScreen(FedScreen):
         return log_lines.parsed(item.row) if item else None
 
     def keys(self) -> Line:
-        return line(" enter JSON  v Level  w Wrap  / Filter  e Export  ? Help  ctrl+q Quit")
+        return line(" enter JSON  v Level  w Wrap  / Filter  ? Help  ctrl+q Quit")

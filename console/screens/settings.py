@@ -121,4 +121,4 @@ class SettingsScreen(FedScreen):
         return dict(item.row) if item else None
 
     def keys(self) -> Line:
-        return line(" enter Open or set  e Export  / Filter  s Sort  : Go to  ? Help  ctrl+q Quit")
+        return line(" enter Open or set  / Filter  s Sort  : Go to  ? Help  ctrl+q Quit")

@@ -25,13 +25,11 @@ from console.reading import mapping
 from console.rows import Column, Item, Row, Rows, skeleton
 from console.safe import safe
 from console.screens.base import FedScreen, Lines
-from console.screens.exports import ExportDialog, sheet_of
 from console.screens.fields import TextLine
 from console.values import Snapshot
 
 PAGE_ROWS = 100
 FILTER_CHARACTERS_MAX = 120
-WRITES_NO_FILES = "export: this page writes no files, as they would lie at the server; a console at a terminal does"
 
 
 class FilterLine(TextLine):
@@ -99,7 +97,6 @@ class TablePane(Vertical):
         Binding("w", "turn", show=False),
         Binding("z", "maximise", show=False),
         Binding("space", "freeze", show=False),
-        Binding("e", "export", show=False),
         Binding("escape", "back", show=False),
     ]
 
@@ -214,10 +211,9 @@ class TablePane(Vertical):
         return f"{self._key} before {before}"
 
     @property
-    def asked(self) -> tuple[Question, str]:
-        """The query that these rows come from, and the field of its answer that has them."""
-        name, arguments = self._query
-        return (name or self._key, arguments), self._rows_in
+    def asked(self) -> Question:
+        """The query that these rows come from."""
+        return self._query
 
     def selected(self) -> Item | None:
         return self.rows.selected()
@@ -327,13 +323,6 @@ class TablePane(Vertical):
     def action_freeze(self) -> None:
         self.frozen_at = self.fed_screen.fed.now() if self.frozen_at is None else None
         self._changed()
-
-    def action_export(self) -> None:
-        """To a file of the person at this console; that changes no daemon."""
-        if not self.fed_screen.fed.may_write_files:
-            self.fed_screen.fed.say(WRITES_NO_FILES)
-            return
-        self.app.push_screen(ExportDialog(sheet_of(self)))
 
     def action_back(self) -> None:
         """One level up: out of the filter first, then out of the screen."""

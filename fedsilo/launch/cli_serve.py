@@ -161,7 +161,7 @@ def session(
     """One read-only console for `fedconsole serve`. It is started by that and by nobody else."""
     threading.Thread(target=_end_with, args=(lifeline,), name="lifeline", daemon=True).start()
     # a file would lie on the server's machine, written by whoever sits at the browser
-    options: dict[str, Any] = {"leaving": LEAVING, "read_only": True, "may_write_files": False}
+    options: dict[str, Any] = {"leaving": LEAVING, "read_only": True}
     options |= {"ascii_only": ascii_only, "theme_name": theme}
     with ended_by(json_output=False):
         if socket is not None:

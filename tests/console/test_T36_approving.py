@@ -9,17 +9,16 @@ from textual.widgets import Button
 
 from console.actions import ACTIONS
 from console.drawing import UNICODE, to_text
-from console.export import released
 from console.release_lines import comparison_lines, finding_lines, payload_lines
 from console.screens.approval import ApprovalScreen
 from console.screens.approvals import ApprovalsScreen
 from console.screens.confirm import ConfirmDialog, TextDialog
 from console.screens.defer import DeferDialog
-from console.screens.exports import sheet_of
 from console.screens.history import HistoryScreen
 from console.screens.orders import OrderDialog
 from console.screens.release_texts import ComparisonScreen, PayloadScreen
 from console.screens.tables import TablePane
+from console.sharing import released_answer
 from console.values import Evidence, Finding
 from fedsilo.treaty.errors import ConflictError, NotAllowedError
 from tests.console import dumps
@@ -407,9 +406,11 @@ async def test_in_the_inbox_it_says_later_to_that_person_alone_and_the_state_is_
         await desk.press("3")
         (row,) = (line for line in desk.text.splitlines() if "r1/hospital_a/0" in line and "▸" in line)
         assert "held" in row.split() and later in row.split() and "later" in desk.text
-        # the state is a released field: a file that is shared has it, and nothing of who put what off
-        (shared,) = released(sheet_of(desk.app.top.query_one(TablePane))).rows
-        assert shared["state"] == "held" and "later" not in shared
+        # the state is a released field: a recording that is shared has it, and nothing of who put what off
+        (item,) = desk.app.top.query_one(TablePane).rows.shown
+        shared = released_answer("approvals", {}, {"releases": [item.row]})
+        assert shared is not None and shared[0]["releases"][0]["state"] == "held"
+        assert not [name for name in shared[0]["releases"][0] if name.startswith("later")]
 
 
 async def test_what_was_put_off_does_not_need_that_person_until_then() -> None:

@@ -177,7 +177,7 @@ async def test_T37_hostile_text_in_every_field_draws_no_control_character() -> N
 async def test_ascii_only_draws_nothing_else() -> None:
     async with console((100, 42), ascii_only=True, theme_name="fed-mono") as desk:
         await opened(desk)
-        for keys in ((), ("enter",), ("escape", "9"), ("w",), ("0",), ("e",)):
+        for keys in ((), ("enter",), ("escape", "9"), ("w",), ("0",)):
             await desk.press(*keys)
             if "9" in keys:
                 await desk.answer("logs", LOGS)
@@ -200,5 +200,3 @@ async def test_it_looks_as_kept(size: tuple[int, int]) -> None:
         await desk.press("0")
         await desk.answer("settings", SETTINGS)
         dumps.compare(f"settings-{at}", desk)
-        await desk.press("e")
-        dumps.compare(f"export-{at}", desk)

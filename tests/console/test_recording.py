@@ -505,7 +505,9 @@ def test_of_messages_only_those_that_left_are_released() -> None:
     kept = released_answer("outbox", {"limit": 3}, answer)
     shown = {"kind": "lora.factors", "bytes": 7}
     assert kept == ({"messages": [{**shown, "seq": 3, "outcome": "sent"}, {**shown, "seq": 5, "outcome": "acked"}]},)
-    assert released_answer("outbox", {"text": "x"}, answer) is None
+    for chosen_by in ({"text": "x"}, {"verdict": "deny"}):  # which rows there are would tell what is local in them
+        assert released_answer("outbox", chosen_by, answer) is None
+    assert released_answer("a query that nobody classified", {}, answer) is None
     assert released_event("task.done", {"round": 1, "metrics": {"reward_mean": 0.5}}) == {"round": 1}
     # what is held did not leave; of what was sent the kind did
     assert released_event("release.held", {"release": "r2/a/0", "kind": "lora.factors"}) == {"release": "r2/a/0"}

@@ -24,7 +24,6 @@ from console.feed import Hand, unlock
 from console.serving import MESSAGE_BYTES_MAX, TYPED_BYTES_MAX
 from console.serving_edge import ConsoleServer, Serving, serving
 from fedsilo.launch.cli_serve import console_command, console_environment, program
-from tests.console.desk import console
 from tests.console.states import DIGEST, POLICY_DIGEST, release, silo
 from tests.console.test_real_desk import Site, site
 from tests.console.test_safe import TOGETHER
@@ -262,22 +261,6 @@ async def test_T36_a_browser_looks_and_cannot_answer(site: Site) -> None:
         unlock(*site.person("alice")).ordering("cardio-net"), "approvals.approve", arguments, "request-0001"
     )
     assert len(site.approved) == 1
-
-
-async def test_T36_a_browser_writes_no_file_of_the_servers_machine(site: Site) -> None:
-    async with served(shows(site)) as (server, browser, _):
-        await enter(server, browser)
-        async with browser.ws_connect("/socket?width=100&height=30", origin=server.address.origin) as socket:
-            terminal = Terminal(socket)
-            await terminal.until("r1/hospital_a/0", "READ-ONLY")
-            await terminal.press("3")
-            await terminal.until("lora.factors")
-            await terminal.until("this page writes no files", keys="e")
-            assert "path of a new file" not in terminal.text
-    async with console((100, 30)) as desk:  # at a terminal it is asked where to
-        await desk.show(silo(release()))
-        await desk.press("3", "e")
-        assert "path of a new file" in desk.text and "writes no files" not in desk.text
 
 
 async def test_a_fault_in_the_console_of_a_browser_leaves_a_report_and_ends_with_70(tmp_path: Path) -> None:
