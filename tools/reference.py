@@ -84,7 +84,6 @@ def commands_page() -> str:
 
 def _common_parts() -> Iterator[str]:
     from fedsilo.launch import cli_silo
-    from fedsilo.launch.completion import NUMBERS_OFFERED, SECONDS_MAX
 
     yield (
         "## Every command\n\n`--dry-run` is an option of each command that changes something, `--timeout` of each that "
@@ -98,9 +97,7 @@ def _common_parts() -> Iterator[str]:
         "A dry run ends at the first change, so it says what would be changed first and has checked what comes before. "
         "A command that a person signs is shown with the person's roles, as files beside the certificate have them; "
         "the daemon may still refuse it.\n\n"
-        "`PROGRAM --install-completion` makes the shell complete commands, options, and ids of releases, runs, silos, "
-        f"contexts and the newest {NUMBERS_OFFERED} records, from files on this machine: within "
-        f"{SECONDS_MAX * 1000:.0f} ms or not at all."
+        "`PROGRAM --install-completion` makes the shell complete commands and options."
     )
 
 

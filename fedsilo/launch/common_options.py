@@ -16,7 +16,6 @@ from typing import Annotated, Any, get_args, get_origin
 
 import typer
 
-from fedsilo.launch.completion import COMPLETERS
 from fedsilo.launch.contract import facts_of, full_name
 
 PANEL = "Every command"
@@ -61,10 +60,10 @@ def no_color(wanted: bool) -> None:
 
 
 def signature_with(function: Callable[..., Any], command: str) -> inspect.Signature:
-    """The function's signature as typer reads it, with the common options behind its own and completion of ids."""
+    """The function's signature as typer reads it, with the common options behind its own."""
     signature = inspect.signature(function, eval_str=True)
     own = {flag for each in signature.parameters.values() for flag in _flags(each.annotation)}
-    parameters = [_completing(command, each) for each in signature.parameters.values()]
+    parameters = list(signature.parameters.values())
     for flag, name, annotation, default in _offered(command):
         if flag not in own:
             parameters.append(
@@ -143,20 +142,3 @@ def _flags(annotation: Any) -> Iterator[str]:
         for declared in (getattr(part, "default", None), *(getattr(part, "param_decls", None) or ())):
             if isinstance(declared, str):
                 yield declared
-
-
-def _completing(command: str, parameter: inspect.Parameter) -> inspect.Parameter:
-    """The parameter with what completes its values, where its name is one of an id."""
-    import copy
-
-    completer = COMPLETERS.get(f"{command}.{parameter.name}") or COMPLETERS.get(parameter.name)
-    if completer is None or get_origin(parameter.annotation) is not Annotated:
-        return parameter
-    kind, *parts = get_args(parameter.annotation)
-    completed = []
-    for part in parts:
-        own = copy.copy(part)
-        if getattr(own, "autocompletion", 0) is None:
-            own.autocompletion = completer
-        completed.append(own)
-    return parameter.replace(annotation=Annotated[(kind, *completed)])
