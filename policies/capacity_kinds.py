@@ -27,11 +27,6 @@ def kind_rows(policy: Policy) -> Iterator[Row]:
     """One row for each of these kinds that the policy names."""
     egress, plan = policy.file.egress, policy.file.ingress.run_plan
     steps = plan.local_steps[1] if plan else 0
-    if rewards := egress.public_rewards:
-        # each prompt is absent, or has 0 to K rewards
-        bits = _log2_states(2, (rewards.samples_per_prompt + 1) * rewards.max_prompts_per_step)
-        because = f"{rewards.max_prompts_per_step} prompts with up to {rewards.samples_per_prompt} rewards"
-        yield _of_steps("public.rewards", bits, rewards.per_round, steps, because)
     if score := egress.competence_score:
         # each question is absent, or has one of 0..L; a message without any is none
         bits = _log2_states(score.exemplars[1] + 2, score.max_per_step, 0)
@@ -65,12 +60,6 @@ def kind_rows(policy: Policy) -> Iterator[Row]:
         yield "knowledge.package", package.per_round * _package_bits(package), f"{package.per_round} x {_text(package)}"
     if reft := egress.reft_intervention:
         yield _reft(reft)
-    if drift := egress.diag_drift:
-        states = math.prod(points_of(grid) + 1 for grid in drift.fields.values())
-        yield _of_round("diag.drift", states, drift.per_round, f"{len(drift.fields)} figures, each on its grid")
-    if count := egress.count_examples:
-        points = points_of(count.values)
-        yield _of_round("count.examples", points, count.per_round, f"one of {points} numbers")
 
 
 def points_of(grid: MetricField) -> int:

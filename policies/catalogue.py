@@ -54,20 +54,6 @@ _CERTIFICATE = re.compile(
     "(-----BEGIN CERTIFICATE-----\\n([A-Za-z0-9+/=]{1,64}\\n){1,128}-----END CERTIFICATE-----\\n)?"
 )
 TOPIC_CHARACTERS_MAX = 128
-# What diag.drift may say (methods 2.8).
-DIAGNOSTICS = (
-    "alpha_max",
-    "alpha_mean",
-    "beta_hat_max",
-    "beta_hat_mean",
-    "donor_logp",
-    "drift_l2",
-    "omega",
-    "own_logp",
-    "zero_variance_private",
-    "zero_variance_public",
-    "zero_variance_swapped",
-)
 NAMES_MAX = 64
 
 _LOADS = frozenset({"fp32", "bf16", "nf4", "fp8"})
@@ -82,7 +68,6 @@ _CODES: dict[str, frozenset[Any]] = {
     "MetricsEval.split": frozenset({"held_out"}),
     "RunEnd.outcome": frozenset({"finished", "failed", "aborted"}),
     "SiloVerdict.verdict": frozenset({"accepted", "left_out", "absent"}),
-    "Diagnostic.name": frozenset(DIAGNOSTICS),
     "MatchDirective.part": frozenset({"give", "take"}),
     "Response.finish": frozenset({pb.FINISH_STOP, pb.FINISH_LENGTH}),
 }
@@ -138,8 +123,6 @@ CATALOGUE: dict[str, dict[str, FieldClass]] = {
     "Response": {"text": _F.TEXT, "finish": _F.CODE},
     "PromptResponses": {"prompt_index": _F.NUMBER, "samples": _F.NUMBER},
     "PublicResponses": {"public_set_sha256": _F.DIGEST},
-    "PromptRewards": {"prompt_index": _F.NUMBER, "rewards": _F.NUMBER},
-    "PublicRewards": {"public_set_sha256": _F.DIGEST},
     "QuestionScore": {"question": _F.NUMBER, "matched": _F.NUMBER},
     "CompetenceScore": {"exemplar_set_sha256": _F.DIGEST},
     "ExemplarAnswer": {"exemplar": _F.NUMBER},
@@ -150,9 +133,6 @@ CATALOGUE: dict[str, dict[str, FieldClass]] = {
     "BanditReward": {"match": _F.NUMBER, "value": _F.NUMBER},
     "PackageEntry": {"prompt_index": _F.NUMBER, "confidence": _F.NUMBER},
     "KnowledgePackage": {"transfer_set_sha256": _F.DIGEST, "match": _F.NUMBER, "peer": _F.NAME_OR_NONE},
-    "Diagnostic": {"name": _F.CODE, "value": _F.NUMBER},
-    "DiagDrift": {},
-    "CountExamples": {"examples": _F.NUMBER},
     "Metric": {"name": _F.NAME, "topic": _F.TOPIC, "value": _F.NUMBER},
     "MetricsEval": {"split": _F.CODE, "adapter_digest": _F.DIGEST},
     "Ack": {

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from google.protobuf.message import Message as ProtobufMessage
 
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
-from policies.catalogue import DIAGNOSTICS, digest_of, names_of
-from policies.facts_text import index_facts, text_facts
+from policies.catalogue import digest_of, names_of
+from policies.facts_text import text_facts
 from policies.message import Context, Facts, Message
 
 VALUES_MAX = 256
@@ -70,17 +70,6 @@ def _exemplar_counts(exemplars: Iterable[Sequence[int]]) -> Facts:
 
 
 # ---- a silo sends ----------------------------------------------------------------------------------
-
-
-def _public_rewards(body: pb.PublicRewards, message: Message, context: Context) -> Facts:
-    plan = context.plan
-    return {
-        **index_facts([prompt.prompt_index for prompt in body.prompts], context),
-        "header_set_sha256": digest_of(body.public_set_sha256),
-        "samples_max": max((len(prompt.rewards) for prompt in body.prompts), default=0),
-        "plan_samples_per_prompt": plan.samples_per_prompt if plan else 0,
-        "step_is_public": plan is not None and context.open_step in plan.public_steps(),
-    }
 
 
 def _competence_score(body: pb.CompetenceScore, message: Message, context: Context) -> Facts:
@@ -160,20 +149,6 @@ def _knowledge_package(body: pb.KnowledgePackage, message: Message, context: Con
     }
 
 
-def _diag_drift(body: pb.DiagDrift, message: Message, context: Context) -> Facts:
-    rows = body.diagnostics
-    good = [[row.name, row.value] for row in rows if row.name in DIAGNOSTICS and _is_plain(row.value)]
-    return {
-        "diagnostics": good[:VALUES_MAX],
-        "diagnostics_at_fault": len(rows) - len(good[:VALUES_MAX]),
-        "diagnostics_out_of_order": sum(one.name >= two.name for one, two in itertools.pairwise(rows)),
-    }
-
-
-def _count_examples(body: pb.CountExamples, message: Message, context: Context) -> Facts:
-    return {"values": [body.examples], "values_at_fault": 0}
-
-
 # ---- a silo takes in -------------------------------------------------------------------------------
 
 
@@ -225,15 +200,12 @@ def _match_directive(body: pb.MatchDirective, message: Message, context: Context
 
 
 _MEASURES: dict[type[ProtobufMessage], Callable[..., Facts]] = {
-    pb.PublicRewards: _public_rewards,
     pb.CompetenceScore: _competence_score,
     pb.CompetenceAnswers: _competence_answers,
     pb.RewardScalar: _reward_scalar,
     pb.ProfileVector: _profile_vector,
     pb.BanditReward: _bandit_reward,
     pb.KnowledgePackage: _knowledge_package,
-    pb.DiagDrift: _diag_drift,
-    pb.CountExamples: _count_examples,
     pb.CompetenceAsk: _competence_ask,
     pb.RewardAsk: _reward_ask,
     pb.MatchDirective: _match_directive,

@@ -6,12 +6,11 @@ synthetic.examples are off for every method of this version (docs/decisions/0010
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
 from policies import lattice
-from policies.catalogue import DIAGNOSTICS
 from policies.facts_reft import LAYERS_MAX
 from policies.fields import (
     Approvals,
@@ -44,16 +43,27 @@ class Grid(MetricField):
         return self
 
 
+class _GoneError(ValueError):
+    hint = "take the block out: nothing of that kind leaves or comes in"
+
+
+def _gone(block: object) -> None:
+    """Refuse a block of a kind that no method sends any more."""
+    if block is not None:
+        raise _GoneError("no method of this version sends this kind")
+
+
+# The tombstone of a kind: null in a policy's digest and in what a ledger keeps of one, as it was where no policy named
+# the kind, so that such a policy is still the same. Its name is not given to another kind.
+Gone = Annotated[None, BeforeValidator(_gone)]
+
+
+def without_gone(content: dict[str, Any]) -> dict[str, Any]:
+    """A policy as an older version kept it, without its blocks of such kinds: to take one out only tightens."""
+    return {**content, "egress": {**content.get("egress", {}), **dict.fromkeys(GONE)}}
+
+
 # ---- a silo sends ----------------------------------------------------------------------------------
-
-
-class PublicRewards(Closed):
-    """Whether each of this silo's answers to a public prompt was right. The coordinator can find out itself."""
-
-    set: PinnedText
-    max_prompts_per_step: Limit
-    samples_per_prompt: Limit
-    per_round: Limit
 
 
 class CompetenceScore(Closed):
@@ -185,27 +195,6 @@ class KnowledgePackage(Closed):
     approvals: Approvals
 
 
-class DiagDrift(Closed):
-    """Figures on drift, each on its grid."""
-
-    fields: dict[str, Grid]
-    per_round: Limit
-
-    @model_validator(mode="after")
-    def _known(self) -> DiagDrift:
-        for name in self.fields:
-            if name not in DIAGNOSTICS:
-                raise ValueError(f"{name!r} is none of {', '.join(DIAGNOSTICS)}")
-        return self
-
-
-class CountExamples(Closed):
-    """Number of private examples, rounded, for weighted means."""
-
-    values: Grid
-    per_round: Limit
-
-
 # ---- a silo takes in -------------------------------------------------------------------------------
 
 
@@ -250,15 +239,18 @@ class KindsOut(Closed):
     """Further keys of `egress`."""
 
     reft_intervention: ReftIntervention | None = Field(None, alias="reft.intervention")
-    public_rewards: PublicRewards | None = Field(None, alias="public.rewards")
+    public_rewards: Gone = Field(None, alias="public.rewards")
     competence_score: CompetenceScore | None = Field(None, alias="competence.score")
     competence_answers: CompetenceAnswers | None = Field(None, alias="competence.answers")
     reward_scalar: RewardScalar | None = Field(None, alias="reward.scalar")
     profile_vector: ProfileVector | None = Field(None, alias="profile.vector")
     bandit_reward: BanditReward | None = Field(None, alias="bandit.reward")
     knowledge_package: KnowledgePackage | None = Field(None, alias="knowledge.package")
-    diag_drift: DiagDrift | None = Field(None, alias="diag.drift")
-    count_examples: CountExamples | None = Field(None, alias="count.examples")
+    diag_drift: Gone = Field(None, alias="diag.drift")
+    count_examples: Gone = Field(None, alias="count.examples")
+
+
+GONE = tuple(str(field.alias) for field in KindsOut.model_fields.values() if field.annotation is type(None))
 
 
 class KindsIn(Closed):

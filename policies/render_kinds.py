@@ -96,9 +96,6 @@ def kind_bytes(egress: Egress) -> Iterator[tuple[str, int, int]]:
 
     A protobuf number takes at most 10 bytes with its tag, a double 9, a digest 66.
     """
-    if rewards := egress.public_rewards:
-        size = rewards.max_prompts_per_step * (rewards.samples_per_prompt + 16) + 66
-        yield "public.rewards", rewards.per_round, rewards.per_round * size
     if score := egress.competence_score:
         yield "competence.score", score.per_round, score.per_round * (score.max_per_step * 16 + 66)
     if answers := egress.competence_answers:
@@ -117,10 +114,6 @@ def kind_bytes(egress: Egress) -> Iterator[tuple[str, int, int]]:
         values = places * (2 * reft.rank * reft.width + reft.rank)
         size = values * DTYPE_ITEM_BYTES[reft.dtype] + places * 3 * _TENSOR_HEADER_BYTES + 64
         yield "reft.intervention", reft.per_round, reft.per_round * size
-    if drift := egress.diag_drift:
-        yield "diag.drift", drift.per_round, drift.per_round * len(drift.fields) * 48
-    if count := egress.count_examples:
-        yield "count.examples", count.per_round, count.per_round * 8
 
 
 def _two_digits(value: float) -> float:

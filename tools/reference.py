@@ -214,7 +214,7 @@ def model_table(model: type[BaseModel]) -> str:
 def model_rows(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, str, str]]:
     """(dotted key, kind of value, default) of every key of a closed model, nested ones included."""
     for name, info in model.model_fields.items():
-        if info.exclude:
+        if info.exclude or info.annotation is type(None):  # the tombstone of a kind
             continue
         key = f"{prefix}{info.alias or name}"
         nested, many = _nested(info.annotation)
@@ -353,8 +353,8 @@ def rulesets_page() -> str:
             markdown_table(("ruleset", "for", "a site sends", "a site takes in"), rows),
             "A policy names kinds, a run names a method: a message leaves only if the policy names its kind **and** "
             "the running method sends that kind (rules `kind` and `kind of the method`).",
-            "These kinds stand in no ruleset. A person adds the block where a method's option asks for it: "
-            "`public.rewards`, `competence.answers`, `diag.drift`, `count.examples`. The keys: [policy](policy.md).",
+            "`competence.answers` stands in no ruleset. A person adds the block where a method's option asks for it. "
+            "The keys: [policy](policy.md).",
             *capacity_parts(),
             "## Methods without a ruleset",
             markdown_table(("method", "why"), without),

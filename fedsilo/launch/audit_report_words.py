@@ -36,7 +36,6 @@ _MODEL: Final = {
 }
 _ANSWERS: Final = {
     "public.responses": "answers that the site's model wrote to public prompts",
-    "public.rewards": "which of the model's answers to public prompts were right",
     "public.donors": "answers to public prompts by other sites' models",
     "competence.ask": "the coordinator asks how well the model does on exemplars",
     "competence.score": "how many exemplars the model got right",
@@ -55,8 +54,6 @@ _RUN: Final = {
     "metrics.eval": "scores of the model on the held-out set, on a grid that the policy declares",
     "profile.vector": "numbers that describe the site's model and data, on a grid that the policy declares",
     "bandit.reward": "one number: how useful an exchange between two sites was",
-    "diag.drift": "numbers on how far training has moved the model",
-    "count.examples": "how many examples the site trained on",
 }
 KIND_WORDS: Final[dict[str, str]] = _CONTROL | _MODEL | _ANSWERS | _RUN
 

@@ -201,7 +201,12 @@ def _known_keys(model: type[BaseModel], path: Path) -> list[str]:
         # In `dict[str, Model]` and in a list of models, the name or number of an item leads to no other model.
         models = inner or models
     return sorted(
-        {field.alias or name for each in models for name, field in each.model_fields.items() if not field.exclude}
+        {
+            field.alias or name
+            for each in models
+            for name, field in each.model_fields.items()
+            if not field.exclude and field.annotation is not type(None)
+        }
     )
 
 

@@ -9,7 +9,6 @@ from policies.rules import (
     ingress,
     kinds,
     kinds_knowledge,
-    kinds_numbers,
     kinds_reft,
     kinds_scores,
     metrics,
@@ -26,7 +25,6 @@ RULES_OF_KINDS: tuple[Rule, ...] = (
     *kinds_reft.RULES,
     *kinds_scores.RULES,
     *kinds_knowledge.RULES,
-    *kinds_numbers.RULES,
 )
 RULES: tuple[Rule, ...] = (
     *envelope.RULES,

@@ -18,17 +18,11 @@ _OF_A_ROUND = (
     "reft.intervention",
     "profile.vector",
     "knowledge.package",
-    "diag.drift",
-    "count.examples",
     "reft.aggregate",
     "match.directive",
     "round.agreed",
 )
-_OF_A_STEP = (
-    "public.responses",
-    "public.donors",
-    "public.rewards",
-)
+_OF_A_STEP = ("public.responses", "public.donors")
 _ANSWERS_AN_ASK = ("competence.score", "competence.answers", "reward.scalar")
 _OPENS_A_STEP = ("competence.ask", "reward.ask")
 _MAY_BE_LATE = ("metrics.eval", "bandit.reward")

@@ -60,7 +60,7 @@ def plan_stands(facts: Facts, policy: Policy, history: History) -> Judgement:
 
 
 # A run goes on without these.
-_MAY_BE_KEPT_BACK = frozenset({"metrics.eval", "diag.drift"})
+_MAY_BE_KEPT_BACK = frozenset({"metrics.eval"})
 # What the coordinator must be able to say for a kind to be of any use.
 _ASKS = {
     "competence.score": "competence.ask",
@@ -94,7 +94,7 @@ def plan_method(facts: Facts, policy: Policy, history: History) -> Judgement:
     method, egress, ingress = facts["method"], policy.file.egress, policy.file.ingress
     if not method:
         return holds(False, (), measured="unknown", limit="a method of this version")
-    unused = {"public.responses", "public.rewards"} if facts["public_steps"] == 0 else set()
+    unused = {"public.responses"} if facts["public_steps"] == 0 else set()
     for kind in sorted(set(facts["method_kinds"]) - _MAY_BE_KEPT_BACK - unused):
         if _named(egress, kind) is None:
             return holds(False, ("egress",), measured=method, limit=f"{kind} under egress")

@@ -23,10 +23,9 @@ from policies.rules.base import (
 )
 from policies.rules.metrics import on_grid
 
-_PER_STEP = ("public.rewards", "competence.score", "competence.answers", "reward.scalar")
-_PER_ROUND = (*_PER_STEP, "reft.intervention", "profile.vector", "knowledge.package", "diag.drift", "count.examples")
+_PER_STEP = ("competence.score", "competence.answers", "reward.scalar")
+_PER_ROUND = (*_PER_STEP, "reft.intervention", "profile.vector", "knowledge.package")
 _OF_A_SET = (
-    "public.rewards",
     "competence.score",
     "competence.answers",
     "knowledge.package",

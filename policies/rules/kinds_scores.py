@@ -11,9 +11,7 @@ from policies.load import Policy
 from policies.message import Facts
 from policies.rules.base import (
     Judgement,
-    at_most,
     block_of,
-    holds,
     none_of,
     not_applicable,
     rule,
@@ -23,33 +21,6 @@ from policies.rules.kinds import fact, limit_rule, off_grid, out_of_range
 
 _ASKED = ("competence.score", "competence.answers", "reward.scalar")
 _ASKS = ("competence.ask", "reward.ask")
-
-
-# ---- public.rewards --------------------------------------------------------------------------------
-
-
-@rule("rewarded prompts of the open step", "PROMPT_NOT_PUBLIC", "public.rewards")
-def rewarded_prompts(facts: Facts, policy: Policy, history: History) -> Judgement:
-    """Rows of the public set that this step asks for, each once."""
-    _, path = block_of(facts, policy)
-    if facts["step_is_public"] is not True:
-        return holds(False, (*path, "set"))
-    return none_of(
-        facts["prompts_not_of_step"] + facts["prompts_not_in_set"] + facts["prompts_repeated"], (*path, "set")
-    )
-
-
-@rule("rewarded prompts in order", "PROMPT_ORDER", "public.rewards")
-def rewarded_order(facts: Facts, policy: Policy, history: History) -> Judgement:
-    _, path = block_of(facts, policy)
-    return none_of(facts["prompts_out_of_order"], path)
-
-
-@rule("rewards as the plan samples", "PLAN_SIZE", "public.rewards")
-def rewards_of_plan(facts: Facts, policy: Policy, history: History) -> Judgement:
-    """No more rewards for a prompt than answers that the accepted plan has."""
-    _, path = block_of(facts, policy)
-    return at_most(facts["samples_max"], facts["plan_samples_per_prompt"], path)
 
 
 # ---- about what was asked --------------------------------------------------------------------------
@@ -141,11 +112,6 @@ def candidates_differ(facts: Facts, policy: Policy, history: History) -> Judgeme
 
 
 RULES = (
-    rewarded_prompts,
-    rewarded_order,
-    rewards_of_plan,
-    limit_rule("rewarded prompts per step", "PROMPTS", "max_prompts_per_step", ["public.rewards"], fact("prompts")),
-    limit_rule("rewards per prompt", "SAMPLES", "samples_per_prompt", ["public.rewards"], fact("samples_max")),
     asked,
     asked_order,
     exemplars,

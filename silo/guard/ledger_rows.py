@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from policies.model import PolicyFile
+from policies.model_kinds import without_gone
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT NOT NULL);
@@ -118,7 +119,7 @@ class PolicyInForce:
     def file(self) -> PolicyFile | None:
         """The content as this version reads it; None where another version's words do not fit."""
         try:
-            return PolicyFile.model_validate(self.content)
+            return PolicyFile.model_validate(without_gone(self.content))
         except ValidationError:
             return None
 

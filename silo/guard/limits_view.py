@@ -30,7 +30,7 @@ from silo.guard.ledger import Ledger
 RELEASES_SHOWN = 50
 ROUND_ROWS, ROUND_ROWS_MAX = 250, 2_000  # messages looked at to find the last complete round, at a time and in all
 ROUNDS_BESIDE = 4
-FIGURES = ("metrics.eval", "diag.drift", "count.examples")  # content, and no round's worth of it
+FIGURES = ("metrics.eval",)  # content, and no round's worth of it
 _GB = 10**9
 ALL, CONTENT, CONTROL, POLL = "all", "content", "control.*", "control.poll"
 # What a kind's `max_per_day` and `per_round` count.

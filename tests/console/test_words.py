@@ -97,7 +97,7 @@ def test_what_was_sent_is_not_called_left_and_a_rate_has_one_unit() -> None:
 
 @pytest.mark.parametrize("size", [(80, 24), (120, 40)])
 async def test_text_that_left_is_on_the_overview_however_many_kinds_left(size: tuple[int, int]) -> None:
-    kinds = ["control.hello", "control.poll", "count.examples", "diag.drift", "lora.factors", "metrics.eval"]
+    kinds = ["control.hello", "control.poll", "bandit.reward", "reward.scalar", "lora.factors", "metrics.eval"]
     left = [{"kind": kind, "messages": 3, "bytes": 4000} for kind in (*kinds, "public.responses")]
     async with console(size) as desk:
         await desk.show(silo(release(), release(id="r1/hospital_a/1"), left=left))

@@ -18,7 +18,6 @@ from fedsilo.treaty.wire.codec import Array, decode_factors, encode, encode_fact
 from fedsilo.treaty.wire.services import INBOUND_KINDS, OUTBOUND_KINDS
 from policies.asked import Asked
 from policies.cases.screened import CANARIES, CORPUS, screened
-from policies.catalogue import DIAGNOSTICS
 from policies.engine import Context, Decision, History, Message, decide, measure
 from policies.load import Policy
 from policies.render import RULESETS
@@ -60,13 +59,8 @@ R_SCHEMA = LoraSchema(
 )
 B_SCHEMA = dataclasses.replace(SCHEMA, freeze="A")
 SCHEMAS = {"fed-sb": R_SCHEMA, "ffa-lora": B_SCHEMA, "pubswap-strict": dataclasses.replace(B_SCHEMA, dtype="bfloat16")}
-# Blocks of the kinds that no shipped ruleset names: a person adds one where a method's option asks for it.
-FURTHER = f"""
-  public.rewards:
-    set: public
-    max_prompts_per_step: 3
-    samples_per_prompt: 4
-    per_round: 2
+# Block of a kind that no shipped ruleset names: a person adds it where a method's option asks for it.
+FURTHER = """
   competence.answers:
     set: public
     max_per_step: 6
@@ -79,23 +73,6 @@ FURTHER = f"""
       then: 0
       persons: 1
       roles: [approver]
-  diag.drift:
-    fields:
-      {DIAGNOSTICS[0]}:
-        min: 0
-        max: 1
-        quantum: 0.25
-      {DIAGNOSTICS[1]}:
-        min: -2
-        max: 2
-        quantum: 0.5
-    per_round: 1
-  count.examples:
-    values:
-      min: 100
-      max: 1000
-      quantum: 100
-    per_round: 1
   control:
 """
 
@@ -218,12 +195,6 @@ def reft(kind: str = "reft.intervention", tensors: dict[str, Array] | None = Non
 # ---- numbers and texts -----------------------------------------------------------------------------
 
 
-def public_rewards(*rows: tuple[int, tuple[bool, ...]], sha256: str = HASH["public"]) -> Case:
-    rows = rows or ((1, (True, False, True)), (7, ()))
-    prompts = [pb.PromptRewards(prompt_index=index, rewards=rewards) for index, rewards in rows]
-    return sent("public.rewards", pb.PublicRewards(public_set_sha256=sha256, prompts=prompts), step=2)
-
-
 def score(*rows: tuple[int, int], sha256: str = HASH["public"], **known: Any) -> Case:
     scores = [pb.QuestionScore(question=question, matched=matched) for question, matched in rows or ((4, 5), (7, 0))]
     return sent("competence.score", pb.CompetenceScore(exemplar_set_sha256=sha256, scores=scores), step=2, **known)
@@ -270,17 +241,6 @@ def package(
     return (received if inbound else sent)("knowledge.package", body)
 
 
-def drift(*rows: tuple[str, float]) -> Case:
-    body = pb.DiagDrift()
-    for name, value in rows or ((DIAGNOSTICS[0], 0.75), (DIAGNOSTICS[1], -2.0)):
-        body.diagnostics.add(name=name, value=value)
-    return sent("diag.drift", body)
-
-
-def examples(count: int = 300) -> Case:
-    return sent("count.examples", pb.CountExamples(examples=count))
-
-
 def competence_ask(*rows: tuple[int, tuple[int, ...]], sha256: str = HASH["public"]) -> Case:
     body = pb.CompetenceAsk(exemplar_set_sha256=sha256)
     for question, exemplars in rows or ((4, (0, 1, 2, 3, 5)), (7, (9, 8, 7, 6, 5))):
@@ -316,15 +276,12 @@ def good(kind: str, ruleset: str, *, inbound: bool = False) -> Case:
         "reft.intervention": reft,
         "reft.aggregate": lambda: reft("reft.aggregate"),
         "public.responses": lambda: Case(responses_message(), GRADED),
-        "public.rewards": public_rewards,
         "competence.score": score,
         "competence.answers": answers,
         "reward.scalar": rewards,
         "profile.vector": profile,
         "bandit.reward": worth,
         "metrics.eval": lambda: Case(metrics_message()),
-        "diag.drift": drift,
-        "count.examples": examples,
         "competence.ask": competence_ask,
         "reward.ask": reward_ask,
         "match.directive": directive,

@@ -11,7 +11,6 @@ import numpy as np
 
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from policies.asked import Asked
-from policies.catalogue import DIAGNOSTICS
 from policies.engine import History
 from policies.load import Policy
 from tests.policies.kinds import (
@@ -21,13 +20,10 @@ from tests.policies.kinds import (
     answers,
     competence_ask,
     directive,
-    drift,
-    examples,
     further_text,
     package,
     policy_named,
     profile,
-    public_rewards,
     reft,
     reft_tensors,
     reward_ask,
@@ -129,7 +125,6 @@ IN_TIGHT = policy_of(
 SILENT = changed("abstain: allowed", "abstain: denied")
 STEP = History(messages_in_step=1)
 OTHER = "cd" * 32
-ONE = DIAGNOSTICS[0]
 
 
 def in_round(count: int) -> History:
@@ -147,7 +142,6 @@ SETS: list[Bound] = [
         make(sha256=OTHER, **extra),
     )
     for make, policy, extra in [
-        (public_rewards, FURTHER, {}),
         (score, GRPO, {}),
         (answers, FURTHER, {}),
         (package, KNEXA, {}),
@@ -158,11 +152,11 @@ SETS: list[Bound] = [
 ]
 OWN_SETS: list[Bound] = [
     ("pinned set", f"own copy, {case.message.kind}", policy, case, case.but(public_set_sha256=OTHER))
-    for case, policy in [(public_rewards(), FURTHER), (score(), GRPO), (package(), KNEXA), (reward_ask(), GRPO)]
+    for case, policy in [(score(), GRPO), (package(), KNEXA), (reward_ask(), GRPO)]
 ]
 STEPS: list[Bound] = [
     ("one message of the kind per step", case.message.kind, policy, case, case.but(history=STEP))
-    for case, policy in [(public_rewards(), FURTHER), (score(), GRPO), (answers(), FURTHER), (rewards(), GRPO)]
+    for case, policy in [(score(), GRPO), (answers(), FURTHER), (rewards(), GRPO)]
 ]
 ROUNDS: list[Bound] = [
     (
@@ -173,34 +167,27 @@ ROUNDS: list[Bound] = [
         case.but(history=in_round(most)),
     )
     for case, policy, most in [
-        (public_rewards(), FURTHER, 2),
         (score(), GRPO, 4),
         (answers(), FURTHER, 2),
         (rewards(), GRPO, 4),
         (reft(), REFT, 1),
         (profile(), KNEXA, 1),
         (package(), KNEXA, 1),
-        (drift(), FURTHER, 1),
-        (examples(), FURTHER, 1),
     ]
 ]
 PLACES: list[Bound] = [
     *[
         ("round", f"{case.message.kind} of another round", policy, case, case.but(round=2))
         for case, policy in [
-            (public_rewards(), FURTHER),
             (score(), GRPO),
             (reft(), REFT),
             (profile(), KNEXA),
             (package(), KNEXA),
-            (drift(), FURTHER),
-            (examples(), FURTHER),
             (competence_ask(), GRPO),
             (directive(), KNEXA),
             (reft("reft.aggregate"), REFT),
         ]
     ],
-    ("round", "public.rewards of another step", FURTHER, public_rewards(), public_rewards().but(open_step=4)),
     ("round", "score of a step that nobody asked", GRPO, score(), score().but(step=3)),
     (
         "round",
@@ -220,50 +207,6 @@ PLACES: list[Bound] = [
     ("run", "of another run", GRPO, score(), score().but(run="run-2")),
 ]
 SCORES: list[Bound] = [
-    ("rewarded prompts of the open step", "not of the step", FURTHER, public_rewards((7, ())), public_rewards((8, ()))),
-    ("rewarded prompts of the open step", "twice", FURTHER, public_rewards((7, ())), public_rewards((7, ()), (7, ()))),
-    (
-        "rewarded prompts of the open step",
-        "beyond the set",
-        FURTHER,
-        public_rewards(),
-        public_rewards().but(public_set_rows=7),
-    ),
-    (
-        "rewarded prompts of the open step",
-        "a private step",
-        FURTHER,
-        public_rewards(),
-        public_rewards().but(open_step=3, step=3),
-    ),
-    (
-        "rewarded prompts in order",
-        "the other way round",
-        FURTHER,
-        public_rewards((1, ()), (7, ())),
-        public_rewards((7, ()), (1, ())),
-    ),
-    (
-        "rewards as the plan samples",
-        "one more",
-        FURTHER,
-        public_rewards((1, (True,) * 4)),
-        public_rewards((1, (True,) * 5)),
-    ),
-    (
-        "rewarded prompts per step",
-        "one more",
-        changed("max_prompts_per_step: 3\n    samples", "max_prompts_per_step: 2\n    samples", "further"),
-        public_rewards(),
-        public_rewards((1, ()), (4, ()), (7, ())),
-    ),
-    (
-        "rewards per prompt",
-        "one more",
-        changed("samples_per_prompt: 4\n    per", "samples_per_prompt: 3\n    per", "further"),
-        public_rewards(),
-        public_rewards((1, (True,) * 4)),
-    ),
     ("only what was asked", "a score of another question", GRPO, score((4, 1)), score((5, 1))),
     ("only what was asked", "a score twice", GRPO, score((4, 1)), score((4, 1), (4, 1))),
     ("only what was asked", "an answer to another exemplar", FURTHER, answers((5, "")), answers((6, ""))),
@@ -611,20 +554,6 @@ KNOWLEDGE: list[Bound] = [
         package(to="", match=0, confidence=-0.0),
     ),
 ]
-NUMBERS: list[Bound] = [
-    ("drift figures", "another figure", FURTHER, drift((ONE, 0.5)), drift((DIAGNOSTICS[2], 0.5))),
-    ("drift figures", "twice", FURTHER, drift((ONE, 0.5)), drift((ONE, 0.5), (ONE, 0.5))),
-    ("drift figures", "the other way round", FURTHER, drift(), drift((DIAGNOSTICS[1], 0.5), (ONE, 0.5))),
-    ("drift figures", "no figure of this version", FURTHER, drift((ONE, 0.5)), drift(("mean_age", 0.5))),
-    ("drift figures", "negative zero", FURTHER, drift((ONE, 0.0)), drift((ONE, -0.0))),
-    ("drift figures", "infinite", FURTHER, drift((ONE, 0.0)), drift((ONE, math.inf))),
-    ("drift range", "above", FURTHER, drift((ONE, 1.0)), drift((ONE, 1.25))),
-    ("drift range", "below", FURTHER, drift((ONE, 0.0)), drift((ONE, -0.25))),
-    ("drift grid", "between", FURTHER, drift((ONE, 0.25)), drift((ONE, 0.26))),
-    ("number of examples", "above", FURTHER, examples(1000), examples(1100)),
-    ("number of examples", "below", FURTHER, examples(100), examples(0)),
-    ("number of examples", "not rounded", FURTHER, examples(300), examples(301)),
-]
 R = "layers.0.prefix.R"
 TENSORS: list[Bound] = [
     (
@@ -762,4 +691,4 @@ TENSORS: list[Bound] = [
         changed_reft(setting(R, np.vstack([np.eye(7, 16), np.eye(1, 16)]))),
     ),
 ]
-BOUNDS = [*SETS, *OWN_SETS, *STEPS, *ROUNDS, *PLACES, *SCORES, *KNOWLEDGE, *NUMBERS, *TENSORS]
+BOUNDS = [*SETS, *OWN_SETS, *STEPS, *ROUNDS, *PLACES, *SCORES, *KNOWLEDGE, *TENSORS]

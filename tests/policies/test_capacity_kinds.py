@@ -15,7 +15,6 @@ from policies import capacity_kinds
 from policies.asked import Asked
 from policies.capacity import capacities, grid_points
 from policies.capacity_kinds import _log2_choices, _of_steps
-from policies.catalogue import DIAGNOSTICS
 from policies.load import Policy
 from policies.render import RULESETS, worst_case
 from tests.policies.kinds import (
@@ -24,13 +23,10 @@ from tests.policies.kinds import (
     SCHEMAS,
     Case,
     a_method_that_sends_everything,
-    drift,
-    examples,
     further_text,
     good,
     policy_named,
     profile,
-    public_rewards,
     rewards,
     ruleset_text,
     score,
@@ -76,18 +72,6 @@ def subsets(rows: Iterable[tuple[int, tuple[object, ...]]]) -> Iterator[tuple[tu
         yield from itertools.product(options, repeat=count)
 
 
-def test_public_rewards() -> None:
-    policy = with_block("public.rewards", "further", max_prompts_per_step=2, samples_per_prompt=2, per_round=1)
-    lists = tuple(itertools.chain(*(itertools.product((True, False), repeat=count) for count in range(4))))
-    empty = public_rewards((1, ()))
-    del empty.message.body.prompts[:]  # type: ignore[attr-defined]
-    cases = [public_rewards(*rows) for rows in subsets([(1, lists), (4, lists)]) if rows]  # type: ignore[arg-type]
-    known = {"public_prompt_indices": (1, 4)}
-    counted = allowed(policy, (case.but(**known) for case in [empty, *cases]))
-    # and nothing sent at all
-    assert 2 ** bits(policy, "public.rewards") == pytest.approx(counted + 1) == 65
-
-
 def test_competence_score() -> None:
     policy = with_block("competence.score", "fedgrpo", exemplars="[1, 3]", max_per_step=2, per_round=1)
     asked = dataclasses.replace(ASKED, exemplars={4: (0, 1, 2), 7: (3, 4, 5)})
@@ -128,24 +112,6 @@ def test_bandit_reward() -> None:
     policy = with_block("bandit.reward", "knexa", max_abs=1.1, quantum=0.5)
     counted = allowed(policy, (worth(number / 8) for number in range(-16, 17)))
     assert 2 ** bits(policy, "bandit.reward") == pytest.approx(counted + 1) == 6
-
-
-def test_diag_drift() -> None:
-    policy = policy_named("further")
-    names = (DIAGNOSTICS[0], DIAGNOSTICS[1])
-    empty = drift((names[0], 0.0))
-    del empty.message.body.diagnostics[:]  # type: ignore[attr-defined]
-    eighths = [(name, number / 8) for name in names for number in range(-24, 25)]
-    quarters = [(name, number / 4) for name in names for number in range(-12, 13)]
-    cases = [drift(row) for row in eighths] + [drift(*rows) for rows in itertools.product(quarters, repeat=2)]
-    counted = allowed(policy, [empty, *cases])
-    assert 2 ** bits(policy, "diag.drift") == pytest.approx(counted + 1) == (5 + 1) * (9 + 1) + 1
-
-
-def test_count_examples() -> None:
-    policy = policy_named("further")
-    counted = allowed(policy, (examples(number) for number in range(0, 1300, 50)))
-    assert 2 ** bits(policy, "count.examples") == pytest.approx(counted + 1) == 11
 
 
 def test_more_messages_and_more_steps_only_add() -> None:

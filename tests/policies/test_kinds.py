@@ -18,7 +18,6 @@ from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from fedsilo.treaty.wire.codec import canonical_json
 from fedsilo.treaty.wire.services import INBOUND_KINDS, OUTBOUND_KINDS
 from policies.asked import Asked
-from policies.catalogue import DIAGNOSTICS
 from policies.compare import is_tightening, meet
 from policies.engine import Approval, History, HistoryBook, decide, measure
 from policies.load import Policy
@@ -33,13 +32,11 @@ from tests.policies.kinds import (
     answers,
     competence_ask,
     directive,
-    drift,
     further_text,
     good,
     package,
     policy_named,
     profile,
-    public_rewards,
     reft,
     reward_ask,
     rewards,
@@ -48,7 +45,7 @@ from tests.policies.kinds import (
     update,
     worth,
 )
-from tests.policies.kinds_bounds import BOUNDS, FINE_REWARDS, FURTHER, KNEXA, REFT, R, changed_reft, setting
+from tests.policies.kinds_bounds import BOUNDS, FINE_REWARDS, KNEXA, REFT, R, changed_reft, setting
 from tests.policies.setting import PLAN, SCHEMA, policy_of
 
 # pubswap-strict asks for them in its first rounds.
@@ -101,13 +98,16 @@ def test_every_kind_is_let_through_somewhere() -> None:
     }
 
 
-@pytest.mark.parametrize("kind", ["public.rewards", "competence.answers", "diag.drift", "count.examples"])
+@pytest.mark.parametrize("kind", ["competence.answers"])
 def test_kinds_that_only_a_persons_own_block_names(kind: str) -> None:
     assert not any(_named(policy, "egress", kind) for policy in NAMED.values())
     assert good(kind, "further").decided(policy_named("further")).verdict == "allow"
 
 
-@pytest.mark.parametrize("kind", ["public.logprobs", "knowledge.logits", "synthetic.examples"])
+@pytest.mark.parametrize(
+    "kind",
+    ["public.logprobs", "knowledge.logits", "synthetic.examples", "public.rewards", "diag.drift", "count.examples"],
+)
 def test_kinds_that_stay_off_do_not_exist(kind: str) -> None:
     assert kind not in OUTBOUND_KINDS and kind not in INBOUND_KINDS
     assert score().but(kind=kind).decided(policy_named("further")).reasons[:2] == ("NOT_MEASURED", "KIND_NOT_ALLOWED")
@@ -293,9 +293,7 @@ MARKED = [
     reward_ask((1, (MARK,))),
     directive(peer=MARK),
     directive(part=MARK),
-    drift((MARK, 0.5)),
     score(sha256=MARK),
-    public_rewards(sha256=MARK),
     reft(schema_sha256=MARK),
     _with_body(reft(), pb.Factors(dtype=MARK)),
     _with_body(good("public.responses", "pubswap"), pb.PublicResponses(public_set_sha256=MARK)),
@@ -312,11 +310,11 @@ def test_T40_facts_hold_no_text_and_can_be_written_down(case: Case) -> None:
 
 def test_T40_a_marked_message_is_refused_where_the_mark_is_no_answer() -> None:
     """So the marks above are seen, and not dropped on the way."""
-    policies = {"diag.drift": FURTHER, "reft.intervention": REFT}
+    policies = {"reft.intervention": REFT}
     kinds = [case.message.kind for case in MARKED]
     verdicts = [case.decided(policies.get(case.message.kind, KNEXA)).verdict for case in MARKED]
     refused = {kind for kind, verdict in zip(kinds, verdicts, strict=True) if verdict == "deny"}
-    assert {"knowledge.package", "match.directive", "diag.drift", "competence.score", "reft.intervention"} <= refused
+    assert {"knowledge.package", "match.directive", "competence.score", "reft.intervention"} <= refused
 
 
 def test_T23_lists_in_facts_are_bounded() -> None:
@@ -327,9 +325,6 @@ def test_T23_lists_in_facts_are_bounded() -> None:
         lambda tensors: tensors.update({f"layers.{n}.prefix.b": np.zeros(8, np.float32) for n in range(999)})
     )
     assert len(measure(many.message, many.context())["layers"]) == 256
-    figures = drift(*[(DIAGNOSTICS[0], 0.5)] * 300)
-    facts = measure(figures.message, figures.context())
-    assert (len(facts["diagnostics"]), facts["diagnostics_at_fault"]) == (256, 44)
 
 
 def test_T23_a_tall_R_is_not_multiplied_out() -> None:

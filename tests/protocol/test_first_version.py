@@ -14,13 +14,16 @@ import sqlite3
 import subprocess
 import sys
 import tarfile
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from policies.compare import effective
+from policies.compare import compare, effective
 from policies.load import load_policy
+from policies.model_kinds import GONE
+from silo.guard.in_force import Seen, step_to
 from silo.guard.ledger import Ledger
 from tests.house.tree import ROOT
 
@@ -121,6 +124,21 @@ def test_a_ledger_opens_with_what_it_counted(left: Path) -> None:
     assert len(ledger.outbox()) == sent > 0
     assert ledger.run_state("run-1") == "finished"
     ledger.close()
+
+
+def test_a_silo_starts_under_the_policy_that_its_ledger_and_log_name(left: Path) -> None:
+    """Without a person: kinds that are gone since are null in what that version kept, and no reason to ask."""
+    site = left / "hospital_a"
+    own, charter = (load_policy((site / name).read_bytes(), name) for name in ("policy.yaml", "charter.yaml"))
+    policy = effective(own, charter)
+    with closing(Ledger(site / "state/ledger.sqlite3")) as ledger:
+        last = ledger.policy_in_force
+        assert last is not None and last.file is not None
+        assert {last.content["egress"][kind] for kind in GONE} == {None}
+        assert compare(last.file, policy.file) == []
+        nobody: Any = None
+        step = step_to(policy, ledger, Seen.in_folder(site / "state/audit"), nobody, (b"", nobody), 0.0)
+    assert (step.how, policy.digest) == ("same", EFFECTIVE)
 
 
 def test_a_held_release_is_still_held_with_the_bytes_that_were_shown(left: Path) -> None:

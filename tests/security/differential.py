@@ -57,7 +57,7 @@ ONE_SIDED: dict[tuple[str, str], str] = {
     ("place of a control message", "silo"): "a run that is over there may be open here still",
     ("round", "silo"): "answers may come for any public step of the open round: silos are not in lockstep",
 }
-_ANSWERS_OF_A_STEP = ("public.responses", "public.rewards")
+_ANSWERS_OF_A_STEP = ("public.responses",)
 PERSONS = tuple(Approval(person, ("approver",)) for person in ("ada", "bob"))
 POLICIES = (*(name for name in RULESETS if name != "deny_all"), "further")
 ANSWER = "12"

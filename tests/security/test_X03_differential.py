@@ -93,6 +93,6 @@ def test_X03_the_counts_of_both_ends_stay_the_same() -> None:
 
 
 def test_X03_bytes_that_are_not_canonical_are_refused_at_both_ends() -> None:
-    good = encode(pb.CountExamples(examples=300))
-    assert _pair("further", Sent("count.examples", "run-1", 1, 0, good)) == ("allow", "allow")
-    assert _pair("further", Sent("count.examples", "run-1", 1, 0, good + b"\x08\x01")) == ("MALFORMED", "MALFORMED")
+    good = encode(pb.ProfileVector(family=7, dynamic=(0.25,) * 12, histogram=(100, *(0,) * 11)))
+    assert _pair("knexa", Sent("profile.vector", "run-1", 1, 0, good)) == ("allow", "allow")
+    assert _pair("knexa", Sent("profile.vector", "run-1", 1, 0, good + b"\x08\x07")) == ("MALFORMED", "MALFORMED")

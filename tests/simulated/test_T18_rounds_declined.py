@@ -60,8 +60,8 @@ def test_a_coordinator_tells_who_declined_from_who_was_silent(late: Any) -> None
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ([("egress.decision", "lora.factors", "deny"), ("egress.sent", "diag.drift", "")], ("refused", CODE)),
-        ([("egress.sent", "lora.factors", ""), ("egress.decision", "diag.drift", "deny")], None),
+        ([("egress.decision", "lora.factors", "deny"), ("egress.sent", "metrics.eval", "")], ("refused", CODE)),
+        ([("egress.sent", "lora.factors", ""), ("egress.decision", "metrics.eval", "deny")], None),
         ([("egress.decision", "lora.factors", "deny"), ("egress.decision", "lora.factors", "hold")], None),
         ([("approval.deny", "lora.factors", ""), ("egress.decision", "lora.factors", "allow")], None),
         (

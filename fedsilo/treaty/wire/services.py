@@ -37,7 +37,6 @@ OUTBOUND_KINDS = {
     "lora.core_r": federation.Factors,
     "reft.intervention": federation.Factors,
     "public.responses": federation.PublicResponses,
-    "public.rewards": federation.PublicRewards,
     "competence.score": federation.CompetenceScore,
     "competence.answers": federation.CompetenceAnswers,
     "reward.scalar": federation.RewardScalar,
@@ -45,8 +44,6 @@ OUTBOUND_KINDS = {
     "bandit.reward": federation.BanditReward,
     "knowledge.package": federation.KnowledgePackage,
     "metrics.eval": federation.MetricsEval,
-    "diag.drift": federation.DiagDrift,
-    "count.examples": federation.CountExamples,
 }
 INBOUND_KINDS = {
     "control.ack": federation.Ack,

@@ -258,22 +258,6 @@ class MetricsEval(_message.Message):
     metrics: _containers.RepeatedCompositeFieldContainer[Metric]
     def __init__(self, split: _Optional[str] = ..., adapter_digest: _Optional[str] = ..., metrics: _Optional[_Iterable[_Union[Metric, _Mapping]]] = ...) -> None: ...
 
-class PromptRewards(_message.Message):
-    __slots__ = ("prompt_index", "rewards")
-    PROMPT_INDEX_FIELD_NUMBER: _ClassVar[int]
-    REWARDS_FIELD_NUMBER: _ClassVar[int]
-    prompt_index: int
-    rewards: _containers.RepeatedScalarFieldContainer[bool]
-    def __init__(self, prompt_index: _Optional[int] = ..., rewards: _Optional[_Iterable[bool]] = ...) -> None: ...
-
-class PublicRewards(_message.Message):
-    __slots__ = ("public_set_sha256", "prompts")
-    PUBLIC_SET_SHA256_FIELD_NUMBER: _ClassVar[int]
-    PROMPTS_FIELD_NUMBER: _ClassVar[int]
-    public_set_sha256: str
-    prompts: _containers.RepeatedCompositeFieldContainer[PromptRewards]
-    def __init__(self, public_set_sha256: _Optional[str] = ..., prompts: _Optional[_Iterable[_Union[PromptRewards, _Mapping]]] = ...) -> None: ...
-
 class QuestionScore(_message.Message):
     __slots__ = ("question", "matched")
     QUESTION_FIELD_NUMBER: _ClassVar[int]
@@ -362,25 +346,17 @@ class KnowledgePackage(_message.Message):
     entries: _containers.RepeatedCompositeFieldContainer[PackageEntry]
     def __init__(self, transfer_set_sha256: _Optional[str] = ..., match: _Optional[int] = ..., peer: _Optional[str] = ..., entries: _Optional[_Iterable[_Union[PackageEntry, _Mapping]]] = ...) -> None: ...
 
-class Diagnostic(_message.Message):
-    __slots__ = ("name", "value")
-    NAME_FIELD_NUMBER: _ClassVar[int]
-    VALUE_FIELD_NUMBER: _ClassVar[int]
-    name: str
-    value: float
-    def __init__(self, name: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+class PublicRewards(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class DiagDrift(_message.Message):
-    __slots__ = ("diagnostics",)
-    DIAGNOSTICS_FIELD_NUMBER: _ClassVar[int]
-    diagnostics: _containers.RepeatedCompositeFieldContainer[Diagnostic]
-    def __init__(self, diagnostics: _Optional[_Iterable[_Union[Diagnostic, _Mapping]]] = ...) -> None: ...
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class CountExamples(_message.Message):
-    __slots__ = ("examples",)
-    EXAMPLES_FIELD_NUMBER: _ClassVar[int]
-    examples: int
-    def __init__(self, examples: _Optional[int] = ...) -> None: ...
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class Ack(_message.Message):
     __slots__ = ("acknowledged_sequence", "pending", "checkpoints", "record", "paused")
