@@ -22,11 +22,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
-from benchmarks.control_mutants import STEPS
+from benchmarks import control_mutants as named
+from benchmarks.mutants import Addition, Edit, Mutant
 from policies.model_screens import ScreenName
 from policies.rules import RULES
 
@@ -48,45 +48,41 @@ _STAGES_OF_A_SITE = (
 )
 # Tests of a module itself, before those of the whole gate.
 _NEAREST = {
-    "certs/commands.py": ("tests/security/test_T36_what_people_signed.py", "tests/security/test_T29_orders*.py"),
-    "fedsilo/edge/audit_orders.py": ("tests/security/test_T36_what_people_signed.py",),
-    "coordinator/clock_watch.py": ("tests/simulated/test_T41_coordinators_clock.py",),
-    "coordinator/daemon.py": ("tests/simulated/test_T41_coordinators_clock.py",),
-    "coordinator/driver.py": ("tests/security/test_T23_T24*.py", "tests/simulated/test_coordinator*.py"),
-    "fedsilo/launch/cli_policy_change.py": ("tests/simulated/test_T12*.py", "tests/simulated/test_policy_commands.py"),
-    "fedsilo/treaty/clocks.py": ("tests/policies/test_T41_clocks.py",),
-    "fedsilo/treaty/transcript.py": ("tests/protocol/test_T20*.py", "tests/security/test_T20*.py"),
-    "fedsilo/treaty/wire/codec.py": ("tests/protocol/test_codec.py",),
-    "policies/engine.py": ("tests/policies/test_engine.py",),
-    "policies/screening.py": ("tests/policies/test_screening.py", "tests/simulated/test_gate_screens.py"),
-    "silo/guard/halts.py": ("tests/simulated/test_gate_screens.py", "tests/simulated/test_gate_interrupted.py"),
-    "silo/guard/held_plans.py": ("tests/simulated/test_T34_T36_held_plans.py",),
-    "silo/guard/in_force.py": (
+    named.COMMANDS: ("tests/security/test_T36_what_people_signed.py", "tests/security/test_T29_orders*.py"),
+    named.ORDERS: ("tests/security/test_T36_what_people_signed.py",),
+    named.COORDINATOR_CLOCK: ("tests/simulated/test_T41_coordinators_clock.py",),
+    named.COORDINATOR_DAEMON: ("tests/simulated/test_T41_coordinators_clock.py",),
+    named.DRIVER: ("tests/security/test_T23_T24*.py", "tests/simulated/test_coordinator*.py"),
+    named.POLICY_CHANGE: ("tests/simulated/test_T12*.py", "tests/simulated/test_policy_commands.py"),
+    named.CLOCKS: ("tests/policies/test_T41_clocks.py",),
+    named.TRANSCRIPT: ("tests/protocol/test_T20*.py", "tests/security/test_T20*.py"),
+    named.CODEC: ("tests/protocol/test_codec.py",),
+    named.ENGINE: ("tests/policies/test_engine.py",),
+    named.HALTS: ("tests/simulated/test_gate_screens.py", "tests/simulated/test_gate_interrupted.py"),
+    named.FORCE: (
         "tests/simulated/test_policy_in_force.py",
         "tests/simulated/test_T42_older_ledger.py",
         "tests/simulated/test_policy_reload.py",
     ),
-    "silo/guard/ledger_check.py": ("tests/simulated/test_T42*.py",),
-    "silo/guard/ledger_recount.py": ("tests/simulated/test_T42*.py",),
-    "silo/guard/judge.py": (
+    named.LEDGER_CHECK: ("tests/simulated/test_T42*.py",),
+    named.LEDGER_RECOUNT: ("tests/simulated/test_T42*.py",),
+    named.JUDGE: (
         "tests/simulated/test_gate_interrupted.py",
         "tests/simulated/test_T34*.py",
         "tests/simulated/test_gate.py",
     ),
-    "silo/guard/releases.py": (
+    named.RELEASES: (
         "tests/security/test_T36_what_was_shown.py",
         "tests/simulated/test_gate_screens.py",
         "tests/simulated/test_policy_reload.py",
     ),
-    "silo/guard/runs.py": ("tests/simulated/test_T20*.py", "tests/simulated/test_guard_loop.py"),
-    "silo/guard/startup.py": ("tests/simulated/test_policy*.py",),
-    "silo/guard/transcripts.py": ("tests/security/test_T20_round_transcripts.py", "tests/security/test_T20*.py"),
+    named.STARTUP: ("tests/simulated/test_policy*.py",),
+    named.TRANSCRIPTS: ("tests/security/test_T20_round_transcripts.py", "tests/security/test_T20*.py"),
 }
 _SECONDS_MAX = 900  # a mutant that hangs the suite is noticed too
 _THREAT = re.compile(r"(?:\b|_)([TXB])([0-9]{1,2})(?![0-9A-Za-z])")
 _NOT_COPIED = shutil.ignore_patterns(".git", ".venv", "*_cache", "__pycache__", "fedsilo-demo", "*.egg-info")
 
-_RULES_MODULE = "policies/rules/__init__.py"
 _REMOVED_RULE = """
 from dataclasses import replace as _replace
 from policies.rules.base import Judgement as _Judgement
@@ -106,7 +102,6 @@ def _inverted(check):
 RULES = tuple(_replace(rule, check=_inverted(rule.check)) if rule.name == {name!r} else rule for rule in RULES)
 """
 
-_SCREENS_MODULE = "policies/screens/__init__.py"
 _OTHER_SCREEN = """
 _screen_texts = screen_texts
 
@@ -121,54 +116,30 @@ def screen_texts(definitions, names, material, texts):
 """
 
 
-@dataclass(frozen=True)
-class Mutant:
-    """One control less.
-
-    Attributes:
-        name: of the control and what is done to it.
-        file: relative to the checkout.
-        old: text that stands there exactly once; empty appends.
-        new: what stands there instead.
-    """
-
-    name: str
-    file: str
-    old: str
-    new: str
-
-    def apply(self, tree: Path) -> str:
-        """Change the tree; returns the original text. Raises ValueError: the text to replace is not there once."""
-        path = tree / self.file
-        original = path.read_text()
-        if self.old and original.count(self.old) != 1:
-            raise ValueError(f"{self.name}: {self.file} holds the text {original.count(self.old)} times, not once")
-        path.write_text(original.replace(self.old, self.new) if self.old else original + self.new)
-        return original
+def step_mutants() -> list[Mutant]:
+    return [Edit(f"step: {name}", *function.split(":"), old, new) for name, function, old, new in named.STEPS]
 
 
 def rule_mutants() -> list[Mutant]:
     removed = [
-        Mutant(f"rule removed: {rule.name}", _RULES_MODULE, "", _REMOVED_RULE.format(name=rule.name)) for rule in RULES
+        Addition(f"rule removed: {rule.name}", named.RULES, _REMOVED_RULE.format(name=rule.name)) for rule in RULES
     ]
     inverted = [
-        Mutant(f"rule inverted: {rule.name}", _RULES_MODULE, "", _INVERTED_RULE.format(name=rule.name))
-        for rule in RULES
+        Addition(f"rule inverted: {rule.name}", named.RULES, _INVERTED_RULE.format(name=rule.name)) for rule in RULES
     ]
     return removed + inverted
 
 
 def screen_mutants() -> list[Mutant]:
     return [
-        Mutant(f"screen {word}: {name}", _SCREENS_MODULE, "", _OTHER_SCREEN.format(name=name, inverted=inverted))
+        Addition(f"screen {word}: {name}", named.SCREENS, _OTHER_SCREEN.format(name=name, inverted=inverted))
         for word, inverted in (("removed", False), ("inverted", True))
         for name in get_args(ScreenName)
     ]
 
 
 def mutants() -> list[Mutant]:
-    steps = [Mutant(f"step: {name}", file, old, new) for name, file, old, new in STEPS]
-    return [*steps, *screen_mutants(), *rule_mutants()]
+    return [*step_mutants(), *screen_mutants(), *rule_mutants()]
 
 
 def caught_by(tree: Path, stages: tuple[tuple[str, ...], ...] = STAGES) -> str:
@@ -217,11 +188,11 @@ def run(wanted: list[Mutant], jobs: int, *, known_good: bool) -> list[dict[str, 
             begun = time.monotonic()
             original = mutant.apply(tree)
             try:
-                stages = STAGES if mutant.file.startswith("policies/") else _STAGES_OF_A_SITE
-                nearest = _NEAREST.get(mutant.file)
+                stages = STAGES if mutant.module.startswith("policies.") else _STAGES_OF_A_SITE
+                nearest = _NEAREST.get(mutant.module)
                 caught = caught_by(tree, (nearest, *stages) if nearest else stages)
             finally:
-                (tree / mutant.file).write_text(original)
+                mutant.path_in(tree).write_text(original)
                 trees.put(tree)
             seconds = round(time.monotonic() - begun, 1)
             sys.stderr.write(f"{mutant.name}: {caught or 'SURVIVED'} ({seconds} s)\n")

@@ -7,29 +7,111 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.controls import ROOT, Mutant, mutants
+from benchmarks.controls import ROOT, mutants
+from benchmarks.mutants import Addition, Edit
 
 MUTANTS = mutants()
+EDITS = [mutant for mutant in MUTANTS if isinstance(mutant, Edit)]
+STEPS_MIN = 91  # none is dropped when its code moves
+
+SOURCE = '''\
+class Gate:
+    """Lets out."""
+
+    def send(self, message, *, halted=False):
+        # is anything the matter?
+        if self.halted:
+            raise Halted(f"halted: {self.halted}")
+        sent = self.channel.exchange(
+            message,
+            wait_seconds=1.0,  # not for ever
+        )
+        if self.knows("groß") and self.halted is False:
+            self.count(message)
+            self.record(message)
+        return sent
+
+    def count(self, message): self.sent += 1
+'''
+
+EXCHANGE = SOURCE[SOURCE.index("self.channel") : SOURCE.index("        if self.knows")].rstrip()
+
+
+def edit(old: str, new: str, function: str = "Gate.send") -> Edit:
+    return Edit("planted", "gate", function, old, new)
 
 
 def test_there_are_enough_and_each_is_one() -> None:
-    assert len(MUTANTS) >= 40
+    assert len(EDITS) >= STEPS_MIN
     assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS)
 
 
-@pytest.mark.parametrize("mutant", [each for each in MUTANTS if each.old], ids=lambda each: each.name)
-def test_the_text_of_a_step_stands_where_it_is_looked_for(mutant: Mutant, tmp_path: Path) -> None:
+@pytest.mark.parametrize("mutant", EDITS, ids=lambda each: each.name)
+def test_the_code_of_a_step_stands_where_it_is_looked_for(mutant: Edit) -> None:
     """Else the step would not be taken away, and its mutant would count as a survivor or a syntax error."""
-    target = tmp_path / mutant.file
-    target.parent.mkdir(parents=True)
-    target.write_text((ROOT / mutant.file).read_text())
-    original = mutant.apply(tmp_path)
-    changed = target.read_text()
-    assert changed != original
-    ast.parse(changed)
+    source = mutant.path_in(ROOT).read_text()
+    assert ast.dump(ast.parse(mutant.planted(source))) != ast.dump(ast.parse(source))
 
 
-def test_a_text_that_is_gone_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "module.py").write_text("pass")
-    with pytest.raises(ValueError, match="0 times, not once"):
-        Mutant("planted", "module.py", "not there", "pass").apply(tmp_path)
+@pytest.mark.parametrize("mutant", [each for each in MUTANTS if isinstance(each, Addition)], ids=lambda each: each.name)
+def test_what_is_added_is_added_to_a_module_that_is_there(mutant: Addition) -> None:
+    source = mutant.path_in(ROOT).read_text()
+    assert len(ast.parse(mutant.planted(source)).body) > len(ast.parse(source).body)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "before", "after"),
+    [
+        ("if self.halted:", "if False:", "if self.halted:\n", "if (False):\n"),
+        ("self.channel.exchange(message, wait_seconds=1.0)", "True", EXCHANGE, "(True)"),
+        ("self.halted is False", "sent", "self.halted is False:", "(sent):"),
+        ("self.count(message)", "pass", "    self.count(message)\n", "    pass\n"),
+        (
+            "self.count(message)\nself.record(message)",
+            "if message:\n    pass",
+            "            self.count(message)\n            self.record(message)\n",
+            "            if message:\n                pass\n",
+        ),
+    ],
+    ids=["the-head-of-an-if", "over-lines", "a-part", "a-statement", "statements"],
+)
+def test_what_is_found_is_replaced_and_nothing_else(old: str, new: str, before: str, after: str) -> None:
+    assert SOURCE.count(before) == 1
+    assert edit(old, new).planted(SOURCE) == SOURCE.replace(before, after)
+
+
+@pytest.mark.parametrize("old", ["if self.halted:", "(self.halted) is False", "self.count(message)"])
+def test_how_the_code_is_set_out_makes_no_difference(old: str) -> None:
+    set_out = ast.unparse(ast.parse(SOURCE))
+    new = "pass" if old.startswith("self.count") else "if None:" if old.endswith(":") else "None"
+    planted = edit(old, new)
+    assert ast.dump(ast.parse(planted.planted(set_out))) == ast.dump(ast.parse(planted.planted(SOURCE)))
+
+
+@pytest.mark.parametrize(
+    ("old", "function", "times"),
+    [
+        ("self.channel", "Gate.count", 0),
+        ("if sent:", "Gate.send", 0),
+        ("message", "Gate.send", 3),
+        ("self.halted", "Gate.send", 2),  # what the text of an error says does not count
+    ],
+)
+def test_code_that_is_not_there_once_is_an_error(old: str, function: str, times: int, tmp_path: Path) -> None:
+    (tmp_path / "gate.py").write_text(SOURCE)
+    with pytest.raises(ValueError, match=f"{times} times, not once"):
+        edit(old, "if None:" if old.endswith(":") else "None", function).apply(tmp_path)
+    assert (tmp_path / "gate.py").read_text() == SOURCE
+
+
+@pytest.mark.parametrize("function", ["send", "Gate", "Gate.gone", "Halt.send"])
+def test_a_function_that_is_gone_is_an_error(function: str) -> None:
+    with pytest.raises(ValueError, match="not one"):
+        edit("self.halted", "None", function).planted(SOURCE)
+
+
+def test_a_mutant_is_planted_in_a_package_or_a_module(tmp_path: Path) -> None:
+    (tmp_path / "gate").mkdir()
+    (tmp_path / "gate" / "__init__.py").write_text(SOURCE)
+    assert edit("if self.halted:", "if False:").apply(tmp_path) == SOURCE
+    assert "if (False):" in (tmp_path / "gate" / "__init__.py").read_text()
