@@ -57,11 +57,9 @@ def report(
     `sha256sum --check report.sha256`.
     """
     from certs.encoding import public_key_pem
-    from fedsilo.edge.audit_report import audit_report, inventory_csv
-    from fedsilo.edge.audit_report_parts import checksums, evidence_of
     from fedsilo.edge.files import removed_on_failure, write_durably
     from fedsilo.edge.site_policy import read_effective, read_schema
-    from fedsilo.launch.audit_report_page import page
+    from fedsilo.launch.audit_report import audit_report, checksums, evidence_of, inventory_csv, page
     from fedsilo.treaty.errors import ConflictError
 
     if out.exists():

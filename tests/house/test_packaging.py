@@ -40,6 +40,19 @@ def test_a_wheel_has_the_packages_and_no_folder_that_lies_beside_them(tmp_path: 
     assert sorted(found) == ["fedsilo", "fedsilo.protocol", "silo", "silo.guard"]
 
 
+def test_every_file_of_a_package_that_is_no_code_is_in_the_wheel() -> None:
+    """Templates, rulesets, schemas and recordings are read where they lie: a wheel without one fails when it is used."""
+    wanted = SETTINGS["tool"]["setuptools"]["packages"]["find"]["include"]
+    kept = subprocess.run(
+        ["git", "ls-files", *(name for name in wanted if "." not in name)], cwd=ROOT, check=True, capture_output=True,
+        text=True,
+    ).stdout.split()  # fmt: skip
+    others = [Path(name) for name in kept if not name.endswith(".py")]
+    patterns = SETTINGS["tool"]["setuptools"]["package-data"]["*"]
+    assert Path("fedsilo/launch/audit_report.html") in others
+    assert [path for path in others if not any(path.match(pattern) for pattern in patterns)] == []
+
+
 def _interpreter(folder: Path, name: str, version: tuple[int, int]) -> Path:
     """A Python that says it is of that version."""
     folder.mkdir(exist_ok=True)

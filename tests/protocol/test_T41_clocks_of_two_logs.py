@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from fedsilo.edge.audit_report import audit_report
 from fedsilo.edge.audit_story import CLOCKS_APART_MILLISECONDS
-from fedsilo.launch.audit_report_page import page
+from fedsilo.launch.audit_report import audit_report, page
 from fedsilo.launch.cli_audit import app
 from tests.protocol.audit_parties import open_log
 from tests.protocol.test_audit_story import Pair

@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from fedsilo.edge.audit_report import RESIDUALS, audit_report, inventory_csv
-from fedsilo.launch.audit_report_page import page, text
+from fedsilo.launch.audit_report import RESIDUALS, audit_report, inventory_csv, page, text
 from fedsilo.launch.cli_audit import app
 from fedsilo.treaty.audit.record import EVENTS
 from policies.capacity import capacities
@@ -210,7 +209,7 @@ def test_T37_text_is_harmless_and_loses_nothing_visible(value: str) -> None:
 
 
 def test_the_numbers_are_on_the_page(report: dict[str, Any]) -> None:
-    shown = " ".join(Reader(page(report)).text)
+    shown = " ".join(" ".join(Reader(page(report)).text).split())
     assert f"loaded, at a start or anew: {report['policies'][0]['loads']}; " in shown
     for words in ("353,943", "352,239", "DELTA_L2", "approved by alice", "rejected by bob", "budgets.message_bytes",
                   "tighter", "every log given verifies", "LOG_FULL", *RESIDUALS, "off: no privacy budget"):  # fmt: skip

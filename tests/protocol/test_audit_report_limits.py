@@ -17,9 +17,8 @@ from fedsilo.edge import audit_approvals, audit_counting, audit_tally
 from fedsilo.edge.audit_counting import OTHERS, moment
 from fedsilo.edge.audit_log import AuditLog
 from fedsilo.edge.audit_orders import ORDERS_IN_WORDS
-from fedsilo.edge.audit_report import audit_report, inventory_csv
 from fedsilo.edge.audit_tally import Tally
-from fedsilo.launch.audit_report_page import page
+from fedsilo.launch.audit_report import audit_report, inventory_csv, page
 from fedsilo.launch.cli_audit import app
 from fedsilo.treaty.audit.record import COUNT_MAX, EVENTS
 from fedsilo.treaty.errors import UsageError

@@ -13,11 +13,9 @@ import pytest
 from typer.testing import CliRunner
 
 from fedsilo.edge.audit_log import AuditLog
-from fedsilo.edge.audit_report import audit_report
 from fedsilo.edge.audit_tally import DONOR_ROWS_MAX, bucket
 from fedsilo.launch import cli_audit_report
-from fedsilo.launch.audit_report_page import page
-from fedsilo.launch.audit_report_words import KIND_WORDS, ORIENTATION, held_by, words_of
+from fedsilo.launch.audit_report import KIND_WORDS, ORIENTATION, audit_report, held_by, page, words_of
 from fedsilo.launch.cli_audit import app
 from policies.catalogue import KINDS
 from silo.config import load_config

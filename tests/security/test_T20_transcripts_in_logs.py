@@ -26,11 +26,10 @@ from certs.encoding import public_key_pem
 from certs.enrolment import EnrolmentKeys
 from coordinator.record import sign_record
 from fedsilo.edge.audit_log import AuditLog
-from fedsilo.edge.audit_report import audit_report
 from fedsilo.edge.audit_transcripts import check_rounds
 from fedsilo.edge.audit_verify import verify_logs
 from fedsilo.launch import cli_audit, cli_run
-from fedsilo.launch.audit_report_page import page
+from fedsilo.launch.audit_report import audit_report, page
 from fedsilo.treaty.audit import record as audit_record
 from fedsilo.treaty.audit.checkpoint import log_key
 from fedsilo.treaty.transcript import (

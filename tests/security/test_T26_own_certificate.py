@@ -14,7 +14,7 @@ from certs.authority import create_ca
 from certs.encoding import private_key_pem
 from certs.identity import Identity, peer_identity
 from fedsilo.edge.audit_log import AuditLog
-from fedsilo.edge.audit_report import audit_report
+from fedsilo.launch.audit_report import audit_report
 from silo.guard.own_certificate import OwnCertificate
 from tests.security.people import new_keys
 

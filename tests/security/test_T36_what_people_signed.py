@@ -22,9 +22,8 @@ from certs.roles import Roles, load_roles, render_roles
 from fedsilo.edge.audit_log import AuditLog
 from fedsilo.edge.audit_orders import check_orders
 from fedsilo.edge.audit_proofs import check
-from fedsilo.edge.audit_report import audit_report
 from fedsilo.edge.audit_verify import verify_logs
-from fedsilo.launch.audit_report_page import page
+from fedsilo.launch.audit_report import audit_report, page
 from fedsilo.launch.cli_audit import app
 from fedsilo.treaty.audit.checkpoint import cosign, parse_checkpoint
 from fedsilo.treaty.errors import NotAllowedError, UsageError

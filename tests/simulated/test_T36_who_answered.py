@@ -15,9 +15,8 @@ from typer.testing import CliRunner
 from fedsilo.edge import message_index
 from fedsilo.edge.audit_notes import forget, note_of, notes_of
 from fedsilo.edge.audit_proofs import check
-from fedsilo.edge.audit_report import audit_report
 from fedsilo.edge.message_index import HOLD_ENDS, utc
-from fedsilo.launch.audit_report_page import page
+from fedsilo.launch.audit_report import audit_report, page
 from fedsilo.launch.cli_audit import app
 from fedsilo.treaty.audit.record import harmless
 from fedsilo.treaty.errors import ConflictError, UsageError

@@ -16,9 +16,9 @@ import pytest
 from typer.testing import CliRunner
 
 from certs.roles import may
-from fedsilo.edge.audit_report import Tally
 from fedsilo.edge.control_desk import ControlDesk
 from fedsilo.launch import cli_audit, silo_control
+from fedsilo.launch.audit_report import Tally
 from fedsilo.treaty.errors import UsageError
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from policies import screening
