@@ -41,7 +41,7 @@ def test_a_wheel_has_the_packages_and_no_folder_that_lies_beside_them(tmp_path: 
 
 
 def test_every_file_of_a_package_that_is_no_code_is_in_the_wheel() -> None:
-    """Templates, rulesets, schemas and recordings are read where they lie: a wheel without one fails when it is used."""
+    """Templates, rulesets and recordings are read where they lie: a wheel without one fails when it is used."""
     wanted = SETTINGS["tool"]["setuptools"]["packages"]["find"]["include"]
     kept = subprocess.run(
         ["git", "ls-files", *(name for name in wanted if "." not in name)], cwd=ROOT, check=True, capture_output=True,
