@@ -18,7 +18,7 @@ from xdist.workermanage import WorkerController
 FEDERATIONS_MAX = 2
 FOLDER = "tests/loopback/"
 # Each of these has one federation for all its tests, and for those of its neighbours in the row.
-SHARE_ATTACKED = ("test_hostile_parties", "test_T38_logs")
+SHARE_DEMO = ("test_demo", "test_T38_logs")
 SHARE_SITES = (
     "test_hold_and_approve", "test_killed_silo", "test_methods", "test_policy_reload", "test_report",
     "test_control_queries", "test_T10_connect", "test_console_terminal",
@@ -28,7 +28,7 @@ APART = ("test_interrupt", "test_tutorial", "test_bad_certificates", "test_bad_f
 # The order in which federations begin. Long parts come first, so that the end finds all at work; and the first two need
 # a base model each, which takes most of a minute where it was never built.
 FIRST = (
-    *SHARE_SITES, "test_other_peoples_text", *SHARE_ATTACKED, "test_demo", "test_interrupt", "test_tutorial",
+    *SHARE_SITES, "test_other_peoples_text", "test_hostile_parties", *SHARE_DEMO, "test_interrupt", "test_tutorial",
 )  # fmt: skip
 
 
@@ -50,8 +50,8 @@ class FederationsBesideTheRest(LoadScopeScheduling):
             return file
         if module in SHARE_SITES:
             return f"{FOLDER}sites"
-        if module in SHARE_ATTACKED:
-            return f"{FOLDER}attacked"
+        if module in SHARE_DEMO:
+            return f"{FOLDER}demo"
         return nodeid if module in APART else file
 
     def _assign_work_unit(self, node: WorkerController) -> None:

@@ -1,5 +1,5 @@
-"""The page that says, threat by threat, what stands in the way, which tests try it and which attack of
-`fedsilo demo --attack` shows it. Attacks come from the code's own list; a control is a sentence here."""
+"""The page that says, threat by threat, what stands in the way, which tests try it and by which attack. Attacks come
+from the tests' own list (`tests/hostile`); a control is a sentence here."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ CONTROLS: dict[str, tuple[str, str]] = {
 
 
 def threats_page() -> str:
-    from fedsilo.launch.hostile_attacks import ATTACKS
+    from tests.hostile.attacks import ATTACKS
     from tools.reference import markdown_table
 
     rows = [
@@ -97,13 +97,14 @@ def threats_page() -> str:
     return "\n\n".join(
         [
             "# Threats, controls, attacks",
-            "What is tried, what stands in the way, and which attack of the demo shows it. Each threat has tests named "
+            "What is tried, what stands in the way, and by which attack it is tried. Each threat has tests named "
             "after it: `pytest -k T01` runs those of T1. What none of it stops is said in "
             "[the threat model](../explain/threat-model.md).",
-            markdown_table(("threat", "what is tried", "what stands in the way", "`--attack`"), rows),
-            "## The attacks\n\n`fedsilo demo --attack NAME` makes one of them in a federation on this machine, "
-            "`--attack all-trainer` and `--attack all-coordinator` every one of that party. The demo ends with exit "
-            "code 1 if one did not come to what stands here, or was not made at all. *Denied* and *refused*: recorded "
+            markdown_table(("threat", "what is tried", "what stands in the way", "attack"), rows),
+            "## The attacks\n\n`fedsilo demo --leak` makes the first four in a federation on this machine, `--attack "
+            "NAME` one of them, and ends with exit code 1 if one was not denied, or not made at all. The tests make "
+            "every one against a real guard (`tests/hostile`, `tests/security/test_X09_*`), and fail if one does not "
+            "come to what stands here. *Denied* and *refused*: recorded "
             "with the rule or reason, and nothing is generated, trained on or sent for it. *Stopped*: the trainer is "
             "ended and the run goes on without its silo. *Rebuilt*: let out without what was put beside the values. "
             "*Survives*: the limit named is not closed, and an attack that is stopped there is a mistake of this page.",

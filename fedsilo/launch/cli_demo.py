@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedsilo.launch.output import JsonOption, emit, guarded, plain, table
+from fedsilo.launch.output import JsonOption, emit, guarded, plain
 
 if TYPE_CHECKING:
     from fedsilo.launch.demo_sites import Site
@@ -38,9 +38,12 @@ def demo(
     compare: Annotated[str, typer.Option("--compare", help="A second method from the same start.")] = "",
     leak: Annotated[bool, typer.Option("--leak", help="One silo's trainer tries to get private data out.")] = False,
     attack: Annotated[
-        list[str], typer.Option("--attack", help="One of --list-attacks, all-trainer or all-coordinator.")
+        list[str],
+        typer.Option(
+            "--attack",
+            help="One attempt of --leak: prompt_as_response, prompt_in_tensor_name, extra_tensor, off_grid_number.",
+        ),
     ] = [],  # noqa: B006  # typer reads the default, nobody changes it
-    list_attacks: Annotated[bool, typer.Option("--list-attacks", help="Name every attack, run nothing.")] = False,
     record: Annotated[
         bool, typer.Option("--record", help="Plant canaries, record what crosses in the clear, search it.")
     ] = False,
@@ -59,15 +62,12 @@ def demo(
         from fedsilo.launch.own_names import refuse_foreign_names
 
         refuse_foreign_names()
-        if list_attacks:
-            _list_attacks(json_output=json_output)
-            return
         if replay:
             _play()
             return
         from fedsilo.launch.demo import DemoOptions, run_demo
+        from fedsilo.launch.demo_attacks import LEAK
         from fedsilo.launch.demo_report import report
-        from fedsilo.launch.hostile_attacks import LEAK
 
         on_terminal = sys.stdin.isatty() and sys.stdout.isatty() and not json_output and not no_console
         folder = out or _OUT / time.strftime("%Y%m%d-%H%M%S")
@@ -94,7 +94,7 @@ def demo(
             hold=on_terminal,
             answer_minutes=answer_minutes,
             record=record,
-            attacks=tuple(dict.fromkeys(attack)) or (LEAK if leak else ()),
+            attacks=tuple(dict.fromkeys(attack)) or (tuple(LEAK) if leak else ()),
         )
         result = run_demo(options, say, attend=_open_console if on_terminal else None)
         emit(
@@ -104,27 +104,6 @@ def demo(
             text=lambda: "\n" + report(result.data),
             error=result.error,
         )
-
-
-def _list_attacks(*, json_output: bool) -> None:
-    from fedsilo.launch.hostile_attacks import ATTACKS
-
-    rows = [
-        {
-            "name": attack.name, "by": attack.party, "threats": list(attack.threats), "tries": attack.sentence,
-            "kind": attack.kind, "must": attack.consequence,
-        }
-        for attack in ATTACKS.values()
-    ]  # fmt: skip
-    emit(
-        "demo",
-        {"attacks": rows},
-        json_output=json_output,
-        text=lambda: table(
-            ("attack", "threat", "what it does", "what must come of it"),
-            ((row["name"], " ".join(row["threats"]), f"the {row['by']} {row['tries']}", row["must"]) for row in rows),
-        ),
-    )
 
 
 def _play() -> None:

@@ -15,13 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedsilo.edge.files import FOLDER_MODE
-from fedsilo.launch.hostile_attacks import named
 from fedsilo.launch.processes import Child, Children
 from fedsilo.treaty.errors import ConflictError, HeldError, OperationError, UnreachableError, UsageError
 
 if TYPE_CHECKING:
     from fedsilo.launch.data_folder import DataFolder
-    from fedsilo.launch.demo_attacks import Hostile
+    from fedsilo.launch.demo_attacks import Attack, Hostile
     from fedsilo.launch.demo_result import Result
     from fedsilo.launch.demo_sites import Site, Sites
     from fedsilo.launch.demo_wire import Witness
@@ -44,7 +43,6 @@ EVALUATION_PROMPTS = 512
 EVALUATION_SAMPLES = 4
 HELD_SILO = "hospital_a"
 POLL_SECONDS = 0.5
-SILO_END_SECONDS = 30.0
 LINE_SECONDS = 4.0  # between lines of progress, unless something changed
 ANSWER_MINUTES = 10.0
 REMINDER_SECONDS = 60.0  # between lines that say how long a held release is still waited for
@@ -63,7 +61,7 @@ class DemoOptions:
     hold: hold hospital_a's first factor release for a person.
     answer_minutes: how long a held release is waited for once no console is open; then the demo ends.
     record: plant canaries, record every byte between silos and coordinator in the clear, and search it.
-    attacks: what the last silo's trainer or the coordinator tries (`hostile_attacks`); anything here also records.
+    attacks: what the last silo's trainer tries (`demo_attacks`); anything here also records.
     """
 
     out: Path
@@ -114,10 +112,11 @@ def run_demo(options: DemoOptions, say: Say, *, attend: Callable[[Site], None] |
     own_set = options.data is None
     local_steps = options.local_steps or (LOCAL_STEPS if own_set else TEXT_LOCAL_STEPS)
     rounds = options.rounds or (ROUNDS if own_set else TEXT_ROUNDS)
-    attacks = named(options.attacks)
-    if attacks:
-        from fedsilo.launch.demo_attacks import check_attacks, rounds_needed
+    attacks: tuple[Attack, ...] = ()
+    if options.attacks:
+        from fedsilo.launch.demo_attacks import check_attacks, named, rounds_needed
 
+        attacks = named(options.attacks)
         silos = len(read_data_folder(options.data).private) if options.data else options.silos
         steps = local_steps // SWAP_PERIOD if "public.responses" in method.kinds else 0
         rounds = options.rounds or max(rounds, rounds_needed(attacks, public_steps=steps))
@@ -160,10 +159,10 @@ def run_demo(options: DemoOptions, say: Say, *, attend: Callable[[Site], None] |
     witness: Witness | None = None
     hostile: Hostile | None = None
     if recorder_port:
-        from fedsilo.launch.demo_attacks import Hostile, attacked_sites
+        from fedsilo.launch.demo_attacks import Hostile
         from fedsilo.launch.demo_wire import Witness
 
-        external = [site.name for site in attacked_sites(sites, attacks)]
+        external = [sites.silos[-1].name] if attacks else []  # whose trainer the demo starts itself
         witness = Witness(sites, data, options.seed, options.out / "wire", port=recorder_port, external=external)
         hostile = Hostile(sites, attacks, witness.planted) if attacks else None
     fields: dict[str, object] = {
@@ -195,12 +194,9 @@ def run_demo(options: DemoOptions, say: Say, *, attend: Callable[[Site], None] |
             witness.start()
         processes = _start(children, sites, options.out / "logs", say, witness=witness, hostile=hostile)
         fields = {"method": options.method, "exchange": options.exchange, **fields}
-        if hostile is not None:
-            outcome = _carry_out_attacks(children, sites, fields, suffix, say, hostile, options.out / "logs")
-        else:
-            outcome = _carry_out(
-                children, sites, fields, f"run-1{suffix}", say, attend=attend, answer_minutes=options.answer_minutes
-            )
+        outcome = _carry_out(
+            children, sites, fields, f"run-1{suffix}", say, attend=attend, answer_minutes=options.answer_minutes
+        )
         compared = {}
         if options.compare:
             say(f"again from the same start with {options.compare}")
@@ -248,18 +244,14 @@ def _start(
 ) -> int:
     say("starting the coordinator")
     log = logs / "coordinator.log"
-    if hostile is not None and not hostile.is_trainer:
-        arguments = hostile.coordinator_arguments()
-        children.start("coordinator", arguments, log, module="fedsilo.launch.hostile_coordinator").ready()
-    else:
-        arguments = ["coordinator", "start", "--config", str(sites.coordinator.config), "--json"]
-        children.start("coordinator", arguments, log).ready()
+    arguments = ["coordinator", "start", "--config", str(sites.coordinator.config), "--json"]
+    children.start("coordinator", arguments, log).ready()
     say(f"starting {len(sites.silos)} silos, each a guard and a trainer")
     silos = [_start_silo(children, site, logs, witness, hostile) for site in sites.silos]
     if hostile is not None:
-        say(f"{hostile.name} is hostile: it tries {', '.join(attack.name for attack in hostile.attacks)}")
-        if hostile.is_trainer:
-            hostile.start_trainer(children, logs, hostile.phases[0])
+        tries = ", ".join(attack.name for attack in hostile.attacks)
+        say(f"{hostile.site.name}'s trainer is hostile: it tries {tries}")
+        hostile.start_trainer(children, logs)
     rungs = {str(silo.ready().get("isolation", "")) for silo in silos}
     processes = children.count()
     say(f"{processes} processes run; the trainers' isolation: {', '.join(sorted(rungs)) or 'unknown'}")
@@ -269,30 +261,11 @@ def _start(
 def _start_silo(children: Children, site: Site, logs: Path, witness: Witness | None, hostile: Hostile | None) -> Child:
     environment = witness.planted.environment(site.name) if witness else {}
     arguments = ["silo", "start", "--config", str(site.config), "--json"]
-    may_end = hostile is not None and hostile.is_trainer and site is hostile.site
+    may_end = hostile is not None and site is hostile.site
     return children.start(site.name, arguments, logs / f"{site.name}.log", environment=environment, may_end=may_end)
 
 
 # ---- one run ---------------------------------------------------------------------------------------
-
-
-def _carry_out_attacks(
-    children: Children, sites: Sites, fields: dict[str, object], suffix: str, say: Say, hostile: Hostile, logs: Path
-) -> dict[str, Any]:
-    """A run for each phase; returns the record of the main one."""
-    main: dict[str, Any] = {}
-    for number, phase in enumerate(hostile.phases, 1):
-        if hostile.is_trainer and number > 1:
-            if hostile.ends_silo(hostile.phases[number - 2]):
-                children.wait_for_end(hostile.site.name, SILO_END_SECONDS)
-            hostile.start_trainer(children, logs, phase)
-            if not children.running(hostile.site.name):
-                _start_silo(children, hostile.site, logs, None, hostile).ready()
-        if phase.attacks and not phase.is_main:
-            say(f"a run of its own: {', '.join(phase.attacks)}")
-        record = _carry_out(children, sites, {**fields, **phase.fields}, f"run-{number}{suffix}", say)
-        main = record if phase.is_main else main
-    return main
 
 
 def _carry_out(

@@ -9,8 +9,6 @@ from typing import Any
 from fedsilo.launch.output import table
 from fedsilo.launch.silo_text import isolation_text
 
-_DECISIONS = {"deny": "denied", "drop": "dropped", "clip": "clipped", "stop": "stopped", "allow": "let through"}
-
 
 def report(data: dict[str, Any]) -> str:
     """Text of the closing table. `data` is what `fedsilo demo --json` carries."""
@@ -73,7 +71,7 @@ def _attacks(data: dict[str, Any]) -> str:
     rows = [
         [
             row["name"],
-            row["decision"].upper() if row["decision"] not in row["expected"] else _DECISIONS.get(row["decision"], ""),
+            "denied" if row["decision"] == "deny" else row["decision"].upper(),
             row["rule"] + (f" and {len(row['rules']) - 1} more" if len(row["rules"]) > 1 else "") or "-",
             f"{row['round']}.{row['step']}" if row["step"] else str(row["round"]),
             str(row["record"]),
@@ -82,12 +80,10 @@ def _attacks(data: dict[str, Any]) -> str:
     ]
     attacker = data["attacker"]
     kept = all(row["decision"] == "deny" for row in data["attacks"])
-    who = "what the hostile coordinator tried"
-    if attacker != "coordinator":
-        who = f"what {attacker}'s hostile trainer tried{'; its guard sent none of it' if kept else ''}"
+    who = f"what {attacker}'s hostile trainer tried{'; its guard sent none of it' if kept else ''}"
     without = [str(row["round"]) for row in data["rounds"] if attacker not in row["participants"]]
     lines = [who, table(("attempt", "decision", "by", "round.step", "record"), rows)]
-    if without and attacker != "coordinator":
+    if without:
         lines.append(f"committed without {attacker}: round {', '.join(without)}")
     recorded = next((row for row in data["attacks"] if row["record"] is not None and row["rules"]), None)
     log = next((Path(row["path"]) for row in data["audit"] if recorded and row["log"] == recorded["silo"]), None)

@@ -47,7 +47,7 @@ def result_of(
         processes: that ran.
         seconds: the runs took.
         witness: what crossed.
-        hostile: the hostile party.
+        hostile: the hostile trainer.
     """
     from fedsilo.edge.audit_transcripts import check_rounds
     from fedsilo.edge.audit_verify import verify_logs
@@ -97,8 +97,7 @@ def result_of(
     bad_rounds = [row["round"] for row in record["rounds"] if row["state"] != "committed"]
     if unverified:
         error = _failed(f"the audit log of {', '.join(unverified)} does not verify", 7)
-    elif disagreements and (hostile is None or hostile.is_trainer):
-        # what a hostile coordinator writes into its own log proves nothing about the silos'
+    elif disagreements:
         error = _failed(f"silo and coordinator do not tell the same: {'; '.join(disagreements)}", 7)
     elif record["state"] != "finished" or bad_rounds or (compared and compared["state"] != "finished"):
         error = _failed(f"the run ended as {record['state']}: {record['reason'] or bad_rounds or 'see the logs'}", 1)
@@ -122,8 +121,8 @@ def _attacked(data: dict[str, Any], hostile: Hostile) -> FedSiloError | None:
     from fedsilo.launch import demo_attacks
 
     data["attacks"] = hostile.verdicts()
-    data["attacker"] = hostile.site.name if hostile.is_trainer else "coordinator"
-    data["not_stopped"] = demo_attacks.NOT_STOPPED if hostile.is_trainer else ""
+    data["attacker"] = hostile.site.name
+    data["not_stopped"] = demo_attacks.NOT_STOPPED
     code, why = demo_attacks.fault(data["attacks"], hostile.reached_coordinator(data["attacks"]))
     return OperationError(why, code=code) if code else None
 

@@ -129,15 +129,6 @@ class Children:
     def running(self, name: str) -> bool:
         return any(child.name == name and child.process.poll() is None for child in self._children)
 
-    def wait_for_end(self, name: str, seconds: float) -> bool:
-        """Until no process of that name runs; whether that came within `seconds`."""
-        deadline = time.monotonic() + seconds
-        while self.running(name):
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(POLL_SECONDS)
-        return True
-
     def count(self) -> int:
         """Living processes of ours: the children and their own children, grading workers left out."""
         parents = {child.process.pid for child in self._children if child.process.poll() is None}

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from fedsilo.launch.hostile_attacks import ATTACKS
 from fedsilo.launch.role_table import role_table
+from tests.hostile.attacks import ATTACKS
 from tools.pictures import BYTES_MAX, NAMESPACES
 from tools.reference import FOLDER, pages, programs
 from tools.threats import CONTROLS

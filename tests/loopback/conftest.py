@@ -11,11 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.loopback.federation import COORDINATOR_ATTACKS, SHORT, Demo, Federation, demo, federation
+from tests.hostile.attacks import named
+from tests.hostile.federation import Attacked, attacked_by_coordinator
+from tests.loopback.federation import Demo, Federation, demo, federation
 from tests.scheduling import FIRST
 
 SEED = 1
 HOLDS = "hospital_a"
+# What is tried in the federation that several tests read.
+COORDINATOR_ATTACKS = ("temperature_out_of_range", "other_run", "wrong_key", "wrong_donors", "unknown_prompt_index")
 
 
 def pytest_configure() -> None:
@@ -45,11 +49,9 @@ def finished_demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
 
 
 @pytest.fixture(scope="package")
-def attacked_demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
-    """`fedsilo demo` with a hostile coordinator."""
-    attacks = [part for name in COORDINATOR_ATTACKS for part in ("--attack", name)]
-    # Three: where one refuses a round, the other two still agree on its transcript (T20).
-    return demo(tmp_path_factory.mktemp("attacked") / "out", "--silos", "3", "--rounds", "5", *SHORT, *attacks)
+def attacked(tmp_path_factory: pytest.TempPathFactory) -> Attacked:
+    """A federation whose coordinator was hostile, and what it left on disk."""
+    return attacked_by_coordinator(tmp_path_factory.mktemp("attacked"), named(*COORDINATOR_ATTACKS))
 
 
 @pytest.fixture(scope="package")

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,14 +33,6 @@ from fedsilo.launch.tiny_model import cached_model, recipe_for
 
 LOCAL_STEPS = 4
 SWAP_PERIOD = 2
-# What is tried in the demo that several tests read, and what must come of it.
-COORDINATOR_ATTACKS = {
-    "temperature_out_of_range": ("deny", "plan temperature"),
-    "other_run": ("deny", "run"),
-    "wrong_key": ("deny", "SIGNATURE_INVALID"),
-    "wrong_donors": ("drop", "donors graded here"),
-    "unknown_prompt_index": ("deny", "prompts are rows of the public set"),
-}
 SHORT = ("--local-steps", "4")  # where it is asked whether rounds go on, not what they teach
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 # Far above what anything here takes on a machine to itself: a limit that is reached means that something hangs.
@@ -97,6 +89,7 @@ class Federation:
     sites: Sites
     root: Path
     witness: Witness
+    programs: Mapping[str, tuple[str, list[str]]] = field(default_factory=dict)  # module and arguments in place of ours
     children: Children = field(default_factory=lambda: Children(dict(ENVIRONMENT)))
     _running: dict[str, Child] = field(default_factory=dict)
 
@@ -107,9 +100,10 @@ class Federation:
         """Start daemons side by side and wait until each says that it stands. A dead one may be started again."""
         for name in names:
             program = "coordinator" if name == self.sites.coordinator.name else "silo"
-            arguments = [program, "start", "--config", str(self.site(name).config), "--json"]
+            ours = "fedsilo.launch", [program, "start", "--config", str(self.site(name).config), "--json"]
+            module, arguments = self.programs.get(name, ours)
             self._running[name] = self.children.start(
-                name, arguments, self.root / "logs" / f"{name}.log",
+                name, arguments, self.root / "logs" / f"{name}.log", module=module,
                 environment=self.witness.planted.environment(name),
             )  # fmt: skip
             if program == "coordinator":  # however late: it ends last, since silos say goodbye to it
@@ -201,8 +195,10 @@ def federation(
     *,
     silos: int,
     ruleset: str,
-    holds: str,
-    viewer: str,
+    holds: str = "",
+    viewer: str = "",
+    external: Collection[str] = (),
+    before_daemons: Callable[[Federation], None] = lambda made: None,
     seed: int = 3,
     rows_per_silo: int = 64,
     local_steps: int = LOCAL_STEPS,
@@ -216,8 +212,10 @@ def federation(
         root: empty folder.
         silos: how many.
         ruleset: of all sites.
-        holds: silo whose first factor release waits for a person.
+        holds: silo whose first factor release waits for a person; none waits without one.
         viewer: one more person of that silo, who may look and nothing else.
+        external: silos whose trainer the test starts.
+        before_daemons: what is done when all files are written, before any daemon starts.
         seed: of questions and site secrets.
         rows_per_silo: private rows.
         local_steps: of the largest plan.
@@ -235,14 +233,16 @@ def federation(
             learning_rate=0.001, advertise=f"127.0.0.1:{recorder_port}",
         )
     )  # fmt: skip
-    made = Federation(sites, root, Witness(sites, data, seed, root / "wire", port=recorder_port))
-    folder = made.site(holds).folder
-    enrol_operator(folder / "site_ca", folder / "id", viewer)
-    write_roles(folder / "id", holds, {**SILO_PEOPLE, viewer: ("viewer",)})
+    made = Federation(sites, root, Witness(sites, data, seed, root / "wire", port=recorder_port, external=external))
+    if viewer:
+        folder = made.site(holds).folder
+        enrol_operator(folder / "site_ca", folder / "id", viewer)
+        write_roles(folder / "id", holds, {**SILO_PEOPLE, viewer: ("viewer",)})
     for site in sites.silos:
         before_start(site)
     made.witness.start()
     try:
+        before_daemons(made)
         made.start(sites.coordinator.name)
         made.start(*(site.name for site in sites.silos))
         for site in sites.silos:  # what is searched for is really there

@@ -1,6 +1,6 @@
-"""What a federation's sites kept of a demo that was attacked: which walls stood, and logs that nobody can change.
+"""What a federation's sites kept of a demo: which walls stood, and logs that nobody can change.
 
-One real run with a hostile coordinator's link; tests/loopback/test_hostile_parties.py reads the same one.
+One real run; tests/loopback/test_demo.py reads the same one.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ from fedsilo.launch.demo_report import report
 from silo.guard import isolation
 from tests.loopback.federation import Demo, command
 
-SILOS = ["hospital_a", "hospital_b", "hospital_c"]
+SILOS = ["hospital_a", "hospital_b", "hospital_c", "hospital_d"]
 
 pytestmark = pytest.mark.demo
 
 
-def test_T10_the_walls_have_one_name_in_every_guard_the_record_and_the_report(attacked_demo: Demo) -> None:
+def test_T10_the_walls_have_one_name_in_every_guard_the_record_and_the_report(finished_demo: Demo) -> None:
     best = isolation.best_rung()  # probed by this process, on the machine where the demo's guards probed theirs
-    record = json.loads(Path(attacked_demo.data["run_record"]).read_text())["record"]
+    record = json.loads(Path(finished_demo.data["run_record"]).read_text())["record"]
     assert record["isolation"] == {silo: [best] for silo in SILOS}
     assert {row["silo"]: row["isolation"] for row in record["silos"]} == dict.fromkeys(SILOS, best)
-    assert attacked_demo.data["isolation"] == record["isolation"]
-    assert f"the trainers' isolation: {best}\n" in attacked_demo.reply.stderr  # the guards' own ready lines
-    last = report({**attacked_demo.data, "base_model": ""}).splitlines()
+    assert finished_demo.data["isolation"] == record["isolation"]
+    assert f"the trainers' isolation: {best}\n" in finished_demo.reply.stderr  # the guards' own ready lines
+    last = report({**finished_demo.data, "base_model": ""}).splitlines()
     assert f"isolation   {', '.join(f'{silo} {best}' for silo in SILOS)}" in last
 
 
 @pytest.fixture
-def logs(attacked_demo: Demo, tmp_path: Path) -> dict[str, Path]:
-    """Copies of the four real logs."""
+def logs(finished_demo: Demo, tmp_path: Path) -> dict[str, Path]:
+    """Copies of the real logs."""
     return {
-        site: Path(shutil.copytree(attacked_demo.out / site / "state" / "audit", tmp_path / site))
+        site: Path(shutil.copytree(finished_demo.out / site / "state" / "audit", tmp_path / site))
         for site in (*SILOS, "coordinator")
     }
 
@@ -51,7 +51,7 @@ def newest_segment(log: Path) -> Path:
     return max(log.glob("*.jsonl"))
 
 
-def test_T38_the_four_logs_verify_untouched(logs: dict[str, Path]) -> None:
+def test_T38_the_logs_verify_untouched(logs: dict[str, Path]) -> None:
     assert verdicts(logs) == (0, dict.fromkeys(logs, True), "")
 
 

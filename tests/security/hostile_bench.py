@@ -18,8 +18,6 @@ from certs.identity import PeerIdentity
 from coordinator import outbox
 from coordinator import store as db
 from fedsilo.edge.audit_log import AuditLog
-from fedsilo.launch.hostile_coordinator import HostileReplies
-from fedsilo.launch.hostile_trainer import HostileLink
 from fedsilo.treaty import method as events
 from fedsilo.treaty.wire import codec
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
@@ -27,6 +25,8 @@ from policies.load import Policy
 from silo.guard.framing import Reply
 from silo.guard.supervisor import TrainerSaid
 from silo.link import LinkMessage
+from tests.hostile.coordinator import HostileReplies
+from tests.hostile.trainer import HostileLink
 from tests.policies import setting
 from tests.simulated.coordinator_parts import House, SimulatedSilo
 from tests.simulated.guard_loop import Coordinator, Loop, QuietTrainer
@@ -162,10 +162,8 @@ class Federation:
         self.loop = Joined(folder / "hospital_a", policy or setting.policy_of(setting.policy_text()), house=self.house)
         self.channel = ToDriver(house=self.house)
         self.trainer = ScriptedTrainer()
-        self.link = HostileLink(
-            ToGuard(self._trainer_says), trainer_attacks, self.made.append, crash="", pause=lambda seconds: None
-        )
-        self.link._prompts = list(PROMPTS)
+        self.link = HostileLink(ToGuard(self._trainer_says), trainer_attacks, self.made.append, crash="")
+        self.link.prompts = list(PROMPTS)
         self.trainer.says = self.link.send
         self._wire()
 

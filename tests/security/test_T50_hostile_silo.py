@@ -12,11 +12,11 @@ import pytest
 from sqlalchemy import select
 
 from coordinator import store as db
-from fedsilo.launch.hostile_attacks import ATTACKS
-from fedsilo.launch.hostile_trainer import FORGERIES
 from fedsilo.treaty.wire import codec
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from silo.link import LinkMessage
+from tests.hostile.attacks import ATTACKS
+from tests.hostile.trainer import FORGERIES
 from tests.security.hostile_bench import PROMPTS
 from tests.simulated.coordinator_parts import House, SimulatedSilo
 from tests.simulated.test_coordinator_ingress import in_open_round

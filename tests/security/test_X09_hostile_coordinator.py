@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-from fedsilo.launch.demo_attacks import found_in, rounds_needed
-from fedsilo.launch.hostile_attacks import ATTACKS, COORDINATOR
-from fedsilo.launch.hostile_deviations import DEVIATIONS, ESCAPES, TEXT
 from fedsilo.treaty.wire import codec
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from policies.engine import History, decide
 from policies.rules import RULES
 from silo.guard import envelopes
 from silo.guard.ledger import Ledger
+from tests.hostile.attacks import ATTACKS, COORDINATOR
+from tests.hostile.deviations import DEVIATIONS, ESCAPES, TEXT
+from tests.hostile.verdicts import found_in, rounds_needed
 from tests.security.hostile_bench import ANSWER, Federation, LastToBeReady
 
 PLANS = tuple(name for name, deviation in DEVIATIONS.items() if deviation.stage == 0)

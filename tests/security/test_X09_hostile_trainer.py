@@ -12,15 +12,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsilo.launch.demo_attacks import found_in
-from fedsilo.launch.hostile_attacks import ATTACKS, TRAINER
-from fedsilo.launch.hostile_trainer import FORGERIES, read_low_bits
+from fedsilo.launch import demo_attacks
 from fedsilo.treaty.wire import codec
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from policies.engine import History, decide
 from policies.rules import RULES
 from silo.trainer.public import responses_message
 from silo.trainer.text import TextCodec
+from tests.hostile.attacks import ATTACKS, TRAINER
+from tests.hostile.trainer import FORGERIES, read_low_bits
+from tests.hostile.verdicts import found_in
 from tests.policies import setting
 from tests.security.hostile_bench import PROMPTS, Federation
 from tests.simulated.guarded import small_factors
@@ -102,6 +103,9 @@ def test_X09_every_attack_of_a_trainer_is_known_made_and_came_to_what_the_list_s
     for name in TOGETHER:
         found = found_in(lines, ATTACKS[name], attempt(together, name))
         assert (found["decision"], found["rule"]) == (ATTACKS[name].decision, ATTACKS[name].rule), name
+        if name in demo_attacks.LEAK:  # and the demo reads the same in the log
+            shown = demo_attacks.found_in(lines, demo_attacks.LEAK[name], attempt(together, name))
+            assert shown == {key: found[key] for key in ("decision", "rule", "rules", "record")}
 
 
 def test_X09_nothing_private_left_in_all_of_it(together: Federation) -> None:
@@ -149,8 +153,9 @@ def test_T04_signs_of_zero_and_denormals_leave_as_zero(together: Federation) -> 
 
 def test_T05_low_bits_survive_and_are_as_many_as_the_list_says(together: Federation) -> None:
     """The documented limit N1: nobody may claim that the rules stop it. Strict rulesets overwrite such bits."""
-    factors, bits = sent_factors(together, "low_bits"), attempt(together, "low_bits")["bits"]
-    assert bits == sum(values.size for values in factors.tensors.values()) == 20
+    factors = sent_factors(together, "low_bits")
+    bits = sum(values.size for values in factors.tensors.values())
+    assert bits == 20
     assert read_low_bits(factors.tensors, bits // 8) == PROMPTS[0].encode()[: bits // 8]
     # an honest update spells nothing
     last = codec.decode_factors(together.left("lora.factors")[-1][1])

@@ -1,19 +1,17 @@
-"""The hostile parties by themselves, and how their attempts are judged: none counts that was not made, or came to
-something else than the list of attacks says."""
+"""The hostile parties of demo and tests by themselves, and how their attempts are judged: none counts that was not
+made, or came to something else than the list of attacks says."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
-from fedsilo.launch.demo_attacks import check_attacks, fault, phases, rounds_needed
+from fedsilo.launch import demo_attacks
+from fedsilo.launch.demo_attacks import LEAK, check_attacks
 from fedsilo.launch.demo_report import report
 from fedsilo.launch.demo_result import _worse
-from fedsilo.launch.hostile_attacks import ATTACKS, COORDINATOR, EVERY, LEAK, TRAINER, named
-from fedsilo.launch.hostile_trainer import HostileLink
 from fedsilo.treaty.errors import OperationError, UsageError, VerificationError
 from fedsilo.treaty.grading import grade
 from fedsilo.treaty.wire import codec
@@ -21,6 +19,10 @@ from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from policies.capacity import PROGRESS_SECONDS
 from policies.rules import RULES
 from silo.link import LinkMessage
+from tests.hostile import trainer
+from tests.hostile.attacks import ATTACKS, COORDINATOR, TRAINER, named
+from tests.hostile.trainer import HostileLink
+from tests.hostile.verdicts import fault, phases, rounds_needed
 
 KINDS = {"lora.factors", "public.responses", "metrics.eval"}
 TENSORS = {"a.lora_A": np.ones((2, 3), np.float32), "a.lora_B": np.zeros((3, 2), np.float32)}
@@ -40,12 +42,10 @@ class Wire:
         self.heard.append(message)
 
 
-def hostile(
-    wire: Wire, *attacks: str, crash: str = "", pause: Callable[[float], object] = lambda seconds: None
-) -> tuple[HostileLink, list[dict[str, Any]]]:
+def hostile(wire: Wire, *attacks: str, crash: str = "") -> tuple[HostileLink, list[dict[str, Any]]]:
     made: list[dict[str, Any]] = []
-    link = HostileLink(wire, attacks or LEAK, made.append, crash=crash, pause=pause)  # type: ignore[arg-type]
-    link._prompts = ["a private prompt"]
+    link = HostileLink(wire, attacks or tuple(LEAK), made.append, crash=crash)  # type: ignore[arg-type]
+    link.prompts = ["a private prompt"]
     return link, made
 
 
@@ -111,9 +111,10 @@ def test_hidden_characters_leave_an_answer_short_enough_to_be_graded() -> None:
     assert not grade("exact", texts[0], "4 2 1").correct and grade("exact", "4 2 1", "4 2 1").correct
 
 
-def test_a_burst_lasts_until_the_guard_speaks_of_its_step() -> None:
+def test_a_burst_lasts_until_the_guard_speaks_of_its_step(monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[float] = []
-    link, made = hostile(wire := Wire(), "burst_of_progress", pause=pauses.append)
+    monkeypatch.setattr(trainer, "pause", pauses.append)
+    link, made = hostile(wire := Wire(), "burst_of_progress")
     link.send(done("PrivateStep", b"", step=1))
     assert sum(pauses) > PROGRESS_SECONDS and sum(pauses) < 2 * PROGRESS_SECONDS
     assert [message.type for message in wire.heard] == [*["step"] * 300, "done"]
@@ -149,38 +150,42 @@ def test_the_rules_that_count_are_rules() -> None:
     assert {attack.rule for attack in ATTACKS.values() if attack.outcome in ("denied", "dropped", "clipped")} <= rules
 
 
-def test_names_are_asked_for_one_by_one_or_all_of_a_party() -> None:
-    assert [attack.name for attack in named(["extra_tensor", "prompt_as_response", "extra_tensor"])] == [
-        "prompt_as_response", "extra_tensor",
-    ]  # fmt: skip
-    assert named(["all-trainer"]) == TRAINER and named(["all-coordinator"]) == COORDINATOR and named([]) == ()
-    assert set(EVERY["all-trainer"]) >= set(LEAK)
-    for names, words in ((["no_such"], "no attack"), (["wrong_key", "extra_tensor"], "one hostile party")):
-        with pytest.raises(UsageError, match=words):
-            named(names)
+def test_the_demos_attacks_are_asked_for_by_name_and_are_the_same_four() -> None:
+    asked = demo_attacks.named(["extra_tensor", "prompt_as_response", "extra_tensor"])
+    assert [attack.name for attack in asked] == ["prompt_as_response", "extra_tensor"] and demo_attacks.named([]) == ()
+    for name in ("no_such", "wrong_key", "all-trainer"):
+        with pytest.raises(UsageError, match="no attack") as refused:
+            demo_attacks.named([name])
+        assert all(known in refused.value.hint for known in LEAK)
+    first = [(attack.name, attack.kind, attack.outcome, attack.rule) for attack in TRAINER[: len(LEAK)]]
+    assert first == [(attack.name, attack.kind, "denied", attack.rule) for attack in LEAK.values()]
 
 
 def test_what_ends_a_run_or_a_silo_has_a_run_of_its_own() -> None:
-    of_trainer = phases(named(["extra_tensor", "unknown_field", "padded_payload"]))
+    of_trainer = phases(named("extra_tensor", "unknown_field", "padded_payload"))
     assert [(phase.attacks, phase.is_main) for phase in of_trainer] == [
         (("extra_tensor",), True), (("unknown_field",), False), (("padded_payload",), False),
     ]  # fmt: skip
-    assert [phase.attacks for phase in phases(named(["unknown_field"]))] == [("unknown_field",)]
-    assert phases(named(["unknown_field"]))[0].is_main
-    of_coordinator = phases(named(["wrong_key", "other_template", "plan_changed"]))
+    assert [phase.attacks for phase in phases(named("unknown_field"))] == [("unknown_field",)]
+    assert phases(named("unknown_field"))[0].is_main
+    of_coordinator = phases(named("wrong_key", "other_template", "plan_changed"))
     assert [(phase.attacks, phase.is_main) for phase in of_coordinator] == [
         (("other_template",), False), (("plan_changed", "wrong_key"), True),
     ]  # fmt: skip
 
 
 def test_each_round_and_each_step_carries_one() -> None:
-    assert rounds_needed(named(LEAK), public_steps=10) == 2
-    assert rounds_needed(named(["prompt_as_response", "answers_reordered", "samples_as_number"]), public_steps=2) == 2
-    assert rounds_needed(named(["unknown_field"]), public_steps=2) == 1
+    for needed in (
+        rounds_needed(named(*LEAK), public_steps=10),
+        demo_attacks.rounds_needed(tuple(LEAK.values()), public_steps=10),
+    ):
+        assert needed == 2
+    assert rounds_needed(named("prompt_as_response", "answers_reordered", "samples_as_number"), public_steps=2) == 2
+    assert rounds_needed(named("unknown_field"), public_steps=2) == 1
     # 9 take a round each, and one leaves its round; 6 are made in donors, 12 in place of donors or of a round's result
     assert rounds_needed(COORDINATOR, public_steps=2) == 2 + 9 + 1 + 6 // 2 + 12 // 3
     assert rounds_needed(COORDINATOR, public_steps=10) == 2 + 9 + 1 + 2
-    assert rounds_needed(named(["wrong_key", "other_run"]), public_steps=0) == 2 + 2  # a result in each round
+    assert rounds_needed(named("wrong_key", "other_run"), public_steps=0) == 2 + 2  # a result in each round
 
 
 # ---- judging -----------------------------------------------------------------------------------------
@@ -216,22 +221,33 @@ def test_only_what_the_list_says_counts(attacks: tuple[Any, ...]) -> None:
     assert fault(good, [attacks[0].name])[0] == "LEAKED"
 
 
+def test_of_the_demo_only_a_denial_by_the_rule_made_for_it_counts() -> None:
+    good = [row(name) for name in LEAK]
+    assert demo_attacks.fault(good, []) == ("", "")
+    for place, name in enumerate(LEAK):
+        for worse, code in (
+            (row(name, "not made"), "NOT_SHOWN"), (row(name, "none"), "NOT_SHOWN"), (row(name, "allow"), "LEAKED"),
+            (row(name, "hold"), "LEAKED"), (row(name, rule="messages per minute"), "NOT_SHOWN"),
+        ):  # fmt: skip
+            found, why = demo_attacks.fault([*good[:place], worse, *good[place + 1 :]], [])
+            assert found == code and name in why
+        assert demo_attacks.fault(good, [name]) == ("LEAKED", f"{name} was not stopped by the guard")
+
+
 @pytest.mark.parametrize(
     ("attacks", "changes", "words"),
     [
-        (LEAK, {"rounds": 1}, "2 rounds"),
+        (tuple(LEAK), {"rounds": 1}, "2 rounds"),
         (("off_grid_number",), {"rounds": 1}, "2 rounds"),
         (("extra_tensor",), {"silos": 2}, "two others"),
-        (("wrong_key",), {"silos": 2}, "two others"),
         (("prompt_as_response",), {"method": "fedavg-grpo", "kinds": {"lora.factors"}}, "public.responses"),
-        (("wrong_donors",), {"method": "fedavg-grpo", "kinds": {"lora.factors"}, "rounds": 9}, "public.responses"),
     ],
 )
 def test_a_run_that_could_not_show_it_is_refused(attacks: tuple[str, ...], changes: dict[str, Any], words: str) -> None:
     shape: dict[str, Any] = {"rounds": 4, "silos": 3, "method": "pubswap", "kinds": KINDS, "public_steps": 10}
-    check_attacks(named(attacks), **shape)  # the counterpart
+    check_attacks(demo_attacks.named(attacks), **shape)  # the counterpart
     with pytest.raises(UsageError, match=words):
-        check_attacks(named(attacks), **shape | changes)
+        check_attacks(demo_attacks.named(attacks), **shape | changes)
 
 
 def test_what_got_out_comes_before_a_log_that_does_not_verify_and_that_before_the_rest() -> None:

@@ -1,10 +1,10 @@
-"""A coordinator that is honest but for what it is told to try: `fedsilo demo --attack NAME` and the X9 tests use it.
+"""A coordinator that is honest but for what it is told to try: the X9 tests use it.
 
-    python -m fedsilo.launch.hostile_coordinator --config coordinator.yaml --attack NAME ... --target SILO --report FILE
+    python -m tests.hostile.coordinator --config coordinator.yaml --attack NAME ... --target SILO --report FILE
 
 It is the real coordinator, with its real keys and its real rounds; only what seals its replies is another one, which
 changes a reply before it is signed, or its envelope afterwards. So a silo must find everything out by itself.
-What each attempt was is written to --report for the demo to look up in the silo's audit log.
+What each attempt was is written to --report for the tests to look up in the silo's audit log.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from sqlalchemy.orm import Session
 from coordinator import outbox
 from coordinator.blobs import AnyPayload, BytesPayload
 from coordinator.replies import Replies, Reply
-from fedsilo.launch.hostile_deviations import DEVIATIONS, Memory, Said
 from fedsilo.treaty.wire import codec
+from tests.hostile.deviations import DEVIATIONS, Memory, Said
 
 
 class HostileReplies(Replies):
@@ -150,7 +150,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from coordinator.daemon import Ready, run_coordinator
     from fedsilo.launch.output import emit, guarded
 
-    parser = argparse.ArgumentParser(prog="python -m fedsilo.launch.hostile_coordinator", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.hostile.coordinator", description=__doc__)
     parser.add_argument("--config", type=Path, required=True, help="coordinator.yaml")
     parser.add_argument("--attack", action="append", default=[], choices=DEVIATIONS, help="may be repeated")
     parser.add_argument("--target", action="append", default=[], help="silo to try it on; may be repeated")

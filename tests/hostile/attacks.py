@@ -1,5 +1,5 @@
-"""Every attack that `fedsilo demo --attack NAME` can make and that tests/security/test_X09_* make: who tries what, and
-what must come of it (threat model, X9). The attackers themselves are `hostile_trainer` and `hostile_coordinator`.
+"""Every attack that tests/security/test_X09_* make, the four of `fedsilo demo --leak` among them: who tries what, and
+what must come of it (threat model, X9). The attackers themselves are `trainer` and `coordinator` beside this.
 
 What the list does not show: an attack that nobody thought of, and anything hidden inside allowed values (N1), of which
 the entries that survive are examples and not the whole.
@@ -7,11 +7,8 @@ the entries that survive are examples and not the whole.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
-
-from fedsilo.treaty.errors import UsageError
 
 Party = Literal["trainer", "coordinator"]
 # denied      by the rule named: recorded with every rule's verdict, and nothing of the message is used or sent
@@ -22,7 +19,7 @@ Party = Literal["trainer", "coordinator"]
 # stopped     no message of the closed set: the trainer is ended, and the run goes on without its silo
 # survives    let out or let in: the documented limit named
 Outcome = Literal["denied", "refused", "dropped", "clipped", "rebuilt", "stopped", "survives"]
-# What the audit record and the demo's `decision` say for each.
+# What the audit record says for each.
 DECISIONS: dict[Outcome, str] = {
     "denied": "deny",
     "refused": "deny",
@@ -73,7 +70,7 @@ def _of(party: Party, *rows: tuple[str, str, str, Outcome, str, str]) -> tuple[A
 _FACTORS, _ANSWERS, _METRICS = "lora.factors", "public.responses", "metrics.eval"
 TRAINER = _of(
     "trainer",
-    # The four names of design 6; `--leak` is these.
+    # the four of `fedsilo demo --leak`
     (
         "prompt_as_response",
         "T14",
@@ -340,25 +337,9 @@ COORDINATOR = _of(
     ),
 )
 ATTACKS: dict[str, Attack] = {attack.name: attack for attack in (*TRAINER, *COORDINATOR)}
-LEAK = ("prompt_as_response", "prompt_in_tensor_name", "extra_tensor", "off_grid_number")
-EVERY: dict[str, tuple[str, ...]] = {
-    f"all-{party}": tuple(attack.name for attack in ATTACKS.values() if attack.party == party)
-    for party in ("trainer", "coordinator")
-}
 
 
-def named(names: Iterable[str]) -> tuple[Attack, ...]:
-    """The attacks that were asked for, each once, in the order of the list; `all-trainer` and `all-coordinator` too.
-
-    Raises:
-        UsageError: there is no such attack, or two parties' attacks at once.
-    """
-    wanted: set[str] = set()
-    for name in names:
-        if name not in ATTACKS and name not in EVERY:
-            raise UsageError(f"there is no attack {name!r}", hint="`fedsilo demo --list-attacks` shows them")
-        wanted |= set(EVERY.get(name, (name,)))
-    found = tuple(attack for attack in ATTACKS.values() if attack.name in wanted)
-    if len({attack.party for attack in found}) > 1:
-        raise UsageError("a demo has one hostile party: attacks of trainers, or of the coordinator")
-    return found
+def named(*names: str) -> tuple[Attack, ...]:
+    """The attacks of these names, each once, in the order of the list."""
+    assert set(names) <= ATTACKS.keys(), names
+    return tuple(attack for attack in ATTACKS.values() if attack.name in names)
