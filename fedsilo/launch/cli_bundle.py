@@ -1,27 +1,23 @@
 """`fedsilo bundle`: what somebody who helps needs to see, in one file that may be shared.
 
-It holds versions, the findings of `doctor`, settings with their origins, the released part of the daemon's state and of
-its audit status, the daemon's own log lines, and reports of faults of ours. It holds no prompt, answer, tensor or key.
-Of settings only numbers, switches and the words in `SHOWN_TEXTS` are told. From the beginning of a path on, the rest of
-a text or of its quotation is cut off, for a blank may stand in the path. Names of people in roles.yaml are taken out,
-and where that file cannot be read, the log lines are left out. The daemon leaves quoted words out of its log lines
-before it gives them away.
+It holds versions, the findings of `doctor`, settings, the released part of the daemon's state and of its audit status,
+the daemon's own log lines, and reports of faults of ours. One rule cuts all texts: from the first path or quotation on
+the rest of a line is left out. Of settings only numbers, switches and the words in `SHOWN_TEXTS` are told. Names of
+people in roles.yaml are taken out; where that file cannot be read, there are no log lines.
 
-Does not stop: names of silos, runs, kinds and times, which tell who works with whom and when; the site's own numbers in
-`settings`; a name of somebody whom roles.yaml does not have, or no longer; a relative path that begins with a name.
-What is in the file is listed before it is written, and whoever shares it can read it.
+Does not stop: names of silos, runs, kinds and times, which tell who works with whom and when; the site's own numbers; a
+name of somebody whom roles.yaml does not have; a relative path that begins with a name. What is in the file is listed
+before it is written, and whoever shares it can read it.
 """
 
 from __future__ import annotations
 
-import contextlib
 import io
 import json
 import os
 import re
 import sys
 import tarfile
-import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
@@ -36,25 +32,18 @@ from fedsilo.treaty.errors import ConflictError, FedSiloError, UsageError
 if TYPE_CHECKING:
     from console.client import ControlClient
 
-LOG_LINES = 200
-REPORTS_MAX = 3
-SECONDS_EACH = 10.0
-PATH_SHOWN, SET_SHOWN, PERSON_SHOWN = "(path)", "(set)", "(person)"
-# Where an absolute path begins, one from a home folder, or one from here or the folder above; not the slashes of a URL,
-# of an identity or of a run's id.
-_PATH = re.compile(r"(?<![\w./~-])(?:file:(?://)?)?(?:~[A-Za-z_][\w.-]*|~?/(?![/\s])|\.\.?/(?![\s])|[A-Za-z]:\\)")
-_QUOTES = "'\"`"
-_QUOTATION = re.compile(r"(?<!\w)(['\"`]).*\1(?!\w)")
-QUOTATION_SHOWN = "(left out)"
+LOG_LINES, REPORTS_MAX, SECONDS_EACH = 200, 3, 10.0
+LEFT_OUT, SET_SHOWN, PERSON_SHOWN = "(left out)", "(set)", "(person)"
+# From where an absolute path begins, one from a home folder, one from here or the folder above, or a quotation, up to
+# the end of the line; not from the slashes of a URL, of an identity or of a run's id, nor an apostrophe in a word.
+_PRIVATE = re.compile(r"(?:(?<!\w)['\"`]|(?<![\w./~-])(?:file:|~[A-Za-z_]|~?/(?![/\s])|\.\.?/(?!\s)|[A-Za-z]:\\)).*")
 _HIDDEN_BLOCKS = ("data.", "identity.", "model.", "control.")
 # Of settings that are text: names that every message carries, and words of a fixed choice.
 SHOWN_TEXTS = frozenset({
     "silo", "role", "federation", "coordinator", "site", "silos", "log_level", "log_format", "rollout.engine",
     "trainer.launch", "trainer.devices", "trainer.threads", "trainer.isolation", "expected.load", "expected.mixed_base",
-    "expected.mixed_verifiers",
-    "public.verifier", "held_out.verifier",
+    "expected.mixed_verifiers", "public.verifier", "held_out.verifier",
 })  # fmt: skip
-_PEOPLE_UNKNOWN = "roles.yaml was not read here, and log lines may name people"
 
 
 @guarded("bundle")
@@ -70,162 +59,83 @@ def bundle(
     Works without a daemon, and without a configuration: what could not be asked is named in it. Read it before you pass
     it on; README in it says what was left out.
     """
-    if out.exists():
-        raise ConflictError(f"{out} exists", hint="name a new file")
-    daemon, trouble = None, None
+    daemon, told = None, []
     try:
         daemon = chosen_daemon(context, socket, config)
     except UsageError as error:
         if sum([bool(context), socket is not None, config is not None]) > 1:
             raise
         # nothing is configured here, or it is wrong, which may be what help is needed with
-        trouble = error if context or config else None
-    parts = collected(daemon, config, trouble)
+        told = [f"{error.message}: the daemon was not asked"] if context or config else []
+    if out.exists():
+        raise ConflictError(f"{out} exists", hint="name a new file")
+    parts = {name: text.encode() for name, text in collected(daemon, config).items()}
+    holds = {name: len(data) for name, data in parts.items()}
     if not json_output:
-        for name, text in parts.items():
-            sys.stderr.write(plain(f"{len(text.encode()):>8} bytes  {name}\n"))
+        sys.stderr.writelines(plain(f"{size:>8} bytes  {name}\n") for name, size in holds.items())
     _write(out, parts)
-    told = [f"{trouble.message}: the daemon was not asked, and the file says so"] if trouble is not None else []
-    data = {
-        "file": str(out),
-        "bytes": out.stat().st_size,
-        "holds": {name: len(text.encode()) for name, text in parts.items()},
-    }
-    emit(
-        "bundle", data, json_output=json_output, warnings=told,
-        text=f"wrote {out}, {data['bytes']} bytes; read it before you share it",
-    )  # fmt: skip
+    data = {"file": str(out), "bytes": out.stat().st_size, "holds": holds}
+    text = f"wrote {out}, {data['bytes']} bytes; read it before you share it"
+    emit("bundle", data, json_output=json_output, warnings=told, text=text)
 
 
-def collected(
-    daemon: Daemon | None, config: Path | None = None, trouble: UsageError | None = None
-) -> dict[str, str]:  # fmt: skip
+def collected(daemon: Daemon | None, config: Path | None = None) -> dict[str, str]:
     """File name -> text of everything that goes in. Nothing is written.
 
     Args:
         daemon: to ask; None where none is known.
         config: that was named, if no daemon could be read from it.
-        trouble: why none could be.
     """
     from fedsilo.launch.crash import reports_folder, versions
     from fedsilo.launch.doctor import findings
 
-    config = config if daemon is None else daemon.config
-    kind = (daemon.kind if daemon is not None else "") or "fedsilo"
+    config, kind = (config, "") if daemon is None else (daemon.config, daemon.kind)
     made: dict[str, Any] = {
         "versions.json": versions(),
-        "doctor.json": _each_text([vars(each) for each in findings(kind, config)], _without_quotations),
+        "doctor.json": [vars(each) for each in findings(kind or "fedsilo", config)],
         "settings.json": _told(lambda: _settings(config)),
     }
-    if trouble is not None:
-        said = {"not_told": trouble.code, "message": trouble.message, "hint": trouble.hint}
-        made["configuration.json"] = _each_text(said, _without_quotations)
-    people = None if config is None else _people(config)
+    people = _told(lambda: _people(config))
     if daemon is not None:
         made |= _asked(daemon)
-        if people is None:
-            made["log.json"] = {"not_told": _PEOPLE_UNKNOWN}
-    reports = sorted(reports_folder().glob("crash-*.json"))[-REPORTS_MAX:] if reports_folder().is_dir() else []
-    made |= {f"crashes/{path.name}": _told(partial(_read, path)) for path in reports}
-    known = _known_paths(daemon, config)
-    parts = {
-        name: json.dumps(without_people(without_paths(value, known), people or ()), indent=1) + "\n"
-        for name, value in made.items()
-    }
+        if not isinstance(people, list):
+            made["log.json"] = {"not_told": "roles.yaml was not read here, and log lines may name people"}
+    for path in sorted(reports_folder().glob("crash-*.json"))[-REPORTS_MAX:]:
+        made[f"crashes/{path.name}"] = _told(partial(_read, path))
+    names = people if isinstance(people, list) else []
+    parts = {name: json.dumps(shareable(value, names), indent=1) + "\n" for name, value in made.items()}
     return {"README": _README, **parts}
 
 
-def without_paths(value: Any, known: Iterable[str] = ()) -> Any:
-    """A JSON value in which paths read `(path)`.
+def shareable(value: Any, people: Iterable[str] = ()) -> Any:
+    """A JSON value, keys too, whose lines are cut off where a path or a quotation begins, and in which each of these
+    people's names, as a word of its own in letters of either case, reads `(person)`."""
+    names = "|".join(map(re.escape, sorted(filter(None, people), key=len, reverse=True)))
+    person = re.compile(rf"(?<!\w)(?:{names})(?!\w)", re.IGNORECASE) if names else None
 
-    From where a path begins, the text is cut off up to the end of the quotation or line it stands in, for a path may
-    hold blanks and any sign. What follows one of the known paths stays where a sign ends it.
+    def changed(each: Any) -> Any:
+        if isinstance(each, Mapping):
+            return {changed(key): changed(inner) for key, inner in each.items()}
+        if isinstance(each, list | tuple):
+            return [changed(inner) for inner in each]
+        if not isinstance(each, str):
+            return each
+        each = _PRIVATE.sub(LEFT_OUT, each)
+        return person.sub(PERSON_SHOWN, each) if person is not None else each
 
-    Args:
-        value: of JSON; keys are treated like texts.
-        known: paths as they are told in texts.
-    """
-    exact = sorted({each for each in known if len(each) > 1}, key=len, reverse=True)
-    either = "|".join(map(re.escape, exact))
-    pattern = re.compile(rf"(?<![\w./~-])(?:{either})(?=$|['\"`;,)]|:(?:\s|\d))", re.MULTILINE) if exact else None
-    return _each_text(value, lambda text: _cut(pattern.sub(PATH_SHOWN, text) if pattern is not None else text))
-
-
-def without_people(value: Any, people: Iterable[str]) -> Any:
-    """A JSON value in which each of these names, as a word of its own in letters of either case, reads `(person)`."""
-    names = sorted({name for name in people if name}, key=len, reverse=True)
-    if not names:
-        return value
-    pattern = re.compile(rf"(?<!\w)(?:{'|'.join(map(re.escape, names))})(?!\w)", re.IGNORECASE)
-    return _each_text(value, lambda text: pattern.sub(PERSON_SHOWN, text))
+    return changed(value)
 
 
-def _each_text(value: Any, change: Callable[[str], str]) -> Any:
-    if isinstance(value, Mapping):
-        return {_each_text(key, change): _each_text(inner, change) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_each_text(inner, change) for inner in value]
-    return change(value) if isinstance(value, str) else value
-
-
-def _without_quotations(text: str) -> str:
-    """What is wrong in a configuration quotes it: from the first quotation mark to the last of its kind is left out."""
-    return _QUOTATION.sub(QUOTATION_SHOWN, text)
-
-
-def _cut(text: str) -> str:
-    return "\n".join(map(_cut_line, text.split("\n")))
-
-
-def _cut_line(row: str) -> str:
-    told, start = "", 0
-    while (found := _PATH.search(row, start)) is not None:
-        told += row[start : found.start()] + PATH_SHOWN
-        quote = _open_quote(row[: found.start()])
-        end = re.search(rf"{quote}(?!\w)", row[found.end() :]) if quote else None
-        if end is None:
-            return told
-        start = found.end() + end.start()
-    return told + row[start:]
-
-
-def _open_quote(before: str) -> str:
-    """The quotation mark that is open at the end of this text, the last one opened; an apostrophe in a word is none."""
-    opened: list[str] = []
-    for at, character in enumerate(before):
-        if character not in _QUOTES:
-            continue
-        if opened and opened[-1] == character:
-            opened.pop()
-        elif at == 0 or not before[at - 1].isalnum():
-            opened.append(character)
-    return opened[-1] if opened else ""
-
-
-def _known_paths(daemon: Daemon | None, config: Path | None) -> list[str]:
-    """Paths that findings and messages tell as they are."""
-    from fedsilo.launch.contexts import contexts_path
-    from fedsilo.launch.daemons import read_configuration
-
-    found = [contexts_path(), *([] if daemon is None else [daemon.socket]), *([] if config is None else [config])]
-    with contextlib.suppress(FedSiloError, OSError):
-        if config is not None:
-            read = read_configuration(config)[1]
-            found += [place for name in ("state_dir", "policy") if isinstance(place := getattr(read, name, None), Path)]
-    return [str(form) for each in found for form in (each, each.absolute())]
-
-
-def _people(config: Path) -> list[str] | None:
-    """Everybody in the roles.yaml that a configuration names; None where that cannot be read."""
+def _people(config: Path | None) -> list[str]:
+    """Everybody in the roles.yaml that a configuration names. Raises UsageError: it names none."""
     from certs.roles import load_roles
     from fedsilo.edge.identity_files import read_public
     from fedsilo.launch.daemons import read_configuration
 
-    with contextlib.suppress(FedSiloError, OSError):
-        files = getattr(read_configuration(config)[1], "identity", None)
-        if files is not None:
-            return list(load_roles(read_public(files.operators), str(files.operators)).people)
-    return None
+    files = getattr(read_configuration(config)[1], "identity", None) if config is not None else None
+    if files is None:
+        raise UsageError("no roles.yaml is known")
+    return list(load_roles(read_public(files.operators), str(files.operators)).people)
 
 
 def _settings(config: Path | None) -> Any:
@@ -237,19 +147,12 @@ def _settings(config: Path | None) -> Any:
     kind, read = read_configuration(config)
     rows = settings_of(read, config)
     for row in rows:
-        if not _may_be_shown(row["key"], row["value"]):
+        shown = isinstance(row["value"], bool | int | float) or row["key"] in SHOWN_TEXTS
+        if row["value"] not in (None, "", []) and (row["key"].startswith(_HIDDEN_BLOCKS) or not shown):
             row["value"] = SET_SHOWN
         _, colon, number = row["origin"].rpartition(":")
         row["origin"] = f"{kind}.yaml:{number}" if colon else row["origin"]  # whatever its own name tells
     return {"kind": kind, "settings": rows}
-
-
-def _may_be_shown(key: str, value: Any) -> bool:
-    if value in (None, "", []):
-        return True
-    if key.startswith(_HIDDEN_BLOCKS):
-        return False
-    return isinstance(value, bool | int | float) or key in SHOWN_TEXTS
 
 
 def _asked(daemon: Daemon) -> dict[str, Any]:
@@ -261,13 +164,12 @@ def _asked(daemon: Daemon) -> dict[str, Any]:
         answer = released_answer("audit.status", {}, client.query("audit.status", {}))
         return {"not_told": "nothing of it is released"} if answer is None else answer[0]
 
-    questions: dict[str, Callable[[ControlClient], Any]] = {
-        "status.json": lambda client: released_state(client.snapshot().state),
-        "audit_status.json": audit,
-        "log.json": lambda client: client.query("logs", {"lines": LOG_LINES}),
-    }
     with ControlClient(daemon.socket, timeout_seconds=SECONDS_EACH) as client:
-        return {name: _told(partial(ask, client)) for name, ask in questions.items()}
+        return {
+            "status.json": _told(lambda: released_state(client.snapshot().state)),
+            "audit_status.json": _told(lambda: audit(client)),
+            "log.json": _told(lambda: client.query("logs", {"lines": LOG_LINES})),
+        }
 
 
 def _read(path: Path) -> Any:
@@ -283,31 +185,26 @@ def _told(work: Callable[[], Any]) -> Any:
         return {"not_told": type(error).__name__}
 
 
-def _write(out: Path, parts: Mapping[str, str]) -> None:
-    """In one step, mode 0600. Raises ConflictError: it came to be meanwhile."""
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w:gz") as archive:
-        for name, text in parts.items():
-            entry = tarfile.TarInfo(f"fedsilo-bundle/{name}")  # owner and names of this machine's users stay out
-            entry.size, entry.mode, entry.mtime = len(text.encode()), 0o644, int(time.time())
-            archive.addfile(entry, io.BytesIO(text.encode()))
+def _write(out: Path, parts: Mapping[str, bytes]) -> None:
+    """Write a new file of mode 0600. Raises ConflictError: it came to be meanwhile."""
     try:
         descriptor = os.open(out, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     except FileExistsError as error:
         raise ConflictError(f"{out} exists", hint="name a new file") from error
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(packed.getvalue())
+    with os.fdopen(descriptor, "wb") as file, tarfile.open(fileobj=file, mode="w:gz") as archive:
+        for name, data in parts.items():
+            entry = tarfile.TarInfo(f"fedsilo-bundle/{name}")  # owner and names of this machine's users stay out
+            entry.size = len(data)
+            archive.addfile(entry, io.BytesIO(data))
 
 
 _README = f"""\
 Diagnostics of FedSilo, made by `fedsilo bundle`. Each file is JSON; `not_told` says why something is missing.
 
-Left out on purpose: prompts, answers, tensors, keys, certificates, file contents, quoted words of log lines; every
-setting that is text, but for names of silos, federation and coordinator and words of a fixed choice, and all values of
-`data`, `identity`, `model` and `control` (they read {SET_SHOWN}); absolute paths and those from a home folder or from
-`./` and `../`, with what follows them up to the end of the line or quotation (they read {PATH_SHOWN}); names of
-people in roles.yaml (they read {PERSON_SHOWN}); what findings quote ({QUOTATION_SHOWN}). Without roles.yaml there are
-no log lines.
+Left out on purpose: prompts, answers, tensors, keys, certificates, file contents; of each line all from the first path
+or quotation on ({LEFT_OUT}); settings that are text, but for names of silos, federation and coordinator and words of a
+fixed choice, and all of `data`, `identity`, `model` and `control` ({SET_SHOWN}); names of people in roles.yaml
+({PERSON_SHOWN}). Without roles.yaml there are no log lines.
 In it are names of silos and runs, times, versions, limits and other numbers of the configuration, and the daemon's log
 lines. A name that roles.yaml does not have may stand in them. Read it before you pass it on.
 """

@@ -19,7 +19,7 @@ from console.client import ControlClient, Event
 from fedsilo.edge import control_desk
 from fedsilo.edge.control_desk import ControlDesk
 from fedsilo.launch import cli_bundle, cli_fedsilo
-from fedsilo.launch.cli_bundle import SHOWN_TEXTS, collected, without_paths
+from fedsilo.launch.cli_bundle import SHOWN_TEXTS, collected, shareable
 from fedsilo.launch.common_options import Common
 from fedsilo.launch.daemons import Daemon
 from fedsilo.launch.desk_answers import seen_text
@@ -242,7 +242,7 @@ def test_a_bundle_may_be_shared(bundled: tuple[Site, PolicySite], tmp_path: Path
     whole = "".join(parts.values())
     assert PRIVATE not in whole and "anna" not in whole
     assert str(tmp_path) not in whole and str(place.folder) not in whole
-    assert json.loads(parts["log.json"])["lines"][0] == "2026 INFO read (path)"
+    assert json.loads(parts["log.json"])["lines"][0] == "2026 INFO read (left out)"
     settings = {row["key"]: row for row in json.loads(parts["settings.json"])["settings"]}
     assert settings["data.private"]["value"] == "(set)"
     assert settings["data.private"]["origin"].startswith("silo.yaml:")
@@ -283,26 +283,30 @@ def test_without_a_daemon_it_says_what_is_missing(tmp_path: Path, monkeypatch: p
 
 def test_paths_are_left_out_and_other_slashes_stay() -> None:
     kept = ["r1/hospital_a/0", "spiffe://x/silo/a", "fedsilo/launch/cli.py:41 main", "2 of 3 / 4", "https://x.org/y"]
-    assert without_paths(kept) == kept
+    assert shareable(kept) == kept
     cut = {"a": "see /srv/x.yaml: no", "b": ["~/.config/x", "file:///home/a b"], "/etc/key": 1}
-    assert without_paths(cut) == {"a": "see (path)", "b": ["(path)", "(path)"], "(path)": 1}
+    left_out = "(left out)"
+    assert shareable(cut) == {"a": "see (left out)", "b": [left_out, left_out], left_out: 1}
 
 
 @pytest.mark.parametrize(
     ("text", "shared"),
     [
-        ("read /srv/Anna Beispiel/a.jsonl", "read (path)"),
-        ("cannot open '/srv/Anna Beispiel/a.jsonl': refused", "cannot open '(path)': refused"),
-        ("cannot open '/srv/O'Brien/a.jsonl': refused", "cannot open '(path)': refused"),
-        ('Anna\'s "see ~anna/My Files/x" and "../anna b/x" end', 'Anna\'s "see (path)" and "(path)" end'),
-        ("in ~anna/x, or ../y", "in (path)"), ("./anna/x", "(path)"), ("~anna", "(path)"),
-        ("one /a/b c\ntwo", "one (path)\ntwo"), ("within ~3 s of 1/2, and 3 ~ 4", "within ~3 s of 1/2, and 3 ~ 4"),
-        ("/srv/state: no daemon is running", "(path): no daemon is running"),
-        ("/srv/state/x: no", "(path)"), ("/srv/state Anna/x: no", "(path)"), ("C:\\Users\\anna", "(path)"),
+        ("read /srv/Anna Beispiel/a.jsonl", "read (left out)"),
+        ("cannot open '/srv/Anna Beispiel/a.jsonl': refused", "cannot open (left out)"),
+        ("cannot open '/srv/O'Brien/a.jsonl': refused", "cannot open (left out)"),
+        ('the site\'s "see ~anna/My Files/x" and "../anna b/x" end', "the site's (left out)"),
+        ("key 'anna' is unknown", "key (left out)"), ("key `anna` is unknown", "key (left out)"),
+        ("in ~anna/x, or ../y", "in (left out)"), ("./anna/x", "(left out)"), ("~anna", "(left out)"),
+        ("~/x", "(left out)"), ("(/srv/anna)", "((left out)"), ("of file:/srv/anna", "of (left out)"),
+        ("one /a/b c\ntwo", "one (left out)\ntwo"), ("1\n'anna\nb", "1\n(left out)\nb"),
+        ("within ~3 s of 1/2, and 3 ~ 4", "within ~3 s of 1/2, and 3 ~ 4"),
+        ("/srv/state: no daemon is running", "(left out)"), ("/srv/state Anna/x: no", "(left out)"),
+        ("C:\\Users\\anna", "(left out)"),
     ],
 )  # fmt: skip
-def test_a_path_is_cut_with_all_that_may_belong_to_it(text: str, shared: str) -> None:
-    assert without_paths(text, ["/srv/state"]) == shared
+def test_a_line_is_cut_where_a_path_or_a_quotation_begins(text: str, shared: str) -> None:
+    assert shareable(text) == shared
 
 
 def test_people_of_the_site_are_not_named(bundled: tuple[Site, PolicySite]) -> None:
@@ -335,7 +339,8 @@ def test_settings_tell_numbers_and_fixed_words_only(bundled: tuple[Site, PolicyS
     config.write_text(config.read_text().replace("tcp:192", "192"))
     refused = collected(Daemon(desk.socket, "silo", "hospital_a", config))
     assert json.loads(refused["settings.json"])["not_told"] and "192.0.2.7" not in "".join(refused.values())
-    assert "trainer.must_not_reach: (left out) is not tcp:" in refused["doctor.json"]
+    (wrong,) = [row for row in json.loads(refused["doctor.json"]) if row["check"] == "configuration"]
+    assert wrong["ok"] is False
     texts = {key for key, row in rows.items() if isinstance(row["value"], str | list) and row["value"] != "(set)"}
     assert {key for key in texts if rows[key]["value"]} <= SHOWN_TEXTS
 
@@ -351,8 +356,9 @@ def test_a_configuration_that_is_wrong_is_named_in_a_bundle(tmp_path: Path, monk
     with tarfile.open(out) as archive:
         files = {each.name.partition("/")[2]: archive.extractfile(each) for each in archive.getmembers()}
         parts = {name: file.read().decode() for name, file in files.items() if file is not None}
-    assert json.loads(parts["configuration.json"])["not_told"] == "INVALID_INPUT"
-    assert ":2: " in parts["configuration.json"] and "(left out)" in parts["configuration.json"]
+    assert json.loads(parts["settings.json"])["not_told"] == "INVALID_INPUT"
+    (found,) = [row for row in json.loads(parts["doctor.json"]) if row["check"] == "configuration"]
+    assert (found["ok"], found["found"]) == (False, "(left out)")
     whole = "".join(parts.values())
     assert "sate_dir" not in whole and str(tmp_path) not in whole  # what is quoted may be anything
     missing = CliRunner().invoke(cli_fedsilo.app, ["bundle", "--out", str(tmp_path / "c"), "--config", "none.yaml"])
