@@ -34,9 +34,7 @@ INCOMING_ADAPTERS = "silo.guard.incoming_adapters"
 JUDGE = "silo.guard.judge"
 LEDGER = "silo.guard.ledger"
 LEDGER_CHECK = "silo.guard.ledger_check"
-LEDGER_RECOUNT = "silo.guard.ledger_recount"
 OUTBOX = "silo.guard.outbox"
-PAYLOADS = "silo.guard.payloads"
 RECORDS = "silo.guard.records"
 RELEASES = "silo.guard.releases"
 GUARD_SCREENS = "silo.guard.screens"
@@ -226,7 +224,7 @@ STEPS: tuple[tuple[str, str, str, str], ...] = (
     ("an expired hold is approved", f"{RELEASES}:Releases.approve", "release.expires_at <= self._gate.now()", "False"),
     ("anybody may approve", f"{RELEASES}:Releases.approve", "not roles & set(command.roles)", "False"),
     ("an approval of other bytes counts", f"{RELEASES}:Releases._shown", "given != value", "False"),
-    ("stored bytes may have changed", f"{PAYLOADS}:Payloads.read", "sha256_hex(payload) != digest", "False"),
+    ("stored bytes may have changed", f"{LEDGER}:Payloads.read", "sha256_hex(payload) != digest", "False"),
     (
         "a yes need not say what was shown",
         f"{RELEASES}:Releases._opened",
@@ -318,7 +316,7 @@ STEPS: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         "a restored ledger counts what it counted then",
-        f"{LEDGER_RECOUNT}:RecountLedger.raise_to",
+        f"{LEDGER}:Ledger.raise_to",
         "book.raise_to(found.book)",
         "pass",
     ),

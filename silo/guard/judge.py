@@ -27,9 +27,8 @@ from policies.model_screens import ScreenName
 from policies.rules.base import block_of
 from policies.screening import Screened
 from silo.guard.context import RunView, SiteView, context_of
-from silo.guard.ledger import Ledger
+from silo.guard.ledger import UNWRITABLE, Ledger
 from silo.guard.messages import Original
-from silo.guard.payloads import UNWRITABLE
 from silo.guard.public import Answer, answers_of, donated_answers_of
 from silo.guard.records import decision_fields, payload_digests
 from silo.guard.screens import Screens

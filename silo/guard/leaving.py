@@ -17,8 +17,7 @@ import logging
 from fedsilo.treaty.errors import DeniedError
 from silo.guard.conversation import Conversation
 from silo.guard.gate import Gate
-from silo.guard.ledger import Ledger
-from silo.guard.ledger_rows import LEFT
+from silo.guard.ledger import LEFT, Ledger
 
 _log = logging.getLogger("fedsilo.silo")
 

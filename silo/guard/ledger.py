@@ -1,53 +1,324 @@
 """What the guard must remember across a kill: sequence counters, what was allowed out, what was let in, held releases,
 approvals, the policy in force, the run it takes part in. One SQLite file in `state_dir`, every write flushed before it
-returns; the bytes of messages lie beside it, one file each (`payloads.py`). The audit log says what happened; the
-ledger is what the next decision is made from.
+returns. The audit log says what happened; the ledger is what the next decision is made from.
+
+    state_dir/ledger.sqlite3                      one lock, one transaction for each write
+    state_dir/payloads/<SHA-256 of the bytes>     0600, the bytes of a message: durable before the row that refers to it
 
 Time only moves forward here: `now` is the latest time ever seen, so a clock set back revives nothing (threat T41). Only
 an approver who accepts the clock, after it was found wrong, sets it to an earlier one (`accept_clock`).
-An older copy of the file is noticed at the start, since the log names the newest head (`ledger_check.py`, T42).
-Does not stop: older copies of ledger and log together. The log's witnesses show that.
+
+The audit log names the head of what was written, so that an older copy of the file is noticed at the start
+(`ledger_check.py`, T42):
+
+    head = HMAC-SHA-256(the ledger's own secret; number of the group, head before, counters, halts and budgets)
+
+A group is all that was written between two records of the log. The ledger commits first, in the transaction itself, and
+the next record names the head. So a ledger is as the log says, or one group ahead of it where a kill came in between;
+one that is behind is an older copy. The ledger keeps the head that the log names last beside its own. The secret keeps
+whoever reads the log from guessing at counts (T40).
+
+A message is counted, then recorded, then put into the outbox, and only then sent. Killed in between, it never left and
+never will; offered again, it must not be denied for a limit that it took up itself. So the counts as they were before
+are kept beside the new ones until it lies in the outbox, or the next message is counted; an opened ledger takes such a
+count back. Nothing that left is ever taken back: such a message is sent out of the outbox alone, and what is not
+(control.*) is counted for good at once.
+
+Where another process has locked the file, whoever reads or writes waits until it lets go; a disk that refuses is told
+at once.
+
+Does not stop: older copies of ledger and log together, which the log's witnesses show; the daemon's user and root, who
+may read the secret, write a group of their own choice, and change a payload: each reader compares its digest.
 """
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import json
 import secrets
 import sqlite3
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from fedsilo.edge.locked_file import TRY_SECONDS
+from pydantic import ValidationError
+
+from fedsilo.edge.files import WrittenAhead, make_private_directory, remove_durably, write_durably
+from fedsilo.edge.locked_file import TRY_SECONDS, LockedFile
 from fedsilo.edge.read_only import read_only_address
 from fedsilo.treaty.audit.record import COUNT_MAX
-from fedsilo.treaty.errors import ConflictError, NotFoundError, OperationError
-from fedsilo.treaty.wire.codec import Buffer
-from silo.guard.ledger_recount import RecountLedger
-from silo.guard.ledger_rounds import count_for_good, count_until_kept
-from silo.guard.ledger_rows import (
-    SCHEMA,
-    Approval,
-    OutboxItem,
-    PolicyInForce,
-    Release,
-    add_missing_columns,
-    approval_of,
-    outbox_item_of,
-    release_of,
-)
-from silo.guard.payloads import FOLDER, Payloads
+from fedsilo.treaty.errors import ConflictError, NotFoundError, OperationError, VerificationError
+from fedsilo.treaty.wire.codec import Buffer, sha256_hex
+from policies.engine import HistoryBook
+from policies.model import PolicyFile
+from policies.model_kinds import without_gone
+from silo.guard.ledger_recount import Recount
 
-__all__ = ["Approval", "Ledger", "OutboxItem", "PolicyInForce", "Release"]
-
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS sequences (direction TEXT, run TEXT, value INTEGER NOT NULL, PRIMARY KEY (direction, run));
+CREATE TABLE IF NOT EXISTS outbox (
+  id INTEGER PRIMARY KEY, run TEXT NOT NULL, round INTEGER NOT NULL, step INTEGER NOT NULL, kind TEXT NOT NULL,
+  digest TEXT NOT NULL, payload_bytes INTEGER NOT NULL, decision_seq INTEGER NOT NULL, at REAL NOT NULL,
+  state TEXT NOT NULL, attempts INTEGER NOT NULL, archived INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS releases (
+  id TEXT PRIMARY KEY, run TEXT NOT NULL, round INTEGER NOT NULL, step INTEGER NOT NULL, kind TEXT NOT NULL,
+  digest TEXT NOT NULL, policy_digest TEXT NOT NULL, payload_bytes INTEGER NOT NULL, recorded TEXT NOT NULL,
+  facts TEXT NOT NULL, rules TEXT NOT NULL, persons INTEGER NOT NULL, requested_at REAL NOT NULL,
+  expires_at REAL NOT NULL, expiry_outcome TEXT NOT NULL, state TEXT NOT NULL, revision INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS approvals (
+  release_id TEXT, person TEXT, fingerprint TEXT NOT NULL, digest TEXT NOT NULL, verdict TEXT NOT NULL,
+  reason TEXT NOT NULL, at REAL NOT NULL, acknowledged TEXT NOT NULL DEFAULT '[]', record INTEGER NOT NULL DEFAULT -1,
+  reason_code TEXT NOT NULL DEFAULT '',
+  PRIMARY KEY (release_id, person));
+CREATE TABLE IF NOT EXISTS policy_changes (proposal TEXT PRIMARY KEY, digest TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS runs (run TEXT PRIMARY KEY, plan TEXT NOT NULL, state TEXT NOT NULL, view TEXT NOT NULL);
+CREATE INDEX IF NOT EXISTS outbox_place ON outbox (kind, run, round, step);
+CREATE INDEX IF NOT EXISTS releases_state ON releases (state, kind, digest, run);
+"""
+# Of tables that an earlier version of this program made.
+_ADDED = {
+    "approvals": {
+        "acknowledged": "TEXT NOT NULL DEFAULT '[]'", "record": "INTEGER NOT NULL DEFAULT -1",
+        "reason_code": "TEXT NOT NULL DEFAULT ''",
+    },
+}  # fmt: skip
+_HEAD = "head"  # the fact that keeps it
+_NO_HEAD = "0" * 64
+# Counters by their sums, since a site has two for each run it ever took part in.
+_COVERED = """
+SELECT name, value FROM facts WHERE name IN
+  ('acknowledged', 'clock_accepted', 'clock_halt', 'equivocation', 'history_before', 'history_book', 'latest_time',
+   'policy_in_force')
+UNION ALL SELECT 'sequences/' || direction, COUNT(*) || ' ' || SUM(value) FROM sequences GROUP BY direction
+ORDER BY name"""
 _REFERRED = (
     "SELECT digest FROM outbox WHERE state='allowed' OR archived UNION SELECT digest FROM releases WHERE state='held'"
 )
+_OUTBOX = {"allowed": "waits", "sent": "sent"}
+_RELEASES = {"held": "waits", "missed": "missed"}
+
+LEFT = "left"  # state of a run that this silo left for good
+FOLDER = "payloads"  # beside the ledger
+AHEAD_BYTES_MIN = 1 << 20  # what is smaller is on the disk sooner than a thread is made
+UNWRITABLE, UNREADABLE = "PAYLOADS_UNWRITABLE", "PAYLOAD_UNREADABLE"
 
 
-class Ledger(RecountLedger):
-    """Thread-safe: the control socket reads while the daemon writes.
+# ---- rows --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class OutboxItem:
+    """One content message that the gate allowed. Its bytes are kept until the coordinator has answered it."""
+
+    id: int
+    run: str
+    round: int
+    step: int
+    kind: str
+    digest: str
+    payload_bytes: int
+    decision_seq: int  # of the audit record
+    at: float  # seconds since 1970
+    state: str  # allowed | sent | dropped (its bytes are gone, or the policy changed its mind while it waited)
+    attempts: int
+    archived: bool  # its bytes stay when it is settled, until retention takes them
+
+
+@dataclass(frozen=True)
+class Release:
+    """A held message. The payload of this digest is what will be sent, byte for byte, if persons approve."""
+
+    id: str
+    run: str
+    round: int
+    step: int
+    kind: str
+    digest: str
+    policy_digest: str
+    payload_bytes: int
+    recorded: Mapping[str, Any]  # size and digest as they may stand in the audit log (T40)
+    facts: Mapping[str, Any]
+    rules: list[dict[str, Any]]
+    persons: int
+    requested_at: float
+    expires_at: float
+    expiry_outcome: str  # missed: the step's deadline comes first; denied: the policy's expiry does
+    state: str  # held | approved | rejected | expired | missed | denied
+    revision: int
+
+
+@dataclass(frozen=True)
+class Approval:
+    release_id: str
+    person: str
+    fingerprint: str
+    digest: str
+    verdict: str  # approve | reject
+    reason: str
+    at: float
+    acknowledged: tuple[str, ...] = ()  # ids of the findings that there were, each opened by the person
+    record: int = -1  # of the audit log, where the yes stands; below zero: in none, and it counts nothing
+    reason_code: str = ""  # of a no
+
+
+@dataclass(frozen=True)
+class PolicyInForce:
+    """What decided last at this site.
+
+    Attributes:
+        digest: of the effective policy.
+        content: the same as JSON, defaults filled in; two of them compare field by field.
+        logged: digest that the audit log's newest record named when this was put in force. The log says either the one
+            or the other; that it says a third shows a ledger restored from an older copy (T42).
+    """
+
+    digest: str
+    content: dict[str, Any]
+    logged: str
+
+    @property
+    def file(self) -> PolicyFile | None:
+        """The content as this version reads it; None where another version's words do not fit."""
+        try:
+            return PolicyFile.model_validate(without_gone(self.content))
+        except ValidationError:
+            return None
+
+
+class Head(NamedTuple):
+    """One group of the ledger, as a record of the log names it."""
+
+    groups: int
+    head: str
+
+    @classmethod
+    def named(cls, field: Mapping[str, Any]) -> Head:
+        return cls(int(field["groups"]), str(field["head"]))
+
+    def field(self) -> dict[str, Any]:
+        """The field `ledger` of a record."""
+        return self._asdict()
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Attributes:
+    newest: of what the ledger holds.
+    before: the head that this one was made from.
+    logged: those that the log may name in its place: the one it named last, and more where a kill came, or a record
+        failed, before that was known.
+    """
+
+    newest: Head
+    before: str
+    logged: tuple[Head, ...]
+
+    def agree_with(self, named: Head) -> bool:
+        """Whether the ledger is as the log says, or ahead of it by what the log need not have named."""
+        return named == self.newest or named in self.logged
+
+
+# ---- payloads ----------------------------------------------------------------------------------------
+
+
+class Payloads:
+    """The bytes of messages: held for a person, waiting to be sent, or archived. One file serves all three, so a
+    payload is written once, however long it stays.
+
+    Args:
+        folder: made if it is not there.
+
+    Raises:
+        UsageError, OperationError: it is no folder, or cannot be made.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._lock = threading.Lock()
+        self._ahead: WrittenAhead | None = None
+        make_private_directory(folder)
+        for leftover in folder.glob(".*.tmp"):  # of a write that a kill interrupted
+            leftover.unlink()
+        self._sizes = {path.name: path.stat().st_size for path in folder.iterdir()}
+
+    def __contains__(self, digest: object) -> bool:
+        return digest in self._sizes
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Bytes by digest."""
+        with self._lock:
+            return dict(self._sizes)
+
+    def begin(self, payload: Buffer) -> None:
+        """Start writing these bytes to the disk while they are examined; `write` then only has to finish.
+
+        What was begun before is dropped. Call `drop_begun` before anybody changes the bytes.
+        """
+        if self._ahead is not None and self._ahead.data is payload:
+            return
+        self.drop_begun()
+        if len(payload) >= AHEAD_BYTES_MIN:
+            self._ahead = WrittenAhead(self._folder, payload, 0o600)
+
+    def drop_begun(self) -> None:
+        """Remove from the disk what was begun and not written."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            ahead.abandon()
+
+    def write(self, digest: str, payload: Buffer) -> None:
+        """Durable at return. Raises OperationError: the disk refused (`PAYLOADS_UNWRITABLE`)."""
+        with self._lock:
+            if digest in self._sizes:
+                return
+            try:
+                if (ahead := self._ahead) is not None and ahead.data is payload:
+                    self._ahead = None
+                    ahead.keep(self._folder / digest)
+                else:
+                    write_durably(self._folder / digest, payload, mode=0o600)
+            except OperationError as error:
+                raise OperationError(error.message, hint="is the disk full?", code=UNWRITABLE) from error
+            self._sizes[digest] = len(payload)
+
+    def read(self, digest: str) -> bytes:
+        """The bytes.
+
+        Raises:
+            NotFoundError: it is not kept.
+            VerificationError: the file holds other bytes (`PAYLOAD_CHANGED`).
+            OperationError: the disk does not give it (`PAYLOAD_UNREADABLE`).
+        """
+        try:
+            payload = (self._folder / digest).read_bytes()
+        except FileNotFoundError as error:
+            raise NotFoundError(f"payload {digest[:12]} is not kept here") from error
+        except OSError as error:
+            raise OperationError(f"cannot read payload {digest[:12]}: {error.strerror}", code=UNREADABLE) from error
+        if sha256_hex(payload) != digest:
+            raise VerificationError(f"payload {digest[:12]} was changed on the disk", code="PAYLOAD_CHANGED")
+        return payload
+
+    def remove(self, digests: Collection[str]) -> None:
+        """Raises OperationError."""
+        with self._lock:
+            for digest in digests:
+                if digest in self._sizes:
+                    remove_durably(self._folder / digest)
+                    del self._sizes[digest]
+
+
+# ---- the ledger --------------------------------------------------------------------------------------
+
+
+class Ledger:
+    """The ledger of one silo. Thread-safe: the control socket reads while the daemon writes.
 
     Args:
         path: the SQLite file; its folder exists.
@@ -61,8 +332,11 @@ class Ledger(RecountLedger):
     payloads: Payloads
 
     def __init__(self, path: Path, *, read_only: bool = False, give_up: Callable[[], bool] = lambda: False) -> None:
-        super().__init__(path)
+        self._lock = threading.RLock()
+        self.locked = LockedFile(path)
         self.locked.give_up = give_up
+        self._named: Head | None = None  # which head the log is known to name last
+        self._group_open = False  # something was written that the log does not name
         self._read_only = read_only
         try:
             place = read_only_address(path) if read_only else path
@@ -77,7 +351,7 @@ class Ledger(RecountLedger):
             path.chmod(0o600)
             self.locked.until_free(self._make_tables)
             self.locked.until_free(self._make_finding_key)
-            self.take_back_count()
+            self._take_back_count()
         except sqlite3.Error as error:
             raise OperationError(f"cannot open {path}: {error}", hint="keep it, it is evidence") from error
         self.payloads = Payloads(path.parent / FOLDER)
@@ -87,12 +361,101 @@ class Ledger(RecountLedger):
     def _make_tables(self) -> None:
         self._database.execute("PRAGMA journal_mode=WAL")
         self._database.execute("PRAGMA synchronous=FULL")
-        self._database.executescript(SCHEMA)
-        add_missing_columns(self._database)
+        self._database.executescript(_SCHEMA)
+        _add_missing_columns(self._database)
+
+    def _make_finding_key(self) -> None:
+        """Make the secret when the ledger is opened, so that showing a release writes nothing."""
+        made = secrets.token_hex(32)
+        self._database.execute("INSERT OR IGNORE INTO facts VALUES ('finding_key', ?)", (made,))
 
     def close(self) -> None:
         with self._lock:
             self._database.close()
+
+    # ---- heads, which the log names ----------------------------------------------------------------
+
+    @property
+    def heads(self) -> Heads | None:
+        """The heads; None for a ledger of a version that kept none, until it is written for the first time."""
+        return _heads_of(self._fact(_HEAD))
+
+    def is_unchanged(self) -> bool:
+        """Return True if counters, halts and budgets are those that the head was made of, or if there is no head."""
+        with self._lock:
+            heads = self.heads
+            return heads is None or self._head(self._database, heads.newest.groups, heads.before) == heads.newest.head
+
+    def agree(self, named: Head | None) -> None:
+        """Take note that the log names this head last (None: no head), and that it was compared with the ledger."""
+        with self._lock:
+            heads = self.heads
+            self._named = named
+            self._group_open = heads is not None and named != heads.newest
+
+    @contextmanager
+    def naming(self) -> Iterator[dict[str, Any] | None]:
+        """Hold the ledger while one record is written; yields its field `ledger`, or None if the log names the newest
+        head already.
+
+        A record that fails may be on the disk all the same, if only its flush failed. So what the ledger writes next
+        is another group, and the log may name either.
+        """
+        with self._lock:
+            heads = self.heads
+            if heads is None or heads.newest == self._named:
+                yield None
+                return
+            self._group_open = False
+            yield heads.newest.field()
+            self._named = heads.newest
+
+    def finding_key(self) -> bytes:
+        """The secret that heads and ids of findings are made with. It never changes; empty for a reader of a ledger
+        that has not made it yet."""
+        return bytes.fromhex(self._fact("finding_key") or "")
+
+    def raise_to(self, named: Head, found: Recount, policy: PolicyInForce | None) -> dict[str, int]:
+        """Raise everything to what the log shows (`ledger_recount.py`), in one transaction: the next group after the
+        one that the log names.
+
+        Args:
+            named: head that the log names last.
+            found: what the log says.
+            policy: the policy that the log names last, if it is not this ledger's.
+
+        Returns:
+            How many holds ended, messages were dropped, and runs were left.
+        """
+        with self._writing() as database:
+            self._follow(database, named)
+            row = database.execute("SELECT value FROM facts WHERE name='history_book'").fetchone()
+            book = HistoryBook() if row is None else HistoryBook.from_json(json.loads(row["value"]))
+            book.raise_to(found.book)
+            facts = {"history_book": json.dumps(book.to_json())}
+            facts["acknowledged"] = str(max(int(self._fact("acknowledged") or 0), found.taken))
+            if policy is not None:
+                facts["policy_in_force"] = json.dumps(asdict(policy))
+            facts |= {f"releases/{stem}": str(count) for stem, count in found.releases.items()}
+            database.executemany("INSERT OR REPLACE INTO facts VALUES (?, ?)", facts.items())
+            counters = [("out", run, value) for run, value in found.sent.items()] + [("in", "", found.received)]
+            database.executemany(
+                "INSERT INTO sequences VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET value=MAX(value, excluded.value)",
+                counters,
+            )
+            names = [(run, LEFT if run == found.open else "ended") for run in found.runs]
+            database.executemany("INSERT OR IGNORE INTO runs VALUES (?, '', ?, '{}')", names)
+            still = "CASE WHEN run=? THEN ? ELSE 'ended' END"
+            running = f"UPDATE runs SET state={still} WHERE state='running'"  # noqa: S608  # constant text
+            left = database.execute(running, (found.open, LEFT)).rowcount
+            database.executemany(
+                "INSERT OR IGNORE INTO policy_changes VALUES (?, ?)",
+                [(one, found.decided_by) for one in found.proposals],
+            )
+            held = database.execute("UPDATE releases SET state='expired', revision=revision+1 WHERE state='held'")
+            dropped = database.execute("UPDATE outbox SET state='dropped' WHERE state='allowed'")
+            database.execute("DELETE FROM facts WHERE name GLOB 'run/*/again/*' OR name='history_before'")
+            return {"holds_ended": held.rowcount, "dropped": dropped.rowcount, "runs_left": left}
 
     # ---- time, sequences ---------------------------------------------------------------------------
 
@@ -144,7 +507,7 @@ class Ledger(RecountLedger):
                 (now, now, now),
             )
             database.execute("UPDATE outbox SET at=? WHERE at>?", (now, now))
-            count_for_good(database, json.dumps(book))
+            _count_for_good(database, json.dumps(book))
 
     def next_sequence(self, run: str) -> int:
         """The next outgoing sequence of a run, durable before it is returned: no number is ever used twice."""
@@ -181,13 +544,13 @@ class Ledger(RecountLedger):
         """Count a message against every limit and give it its sequence, in one write, before it is sent (L3).
         kept: it is sent out of the outbox alone."""
         with self._writing() as database:
-            (count_until_kept if kept else count_for_good)(database, json.dumps(book))
+            (_count_until_kept if kept else _count_for_good)(database, json.dumps(book))
             return _advance(database, run)
 
     def keep_book(self, book: Mapping[str, Any]) -> None:
         """Replace the history, where counts of runs that are over were dropped."""
         with self._writing() as database:
-            count_for_good(database, json.dumps(book))
+            _count_for_good(database, json.dumps(book))
 
     def keep_until_sent(self, item: OutboxItem) -> int:
         """Remember an allowed content message, so that a lost connection or a restart can retry it."""
@@ -200,7 +563,7 @@ class Ledger(RecountLedger):
                     item.at, item.archived,
                 ),
             )  # fmt: skip
-            count_for_good(database)
+            _count_for_good(database)
             return int(cursor.lastrowid or 0)
 
     def settle_outbox(self, item_id: int, state: str) -> None:
@@ -234,12 +597,12 @@ class Ledger(RecountLedger):
         """Content messages that were allowed, oldest first."""
         where, arguments = ("", ()) if state is None else (" WHERE state=?", (state,))
         rows = self._all(f"SELECT * FROM outbox{where} ORDER BY id", arguments)  # noqa: S608  # constant text
-        return [outbox_item_of(row) for row in rows]
+        return [_outbox_item_of(row) for row in rows]
 
     def outbox_item(self, decision_seq: int) -> OutboxItem | None:
         """What left under a decision."""
         row = self._one("SELECT * FROM outbox WHERE decision_seq=? ORDER BY id LIMIT 1", (decision_seq,))
-        return None if row is None else outbox_item_of(row)
+        return None if row is None else _outbox_item_of(row)
 
     def outbox_before(
         self, release: Release, limit: int, *, same_place: bool = False, approved: bool = False
@@ -264,13 +627,13 @@ class Ledger(RecountLedger):
             "ORDER BY id DESC LIMIT ?",
             (release.kind, *arguments, held, release.digest, release.requested_at, limit),
         )
-        return [outbox_item_of(row) for row in reversed(rows)]
+        return [_outbox_item_of(row) for row in reversed(rows)]
 
     def outbox_page(self, before: int | None, limit: int) -> tuple[list[OutboxItem], int]:
         """The newest `limit` of them below the id `before`, newest first, and how many there are in all."""
         rows = self._all("SELECT * FROM outbox WHERE id<? ORDER BY id DESC LIMIT ?", (_below(before), limit))
         total = self._all("SELECT COUNT(*) AS total FROM outbox", ())[0]["total"]
-        return [outbox_item_of(row) for row in rows], int(total)
+        return [_outbox_item_of(row) for row in rows], int(total)
 
     # ---- held releases -----------------------------------------------------------------------------
 
@@ -292,7 +655,7 @@ class Ledger(RecountLedger):
         row = self._one("SELECT * FROM releases WHERE id=?", (release_id,))
         if row is None:
             raise NotFoundError(f"there is no release {release_id!r}", hint="silo approvals list shows them")
-        return release_of(row)
+        return _release_of(row)
 
     def releases_before(self, release: Release, limit: int) -> list[Release]:
         """The newest `limit` of a release's kind that were held before it and are over, newest first."""
@@ -301,7 +664,7 @@ class Ledger(RecountLedger):
             "ORDER BY rowid DESC LIMIT ?",
             (release.kind, release.id, limit),
         )
-        return [release_of(row) for row in rows]
+        return [_release_of(row) for row in rows]
 
     def rejected_before(self, release: Release, limit: int) -> list[Release]:
         """The newest `limit` releases of these very bytes that persons rejected before, newest first."""
@@ -310,13 +673,13 @@ class Ledger(RecountLedger):
             "AND rowid<(SELECT rowid FROM releases WHERE id=?) ORDER BY rowid DESC LIMIT ?",
             (release.kind, release.digest, release.id, limit),
         )
-        return [release_of(row) for row in rows]
+        return [_release_of(row) for row in rows]
 
     def releases(self, state: str | None = None) -> list[Release]:
         if state is None:
-            return [release_of(row) for row in self._all("SELECT * FROM releases ORDER BY requested_at", ())]
+            return [_release_of(row) for row in self._all("SELECT * FROM releases ORDER BY requested_at", ())]
         rows = self._all("SELECT * FROM releases WHERE state=? ORDER BY requested_at", (state,))
-        return [release_of(row) for row in rows]
+        return [_release_of(row) for row in rows]
 
     def approved_release(self, item: OutboxItem) -> Release | None:
         """The newest one that persons let go as this message."""
@@ -325,7 +688,7 @@ class Ledger(RecountLedger):
             "ORDER BY rowid DESC LIMIT 1",
             (item.kind, item.digest, item.run),
         )
-        return None if row is None else release_of(row)
+        return None if row is None else _release_of(row)
 
     def release_page(
         self, *, state: str, kind: str, before: int | None, limit: int
@@ -339,7 +702,7 @@ class Ledger(RecountLedger):
             (*chosen, _below(before), limit),
         )
         total = self._all(f"SELECT COUNT(*) AS total FROM releases {where}", chosen)[0]["total"]  # noqa: S608
-        return [(int(row["number"]), release_of(row)) for row in rows], int(total)
+        return [(int(row["number"]), _release_of(row)) for row in rows], int(total)
 
     def defer(self, release_id: str, person: str, until: float) -> None:
         """This person is not asked for it until then; nothing else changes. until: seconds since 1970."""
@@ -348,11 +711,6 @@ class Ledger(RecountLedger):
     def deferred(self, release_id: str) -> dict[str, float]:
         """Person -> until when (seconds since 1970)."""
         return dict(json.loads(self._fact(f"deferred/{release_id}") or "{}"))
-
-    def _make_finding_key(self) -> None:
-        """When it is opened, so that showing a release writes nothing."""
-        made = secrets.token_hex(32)
-        self._database.execute("INSERT OR IGNORE INTO facts VALUES ('finding_key', ?)", (made,))
 
     def keep_of_release(self, release_id: str, kept: Mapping[str, Any]) -> None:
         """What is shown of a release beside its facts: base, destination, places of hits; no text."""
@@ -451,7 +809,7 @@ class Ledger(RecountLedger):
 
     def approvals(self, release_id: str) -> list[Approval]:
         rows = self._all("SELECT * FROM approvals WHERE release_id=? ORDER BY at", (release_id,))
-        return [approval_of(row) for row in rows]
+        return [_approval_of(row) for row in rows]
 
     # ---- the policy in force -------------------------------------------------------------------------
 
@@ -568,6 +926,176 @@ class Ledger(RecountLedger):
         """Empty evidence ends the halt."""
         self._set_fact("equivocation", json.dumps(evidence))
 
+    # ---- the open round, which a guard that was killed goes on in -----------------------------------
+
+    def keep_of_round(self, run: str, kept: dict[str, Any], *, opens: bool = False) -> None:
+        """Keep a message of a round, durably, before the method hears of it.
+
+        Args:
+            run: its run.
+            kept: {kind, round, step, digest, payload: hex}.
+            opens: the message begins a round, so what was kept of other rounds goes.
+        """
+        name = f"run/{run}/again/{kept['kind']}/{kept['step']}/{kept['digest']}"
+        with self._writing() as database:
+            if opens:
+                others = "name GLOB 'run/*/again/*' AND json_extract(value, '$.round')<>?"
+                database.execute(f"DELETE FROM facts WHERE {others}", (kept["round"],))  # noqa: S608  # constant text
+            database.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", (name, json.dumps(kept)))
+
+    def kept_of_round(self, run: str, round_number: int) -> list[dict[str, Any]]:
+        """Messages of a round, in the order in which they came; empty if the round goes on without this silo. Donors of
+        a round may come before it has begun (`exchange: round_end`)."""
+        rows = self._all("SELECT value FROM facts WHERE name GLOB ? ORDER BY rowid", (f"run/{run}/again/*",))
+        kept = [dict(json.loads(row["value"])) for row in rows]
+        return [one for one in kept if one["round"] == round_number]
+
+    def forget_round(self) -> None:
+        """Forget the open round: it goes on without this silo, also after a restart."""
+        with self._writing() as database:
+            database.execute("DELETE FROM facts WHERE name GLOB 'run/*/again/*'")
+
+    def became_of(self, kind: str, run: str, round_number: int, step: int) -> str:
+        """What became of an offer: sent, denied, missed, or waits if it is held or lies in the outbox. Empty without a
+        trace: an offer that a rule denied leaves one in the audit log only.
+        """
+        place = "kind=? AND run=? AND round=? AND step=?"
+        for table, meanings in (("outbox", _OUTBOX), ("releases", _RELEASES)):
+            query = f"SELECT state FROM {table} WHERE {place} ORDER BY rowid DESC LIMIT 1"  # noqa: S608  # constant text
+            if (row := self._one(query, (kind, run, round_number, step))) is not None:
+                return meanings.get(row["state"], "denied")
+        return ""
+
+    # ---- SQL ---------------------------------------------------------------------------------------
+
+    def _take_back_count(self) -> None:
+        """Take back the count of a message that a kill kept out of the outbox. Called when the ledger is opened."""
+        if (before := self._fact("history_before")) is None:
+            return
+        with self._writing() as database:
+            _count_for_good(database, before)
+            if not before:
+                database.execute("DELETE FROM facts WHERE name='history_book'")
+
+    def _follow(self, database: sqlite3.Connection, named: Head) -> None:
+        """Make this transaction's group follow the head that the log names, whichever head this ledger held."""
+        kept = {"groups": named.groups, "head": named.head, "before": _NO_HEAD, "logged": []}
+        database.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", (_HEAD, json.dumps(kept)))
+        self._named, self._group_open = named, False
+
+    def _advance_head(self, database: sqlite3.Connection) -> None:
+        row = database.execute("SELECT value FROM facts WHERE name=?", (_HEAD,)).fetchone()
+        heads = _heads_of(None if row is None else row["value"])
+        before, groups, logged = _NO_HEAD, 1, tuple[Head, ...]()
+        if heads is not None:
+            before, groups, logged = heads.newest.head, heads.newest.groups, heads.logged
+            if not self._group_open:
+                groups += 1
+                logged = (heads.newest,) if heads.newest == self._named else (*logged, heads.newest)
+        head = self._head(database, groups, before)
+        kept = {"groups": groups, "head": head, "before": before, "logged": logged}
+        database.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", (_HEAD, json.dumps(kept)))
+
+    def _head(self, database: sqlite3.Connection, groups: int, before: str) -> str:
+        covered = [list(row) for row in database.execute(_COVERED)]
+        content = json.dumps(["fedsilo ledger", groups, before, covered], separators=(",", ":"))
+        return hmac.new(self.finding_key(), content.encode(), hashlib.sha256).hexdigest()
+
+    def _fact(self, name: str) -> str | None:
+        row = self._one("SELECT value FROM facts WHERE name=?", (name,))
+        return None if row is None else str(row["value"])
+
+    def _set_fact(self, name: str, value: str) -> None:
+        with self._writing() as database:
+            database.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", (name, value))
+
+    @contextmanager
+    def _writing(self) -> Iterator[sqlite3.Connection]:
+        """One transaction, flushed at the end. Raises OperationError: the disk refused (then nothing was sent)."""
+        with self._begun():
+            try:
+                yield self._database
+                self._advance_head(self._database)
+                self.locked.until_free(lambda: self._database.execute("COMMIT"))
+            except sqlite3.IntegrityError:
+                self._roll_back()
+                raise
+            except sqlite3.Error as error:
+                self._roll_back()
+                raise _unwritable(error) from error
+            except BaseException:
+                self._roll_back()
+                raise
+            self._group_open = True
+
+    @contextmanager
+    def _begun(self) -> Iterator[None]:
+        """A transaction is open and nobody else reads. While the file is locked others may read what is there."""
+
+        def begin() -> None:
+            self._lock.acquire()
+            try:
+                self._database.execute("BEGIN IMMEDIATE")
+            except BaseException:
+                self._lock.release()
+                raise
+
+        try:
+            self.locked.until_free(begin)
+        except sqlite3.Error as error:
+            raise _unwritable(error) from error
+        try:
+            yield
+        finally:
+            self._lock.release()
+
+    def _roll_back(self) -> None:
+        if self._database.in_transaction:
+            self._database.execute("ROLLBACK")
+
+    def _one(self, query: str, arguments: tuple[Any, ...]) -> sqlite3.Row | None:
+        return next(iter(self._all(query, arguments)), None)
+
+    def _all(self, query: str, arguments: tuple[Any, ...]) -> list[sqlite3.Row]:
+        def read() -> list[sqlite3.Row]:
+            with self._lock:
+                return list(self._database.execute(query, arguments).fetchall())
+
+        return self.locked.until_free(read)
+
+
+def _unwritable(error: sqlite3.Error) -> OperationError:
+    return OperationError(f"the ledger cannot be written: {error}", hint="is the disk full?", code="LEDGER_UNWRITABLE")
+
+
+def _heads_of(text: str | None) -> Heads | None:
+    if text is None:
+        return None
+    kept = json.loads(text)
+    return Heads(Head.named(kept), str(kept["before"]), tuple(Head(int(n), str(head)) for n, head in kept["logged"]))
+
+
+def _add_missing_columns(database: sqlite3.Connection) -> None:
+    for table, columns in _ADDED.items():
+        known = {row["name"] for row in database.execute(f"PRAGMA table_info({table})")}
+        for name in columns.keys() - known:
+            database.execute(f"ALTER TABLE {table} ADD COLUMN {name} {columns[name]}")
+
+
+def _outbox_item_of(row: sqlite3.Row) -> OutboxItem:
+    return OutboxItem(**{**dict(row), "archived": bool(row["archived"])})
+
+
+def _release_of(row: sqlite3.Row) -> Release:
+    values = {name: row[name] for name in row.keys() if name != "number"}  # noqa: SIM118  # a row is no mapping
+    return Release(**values | {name: json.loads(values[name]) for name in ("recorded", "facts", "rules")})
+
+
+def _approval_of(row: sqlite3.Row) -> Approval:
+    """A reader may meet a table that nobody has added columns to."""
+    values = dict(row)
+    return Approval(**values | {"acknowledged": tuple(json.loads(values.get("acknowledged", "[]")))})
+
 
 def _advance(database: sqlite3.Connection, run: str) -> int:
     row = database.execute("SELECT value FROM sequences WHERE direction='out' AND run=?", (run,)).fetchone()
@@ -578,3 +1106,17 @@ def _advance(database: sqlite3.Connection, run: str) -> int:
 
 def _below(before: int | None) -> int:
     return COUNT_MAX if before is None else before
+
+
+def _count_until_kept(database: sqlite3.Connection, book: str) -> None:
+    """Replace the history, and keep the one before until `_count_for_good`; an empty text where there was none."""
+    before = "SELECT 'history_before', COALESCE((SELECT value FROM facts WHERE name='history_book'), '')"
+    database.execute(f"INSERT OR REPLACE INTO facts {before}")  # constant text
+    database.execute("INSERT OR REPLACE INTO facts VALUES ('history_book', ?)", (book,))
+
+
+def _count_for_good(database: sqlite3.Connection, book: str = "") -> None:
+    """What was counted is not taken back any more. book: the history from now on, if it changes."""
+    database.execute("DELETE FROM facts WHERE name='history_before'")
+    if book:
+        database.execute("INSERT OR REPLACE INTO facts VALUES ('history_book', ?)", (book,))

@@ -1,6 +1,6 @@
 """At the start, before anything is written into it: is the ledger the one that the audit log names (threat T42)?
 
-The log names the ledger's newest head (`ledger_store.py`). The ledger is as the log says, or one group ahead of it
+The log names the ledger's newest head (`ledger.py`). The ledger is as the log says, or one group ahead of it
 where a kill came between the two. If it is missing, behind or changed by hand, the silo does not start: halts would
 vanish, and budgets begin anew. A log that names no head yet, since an earlier version wrote it, says nothing.
 
@@ -33,9 +33,8 @@ from fedsilo.treaty.errors import ConflictError, NotAllowedError
 from fedsilo.treaty.wire._generated import control_pb2
 from fedsilo.treaty.wire.codec import canonical_json, sha256_hex
 from silo.config import SiloConfig
-from silo.guard.ledger import Ledger, PolicyInForce
+from silo.guard.ledger import Head, Ledger, PolicyInForce
 from silo.guard.ledger_recount import recounted
-from silo.guard.ledger_store import Head
 from silo.guard.proposals import HOURS_UNKNOWN, PROPOSALS, People, keep_signed, signed_by
 from silo.guard.records import orders_of
 from silo.guard.startup import AUDIT, LEDGER, Site

@@ -11,17 +11,13 @@ newer ledger alone, such as approvals that were given and had not had their effe
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from fedsilo.treaty.audit.poll_window import count_in, permitted_by
 from fedsilo.treaty.wire.services import TENSOR_KINDS
 from policies.engine import HistoryBook
-from silo.guard.ledger_rounds import RoundLedger
-from silo.guard.ledger_rows import LEFT, PolicyInForce
-from silo.guard.ledger_store import Head
 
 _NEVER_HALTS = 1 << 52  # as a limit of hits: the log has a record of each halt
 
@@ -127,48 +123,3 @@ def _take_in(found: Recount, record: Mapping[str, Any]) -> None:
         found.taken = max(found.taken, sequence)
         if kind == "run.end" and record.get("run") == found.open:
             found.open = ""
-
-
-class RecountLedger(RoundLedger):
-    """Whoever extends it opens the database."""
-
-    def raise_to(self, named: Head, found: Recount, policy: PolicyInForce | None) -> dict[str, int]:
-        """In one transaction, which is the group behind the one that the log names: see the module.
-
-        Args:
-            named: by the log, last.
-            found: in the log.
-            policy: the one that the log names last, where it is another one than this ledger's.
-
-        Returns:
-            How many holds ended, messages were dropped, and runs were left.
-        """
-        with self._writing() as database:
-            self._follow(database, named)
-            row = database.execute("SELECT value FROM facts WHERE name='history_book'").fetchone()
-            book = HistoryBook() if row is None else HistoryBook.from_json(json.loads(row["value"]))
-            book.raise_to(found.book)
-            facts = {"history_book": json.dumps(book.to_json())}
-            facts["acknowledged"] = str(max(int(self._fact("acknowledged") or 0), found.taken))
-            if policy is not None:
-                facts["policy_in_force"] = json.dumps(asdict(policy))
-            facts |= {f"releases/{stem}": str(count) for stem, count in found.releases.items()}
-            database.executemany("INSERT OR REPLACE INTO facts VALUES (?, ?)", facts.items())
-            counters = [("out", run, value) for run, value in found.sent.items()] + [("in", "", found.received)]
-            database.executemany(
-                "INSERT INTO sequences VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET value=MAX(value, excluded.value)",
-                counters,
-            )
-            names = [(run, LEFT if run == found.open else "ended") for run in found.runs]
-            database.executemany("INSERT OR IGNORE INTO runs VALUES (?, '', ?, '{}')", names)
-            still = "CASE WHEN run=? THEN ? ELSE 'ended' END"
-            running = f"UPDATE runs SET state={still} WHERE state='running'"  # noqa: S608  # constant text
-            left = database.execute(running, (found.open, LEFT)).rowcount
-            database.executemany(
-                "INSERT OR IGNORE INTO policy_changes VALUES (?, ?)",
-                [(one, found.decided_by) for one in found.proposals],
-            )
-            held = database.execute("UPDATE releases SET state='expired', revision=revision+1 WHERE state='held'")
-            dropped = database.execute("UPDATE outbox SET state='dropped' WHERE state='allowed'")
-            database.execute("DELETE FROM facts WHERE name GLOB 'run/*/again/*' OR name='history_before'")
-            return {"holds_ended": held.rowcount, "dropped": dropped.rowcount, "runs_left": left}

@@ -18,7 +18,7 @@ from fedsilo.treaty.wire.codec import Array, Buffer
 from fedsilo.treaty.wire.services import INBOUND_KINDS, REFT_KINDS, TENSOR_KINDS
 from policies.engine import Decision, Facts
 from policies.schema import LoraSchema
-from silo.guard.ledger_rows import Release
+from silo.guard.ledger import Release
 
 
 @dataclass(frozen=True)

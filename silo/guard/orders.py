@@ -33,8 +33,7 @@ from silo.guard.gate import Gate
 from silo.guard.halts import Halts
 from silo.guard.held_payloads import HeldPayloads
 from silo.guard.in_force import reload
-from silo.guard.ledger import Ledger
-from silo.guard.ledger_rows import LEFT
+from silo.guard.ledger import LEFT, Ledger
 from silo.guard.panel import Panel
 from silo.guard.participation import Participation
 from silo.guard.records import orders_of

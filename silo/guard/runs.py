@@ -33,8 +33,7 @@ from silo.guard.held_plans import HeldPlans
 from silo.guard.incoming_adapters import stored_or_fetched
 from silo.guard.judge import halts
 from silo.guard.leaving import Leaving
-from silo.guard.ledger import Ledger, OutboxItem, Release
-from silo.guard.ledger_rows import LEFT
+from silo.guard.ledger import LEFT, Ledger, OutboxItem, Release
 from silo.guard.messages import Allowed, Denied, Held, Inbound
 from silo.guard.outbox import in_turn
 from silo.guard.panel import Panel

@@ -32,8 +32,7 @@ from silo.guard.context import RunView, SiteView
 from silo.guard.file_channel import FileChannel
 from silo.guard.framing import Reply
 from silo.guard.gate import Gate
-from silo.guard.ledger import Ledger
-from silo.guard.ledger_store import Head
+from silo.guard.ledger import Head, Ledger
 from silo.guard.public import PublicView
 from silo.guard.releases import Releases
 from silo.guard.screens import Screens

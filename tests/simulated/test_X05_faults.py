@@ -19,9 +19,8 @@ import pytest
 
 from fedsilo.edge.audit_segments import read_records
 from fedsilo.edge.audit_verify import verify_logs
-from silo.guard.ledger import Ledger
+from silo.guard.ledger import Head, Ledger
 from silo.guard.ledger_check import named_in_folder
-from silo.guard.ledger_store import Head
 from silo.guard.messages import Allowed, Denied
 from tests.policies import setting
 from tests.simulated.guarded import Bench, MemoryChannel, small_factors

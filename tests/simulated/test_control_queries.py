@@ -42,7 +42,7 @@ from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from fedsilo.treaty.wire.codec import sha256_hex
 from policies.compare import effective
 from policies.load import load_policy
-from silo.guard.ledger_rows import Release
+from silo.guard.ledger import Release
 from silo.guard.messages import Allowed, Denied, Held
 from tests.policies import setting
 from tests.simulated.guard_loop import Loop

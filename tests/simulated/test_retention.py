@@ -35,7 +35,7 @@ from fedsilo.treaty.wire.codec import sha256_hex
 from fedsilo.treaty.wire.services import OUTBOUND_KINDS
 from policies.load import Policy
 from silo.guard import archive as archive_module
-from silo.guard import payloads as payloads_module
+from silo.guard import ledger as payloads_module
 from silo.guard.messages import Allowed, Held, parsed
 from tests.policies import setting
 from tests.protocol.audit_parties import Clock, append_send, open_log

@@ -17,9 +17,9 @@ from fedsilo.edge.files import WrittenAhead
 from fedsilo.treaty.errors import OperationError
 from fedsilo.treaty.wire.codec import decode_factors, sha256_hex
 from silo.guard import archive as archive_module
-from silo.guard import payloads as payloads_module
+from silo.guard import ledger as payloads_module
+from silo.guard.ledger import Payloads
 from silo.guard.messages import Allowed, Denied
-from silo.guard.payloads import Payloads
 from tests.policies import setting
 from tests.simulated.guarded import Bench
 from tests.simulated.test_offered_as_rebuilt import BFLOAT16, FLOAT32, body_of, drawn
