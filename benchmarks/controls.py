@@ -65,7 +65,7 @@ _NEAREST = {
         "tests/simulated/test_policy_reload.py",
     ),
     named.LEDGER_CHECK: ("tests/simulated/test_T42*.py",),
-    named.LEDGER_RECOUNT: ("tests/simulated/test_T42*.py",),
+    named.LEDGER: ("tests/simulated/test_T42*.py",),
     named.JUDGE: (
         "tests/simulated/test_gate_interrupted.py",
         "tests/simulated/test_T34*.py",
