@@ -38,7 +38,7 @@ POSITION_VERSION = 1
 SCHEMA = "fedsilo.audit/1"
 WITHHELD = "(withheld)"
 LIST_ITEMS_MAX = 16
-LINE_BYTES_MAX = 8192  # what every log system takes as one message
+LINE_BYTES_MAX = 8192  # the longest syslog message that every receiver should take (RFC 5425, 4.3.1)
 
 _NAME = re.compile(r"[A-Za-z0-9_.:/@+-]{1,128}")
 _DETAIL: Final = (
