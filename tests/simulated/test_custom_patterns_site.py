@@ -196,8 +196,6 @@ def test_the_policy_commands_know_the_file(place: PolicySite) -> None:
     assert f"pii_basic: 2 own patterns of {own.NAME}: study_number, ward" in shown
     digest = run("hash", policy)[1]["data"]["policy_sha256"]
     assert digest == read_policy(policy).digest
-    assert run("fmt", policy, "--write")[0] == run("fmt", policy, "--check")[0] == 0
-    assert run("hash", policy)[1]["data"]["policy_sha256"] == digest
     other = place.folder / "other"
     other.mkdir()
     (other / "policy.yaml").write_text(site_text())
