@@ -182,13 +182,13 @@ def test_no_color_is_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     assert CliRunner().invoke(_talking(), ["--no-color", "--quiet", "--json"]).stdout.count("plain") == 1
 
 
-@pytest.mark.parametrize(
-    ("line", "command", "message"),
-    [
-        ("policy fmt policy.yaml", "policy", "No such command 'fmt'."),
-        ("audit export --log log --syslog localhost:6514", "audit export", "No such option: --syslog"),
-    ],
-)
+_NO_MORE = [
+    ("policy fmt policy.yaml", "policy", "No such command 'fmt'."),
+    ("audit export --log log --syslog localhost:6514", "audit export", "No such option: --syslog"),
+]
+
+
+@pytest.mark.parametrize(("line", "command", "message"), _NO_MORE)
 def test_what_there_is_no_more_is_unknown_as_anything_else_is(line: str, command: str, message: str) -> None:
     program = "import sys; sys.argv[0] = 'fedsilo'; from fedsilo.launch import cli; cli.fedsilo_main()"
     ran = subprocess.run([sys.executable, "-c", program, *line.split(), "--json"], check=False, capture_output=True)

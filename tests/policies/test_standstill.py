@@ -9,19 +9,13 @@ import pytest
 
 from policies.compare import effective
 from policies.load import load_policy
-from policies.render import RULESETS, PlanSize
+from policies.render import RULESETS
 from policies.standstill import standstill_warnings, unused_screen_warnings
 from tests.policies import setting
 from tests.policies.test_cli_policy import _init, _run, site
 from tests.simulated import screening
 
 __all__ = ["site"]  # a fixture: a folder with what `fedsilo policy init` needs
-
-SIZES = {
-    "small": setting.SIZE,
-    "default": PlanSize(),
-    "one answer": PlanSize(local_steps=1, swap_period=1, prompts_per_step=1, samples_per_prompt=1, max_new_tokens=1),
-}
 
 
 def found(text: str) -> list[str]:
@@ -34,10 +28,9 @@ def line_of(text: str, key: str) -> int:
     return number
 
 
-@pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("name", RULESETS)
-def test_every_screen_of_a_shipped_ruleset_runs(name: str, size: str) -> None:
-    assert found(setting.policy_text(name, size=SIZES[size])) == []
+def test_every_screen_of_a_shipped_ruleset_runs(name: str) -> None:
+    assert found(setting.policy_text(name)) == []
 
 
 def test_a_screen_that_no_kind_names_is_told_and_one_that_is_named_is_not() -> None:

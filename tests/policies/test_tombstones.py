@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from google.protobuf.descriptor_pb2 import DescriptorProto
 
 from fedsilo.treaty.errors import UsageError
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
@@ -63,8 +64,7 @@ def test_a_policy_file_that_names_one_is_refused_with_its_line(kind: str) -> Non
     line = text.split("\n").index(f"  {kind}:") + 1
     with pytest.raises(UsageError) as refused:
         load_policy(text.encode(), "policy.yaml")
-    told = f"policy.yaml:{line}: egress.{kind}: no method of this version sends this kind"
-    assert refused.value.message == told
+    assert refused.value.message == f"policy.yaml:{line}: egress.{kind}: no method of this version sends this kind"
     assert refused.value.hint == "take the block out: nothing of that kind leaves or comes in"
 
 
@@ -84,8 +84,7 @@ def test_a_policy_that_names_none_keeps_its_digest_in_which_they_are_null(rulese
     assert {kind: content["egress"][kind] for kind in GONE} == dict.fromkeys(GONE)
     # what a ledger kept of it is read, with the null and, as a version before the kinds had them, without
     assert PolicyFile.model_validate(content) == policy.file
-    for kind in GONE:
-        del content["egress"][kind]
+    content["egress"] = {kind: block for kind, block in content["egress"].items() if kind not in GONE}
     assert PolicyFile.model_validate(content) == policy.file
 
 
@@ -123,8 +122,6 @@ def test_a_decision_of_an_old_log_is_judged_again_and_denied_by_its_name_alone(k
     ("message", "numbers"), [(pb.PublicRewards, {1, 2}), (pb.DiagDrift, {1}), (pb.CountExamples, {1})]
 )
 def test_their_numbers_are_reserved(message: Any, numbers: set[int]) -> None:
-    from google.protobuf.descriptor_pb2 import DescriptorProto
-
     described = DescriptorProto()
     message.DESCRIPTOR.CopyToProto(described)
     assert {number for each in described.reserved_range for number in range(each.start, each.end)} == numbers

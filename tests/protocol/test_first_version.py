@@ -161,8 +161,7 @@ def test_a_ledger_opens_with_what_it_counted(left: Path) -> None:
 def test_a_silo_starts_under_the_policy_that_its_ledger_and_log_name(left: Path, expected: Expected) -> None:
     """Without a person: kinds that are gone since are null in what that version kept, and no reason to ask."""
     site = left / "hospital_a"
-    own, charter = (load_policy((site / name).read_bytes(), name) for name in ("policy.yaml", "charter.yaml"))
-    policy = effective(own, charter)
+    policy = effective(*(load_policy((site / name).read_bytes(), name) for name in ("policy.yaml", "charter.yaml")))
     with closing(Ledger(site / "state/ledger.sqlite3")) as ledger:
         last = ledger.policy_in_force
         assert last is not None and last.file is not None
