@@ -55,9 +55,8 @@ def policy_with(key: str, value: float) -> str:
 def test_policy_check_says_so(site: Path) -> None:
     assert _init(site)[0] == 0
     policy = site / "policy.yaml"
-    written = policy.read_text()
     assert not [each for each in _run(site, "check", str(policy))[1]["warnings"] if "never" in each]
-    policy.write_text(written + "text_screens:\n  pii_basic: {patterns: [email]}\n")
+    policy.write_text(policy.read_text() + "text_screens:\n  pii_basic: {patterns: [email]}\n")
     code, answer = _run(site, "check", str(policy))
     (told,) = (each for each in answer["warnings"] if "never" in each)
     assert code == 0 and "text_screens.pii_basic never runs" in told

@@ -12,7 +12,6 @@ from google.protobuf.descriptor_pb2 import DescriptorProto
 
 from fedsilo.treaty.errors import UsageError
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
-from fedsilo.treaty.wire.services import INBOUND_KINDS, OUTBOUND_KINDS
 from policies.history import History
 from policies.load import load_policy
 from policies.model import PolicyFile
@@ -55,7 +54,6 @@ DIGESTS = {
 
 def test_these_are_the_kinds_that_are_gone() -> None:
     assert set(GONE) == set(BLOCKS)
-    assert not set(GONE) & {*OUTBOUND_KINDS, *INBOUND_KINDS}
 
 
 @pytest.mark.parametrize("kind", BLOCKS)
