@@ -196,7 +196,7 @@ def join(config: ConfigOption = CONFIG_DEFAULT, json_output: JsonOption = False)
     from datetime import UTC, datetime
 
     from fedsilo.treaty.errors import UsageError
-    from silo.guard.preflight import check_coordinator
+    from silo.guard.checks import look_at_coordinator
     from silo.guard.startup import load_site_parts
 
     read = load_site(config)
@@ -206,7 +206,7 @@ def join(config: ConfigOption = CONFIG_DEFAULT, json_output: JsonOption = False)
             hint="silo start, then silo export-release says hello",
         )
     site = load_site_parts(read, make_secret=False)
-    fingerprint = check_coordinator(site, datetime.now(UTC))
+    fingerprint = look_at_coordinator(site, datetime.now(UTC))["certificate"]
     data = {
         "silo": site.config.silo,
         "coordinator": site.policy.file.federation.coordinator,
@@ -238,15 +238,13 @@ def check(
     import copy
 
     from fedsilo.launch.silo_check_text import prompts_text
-    from silo.guard.preflight import preflight
-    from silo.guard.prompt_preview import Preview, as_fields
+    from silo.guard.checks import as_fields, check_site
 
-    previewed: list[Preview] = []
     # What is written to a file or to another program tends to be kept and sent on, so private prompts are not in it
     # unless somebody says so.
     shown = prompts if prompts is not None else 3 * (sys.stdout.isatty() and not json_output)
-    results, warnings, errors = preflight(
-        load_site(config), reach_coordinator=not offline, shown_prompts=shown, previewed=previewed
+    results, look, errors = check_site(
+        load_site(config), reach_coordinator=not offline, read_prompts=True, show_prompts=shown
     )
     error = copy.copy(errors[0]) if errors else None
     if error is not None:
@@ -257,10 +255,11 @@ def check(
         error.message = f"{len(errors)} of {len(results)} checks failed{more}: {failed}"
     words = {True: "ok", False: "FAILED", None: "-"}
     rows = [(words[result["ok"]], result["check"], result["found"]) for result in results]
-    data = {"checks": results, "data": as_fields(previewed[0], with_prompts=bool(shown)) if previewed else None}
+    lengths = None if look.preview is None else as_fields(look.preview, with_prompts=bool(shown))
+    data = {"checks": results, "data": lengths}
     emit(
-        "silo check", data, json_output=json_output, warnings=warnings, error=error,
-        text=lambda: table(("", "check", "found"), rows) + "".join(map(prompts_text, previewed)),
+        "silo check", data, json_output=json_output, warnings=look.warnings, error=error,
+        text=lambda: table(("", "check", "found"), rows) + ("" if look.preview is None else prompts_text(look.preview)),
     )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from fedsilo.launch.output import table
 
 if TYPE_CHECKING:
-    from silo.guard.prompt_preview import Preview
+    from silo.guard.checks import Preview
 
 _LABELS = {"private": "private", "public": "public", "held_out": "held-out"}
 TOPICS_SHOWN_MAX = 12

@@ -35,6 +35,7 @@ from policies.load import Policy
 from silo.config import SiloConfig
 from silo.guard.adapters import AdapterStore
 from silo.guard.archive import Archive
+from silo.guard.checks import look_at_coordinator
 from silo.guard.clock_watch import ClockWatch
 from silo.guard.context import SiteView
 from silo.guard.control import ControlServer
@@ -45,7 +46,6 @@ from silo.guard.in_force import take_over
 from silo.guard.isolation import why_waived
 from silo.guard.ledger_check import open_ledger
 from silo.guard.own_certificate import OwnCertificate
-from silo.guard.preflight import look_at_coordinator
 from silo.guard.public import PublicView, token_counter
 from silo.guard.public_grader import public_grader
 from silo.guard.releases import Releases

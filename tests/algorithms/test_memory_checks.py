@@ -12,7 +12,7 @@ from fedsilo.edge.model_facts import read_model_facts
 from fedsilo.treaty.errors import UsageError
 from silo import memory_estimate
 from silo.config import Model, Rollout, SiloConfig, Trainer
-from silo.guard import site_checks
+from silo.guard import checks
 from silo.memory_estimate import Machine, Settings, Shapes, estimate, judge, require_card
 from tests.algorithms import tiny
 
@@ -68,10 +68,10 @@ def test_silo_check_says_of_how_many_processes_it_speaks(
             state_dir=tmp_path, model=Model(path=folder, load="bf16"), rollout=Rollout(), silos_on_this_host=1,
             trainer=Trainer(cache_bytes=1 << 20, **{"devices": "cpu", **changes}),
         )  # fmt: skip
-        return site_checks.memory(config, read_model_facts(folder), [])
+        return checks.memory(checks.Look(config, facts=read_model_facts(folder)))
 
     plenty = Machine("RAM", 1 << 50, 1 << 50)
-    monkeypatch.setattr(site_checks, "machine", lambda devices: plenty)
+    monkeypatch.setattr(checks, "machine", lambda devices: plenty)
     assert "for each of 2 processes" in told(processes=2) and "for each" not in told()
     monkeypatch.setattr(memory_estimate, "_first_card", lambda: None)
     monkeypatch.setattr(memory_estimate, "_DEVICE_FILES", ())

@@ -16,7 +16,7 @@ from fedsilo.edge import extras
 from fedsilo.launch import demo, tiny_model
 from fedsilo.launch.output import ended_by
 from fedsilo.treaty.errors import UsageError
-from silo.guard import site_checks
+from silo.guard import checks
 from silo.link import LinkMessage
 from silo.trainer.worker import Worker
 from tests.algorithms.test_worker import configuration
@@ -109,11 +109,12 @@ def test_silo_check_fails_by_it_where_the_trainer_is_a_child_of_this_guard(
 
     def prompts(launch: str) -> None:
         config: Any = SimpleNamespace(trainer=SimpleNamespace(launch=launch))
-        site_checks.prompts(config, SimpleNamespace(), 0, [])  # type: ignore[arg-type]
+        look = checks.Look(config, facts=SimpleNamespace(context_tokens=64))  # type: ignore[arg-type]
+        look.plan = None
+        checks.prompts(look)
 
-    monkeypatch.setattr(site_checks, "preview", not_there)
-    monkeypatch.setattr(site_checks, "max_prompt_tokens", lambda config, facts: 20)
+    monkeypatch.setattr(checks, "preview", not_there)
     with pytest.raises(UsageError, match=library):
         prompts("child")
-    with pytest.raises(site_checks.NotTriedHere, match=library):  # the trainer's own machine may have it
+    with pytest.raises(checks.NotTriedHere, match=library):  # the trainer's own machine may have it
         prompts("external")

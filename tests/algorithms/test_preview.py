@@ -11,7 +11,7 @@ import pytest
 from fedsilo.edge.task_files import STANDARD, Task, TaskFile
 from fedsilo.treaty.errors import UsageError
 from silo.config import SiloConfig, load_config
-from silo.guard import prompt_preview
+from silo.guard import checks
 from silo.trainer.preview import PROMPT_CHARACTERS_MAX, preview, quantiles, request_from, spread
 from tests.algorithms.tiny import make_model, make_tokenizer
 
@@ -174,8 +174,8 @@ def test_dots_in_paths(tmp_path: Path) -> None:  # short: the kernel takes 107 b
     dotted = site(tmp_path / "s" / "a", "../../s/../data/sets")
     plain = site(tmp_path / "s" / "a", str(tmp_path / "data" / "sets"))
     assert dotted.data == plain.data and dotted.model == plain.model
-    found = prompt_preview.preview(dotted, max_prompt_tokens=20, show=1)
-    assert found.sets["private"].rows == 30 and found == prompt_preview.preview(plain, max_prompt_tokens=20, show=1)
+    found = checks.preview(dotted, max_prompt_tokens=20, show=1)
+    assert found.sets["private"].rows == 30 and found == checks.preview(plain, max_prompt_tokens=20, show=1)
 
 
 def test_two_dots_after_a_link_mean_what_the_system_takes_them_for(tmp_path: Path) -> None:

@@ -7,16 +7,17 @@ import tempfile
 import venv
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from fedsilo.treaty.errors import UsageError
+from fedsilo.treaty.plan import Plan
 from fedsilo.treaty.plan import Rollout as PlanRollout
 from policies.load import Policy
 from silo.config import SiloConfig, load_config
-from silo.guard.preflight import preflight
-from silo.guard.rollout_checks import built_in, limits, vllm_there
+from silo.guard.checks import Look, check_site, rollout_limits, starts_vllm, vllm_there
 from tests.policies.setting import PLAN, SIZE, policy_of, policy_text
 from tests.security.link_harness import write_config
 from tests.security.test_T10_rollout_servers import rollout
@@ -39,6 +40,13 @@ def policy() -> Policy:
     return policy_of(policy_text())
 
 
+def limits_of(config: SiloConfig, context_tokens: int, policy: Policy, plan: Plan | None) -> str:
+    facts: Any = SimpleNamespace(context_tokens=context_tokens)
+    look = Look(config, facts=facts)
+    look.policy, look.plan = policy, plan
+    return rollout_limits(look)
+
+
 @pytest.fixture(scope="module")
 def interpreter(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An environment of its own with a package called vllm."""
@@ -53,11 +61,11 @@ def interpreter(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_vllm_is_imported_with_the_interpreter_that_the_servers_get(interpreter: Path, tmp_path: Path) -> None:
     config = configured(tmp_path, f"python: {interpreter}")
     (tmp_path / "state").mkdir()
-    assert vllm_there(config) == f"vLLM 0.32.0 with {interpreter}"
+    assert vllm_there(Look(config)) == f"vLLM 0.32.0 with {interpreter}"
     (package,) = interpreter.parents[1].glob("lib/python*/site-packages/vllm/__init__.py")
     package.write_text("import a_library_of_a_gpu\n")
     with pytest.raises(UsageError, match="ModuleNotFoundError: No module named 'a_library_of_a_gpu'") as told:
-        vllm_there(config)
+        vllm_there(Look(config))
     line = config.source.read_text().splitlines().index(f"  python: {interpreter}") + 1
     assert told.value.message.startswith(f"{config.source}:{line}: {interpreter} has no vLLM")
     assert "rollout.python" in told.value.hint and "docs/how-to/vllm.md" in told.value.hint
@@ -65,7 +73,7 @@ def test_vllm_is_imported_with_the_interpreter_that_the_servers_get(interpreter:
 
 def test_silo_check_tries_vllm_only_where_the_guard_starts_it(tmp_path: Path) -> None:
     def rows(config: SiloConfig) -> dict[str, Any]:
-        return {row["check"]: row for row in preflight(config, reach_coordinator=False)[0]}
+        return {row["check"]: row for row in check_site(config, reach_coordinator=False)[0]}
 
     without = rows(configured(tmp_path, f"python: {sys.executable}"))
     assert without["vLLM"]["ok"] is False and without["vLLM"]["code"] == "NOT_INSTALLED"
@@ -73,7 +81,7 @@ def test_silo_check_tries_vllm_only_where_the_guard_starts_it(tmp_path: Path) ->
     external = configured(tmp_path, "launch: external", "url: unix:/run/a/s", "public_url: unix:/run/b/s")
     assert "vLLM" not in rows(external) and "rollout limits" in rows(external)
     own = configured(tmp_path, "command: [-c, pass]")
-    assert not built_in(own) and "vLLM" not in rows(own)
+    assert not starts_vllm(own) and "vLLM" not in rows(own)
     embedded = load_config(write_config(tmp_path, rollout("engine: embedded")))
     assert not {"vLLM", "rollout limits"} & rows(embedded).keys()
 
@@ -92,24 +100,24 @@ def test_limits_that_no_server_or_no_plan_fits_are_named(
 ) -> None:
     config = configured(tmp_path, *lines)
     with pytest.raises(UsageError, match=message) as told:
-        limits(config, CONTEXT_TOKENS, policy(), None)
+        limits_of(config, CONTEXT_TOKENS, policy(), None)
     assert hint in told.value.hint
     assert told.value.message.startswith(f"{config.source}:")
     fits = configured(tmp_path, "max_lora_rank: 8", f"max_model_tokens: {SIZE.max_new_tokens + 1}")
-    assert limits(fits, CONTEXT_TOKENS, policy(), None).startswith("rank 2 of 8, 33 of 33 tokens")
+    assert limits_of(fits, CONTEXT_TOKENS, policy(), None).startswith("rank 2 of 8, 33 of 33 tokens")
 
 
 def test_limits_are_held_against_the_open_run(tmp_path: Path) -> None:
     config = configured(tmp_path, "max_lora_rank: 8", "max_model_tokens: 100")
     plan = PLAN.model_copy(update={"rollout": PlanRollout(max_prompt_tokens=68, max_new_tokens=32)})
-    assert limits(config, CONTEXT_TOKENS, policy(), plan) == "rank 2 of 8, 100 of 100 tokens (run run-1)"
+    assert limits_of(config, CONTEXT_TOKENS, policy(), plan) == "rank 2 of 8, 100 of 100 tokens (run run-1)"
     longer = PLAN.model_copy(update={"rollout": PlanRollout(max_prompt_tokens=69, max_new_tokens=32)})
     with pytest.raises(UsageError, match="less than 101 tokens"):
-        limits(config, CONTEXT_TOKENS, policy(), longer)
+        limits_of(config, CONTEXT_TOKENS, policy(), longer)
     external = configured(
         tmp_path, "launch: external", "url: unix:/run/a/s", "public_url: unix:/run/b/s", "max_model_tokens: 100",
         "max_lora_rank: 3",
     )  # fmt: skip
-    assert limits(external, 32, policy(), plan)  # whoever starts that server says its rank and its context
+    assert limits_of(external, 32, policy(), plan)  # whoever starts that server says its rank and its context
     with pytest.raises(UsageError, match="less than 101 tokens"):
-        limits(external, 32, policy(), longer)
+        limits_of(external, 32, policy(), longer)

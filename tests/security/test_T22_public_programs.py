@@ -22,7 +22,7 @@ from fedsilo.edge.answer_grading import AnswerGrading
 from fedsilo.edge.grading_process import GradingProcess
 from fedsilo.treaty.errors import UsageError
 from fedsilo.treaty.grading import VerdictCode
-from silo.guard import isolation, public_grader, site_checks
+from silo.guard import checks, isolation, public_grader
 from silo.guard.public import Answer, PublicView
 from silo.guard.startup import AUDIT, LEDGER
 from tests.algorithms.hostile_programs import GOOD, HARMFUL, TEST
@@ -144,7 +144,7 @@ def test_T23_programs_that_take_all_the_time_there_is_hold_the_guard_no_longer_t
 
 @needs_walls
 def test_silo_check_tries_the_walls_and_names_what_grades(config: Any) -> None:
-    told = site_checks.verifiers(config)
+    told = checks.verifiers(checks.Look(config))
     assert (
         told == "private exact, public code, held-out exact; public answers run as programs behind walls of their own"
     )
@@ -157,9 +157,9 @@ def test_T22_without_walls_the_silo_does_not_start(tmp_path: Path, monkeypatch: 
         public_grader.public_grader(config)
     assert caught.value.code == "NO_SANDBOX"
     with pytest.raises(UsageError, match="no user namespaces"):
-        site_checks.verifiers(config)
+        checks.verifiers(checks.Look(config))
     config.data.public.verifier = "choice"
-    assert site_checks.verifiers(config) == "private exact, public choice, held-out exact"
+    assert checks.verifiers(checks.Look(config)) == "private exact, public choice, held-out exact"
 
 
 @needs_walls

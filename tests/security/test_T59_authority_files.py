@@ -12,7 +12,7 @@ import pytest
 
 from fedsilo.edge.files import require_authority, write_durably
 from fedsilo.treaty.errors import FedSiloError, NotAllowedError, OperationError
-from silo.guard.preflight import preflight
+from silo.guard.checks import check_site
 from silo.guard.service import serve
 from silo.guard.startup import require_authority_files
 from tests.simulated.policy_site import PolicySite, text_of
@@ -135,7 +135,7 @@ def test_T59_so_are_the_charter_and_the_patterns_that_the_policy_names(place: Po
 
 def test_T59_silo_check_and_silo_start_refuse_and_say_which(place: PolicySite) -> None:
     def checked() -> dict[str, object]:
-        results, _, _ = preflight(place.config, reach_coordinator=False)
+        results, _, _ = check_site(place.config, reach_coordinator=False)
         (found,) = [result for result in results if result["check"] == "files that rule this site"]
         return found
 

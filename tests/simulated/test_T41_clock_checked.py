@@ -16,9 +16,9 @@ from fedsilo.launch.cli_coordinator import status_text as coordinator_text
 from fedsilo.launch.doctor import findings
 from fedsilo.launch.silo_text import status_text
 from fedsilo.treaty.errors import OperationError
+from silo.guard.checks import check_site
 from silo.guard.clock_watch import ClockHalt, look_offline
 from silo.guard.ledger import Ledger
-from silo.guard.preflight import preflight
 from tests.console.states import coordinator
 from tests.simulated.policy_site import PolicySite, text_of
 
@@ -65,7 +65,7 @@ def test_T41_a_halt_that_stands_is_a_fault(ledger: Ledger) -> None:
 def test_T41_a_check_before_the_first_start_says_that_the_clock_was_compared_with_nothing(tmp_path: Path) -> None:
     place = PolicySite(tmp_path / "site")
     place.policy_is(text_of())
-    results, _, _ = preflight(place.config, reach_coordinator=False)
+    results, _, _ = check_site(place.config, reach_coordinator=False)
     (row,) = [each for each in results if each["check"] == "clock"]
     assert "not compared yet: a start compares it with the coordinator's" in row["found"]
 
@@ -78,11 +78,11 @@ def test_T41_check_and_doctor_say_what_the_guard_found(tmp_path: Path, seconds: 
     with closing(place.ledger()) as ledger:
         ledger.keep_clock_difference(seconds, place.now.timestamp())
     found = {each.check: each for each in findings("silo", place.config.source)}["clock"]
-    results, warnings, _ = preflight(place.config, reach_coordinator=False)
+    results, look, _ = check_site(place.config, reach_coordinator=False)
     (row,) = [each for each in results if each["check"] == "clock"]
     assert row["ok"] and found.ok is (True if not seconds else None)
     assert ("3 h ahead of the coordinator's" in row["found"]) == bool(seconds)
-    for told in (found.hint, "".join(warnings)):
+    for told in (found.hint, "".join(look.warnings)):
         assert ("3 h ahead of the coordinator's" in told) == bool(seconds)
 
 

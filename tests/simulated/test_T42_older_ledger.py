@@ -25,10 +25,10 @@ from fedsilo.treaty.audit.record import RecordError
 from fedsilo.treaty.errors import ConflictError, NotAllowedError, OperationError
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from silo.guard import ledger_check, proposals
+from silo.guard.checks import check_site
 from silo.guard.in_force import Step
 from silo.guard.ledger import Ledger
 from silo.guard.messages import Allowed, Denied, Held
-from silo.guard.preflight import preflight
 from tests.simulated.guarded import Bench, MemoryChannel
 from tests.simulated.policy_site import PolicySite, text_of
 from tests.simulated.test_X05_faults import in_a_child
@@ -130,7 +130,7 @@ def test_T42_yesterdays_ledger_beside_todays_log_is_refused_and_todays_is_not(
 
 def test_T42_silo_check_says_beforehand_what_a_start_would_say(place: PolicySite, older: dict[Path, bytes]) -> None:
     def checked() -> dict[str, Any]:
-        results, _, _ = preflight(place.config, reach_coordinator=False)
+        results, _, _ = check_site(place.config, reach_coordinator=False)
         (found,) = [result for result in results if result["check"] == "ledger against the log"]
         return found
 

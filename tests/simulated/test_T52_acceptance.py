@@ -34,7 +34,7 @@ from fedsilo.treaty.method import Evaluate
 from fedsilo.treaty.wire import codec
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from silo.config import Acceptance
-from silo.guard import site_checks
+from silo.guard import checks
 from silo.guard.adapters import AdapterStore
 from silo.link import LinkMessage
 from silo.measuring import MeasureHoldout
@@ -438,10 +438,10 @@ def test_T52_a_check_says_when_every_adapter_would_be_held(tmp_path: Path) -> No
 
     def told(share: float, least: int) -> tuple[str, list[str]]:
         data = SimpleNamespace(holdout_share=share, held_out=SimpleNamespace(path=tmp_path / "held_out.jsonl"))
-        config: Any = SimpleNamespace(data=data, state_dir=tmp_path, source=tmp_path / "silo.yaml")
-        warnings: list[str] = []
         limits = Acceptance(prompts=("private", "held_out"), prompts_min=least)
-        return site_checks.acceptance(config, limits, private, warnings), warnings
+        config: Any = SimpleNamespace(data=data, state_dir=tmp_path, source=tmp_path / "silo.yaml", acceptance=limits)
+        look = checks.Look(config, private=private)
+        return checks.acceptance(look), look.warnings
 
     assert told(0.25, 10) == ("on about 10 private prompts, on about 12 held_out prompts", [])
     for share, least, few in ((0.2, 10, ["8 private"]), (0.25, 11, ["10 private"]),

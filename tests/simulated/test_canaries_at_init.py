@@ -13,7 +13,7 @@ from fedsilo.launch import cli_silo
 from fedsilo.treaty.errors import NotFoundError
 from policies.load import Policy
 from silo.config import load_config
-from silo.guard.preflight import preflight
+from silo.guard.checks import check_site
 from silo.guard.screens import Screens, read_canaries, site_canaries
 from silo.guard.startup import never_shown
 from tests.policies.test_plan_size import SMALL, coordinator, files, folder, invoke, silo
@@ -35,7 +35,7 @@ def made(folder: Path) -> tuple[Path, Policy]:
 
 
 def text_screens(here: Path) -> dict[str, object]:
-    rows, _, _ = preflight(load_config(here / "silo.yaml"), reach_coordinator=False)
+    rows, _, _ = check_site(load_config(here / "silo.yaml"), reach_coordinator=False)
     (row,) = [row for row in rows if row["check"] == "text screens"]
     return row
 

@@ -22,8 +22,8 @@ from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from policies.custom_file import custom_of
 from policies.load import load_policy
 from silo.guard import proposals
+from silo.guard.checks import check_site
 from silo.guard.messages import Allowed
-from silo.guard.preflight import preflight
 from silo.guard.rescreening import COMMAND, Rescreening
 from silo.guard.screens import check_screens
 from tests.policies import own_patterns as own
@@ -112,7 +112,7 @@ def test_T34_more_patterns_come_in_at_a_start_and_fewer_do_not(place: PolicySite
     with pytest.raises(UsageError, match="is not there, as far as this program can see") as refused:
         place.start()
     assert refused.value.code == "NO_CUSTOM_FILE" and "in a container" in refused.value.hint
-    row = preflight(place.config, reach_coordinator=False)[0]
+    row = check_site(place.config, reach_coordinator=False)[0]
     assert any(each["check"] == "policy" and not each["ok"] and own.NAME in each["found"] for each in row)
     patterns_are(place, own.MORE)
     assert place.start().how == "same"

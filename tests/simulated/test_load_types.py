@@ -12,7 +12,7 @@ import pytest
 from coordinator.members import check_hello
 from fedsilo.treaty.errors import PeerError, UsageError
 from silo.config import LoadType, config_from, load_config
-from silo.guard.site_checks import _compare_load
+from silo.guard.checks import compare_load
 from silo.guard.startup import require_part
 from tests.algorithms.tiny import make_plan
 from tests.simulated.coordinator_parts import AGREED, hello
@@ -51,12 +51,12 @@ def test_silo_check_compares_with_the_run_that_is_open(planned: str, own: str, t
     path.write_text(EXAMPLE.replace("load: bf16", f"load: {own}"))
     config = load_config(path)
     plan = make_plan(load=planned, silos=(config.silo, "b"))
-    _compare_load(config, None)  # no run is open, and nothing else of a site says it
-    _compare_load(config, plan.model_copy(update={"mixed_base": "allow"}))
+    compare_load(config, None)  # no run is open, and nothing else of a site says it
+    compare_load(config, plan.model_copy(update={"mixed_base": "allow"}))
     if planned == own:
-        _compare_load(config, plan)
+        compare_load(config, plan)
         return
     with pytest.raises(UsageError, match=f"model.load is {own}, that of run {plan.run} {planned}") as told:
-        _compare_load(config, plan)
+        compare_load(config, plan)
     line = path.read_text().splitlines().index(f"  load: {own}") + 1
     assert told.value.message.startswith(f"{path}:{line}: ") and told.value.code == "LOAD_MISMATCH"

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from fedsilo.launch.cli_policy import app
 from fedsilo.treaty.errors import NotAllowedError
 from policies.load import load_policy
-from silo.guard.preflight import preflight
+from silo.guard.checks import check_site
 from tests.policies import setting
 from tests.simulated.policy_site import PolicySite, text_of
 
@@ -125,7 +125,7 @@ def test_T34_a_looser_charter_comes_in_the_same_way(tmp_path: Path) -> None:
 
 def test_T34_silo_check_says_beforehand_that_a_start_would_be_refused(place: PolicySite) -> None:
     def found() -> dict[str, Any]:
-        results, _, _ = preflight(place.config, reach_coordinator=False)
+        results, _, _ = check_site(place.config, reach_coordinator=False)
         return next(row for row in results if row["check"] == "policy against the one last in force")
 
     assert found()["ok"] and found()["found"] == "same"
@@ -140,12 +140,14 @@ def test_T34_silo_check_says_what_the_charter_does(place: PolicySite) -> None:
     place.configure(charter=text_of(TWO, TIGHTER).replace("set: public\n    content", "set: other\n    content"))
     text = (place.folder / "charter.yaml").read_text().replace("  public:\n    file", "  other:\n    file")
     place.configure(charter=text.replace("set: public\n", "set: other\n"))
-    results, warnings, _ = preflight(place.config, reach_coordinator=False)
+    results, look, _ = check_site(place.config, reach_coordinator=False)
     row = next(row for row in results if row["check"] == "policy")
     assert row["ok"] and "charter.yaml" in row["found"] and "tightens" in row["found"]
-    assert any("egress public.responses" in warning and "denied" in warning for warning in warnings)
+    assert any("egress public.responses" in warning and "denied" in warning for warning in look.warnings)
     place.configure(charter=text_of(TWO))
-    assert not any("nothing in common" in warning for warning in preflight(place.config, reach_coordinator=False)[1])
+    assert not any(
+        "nothing in common" in warning for warning in check_site(place.config, reach_coordinator=False)[1].warnings
+    )
 
 
 def updates_in_a_mean(folder: Path, policy: str, charter: str) -> dict[str, Any]:
@@ -153,7 +155,7 @@ def updates_in_a_mean(folder: Path, policy: str, charter: str) -> dict[str, Any]
     place = PolicySite(folder / "site")
     place.policy_is(policy)
     place.configure(charter=charter)
-    results, _, _ = preflight(place.config, reach_coordinator=False)
+    results, _, _ = check_site(place.config, reach_coordinator=False)
     return next(row for row in results if row["check"] == "updates in a mean")
 
 
