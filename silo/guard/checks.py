@@ -33,7 +33,7 @@ from fedsilo.edge.model_facts import ModelFacts, read_model_facts
 from fedsilo.edge.own_verifiers import find_verifier
 from fedsilo.edge.prompt_template import read_template
 from fedsilo.edge.reference_checks import our_parts_check
-from fedsilo.edge.task_files import FieldNames, TaskFile, listed, read_tasks, read_usable
+from fedsilo.edge.task_files import TaskFile, listed, read_tasks, read_usable
 from fedsilo.treaty.errors import FedSiloError, NotAllowedError, OperationError, UsageError
 from fedsilo.treaty.isolation import rung_at_least
 from fedsilo.treaty.plan import Plan, plan_from_canonical
@@ -56,6 +56,7 @@ from silo.guard.startup import (
     LOCK,
     Site,
     effective_policy,
+    field_names,
     load_site_parts,
     never_shown,
     own_verifiers,
@@ -355,10 +356,6 @@ def look_at_coordinator(site: Site, now: datetime) -> dict[str, str]:
 
 
 # ---- rows and model ----------------------------------------------------------------------------------
-
-
-def field_names(config: SiloConfig) -> FieldNames:
-    return FieldNames(**config.data.fields.model_dump())
 
 
 def _rows(look: Look, place: int) -> str:

@@ -25,7 +25,7 @@ from fedsilo.edge.model_folder import Fingerprints, lora_schema_of, read_fingerp
 from fedsilo.edge.own_verifiers import find_verifier, own_verifiers_sha256
 from fedsilo.edge.prompt_template import read_template
 from fedsilo.edge.site_policy import read_effective, read_pinned_schema, read_policy
-from fedsilo.edge.task_files import TaskFile, read_tasks
+from fedsilo.edge.task_files import FieldNames, TaskFile, read_tasks
 from fedsilo.treaty.errors import NotAllowedError, UsageError
 from fedsilo.treaty.isolation import rung_at_least
 from fedsilo.treaty.methods import require_exchange
@@ -257,6 +257,11 @@ def _check_model(config: SiloConfig, policy: Policy, found: Fingerprints) -> Non
                 hint="use the agreed model folder, or write a new policy for this one",
                 code="MODEL_MISMATCH",
             )
+
+
+def field_names(config: SiloConfig) -> FieldNames:
+    """How the site's private files name the fields of a task."""
+    return FieldNames(**config.data.fields.model_dump())
 
 
 def site_schema(config: SiloConfig, policy: Policy) -> LoraSchema:

@@ -25,9 +25,8 @@ from fedsilo.treaty.wire.codec import decode_factors, sha256_hex
 from fedsilo.treaty.wire.services import UPDATE_KINDS
 from silo.config import SiloConfig
 from silo.guard.adapters import AdapterStore
-from silo.guard.checks import field_names
 from silo.guard.ledger import FOLDER
-from silo.guard.startup import effective_policy, site_schema
+from silo.guard.startup import effective_policy, field_names, site_schema
 from silo.report.alone import plan_alone, with_update
 from silo.report.measure import Say, adapter_at_start, find_run, report_trainer
 
