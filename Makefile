@@ -13,7 +13,7 @@ export TOKENIZERS_PARALLELISM ?= false
 # Tests and demo start hundreds of processes; without bytecode each of them compiles every module again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-slow test-vllm threats check fix install proto reference pictures clean
+.PHONY: demo test test-slow test-vllm threats coverage check fix install proto reference pictures clean
 
 demo: $(VENV)/.runtime
 	@$(BIN)/fedsilo demo --no-console $(DEMO_FLAGS)
@@ -50,6 +50,11 @@ test-vllm: $(VENV)/.dev $(if $(filter .venv-vllm,$(VLLM_VENV)),.venv-vllm/.ready
 THREATS := test_T0 or test_T1 or test_T2 or test_T3 or test_T4 or test_T5 or test_X0 or test_X1
 threats: $(VENV)/.dev
 	$(PYTEST) -k "$(THREATS)" -m "not slow" $(TEST_FLAGS)
+
+# Branches of gate, decisions, engine, ledger and audit that the tests take, above floors that only rise (a quarter of an
+# hour).
+coverage: $(VENV)/.dev
+	$(BIN)/python -m tools.coverage_floor
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .

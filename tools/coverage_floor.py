@@ -1,0 +1,139 @@
+"""Branch coverage of what decides, above a floor that only rises: `python -m tools.coverage_floor [--json] [--write]`.
+
+Runs the tests that need no federation under coverage.py and prints, for each area, how many of its branches they take.
+Exits with 1 where an area is below its floor in `tools/coverage_floor.json`. `--write` raises floors to what was found;
+nothing here lowers one. Takes some ten minutes, so `make test` leaves it out: `make coverage`.
+
+Counted is what runs in the process of the tests themselves; what a process does that they start is not. Does not say
+whether anything looks at what a branch does: that the mutants of `python -m benchmarks.controls` do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tools.source_counts import ROOT
+
+FLOORS = ROOT / "tools" / "coverage_floor.json"
+TESTS = ("tests/protocol", "tests/policies", "tests/simulated", "tests/security")
+MARKED = "not slow and not demo"
+# Files of each area, as patterns below the checkout: the only lines here that a move changes.
+AREAS: dict[str, tuple[str, ...]] = {
+    "gate": (
+        "silo/guard/gate.py",
+        "silo/guard/entrance.py",
+        "silo/guard/envelopes.py",
+        "silo/guard/messages.py",
+        "silo/guard/outbox.py",
+    ),
+    "decisions": (
+        "silo/guard/judge.py",
+        "silo/guard/outcomes.py",
+        "silo/guard/records.py",
+        "silo/guard/releases.py",
+        "silo/guard/release_keeping.py",
+        "silo/guard/halts.py",
+        "silo/guard/held_plans.py",
+    ),
+    "engine": ("policies/engine.py",),
+    "ledger": ("silo/guard/ledger*.py",),
+    "audit": ("fedsilo/edge/audit_*.py", "fedsilo/treaty/audit/*.py"),
+}
+
+
+def files_of(area: str) -> set[str]:
+    """Return the files of an area, relative to the checkout. Raises ValueError: a pattern finds none."""
+    found: set[str] = set()
+    for pattern in AREAS[area]:
+        files = {str(path.relative_to(ROOT)) for path in ROOT.glob(pattern)}
+        if not files:
+            raise ValueError(f"no file of the area {area} is named {pattern}")
+        found |= files
+    return found
+
+
+def measured(tests: list[str]) -> dict[str, Any]:
+    """Run the tests and return coverage.py's report. Raises RuntimeError: a test failed."""
+    every = sorted(file for area in AREAS for file in files_of(area))
+    with tempfile.TemporaryDirectory(prefix="fedsilo-coverage-") as folder:
+        data, report = Path(folder) / "data", Path(folder) / "report.json"
+        run = ["run", "--branch", f"--data-file={data}", f"--include={','.join(every)}"]
+        # One process, as another would not be counted, and the same examples each time.
+        pytest = ["-m", "pytest", "-n0", "-q", "--hypothesis-seed=0", "-p", "no:cacheprovider", "-m", MARKED, *tests]
+        if _coverage(*run, *pytest) != 0:
+            raise RuntimeError("a test failed, so what was counted says nothing")
+        _coverage("json", "-q", f"--data-file={data}", "-o", str(report))
+        found: dict[str, Any] = json.loads(report.read_text())
+        return found
+
+
+def _coverage(*arguments: str) -> int:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    command = [sys.executable, "-m", "coverage", *arguments]
+    return subprocess.run(command, cwd=ROOT, env=environment, stdout=sys.stderr, check=False).returncode
+
+
+def by_area(report: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return branches, those taken and their share in percent, rounded down, of each area.
+
+    Raises:
+        RuntimeError: the tests loaded no module of a file, so that its branches are not known.
+    """
+    areas = {}
+    for area in AREAS:
+        if missing := sorted(files_of(area) - report["files"].keys()):
+            raise RuntimeError(f"the tests never load {', '.join(missing)}")
+        summaries = [report["files"][file]["summary"] for file in files_of(area)]
+        branches = sum(each["num_branches"] for each in summaries)
+        taken = sum(each["covered_branches"] for each in summaries)
+        areas[area] = {"branches": branches, "taken": taken, "percent": taken * 1000 // branches / 10}
+    return areas
+
+
+def below(areas: Mapping[str, Mapping[str, Any]], floors: Mapping[str, float]) -> list[str]:
+    """Return what is wrong, a line for each area below its floor."""
+    return [
+        f"{area}: {found['percent']} % of the branches, below the floor of {floors[area]} %"
+        for area, found in areas.items()
+        if found["percent"] < floors[area]
+    ]
+
+
+def raised(areas: Mapping[str, Mapping[str, Any]], floors: Mapping[str, float]) -> dict[str, float]:
+    """Return the floors that these figures allow, none of them below today's."""
+    return {area: max(found["percent"], floors.get(area, 0.0)) for area, found in areas.items()}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+    parser.add_argument("--write", action="store_true", help="raise the floors to what was found")
+    parser.add_argument("tests", nargs="*", default=list(TESTS), help="folders or files instead of all four")
+    options = parser.parse_args()
+    areas = by_area(measured(options.tests))
+    floors = json.loads(FLOORS.read_text())
+    if options.write:
+        floors = {**floors, "branches": raised(areas, floors["branches"])}
+        FLOORS.write_text(json.dumps(floors, indent=2) + "\n")
+    faults = below(areas, floors["branches"])
+    if options.json:
+        sys.stdout.write(json.dumps({"areas": areas, "floors": floors["branches"], "below": faults}) + "\n")
+    else:
+        for area, found in areas.items():
+            floor = floors["branches"][area]
+            sys.stdout.write(f"{area:12}{found['taken']:>6} of {found['branches']:>6} branches ")
+            sys.stdout.write(f"{found['percent']:>7} %  floor {floor:>5} %\n")
+    sys.stderr.write("".join(f"{fault}\n" for fault in faults))
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
