@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.controls import ROOT, mutants
-from benchmarks.mutants import Addition, Edit
+from benchmarks.mutants import Edit
 
 MUTANTS = mutants()
 EDITS = [mutant for mutant in MUTANTS if isinstance(mutant, Edit)]
@@ -51,12 +51,6 @@ def test_the_code_of_a_step_stands_where_it_is_looked_for(mutant: Edit) -> None:
     """Else the step would not be taken away, and its mutant would count as a survivor or a syntax error."""
     source = mutant.path_in(ROOT).read_text()
     assert ast.dump(ast.parse(mutant.planted(source))) != ast.dump(ast.parse(source))
-
-
-@pytest.mark.parametrize("mutant", [each for each in MUTANTS if isinstance(each, Addition)], ids=lambda each: each.name)
-def test_what_is_added_is_added_to_a_module_that_is_there(mutant: Addition) -> None:
-    source = mutant.path_in(ROOT).read_text()
-    assert len(ast.parse(mutant.planted(source)).body) > len(ast.parse(source).body)
 
 
 @pytest.mark.parametrize(
