@@ -74,22 +74,15 @@ def test_what_is_found_is_replaced_and_nothing_else(old: str, new: str, before: 
     assert edit(old, new).planted(SOURCE) == SOURCE.replace(before, after)
 
 
-@pytest.mark.parametrize("old", ["if self.halted:", "(self.halted) is False", "self.count(message)"])
-def test_how_the_code_is_set_out_makes_no_difference(old: str) -> None:
-    set_out = ast.unparse(ast.parse(SOURCE))
-    new = "pass" if old.startswith("self.count") else "if None:" if old.endswith(":") else "None"
-    planted = edit(old, new)
-    assert ast.dump(ast.parse(planted.planted(set_out))) == ast.dump(ast.parse(planted.planted(SOURCE)))
+def test_how_the_code_is_set_out_makes_no_difference() -> None:
+    planted = edit("self.channel.exchange(message, wait_seconds=1.0)", "None")
+    set_out = planted.planted(ast.unparse(ast.parse(SOURCE)))
+    assert ast.dump(ast.parse(set_out)) == ast.dump(ast.parse(planted.planted(SOURCE)))
 
 
 @pytest.mark.parametrize(
     ("old", "function", "times"),
-    [
-        ("self.channel", "Gate.count", 0),
-        ("if sent:", "Gate.send", 0),
-        ("message", "Gate.send", 3),
-        ("self.halted", "Gate.send", 2),  # what the text of an error says does not count
-    ],
+    [("self.channel", "Gate.count", 0), ("if sent:", "Gate.send", 0), ("self.halted", "Gate.send", 2)],
 )
 def test_code_that_is_not_there_once_is_an_error(old: str, function: str, times: int, tmp_path: Path) -> None:
     (tmp_path / "gate.py").write_text(SOURCE)
