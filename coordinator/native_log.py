@@ -4,8 +4,9 @@ gRPC refuses a client with a wrong or expired certificate below Python: no call 
 its own words on file descriptor 2. While `NativeLog` is open that descriptor is a pipe: what is said about a handshake
 becomes one warning with the peer's address, the cause in words and a hint (the same cause from the same host at most
 every ten seconds, then a count, so that a peer cannot fill the log: T24); every other line goes to the real stderr as
-it is. gRPC's handshake trace (`ENVIRONMENT`) is what names the address; a failure that the trace does not tell in the
-form known here is logged without one. Whose certificate it was, gRPC does not say: the client's own log does.
+it is. The TLS library names the cause, and gRPC's handshake trace (`ENVIRONMENT`) says it again with the address two
+lines below; a failure whose address does not come, or may be another's, is logged without one. Whose certificate it
+was, gRPC does not say: the client's own log does.
 
 A line that the real stderr does not take (a full disk, a closed terminal) is lost; what comes after it is not. A crash
 of the C library itself may lose its last words.
@@ -32,16 +33,15 @@ from fedsilo.edge.quiet_log import QuietLog
 
 _log = logging.getLogger("fedsilo.coordinator")
 
-# How long the trace may take to name the address of a failure that was told already: it comes in the next line.
-TRACE_SECONDS = 0.5
+TRACE_SECONDS = 0.5  # how long the trace may take to name the address of a failure
 LINE_BYTES_MAX = 1 << 16  # what is longer goes on as it is
-FAILURES_MAX = 64  # half told, that are kept
 # Read by gRPC when it loads; a verbosity of NONE or ERROR would hide the handshakes.
 ENVIRONMENT = {"GRPC_VERBOSITY": "", "GRPC_TRACE": "handshaker"}
 _STDERR = 2
 _END = b"\0end of the native log\n"
 # One message of the C library: level, date, time, thread, file, line; further lines of it have no such head.
-_HEAD = re.compile(r"[IWEF]\d{4} [\d:.]+ +(?P<thread>\d+) (?P<file>[\w./]+):\d+\] (?P<text>.*)")
+_HEAD = re.compile(r"[IWEF]\d{4} [\d:.]+ +\d+ (?P<file>[\w./]+):\d+\] (?P<text>.*)")
+_LIBRARY_FILE = "ssl_transport_security.cc"
 _TRACES = frozenset({"handshaker.cc", "channel_trace.h", "trace.cc"})
 _REST_OF_TRACE = ("=== Source Location Trace", "src/core/", " shutdown=")
 _FAILED = "CallNextHandshakerLocked: error="
@@ -106,11 +106,6 @@ def handshake_fault(text: str) -> Fault | None:
     return _CAUSES.get(code, Fault(code.lower().replace("_", " ")))
 
 
-def _cause(text: str) -> str:
-    fault = handshake_fault(text)
-    return fault.cause if fault else ""
-
-
 def address_of(peer: str) -> str:
     """gRPC's `ipv4:127.0.0.1:5000` or `ipv6:%5B::1%5D:5000` as people write it; foreign text made safe."""
     address = unquote(peer).removeprefix("ipv4:").removeprefix("ipv6:")
@@ -143,11 +138,10 @@ class NativeLog:
         self._presented = presented
         self._real = _STDERR
         self._quiet = QuietLog(_log, monotonic=monotonic)
-        self._failing: _Failure | None = None  # of the trace; the line with its address is still to come
-        self._untraced: list[_Failure] = []  # told in other words; the trace may still tell them
-        self._told: dict[str, str] = {}  # thread -> the cause that the trace told last
-        self._tracing = False
-        self._traced = False
+        self._failing: Fault | None = None  # told by the library; its address is still to come
+        self._traced = False  # the trace told it too, so the next address is its own
+        self._owed = 0  # addresses still to come, of failures that were told without
+        self._tracing = False  # the last line with a head was the trace's
 
     def __enter__(self) -> NativeLog:
         self._real = os.dup(_STDERR)
@@ -186,7 +180,7 @@ class NativeLog:
         with os.fdopen(self._reading, "rb", 0) as pipe, selectors.DefaultSelector() as ready:
             ready.register(pipe, selectors.EVENT_READ)
             while True:
-                waits = self._failing is not None or self._untraced or self._quiet.holding
+                waits = self._failing is not None or self._quiet.holding
                 now = time.monotonic()
                 if waits and now >= due:
                     due = now + TRACE_SECONDS
@@ -214,106 +208,65 @@ class NativeLog:
         text = line.decode("utf-8", "replace").rstrip("\n")
         head = _HEAD.match(text)
         if head is None:
-            if (self._tracing or self._failing) and (not text or text.startswith(_REST_OF_TRACE)):
-                if text.startswith(" shutdown="):
-                    self._end_of_trace(text)
-            elif handshake_fault(text):
-                self._failed(text)
-            else:
+            if (self._traced or self._owed) and text.startswith(" shutdown="):
+                self._addressed(text)
+            elif not (self._tracing and (not text or text.startswith(_REST_OF_TRACE))):
                 self._tracing = False
                 self._write(line)
             return
-        thread, said = head["thread"], head["text"]
+        said, fault = head["text"], handshake_fault(text)
         self._tracing = head["file"] in _TRACES
-        self._traced |= self._tracing
-        if said.startswith(_FAILED) and not said.startswith(f"{_FAILED}OK"):
-            self._trace_tells(thread, said)
-            return
-        if handshake_fault(text):
-            self._others_tell(_Failure(thread, text))
-        elif not self._tracing:
+        if fault is not None and said.startswith(_FAILED):
+            if self._failing != fault or self._traced:
+                self._tell()
+            self._failing, self._traced = fault, True
+            if " shutdown=" in said:
+                self._addressed(said)
+        elif fault is not None and head["file"] == _LIBRARY_FILE:
+            self._tell()  # of another one, whose address did not come
+            self._failing = fault
+        elif fault is None and not self._tracing:
             self._write(line)
-        if self._failing and self._failing.thread == thread:
-            self._end_of_trace()  # its message broke off
 
     def pause(self) -> None:
-        """Some time has passed: what the trace has left open since the last time is told without it."""
-        if self._failing and self._failing.waited:
-            self._end_of_trace()
-        late = [failure for failure in self._untraced if failure.waited]
-        self._untraced = [failure for failure in self._untraced if not failure.waited]
-        for failure in late:
-            self._failed(failure.text)
-        for failure in self._untraced:
-            failure.waited = True
-        if self._failing:
-            self._failing.waited = True
+        """Some time has passed: the address that was waited for does not come."""
+        late, self._waited = self._waited, self._failing
+        if self._failing is not None and self._failing is late:
+            self._tell()
+            self._owed = 0
         self._quiet.flush()
+
+    _waited: Fault | None = None  # open at the last pause
 
     def finish(self) -> None:
         """Tell what is left, counts too."""
-        self._end_of_trace()
-        while self._untraced:
-            self._failed(self._untraced.pop(0).text)
+        self._tell()
         self._quiet.flush(everything=True)
 
-    def _trace_tells(self, thread: str, said: str) -> None:
-        """The form that names the address: the cause alone in its first line, the address two lines below or there."""
-        text, same_line, address = said.partition(" shutdown=")
-        # two threads at once: nobody knows whose the next address is
-        mixed = self._failing is not None and self._failing.thread != thread
-        self._end_of_trace()
-        # the words of the TLS library before it may be another thread's
-        same = [failure for failure in self._untraced if _cause(failure.text) == _cause(text)]
-        if same:
-            self._untraced.remove(min(same, key=lambda failure: failure.thread != thread))
-        self._failing = _Failure(thread, text)
-        if same_line or mixed:
-            self._end_of_trace(address)
+    def _addressed(self, trace: str) -> None:
+        """An address comes; where others are still to come, nobody knows whose this one is."""
+        if not self._owed:
+            self._tell(trace)
+            return
+        self._owed -= 1
+        if self._traced:
+            self._traced = False
+            self._tell()
 
-    def _end_of_trace(self, address: str = "") -> None:
-        failure, self._failing = self._failing, None
-        if failure is None:
-            return
-        if len(self._told) >= FAILURES_MAX:
-            self._told.clear()
-        self._told[failure.thread] = _cause(failure.text)
-        self._failed(failure.text, address)
-
-    def _others_tell(self, failure: _Failure) -> None:
-        """The TLS library's words, which come before the trace's, or the trace's summary, which comes after."""
-        if not self._traced:
-            self._failed(failure.text)  # without the trace this is all there is, and no address
-            return
-        cause, thread = _cause(failure.text), failure.thread
-        if self._told.pop(thread, None) == cause:
-            return
-        if self._failing and self._failing.thread == thread and _cause(self._failing.text) == cause:
-            return
-        if any(
-            before.thread == thread and _cause(before.text) == cause and before.words != failure.words
-            for before in self._untraced
-        ):
-            return  # the same one in other words
-        if len(self._untraced) >= FAILURES_MAX:
-            self._failed(self._untraced.pop(0).text)
-        self._untraced.append(failure)
-
-    def _failed(self, text: str, trace: str = "") -> None:
-        peer = _PEER.search(trace)
-        fault = handshake_fault(text)
+    def _tell(self, trace: str = "") -> None:
+        fault, self._failing = self._failing, None
+        self._owed += self._traced and not trace
+        self._traced = False
         if fault is None:
             return
+        peer = _PEER.search(trace)
         address = address_of(peer["peer"]) if peer else ""
         host = host_of(address)
         refused = "refused {} in the TLS handshake: {}"
-        parts = [
-            fault.cause,
-            fault.hint,
-            f"it was shown {self._presented}" if fault.about_us and self._presented else "",
-        ]
+        shown = f"it was shown {self._presented}" if fault.about_us and self._presented else ""
         line = refused.format(
-            f"a connection from {address}" if address else "a connection", "; ".join(part for part in parts if part)
+            f"a connection from {address}" if address else "a connection",
+            "; ".join(part for part in (fault.cause, fault.hint, shown) if part),
         )
         about = refused.format(f"connections from {host}" if host else "connections", fault.cause)
         if self._quiet.say(f"{fault.cause} {host}", about, line):
@@ -323,20 +276,6 @@ class NativeLog:
     def _write(self, data: bytes) -> None:
         with contextlib.suppress(OSError):
             write_all(self._real, data)
-
-
-@dataclass
-class _Failure:
-    """A failed handshake, half told. `waited`: nobody said more of it for a while."""
-
-    thread: str
-    text: str
-    waited: bool = False
-
-    @property
-    def words(self) -> str:
-        """Without time, thread and place."""
-        return self.text.partition("] ")[2]
 
 
 class _Boundary:
