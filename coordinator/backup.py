@@ -1,7 +1,7 @@
 """A consistent copy of what a coordinator keeps, made while it runs or of one that has ended, and its way back.
 
     FOLDER/manifest.json     every file with size and SHA-256, and the log's size and root, signed by the coordinator
-    FOLDER/coordinator.db    the database as of one moment, as SQLite whatever it was copied from
+    FOLDER/coordinator.db    the database as of one moment; of PostgreSQL coordinator.pgdump, by its own `pg_dump`
     FOLDER/audit/            the audit log as of a moment after that one
     FOLDER/blobs/, runs/     payloads, and what ended runs left; neither is ever changed
     FOLDER/requests.jsonl    which signed orders were given, so that none is given twice (T29)
@@ -33,13 +33,15 @@ from typing import Any
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-from sqlalchemy import create_engine, select
+from sqlalchemy import Connection, create_engine, select
 from sqlalchemy.exc import SQLAlchemyError
 
-from coordinator.database_rows import copy_rows, filled, snapshot_of
+from coordinator import database_dump
+from coordinator.database_dump import DUMP
 from coordinator.database_url import POSTGRESQL, database_url
 from coordinator.shown_steps import FOLDER as SHOWN
-from coordinator.store import LogPlace, Store
+from coordinator.store import LogPlace, Run, Store
+from coordinator.tables import Base
 from fedsilo.edge.audit_loading import LoadedLog, load
 from fedsilo.edge.files import (
     fsync_directory,
@@ -62,7 +64,7 @@ _BLOCK_BYTES = 1 << 20
 # the log's notes and keys before its records: each note's records are then in the copy; what was countersigned before
 # the steps that lead there, for the same reason
 _AUDIT_FOLDERS = ("checkpoints", "witnessed", SHOWN, "keys", "quarantine")
-_STATE = ("audit", "blobs", "runs", DATABASE, REQUESTS)
+_STATE = ("audit", "blobs", "runs", DATABASE, DUMP, REQUESTS)
 _AUDIT_BEFORE = ".audit.restored"  # the log, until the database is there too
 
 
@@ -114,19 +116,19 @@ def make_backup(
             running = True
         stack.enter_context(removed_on_failure(out))
         make_private_directory(out)
-        _copy_database(kept, out / DATABASE)
+        database = stack.enter_context(_copied_database(kept, out))
         if (kept.state_dir / REQUESTS).is_file():
             _copy(kept.state_dir / REQUESTS, out / REQUESTS)
         _copy_log(kept.state_dir / "audit", out / "audit")
         if not kept.payloads:
             _copy_payloads(kept.state_dir / "blobs", out / "blobs")
-        _copy_runs(kept.state_dir / "runs", out / "runs", _ended_runs(out / DATABASE))
+        _copy_runs(kept.state_dir / "runs", out / "runs", _ended_runs(database))
         also(out)
         for path in out.rglob("*"):
             if path.is_dir():
                 path.chmod(0o700)
         log = _log_of(out / "audit", kept.origin, key.public_key())
-        _require_fitting(out / DATABASE, log, kept.origin)
+        _require_fitting(database, log, kept.origin)
         manifest = {
             "format": FORMAT, "origin": kept.origin, "made_at": now, "running": running, "payloads": kept.payloads,
             "log": {"size": log.tree.size, "root": log.tree.root().hex()},
@@ -137,28 +139,35 @@ def make_backup(
     return manifest
 
 
-def _copy_database(kept: Kept, target: Path) -> None:
+@contextlib.contextmanager
+def _copied_database(kept: Kept, out: Path) -> Iterator[Connection]:
+    """Copy the database; the connection reads it as of the moment of the copy."""
     address = database_url(kept.database_url)
     try:
         if address.drivername == POSTGRESQL:
-            with snapshot_of(address) as reading:
-                made = create_engine(f"sqlite:///{target}")
-                copy_rows(reading, made)
-                made.dispose()
-        else:
-            source = Path(str(address.database))
-            if not source.is_file():
-                raise NotFoundError(f"there is no database {source}")
-            with (
-                contextlib.closing(sqlite3.connect(read_only_address(source), uri=True)) as reading,
-                contextlib.closing(sqlite3.connect(target)) as writing,
-            ):
-                reading.backup(writing)  # in one step, so of one moment, whoever writes meanwhile
-                writing.execute("PRAGMA journal_mode=DELETE")  # one file, without a log of its own
+            with database_dump.snapshot_of(address) as reading:
+                database_dump.dump(address, reading, out / DUMP)
+                yield reading
+            return
+        source = Path(str(address.database))
+        if not source.is_file():
+            raise NotFoundError(f"there is no database {source}")
+        with (
+            contextlib.closing(sqlite3.connect(read_only_address(source), uri=True)) as first,
+            contextlib.closing(sqlite3.connect(out / DATABASE)) as writing,
+        ):
+            first.backup(writing)  # in one step, so of one moment, whoever writes meanwhile
+            writing.execute("PRAGMA journal_mode=DELETE")  # one file, without a log of its own
+        (out / DATABASE).chmod(0o600)
+        engine = create_engine(f"sqlite:///{read_only_address(out / DATABASE)}&uri=true")
+        try:
+            with engine.connect() as reading:
+                yield reading
+        finally:
+            engine.dispose()
     except (sqlite3.Error, SQLAlchemyError) as error:
         why = str(getattr(error, "orig", "") or error).partition("\n")[0]
         raise OperationError(f"the coordinator's database cannot be copied: {why}") from error
-    target.chmod(0o600)
 
 
 def _copy_log(source: Path, target: Path) -> None:
@@ -204,18 +213,8 @@ def _copy_runs(source: Path, target: Path, ended: set[str]) -> None:
                 _copy(path, target / path.relative_to(source))
 
 
-def _ended_runs(database: Path) -> set[str]:
-    with _reading(database) as rows:
-        return {name for (name,) in rows.execute("SELECT name FROM runs WHERE ended_at <> ''")}
-
-
-@contextlib.contextmanager
-def _reading(database: Path) -> Iterator[sqlite3.Connection]:
-    try:
-        with contextlib.closing(sqlite3.connect(read_only_address(database), uri=True)) as connection:
-            yield connection
-    except sqlite3.Error as error:
-        raise VerificationError(f"{database} is damaged: {error}") from error
+def _ended_runs(database: Connection) -> set[str]:
+    return set(database.scalars(select(Run.name).where(Run.ended_at != "")))
 
 
 def _log_of(directory: Path, origin: str, key: Ed25519PublicKey) -> LoadedLog:
@@ -225,11 +224,10 @@ def _log_of(directory: Path, origin: str, key: Ed25519PublicKey) -> LoadedLog:
     return log
 
 
-def _require_fitting(database: Path, log: LoadedLog, origin: str) -> None:
+def _require_fitting(database: Connection, log: LoadedLog, origin: str) -> None:
     """That the log is the one which the database was used with, and no older one."""
-    with _reading(database) as rows:
-        query = "SELECT size, rooted, root FROM log_places WHERE origin = ?"
-        size, rooted, root = rows.execute(query, (origin,)).fetchone() or (0, 0, "")
+    query = select(LogPlace.size, LogPlace.rooted, LogPlace.root).where(LogPlace.origin == origin)
+    size, rooted, root = database.execute(query).one_or_none() or (0, 0, "")
     if size > log.tree.size or (rooted and log.tree.root(rooted).hex() != root):
         raise VerificationError(
             f"database and audit log do not belong together: the log has {log.tree.size} records, the database was "
@@ -266,7 +264,8 @@ def read_manifest(folder: Path, key: Ed25519PublicKey) -> dict[str, Any]:
 
 
 def verified_backup(folder: Path, key: Ed25519PublicKey) -> dict[str, Any]:
-    """The manifest of a backup in which each file is as the manifest says, no other is there, and log and database fit.
+    """The manifest of a backup in which each file is as the manifest says, and no other is there. That log and database
+    fit was seen before it was signed.
 
     Args:
         folder: the backup.
@@ -287,7 +286,6 @@ def verified_backup(folder: Path, key: Ed25519PublicKey) -> dict[str, Any]:
     log = _log_of(folder / "audit", manifest["origin"], key)
     if (log.tree.size, log.tree.root().hex()) != (manifest["log"]["size"], manifest["log"]["root"]):
         raise VerificationError(f"{folder}: its audit log is not the one in its manifest", code="BACKUP_DAMAGED")
-    _require_fitting(folder / DATABASE, log, manifest["origin"])
     return manifest
 
 
@@ -309,7 +307,8 @@ def restore_backup(
         ConflictError: older than what is there, or than a checkpoint of `seen` (`LOG_BEHIND`); state is there already
             (`EXISTS`); a coordinator runs on it.
         VerificationError: a file is not as it was verified (`BACKUP_DAMAGED`).
-        UsageError: the backup of another coordinator.
+        UsageError: the backup of another coordinator, or of another kind of database.
+        OperationError: PostgreSQL does not take the rows.
     """
     if manifest["origin"] != kept.origin:
         raise UsageError(f"{folder} is a backup of {manifest['origin']}, and this is {kept.origin}")
@@ -347,7 +346,7 @@ def _put_state(folder: Path, files: Mapping[str, Any], kept: Kept, log: LoadedLo
             target = kept.state_dir / f"{targets[part]}{slash}{rest}"
             make_private_directory(target.parent)
             put_verified(folder / name, target, told)
-    _put_database(folder / DATABASE, files[DATABASE], kept, log)
+    _put_database(folder, files, kept, log)
     # last: a coordinator that is started on half of this finds its log behind its database, and refuses
     (kept.state_dir / _AUDIT_BEFORE).rename(kept.state_dir / "audit")
     fsync_directory(kept.state_dir)
@@ -385,16 +384,21 @@ def _require_not_behind(path: Path, log: LoadedLog, origin: str, key: Ed25519Pub
         raise VerificationError(f"{path} is of another history than the backup's audit log", code="BACKUP_DAMAGED")
 
 
-def _put_database(source: Path, told: Mapping[str, Any], kept: Kept, log: LoadedLog) -> None:
+def _put_database(folder: Path, files: Mapping[str, Any], kept: Kept, log: LoadedLog) -> None:
     address = database_url(kept.database_url)
-    if address.drivername != POSTGRESQL:
+    name = DUMP if address.drivername == POSTGRESQL else DATABASE
+    if name not in files:
+        kinds = ("SQLite", "PostgreSQL") if name == DUMP else ("PostgreSQL", "SQLite")
+        raise UsageError(f"{folder} is of a coordinator on {kinds[0]}, and `database:` names {kinds[1]}",
+                         hint="a backup goes back into the kind of database that it was made of")  # fmt: skip
+    if name == DATABASE:
         target = Path(str(address.database))
         if target.exists():
             raise ConflictError(f"{target} is there already: nothing is replaced", code="EXISTS")
-        put_verified(source, target, told)
+        put_verified(folder / name, target, files[name])
         return
-    copied = kept.state_dir / DATABASE
-    put_verified(source, copied, told)
+    copied = kept.state_dir / name
+    put_verified(folder / name, copied, files[name])
     store = Store(kept.database_url)  # nobody else has it then
     try:
         with store.transaction() as session:
@@ -405,12 +409,10 @@ def _put_database(source: Path, told: Mapping[str, Any], kept: Kept, log: Loaded
                     f"{place.size}", hint="a standby on the same database needs the log, and no backup",
                     code="LOG_BEHIND",
                 )  # fmt: skip
-            if filled(session.connection()):
+            tables = Base.metadata.sorted_tables
+            if any(session.execute(select(table).limit(1)).first() is not None for table in tables):
                 raise ConflictError("the database is not empty: nothing is replaced", code="EXISTS")
-            reading = create_engine(f"sqlite:///{read_only_address(copied)}&uri=true")
-            with reading.connect() as rows:
-                copy_rows(rows, session.connection())
-            reading.dispose()
+        database_dump.restore(address, copied)
     finally:
         store.close()
     copied.unlink()

@@ -3,8 +3,9 @@ damaged, or older than what somebody has seen, is refused."""
 
 from __future__ import annotations
 
+import contextlib
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +13,16 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from sqlalchemy import select
 
-from coordinator import backup, shown_steps
+from coordinator import backup, database_dump, shown_steps
 from coordinator import store as db
 from coordinator.backup import DATABASE, MANIFEST, Kept, make_backup, restore_backup, verified_backup
 from coordinator.backup_files import take_out
+from coordinator.database_dump import DUMP
+from coordinator.database_url import database_url
 from fedsilo.edge.audit_log import AuditLog
 from fedsilo.edge.audit_verify import verify_logs
 from fedsilo.treaty.audit.witness import Offer
-from fedsilo.treaty.errors import ConflictError, FedSiloError, UsageError, VerificationError
+from fedsilo.treaty.errors import ConflictError, FedSiloError, OperationError, UsageError, VerificationError
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from fedsilo.treaty.wire.codec import sha256_hex
 from tests.simulated.coordinator_parts import COORDINATOR, RUN_YAML, House, SimulatedSilo, federation, until_quiet
@@ -72,19 +75,31 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
     return run.adapter_digest
 
 
-WAYS = [("sqlite", "sqlite"), ("postgresql", "sqlite"), ("sqlite", "postgresql")]
+@contextlib.contextmanager
+def two_databases(request: pytest.FixtureRequest, kind: str) -> Iterator[tuple[str, str]]:
+    """URLs of a coordinator's database and of an empty one; empty for SQLite in the state folder."""
+    if kind == "sqlite":
+        yield "", ""
+        return
+    server = request.getfixturevalue("postgresql")
+    with server.database() as first, server.database() as second:
+        yield first, second
 
 
-@pytest.mark.parametrize(("source", "target"), WAYS)
+@pytest.fixture(params=["sqlite", "postgresql"])
+def urls(request: pytest.FixtureRequest) -> Iterator[tuple[str, str]]:
+    with two_databases(request, request.param) as made:
+        yield made
+
+
 def test_T29_a_coordinator_restored_in_the_midst_of_a_run_ends_with_the_adapter_of_an_undisturbed_one(
-    request: pytest.FixtureRequest, tmp_path: Path, undisturbed: str, source: str, target: str
+    tmp_path: Path, undisturbed: str, urls: tuple[str, str]
 ) -> None:
-    url = request.getfixturevalue("postgresql_url") if "postgresql" in (source, target) else ""
-    house, silos = in_midst(tmp_path / "first", database=url if source == "postgresql" else "")
+    url, to = urls
+    house, silos = in_midst(tmp_path / "first", database=url)
     manifest = make_backup(kept(house), house.key, tmp_path / "backup", now=NOW)  # it runs meanwhile
     assert manifest["log"] == {"size": house.audit.size, "root": house.audit.root.hex()}
     house.close()
-    to = url if target == "postgresql" else ""
     told = restored(tmp_path / "backup", kept(house, tmp_path / "second", to), house.key.public_key())
     assert told == manifest
     second = House(tmp_path / "second", clock=house.clock, database=to)
@@ -104,6 +119,88 @@ def backed_up(tmp_path_factory: pytest.TempPathFactory) -> tuple[House, list[Sim
     house, silos = in_midst(folder / "first")
     make_backup(kept(house), house.key, folder / "backup", now=NOW)
     return house, silos, folder / "backup"
+
+
+# ---- PostgreSQL's own programs -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def dumped(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[House, Path, str]]:
+    """A coordinator on PostgreSQL that goes on, a backup of it, and the URL of an empty database."""
+    with two_databases(request, "postgresql") as (url, empty):
+        house, _ = in_midst(tmp_path / "first", database=url)
+        make_backup(kept(house), house.key, tmp_path / "backup", now=NOW)
+        yield house, tmp_path / "backup", empty
+        house.close()
+
+
+def test_T42_what_a_dump_is_not_restored_over_or_into(dumped: tuple[House, Path, str], tmp_path: Path) -> None:
+    house, folder, empty = dumped
+    key = house.key.public_key()
+    assert (folder / DUMP).is_file() and not (folder / DATABASE).exists()
+    assert not any(path.stat().st_mode & 0o077 for path in [folder, *folder.rglob("*")])
+    with pytest.raises(UsageError, match="names SQLite"):
+        restored(folder, kept(house, tmp_path / "other", f"sqlite:///{tmp_path / 'x.db'}"), key)
+    flip = shutil.copytree(folder, tmp_path / "flipped")
+    flipped(DUMP)(flip)
+    with pytest.raises(VerificationError) as damaged:
+        restored(flip, kept(house, tmp_path / "other", empty), key)
+    assert damaged.value.code == "BACKUP_DAMAGED"
+    restored(folder, kept(house, tmp_path / "second", empty), key)
+    assert not (tmp_path / "second" / DUMP).exists()
+    with pytest.raises(ConflictError) as filled:
+        restored(folder, kept(house, tmp_path / "third", empty), key)
+    assert filled.value.code == "EXISTS" and "not empty" in filled.value.message
+    left = [path.name for name in ("other", "third") for path in (tmp_path / name).glob("*")]
+    assert set(left) <= {"lock"}
+
+
+def test_rows_of_a_newer_version_are_refused_and_leave_nothing(
+    dumped: tuple[House, Path, str], tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    house, _, empty = dumped
+    server = request.getfixturevalue("postgresql")
+    server.execute("ALTER TABLE runs ADD COLUMN of_later integer", database=database_url(house.database).database)
+    make_backup(kept(house), house.key, tmp_path / "newer", now=NOW)
+    with pytest.raises(OperationError, match="of_later"):
+        restored(tmp_path / "newer", kept(house, tmp_path / "second", empty), house.key.public_key())
+    counts = "SELECT (SELECT count(*) FROM runs), (SELECT count(*) FROM members), (SELECT count(*) FROM log_places)"
+    assert server.execute(counts, database=database_url(empty).database) == [(0, 0, 0)]
+    assert [path.name for path in (tmp_path / "second").glob("*")] == ["lock"]
+
+
+@pytest.mark.parametrize(
+    ("program", "words"),
+    [("", "pg_dump cannot be run"), ("echo 'pg_dump: error: server version mismatch' >&2; exit 1", "mismatch")],
+    ids=["missing", "too old"],
+)
+def test_a_pg_dump_that_is_missing_or_too_old_is_named_with_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str, words: str, postgresql_url: str
+) -> None:
+    house, _ = in_midst(tmp_path / "first", database=postgresql_url)
+    (tmp_path / "bin").mkdir()
+    if program:
+        (tmp_path / "bin" / "pg_dump").write_text(f"#!/bin/sh\n{program}\n")
+        (tmp_path / "bin" / "pg_dump").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    with pytest.raises(OperationError, match=words) as refused:
+        make_backup(kept(house), house.key, tmp_path / "backup", now=NOW)
+    assert "postgresql-client" in refused.value.hint and not (tmp_path / "backup").exists()
+    house.close()
+
+
+def test_T42_a_password_is_on_no_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "pg_restore").write_text('#!/bin/sh\necho "$@" "$PGPASSWORD" > "$0.told"\n')
+    (tmp_path / "pg_restore").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    database_dump.restore(database_url("postgresql://fedsilo:s%40cret@/fedsilo?host=/run/x"), Path("a.pgdump"))
+    *words, password = (tmp_path / "pg_restore.told").read_text().split()
+    assert password == "s@cret" and "cret" not in " ".join(words) and "host=/run/x" in words
+    with pytest.raises(UsageError, match="sslpassword"):
+        database_dump.restore(database_url("postgresql://fedsilo@/fedsilo?sslpassword=x"), Path("a.pgdump"))
+
+
+# ---- what is refused ---------------------------------------------------------------------------------
 
 
 def witness(silo: SimulatedSilo, log: AuditLog) -> Any:
