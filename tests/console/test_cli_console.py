@@ -96,11 +96,6 @@ def test_local_data_takes_the_word_typed(site: Site, tmp_path: Path) -> None:
     assert CliRunner().invoke(app, [*live, "--include-local", "LOCAL"]).exit_code == 0
 
 
-def test_there_is_no_console_over_a_folder(tmp_path: Path) -> None:
-    refused = CliRunner().invoke(app, ["--from", str(tmp_path), "--once"])
-    assert refused.exit_code == 2 and "No such option" in refused.stderr
-
-
 def test_the_screens_of_once_are_those_of_the_console(site: Site) -> None:
     live = ["--socket", str(site.socket), "--once", "--screen"]
     drawn = CliRunner().invoke(app, [*live, "77"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from tests.hostile.attacks import ATTACKS, Attack
@@ -16,7 +16,7 @@ _SHORT = {
     "round_deadline_seconds": 40.0,
 }  # fmt: skip
 # What one of these does, it does to a whole run.
-_ALONE = frozenset({"one_record", "adapter_of_one_silo"})
+_ALONE = frozenset({"adapter_of_one_silo"})
 # After it the silo sits the open round out.
 _LEAVES_ROUND = frozenset({"round_opened_again"})
 _CONTENT = frozenset({"lora.factors", "public.responses"})
@@ -38,36 +38,29 @@ class Phase:
 
 
 def phases(attacks: Sequence[Attack]) -> tuple[Phase, ...]:
-    """The runs that the attacks need: one for all that a run outlives, and one for each that ends a run or a silo."""
+    """The runs that a coordinator's attacks need: one for each changed plan, one for all that a run outlives, and one
+    for each that takes a run of its own."""
     of_plan = [attack.name for attack in attacks if attack.kind == "run.plan" and attack.name != "plan_changed"]
-    alone = [attack.name for attack in attacks if attack.outcome == "stopped" or attack.name in _ALONE]
+    alone = [attack.name for attack in attacks if attack.name in _ALONE]
     together = tuple(attack.name for attack in attacks if attack.name not in {*of_plan, *alone})
-    after = [Phase((name,), is_main=False, fields=_SHORT) for name in alone]
-    if after and not together and not of_plan:
-        return (replace(after[0], is_main=True), *after[1:])
-    return (*(Phase((name,), is_main=False, fields=_SHORT) for name in of_plan), Phase(together), *after)
+    before, after = ([Phase((name,), is_main=False, fields=_SHORT) for name in names] for names in (of_plan, alone))
+    return (*before, Phase(together), *after)
 
 
 def rounds_needed(attacks: Sequence[Attack], *, public_steps: int) -> int:
-    """Of the main run, so that each of its attacks has its opportunity.
+    """Rounds of the main run in which each of a coordinator's attacks has its opportunity.
 
     Args:
         attacks: all.
         public_steps: of each round, after which answers come back.
     """
-    names = next((phase.attacks for phase in phases(attacks) if phase.is_main), ())
-    kinds = [ATTACKS[name].kind for name in names]
-    if attacks and attacks[0].party == "coordinator":
-        # those of rounds and adapters take a round each, after the others; one more has honest donors
-        rounds = sum(DEVIATIONS[name].stage >= 2 or name in _LEAVES_ROUND for name in names)
-        displacing = sum(DEVIATIONS[name].displaces for name in names)
-        donors = kinds.count("public.donors") - ("donors_of_another_round" in names)
-        # each message with donors can carry one of the others; in place of it, or of a round's result, comes another
-        return 2 + rounds + math.ceil(donors / max(1, public_steps) + displacing / (public_steps + 1))
-    answers = math.ceil(kinds.count("public.responses") / max(1, public_steps))
-    evaluations = kinds.count("metrics.eval")
-    # the last evaluation is where the trainer fails
-    return max(1, kinds.count("lora.factors"), answers, evaluations + 1 if evaluations else 0)
+    names = next(phase.attacks for phase in phases(attacks) if phase.is_main)
+    # those of rounds and adapters take a round each, after the others; one more has honest donors
+    rounds = sum(DEVIATIONS[name].stage >= 2 or name in _LEAVES_ROUND for name in names)
+    displacing = sum(DEVIATIONS[name].displaces for name in names)
+    donors = sum(ATTACKS[name].kind == "public.donors" for name in names) - ("donors_of_another_round" in names)
+    # each message with donors can carry one of the others; in place of it, or of a round's result, comes another
+    return 2 + rounds + math.ceil(donors / max(1, public_steps) + displacing / (public_steps + 1))
 
 
 def verdicts(
@@ -77,7 +70,7 @@ def verdicts(
     silo: str,
 ) -> list[dict[str, Any]]:
     """One row per attack, as the attacked silo's log has it: {name, decision, rule, rules, kind, run, round, step,
-    record, silo, must, expected, obeyed}; of a plan that was sent to every silo, the worst of their rows.
+    record, silo, obeyed}; of a plan that was sent to every silo, the worst of their rows.
 
     Args:
         attacks: that were to be made.
@@ -98,12 +91,7 @@ def verdicts(
         blank = {"decision": "not made", "rule": "", "rules": [], "run": "", "round": 0, "step": 0, "record": None}
         rows = rows or [{"silo": silo, **blank, "obeyed": 0}]
         worst = next((row for row in rows if row["decision"] != attack.decision or row["obeyed"]), rows[0])
-        found.append(
-            {
-                **worst, "name": attack.name, "kind": attack.kind, "must": attack.consequence,
-                "expected": attack.decision,
-            }
-        )  # fmt: skip
+        found.append({**worst, "name": attack.name, "kind": attack.kind})
     return found
 
 
@@ -166,27 +154,3 @@ def _obeyed(records: Sequence[dict[str, Any]], attack: Attack, attempt: Mapping[
         and (stage == 0 or record.get("round") == attempt["round"])
         for record in records
     )
-
-
-def fault(verdicts: Sequence[dict[str, Any]], reached: Sequence[str]) -> tuple[str, str]:
-    """(code, why the show does not hold); both empty when every attack was made and came to what it must."""
-    attacks = [ATTACKS[row["name"]] for row in verdicts]
-    let = [
-        attack.name
-        for attack, row in zip(attacks, verdicts, strict=True)
-        if row["obeyed"] or (attack.decision != "allow" and row["decision"] in ("allow", "hold"))
-    ]
-    if let or reached:
-        names = ", ".join(dict.fromkeys([*let, *reached]))
-        return "LEAKED", f"{names} was not stopped by the guard"
-    unseen = [f"{row['name']} ({row['decision']})" for row in verdicts if row["decision"] in ("not made", "none")]
-    if unseen:
-        return "NOT_SHOWN", f"nothing was decided on {', '.join(unseen)}"
-    otherwise = [
-        f"{row['name']} ({row['decision']}: {', '.join(row['rules'])})"
-        for attack, row in zip(attacks, verdicts, strict=True)
-        if row["decision"] != attack.decision or (attack.decision == "deny" and row["rule"] != attack.rule)
-    ]
-    if otherwise:
-        return "NOT_SHOWN", f"not stopped by the rule made for it, or not let out as documented: {', '.join(otherwise)}"
-    return "", ""

@@ -12,7 +12,6 @@ import pytest
 
 from tests.hostile.attacks import named
 from tests.hostile.federation import Attacked, attacked_by_trainer
-from tests.hostile.verdicts import fault
 from tests.loopback.federation import nothing_planted_crossed
 
 LAST_OF_THREE = "hospital_c"
@@ -38,7 +37,7 @@ def content(lines: list[dict[str, Any]], run: str, number: int | None = None) ->
 
 
 def test_X09_each_attack_of_the_coordinator_is_refused_by_its_rule_in_the_silos_own_log(attacked: Attacked) -> None:
-    assert fault(attacked.rows, []) == ("", "")
+    assert not any(row["obeyed"] for row in attacked.rows)
     rows = {row["name"]: row for row in attacked.rows}
     assert {name: (row["decision"], row["rule"]) for name, row in rows.items()} == COORDINATOR_ATTACKS
     for name, row in rows.items():

@@ -22,7 +22,7 @@ from silo.link import LinkMessage
 from tests.hostile import trainer
 from tests.hostile.attacks import ATTACKS, COORDINATOR, TRAINER, named
 from tests.hostile.trainer import HostileLink
-from tests.hostile.verdicts import fault, phases, rounds_needed
+from tests.hostile.verdicts import phases, rounds_needed
 
 KINDS = {"lora.factors", "public.responses", "metrics.eval"}
 TENSORS = {"a.lora_A": np.ones((2, 3), np.float32), "a.lora_B": np.zeros((3, 2), np.float32)}
@@ -161,13 +161,7 @@ def test_the_demos_attacks_are_asked_for_by_name_and_are_the_same_four() -> None
     assert first == [(attack.name, attack.kind, "denied", attack.rule) for attack in LEAK.values()]
 
 
-def test_what_ends_a_run_or_a_silo_has_a_run_of_its_own() -> None:
-    of_trainer = phases(named("extra_tensor", "unknown_field", "padded_payload"))
-    assert [(phase.attacks, phase.is_main) for phase in of_trainer] == [
-        (("extra_tensor",), True), (("unknown_field",), False), (("padded_payload",), False),
-    ]  # fmt: skip
-    assert [phase.attacks for phase in phases(named("unknown_field"))] == [("unknown_field",)]
-    assert phases(named("unknown_field"))[0].is_main
+def test_a_changed_plan_has_a_run_of_its_own() -> None:
     of_coordinator = phases(named("wrong_key", "other_template", "plan_changed"))
     assert [(phase.attacks, phase.is_main) for phase in of_coordinator] == [
         (("other_template",), False), (("plan_changed", "wrong_key"), True),
@@ -175,13 +169,8 @@ def test_what_ends_a_run_or_a_silo_has_a_run_of_its_own() -> None:
 
 
 def test_each_round_and_each_step_carries_one() -> None:
-    for needed in (
-        rounds_needed(named(*LEAK), public_steps=10),
-        demo_attacks.rounds_needed(tuple(LEAK.values()), public_steps=10),
-    ):
-        assert needed == 2
-    assert rounds_needed(named("prompt_as_response", "answers_reordered", "samples_as_number"), public_steps=2) == 2
-    assert rounds_needed(named("unknown_field"), public_steps=2) == 1
+    assert demo_attacks.rounds_needed(tuple(LEAK.values()), public_steps=10) == 2
+    assert demo_attacks.rounds_needed((LEAK["prompt_as_response"],), public_steps=2) == 1
     # 9 take a round each, and one leaves its round; 6 are made in donors, 12 in place of donors or of a round's result
     assert rounds_needed(COORDINATOR, public_steps=2) == 2 + 9 + 1 + 6 // 2 + 12 // 3
     assert rounds_needed(COORDINATOR, public_steps=10) == 2 + 9 + 1 + 2
@@ -191,34 +180,12 @@ def test_each_round_and_each_step_carries_one() -> None:
 # ---- judging -----------------------------------------------------------------------------------------
 
 
-def row(name: str, decision: str = "", rule: str = "", obeyed: int = 0) -> dict[str, Any]:
-    rule, decision = rule or ATTACKS[name].rule, decision or ATTACKS[name].decision
+def row(name: str, decision: str = "deny", rule: str = "") -> dict[str, Any]:
+    rule = rule or LEAK[name].rule
     return {
         "name": name, "decision": decision, "rule": rule, "rules": [rule], "round": 1, "step": 0, "record": 3,
-        "run": "run-1", "silo": "b", "expected": ATTACKS[name].decision, "obeyed": obeyed,
+        "run": "run-1", "silo": "b",
     }  # fmt: skip
-
-
-@pytest.mark.parametrize("attacks", [TRAINER, COORDINATOR])
-def test_only_what_the_list_says_counts(attacks: tuple[Any, ...]) -> None:
-    good = [row(attack.name) for attack in attacks]
-    assert fault(good, []) == ("", "")
-    for place, attack in enumerate(attacks):
-        wrong = [
-            (row(attack.name, "not made"), "NOT_SHOWN"),
-            (row(attack.name, "none"), "NOT_SHOWN"),
-            (row(attack.name, obeyed=1), "LEAKED"),
-        ]
-        if attack.decision == "deny":
-            wrong.append((row(attack.name, rule="messages per minute"), "NOT_SHOWN"))
-        if attack.decision == "allow":
-            wrong.append((row(attack.name, "deny"), "NOT_SHOWN"))  # then the documented limit is none any more
-        else:
-            wrong += [(row(attack.name, "allow"), "LEAKED"), (row(attack.name, "hold"), "LEAKED")]
-        for worse, code in wrong:
-            found, why = fault([*good[:place], worse, *good[place + 1 :]], [])
-            assert found == code and attack.name in why
-    assert fault(good, [attacks[0].name])[0] == "LEAKED"
 
 
 def test_of_the_demo_only_a_denial_by_the_rule_made_for_it_counts() -> None:

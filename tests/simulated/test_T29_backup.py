@@ -3,7 +3,6 @@ damaged, or older than what somebody has seen, is refused."""
 
 from __future__ import annotations
 
-import contextlib
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -25,6 +24,7 @@ from fedsilo.treaty.audit.witness import Offer
 from fedsilo.treaty.errors import ConflictError, FedSiloError, OperationError, UsageError, VerificationError
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from fedsilo.treaty.wire.codec import sha256_hex
+from tests.postgres_server import PostgresServer
 from tests.simulated.coordinator_parts import COORDINATOR, RUN_YAML, House, SimulatedSilo, federation, until_quiet
 
 NOW = "2027-01-15T08:00:00Z"
@@ -75,27 +75,18 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
     return run.adapter_digest
 
 
-@contextlib.contextmanager
-def two_databases(request: pytest.FixtureRequest, kind: str) -> Iterator[tuple[str, str]]:
-    """URLs of a coordinator's database and of an empty one; empty for SQLite in the state folder."""
-    if kind == "sqlite":
-        yield "", ""
-        return
-    server = request.getfixturevalue("postgresql")
-    with server.database() as first, server.database() as second:
+@pytest.fixture
+def postgresql_urls(postgresql: PostgresServer) -> Iterator[tuple[str, str]]:
+    """Of a coordinator's database and of an empty one."""
+    with postgresql.database() as first, postgresql.database() as second:
         yield first, second
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
-def urls(request: pytest.FixtureRequest) -> Iterator[tuple[str, str]]:
-    with two_databases(request, request.param) as made:
-        yield made
-
-
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
 def test_T29_a_coordinator_restored_in_the_midst_of_a_run_ends_with_the_adapter_of_an_undisturbed_one(
-    tmp_path: Path, undisturbed: str, urls: tuple[str, str]
+    request: pytest.FixtureRequest, tmp_path: Path, undisturbed: str, kind: str
 ) -> None:
-    url, to = urls
+    url, to = request.getfixturevalue("postgresql_urls") if kind == "postgresql" else ("", "")
     house, silos = in_midst(tmp_path / "first", database=url)
     manifest = make_backup(kept(house), house.key, tmp_path / "backup", now=NOW)  # it runs meanwhile
     assert manifest["log"] == {"size": house.audit.size, "root": house.audit.root.hex()}
@@ -125,13 +116,13 @@ def backed_up(tmp_path_factory: pytest.TempPathFactory) -> tuple[House, list[Sim
 
 
 @pytest.fixture
-def dumped(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[House, Path, str]]:
+def dumped(postgresql_urls: tuple[str, str], tmp_path: Path) -> Iterator[tuple[House, Path, str]]:
     """A coordinator on PostgreSQL that goes on, a backup of it, and the URL of an empty database."""
-    with two_databases(request, "postgresql") as (url, empty):
-        house, _ = in_midst(tmp_path / "first", database=url)
-        make_backup(kept(house), house.key, tmp_path / "backup", now=NOW)
-        yield house, tmp_path / "backup", empty
-        house.close()
+    url, empty = postgresql_urls
+    house, _ = in_midst(tmp_path / "first", database=url)
+    make_backup(kept(house), house.key, tmp_path / "backup", now=NOW)
+    yield house, tmp_path / "backup", empty
+    house.close()
 
 
 def test_T42_what_a_dump_is_not_restored_over_or_into(dumped: tuple[House, Path, str], tmp_path: Path) -> None:
@@ -156,16 +147,15 @@ def test_T42_what_a_dump_is_not_restored_over_or_into(dumped: tuple[House, Path,
 
 
 def test_rows_of_a_newer_version_are_refused_and_leave_nothing(
-    dumped: tuple[House, Path, str], tmp_path: Path, request: pytest.FixtureRequest
+    dumped: tuple[House, Path, str], tmp_path: Path, postgresql: PostgresServer
 ) -> None:
     house, _, empty = dumped
-    server = request.getfixturevalue("postgresql")
-    server.execute("ALTER TABLE runs ADD COLUMN of_later integer", database=database_url(house.database).database)
+    postgresql.execute("ALTER TABLE runs ADD COLUMN of_later integer", database=database_url(house.database).database)
     make_backup(kept(house), house.key, tmp_path / "newer", now=NOW)
     with pytest.raises(OperationError, match="of_later"):
         restored(tmp_path / "newer", kept(house, tmp_path / "second", empty), house.key.public_key())
     counts = "SELECT (SELECT count(*) FROM runs), (SELECT count(*) FROM members), (SELECT count(*) FROM log_places)"
-    assert server.execute(counts, database=database_url(empty).database) == [(0, 0, 0)]
+    assert postgresql.execute(counts, database=database_url(empty).database) == [(0, 0, 0)]
     assert [path.name for path in (tmp_path / "second").glob("*")] == ["lock"]
 
 
