@@ -14,9 +14,9 @@ from certs.encoding import (
     SIGNING_KEY_OID,
     certificate_fingerprint,
     read_one_certificate,
-    shown,
 )
 from fedsilo.treaty.errors import NotAllowedError
+from fedsilo.treaty.text import harmless
 
 _USAGE_NAME = {ExtendedKeyUsageOID.CLIENT_AUTH: "clientAuth", ExtendedKeyUsageOID.SERVER_AUTH: "serverAuth"}
 
@@ -60,10 +60,11 @@ def in_words(pem: bytes) -> str:
         data = describe_certificate(pem)
     except NotAllowedError as error:
         return f"a certificate that cannot be read ({error.message})"
-    names = ", ".join(shown(name.partition(":")[2]) for name in data["names"][:4]) or "no name"
+    names = ", ".join(harmless(name.partition(":")[2], 120) for name in data["names"][:4]) or "no name"
     usage = ", ".join(data["usage"][:4]) or "no extended key usage"
     return (
-        f"the certificate {data['fingerprint'][:16]} of {names} ({usage}), issued by {shown(data['issuer'])!r}, "
+        f"the certificate {data['fingerprint'][:16]} of {names} ({usage}), "
+        f"issued by {harmless(data['issuer'], 120)!r}, "
         f"valid {data['not_before']} to {data['not_after']}"
     )
 
@@ -77,9 +78,10 @@ def met_in_words(pem: bytes) -> str:
         data = describe_certificate(pem)
     except NotAllowedError as error:
         return f"a certificate that cannot be read ({error.message})"
-    names = ", ".join(shown(name.partition(":")[2]) for name in data["names"][:4]) or "no name"
+    names = ", ".join(harmless(name.partition(":")[2], 120) for name in data["names"][:4]) or "no name"
     return (
-        f"subject {shown(data['subject'])!r}, issuer {shown(data['issuer'])!r}, SHA-256 {data['fingerprint']}, "
+        f"subject {harmless(data['subject'], 120)!r}, issuer {harmless(data['issuer'], 120)!r}, "
+        f"SHA-256 {data['fingerprint']}, "
         f"for {names}"
     )
 

@@ -78,11 +78,6 @@ def signing_key_sha256(key: Ed25519PublicKey) -> str:
     return digest.finalize().hex()
 
 
-def shown(text: str, characters_max: int = 120) -> str:
-    """Text out of somebody's certificate as it may stand in a message or log: one line, printable, short (T37)."""
-    return "".join(character if character.isprintable() else "?" for character in text[:characters_max])
-
-
 def certificate_fingerprint(certificate: x509.Certificate) -> str:
     """SHA-256 of the DER bytes, hex."""
     return certificate.fingerprint(hashes.SHA256()).hex()

@@ -30,11 +30,11 @@ from certs.encoding import (
     public_key_bytes,
     read_one_certificate,
     read_root,
-    shown,
 )
 from certs.names import AUTHORITY_OF_ROLE, LinkRole, PartyRole, PeerRole, SpiffeId, parse_spiffe_id
 from fedsilo.treaty.clocks import CERTIFICATE_TIME
 from fedsilo.treaty.errors import NotAllowedError
+from fedsilo.treaty.text import harmless
 
 _USAGE_OF_ROLE = {
     "silo": ExtendedKeyUsageOID.CLIENT_AUTH,
@@ -296,7 +296,8 @@ def _check_form(certificate: x509.Certificate, called: str, role: PeerRole) -> N
     for extension in extensions:
         if extension.critical and isinstance(extension.value, x509.UnrecognizedExtension):
             raise NotAllowedError(
-                f"{called} has the unknown critical extension {shown(extension.oid.dotted_string)}", hint=_RENEW
+                f"{called} has the unknown critical extension {harmless(extension.oid.dotted_string, 120)}",
+                hint=_RENEW,
             )
     if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
         raise NotAllowedError(f"{called} does not hold an ECDSA P-256 key", hint=_RENEW)
@@ -328,7 +329,7 @@ def _one_identity(certificate: x509.Certificate, called: str, role: PeerRole) ->
         raise NotAllowedError(f"{called} has malformed extensions", hint=_RENEW) from error
     uris = [name.value for name in names if isinstance(name, x509.UniformResourceIdentifier)]
     if len(uris) != 1:
-        named = ", ".join(shown(uri) for uri in uris[:3]) or "none"
+        named = ", ".join(harmless(uri, 120) for uri in uris[:3]) or "none"
         raise NotAllowedError(f"{called} has {len(uris)} URI names ({named}), exactly one is allowed", hint=_RENEW)
     allowed: tuple[type[x509.GeneralName], ...] = (x509.UniformResourceIdentifier,)
     if role == "coordinator":
@@ -357,7 +358,7 @@ def issuer_of(certificate: x509.Certificate) -> str:
     """Who a certificate says issued it; foreign text, made safe to show."""
     try:
         names = certificate.issuer.get_attributes_for_oid(NameOID.COMMON_NAME)
-        return shown(str(names[0].value) if names else certificate.issuer.rfc4514_string())
+        return harmless(str(names[0].value) if names else certificate.issuer.rfc4514_string(), 120)
     except PARSE_ERRORS:
         return "an issuer without a readable name"
 
@@ -369,4 +370,4 @@ def _called(certificate: x509.Certificate) -> str:
         uri = next((name.value for name in names if isinstance(name, x509.UniformResourceIdentifier)), "")
     except (x509.ExtensionNotFound, *PARSE_ERRORS):
         uri = ""
-    return f"the certificate {shown(uri) or 'without a URI name'} ({certificate_fingerprint(certificate)[:16]})"
+    return f"the certificate {harmless(uri, 120) or 'without a URI name'} ({certificate_fingerprint(certificate)[:16]})"

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 
 from fedsilo.treaty.errors import PeerError, WireCode
 from fedsilo.treaty.isolation import RUNGS
+from fedsilo.treaty.text import harmless
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from fedsilo.treaty.wire.services import PROTOCOL_VERSION
 from policies.model import MIN_UPDATES
@@ -129,13 +130,13 @@ def check_hello(hello: pb.Hello, agreed: Agreed, *, silos: int = 1) -> HelloFact
     """
     _check_protocol(hello.protocol_min, hello.protocol_max)
     for field, code in _CHECKS:
-        expected, got = str(getattr(agreed, field)), _printable(getattr(hello, field))
+        expected, got = str(getattr(agreed, field)), harmless(getattr(hello, field), TEXT_CHARACTERS_MAX)
         mixed = field in _MAY_BE_MIXED and getattr(agreed, _MAY_BE_MIXED[field]) == "allow"
         if expected != got and not mixed:
             differ = f"{field} differs: expected {expected or 'none'}, got {got or 'none'}"
             raise PeerError(code, differ, field=field, expected=expected, got=got)
     for field, allowed in (("role", ROLES), ("isolation", RUNGS)):
-        got = _printable(getattr(hello, field))
+        got = harmless(getattr(hello, field), TEXT_CHARACTERS_MAX)
         if got not in allowed:
             raise PeerError(
                 WireCode.MALFORMED, f"{field} is {got!r}", field=field, expected="|".join(sorted(allowed)), got=got
@@ -170,13 +171,8 @@ def _check_protocol(low: int, high: int) -> None:
 
 def hello_as_fields(hello: pb.Hello) -> dict[str, str]:
     """What a silo says of itself, safe to show, whether or not it is right."""
-    return {name: _printable(str(getattr(hello, name))) for name in HelloFacts.__dataclass_fields__}
+    return {name: harmless(str(getattr(hello, name)), TEXT_CHARACTERS_MAX) for name in HelloFacts.__dataclass_fields__}
 
 
 def facts_as_fields(facts: HelloFacts) -> dict[str, str]:
     return {name: str(value) for name, value in asdict(facts).items()}
-
-
-def _printable(text: str) -> str:
-    """A peer's word, short and free of control characters, so that it can be logged and sent back (T37)."""
-    return "".join(character if character.isprintable() else "?" for character in text[:TEXT_CHARACTERS_MAX])

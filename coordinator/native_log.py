@@ -30,6 +30,7 @@ from urllib.parse import unquote
 
 from fedsilo.edge.files import write_all
 from fedsilo.edge.quiet_log import QuietLog
+from fedsilo.treaty.text import harmless
 
 _log = logging.getLogger("fedsilo.coordinator")
 
@@ -109,7 +110,7 @@ def handshake_fault(text: str) -> Fault | None:
 def address_of(peer: str) -> str:
     """gRPC's `ipv4:127.0.0.1:5000` or `ipv6:%5B::1%5D:5000` as people write it; foreign text made safe."""
     address = unquote(peer).removeprefix("ipv4:").removeprefix("ipv6:")
-    return "".join(character if character.isprintable() else "?" for character in address[:100]) or "somebody"
+    return harmless(address, 100) or "somebody"
 
 
 def host_of(address: str) -> str:

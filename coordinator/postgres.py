@@ -31,6 +31,7 @@ from sqlalchemy.exc import OperationalError as Failed
 from fedsilo.edge.extras import install_hint
 from fedsilo.edge.files import DiskFullError
 from fedsilo.treaty.errors import ConflictError, FedSiloError, OperationError, UsageError
+from fedsilo.treaty.text import harmless
 
 log = logging.getLogger("fedsilo.coordinator")
 
@@ -186,7 +187,7 @@ class _Sole:
             connection.rollback()
             cursor.execute(_HOLDER, [_CLASS])
             name, host = cursor.fetchone() or ("somebody", "an unknown place")
-            holder = "".join(character if character.isprintable() else "?" for character in f"{name} at {host}"[:120])
+            holder = harmless(f"{name} at {host}", 120)
             raise ConflictError(
                 f"the database {self.shown} is in use by another coordinator: {holder}",
                 hint="stop that one first; of a machine that is gone the server lets go within a minute",

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedsilo.treaty.text import harmless
+
 ANSWER_BYTES_MAX = 256 << 20
 
 
@@ -39,7 +41,7 @@ class Answer:
         """The beginning of the body, for a message."""
         error = self.fields.get("error")
         text = error.get("message", error) if isinstance(error, dict) else self.value
-        return "".join(each for each in str(text)[:300] if each.isprintable())
+        return harmless(text, 300)
 
 
 class _UnixConnection(http.client.HTTPConnection):

@@ -27,7 +27,7 @@ from console.screens.asking import BOX_CELLS, AskingDialog, TypedWord
 from console.screens.base import Lines
 from console.screens.fields import TextLine
 from console.values import Release
-from fedsilo.treaty.audit.record import harmless
+from fedsilo.treaty.audit.record import note_text
 
 if TYPE_CHECKING:
     from console.app import FedConsole
@@ -154,7 +154,7 @@ class ConfirmDialog(AskingDialog[Answer | None]):
 
     def decided(self) -> Answer:
         code = "" if self._approve else self.query_one("#word", Input).value.strip().upper()
-        reason = "" if self._approve else harmless(self.query_one("#reason", Input).value)
+        reason = "" if self._approve else note_text(self.query_one("#reason", Input).value)
         opened = tuple(finding.id for finding in self._release.noticed) if self._approve else ()
         return Answer(self._release, self._approve, opened, code, reason, self._request_id)
 

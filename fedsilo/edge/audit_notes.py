@@ -21,7 +21,7 @@ from typing import Any
 
 from fedsilo.edge.audit_segments import read_records
 from fedsilo.edge.files import make_private_directory, read_regular, remove_durably, write_durably
-from fedsilo.treaty.audit.record import NOTE_CHARACTERS_MAX, harmless
+from fedsilo.treaty.audit.record import NOTE_CHARACTERS_MAX, note_text
 from fedsilo.treaty.errors import FedSiloError, NotFoundError, UsageError
 
 FOLDER = "notes"
@@ -78,7 +78,7 @@ def _text_in(data: bytes) -> str:
         text = value["reason"] if "reason" in value else value["note"]  # as an earlier version wrote it
     except (ValueError, TypeError, KeyError, RecursionError):
         return ""
-    return text if isinstance(text, str) and text == harmless(text) else ""
+    return text if isinstance(text, str) and text == note_text(text) else ""
 
 
 def check_notes(results: Sequence[dict[str, Any]], logs: Sequence[Path]) -> None:

@@ -13,6 +13,8 @@ import unicodedata
 from collections.abc import Iterable
 from typing import Any
 
+from fedsilo.treaty.text import harmless
+
 FORMULA_SIGNS = ("=", "+", "-", "@")
 _NEXT_CELL = ("\t", "\r", "\n")  # what follows may be taken for the beginning of another cell
 
@@ -40,5 +42,5 @@ def csv_cell(value: Any) -> str:
     text = value if isinstance(value, str) else json.dumps(value, default=str)
     first = unicodedata.normalize("NFKC", text.lstrip()[:1])
     computed = first in FORMULA_SIGNS or text.startswith(_NEXT_CELL)
-    shown = text if text.isprintable() else json.dumps(text)[1:-1]
+    shown = harmless(text)
     return f"'{shown}" if computed else shown

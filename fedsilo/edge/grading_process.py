@@ -33,11 +33,11 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import IO
 
-from fedsilo.edge.one_line import one_line
 from fedsilo.edge.own_verifiers import Grade, find_verifier, load_grade
 from fedsilo.treaty.errors import FedSiloError, OperationError, UsageError
 from fedsilo.treaty.grading import RESPONSE_CHARACTERS_MAX
 from fedsilo.treaty.grading.verdict import CRASHED, ERROR, TIMEOUT, TOO_COSTLY, Verdict, VerdictCode
+from fedsilo.treaty.text import harmless
 
 DEADLINE_SECONDS = 5.0
 CODE_DEADLINE_SECONDS = 20.0  # a correct program may compute for seconds, and machines are busy
@@ -334,7 +334,7 @@ def serve(verifier: str, deadline_seconds: float, memory_bytes_max: int, *, repo
 
     def tell(report: str) -> None:
         if reports:
-            os.write(told, one_line(report).encode("utf-8", "replace")[: REPORT_BYTES_MAX - 1] + b"\n")
+            os.write(told, harmless(report).encode("utf-8", "replace")[: REPORT_BYTES_MAX - 1] + b"\n")
 
     try:
         # only a parent that may run programs starts a child for such a verifier

@@ -25,7 +25,8 @@ from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 
-from fedsilo.edge.one_line import keep_to_one_line, one_line
+from fedsilo.edge.one_line import keep_to_one_line
+from fedsilo.treaty.text import harmless
 
 LogFormat = Literal["text", "json"]
 FIELDS = ("run", "round", "step", "attempt", "silo", "kind", "sequence", "request")
@@ -128,4 +129,4 @@ def _plain(value: Any) -> Any:
         return value
     if isinstance(value, list):
         return [_plain(each) for each in value]
-    return one_line(str(value))[:TEXT_CHARACTERS_MAX]
+    return harmless(value, TEXT_CHARACTERS_MAX)

@@ -11,12 +11,7 @@ from __future__ import annotations
 
 import logging
 
-
-def one_line(text: str) -> str:
-    """`text` with every character escaped that is not printable; a space stays."""
-    if text.isprintable():
-        return text
-    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode("ascii") for each in text)
+from fedsilo.treaty.text import harmless
 
 
 class _OneLineOf(logging.Formatter):
@@ -27,7 +22,7 @@ class _OneLineOf(logging.Formatter):
         self._inner = inner
 
     def format(self, record: logging.LogRecord) -> str:
-        return one_line(self._inner.format(record))
+        return harmless(self._inner.format(record))
 
 
 def keep_to_one_line(logger: logging.Logger) -> None:

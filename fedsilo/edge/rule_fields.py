@@ -6,7 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fedsilo.treaty.audit.record import TEXT_CHARACTERS_MAX, shortened
+from fedsilo.treaty.audit.record import TEXT_CHARACTERS_MAX
+from fedsilo.treaty.text import harmless
 from policies.engine import Decision, RuleResult
 from policies.load import Policy
 
@@ -43,7 +44,7 @@ def _fields(result: RuleResult, policy: Policy) -> dict[str, Any]:
 def _plain(value: Any) -> Any:
     """A limit may be a set or a long text of the policy file; the record holds a short form of it."""
     if isinstance(value, str):
-        return shortened(value)[:TEXT_CHARACTERS_MAX]
+        return harmless(value, TEXT_CHARACTERS_MAX)
     if isinstance(value, tuple | list):
         return [_plain(item) for item in value[:_LIST_SHOWN_MAX]]
     if isinstance(value, set | frozenset):

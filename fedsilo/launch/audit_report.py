@@ -38,9 +38,9 @@ from fedsilo.edge.audit_verify import verify_logs
 from fedsilo.edge.csv_cells import csv_text
 from fedsilo.edge.site_policy import read_pinned_schema
 from fedsilo.launch.audit_folders import verification_warnings
-from fedsilo.launch.output import plain
 from fedsilo.treaty.audit.checkpoint import LOG_SIGNATURE, parse_checkpoint, parse_note, parse_verifier_key
 from fedsilo.treaty.errors import FedSiloError, NotFoundError, UsageError
+from fedsilo.treaty.text import harmless
 from fedsilo.treaty.wire.services import TENSOR_KINDS
 from policies.capacity import capacities
 from policies.catalogue import KINDS, FieldClass, field_class
@@ -619,7 +619,7 @@ def text(value: Any) -> str:
         return f"{value:,}"
     elif isinstance(value, dict | list | tuple):
         value = json.dumps(value, ensure_ascii=False)
-    return html.escape(plain(str(value)).replace("\n", " "), quote=True)
+    return html.escape(harmless(str(value).replace("\n", " ")), quote=True)
 
 
 def _escaped(value: Any) -> Markup:

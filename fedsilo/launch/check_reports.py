@@ -17,8 +17,8 @@ from urllib.parse import quote
 from xml.etree import ElementTree
 
 import fedsilo
-from fedsilo.launch.output import plain
 from fedsilo.treaty.errors import UsageError
+from fedsilo.treaty.text import harmless
 
 FORMATS = ("text", "json", "junit", "sarif")
 SARIF_SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
@@ -109,7 +109,7 @@ def _result(check: Check, rule_index: int) -> dict[str, Any]:
         "ruleId": check.code,
         "ruleIndex": rule_index,
         "level": "error",
-        "message": {"text": plain(f"{check.name}: {check.message}")},
+        "message": {"text": harmless(f"{check.name}: {check.message}", lines=True)},
         "locations": [{"physicalLocation": where}],
     }
 
@@ -126,4 +126,4 @@ def _first(message: str) -> str:
 
 def _xml(text: str) -> str:
     # U+FFFE and U+FFFF are no characters of XML 1.0, and no category of `plain` has them.
-    return plain(text).replace("\ufffe", "?").replace("\uffff", "?")
+    return harmless(text, lines=True)

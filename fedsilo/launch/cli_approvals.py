@@ -15,7 +15,7 @@ import typer
 from fedsilo.launch import cli_approvals_reading
 from fedsilo.launch.cli_approvals_reading import OfflineOption
 from fedsilo.launch.desk_answers import recorded
-from fedsilo.launch.output import JsonOption, emit, guarded, plain, table
+from fedsilo.launch.output import JsonOption, emit, guarded, table
 from fedsilo.launch.silo_control import (
     CONFIG_DEFAULT,
     ConfigOption,
@@ -27,6 +27,7 @@ from fedsilo.launch.silo_control import (
 )
 from fedsilo.launch.typed_back import confirm, require_terminal, type_back
 from fedsilo.treaty.errors import ConflictError, HeldError, NotFoundError, UsageError
+from fedsilo.treaty.text import harmless
 
 if TYPE_CHECKING:
     from silo.config import SiloConfig
@@ -158,7 +159,7 @@ def _finding_lines(finding: Mapping[str, Any]) -> list[str]:
 
 def _folded(line: str, columns: int) -> list[str]:
     deeper = line[: len(line) - len(line.lstrip())] + "  "
-    return textwrap.wrap(plain(line), columns, subsequent_indent=deeper, break_on_hyphens=False)
+    return textwrap.wrap(harmless(line, lines=True), columns, subsequent_indent=deeper, break_on_hyphens=False)
 
 
 def _ok_line(rules: Sequence[Mapping[str, Any]], release: str) -> str:
@@ -302,7 +303,7 @@ def reject(
     json_output: JsonOption = False,
 ) -> None:
     """Say no. The coordinator learns only that this silo declined."""
-    from fedsilo.treaty.audit.record import NOTE_CHARACTERS_MAX, harmless
+    from fedsilo.treaty.audit.record import NOTE_CHARACTERS_MAX, note_text
     from silo.guard.releases import REJECT_CODES
 
     if reason_code not in REJECT_CODES:
@@ -310,7 +311,7 @@ def reject(
     if len(text) > NOTE_CHARACTERS_MAX:
         raise UsageError(f"a note has at most {NOTE_CHARACTERS_MAX} characters, this one has {len(text)}")
     loaded = load_site(config)
-    why = {"reason_code": reason_code, "reason": harmless(text)}
+    why = {"reason_code": reason_code, "reason": note_text(text)}
     arguments = _shown(loaded, release, expect_digest, expect_policy) | why
     data = command(loaded, operator, "approvals.reject", arguments, request_id)
     emit("silo approvals reject", data, json_output=json_output, text=f"{data['release']}: rejected{recorded(data)}")
@@ -427,7 +428,7 @@ def _shown(
     if acknowledged is not None:
         read = {"acknowledged": _read(data.get("noticed", []), acknowledged, columns), "shown": data.get("shown", "")}
     # Asked for last, so it stands here again: the first line may have scrolled away.
-    typer.echo(plain(f"\nanswering {data['id']}\nsha256:{data['digest']}"))
+    typer.echo(harmless(f"\nanswering {data['id']}\nsha256:{data['digest']}", lines=True))
     type_back(data["digest"])
     return {
         "release": release,
@@ -443,7 +444,7 @@ def _read(noticed: Sequence[Mapping[str, Any]], acknowledged: Sequence[str], col
     left = [one for one in noticed if one["id"] not in acknowledged]
     for number, one in enumerate(left, 1):
         rows = [row for line in _finding_lines(one) for row in _folded(line, columns)]
-        typer.echo(plain("\n".join([f"\nfinding {number} of {len(left)}", *rows, str(one["id"])])))
+        typer.echo(harmless("\n".join([f"\nfinding {number} of {len(left)}", *rows, str(one["id"])]), lines=True))
         type_back(str(one["id"]))
     return [*acknowledged, *(str(one["id"]) for one in left)]
 

@@ -13,8 +13,9 @@ import typer
 from fedsilo.launch import cli_audit_export, cli_audit_report
 from fedsilo.launch.audit_folders import existing_log, reading_warnings, told_apart, verification_warnings
 from fedsilo.launch.desk_answers import NoControlOption
-from fedsilo.launch.output import JsonOption, emit, existing, existing_policy, guarded, plain, table
+from fedsilo.launch.output import JsonOption, emit, existing, existing_policy, guarded, table
 from fedsilo.launch.silo_control import CONFIG_DEFAULT
+from fedsilo.treaty.text import harmless
 
 if TYPE_CHECKING:
     from fedsilo.launch.check_reports import Check
@@ -153,7 +154,7 @@ def _show_payload(seq: int, config: Path, operator: str, *, json_output: bool) -
         data = client.query("payload", dict(ticket))
     emit(
         "audit show", data, json_output=json_output,
-        text=lambda: plain(json.dumps(data, indent=2, ensure_ascii=False)),
+        text=lambda: harmless(json.dumps(data, indent=2, ensure_ascii=False), lines=True),
     )  # fmt: skip
 
 

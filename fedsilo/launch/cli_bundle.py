@@ -26,8 +26,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedsilo.launch.daemons import ConfigOption, ContextOption, Daemon, SocketOption, chosen_daemon
-from fedsilo.launch.output import JsonOption, emit, guarded, plain
+from fedsilo.launch.output import JsonOption, emit, guarded
 from fedsilo.treaty.errors import ConflictError, FedSiloError, UsageError
+from fedsilo.treaty.text import harmless
 
 if TYPE_CHECKING:
     from console.client import ControlClient
@@ -72,7 +73,7 @@ def bundle(
     parts = {name: text.encode() for name, text in collected(daemon, config).items()}
     holds = {name: len(data) for name, data in parts.items()}
     if not json_output:
-        sys.stderr.writelines(plain(f"{size:>8} bytes  {name}\n") for name, size in holds.items())
+        sys.stderr.writelines(harmless(f"{size:>8} bytes  {name}\n", lines=True) for name, size in holds.items())
     _write(out, parts)
     data = {"file": str(out), "bytes": out.stat().st_size, "holds": holds}
     text = f"wrote {out}, {data['bytes']} bytes; read it before you share it"

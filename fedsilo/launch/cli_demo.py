@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedsilo.launch.output import JsonOption, emit, guarded, plain
+from fedsilo.launch.output import JsonOption, emit, guarded
+from fedsilo.treaty.text import harmless
 
 if TYPE_CHECKING:
     from fedsilo.launch.demo_sites import Site
@@ -74,7 +75,7 @@ def demo(
         started = time.monotonic()
 
         def say(line: str) -> None:
-            sys.stderr.write(f"[{time.monotonic() - started:6.1f} s] {plain(line)}\n")
+            sys.stderr.write(f"[{time.monotonic() - started:6.1f} s] {harmless(line, lines=True)}\n")
             sys.stderr.flush()
 
         # A demo that is told to end takes its processes along, whoever tells it: a closed terminal, a service manager,

@@ -11,7 +11,8 @@ from typing import Annotated, Any
 
 import typer
 
-from fedsilo.launch.output import JsonOption, emit, guarded, plain
+from fedsilo.launch.output import JsonOption, emit, guarded
+from fedsilo.treaty.text import harmless
 
 app = typer.Typer(no_args_is_help=True, help="What a run was worth to this site, and what it showed of it; never sent.")
 
@@ -45,7 +46,7 @@ def benefit(
     from silo.report.measure import report_benefit
 
     def say(line: str) -> None:
-        sys.stderr.write(f"{plain(line)}\n")
+        sys.stderr.write(f"{harmless(line, lines=True)}\n")
         sys.stderr.flush()
 
     found = report_benefit(load_config(config), run=run, samples=samples, say=say)
@@ -67,7 +68,7 @@ def case_mix(
     from silo.report.case_mix import report_case_mix
 
     def say(line: str) -> None:
-        sys.stderr.write(f"{plain(line)}\n")
+        sys.stderr.write(f"{harmless(line, lines=True)}\n")
         sys.stderr.flush()
 
     found = report_case_mix(load_config(config), run=run, samples=samples, say=say)
@@ -82,7 +83,7 @@ def case_mix_text(found: Mapping[str, Any]) -> str:
     )
     lines = [*_wrapped(head), "", f"{'topic':30}{'gain, points':>14}{'questions':>11}{'private rows':>14}"]
     for row in found["topics"]:
-        name = plain(row["topic"])
+        name = harmless(row["topic"])
         lines.append(
             f"{name if len(name) <= 29 else name[:28] + '+':30}{100 * row['gain']:+14.1f}{row['questions']:11}"
             f"{row['private_rows']:8} {100 * row['private_share']:3.0f} %"
@@ -117,7 +118,8 @@ def benefit_text(found: Mapping[str, Any]) -> str:
     lines += ["", f"{'federated - local-only':26}{'mean':>6}  {'95 % interval':16}{'prompts':>7}"]
     for topic, part in found["per_topic"].items():
         row = part["differences"]["federated_minus_local_only"]
-        name = plain(topic) if len(plain(topic)) <= 25 else plain(topic)[:24] + "+"
+        shown = harmless(topic)
+        name = shown if len(shown) <= 25 else shown[:24] + "+"
         lines.append(f"{name:26}{100 * row['mean']:+6.1f}  {_ends(row['interval'], signed=True):16}{part['prompts']:7}")
     verdict = found["verdict"]
     reach = verdict["detectable"]

@@ -17,7 +17,8 @@ from typing import Annotated, Any
 import typer
 
 from fedsilo.launch import cli_console, common_options
-from fedsilo.launch.output import JsonOption, emit, ended_by, guarded, plain
+from fedsilo.launch.output import JsonOption, emit, ended_by, guarded
+from fedsilo.treaty.text import harmless
 
 LOOPBACK = "127.0.0.1"
 # All that a console process is given of this one's environment; no variable that changes what it does or records.
@@ -116,7 +117,7 @@ def serve(
             emit("fedconsole serve", {**where, "url": url}, json_output=json_output,
                  text=f"Open this once, within 10 minutes:\n\n  {url}\n\nRead-only. Ctrl-C ends.")  # fmt: skip
 
-    serve_until_told(how, ready, lambda line: typer.echo(f"fedconsole serve: {plain(line)}", err=True))
+    serve_until_told(how, ready, lambda line: typer.echo(f"fedconsole serve: {harmless(line, lines=True)}", err=True))
 
 
 def _shown(socket: Path | None, context: str, replay: Path | None) -> list[str]:

@@ -12,10 +12,11 @@ import typer
 from fedsilo.launch.common_options import quiet
 from fedsilo.launch.daemons import ConfigOption, ContextOption, SocketOption, chosen_daemon
 from fedsilo.launch.event_gaps import EVENTS_MISSED, gap_text, gaps_told
-from fedsilo.launch.output import SCHEMA, JsonOption, emit, facts_text, guarded, plain
+from fedsilo.launch.output import SCHEMA, JsonOption, emit, facts_text, guarded
 from fedsilo.launch.standard_streams import OutputLostError, write_out
 from fedsilo.treaty.errors import FedSiloError, UnreachableError, UsageError
 from fedsilo.treaty.round_tables import silo_is_dead, silo_is_here
+from fedsilo.treaty.text import harmless
 
 if TYPE_CHECKING:
     from console.client import ControlClient, Event
@@ -123,7 +124,7 @@ class _Lines:
         elif self._json:
             emit(COMMAND, data, json_output=True, text="")
         elif not quiet.get():
-            write_out(plain(words).replace("\n", " ") + "\n")
+            write_out(harmless(words.replace("\n", " ")) + "\n")
 
     def _write(self, row: dict[str, Any]) -> None:
         write_out(json.dumps(row) + "\n")

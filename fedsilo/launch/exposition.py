@@ -18,7 +18,7 @@ from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from fedsilo.edge.one_line import one_line
+from fedsilo.treaty.text import harmless
 
 State = Mapping[str, Any]
 
@@ -151,7 +151,7 @@ _C: type[Metric] = CounterMetricFamily
 
 
 def _labels(*values: Any) -> list[str]:
-    return [one_line(str(value)) for value in values]
+    return [harmless(value) for value in values]
 
 
 def _is_number(value: Any) -> bool:

@@ -16,7 +16,6 @@ import functools
 import json
 import os
 import sys
-import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from pathlib import Path
@@ -29,6 +28,7 @@ from fedsilo.launch import common_options
 from fedsilo.launch.contract import BUG_EXIT_CODE, INTERRUPTED_EXIT_CODE, facts_of, full_name
 from fedsilo.launch.standard_streams import OutputLostError, output_lost, silence, write_err, write_out
 from fedsilo.treaty.errors import FedSiloError, NotFoundError, OperationError, UnreachableError, UsageError
+from fedsilo.treaty.text import harmless
 
 if TYPE_CHECKING:
     from fedsilo.edge.dry_run import DryRun
@@ -89,16 +89,6 @@ Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
 
-def plain(text: str) -> str:
-    """`text` with control, format, surrogate and private-use characters spelled out; newline and tab stay."""
-    return "".join(
-        character
-        if character in "\n\t" or unicodedata.category(character) not in {"Cc", "Cf", "Cs", "Co", "Zl", "Zp"}
-        else f"<U+{ord(character):04X}>"
-        for character in text
-    )
-
-
 def envelope(command: str, data: Any, *, warnings: Iterable[str] = (), error: FedSiloError | None = None) -> str:
     """The envelope as one line of JSON. Raises ValueError for NaN or infinity in `data`, TypeError for non-JSON."""
     return json.dumps(
@@ -155,9 +145,9 @@ def emit(
     else:
         if not common_options.quiet.get():
             body = text if isinstance(text, str) else text()
-            _write_answer(plain(body).rstrip("\n") + "\n" if body else "", error)
+            _write_answer(harmless(body, lines=True).rstrip("\n") + "\n" if body else "", error)
             for warning in warning_list:
-                write_err(f"warning: {plain(warning)}\n")
+                write_err(f"warning: {harmless(warning, lines=True)}\n")
         if error is not None:
             _print_error(error)
     if error is not None:
@@ -387,7 +377,7 @@ def existing_policy(path: Path) -> Path:
 
 def table(header: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
     """Left-aligned columns two spaces apart, for terminals and pipes alike."""
-    lines = [[plain(str(cell)) for cell in row] for row in (header, *rows)]
+    lines = [[harmless(str(cell), lines=True) for cell in row] for row in (header, *rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
@@ -412,6 +402,6 @@ def _fact_text(value: Any) -> str:
 
 
 def _print_error(error: FedSiloError) -> None:
-    write_err(f"error: {plain(error.message)} [{error.code}]\n")
+    write_err(f"error: {harmless(error.message, lines=True)} [{error.code}]\n")
     if error.hint:
-        write_err(f"hint: {plain(error.hint)}\n")
+        write_err(f"hint: {harmless(error.hint, lines=True)}\n")

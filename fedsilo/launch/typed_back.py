@@ -7,8 +7,8 @@ import time
 
 import typer
 
-from fedsilo.launch.output import plain
 from fedsilo.treaty.errors import ConflictError, UsageError
+from fedsilo.treaty.text import harmless
 
 CHARACTERS = 4
 
@@ -49,7 +49,7 @@ def confirm(digest: str, expected: str, shown: str, *, hint: str, json_output: b
     if json_output:
         raise UsageError("with --json this needs --expect-digest", hint=hint)
     require_terminal("--expect-digest", hint)
-    typer.echo(plain(f"{shown}\nsha256:{digest}"))
+    typer.echo(harmless(f"{shown}\nsha256:{digest}", lines=True))
     type_back(digest)
 
 

@@ -20,10 +20,10 @@ from typing import Protocol
 import grpc
 
 from certs.describe import in_words, issued_by, met_in_words, spiffe_names
-from certs.encoding import shown
 from certs.identity import peer_identity
 from fedsilo.treaty.clocks import CERTIFICATE_TIME
 from fedsilo.treaty.errors import FedSiloError, NotAllowedError, OperationError, UnreachableError
+from fedsilo.treaty.text import harmless
 from fedsilo.treaty.wire import codec, services
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from silo.guard.framing import Reply, Sink, Uplink, assemble
@@ -341,7 +341,7 @@ def _certificate_not_accepted(
         return Fault(f"cannot read {files.trust_root}: {failure.strerror}")
     host = _host_and_port(address)[0]
     return Fault(
-        f"its certificate is not for the name {shown(host)!r} that was dialled ({error.verify_message}): "
+        f"its certificate is not for the name {harmless(host, 120)!r} that was dialled ({error.verify_message}): "
         f"{in_words(leaf)}",
         hint="dial a name or address that stands in it, or have one with this name: `fedsilo certs sign --dns --ip`",
     )
@@ -456,7 +456,7 @@ def _plain(address: str, what: str, key: str, should_be: str) -> socket.socket:
         cause = "nothing listens there (connection refused)"
         hint = f"is the {what} started? is {key} in silo.yaml {should_be}?"
     except socket.gaierror as error:
-        cause = f"the name {shown(host)!r} does not resolve: {error.strerror}"
+        cause = f"the name {harmless(host, 120)!r} does not resolve: {error.strerror}"
         hint = f"correct {key} in silo.yaml, or this machine's name service"
     except (OSError, ValueError) as error:
         cause = str(getattr(error, "strerror", None) or error)

@@ -35,6 +35,7 @@ from fedsilo.treaty.errors import (
     VerificationError,
     WireCode,
 )
+from fedsilo.treaty.text import harmless
 from fedsilo.treaty.transcript import Equivocation
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from policies.capacity import PROGRESS_SECONDS
@@ -59,7 +60,7 @@ from silo.guard.runs import RunKeeper
 from silo.guard.startup import Site
 from silo.guard.supervisor import TrainerGone, TrainerHandle, TrainerSaid
 from silo.guard.trainer_link import where_it_tells
-from silo.guard.trainer_report import ValuesUnusable, plain
+from silo.guard.trainer_report import ValuesUnusable
 from silo.guard.transcripts import EQUIVOCATION, Agreement
 from silo.guard.transfer import FileExchange
 from silo.guard.witnessing import Witnessing
@@ -303,7 +304,7 @@ class Guard:
                         raise
             case TrainerGone(_, confused) if confused:
                 raise OperationError(
-                    f"the trainer breaks the rules of its link: {plain(confused)}", hint=self._trainer_log,
+                    f"the trainer breaks the rules of its link: {harmless(confused, 500)}", hint=self._trainer_log,
                     code=CONFUSED,
                 )  # fmt: skip
             case TrainerGone(status):
@@ -412,8 +413,8 @@ class Guard:
                 self.keeper.planned(message.fields)
             case "failed":
                 raise OperationError(
-                    f"the trainer reports {plain(message.fields.get('code', ''), 64)}: "
-                    f"{plain(message.fields.get('message', ''), 500)}",
+                    f"the trainer reports {harmless(message.fields.get('code', ''), 64)}: "
+                    f"{harmless(message.fields.get('message', ''), 500)}",
                     hint=self._trainer_log, code="TRAINER_FAILED",
                 )  # fmt: skip
 

@@ -24,8 +24,9 @@ from certs.commands import VerifiedCommand
 from certs.roles import Roles
 from fedsilo.edge.audit_log import AuditLog
 from fedsilo.edge.audit_segments import read_records
-from fedsilo.treaty.audit.record import shortened
+from fedsilo.treaty.audit.record import TEXT_CHARACTERS_MAX
 from fedsilo.treaty.errors import FedSiloError, NotAllowedError
+from fedsilo.treaty.text import harmless
 from policies.compare import Change, compare
 from policies.load import Policy
 from silo.config import SiloConfig, load_config
@@ -61,7 +62,7 @@ class Step:
     @property
     def detail(self) -> dict[str, Any]:
         """What the record of the change says of it: names of fields of this site's own file, no values."""
-        names = [shortened(change.name) for change in self.changes[:NAMES_RECORDED_MAX]]
+        names = [harmless(change.name, TEXT_CHARACTERS_MAX) for change in self.changes[:NAMES_RECORDED_MAX]]
         detail: dict[str, Any] = {"change": self.how, "fields": names, "fields_changed": len(self.changes)}
         if self.consent is not None:
             detail |= {"proposal": self.consent.proposal, "proposer": self.consent.proposer}

@@ -20,8 +20,8 @@ from time import monotonic
 from typing import Protocol
 
 from fedsilo.edge.files import read_private
-from fedsilo.edge.one_line import one_line
 from fedsilo.treaty.errors import NotAllowedError, NotFoundError, UnreachableError
+from fedsilo.treaty.text import harmless
 from silo.config import CoordinatorPlace
 
 ANSWER_BYTES_MAX = 1 << 14
@@ -131,7 +131,7 @@ def _basic(path: Path) -> str:
 
 def _status(answer: bytes) -> int | None:
     """The status code of an HTTP/1 answer (RFC 9112 4); None where it is no such answer."""
-    first = one_line(answer.partition(b"\r\n")[0].decode("latin-1")).split(" ")
+    first = harmless(answer.partition(b"\r\n")[0].decode("latin-1")).split(" ")
     if not answer.endswith(b"\r\n\r\n") or len(first) < 2 or not first[0].startswith("HTTP/1."):
         return None
     return int(first[1]) if len(first[1]) == 3 and first[1].isascii() and first[1].isdecimal() else None

@@ -14,7 +14,7 @@ from typing import Any
 
 from certs.commands import VerifiedCommand
 from certs.roles import Roles
-from fedsilo.treaty.audit.record import NOTE_CHARACTERS_MAX, harmless, secret_in
+from fedsilo.treaty.audit.record import NOTE_CHARACTERS_MAX, note_text, secret_in
 from fedsilo.treaty.errors import (
     ConflictError,
     DeniedError,
@@ -319,7 +319,7 @@ class Releases:
         code, reason = str(command.arguments.get("reason_code", "")), str(command.arguments.get("reason", ""))
         if what := secret_in(reason):
             raise UsageError(f"a note is kept as it is written, and this one has what looks like {what}")
-        if reason != harmless(reason):
+        if reason != note_text(reason):
             raise UsageError(f"a note is one line of at most {NOTE_CHARACTERS_MAX} printable characters")
         if code not in REJECT_CODES:
             raise UsageError(f"reason code {code[:40]!r} is not known", hint=f"one of: {', '.join(REJECT_CODES)}")

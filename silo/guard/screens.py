@@ -23,6 +23,7 @@ from typing import Any
 
 from fedsilo.edge.files import read_private
 from fedsilo.treaty.errors import FedSiloError, NotFoundError, UsageError
+from fedsilo.treaty.text import harmless
 from policies import screening
 from policies.custom_file import custom_in_words
 from policies.load import Policy, blocks_of
@@ -31,7 +32,7 @@ from policies.model_screens import ScreenName
 from policies.screening import Material, Screened
 from policies.screens.overlap import OverlapIndex
 from silo.config import SiloConfig, place_of
-from silo.guard.trainer_report import plain
+from silo.guard.trainer_report import TEXT_CHARACTERS_MAX
 
 _log = logging.getLogger("fedsilo.silo")
 
@@ -128,7 +129,7 @@ class Screens:
             why = told.get("why") if isinstance(told, Mapping) else None
             if isinstance(why, str):
                 # Not for the state: the trainer has seen private prompts, and words of its own may quote one (T8).
-                _log.warning("%s: %s", _WORDS_OF_ABSENCE["overlap"], plain(why))
+                _log.warning("%s: %s", _WORDS_OF_ABSENCE["overlap"], harmless(why, TEXT_CHARACTERS_MAX))
                 self.trouble_of_index += "; the guard's log says why"
             return
         try:

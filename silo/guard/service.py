@@ -30,6 +30,7 @@ from fedsilo.edge.json_log import JsonLines
 from fedsilo.edge.message_index import MessageIndex
 from fedsilo.edge.one_line import keep_to_one_line
 from fedsilo.treaty.errors import ConflictError, FedSiloError, UnreachableError
+from fedsilo.treaty.text import harmless
 from fedsilo.treaty.wire.codec import SMALL_PAYLOAD_BYTES_MAX
 from policies.load import Policy
 from silo.config import SiloConfig
@@ -64,7 +65,7 @@ from silo.guard.startup import (
 )
 from silo.guard.supervisor import Supervisor, TrainerHandle
 from silo.guard.trainer_link import probe_fields
-from silo.guard.trainer_report import plain, ready_facts
+from silo.guard.trainer_report import TEXT_CHARACTERS_MAX, ready_facts
 from silo.guard.trainer_revival import Restart
 from silo.link import LinkMessage
 
@@ -306,10 +307,10 @@ def _serve_locked(site: Site, stack: contextlib.ExitStack, ready: Callable[[dict
     told = trainer.description["ready"]
     left_out = told.get("left_out")
     for text in left_out if isinstance(left_out, list) else ():
-        _log.warning("private lines left out: %s", plain(text))
+        _log.warning("private lines left out: %s", harmless(text, TEXT_CHARACTERS_MAX))
     found_twice = told.get("found_twice")
     for text in found_twice if isinstance(found_twice, list) else ():
-        _log.warning("prompts in two places: %s", plain(text))
+        _log.warning("prompts in two places: %s", harmless(text, TEXT_CHARACTERS_MAX))
     facts = ready_facts(told)
     long_lived.set_apart()
     ready(

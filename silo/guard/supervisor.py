@@ -25,6 +25,7 @@ from typing import IO, Any, Protocol
 
 from fedsilo.edge.prompt_template import read_template
 from fedsilo.treaty.errors import FedSiloError, OperationError, UsageError
+from fedsilo.treaty.text import harmless
 from fedsilo.treaty.wire.codec import SMALL_PAYLOAD_BYTES_MAX, Buffer
 from silo.config import SiloConfig
 from silo.guard import isolation, trainer_link
@@ -32,7 +33,7 @@ from silo.guard.isolation_controls import NO_CONTROLS, Controls
 from silo.guard.rollout_server import RolloutServers
 from silo.guard.startup import own_verifiers
 from silo.guard.trainer_environment import trainer_environment
-from silo.guard.trainer_report import plain
+from silo.guard.trainer_report import TEXT_CHARACTERS_MAX
 from silo.guard.trainer_revival import Given, Restart, require_same_rung
 from silo.link import Link, LinkBroken, LinkClosed, LinkMessage, LinkRefused, Listener
 
@@ -330,9 +331,9 @@ class Supervisor:
                     # What is wrong with the site's own files is a usage error, as if they had been read here.
                     refused = UsageError if message.fields.get("input") is True else OperationError
                     raise refused(
-                        f"the trainer refuses to {question}: {plain(message.fields.get('message', ''))}",
-                        hint=plain(message.fields.get("hint", ""), 500),
-                        code=plain(message.fields.get("code", "TRAINER_FAILED"), 64),
+                        f"the trainer refuses to {question}: {harmless(message.fields.get('message', ''), 500)}",
+                        hint=harmless(message.fields.get("hint", ""), 500),
+                        code=harmless(message.fields.get("code", "TRAINER_FAILED"), 64),
                     )
         except LinkClosed as error:
             raise OperationError(
@@ -426,7 +427,7 @@ class Supervisor:
             if (leads_back := self._given.to_repeat(planned.get("resumed"))) is None:
                 raise OperationError("its state is lost, and the round cannot be started over", code="TRAINER_DIED")
             repeated = leads_back
-            why = plain(planned.get("not_resumed", ""))
+            why = harmless(planned.get("not_resumed", ""), TEXT_CHARACTERS_MAX)
             _log.warning("the trainer %s", f"starts the round over: {why}" if repeated else "goes on where it was")
             for task in repeated:
                 self._ask(task.type, task.fields, "done", task.body)

@@ -28,6 +28,7 @@ from fedsilo.edge.disk_space import require_space
 from fedsilo.edge.files import DiskFullError
 from fedsilo.edge.identity_files import read_public
 from fedsilo.treaty.errors import NotAllowedError, OperationError, UsageError
+from fedsilo.treaty.text import harmless
 from silo.config import SiloConfig
 from silo.guard import isolation
 from silo.guard.isolation_controls import NO_CONTROLS, Controls, candidates, named
@@ -119,7 +120,7 @@ def last_words(config: SiloConfig, begins: int) -> str:
             lines = file.read().decode("utf-8", "replace").strip().splitlines()
     except OSError:
         return ""
-    return f": {''.join(c for c in lines[-1] if c.isprintable())[:300]}" if lines else ""
+    return f": {harmless(lines[-1], 300)}" if lines else ""
 
 
 def where_it_tells(config: SiloConfig) -> str:

@@ -37,11 +37,6 @@ class ValuesUnusable(ValueError):
     """What the trainer reports cannot be shown."""
 
 
-def plain(text: object, characters_max: int = TEXT_CHARACTERS_MAX) -> str:
-    """The printable characters of what a trainer said, the first so many."""
-    return "".join(filter(str.isprintable, str(text)))[:characters_max]
-
-
 def number(name: str, value: Any) -> float:
     """Raises ValuesUnusable: no number of a size that JSON readers agree on."""
     if not isinstance(value, int | float) or not -NUMBER_MAX <= value <= NUMBER_MAX:

@@ -19,9 +19,9 @@ from fedsilo.treaty.audit.record import (
     link_of,
     parse_record,
     record_line,
-    shortened,
 )
 from fedsilo.treaty.errors import VerificationError
+from fedsilo.treaty.text import harmless
 
 DIGEST = "ab" * 32
 
@@ -124,7 +124,7 @@ def test_T40_what_may_not_be_recorded_is_refused(fields: dict[str, Any]) -> None
 
 def test_T40_the_longest_text_that_is_allowed() -> None:
     assert parse_record(line_of(detail={"reason": "y" * 128}))["detail"]["reason"] == "y" * 128
-    assert shortened("a\x1b[2J\u202e" + "b" * 500) == "a[2J" + "b" * 124
+    assert harmless("a\x1b[2J\u202e" + "b" * 500, 128) == r"a\x1b[2J\u202e" + "b" * 114
 
 
 def test_what_left_must_say_how_much() -> None:

@@ -24,11 +24,11 @@ from fedsilo.launch.output import (
     existing,
     facts_text,
     guarded,
-    plain,
     table,
 )
 from fedsilo.launch.silo_text import status_text
 from fedsilo.treaty.errors import ConflictError, NotFoundError, UnreachableError, VerificationError
+from fedsilo.treaty.text import harmless
 from tools.reference import programs
 
 app = typer.Typer()
@@ -65,7 +65,7 @@ def test_success_as_text_and_as_envelope() -> None:
 
 
 def test_T37_an_error_is_two_lines_without_terminal_escapes() -> None:
-    assert run("conflict") == (6, "", "error: changed <U+001B>[2J since [STALE_VIEW]\nhint: look again\n")
+    assert run("conflict") == (6, "", "error: changed \\x1b[2J since [STALE_VIEW]\nhint: look again\n")
 
 
 def test_errors_as_envelopes_carry_code_hint_and_whether_to_retry() -> None:
@@ -110,9 +110,9 @@ def test_as_a_context_it_takes_the_choice_itself(capsys: pytest.CaptureFixture[s
     assert json.loads(capsys.readouterr().out)["command"] == "demo"
 
 
-def test_T37_plain_spells_out_what_would_act() -> None:
-    assert plain("a\u202eb\u200bc\x9bd\re") == "a<U+202E>b<U+200B>c<U+009B>d<U+000D>e"
-    assert plain("näher\tan\nGrün 漢字 ✓") == "näher\tan\nGrün 漢字 ✓"
+def test_T37_harmless_spells_out_what_would_act() -> None:
+    assert harmless("a\u202eb\u200bc\x9bd\re\n", lines=True) == r"a\u202eb\u200bc\x9bd\re" + "\n"
+    assert harmless("näher\tan\nGrün 漢字 ✓", lines=True) == "näher\tan\nGrün 漢字 ✓"
 
 
 def test_the_envelope_refuses_what_json_cannot_say() -> None:

@@ -15,9 +15,10 @@ from typing import Any
 
 import pytest
 
-from fedsilo.edge.one_line import keep_to_one_line, one_line
+from fedsilo.edge.one_line import keep_to_one_line
 from fedsilo.edge.task_files import read_tasks, refuse_bad_references
 from fedsilo.treaty.errors import OperationError, UsageError
+from fedsilo.treaty.text import harmless
 from silo.guard.screens import Screens
 from silo.guard.service import prepare_logging
 from silo.guard.site_view import SiteView
@@ -107,7 +108,7 @@ def test_T08_T37_every_record_is_one_line_a_traceback_too(tmp_path: Path) -> Non
     logger.handlers[0].close()
     (line, end) = path.read_text(encoding="utf-8").split("\n")
     assert line.isprintable() and end == "" and "\\n" in line and "\\x9b" in line and "\\u202e" in line
-    assert one_line("Grüße, 1 von 2, gut") == "Grüße, 1 von 2, gut"
+    assert harmless("Grüße, 1 von 2, gut") == "Grüße, 1 von 2, gut"
 
 
 def test_T08_names_that_the_trainer_makes_up_are_in_no_state_and_no_event(loop: Loop) -> None:

@@ -18,7 +18,7 @@ from fedsilo.edge.audit_proofs import check
 from fedsilo.edge.message_index import HOLD_ENDS, utc
 from fedsilo.launch.audit_report import audit_report, page
 from fedsilo.launch.cli_audit import app
-from fedsilo.treaty.audit.record import harmless
+from fedsilo.treaty.audit.record import note_text
 from fedsilo.treaty.errors import ConflictError, UsageError
 from silo.guard.messages import Held
 from silo.guard.panel import Panel
@@ -143,7 +143,7 @@ def test_T36_T40_a_note_is_kept_printable_in_one_line_of_500_characters_and_with
 ) -> None:
     with pytest.raises(UsageError, match="a note"):  # of a client that signed something else than it showed
         rejected(bench, given)
-    assert note_of(bench.folder / "audit", rejected(bench, harmless(given))) == kept == harmless(kept)
+    assert note_of(bench.folder / "audit", rejected(bench, note_text(given))) == kept == note_text(kept)
 
 
 @pytest.mark.parametrize(
@@ -177,7 +177,7 @@ def test_T36_a_yes_to_other_facts_than_were_shown_is_refused_in_a_sentence(bench
 
 
 def test_T36_a_no_without_a_note_names_none_and_a_note_goes_with_its_record(bench: Bench) -> None:
-    assert "note" not in rejected(bench, harmless(" "))["detail"] and not notes_of(bench.folder / "audit").exists()
+    assert "note" not in rejected(bench, note_text(" "))["detail"] and not notes_of(bench.folder / "audit").exists()
     log, record = bench.folder / "audit", rejected(bench, NOTE)
     forget(log, [record])
     assert note_of(log, record) == NOTE

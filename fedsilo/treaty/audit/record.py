@@ -99,12 +99,7 @@ def shown_digest(release: str, payload: Mapping[str, Any], policy: str, facts: s
     return hashlib.sha256(b"fedsilo shown\n" + rfc8785.dumps(said)).hexdigest()
 
 
-def shortened(text: str) -> str:
-    """Foreign text as it may enter a record: printable characters only, at most 128."""
-    return "".join(character for character in text if character.isprintable())[:TEXT_CHARACTERS_MAX]
-
-
-def harmless(text: str) -> str:
+def note_text(text: str) -> str:
     """What a person wrote, as it may be kept and shown: printable, one line, at most 500 characters, no key."""
     words = "".join(character for character in " ".join(text.split()) if character.isprintable())
     return words.replace(_KEY_BLOCK, "(key)")[:NOTE_CHARACTERS_MAX].strip()
