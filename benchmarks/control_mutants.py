@@ -31,11 +31,9 @@ GATE = "silo.guard.gate"
 HALTS = "silo.guard.halts"
 FORCE = "silo.guard.in_force"
 INCOMING_ADAPTERS = "silo.guard.incoming_adapters"
-JUDGE = "silo.guard.judge"
+DECISIONS = "silo.guard.decisions"
 LEDGER = "silo.guard.ledger"
 LEDGER_CHECK = "silo.guard.ledger_check"
-OUTBOX = "silo.guard.outbox"
-RECORDS = "silo.guard.records"
 RELEASES = "silo.guard.releases"
 GUARD_SCREENS = "silo.guard.screens"
 STARTUP = "silo.guard.startup"
@@ -133,11 +131,11 @@ STEPS: tuple[tuple[str, str, str, str], ...] = (
         "True",
     ),
     # ---- counting and recording ----
-    ("a log that cannot be written does not halt", f"{JUDGE}:Judge.halting", "if self.halted:", "if False:"),
-    ("the book of counts stays empty", f"{JUDGE}:Judge.count", "self.book.record(facts)", "pass"),
+    ("a log that cannot be written does not halt", f"{DECISIONS}:Judge.halting", "if self.halted:", "if False:"),
+    ("the book of counts stays empty", f"{DECISIONS}:Judge.count", "self.book.record(facts)", "pass"),
     (
         "time may go back",
-        f"{JUDGE}:Judge.now",
+        f"{DECISIONS}:Judge.now",
         "max(self._ledger.now(self._clock()), self._audit.latest_time)",
         "self._clock()",
     ),
@@ -180,8 +178,8 @@ STEPS: tuple[tuple[str, str, str, str], ...] = (
         "t if event == CLOCK_ACCEPTED else max(latest, t)",
         "max(latest, t)",
     ),
-    ("budgets of a released time are refilled", f"{JUDGE}:Judge.accept_clock", "self.book.turn_back(now)", "pass"),
-    ("short payloads have plain digests in the log", f"{RECORDS}:payload_digests", "kind in TENSOR_KINDS", "True"),
+    ("budgets of a released time are refilled", f"{DECISIONS}:Judge.accept_clock", "self.book.turn_back(now)", "pass"),
+    ("short payloads have plain digests in the log", f"{DECISIONS}:payload_digests", "kind in TENSOR_KINDS", "True"),
     # ---- bytes ----
     ("bytes that are not canonical are read", f"{CODEC}:decode", "canonical != payload", "False"),
     ("-0 and denormals travel", f"{CODEC}:canonical_values", "bits[(bits & np.uint32(0x7F800000)) == 0] = 0", "pass"),
@@ -211,7 +209,7 @@ STEPS: tuple[tuple[str, str, str, str], ...] = (
     # ---- persons ----
     (
         "what waited to be sent is not judged again",
-        f"{OUTBOX}:once_more",
+        f"{DECISIONS}:once_more",
         "judge.denied_by_now(item.kind, item.decision_seq)",
         "[]",
     ),
@@ -359,13 +357,13 @@ STEPS: tuple[tuple[str, str, str, str], ...] = (
     # ---- what waits, what is kept from another run, what enters, what fails ----
     (
         "what waits goes out where persons are asked for by now",
-        f"{JUDGE}:Judge.denied_by_now",
+        f"{DECISIONS}:Judge.denied_by_now",
         'decision.verdict != "allow"',
         'decision.verdict == "deny"',
     ),
     (
         "what was allowed before a policy goes out under it",
-        f"{JUDGE}:Judge.denied_by_now",
+        f"{DECISIONS}:Judge.denied_by_now",
         ('if kind in self.book.screen_halts:\n    return ["SCREEN_HALT"]'),
         ('return []\nif False:\n    return ["SCREEN_HALT"]'),
     ),

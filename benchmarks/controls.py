@@ -67,7 +67,7 @@ _NEAREST = {
     named.LEDGER: ("tests/simulated/test_policy_reload.py", "tests/simulated/test_retention.py"),
     named.LEDGER_CHECK: ("tests/simulated/test_T42*.py",),
     named.LEDGER: ("tests/simulated/test_T42*.py",),
-    named.JUDGE: (
+    named.DECISIONS: (
         "tests/simulated/test_gate_interrupted.py",
         "tests/simulated/test_T34*.py",
         "tests/simulated/test_gate.py",

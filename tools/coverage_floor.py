@@ -32,12 +32,9 @@ AREAS: dict[str, tuple[str, ...]] = {
         "silo/guard/entrance.py",
         "silo/guard/envelopes.py",
         "silo/guard/messages.py",
-        "silo/guard/outbox.py",
     ),
     "decisions": (
-        "silo/guard/judge.py",
-        "silo/guard/outcomes.py",
-        "silo/guard/records.py",
+        "silo/guard/decisions.py",
         "silo/guard/releases.py",
         "silo/guard/release_keeping.py",
         "silo/guard/halts.py",

@@ -11,18 +11,13 @@ from __future__ import annotations
 
 
 def harmless(text: object, characters_max: int | None = None, *, lines: bool = False) -> str:
-    r"""Replace every character that is not printable by its escape: `\n`, `\x1b`, `\u202e`.
+    r"""Return `text` with every character that is not printable replaced by its escape: `\n`, `\x1b`, `\u202e`.
 
-    Args:
-        text: anything; what is no string is taken as `str` shows it.
-        characters_max: length of the result at most; the rest is cut off.
-        lines: newlines and tabs stay, for a text of our own in which something is quoted.
+    The result has at most `characters_max` characters. With `lines`, newlines and tabs stay: for a text of our own in
+    which something is quoted.
     """
-    text = str(text)
-    if not text.isprintable():
-        kept = "\n\t" if lines else ""
-        text = "".join(each if each.isprintable() or each in kept else _escape(each) for each in text)
-    return text[:characters_max]
+    kept = "\n\t" if lines else ""
+    return "".join(each if each.isprintable() or each in kept else _escape(each) for each in str(text))[:characters_max]
 
 
 def _escape(character: str) -> str:

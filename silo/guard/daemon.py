@@ -44,12 +44,12 @@ from silo.guard.archive import Archive
 from silo.guard.calls import Calls, Exchange
 from silo.guard.clock_watch import ClockWatch
 from silo.guard.conversation import Conversation
+from silo.guard.decisions import halts
 from silo.guard.events import Command, Done, Event, Wake
 from silo.guard.gate import Gate
 from silo.guard.halts import Halts, ends_when
 from silo.guard.in_force import RECORDS_LOOKED_AT
 from silo.guard.incoming_adapters import AdapterRefused
-from silo.guard.judge import halts
 from silo.guard.ledger import Ledger
 from silo.guard.messages import ExchangeInterrupted, IngressDenied
 from silo.guard.orders import Orders

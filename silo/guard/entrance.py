@@ -23,7 +23,7 @@ from policies.rules.ingress import donors_of_one_peer_most
 from policies.screening import screen_facts, texts_of
 from policies.transform import drop_wrong_donors, within_share
 from silo.guard import envelopes
-from silo.guard.judge import Judge, Readings
+from silo.guard.decisions import Judge, Readings
 from silo.guard.ledger import Ledger
 from silo.guard.messages import Inbound, IngressDenied, Original, parsed
 

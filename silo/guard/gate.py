@@ -5,7 +5,7 @@
 Every outbound message goes through `Gate`: polls, hello and error codes like factors. Payload bytes are rebuilt from
 parsed values (threat model B4), or are found to be the same; what is denied is recorded with every rule's verdict, and
 nothing of the reason is sent (B6). The decision is on disk before a byte leaves (P2), and the count before that.
-What comes back goes through the entrance (`entrance.py`); what both directions rest on is in `judge.py`.
+What comes back goes through the entrance (`entrance.py`); what both directions rest on is in `decisions.py`.
 
 Does not stop: information in the allowed values themselves (N1), and private text that no screen knows (N3).
 """
@@ -48,10 +48,20 @@ from silo.guard import envelopes
 from silo.guard.archive import Archive
 from silo.guard.channel import Channel, GrpcChannel, server_certificate
 from silo.guard.context import RunView, SiteView
+from silo.guard.decisions import (
+    Aside,
+    Judge,
+    Outcomes,
+    Readings,
+    answered,
+    halted_error,
+    once_more,
+    overruled,
+    tensor_digests,
+)
 from silo.guard.entrance import Entrance
 from silo.guard.file_channel import Export, FileChannel
 from silo.guard.framing import Reply, Sink
-from silo.guard.judge import Aside, Judge, Readings, halted_error
 from silo.guard.ledger import Ledger, OutboxItem
 from silo.guard.messages import (
     Allowed,
@@ -68,11 +78,8 @@ from silo.guard.messages import (
     is_rebuilt,
     parsed,
 )
-from silo.guard.outbox import answered, once_more
-from silo.guard.outcomes import Outcomes
 from silo.guard.proxied import proxy_of
 from silo.guard.public import places_by_row
-from silo.guard.records import overruled, tensor_digests
 from silo.guard.screens import Screens
 
 # Tensor replies are bounded by the schema; everything else by this (threat T23).

@@ -18,9 +18,9 @@ from fedsilo.edge.audit_witness import OWN_HISTORY_LOST
 from fedsilo.treaty.clocks import HALTING
 from fedsilo.treaty.errors import ConflictError, NotAllowedError, NotFoundError, VerificationError
 from fedsilo.treaty.wire.codec import canonical_json, sha256_hex
+from silo.guard.decisions import orders_of
 from silo.guard.gate import Gate
 from silo.guard.ledger import Approval, Ledger
-from silo.guard.records import orders_of
 
 ROLE = "approver"
 EQUIVOCATION_KIND = "round.open"  # what it is listed and released as: no round opens meanwhile

@@ -30,10 +30,10 @@ from fedsilo.treaty.text import harmless
 from policies.compare import Change, compare
 from policies.load import Policy
 from silo.config import SiloConfig, load_config
+from silo.guard.decisions import orders_of
 from silo.guard.ledger import Ledger, PolicyInForce
 from silo.guard.ledger_check import name_heads
 from silo.guard.proposals import HOURS_UNKNOWN, PERSONS_UNKNOWN, PROPOSALS, Consent, People, find_consent
-from silo.guard.records import orders_of
 from silo.guard.startup import Site, check_policy, effective_policy, require_authority_files
 
 RECORDS_LOOKED_AT = 1000  # newest ones, for the policy that the log names last

@@ -33,10 +33,10 @@ from fedsilo.treaty.errors import ConflictError, NotAllowedError
 from fedsilo.treaty.wire._generated import control_pb2
 from fedsilo.treaty.wire.codec import canonical_json, sha256_hex
 from silo.config import SiloConfig
+from silo.guard.decisions import orders_of
 from silo.guard.ledger import Head, Ledger, PolicyInForce
 from silo.guard.ledger_recount import recounted
 from silo.guard.proposals import HOURS_UNKNOWN, PROPOSALS, People, keep_signed, signed_by
-from silo.guard.records import orders_of
 from silo.guard.startup import AUDIT, LEDGER, Site
 
 _log = logging.getLogger("fedsilo.silo")

@@ -29,6 +29,7 @@ from fedsilo.treaty.errors import (
 )
 from silo.guard.adapter_orders import AdapterOrders
 from silo.guard.clock_watch import ClockWatch
+from silo.guard.decisions import orders_of
 from silo.guard.gate import Gate
 from silo.guard.halts import Halts
 from silo.guard.held_payloads import HeldPayloads
@@ -36,7 +37,6 @@ from silo.guard.in_force import reload
 from silo.guard.ledger import LEFT, Ledger
 from silo.guard.panel import Panel
 from silo.guard.participation import Participation
-from silo.guard.records import orders_of
 from silo.guard.releases import Releases
 from silo.guard.runs import RunKeeper
 from silo.guard.startup import Site, require_rung

@@ -29,12 +29,11 @@ from policies import engine
 from policies.engine import Decision, Facts
 from policies.fields import Approvals
 from policies.load import Policy
+from silo.guard.decisions import halted_error, release_fields
 from silo.guard.gate import Gate
-from silo.guard.judge import halted_error
 from silo.guard.later_rounds import Later, later_rounds
 from silo.guard.ledger import Approval, Ledger, Release
 from silo.guard.messages import Allowed, Held, Inbound, held_plan
-from silo.guard.records import release_fields
 from silo.guard.release_comparison import ReleaseComparison
 from silo.guard.release_findings import Finding, acknowledged_in, counts, unread
 from silo.guard.release_keeping import ReleaseKeeping, judged_by_now, rounds_released

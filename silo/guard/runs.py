@@ -28,14 +28,13 @@ from silo.guard.acceptance import Acceptance
 from silo.guard.adapters import AdapterStore
 from silo.guard.context import RunView
 from silo.guard.conversation import Conversation
+from silo.guard.decisions import halts, in_turn
 from silo.guard.gate import Gate
 from silo.guard.held_plans import HeldPlans
 from silo.guard.incoming_adapters import stored_or_fetched
-from silo.guard.judge import halts
 from silo.guard.leaving import Leaving
 from silo.guard.ledger import LEFT, Ledger, OutboxItem, Release
 from silo.guard.messages import Allowed, Denied, Held, Inbound
-from silo.guard.outbox import in_turn
 from silo.guard.panel import Panel
 from silo.guard.participation import Participation, fields_of, plan_message
 from silo.guard.releases import Releases, Settled

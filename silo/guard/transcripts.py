@@ -48,7 +48,7 @@ from fedsilo.treaty.wire import codec
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from policies.catalogue import digest_of
 from silo.guard.conversation import Conversation
-from silo.guard.donor_pools import pool_stands
+from silo.guard.decisions import pool_stands
 from silo.guard.gate import Gate
 from silo.guard.ledger import Ledger
 from silo.guard.messages import Inbound

@@ -1,0 +1,711 @@
+"""What this site decides about messages: the judge and what it rests on, and what becomes of a message in the log.
+
+    facts and rules      Judge            measures, decides, counts what was allowed, writes the decision down
+    what became of it    Outcomes         denied, sent, answered, dropped, not known: in the log and in the outbox
+    once more            `once_more`      what was let out and is not known to have arrived
+
+The judge holds no channel and no key of the federation, so it can send nothing: the gate does, after it has asked here
+(threat model B5, P2). A disk that cannot record halts both directions. What no record takes does not leave: it is
+denied, and the log says that there was something. So a trainer cannot end the guard with a message that is allowed and
+too long to be written down (T3, T24). Records hold facts, each rule's verdict and digests; never text or tensor values.
+
+What waits in the outbox is sent as the same bytes under a new sequence. Its facts are judged again by the policy in
+force, which may be tighter than the one that let it out (T34). It was counted against every limit then, and is not a
+second time.
+
+Does not stop: a record that is written and says too little; a message that had arrived and was let out by a looser
+policy, since what is sent is out; a coordinator that leaves a silo out of the donors' pool, or draws other donors from
+it than the plan's seed says.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from google.protobuf.message import Message as ProtobufMessage
+
+from fedsilo.edge import audit_notes
+from fedsilo.edge.audit_log import AuditLog, LogFullError, LogLostError
+from fedsilo.edge.files import DiskFullError
+from fedsilo.edge.rule_fields import rules_of
+from fedsilo.treaty.audit.record import COUNT_MAX, RecordError, keyed_digest
+from fedsilo.treaty.donor_pool import answers_digest
+from fedsilo.treaty.errors import (
+    DeniedError,
+    FedSiloError,
+    NotFoundError,
+    OperationError,
+    UnreachableError,
+    VerificationError,
+    WireCode,
+)
+from fedsilo.treaty.plan import Plan
+from fedsilo.treaty.transcript import Transcript
+from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.treaty.wire.codec import Buffer, sha256_hex
+from fedsilo.treaty.wire.services import TENSOR_KINDS
+from policies import screening
+from policies.engine import FINAL, Approval, Decision, Facts, History, HistoryBook, Message, RuleResult, decide, measure
+from policies.load import Policy
+from policies.model_screens import ScreenName
+from policies.rules.base import block_of
+from policies.screening import Screened
+from silo.guard.context import RunView, SiteView, context_of
+from silo.guard.ledger import UNWRITABLE, Ledger, OutboxItem, Release
+from silo.guard.messages import Allowed, Denied, Inbound, NotSent, Original, Sent
+from silo.guard.public import Answer, answers_of, donated_answers_of
+from silo.guard.screens import Screens
+
+_log = logging.getLogger("fedsilo.silo")
+# Nothing may leave that cannot be written down, or kept as the policy says.
+_HALTING = frozenset({"LEDGER_UNWRITABLE", "OUTBOX_FULL", UNWRITABLE})
+
+
+Aside = Callable[[Callable[[], Any]], Any]
+_ANSWERS = "public.responses"
+
+
+def halted_error(what: str, why: str) -> OperationError:
+    """Of what a halted gate does not do any more."""
+    hint = "put that right, then start this silo again; of two transcripts of a round: silo approvals list"
+    return OperationError(f"nothing is {what}: {why}", hint=hint, code="HALTED")
+
+
+def halts(error: FedSiloError) -> bool:
+    """Return True if the error means that this silo cannot write down what it must (T39), or that its log is lost."""
+    return isinstance(error, LogFullError | LogLostError | DiskFullError) or error.code in _HALTING
+
+
+@dataclass(frozen=True)
+class Readings:
+    """What this site found out about a message: of its texts one entry for each, in message order.
+
+    Attributes:
+        graded: own verdicts (None: none in time), own token counts; None for a message without answers, or unread.
+        screened: what the screens found; None where the policy asks for none.
+        measured: facts of the same tensors in the same bytes, as they were offered; None: they are measured.
+    """
+
+    graded: tuple[tuple[bool | None, ...], tuple[int, ...]] | None = None
+    screened: Screened | None = None
+    measured: Facts | None = None
+
+    def of(self, places: Sequence[int]) -> Readings:
+        """Those of the texts that are left of the message."""
+        graded = self.graded
+        if graded is not None:
+            graded = (tuple(graded[0][place] for place in places), tuple(graded[1][place] for place in places))
+        return Readings(graded, None if self.screened is None else screening.kept(self.screened, places))
+
+    @property
+    def ungraded(self) -> list[bool]:
+        """Of each text, whether it was not graded in time: it is dropped and counted, and decides nothing."""
+        return [verdict is None for verdict in self.graded[0]] if self.graded is not None else []
+
+
+class Judge:
+    """Args:
+    policy: what may leave and what is let in.
+    ledger: counters and history that survive a kill.
+    audit: our log; durable at return of `append`.
+    site: what does not change: names, schema, public set.
+    site_key: keys the digests of short payloads in the log (T40).
+    clock: UTC seconds.
+    screens: read texts as the policy says; without their material they deny.
+    code_sha256: of the program that decides; with each decision.
+
+    Attributes:
+        view: where the run stands.
+        halted: why nothing is recorded or sent any more; empty while all is well.
+        halt_code: the same as a code.
+        book: counts of what was allowed.
+        places_sent: where the responses of the last message with withheld ones stood when they were offered:
+            (run, round, step) and, by row of the public set, their places. The trainer numbers its answers by these.
+        aside: does what takes long and changes nothing here, and waits for it.
+    """
+
+    def __init__(
+        self,
+        *,
+        policy: Policy,
+        ledger: Ledger,
+        audit: AuditLog,
+        site: SiteView,
+        site_key: bytes,
+        clock: Callable[[], float],
+        screens: Screens,
+        code_sha256: str,
+    ) -> None:
+        self.policy = policy
+        self.site = site
+        self.view = RunView()
+        self.halted = self.halt_code = ""
+        book = ledger.book
+        self.book = HistoryBook.from_json(book) if book else HistoryBook()
+        self._ledger = ledger
+        self._audit = audit
+        self._site_key = site_key
+        self._code_sha256 = code_sha256
+        self._clock = clock
+        self._screens = screens
+        self.places_sent: tuple[tuple[str, int, int], dict[int, list[int]]] = (("", 0, 0), {})
+        self.aside: Aside = lambda work: work()
+
+    def now(self) -> float:
+        """UTC seconds that never go back: the latest of clock, ledger and audit log (T41)."""
+        return max(self._ledger.now(self._clock()), self._audit.latest_time)
+
+    def accept_clock(self, now: float, difference: float) -> None:
+        """As `Ledger.accept_clock`: budgets that were used at a later time stay used."""
+        self.book.turn_back(now)
+        with self.halting():
+            self._ledger.accept_clock(now, difference, self.book.to_json())
+
+    # ---- judging -----------------------------------------------------------------------------------
+
+    def judge(
+        self,
+        message: Message,
+        *,
+        stage: str = FINAL,
+        approvals: tuple[Approval, ...] = (),
+        readings: Readings | None = None,
+    ) -> tuple[Facts, Decision]:
+        """Every rule on one message.
+
+        Args:
+            message: parsed from the very bytes that go out, or came in.
+            stage: offered (before the transforms) or final.
+            approvals: persons whose signature over this payload's digest has been verified.
+            readings: of its texts or values, where they were read before; else they are read here. Without any, an
+                offer is judged by the rules that need none: whoever reads texts asks that first (T55).
+        """
+        if readings is None:
+            readings = self.screened(message, self.graded(message))
+        if readings.measured is not None:
+            facts: Facts = {**readings.measured, "stage": stage}
+        else:
+            sender = self.site.spiffe_id if message.direction == "egress" else self.site.coordinator_id
+            context = context_of(
+                self.site, self.view, message, now_seconds=self.now(), expected_sender=sender, graded=readings.graded,
+                screened=readings.screened,
+            )  # fmt: skip
+            facts = measure(message, context, stage=stage)
+        return facts, decide(facts, self.policy, self.book.view(facts, approvals))
+
+    def graded(self, message: Message) -> Readings:
+        """This site's own verdicts and token counts of a message's answers; nothing for a message without any.
+
+        It may take long, and people's orders are carried out and deadlines pass meanwhile: the policy may be another
+        one afterwards, and the run may be over. Whatever was asked of either before it has to be asked again.
+        """
+        answers, place = self._answers_of(message.body), (message.run, message.round, message.step)
+        return Readings(None if answers is None else self.aside(lambda: self.site.public.judge(answers, place)))
+
+    def graded_before(self, message: Message, facts: Facts) -> Readings:
+        """The same of bytes that were graded when they were held, by the facts that were kept of that; of the order of
+        their verdicts no rule knows anything."""
+        answers = self._answers_of(message.body)
+        if answers is None:
+            return Readings()
+        right = min(int(facts.get("responses_correct", 0)), len(answers))
+        verdicts = (*[True] * right, *[False] * (len(answers) - right))
+        return Readings((verdicts, self.site.public.tokens(answer.text for answer in answers)))
+
+    def _answers_of(self, body: ProtobufMessage) -> list[Answer] | None:
+        """Every answer in a message; None for a message of another kind."""
+        if isinstance(body, pb.PublicResponses):
+            return answers_of(body, self.site.spiffe_id)
+        return donated_answers_of(body) if isinstance(body, pb.PublicDonors) else None
+
+    def screens_asked(self, message: Message) -> tuple[ScreenName, ...]:
+        """The screens that the policy wants run over this message's texts."""
+        return screening.asked(self._block(message), message.kind, message.direction)
+
+    def _block(self, message: Message) -> object:
+        return block_of({"kind": message.kind, "sender": message.sender}, self.policy)[0]
+
+    def screened(self, message: Message, readings: Readings) -> Readings:
+        """The same with what the screens find: one run of all of them over all texts, hit or no hit (T18)."""
+        names = self.screens_asked(message)
+        if not names:
+            return readings
+        texts = list(screening.texts_of(message.body))
+        return replace(readings, screened=self._screens.screen(self.policy, names, texts))
+
+    # ---- counting ----------------------------------------------------------------------------------
+
+    def count_hits(self, message: Message, screened: Screened) -> None:
+        """Count what the screens found before anything is decided on it, so that no refusal and no crash hides it.
+
+        Beyond the policy's hits a day the kind is halted until persons release it (T18). The ledger is written with
+        and without a hit.
+        """
+        hits = sum(bool(found) for found in screened.hits)
+        limit = getattr(self._block(message), "max_hits_per_day", None) or 0
+        halts = self.book.count_hits(message.kind, self.now(), hits, limit)
+        self._keep_book()
+        place = {"kind": message.kind, "run": message.run, "round": message.round, "step": message.step}
+        if hits:
+            found = screening.totals(screened.hits)
+            self.record("screen.hit", **place, direction=message.direction, detail={"responses": hits, "hits": found})
+        if halts:
+            self.record("halt", **place, reasons=["SCREEN_HALT"], detail={"limit": limit})
+
+    def release_halt(self, kind: str, persons: list[str]) -> None:
+        """The kind may leave again: recorded first, so that no release is without the names behind it."""
+        self.record(
+            "release", kind=kind, reasons=["SCREEN_HALT"], detail={"persons": persons},
+            policy={"effective": self.policy.digest},
+        )  # fmt: skip
+        self.book.release_halt(kind, self.now())
+        self._keep_book()
+
+    def count(self, facts: Facts, run: str) -> int:
+        """Count an allowed message against every limit, durably before a byte of it leaves (L3); its sequence."""
+        with self.halting():
+            self.book.record(facts)
+            kept = not facts["kind"].startswith("control.")
+            return self._ledger.allow(self.book.to_json(), run, kept=kept)
+
+    def forget_runs(self, runs: Iterable[str]) -> None:
+        """Drop the counts of runs that are over. Their names stay spent in the ledger, so none can begin again."""
+        before = len(self.book.counts)
+        for run in runs:
+            if run:
+                self.book.forget_run(run)
+        if len(self.book.counts) != before:
+            self._keep_book()
+
+    def _keep_book(self) -> None:
+        with self.halting():
+            self._ledger.keep_book(self.book.to_json())
+
+    # ---- recording ---------------------------------------------------------------------------------
+
+    def denied_by_now(self, kind: str, decision_seq: int) -> list[str]:
+        """Why the policy in force does not let out what an earlier decision did; nothing where it does.
+
+        Judged by the facts, the persons and the number of rounds on record, and today's time; without any other count,
+        since the message was counted when it was allowed. What waits for persons by now has none to wait for: it is
+        not let out.
+        """
+        if kind in self.book.screen_halts:
+            return ["SCREEN_HALT"]
+        record = next(self._audit.records(decision_seq), None)
+        if record is None or record["seq"] != decision_seq or not (facts := record["facts"].get("final")):
+            return ["RECORD_GONE"]
+        before = History.from_json(record["facts"]["history"])
+        history = History(rounds_released=before.rounds_released, approvals=before.approvals)
+        decision = decide({**facts, "now": self.now()}, self.policy, history)
+        return list(decision.reasons) if decision.verdict != "allow" else []
+
+    def record_decision(
+        self,
+        facts: Facts,
+        decision: Decision,
+        digests: Mapping[str, Any],
+        *,
+        original: Original | None = None,
+        sequence: int | None = None,
+        approvals: Sequence[int] = (),
+        history: dict[str, Any] | None = None,
+        archived: bool = False,
+        detail: Mapping[str, Any] | None = None,
+    ) -> int:
+        """Write a decision into the log, with everything it replays from: `history` are the counts it was judged by,
+        `archived` says that the payload is kept at the site, `approvals` are numbers of the records of persons' yes,
+        `detail` is what the record says besides."""
+        fields = decision_fields(
+            facts, decision, self.policy, peer=self.site.coordinator_id,
+            payload_digests=digests,
+            history=history or self.book.view(facts).to_json(), schema_sha256=self.site.schema.digest,
+            code_sha256=self._code_sha256,
+        )  # fmt: skip
+        if original is not None:
+            fields["payload"] |= {"bytes_before": original.payload_bytes}
+            if original.digest:
+                fields["payload"] |= {"sha256_before": original.digest}
+            fields["facts"] |= {"offered": original.facts, "transform": original.transform}
+        if archived:
+            fields["payload"] |= {"archived": True}
+        if approvals:
+            fields["link"] = {"approvals": list(approvals)}
+        if detail:
+            fields["detail"] = {**fields.get("detail", {}), **detail}
+        event = "egress.decision" if facts["direction"] == "egress" else "ingress.decision"
+        return self.record(event, sequence=sequence, **fields)
+
+    def record(self, event: str, **fields: Any) -> int:
+        """Append to the audit log; a full disk halts the gate.
+
+        Raises:
+            LogFullError, OperationError: not recorded.
+        """
+        with self.halting():
+            return self._audit.append(event, **fields)
+
+    def check_recorded(self) -> None:
+        """Check that what was recorded is still on disk, at its path (P2); otherwise halt the gate.
+
+        Raises:
+            LogLostError: it is not.
+            OperationError: halted already.
+        """
+        with self.halting():
+            self._audit.check_in_place()
+
+    def keep_note(self, sealed: bytes) -> str:
+        """Keep beside the audit log what a person wrote; its digest. Raises as `record`."""
+        with self.halting():
+            return audit_notes.keep(self._audit.directory, sealed)
+
+    def digests(self, kind: str, payload: Buffer, digest: str = "") -> dict[str, Any]:
+        """Size and digest of a payload as they may stand in the log: keyed where the content can be guessed (T40).
+
+        digest: its SHA-256, where it is known already.
+        """
+        return payload_digests(kind, payload, self._site_key, digest)
+
+    @contextlib.contextmanager
+    def halting(self) -> Iterator[None]:
+        """Turns a disk that cannot record into a gate that does not send."""
+        if self.halted:
+            raise halted_error("recorded or sent", self.halted)
+        try:
+            yield
+        except FedSiloError as error:
+            if halts(error):
+                self.halted, self.halt_code = error.message, error.code
+            raise
+
+
+# ---- what became of a message ------------------------------------------------------------------------
+
+
+class Outcomes:
+    """Args:
+    judge: records.
+    ledger: holds the outbox.
+    coordinator_id: to whom everything goes.
+    """
+
+    def __init__(self, judge: Judge, ledger: Ledger, coordinator_id: str) -> None:
+        self._judge = judge
+        self._ledger = ledger
+        self._coordinator_id = coordinator_id
+
+    def denied(self, facts: Facts, decision: Decision, digests: Mapping[str, Any], **recorded: Any) -> Denied:
+        """A refusal with everything it rests on, as far as a record takes that.
+
+        Args:
+            facts: the decision's.
+            decision: a deny.
+            digests: of the payload, as they may stand in the log.
+            recorded: as `Judge.record_decision`.
+
+        Raises:
+            LogFullError, OperationError: not recorded; the gate is halted.
+        """
+        self._ledger.payloads.drop_begun()  # or what is denied would take the room that its record needs
+        try:
+            self._judge.record_decision(facts, decision, digests, **recorded)
+        except RecordError as error:
+            return self.unrecorded(facts, decision, digests, error)
+        return Denied(decision, facts)
+
+    def unrecorded(
+        self, facts: Facts, decision: Decision, digests: Mapping[str, Any], error: RecordError, *, kept: str = ""
+    ) -> Denied:
+        """A message whose decision no record takes is denied, whatever the rules said.
+
+        Args:
+            facts: of the message.
+            decision: of the rules.
+            digests: of the payload, as they may stand in the log.
+            error: why it cannot be recorded.
+            kept: digest of the payload, where its bytes were kept already; they go, unless something else needs them.
+
+        Raises:
+            LogFullError, OperationError: not recorded or not removed; the gate is halted.
+        """
+        if kept:
+            with self._judge.halting():
+                self._ledger.drop_payloads([kept])
+        self._judge.record(
+            "egress.decision", kind=facts["kind"], decision="deny", reasons=[error.code], direction="egress",
+            peer=self._coordinator_id, payload=dict(digests),
+        )  # fmt: skip
+        return Denied(overruled(decision, error.code, type(error).__name__), facts)
+
+    def record(
+        self, event: str, allowed: Allowed, *, carried: bool = False, links: Mapping[str, int] | None = None
+    ) -> None:
+        """What became of an allowed message. carried: in a file, which may get lost. links: more of them, by name.
+
+        Of a message in a window of polls it is counted, and recorded when the window ends.
+        """
+        if allowed.window is not None:
+            if event == "egress.sent":
+                allowed.window.passed(len(allowed.payload))
+            return
+        self._judge.record(
+            event, kind=allowed.kind, run=allowed.run, round=allowed.round, step=allowed.step, attempt=allowed.attempt,
+            sequence=allowed.sequence, peer=self._coordinator_id, direction="egress",
+            payload=self._judge.digests(allowed.kind, allowed.payload, allowed.digest),
+            link={"decision": allowed.decision_seq, **(links or {})},
+            **({"detail": {"carried": True}} if carried else {}),
+        )  # fmt: skip
+
+    def settle(self, allowed: Allowed) -> None:
+        """It is out, and is not sent again."""
+        if allowed.outbox_id is not None:
+            with self._judge.halting():
+                self._ledger.settle_outbox(allowed.outbox_id, "sent")
+
+    def answered(self, allowed: Allowed, body: ProtobufMessage) -> None:
+        """It is out, and this was said to it.
+
+        Raises:
+            UnreachableError: the coordinator is halted or stopping and took nothing; the message stays in the outbox.
+        """
+        halted = isinstance(body, pb.Refusal) and body.code == WireCode.HALTED
+        if halted and allowed.outbox_id is not None:
+            raise UnreachableError(
+                f"the coordinator is halted or stopping: it did not take {allowed.kind}, which is sent again",
+                hint="its people see why: `coordinator status`",
+            )
+        if isinstance(body, pb.Ack) and allowed.outbox_id is not None:
+            # The coordinator's word for it, which this log need not be able to hold.
+            told = {"peer_event": body.record} if 0 < body.record <= COUNT_MAX else {}
+            self.record("egress.acked", allowed, links=told)
+        plan = self._judge.view.plan
+        if isinstance(body, pb.Ack) and plan is not None and plan.exchange == "round_end":
+            with self._judge.halting():
+                remember_taken(self._ledger, allowed)
+        self.settle(allowed)
+
+    def drop(self, item: OutboxItem, reasons: Sequence[str]) -> None:
+        """What the outbox kept is never sent; recorded first."""
+        self._judge.record(
+            "egress.indeterminate", kind=item.kind, run=item.run, round=item.round, step=item.step,
+            reasons=list(reasons), link={"decision": item.decision_seq}, direction="egress",
+        )  # fmt: skip
+        with self._judge.halting():
+            self._ledger.settle_outbox(item.id, "dropped")
+
+
+# ---- out of the outbox -------------------------------------------------------------------------------
+
+
+def in_turn(allowed: Allowed, ledger: Ledger, transmit: Callable[[Allowed], Sent]) -> Inbound:
+    """Send what was just allowed, unless something that was allowed before it still waits: content leaves in the order
+    in which it was allowed. With the last update the coordinator closes a round, and refuses answers that come later.
+
+    Returns:
+        what the coordinator answers.
+
+    Raises:
+        NotSent: it waits behind that in the outbox, and both go out with the next turn. Further as `transmit`.
+    """
+    if any(item.id < (allowed.outbox_id or 0) for item in ledger.outbox("allowed")):
+        raise NotSent(f"{allowed.kind} of round {allowed.round} waits behind what was allowed before it")
+    return transmit(allowed).reply
+
+
+def once_more(item: OutboxItem, *, judge: Judge, ledger: Ledger, outcomes: Outcomes) -> Allowed:
+    """A message of the outbox, to be transmitted again.
+
+    Raises:
+        DeniedError: the policy says no by now, or its bytes are gone, or are not those that were allowed; recorded, and
+            never tried again.
+        OperationError: the ledger takes nothing; the gate is halted.
+    """
+    payload = _payload_of(item, ledger, outcomes)
+    if reasons := judge.denied_by_now(item.kind, item.decision_seq):
+        outcomes.drop(item, reasons)
+        raise DeniedError(f"{item.kind} waited to be sent, and this site's policy does not let it out any more")
+    with judge.halting():
+        attempt = ledger.count_attempt(item.id)
+        sequence = ledger.next_sequence(item.run)
+    place = item.kind, item.run, item.round, item.step
+    return Allowed(*place, payload, item.digest, item.decision_seq, sequence, attempt, item.id)
+
+
+def answered(item: OutboxItem, sequence: int, body: ProtobufMessage, *, ledger: Ledger, outcomes: Outcomes) -> None:
+    """A message of the outbox that left under a sequence, in a file, was answered. Where its bytes are gone, that is
+    recorded in place of the answer: it is not sent again either.
+
+    Raises:
+        UnreachableError: as `Outcomes.answered`.
+    """
+    try:
+        payload = _payload_of(item, ledger, outcomes)
+    except DeniedError as error:
+        _log.warning("%s", error.message)
+        return
+    place = item.kind, item.run, item.round, item.step
+    sent = Allowed(*place, payload, item.digest, item.decision_seq, sequence, item.attempts, item.id)
+    outcomes.answered(sent, body)
+
+
+def _payload_of(item: OutboxItem, ledger: Ledger, outcomes: Outcomes) -> Buffer:
+    try:
+        return ledger.payloads.read(item.digest)
+    except (NotFoundError, OperationError, VerificationError) as error:
+        outcomes.drop(item, [error.code])
+        raise DeniedError(f"{item.kind} cannot be sent again: {error.message}", code=error.code) from error
+
+
+# ---- answers that the coordinator took (`exchange: round_end`, T20, T21) ------------------------------
+
+
+def remember_taken(ledger: Ledger, allowed: Allowed) -> None:
+    """The coordinator has taken a message of this silo; of answers, which they were. Raises OperationError."""
+    if allowed.kind == _ANSWERS:
+        ledger.remember_of_run(allowed.run, f"answers/{allowed.round}", f"{allowed.step}:{allowed.digest}")
+
+
+def pool_stands(transcript: Transcript, plan: Plan, ledger: Ledger, silo: str) -> bool:
+    """Return True if a transcript's pool of donors can be: none but with `exchange: round_end` and before the second
+    round; of the plan's silos; and of this one's own answers, if they are in it, all that the coordinator took.
+
+    A transcript names, for each silo of the pool, one digest of the answers that it gave in the round before. Every
+    silo signs the same one before it trains: so the coordinator cannot tell two silos of two pools.
+    """
+    if plan.exchange != "round_end" or transcript.round == 1:
+        return not transcript.pool
+    told = transcript.pool.get(silo)
+    own = told is None or told in _given(ledger, transcript.run, transcript.round - 1)
+    return own and set(transcript.pool) <= set(plan.silos)
+
+
+def _given(ledger: Ledger, run: str, number: int) -> set[str]:
+    """Digests of this silo's answers of a round: those that were taken, without and with what the coordinator has not
+    answered, which it may have taken or not."""
+    parted = (one.split(":", 1) for one in ledger.remembered_of_run(run, f"answers/{number}"))
+    taken = {int(step): digest for step, digest in parted}
+    waiting = {
+        item.step: item.digest
+        for item in ledger.outbox("allowed")
+        if (item.run, item.round, item.kind) == (run, number, _ANSWERS)
+    }
+    return {answers_digest(each) for each in (taken, waiting | taken) if each}
+
+
+# ---- fields of records -------------------------------------------------------------------------------
+
+
+def decision_fields(
+    facts: Facts,
+    decision: Decision,
+    policy: Policy,
+    *,
+    payload_digests: Mapping[str, Any],
+    peer: str,
+    history: Mapping[str, Any],
+    schema_sha256: str,
+    code_sha256: str,
+) -> dict[str, Any]:
+    """Fields for `egress.decision` and `ingress.decision`.
+
+    Args:
+        facts: of the final values.
+        decision: on these facts.
+        policy: the one that decided.
+        payload_digests: size and digest of the bytes.
+        peer: SPIFFE id of the other side.
+        history: the view that budgets were judged by; with the facts it replays the decision.
+        schema_sha256: of the site's LoRA schema.
+        code_sha256: of the program that decided.
+    """
+    return {
+        "kind": facts["kind"],
+        "run": facts["run"],
+        "round": facts["round"],
+        "step": facts["step"],
+        "peer": peer,
+        "direction": facts["direction"],
+        "decision": decision.verdict,
+        "reasons": list(decision.reasons),
+        **rules_of(decision, policy),
+        "facts": {"final": dict(facts), "history": dict(history)},
+        "policy": {**policy.digests, "code": code_sha256, "schema": schema_sha256},
+        "payload": dict(payload_digests),
+    }
+
+
+def release_fields(
+    release: Release,
+    *,
+    person: str = "",
+    fingerprint: str = "",
+    acknowledged: Sequence[str] = (),
+    until: int = 0,
+    note: str = "",
+    order: Mapping[str, str] | None = None,
+    facts: str = "",
+) -> dict[str, Any]:
+    """Fields of a record about a held release: `approval.*` and `release.defer`.
+
+    Args:
+        release: which one.
+        person: who answered; empty where nobody did.
+        fingerprint: SHA-256 of that person's certificate.
+        acknowledged: ids of the findings that the person opened.
+        until: seconds since 1970, of a release that the person put off.
+        note: digest of what the person wrote to a no; the text itself is kept beside the log.
+        order: the person's signed command, as the log keeps it.
+        facts: digest of what the person was shown.
+    """
+    detail: dict[str, Any] = {"release": release.id, "expires_at": int(release.expires_at)}
+    if person:
+        detail |= {"person": person, "certificate": fingerprint}
+    if acknowledged:
+        detail["acknowledged"] = list(acknowledged)
+    if until:
+        detail["until"] = until
+    if note:
+        detail["note"] = note
+    if facts:
+        detail["facts"] = facts
+    return {
+        "kind": release.kind, "run": release.run, "round": release.round, "step": release.step, "detail": detail,
+        "payload": release.recorded, **orders_of(order or {}),
+    }  # fmt: skip
+
+
+def orders_of(*orders: Mapping[str, str]) -> dict[str, Any]:
+    """The field of a record that keeps what people signed; none where nothing is known of it."""
+    known = [dict(order) for order in orders if order]
+    return {"orders": known} if known else {}
+
+
+def overruled(decision: Decision, reason: str, measured: str) -> Decision:
+    """A decision turned into a refusal by what no rule saw: every verdict stays, and one more says why.
+
+    Args:
+        decision: of the rules.
+        reason: stable code.
+        measured: what was found, in a word.
+    """
+    file = decision.results[0].file if decision.results else ""
+    result = RuleResult("transform", reason, "deny", measured, None, file, 0)
+    reasons = (*decision.reasons, reason) if decision.verdict == "deny" else (reason,)
+    return replace(decision, verdict="deny", would_be="deny", results=(*decision.results, result), reasons=reasons)
+
+
+def payload_digests(kind: str, payload: Buffer, site_key: bytes, digest: str = "") -> dict[str, Any]:
+    """Size and digest of a payload: plain only where nobody can guess the content, which is tensors (T40)."""
+    if kind in TENSOR_KINDS:
+        return tensor_digests(len(payload), digest or sha256_hex(payload))
+    return {"bytes": len(payload), "hmac_sha256": keyed_digest(site_key, bytes(payload))}
+
+
+def tensor_digests(payload_bytes: int, digest: str) -> dict[str, Any]:
+    """The same of a payload of tensors, which nobody guesses."""
+    return {"bytes": payload_bytes, "sha256": digest}
