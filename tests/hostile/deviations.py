@@ -1,4 +1,4 @@
-"""How each attack of a hostile coordinator changes one reply: what `hostile_coordinator` seals in its place.
+"""How each attack of a hostile coordinator changes one reply: what `coordinator` seals in its place.
 
 A deviation is a function of the honest reply and of what went before, so tests make the same ones without a network.
 """
