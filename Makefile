@@ -69,7 +69,7 @@ fix: $(VENV)/.dev
 install: $(VENV)/.runtime
 
 proto: $(VENV)/.dev
-	cd fedsilo/treaty/wire && ../../../$(BIN)/python -m grpc_tools.protoc -I. --python_out=_generated --pyi_out=_generated federation.proto control.proto
+	cd fedsilo/protocol && ../../$(BIN)/python -m grpc_tools.protoc -I. --python_out=_generated --pyi_out=_generated federation.proto control.proto
 
 # docs/reference, from the code; a test says when it is stale.
 reference: $(VENV)/.dev

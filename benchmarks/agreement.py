@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedsilo.treaty.intervals import wilson_interval
+from fedsilo.protocol.intervals import wilson_interval
 from silo.trainer.agreement import AnswerFigures, Finding, Limits, Watch, Window, divergence
 from tests.algorithms.agreement_rig import Fault, Rig
 

@@ -27,12 +27,12 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from fedsilo.edge import audit_verify
-from fedsilo.edge.audit_log import SEGMENT_BYTES_MAX, AuditLog
-from fedsilo.treaty.audit.checkpoint import Checkpoint, cosign, cosigner_key, log_key, sign_checkpoint
-from fedsilo.treaty.audit.merkle import MerkleTree, leaf_hash
-from fedsilo.treaty.audit.record import NO_PREVIOUS
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.audit import audit_verify
+from fedsilo.audit.checkpoint import Checkpoint, cosign, cosigner_key, log_key, sign_checkpoint
+from fedsilo.audit.log import SEGMENT_BYTES_MAX, AuditLog
+from fedsilo.audit.merkle import MerkleTree, leaf_hash
+from fedsilo.audit.record import NO_PREVIOUS
+from fedsilo.protocol._generated import federation_pb2 as pb
 from tests.policies import setting
 from tests.simulated.guarded import Bench
 

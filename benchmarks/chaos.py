@@ -43,7 +43,7 @@ from typing import Any
 from benchmarks.chaos_faults import Clients, Weather, netem_why_not
 from benchmarks.chaos_federation import COORDINATOR, Federation, federation
 from benchmarks.chaos_tracer import why_not
-from fedsilo.treaty.errors import FedSiloError
+from fedsilo.protocol.errors import FedSiloError
 
 RUN, ROUNDS = "run-1", 2
 FAMILIES = ("kill", "trainer", "disk", "clock", "network", "clients", "netem")

@@ -21,13 +21,13 @@ from typing import Any
 from benchmarks.transport_payload import EMPTY, SHAPES, write_model_folder
 from benchmarks.transport_process import tree
 from console.client import ControlClient, Operator, sign_as
-from fedsilo.edge.audit_segments import read_records
-from fedsilo.edge.audit_story import check_stories
-from fedsilo.edge.audit_transcripts import check_rounds
-from fedsilo.edge.audit_verify import verify_logs
-from fedsilo.launch.demo_data import write_digit_folder
-from fedsilo.launch.demo_sites import COORDINATOR_PERSON, FEDERATION, Site, Wanted, make_sites, run_text
-from fedsilo.treaty.errors import FedSiloError, OperationError
+from fedsilo.audit.audit_verify import verify_logs
+from fedsilo.audit.segments import read_records
+from fedsilo.audit.story import check_stories
+from fedsilo.audit.transcripts import check_rounds
+from fedsilo.demo.data import write_digit_folder
+from fedsilo.demo.sites import COORDINATOR_PERSON, FEDERATION, Site, Wanted, make_sites, run_text
+from fedsilo.protocol.errors import FedSiloError, OperationError
 from tests.loopback.cutting_proxy import CuttingProxy
 
 COORDINATOR = "main"
@@ -94,7 +94,7 @@ class Federation:
         life, log = self.lives[name], self.out / "logs" / f"{name}.log"
         log.parent.mkdir(exist_ok=True)
         program = "coordinator" if name == COORDINATOR else "silo"
-        command = ["-m", "fedsilo.launch", program, "start", "--config", str(self.site[name].config), "--json"]
+        command = ["-m", "fedsilo.cli", program, "start", "--config", str(self.site[name].config), "--json"]
         if life.traced or life.orders:
             order = self.out / "logs" / f"{name}.order"
             more = life.next_order()
@@ -103,7 +103,7 @@ class Federation:
             command = ["-m", "benchmarks.chaos_tracer", str(order), *command]
         with log.open("ab") as stderr:
             self.processes[name] = subprocess.Popen(
-                [sys.executable, "-P", "-m", "fedsilo.launch.ends_with_parent", *command[1:]],
+                [sys.executable, "-P", "-m", "fedsilo.cli.ends_with_parent", *command[1:]],
                 stdin=subprocess.PIPE, stdout=stderr, stderr=stderr, start_new_session=True,
                 env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)},
             )  # fmt: skip
@@ -154,7 +154,7 @@ class Federation:
 
     def pid(self, name: str) -> int:
         """Of the program itself, not of what traces it; 0 where it does not run."""
-        return self._pid(name, b"fedsilo.launch")
+        return self._pid(name, b"fedsilo.cli")
 
     def _pid(self, name: str, module: bytes) -> int:
         process = self.processes[name]

@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.transport_trainer import ConstantTrainer
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
-from fedsilo.treaty.wire.codec import encode, encode_factors
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.codec import encode, encode_factors
 from silo.link import LinkClosed, LinkMessage
 from silo.trainer.fences import set_offline
 from silo.trainer.worker import dial_patiently

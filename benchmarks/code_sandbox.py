@@ -20,8 +20,8 @@ import time
 from pathlib import Path
 
 from benchmarks.learner_model import ROOT
-from fedsilo.edge.code_sandbox import RUNGS, CodeSandbox
-from fedsilo.treaty.errors import UsageError
+from fedsilo.grading.code_sandbox import RUNGS, CodeSandbox
+from fedsilo.protocol.errors import UsageError
 from tests.algorithms.test_grading_code import REFERENCE_SECONDS, start
 
 

@@ -226,7 +226,7 @@ def measure(watched: Watched, folder: Path, seconds: float, per_second: int) -> 
 
 def _at_the_console(watched: Watched, socket: Path, seconds: float) -> dict[str, Any]:
     environment = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "COLUMNS", "LINES")}
-    command = [sys.executable, "-m", "fedsilo.launch", "fedconsole", "--socket", str(socket)]
+    command = [sys.executable, "-m", "fedsilo.cli", "fedconsole", "--socket", str(socket)]
     terminal = Terminal(command, environment | {"TERM": "xterm-256color", "COLORTERM": "truecolor"})
     try:
         begun = time.perf_counter()

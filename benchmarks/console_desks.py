@@ -23,7 +23,7 @@ from typing import Any
 
 from certs.authority import create_ca
 from certs.roles import Roles
-from fedsilo.edge.control_desk import ControlDesk
+from fedsilo.control.desk import ControlDesk
 
 SOCKET = "c.sock"
 SILOS = 50

@@ -35,10 +35,10 @@ from benchmarks.transport_ours import (
 )
 from benchmarks.transport_payload import SHAPES, constant_of, write_model_folder
 from console.client import ControlClient, Operator, sign_as
-from fedsilo.launch.demo_data import write_digit_folder
-from fedsilo.launch.demo_sites import COORDINATOR_PERSON, FEDERATION, Site, Sites, Wanted, make_sites, run_text
-from fedsilo.launch.processes import Children
-from fedsilo.treaty.errors import OperationError
+from fedsilo.demo.data import write_digit_folder
+from fedsilo.demo.processes import Children
+from fedsilo.demo.sites import COORDINATOR_PERSON, FEDERATION, Site, Sites, Wanted, make_sites, run_text
+from fedsilo.protocol.errors import OperationError
 
 SPEEDS = (1, 1, 2, 3)
 PROMPTS, SAMPLES, EVALUATED = 4, 4, 4

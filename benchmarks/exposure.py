@@ -48,19 +48,20 @@ from benchmarks.exposure_score import (
     gains_of,
     monte_carlo_p_value,
 )
-from fedsilo.edge.model_folder import lora_schema_of
-from fedsilo.edge.task_files import Task
-from fedsilo.launch import demo, digit_tasks
-from fedsilo.launch.demo_data import DIGIT_LENGTHS, PUBLIC_ROWS, make_digit_set
-from fedsilo.launch.tiny_model import cached_model, recipe_for
-from fedsilo.treaty import grading
-from fedsilo.treaty import method as m
-from fedsilo.treaty.averaging import initial_factors
-from fedsilo.treaty.methods import method_named
-from fedsilo.treaty.plan import Plan
-from fedsilo.treaty.randomness import generator, seed_of
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
-from fedsilo.treaty.wire.codec import Array, decode, decode_factors, encode, encode_factors
+from fedsilo import grading
+from fedsilo.demo import digit_tasks
+from fedsilo.demo import run as demo
+from fedsilo.demo.data import DIGIT_LENGTHS, PUBLIC_ROWS, make_digit_set
+from fedsilo.demo.tiny_model import cached_model, recipe_for
+from fedsilo.files.model_folder import lora_schema_of
+from fedsilo.files.task_files import Task
+from fedsilo.protocol import method as m
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.averaging import initial_factors
+from fedsilo.protocol.codec import Array, decode, decode_factors, encode, encode_factors
+from fedsilo.protocol.methods import method_named
+from fedsilo.protocol.plan import Plan
+from fedsilo.protocol.randomness import generator, seed_of
 from silo.sampling import TaskGiver
 from silo.trainer.adapters.lora import LoraAdapter, LoraShape
 from silo.trainer.batch import stream_of
@@ -369,7 +370,7 @@ def grade_exactly(pairs: Sequence[tuple[str, str]]) -> list[bool]:
 
 
 def demo_setting(folder: Path, seed: int, silos: Sequence[str], options: Options) -> Setting:
-    """The plan that `fedsilo demo` submits (fedsilo/launch/demo.py), on the model in `folder`."""
+    """The plan that `fedsilo demo` submits (fedsilo/demo/run.py), on the model in `folder`."""
     schema = lora_schema_of(folder, demo.RANK, demo.ALPHA)
     plan = Plan.model_validate(
         {

@@ -49,9 +49,9 @@ def frames() -> tuple[Parse, list[bytes]]:
     """What a stream brings: frames, each behind two bytes of length; then the message that comes of them."""
     from google.protobuf.message import DecodeError
 
-    from fedsilo.treaty.wire import codec
-    from fedsilo.treaty.wire._generated import federation_pb2 as pb
-    from fedsilo.treaty.wire.services import INBOUND_KINDS, OUTBOUND_KINDS
+    from fedsilo.protocol import codec
+    from fedsilo.protocol._generated import federation_pb2 as pb
+    from fedsilo.protocol.services import INBOUND_KINDS, OUTBOUND_KINDS
     from silo.guard.framing import assemble
     from tests.policies.setting import responses_body
 
@@ -79,7 +79,7 @@ def frames() -> tuple[Parse, list[bytes]]:
 
 def factors() -> tuple[Parse, list[bytes]]:
     """Tensor payloads as they cross the wire, header and values, whole and tile by tile."""
-    from fedsilo.treaty.wire.codec import FactorsReader, InMemory, decode_factors, encode_factors
+    from fedsilo.protocol.codec import FactorsReader, InMemory, decode_factors, encode_factors
     from tests.policies.setting import SCHEMA, zeros
 
     def parse(data: bytes) -> None:
@@ -97,7 +97,7 @@ def model_folder() -> tuple[Parse, list[bytes]]:
     import numpy as np
     from safetensors.numpy import save
 
-    from fedsilo.edge.model_folder import lora_schema_of
+    from fedsilo.files.model_folder import lora_schema_of
 
     folder = Path(tempfile.mkdtemp(prefix="fedsilo-fuzz-"))
     (folder / "config.json").write_text(json.dumps({"model_type": "qwen2", "hidden_size": 4}))
@@ -123,7 +123,7 @@ def policy() -> tuple[Parse, list[bytes]]:
 
 def cases() -> tuple[Parse, list[bytes]]:
     """Case files of `fedsilo policy test`, and the messages that are made of them."""
-    from fedsilo.treaty.errors import UsageError
+    from fedsilo.protocol.errors import UsageError
     from policies.cases.format import load_cases
     from policies.cases.judge import judge
     from policies.cases.site import Site
@@ -153,7 +153,7 @@ def checkpoint() -> tuple[Parse, list[bytes]]:
     """C2SP notes of audit logs: note, checkpoint, key line, signature."""
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-    from fedsilo.treaty.audit.checkpoint import (
+    from fedsilo.audit.checkpoint import (
         Checkpoint,
         log_key,
         open_checkpoint,
@@ -162,7 +162,7 @@ def checkpoint() -> tuple[Parse, list[bytes]]:
         parse_verifier_key,
         sign_checkpoint,
     )
-    from fedsilo.treaty.errors import FedSiloError
+    from fedsilo.protocol.errors import FedSiloError
 
     key = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
     verifier = log_key("hospital_a/log", key.public_key())
@@ -186,10 +186,10 @@ def checkpoint() -> tuple[Parse, list[bytes]]:
 
 def canonical() -> tuple[Parse, list[bytes]]:
     """Canonical JSON (RFC 8785): what is written once is written so again, and every record written is read back."""
-    from fedsilo.treaty.audit.record import NO_PREVIOUS, parse_record, record_line
-    from fedsilo.treaty.errors import FedSiloError
-    from fedsilo.treaty.plan import plan_from_canonical
-    from fedsilo.treaty.wire.codec import canonical_json
+    from fedsilo.audit.record import NO_PREVIOUS, parse_record, record_line
+    from fedsilo.protocol.codec import canonical_json
+    from fedsilo.protocol.errors import FedSiloError
+    from fedsilo.protocol.plan import plan_from_canonical
     from tests.policies.setting import PLAN
 
     def parse(data: bytes) -> None:
@@ -220,7 +220,7 @@ def canonical() -> tuple[Parse, list[bytes]]:
 
 def index() -> tuple[Parse, list[bytes]]:
     """Overlap indexes of the text screens: as they come, and with the digest that their own key would give."""
-    from fedsilo.treaty.errors import FedSiloError
+    from fedsilo.protocol.errors import FedSiloError
     from policies.screens.overlap import OverlapIndex, build_index
 
     file_key = hashlib.blake2b(key=INDEX_KEY, person=b"file", digest_size=32).digest()
@@ -257,7 +257,7 @@ def work(target: str, seconds: int, folder: Path) -> None:
     import atheris
 
     with atheris.instrument_imports(include=INSTRUMENTED):
-        from fedsilo.treaty.errors import FedSiloError
+        from fedsilo.protocol.errors import FedSiloError
 
         parse, seeds = TARGETS[target]()
 

@@ -33,8 +33,8 @@ import numpy as np
 
 from benchmarks.audit_log import append_median_seconds, verify_million_seconds
 from benchmarks.screens import screen_seconds
-from fedsilo.edge.files import write_durably
-from fedsilo.treaty.wire.codec import decode_factors, encode_factors
+from fedsilo.files.durable import write_durably
+from fedsilo.protocol.codec import decode_factors, encode_factors
 from policies.schema import LoraSchema
 from tests.policies import setting
 from tests.simulated.guarded import Bench

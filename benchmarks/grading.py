@@ -14,7 +14,7 @@ from pathlib import Path
 
 from math_verify import parse, verify
 
-from fedsilo.treaty.grading import grade, prepare
+from fedsilo.grading import grade, prepare
 
 CASES = Path(__file__).parents[1] / "tests" / "vectors" / "grading_cases"
 VERIFIERS = ("math", "numeric")

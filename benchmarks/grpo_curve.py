@@ -122,8 +122,8 @@ def make_task(seed: int, steps: int) -> tuple[Any, Any, list[Any], list[list[int
     import numpy as np
     from transformers import AutoTokenizer
 
-    from fedsilo.launch.demo_data import make_digit_set
-    from fedsilo.launch.tiny_model import cached_model, recipe_for
+    from fedsilo.demo.data import make_digit_set
+    from fedsilo.demo.tiny_model import cached_model, recipe_for
 
     folder = cached_model(recipe_for("digits"))
     made = make_digit_set(seed)
@@ -158,7 +158,7 @@ def shapes_of(model: Any) -> dict[str, tuple[int, ...]]:
 
 
 def correct(text: str, reference: str) -> bool:
-    from fedsilo.treaty.grading import grade
+    from fedsilo.grading import grade
 
     return grade("exact", text, reference).correct
 
@@ -175,8 +175,8 @@ def load(folder: Any) -> Any:
 
 
 def ours(seed: int, steps: int) -> dict[str, Any]:
-    from fedsilo.treaty.method import LoadAdapter, PrivateStep
-    from fedsilo.treaty.wire.codec import encode_factors
+    from fedsilo.protocol.codec import encode_factors
+    from fedsilo.protocol.method import LoadAdapter, PrivateStep
     from silo.trainer.adapters.lora import LoraShape
     from silo.trainer.session import Material, Session
     from silo.trainer.text import TextCodec

@@ -32,7 +32,7 @@ def run(seed: int, method: str, exchange: str, out: Path) -> dict[str, Any]:
     arguments = ["demo", "--no-console", "--json", "--seed", str(seed), "--method", method, "--exchange", exchange]
     arguments += ["--out", str(out)]
     done = subprocess.run(
-        [sys.executable, "-m", "fedsilo.launch", "fedsilo", *arguments], stdout=subprocess.PIPE, text=True, check=True
+        [sys.executable, "-m", "fedsilo.cli", "fedsilo", *arguments], stdout=subprocess.PIPE, text=True, check=True
     )
     data = json.loads(done.stdout)["data"]
     before, after = data["pass_at_1"]["before"], data["pass_at_1"]["after"]

@@ -22,8 +22,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from fedsilo.treaty.errors import UnreachableError
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.errors import UnreachableError
 from policies.schema import LoraSchema
 from silo.guard.proxied import Proxy
 from tests.loopback import test_T23_T24_cut_lines as cut_lines

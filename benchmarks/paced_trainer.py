@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.transport_trainer import WAIT_SECONDS, ConstantTrainer
-from fedsilo.edge.task_files import read_tasks
-from fedsilo.treaty.plan import plan_from_canonical
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
-from fedsilo.treaty.wire.codec import encode
+from fedsilo.files.task_files import read_tasks
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.codec import encode
+from fedsilo.protocol.plan import plan_from_canonical
 from silo.link import LinkClosed, LinkMessage, MessageLink
 from silo.trainer.fences import set_offline
 from silo.trainer.worker import dial_patiently

@@ -41,12 +41,12 @@ from coordinator.aggregate import aggregate as make_aggregate
 from coordinator.aggregate import initial_adapter, l2_norm, read_factors
 from coordinator.blobs import Blobs, BytesPayload, FilePayload
 from coordinator.ingress import Ingress, OpenPlace
-from fedsilo.treaty.methods import method_named
-from fedsilo.treaty.plan import Lora, Optimiser, Plan
-from fedsilo.treaty.randomness import generator, seed_of
-from fedsilo.treaty.wire import codec
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
-from fedsilo.treaty.wire.services import OUTBOUND_KINDS
+from fedsilo.protocol import codec
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.methods import method_named
+from fedsilo.protocol.plan import Lora, Optimiser, Plan
+from fedsilo.protocol.randomness import generator, seed_of
+from fedsilo.protocol.services import OUTBOUND_KINDS
 from policies.engine import FINAL, OFFERED, HistoryBook, Message, decide, measure
 from policies.load import Policy
 from policies.render import PlanSize

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedsilo.treaty.randomness import generator, seed_of
-from fedsilo.treaty.wire.codec import Array
+from fedsilo.protocol.codec import Array
+from fedsilo.protocol.randomness import generator, seed_of
 
 INPUTS, HIDDEN, CLASSES, RANK = 16, 32, 6, 4
 SCALE = 2.0

@@ -25,10 +25,10 @@ from certs.enrolment import EnrolmentKeys
 from certs.roles import Role, Roles
 from console.client import Event
 from console.client import Snapshot as Reading
-from fedsilo.edge.control_desk import ControlDesk, raise_for_reply
-from fedsilo.treaty.plan import Rollout
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
-from fedsilo.treaty.wire.codec import sha256_hex
+from fedsilo.control.desk import ControlDesk, raise_for_reply
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.codec import sha256_hex
+from fedsilo.protocol.plan import Rollout
 from policies.load import Policy
 from policies.render import PlanSize
 from policies.schema import LoraSchema

@@ -34,7 +34,7 @@ from typing import Any
 from benchmarks.release_cases import Case, cases, site
 from benchmarks.release_site import HELD_SECONDS, DeskSource, Site
 from console.recording import RecordingFile
-from fedsilo.treaty.errors import FedSiloError, NotFoundError, OperationError, UsageError
+from fedsilo.protocol.errors import FedSiloError, NotFoundError, OperationError, UsageError
 from silo.guard.ledger import Release
 
 SEED = 5

@@ -38,7 +38,7 @@ import numpy as np
 from benchmarks.chaos_faults import Weather
 from benchmarks.chaos_federation import COORDINATOR, Federation, federation
 from benchmarks.transport_process import resident_bytes
-from fedsilo.treaty.errors import FedSiloError
+from fedsilo.protocol.errors import FedSiloError
 
 RUN_ROUNDS = 100  # as one run: a policy lets a plan have so many, and twice as many
 WARM_UP_ROUNDS, LIFE_ROUNDS_LEAST, BLOCK, DRAWS = 20, 20, 10, 1000

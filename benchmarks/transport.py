@@ -55,7 +55,7 @@ from benchmarks.transport_report import (
     least_seconds,
     memory_of,
 )
-from fedsilo.treaty.errors import FedSiloError
+from fedsilo.protocol.errors import FedSiloError
 
 SIDES = ("ours", "nvflare", "flower")
 

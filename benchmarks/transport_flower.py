@@ -32,8 +32,8 @@ from benchmarks.transport_nvflare import MEAN_TOLERANCE, end, idle_footprint
 from benchmarks.transport_payload import Shape, constant_of, mean_of
 from benchmarks.transport_process import Watched
 from benchmarks.transport_report import Job
-from fedsilo.launch.demo_sites import free_port
-from fedsilo.treaty.errors import OperationError
+from fedsilo.demo.sites import free_port
+from fedsilo.protocol.errors import OperationError
 
 APP = Path(__file__).with_name("transport_flower_app.py")
 LIMIT_SECONDS = 900.0
@@ -105,7 +105,7 @@ marks = {json.dumps(str(marks))}
 @contextlib.contextmanager
 def started(out: Path, venv: Path, silos: int) -> Iterator[list[subprocess.Popen[bytes]]]:
     """The superlink first, then a supernode with a registered key for each silo; ended however it went."""
-    from fedsilo.launch.provision import init_ca, provision_site
+    from fedsilo.demo.provision import init_ca, provision_site
 
     init_ca(out / "ca", name="transport", kind="federation")
     identity = provision_site(

@@ -16,7 +16,7 @@ from typing import Any
 import grpc
 
 from benchmarks.transport_process import cpu_seconds
-from fedsilo.launch.processes import Children
+from fedsilo.demo.processes import Children
 
 CHUNK_BYTES = 1 << 20
 STREAM_BYTES = 1 << 30
@@ -37,7 +37,7 @@ def limits() -> dict[str, float]:
 
 def raw_stream(out: Path) -> dict[str, float]:
     """1 GiB in messages of 1 MiB, one way."""
-    from fedsilo.launch.provision import init_ca, provision_site
+    from fedsilo.demo.provision import init_ca, provision_site
 
     init_ca(out / "ca", name="limit", kind="federation")
     here = provision_site(

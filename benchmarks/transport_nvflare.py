@@ -27,8 +27,8 @@ from typing import Any
 from benchmarks.transport_payload import UNIT, Shape, mean_of
 from benchmarks.transport_process import Watched, cpu_seconds, resident_tree_bytes, start_of, tree
 from benchmarks.transport_report import Job
-from fedsilo.launch.demo_sites import free_port
-from fedsilo.treaty.errors import OperationError
+from fedsilo.demo.sites import free_port
+from fedsilo.protocol.errors import OperationError
 
 JOB_CODE = Path(__file__).with_name("transport_nvflare_job.py")
 PROJECT = "transport"

@@ -22,12 +22,12 @@ from benchmarks.transport_payload import Shape, constant_of, mean_of, write_mode
 from benchmarks.transport_process import Watched, cpu_seconds, resident_tree_bytes
 from benchmarks.transport_report import Job
 from console.client import ControlClient, Event, Operator, sign_as
-from fedsilo.launch.demo_data import write_digit_folder
-from fedsilo.launch.demo_sites import COORDINATOR_PERSON, FEDERATION, Site, Sites, Wanted, make_sites, run_text
-from fedsilo.launch.processes import Children
-from fedsilo.treaty.averaging import initial_factors
-from fedsilo.treaty.errors import OperationError
-from fedsilo.treaty.wire.codec import decode_factors
+from fedsilo.demo.data import write_digit_folder
+from fedsilo.demo.processes import Children
+from fedsilo.demo.sites import COORDINATOR_PERSON, FEDERATION, Site, Sites, Wanted, make_sites, run_text
+from fedsilo.protocol.averaging import initial_factors
+from fedsilo.protocol.codec import decode_factors
+from fedsilo.protocol.errors import OperationError
 
 RUN, SEED, ROWS = "transport", 3, 16
 LEARNING_RATE = 0.01  # so that no update of ours is long enough to be clipped

@@ -82,7 +82,7 @@ def mean_of(silos: int) -> float:
 
 def write_model_folder(folder: Path, shape: Shape) -> Path:
     """A model folder as a site has one, its weights all zero: they are hashed, and nobody computes with them."""
-    from fedsilo.launch.tiny_model import END, PADDING, make_tokenizer
+    from fedsilo.demo.tiny_model import END, PADDING, make_tokenizer
 
     folder.mkdir(parents=True)
     tokenizer = make_tokenizer("digits")

@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
-from fedsilo.treaty.wire.codec import Array, Buffer, decode_factors, encode, factors_head, joined_factors
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.codec import Array, Buffer, decode_factors, encode, factors_head, joined_factors
 from silo.link import LinkClosed, LinkMessage, MessageLink
 from silo.room import Room
 from silo.trainer.fences import set_offline

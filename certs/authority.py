@@ -31,7 +31,7 @@ from certs.encoding import (
 )
 from certs.enrolment import EnrolmentKeys
 from certs.names import AUTHORITY_OF_ROLE, AuthorityKind, LinkRole, SpiffeId, checked_name, coordinator_dns_name
-from fedsilo.treaty.errors import NotAllowedError, UsageError
+from fedsilo.protocol.errors import NotAllowedError, UsageError
 
 ROOT_DAYS_MAX = 730
 DAEMON_LIFETIME_MAX = timedelta(days=7)  # where a person renews (design 8.8)

@@ -2,7 +2,7 @@
 
 The signature (ECDSA P-256, SHA-256, the key of the operator's certificate) covers federation, site, name, arguments,
 request id and expiry. An approval's arguments hold the digests of what was shown, so approve-then-swap does not verify
-and an old approval expires (threat T36). Replays are the desk's work (`fedsilo.edge.control_desk`): same request id,
+and an old approval expires (threat T36). Replays are the desk's work (`fedsilo.control.desk`): same request id,
 same reply.
 
 What is signed is kept with the audit record of the order, and a log is handed to others. So what may not be in a log
@@ -29,10 +29,10 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from certs.encoding import read_one_certificate, read_root
 from certs.identity import operator_identity
 from certs.roles import Role, Roles
-from fedsilo.treaty.clocks import COMMAND_TIME, in_words
-from fedsilo.treaty.errors import NotAllowedError, UsageError
-from fedsilo.treaty.wire._generated import control_pb2
-from fedsilo.treaty.wire.codec import canonical_json, command_signing_bytes, sha256_hex
+from fedsilo.protocol._generated import control_pb2
+from fedsilo.protocol.clocks import COMMAND_TIME, in_words
+from fedsilo.protocol.codec import canonical_json, command_signing_bytes, sha256_hex
+from fedsilo.protocol.errors import NotAllowedError, UsageError
 
 # A command is used at once. One that is valid for longer would lie around as a blank cheque.
 COMMAND_LIFETIME_MAX = timedelta(hours=1)

@@ -15,8 +15,8 @@ from certs.encoding import (
     certificate_fingerprint,
     read_one_certificate,
 )
-from fedsilo.treaty.errors import NotAllowedError
-from fedsilo.treaty.text import harmless
+from fedsilo.protocol.errors import NotAllowedError
+from fedsilo.protocol.text import harmless
 
 _USAGE_NAME = {ExtendedKeyUsageOID.CLIENT_AUTH: "clientAuth", ExtendedKeyUsageOID.SERVER_AUTH: "serverAuth"}
 

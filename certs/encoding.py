@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from certs.names import AuthorityKind, checked_name
-from fedsilo.treaty.errors import NotAllowedError, UsageError
+from fedsilo.protocol.errors import NotAllowedError, UsageError
 
 # Under the UUID arc (ITU-T X.667: 2.25.<uuid as integer>), which anybody may use without registration.
 SIGNING_KEY_OID = x509.ObjectIdentifier("2.25.227382187306466150213921735016254863601.1")

@@ -28,8 +28,8 @@ from cryptography.x509.oid import NameOID
 
 from certs.encoding import PARSE_ERRORS
 from certs.names import SpiffeId, parse_spiffe_id
-from fedsilo.treaty.errors import ConflictError, NotAllowedError, UsageError
-from fedsilo.treaty.wire.codec import canonical_json
+from fedsilo.protocol.codec import canonical_json
+from fedsilo.protocol.errors import ConflictError, NotAllowedError, UsageError
 
 REQUEST_BYTES_MAX = 64 << 10
 TOKEN_RANDOM_BYTES = 32

@@ -32,9 +32,9 @@ from certs.encoding import (
     read_root,
 )
 from certs.names import AUTHORITY_OF_ROLE, LinkRole, PartyRole, PeerRole, SpiffeId, parse_spiffe_id
-from fedsilo.treaty.clocks import CERTIFICATE_TIME
-from fedsilo.treaty.errors import NotAllowedError
-from fedsilo.treaty.text import harmless
+from fedsilo.protocol.clocks import CERTIFICATE_TIME
+from fedsilo.protocol.errors import NotAllowedError
+from fedsilo.protocol.text import harmless
 
 _USAGE_OF_ROLE = {
     "silo": ExtendedKeyUsageOID.CLIENT_AUTH,

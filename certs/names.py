@@ -14,7 +14,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal, cast
 
-from fedsilo.treaty.errors import UsageError
+from fedsilo.protocol.errors import UsageError
 
 PartyRole = Literal["silo", "coordinator"]
 LinkRole = Literal["guard", "trainer"]

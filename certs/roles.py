@@ -18,9 +18,9 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from fedsilo.treaty import strict_yaml
-from fedsilo.treaty.plan import Name
-from fedsilo.treaty.wire.codec import sha256_hex
+from fedsilo.protocol import strict_yaml
+from fedsilo.protocol.codec import sha256_hex
+from fedsilo.protocol.plan import Name
 
 Role = Literal["viewer", "auditor", "operator", "approver", "site-admin"]
 ROLES: tuple[Role, ...] = ("viewer", "auditor", "operator", "approver", "site-admin")

@@ -22,7 +22,7 @@ from console.feed import Question
 from console.reading import mapping, number, text_of, whole
 from console.rows import Column, Filter, Row, Rows, Term, parse_filter
 from console.safe import Shown
-from fedsilo.treaty.wire import services
+from fedsilo.protocol import services
 
 STATE_FOLDER = "STATE_DIR"  # the console knows a socket, not where the daemon keeps its log
 BAR_CELLS = 20

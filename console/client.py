@@ -23,13 +23,13 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 import grpc
 
 from certs.commands import sign_command
-from fedsilo.edge.control_desk import raise_for_reply
-from fedsilo.edge.dry_run import Signing, would_sign
-from fedsilo.edge.identity_files import load_operator
-from fedsilo.treaty.clocks import CERTIFICATE_TIME, COMMAND_TIME, apart
-from fedsilo.treaty.errors import FedSiloError, NotAllowedError, OperationError, UnreachableError
-from fedsilo.treaty.wire import services
-from fedsilo.treaty.wire._generated import control_pb2
+from fedsilo.control.desk import raise_for_reply
+from fedsilo.control.dry_run import Signing, would_sign
+from fedsilo.files.identity_files import load_operator
+from fedsilo.protocol import services
+from fedsilo.protocol._generated import control_pb2
+from fedsilo.protocol.clocks import CERTIFICATE_TIME, COMMAND_TIME, apart
+from fedsilo.protocol.errors import FedSiloError, NotAllowedError, OperationError, UnreachableError
 
 TIMEOUT_SECONDS = 30.0
 COMMAND_VALID_SECONDS = 120

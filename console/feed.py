@@ -28,10 +28,10 @@ from console.client import Snapshot as Reading
 from console.clock import boot_seconds
 from console.store import Answer, Store
 from console.values import Snapshot
-from fedsilo.edge.control_desk import EVENTS_MISSED
-from fedsilo.edge.identity_files import load_operator
-from fedsilo.treaty.errors import FedSiloError, NotAllowedError, UnreachableError, UsageError
-from fedsilo.treaty.round_tables import is_over
+from fedsilo.control.desk import EVENTS_MISSED
+from fedsilo.files.identity_files import load_operator
+from fedsilo.protocol.errors import FedSiloError, NotAllowedError, UnreachableError, UsageError
+from fedsilo.protocol.round_tables import is_over
 
 READ_INTERVAL_SECONDS = 0.5
 READ_TIMEOUT_SECONDS = 5.0

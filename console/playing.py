@@ -17,7 +17,7 @@ from typing import Any
 from console.drawing import Line, line, wrap
 from console.replay import Replay
 from console.told import ToldConsole
-from fedsilo.treaty.errors import NotFoundError
+from fedsilo.protocol.errors import NotFoundError
 
 RECORDING = Path(__file__).with_name("approve.fedrec")
 STEP_SECONDS = 0.1

@@ -23,7 +23,7 @@ from console.client import Event
 from console.client import Snapshot as Reading
 from console.reading import mapping, text_of
 from console.sharing import released_answer, released_event, released_state
-from fedsilo.treaty.errors import (
+from fedsilo.protocol.errors import (
     ConflictError,
     FedSiloError,
     OperationError,

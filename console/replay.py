@@ -20,9 +20,9 @@ from console.client import Snapshot as Reading
 from console.reading import mapping, number, text_of, time_of, whole
 from console.recording import FORMAT_VERSION, NEVER_RECORDED, RECORDING_BYTES_MAX, clock_text, json_text
 from console.sharing import released_answer
-from fedsilo.edge.audit_pages import is_allowed_control
-from fedsilo.edge.files import read_regular
-from fedsilo.treaty.errors import NotFoundError, OperationError, UnreachableError, UsageError
+from fedsilo.audit.pages import is_allowed_control
+from fedsilo.files.durable import read_regular
+from fedsilo.protocol.errors import NotFoundError, OperationError, UnreachableError, UsageError
 
 ANSWERED_WITHIN_SECONDS = 5.0  # as long as a console waits for an answer
 SPEED_MIN, SPEED_MAX = 0.1, 1000.0

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
-from fedsilo.treaty.errors import UsageError
+from fedsilo.protocol.errors import UsageError
 
 TOKEN_SECONDS = 10 * 60.0
 SESSION_SECONDS = 8 * 3600.0

@@ -42,8 +42,8 @@ from console.serving import (
     size_of,
     without_addresses,
 )
-from fedsilo.edge.extras import install_hint
-from fedsilo.treaty.errors import OperationError
+from fedsilo.files.extras import install_hint
+from fedsilo.protocol.errors import OperationError
 
 SEND_SECONDS = 20.0
 HEARTBEAT_SECONDS = 15.0

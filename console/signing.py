@@ -20,7 +20,7 @@ from console.bar import Lock
 from console.client import COMMAND_VALID_SECONDS
 from console.feed import Person, unlock
 from console.values import Release, Snapshot, why_not_answer
-from fedsilo.treaty.errors import FedSiloError, NotAllowedError, UnreachableError
+from fedsilo.protocol.errors import FedSiloError, NotAllowedError, UnreachableError
 
 IDLE_LOCK_SECONDS = 15 * 60.0
 

@@ -20,7 +20,7 @@ from console.feed import Source
 from console.navigation import PLACES
 from console.replay import Replay
 from console.signing import Signer
-from fedsilo.treaty.errors import OperationError, UnreachableError, UsageError
+from fedsilo.protocol.errors import OperationError, UnreachableError, UsageError
 
 SEEK_SECONDS = 10.0
 SCREEN_SECONDS_MAX = 10.0

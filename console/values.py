@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from fedsilo.treaty.round_tables import is_over, silo_is_dead, silo_is_here
+from fedsilo.protocol.round_tables import is_over, silo_is_dead, silo_is_here
 
 STALE_SECONDS = 3.0  # six missed readings
 SKEW_SECONDS_MAX = 30.0

@@ -20,13 +20,11 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from coordinator.blobs import AnyPayload, Blobs, FilePayload
-from fedsilo.edge.adapter_folder import CONFIG, WEIGHTS, adapter_config, name_in_folder
-from fedsilo.edge.files import fsync_directory, write_durably
-from fedsilo.treaty.averaging import initial_factors
-from fedsilo.treaty.errors import OperationError
-from fedsilo.treaty.freezing import is_frozen
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
-from fedsilo.treaty.wire.codec import (
+from fedsilo.files.adapter_folder import CONFIG, WEIGHTS, adapter_config, name_in_folder
+from fedsilo.files.durable import fsync_directory, write_durably
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.averaging import initial_factors
+from fedsilo.protocol.codec import (
     Array,
     FactorsReader,
     TensorPlace,
@@ -35,6 +33,8 @@ from fedsilo.treaty.wire.codec import (
     factors_pieces,
     factors_start,
 )
+from fedsilo.protocol.errors import OperationError
+from fedsilo.protocol.freezing import is_frozen
 from policies.schema import LoraSchema
 
 TILE_ELEMENTS = 1 << 17  # at most, of each upload: 512 KiB, which takes no longer than more at a time

@@ -23,10 +23,12 @@ from sqlalchemy.orm import Session
 
 from certs.identity import PeerIdentity
 from coordinator import store as db
-from fedsilo.treaty.donor_pool import pool_digests
-from fedsilo.treaty.errors import OperationError, PeerError
-from fedsilo.treaty.plan import Plan
-from fedsilo.treaty.transcript import (
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.codec import encode
+from fedsilo.protocol.donor_pool import pool_digests
+from fedsilo.protocol.errors import OperationError, PeerError
+from fedsilo.protocol.plan import Plan
+from fedsilo.protocol.transcript import (
     RoundEnd,
     Transcript,
     is_signed,
@@ -35,8 +37,6 @@ from fedsilo.treaty.transcript import (
     sign_transcript,
     transcript_from_canonical,
 )
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
-from fedsilo.treaty.wire.codec import encode
 
 log = logging.getLogger("fedsilo.coordinator")
 

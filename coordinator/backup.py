@@ -42,8 +42,9 @@ from coordinator.database_url import POSTGRESQL, database_url
 from coordinator.shown_steps import FOLDER as SHOWN
 from coordinator.store import LogPlace, Run, Store
 from coordinator.tables import Base
-from fedsilo.edge.audit_loading import LoadedLog, load
-from fedsilo.edge.files import (
+from fedsilo.audit.checkpoint import log_key, open_checkpoint
+from fedsilo.audit.loading import LoadedLog, load
+from fedsilo.files.durable import (
     fsync_directory,
     lock_exclusively,
     make_private_directory,
@@ -51,10 +52,9 @@ from fedsilo.edge.files import (
     removed_on_failure,
     write_durably,
 )
-from fedsilo.edge.read_only import read_only_address
-from fedsilo.treaty.audit.checkpoint import log_key, open_checkpoint
-from fedsilo.treaty.errors import ConflictError, NotFoundError, OperationError, UsageError, VerificationError
-from fedsilo.treaty.wire.codec import canonical_json
+from fedsilo.files.read_only import read_only_address
+from fedsilo.protocol.codec import canonical_json
+from fedsilo.protocol.errors import ConflictError, NotFoundError, OperationError, UsageError, VerificationError
 
 FORMAT = 1
 MANIFEST, DATABASE, REQUESTS = "manifest.json", "coordinator.db", "requests.jsonl"

@@ -17,9 +17,9 @@ from typing import Any
 
 from coordinator.config import CoordinatorConfig
 from coordinator.database_url import shown_url
-from fedsilo.edge.files import make_private_directory, read_private, read_regular, write_private
-from fedsilo.treaty.errors import ConflictError, VerificationError
-from fedsilo.treaty.wire.codec import sha256_hex
+from fedsilo.files.durable import make_private_directory, read_private, read_regular, write_private
+from fedsilo.protocol.codec import sha256_hex
+from fedsilo.protocol.errors import ConflictError, VerificationError
 
 FILES, KEYS = "files", "keys"
 

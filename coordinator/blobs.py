@@ -23,9 +23,9 @@ from typing import Any
 
 import fsspec
 
-from fedsilo.edge.files import FLUSHED_BYTES, EarlyFlush, disk_error, fsync_directory, leave_page_cache
-from fedsilo.treaty.errors import OperationError, PeerError, WireCode
-from fedsilo.treaty.wire.codec import CHUNK_BYTES_MAX, SMALL_PAYLOAD_BYTES_MAX, Buffer, sha256_hex
+from fedsilo.files.durable import FLUSHED_BYTES, EarlyFlush, disk_error, fsync_directory, leave_page_cache
+from fedsilo.protocol.codec import CHUNK_BYTES_MAX, SMALL_PAYLOAD_BYTES_MAX, Buffer, sha256_hex
+from fedsilo.protocol.errors import OperationError, PeerError, WireCode
 
 _DIGEST = re.compile(r"^[0-9a-f]{64}$")
 

@@ -1,5 +1,5 @@
 """The coordinator's clock, held against the time for which it has run (threat T41); the decision is in
-`fedsilo.treaty.clocks`.
+`fedsilo.protocol.clocks`.
 
 Nobody tells a coordinator the time, so its clock is believed as it is at the start. A jump forward beyond the limit is
 not followed: what is judged, stored and signed goes by the time that has passed, until the clock is as before or an
@@ -15,7 +15,7 @@ import threading
 import time as system_time
 from collections.abc import Callable
 
-from fedsilo.treaty.clocks import SIGNED_SECONDS_MAX, SLACK_SECONDS, TOLD_SECONDS, Verdict, judge
+from fedsilo.protocol.clocks import SIGNED_SECONDS_MAX, SLACK_SECONDS, TOLD_SECONDS, Verdict, judge
 
 
 def running() -> float:

@@ -13,11 +13,11 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from fedsilo.edge.files import read_regular
-from fedsilo.edge.verifier_names import OwnPartsVerifier
-from fedsilo.treaty import strict_yaml
-from fedsilo.treaty.errors import NotFoundError, UsageError
-from fedsilo.treaty.plan import Name, Sha256
+from fedsilo.files.durable import read_regular
+from fedsilo.grading.verifier_names import OwnPartsVerifier
+from fedsilo.protocol import strict_yaml
+from fedsilo.protocol.errors import NotFoundError, UsageError
+from fedsilo.protocol.plan import Name, Sha256
 
 PORT_MAX = 65535
 UNIX_PATH_BYTES_MAX = 107  # a unix socket's address is a C string of 108 bytes, the closing zero among them

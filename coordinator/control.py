@@ -22,9 +22,9 @@ from coordinator.record import Outcome, run_record
 from coordinator.round_view import RoundView
 from coordinator.runs import ActiveRun
 from coordinator.submission import Record, Submissions
-from fedsilo.edge.control_desk import ControlDesk
-from fedsilo.treaty.clocks import TOLD_SECONDS, apart
-from fedsilo.treaty.errors import ConflictError, NotFoundError, OperationError, UsageError
+from fedsilo.control.desk import ControlDesk
+from fedsilo.protocol.clocks import TOLD_SECONDS, apart
+from fedsilo.protocol.errors import ConflictError, NotFoundError, OperationError, UsageError
 
 REFRESH_SECONDS = 1.0
 LOOK_SECONDS = 1.0  # for a state that is being made up

@@ -21,10 +21,10 @@ from sqlalchemy.orm import Session
 from coordinator import store as db
 from coordinator.driver import Driver
 from coordinator.round_view import run_row
-from fedsilo.edge.figures import unit_of
-from fedsilo.edge.query_arguments import Asked
-from fedsilo.treaty.intervals import wilson_interval
-from fedsilo.treaty.plan import Plan, plan_from_canonical
+from fedsilo.control.figures import unit_of
+from fedsilo.control.query_arguments import Asked
+from fedsilo.protocol.intervals import wilson_interval
+from fedsilo.protocol.plan import Plan, plan_from_canonical
 
 PASS_RATES = ("pass_at_1", "pass_at_1_greedy")
 POINTS_MAX = 1_000  # of one series, the newest

@@ -40,25 +40,25 @@ from coordinator.server import FederationService, control_server, federation_ser
 from coordinator.store import Store
 from coordinator.submission import Submissions
 from coordinator.transfer import Transfers
-from fedsilo.edge import long_lived
-from fedsilo.edge.answer_grading import AnswerGrading
-from fedsilo.edge.audit_log import AuditLog
-from fedsilo.edge.control_desk import ControlDesk
-from fedsilo.edge.disk_space import require_space
-from fedsilo.edge.files import lock_exclusively, make_private_directory, read_regular, require_authority
-from fedsilo.edge.grading_process import GradingProcess
-from fedsilo.edge.identity_files import load_identity, load_site
-from fedsilo.edge.json_log import shape
-from fedsilo.edge.quiet_log import QuietLog
-from fedsilo.edge.run_request import Fixed
-from fedsilo.edge.task_files import TaskFile, read_tasks
-from fedsilo.treaty.audit.record import CLOCK_ACCEPTED
-from fedsilo.treaty.clocks import TOLD_SECONDS, apart
-from fedsilo.treaty.clocks import in_words as time_in_words
-from fedsilo.treaty.errors import ConflictError, FedSiloError, NotFoundError, OperationError, UsageError
-from fedsilo.treaty.grading import require_verifier
-from fedsilo.treaty.wire.codec import canonical_json, sha256_hex
-from fedsilo.treaty.wire.services import TENSOR_KINDS
+from fedsilo.audit.log import AuditLog
+from fedsilo.audit.record import CLOCK_ACCEPTED
+from fedsilo.control.desk import ControlDesk
+from fedsilo.files import long_lived
+from fedsilo.files.disk_space import require_space
+from fedsilo.files.durable import lock_exclusively, make_private_directory, read_regular, require_authority
+from fedsilo.files.identity_files import load_identity, load_site
+from fedsilo.files.json_log import shape
+from fedsilo.files.quiet_log import QuietLog
+from fedsilo.files.run_request import Fixed
+from fedsilo.files.task_files import TaskFile, read_tasks
+from fedsilo.grading import require_verifier
+from fedsilo.grading.answers import AnswerGrading
+from fedsilo.grading.worker import GradingProcess
+from fedsilo.protocol.clocks import TOLD_SECONDS, apart
+from fedsilo.protocol.clocks import in_words as time_in_words
+from fedsilo.protocol.codec import canonical_json, sha256_hex
+from fedsilo.protocol.errors import ConflictError, FedSiloError, NotFoundError, OperationError, UsageError
+from fedsilo.protocol.services import TENSOR_KINDS
 from policies.load import Policy, load_policy
 from policies.schema import LoraSchema, schema_from_json
 

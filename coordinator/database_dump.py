@@ -16,7 +16,7 @@ from pathlib import Path
 
 from sqlalchemy import URL, Connection, create_engine, text
 
-from fedsilo.treaty.errors import OperationError, UsageError
+from fedsilo.protocol.errors import OperationError, UsageError
 
 DUMP = "coordinator.pgdump"
 _NEEDED = "install PostgreSQL's client programs (Debian: postgresql-client), of the server's version or a newer one"

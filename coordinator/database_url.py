@@ -11,7 +11,7 @@ from __future__ import annotations
 from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
-from fedsilo.treaty.errors import UsageError
+from fedsilo.protocol.errors import UsageError
 
 POSTGRESQL = "postgresql+psycopg"
 EXAMPLES = "sqlite:////PATH or postgresql://USER@HOST/NAME"

@@ -38,14 +38,14 @@ from coordinator.places import Places
 from coordinator.replies import Reply
 from coordinator.round_drift import DriftNotes
 from coordinator.runs import ActiveRun, Surroundings, stored_life
-from fedsilo.treaty import rounds
-from fedsilo.treaty.audit import poll_window
-from fedsilo.treaty.audit.poll_window import PollWindows
-from fedsilo.treaty.errors import FedSiloError, OperationError, PeerError, WireCode
-from fedsilo.treaty.method import DeadlinePassed
-from fedsilo.treaty.plan import plan_from_canonical
-from fedsilo.treaty.round_tables import Verdict, is_over
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.audit import poll_window
+from fedsilo.audit.poll_window import PollWindows
+from fedsilo.protocol import rounds
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.errors import FedSiloError, OperationError, PeerError, WireCode
+from fedsilo.protocol.method import DeadlinePassed
+from fedsilo.protocol.plan import plan_from_canonical
+from fedsilo.protocol.round_tables import Verdict, is_over
 from policies.engine import HistoryBook
 
 log = logging.getLogger("fedsilo.coordinator")

@@ -22,11 +22,11 @@ from coordinator.members import check_hello, check_kept, facts_as_fields, hello_
 from coordinator.parts import CONTRIBUTIONS, MemberState, Parts, Taken, ack
 from coordinator.runs import ActiveRun
 from coordinator.witnessing import Relay
-from fedsilo.treaty import rounds
-from fedsilo.treaty.audit.checkpoint import Checkpoint
-from fedsilo.treaty.errors import PeerError, WireCode
-from fedsilo.treaty.method import SiloAbstained, SiloLeft
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.audit.checkpoint import Checkpoint
+from fedsilo.protocol import rounds
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.errors import PeerError, WireCode
+from fedsilo.protocol.method import SiloAbstained, SiloLeft
 
 log = logging.getLogger("fedsilo.coordinator")
 

@@ -23,12 +23,12 @@ from certs.identity import PeerIdentity
 from coordinator.aggregate import LazyTensors, read_factors
 from coordinator.blobs import AnyPayload, whole
 from coordinator.members import silo_of
-from fedsilo.edge.answer_grading import AnswerGrading
-from fedsilo.treaty.errors import PeerError, WireCode
-from fedsilo.treaty.plan import Plan
-from fedsilo.treaty.wire import codec
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
-from fedsilo.treaty.wire.services import OUTBOUND_KINDS, REFT_KINDS, TENSOR_KINDS
+from fedsilo.grading.answers import AnswerGrading
+from fedsilo.protocol import codec
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.errors import PeerError, WireCode
+from fedsilo.protocol.plan import Plan
+from fedsilo.protocol.services import OUTBOUND_KINDS, REFT_KINDS, TENSOR_KINDS
 from policies import engine, screening
 from policies.asked import Asked
 from policies.load import Policy

@@ -27,8 +27,8 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from coordinator import store as db
-from fedsilo.edge.audit_log import AuditLog
-from fedsilo.treaty.errors import ConflictError
+from fedsilo.audit.log import AuditLog
+from fedsilo.protocol.errors import ConflictError
 
 log = logging.getLogger("fedsilo.coordinator")
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
-from fedsilo.treaty.errors import PeerError, WireCode
-from fedsilo.treaty.isolation import RUNGS
-from fedsilo.treaty.text import harmless
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
-from fedsilo.treaty.wire.services import PROTOCOL_VERSION
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.errors import PeerError, WireCode
+from fedsilo.protocol.isolation import RUNGS
+from fedsilo.protocol.services import PROTOCOL_VERSION
+from fedsilo.protocol.text import harmless
 from policies.model import MIN_UPDATES
 
 ROLES = frozenset({"member", "lead"})

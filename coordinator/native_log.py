@@ -28,9 +28,9 @@ from types import TracebackType
 from typing import TextIO
 from urllib.parse import unquote
 
-from fedsilo.edge.files import write_all
-from fedsilo.edge.quiet_log import QuietLog
-from fedsilo.treaty.text import harmless
+from fedsilo.files.durable import write_all
+from fedsilo.files.quiet_log import QuietLog
+from fedsilo.protocol.text import harmless
 
 _log = logging.getLogger("fedsilo.coordinator")
 

@@ -1,7 +1,7 @@
 """The queries of the coordinator's desk beside its runs: its log, what it took in and sent, certificates, settings and
 its newest events. The same names and shapes as at a silo's desk, where a silo has the same thing.
 
-For whoever may open the control socket; why a whole record may be read there stands in `fedsilo.edge.message_view`. A
+For whoever may open the control socket; why a whole record may be read there stands in `fedsilo.audit.message_view`. A
 coordinator holds no private text, but the names of silos and how they stand are in all of this.
 """
 
@@ -20,15 +20,15 @@ from coordinator import store as db
 from coordinator.config import CoordinatorConfig
 from coordinator.sent_view import SentView
 from coordinator.witnessing import Relay
-from fedsilo.edge.audit_log import AuditLog
-from fedsilo.edge.audit_pages import LogPages
-from fedsilo.edge.audit_view import AuditView
-from fedsilo.edge.control_desk import ControlDesk, QueryHandler
-from fedsilo.edge.message_index import MessageIndex
-from fedsilo.edge.message_view import MessageView
-from fedsilo.edge.query_arguments import Asked
-from fedsilo.edge.site_files import certificate_file, certificate_row, settings_of
-from fedsilo.treaty.errors import NotFoundError
+from fedsilo.audit.log import AuditLog
+from fedsilo.audit.message_index import MessageIndex
+from fedsilo.audit.message_view import MessageView
+from fedsilo.audit.pages import LogPages
+from fedsilo.audit.view import AuditView
+from fedsilo.control.desk import ControlDesk, QueryHandler
+from fedsilo.control.query_arguments import Asked
+from fedsilo.files.site_files import certificate_file, certificate_row, settings_of
+from fedsilo.protocol.errors import NotFoundError
 from policies.load import Policy
 
 LINES_DEFAULT, LINES_MAX = 200, 1_000

@@ -14,9 +14,9 @@ from coordinator.blobs import AnyPayload, Blobs
 from coordinator.ingress import Ingress
 from coordinator.members import Agreed
 from coordinator.replies import Replies, Reply
-from fedsilo.edge.audit_log import AuditLog
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
-from fedsilo.treaty.wire.services import OUTBOUND_KINDS
+from fedsilo.audit.log import AuditLog
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.services import OUTBOUND_KINDS
 
 CONTRIBUTIONS = frozenset(kind for kind in OUTBOUND_KINDS if not kind.startswith("control."))
 

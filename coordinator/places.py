@@ -12,7 +12,7 @@ from coordinator.aggregate import l2_norm
 from coordinator.blobs import Blobs
 from coordinator.ingress import Arrived, OpenPlace
 from coordinator.runs import ActiveRun
-from fedsilo.treaty.donor_pool import rows_answered
+from fedsilo.protocol.donor_pool import rows_answered
 from policies.asked import Asked
 
 NORMS_KEPT = 16  # of adapters that were noted last; any other is read for its norm

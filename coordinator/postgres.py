@@ -28,10 +28,10 @@ from sqlalchemy import URL, Engine, create_engine, event
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import OperationalError as Failed
 
-from fedsilo.edge.extras import install_hint
-from fedsilo.edge.files import DiskFullError
-from fedsilo.treaty.errors import ConflictError, FedSiloError, OperationError, UsageError
-from fedsilo.treaty.text import harmless
+from fedsilo.files.durable import DiskFullError
+from fedsilo.files.extras import install_hint
+from fedsilo.protocol.errors import ConflictError, FedSiloError, OperationError, UsageError
+from fedsilo.protocol.text import harmless
 
 log = logging.getLogger("fedsilo.coordinator")
 

@@ -18,10 +18,10 @@ from coordinator import store as db
 from coordinator.aggregate import write_peft_folder
 from coordinator.blobs import Blobs
 from fedsilo import __version__
-from fedsilo.edge.files import disk_error, write_durably
-from fedsilo.treaty.transcript_checks import RECORD_PREFIX
-from fedsilo.treaty.wire.codec import canonical_json
-from fedsilo.treaty.wire.services import PROTOCOL_VERSION
+from fedsilo.files.durable import disk_error, write_durably
+from fedsilo.protocol.codec import canonical_json
+from fedsilo.protocol.services import PROTOCOL_VERSION
+from fedsilo.protocol.transcript_checks import RECORD_PREFIX
 from policies.schema import LoraSchema
 
 RECORD_VERSION = 1

@@ -11,8 +11,8 @@ from sqlalchemy.orm import Session
 
 from coordinator import store as db
 from coordinator.blobs import AnyPayload, BytesPayload
-from fedsilo.treaty.wire import codec
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.protocol import codec
+from fedsilo.protocol._generated import federation_pb2 as pb
 
 # Sequences are reserved on the disk in blocks, so that not every reply costs a write; a restart leaves a gap.
 RESERVED_SEQUENCES = 256

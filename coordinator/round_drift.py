@@ -27,9 +27,9 @@ from sqlalchemy.orm import Session
 from coordinator.aggregate import LazyTensors, read_factors
 from coordinator.blobs import AnyPayload, Blobs
 from coordinator.store import Store
-from fedsilo.treaty.drift import DriftSums, Pair
-from fedsilo.treaty.errors import FedSiloError, OperationError
-from fedsilo.treaty.wire.codec import sha256_hex
+from fedsilo.protocol.codec import sha256_hex
+from fedsilo.protocol.drift import DriftSums, Pair
+from fedsilo.protocol.errors import FedSiloError, OperationError
 
 NAME = "drift"
 MODULES_MAX = 28  # of all 196 of a 28-layer model it took a quarter of a round's time here with 4 silos, half with 16
@@ -125,7 +125,7 @@ def drift_note(silos: Sequence[str], master: AnyPayload, uploads: Sequence[AnyPa
         uploads: differences to it, in float32 or bfloat16; a factor that is frozen is in none of them.
 
     Returns:
-        silos, factors, products and aggregation_error as `fedsilo.treaty.drift.Drift` has them; modules, of_modules:
+        silos, factors, products and aggregation_error as `fedsilo.protocol.drift.Drift` has them; modules, of_modules:
         how many were read, of how many.
     """
     base, readers = read_factors(master), [read_factors(upload) for upload in uploads]

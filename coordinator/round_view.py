@@ -25,13 +25,13 @@ from sqlalchemy.orm import Session
 from coordinator import agreement
 from coordinator import store as db
 from coordinator.driver import Driver
-from fedsilo.edge.audit_pages import LogPages
-from fedsilo.edge.query_arguments import Asked
-from fedsilo.edge.round_marks import Mark, RoundMarks, no_run_yet
-from fedsilo.treaty.errors import NotFoundError, WireCode
-from fedsilo.treaty.plan import Plan, plan_from_canonical
-from fedsilo.treaty.plan_facts import digests_of, parameters_of
-from fedsilo.treaty.round_tables import is_over
+from fedsilo.audit.pages import LogPages
+from fedsilo.audit.round_marks import Mark, RoundMarks, no_run_yet
+from fedsilo.control.query_arguments import Asked
+from fedsilo.protocol.errors import NotFoundError, WireCode
+from fedsilo.protocol.plan import Plan, plan_from_canonical
+from fedsilo.protocol.plan_facts import digests_of, parameters_of
+from fedsilo.protocol.round_tables import is_over
 
 ROUNDS_LISTED = 200  # the newest
 STRAGGLER_RATIO = 2.0  # of the median of the others in the same phase

@@ -1,4 +1,4 @@
-"""One run: what `treaty.rounds` accepts is kept, told to the method's coordinator half, and carried out.
+"""One run: what `protocol.rounds` accepts is kept, told to the method's coordinator half, and carried out.
 
 Everything an event changes (the event itself, state of the run, outbox, uploads) goes into the caller's one
 transaction, so after a crash either all of it is there or none; where the transaction fails, the run in memory is what
@@ -24,9 +24,11 @@ from coordinator.aggregate import AggregateRefusedError, L2Sum, aggregate
 from coordinator.blobs import Blobs, whole
 from coordinator.round_drift import NAME as DRIFT
 from coordinator.round_drift import Undrifted
-from fedsilo.treaty import rounds
-from fedsilo.treaty.errors import ConflictError, OperationError, PeerError, WireCode
-from fedsilo.treaty.method import (
+from fedsilo.protocol import rounds
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.codec import FactorsReader, decode, encode
+from fedsilo.protocol.errors import ConflictError, OperationError, PeerError, WireCode
+from fedsilo.protocol.method import (
     Commit,
     Committed,
     CoordinatorAction,
@@ -41,12 +43,10 @@ from fedsilo.treaty.method import (
     SiloLeft,
     StartDeadline,
 )
-from fedsilo.treaty.methods import method_named
-from fedsilo.treaty.plan import Plan
-from fedsilo.treaty.round_tables import CONFLICT, ROUND_OVER, Effect, Verdict, possible
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
-from fedsilo.treaty.wire.codec import FactorsReader, decode, encode
-from fedsilo.treaty.wire.services import OUTBOUND_KINDS, TENSOR_KINDS
+from fedsilo.protocol.methods import method_named
+from fedsilo.protocol.plan import Plan
+from fedsilo.protocol.round_tables import CONFLICT, ROUND_OVER, Effect, Verdict, possible
+from fedsilo.protocol.services import OUTBOUND_KINDS, TENSOR_KINDS
 from policies.asked import Asked
 from policies.transform import blank_responses
 

@@ -19,9 +19,9 @@ from sqlalchemy import ColumnElement, func, literal, select, tuple_
 from sqlalchemy.orm import Session
 
 from coordinator import store as db
-from fedsilo.edge.query_arguments import Asked
-from fedsilo.treaty.errors import NotFoundError, UsageError
-from fedsilo.treaty.wire.codec import sha256_hex
+from fedsilo.control.query_arguments import Asked
+from fedsilo.protocol.codec import sha256_hex
+from fedsilo.protocol.errors import NotFoundError, UsageError
 
 ROWS_DEFAULT, ROWS_MAX = 100, 500
 NAME_CHARACTERS_MAX = 512  # run, round, kind and the receiver's name, which for a stranger is a SPIFFE id

@@ -35,14 +35,14 @@ from coordinator.driver import Driver
 from coordinator.native_log import address_of, host_of
 from coordinator.replies import Reply
 from coordinator.uploads import LineClosed, Uploads
-from fedsilo.edge import control_places
-from fedsilo.edge.control_desk import ControlDesk
-from fedsilo.edge.json_log import about
-from fedsilo.edge.quiet_log import QuietLog
-from fedsilo.treaty.errors import ConflictError, FedSiloError, NotAllowedError, OperationError, PeerError, WireCode
-from fedsilo.treaty.wire import codec, services
-from fedsilo.treaty.wire._generated import control_pb2
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.control import places as control_places
+from fedsilo.control.desk import ControlDesk
+from fedsilo.files.json_log import about
+from fedsilo.files.quiet_log import QuietLog
+from fedsilo.protocol import codec, services
+from fedsilo.protocol._generated import control_pb2
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.errors import ConflictError, FedSiloError, NotAllowedError, OperationError, PeerError, WireCode
 
 log = logging.getLogger("fedsilo.coordinator")
 

@@ -19,11 +19,11 @@ from pathlib import Path
 
 from google.protobuf.message import DecodeError
 
-from fedsilo.edge.audit_witness import store_note
-from fedsilo.edge.files import fsync_directory
-from fedsilo.treaty.audit.witness import Offer
-from fedsilo.treaty.errors import OperationError
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.audit.cosignature import Offer
+from fedsilo.audit.witness import store_note
+from fedsilo.files.durable import fsync_directory
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.errors import OperationError
 
 log = logging.getLogger("fedsilo.coordinator")
 

@@ -4,7 +4,7 @@ SQLAlchemy 2 with portable column types (`coordinator.tables`), so that PostgreS
 URL. SQLite runs in WAL mode with full synchronisation: a committed transaction is on the disk, and only then is a
 message acknowledged (design 5).
 
-Where a run and its method stand is not stored: `transitions` keeps what `treaty.rounds` accepted, in order, and
+Where a run and its method stand is not stored: `transitions` keeps what `protocol.rounds` accepted, in order, and
 folding it again gives the same life, the same state of the method and the same actions, for every method.
 """
 
@@ -55,9 +55,9 @@ from coordinator.tables import Upload as Upload
 from coordinator.tables import its as its
 from coordinator.tables import table_of as table_of
 from coordinator.tables import where_its as where_its
-from fedsilo.edge.files import DiskFullError
-from fedsilo.edge.locked_file import TRY_SECONDS, LockedFile
-from fedsilo.treaty.errors import OperationError, UsageError, WireCode
+from fedsilo.files.durable import DiskFullError
+from fedsilo.files.locked_file import TRY_SECONDS, LockedFile
+from fedsilo.protocol.errors import OperationError, UsageError, WireCode
 
 
 class Store:

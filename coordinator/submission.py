@@ -19,12 +19,12 @@ from coordinator.aggregate import initial_pieces
 from coordinator.agreement import min_updates_of
 from coordinator.driver import Driver
 from coordinator.runs import ActiveRun
-from fedsilo.edge.run_request import Fixed, check_request, plan_from_request, read_request, silos_of
-from fedsilo.treaty import strict_yaml
-from fedsilo.treaty.errors import ConflictError, NotFoundError
-from fedsilo.treaty.methods import method_named
-from fedsilo.treaty.plan import Plan
-from fedsilo.treaty.round_tables import RUN, advance, gather, silo_is_here
+from fedsilo.files.run_request import Fixed, check_request, plan_from_request, read_request, silos_of
+from fedsilo.protocol import strict_yaml
+from fedsilo.protocol.errors import ConflictError, NotFoundError
+from fedsilo.protocol.methods import method_named
+from fedsilo.protocol.plan import Plan
+from fedsilo.protocol.round_tables import RUN, advance, gather, silo_is_here
 
 Record = Callable[[Session, str], None]  # within the transaction that does it: which run
 

@@ -57,7 +57,7 @@ def its(**values: Any) -> dict[str, Any]:
 
 
 class Run(Base):
-    """state: one of `fedsilo.treaty.round_tables.RUN`."""
+    """state: one of `fedsilo.protocol.round_tables.RUN`."""
 
     __tablename__ = "runs"
     name: Mapped[str] = mapped_column(_characters(64), primary_key=True)
@@ -75,7 +75,7 @@ class Run(Base):
 
 
 class Round(Base):
-    """state: one of `fedsilo.treaty.round_tables.ROUND`."""
+    """state: one of `fedsilo.protocol.round_tables.ROUND`."""
 
     __tablename__ = "rounds"
     run: Mapped[str] = mapped_column(_characters(64), primary_key=True)
@@ -288,7 +288,7 @@ class Figure(Base):
 
 
 class Transition(Base):
-    """An event of `fedsilo.treaty.rounds` that was accepted, as JSON."""
+    """An event of `fedsilo.protocol.rounds` that was accepted, as JSON."""
 
     __tablename__ = "transitions"
     run: Mapped[str] = mapped_column(_characters(64), primary_key=True)

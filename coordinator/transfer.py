@@ -29,11 +29,11 @@ from coordinator import store as db
 from coordinator.blobs import AnyPayload, BytesPayload, chunks
 from coordinator.driver import Driver
 from coordinator.replies import Reply
-from fedsilo.edge.control_desk import ControlDesk
-from fedsilo.edge.transfer_file import Carried, Header, TransferFile, TransferWriter
-from fedsilo.treaty.errors import NotFoundError, OperationError, UsageError, WireCode
-from fedsilo.treaty.wire import codec
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.control.desk import ControlDesk
+from fedsilo.files.transfer_file import Carried, Header, TransferFile, TransferWriter
+from fedsilo.protocol import codec
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.errors import NotFoundError, OperationError, UsageError, WireCode
 
 # Answers that mean something later; what else a poll or a fetch brings is in the next file anyway.
 _KEPT = frozenset({"control.ack", "control.refusal", "control.checkpoint"})

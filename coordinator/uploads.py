@@ -24,9 +24,9 @@ from sqlalchemy import select
 
 from coordinator import store as db
 from coordinator.blobs import AnyPayload, Blobs, FilePayload, not_kept
-from fedsilo.edge.partial_file import PartialFile
-from fedsilo.treaty.errors import OperationError
-from fedsilo.treaty.wire.codec import Buffer
+from fedsilo.files.partial_file import PartialFile
+from fedsilo.protocol.codec import Buffer
+from fedsilo.protocol.errors import OperationError
 
 PLACES = 4
 PARTIALS_PER_SILO_MAX = 2

@@ -19,9 +19,7 @@ from sqlalchemy.orm import Session
 from certs.identity import PeerIdentity
 from coordinator import store as db
 from coordinator.shown_steps import ShownSteps
-from fedsilo.edge.audit_log import AuditLog
-from fedsilo.edge.audit_witness import OWN_HISTORY_LOST
-from fedsilo.treaty.audit.checkpoint import (
+from fedsilo.audit.checkpoint import (
     Checkpoint,
     cosigned_at,
     cosigner_key,
@@ -30,11 +28,13 @@ from fedsilo.treaty.audit.checkpoint import (
     parse_checkpoint,
     parse_note,
 )
-from fedsilo.treaty.audit.merkle import HASH_BYTES
-from fedsilo.treaty.audit.witness import Offer
-from fedsilo.treaty.clocks import TOLD_SECONDS, apart
-from fedsilo.treaty.errors import OperationError, PeerError, VerificationError, WireCode
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.audit.cosignature import Offer
+from fedsilo.audit.log import AuditLog
+from fedsilo.audit.merkle import HASH_BYTES
+from fedsilo.audit.witness import OWN_HISTORY_LOST
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.clocks import TOLD_SECONDS, apart
+from fedsilo.protocol.errors import OperationError, PeerError, VerificationError, WireCode
 
 log = logging.getLogger("fedsilo.coordinator")
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from google.protobuf.message import Message
 
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.protocol._generated import federation_pb2 as pb
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from fedsilo.treaty.wire.codec import SMALLEST_NORMAL_BITS
+from fedsilo.protocol.codec import SMALLEST_NORMAL_BITS
 
 _MAGNITUDE = np.uint32(0x7FFFFFFF)
 _INFINITY = np.uint32(0x7F800000)

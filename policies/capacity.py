@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from fedsilo.treaty.plan import Plan
+from fedsilo.protocol.plan import Plan
 from policies.capacity_kinds import kind_rows, points_of
 from policies.grids import grid_points as grid_points
 from policies.load import Policy

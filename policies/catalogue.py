@@ -13,13 +13,13 @@ from typing import Any
 
 from google.protobuf.message import Message
 
-from fedsilo.treaty.audit.checkpoint import SIGNATURES_MAX
-from fedsilo.treaty.errors import PeerError, WireCode
-from fedsilo.treaty.isolation import RUNGS
-from fedsilo.treaty.plan import PLAN_CHARACTERS_MAX
-from fedsilo.treaty.transcript import SIGNATURE_BYTES, transcript_from_canonical
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
-from fedsilo.treaty.wire.services import INBOUND_KINDS, OUTBOUND_KINDS
+from fedsilo.audit.checkpoint import SIGNATURES_MAX
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.errors import PeerError, WireCode
+from fedsilo.protocol.isolation import RUNGS
+from fedsilo.protocol.plan import PLAN_CHARACTERS_MAX
+from fedsilo.protocol.services import INBOUND_KINDS, OUTBOUND_KINDS
+from fedsilo.protocol.transcript import SIGNATURE_BYTES, transcript_from_canonical
 
 KINDS: dict[str, type[Message]] = {**INBOUND_KINDS, **OUTBOUND_KINDS}
 

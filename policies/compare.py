@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from fedsilo.treaty.errors import UsageError
+from fedsilo.protocol.errors import UsageError
 from policies import lattice
 from policies.fields import Approvals, MetricField
 from policies.lattice import NothingInCommon, Order

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, get_args
 
-from fedsilo.treaty.errors import UsageError
-from fedsilo.treaty.strict_yaml import Document, Path, load, validate
+from fedsilo.protocol.errors import UsageError
+from fedsilo.protocol.strict_yaml import Document, Path, load, validate
 from policies.custom_patterns import FILE_NAME, CustomFile, CustomPattern, PatternsFile, compiled
 from policies.model import PolicyFile
 from policies.model_screens import PatternName

@@ -11,11 +11,11 @@ import math
 import re
 from typing import Any
 
-from fedsilo.treaty.averaging import initial_frozen_sha256
-from fedsilo.treaty.methods import METHODS
-from fedsilo.treaty.plan import Plan, plan_from_canonical
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
-from fedsilo.treaty.wire.services import FACTOR_KINDS, REFT_KINDS
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.averaging import initial_frozen_sha256
+from fedsilo.protocol.methods import METHODS
+from fedsilo.protocol.plan import Plan, plan_from_canonical
+from fedsilo.protocol.services import FACTOR_KINDS, REFT_KINDS
 from policies.catalogue import KINDS, NAMES_MAX, fields_at_fault, is_name, names_of
 from policies.facts_kinds import kind_facts
 from policies.facts_reft import reft_facts

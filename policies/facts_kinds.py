@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from google.protobuf.message import Message as ProtobufMessage
 
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.protocol._generated import federation_pb2 as pb
 from policies.catalogue import digest_of, names_of
 from policies.facts_text import text_facts
 from policies.message import Context, Facts, Message

@@ -12,8 +12,8 @@ import re
 
 import numpy as np
 
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
-from fedsilo.treaty.wire.codec import DTYPE_ITEM_BYTES
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.codec import DTYPE_ITEM_BYTES
 from policies.bit_patterns import BitPatterns
 from policies.message import Facts, Message
 

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from fedsilo.treaty.freezing import FrozenDigest, is_frozen
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
-from fedsilo.treaty.wire.codec import DTYPE_ITEM_BYTES, Array
-from fedsilo.treaty.wire.services import UPDATE_KINDS
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.codec import DTYPE_ITEM_BYTES, Array
+from fedsilo.protocol.freezing import FrozenDigest, is_frozen
+from fedsilo.protocol.services import UPDATE_KINDS
 from policies.bit_patterns import BitPatterns
 from policies.catalogue import digest_of
 from policies.message import Context, Facts, Message

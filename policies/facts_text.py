@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 
-from fedsilo.treaty.plan import Plan
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.plan import Plan
 from policies.catalogue import digest_of, names_of
 from policies.message import Context, Facts
 from policies.screening import screen_facts

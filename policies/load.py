@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from fedsilo.treaty.errors import UsageError
-from fedsilo.treaty.freezing import FREEZE_OF_KIND, UPDATE_KIND
-from fedsilo.treaty.strict_yaml import Document, Path, load, validate
-from fedsilo.treaty.wire.codec import canonical_json, sha256_hex
+from fedsilo.protocol.codec import canonical_json, sha256_hex
+from fedsilo.protocol.errors import UsageError
+from fedsilo.protocol.freezing import FREEZE_OF_KIND, UPDATE_KIND
+from fedsilo.protocol.strict_yaml import Document, Path, load, validate
 from policies.custom_file import Beside, with_custom_file
 from policies.fields import epoch_seconds
 from policies.model import PolicyFile

@@ -11,9 +11,9 @@ from typing import Any
 
 from google.protobuf.message import Message as ProtobufMessage
 
-from fedsilo.treaty.errors import FedSiloError
-from fedsilo.treaty.plan import Plan
-from fedsilo.treaty.wire.codec import Array
+from fedsilo.protocol.codec import Array
+from fedsilo.protocol.errors import FedSiloError
+from fedsilo.protocol.plan import Plan
 from policies.asked import Asked
 from policies.schema import LoraSchema
 

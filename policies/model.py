@@ -19,9 +19,9 @@ from pydantic import (
     model_validator,
 )
 
-from fedsilo.treaty.freezing import Freeze
-from fedsilo.treaty.isolation import RUNGS, Rung
-from fedsilo.treaty.wire.services import UPDATE_KINDS
+from fedsilo.protocol.freezing import Freeze
+from fedsilo.protocol.isolation import RUNGS, Rung
+from fedsilo.protocol.services import UPDATE_KINDS
 from policies import lattice
 from policies.fields import (
     Approvals,

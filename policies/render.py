@@ -14,8 +14,8 @@ from decimal import ROUND_CEILING, Decimal
 from string import Template
 from typing import Any
 
-from fedsilo.treaty.errors import UsageError
-from fedsilo.treaty.wire.codec import DTYPE_ITEM_BYTES
+from fedsilo.protocol.codec import DTYPE_ITEM_BYTES
+from fedsilo.protocol.errors import UsageError
 from policies.load import Policy, load_policy
 from policies.model import CLIP_MARGIN, MIN_UPDATES
 from policies.render_kinds import kind_bytes, kind_values

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from fedsilo.treaty.wire.codec import DTYPE_ITEM_BYTES
+from fedsilo.protocol.codec import DTYPE_ITEM_BYTES
 from policies.model import Egress
 
 # Largest |R R^T - I| of rows that are orthonormal but for the rounding of the wire's values: two rows of length 1 whose

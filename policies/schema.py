@@ -13,10 +13,10 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 
-from fedsilo.treaty.errors import UsageError
-from fedsilo.treaty.freezing import Freeze, freeze_named, is_frozen
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
-from fedsilo.treaty.wire.codec import DTYPE_ITEM_BYTES, canonical_json, encode, sha256_hex
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.codec import DTYPE_ITEM_BYTES, canonical_json, encode, sha256_hex
+from fedsilo.protocol.errors import UsageError
+from fedsilo.protocol.freezing import Freeze, freeze_named, is_frozen
 
 _FACTORS_OF_KIND = {
     "global.adapter": ("lora_A", "lora_B", "lora_R"),
@@ -33,7 +33,7 @@ class LoraSchema:
     """Attributes:
     dtype: of the values on the wire, float32 or bfloat16.
     targets: which matrices are adapted, as asked for ("all-linear").
-    freeze: which factors are neither trained nor sent (fedsilo/treaty/freezing.py).
+    freeze: which factors are neither trained nor sent (fedsilo/protocol/freezing.py).
     tensors: (wire name, shape) of the whole adapter, sorted by name.
     """
 

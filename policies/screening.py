@@ -15,8 +15,8 @@ from typing import Any
 
 from google.protobuf.message import Message as ProtobufMessage
 
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
-from fedsilo.treaty.wire.codec import canonical_json, sha256_hex
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.codec import canonical_json, sha256_hex
 from policies.message import EVALUATION_ERRORS, Facts, Screened
 from policies.model import PolicyFile
 from policies.model_screens import TEXT_ONLY, ScreenName

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
-from fedsilo.treaty.wire.codec import Array, from_bfloat16_bits, to_bfloat16_bits
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.codec import Array, from_bfloat16_bits, to_bfloat16_bits
 from policies.model import MANTISSA_BITS, LoraFactors
 
 _EXPONENT = np.uint32(0x7F800000)

@@ -16,11 +16,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from fedsilo.edge.files import read_regular
-from fedsilo.edge.verifier_names import AnyVerifier as Verifier
-from fedsilo.treaty import strict_yaml
-from fedsilo.treaty.errors import NotFoundError, UsageError
-from fedsilo.treaty.plan import Name, Sha256
+from fedsilo.files.durable import read_regular
+from fedsilo.grading.verifier_names import AnyVerifier as Verifier
+from fedsilo.protocol import strict_yaml
+from fedsilo.protocol.errors import NotFoundError, UsageError
+from fedsilo.protocol.plan import Name, Sha256
 from silo.budgets import CACHE_BYTES, MICROBATCH_TOKENS
 from silo.measuring import PromptSet
 

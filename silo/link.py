@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from fedsilo.treaty.errors import OperationError, UsageError
+from fedsilo.protocol.errors import OperationError, UsageError
 from silo.room import Room
 
 HEADER_BYTES_MAX = 1 << 20
@@ -50,7 +50,7 @@ OFFLINE: Mapping[str, str] = {
     "TOKENIZERS_PARALLELISM": "false",
 }
 
-# guard -> trainer. `task` names one of treaty.method.TrainerTask; its body is the adapter (tensor payload) for
+# guard -> trainer. `task` names one of protocol.method.TrainerTask; its body is the adapter (tensor payload) for
 # LoadAdapter, Evaluate and MeasureHoldout, a PublicDonors message for PublicStep, else empty. `again` is a task whose
 # body the other end keeps by that name; a type of its own, so that an end which keeps none does not take it for a task
 # without a body. `refused` {message} comes first or never.

@@ -23,8 +23,8 @@ from pathlib import Path
 
 from certs.identity import LinkIdentity, link_identity
 from certs.names import LinkRole
-from fedsilo.edge.identity_files import load_link, read_public
-from fedsilo.treaty.errors import NotAllowedError
+from fedsilo.files.identity_files import load_link, read_public
+from fedsilo.protocol.errors import NotAllowedError
 from silo.link import LinkRefused, StreamSocket, say_refused
 
 _SLICE_BYTES = 1 << 20

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from fedsilo.treaty.method import TrainerTask
+from fedsilo.protocol.method import TrainerTask
 
 PromptSet = Literal["private", "held_out"]
 

@@ -19,8 +19,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedsilo.edge.model_facts import ModelFacts
-from fedsilo.treaty.errors import UsageError
+from fedsilo.files.model_facts import ModelFacts
+from fedsilo.protocol.errors import UsageError
 from silo.budgets import CACHE_BYTES, LOGITS_MAX, MICROBATCH_TOKENS, SCORES_MAX
 
 FLOAT32_BYTES = 4

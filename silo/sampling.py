@@ -16,10 +16,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fedsilo.edge.files import make_private_directory, write_durably
-from fedsilo.treaty.method import ExportDelta, LoadAdapter, PrivateStep, PublicStep, TrainerTask
-from fedsilo.treaty.plan import Plan
-from fedsilo.treaty.randomness import generator, private_seed_of
+from fedsilo.files.durable import make_private_directory, write_durably
+from fedsilo.protocol.method import ExportDelta, LoadAdapter, PrivateStep, PublicStep, TrainerTask
+from fedsilo.protocol.plan import Plan
+from fedsilo.protocol.randomness import generator, private_seed_of
 
 PROMPTS_MAX = 1 << 31  # a trainer that says more is confused: a pass over them would not fit into memory
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedsilo.treaty.text import harmless
+from fedsilo.protocol.text import harmless
 
 ANSWER_BYTES_MAX = 256 << 20
 

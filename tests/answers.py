@@ -26,8 +26,8 @@ from typing import Any
 import grpc
 
 from console.client import ControlClient, Operator, sign_as
-from fedsilo.treaty.wire import services
-from fedsilo.treaty.wire._generated import control_pb2
+from fedsilo.protocol import services
+from fedsilo.protocol._generated import control_pb2
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = "/kept"  # stands for the folder in which the archive lies

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedsilo.edge.site_policy import read_ruleset
-from fedsilo.edge.task_files import read_tasks
+from fedsilo.files.site_policy import read_ruleset
+from fedsilo.files.task_files import read_tasks
 from policies.render import render_policy
 from tests.policies.setting import HASH, SCHEMA, site_facts
 

@@ -44,4 +44,4 @@ def freeze(seconds: float) -> None:
 
 if __name__ == "__main__":
     freeze(float(sys.argv.pop(1)))
-    runpy.run_module("fedsilo.launch", run_name="__main__", alter_sys=True)
+    runpy.run_module("fedsilo.cli", run_name="__main__", alter_sys=True)

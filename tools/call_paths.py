@@ -25,9 +25,9 @@ from typing import Any
 
 import numpy as np
 
-from fedsilo.treaty.method import LoadAdapter, PrivateStep
-from fedsilo.treaty.wire import codec
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.protocol import codec
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.method import LoadAdapter, PrivateStep
 from silo.guard.supervisor import TrainerSaid
 from silo.link import LinkMessage
 from tests.policies import setting

@@ -42,7 +42,7 @@ AREAS: dict[str, tuple[str, ...]] = {
     ),
     "engine": ("policies/engine.py",),
     "ledger": ("silo/guard/ledger*.py",),
-    "audit": ("fedsilo/edge/audit_*.py", "fedsilo/treaty/audit/*.py"),
+    "audit": ("fedsilo/audit/*.py",),
 }
 
 

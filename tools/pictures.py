@@ -30,7 +30,7 @@ from rich.cells import cell_len
 if TYPE_CHECKING:
     from textual.pilot import Pilot
 
-    from fedsilo.launch.demo_sites import Site
+    from fedsilo.demo.sites import Site
 
 ROOT = Path(__file__).resolve().parents[1]
 PERSON = "alice"
@@ -51,9 +51,9 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=None, help="of the demo; default 3")
     options = parser.parse_args()
 
-    from fedsilo.launch.demo import DemoOptions, run_demo
-    from fedsilo.launch.demo_report import report
-    from fedsilo.launch.tiny_model import cache_folder
+    from fedsilo.cli.demo_report import report
+    from fedsilo.demo.run import DemoOptions, run_demo
+    from fedsilo.demo.tiny_model import cache_folder
 
     pictures: dict[str, str] = {}
     with tempfile.TemporaryDirectory(prefix="fedsilo-pictures-") as folder:

@@ -120,7 +120,7 @@ class Reader:
     def read(self) -> None:
         from console.app import Arrived
         from console.store import Answer
-        from fedsilo.treaty.errors import FedSiloError
+        from fedsilo.protocol.errors import FedSiloError
 
         self.tape.site.show()
         reading = self.source.snapshot()

@@ -21,7 +21,7 @@ from google.protobuf.descriptor import Descriptor
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from fedsilo.launch.common_options import PANEL
+from fedsilo.cli.common_options import PANEL
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "docs" / "reference"
@@ -83,7 +83,7 @@ def commands_page() -> str:
 
 
 def _common_parts() -> Iterator[str]:
-    from fedsilo.launch import cli_silo
+    from fedsilo.cli import silo as cli_silo
 
     yield (
         "## Every command\n\n`--dry-run` is an option of each command that changes something, `--timeout` of each that "
@@ -109,7 +109,10 @@ def _tree(app: Any) -> Any:
 
 def programs() -> Iterator[tuple[str, Any]]:
     """(name, command tree) of each of the four programs."""
-    from fedsilo.launch import cli_coordinator, cli_fedsilo, cli_serve, cli_silo
+    from fedsilo.cli import coordinator as cli_coordinator
+    from fedsilo.cli import fedsilo as cli_fedsilo
+    from fedsilo.cli import serve as cli_serve
+    from fedsilo.cli import silo as cli_silo
 
     yield "silo", _tree(cli_silo.app)
     yield "coordinator", _tree(cli_coordinator.app)
@@ -119,7 +122,7 @@ def programs() -> Iterator[tuple[str, Any]]:
 
 def subcommands(command: Any, words: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Every command below one that does something by itself, with the words that name it."""
-    from fedsilo.launch.command_schema import commands_below
+    from fedsilo.cli.command_schema import commands_below
 
     yield from commands_below(command, words)
 
@@ -142,7 +145,7 @@ def _command_text(words: tuple[str, ...], command: Any) -> str:
 
 def _promised(name: str) -> str:
     """One line of what contract.py says of a command."""
-    from fedsilo.launch.contract import ALWAYS, facts_of
+    from fedsilo.cli.contract import ALWAYS, facts_of
 
     facts = facts_of(name)
     exits = ", ".join(str(code) for code in facts.exit_codes if code not in ALWAYS)
@@ -181,7 +184,7 @@ def _default(option: Any) -> str:
 
 def configuration_page() -> str:
     from coordinator.config import CoordinatorConfig
-    from fedsilo.treaty.plan import Plan
+    from fedsilo.protocol.plan import Plan
     from silo.config import SiloConfig
 
     example = (ROOT / "examples" / "hospital_a.yaml").read_text(encoding="utf-8")
@@ -290,7 +293,7 @@ def _shown_default(info: FieldInfo, nested: type[BaseModel] | None) -> str:
 
 
 def policy_page() -> str:
-    from fedsilo.launch.cli_policy import NOTICES
+    from fedsilo.cli.policy import NOTICES
     from policies.custom_patterns import PATTERNS_MAX, CustomPattern
     from policies.model import PolicyFile
     from policies.rules import RULES
@@ -331,7 +334,7 @@ def policy_page() -> str:
 
 
 def rulesets_page() -> str:
-    from fedsilo.treaty.strict_yaml import load
+    from fedsilo.protocol.strict_yaml import load
     from policies.render import RULESETS
     from policies.ruleset_methods import METHOD_RULESETS
     from tools.reference_capacity import capacity_parts
@@ -366,7 +369,7 @@ def rulesets_page() -> str:
 
 
 def messages_page() -> str:
-    from fedsilo.treaty.wire.services import INBOUND_KINDS, OUTBOUND_KINDS
+    from fedsilo.protocol.services import INBOUND_KINDS, OUTBOUND_KINDS
     from policies.catalogue import FieldClass
 
     classes = [(f"`{each.value}`", _comment_of(FieldClass, each.name)) for each in FieldClass]
@@ -385,7 +388,7 @@ def messages_page() -> str:
             "## A silo takes in",
             _kinds_table(INBOUND_KINDS),
             "`lora.*`, `reft.*` and `global.adapter` are followed by the tensors' bytes, in the order of their names. "
-            "The protobuf: [`federation.proto`](../../fedsilo/treaty/wire/federation.proto).",
+            "The protobuf: [`federation.proto`](../../fedsilo/protocol/federation.proto).",
         ]
     )
 
@@ -419,7 +422,7 @@ def _comment_of(kind: type, name: str) -> str:
 
 
 def audit_page() -> str:
-    from fedsilo.treaty.audit import record
+    from fedsilo.audit import record
 
     what = inspect.cleandoc(record.__doc__ or "")
     return "\n\n".join(
@@ -428,7 +431,7 @@ def audit_page() -> str:
             "A log is a folder `STATE_DIR/audit`: records, one JSON object a line; `checkpoints/`, signed; "
             "`witnessed/`, what this party has countersigned of others, and at the coordinator `shown/`, by which "
             "steps it came there; `keys/`, public keys. "
-            "[`audit_verify.py`](../../fedsilo/edge/audit_verify.py) checks all of it and needs Python and the "
+            "[`audit_verify.py`](../../fedsilo/audit/audit_verify.py) checks all of it and needs Python and the "
             "`cryptography` package only.",
             what,
             f"At most {record.TEXT_CHARACTERS_MAX} characters in a text, {record.LIST_ITEMS_MAX:,} items in a list, "
@@ -456,8 +459,8 @@ def _record_fields(source: str) -> list[str]:
 
 
 def exit_codes_page() -> str:
-    from fedsilo.launch.contract import BUG_EXIT_CODE, EXIT_MEANINGS, INTERRUPTED_EXIT_CODE
-    from fedsilo.treaty import errors
+    from fedsilo.cli.contract import BUG_EXIT_CODE, EXIT_MEANINGS, INTERRUPTED_EXIT_CODE
+    from fedsilo.protocol import errors
 
     meanings = dict(re.findall(r"── (\w+Error)\s+\d+\s+(.+)", errors.__doc__ or ""))
     rows = [("0", "done, or the check passed", "none")]

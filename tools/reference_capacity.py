@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from fedsilo.edge.site_policy import read_ruleset
-from fedsilo.launch import demo, demo_data, digit_tasks
-from fedsilo.launch.tiny_model import Recipe
-from fedsilo.treaty.freezing import freeze_named
-from fedsilo.treaty.strict_yaml import load
+from fedsilo.demo import data as demo_data
+from fedsilo.demo import digit_tasks
+from fedsilo.demo import run as demo
+from fedsilo.demo.tiny_model import Recipe
+from fedsilo.files.site_policy import read_ruleset
+from fedsilo.protocol.freezing import freeze_named
+from fedsilo.protocol.strict_yaml import load
 from policies.capacity import ROUND_SECONDS, capacities
 from policies.load import Policy, load_policy
 from policies.render import RULESETS, PlanSize, SiteFacts, render_policy

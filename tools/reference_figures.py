@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedsilo.edge.figures import FIGURES
+from fedsilo.control.figures import FIGURES
 
 _HEAD = """\
 # Figures of a run

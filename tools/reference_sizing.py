@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedsilo.edge.model_facts import ModelFacts
+from fedsilo.files.model_facts import ModelFacts
 from silo.memory_estimate import Settings, Shapes, estimate, size_text
 
 # From the models' own config.json: layers, hidden, intermediate, heads, heads of keys and values, vocabulary, tied

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from fedsilo.treaty.round_tables import OVER, TABLES, Cell, Table, Verdict
+from fedsilo.protocol.round_tables import OVER, TABLES, Cell, Table, Verdict
 from tools.reference import HEADING, ROOT, markdown_table
 
 PAGE = ROOT / "docs" / "explain" / "rounds.md"
@@ -22,7 +22,7 @@ _TITLES = {
 _INTRODUCTION = """\
 # Rounds
 
-What happens to a run stands in four tables, [`round_tables.py`](../../fedsilo/treaty/round_tables.py). An event asks
+What happens to a run stands in four tables, [`round_tables.py`](../../fedsilo/protocol/round_tables.py). An event asks
 those that have a row for it, from the run down to the silo's place; the first that refuses decides, and the sender is
 told its code. What is accepted is written down, in the same transaction as all that it changes, before anybody is
 told; a coordinator that starts again folds what is written down and stands where it stood.

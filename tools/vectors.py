@@ -36,11 +36,11 @@ from typing import Any
 from console.client import ControlClient, Operator, sign_as
 from console.playing import RECORDING
 from console.recording import Recorder, RecordingFile
-from fedsilo.launch.demo_data import write_digit_folder
-from fedsilo.launch.demo_sites import FEDERATION, Site, Sites, Wanted, make_sites, run_text
-from fedsilo.launch.processes import Children
-from fedsilo.launch.tiny_model import Recipe, build_model
-from fedsilo.treaty.errors import ConflictError, FedSiloError
+from fedsilo.demo.data import write_digit_folder
+from fedsilo.demo.processes import Children
+from fedsilo.demo.sites import FEDERATION, Site, Sites, Wanted, make_sites, run_text
+from fedsilo.demo.tiny_model import Recipe, build_model
+from fedsilo.protocol.errors import ConflictError, FedSiloError
 from silo.guard.ledger import Ledger
 from tests import answers
 from tools import vector_questions

@@ -27,7 +27,7 @@ from console.screens.asking import BOX_CELLS, AskingDialog, TypedWord
 from console.screens.base import Lines
 from console.screens.fields import TextLine
 from console.values import Release
-from fedsilo.treaty.audit.record import note_text
+from fedsilo.audit.record import note_text
 
 if TYPE_CHECKING:
     from console.app import FedConsole

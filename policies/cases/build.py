@@ -14,13 +14,13 @@ from typing import Any, TypeVar
 from google.protobuf import json_format
 from google.protobuf.message import Message as ProtobufMessage
 
-from fedsilo.treaty.errors import UsageError
-from fedsilo.treaty.plan import Plan
-from fedsilo.treaty.strict_yaml import Path
-from fedsilo.treaty.transcript import SIGNATURE_BYTES
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
-from fedsilo.treaty.wire.codec import DTYPE_ITEM_BYTES, canonical_json, encode, sha256_hex
-from fedsilo.treaty.wire.services import INBOUND_KINDS, OUTBOUND_KINDS
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.codec import DTYPE_ITEM_BYTES, canonical_json, encode, sha256_hex
+from fedsilo.protocol.errors import UsageError
+from fedsilo.protocol.plan import Plan
+from fedsilo.protocol.services import INBOUND_KINDS, OUTBOUND_KINDS
+from fedsilo.protocol.strict_yaml import Path
+from fedsilo.protocol.transcript import SIGNATURE_BYTES
 from policies.asked import Asked
 from policies.cases import format as form
 from policies.cases.amount import Amount

@@ -19,10 +19,10 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
-from fedsilo.treaty.errors import UsageError
-from fedsilo.treaty.plan import Plan
-from fedsilo.treaty.strict_yaml import Document, Path, load, validate
-from fedsilo.treaty.wire.services import TENSOR_KINDS
+from fedsilo.protocol.errors import UsageError
+from fedsilo.protocol.plan import Plan
+from fedsilo.protocol.services import TENSOR_KINDS
+from fedsilo.protocol.strict_yaml import Document, Path, load, validate
 from policies.cases.amount import AmountField
 from policies.catalogue import KINDS
 from policies.fields import Boolean, Closed, Integer, Number, Text

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from fedsilo.treaty.strict_yaml import Path
+from fedsilo.protocol.strict_yaml import Path
 from policies.cases.build import Situation, build
 from policies.cases.format import UNNAMED, Case
 from policies.cases.loosen import beyond_messages, limits

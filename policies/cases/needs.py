@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from fedsilo.treaty.strict_yaml import Path
+from fedsilo.protocol.strict_yaml import Path
 from policies.cases.format import Case
 from policies.cases.site import Site, kinds_of, sender_of
 from policies.rules.base import block_of

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from fedsilo.treaty.plan import Plan
-from fedsilo.treaty.strict_yaml import Path
-from fedsilo.treaty.wire.codec import canonical_json
+from fedsilo.protocol.codec import canonical_json
+from fedsilo.protocol.plan import Plan
+from fedsilo.protocol.strict_yaml import Path
 from policies.cases.amount import Amount, NoLimit, read_amount
 from policies.cases.format import ANOTHER, PLAN_FIELDS, Case, PlanMessage
 from policies.cases.site import ANOTHER_DIGEST, Site

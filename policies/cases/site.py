@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from fedsilo.treaty.averaging import initial_frozen_sha256
-from fedsilo.treaty.methods import METHODS
-from fedsilo.treaty.plan import Lora, Optimiser, Plan, Rollout
-from fedsilo.treaty.wire.codec import sha256_hex
-from fedsilo.treaty.wire.services import INBOUND_KINDS, OUTBOUND_KINDS
+from fedsilo.protocol.averaging import initial_frozen_sha256
+from fedsilo.protocol.codec import sha256_hex
+from fedsilo.protocol.methods import METHODS
+from fedsilo.protocol.plan import Lora, Optimiser, Plan, Rollout
+from fedsilo.protocol.services import INBOUND_KINDS, OUTBOUND_KINDS
 from policies.cases.format import ANOTHER, UNNAMED, UPDATE, Case
 from policies.catalogue import KINDS
 from policies.load import Policy

@@ -9,9 +9,9 @@ from functools import partial
 
 import numpy as np
 
-from fedsilo.treaty.averaging import initial_factors
-from fedsilo.treaty.freezing import is_frozen
-from fedsilo.treaty.wire.codec import Array
+from fedsilo.protocol.averaging import initial_factors
+from fedsilo.protocol.codec import Array
+from fedsilo.protocol.freezing import is_frozen
 from policies.cases.format import TensorFault
 from policies.schema import LoraSchema
 

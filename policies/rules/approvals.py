@@ -5,7 +5,7 @@ Rounds are counted by what this party has released, not by the number in the env
 
 from __future__ import annotations
 
-from fedsilo.treaty.wire.services import UPDATE_KINDS
+from fedsilo.protocol.services import UPDATE_KINDS
 from policies.fields import Approvals
 from policies.history import History
 from policies.load import Policy

@@ -3,7 +3,7 @@ signature under the transcript of a round (T20)."""
 
 from __future__ import annotations
 
-from fedsilo.treaty.transcript import SIGNATURE_BYTES
+from fedsilo.protocol.transcript import SIGNATURE_BYTES
 from policies.catalogue import NAMES_MAX
 from policies.history import History
 from policies.load import Policy

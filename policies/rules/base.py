@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from fedsilo.treaty.strict_yaml import Path
+from fedsilo.protocol.strict_yaml import Path
 from policies.history import History
 from policies.load import Policy
 from policies.message import OFFERED, Facts

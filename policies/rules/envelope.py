@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedsilo.treaty.wire.services import OUTBOUND_KINDS, UPDATE_KINDS
+from fedsilo.protocol.services import OUTBOUND_KINDS, UPDATE_KINDS
 from policies.catalogue import KINDS
 from policies.history import History
 from policies.load import Policy

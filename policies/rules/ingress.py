@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from fedsilo.treaty.wire.services import UPDATE_KINDS
+from fedsilo.protocol.services import UPDATE_KINDS
 from policies.history import History
 from policies.load import Policy
 from policies.message import OFFERED, Facts

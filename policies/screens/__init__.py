@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from fedsilo.treaty.errors import OperationError, UsageError
+from fedsilo.protocol.errors import OperationError, UsageError
 from policies.model_screens import ScreenName, TextScreens
 from policies.screens.canary import count_canaries
 from policies.screens.charset import count_characters

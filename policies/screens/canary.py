@@ -20,7 +20,7 @@ from itertools import accumulate, pairwise
 
 import ahocorasick
 
-from fedsilo.treaty.errors import UsageError
+from fedsilo.protocol.errors import UsageError
 from policies.model_screens import Decoder
 from policies.screens.normalise import Reading, fold, rotated, spelled, squash
 

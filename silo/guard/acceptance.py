@@ -25,10 +25,10 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from fedsilo.edge.files import write_durably
-from fedsilo.treaty.errors import ConflictError, NotFoundError, OperationError, VerificationError, WireCode
-from fedsilo.treaty.method import LoadAdapter
-from fedsilo.treaty.wire.codec import Buffer
+from fedsilo.files.durable import write_durably
+from fedsilo.protocol.codec import Buffer
+from fedsilo.protocol.errors import ConflictError, NotFoundError, OperationError, VerificationError, WireCode
+from fedsilo.protocol.method import LoadAdapter
 from silo.config import SiloConfig
 from silo.guard.acceptance_rule import REASONS, Verdicts, judge, sentence
 from silo.guard.adapters import AdapterStore

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fedsilo.treaty.errors import OperationError
+from fedsilo.protocol.errors import OperationError
 from silo.config import Acceptance
 from silo.report.benefit import CONFIDENCE, POWER, difference_interval, student_quantile
 

@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from certs.commands import VerifiedCommand
-from fedsilo.edge.control_desk import ControlDesk
-from fedsilo.treaty.errors import WireCode
+from fedsilo.control.desk import ControlDesk
+from fedsilo.protocol.errors import WireCode
 from silo.guard.gate import Gate
 from silo.guard.participation import Participation
 from silo.guard.runs import RunKeeper

@@ -18,10 +18,10 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from fedsilo.edge.files import disk_error, fsync_directory, leave_page_cache, make_private_directory, write_durably
-from fedsilo.edge.partial_file import PartialFile
-from fedsilo.treaty.errors import OperationError
-from fedsilo.treaty.wire.codec import Array, Buffer, decode_factors, sha256_hex
+from fedsilo.files.durable import disk_error, fsync_directory, leave_page_cache, make_private_directory, write_durably
+from fedsilo.files.partial_file import PartialFile
+from fedsilo.protocol.codec import Array, Buffer, decode_factors, sha256_hex
+from fedsilo.protocol.errors import OperationError
 
 ADAPTERS_KEPT = 3
 SETTLED_NANOSECONDS = 100_000_000

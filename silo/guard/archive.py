@@ -19,12 +19,12 @@ from typing import Any
 from google.protobuf import json_format
 
 from certs.commands import VerifiedCommand
-from fedsilo.edge import audit_notes
-from fedsilo.edge.audit_log import AuditLog
-from fedsilo.edge.control_desk import ControlDesk
-from fedsilo.treaty.errors import NotAllowedError, NotFoundError, OperationError, UsageError
-from fedsilo.treaty.wire.codec import Buffer
-from fedsilo.treaty.wire.services import OUTBOUND_KINDS
+from fedsilo.audit import notes as audit_notes
+from fedsilo.audit.log import AuditLog
+from fedsilo.control.desk import ControlDesk
+from fedsilo.protocol.codec import Buffer
+from fedsilo.protocol.errors import NotAllowedError, NotFoundError, OperationError, UsageError
+from fedsilo.protocol.services import OUTBOUND_KINDS
 from policies.load import Policy
 from policies.model import LoraFactors
 from policies.transform import changes_bytes, transform_factors

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from fedsilo.treaty.audit.record import RecordError
-from fedsilo.treaty.errors import PeerError, WireCode
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.audit.record import RecordError
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.errors import PeerError, WireCode
 from silo.guard.conversation import Conversation, seconds_between
 from silo.guard.gate import Gate
 from silo.guard.ledger import Ledger

@@ -21,11 +21,11 @@ import grpc
 
 from certs.describe import in_words, issued_by, met_in_words, spiffe_names
 from certs.identity import peer_identity
-from fedsilo.treaty.clocks import CERTIFICATE_TIME
-from fedsilo.treaty.errors import FedSiloError, NotAllowedError, OperationError, UnreachableError
-from fedsilo.treaty.text import harmless
-from fedsilo.treaty.wire import codec, services
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.protocol import codec, services
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.clocks import CERTIFICATE_TIME
+from fedsilo.protocol.errors import FedSiloError, NotAllowedError, OperationError, UnreachableError
+from fedsilo.protocol.text import harmless
 from silo.guard.framing import Reply, Sink, Uplink, assemble
 from silo.guard.messages import ExchangeInterrupted, TlsFiles
 from silo.guard.proxied import Proxy, unread_environment

@@ -1,4 +1,4 @@
-"""The guard's clock, held against what knows better than it (threat T41); the decision is in `fedsilo.treaty.clocks`.
+"""The guard's clock, held against what knows better than it (threat T41); the decision is in `fedsilo.protocol.clocks`.
 
 `time` is what everything here judges and stores by: the clock while it is believed, else what it should show. So a
 wrong answer of a time server reaches neither ledger nor log nor a person's command. The guard looks at `fault` between
@@ -18,10 +18,10 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 
 from certs.commands import VerifiedCommand
-from fedsilo.treaty import clocks
-from fedsilo.treaty.clocks import HALTING, Judged, Verdict, apart, in_words, judge
-from fedsilo.treaty.errors import ConflictError, NotFoundError, OperationError
-from fedsilo.treaty.wire.codec import canonical_json, sha256_hex
+from fedsilo.protocol import clocks
+from fedsilo.protocol.clocks import HALTING, Judged, Verdict, apart, in_words, judge
+from fedsilo.protocol.codec import canonical_json, sha256_hex
+from fedsilo.protocol.errors import ConflictError, NotFoundError, OperationError
 from silo.guard.ledger import Ledger
 
 RELEASE_HINT = (

@@ -11,11 +11,11 @@ from typing import Any
 
 from google.protobuf.message import Message as ProtobufMessage
 
-from fedsilo.treaty.donor_pool import rows_answered
-from fedsilo.treaty.plan import Plan
-from fedsilo.treaty.transcript import transcript_from_canonical
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
-from fedsilo.treaty.wire.codec import Array
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.codec import Array
+from fedsilo.protocol.donor_pool import rows_answered
+from fedsilo.protocol.plan import Plan
+from fedsilo.protocol.transcript import transcript_from_canonical
 from policies.asked import Asked
 from policies.engine import Context, Message
 from policies.message import Screened

@@ -18,11 +18,11 @@ from typing import Any
 
 import grpc
 
-from fedsilo.edge import control_places
-from fedsilo.edge.control_desk import ControlDesk
-from fedsilo.treaty.errors import ConflictError
-from fedsilo.treaty.wire import services
-from fedsilo.treaty.wire._generated import control_pb2
+from fedsilo.control import places as control_places
+from fedsilo.control.desk import ControlDesk
+from fedsilo.protocol import services
+from fedsilo.protocol._generated import control_pb2
+from fedsilo.protocol.errors import ConflictError
 
 _log = logging.getLogger("fedsilo.silo.control")
 

@@ -9,9 +9,9 @@ import random
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from fedsilo.treaty.errors import FedSiloError, OperationError, UnreachableError, WireCode
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
-from fedsilo.treaty.wire.services import PROTOCOL_VERSION
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.errors import FedSiloError, OperationError, UnreachableError, WireCode
+from fedsilo.protocol.services import PROTOCOL_VERSION
 from silo.guard.gate import Gate
 from silo.guard.messages import Carried, Inbound, NotSent
 from silo.guard.startup import Site, own_verifiers

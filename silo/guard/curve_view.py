@@ -12,12 +12,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from fedsilo.edge.figures import unit_of
-from fedsilo.edge.message_index import utc
-from fedsilo.edge.query_arguments import Asked
-from fedsilo.treaty.errors import NotFoundError
-from fedsilo.treaty.intervals import wilson_interval
-from fedsilo.treaty.plan import Plan, plan_from_canonical
+from fedsilo.audit.message_index import utc
+from fedsilo.control.figures import unit_of
+from fedsilo.control.query_arguments import Asked
+from fedsilo.protocol.errors import NotFoundError
+from fedsilo.protocol.intervals import wilson_interval
+from fedsilo.protocol.plan import Plan, plan_from_canonical
 from silo.guard.figure_history import FigureHistory
 from silo.guard.ledger import Ledger
 

@@ -20,12 +20,13 @@ from concurrent.futures import Future
 from dataclasses import asdict
 from typing import Any
 
-from fedsilo.edge.audit_log import AuditLog
-from fedsilo.edge.control_desk import ControlDesk
-from fedsilo.edge.disk_space import require_space
-from fedsilo.treaty.audit.record import RecordError
-from fedsilo.treaty.clocks import CERTIFICATE_TIME, CLOCK_UNKNOWN, in_words
-from fedsilo.treaty.errors import (
+from fedsilo.audit.log import AuditLog
+from fedsilo.audit.record import RecordError
+from fedsilo.control.desk import ControlDesk
+from fedsilo.files.disk_space import require_space
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.clocks import CERTIFICATE_TIME, CLOCK_UNKNOWN, in_words
+from fedsilo.protocol.errors import (
     DeniedError,
     FedSiloError,
     NotAllowedError,
@@ -35,9 +36,8 @@ from fedsilo.treaty.errors import (
     VerificationError,
     WireCode,
 )
-from fedsilo.treaty.text import harmless
-from fedsilo.treaty.transcript import Equivocation
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.protocol.text import harmless
+from fedsilo.protocol.transcript import Equivocation
 from policies.capacity import PROGRESS_SECONDS
 from silo.guard.adapters import AdapterStore
 from silo.guard.archive import Archive

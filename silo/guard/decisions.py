@@ -28,13 +28,15 @@ from typing import Any
 
 from google.protobuf.message import Message as ProtobufMessage
 
-from fedsilo.edge import audit_notes
-from fedsilo.edge.audit_log import AuditLog, LogFullError, LogLostError
-from fedsilo.edge.files import DiskFullError
-from fedsilo.edge.rule_fields import rules_of
-from fedsilo.treaty.audit.record import COUNT_MAX, RecordError, keyed_digest
-from fedsilo.treaty.donor_pool import answers_digest
-from fedsilo.treaty.errors import (
+from fedsilo.audit import notes as audit_notes
+from fedsilo.audit.log import AuditLog, LogFullError, LogLostError
+from fedsilo.audit.record import COUNT_MAX, RecordError, keyed_digest
+from fedsilo.audit.rule_fields import rules_of
+from fedsilo.files.durable import DiskFullError
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.codec import Buffer, sha256_hex
+from fedsilo.protocol.donor_pool import answers_digest
+from fedsilo.protocol.errors import (
     DeniedError,
     FedSiloError,
     NotFoundError,
@@ -43,11 +45,9 @@ from fedsilo.treaty.errors import (
     VerificationError,
     WireCode,
 )
-from fedsilo.treaty.plan import Plan
-from fedsilo.treaty.transcript import Transcript
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
-from fedsilo.treaty.wire.codec import Buffer, sha256_hex
-from fedsilo.treaty.wire.services import TENSOR_KINDS
+from fedsilo.protocol.plan import Plan
+from fedsilo.protocol.services import TENSOR_KINDS
+from fedsilo.protocol.transcript import Transcript
 from policies import screening
 from policies.engine import FINAL, Approval, Decision, Facts, History, HistoryBook, Message, RuleResult, decide, measure
 from policies.load import Policy

@@ -12,11 +12,11 @@ from dataclasses import replace
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from fedsilo.treaty.audit.record import RecordError
-from fedsilo.treaty.errors import ConflictError, PeerError, WireCode
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
-from fedsilo.treaty.wire.codec import Buffer
-from fedsilo.treaty.wire.services import INBOUND_KINDS
+from fedsilo.audit.record import RecordError
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.codec import Buffer
+from fedsilo.protocol.errors import ConflictError, PeerError, WireCode
+from fedsilo.protocol.services import INBOUND_KINDS
 from policies.engine import OFFERED, Approval, Decision, Facts, Message
 from policies.facts_text import answers_of_step
 from policies.rules.ingress import donors_of_one_peer_most

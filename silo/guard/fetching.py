@@ -5,8 +5,8 @@ Does not stop: a coordinator that cuts every try; each costs a message of the po
 
 from __future__ import annotations
 
-from fedsilo.treaty.errors import PeerError, UnreachableError, WireCode
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.errors import PeerError, UnreachableError, WireCode
 from silo.guard.adapters import AdapterStore
 from silo.guard.conversation import Conversation
 from silo.guard.messages import Inbound

@@ -19,8 +19,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedsilo.edge.files import write_all, write_durably
-from fedsilo.treaty.errors import FedSiloError
+from fedsilo.files.durable import write_all, write_durably
+from fedsilo.protocol.errors import FedSiloError
 
 _log = logging.getLogger("fedsilo.silo")
 

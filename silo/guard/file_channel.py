@@ -15,9 +15,9 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from fedsilo.edge.transfer_file import Header, TransferWriter
-from fedsilo.treaty.wire import codec
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.files.transfer_file import Header, TransferWriter
+from fedsilo.protocol import codec
+from fedsilo.protocol._generated import federation_pb2 as pb
 from silo.guard.framing import Reply, Sink
 from silo.guard.messages import Carried, NotSent
 

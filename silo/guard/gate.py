@@ -22,12 +22,15 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from google.protobuf.message import Message as ProtobufMessage
 
-from fedsilo.edge.audit_log import AuditLog
-from fedsilo.edge.transfer_file import Header
-from fedsilo.treaty.audit import poll_window
-from fedsilo.treaty.audit.poll_window import PollWindow, PollWindows
-from fedsilo.treaty.audit.record import RecordError
-from fedsilo.treaty.errors import (
+from fedsilo.audit import poll_window
+from fedsilo.audit.log import AuditLog
+from fedsilo.audit.poll_window import PollWindow, PollWindows
+from fedsilo.audit.record import RecordError
+from fedsilo.files.transfer_file import Header
+from fedsilo.protocol import codec
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.codec import Array, Buffer, sha256_hex, sha256_of
+from fedsilo.protocol.errors import (
     DeniedError,
     FedSiloError,
     NotAllowedError,
@@ -35,10 +38,7 @@ from fedsilo.treaty.errors import (
     UnreachableError,
     UsageError,
 )
-from fedsilo.treaty.wire import codec
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
-from fedsilo.treaty.wire.codec import Array, Buffer, sha256_hex, sha256_of
-from fedsilo.treaty.wire.services import OUTBOUND_KINDS
+from fedsilo.protocol.services import OUTBOUND_KINDS
 from policies.engine import OFFERED, Approval, Decision, Facts, Message
 from policies.load import Policy
 from policies.screening import screen_facts, texts_of

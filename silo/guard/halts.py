@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from certs.commands import VerifiedCommand
-from fedsilo.edge.audit_log import LogLostError
-from fedsilo.edge.audit_witness import OWN_HISTORY_LOST
-from fedsilo.treaty.clocks import HALTING
-from fedsilo.treaty.errors import ConflictError, NotAllowedError, NotFoundError, VerificationError
-from fedsilo.treaty.wire.codec import canonical_json, sha256_hex
+from fedsilo.audit.log import LogLostError
+from fedsilo.audit.witness import OWN_HISTORY_LOST
+from fedsilo.protocol.clocks import HALTING
+from fedsilo.protocol.codec import canonical_json, sha256_hex
+from fedsilo.protocol.errors import ConflictError, NotAllowedError, NotFoundError, VerificationError
 from silo.guard.decisions import orders_of
 from silo.guard.gate import Gate
 from silo.guard.ledger import Approval, Ledger

@@ -13,10 +13,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from certs.commands import VerifiedCommand
-from fedsilo.edge.audit_log import AuditLog
-from fedsilo.edge.control_desk import ControlDesk
-from fedsilo.edge.task_files import Task
-from fedsilo.treaty.errors import ConflictError
+from fedsilo.audit.log import AuditLog
+from fedsilo.control.desk import ControlDesk
+from fedsilo.files.task_files import Task
+from fedsilo.protocol.errors import ConflictError
 from silo.guard.archive import Tickets
 from silo.guard.ledger import Ledger, Release
 from silo.guard.payload_view import payload_view, require_readable

@@ -22,11 +22,11 @@ from typing import Any, Literal
 
 from certs.commands import VerifiedCommand
 from certs.roles import Roles
-from fedsilo.edge.audit_log import AuditLog
-from fedsilo.edge.audit_segments import read_records
-from fedsilo.treaty.audit.record import TEXT_CHARACTERS_MAX
-from fedsilo.treaty.errors import FedSiloError, NotAllowedError
-from fedsilo.treaty.text import harmless
+from fedsilo.audit.log import AuditLog
+from fedsilo.audit.record import TEXT_CHARACTERS_MAX
+from fedsilo.audit.segments import read_records
+from fedsilo.protocol.errors import FedSiloError, NotAllowedError
+from fedsilo.protocol.text import harmless
 from policies.compare import Change, compare
 from policies.load import Policy
 from silo.config import SiloConfig, load_config

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from fedsilo.treaty.errors import PeerError, WireCode
-from fedsilo.treaty.wire.codec import Buffer
+from fedsilo.protocol.codec import Buffer
+from fedsilo.protocol.errors import PeerError, WireCode
 from silo.guard.adapters import AdapterStore
 from silo.guard.conversation import Conversation
 from silo.guard.fetching import fetch

@@ -45,8 +45,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from fedsilo.treaty.errors import OperationError, UsageError
-from fedsilo.treaty.isolation import RUNGS, Rung, rung_named
+from fedsilo.protocol.errors import OperationError, UsageError
+from fedsilo.protocol.isolation import RUNGS, Rung, rung_named
 from silo.guard import file_rules
 from silo.guard.isolation_controls import NO_CONTROLS, Controls
 from silo.guard.syscall_filter import seccomp_program

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 
-from fedsilo.treaty.errors import DeniedError
+from fedsilo.protocol.errors import DeniedError
 from silo.guard.conversation import Conversation
 from silo.guard.gate import Gate
 from silo.guard.ledger import LEFT, Ledger

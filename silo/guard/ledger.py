@@ -47,12 +47,12 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
-from fedsilo.edge.files import WrittenAhead, make_private_directory, remove_durably, write_durably
-from fedsilo.edge.locked_file import TRY_SECONDS, LockedFile
-from fedsilo.edge.read_only import read_only_address
-from fedsilo.treaty.audit.record import COUNT_MAX
-from fedsilo.treaty.errors import ConflictError, NotFoundError, OperationError, VerificationError
-from fedsilo.treaty.wire.codec import Buffer, sha256_hex
+from fedsilo.audit.record import COUNT_MAX
+from fedsilo.files.durable import WrittenAhead, make_private_directory, remove_durably, write_durably
+from fedsilo.files.locked_file import TRY_SECONDS, LockedFile
+from fedsilo.files.read_only import read_only_address
+from fedsilo.protocol.codec import Buffer, sha256_hex
+from fedsilo.protocol.errors import ConflictError, NotFoundError, OperationError, VerificationError
 from policies.engine import HistoryBook
 from policies.model import PolicyFile
 from policies.model_kinds import without_gone

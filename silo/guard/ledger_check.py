@@ -25,13 +25,13 @@ from pathlib import Path
 from typing import Any
 
 from certs.commands import VerifiedCommand
-from fedsilo.edge.audit_loading import latest_t
-from fedsilo.edge.audit_log import AuditLog
-from fedsilo.edge.audit_segments import read_records, segments
-from fedsilo.treaty.clocks import judge
-from fedsilo.treaty.errors import ConflictError, NotAllowedError
-from fedsilo.treaty.wire._generated import control_pb2
-from fedsilo.treaty.wire.codec import canonical_json, sha256_hex
+from fedsilo.audit.loading import latest_t
+from fedsilo.audit.log import AuditLog
+from fedsilo.audit.segments import read_records, segments
+from fedsilo.protocol._generated import control_pb2
+from fedsilo.protocol.clocks import judge
+from fedsilo.protocol.codec import canonical_json, sha256_hex
+from fedsilo.protocol.errors import ConflictError, NotAllowedError
 from silo.config import SiloConfig
 from silo.guard.decisions import orders_of
 from silo.guard.ledger import Head, Ledger, PolicyInForce

@@ -15,8 +15,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedsilo.treaty.audit.poll_window import count_in, permitted_by
-from fedsilo.treaty.wire.services import TENSOR_KINDS
+from fedsilo.audit.poll_window import count_in, permitted_by
+from fedsilo.protocol.services import TENSOR_KINDS
 from policies.engine import HistoryBook
 
 _NEVER_HALTS = 1 << 52  # as a limit of hits: the log has a record of each halt

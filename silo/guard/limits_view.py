@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedsilo.edge.message_index import HOLD_ENDS, MessageIndex
-from fedsilo.edge.query_arguments import Asked
+from fedsilo.audit.message_index import HOLD_ENDS, MessageIndex
+from fedsilo.control.query_arguments import Asked
 from policies.capacity import NOT_COUNTED, capacities
 from policies.history import MINUTE_SECONDS, HistoryBook
 from policies.load import Policy

@@ -10,12 +10,12 @@ from typing import Any
 
 from google.protobuf.message import Message as ProtobufMessage
 
-from fedsilo.treaty.audit.poll_window import PollWindow
-from fedsilo.treaty.errors import OperationError, PeerError, UnreachableError, WireCode
-from fedsilo.treaty.wire import codec
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
-from fedsilo.treaty.wire.codec import Array, Buffer
-from fedsilo.treaty.wire.services import INBOUND_KINDS, REFT_KINDS, TENSOR_KINDS
+from fedsilo.audit.poll_window import PollWindow
+from fedsilo.protocol import codec
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.codec import Array, Buffer
+from fedsilo.protocol.errors import OperationError, PeerError, UnreachableError, WireCode
+from fedsilo.protocol.services import INBOUND_KINDS, REFT_KINDS, TENSOR_KINDS
 from policies.engine import Decision, Facts
 from policies.schema import LoraSchema
 from silo.guard.ledger import Release

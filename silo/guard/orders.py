@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from certs.commands import VerifiedCommand
-from fedsilo.edge.audit_log import AuditLog
-from fedsilo.edge.control_desk import ControlDesk
-from fedsilo.treaty.audit.record import CLOCK_ACCEPTED
-from fedsilo.treaty.clocks import CLOCK_UNKNOWN
-from fedsilo.treaty.errors import (
+from fedsilo.audit.log import AuditLog
+from fedsilo.audit.record import CLOCK_ACCEPTED
+from fedsilo.control.desk import ControlDesk
+from fedsilo.protocol.clocks import CLOCK_UNKNOWN
+from fedsilo.protocol.errors import (
     ConflictError,
     FedSiloError,
     NotAllowedError,

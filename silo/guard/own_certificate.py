@@ -17,8 +17,8 @@ from typing import Any
 
 from certs.encoding import read_one_certificate, warn_before
 from certs.identity import Identity
-from fedsilo.edge.audit_segments import read_lines
-from fedsilo.treaty.audit.record import parse_record
+from fedsilo.audit.record import parse_record
+from fedsilo.audit.segments import read_lines
 
 _log = logging.getLogger("fedsilo.silo")
 

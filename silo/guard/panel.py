@@ -11,15 +11,15 @@ from collections.abc import Callable, Mapping
 from datetime import UTC
 from typing import Any
 
-from fedsilo.edge.audit_log import AuditLog
-from fedsilo.edge.audit_pages import LogPages
-from fedsilo.edge.audit_view import AuditView
-from fedsilo.edge.audit_witness import OWN_HISTORY_LOST
-from fedsilo.edge.control_desk import ControlDesk, QueryHandler
-from fedsilo.edge.message_index import MessageIndex
-from fedsilo.edge.message_view import MessageView
-from fedsilo.edge.query_arguments import Asked
-from fedsilo.edge.round_marks import RoundMarks
+from fedsilo.audit.log import AuditLog
+from fedsilo.audit.message_index import MessageIndex
+from fedsilo.audit.message_view import MessageView
+from fedsilo.audit.pages import LogPages
+from fedsilo.audit.round_marks import RoundMarks
+from fedsilo.audit.view import AuditView
+from fedsilo.audit.witness import OWN_HISTORY_LOST
+from fedsilo.control.desk import ControlDesk, QueryHandler
+from fedsilo.control.query_arguments import Asked
 from silo.guard.clock_watch import ClockWatch
 from silo.guard.curve_view import PROMPTS, CurveView, prompts_answered
 from silo.guard.figure_history import FILE, FigureHistory

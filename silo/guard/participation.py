@@ -1,6 +1,6 @@
 """One run at this silo: feeds the method's silo half and carries out its actions, one after the other.
 
-The half is pure (`treaty.method`); what it wants done goes through `Hands`: the trainer, the gate, the clock. Nothing
+The half is pure (`protocol.method`); what it wants done goes through `Hands`: the trainer, the gate, the clock. Nothing
 here decides what may leave, and nothing here waits: a task that the trainer works on ends with an event.
 """
 
@@ -12,8 +12,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from fedsilo.treaty.errors import OperationError, PeerError
-from fedsilo.treaty.method import (
+from fedsilo.protocol import codec
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.codec import Buffer
+from fedsilo.protocol.errors import OperationError, PeerError
+from fedsilo.protocol.method import (
     AnswerAhead,
     DeadlinePassed,
     Evaluate,
@@ -33,11 +36,8 @@ from fedsilo.treaty.method import (
     Train,
     TrainerTask,
 )
-from fedsilo.treaty.plan import Plan
-from fedsilo.treaty.wire import codec
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
-from fedsilo.treaty.wire.codec import Buffer
-from fedsilo.treaty.wire.services import TENSOR_KINDS
+from fedsilo.protocol.plan import Plan
+from fedsilo.protocol.services import TENSOR_KINDS
 from policies.schema import LoraSchema
 from silo.guard.messages import decoded_factors
 from silo.link import LinkMessage

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 from google.protobuf import json_format
 
-from fedsilo.edge.task_files import Task
-from fedsilo.treaty.errors import UsageError
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
-from fedsilo.treaty.wire.codec import Array
-from fedsilo.treaty.wire.services import INBOUND_KINDS, OUTBOUND_KINDS, TENSOR_KINDS
+from fedsilo.files.task_files import Task
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.codec import Array
+from fedsilo.protocol.errors import UsageError
+from fedsilo.protocol.services import INBOUND_KINDS, OUTBOUND_KINDS, TENSOR_KINDS
 from silo.guard.messages import parsed
 
 SHOWN_BYTES_MAX = 1 << 20

@@ -26,8 +26,10 @@ from google.protobuf.message import DecodeError
 
 from certs.commands import VerifiedCommand, verify_command
 from certs.roles import ACTIONS, Roles, may
-from fedsilo.edge.files import FOLDER_MODE, write_durably
-from fedsilo.treaty.errors import (
+from fedsilo.files.durable import FOLDER_MODE, write_durably
+from fedsilo.protocol._generated import control_pb2
+from fedsilo.protocol.codec import sha256_hex
+from fedsilo.protocol.errors import (
     ConflictError,
     FedSiloError,
     NotAllowedError,
@@ -35,9 +37,7 @@ from fedsilo.treaty.errors import (
     OperationError,
     UsageError,
 )
-from fedsilo.treaty.strict_yaml import BYTES_MAX
-from fedsilo.treaty.wire._generated import control_pb2
-from fedsilo.treaty.wire.codec import sha256_hex
+from fedsilo.protocol.strict_yaml import BYTES_MAX
 from policies.compare import effective
 from policies.custom_file import Beside, name_of_custom_file
 from policies.load import Policy, load_policy

@@ -19,9 +19,9 @@ from pathlib import Path
 from time import monotonic
 from typing import Protocol
 
-from fedsilo.edge.files import read_private
-from fedsilo.treaty.errors import NotAllowedError, NotFoundError, UnreachableError
-from fedsilo.treaty.text import harmless
+from fedsilo.files.durable import read_private
+from fedsilo.protocol.errors import NotAllowedError, NotFoundError, UnreachableError
+from fedsilo.protocol.text import harmless
 from silo.config import CoordinatorPlace
 
 ANSWER_BYTES_MAX = 1 << 14

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from fedsilo.edge.answer_grading import AnswerGrading, Place
-from fedsilo.edge.task_files import TaskFile
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.files.task_files import TaskFile
+from fedsilo.grading.answers import AnswerGrading, Place
+from fedsilo.protocol._generated import federation_pb2 as pb
 
 
 class Answer(NamedTuple):

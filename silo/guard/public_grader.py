@@ -1,13 +1,13 @@
 """The process that grades answers to public prompts for the guard; never the guard's own, which holds the keys.
 
-    text verifiers   a child that can be killed (`fedsilo.edge.grading_process`)
+    text verifiers   a child that can be killed (`fedsilo.grading.worker`)
     `code`           the same child behind walls of rung `namespaces`: no network, none of the site's files, no key, no
-                     data, no model. In there each program runs in the sandbox of `fedsilo.edge.code_sandbox`, so there
-                     are two walls between a program and this site. The answers to a public prompt come from the models
-                     of other silos too: such a program is a stranger's (T14, T22).
+                     data, no model. In there each program runs in the sandbox of `fedsilo.grading.code_sandbox`, so
+                     there are two walls between a program and this site. The answers to a public prompt come from
+                     the models of other silos too: such a program is a stranger's (T14, T22).
 
 The guard takes nine bytes an answer from it, and gives the answers of one silo to one step, and all answers of one
-message, no longer than their budget (`fedsilo.edge.answer_grading`), whatever the verifier. An answer of which it says
+message, no longer than their budget (`fedsilo.grading.answers`), whatever the verifier. An answer of which it says
 nothing in time, or something else than a verdict, is dropped; where it cannot be built the silo does not start.
 Programs run only where the policy says so for this public set, and the charter as well, where there is one.
 What this does not stop: faults of the kernel that both walls rest on; a test program of the agreed public set that is
@@ -18,9 +18,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from fedsilo.edge.grading_process import GradingProcess
-from fedsilo.edge.own_verifiers import find_verifier
-from fedsilo.treaty.errors import UsageError
+from fedsilo.grading.own_verifiers import find_verifier
+from fedsilo.grading.worker import GradingProcess
+from fedsilo.protocol.errors import UsageError
 from silo.config import SiloConfig
 from silo.guard import isolation
 from silo.guard.startup import never_shown

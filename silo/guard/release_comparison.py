@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from fedsilo.edge.message_index import utc
-from fedsilo.treaty.errors import FedSiloError
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
-from fedsilo.treaty.wire.codec import Array
-from fedsilo.treaty.wire.services import OUTBOUND_KINDS
+from fedsilo.audit.message_index import utc
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.codec import Array
+from fedsilo.protocol.errors import FedSiloError
+from fedsilo.protocol.services import OUTBOUND_KINDS
 from silo.guard.ledger import Ledger, Release
 from silo.guard.messages import parsed
 from silo.guard.release_findings import KEPT_IN, Against, ends_of

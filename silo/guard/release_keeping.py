@@ -12,8 +12,8 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from fedsilo.treaty.wire.codec import Buffer
-from fedsilo.treaty.wire.services import OUTBOUND_KINDS, TENSOR_KINDS
+from fedsilo.protocol.codec import Buffer
+from fedsilo.protocol.services import OUTBOUND_KINDS, TENSOR_KINDS
 from policies import engine
 from policies.load import Policy
 from policies.screening import Screened, screen_facts, texts_of

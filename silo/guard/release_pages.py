@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fedsilo.edge.message_index import utc
-from fedsilo.edge.query_arguments import Asked
+from fedsilo.audit.message_index import utc
+from fedsilo.control.query_arguments import Asked
 from silo.guard.ledger import Ledger, Release
 
 PAGE_DEFAULT, PAGE_MAX = 100, 500

@@ -19,12 +19,12 @@ import numpy as np
 from google.protobuf.message import Message as ProtobufMessage
 
 from certs.roles import may
-from fedsilo.edge.message_index import utc
-from fedsilo.treaty.audit.record import shown_digest
-from fedsilo.treaty.errors import FedSiloError
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
-from fedsilo.treaty.wire.codec import canonical_json, sha256_hex
-from fedsilo.treaty.wire.services import OUTBOUND_KINDS, UPDATE_KINDS
+from fedsilo.audit.message_index import utc
+from fedsilo.audit.record import shown_digest
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.codec import canonical_json, sha256_hex
+from fedsilo.protocol.errors import FedSiloError
+from fedsilo.protocol.services import OUTBOUND_KINDS, UPDATE_KINDS
 from policies.model import PolicyFile
 from policies.screening import hits_in_words
 from silo.guard.later_rounds import Later

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from fedsilo.treaty.wire.services import TENSOR_KINDS
+from fedsilo.protocol.services import TENSOR_KINDS
 from silo.guard.release_findings import COUNTED
 
 EARLIER_MAX = 8  # releases of a kind that a figure is set beside

@@ -14,8 +14,9 @@ from typing import Any
 
 from certs.commands import VerifiedCommand
 from certs.roles import Roles
-from fedsilo.treaty.audit.record import NOTE_CHARACTERS_MAX, note_text, secret_in
-from fedsilo.treaty.errors import (
+from fedsilo.audit.record import NOTE_CHARACTERS_MAX, note_text, secret_in
+from fedsilo.protocol.codec import Buffer, sha256_hex
+from fedsilo.protocol.errors import (
     ConflictError,
     DeniedError,
     NotAllowedError,
@@ -23,8 +24,7 @@ from fedsilo.treaty.errors import (
     UsageError,
     VerificationError,
 )
-from fedsilo.treaty.wire.codec import Buffer, sha256_hex
-from fedsilo.treaty.wire.services import INBOUND_KINDS, OUTBOUND_KINDS
+from fedsilo.protocol.services import INBOUND_KINDS, OUTBOUND_KINDS
 from policies import engine
 from policies.engine import Decision, Facts
 from policies.fields import Approvals

@@ -13,10 +13,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from certs.commands import VerifiedCommand
-from fedsilo.edge.audit_log import AuditLog
-from fedsilo.edge.control_desk import ControlDesk
-from fedsilo.treaty.errors import FedSiloError, UsageError
-from fedsilo.treaty.wire.services import OUTBOUND_KINDS
+from fedsilo.audit.log import AuditLog
+from fedsilo.control.desk import ControlDesk
+from fedsilo.protocol.errors import FedSiloError, UsageError
+from fedsilo.protocol.services import OUTBOUND_KINDS
 from policies.compare import effective
 from policies.load import Policy, load_policy
 from policies.replay import DECISIONS, screened_otherwise, screens_asked

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from fedsilo.treaty.errors import OperationError, UsageError
+from fedsilo.protocol.errors import OperationError, UsageError
 from silo.config import SiloConfig
 from silo.guard import isolation
 from silo.guard.trainer_environment import trainer_environment

@@ -20,7 +20,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fedsilo.treaty.method import (
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.method import (
     Evaluate,
     GeneratePublic,
     LoadAdapter,
@@ -29,10 +30,9 @@ from fedsilo.treaty.method import (
     PublicStep,
     TrainerTask,
 )
-from fedsilo.treaty.rounds import EVALUATION
-from fedsilo.treaty.transcript import transcript_from_canonical
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
-from fedsilo.treaty.wire.services import INBOUND_KINDS
+from fedsilo.protocol.rounds import EVALUATION
+from fedsilo.protocol.services import INBOUND_KINDS
+from fedsilo.protocol.transcript import transcript_from_canonical
 from silo.guard.gate import Gate
 from silo.guard.ledger import Ledger
 from silo.guard.messages import Inbound, parsed

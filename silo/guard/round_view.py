@@ -1,7 +1,7 @@
 """What this silo knows of one round, for its own people: its phases with their durations, and of the others only what
 the coordinator told it.
 
-Read from this silo's audit log (`fedsilo.edge.round_marks`) and its ledger. A phase ends with the record that says so:
+Read from this silo's audit log (`fedsilo.audit.round_marks`) and its ledger. A phase ends with the record that says so:
 training with the decision on what it made, approval with the decision on what people approved, with a person's no or
 with the end of the hold, pooling with the donors that came. A silo that kept its update in reads in its own row whether
 its people rejected it or a rule refused it, with the codes; the coordinator was told the one word `declined` (B6). Of
@@ -17,13 +17,13 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from fedsilo.edge.message_index import utc
-from fedsilo.edge.query_arguments import Asked
-from fedsilo.edge.round_marks import Mark, RoundMarks, no_run_yet
-from fedsilo.treaty.errors import NotFoundError
-from fedsilo.treaty.plan import Plan, plan_from_canonical
-from fedsilo.treaty.plan_facts import digests_of, parameters_of
-from fedsilo.treaty.wire.codec import sha256_hex
+from fedsilo.audit.message_index import utc
+from fedsilo.audit.round_marks import Mark, RoundMarks, no_run_yet
+from fedsilo.control.query_arguments import Asked
+from fedsilo.protocol.codec import sha256_hex
+from fedsilo.protocol.errors import NotFoundError
+from fedsilo.protocol.plan import Plan, plan_from_canonical
+from fedsilo.protocol.plan_facts import digests_of, parameters_of
 from silo.guard.context import RunView
 from silo.guard.ledger import Ledger
 from silo.guard.limits_view import FIGURES

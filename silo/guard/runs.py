@@ -8,8 +8,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from fedsilo.edge.json_log import about_its_message
-from fedsilo.treaty.errors import (
+from fedsilo.files.json_log import about_its_message
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.codec import Buffer, Factors
+from fedsilo.protocol.errors import (
     ConflictError,
     DeniedError,
     FedSiloError,
@@ -19,11 +21,9 @@ from fedsilo.treaty.errors import (
     UnreachableError,
     WireCode,
 )
-from fedsilo.treaty.method import LoadAdapter, MessageArrived, Offer
-from fedsilo.treaty.methods import method_named
-from fedsilo.treaty.plan import Plan, plan_from_canonical
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
-from fedsilo.treaty.wire.codec import Buffer, Factors
+from fedsilo.protocol.method import LoadAdapter, MessageArrived, Offer
+from fedsilo.protocol.methods import method_named
+from fedsilo.protocol.plan import Plan, plan_from_canonical
 from silo.guard.acceptance import Acceptance
 from silo.guard.adapters import AdapterStore
 from silo.guard.context import RunView

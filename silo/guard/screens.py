@@ -21,9 +21,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedsilo.edge.files import read_private
-from fedsilo.treaty.errors import FedSiloError, NotFoundError, UsageError
-from fedsilo.treaty.text import harmless
+from fedsilo.files.durable import read_private
+from fedsilo.protocol.errors import FedSiloError, NotFoundError, UsageError
+from fedsilo.protocol.text import harmless
 from policies import screening
 from policies.custom_file import custom_in_words
 from policies.load import Policy, blocks_of

@@ -20,18 +20,18 @@ from datetime import UTC, datetime
 from typing import Any
 
 import fedsilo
-from fedsilo.edge import long_lived
-from fedsilo.edge.answer_grading import AnswerGrading
-from fedsilo.edge.audit_log import AuditLog
-from fedsilo.edge.control_desk import ControlDesk
-from fedsilo.edge.disk_space import require_space
-from fedsilo.edge.files import lock_exclusively, make_private_directory
-from fedsilo.edge.json_log import JsonLines
-from fedsilo.edge.message_index import MessageIndex
-from fedsilo.edge.one_line import keep_to_one_line
-from fedsilo.treaty.errors import ConflictError, FedSiloError, UnreachableError
-from fedsilo.treaty.text import harmless
-from fedsilo.treaty.wire.codec import SMALL_PAYLOAD_BYTES_MAX
+from fedsilo.audit.log import AuditLog
+from fedsilo.audit.message_index import MessageIndex
+from fedsilo.control.desk import ControlDesk
+from fedsilo.files import long_lived
+from fedsilo.files.disk_space import require_space
+from fedsilo.files.durable import lock_exclusively, make_private_directory
+from fedsilo.files.json_log import JsonLines
+from fedsilo.files.one_line import keep_to_one_line
+from fedsilo.grading.answers import AnswerGrading
+from fedsilo.protocol.codec import SMALL_PAYLOAD_BYTES_MAX
+from fedsilo.protocol.errors import ConflictError, FedSiloError, UnreachableError
+from fedsilo.protocol.text import harmless
 from policies.load import Policy
 from silo.config import SiloConfig
 from silo.guard.adapters import AdapterStore

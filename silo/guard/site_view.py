@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedsilo.edge.query_arguments import Asked
-from fedsilo.edge.site_files import certificate_file, settings_of
-from fedsilo.treaty.errors import NotAllowedError, NotFoundError
+from fedsilo.control.query_arguments import Asked
+from fedsilo.files.site_files import certificate_file, settings_of
+from fedsilo.protocol.errors import NotAllowedError, NotFoundError
 from silo.guard.startup import Site
 
 LINES_DEFAULT, LINES_MAX = 200, 1_000

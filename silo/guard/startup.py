@@ -19,18 +19,18 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 import fedsilo
 from certs.identity import Identity
 from certs.roles import Roles
-from fedsilo.edge.files import make_private_directory, read_private, require_authority, write_private
-from fedsilo.edge.identity_files import load_coordinator_key, load_identity, load_site
-from fedsilo.edge.model_folder import Fingerprints, lora_schema_of, read_fingerprints
-from fedsilo.edge.own_verifiers import find_verifier, own_verifiers_sha256
-from fedsilo.edge.prompt_template import read_template
-from fedsilo.edge.site_policy import read_effective, read_pinned_schema, read_policy
-from fedsilo.edge.task_files import FieldNames, TaskFile, read_tasks
-from fedsilo.treaty.errors import NotAllowedError, UsageError
-from fedsilo.treaty.isolation import rung_at_least
-from fedsilo.treaty.methods import require_exchange
-from fedsilo.treaty.plan import Plan
-from fedsilo.treaty.wire.codec import canonical_json, sha256_hex
+from fedsilo.files.durable import make_private_directory, read_private, require_authority, write_private
+from fedsilo.files.identity_files import load_coordinator_key, load_identity, load_site
+from fedsilo.files.model_folder import Fingerprints, lora_schema_of, read_fingerprints
+from fedsilo.files.prompt_template import read_template
+from fedsilo.files.site_policy import read_effective, read_pinned_schema, read_policy
+from fedsilo.files.task_files import FieldNames, TaskFile, read_tasks
+from fedsilo.grading.own_verifiers import find_verifier, own_verifiers_sha256
+from fedsilo.protocol.codec import canonical_json, sha256_hex
+from fedsilo.protocol.errors import NotAllowedError, UsageError
+from fedsilo.protocol.isolation import rung_at_least
+from fedsilo.protocol.methods import require_exchange
+from fedsilo.protocol.plan import Plan
 from policies.custom_file import custom_of
 from policies.load import Policy
 from policies.schema import LoraSchema

@@ -23,10 +23,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Protocol
 
-from fedsilo.edge.prompt_template import read_template
-from fedsilo.treaty.errors import FedSiloError, OperationError, UsageError
-from fedsilo.treaty.text import harmless
-from fedsilo.treaty.wire.codec import SMALL_PAYLOAD_BYTES_MAX, Buffer
+from fedsilo.files.prompt_template import read_template
+from fedsilo.protocol.codec import SMALL_PAYLOAD_BYTES_MAX, Buffer
+from fedsilo.protocol.errors import FedSiloError, OperationError, UsageError
+from fedsilo.protocol.text import harmless
 from silo.config import SiloConfig
 from silo.guard import isolation, trainer_link
 from silo.guard.isolation_controls import NO_CONTROLS, Controls

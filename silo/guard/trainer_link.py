@@ -24,11 +24,11 @@ from pathlib import Path
 from typing import Any
 
 from certs.encoding import public_key_bytes, read_one_certificate
-from fedsilo.edge.disk_space import require_space
-from fedsilo.edge.files import DiskFullError
-from fedsilo.edge.identity_files import read_public
-from fedsilo.treaty.errors import NotAllowedError, OperationError, UsageError
-from fedsilo.treaty.text import harmless
+from fedsilo.files.disk_space import require_space
+from fedsilo.files.durable import DiskFullError
+from fedsilo.files.identity_files import read_public
+from fedsilo.protocol.errors import NotAllowedError, OperationError, UsageError
+from fedsilo.protocol.text import harmless
 from silo.config import SiloConfig
 from silo.guard import isolation
 from silo.guard.isolation_controls import NO_CONTROLS, Controls, candidates, named

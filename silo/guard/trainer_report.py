@@ -20,7 +20,7 @@ PHASES = ("rollout", "grade", "update")
 TEXT_CHARACTERS_MAX = 2_000
 OTHER = "other"
 PROMPT_SETS = ("private", "public", "held_out")
-# What `fedsilo.edge.task_files` says of a line that it leaves out.
+# What `fedsilo.files.task_files` says of a line that it leaves out.
 REASONS = (
     "line too long", "not UTF-8", "broken JSON", "not a JSON object", "not valid Unicode", "duplicate id",
     "unparseable reference answer", "field 'group' is not a text",

@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fedsilo.treaty.errors import OperationError
-from fedsilo.treaty.method import CHANGING
+from fedsilo.protocol.errors import OperationError
+from fedsilo.protocol.method import CHANGING
 from silo.link import LinkMessage
 
 

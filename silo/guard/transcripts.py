@@ -14,7 +14,7 @@ shown here: so no end can be kept from it.
 
 Does not stop: a coordinator that keeps single updates for itself, or that tells all silos the same, or that signs this
 silo another end than the others, which their logs prove; peers that sign whatever they are shown; two groups of silos
-that are each large enough to agree on a transcript of their own (`needed` in `fedsilo.treaty.transcript`).
+that are each large enough to agree on a transcript of their own (`needed` in `fedsilo.protocol.transcript`).
 """
 
 from __future__ import annotations
@@ -27,10 +27,12 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from google.protobuf.message import Message as ProtobufMessage
 
-from fedsilo.treaty.audit.record import RecordError
-from fedsilo.treaty.errors import PeerError, WireCode
-from fedsilo.treaty.plan import Plan
-from fedsilo.treaty.transcript import (
+from fedsilo.audit.record import RecordError
+from fedsilo.protocol import codec
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.errors import PeerError, WireCode
+from fedsilo.protocol.plan import Plan
+from fedsilo.protocol.transcript import (
     Countersignature,
     Equivocation,
     RoundEnd,
@@ -44,8 +46,6 @@ from fedsilo.treaty.transcript import (
     silo_id,
     transcript_from_canonical,
 )
-from fedsilo.treaty.wire import codec
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from policies.catalogue import digest_of
 from silo.guard.conversation import Conversation
 from silo.guard.decisions import pool_stands

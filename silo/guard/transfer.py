@@ -22,14 +22,14 @@ from typing import Any
 
 from google.protobuf.message import Message as ProtobufMessage
 
-from fedsilo.edge.files import fsync_directory, make_private_directory, write_durably
-from fedsilo.edge.transfer_file import Carried as CarriedMessage
-from fedsilo.edge.transfer_file import Header, TransferFile
-from fedsilo.treaty.errors import ConflictError, DeniedError, PeerError, UnreachableError, UsageError, WireCode
-from fedsilo.treaty.transcript import sign_transcript, transcript_from_canonical
-from fedsilo.treaty.wire import codec
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
-from fedsilo.treaty.wire.services import OUTBOUND_KINDS
+from fedsilo.files.durable import fsync_directory, make_private_directory, write_durably
+from fedsilo.files.transfer_file import Carried as CarriedMessage
+from fedsilo.files.transfer_file import Header, TransferFile
+from fedsilo.protocol import codec
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.errors import ConflictError, DeniedError, PeerError, UnreachableError, UsageError, WireCode
+from fedsilo.protocol.services import OUTBOUND_KINDS
+from fedsilo.protocol.transcript import sign_transcript, transcript_from_canonical
 from silo.guard import envelopes
 from silo.guard.calls import take_in
 from silo.guard.conversation import NOTHING_YET, Conversation

@@ -15,12 +15,12 @@ from datetime import UTC, datetime
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from certs.identity import peer_identity
-from fedsilo.edge.audit_log import AuditLog
-from fedsilo.edge.audit_witness import OWN_HISTORY_LOST, TwoHistories
-from fedsilo.treaty.audit.checkpoint import cosigned_at, cosigner_key, parse_checkpoint, parse_note
-from fedsilo.treaty.audit.witness import LogStep, Offer
-from fedsilo.treaty.errors import NotAllowedError, VerificationError
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.audit.checkpoint import cosigned_at, cosigner_key, parse_checkpoint, parse_note
+from fedsilo.audit.cosignature import LogStep, Offer
+from fedsilo.audit.log import AuditLog
+from fedsilo.audit.witness import OWN_HISTORY_LOST, TwoHistories
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.errors import NotAllowedError, VerificationError
 from policies.load import Policy
 
 _log = logging.getLogger("fedsilo.silo")

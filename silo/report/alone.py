@@ -13,9 +13,11 @@ from dataclasses import dataclass, field
 
 from google.protobuf.message import Message
 
-from fedsilo.treaty.errors import OperationError
-from fedsilo.treaty.freezing import is_frozen
-from fedsilo.treaty.method import (
+from fedsilo.protocol import codec
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.errors import OperationError
+from fedsilo.protocol.freezing import is_frozen
+from fedsilo.protocol.method import (
     Commit,
     Committed,
     CoordinatorAction,
@@ -38,9 +40,7 @@ from fedsilo.treaty.method import (
     Train,
     TrainerTask,
 )
-from fedsilo.treaty.plan import Plan
-from fedsilo.treaty.wire import codec
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.protocol.plan import Plan
 
 # Carries a task out and gives the body of the trainer's answer.
 DoTask = Callable[[TrainerTask, codec.Buffer], codec.Buffer]

@@ -28,7 +28,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fedsilo.treaty.wire.codec import Array
+from fedsilo.protocol.codec import Array
 
 Arm = Literal["base", "local_only", "federated"]
 ARMS: tuple[Arm, ...] = ("base", "local_only", "federated")

@@ -17,12 +17,12 @@ from typing import Any
 
 import numpy as np
 
-from fedsilo.edge.audit_segments import read_records
-from fedsilo.edge.task_files import read_tasks
-from fedsilo.treaty.errors import NotFoundError, OperationError, UsageError, VerificationError
-from fedsilo.treaty.methods import method_named
-from fedsilo.treaty.wire.codec import decode_factors, sha256_hex
-from fedsilo.treaty.wire.services import UPDATE_KINDS
+from fedsilo.audit.segments import read_records
+from fedsilo.files.task_files import read_tasks
+from fedsilo.protocol.codec import decode_factors, sha256_hex
+from fedsilo.protocol.errors import NotFoundError, OperationError, UsageError, VerificationError
+from fedsilo.protocol.methods import method_named
+from fedsilo.protocol.services import UPDATE_KINDS
 from silo.config import SiloConfig
 from silo.guard.adapters import AdapterStore
 from silo.guard.ledger import FOLDER

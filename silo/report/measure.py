@@ -22,14 +22,14 @@ from pathlib import Path
 from typing import Any
 
 import fedsilo
-from fedsilo.edge.files import lock_exclusively, make_private_directory, write_durably
-from fedsilo.edge.task_files import read_tasks
-from fedsilo.treaty.averaging import initial_factors
-from fedsilo.treaty.errors import ConflictError, NotFoundError, OperationError, UsageError
-from fedsilo.treaty.method import PrivateStep, PublicStep, TrainerTask
-from fedsilo.treaty.methods import method_named
-from fedsilo.treaty.plan import Plan, plan_from_canonical
-from fedsilo.treaty.wire.codec import SMALL_PAYLOAD_BYTES_MAX, Buffer, canonical_json, encode_factors, sha256_hex
+from fedsilo.files.durable import lock_exclusively, make_private_directory, write_durably
+from fedsilo.files.task_files import read_tasks
+from fedsilo.protocol.averaging import initial_factors
+from fedsilo.protocol.codec import SMALL_PAYLOAD_BYTES_MAX, Buffer, canonical_json, encode_factors, sha256_hex
+from fedsilo.protocol.errors import ConflictError, NotFoundError, OperationError, UsageError
+from fedsilo.protocol.method import PrivateStep, PublicStep, TrainerTask
+from fedsilo.protocol.methods import method_named
+from fedsilo.protocol.plan import Plan, plan_from_canonical
 from policies.load import Policy
 from policies.schema import LoraSchema
 from silo.config import Rollout, SiloConfig

@@ -22,9 +22,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsilo.treaty.errors import OperationError
-from fedsilo.treaty.randomness import generator, private_seed_of
-from fedsilo.treaty.wire.codec import Array
+from fedsilo.protocol.codec import Array
+from fedsilo.protocol.errors import OperationError
+from fedsilo.protocol.randomness import generator, private_seed_of
 from silo.trainer import agreement
 from silo.trainer.adapters.lora import LoraAdapter
 from silo.trainer.agreement import AnswerFigures, Limits, Numbers

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedsilo.edge.task_files import STANDARD, FieldNames
-from fedsilo.treaty.errors import UsageError
+from fedsilo.files.task_files import STANDARD, FieldNames
+from fedsilo.protocol.errors import UsageError
 from silo.budgets import CACHE_BYTES, MICROBATCH_TOKENS
 from silo.trainer.rollout.place import RolloutPlace, place_from
 from silo.trainer.screen_index import IndexSettings, settings_from

@@ -11,14 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from fedsilo.treaty.errors import UsageError
-from fedsilo.treaty.grading.exact import normalise
-from fedsilo.treaty.wire.codec import canonical_json
+from fedsilo.grading.exact import normalise
+from fedsilo.protocol.codec import canonical_json
+from fedsilo.protocol.errors import UsageError
 from silo.trainer.text import TextCodec
 
 
 class TaskRow(Protocol):
-    """One line of a task file (fedsilo.edge.task_files.Task)."""
+    """One line of a task file (fedsilo.files.task_files.Task)."""
 
     @property
     def id(self) -> str: ...

@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from fedsilo.treaty.grading.exact import normalise
-from fedsilo.treaty.plan import Plan
-from fedsilo.treaty.randomness import generator, private_seed_of, seed_of
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.grading.exact import normalise
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.plan import Plan
+from fedsilo.protocol.randomness import generator, private_seed_of, seed_of
 from silo.trainer.data import Prompt, TaskRow, clusters_of, encode_prompts
 from silo.trainer.grading import Grader, grade_distinct
 from silo.trainer.rollout.embedded import Question

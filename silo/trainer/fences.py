@@ -14,10 +14,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from fedsilo.treaty.errors import UsageError
+from fedsilo.protocol.errors import UsageError
 from silo.link import OFFLINE as OFFLINE
 
-GRADING_MODULE = "fedsilo.edge.grading_process"
+GRADING_MODULE = "fedsilo.grading.worker"
 
 # Events of sys.audit that make or use a connection. Reading and writing one already open raises no event.
 _NETWORK_EVENTS = frozenset(

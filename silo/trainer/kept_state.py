@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from fedsilo.treaty.errors import FedSiloError, OperationError
-from fedsilo.treaty.method import CHANGING
+from fedsilo.protocol.errors import FedSiloError, OperationError
+from fedsilo.protocol.method import CHANGING
 from silo.link import LinkMessage
 from silo.trainer.resume import Given, StateFile
 from silo.trainer.scale_out import Processes

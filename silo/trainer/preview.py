@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedsilo.edge.extras import need
-from fedsilo.edge.reference_checks import full_check
-from fedsilo.edge.task_files import FieldNames, Task, TaskFile, read_tasks, read_usable
-from fedsilo.treaty.errors import FedSiloError, UsageError
+from fedsilo.files.extras import need
+from fedsilo.files.task_files import FieldNames, Task, TaskFile, read_tasks, read_usable
+from fedsilo.grading.reference_checks import full_check
+from fedsilo.protocol.errors import FedSiloError, UsageError
 
 PROMPT_CHARACTERS_MAX = 2000
 TEXTS_TRIED = 100

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from fedsilo.treaty.swap import donors_wanted, replaced_positions
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.swap import donors_wanted, replaced_positions
 from silo.trainer.batch import Answer, Group
 from silo.trainer.data import Prompt
 from silo.trainer.grading import Grader, grade_distinct

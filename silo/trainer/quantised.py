@@ -26,8 +26,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedsilo.edge.model_folder import weight_files
-from fedsilo.treaty.errors import UsageError
+from fedsilo.files.model_folder import weight_files
+from fedsilo.protocol.errors import UsageError
 
 Load: TypeAlias = Literal["nf4", "fp8"]
 LOADS: tuple[Load, ...] = ("nf4", "fp8")

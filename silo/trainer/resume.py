@@ -33,10 +33,10 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from fedsilo.edge.files import make_private_directory, read_private, remove_durably, write_durably
-from fedsilo.treaty.errors import NotFoundError, OperationError
-from fedsilo.treaty.plan import Plan
-from fedsilo.treaty.wire.codec import Buffer
+from fedsilo.files.durable import make_private_directory, read_private, remove_durably, write_durably
+from fedsilo.protocol.codec import Buffer
+from fedsilo.protocol.errors import NotFoundError, OperationError
+from fedsilo.protocol.plan import Plan
 from silo.trainer.adapters.lora import LoraAdapter
 from silo.trainer.agreement_watch import PREFIX, AgreementWatch
 from silo.trainer.batch import Answer

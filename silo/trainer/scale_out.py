@@ -32,7 +32,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from fedsilo.treaty.errors import FedSiloError, OperationError, PeerError, UsageError
+from fedsilo.protocol.errors import FedSiloError, OperationError, PeerError, UsageError
 from silo.link import LinkClosed, LinkMessage, MessageLink
 from silo.trainer import memory_failure
 

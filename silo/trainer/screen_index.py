@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedsilo.treaty.errors import FedSiloError, UsageError
-from fedsilo.treaty.wire.codec import canonical_json
+from fedsilo.protocol.codec import canonical_json
+from fedsilo.protocol.errors import FedSiloError, UsageError
 from policies.screens.overlap import OverlapIndex, build_index
 from silo.trainer.data import TaskRow
 

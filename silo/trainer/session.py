@@ -1,7 +1,7 @@
 """What a trainer does for one silo, as plain calls: no socket, no process, no clock of its own.
 
 The worker carries the guard's messages to it; tests and the in-process experiments call it directly. Order of a
-run: configure (constructor) -> `begin_run` -> tasks of `fedsilo.treaty.method`, one at a time.
+run: configure (constructor) -> `begin_run` -> tasks of `fedsilo.protocol.method`, one at a time.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from fedsilo.treaty.errors import OperationError, UsageError
-from fedsilo.treaty.method import (
+from fedsilo.protocol.codec import Buffer, decode_factors, encode, factors_head, joined_factors
+from fedsilo.protocol.errors import OperationError, UsageError
+from fedsilo.protocol.method import (
     AnswerAhead,
     Evaluate,
     ExportDelta,
@@ -26,9 +27,8 @@ from fedsilo.treaty.method import (
     PublicStep,
     TrainerTask,
 )
-from fedsilo.treaty.plan import Plan
-from fedsilo.treaty.randomness import generator, private_seed_of, seed_of
-from fedsilo.treaty.wire.codec import Buffer, decode_factors, encode, factors_head, joined_factors
+from fedsilo.protocol.plan import Plan
+from fedsilo.protocol.randomness import generator, private_seed_of, seed_of
 from silo.budgets import CACHE_BYTES, MICROBATCH_TOKENS
 from silo.measuring import MeasureHoldout
 from silo.room import Room

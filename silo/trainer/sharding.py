@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedsilo.treaty.errors import UsageError
+from fedsilo.protocol.errors import UsageError
 from silo.trainer.decoder import ADAPTABLE, Decoder, Layer, Projection
 from silo.trainer.scale_out import Processes
 

@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-from fedsilo.treaty.errors import FedSiloError
+from fedsilo.protocol.errors import FedSiloError
 from silo.trainer.grading import Grader, Mark, mark_of
 from silo.trainer.resume import SessionState, StateFile, StateRefused
 from silo.trainer.rollout.embedded import Question, Rollout

@@ -18,8 +18,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from fedsilo.treaty.errors import OperationError
-from fedsilo.treaty.plan import Objective, Plan
+from fedsilo.protocol.errors import OperationError
+from fedsilo.protocol.plan import Objective, Plan
 from silo.budgets import SCORES_MAX
 from silo.trainer import objective
 from silo.trainer.adapters.lora import LoraAdapter

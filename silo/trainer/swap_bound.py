@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
-from fedsilo.treaty.plan import Plan
+from fedsilo.protocol.plan import Plan
 from silo.trainer import objective
 from silo.trainer.adapters.lora import LoraAdapter
 from silo.trainer.batch import Answer, Group, stream_of

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fedsilo.treaty.errors import OperationError
-from fedsilo.treaty.method import (
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.codec import Buffer, decode
+from fedsilo.protocol.errors import OperationError
+from fedsilo.protocol.method import (
     AnswerAhead,
     Evaluate,
     ExportDelta,
@@ -16,8 +18,6 @@ from fedsilo.treaty.method import (
     PublicStep,
     TrainerTask,
 )
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
-from fedsilo.treaty.wire.codec import Buffer, decode
 from silo.measuring import MeasureHoldout, PromptSet
 
 _SETS: Mapping[str, PromptSet] = {"private": "private", "held_out": "held_out"}

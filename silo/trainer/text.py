@@ -12,8 +12,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from fedsilo.edge.model_folder import ending_ids, vocabulary_rows
-from fedsilo.treaty.errors import UsageError
+from fedsilo.files.model_folder import ending_ids, vocabulary_rows
+from fedsilo.protocol.errors import UsageError
 
 # What Python raises for what a template asks of it: a sum of a text and none, a key that is not there, a text of a
 # gigabyte. A template is data, so none of them is a fault of ours.

@@ -23,9 +23,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedsilo.edge.extras import not_installed
-from fedsilo.treaty.errors import FedSiloError, NotAllowedError, NotFoundError, OperationError, UsageError
-from fedsilo.treaty.plan import plan_from_canonical
+from fedsilo.files.extras import not_installed
+from fedsilo.protocol.errors import FedSiloError, NotAllowedError, NotFoundError, OperationError, UsageError
+from fedsilo.protocol.plan import plan_from_canonical
 from silo.link import Link, LinkClosed, LinkMessage, LinkRefused, LinkSecurity, MessageLink, dial
 from silo.trainer import memory_failure
 from silo.trainer.configuration import Configuration, configuration_from
@@ -34,7 +34,7 @@ from silo.trainer.scale_out import Follower, Leader, Place, left_alone, start_ot
 from silo.trainer.screen_index import provide_index
 
 if TYPE_CHECKING:
-    from fedsilo.edge.grading_process import GradingProcess
+    from fedsilo.grading.worker import GradingProcess
     from silo.trainer.grading import Grader
     from silo.trainer.kept_state import KeptState
     from silo.trainer.scale_out import Processes
@@ -60,7 +60,7 @@ def load_model(folder: Path, load: str) -> Any:
     import torch
     from transformers import AutoModelForCausalLM
 
-    from fedsilo.edge.model_facts import read_model_facts
+    from fedsilo.files.model_facts import read_model_facts
     from silo.trainer.quantised import LOADS, load_quantised
 
     read_model_facts(folder)
@@ -166,10 +166,10 @@ class Worker:
         torch.set_num_threads(configuration.threads)
         import transformers
 
-        from fedsilo.edge.data_findings import find as find_repeated
-        from fedsilo.edge.own_verifiers import own_verifiers_sha256
-        from fedsilo.edge.reference_checks import full_check
-        from fedsilo.edge.task_files import listed, read_tasks, read_usable
+        from fedsilo.files.task_files import listed, read_tasks, read_usable
+        from fedsilo.grading.data_findings import find as find_repeated
+        from fedsilo.grading.own_verifiers import own_verifiers_sha256
+        from fedsilo.grading.reference_checks import full_check
         from silo.trainer.agreement import limits_from
         from silo.trainer.kept_state import kept_state
         from silo.trainer.session import Material, Session
@@ -256,7 +256,7 @@ class Worker:
         )
 
     def _grader(self, verifier: str) -> Grader:
-        from fedsilo.edge.grading_process import GradingProcess
+        from fedsilo.grading.worker import GradingProcess
         from silo.trainer.grading import Mark
 
         process = GradingProcess(verifier, runs_programs=True)

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from fedsilo.treaty.method import LoadAdapter, PrivateStep
+from fedsilo.protocol.method import LoadAdapter, PrivateStep
 from silo.trainer.quantised import load_quantised
 from silo.trainer.session import Material
 from silo.trainer.worker import load_model

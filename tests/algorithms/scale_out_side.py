@@ -18,11 +18,11 @@ import numpy as np
 import safetensors.torch
 import torch
 
-from fedsilo.treaty.errors import OperationError
-from fedsilo.treaty.method import Evaluate, GeneratePublic, LoadAdapter, PrivateStep, PublicStep
-from fedsilo.treaty.plan import Plan
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
-from fedsilo.treaty.wire.codec import decode
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.codec import decode
+from fedsilo.protocol.errors import OperationError
+from fedsilo.protocol.method import Evaluate, GeneratePublic, LoadAdapter, PrivateStep, PublicStep
+from fedsilo.protocol.plan import Plan
 from silo.trainer.adapters.lora import LoraAdapter
 from silo.trainer.agreement import Limits
 from silo.trainer.agreement_watch import AgreementWatch

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from fedsilo.treaty.method import GeneratePublic, LoadAdapter
-from fedsilo.treaty.wire import codec
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.protocol import codec
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.method import GeneratePublic, LoadAdapter
 from silo.guard.messages import Allowed, Denied
 from silo.trainer.agreement import Limits
 from silo.trainer.rollout.embedded import Question, Rollout

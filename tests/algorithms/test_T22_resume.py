@@ -18,11 +18,11 @@ import numpy as np
 import pytest
 import torch
 
-from fedsilo.treaty.errors import FedSiloError, OperationError
-from fedsilo.treaty.method import ExportDelta, GeneratePublic, LoadAdapter, PrivateStep, PublicStep, TrainerTask
-from fedsilo.treaty.plan import Plan
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
-from fedsilo.treaty.wire.codec import decode
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.codec import decode
+from fedsilo.protocol.errors import FedSiloError, OperationError
+from fedsilo.protocol.method import ExportDelta, GeneratePublic, LoadAdapter, PrivateStep, PublicStep, TrainerTask
+from fedsilo.protocol.plan import Plan
 from silo.link import Link, LinkMessage, Listener
 from silo.trainer.agreement import Limits
 from silo.trainer.fences import OFFLINE

@@ -11,18 +11,18 @@ from pathlib import Path
 
 import pytest
 
-from fedsilo.edge.answer_grading import AnswerGrading
-from fedsilo.edge.grading_process import GradingProcess
-from fedsilo.treaty.grading import grade
-from fedsilo.treaty.grading.verdict import TIMEOUT, Verdict, judged
+from fedsilo.grading import grade
+from fedsilo.grading.answers import AnswerGrading
+from fedsilo.grading.verdict import TIMEOUT, Verdict, judged
+from fedsilo.grading.worker import GradingProcess
 
 PLACE = ("run-1", 1, 2)
 SLOW, FAST = ("forever", "1"), ("1", "1")
 BUDGET_SECONDS = 2.0
 # stands before the real verifier on the child's path, and computes on one answer as sympy may on some
 COSTLY = """
-import fedsilo.treaty.grading.exact as exact
-from fedsilo.treaty.grading.verdict import judged
+import fedsilo.grading.exact as exact
+from fedsilo.grading.verdict import judged
 
 def grade(response, reference):
     while response == "forever":

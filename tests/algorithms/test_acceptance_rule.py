@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedsilo.treaty.errors import OperationError
+from fedsilo.protocol.errors import OperationError
 from silo.config import Acceptance
 from silo.guard.acceptance_rule import Verdicts, judge, sentence
 

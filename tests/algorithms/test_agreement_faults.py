@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 import torch
 
-from fedsilo.treaty.errors import OperationError
-from fedsilo.treaty.method import LoadAdapter, PrivateStep
+from fedsilo.protocol.errors import OperationError
+from fedsilo.protocol.method import LoadAdapter, PrivateStep
 from silo.trainer import agreement_watch
 from silo.trainer.agreement import AnswerFigures, Limits, divergence
 from silo.trainer.agreement_watch import AgreementWatch

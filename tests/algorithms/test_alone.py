@@ -9,9 +9,11 @@ import pytest
 
 from coordinator.aggregate import aggregate, initial_adapter
 from coordinator.blobs import Blobs, BytesPayload
-from fedsilo.treaty.averaging import mean_delta
-from fedsilo.treaty.errors import OperationError
-from fedsilo.treaty.method import (
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.averaging import mean_delta
+from fedsilo.protocol.codec import sha256_hex
+from fedsilo.protocol.errors import OperationError
+from fedsilo.protocol.method import (
     Evaluate,
     ExportDelta,
     GeneratePublic,
@@ -20,11 +22,9 @@ from fedsilo.treaty.method import (
     PublicStep,
     TrainerTask,
 )
-from fedsilo.treaty.methods import method_named
-from fedsilo.treaty.plan import Plan
-from fedsilo.treaty.swap import public_batch
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
-from fedsilo.treaty.wire.codec import sha256_hex
+from fedsilo.protocol.methods import method_named
+from fedsilo.protocol.plan import Plan
+from fedsilo.protocol.swap import public_batch
 from policies.schema import LoraSchema
 from silo.report.alone import _Alone, plan_alone, train_alone
 from tests.algorithms.tiny import ZERO_DIGEST, make_plan, make_session, start_payload
@@ -133,8 +133,8 @@ def test_the_initial_adapter_is_the_one_every_run_begins_with() -> None:
 
     import numpy as np
 
-    from fedsilo.treaty.randomness import generator, seed_of
-    from fedsilo.treaty.wire.codec import decode_factors
+    from fedsilo.protocol.codec import decode_factors
+    from fedsilo.protocol.randomness import generator, seed_of
 
     schema = LoraSchema(ZERO_DIGEST, 4, 8.0, "float32", "all-linear", (("m.lora_A", (4, 25)), ("m.lora_B", (6, 4))))
     tensors = decode_factors(initial_adapter(schema, 11)).tensors

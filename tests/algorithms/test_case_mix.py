@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsilo.treaty.errors import UsageError
+from fedsilo.protocol.errors import UsageError
 from silo.report.case_mix import compare
 
 TOPICS = ["a", "a", "b", "b", "c", "c", "d", "d"]

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from fedsilo.edge.data_findings import EXAMPLES_MAX, NUMBERS_ASIDE_WORDS, Finding, find
-from fedsilo.edge.task_files import Task, TaskFile
+from fedsilo.files.task_files import Task, TaskFile
+from fedsilo.grading.data_findings import EXAMPLES_MAX, NUMBERS_ASIDE_WORDS, Finding, find
 
 LONG = "a patient of 45 years comes with " + "pain in the chest since noon and " * 3 + "asks what to do"
 PRIVATE = ["what is 3 + 4?", "Name the capital of France.", LONG]

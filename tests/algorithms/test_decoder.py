@@ -23,7 +23,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from fedsilo.treaty.errors import UsageError
+from fedsilo.protocol.errors import UsageError
 from silo.trainer import layers
 from silo.trainer.batch import stream_of
 from silo.trainer.decoder import Decoder

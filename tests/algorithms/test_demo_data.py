@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from fedsilo.edge.task_files import read_tasks
-from fedsilo.launch import cli_data, digit_tasks
-from fedsilo.launch.data_folder import read_data_folder, silo_names
-from fedsilo.launch.demo_data import make_digit_set, write_digit_folder, write_sets_folder
-from fedsilo.launch.examples import examples_folder
-from fedsilo.treaty.errors import ConflictError, FedSiloError, NotFoundError, UsageError
-from fedsilo.treaty.grading import check_reference, grade
+from fedsilo.cli import data as cli_data
+from fedsilo.demo import digit_tasks
+from fedsilo.demo.data import make_digit_set, write_digit_folder, write_sets_folder
+from fedsilo.demo.data_folder import read_data_folder, silo_names
+from fedsilo.demo.examples import examples_folder
+from fedsilo.files.task_files import read_tasks
+from fedsilo.grading import check_reference, grade
+from fedsilo.protocol.errors import ConflictError, FedSiloError, NotFoundError, UsageError
 
 BY_HAND = {
     "sort_up": "1257",

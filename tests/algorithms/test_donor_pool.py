@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsilo.treaty.donor_pool import answers_digest, donors_taken, drawn_donors, rows_ahead
-from fedsilo.treaty.plan import Plan
-from fedsilo.treaty.randomness import generator
-from fedsilo.treaty.swap import balanced_donors, public_batch, replaced_positions
+from fedsilo.protocol.donor_pool import answers_digest, donors_taken, drawn_donors, rows_ahead
+from fedsilo.protocol.plan import Plan
+from fedsilo.protocol.randomness import generator
+from fedsilo.protocol.swap import balanced_donors, public_batch, replaced_positions
 from tests.simulated.paper_federation import plan_of
 
 PLAN = plan_of(exchange="round_end", rounds=3, samples_per_prompt=8)  # public steps 2 and 4 of 4, two prompts of nine

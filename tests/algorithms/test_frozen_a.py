@@ -14,13 +14,13 @@ import torch
 
 from coordinator.aggregate import aggregate, read_factors, write_peft_folder
 from coordinator.blobs import Blobs, BytesPayload
-from fedsilo.treaty.averaging import mean_delta
-from fedsilo.treaty.errors import UsageError
-from fedsilo.treaty.method import ExportDelta, GeneratePublic, LoadAdapter, PrivateStep, PublicStep, TrainerTask
-from fedsilo.treaty.methods import method_named
-from fedsilo.treaty.plan import Plan
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
-from fedsilo.treaty.wire.codec import decode_factors, encode_factors, sha256_hex
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.averaging import mean_delta
+from fedsilo.protocol.codec import decode_factors, encode_factors, sha256_hex
+from fedsilo.protocol.errors import UsageError
+from fedsilo.protocol.method import ExportDelta, GeneratePublic, LoadAdapter, PrivateStep, PublicStep, TrainerTask
+from fedsilo.protocol.methods import method_named
+from fedsilo.protocol.plan import Plan
 from policies.schema import LoraSchema
 from silo.report.alone import plan_alone, train_alone
 from silo.trainer.adapters.lora import LoraAdapter, shape_from_schema

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsilo.treaty.errors import UsageError
-from fedsilo.treaty.grading import VERIFIERS, VerdictCode, check_reference, choice, code, grade, numeric
+from fedsilo.grading import VERIFIERS, VerdictCode, check_reference, choice, code, grade, numeric
+from fedsilo.protocol.errors import UsageError
 
 EXAMPLES = [
     json.loads(line)

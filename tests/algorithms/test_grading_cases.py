@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fedsilo.treaty.grading import check_reference, grade, prepare
+from fedsilo.grading import check_reference, grade, prepare
 from tests.algorithms.sets_folder import set_file
 
 VECTORS = Path(__file__).parents[1] / "vectors"

@@ -12,12 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from fedsilo.edge import code_sandbox
-from fedsilo.edge.code_roles import decode
-from fedsilo.edge.code_sandbox import RUNGS, CodeSandbox, system_call_filter
-from fedsilo.edge.grading_process import GradingProcess
-from fedsilo.treaty.errors import UsageError
-from fedsilo.treaty.grading import VerdictCode, check_reference, code, require_verifier
+from fedsilo.grading import VerdictCode, check_reference, code, code_sandbox, require_verifier
+from fedsilo.grading.code_roles import decode
+from fedsilo.grading.code_sandbox import RUNGS, CodeSandbox, system_call_filter
+from fedsilo.grading.worker import GradingProcess
+from fedsilo.protocol.errors import UsageError
 from tests.algorithms.hostile_programs import CHEATS, FORGED, GOOD, HARMFUL, REFUSED, TEST
 from tests.algorithms.sets_folder import set_file
 
@@ -243,7 +242,7 @@ def test_T22_the_coordinator_never_runs_programs() -> None:
         tree = ast.parse(path.read_text("utf-8"))
         keywords = {node.arg for node in ast.walk(tree) if isinstance(node, ast.keyword)}
         modules = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-        assert "runs_programs" not in keywords and "fedsilo.edge.code_sandbox" not in modules, path
+        assert "runs_programs" not in keywords and "fedsilo.grading.code_sandbox" not in modules, path
 
 
 def test_T22_without_walls_nothing_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,7 +251,7 @@ def test_T22_without_walls_nothing_is_run(tmp_path: Path, monkeypatch: pytest.Mo
         CodeSandbox(start)
     assert raised.value.code == "NO_SANDBOX" and all(rung in raised.value.message for rung in RUNGS)
     (tmp_path / "sitecustomize.py").write_text(
-        "import fedsilo.edge.code_sandbox as sandbox\nsandbox.readable_paths = lambda: ['/nowhere/at/all']\n"
+        "import fedsilo.grading.code_sandbox as sandbox\nsandbox.readable_paths = lambda: ['/nowhere/at/all']\n"
     )
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(ROOT)]))
     with GradingProcess("code", runs_programs=True) as process, pytest.raises(UsageError, match="no sandbox"):

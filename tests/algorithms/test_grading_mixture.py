@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from fedsilo.edge.grading_process import GradingProcess
-from fedsilo.edge.own_verifiers import find_verifier, own_names
-from fedsilo.treaty.errors import UsageError
-from fedsilo.treaty.grading import VerdictCode, grade, mixture, require_verifier
+from fedsilo.grading import VerdictCode, grade, mixture, require_verifier
+from fedsilo.grading.own_verifiers import find_verifier, own_names
+from fedsilo.grading.worker import GradingProcess
+from fedsilo.protocol.errors import UsageError
 
 TAGGED = "<think>2 + 3</think>\n<answer>5</answer>"
 DOSAGE = """

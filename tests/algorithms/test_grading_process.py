@@ -13,15 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from fedsilo.edge.grading_process import GradingProcess, _plain_child
-from fedsilo.treaty.errors import OperationError, UsageError
-from fedsilo.treaty.grading import VerdictCode
+from fedsilo.grading import VerdictCode
+from fedsilo.grading.worker import GradingProcess, _plain_child
+from fedsilo.protocol.errors import OperationError, UsageError
 
-# A stand-in for fedsilo.treaty.grading.exact, put before the real one on the child's path
+# A stand-in for fedsilo.grading.exact, put before the real one on the child's path
 HOSTILE = """
 import os, struct, sys, time
-import fedsilo.treaty.grading.exact as exact
-from fedsilo.treaty.grading.verdict import judged
+import fedsilo.grading.exact as exact
+from fedsilo.grading.verdict import judged
 
 def grade(response, reference):
     print("noise on standard output")
@@ -164,11 +164,11 @@ def test_a_verifier_that_runs_programs_is_refused() -> None:
 
 
 def test_T22_a_package_in_the_working_directory_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    trap = tmp_path / "fedsilo" / "edge"
+    trap = tmp_path / "fedsilo" / "grading"
     trap.mkdir(parents=True)
     for folder in (trap.parent, trap):
         (folder / "__init__.py").write_text("", encoding="utf-8")
-    (trap / "grading_process.py").write_text(
+    (trap / "worker.py").write_text(
         f"import pathlib, sys, time\npathlib.Path({str(tmp_path / 'ran')!r}).touch()\nsys.exit(1)\n", encoding="utf-8"
     )
     monkeypatch.chdir(tmp_path)
@@ -177,9 +177,7 @@ def test_T22_a_package_in_the_working_directory_is_not_run(tmp_path: Path, monke
         assert process.grade("a", "a").correct
     assert not (tmp_path / "ran").exists()
     # without -P the same folder does run in its place
-    subprocess.run(
-        [sys.executable, "-m", "fedsilo.edge.grading_process", "exact"], check=False, stdin=subprocess.DEVNULL
-    )
+    subprocess.run([sys.executable, "-m", "fedsilo.grading.worker", "exact"], check=False, stdin=subprocess.DEVNULL)
     assert (tmp_path / "ran").exists()
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fedsilo.treaty.grading import check_reference, grade, prepare
+from fedsilo.grading import check_reference, grade, prepare
 
 SECONDS_MAX = 5.0
 CASES = Path(__file__).parents[1] / "vectors" / "grading_cases"

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from fedsilo.treaty.errors import OperationError, UsageError
-from fedsilo.treaty.method import Evaluate, LoadAdapter, PrivateStep
+from fedsilo.protocol.errors import OperationError, UsageError
+from fedsilo.protocol.method import Evaluate, LoadAdapter, PrivateStep
 from silo.measuring import MeasureHoldout
 from silo.trainer.data import clusters_of, split_holdout
 from silo.trainer.task_fields import task_from_fields

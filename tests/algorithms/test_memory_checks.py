@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from fedsilo.edge.model_facts import read_model_facts
-from fedsilo.treaty.errors import UsageError
+from fedsilo.files.model_facts import read_model_facts
+from fedsilo.protocol.errors import UsageError
 from silo import memory_estimate
 from silo.config import Model, Rollout, SiloConfig, Trainer
 from silo.guard import checks

@@ -14,8 +14,8 @@ import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from fedsilo.edge.model_facts import ModelFacts, read_model_facts
-from fedsilo.treaty.errors import UsageError
+from fedsilo.files.model_facts import ModelFacts, read_model_facts
+from fedsilo.protocol.errors import UsageError
 from silo.memory_estimate import LIBRARIES_BYTES, SERVER_BYTES, Machine, Settings, Shapes, estimate, judge, machine
 from silo.trainer.adapters.lora import LoraAdapter
 from silo.trainer.batch import Answer, Group

@@ -11,12 +11,12 @@ from google.protobuf.message import Message
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsilo.treaty import method as m
-from fedsilo.treaty.averaging import mean_delta
-from fedsilo.treaty.errors import UsageError
-from fedsilo.treaty.methods import METHODS, method_named
-from fedsilo.treaty.swap import public_batch
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.protocol import method as m
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.averaging import mean_delta
+from fedsilo.protocol.errors import UsageError
+from fedsilo.protocol.methods import METHODS, method_named
+from fedsilo.protocol.swap import public_batch
 from tests.simulated.paper_federation import PaperFederation, plan_of
 
 NAMES = sorted(METHODS)

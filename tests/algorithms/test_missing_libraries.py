@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 
-from fedsilo.edge import extras
-from fedsilo.launch import demo, tiny_model
-from fedsilo.launch.output import ended_by
-from fedsilo.treaty.errors import UsageError
+from fedsilo.cli.output import ended_by
+from fedsilo.demo import run as demo
+from fedsilo.demo import tiny_model
+from fedsilo.files import extras
+from fedsilo.protocol.errors import UsageError
 from silo.guard import checks
 from silo.link import LinkMessage
 from silo.trainer.worker import Worker
@@ -85,7 +86,7 @@ def test_the_trainer_tells_its_guard(tmp_path: Path, without: Any) -> None:
 @pytest.mark.parametrize("library", ["torch", "transformers"])
 def test_silo_start_says_it_before_anything_is_opened(library: str, tmp_path: Path) -> None:
     site = PolicySite(tmp_path)
-    code = f"import sys; sys.modules[{library!r}] = None; from fedsilo.launch.__main__ import main; main()"
+    code = f"import sys; sys.modules[{library!r}] = None; from fedsilo.cli.__main__ import main; main()"
     started = subprocess.run(
         [sys.executable, "-c", code, "silo", "start", "--config", str(site.folder / "silo.yaml"), "--json"],
         capture_output=True, text=True, check=False,

@@ -13,9 +13,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
-from fedsilo.edge import model_facts
-from fedsilo.edge.model_facts import read_model_facts
-from fedsilo.treaty.errors import UsageError
+from fedsilo.files import model_facts
+from fedsilo.files.model_facts import read_model_facts
+from fedsilo.protocol.errors import UsageError
 from silo.trainer import decoder
 from silo.trainer.text import load_codec
 from tests.algorithms.tiny import make_model, make_tokenizer

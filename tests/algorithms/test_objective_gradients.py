@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedsilo.treaty.plan import Plan
+from fedsilo.protocol.plan import Plan
 from silo.trainer import objective
 from silo.trainer.batch import Answer, Group
 from tests.algorithms.test_trl_agreement import LEARNING_RATE, WHOLE, Epoch, our_epochs

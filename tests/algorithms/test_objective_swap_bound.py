@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedsilo.treaty.method import PublicStep
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.method import PublicStep
 from silo.trainer.adapters.lora import LoraAdapter
 from silo.trainer.batch import Answer, Group
 from silo.trainer.public import SwapFigures

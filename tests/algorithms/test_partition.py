@@ -7,9 +7,9 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from fedsilo.launch.partition import mean_total_variation, split_dirichlet_equal_size
-from fedsilo.treaty.errors import UsageError
-from fedsilo.treaty.randomness import generator, seed_of
+from fedsilo.demo.partition import mean_total_variation, split_dirichlet_equal_size
+from fedsilo.protocol.errors import UsageError
+from fedsilo.protocol.randomness import generator, seed_of
 
 LABELS = [f"class_{row % 7}" for row in range(2000)]
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from fedsilo.edge.task_files import STANDARD, Task, TaskFile
-from fedsilo.treaty.errors import UsageError
+from fedsilo.files.task_files import STANDARD, Task, TaskFile
+from fedsilo.protocol.errors import UsageError
 from silo.config import SiloConfig, load_config
 from silo.guard import checks
 from silo.trainer.preview import PROMPT_CHARACTERS_MAX, preview, quantiles, request_from, spread

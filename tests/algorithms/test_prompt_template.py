@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from fedsilo.edge.model_folder import read_fingerprints
-from fedsilo.edge.prompt_template import read_template
-from fedsilo.treaty.errors import NotFoundError, UsageError
+from fedsilo.files.model_folder import read_fingerprints
+from fedsilo.files.prompt_template import read_template
+from fedsilo.protocol.errors import NotFoundError, UsageError
 from silo.trainer.text import TextCodec, load_codec
 from tests.algorithms.tiny import make_model, make_tokenizer
 

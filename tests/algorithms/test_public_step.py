@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsilo.treaty.randomness import generator
-from fedsilo.treaty.swap import balanced_donors, random_group
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.randomness import generator
+from fedsilo.protocol.swap import balanced_donors, random_group
 from silo.trainer.batch import Answer
 from silo.trainer.data import Prompt
 from silo.trainer.objective import group_advantages

@@ -14,8 +14,8 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
-from fedsilo.treaty.errors import UsageError
-from fedsilo.treaty.method import LoadAdapter, PrivateStep
+from fedsilo.protocol.errors import UsageError
+from fedsilo.protocol.method import LoadAdapter, PrivateStep
 from silo.trainer.adapters.lora import LoraAdapter
 from silo.trainer.batch import stream_of
 from silo.trainer.layers import token_logp

@@ -12,7 +12,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fedsilo.treaty.errors import OperationError
+from fedsilo.protocol.errors import OperationError
 from silo.budgets import CACHE_BYTES
 from silo.trainer.batch import prefixes_of
 from silo.trainer.rollout import embedded

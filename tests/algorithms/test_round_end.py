@@ -8,12 +8,12 @@ from collections.abc import Callable
 
 import pytest
 
-from fedsilo.treaty import method as m
-from fedsilo.treaty.donor_pool import donors_taken, drawn_donors
-from fedsilo.treaty.methods import METHODS
-from fedsilo.treaty.plan import Plan
-from fedsilo.treaty.swap import public_batch
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.protocol import method as m
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.donor_pool import donors_taken, drawn_donors
+from fedsilo.protocol.methods import METHODS
+from fedsilo.protocol.plan import Plan
+from fedsilo.protocol.swap import public_batch
 from tests.simulated.paper_federation import PaperFederation, correct_by_name, plan_of
 
 UPDATE = "lora.factors"

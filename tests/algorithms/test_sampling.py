@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from fedsilo.treaty import method as m
-from fedsilo.treaty.methods import METHODS
-from fedsilo.treaty.plan import Plan
+from fedsilo.protocol import method as m
+from fedsilo.protocol.methods import METHODS
+from fedsilo.protocol.plan import Plan
 from silo.sampling import TaskGiver, Training
 from tests.simulated.paper_federation import PaperFederation, plan_of
 

@@ -18,9 +18,9 @@ import pytest
 import safetensors.torch
 import torch
 
-from fedsilo.treaty.errors import UsageError
-from fedsilo.treaty.method import ExportDelta, LoadAdapter, PrivateStep
-from fedsilo.treaty.wire.codec import decode_factors
+from fedsilo.protocol.codec import decode_factors
+from fedsilo.protocol.errors import UsageError
+from fedsilo.protocol.method import ExportDelta, LoadAdapter, PrivateStep
 from silo.config import load_config
 from silo.link import Link, Listener
 from silo.trainer.fences import OFFLINE

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fedsilo.treaty.errors import UsageError
+from fedsilo.protocol.errors import UsageError
 from policies.screens import Material, screen_texts
 from policies.screens.overlap import OverlapIndex
 from silo.guard.screens import Screens, index_key

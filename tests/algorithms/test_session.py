@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsilo.treaty.averaging import mean_delta
-from fedsilo.treaty.errors import FedSiloError, OperationError, PeerError, UsageError
-from fedsilo.treaty.method import (
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.averaging import mean_delta
+from fedsilo.protocol.codec import decode, decode_factors, encode_factors
+from fedsilo.protocol.errors import FedSiloError, OperationError, PeerError, UsageError
+from fedsilo.protocol.method import (
     AnswerAhead,
     Evaluate,
     ExportDelta,
@@ -20,9 +22,7 @@ from fedsilo.treaty.method import (
     PrivateStep,
     PublicStep,
 )
-from fedsilo.treaty.plan import Plan
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
-from fedsilo.treaty.wire.codec import decode, decode_factors, encode_factors
+from fedsilo.protocol.plan import Plan
 from silo.sampling import PrivateSampler
 from silo.trainer.adapters.lora import LoraShape
 from silo.trainer.agreement import Limits

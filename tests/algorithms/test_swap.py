@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsilo.treaty.randomness import generator
-from fedsilo.treaty.swap import balanced_donors, donors_wanted, random_group, replaced_positions
+from fedsilo.protocol.randomness import generator
+from fedsilo.protocol.swap import balanced_donors, donors_wanted, random_group, replaced_positions
 
 
 def answers(counts: tuple[int, ...]) -> dict[str, list[str]]:

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from fedsilo.edge.task_files import FieldNames, read_tasks, read_usable, refuse_bad_references
-from fedsilo.treaty.errors import NotFoundError, UsageError
-from fedsilo.treaty.grading import check_reference
+from fedsilo.files.task_files import FieldNames, read_tasks, read_usable, refuse_bad_references
+from fedsilo.grading import check_reference
+from fedsilo.protocol.errors import NotFoundError, UsageError
 
 
 def row(number: int, **changes: Any) -> str:

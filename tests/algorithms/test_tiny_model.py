@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsilo.launch import digit_tasks, tiny_model
-from fedsilo.launch.tiny_model import Recipe, build_model, cached_model, make_tokenizer, recipe_for
-from fedsilo.treaty.errors import OperationError
+from fedsilo.demo import digit_tasks, tiny_model
+from fedsilo.demo.tiny_model import Recipe, build_model, cached_model, make_tokenizer, recipe_for
+from fedsilo.protocol.errors import OperationError
 
 SHORT = dataclasses.replace(recipe_for("digits"), steps=2, batch=4)
 BYTES = make_tokenizer("bytes")
@@ -41,7 +41,7 @@ def test_recipes_are_told_apart_by_their_digest() -> None:
 
 
 def test_habits_have_the_stated_shares() -> None:
-    from fedsilo.treaty.randomness import generator
+    from fedsilo.protocol.randomness import generator
 
     pairs = tiny_model._digit_pairs(generator(1), 20_000)
     by_letter = {operation.letter: operation for operation in digit_tasks.OPERATIONS.values()}

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedsilo.treaty.errors import OperationError
+from fedsilo.protocol.errors import OperationError
 from silo.trainer.adapters.lora import LoraAdapter
 from silo.trainer.batch import Answer, Group, stream_of
 from silo.trainer.layers import token_logp

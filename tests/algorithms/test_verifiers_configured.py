@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ConfigDict
 
-from fedsilo.edge.own_verifiers import own_verifiers_sha256
-from fedsilo.edge.reference_checks import full_check, our_parts_check
-from fedsilo.edge.site_policy import read_effective
-from fedsilo.edge.verifier_names import AnyVerifier, OwnPartsVerifier
-from fedsilo.treaty.errors import UsageError
-from fedsilo.treaty.randomness import generator
-from fedsilo.treaty.strict_yaml import load, validate
+from fedsilo.files.site_policy import read_effective
+from fedsilo.grading.own_verifiers import own_verifiers_sha256
+from fedsilo.grading.reference_checks import full_check, our_parts_check
+from fedsilo.grading.verifier_names import AnyVerifier, OwnPartsVerifier
+from fedsilo.protocol.errors import UsageError
+from fedsilo.protocol.randomness import generator
+from fedsilo.protocol.strict_yaml import load, validate
 from silo.guard import isolation
 from silo.guard.startup import _check_verifiers, trained_with
 from silo.guard.trainer_environment import trainer_environment
@@ -296,7 +296,7 @@ def test_T22_a_trainer_that_can_build_no_sandbox_refuses_before_any_step(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text(
-        "import fedsilo.edge.code_sandbox as sandbox\nsandbox.readable_paths = lambda: ['/nowhere/at/all']\n"
+        "import fedsilo.grading.code_sandbox as sandbox\nsandbox.readable_paths = lambda: ['/nowhere/at/all']\n"
     )
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(Path(__file__).parents[2])]))
     link: Link = request.getfixturevalue("guard_end")

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
-from fedsilo.edge.model_facts import read_model_facts
-from fedsilo.edge.model_folder import lora_schema_of, read_fingerprints, weight_files
-from fedsilo.treaty.errors import UsageError
+from fedsilo.files.model_facts import read_model_facts
+from fedsilo.files.model_folder import lora_schema_of, read_fingerprints, weight_files
+from fedsilo.protocol.errors import UsageError
 from silo.trainer.quantised import load_quantised
 from silo.trainer.worker import load_model
 from tests.algorithms.tiny import make_model, make_tokenizer

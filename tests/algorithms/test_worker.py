@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 import torch
 
-from fedsilo.treaty.errors import UsageError
-from fedsilo.treaty.method import LoadAdapter
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
-from fedsilo.treaty.wire.codec import decode, decode_factors
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.codec import decode, decode_factors
+from fedsilo.protocol.errors import UsageError
+from fedsilo.protocol.method import LoadAdapter
 from silo.link import Link, LinkClosed, LinkMessage, Listener
 from silo.trainer.configuration import configuration_from
 from silo.trainer.fences import OFFLINE, Refusals, is_grading_command, set_offline, verify_hub_offline, verify_offline
@@ -247,11 +247,11 @@ def test_T10_the_hook_refuses_to_reach_out(attempt: str) -> None:  # threat id
 @pytest.mark.parametrize(
     ("command", "allowed"),
     [
-        ([sys.executable, "-P", "-m", "fedsilo.edge.grading_process", "exact"], True),
-        ([sys.executable, "-m", "fedsilo.edge.grading_process", "exact"], False),
-        ([sys.executable, "-P", "-m", "fedsilo.edge.other"], False),
-        ([sys.executable, "-P", "-c", "fedsilo.edge.grading_process"], False),
-        (["/bin/sh", "-P", "-m", "fedsilo.edge.grading_process"], False),
+        ([sys.executable, "-P", "-m", "fedsilo.grading.worker", "exact"], True),
+        ([sys.executable, "-m", "fedsilo.grading.worker", "exact"], False),
+        ([sys.executable, "-P", "-m", "fedsilo.grading.other"], False),
+        ([sys.executable, "-P", "-c", "fedsilo.grading.worker"], False),
+        (["/bin/sh", "-P", "-m", "fedsilo.grading.worker"], False),
         ("sh", False),
     ],
 )

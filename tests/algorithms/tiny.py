@@ -14,10 +14,10 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from fedsilo.treaty.freezing import Freeze
-from fedsilo.treaty.method import TrainerTask
-from fedsilo.treaty.plan import Plan
-from fedsilo.treaty.wire.codec import encode_factors, sha256_hex
+from fedsilo.protocol.codec import encode_factors, sha256_hex
+from fedsilo.protocol.freezing import Freeze
+from fedsilo.protocol.method import TrainerTask
+from fedsilo.protocol.plan import Plan
 from silo.measuring import MeasureHoldout
 from silo.sampling import TaskGiver
 from silo.trainer.adapters.lora import LoraAdapter, LoraShape

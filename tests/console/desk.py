@@ -16,7 +16,7 @@ from console.feed import Person
 from console.screens.approval import ApprovalScreen
 from console.screens.base import FedScreen
 from console.values import Snapshot
-from fedsilo.treaty.errors import FedSiloError
+from fedsilo.protocol.errors import FedSiloError
 from tests.console.states import live, release, silo
 
 SIZES = [(80, 24), (100, 30), (140, 42)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from fedsilo.treaty.intervals import wilson_interval
+from fedsilo.protocol.intervals import wilson_interval
 
 DIGESTS = {
     "plan": "1a" * 32, "base_model": "2b" * 32, "tokenizer": "3c" * 32, "template": "4d" * 32, "lora_schema": "5e" * 32,

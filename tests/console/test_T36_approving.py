@@ -20,7 +20,7 @@ from console.screens.release_texts import ComparisonScreen, PayloadScreen
 from console.screens.tables import TablePane
 from console.sharing import released_answer
 from console.values import Evidence, Finding
-from fedsilo.treaty.errors import ConflictError, NotAllowedError
+from fedsilo.protocol.errors import ConflictError, NotAllowedError
 from tests.console import dumps
 from tests.console.desk import SIZES, Desk, console, open_dialog, type_word
 from tests.console.states import DIGEST, NOW, POLICY_DIGEST, RULES, release, rule, silo

@@ -33,7 +33,10 @@ from console.screens.round import RoundScreen
 from console.screens.settings import SettingsScreen
 from console.screens.tables import TablePane
 from console.told import ToldConsole
-from fedsilo.launch import cli_console, cli_coordinator, cli_fedsilo, cli_silo
+from fedsilo.cli import console as cli_console
+from fedsilo.cli import coordinator as cli_coordinator
+from fedsilo.cli import fedsilo as cli_fedsilo
+from fedsilo.cli import silo as cli_silo
 from tests.console.states import live, release, silo
 
 APPLICATIONS = {

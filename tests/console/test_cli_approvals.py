@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from fedsilo.launch import cli_approvals
-from fedsilo.treaty.errors import NotFoundError
+from fedsilo.cli import approvals as cli_approvals
+from fedsilo.protocol.errors import NotFoundError
 from tests.console.states import DIGEST, POLICY_DIGEST, SHOWN, release, rule, silo
 from tests.console.test_real_desk import Site, site
 

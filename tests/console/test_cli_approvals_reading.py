@@ -14,9 +14,10 @@ import pytest
 from typer.testing import CliRunner
 
 from benchmarks import release_site
-from fedsilo.edge.message_index import utc
-from fedsilo.launch import cli_approvals, cli_approvals_reading
-from fedsilo.launch.silo_folder import UNREAD
+from fedsilo.audit.message_index import utc
+from fedsilo.cli import approvals as cli_approvals
+from fedsilo.cli import approvals_reading as cli_approvals_reading
+from fedsilo.cli.silo_folder import UNREAD
 from silo.guard.held_payloads import HeldPayloads
 from silo.guard.ledger import PolicyInForce
 from silo.guard.release_pages import release_page

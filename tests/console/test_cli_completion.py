@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-PROGRAM = "import sys; sys.argv = [{0!r}]; from fedsilo.launch import cli; cli.{1}_main()"
+PROGRAM = "import sys; sys.argv = [{0!r}]; from fedsilo.cli import main as cli; cli.{1}_main()"
 MAINS = {"fedsilo": "fedsilo", "silo": "silo", "coordinator": "coordinator", "fedconsole": "console"}
 
 

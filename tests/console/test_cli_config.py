@@ -15,11 +15,13 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from fedsilo.edge import disk_space
-from fedsilo.edge.files import holder_of, lock_exclusively
-from fedsilo.launch import cli_coordinator, cli_fedsilo, cli_silo
-from fedsilo.launch.contexts import changing
-from fedsilo.launch.doctor import CLOCK_BEHIND_SECONDS_MAX, Finding, findings
+from fedsilo.cli import coordinator as cli_coordinator
+from fedsilo.cli import fedsilo as cli_fedsilo
+from fedsilo.cli import silo as cli_silo
+from fedsilo.cli.contexts import changing
+from fedsilo.cli.doctor import CLOCK_BEHIND_SECONDS_MAX, Finding, findings
+from fedsilo.files import disk_space
+from fedsilo.files.durable import holder_of, lock_exclusively
 from silo.guard import proxied
 from tests.console.test_real_desk import Site, site
 from tests.simulated.policy_site import PolicySite, text_of
@@ -104,7 +106,7 @@ def test_contexts_are_kept_used_and_forgotten(place: PolicySite, tmp_path: Path)
 
 def test_commands_at_once_lose_no_context(place: PolicySite, tmp_path: Path) -> None:
     folder, names = tmp_path / "kept", [f"c{number}" for number in range(4)]
-    program = "import sys; from fedsilo.launch import cli; sys.argv[0] = 'fedsilo'; cli.fedsilo_main()"
+    program = "import sys; from fedsilo.cli import main as cli; sys.argv[0] = 'fedsilo'; cli.fedsilo_main()"
     with changing():  # so that they all come at one time
         started = [
             subprocess.Popen(

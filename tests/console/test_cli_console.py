@@ -20,8 +20,8 @@ from console.replay import Replay
 from console.store import Store
 from console.themes import THEMES
 from console.told import ToldConsole, screen_text
-from fedsilo.launch.cli_console import app, theme_named
-from fedsilo.treaty.errors import UnreachableError, UsageError
+from fedsilo.cli.console import app, theme_named
+from fedsilo.protocol.errors import UnreachableError, UsageError
 from tests.console import states
 from tests.console.test_real_desk import Site, site
 
@@ -29,9 +29,7 @@ __all__ = ["site"]  # a fixture is found by its name
 
 
 def test_importing_the_command_loads_neither_textual_nor_grpc() -> None:
-    code = (
-        "import sys, fedsilo.launch.cli_console; print([m for m in ('textual', 'grpc', 'torch') if m in sys.modules])"
-    )
+    code = "import sys, fedsilo.cli.console; print([m for m in ('textual', 'grpc', 'torch') if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 

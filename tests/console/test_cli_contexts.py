@@ -10,8 +10,10 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from fedsilo.launch import cli_coordinator, cli_fedsilo, cli_silo
-from fedsilo.launch.contexts import ContextEntry, write
+from fedsilo.cli import coordinator as cli_coordinator
+from fedsilo.cli import fedsilo as cli_fedsilo
+from fedsilo.cli import silo as cli_silo
+from fedsilo.cli.contexts import ContextEntry, write
 from tests.console.test_real_desk import Site, site
 
 __all__ = ["site"]  # a fixture is found by its name

@@ -17,10 +17,10 @@ from typer.testing import CliRunner
 
 from certs.roles import ACTIONS
 from console import actions as console_actions
-from fedsilo.launch.command_schema import commands_below, schema_of
-from fedsilo.launch.contract import ALWAYS, COMMANDS, EXIT_MEANINGS
-from fedsilo.launch.output import JsonOption, emit, guarded
-from fedsilo.treaty.errors import FedSiloError, UsageError
+from fedsilo.cli.command_schema import commands_below, schema_of
+from fedsilo.cli.contract import ALWAYS, COMMANDS, EXIT_MEANINGS
+from fedsilo.cli.output import JsonOption, emit, guarded
+from fedsilo.protocol.errors import FedSiloError, UsageError
 from tools.reference import programs
 
 TREES = dict(programs())
@@ -190,7 +190,7 @@ _NO_MORE = [
 
 @pytest.mark.parametrize(("line", "command", "message"), _NO_MORE)
 def test_what_there_is_no_more_is_unknown_as_anything_else_is(line: str, command: str, message: str) -> None:
-    program = "import sys; sys.argv[0] = 'fedsilo'; from fedsilo.launch import cli; cli.fedsilo_main()"
+    program = "import sys; sys.argv[0] = 'fedsilo'; from fedsilo.cli import main as cli; cli.fedsilo_main()"
     ran = subprocess.run([sys.executable, "-c", program, *line.split(), "--json"], check=False, capture_output=True)
     answer = json.loads(ran.stdout)
     assert (ran.returncode, answer["command"], answer["error"]["code"]) == (2, command, "INVALID_INPUT")
@@ -213,4 +213,4 @@ def test_help_takes_less_than_three_tenths_of_a_second_of_processor_time(program
     # A slow processor is given so many times what Python itself needs to start: help takes ten times that, with textual
     # it would be seventeen, with torch seventy.
     limit = max(HELP_SECONDS_MAX, 14 * min(seconds("-c", "pass") for _ in range(3)))
-    assert any(seconds("-m", "fedsilo.launch", program, "--help") < limit for _ in range(5))
+    assert any(seconds("-m", "fedsilo.cli", program, "--help") < limit for _ in range(5))

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from fedsilo.edge.audit_segments import segments
-from fedsilo.launch import cli_coordinator
+from fedsilo.audit.segments import segments
+from fedsilo.cli import coordinator as cli_coordinator
 from tests.console import states
 from tests.console.test_real_desk import Site, site
 from tests.coordinator_folder import write_coordinator

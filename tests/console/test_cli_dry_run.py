@@ -22,11 +22,14 @@ from typer.testing import CliRunner
 
 from certs.roles import ACTIONS, render_roles
 from console.client import ControlClient, Operator, sign_as
-from fedsilo.edge.audit_orders import COMMANDS
-from fedsilo.edge.dry_run import DryRun, dry_run, is_active
-from fedsilo.launch import cli_approvals, cli_fedsilo, cli_policy, cli_silo
-from fedsilo.launch.dry_signing import ACTIONS_OF_COMMANDS
-from fedsilo.launch.output import JsonOption, emit, guarded
+from fedsilo.audit.orders import COMMANDS
+from fedsilo.cli import approvals as cli_approvals
+from fedsilo.cli import fedsilo as cli_fedsilo
+from fedsilo.cli import policy as cli_policy
+from fedsilo.cli import silo as cli_silo
+from fedsilo.cli.dry_signing import ACTIONS_OF_COMMANDS
+from fedsilo.cli.output import JsonOption, emit, guarded
+from fedsilo.control.dry_run import DryRun, dry_run, is_active
 from silo.guard.ledger import Ledger
 from silo.guard.orders import Orders
 from silo.guard.startup import LEDGER

@@ -16,11 +16,13 @@ import typer
 from typer.testing import CliRunner
 
 from certs.commands import VerifiedCommand
-from fedsilo.launch import cli_approvals, cli_fedsilo, cli_silo
-from fedsilo.launch.contract import EXIT_MEANINGS, INTERRUPTED_EXIT_CODE
-from fedsilo.launch.crash import reports_folder
-from fedsilo.launch.output import JsonOption, emit, ended_by, guarded
-from fedsilo.treaty.errors import DeniedError
+from fedsilo.cli import approvals as cli_approvals
+from fedsilo.cli import fedsilo as cli_fedsilo
+from fedsilo.cli import silo as cli_silo
+from fedsilo.cli.contract import EXIT_MEANINGS, INTERRUPTED_EXIT_CODE
+from fedsilo.cli.crash import reports_folder
+from fedsilo.cli.output import JsonOption, emit, ended_by, guarded
+from fedsilo.protocol.errors import DeniedError
 from tests.console.states import DIGEST, POLICY_DIGEST, SHOWN
 from tests.console.test_real_desk import Site, site
 from tests.simulated.policy_site import PolicySite, text_of
@@ -180,7 +182,7 @@ def test_a_fault_of_ours_ends_with_70_and_a_report_without_private_text(state_ho
     assert report["command"] == "silo pause" and report["versions"]["fedsilo"]
     assert [each["type"].rpartition(".")[2] for each in report["exceptions"]] == ["PatientAnnaError", "ValueError"]
     frames = [frame for each in report["exceptions"] for frame in each["frames"]]
-    assert any(re.fullmatch(r"fedsilo/launch/output\.py:\d+ guarded_function", frame) for frame in frames)
+    assert any(re.fullmatch(r"fedsilo/cli/output\.py:\d+ guarded_function", frame) for frame in frames)
     assert str(Path.home()) not in text and str(state_home) not in text
 
 

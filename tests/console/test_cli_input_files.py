@@ -15,11 +15,12 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from typer.testing import CliRunner
 
 from certs.encoding import public_key_pem
-from fedsilo.edge.files import read_regular, removed_on_failure
-from fedsilo.edge.site_policy import read_bundle
-from fedsilo.launch import cli_fedsilo, cli_serve
-from fedsilo.treaty import strict_yaml
-from fedsilo.treaty.errors import ConflictError, NotFoundError, OperationError, UsageError
+from fedsilo.cli import fedsilo as cli_fedsilo
+from fedsilo.cli import serve as cli_serve
+from fedsilo.files.durable import read_regular, removed_on_failure
+from fedsilo.files.site_policy import read_bundle
+from fedsilo.protocol import strict_yaml
+from fedsilo.protocol.errors import ConflictError, NotFoundError, OperationError, UsageError
 from tests.simulated.policy_site import PolicySite, text_of
 
 PYTHON_WORDS = ("Error:", "Errno", "codec", "recursion", "int_max_str_digits", "Traceback")

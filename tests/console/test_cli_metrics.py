@@ -12,10 +12,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from typer.testing import CliRunner
 
 from fedsilo import __version__
-from fedsilo.launch import cli_fedsilo, cli_metrics, metrics_page
-from fedsilo.launch.daemons import Daemon
-from fedsilo.launch.exposition import seconds_of
-from fedsilo.treaty.errors import UsageError
+from fedsilo.cli import fedsilo as cli_fedsilo
+from fedsilo.cli import metrics as cli_metrics
+from fedsilo.cli import metrics_page
+from fedsilo.cli.daemons import Daemon
+from fedsilo.cli.exposition import seconds_of
+from fedsilo.protocol.errors import UsageError
 from tests.console.states import POLICY_DIGEST, coordinator, release, silo
 from tests.console.test_real_desk import Site, site
 

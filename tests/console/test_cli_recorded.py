@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from fedsilo.launch import cli_approvals, cli_silo
+from fedsilo.cli import approvals as cli_approvals
+from fedsilo.cli import silo as cli_silo
 from tests.console.states import DIGEST, POLICY_DIGEST
 from tests.console.test_real_desk import Site, site
 

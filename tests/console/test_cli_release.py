@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from fedsilo.launch import cli_approvals
+from fedsilo.cli import approvals as cli_approvals
 from silo.guard.halts import Halts
 from silo.guard.messages import Allowed, Denied
 from tests.console.test_real_desk import Site, site

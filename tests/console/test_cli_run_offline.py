@@ -14,10 +14,10 @@ from typer.testing import CliRunner
 
 from certs.encoding import load_signing_public_key
 from coordinator.config import load_config
-from fedsilo.edge.files import lock_exclusively
-from fedsilo.edge.identity_files import load_coordinator_key
-from fedsilo.launch import cli_run
-from fedsilo.treaty.errors import NotAllowedError
+from fedsilo.cli import run as cli_run
+from fedsilo.files.durable import lock_exclusively
+from fedsilo.files.identity_files import load_coordinator_key
+from fedsilo.protocol.errors import NotAllowedError
 from tests.coordinator_folder import write_coordinator
 from tests.simulated.coordinator_parts import SILOS
 

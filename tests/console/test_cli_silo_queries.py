@@ -16,8 +16,9 @@ from typer.testing import CliRunner
 
 from benchmarks.release_cases import site as made
 from console.sharing import SILO, unclassified
-from fedsilo.edge.audit_segments import segments
-from fedsilo.launch import cli_silo, cli_silo_messages
+from fedsilo.audit.segments import segments
+from fedsilo.cli import silo as cli_silo
+from fedsilo.cli import silo_messages as cli_silo_messages
 from silo.guard.messages import Denied
 from tests.console.test_real_desk import Site, site
 from tests.policies import setting

@@ -13,7 +13,7 @@ import typer
 from typer.testing import CliRunner
 
 from console.playing import RECORDING
-from fedsilo.launch.output import JsonOption, guarded
+from fedsilo.cli.output import JsonOption, guarded
 
 FULL = Path("/dev/full")  # each write to it fails as on a full disk
 LOST = "the answer could not be written to stdout"
@@ -24,7 +24,7 @@ def fedsilo(
 ) -> tuple[int, str]:
     """Exit status, and what stood on stderr."""
     ended = subprocess.run(
-        [sys.executable, "-m", "fedsilo.launch", "fedsilo", *words], stdin=subprocess.DEVNULL, stdout=out, stderr=err,
+        [sys.executable, "-m", "fedsilo.cli", "fedsilo", *words], stdin=subprocess.DEVNULL, stdout=out, stderr=err,
         text=True, check=False, timeout=60, preexec_fn=closes,
     )  # fmt: skip
     return ended.returncode, ended.stderr or ""
@@ -82,7 +82,7 @@ def test_a_reader_that_went_away_is_no_news(words: tuple[str, ...]) -> None:
 
 def test_with_somebody_who_reads_all_is_written() -> None:
     ended = subprocess.run(
-        [sys.executable, "-m", "fedsilo.launch", "fedsilo", "version"], capture_output=True, text=True, check=False,
+        [sys.executable, "-m", "fedsilo.cli", "fedsilo", "version"], capture_output=True, text=True, check=False,
         timeout=60,
     )  # fmt: skip
     assert ended.returncode == 0 and ended.stdout.startswith("part") and ended.stderr == ""
@@ -111,7 +111,7 @@ def test_a_folder_in_place_of_a_file_is_wrong_usage(tmp_path: Path) -> None:
 def test_a_terminal_without_unicode_gets_ascii(encoding: str, screen: str) -> None:
     words = ["fedconsole", "--once", "--screen", screen, "--replay", str(RECORDING)]
     ended = subprocess.run(
-        [sys.executable, "-m", "fedsilo.launch", *words], capture_output=True, check=False, timeout=60,
+        [sys.executable, "-m", "fedsilo.cli", *words], capture_output=True, check=False, timeout=60,
         env={**os.environ, "PYTHONIOENCODING": encoding},
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr
@@ -120,7 +120,7 @@ def test_a_terminal_without_unicode_gets_ascii(encoding: str, screen: str) -> No
 
 @pytest.mark.parametrize(("encoding", "written"), [("latin-1", b"a \\u2192 \xe9"), ("utf-8", "a \u2192 \xe9".encode())])
 def test_no_answer_fails_for_a_sign_that_the_terminal_lacks(encoding: str, written: bytes) -> None:
-    program = "from fedsilo.launch.standard_streams import *; open_all(); "
+    program = "from fedsilo.cli.standard_streams import *; open_all(); "
     program += "write_out('a ' + chr(0x2192) + ' ' + chr(0xe9) + ' ' + chr(0xdcff))"
     ended = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, check=True, timeout=60,

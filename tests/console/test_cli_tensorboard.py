@@ -10,8 +10,8 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from typer.testing import CliRunner
 
-from fedsilo.launch import cli_fedsilo
-from fedsilo.launch.tensorboard_files import FILE
+from fedsilo.cli import fedsilo as cli_fedsilo
+from fedsilo.cli.tensorboard_files import FILE
 from tests.console.states import POLICY_DIGEST, coordinator
 from tests.console.test_real_desk import Site, site
 

@@ -16,15 +16,16 @@ from typer.testing import CliRunner
 
 from certs.roles import Roles, load_roles
 from console.client import ControlClient, Event
-from fedsilo.edge import control_desk
-from fedsilo.edge.control_desk import ControlDesk
-from fedsilo.launch import cli_bundle, cli_fedsilo
-from fedsilo.launch.cli_bundle import SHOWN_TEXTS, collected, shareable
-from fedsilo.launch.common_options import Common
-from fedsilo.launch.daemons import Daemon
-from fedsilo.launch.desk_answers import seen_text
-from fedsilo.launch.event_gaps import EVENTS_A_LIFE, gaps_told
-from fedsilo.treaty.errors import UnreachableError
+from fedsilo.cli import bundle as cli_bundle
+from fedsilo.cli import fedsilo as cli_fedsilo
+from fedsilo.cli.bundle import SHOWN_TEXTS, collected, shareable
+from fedsilo.cli.common_options import Common
+from fedsilo.cli.daemons import Daemon
+from fedsilo.cli.desk_answers import seen_text
+from fedsilo.cli.event_gaps import EVENTS_A_LIFE, gaps_told
+from fedsilo.control import desk as control_desk
+from fedsilo.control.desk import ControlDesk
+from fedsilo.protocol.errors import UnreachableError
 from tests.console.states import POLICY_DIGEST, coordinator
 from tests.console.test_real_desk import WAIT_SECONDS, Site, site
 from tests.simulated.policy_site import PolicySite, text_of
@@ -282,7 +283,7 @@ def test_without_a_daemon_it_says_what_is_missing(tmp_path: Path, monkeypatch: p
 
 
 def test_paths_are_left_out_and_other_slashes_stay() -> None:
-    kept = ["r1/hospital_a/0", "spiffe://x/silo/a", "fedsilo/launch/cli.py:41 main", "2 of 3 / 4", "https://x.org/y"]
+    kept = ["r1/hospital_a/0", "spiffe://x/silo/a", "fedsilo/cli/main.py:41 main", "2 of 3 / 4", "https://x.org/y"]
     assert shareable(kept) == kept
     cut = {"a": "see /srv/x.yaml: no", "b": ["~/.config/x", "file:///home/a b"], "/etc/key": 1}
     left_out = "(left out)"

@@ -26,9 +26,9 @@ from console.screens.outbox import OutboxScreen
 from console.screens.overview import OverviewScreen
 from console.screens.palette import ChooseDialog
 from console.values import Link
-from fedsilo.launch import cli_console
-from fedsilo.launch.contexts import ContextEntry, write
-from fedsilo.treaty.errors import FedSiloError, UsageError
+from fedsilo.cli import console as cli_console
+from fedsilo.cli.contexts import ContextEntry, write
+from fedsilo.protocol.errors import FedSiloError, UsageError
 from tests.console.desk import Desk, Signer
 from tests.console.site_answers import CERTIFICATES
 from tests.console.states import POLICY_DIGEST, live, release, silo

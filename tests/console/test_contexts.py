@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fedsilo.launch.contexts import (
+from fedsilo.cli.contexts import (
     ContextEntry,
     context_given,
     context_named,
@@ -17,7 +17,7 @@ from fedsilo.launch.contexts import (
     current_context,
     write,
 )
-from fedsilo.treaty.errors import FedSiloError, NotAllowedError, NotFoundError, UsageError
+from fedsilo.protocol.errors import FedSiloError, NotAllowedError, NotFoundError, UsageError
 
 GOOD = """current: prod
 contexts:

@@ -14,7 +14,7 @@ from console.plots import Curve, Frame, Point, plot_lines
 from console.screens.confirm import TextDialog
 from console.screens.curves import CurvesScreen
 from console.values import Link
-from fedsilo.edge.figures import FIGURES
+from fedsilo.control.figures import FIGURES
 from silo.guard import panel
 from tests.console import dumps
 from tests.console.desk import SIZES, Desk, console

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from fedsilo.launch import demo
-from fedsilo.launch.demo_sites import Site
-from fedsilo.treaty.errors import HeldError
+from fedsilo.demo import run as demo
+from fedsilo.demo.sites import Site
+from fedsilo.protocol.errors import HeldError
 
 SUMMARY = {"round": 1, "rounds": 3, "state": "running", "method": "pubswap"}
 

@@ -18,8 +18,8 @@ from console import feed as feed_module
 from console.client import Event
 from console.feed import EVENTS_WAITING_MAX, QUESTIONS_MAX, SAMPLES_WAITING_MAX, Feed, Waiting
 from console.values import Snapshot
-from fedsilo.edge.control_desk import ControlDesk
-from fedsilo.treaty.errors import NotAllowedError, NotFoundError, UnreachableError
+from fedsilo.control.desk import ControlDesk
+from fedsilo.protocol.errors import NotAllowedError, NotFoundError, UnreachableError
 from tests.console.states import Reading, coordinator, silo
 
 WAIT_SECONDS = 20

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedsilo.edge.figures import FIGURES, unit_of
+from fedsilo.control.figures import FIGURES, unit_of
 from silo.guard.panel import _METRICS_KEPT, _METRICS_SHOWN
 
 BY_SILO = {"donors_rejected"}  # a mapping, which is no curve

@@ -19,7 +19,7 @@ EXAMPLES = ROOT / "tests" / "vectors" / "math_grading_examples.jsonl"
 CASE_SECONDS_MAX = 5.0
 ANSWER_SECONDS_MAX = 60.0  # for a start on a machine that does other work
 WHOLE_SECONDS_MAX = 30.0
-ENTRY = "import sys\nfrom fedsilo.launch.cli import fedsilo_main\nsys.argv[0] = 'fedsilo'\nfedsilo_main()"
+ENTRY = "import sys\nfrom fedsilo.cli.main import fedsilo_main\nsys.argv[0] = 'fedsilo'\nfedsilo_main()"
 
 
 DOSE = """
@@ -197,7 +197,7 @@ def test_a_reader_sees_each_line_as_it_comes() -> None:
 
 def test_T22_a_case_that_hangs_takes_five_seconds_at_most_and_the_next_is_graded(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(
-        "import fedsilo.treaty.grading.math as math\nreal = math.grade\n"
+        "import fedsilo.grading.math as math\nreal = math.grade\n"
         "def grade(response, reference):\n    while response == 'hang':\n        pass\n"
         "    return real(response, reference)\nmath.grade = grade\n"
     )

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from console.replay import Replay
-from fedsilo.treaty.errors import UnreachableError
+from fedsilo.protocol.errors import UnreachableError
 from tests.answers import ROOT, unpacked
 
 ARCHIVE = ROOT / "tests/vectors/before_folders.tar.xz"
@@ -64,7 +64,7 @@ def test_every_state_and_answer_of_a_kept_recording_is_read_as_it_was(recordings
 def test_the_console_shows_the_last_state_of_a_kept_recording(recordings: Path, name: str) -> None:
     path = recordings / f"{name}.fedrec"
     states = [line["snapshot"]["state"] for line in map(json.loads, path.open(encoding="utf-8")) if "snapshot" in line]
-    command = [sys.executable, "-m", "fedsilo.launch", "fedconsole", "--replay", str(path), "--at", "3600", "--once"]
+    command = [sys.executable, "-m", "fedsilo.cli", "fedconsole", "--replay", str(path), "--at", "3600", "--once"]
     as_json = subprocess.run([*command, "--json"], check=True, capture_output=True, text=True, timeout=60)
     assert json.loads(as_json.stdout)["data"]["state"] == states[-1]
     as_text = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)

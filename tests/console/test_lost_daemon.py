@@ -18,7 +18,7 @@ from console.replay import Replay
 from console.screens.curves import CurvesScreen
 from console.store import Store
 from console.values import Link, Snapshot
-from fedsilo.treaty.errors import NotFoundError
+from fedsilo.protocol.errors import NotFoundError
 from tests.console.desk import SIZES, Desk, console
 from tests.console.rounds import at_silo, curves_at_silo
 from tests.console.site_answers import CERTIFICATES

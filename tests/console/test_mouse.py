@@ -28,7 +28,7 @@ def written(*options: str) -> bytes:
     """All that the console writes to its terminal, from its start until ctrl+q ended it."""
     main, there = os.openpty()
     ioctl(there, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
-    words = [sys.executable, "-m", "fedsilo.launch", "fedconsole", "--replay", str(RECORDING), *options]
+    words = [sys.executable, "-m", "fedsilo.cli", "fedconsole", "--replay", str(RECORDING), *options]
     console = subprocess.Popen(
         words, stdin=there, stdout=there, stderr=there, start_new_session=True,
         env={**os.environ, "TERM": "xterm-256color"},

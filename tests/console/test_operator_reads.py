@@ -24,7 +24,7 @@ from console.screens.overview import OverviewScreen
 from console.screens.tables import FilterLine, TablePane
 from console.signing import KeyFiles, Signing
 from console.store import Store
-from fedsilo.treaty.errors import ConflictError
+from fedsilo.protocol.errors import ConflictError
 from tests.console.desk import console, open_dialog, type_word
 from tests.console.states import NOW, live, release, silo
 from tests.console.test_audit_screen import Log, answer_all, opened

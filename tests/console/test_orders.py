@@ -18,7 +18,7 @@ from console.screens.orders import OrderDialog
 from console.screens.overview import OverviewScreen
 from console.signing import Outcome, Signing, record_text
 from console.values import Link, Snapshot
-from fedsilo.treaty.errors import ConflictError, NotAllowedError, UnreachableError
+from fedsilo.protocol.errors import ConflictError, NotAllowedError, UnreachableError
 from tests.console.desk import SIZES, Desk, Signer, console
 from tests.console.states import NOW, coordinator, live, release, silo
 

@@ -13,7 +13,7 @@ from console.playing import OVER, RECORDING, STEPS, PlayedConsole, play
 from console.replay import Replay
 from console.screens.approval import ApprovalScreen
 from console.screens.confirm import TextDialog
-from fedsilo.treaty.errors import NotFoundError
+from fedsilo.protocol.errors import NotFoundError
 
 WAIT_SECONDS = 20
 DURATION_SECONDS = 30.0

@@ -21,9 +21,9 @@ from certs.roles import Roles
 from console.client import ControlClient
 from console.feed import Feed, Hand, connect_to, unlock
 from console.values import Snapshot
-from fedsilo.edge.control_desk import ControlDesk
-from fedsilo.edge.files import write_private
-from fedsilo.treaty.errors import ConflictError, FedSiloError, NotAllowedError, OperationError, UnreachableError
+from fedsilo.control.desk import ControlDesk
+from fedsilo.files.durable import write_private
+from fedsilo.protocol.errors import ConflictError, FedSiloError, NotAllowedError, OperationError, UnreachableError
 from silo.guard.control import ControlServer
 from tests.console.states import DIGEST, POLICY_DIGEST, release, silo
 

@@ -37,7 +37,7 @@ from console.sharing import (
     unclassified,
 )
 from console.values import Snapshot
-from fedsilo.treaty.errors import ConflictError, FedSiloError, NotFoundError, UnreachableError, UsageError
+from fedsilo.protocol.errors import ConflictError, FedSiloError, NotFoundError, UnreachableError, UsageError
 from tests.console import states
 from tests.simulated.test_T24_pipes_refused import outcome
 
@@ -492,7 +492,7 @@ def test_every_query_of_a_real_guard_is_classified(silo: Site) -> None:
 
 def test_every_event_of_the_source_is_classified() -> None:
     told = set()
-    for folder in ("silo", "coordinator", "fedsilo/edge"):
+    for folder in ("silo", "coordinator", "fedsilo"):
         for path in (ROOT / folder).rglob("*.py"):
             told |= set(re.findall(r'publish\(\s*"([a-z.]+)"', path.read_text()))
     assert len(told) > 20

@@ -13,7 +13,7 @@ from benchmarks.release_cases import cases
 from console.replay import Replay
 from console.store import Store
 from console.values import Release
-from fedsilo.treaty.errors import NotFoundError, UsageError
+from fedsilo.protocol.errors import NotFoundError, UsageError
 
 SEED = 7
 

@@ -23,8 +23,9 @@ from console.sharing import QUERIES, Question, released_answer, unclassified
 from console.values import Snapshot
 from coordinator.curve_view import CurveView
 from coordinator.round_view import RoundView
-from fedsilo.edge.figures import FIGURES
-from fedsilo.launch import cli_curves, cli_run
+from fedsilo.cli import curves as cli_curves
+from fedsilo.cli import run as cli_run
+from fedsilo.control.figures import FIGURES
 from tests.console.test_real_desk import WAIT_SECONDS, Site, site
 from tests.policies import setting
 from tests.simulated.coordinator_parts import federation, until_quiet

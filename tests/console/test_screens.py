@@ -21,7 +21,7 @@ from console.screens.fields import TYPED_SECONDS_MIN, drawable
 from console.screens.overview import OverviewScreen
 from console.signing import IDLE_LOCK_SECONDS, KeyFiles
 from console.values import Link
-from fedsilo.treaty.errors import ConflictError
+from fedsilo.protocol.errors import ConflictError
 from tests.console.desk import SIZES, console, open_dialog, type_word
 from tests.console.states import DIGEST, POLICY_DIGEST, SHOWN, Happened, coordinator, live, release, rule, silo
 from tests.console.test_safe import HOSTILE, TOGETHER

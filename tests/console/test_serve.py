@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 from console import serving
 from console.serving import Address, Door, Ping, Refusal, Told, Typed
-from fedsilo.launch import cli_serve
-from fedsilo.treaty.errors import UsageError
+from fedsilo.cli import serve as cli_serve
+from fedsilo.protocol.errors import UsageError
 
 HERE = Address("127.0.0.1:8123")
 THERE = Address("console.example.org", secure=True)

@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 from console.feed import Hand, unlock
 from console.serving import MESSAGE_BYTES_MAX, TYPED_BYTES_MAX
 from console.serving_edge import ConsoleServer, Serving, serving
-from fedsilo.launch.cli_serve import console_command, console_environment, program
+from fedsilo.cli.serve import console_command, console_environment, program
 from tests.console.states import DIGEST, POLICY_DIGEST, release, silo
 from tests.console.test_real_desk import Site, site
 from tests.console.test_safe import TOGETHER
@@ -270,7 +270,7 @@ async def test_a_fault_in_the_console_of_a_browser_leaves_a_report_and_ends_with
         "    private = 'PRIVATE-VALUE'\n"
         "    raise LookupError(private)\n"
         "console.app.run = run\n"
-        "from fedsilo.launch.cli_serve import session_program\n"
+        "from fedsilo.cli.serve import session_program\n"
         "session_program(['--lifeline', sys.argv[1], '--socket', 'none.sock'])\n"
     )
     watched, held = os.pipe()
@@ -393,7 +393,7 @@ async def test_a_console_ends_with_the_pipe_of_its_server_although_all_else_is_o
 async def test_a_server_that_ends_leaves_no_console_behind(site: Site, number: signal.Signals) -> None:
     url_file = site.folder / "start-url"
     server = await asyncio.create_subprocess_exec(
-        sys.executable, "-P", "-m", "fedsilo.launch", "fedconsole", "serve", "--socket", str(site.socket),
+        sys.executable, "-P", "-m", "fedsilo.cli", "fedconsole", "serve", "--socket", str(site.socket),
         "--url-file", str(url_file), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
     )  # fmt: skip
     assert server.stdout is not None

@@ -35,7 +35,7 @@ def opened(*, is_told: bool = True, encoding: str = "utf-8") -> Iterator[tuple[s
     """
     main, there = os.openpty()
     ioctl(there, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
-    words = [sys.executable, "-m", "fedsilo.launch", "fedconsole", "--replay", str(RECORDING)]
+    words = [sys.executable, "-m", "fedsilo.cli", "fedconsole", "--replay", str(RECORDING)]
     if is_told:  # a terminal that the leader of a session opens is that session's own (termios(4))
         words = ["sh", "-c", 'exec "$@" <"$0" >"$0" 2>&1', os.ttyname(there), *words]
     console = subprocess.Popen(

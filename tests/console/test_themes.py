@@ -19,7 +19,7 @@ from console.navigation import PLACES
 from console.reading import mapping
 from console.screens.base import STYLES, Lines
 from console.themes import THEMES
-from fedsilo.treaty.errors import FedSiloError
+from fedsilo.protocol.errors import FedSiloError
 from tests.console.desk import Desk, console, open_dialog, type_word
 from tests.console.states import Happened, coordinator, release, silo
 from tests.policies import setting

@@ -8,8 +8,8 @@ import sys
 import pytest
 import typer
 
-from fedsilo.launch.typed_back import confirm
-from fedsilo.treaty.errors import ConflictError, UsageError
+from fedsilo.cli.typed_back import confirm
+from fedsilo.protocol.errors import ConflictError, UsageError
 
 DIGEST = "ab" * 31 + "c0de"
 

@@ -25,7 +25,7 @@ from sqlalchemy.orm import Session
 from coordinator import outbox
 from coordinator.blobs import AnyPayload, BytesPayload
 from coordinator.replies import Replies, Reply
-from fedsilo.treaty.wire import codec
+from fedsilo.protocol import codec
 from tests.hostile.deviations import DEVIATIONS, Memory, Said
 
 
@@ -148,7 +148,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     os.environ.update(ENVIRONMENT)
     from coordinator.daemon import Ready, run_coordinator
-    from fedsilo.launch.output import emit, guarded
+    from fedsilo.cli.output import emit, guarded
 
     parser = argparse.ArgumentParser(prog="python -m tests.hostile.coordinator", description=__doc__)
     parser.add_argument("--config", type=Path, required=True, help="coordinator.yaml")

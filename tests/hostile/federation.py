@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedsilo.launch.demo_sites import Sites
-from fedsilo.launch.demo_wire import Witness
+from fedsilo.demo.sites import Sites
+from fedsilo.demo.wire import Witness
 from tests.hostile.attacks import Attack
 from tests.hostile.verdicts import phases, rounds_needed, verdicts
 from tests.loopback.federation import LOCAL_STEPS, SWAP_PERIOD, Federation, federation, records

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from fedsilo.launch import hostile_trainer
-from fedsilo.launch.hostile_trainer import (
+from fedsilo.demo import hostile_trainer
+from fedsilo.demo.hostile_trainer import (
     EVALUATE,
     EXPORT,
     GENERATE,
@@ -29,9 +29,9 @@ from fedsilo.launch.hostile_trainer import (
     with_metrics,
     with_tensors,
 )
-from fedsilo.treaty.wire import codec
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
-from fedsilo.treaty.wire.codec import Array
+from fedsilo.protocol import codec
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.codec import Array
 from policies.capacity import PROGRESS_SECONDS
 from silo.link import LinkMessage, MessageLink
 from tests.hostile.attacks import ATTACKS

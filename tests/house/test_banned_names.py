@@ -63,7 +63,7 @@ def test_T22_one_place_is_excused(clean_tree: Tree) -> None:
     findings = clean_tree.lint_findings("--ignore-noqa", "--select=TID251")
     places = [(Path(finding["filename"]).relative_to(clean_tree.root), finding["message"]) for finding in findings]
     message = f"`importlib.import_module` is banned: {BANNED['importlib.import_module']['msg']}"
-    assert places == [(Path("fedsilo/treaty/grading/__init__.py"), message)]
+    assert places == [(Path("fedsilo/grading/__init__.py"), message)]
 
 
 def test_T22_T35_what_executes_on_load_is_banned() -> None:
@@ -72,7 +72,7 @@ def test_T22_T35_what_executes_on_load_is_banned() -> None:
 
 
 def test_T22_X11_each_use_of_each_banned_name_is_reported(tree: Tree) -> None:
-    places = ("silo.guard.gate", "silo.trainer.data", "coordinator.planted", "fedsilo.treaty.planted")
+    places = ("silo.guard.gate", "silo.trainer.data", "coordinator.planted", "fedsilo.protocol.planted")
     planted: list[tuple[str, Planted]] = [
         (name, tree.plant(places[number % len(places)], use))
         for number, (name, use) in enumerate((name, use) for name in BANNED for use in _uses(name))

@@ -57,7 +57,7 @@ def test_floors_are_the_modules_of_the_longest_chain_and_a_circle_is_one() -> No
 
 
 def test_a_traced_path_has_the_functions_that_ran_once_each() -> None:
-    from fedsilo.treaty.wire.codec import canonical_json, sha256_hex
+    from fedsilo.protocol.codec import canonical_json, sha256_hex
 
     tracer = Tracer()
     tracer.start()

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from fedsilo.launch import own_names
-from fedsilo.treaty.errors import OperationError
+from fedsilo.cli import own_names
+from fedsilo.protocol.errors import OperationError
 from tests.house.tree import ROOT, SETTINGS, Tree
 
 GENERATED = ("federation_pb2.py", "federation_pb2.pyi", "control_pb2.py", "control_pb2.pyi")
@@ -21,7 +22,7 @@ GENERATED = ("federation_pb2.py", "federation_pb2.pyi", "control_pb2.py", "contr
 
 def _outdated(tree: Tree, scratch: Path) -> set[str]:
     """Generated files that the protocol descriptions of the tree would not give."""
-    wire = tree.root / "fedsilo/treaty/wire"
+    wire = tree.root / "fedsilo/protocol"
     scratch.mkdir()
     arguments = ["-I.", f"--python_out={scratch}", f"--pyi_out={scratch}", "federation.proto", "control.proto"]
     subprocess.run([sys.executable, "-m", "grpc_tools.protoc", *arguments], cwd=wire, check=True)
@@ -30,15 +31,40 @@ def _outdated(tree: Tree, scratch: Path) -> set[str]:
 
 def test_generated_code_is_up_to_date(clean_tree: Tree, tmp_path: Path) -> None:
     assert _outdated(clean_tree, tmp_path / "generated") == set(), "run `make proto`"
-    assert {path.name for path in (clean_tree.root / "fedsilo/treaty/wire/_generated").glob("*_pb2.py*")} == set(
-        GENERATED
-    )
+    assert {path.name for path in (clean_tree.root / "fedsilo/protocol/_generated").glob("*_pb2.py*")} == set(GENERATED)
 
 
 def test_a_changed_protocol_is_noticed(tree: Tree, tmp_path: Path) -> None:
-    proto = tree.root / "fedsilo/treaty/wire/federation.proto"
+    proto = tree.root / "fedsilo/protocol/federation.proto"
     proto.write_text(proto.read_text().replace("message Heartbeat {}", "message Heartbeat { uint32 load = 1; }"))
     assert _outdated(tree, tmp_path / "generated") == {"federation_pb2.py", "federation_pb2.pyi"}
+
+
+# ---- folders ---------------------------------------------------------------------------------------
+
+FORMER = re.compile("fedsilo[./](" + "|".join(("treaty", "edge", "launch")) + r")\\b")
+PLACES = (
+    "fedsilo",
+    "silo",
+    "coordinator",
+    "console",
+    "policies",
+    "certs",
+    "tests",
+    "tools",
+    "benchmarks",
+    "docs",
+    "deploy",
+    ".ci",
+)
+WRITTEN = {".py", ".md", ".toml", ".yaml", ".yml", ".proto", ".sh", ".html", ".json", ""}
+
+
+def test_a_folder_that_was_renamed_is_named_in_the_changelog_alone() -> None:
+    written = [path for place in PLACES for path in (ROOT / place).rglob("*") if path.suffix in WRITTEN]
+    texts = [*written, *(path for path in ROOT.glob("*") if path.name != "CHANGELOG.md" and path.suffix in WRITTEN)]
+    found = {path: FORMER.search(path.read_text(errors="replace")) for path in texts if path.is_file()}
+    assert [str(path.relative_to(ROOT)) for path, old in found.items() if old] == []
 
 
 # ---- names -----------------------------------------------------------------------------------------
@@ -93,7 +119,7 @@ STARTS = {
 
 def _start(command: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "fedsilo.launch", command, *STARTS[command]], check=False, cwd=folder,
+        [sys.executable, "-m", "fedsilo.cli", command, *STARTS[command]], check=False, cwd=folder,
         capture_output=True, text=True, env={**os.environ, **environment},
     )  # fmt: skip
 
@@ -131,7 +157,7 @@ COMMANDS = {
 
 def _run(command: str, folder: Path, *arguments: str, path: Path) -> subprocess.CompletedProcess[str]:
     """A command of the packages in `folder`, with `path` searched after them, as an installation has both."""
-    code = f"import sys; sys.path.append({str(path)!r}); from fedsilo.launch.__main__ import main; main()"
+    code = f"import sys; sys.path.append({str(path)!r}); from fedsilo.cli.__main__ import main; main()"
     return subprocess.run(
         [sys.executable, "-c", code, command, *arguments], check=False, cwd=folder, capture_output=True, text=True
     )

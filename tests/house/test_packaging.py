@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from setuptools import PEP420PackageFinder
 
-from fedsilo.launch import examples
+from fedsilo.demo import examples
 from tests.house.tree import ROOT, SETTINGS
 
 
@@ -25,7 +25,7 @@ def test_every_example_is_in_the_wheel_under_the_folder_that_version_names(monke
         ["git", "ls-files", "examples"], cwd=ROOT, check=True, capture_output=True, text=True
     ).stdout.split()  # fmt: skip
     assert examples.examples_folder() == ROOT / "examples"
-    monkeypatch.setattr(examples, "__file__", "/env/lib/python3/site-packages/fedsilo/launch/examples.py")
+    monkeypatch.setattr(examples, "__file__", "/env/lib/python3/site-packages/fedsilo/demo/examples.py")
     installed = examples.examples_folder().relative_to(sysconfig.get_path("data"))
     assert {target: path.relative_to(ROOT) for target, path in packed.items()} == {
         installed / Path(name).relative_to("examples"): Path(name) for name in kept
@@ -49,7 +49,7 @@ def test_every_file_of_a_package_that_is_no_code_is_in_the_wheel() -> None:
     ).stdout.split()  # fmt: skip
     others = [Path(name) for name in kept if not name.endswith(".py")]
     patterns = SETTINGS["tool"]["setuptools"]["package-data"]["*"]
-    assert Path("fedsilo/launch/audit_report.html") in others
+    assert Path("fedsilo/cli/audit_report_page.html") in others
     assert [path for path in others if not any(path.match(pattern) for pattern in patterns)] == []
 
 

@@ -1,4 +1,4 @@
-"""Treaty and rules are functions of their arguments: files, clock, randomness and environment come in from outside.
+"""Protocol and rules are functions of their arguments: files, clock, randomness and environment come in from outside.
 
 The import contract keeps the modules out by which most of that is done; this looks for what needs no import, or hides
 in one that has pure parts too (`time.strptime`, `numpy.random.Philox`).
@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.house.tree import Tree
+from tests.house.tree import SETTINGS, Tree
 
-PURE = ("fedsilo/treaty", "policies")
+CONTRACTS = SETTINGS["tool"]["importlinter"]["contracts"]
+(PURE,) = (each["source_modules"] for each in CONTRACTS if each["name"] == "the protocol and the rules do no I/O")
 BUILTINS = {"open", "print", "input", "eval", "exec", "breakpoint", "__import__", "globals"}
 # Methods that read, write or ask the clock, whatever they are called on.
 METHODS = {
@@ -62,17 +63,21 @@ def impurities(source: str) -> Iterator[tuple[int, str]]:
                 yield node.lineno, full_name(node)
 
 
+def _files(module: Path) -> list[Path]:
+    return sorted(module.rglob("*.py")) if module.is_dir() else [module.with_suffix(".py")]
+
+
 def _impure_places(root: Path) -> set[tuple[Path, int, str]]:
     return {
         (path, line, what)
-        for folder in PURE
-        for path in (root / folder).rglob("*.py")
+        for module in PURE
+        for path in _files(root / module.replace(".", "/"))
         if "_generated" not in path.parts
         for line, what in impurities(path.read_text())
     }
 
 
-def test_treaty_and_rules_are_functions_of_their_arguments(clean_tree: Tree) -> None:
+def test_protocol_and_rules_are_functions_of_their_arguments(clean_tree: Tree) -> None:
     assert _impure_places(clean_tree.root) == set()
 
 
@@ -96,7 +101,7 @@ IMPURE = [
 ]
 
 
-@pytest.mark.parametrize("module", ["fedsilo.treaty.methods.pubswap.step", "policies.capacity"])
+@pytest.mark.parametrize("module", ["fedsilo.protocol.methods.pubswap.step", "policies.capacity"])
 def test_planted_impurities_are_found(module: str, tree: Tree) -> None:
     planted = [
         (tree.plant(module, f"def _planted_{number}(a, c, y):\n    {statement}"), what)

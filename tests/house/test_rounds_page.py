@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from fedsilo.treaty import round_tables
-from fedsilo.treaty.round_tables import TABLES
+from fedsilo.protocol import round_tables
+from fedsilo.protocol.round_tables import TABLES
 from tools.rounds_page import PAGE, rounds_page
 
 

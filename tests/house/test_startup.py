@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fedsilo.launch.own_names import TOP_LEVEL_NAMES
+from fedsilo.cli.own_names import TOP_LEVEL_NAMES
 from tests.house.tree import HEAVY, SETTINGS, Tree, modules
 
 WITHOUT_TORCH = [name for name in modules() if not name.startswith("silo.trainer")]
@@ -97,5 +97,5 @@ def test_help_of_every_command_loads_nothing_heavy(command: str, clean_tree: Tre
 
 def test_a_command_that_loads_torch_is_named(tree: Tree) -> None:
     (tree.root / "torch.py").write_text('"""Stands in for the real one, which takes seconds."""\n')
-    tree.plant("fedsilo.launch.cli_console", "import torch")
+    tree.plant("fedsilo.cli.console", "import torch")
     assert _help_of_each(tree, "fedconsole", set(HEAVY)) == {"": {"torch"}, "serve": {"torch"}}

@@ -19,9 +19,9 @@ from benchmarks.transport_payload import SHAPES, constant_of, mean_of, write_mod
 from benchmarks.transport_process import Watched, cpu_seconds
 from benchmarks.transport_report import Job, Place, figures_of, kept_of, least_seconds, memory_of
 from benchmarks.transport_trainer import ConstantTrainer, measured
-from fedsilo.edge.model_facts import read_model_facts
-from fedsilo.treaty.errors import OperationError
-from fedsilo.treaty.wire.codec import decode_factors, encode_factors, sha256_hex
+from fedsilo.files.model_facts import read_model_facts
+from fedsilo.protocol.codec import decode_factors, encode_factors, sha256_hex
+from fedsilo.protocol.errors import OperationError
 from silo.link import LinkClosed, LinkMessage
 
 MIB = 1 << 20

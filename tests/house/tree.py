@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedsilo.launch.own_names import TOP_LEVEL_NAMES
+from fedsilo.cli.own_names import TOP_LEVEL_NAMES
 
 ROOT = Path(__file__).resolve().parents[2]
 SETTINGS: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())

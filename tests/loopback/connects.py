@@ -158,7 +158,7 @@ def _program(rest: str, before: str) -> str:
     if "silo.trainer.worker" in rest:
         return "trainer"
     words = re.search(r"\[(.*?)\]", rest)
-    if '"fedsilo.launch", "silo", "start"' in rest:
+    if '"fedsilo.cli", "silo", "start"' in rest:
         return "guard"
     return words[1] if words else before
 

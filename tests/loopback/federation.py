@@ -21,15 +21,15 @@ from pathlib import Path
 from typing import Any
 
 from console.client import ControlClient
-from fedsilo.launch.canaries import make_canaries
-from fedsilo.launch.cli_run import ENDED
-from fedsilo.launch.data_folder import DataFolder
-from fedsilo.launch.demo_data import write_digit_folder
-from fedsilo.launch.demo_sites import FEDERATION, SILO_PEOPLE, Site, Sites, Wanted, free_port, make_sites
-from fedsilo.launch.demo_wire import WireVerdict, Witness, search_recordings
-from fedsilo.launch.processes import Child, Children
-from fedsilo.launch.provision import enrol_operator, write_roles
-from fedsilo.launch.tiny_model import cached_model, recipe_for
+from fedsilo.cli.run import ENDED
+from fedsilo.demo.canaries import make_canaries
+from fedsilo.demo.data import write_digit_folder
+from fedsilo.demo.data_folder import DataFolder
+from fedsilo.demo.processes import Child, Children
+from fedsilo.demo.provision import enrol_operator, write_roles
+from fedsilo.demo.sites import FEDERATION, SILO_PEOPLE, Site, Sites, Wanted, free_port, make_sites
+from fedsilo.demo.tiny_model import cached_model, recipe_for
+from fedsilo.demo.wire import WireVerdict, Witness, search_recordings
 
 LOCAL_STEPS = 4
 SWAP_PERIOD = 2
@@ -72,7 +72,7 @@ class Reply:
 def command(*arguments: object) -> Reply:
     """Run one of the four commands with `--json`, as a person would type it."""
     done = subprocess.run(
-        [sys.executable, "-m", "fedsilo.launch", *map(str, arguments), "--json"],
+        [sys.executable, "-m", "fedsilo.cli", *map(str, arguments), "--json"],
         stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False,
         env={**os.environ, **ENVIRONMENT},
     )  # fmt: skip
@@ -100,7 +100,7 @@ class Federation:
         """Start daemons side by side and wait until each says that it stands. A dead one may be started again."""
         for name in names:
             program = "coordinator" if name == self.sites.coordinator.name else "silo"
-            ours = "fedsilo.launch", [program, "start", "--config", str(self.site(name).config), "--json"]
+            ours = "fedsilo.cli", [program, "start", "--config", str(self.site(name).config), "--json"]
             module, arguments = self.programs.get(name, ours)
             self._running[name] = self.children.start(
                 name, arguments, self.root / "logs" / f"{name}.log", module=module,
@@ -294,7 +294,7 @@ def demo(out: Path, *options: str, interrupt: str = "", number: int = signal.SIG
         number: of the signal.
     """
     process = subprocess.Popen(
-        [sys.executable, "-m", "fedsilo.launch", "fedsilo", "demo", "--no-console", "--json", "--record",
+        [sys.executable, "-m", "fedsilo.cli", "fedsilo", "demo", "--no-console", "--json", "--record",
          "--out", str(out), *options],
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env={**os.environ, **ENVIRONMENT},

@@ -25,11 +25,11 @@ from coordinator import store as db
 from coordinator.config import Limits
 from coordinator.server import FederationService, federation_server
 from coordinator.uploads import PLACES
-from fedsilo.edge.audit_segments import read_lines
-from fedsilo.edge.partial_file import PartialFile
-from fedsilo.treaty.errors import UnreachableError
-from fedsilo.treaty.wire import codec
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.audit.segments import read_lines
+from fedsilo.files.partial_file import PartialFile
+from fedsilo.protocol import codec
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.errors import UnreachableError
 from policies.schema import LoraSchema
 from silo.guard import channel
 from silo.guard.channel import GrpcChannel
@@ -287,7 +287,7 @@ def test_T24_a_delayed_line_is_only_slow(place: Place) -> None:
 _WRITES = """
 import os, signal, sys
 from pathlib import Path
-from fedsilo.edge import partial_file
+from fedsilo.files import partial_file
 partial_file.FLUSHED_BYTES = 1000
 file = partial_file.PartialFile(Path(sys.argv[1]), whole_bytes=10_000)
 for at in range(0, int(sys.argv[2]), 100):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fedsilo.launch.demo_report import report
+from fedsilo.cli.demo_report import report
 from silo.guard import isolation
 from tests.loopback.federation import Demo, command
 

@@ -13,7 +13,7 @@ import pytest
 
 from benchmarks.chaos_federation import COORDINATOR, LIMIT_SECONDS, STOP_SECONDS, Federation, federation, until
 from benchmarks.chaos_tracer import why_not
-from fedsilo.edge.audit_segments import read_records
+from fedsilo.audit.segments import read_records
 
 SILO, DAY = "hospital_a", 86_400.0
 RECORDS = "fdatasync state/audit/*.jsonl"  # the call by which each record is durable
@@ -32,7 +32,7 @@ def accept(made: Federation, person: str, *shown: str) -> int:
     command = [
         "silo", "resume", "--accept-clock", "--operator", person, "--config", str(made.site[SILO].config), *shown,
     ]  # fmt: skip
-    return subprocess.run([sys.executable, "-m", "fedsilo.launch", *command], check=False).returncode
+    return subprocess.run([sys.executable, "-m", "fedsilo.cli", *command], check=False).returncode
 
 
 @pytest.mark.skipif(bool(why_not()), reason=why_not() or "-")

@@ -39,7 +39,7 @@ def draw(self):
     raise LookupError("planted: a mistake in drawing")
 
 AuditScreen.draw = draw
-from fedsilo.launch.__main__ import main
+from fedsilo.cli.__main__ import main
 
 sys.argv[1:1] = ["fedconsole"]
 main()
@@ -131,7 +131,7 @@ def terminal(
 def console(sites: Federation, *options: str) -> str:
     """The command line, and after it what it ended with."""
     socket = sites.site(HOLDS).control_socket
-    words = [sys.executable, "-m", "fedsilo.launch", "fedconsole", "--socket", str(socket), *options]
+    words = [sys.executable, "-m", "fedsilo.cli", "fedconsole", "--socket", str(socket), *options]
     return f"clear; {shlex.join(words)}; echo ended with $?."
 
 

@@ -21,12 +21,12 @@ from console.client import ControlClient, Operator, sign_as
 from coordinator.config import load_config
 from coordinator.daemon import Coordinator, Ready, check
 from coordinator.server import FederationService
-from fedsilo.edge.identity_files import load_identity
-from fedsilo.edge.task_files import read_tasks
-from fedsilo.launch.provision import init_ca, provision_site
-from fedsilo.treaty.errors import ConflictError, FedSiloError, NotAllowedError, UnreachableError
-from fedsilo.treaty.wire import codec, services
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.demo.provision import init_ca, provision_site
+from fedsilo.files.identity_files import load_identity
+from fedsilo.files.task_files import read_tasks
+from fedsilo.protocol import codec, services
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.errors import ConflictError, FedSiloError, NotAllowedError, UnreachableError
 from tests.coordinator_folder import write_coordinator
 from tests.policies.setting import HASH, SCHEMA
 
@@ -239,7 +239,7 @@ def test_the_command_prints_one_ready_line_and_ends_cleanly_on_sigterm(site: Pat
     config = (site / "main" / "coordinator.yaml").read_text().replace("state_dir: state", f"state_dir: {tmp_path}")
     place = site / "main" / "other.yaml"
     place.write_text(config)
-    program = "from fedsilo.launch.cli_coordinator import app; app()"
+    program = "from fedsilo.cli.coordinator import app; app()"
     with subprocess.Popen(
         [sys.executable, "-c", program, "start", "--config", str(place), "--json"], stdout=subprocess.PIPE, text=True
     ) as process:

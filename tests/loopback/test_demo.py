@@ -17,7 +17,7 @@ import rfc8785
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.protocol._generated import federation_pb2 as pb
 from tests.loopback.federation import Demo, counted, living, records
 
 SILOS = ["hospital_a", "hospital_b", "hospital_c", "hospital_d"]

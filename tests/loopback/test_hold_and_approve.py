@@ -9,7 +9,7 @@ import json
 import operator
 from typing import Any
 
-from fedsilo.launch.demo_sites import Site
+from fedsilo.demo.sites import Site
 from tests.loopback.conftest import HOLDS
 from tests.loopback.federation import Federation, Reply, command, counted, records
 

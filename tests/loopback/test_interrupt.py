@@ -82,7 +82,7 @@ def test_a_demo_whose_console_is_left_with_a_release_unanswered_says_how_to_answ
     main, there = os.openpty()
     ioctl(there, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 140, 0, 0))
     process = subprocess.Popen(
-        [sys.executable, "-m", "fedsilo.launch", "fedsilo", "demo", "--silos", "1", *SHORT, "--rounds", "1",
+        [sys.executable, "-m", "fedsilo.cli", "fedsilo", "demo", "--silos", "1", *SHORT, "--rounds", "1",
          "--answer-minutes", "0.1", "--out", str(out)],
         stdin=there, stdout=there, stderr=there, start_new_session=True,
         env={**os.environ, **ENVIRONMENT, "TERM": "xterm-256color"},

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from console.client import ControlClient
-from fedsilo.treaty.isolation import RUNGS
+from fedsilo.protocol.isolation import RUNGS
 from tests.loopback.conftest import HOLDS
 from tests.loopback.federation import Federation, command, descendants, living, records
 from tests.loopback.test_hold_and_approve import answer, held_release

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from fedsilo.launch.canaries import Canary, make_canaries
-from fedsilo.launch.demo_wire import search_recordings
-from fedsilo.launch.wire_recorder import recordings
-from fedsilo.treaty.audit.poll_window import KINDS
+from fedsilo.audit.poll_window import KINDS
+from fedsilo.demo.canaries import Canary, make_canaries
+from fedsilo.demo.wire import search_recordings
+from fedsilo.demo.wire_recorder import recordings
 from tests.loopback.federation import SHORT, Demo, command, counted, demo, living, records
 
 ATTACKS = {

@@ -17,8 +17,8 @@ from cryptography import x509
 
 from coordinator import server
 from coordinator.uploads import PLACES
-from fedsilo.treaty.errors import NotAllowedError, NotFoundError, UnreachableError, UsageError
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.errors import NotAllowedError, NotFoundError, UnreachableError, UsageError
 from silo.config import CoordinatorPlace
 from silo.guard.channel import GrpcChannel, connection_fault, server_certificate
 from silo.guard.messages import Sent
@@ -259,7 +259,7 @@ def test_T23_an_upload_that_outlives_several_connections_arrives_once(place: Pla
             "http://p.example:3128/path", "socks5://p.example:1080"],
 )  # fmt: skip
 def test_T31_T35_a_proxy_that_is_none_is_refused_with_its_line_and_not_repeated(tmp_path: Path, url: str) -> None:
-    from fedsilo.treaty import strict_yaml
+    from fedsilo.protocol import strict_yaml
 
     text = f"address: c.example:8443\nproxy: {url}\n".encode()
     with pytest.raises(UsageError) as caught:

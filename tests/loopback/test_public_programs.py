@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from fedsilo.launch.data_folder import DataFolder, Lengths, write_data_folder
-from fedsilo.launch.demo_data import make_digit_set
-from fedsilo.launch.demo_sites import Site
-from fedsilo.launch.digit_tasks import OPERATIONS, TOPICS, answer, digit_strings, question
-from fedsilo.launch.tiny_model import cached_model, recipe_for
+from fedsilo.demo.data import make_digit_set
+from fedsilo.demo.data_folder import DataFolder, Lengths, write_data_folder
+from fedsilo.demo.digit_tasks import OPERATIONS, TOPICS, answer, digit_strings, question
+from fedsilo.demo.sites import Site
+from fedsilo.demo.tiny_model import cached_model, recipe_for
 from silo.guard import isolation
 from tests.loopback.federation import federation, records
 

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from fedsilo.launch.wire_recorder import Recording, recordings
-from fedsilo.treaty.errors import FedSiloError
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.demo.wire_recorder import Recording, recordings
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.errors import FedSiloError
 from silo.config import SiloConfig, load_config
 from silo.report.measure import report_benefit
 from tests.loopback.federation import ENVIRONMENT, LIMIT_SECONDS, Federation, Reply, command, records
@@ -27,13 +27,13 @@ ARMS = {"base", "local_only", "federated"}
 # What Python itself is told of each socket; the trainer's own are behind its walls.
 WATCHED = """
 import json, runpy, socket, sys
-out, sys.argv = sys.argv[1], ["fedsilo.launch", *sys.argv[2:]]
+out, sys.argv = sys.argv[1], ["fedsilo.cli", *sys.argv[2:]]
 def hook(event, arguments):
     if event in ("socket.bind", "socket.connect", "socket.sendto", "socket.getaddrinfo", "socket.gethostbyname"):
         with open(out, "a") as file:
             file.write(json.dumps([event, str(arguments[1:])]) + "\\n")
 sys.addaudithook(hook)
-runpy.run_module("fedsilo.launch", run_name="__main__")
+runpy.run_module("fedsilo.cli", run_name="__main__")
 """
 
 

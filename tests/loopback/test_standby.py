@@ -17,9 +17,9 @@ import pytest
 
 from console.client import ControlClient
 from coordinator.daemon import Ready
-from fedsilo.launch.provision import init_ca, provision_site
-from fedsilo.treaty.wire import codec
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.demo.provision import init_ca, provision_site
+from fedsilo.protocol import codec
+from fedsilo.protocol._generated import federation_pb2 as pb
 from tests.coordinator_folder import write_coordinator
 from tests.loopback.test_coordinator_server import exchange, hello
 from tests.postgres_server import PostgresServer
@@ -27,7 +27,7 @@ from tests.postgres_server import PostgresServer
 LIMIT_SECONDS = 120
 PASSWORD = "S3CRET"  # the server asks for none
 ENDED = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname <> current_database()"
-PROGRAM = "from fedsilo.launch.cli_coordinator import app; app()"
+PROGRAM = "from fedsilo.cli.coordinator import app; app()"
 
 
 @pytest.fixture

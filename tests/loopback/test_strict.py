@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from safetensors.numpy import load_file
 
-from fedsilo.edge.site_policy import read_policy, read_schema
-from fedsilo.treaty.averaging import initial_factors, initial_frozen_sha256
+from fedsilo.files.site_policy import read_policy, read_schema
+from fedsilo.protocol.averaging import initial_factors, initial_frozen_sha256
 from policies.schema import LoraSchema
 from tests.loopback.federation import RUN, Federation, command, counted, federation, records
 

@@ -45,7 +45,7 @@ def in_a_namespace_of_its_own(sites: Federation) -> Iterator[None]:
     unshare = ["unshare", "--net"] if os.geteuid() == 0 else ["unshare", "--net", "--map-root-user"]
     with (sites.root / "logs" / f"{WITHOUT}.log").open("ab") as log:
         process = subprocess.Popen(
-            [*unshare, sys.executable, "-P", "-m", "fedsilo.launch.ends_with_parent", "fedsilo.launch", "silo", "start",
+            [*unshare, sys.executable, "-P", "-m", "fedsilo.cli.ends_with_parent", "fedsilo.cli", "silo", "start",
              "--config", str(sites.site(WITHOUT).config), "--json"],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, env={**os.environ, **ENVIRONMENT},
             start_new_session=True,

@@ -29,9 +29,9 @@ from pathlib import Path
 
 import pytest
 
-from fedsilo.launch.data_folder import read_data_folder
-from fedsilo.launch.demo_sites import Site, Sites, free_port
-from fedsilo.launch.demo_wire import Witness
+from fedsilo.demo.data_folder import read_data_folder
+from fedsilo.demo.sites import Site, Sites, free_port
+from fedsilo.demo.wire import Witness
 from tests.loopback.federation import ENVIRONMENT, LIMIT_SECONDS, nothing_planted_crossed
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.protocol._generated import federation_pb2 as pb
 from policies.asked import Asked
 from policies.engine import History
 from policies.load import Policy

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 
-from fedsilo.treaty.errors import UsageError
+from fedsilo.protocol.errors import UsageError
 from policies.custom_file import Beside
 from policies.load import Policy, load_policy
 from tests.simulated import screening

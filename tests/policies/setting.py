@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from fedsilo.edge.site_policy import read_ruleset
-from fedsilo.treaty.plan import Lora, Plan, Rollout
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
-from fedsilo.treaty.wire.codec import decode_factors, encode, encode_factors
+from fedsilo.files.site_policy import read_ruleset
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.codec import decode_factors, encode, encode_factors
+from fedsilo.protocol.plan import Lora, Plan, Rollout
 from policies.engine import Context, Decision, History, Message, decide, measure
 from policies.load import Policy, load_policy
 from policies.render import PlanSize, SiteFacts, render_policy

@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.protocol._generated import federation_pb2 as pb
 from policies.engine import Message, decide, measure
 from policies.history import History
 from tests.policies.setting import BASE_DIGEST, COORDINATOR, SCHEMA, SILO, context, policy_of, policy_text

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsilo.treaty.errors import UsageError
-from fedsilo.treaty.wire.codec import Array
+from fedsilo.protocol.codec import Array
+from fedsilo.protocol.errors import UsageError
 from policies import facts_tensors
 from policies.compare import compare, meet
 from policies.engine import Decision, History, Message, decide, measure

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsilo.treaty.clocks import HALTING, Judged, Verdict, apart, in_words, judge
+from fedsilo.protocol.clocks import HALTING, Judged, Verdict, apart, in_words, judge
 from policies.history import HistoryBook
 
 NOW, HOUR, DAY = 1_800_000_000.0, 3_600.0, 86_400.0

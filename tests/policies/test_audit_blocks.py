@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fedsilo.treaty.errors import UsageError
+from fedsilo.protocol.errors import UsageError
 from policies.compare import compare, meet
 from policies.model_audit import Audit, Retention
 from tests.policies.setting import edited, policy_of, policy_text

@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from fedsilo.launch.cli_policy import app
-from fedsilo.treaty.errors import WireCode
-from fedsilo.treaty.wire import codec
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.cli.policy import app
+from fedsilo.protocol import codec
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.errors import WireCode
 from policies.capacity import (
     GUARD_MESSAGES_PER_MINUTE,
     NOT_COUNTED,

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsilo.launch.cli_policy_test import read_cases
-from fedsilo.treaty.errors import UsageError
-from fedsilo.treaty.wire import codec
+from fedsilo.cli.policy_test import read_cases
+from fedsilo.protocol import codec
+from fedsilo.protocol.errors import UsageError
 from policies.cases.amount import Amount, read_amount
 from policies.cases.build import Situation, build
 from policies.cases.format import COUNTS, FORMS, UNNAMED, UPDATE, Case, TensorMessage, load_cases

@@ -9,8 +9,8 @@ from google.protobuf import descriptor_pb2
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.descriptor_pool import DescriptorPool
 
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
-from fedsilo.treaty.wire.services import INBOUND_KINDS, OUTBOUND_KINDS
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.services import INBOUND_KINDS, OUTBOUND_KINDS
 from policies import catalogue
 from policies.catalogue import CATALOGUE, KINDS, field_class, fields_at_fault
 from tests.policies.setting import judged, policy_of, policy_text, small_message

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from fedsilo.launch.cli_policy import _dated, app
-from fedsilo.treaty.wire.codec import canonical_json
+from fedsilo.cli.policy import _dated, app
+from fedsilo.protocol.codec import canonical_json
 from policies.load import load_policy
 from policies.schema import schema_from_json
 from tests.policies.setting import COORDINATOR, PEERS

@@ -11,8 +11,9 @@ from junitparser import Failure, JUnitXml
 from sarif_pydantic import Sarif
 from typer.testing import CliRunner, Result
 
-from fedsilo.launch import cli_audit, cli_policy
-from fedsilo.launch.check_reports import Check, junit, sarif
+from fedsilo.cli import audit as cli_audit
+from fedsilo.cli import policy as cli_policy
+from fedsilo.cli.check_reports import Check, junit, sarif
 from tests.policies.setting import SCHEMA, policy_text
 from tests.protocol.audit_parties import COORDINATOR, append_send, exchange, introduce, open_log
 

@@ -12,9 +12,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from fedsilo.treaty.errors import UsageError
-from fedsilo.treaty.strict_yaml import load
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.errors import UsageError
+from fedsilo.protocol.strict_yaml import load
 from policies import lattice
 from policies.compare import Change, compare, is_tightening, meet, order_of
 from policies.engine import History, decide, measure

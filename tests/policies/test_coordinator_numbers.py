@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from fedsilo.treaty.methods import METHODS
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
-from fedsilo.treaty.wire.codec import canonical_json
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.codec import canonical_json
+from fedsilo.protocol.methods import METHODS
 from policies.engine import Approval, Context, Decision, Facts, History, HistoryBook, Message, decide, measure
 from policies.load import Policy
 from policies.render import PlanSize

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsilo.edge.site_policy import read_effective, read_policy
-from fedsilo.treaty.errors import UsageError
+from fedsilo.files.site_policy import read_effective, read_policy
+from fedsilo.protocol.errors import UsageError
 from policies.cases.format import load_cases
 from policies.cases.judge import judge, mutate
 from policies.cases.site import Site

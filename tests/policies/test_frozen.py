@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsilo.treaty.averaging import initial_factors, initial_frozen_sha256
-from fedsilo.treaty.errors import UsageError
-from fedsilo.treaty.freezing import frozen_sha256
-from fedsilo.treaty.methods import METHODS
-from fedsilo.treaty.plan import Lora, Plan
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
-from fedsilo.treaty.wire.codec import decode_factors, encode_factors
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.averaging import initial_factors, initial_frozen_sha256
+from fedsilo.protocol.codec import decode_factors, encode_factors
+from fedsilo.protocol.errors import UsageError
+from fedsilo.protocol.freezing import frozen_sha256
+from fedsilo.protocol.methods import METHODS
+from fedsilo.protocol.plan import Lora, Plan
 from policies.engine import Approval, Decision, History, Message, decide, measure
 from policies.render import PlanSize
 from policies.schema import schema_from_json

@@ -14,9 +14,9 @@ from google.protobuf.message import Message
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
-from fedsilo.treaty.wire.codec import canonical_json
-from fedsilo.treaty.wire.services import INBOUND_KINDS, OUTBOUND_KINDS
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.codec import canonical_json
+from fedsilo.protocol.services import INBOUND_KINDS, OUTBOUND_KINDS
 from policies.asked import Asked
 from policies.compare import is_tightening, meet
 from policies.engine import Approval, History, HistoryBook, decide, measure

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from fedsilo.edge.site_policy import read_ruleset
-from fedsilo.treaty.errors import UsageError
+from fedsilo.files.site_policy import read_ruleset
+from fedsilo.protocol.errors import UsageError
 from policies.load import INIT_HINT, load_policy
 from policies.render import RULESETS, PlanSize, worst_case
 from tests.policies.setting import PLAN, SCHEMA, edited, policy_of, policy_text

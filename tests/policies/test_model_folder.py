@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from fedsilo.edge.model_folder import ending_ids, lora_schema_of, read_fingerprints
-from fedsilo.treaty.errors import UsageError
-from fedsilo.treaty.wire.codec import encode_factors
+from fedsilo.files.model_folder import ending_ids, lora_schema_of, read_fingerprints
+from fedsilo.protocol.codec import encode_factors
+from fedsilo.protocol.errors import UsageError
 from policies.schema import schema_from_json
 
 

@@ -10,10 +10,13 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from fedsilo.edge.run_request import EXAMPLE
-from fedsilo.launch import cli_coordinator, cli_policy, cli_run, cli_silo
-from fedsilo.launch.trial import make_trial
-from fedsilo.treaty.errors import UsageError
+from fedsilo.cli import coordinator as cli_coordinator
+from fedsilo.cli import policy as cli_policy
+from fedsilo.cli import run as cli_run
+from fedsilo.cli import silo as cli_silo
+from fedsilo.cli.trial import make_trial
+from fedsilo.files.run_request import EXAMPLE
+from fedsilo.protocol.errors import UsageError
 from policies.compare import compare, effective
 from policies.load import Policy, load_policy
 from policies.render import TEXT_DAY_BYTES, TEXT_ROUND_BYTES, PlanSize, text_warnings

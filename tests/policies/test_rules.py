@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsilo.treaty.plan import Optimiser, Rollout
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
-from fedsilo.treaty.wire.codec import canonical_json
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.codec import canonical_json
+from fedsilo.protocol.plan import Optimiser, Rollout
 from policies.engine import OFFERED, Approval, Decision, History, decide, measure
 from policies.load import Policy
 from policies.rules import RULES, RULES_OF_KINDS, screens

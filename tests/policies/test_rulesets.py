@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from fedsilo.launch import cli_policy
-from fedsilo.treaty.averaging import initial_frozen_sha256
-from fedsilo.treaty.errors import UsageError
-from fedsilo.treaty.freezing import FREEZE_OF_KIND
-from fedsilo.treaty.methods import METHODS
-from fedsilo.treaty.plan import Lora
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.cli import policy as cli_policy
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.averaging import initial_frozen_sha256
+from fedsilo.protocol.errors import UsageError
+from fedsilo.protocol.freezing import FREEZE_OF_KIND
+from fedsilo.protocol.methods import METHODS
+from fedsilo.protocol.plan import Lora
 from policies.compare import compare
 from policies.render import RULESETS
 from policies.ruleset_methods import METHOD_RULESETS

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fedsilo.treaty.errors import UsageError
+from fedsilo.protocol.errors import UsageError
 from policies.compare import compare, is_tightening, meet
 from policies.engine import History, HistoryBook, decide, measure
 from policies.message import Screened

@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsilo.treaty.errors import UsageError
+from fedsilo.protocol.errors import UsageError
 from policies.model_screens import Alphabet, Decoder, PatternName, ScreenName, TextScreens
 from policies.screens import Hit, Material, OverlapIndex, ScreenFailed, screen_texts
 from policies.screens.canary import count_canaries

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from fedsilo.launch import cli_coordinator, cli_silo
-from fedsilo.launch.site_options import VERIFIERS
-from fedsilo.treaty.grading import VERIFIERS as BUILT_IN
-from fedsilo.treaty.wire.codec import sha256_hex
+from fedsilo.cli import coordinator as cli_coordinator
+from fedsilo.cli import silo as cli_silo
+from fedsilo.cli.site_options import VERIFIERS
+from fedsilo.grading import VERIFIERS as BUILT_IN
+from fedsilo.protocol.codec import sha256_hex
 from policies.load import load_policy
 from silo.config import load_config
 from tests.policies.test_model_folder import whole_folder

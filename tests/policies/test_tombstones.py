@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from google.protobuf.descriptor_pb2 import DescriptorProto
 
-from fedsilo.treaty.errors import UsageError
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.errors import UsageError
 from policies.history import History
 from policies.load import load_policy
 from policies.model import PolicyFile

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsilo.treaty.wire.codec import decode_factors, encode_factors
+from fedsilo.protocol.codec import decode_factors, encode_factors
 from policies.engine import measure
 from policies.transform import changes_bytes, clip_factor, drop_wrong_donors, quantise, transform_factors
 from tests.policies.setting import SCHEMA, context, donors_message, policy_of, policy_text, zeros

@@ -10,7 +10,7 @@ import signal
 import sys
 from pathlib import Path
 
-from fedsilo.edge.audit_follow import Export, FileSink, LogReader, lines_after, read_position
+from fedsilo.audit.follow import Export, FileSink, LogReader, lines_after, read_position
 
 
 def main(log: Path, out: Path, fatal_call: int, how: str) -> None:

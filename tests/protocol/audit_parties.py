@@ -8,8 +8,8 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from fedsilo.edge.audit_log import AuditLog
-from fedsilo.edge.audit_verify import verify_logs
+from fedsilo.audit.audit_verify import verify_logs
+from fedsilo.audit.log import AuditLog
 
 SILO, COORDINATOR = "spiffe://net/silo/hospital_a", "spiffe://net/coordinator/main"
 KEYS = {

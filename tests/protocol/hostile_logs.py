@@ -11,10 +11,10 @@ from typing import Any
 
 import rfc8785
 
-from fedsilo.treaty.audit.checkpoint import Checkpoint, sign_checkpoint
-from fedsilo.treaty.audit.merkle import MerkleTree, leaf_hash
-from fedsilo.treaty.audit.record import parse_record
-from fedsilo.treaty.errors import VerificationError
+from fedsilo.audit.checkpoint import Checkpoint, sign_checkpoint
+from fedsilo.audit.merkle import MerkleTree, leaf_hash
+from fedsilo.audit.record import parse_record
+from fedsilo.protocol.errors import VerificationError
 from tests.protocol.audit_parties import COORDINATOR, KEYS, SILO, open_log, segment
 
 Record = dict[str, Any]

@@ -10,14 +10,14 @@ from collections import Counter, deque
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from fedsilo.treaty import method as m
-from fedsilo.treaty import rounds
-from fedsilo.treaty.methods import METHODS
-from fedsilo.treaty.plan import Plan
-from fedsilo.treaty.round_tables import ROUND_OVER, Effect, Verdict
-from fedsilo.treaty.swap import public_batch
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
-from fedsilo.treaty.wire.services import UPDATE_KINDS
+from fedsilo.protocol import method as m
+from fedsilo.protocol import rounds
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.methods import METHODS
+from fedsilo.protocol.plan import Plan
+from fedsilo.protocol.round_tables import ROUND_OVER, Effect, Verdict
+from fedsilo.protocol.services import UPDATE_KINDS
+from fedsilo.protocol.swap import public_batch
 
 BASE = "digest-0"
 

@@ -13,8 +13,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsilo.treaty.errors import PeerError
-from fedsilo.treaty.transcript import (
+from fedsilo.protocol.errors import PeerError
+from fedsilo.protocol.transcript import (
     TRANSCRIPT_CHARACTERS_MAX,
     Countersignature,
     Transcript,

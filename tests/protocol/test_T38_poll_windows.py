@@ -12,13 +12,13 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fedsilo.edge.audit_log import AuditLog, sent_by_kind
-from fedsilo.edge.audit_story import check_stories
-from fedsilo.edge.audit_tally import Tally
-from fedsilo.edge.audit_verify import verify_logs
-from fedsilo.treaty.audit.poll_window import POLLS_MAX, WINDOW_SECONDS, PollWindows
-from fedsilo.treaty.audit.record import RecordError
-from fedsilo.treaty.errors import VerificationError
+from fedsilo.audit.audit_verify import verify_logs
+from fedsilo.audit.log import AuditLog, sent_by_kind
+from fedsilo.audit.poll_window import POLLS_MAX, WINDOW_SECONDS, PollWindows
+from fedsilo.audit.record import RecordError
+from fedsilo.audit.story import check_stories
+from fedsilo.audit.tally import Tally
+from fedsilo.protocol.errors import VerificationError
 
 SILO, COORDINATOR = "spiffe://net/silo/a", "spiffe://net/coordinator"
 POLICY = {"effective": "0" * 64}

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from fedsilo.edge.audit_story import CLOCKS_APART_MILLISECONDS
-from fedsilo.launch.audit_report import audit_report, page
-from fedsilo.launch.cli_audit import app
+from fedsilo.audit.story import CLOCKS_APART_MILLISECONDS
+from fedsilo.cli.audit import app
+from fedsilo.cli.audit_report_page import audit_report, page
 from tests.protocol.audit_parties import open_log
 from tests.protocol.test_audit_story import Pair
 

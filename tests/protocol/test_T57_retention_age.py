@@ -9,11 +9,11 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from typer.testing import CliRunner
 
-from fedsilo.edge.audit_segments import segments
-from fedsilo.edge.audit_verify import verify_logs
-from fedsilo.launch.cli_audit import app
-from fedsilo.treaty.audit.checkpoint import cosign, cosigner_key, log_key
-from fedsilo.treaty.audit.merkle import leaf_hash
+from fedsilo.audit.audit_verify import verify_logs
+from fedsilo.audit.checkpoint import cosign, cosigner_key, log_key
+from fedsilo.audit.merkle import leaf_hash
+from fedsilo.audit.segments import segments
+from fedsilo.cli.audit import app
 from tests.protocol.audit_parties import (
     COORDINATOR,
     KEYS,

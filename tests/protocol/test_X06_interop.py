@@ -15,10 +15,10 @@ import pytest
 import rfc8785
 from pymerkle import InmemoryTree, InvalidProof, verify_consistency, verify_inclusion
 
-from fedsilo.treaty.audit.merkle import EMPTY_ROOT, MerkleTree, leaf_hash
-from fedsilo.treaty.audit.record import NO_PREVIOUS, parse_record, record_line
-from fedsilo.treaty.errors import VerificationError
-from fedsilo.treaty.wire.codec import canonical_json
+from fedsilo.audit.merkle import EMPTY_ROOT, MerkleTree, leaf_hash
+from fedsilo.audit.record import NO_PREVIOUS, parse_record, record_line
+from fedsilo.protocol.codec import canonical_json
+from fedsilo.protocol.errors import VerificationError
 
 SIZE_MAX = 130
 ENTRIES = [b"record %d" % number for number in range(SIZE_MAX)]

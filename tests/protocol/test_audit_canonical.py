@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import rfc8785
 
-from fedsilo.treaty.audit import record
+from fedsilo.audit import record
 
 VALUES = 5_000
 CHARACTERS = 'aZ09 ~"\\/\u00e9\u20ac\u2603\U0001f600'

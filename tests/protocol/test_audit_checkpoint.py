@@ -11,8 +11,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsilo.edge import audit_verify
-from fedsilo.treaty.audit.checkpoint import (
+from fedsilo.audit import audit_verify
+from fedsilo.audit.checkpoint import (
     Checkpoint,
     cosign,
     cosigned_at,
@@ -27,9 +27,9 @@ from fedsilo.treaty.audit.checkpoint import (
     sign_checkpoint,
     sign_note,
 )
-from fedsilo.treaty.audit.merkle import EMPTY_ROOT, MerkleTree, leaf_hash
-from fedsilo.treaty.audit.witness import TreeHead, judge
-from fedsilo.treaty.errors import VerificationError
+from fedsilo.audit.cosignature import TreeHead, judge
+from fedsilo.audit.merkle import EMPTY_ROOT, MerkleTree, leaf_hash
+from fedsilo.protocol.errors import VerificationError
 
 VECTORS = json.loads((Path(__file__).parents[1] / "vectors" / "signed_note.json").read_text(encoding="utf-8"))
 KEY = Ed25519PrivateKey.from_private_bytes(b"\x01" * 32)

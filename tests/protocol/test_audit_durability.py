@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from fedsilo.edge import audit_segments
-from fedsilo.edge.audit_log import AuditLog, LogFullError, sent_by_kind
-from fedsilo.edge.audit_segments import read_records, segments
-from fedsilo.treaty.audit.record import RecordError
-from fedsilo.treaty.errors import ConflictError, OperationError, VerificationError
+from fedsilo.audit import segments as audit_segments
+from fedsilo.audit.log import AuditLog, LogFullError, sent_by_kind
+from fedsilo.audit.record import RecordError
+from fedsilo.audit.segments import read_records, segments
+from fedsilo.protocol.errors import ConflictError, OperationError, VerificationError
 from tests.protocol.audit_parties import COORDINATOR, OTHER_KEY, SILO, Clock, append_send, open_log, problems, segment
 
 REPOSITORY = Path(__file__).parents[2]
@@ -216,7 +216,7 @@ def test_T39_a_file_size_limit_counts_as_a_full_disk(tmp_path: Path) -> None:
     script = """
 import resource, sys
 from pathlib import Path
-from fedsilo.edge.audit_log import LogFullError
+from fedsilo.audit.log import LogFullError
 from tests.protocol.audit_parties import append_send, open_log
 log = open_log(Path(sys.argv[1]))
 resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))

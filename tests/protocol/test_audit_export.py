@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from fedsilo.edge.audit_follow import (
+from fedsilo.audit.follow import (
     LINE_BYTES_MAX,
     WITHHELD,
     Export,
@@ -25,8 +25,8 @@ from fedsilo.edge.audit_follow import (
     export_line,
     read_position,
 )
-from fedsilo.launch.cli_audit import app
-from fedsilo.treaty.errors import ConflictError, NotFoundError, VerificationError
+from fedsilo.cli.audit import app
+from fedsilo.protocol.errors import ConflictError, NotFoundError, VerificationError
 from tests.protocol.audit_export_child import export_all
 from tests.protocol.audit_parties import COORDINATOR, SILO, append_send, copied, open_log
 from tests.protocol.audit_story import write_story
@@ -266,7 +266,7 @@ def test_a_file_that_is_not_as_it_was_left(tmp_path: Path) -> None:
 
 
 def test_two_exporters_of_one_position_are_refused(tmp_path: Path) -> None:
-    from fedsilo.edge.files import lock_exclusively
+    from fedsilo.files.durable import lock_exclusively
 
     with open_log(tmp_path / "log") as log:
         append_send(log, 1)

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from fedsilo.edge.audit_follow import LogReader, Place
-from fedsilo.edge.audit_log import AuditLog
-from fedsilo.edge.audit_segments import read_lines
-from fedsilo.launch.cli_audit import app
-from fedsilo.treaty.audit.record import NO_PREVIOUS, link_of
-from fedsilo.treaty.errors import NotFoundError, VerificationError
+from fedsilo.audit.follow import LogReader, Place
+from fedsilo.audit.log import AuditLog
+from fedsilo.audit.record import NO_PREVIOUS, link_of
+from fedsilo.audit.segments import read_lines
+from fedsilo.cli.audit import app
+from fedsilo.protocol.errors import NotFoundError, VerificationError
 from tests.protocol.audit_parties import append_send, open_log
 
 ALL_AGES = 2**52  # milliseconds since 1970: older than this is every record

@@ -11,10 +11,10 @@ import pytest
 from typer.testing import CliRunner
 
 import fedsilo
-from fedsilo.edge.audit_follow import Export, FileSink, LogReader, Place, Position, chosen, export_line
-from fedsilo.edge.audit_log import AuditLog
-from fedsilo.launch.cli_audit import app
-from fedsilo.treaty.errors import ConflictError
+from fedsilo.audit.follow import Export, FileSink, LogReader, Place, Position, chosen, export_line
+from fedsilo.audit.log import AuditLog
+from fedsilo.cli.audit import app
+from fedsilo.protocol.errors import ConflictError
 from tests.protocol.audit_parties import SILO, append_send, open_log, segment
 
 

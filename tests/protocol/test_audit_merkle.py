@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsilo.edge import audit_verify
-from fedsilo.treaty.audit.merkle import (
+from fedsilo.audit import audit_verify
+from fedsilo.audit.merkle import (
     EMPTY_ROOT,
     MerkleTree,
     leaf_hash,

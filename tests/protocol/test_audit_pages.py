@@ -12,14 +12,14 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsilo.edge import audit_pages
-from fedsilo.edge.audit_check import Broken, LogCheck
-from fedsilo.edge.audit_log import AuditLog
-from fedsilo.edge.audit_pages import LogPages
-from fedsilo.edge.audit_segments import read_lines, segments
-from fedsilo.treaty.audit.checkpoint import log_key
-from fedsilo.treaty.audit.record import link_of
-from fedsilo.treaty.errors import NotFoundError
+from fedsilo.audit import pages as audit_pages
+from fedsilo.audit.check import Broken, LogCheck
+from fedsilo.audit.checkpoint import log_key
+from fedsilo.audit.log import AuditLog
+from fedsilo.audit.pages import LogPages
+from fedsilo.audit.record import link_of
+from fedsilo.audit.segments import read_lines, segments
+from fedsilo.protocol.errors import NotFoundError
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 ORIGIN = "spiffe://cardio-net/silo/hospital_a"

@@ -14,9 +14,9 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from typer.testing import CliRunner
 
-from fedsilo.edge import audit_proofs
-from fedsilo.launch.cli_audit import app
-from fedsilo.treaty.audit.record import link_of, record_line
+from fedsilo.audit import proofs as audit_proofs
+from fedsilo.audit.record import link_of, record_line
+from fedsilo.cli.audit import app
 from tests.protocol.audit_parties import (
     COORDINATOR,
     KEYS,

@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from fedsilo.edge import audit_verify
-from fedsilo.edge.audit_loading import NOTE_BYTES_MAX, read_note
-from fedsilo.edge.audit_segments import LEAVES_BYTES_MAX, read_lines
-from fedsilo.edge.audit_transcripts import check_rounds
-from fedsilo.launch import audit_folders
-from fedsilo.launch.cli_audit import app
-from fedsilo.treaty.audit.record import LINE_BYTES_MAX
-from fedsilo.treaty.errors import VerificationError
+from fedsilo.audit import audit_verify
+from fedsilo.audit.loading import NOTE_BYTES_MAX, read_note
+from fedsilo.audit.record import LINE_BYTES_MAX
+from fedsilo.audit.segments import LEAVES_BYTES_MAX, read_lines
+from fedsilo.audit.transcripts import check_rounds
+from fedsilo.cli import audit_folders
+from fedsilo.cli.audit import app
+from fedsilo.protocol.errors import VerificationError
 from tests.policies.setting import policy_text
 from tests.protocol.audit_parties import (
     COORDINATOR,

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsilo.treaty.audit.merkle import leaf_hash
-from fedsilo.treaty.audit.record import (
+from fedsilo.audit.merkle import leaf_hash
+from fedsilo.audit.record import (
     EVENTS,
     NO_PREVIOUS,
     RecordError,
@@ -20,8 +20,8 @@ from fedsilo.treaty.audit.record import (
     parse_record,
     record_line,
 )
-from fedsilo.treaty.errors import VerificationError
-from fedsilo.treaty.text import harmless
+from fedsilo.protocol.errors import VerificationError
+from fedsilo.protocol.text import harmless
 
 DIGEST = "ab" * 32
 

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from fedsilo.launch.audit_report import RESIDUALS, audit_report, inventory_csv, page, text
-from fedsilo.launch.cli_audit import app
-from fedsilo.treaty.audit.record import EVENTS
+from fedsilo.audit.record import EVENTS
+from fedsilo.cli.audit import app
+from fedsilo.cli.audit_report_page import RESIDUALS, audit_report, inventory_csv, page, text
 from policies.capacity import capacities
 from tests.policies.setting import SCHEMA, policy_text
 from tests.protocol.audit_parties import copied, open_log

@@ -13,15 +13,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from fedsilo.edge import audit_approvals, audit_counting, audit_tally
-from fedsilo.edge.audit_counting import OTHERS, moment
-from fedsilo.edge.audit_log import AuditLog
-from fedsilo.edge.audit_orders import ORDERS_IN_WORDS
-from fedsilo.edge.audit_tally import Tally
-from fedsilo.launch.audit_report import audit_report, inventory_csv, page
-from fedsilo.launch.cli_audit import app
-from fedsilo.treaty.audit.record import COUNT_MAX, EVENTS
-from fedsilo.treaty.errors import UsageError
+from fedsilo.audit import approvals as audit_approvals
+from fedsilo.audit import counting as audit_counting
+from fedsilo.audit import tally as audit_tally
+from fedsilo.audit.counting import OTHERS, moment
+from fedsilo.audit.log import AuditLog
+from fedsilo.audit.orders import ORDERS_IN_WORDS
+from fedsilo.audit.record import COUNT_MAX, EVENTS
+from fedsilo.audit.tally import Tally
+from fedsilo.cli.audit import app
+from fedsilo.cli.audit_report_page import audit_report, inventory_csv, page
+from fedsilo.protocol.errors import UsageError
 from tests.protocol.audit_parties import (
     COORDINATOR,
     SILO,

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from fedsilo.edge.audit_log import AuditLog
-from fedsilo.edge.audit_tally import DONOR_ROWS_MAX, bucket
-from fedsilo.launch import cli_audit_report
-from fedsilo.launch.audit_report import KIND_WORDS, ORIENTATION, audit_report, held_by, page, words_of
-from fedsilo.launch.cli_audit import app
+from fedsilo.audit.log import AuditLog
+from fedsilo.audit.tally import DONOR_ROWS_MAX, bucket
+from fedsilo.cli import audit_report as cli_audit_report
+from fedsilo.cli.audit import app
+from fedsilo.cli.audit_report_page import KIND_WORDS, ORIENTATION, audit_report, held_by, page, words_of
 from policies.catalogue import KINDS
 from silo.config import load_config
 from tests.policies.setting import edited, policy_of, policy_text

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from fedsilo.edge.audit_story import CLOCKS_APART_MILLISECONDS, DIFFERENCES_MAX, check_stories
-from fedsilo.edge.audit_verify import verify_logs
-from fedsilo.launch.audit_report import audit_report, page
-from fedsilo.launch.cli_audit import app
+from fedsilo.audit.audit_verify import verify_logs
+from fedsilo.audit.story import CLOCKS_APART_MILLISECONDS, DIFFERENCES_MAX, check_stories
+from fedsilo.cli.audit import app
+from fedsilo.cli.audit_report_page import audit_report, page
 from tests.protocol.audit_parties import COORDINATOR, SILO, Clock, open_log
 
 FACTORS = "ef" * 32

@@ -17,12 +17,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from fedsilo.edge import audit_verify
-from fedsilo.launch.cli_audit import app
-from fedsilo.treaty.audit.checkpoint import Checkpoint, open_checkpoint, parse_verifier_key, sign_checkpoint
-from fedsilo.treaty.audit.merkle import leaf_hash, verify_inclusion
-from fedsilo.treaty.audit.record import parse_record
-from fedsilo.treaty.errors import VerificationError
+from fedsilo.audit import audit_verify
+from fedsilo.audit.checkpoint import Checkpoint, open_checkpoint, parse_verifier_key, sign_checkpoint
+from fedsilo.audit.merkle import leaf_hash, verify_inclusion
+from fedsilo.audit.record import parse_record
+from fedsilo.cli.audit import app
+from fedsilo.protocol.errors import VerificationError
 from tests.protocol.audit_parties import (
     COORDINATOR,
     KEYS,

@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from fedsilo.treaty.errors import PeerError, WireCode
-from fedsilo.treaty.wire import codec
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.protocol import codec
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.errors import PeerError, WireCode
 
 SHAPES = arrays.array_shapes(min_dims=1, max_dims=2, min_side=0, max_side=5)
 FLOATS = st.floats(width=32, allow_nan=False, allow_infinity=False)

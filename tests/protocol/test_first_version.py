@@ -76,7 +76,7 @@ def expected(version: str) -> Expected:
 
 
 def _fedsilo(*arguments: str | Path) -> tuple[int, Any]:
-    command = [sys.executable, "-m", "fedsilo.launch", "fedsilo", *map(str, arguments), "--json"]
+    command = [sys.executable, "-m", "fedsilo.cli", "fedsilo", *map(str, arguments), "--json"]
     ran = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
     return ran.returncode, json.loads(ran.stdout)["data"]
 
@@ -92,7 +92,7 @@ def test_logs_of_all_parties_verify_and_vouch_for_each_other(left: Path, expecte
 
 
 def test_the_verifier_that_stands_alone_agrees(left: Path) -> None:
-    alone = [sys.executable, "-P", str(ROOT / "fedsilo/edge/audit_verify.py"), *map(str, _logs(left))]
+    alone = [sys.executable, "-P", str(ROOT / "fedsilo/audit/audit_verify.py"), *map(str, _logs(left))]
     assert subprocess.run(alone, check=False, capture_output=True, timeout=120).returncode == 0
 
 

@@ -7,9 +7,9 @@ from typing import Any, cast
 
 import pytest
 
-from fedsilo.treaty.errors import PeerError
-from fedsilo.treaty.wire import codec
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.protocol import codec
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.errors import PeerError
 from silo.guard.framing import assemble
 from tests.simulated.lines import Call, LineSilo, line_federation
 

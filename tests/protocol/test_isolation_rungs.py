@@ -7,8 +7,8 @@ from typing import get_args
 import pytest
 
 from coordinator.members import check_hello
-from fedsilo.treaty.errors import PeerError
-from fedsilo.treaty.isolation import RUNGS, rung_at_least, rung_named
+from fedsilo.protocol.errors import PeerError
+from fedsilo.protocol.isolation import RUNGS, rung_at_least, rung_named
 from policies import catalogue
 from policies.model import Trainer
 from tests.simulated.coordinator_parts import AGREED, hello

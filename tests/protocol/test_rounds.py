@@ -9,11 +9,23 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fedsilo.treaty import method as m
-from fedsilo.treaty import rounds
-from fedsilo.treaty.errors import ConflictError, WireCode
-from fedsilo.treaty.plan import Plan
-from fedsilo.treaty.round_tables import CONFLICT, OVER, PLACE, ROUND, RUN, SILO, TABLES, Table, Verdict, advance, gather
+from fedsilo.protocol import method as m
+from fedsilo.protocol import rounds
+from fedsilo.protocol.errors import ConflictError, WireCode
+from fedsilo.protocol.plan import Plan
+from fedsilo.protocol.round_tables import (
+    CONFLICT,
+    OVER,
+    PLACE,
+    ROUND,
+    RUN,
+    SILO,
+    TABLES,
+    Table,
+    Verdict,
+    advance,
+    gather,
+)
 from tests.protocol.paper_run import PaperRun
 from tests.simulated.paper_federation import plan_of
 

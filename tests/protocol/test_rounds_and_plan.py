@@ -7,10 +7,10 @@ import json
 import pytest
 from pydantic import ValidationError
 
-from fedsilo.treaty.errors import PeerError
-from fedsilo.treaty.plan import plan_from_canonical
-from fedsilo.treaty.randomness import generator, private_seed_of, seed_of
-from fedsilo.treaty.wire.codec import canonical_json
+from fedsilo.protocol.codec import canonical_json
+from fedsilo.protocol.errors import PeerError
+from fedsilo.protocol.plan import plan_from_canonical
+from fedsilo.protocol.randomness import generator, private_seed_of, seed_of
 from tests.simulated.paper_federation import plan_of
 
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from fedsilo.treaty import method as m
-from fedsilo.treaty import rounds
-from fedsilo.treaty.plan import Plan
-from fedsilo.treaty.round_tables import PLACE, ROUND, RUN, SILO
+from fedsilo.protocol import method as m
+from fedsilo.protocol import rounds
+from fedsilo.protocol.plan import Plan
+from fedsilo.protocol.round_tables import PLACE, ROUND, RUN, SILO
 from tests.protocol.paper_run import PaperRun
 from tests.simulated.paper_federation import plan_of
 

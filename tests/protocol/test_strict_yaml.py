@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 import pytest
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from fedsilo.treaty.errors import UsageError
-from fedsilo.treaty.strict_yaml import load, validate
+from fedsilo.protocol.errors import UsageError
+from fedsilo.protocol.strict_yaml import load, validate
 
 
 class Inner(BaseModel):

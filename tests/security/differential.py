@@ -20,13 +20,13 @@ from google.protobuf.message import Message as ProtobufMessage
 
 from coordinator.blobs import BytesPayload
 from coordinator.ingress import Ingress, OpenPlace
-from fedsilo.edge.answer_grading import AnswerGrading
-from fedsilo.edge.task_files import Task
-from fedsilo.treaty.errors import PeerError
-from fedsilo.treaty.grading.verdict import Verdict, judged
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
-from fedsilo.treaty.wire.codec import encode, encode_factors, sha256_hex
-from fedsilo.treaty.wire.services import OUTBOUND_KINDS
+from fedsilo.files.task_files import Task
+from fedsilo.grading.answers import AnswerGrading
+from fedsilo.grading.verdict import Verdict, judged
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.codec import encode, encode_factors, sha256_hex
+from fedsilo.protocol.errors import PeerError
+from fedsilo.protocol.services import OUTBOUND_KINDS
 from policies import screening
 from policies.engine import Approval, Decision, HistoryBook, Message, decide, measure
 from policies.load import Policy

@@ -17,10 +17,10 @@ from typing import Any
 from certs.identity import PeerIdentity
 from coordinator import outbox
 from coordinator import store as db
-from fedsilo.edge.audit_log import AuditLog
-from fedsilo.treaty import method as events
-from fedsilo.treaty.wire import codec
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.audit.log import AuditLog
+from fedsilo.protocol import codec
+from fedsilo.protocol import method as events
+from fedsilo.protocol._generated import federation_pb2 as pb
 from policies.load import Policy
 from silo.guard.framing import Reply
 from silo.guard.supervisor import TrainerSaid

@@ -15,8 +15,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from certs.authority import CertificateAuthority, create_ca
 from certs.encoding import load_tls_key, private_key_pem
 from certs.names import LinkRole
-from fedsilo.edge.files import write_private
-from fedsilo.launch import provision
+from fedsilo.demo import provision
+from fedsilo.files.durable import write_private
 from silo.link import GUARD_SAYS, Link
 from silo.link_tls import LinkFiles, TlsStream
 from tests.security.people import CLIENT, forge, new_keys

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from fedsilo.treaty.errors import FedSiloError
+from fedsilo.protocol.errors import FedSiloError
 from silo.config import SiloConfig, load_config
 from silo.guard import isolation, isolation_controls
 from silo.guard.isolation_controls import Controls

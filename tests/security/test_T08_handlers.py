@@ -27,12 +27,12 @@ from certs.roles import ACTIONS, Roles
 from coordinator import server
 from coordinator.config import Limits
 from coordinator.control import Control
-from fedsilo.edge.control_desk import ControlDesk
-from fedsilo.edge.control_places import WATCHERS_MAX
-from fedsilo.treaty.errors import ConflictError, NotAllowedError, OperationError, PeerError, WireCode
-from fedsilo.treaty.wire import codec, services
-from fedsilo.treaty.wire._generated import control_pb2
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.control.desk import ControlDesk
+from fedsilo.control.places import WATCHERS_MAX
+from fedsilo.protocol import codec, services
+from fedsilo.protocol._generated import control_pb2
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.errors import ConflictError, NotAllowedError, OperationError, PeerError, WireCode
 from silo.guard.control import ControlServer
 from silo.guard.rescreening import Rescreening
 from tests.policies import setting

@@ -27,8 +27,8 @@ from typing import Any
 
 import pytest
 
-from fedsilo.launch.silo_text import status_text
-from fedsilo.treaty.errors import FedSiloError, NotAllowedError
+from fedsilo.cli.silo_text import status_text
+from fedsilo.protocol.errors import FedSiloError, NotAllowedError
 from silo import outside
 from silo.config import SiloConfig, load_config
 from silo.guard import isolation, isolation_controls, service, trainer_link
@@ -286,7 +286,7 @@ class OverTls:
 def over_tls(home: Path, site: Site, made: Networks, identities: Identities) -> OverTls:
     (home / "id").symlink_to(identities.folder / "id")
     if not (identities.folder / "id" / "hospital_a.crt").exists():
-        from fedsilo.launch import provision
+        from fedsilo.demo import provision
 
         provision.init_ca(home / "federation", name="cardio-net", kind="federation")
         provision.enrol_silo(home / "federation", identities.folder / "id", "hospital_a")

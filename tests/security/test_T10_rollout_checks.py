@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from fedsilo.treaty.errors import UsageError
-from fedsilo.treaty.plan import Plan
-from fedsilo.treaty.plan import Rollout as PlanRollout
+from fedsilo.protocol.errors import UsageError
+from fedsilo.protocol.plan import Plan
+from fedsilo.protocol.plan import Rollout as PlanRollout
 from policies.load import Policy
 from silo.config import SiloConfig, load_config
 from silo.guard.checks import Look, check_site, rollout_limits, starts_vllm, vllm_there

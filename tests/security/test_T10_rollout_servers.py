@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from fedsilo.treaty.errors import OperationError, UsageError
+from fedsilo.protocol.errors import OperationError, UsageError
 from silo.config import Model, Rollout, SiloConfig, Trainer, load_config
 from silo.guard import isolation, rollout_server
 from silo.guard.rollout_server import RolloutServers, check, command_of, environment_of

@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from fedsilo.treaty.errors import UsageError
-from fedsilo.treaty.isolation import rung_at_least
+from fedsilo.protocol.errors import UsageError
+from fedsilo.protocol.isolation import rung_at_least
 from silo.guard import file_rules, isolation
 from silo.guard.syscall_filter import seccomp_program
 from silo.link import LinkMessage, Listener, dial
@@ -78,7 +78,7 @@ def seen_by_an_ordinary_user() -> dict[str, Any]:
     if os.geteuid() != 0 or not Path("/usr/bin/python3").exists():
         pytest.skip("needs root to become a user, and the system's Python, which that user can run")
     with tempfile.TemporaryDirectory(prefix="walls-") as folder:
-        for name in ("fedsilo/treaty", "silo/guard", "silo/trainer", "tests/security"):
+        for name in ("fedsilo/protocol", "silo/guard", "silo/trainer", "tests/security"):
             ignored = shutil.ignore_patterns("__pycache__", "wire")
             shutil.copytree(REPOSITORY / name, Path(folder, "code", name), ignore=ignored)
             for package in ("", *(str(each) for each in Path(name).parents)):

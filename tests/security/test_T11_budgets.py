@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from fedsilo.treaty.errors import DeniedError
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.errors import DeniedError
 from silo.guard.messages import Allowed, Denied
 from tests.policies import setting
 from tests.simulated.guarded import Bench, Killed

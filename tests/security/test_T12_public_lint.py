@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from fedsilo.edge.files import write_private
-from fedsilo.launch import public_lint
-from fedsilo.launch.cli_public import app
-from fedsilo.launch.demo_data import write_digit_folder
+from fedsilo.cli import public_lint
+from fedsilo.cli.public import app
+from fedsilo.demo.data import write_digit_folder
+from fedsilo.files.durable import write_private
 from tests.simulated.screening import CANARY, PRIVATE
 
 GOOD = "A shelf has ten red boxes and two blue ones. How many boxes is that?"

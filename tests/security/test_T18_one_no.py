@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from fedsilo.treaty.method import Offer
-from fedsilo.treaty.wire import codec
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.protocol import codec
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.method import Offer
 from policies.load import Policy
 from tests.policies import setting
 from tests.simulated.guard_loop import ADAPTER, Loop

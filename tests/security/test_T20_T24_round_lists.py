@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
-from fedsilo.edge.audit_log import AuditLog
-from fedsilo.edge.audit_transcripts import check_rounds
-from fedsilo.edge.audit_verify import verify_logs
-from fedsilo.treaty import transcript as transcripts
-from fedsilo.treaty.audit.record import LIST_ITEMS_MAX, RecordError
-from fedsilo.treaty.transcript import is_signed, sign_transcript, silo_id
-from fedsilo.treaty.wire import codec
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.audit.audit_verify import verify_logs
+from fedsilo.audit.log import AuditLog
+from fedsilo.audit.record import LIST_ITEMS_MAX, RecordError
+from fedsilo.audit.transcripts import check_rounds
+from fedsilo.protocol import codec
+from fedsilo.protocol import transcript as transcripts
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.transcript import is_signed, sign_transcript, silo_id
 from silo.guard.messages import Inbound
 from tests.policies import setting
 from tests.simulated.guard_loop import ADAPTER, PEER_KEYS, Loop

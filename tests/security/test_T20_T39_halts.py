@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from fedsilo.edge.audit_log import AuditLog, LogFullError
-from fedsilo.treaty.audit.record import RecordError
-from fedsilo.treaty.errors import OperationError
-from fedsilo.treaty.wire import codec
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.audit.log import AuditLog, LogFullError
+from fedsilo.audit.record import RecordError
+from fedsilo.protocol import codec
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.errors import OperationError
 from silo.guard.halts import Halts
 from silo.guard.ledger import Ledger
 from silo.guard.messages import ExchangeInterrupted

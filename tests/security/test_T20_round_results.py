@@ -17,10 +17,12 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from coordinator import outbox
 from coordinator import store as db
 from coordinator.agreement import Agreements
-from fedsilo.edge.audit_log import AuditLog
-from fedsilo.treaty.errors import OperationError, VerificationError
-from fedsilo.treaty.plan import plan_from_canonical
-from fedsilo.treaty.transcript import (
+from fedsilo.audit.log import AuditLog
+from fedsilo.protocol import codec
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.errors import OperationError, VerificationError
+from fedsilo.protocol.plan import plan_from_canonical
+from fedsilo.protocol.transcript import (
     RoundEnd,
     SignedEnd,
     end_of_record,
@@ -29,8 +31,6 @@ from fedsilo.treaty.transcript import (
     transcript_from_canonical,
     two_ends,
 )
-from fedsilo.treaty.wire import codec
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from tests.policies import setting
 from tests.security.hostile_bench import Federation
 from tests.simulated.coordinator_parts import RUN_YAML, SILOS, SimulatedSilo, until_quiet

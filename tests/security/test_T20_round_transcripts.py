@@ -17,10 +17,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from coordinator import store as db
 from coordinator.agreement import signatures
-from fedsilo.treaty.errors import ConflictError, UnreachableError
-from fedsilo.treaty.transcript import is_signed, sign_transcript, silo_id, transcript_from_canonical
-from fedsilo.treaty.wire import codec
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.protocol import codec
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.errors import ConflictError, UnreachableError
+from fedsilo.protocol.transcript import is_signed, sign_transcript, silo_id, transcript_from_canonical
 from silo.guard.calls import SHORT_POLL_SECONDS
 from silo.guard.events import Command
 from silo.guard.halts import EQUIVOCATION_KIND, Halts

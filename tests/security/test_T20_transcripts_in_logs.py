@@ -25,14 +25,16 @@ from certs.authority import create_ca
 from certs.encoding import public_key_pem
 from certs.enrolment import EnrolmentKeys
 from coordinator.record import sign_record
-from fedsilo.edge.audit_log import AuditLog
-from fedsilo.edge.audit_transcripts import check_rounds
-from fedsilo.edge.audit_verify import verify_logs
-from fedsilo.launch import cli_audit, cli_run
-from fedsilo.launch.audit_report import audit_report, page
-from fedsilo.treaty.audit import record as audit_record
-from fedsilo.treaty.audit.checkpoint import log_key
-from fedsilo.treaty.transcript import (
+from fedsilo.audit import record as audit_record
+from fedsilo.audit.audit_verify import verify_logs
+from fedsilo.audit.checkpoint import log_key
+from fedsilo.audit.log import AuditLog
+from fedsilo.audit.transcripts import check_rounds
+from fedsilo.cli import audit as cli_audit
+from fedsilo.cli import run as cli_run
+from fedsilo.cli.audit_report_page import audit_report, page
+from fedsilo.protocol import codec
+from fedsilo.protocol.transcript import (
     RoundEnd,
     Transcript,
     sign_end,
@@ -40,8 +42,7 @@ from fedsilo.treaty.transcript import (
     silo_id,
     transcript_from_canonical,
 )
-from fedsilo.treaty.transcript_checks import KnownKey, RoundCheck, check_evidence, check_record
-from fedsilo.treaty.wire import codec
+from fedsilo.protocol.transcript_checks import KnownKey, RoundCheck, check_evidence, check_record
 from tests.policies import setting
 from tests.security.hostile_bench import Federation
 from tests.simulated.guard_loop import PEER_KEYS
@@ -833,7 +834,7 @@ def test_T20_an_auditor_checks_a_run_record_without_the_coordinators_libraries(r
     program = (
         "import sys\n"
         "for name in ('sqlalchemy', 'grpc', 'coordinator'): sys.modules[name] = None\n"
-        "from fedsilo.launch.cli_run import app\n"
+        "from fedsilo.cli.run import app\n"
         f"app(['verify', {str(tmp_path / 'record.json')!r}, '--key', {str(tmp_path / 'coordinator.pub')!r}])\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)

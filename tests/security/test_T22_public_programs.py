@@ -18,10 +18,10 @@ from typing import Any
 
 import pytest
 
-from fedsilo.edge.answer_grading import AnswerGrading
-from fedsilo.edge.grading_process import GradingProcess
-from fedsilo.treaty.errors import UsageError
-from fedsilo.treaty.grading import VerdictCode
+from fedsilo.grading import VerdictCode
+from fedsilo.grading.answers import AnswerGrading
+from fedsilo.grading.worker import GradingProcess
+from fedsilo.protocol.errors import UsageError
 from silo.guard import checks, isolation, public_grader
 from silo.guard.public import Answer, PublicView
 from silo.guard.startup import AUDIT, LEDGER

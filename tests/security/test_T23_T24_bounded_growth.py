@@ -15,14 +15,14 @@ from coordinator import journal, shown_steps, witnessing
 from coordinator import store as db
 from coordinator.parts import CONTRIBUTIONS
 from coordinator.shown_steps import FOLDER, ShownSteps
-from fedsilo.edge import audit_witness
-from fedsilo.edge.audit_log import AuditLog
-from fedsilo.edge.audit_verify import verify_logs
-from fedsilo.treaty import rounds
-from fedsilo.treaty.audit.checkpoint import Checkpoint, sign_checkpoint
-from fedsilo.treaty.audit.witness import LogStep, Offer
-from fedsilo.treaty.errors import VerificationError
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.audit import witness as audit_witness
+from fedsilo.audit.audit_verify import verify_logs
+from fedsilo.audit.checkpoint import Checkpoint, sign_checkpoint
+from fedsilo.audit.cosignature import LogStep, Offer
+from fedsilo.audit.log import AuditLog
+from fedsilo.protocol import rounds
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.errors import VerificationError
 from tests.policies import setting
 from tests.simulated.coordinator_parts import House, SimulatedSilo, federation
 from tests.simulated.test_coordinator_ingress import in_open_round

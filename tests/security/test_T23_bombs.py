@@ -18,11 +18,11 @@ from pathlib import Path
 
 import pytest
 
-from fedsilo.treaty.errors import FedSiloError
-from fedsilo.treaty.plan import plan_from_canonical
-from fedsilo.treaty.strict_yaml import load
-from fedsilo.treaty.wire import codec
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.protocol import codec
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.errors import FedSiloError
+from fedsilo.protocol.plan import plan_from_canonical
+from fedsilo.protocol.strict_yaml import load
 from policies.load import load_policy
 from silo.link import TRAINER_SAYS, Link
 

@@ -37,11 +37,11 @@ from coordinator.blobs import BytesPayload
 from coordinator.config import Limits, load_config
 from coordinator.replies import Reply
 from coordinator.server import FederationService, federation_server
-from fedsilo.edge.identity_files import load_identity
-from fedsilo.launch.provision import init_ca, provision_site
-from fedsilo.treaty.errors import UsageError
-from fedsilo.treaty.wire import codec, services
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.demo.provision import init_ca, provision_site
+from fedsilo.files.identity_files import load_identity
+from fedsilo.protocol import codec, services
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.errors import UsageError
 from tests.coordinator_folder import write_coordinator
 from tests.security.people import new_keys
 from tests.simulated.coordinator_parts import RUN_YAML, SILOS, House, SimulatedSilo, until_quiet
@@ -133,7 +133,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     config = write_coordinator(folder / "main", ("hospital_a", "hospital_b"))
     config.write_text(f"{config.read_text()}limits: {{receive_timeout_seconds: {RECEIVE_TIMEOUT_SECONDS}}}\n")
     with subprocess.Popen(
-        [sys.executable, "-m", "fedsilo.launch", "coordinator", "start", "--config", str(config), "--json"],
+        [sys.executable, "-m", "fedsilo.cli", "coordinator", "start", "--config", str(config), "--json"],
         stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=ROOT,
     ) as process:  # fmt: skip
         assert process.stdout is not None

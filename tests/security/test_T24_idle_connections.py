@@ -29,8 +29,8 @@ from certs.identity import Identity, peer_identity
 from coordinator.config import Limits, load_config
 from coordinator.daemon import Coordinator, check
 from coordinator.server import FILES_OF_OUR_OWN, FederationService, connections_max, federation_server
-from fedsilo.edge import long_lived
-from fedsilo.launch.provision import init_ca, provision_site
+from fedsilo.demo.provision import init_ca, provision_site
+from fedsilo.files import long_lived
 from tests.coordinator_folder import write_coordinator
 from tests.security.people import new_keys
 
@@ -166,7 +166,7 @@ def test_T24_a_coordinator_raises_its_open_files_and_outlives_more_idle_connecti
     tmp_path: Path,
 ) -> None:
     config = coordinator_folder(tmp_path)
-    start = [sys.executable, "-m", "fedsilo.launch", "coordinator", "start", "--config", str(config), "--json"]
+    start = [sys.executable, "-m", "fedsilo.cli", "coordinator", "start", "--config", str(config), "--json"]
     with subprocess.Popen(
         ["sh", "-c", 'ulimit -S -n 128; exec "$@"', "sh", *start], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
         text=True, cwd=Path(__file__).parents[2],

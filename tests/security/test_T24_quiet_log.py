@@ -15,8 +15,8 @@ from certs.commands import sign_command
 from certs.roles import Roles
 from coordinator.config import Limits
 from coordinator.server import FederationService
-from fedsilo.edge.control_desk import REFUSALS_LOGGED_MAX, ControlDesk
-from fedsilo.edge.quiet_log import KINDS_MAX, QuietLog
+from fedsilo.control.desk import REFUSALS_LOGGED_MAX, ControlDesk
+from fedsilo.files.quiet_log import KINDS_MAX, QuietLog
 from tests.security.people import new_keys
 
 NOW = datetime(2026, 12, 1, 12, 0, 0, tzinfo=UTC)

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from fedsilo.edge.audit_log import AuditLog
-from fedsilo.treaty.audit.record import RecordError
-from fedsilo.treaty.wire import codec
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.audit.log import AuditLog
+from fedsilo.audit.record import RecordError
+from fedsilo.protocol import codec
+from fedsilo.protocol._generated import federation_pb2 as pb
 from silo.guard.events import Wake
 from silo.guard.messages import Allowed, Denied, Held
 from tests.policies import setting

@@ -13,8 +13,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from certs.authority import create_ca
 from certs.encoding import private_key_pem
 from certs.identity import Identity, peer_identity
-from fedsilo.edge.audit_log import AuditLog
-from fedsilo.launch.audit_report import audit_report
+from fedsilo.audit.log import AuditLog
+from fedsilo.cli.audit_report_page import audit_report
 from silo.guard.own_certificate import OwnCertificate
 from tests.security.people import new_keys
 

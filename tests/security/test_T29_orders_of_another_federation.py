@@ -13,11 +13,11 @@ import pytest
 from certs.authority import create_ca
 from certs.commands import VerifiedCommand, sign_command
 from certs.roles import Roles
-from fedsilo.edge.audit_orders import check_orders
-from fedsilo.edge.audit_verify import verify_logs
-from fedsilo.edge.control_desk import ControlDesk, raise_for_reply
-from fedsilo.treaty.errors import NotAllowedError
-from fedsilo.treaty.wire._generated import control_pb2
+from fedsilo.audit.audit_verify import verify_logs
+from fedsilo.audit.orders import check_orders
+from fedsilo.control.desk import ControlDesk, raise_for_reply
+from fedsilo.protocol._generated import control_pb2
+from fedsilo.protocol.errors import NotAllowedError
 from silo.guard import proposals
 from tests.protocol.audit_parties import SILO, Clock, open_log
 from tests.security.people import new_keys

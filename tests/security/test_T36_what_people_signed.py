@@ -19,15 +19,15 @@ from typer.testing import CliRunner
 from certs.authority import create_ca
 from certs.commands import VerifiedCommand, sign_command, verify_command
 from certs.roles import Roles, load_roles, render_roles
-from fedsilo.edge.audit_log import AuditLog
-from fedsilo.edge.audit_orders import check_orders
-from fedsilo.edge.audit_proofs import check
-from fedsilo.edge.audit_verify import verify_logs
-from fedsilo.launch.audit_report import audit_report, page
-from fedsilo.launch.cli_audit import app
-from fedsilo.treaty.audit.checkpoint import cosign, parse_checkpoint
-from fedsilo.treaty.errors import NotAllowedError, UsageError
-from fedsilo.treaty.wire.codec import sha256_hex
+from fedsilo.audit.audit_verify import verify_logs
+from fedsilo.audit.checkpoint import cosign, parse_checkpoint
+from fedsilo.audit.log import AuditLog
+from fedsilo.audit.orders import check_orders
+from fedsilo.audit.proofs import check
+from fedsilo.cli.audit import app
+from fedsilo.cli.audit_report_page import audit_report, page
+from fedsilo.protocol.codec import sha256_hex
+from fedsilo.protocol.errors import NotAllowedError, UsageError
 from silo.guard.messages import Held
 from tests.policies import setting
 from tests.protocol.audit_parties import COORDINATOR, OTHER_KEY, SILO, Clock, exchange, introduce, open_log

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from fedsilo.edge.audit_log import AuditLog
-from fedsilo.edge.audit_orders import check_orders
-from fedsilo.edge.audit_verify import verify_logs
-from fedsilo.treaty.errors import ConflictError
+from fedsilo.audit.audit_verify import verify_logs
+from fedsilo.audit.log import AuditLog
+from fedsilo.audit.orders import check_orders
+from fedsilo.protocol.errors import ConflictError
 from silo.guard.ledger import Release
 from silo.guard.messages import Held
 from silo.guard.release_view import shown_facts

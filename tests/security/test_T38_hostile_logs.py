@@ -24,15 +24,16 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from certs.identity import named_in
-from fedsilo.edge import audit_proofs, audit_verify
-from fedsilo.edge.audit_notes import keep
-from fedsilo.edge.audit_orders import check_orders
-from fedsilo.edge.audit_story import check_stories
-from fedsilo.edge.audit_tally import Tally
-from fedsilo.edge.audit_verify import verify_logs
-from fedsilo.launch.cli_audit import app
-from fedsilo.treaty.errors import FedSiloError, NotAllowedError
-from fedsilo.treaty.wire.codec import canonical_json
+from fedsilo.audit import audit_verify
+from fedsilo.audit import proofs as audit_proofs
+from fedsilo.audit.audit_verify import verify_logs
+from fedsilo.audit.notes import keep
+from fedsilo.audit.orders import check_orders
+from fedsilo.audit.story import check_stories
+from fedsilo.audit.tally import Tally
+from fedsilo.cli.audit import app
+from fedsilo.protocol.codec import canonical_json
+from fedsilo.protocol.errors import FedSiloError, NotAllowedError
 from tests.protocol.audit_parties import COORDINATOR, SILO, Clock, append_send, exchange, introduce, open_log
 from tests.protocol.audit_story import write_story
 from tests.protocol.hostile_logs import (

@@ -17,10 +17,10 @@ from certs.commands import sign_command
 from certs.enrolment import EnrolmentKeys
 from certs.roles import Roles
 from console.client import COMMAND_VALID_SECONDS, ControlClient
-from fedsilo.edge.control_desk import ControlDesk
-from fedsilo.treaty.clocks import COMMAND_TIME
-from fedsilo.treaty.errors import NotAllowedError
-from fedsilo.treaty.wire._generated import control_pb2
+from fedsilo.control.desk import ControlDesk
+from fedsilo.protocol._generated import control_pb2
+from fedsilo.protocol.clocks import COMMAND_TIME
+from fedsilo.protocol.errors import NotAllowedError
 from silo.guard.control import ControlServer
 
 HOUR = timedelta(hours=1)

@@ -12,8 +12,8 @@ import pytest
 from sqlalchemy import select
 
 from coordinator import store as db
-from fedsilo.treaty.wire import codec
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.protocol import codec
+from fedsilo.protocol._generated import federation_pb2 as pb
 from silo.link import LinkMessage
 from tests.hostile.attacks import ATTACKS
 from tests.hostile.trainer import FORGERIES

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from fedsilo.edge.files import require_authority, write_durably
-from fedsilo.treaty.errors import FedSiloError, NotAllowedError, OperationError
+from fedsilo.files.durable import require_authority, write_durably
+from fedsilo.protocol.errors import FedSiloError, NotAllowedError, OperationError
 from silo.guard.checks import check_site
 from silo.guard.service import serve
 from silo.guard.startup import require_authority_files

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from certs.roles import load_roles
-from fedsilo.treaty.errors import UsageError
-from fedsilo.treaty.strict_yaml import load
+from fedsilo.protocol.errors import UsageError
+from fedsilo.protocol.strict_yaml import load
 from policies.load import load_policy
 from tests.policies.setting import policy_text
 

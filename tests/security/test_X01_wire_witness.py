@@ -17,8 +17,7 @@ from hyperframe.frame import ContinuationFrame, DataFrame, Frame, HeadersFrame, 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsilo.edge.task_files import read_tasks
-from fedsilo.launch.canaries import (
+from fedsilo.demo.canaries import (
     CONFIG,
     COUNT,
     FORMS,
@@ -29,13 +28,14 @@ from fedsilo.launch.canaries import (
     normalised,
     rows_of,
 )
-from fedsilo.launch.data_folder import silo_names, to_json_lines
-from fedsilo.launch.demo_wire import search_recordings
-from fedsilo.launch.provision import init_ca, provision_site
-from fedsilo.launch.wire_recorder import EndKeys, Unreadable, WireRecorder, read_recording
-from fedsilo.treaty.grading import grade
-from fedsilo.treaty.wire import codec
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.demo.data_folder import silo_names, to_json_lines
+from fedsilo.demo.provision import init_ca, provision_site
+from fedsilo.demo.wire import search_recordings
+from fedsilo.demo.wire_recorder import EndKeys, Unreadable, WireRecorder, read_recording
+from fedsilo.files.task_files import read_tasks
+from fedsilo.grading import grade
+from fedsilo.protocol import codec
+from fedsilo.protocol._generated import federation_pb2 as pb
 
 SILOS = ("hospital_a", "hospital_b", "hospital_c", "hospital_d")
 NOTE = Canary("Patient 7f3a9c: which dose of Zürn?", "hospital_a", "prompt")

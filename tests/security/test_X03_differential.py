@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
-from fedsilo.treaty.wire.codec import encode
-from fedsilo.treaty.wire.services import OUTBOUND_KINDS
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.codec import encode
+from fedsilo.protocol.services import OUTBOUND_KINDS
 from policies import engine
 from policies.engine import HistoryBook
 from policies.rules import RULES

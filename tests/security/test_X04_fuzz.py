@@ -20,9 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save
 
-from fedsilo.edge.model_folder import lora_schema_of, read_fingerprints
-from fedsilo.launch.wire_recorder import Unreadable, read_recording
-from fedsilo.treaty.audit.checkpoint import (
+from fedsilo.audit.checkpoint import (
     Checkpoint,
     log_key,
     open_checkpoint,
@@ -31,13 +29,15 @@ from fedsilo.treaty.audit.checkpoint import (
     parse_verifier_key,
     sign_checkpoint,
 )
-from fedsilo.treaty.audit.record import parse_record
-from fedsilo.treaty.errors import FedSiloError
-from fedsilo.treaty.plan import plan_from_canonical
-from fedsilo.treaty.strict_yaml import load
-from fedsilo.treaty.wire import codec
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
-from fedsilo.treaty.wire.services import INBOUND_KINDS, OUTBOUND_KINDS
+from fedsilo.audit.record import parse_record
+from fedsilo.demo.wire_recorder import Unreadable, read_recording
+from fedsilo.files.model_folder import lora_schema_of, read_fingerprints
+from fedsilo.protocol import codec
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.errors import FedSiloError
+from fedsilo.protocol.plan import plan_from_canonical
+from fedsilo.protocol.services import INBOUND_KINDS, OUTBOUND_KINDS
+from fedsilo.protocol.strict_yaml import load
 from policies.custom_file import read_patterns
 from policies.load import load_policy
 from silo.guard.framing import assemble

@@ -39,12 +39,12 @@ from certs.describe import in_words
 from certs.encoding import load_signing_key, private_key_pem, public_key_pem
 from certs.identity import peer_identity
 from console.client import ControlClient, Operator, sign_as
-from fedsilo.edge.identity_files import load_identity, load_operator
-from fedsilo.edge.task_files import read_tasks
-from fedsilo.launch.provision import init_ca, provision_site
-from fedsilo.treaty.errors import FedSiloError, NotAllowedError, PeerError, UnreachableError
-from fedsilo.treaty.wire import codec, services
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.demo.provision import init_ca, provision_site
+from fedsilo.files.identity_files import load_identity, load_operator
+from fedsilo.files.task_files import read_tasks
+from fedsilo.protocol import codec, services
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.errors import FedSiloError, NotAllowedError, PeerError, UnreachableError
 from silo.config import CoordinatorPlace
 from silo.guard import channel, envelopes
 from silo.guard.channel import GrpcChannel

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from fedsilo.treaty.wire import codec
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.protocol import codec
+from fedsilo.protocol._generated import federation_pb2 as pb
 from policies.engine import History, decide
 from policies.rules import RULES
 from silo.guard import envelopes

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsilo.launch import demo_attacks
-from fedsilo.treaty.wire import codec
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.demo import attacks as demo_attacks
+from fedsilo.protocol import codec
+from fedsilo.protocol._generated import federation_pb2 as pb
 from policies.engine import History, decide
 from policies.rules import RULES
 from silo.trainer.public import responses_message

@@ -16,8 +16,8 @@ import pytest
 
 from benchmarks import poisoning
 from benchmarks.poisoning import ATTACKS, KIND, SCHEMA, THRESHOLDS, Guard, Place, Result, norm_of, one
-from fedsilo.treaty.wire import codec
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.protocol import codec
+from fedsilo.protocol._generated import federation_pb2 as pb
 from silo.guard.messages import Allowed
 from tests.policies import setting
 from tests.simulated.coordinator_parts import House, SimulatedSilo

@@ -24,7 +24,7 @@ from benchmarks.exposure_score import (
     gains_of,
     monte_carlo_p_value,
 )
-from fedsilo.treaty.randomness import generator
+from fedsilo.protocol.randomness import generator
 
 if TYPE_CHECKING:
     from benchmarks.exposure import Setting, Trial
@@ -165,8 +165,8 @@ def test_what_has_no_score_is_refused() -> None:
 @pytest.mark.parametrize("labels", ["reachable", "uniform"])
 def test_canaries_are_random_pairs_on_strings_that_nobody_trains_on(labels: str) -> None:
     from benchmarks.exposure import make_canaries
-    from fedsilo.launch import digit_tasks
-    from fedsilo.launch.demo_data import make_digit_set
+    from fedsilo.demo import digit_tasks
+    from fedsilo.demo.data import make_digit_set
 
     canaries = make_canaries(3, 400, labels)  # type: ignore[arg-type]
     strings = {canary.prompt[1:-1] for canary in canaries}

@@ -15,8 +15,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from certs.authority import create_ca
 from certs.commands import VerifiedCommand, sign_command, verify_command
 from certs.roles import ACTIONS, ROLES, Roles, load_roles, may, render_roles
-from fedsilo.edge.control_desk import EVENTS_KEPT_MAX, ControlDesk, raise_for_reply
-from fedsilo.treaty.errors import (
+from fedsilo.control.desk import EVENTS_KEPT_MAX, ControlDesk, raise_for_reply
+from fedsilo.protocol._generated import control_pb2
+from fedsilo.protocol.errors import (
     ConflictError,
     FedSiloError,
     HeldError,
@@ -25,7 +26,6 @@ from fedsilo.treaty.errors import (
     OperationError,
     UsageError,
 )
-from fedsilo.treaty.wire._generated import control_pb2
 from tests.security.people import NOW, forge, new_keys
 
 SITE_CA = create_ca("hospital_a", kind="site", not_before=NOW - timedelta(days=1), days=365)
@@ -239,7 +239,7 @@ def test_T36_a_later_signature_that_cannot_be_remembered_is_not_answered(
     first = world.desk.execute(ALICE.signs())
     later = ALICE.signs(expires=NOW + timedelta(minutes=9))
     with monkeypatch.context() as patch:
-        patch.setattr("fedsilo.edge.request_journal.write_all", no_space)
+        patch.setattr("fedsilo.control.request_journal.write_all", no_space)
         assert isinstance(refused(world.desk.execute(later)), OperationError)
         assert world.desk.execute(ALICE.signs()) == first  # nothing more is to be remembered of this one
     assert world.desk.execute(later) == first and len(world.done) == 1
@@ -332,7 +332,7 @@ def test_T36_arguments_have_one_reading_only() -> None:
     assert verified.arguments == ARGUMENTS
     from cryptography.hazmat.primitives import hashes
 
-    from fedsilo.treaty.wire.codec import command_signing_bytes
+    from fedsilo.protocol.codec import command_signing_bytes
 
     for text in ('{"release":"r14","release":"r15"}', '{ "release":"r14"}', "[]", '{"x":NaN}', "[" * 50_000):
         signed = command_signing_bytes(

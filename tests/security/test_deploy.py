@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from fedsilo.treaty import strict_yaml
+from fedsilo.protocol import strict_yaml
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 LINK = "/run/fedsilo-link"

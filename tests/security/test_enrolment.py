@@ -16,8 +16,8 @@ from certs.authority import BACKDATED, create_ca
 from certs.enrolment import TokenBook, make_request, read_request
 from certs.identity import peer_identity
 from certs.names import SpiffeId
-from fedsilo.launch.provision import init_ca
-from fedsilo.treaty.errors import ConflictError, NotAllowedError, UsageError
+from fedsilo.demo.provision import init_ca
+from fedsilo.protocol.errors import ConflictError, NotAllowedError, UsageError
 from tests.security.people import NOW, new_keys
 
 IDENTITY = SpiffeId("cardio-net", "silo", "hospital_a")

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from fedsilo.edge.files import (
+from fedsilo.demo.processes import wait_for_end
+from fedsilo.files.durable import (
     holder_of,
     leave_page_cache,
     lock_exclusively,
@@ -25,8 +26,7 @@ from fedsilo.edge.files import (
     write_durably,
     write_private,
 )
-from fedsilo.launch.processes import wait_for_end
-from fedsilo.treaty.errors import ConflictError, NotAllowedError, NotFoundError, OperationError, UsageError
+from fedsilo.protocol.errors import ConflictError, NotAllowedError, NotFoundError, OperationError, UsageError
 
 
 @pytest.fixture

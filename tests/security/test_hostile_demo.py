@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsilo.launch import demo_attacks
-from fedsilo.launch.demo_attacks import LEAK, check_attacks
-from fedsilo.launch.demo_report import report
-from fedsilo.launch.demo_result import _worse
-from fedsilo.treaty.errors import OperationError, UsageError, VerificationError
-from fedsilo.treaty.grading import grade
-from fedsilo.treaty.wire import codec
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.cli.demo_report import report
+from fedsilo.demo import attacks as demo_attacks
+from fedsilo.demo.attacks import LEAK, check_attacks
+from fedsilo.demo.result import _worse
+from fedsilo.grading import grade
+from fedsilo.protocol import codec
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.errors import OperationError, UsageError, VerificationError
 from policies.capacity import PROGRESS_SECONDS
 from policies.rules import RULES
 from silo.link import LinkMessage

@@ -11,7 +11,7 @@ from certs.authority import create_ca, load_ca
 from certs.encoding import private_key_pem, signing_key_sha256
 from certs.identity import KNOWN_PEERS_MAX, KnownPeers, operator_identity, own_identity, peer_identity
 from certs.names import coordinator_dns_name, parse_spiffe_id
-from fedsilo.treaty.errors import NotAllowedError, UsageError
+from fedsilo.protocol.errors import NotAllowedError, UsageError
 from tests.security.people import CLIENT, NOW, SERVER, forge, new_keys
 
 DAY = timedelta(days=1)

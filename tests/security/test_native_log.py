@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from coordinator.native_log import NativeLog, address_of, handshake_fault, host_of
-from fedsilo.edge.quiet_log import KINDS_MAX
+from fedsilo.files.quiet_log import KINDS_MAX
 
 SAID = "I1120 14:20:54.0 8839 ssl_transport_security.cc:2563] Handshake failed with error SSL_ERROR_SSL: "
 LIBRARY = SAID + "error:1000007d:SSL routines:OPENSSL_internal:"
@@ -238,7 +238,7 @@ def test_a_stderr_that_takes_a_few_bytes_at_a_time_gets_all(monkeypatch: pytest.
         return min(3, len(data))
 
     with monkeypatch.context() as patched:
-        patched.setattr("fedsilo.edge.files.os.write", three)
+        patched.setattr("fedsilo.files.durable.os.write", three)
         log.take(b"a line of the library\n")
     assert bytes(written) == b"a line of the library\n"
 

@@ -9,7 +9,7 @@ import sys
 import pytest
 import typer
 
-from fedsilo.launch.output import JsonOption, emit, guarded, in_one_envelope
+from fedsilo.cli.output import JsonOption, emit, guarded, in_one_envelope
 
 
 def program() -> typer.Typer:

@@ -15,8 +15,9 @@ import typer
 from typer.testing import CliRunner
 
 import fedsilo
-from fedsilo.launch import cli, cli_run
-from fedsilo.launch.output import (
+from fedsilo.cli import main as cli
+from fedsilo.cli import run as cli_run
+from fedsilo.cli.output import (
     TRACEBACK_VARIABLE,
     JsonOption,
     emit,
@@ -26,9 +27,9 @@ from fedsilo.launch.output import (
     guarded,
     table,
 )
-from fedsilo.launch.silo_text import status_text
-from fedsilo.treaty.errors import ConflictError, NotFoundError, UnreachableError, VerificationError
-from fedsilo.treaty.text import harmless
+from fedsilo.cli.silo_text import status_text
+from fedsilo.protocol.errors import ConflictError, NotFoundError, UnreachableError, VerificationError
+from fedsilo.protocol.text import harmless
 from tools.reference import programs
 
 app = typer.Typer()

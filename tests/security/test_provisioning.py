@@ -12,10 +12,11 @@ import pytest
 from typer.testing import CliRunner
 
 from certs.encoding import signing_key_sha256
-from fedsilo.edge.files import write_private
-from fedsilo.edge.identity_files import load_coordinator_key, load_identity, load_operator, load_site
-from fedsilo.launch import cli_certs, provision
-from fedsilo.treaty.errors import ConflictError, NotAllowedError, NotFoundError, OperationError, UsageError
+from fedsilo.cli import certs as cli_certs
+from fedsilo.demo import provision
+from fedsilo.files.durable import write_private
+from fedsilo.files.identity_files import load_coordinator_key, load_identity, load_operator, load_site
+from fedsilo.protocol.errors import ConflictError, NotAllowedError, NotFoundError, OperationError, UsageError
 from tests.security.people import NOW
 
 

@@ -68,7 +68,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Tree:
     planted = Tree(root)
     for module, code in (*STATIC.values(), *DYNAMIC.values()):
         planted.plant(module, code)
-    wire = root / "fedsilo" / "treaty" / "wire"
+    wire = root / "fedsilo" / "protocol"
     proto = wire / "federation.proto"
     text = proto.read_text()
     assert text.count("message Hello {") == 1
@@ -84,7 +84,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Tree:
 def places() -> dict[str, str]:
     """ring -> file of its breach, for reports that name files."""
     return {ring: module.replace(".", "/") + ".py" for ring, (module, _) in (STATIC | DYNAMIC).items()} | {
-        "field catalogue": "fedsilo/treaty/wire/_generated/federation_pb2.py"
+        "field catalogue": "fedsilo/protocol/_generated/federation_pb2.py"
     }
 
 
@@ -115,7 +115,7 @@ def test_only_the_types_see_a_message_that_nobody_allowed(tree: Tree) -> None:
 
 CATALOGUE_PROGRAM = """
 import json
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.protocol._generated import federation_pb2 as pb
 from policies import catalogue
 hello = pb.Hello(role="member", note="a private prompt")
 before = catalogue.fields_at_fault(hello)

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from fedsilo.edge.disk_space import require_space
+from fedsilo.files.disk_space import require_space
 
 PROGRAM = """
 import os, sys
 from pathlib import Path
-from fedsilo.edge.disk_space import require_space
-from fedsilo.treaty.errors import OperationError
+from fedsilo.files.disk_space import require_space
+from fedsilo.protocol.errors import OperationError
 if os.geteuid() == 0:
     os.setgroups([])
     os.setgid(65534)

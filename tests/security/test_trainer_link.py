@@ -24,8 +24,9 @@ import pytest
 from typer.testing import CliRunner
 
 from certs.identity import operator_identity
-from fedsilo.launch import cli_certs, provision
-from fedsilo.treaty.errors import FedSiloError, NotAllowedError, OperationError, UsageError
+from fedsilo.cli import certs as cli_certs
+from fedsilo.demo import provision
+from fedsilo.protocol.errors import FedSiloError, NotAllowedError, OperationError, UsageError
 from silo.config import SiloConfig, load_config
 from silo.guard import isolation, trainer_link
 from silo.guard.service import SupervisedTrainer

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from fedsilo.treaty.errors import OperationError
-from fedsilo.treaty.wire.codec import decode_factors
+from fedsilo.protocol.codec import decode_factors
+from fedsilo.protocol.errors import OperationError
 from silo.config import SiloConfig, load_config
 from silo.guard import isolation, trainer_link
 from silo.guard.supervisor import RESTARTS_MAX, Supervisor, TrainerGone, TrainerSaid

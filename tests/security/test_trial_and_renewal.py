@@ -12,10 +12,10 @@ import pytest
 from typer.testing import CliRunner
 
 from certs.encoding import public_key_bytes, read_one_certificate
-from fedsilo.edge.identity_files import load_identity, load_operator, load_site
-from fedsilo.launch import cli_fedsilo
-from fedsilo.launch.provision import enrol_coordinator, enrol_operator, enrol_silo, init_ca, invite, provision_site
-from fedsilo.treaty.errors import NotAllowedError, OperationError
+from fedsilo.cli import fedsilo as cli_fedsilo
+from fedsilo.demo.provision import enrol_coordinator, enrol_operator, enrol_silo, init_ca, invite, provision_site
+from fedsilo.files.identity_files import load_identity, load_operator, load_site
+from fedsilo.protocol.errors import NotAllowedError, OperationError
 
 SILOS = ("hospital_a", "hospital_b")
 
@@ -78,7 +78,7 @@ def test_a_trial_that_fails_half_way_leaves_nothing_and_the_next_one_succeeds(
         return provision_site(folder, **site)
 
     with monkeypatch.context() as patched:
-        patched.setattr("fedsilo.launch.trial.provision_site", second_site_fails)
+        patched.setattr("fedsilo.cli.trial.provision_site", second_site_fails)
         status, envelope = certs("trial", "cardio-net", "--silos", ",".join(SILOS), "--out", out)
     assert (status, envelope["error"]["message"]) == (1, "the disk is full")
     assert made == ["coordinator", "hospital_a"] and list(tmp_path.iterdir()) == []

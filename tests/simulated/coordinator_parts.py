@@ -29,17 +29,17 @@ from coordinator.record import Outcome
 from coordinator.replies import Replies, Reply
 from coordinator.store import Store
 from coordinator.submission import Submissions
-from fedsilo.edge.answer_grading import AnswerGrading
-from fedsilo.edge.audit_log import AuditLog
-from fedsilo.edge.run_request import Fixed
-from fedsilo.treaty import method as events
-from fedsilo.treaty.grading import Verdict, grade
-from fedsilo.treaty.methods import method_named
-from fedsilo.treaty.plan import Plan, plan_from_canonical
-from fedsilo.treaty.transcript import sign_transcript, transcript_from_canonical
-from fedsilo.treaty.wire import codec
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
-from fedsilo.treaty.wire.services import INBOUND_KINDS, PROTOCOL_VERSION, UPDATE_KINDS
+from fedsilo.audit.log import AuditLog
+from fedsilo.files.run_request import Fixed
+from fedsilo.grading import Verdict, grade
+from fedsilo.grading.answers import AnswerGrading
+from fedsilo.protocol import codec
+from fedsilo.protocol import method as events
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.methods import method_named
+from fedsilo.protocol.plan import Plan, plan_from_canonical
+from fedsilo.protocol.services import INBOUND_KINDS, PROTOCOL_VERSION, UPDATE_KINDS
+from fedsilo.protocol.transcript import sign_transcript, transcript_from_canonical
 from policies.load import Policy
 from policies.model import MIN_UPDATES
 from policies.schema import LoraSchema

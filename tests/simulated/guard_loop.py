@@ -15,13 +15,13 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from google.protobuf.message import Message as ProtobufMessage
 
-from fedsilo.edge.answer_grading import Grader
-from fedsilo.edge.audit_log import AuditLog
-from fedsilo.treaty.audit.witness import Offer
-from fedsilo.treaty.plan import Plan
-from fedsilo.treaty.transcript import RoundEnd, Transcript, sign_end, sign_transcript, silo_id
-from fedsilo.treaty.wire import codec
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.audit.cosignature import Offer
+from fedsilo.audit.log import AuditLog
+from fedsilo.grading.answers import Grader
+from fedsilo.protocol import codec
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.plan import Plan
+from fedsilo.protocol.transcript import RoundEnd, Transcript, sign_end, sign_transcript, silo_id
 from policies.load import Policy
 from silo.config import Acceptance, CoordinatorPlace
 from silo.guard.adapters import AdapterStore

@@ -15,14 +15,14 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from google.protobuf.message import Message as ProtobufMessage
 
 from certs.commands import BESIDE, VerifiedCommand
-from fedsilo.edge.answer_grading import AnswerGrading, Grader
-from fedsilo.edge.audit_log import AuditLog
-from fedsilo.edge.audit_segments import read_lines
-from fedsilo.edge.task_files import Task, TaskFile
-from fedsilo.treaty.errors import UnreachableError
-from fedsilo.treaty.grading.verdict import Verdict, judged
-from fedsilo.treaty.wire import codec
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.audit.log import AuditLog
+from fedsilo.audit.segments import read_lines
+from fedsilo.files.task_files import Task, TaskFile
+from fedsilo.grading.answers import AnswerGrading, Grader
+from fedsilo.grading.verdict import Verdict, judged
+from fedsilo.protocol import codec
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.errors import UnreachableError
 from policies.load import Policy
 from policies.schema import LoraSchema
 from silo.guard.adapters import AdapterStore

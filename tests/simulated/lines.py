@@ -14,9 +14,9 @@ from coordinator.blobs import BytesPayload
 from coordinator.config import Limits
 from coordinator.replies import Reply
 from coordinator.server import FederationService
-from fedsilo.edge import partial_file
-from fedsilo.treaty.wire import codec
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.files import partial_file
+from fedsilo.protocol import codec
+from fedsilo.protocol._generated import federation_pb2 as pb
 from policies.schema import LoraSchema
 from silo.guard.framing import Sink, Uplink, assemble
 from tests.policies.setting import SCHEMA, policy_of, policy_text

@@ -10,9 +10,9 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from fedsilo.treaty import method as m
-from fedsilo.treaty.plan import Lora, Plan
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.protocol import method as m
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.plan import Lora, Plan
 
 DIGEST = "0" * 64
 

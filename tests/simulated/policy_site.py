@@ -20,10 +20,10 @@ from certs.commands import sign_command
 from certs.encoding import private_key_pem
 from certs.enrolment import EnrolmentKeys
 from certs.roles import load_roles, render_roles
-from fedsilo.edge.audit_log import AuditLog
-from fedsilo.edge.files import write_private
-from fedsilo.treaty.wire._generated import control_pb2
-from fedsilo.treaty.wire.codec import sha256_hex
+from fedsilo.audit.log import AuditLog
+from fedsilo.files.durable import write_private
+from fedsilo.protocol._generated import control_pb2
+from fedsilo.protocol.codec import sha256_hex
 from policies.compare import effective
 from policies.load import load_policy
 from silo.config import SiloConfig, load_config

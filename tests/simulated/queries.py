@@ -10,10 +10,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from fedsilo.edge.audit_log import AuditLog
-from fedsilo.edge.audit_segments import segments
-from fedsilo.treaty.audit.record import link_of
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.audit.log import AuditLog
+from fedsilo.audit.record import link_of
+from fedsilo.audit.segments import segments
+from fedsilo.protocol._generated import federation_pb2 as pb
 from silo.guard.panel import Panel
 from tests.policies import setting
 from tests.simulated.guarded import OUR_KEY, Bench

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fedsilo.edge.task_files import Task
-from fedsilo.treaty.grading.verdict import Verdict, judged
+from fedsilo.files.task_files import Task
+from fedsilo.grading.verdict import Verdict, judged
 from policies.load import Policy
 from silo.guard.screens import Screens, index_key
 from silo.trainer.screen_index import provide_index, settings_from

@@ -23,8 +23,8 @@ from coordinator import outbox
 from coordinator import store as db
 from coordinator.runs import stored_events, stored_life
 from coordinator.store import Store
-from fedsilo.treaty import rounds
-from fedsilo.treaty.errors import OperationError, UsageError
+from fedsilo.protocol import rounds
+from fedsilo.protocol.errors import OperationError, UsageError
 from tests.protocol.paper_run import PaperRun, timeless
 from tests.simulated.paper_federation import plan_of
 

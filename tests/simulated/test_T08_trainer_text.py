@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from fedsilo.edge.one_line import keep_to_one_line
-from fedsilo.edge.task_files import read_tasks, refuse_bad_references
-from fedsilo.treaty.errors import OperationError, UsageError
-from fedsilo.treaty.text import harmless
+from fedsilo.files.one_line import keep_to_one_line
+from fedsilo.files.task_files import read_tasks, refuse_bad_references
+from fedsilo.protocol.errors import OperationError, UsageError
+from fedsilo.protocol.text import harmless
 from silo.guard.screens import Screens
 from silo.guard.service import prepare_logging
 from silo.guard.site_view import SiteView

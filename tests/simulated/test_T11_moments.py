@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.protocol._generated import federation_pb2 as pb
 from silo.guard.supervisor import TrainerSaid
 from silo.link import LinkMessage
 from tests.policies import setting

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from coordinator import store as db
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.protocol._generated import federation_pb2 as pb
 from policies.history import FULL, HistoryBook
 from policies.replay import replay
 from silo.guard.messages import Allowed, Denied

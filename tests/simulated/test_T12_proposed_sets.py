@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fedsilo.edge.task_files import read_tasks
+from fedsilo.files.task_files import read_tasks
 from tests.policies import setting
 from tests.simulated.policy_site import PolicySite, text_of
 from tests.simulated.test_policy_commands import activate, proposed

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from coordinator.round_view import RoundView
-from fedsilo.edge.round_marks import Mark
-from fedsilo.treaty.wire import codec
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.audit.round_marks import Mark
+from fedsilo.protocol import codec
+from fedsilo.protocol._generated import federation_pb2 as pb
 from silo.guard import round_view
 from tests.policies import setting
 from tests.simulated.coordinator_parts import House, SimulatedSilo, federation, until_quiet

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsilo.treaty.method import Evaluate
-from fedsilo.treaty.wire import codec
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.protocol import codec
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.method import Evaluate
 from silo.guard import adapters
 from silo.guard.adapters import AdapterStore
 from silo.guard.context import RunView

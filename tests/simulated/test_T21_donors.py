@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.protocol._generated import federation_pb2 as pb
 from policies import screening
 from silo.guard.messages import IngressDenied
 from tests.policies import setting

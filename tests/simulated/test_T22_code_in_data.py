@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from fedsilo.edge.model_folder import lora_schema_of, read_fingerprints
-from fedsilo.edge.site_policy import read_policy
-from fedsilo.edge.task_files import read_tasks
-from fedsilo.treaty.errors import FedSiloError
-from fedsilo.treaty.grading import require_verifier
-from fedsilo.treaty.plan import plan_from_canonical
-from fedsilo.treaty.wire import codec
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.files.model_folder import lora_schema_of, read_fingerprints
+from fedsilo.files.site_policy import read_policy
+from fedsilo.files.task_files import read_tasks
+from fedsilo.grading import require_verifier
+from fedsilo.protocol import codec
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.errors import FedSiloError
+from fedsilo.protocol.plan import plan_from_canonical
 from policies.schema import schema_from_json
 from silo.config import load_config
 from tests.policies import setting

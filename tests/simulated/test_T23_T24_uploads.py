@@ -16,10 +16,10 @@ from sqlalchemy import select
 from coordinator import store as db
 from coordinator import uploads
 from coordinator.uploads import PARTIAL_SECONDS_MAX, PARTIALS_PER_SILO_MAX, PLACES, LineClosed, Uploads
-from fedsilo.edge.audit_segments import read_lines
-from fedsilo.treaty.errors import OperationError
-from fedsilo.treaty.wire import codec
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.audit.segments import read_lines
+from fedsilo.protocol import codec
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.errors import OperationError
 from tests.simulated.coordinator_parts import House, until_quiet
 from tests.simulated.lines import (
     UNIT_BYTES,

@@ -13,9 +13,9 @@ import pytest
 
 from coordinator.aggregate import initial_adapter
 from coordinator.blobs import BytesPayload
-from fedsilo.treaty.errors import OperationError, PeerError, UnreachableError, WireCode
-from fedsilo.treaty.wire import codec
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.protocol import codec
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.errors import OperationError, PeerError, UnreachableError, WireCode
 from silo.guard.adapters import AdapterStore
 from silo.guard.conversation import Conversation
 from silo.guard.fetching import fetch

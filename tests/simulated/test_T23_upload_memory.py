@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.protocol._generated import federation_pb2 as pb
 from policies.schema import LoraSchema
 from tests.simulated import lines
 from tests.simulated.coordinator_parts import until_quiet

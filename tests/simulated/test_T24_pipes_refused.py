@@ -16,12 +16,12 @@ from pydantic import BaseModel
 from certs.authority import create_ca
 from coordinator import daemon
 from coordinator.config import load_config as load_coordinator
-from fedsilo.edge import audit_proofs
-from fedsilo.edge.site_files import certificate_file, settings_of
-from fedsilo.edge.task_files import read_tasks
-from fedsilo.launch.data_folder import DESCRIPTION, read_data_folder
-from fedsilo.launch.public_lint import lint
-from fedsilo.treaty.errors import FedSiloError
+from fedsilo.audit import proofs as audit_proofs
+from fedsilo.cli.public_lint import lint
+from fedsilo.demo.data_folder import DESCRIPTION, read_data_folder
+from fedsilo.files.site_files import certificate_file, settings_of
+from fedsilo.files.task_files import read_tasks
+from fedsilo.protocol.errors import FedSiloError
 from silo.config import load_config as load_silo
 from silo.config import place_of
 

@@ -15,9 +15,9 @@ from sqlalchemy import select
 from coordinator import store as db
 from coordinator.config import load_config
 from coordinator.daemon import Coordinator, check
-from fedsilo.launch.provision import init_ca, provision_site
-from fedsilo.treaty.errors import OperationError
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.demo.provision import init_ca, provision_site
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.errors import OperationError
 from tests.coordinator_folder import write_coordinator
 from tests.simulated.coordinator_parts import RUN_YAML, SILOS, Clock, House, federation, until_quiet
 

@@ -18,12 +18,12 @@ from coordinator.backup import DATABASE, MANIFEST, Kept, make_backup, restore_ba
 from coordinator.backup_files import take_out
 from coordinator.database_dump import DUMP
 from coordinator.database_url import database_url
-from fedsilo.edge.audit_log import AuditLog
-from fedsilo.edge.audit_verify import verify_logs
-from fedsilo.treaty.audit.witness import Offer
-from fedsilo.treaty.errors import ConflictError, FedSiloError, OperationError, UsageError, VerificationError
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
-from fedsilo.treaty.wire.codec import sha256_hex
+from fedsilo.audit.audit_verify import verify_logs
+from fedsilo.audit.cosignature import Offer
+from fedsilo.audit.log import AuditLog
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.codec import sha256_hex
+from fedsilo.protocol.errors import ConflictError, FedSiloError, OperationError, UsageError, VerificationError
 from tests.postgres_server import PostgresServer
 from tests.simulated.coordinator_parts import COORDINATOR, RUN_YAML, House, SimulatedSilo, federation, until_quiet
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from fedsilo.edge.audit_pages import LogPages
-from fedsilo.edge.message_index import MessageIndex
-from fedsilo.treaty.errors import ConflictError, OperationError, UnreachableError
-from fedsilo.treaty.method import Offer
-from fedsilo.treaty.plan import Plan
-from fedsilo.treaty.wire import codec
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.audit.message_index import MessageIndex
+from fedsilo.audit.pages import LogPages
+from fedsilo.protocol import codec
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.errors import ConflictError, OperationError, UnreachableError
+from fedsilo.protocol.method import Offer
+from fedsilo.protocol.plan import Plan
 from policies.load import Policy
 from silo.guard.ledger import Release
 from silo.guard.releases import Settled

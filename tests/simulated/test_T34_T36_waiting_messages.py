@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from fedsilo.treaty.errors import DeniedError, UnreachableError
-from fedsilo.treaty.wire import codec
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.protocol import codec
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.errors import DeniedError, UnreachableError
 from policies.load import Policy
 from silo.guard.messages import Allowed, Held
 from tests.policies import setting

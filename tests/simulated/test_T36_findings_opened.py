@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from benchmarks.release_site import Site, policy
-from fedsilo.treaty.errors import ConflictError, NotAllowedError, NotFoundError, UsageError, VerificationError
+from fedsilo.protocol.errors import ConflictError, NotAllowedError, NotFoundError, UsageError, VerificationError
 from silo.guard.held_payloads import HeldPayloads
 from silo.guard.ledger import Release
 from silo.guard.payload_view import EDGES, payload_view

@@ -15,9 +15,9 @@ import pytest
 
 from benchmarks.release_site import Site, policy
 from certs.roles import Roles
-from fedsilo.edge.audit_log import LogFullError
-from fedsilo.edge.control_desk import ControlDesk
-from fedsilo.treaty.errors import ConflictError, NotAllowedError, OperationError
+from fedsilo.audit.log import LogFullError
+from fedsilo.control.desk import ControlDesk
+from fedsilo.protocol.errors import ConflictError, NotAllowedError, OperationError
 from silo.guard.archive import TICKET_SECONDS, Tickets
 from silo.guard.held_payloads import HeldPayloads
 from silo.guard.ledger import Approval, Ledger, Release

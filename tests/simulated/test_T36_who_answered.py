@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from fedsilo.edge import message_index
-from fedsilo.edge.audit_notes import forget, note_of, notes_of
-from fedsilo.edge.audit_proofs import check
-from fedsilo.edge.message_index import HOLD_ENDS, utc
-from fedsilo.launch.audit_report import audit_report, page
-from fedsilo.launch.cli_audit import app
-from fedsilo.treaty.audit.record import note_text
-from fedsilo.treaty.errors import ConflictError, UsageError
+from fedsilo.audit import message_index
+from fedsilo.audit.message_index import HOLD_ENDS, utc
+from fedsilo.audit.notes import forget, note_of, notes_of
+from fedsilo.audit.proofs import check
+from fedsilo.audit.record import note_text
+from fedsilo.cli.audit import app
+from fedsilo.cli.audit_report_page import audit_report, page
+from fedsilo.protocol.errors import ConflictError, UsageError
 from silo.guard.messages import Held
 from silo.guard.panel import Panel
 from tests.policies import setting

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsilo.launch.silo_text import status_text
-from fedsilo.treaty.wire import codec
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.cli.silo_text import status_text
+from fedsilo.protocol import codec
+from fedsilo.protocol._generated import federation_pb2 as pb
 from tests.policies import setting
 from tests.simulated.coordinator_parts import House, SimulatedSilo, federation
 from tests.simulated.guard_loop import ADAPTER, Loop

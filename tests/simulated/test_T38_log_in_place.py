@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from fedsilo.edge.audit_log import LogLostError
-from fedsilo.treaty.errors import FedSiloError, OperationError
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.audit.log import LogLostError
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.errors import FedSiloError, OperationError
 from silo.guard.halts import ends_when
 from silo.guard.messages import Allowed
 from tests.policies import setting

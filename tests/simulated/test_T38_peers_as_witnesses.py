@@ -21,12 +21,12 @@ from certs.authority import create_ca
 from certs.identity import PeerIdentity, peer_identity
 from coordinator.store import Store
 from coordinator.witnessing import ANSWER_BYTES_MAX, STEPS_MAX, Relay
-from fedsilo.edge.audit_log import AuditLog
-from fedsilo.edge.audit_verify import verify_logs
-from fedsilo.treaty.audit.checkpoint import Checkpoint, cosign, parse_checkpoint, parse_note, sign_checkpoint
-from fedsilo.treaty.errors import VerificationError
-from fedsilo.treaty.wire import codec
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.audit.audit_verify import verify_logs
+from fedsilo.audit.checkpoint import Checkpoint, cosign, parse_checkpoint, parse_note, sign_checkpoint
+from fedsilo.audit.log import AuditLog
+from fedsilo.protocol import codec
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.errors import VerificationError
 from policies.catalogue import fields_at_fault
 from policies.load import Policy
 from silo.guard.witnessing import Witnessing

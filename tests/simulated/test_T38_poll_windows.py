@@ -15,14 +15,14 @@ import pytest
 from certs.commands import sign_command
 from coordinator.config import load_config
 from coordinator.daemon import Coordinator, check
-from fedsilo.edge.audit_segments import read_records
-from fedsilo.edge.audit_verify import verify_logs
-from fedsilo.edge.control_desk import raise_for_reply
-from fedsilo.edge.identity_files import load_operator
-from fedsilo.launch.provision import init_ca, provision_site
-from fedsilo.treaty.audit.poll_window import POLLS_MAX, WINDOW_SECONDS
-from fedsilo.treaty.errors import DeniedError, UnreachableError
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.audit.audit_verify import verify_logs
+from fedsilo.audit.poll_window import POLLS_MAX, WINDOW_SECONDS
+from fedsilo.audit.segments import read_records
+from fedsilo.control.desk import raise_for_reply
+from fedsilo.demo.provision import init_ca, provision_site
+from fedsilo.files.identity_files import load_operator
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.errors import DeniedError, UnreachableError
 from tests.policies import setting
 from tests.simulated.coordinator_parts import SILOS, House, SimulatedSilo, joined
 from tests.simulated.guarded import Bench

@@ -16,10 +16,10 @@ from coordinator import witnessing
 from coordinator.shown_steps import FOLDER
 from coordinator.store import Store
 from coordinator.witnessing import STEPS_MAX, Relay
-from fedsilo.edge.audit_verify import verify_logs
-from fedsilo.edge.audit_witness import OWN_HISTORY_LOST
-from fedsilo.treaty.audit.checkpoint import parse_checkpoint, parse_note
-from fedsilo.treaty.errors import VerificationError
+from fedsilo.audit.audit_verify import verify_logs
+from fedsilo.audit.checkpoint import parse_checkpoint, parse_note
+from fedsilo.audit.witness import OWN_HISTORY_LOST
+from fedsilo.protocol.errors import VerificationError
 from tests.policies import setting
 from tests.simulated.test_T38_peers_as_witnesses import COORDINATOR_KEY, NAMES, Net, log_of, spiffe
 

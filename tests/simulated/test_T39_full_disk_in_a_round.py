@@ -17,13 +17,13 @@ import pytest
 
 from coordinator.config import load_config as load_coordinator_config
 from coordinator.daemon import check as check_coordinator
-from fedsilo.edge import disk_space
-from fedsilo.edge.disk_space import DISK_BYTES_MIN, free_bytes
-from fedsilo.edge.files import DiskFullError, disk_error, write_durably
-from fedsilo.launch.provision import init_ca, provision_site
-from fedsilo.treaty.errors import OperationError
-from fedsilo.treaty.wire import codec
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.demo.provision import init_ca, provision_site
+from fedsilo.files import disk_space
+from fedsilo.files.disk_space import DISK_BYTES_MIN, free_bytes
+from fedsilo.files.durable import DiskFullError, disk_error, write_durably
+from fedsilo.protocol import codec
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.errors import OperationError
 from silo import sampling
 from silo.guard import adapters
 from silo.guard.events import Command

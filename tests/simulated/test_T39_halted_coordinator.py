@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from fedsilo.treaty.errors import UnreachableError
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.errors import UnreachableError
 from silo.guard.messages import Allowed
 from tests.policies import setting
 from tests.simulated.coordinator_parts import House, joined, until_quiet

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from fedsilo.edge.audit_log import LogFullError
-from fedsilo.treaty.errors import OperationError
+from fedsilo.audit.log import LogFullError
+from fedsilo.protocol.errors import OperationError
 from tests.policies import setting
 from tests.simulated.coordinator_parts import RUN_YAML, House, house_in_round
 from tests.simulated.guard_loop import Loop

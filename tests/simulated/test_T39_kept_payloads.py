@@ -11,7 +11,7 @@ import pytest
 
 from coordinator import blobs as blobs_module
 from coordinator.blobs import Blobs, BytesPayload, FilePayload
-from fedsilo.treaty.errors import OperationError
+from fedsilo.protocol.errors import OperationError
 
 
 class Disk:

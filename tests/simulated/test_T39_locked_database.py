@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
-from fedsilo.edge import locked_file
-from fedsilo.treaty.errors import OperationError
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.files import locked_file
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.errors import OperationError
 from silo.guard import service
 from silo.guard.ledger import Ledger
 from silo.guard.ledger_check import open_ledger

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from fedsilo.edge import files
-from fedsilo.edge.audit_log import AuditLog
-from fedsilo.edge.files import fsync_directory
-from fedsilo.edge.transfer_file import TransferFile
+from fedsilo.audit.log import AuditLog
+from fedsilo.files import durable as files
+from fedsilo.files.durable import fsync_directory
+from fedsilo.files.transfer_file import TransferFile
 from silo.guard.ledger import Ledger
 from tests.simulated.test_transfer_file import written
 

@@ -12,10 +12,10 @@ import pytest
 from console.reading import state_of
 from console.values import Snapshot
 from console.words import needs_of
-from fedsilo.launch.cli_coordinator import status_text as coordinator_text
-from fedsilo.launch.doctor import findings
-from fedsilo.launch.silo_text import status_text
-from fedsilo.treaty.errors import OperationError
+from fedsilo.cli.coordinator import status_text as coordinator_text
+from fedsilo.cli.doctor import findings
+from fedsilo.cli.silo_text import status_text
+from fedsilo.protocol.errors import OperationError
 from silo.guard.checks import check_site
 from silo.guard.clock_watch import ClockHalt, look_offline
 from silo.guard.ledger import Ledger

@@ -18,13 +18,13 @@ from certs.authority import create_ca
 from certs.commands import sign_command
 from certs.enrolment import EnrolmentKeys
 from certs.roles import Roles
-from fedsilo.edge.audit_orders import check_orders
-from fedsilo.edge.audit_verify import verify_logs
-from fedsilo.edge.control_desk import ControlDesk, raise_for_reply
-from fedsilo.treaty.audit.poll_window import WINDOW_SECONDS
-from fedsilo.treaty.clocks import CERTIFICATE_TIME
-from fedsilo.treaty.errors import ConflictError, FedSiloError, NotAllowedError, UnreachableError
-from fedsilo.treaty.wire._generated import control_pb2
+from fedsilo.audit.audit_verify import verify_logs
+from fedsilo.audit.orders import check_orders
+from fedsilo.audit.poll_window import WINDOW_SECONDS
+from fedsilo.control.desk import ControlDesk, raise_for_reply
+from fedsilo.protocol._generated import control_pb2
+from fedsilo.protocol.clocks import CERTIFICATE_TIME
+from fedsilo.protocol.errors import ConflictError, FedSiloError, NotAllowedError, UnreachableError
 from silo.guard.clock_watch import ClockWatch
 from silo.guard.ledger import Ledger, OutboxItem, Release
 from tests.policies import setting

@@ -14,10 +14,10 @@ import pytest
 from certs.commands import sign_command
 from coordinator.config import load_config
 from coordinator.daemon import Coordinator, check
-from fedsilo.edge.control_desk import raise_for_reply
-from fedsilo.edge.identity_files import load_operator
-from fedsilo.launch.provision import init_ca, provision_site
-from fedsilo.treaty.errors import ConflictError, NotAllowedError, NotFoundError
+from fedsilo.control.desk import raise_for_reply
+from fedsilo.demo.provision import init_ca, provision_site
+from fedsilo.files.identity_files import load_operator
+from fedsilo.protocol.errors import ConflictError, NotAllowedError, NotFoundError
 from tests.simulated.coordinator_parts import SILOS
 from tests.simulated.test_coordinator_queries import write_coordinator
 

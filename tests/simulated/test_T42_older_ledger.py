@@ -16,14 +16,14 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from fedsilo.edge import audit_segments
-from fedsilo.edge.audit_orders import check_orders
-from fedsilo.edge.audit_segments import SegmentWriter, read_records
-from fedsilo.edge.audit_verify import verify_logs
-from fedsilo.launch import cli_silo
-from fedsilo.treaty.audit.record import RecordError
-from fedsilo.treaty.errors import ConflictError, NotAllowedError, OperationError
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.audit import segments as audit_segments
+from fedsilo.audit.audit_verify import verify_logs
+from fedsilo.audit.orders import check_orders
+from fedsilo.audit.record import RecordError
+from fedsilo.audit.segments import SegmentWriter, read_records
+from fedsilo.cli import silo as cli_silo
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.errors import ConflictError, NotAllowedError, OperationError
 from silo.guard import ledger_check, proposals
 from silo.guard.checks import check_site
 from silo.guard.in_force import Step

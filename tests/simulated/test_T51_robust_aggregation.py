@@ -13,13 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
-from fedsilo.edge.run_request import check_form, read_request
-from fedsilo.treaty.averaging import mean_delta, median_delta, trimmed_mean_delta
-from fedsilo.treaty.errors import FedSiloError, PeerError, UsageError
-from fedsilo.treaty.methods import METHODS, require_exchange
-from fedsilo.treaty.plan import plan_from_canonical
-from fedsilo.treaty.plan_facts import parameters_of
-from fedsilo.treaty.wire import codec
+from fedsilo.files.run_request import check_form, read_request
+from fedsilo.protocol import codec
+from fedsilo.protocol.averaging import mean_delta, median_delta, trimmed_mean_delta
+from fedsilo.protocol.errors import FedSiloError, PeerError, UsageError
+from fedsilo.protocol.methods import METHODS, require_exchange
+from fedsilo.protocol.plan import plan_from_canonical
+from fedsilo.protocol.plan_facts import parameters_of
 from tests.policies import setting
 from tests.simulated.coordinator_parts import RUN_YAML, federation, until_quiet
 

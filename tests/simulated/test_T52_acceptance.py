@@ -21,18 +21,18 @@ from sqlalchemy import select
 
 from coordinator import store as db
 from coordinator.round_view import RoundView
-from fedsilo.edge.control_desk import ControlDesk
-from fedsilo.edge.task_files import read_tasks
-from fedsilo.treaty.errors import (
+from fedsilo.control.desk import ControlDesk
+from fedsilo.files.task_files import read_tasks
+from fedsilo.protocol import codec
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.errors import (
     ConflictError,
     NotAllowedError,
     NotFoundError,
     OperationError,
     VerificationError,
 )
-from fedsilo.treaty.method import Evaluate
-from fedsilo.treaty.wire import codec
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.protocol.method import Evaluate
 from silo.config import Acceptance
 from silo.guard import checks
 from silo.guard.adapters import AdapterStore

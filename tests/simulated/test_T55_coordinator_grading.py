@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from coordinator import store as db
-from fedsilo.edge.answer_grading import AnswerGrading
-from fedsilo.treaty.grading import Verdict
-from fedsilo.treaty.grading.verdict import TIMEOUT
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.grading import Verdict
+from fedsilo.grading.answers import AnswerGrading
+from fedsilo.grading.verdict import TIMEOUT
+from fedsilo.protocol._generated import federation_pb2 as pb
 from policies.replay import replay
 from tests.simulated.coordinator_parts import House, PlainGrader, SimulatedSilo, step_asked_for
 from tests.simulated.test_coordinator_ingress import code_of

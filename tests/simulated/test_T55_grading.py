@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from fedsilo.treaty.grading.verdict import CRASHED, TIMEOUT, Verdict, judged
-from fedsilo.treaty.wire import codec
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.grading.verdict import CRASHED, TIMEOUT, Verdict, judged
+from fedsilo.protocol import codec
+from fedsilo.protocol._generated import federation_pb2 as pb
 from policies.replay import replay
 from silo.guard.gate import Allowed
 from silo.guard.ledger import Release

@@ -14,10 +14,10 @@ import pytest
 
 from coordinator import runs
 from coordinator.agreement import Agreements
-from fedsilo.treaty.errors import ConflictError
-from fedsilo.treaty.transcript import Transcript, transcript_from_canonical
-from fedsilo.treaty.wire import codec
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.protocol import codec
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.errors import ConflictError
+from fedsilo.protocol.transcript import Transcript, transcript_from_canonical
 from policies.load import Policy
 from tests.policies import setting
 from tests.security.hostile_bench import Federation

@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from fedsilo.edge.audit_segments import read_records
-from fedsilo.edge.audit_verify import verify_logs
+from fedsilo.audit.audit_verify import verify_logs
+from fedsilo.audit.segments import read_records
 from silo.guard.ledger import Head, Ledger
 from silo.guard.ledger_check import named_in_folder
 from silo.guard.messages import Allowed, Denied

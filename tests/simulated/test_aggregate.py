@@ -26,11 +26,11 @@ from coordinator.aggregate import (
     write_peft_folder,
 )
 from coordinator.blobs import Blobs, BytesPayload, Spool
-from fedsilo.edge.files import DiskFullError
-from fedsilo.treaty.averaging import initial_factors, mean_delta
-from fedsilo.treaty.errors import OperationError
-from fedsilo.treaty.methods import METHODS
-from fedsilo.treaty.wire import codec
+from fedsilo.files.durable import DiskFullError
+from fedsilo.protocol import codec
+from fedsilo.protocol.averaging import initial_factors, mean_delta
+from fedsilo.protocol.errors import OperationError
+from fedsilo.protocol.methods import METHODS
 from tests.policies.setting import SCHEMA
 
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from fedsilo.edge import audit_view
-from fedsilo.edge.audit_pages import STRIDE, LogPages, line_filter
-from fedsilo.treaty.errors import DeniedError, UsageError
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.audit import view as audit_view
+from fedsilo.audit.pages import STRIDE, LogPages, line_filter
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.errors import DeniedError, UsageError
 from tests.policies import setting
 from tests.simulated.guarded import Bench
 from tests.simulated.queries import all_pages, long_log, poll, queries_of

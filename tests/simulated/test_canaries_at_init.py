@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from fedsilo.launch import cli_silo
-from fedsilo.treaty.errors import NotFoundError
+from fedsilo.cli import silo as cli_silo
+from fedsilo.protocol.errors import NotFoundError
 from policies.load import Policy
 from silo.config import load_config
 from silo.guard.checks import check_site

@@ -21,14 +21,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from certs.roles import Roles
-from fedsilo.edge import audit_view, message_index
-from fedsilo.edge.audit_log import AuditLog
-from fedsilo.edge.audit_pages import BLOCK_LINES, STRIDE, LogPages
-from fedsilo.edge.audit_segments import segments
-from fedsilo.edge.control_desk import ControlDesk
-from fedsilo.edge.message_index import MessageIndex
-from fedsilo.treaty.audit.checkpoint import cosign
-from fedsilo.treaty.errors import (
+from fedsilo.audit import message_index
+from fedsilo.audit import view as audit_view
+from fedsilo.audit.checkpoint import cosign
+from fedsilo.audit.log import AuditLog
+from fedsilo.audit.message_index import MessageIndex
+from fedsilo.audit.pages import BLOCK_LINES, STRIDE, LogPages
+from fedsilo.audit.segments import segments
+from fedsilo.control.desk import ControlDesk
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.codec import sha256_hex
+from fedsilo.protocol.errors import (
     FedSiloError,
     NotAllowedError,
     NotFoundError,
@@ -38,8 +41,6 @@ from fedsilo.treaty.errors import (
     UsageError,
     VerificationError,
 )
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
-from fedsilo.treaty.wire.codec import sha256_hex
 from policies.compare import effective
 from policies.load import load_policy
 from silo.guard.ledger import Release

@@ -13,11 +13,11 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sqlalchemy import select
 
 from coordinator import store as db
-from fedsilo.edge.answer_grading import AnswerGrading
-from fedsilo.edge.files import DiskFullError
-from fedsilo.treaty.grading import Verdict
-from fedsilo.treaty.wire import codec
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.files.durable import DiskFullError
+from fedsilo.grading import Verdict
+from fedsilo.grading.answers import AnswerGrading
+from fedsilo.protocol import codec
+from fedsilo.protocol._generated import federation_pb2 as pb
 from policies.replay import replay
 from tests.policies.setting import SCHEMA
 from tests.simulated.coordinator_parts import (
@@ -434,8 +434,8 @@ def test_T39_a_full_disk_halts_clearly_and_acknowledges_nothing(
 
 
 def test_T38_checkpoints_are_countersigned_both_ways_and_a_shortened_log_is_not(tmp_path: Path) -> None:
-    from fedsilo.edge.audit_log import AuditLog
-    from fedsilo.treaty.audit.witness import Offer
+    from fedsilo.audit.cosignature import Offer
+    from fedsilo.audit.log import AuditLog
     from tests.simulated.coordinator_parts import COORDINATOR
 
     house, (silo, *_) = federation(tmp_path / "house")

@@ -14,10 +14,10 @@ from sqlalchemy.orm import Session
 
 from coordinator import store as db
 from coordinator.runs import stored_events, stored_life
-from fedsilo.edge.audit_verify import verify_logs
-from fedsilo.treaty import rounds
-from fedsilo.treaty.errors import OperationError
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.audit.audit_verify import verify_logs
+from fedsilo.protocol import rounds
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.errors import OperationError
 from tests.protocol.paper_run import timeless
 from tests.simulated.coordinator_parts import RUN_YAML, SILOS, House, SimulatedSilo, federation, joined, until_quiet
 

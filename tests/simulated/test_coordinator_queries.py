@@ -19,14 +19,14 @@ from coordinator.config import load_config
 from coordinator.daemon import Coordinator, check
 from coordinator.panel import Panel
 from coordinator.sent_view import SentView
-from fedsilo.edge.audit_segments import segments
-from fedsilo.edge.control_desk import ControlDesk
-from fedsilo.edge.message_view import with_rules
-from fedsilo.launch.provision import init_ca, provision_site
-from fedsilo.treaty.audit.checkpoint import Checkpoint, cosign, sign_checkpoint
-from fedsilo.treaty.audit.merkle import leaf_hash
-from fedsilo.treaty.errors import NotFoundError, UsageError
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.audit.checkpoint import Checkpoint, cosign, sign_checkpoint
+from fedsilo.audit.merkle import leaf_hash
+from fedsilo.audit.message_view import with_rules
+from fedsilo.audit.segments import segments
+from fedsilo.control.desk import ControlDesk
+from fedsilo.demo.provision import init_ca, provision_site
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.errors import NotFoundError, UsageError
 from policies.engine import History, decide
 from tests.coordinator_folder import write_coordinator
 from tests.simulated.coordinator_parts import (

@@ -18,11 +18,11 @@ from coordinator import store as db
 from coordinator.aggregate import AggregateRefusedError
 from coordinator.outbox import queue
 from coordinator.record import run_record
-from fedsilo.launch import cli_run
-from fedsilo.treaty.errors import ConflictError, OperationError, UsageError
-from fedsilo.treaty.transcript_checks import verify_record
-from fedsilo.treaty.wire import codec
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.cli import run as cli_run
+from fedsilo.protocol import codec
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.errors import ConflictError, OperationError, UsageError
+from fedsilo.protocol.transcript_checks import verify_record
 from tests.policies.setting import SCHEMA
 from tests.simulated.coordinator_parts import (
     RUN_YAML,

@@ -17,12 +17,12 @@ from coordinator.config import load_config
 from coordinator.control import REFRESH_SECONDS, Control
 from coordinator.daemon import Coordinator, check
 from coordinator.round_view import RoundView
-from fedsilo.edge.audit_segments import segments
-from fedsilo.edge.control_desk import ControlDesk
-from fedsilo.launch import cli_run
-from fedsilo.launch.provision import init_ca, provision_site
-from fedsilo.treaty.errors import OperationError
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.audit.segments import segments
+from fedsilo.cli import run as cli_run
+from fedsilo.control.desk import ControlDesk
+from fedsilo.demo.provision import init_ca, provision_site
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.errors import OperationError
 from tests.coordinator_folder import write_coordinator
 from tests.simulated.coordinator_parts import SILOS, House, SimulatedSilo, federation, until_quiet
 from tests.simulated.queries import settled

@@ -13,12 +13,13 @@ import pytest
 from typer.testing import CliRunner
 
 from coordinator import daemon
-from fedsilo.edge.site_policy import read_policy
-from fedsilo.launch import cli_audit, silo_control
-from fedsilo.launch.cli_policy import app
-from fedsilo.treaty.errors import NotAllowedError, UsageError
-from fedsilo.treaty.wire import codec
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.cli import audit as cli_audit
+from fedsilo.cli import silo_control
+from fedsilo.cli.policy import app
+from fedsilo.files.site_policy import read_policy
+from fedsilo.protocol import codec
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.errors import NotAllowedError, UsageError
 from policies.custom_file import custom_of
 from policies.load import load_policy
 from silo.guard import proposals

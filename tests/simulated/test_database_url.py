@@ -9,8 +9,8 @@ import pytest
 
 from coordinator.config import load_config
 from coordinator.database_url import database_url, shown_url
-from fedsilo.edge.site_files import settings_of
-from fedsilo.treaty.errors import UsageError
+from fedsilo.files.site_files import settings_of
+from fedsilo.protocol.errors import UsageError
 from tests.coordinator_folder import write_coordinator
 
 SECRET = "S3CRET"

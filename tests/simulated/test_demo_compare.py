@@ -7,9 +7,9 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from fedsilo.edge.audit_log import AuditLog
-from fedsilo.launch.demo_result import _what_left
-from fedsilo.launch.demo_sites import Site, Sites
+from fedsilo.audit.log import AuditLog
+from fedsilo.demo.result import _what_left
+from fedsilo.demo.sites import Site, Sites
 
 SILO, COORDINATOR = "spiffe://demo/silo/hospital_a", "spiffe://demo/coordinator/main"
 # (run, kind, payload bytes) in the order they were sent

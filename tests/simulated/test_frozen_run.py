@@ -13,13 +13,13 @@ from safetensors.numpy import load_file
 
 from coordinator.aggregate import AggregateRefusedError, aggregate, initial_adapter, read_factors
 from coordinator.blobs import Blobs, BytesPayload
-from fedsilo.treaty import method as events
-from fedsilo.treaty.averaging import initial_factors, initial_frozen_sha256, mean_delta
-from fedsilo.treaty.errors import UsageError
-from fedsilo.treaty.freezing import frozen_sha256
-from fedsilo.treaty.methods import METHODS
-from fedsilo.treaty.wire import codec
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.protocol import codec
+from fedsilo.protocol import method as events
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.averaging import initial_factors, initial_frozen_sha256, mean_delta
+from fedsilo.protocol.errors import UsageError
+from fedsilo.protocol.freezing import frozen_sha256
+from fedsilo.protocol.methods import METHODS
 from silo.guard.adapters import AdapterStore
 from silo.guard.context import RunView
 from silo.guard.messages import Allowed, Denied, Held, IngressDenied

@@ -11,8 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedsilo.edge.audit_log import LogFullError, sent_by_kind
-from fedsilo.treaty.errors import (
+from fedsilo.audit.log import LogFullError, sent_by_kind
+from fedsilo.protocol import codec
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.errors import (
     ConflictError,
     DeniedError,
     NotAllowedError,
@@ -20,8 +22,6 @@ from fedsilo.treaty.errors import (
     PeerError,
     UnreachableError,
 )
-from fedsilo.treaty.wire import codec
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from silo.guard.messages import Allowed, Denied, Held, IngressDenied
 from tests.policies import setting
 from tests.simulated.guarded import OUR_KEY, Bench, Killed, command, small_factors

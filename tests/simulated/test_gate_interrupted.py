@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from fedsilo.edge.audit_log import LogFullError
-from fedsilo.treaty.errors import ConflictError, DeniedError, OperationError, PeerError, UnreachableError
-from fedsilo.treaty.wire import codec
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.audit.log import LogFullError
+from fedsilo.protocol import codec
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.errors import ConflictError, DeniedError, OperationError, PeerError, UnreachableError
 from policies.load import Policy
 from silo.guard.halts import Halts
 from silo.guard.ledger import Approval

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fedsilo.treaty.wire import codec
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.protocol import codec
+from fedsilo.protocol._generated import federation_pb2 as pb
 from policies.engine import Message
 from policies.render import RULESETS
 from silo.guard.context import RunView

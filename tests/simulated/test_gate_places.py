@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from coordinator import store as db
-from fedsilo.treaty.errors import DeniedError
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.errors import DeniedError
 from silo.guard.context import RunView
 from silo.guard.messages import Allowed, Denied, Held, IngressDenied
 from silo.sampling import Training

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from fedsilo.edge.audit_segments import read_records
-from fedsilo.launch.cli_audit import app as audit_app
-from fedsilo.launch.cli_policy import app as policy_app
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.audit.segments import read_records
+from fedsilo.cli.audit import app as audit_app
+from fedsilo.cli.policy import app as policy_app
+from fedsilo.protocol._generated import federation_pb2 as pb
 from policies.engine import decide
 from policies.history import Approval, History
 from policies.replay import replay, replayed

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from fedsilo.treaty.errors import ConflictError, NotAllowedError, NotFoundError
-from fedsilo.treaty.wire import codec
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.protocol import codec
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.errors import ConflictError, NotAllowedError, NotFoundError
 from policies import screening
 from policies.replay import replayed
 from silo.guard.halts import Halts

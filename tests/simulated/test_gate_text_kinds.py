@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from fedsilo.treaty.errors import NotFoundError, UsageError
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
-from fedsilo.treaty.wire.services import INBOUND_KINDS, OUTBOUND_KINDS
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.errors import NotFoundError, UsageError
+from fedsilo.protocol.services import INBOUND_KINDS, OUTBOUND_KINDS
 from policies.catalogue import CATALOGUE, FieldClass
 from policies.load import Policy
 from policies.model import Egress, Ingress

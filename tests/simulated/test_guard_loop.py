@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsilo.treaty.errors import DeniedError, FedSiloError, UnreachableError
-from fedsilo.treaty.method import ExportDelta
-from fedsilo.treaty.wire import codec
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.protocol import codec
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.errors import DeniedError, FedSiloError, UnreachableError
+from fedsilo.protocol.method import ExportDelta
 from silo.guard import daemon
 from silo.guard.releases import Releases
 from silo.guard.startup import never_shown

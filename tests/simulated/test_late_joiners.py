@@ -12,8 +12,8 @@ import pytest
 
 from coordinator import store as db
 from coordinator.round_view import RoundView
-from fedsilo.treaty.wire import codec
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.protocol import codec
+from fedsilo.protocol._generated import federation_pb2 as pb
 from tests.simulated.coordinator_parts import RUN_YAML, SILOS, House, SimulatedSilo, federation, until_quiet
 
 RUN, UPDATE = "run-1", "lora.factors"

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from fedsilo.edge import long_lived
+from fedsilo.files import long_lived
 
 _COUNTS = """
 import gc, sys, weakref
-from fedsilo.edge import long_lived
+from fedsilo.files import long_lived
 
 class Circle:
     def __init__(self):
@@ -49,7 +49,7 @@ def test_garbage_of_a_daemon_is_found_soon_and_what_it_began_with_is_not_walked(
 
 _HEAPS = """
 import ctypes, re, sys, threading
-from fedsilo.edge import long_lived
+from fedsilo.files import long_lived
 
 if sys.argv[1] == "few":
     long_lived.bound_heaps()
@@ -88,7 +88,7 @@ def test_few_heaps_are_as_few_with_many_threads(tmp_path: Path) -> None:
 
 _STREAM = """
 import sys
-from fedsilo.edge import long_lived
+from fedsilo.files import long_lived
 
 if sys.argv[1] == "kept":
     long_lived.bound_heaps()
@@ -121,7 +121,7 @@ def test_a_stream_of_pieces_takes_its_memory_once() -> None:
 
 _THREADS = """
 import os
-from fedsilo.edge import long_lived
+from fedsilo.files import long_lived
 
 if os.environ.pop("ASKED"):
     long_lived.one_thread_for_sums(os.environ)
@@ -147,7 +147,7 @@ def test_sums_have_one_thread_unless_people_say_otherwise() -> None:
 
 
 def test_no_start_of_a_daemon_has_loaded_numpy_when_it_asks_for_one_thread() -> None:
-    asks = "import sys, fedsilo.launch.cli_coordinator, fedsilo.launch.cli_silo, coordinator.native_log\n"
-    asks += "import fedsilo.edge.long_lived, fedsilo.launch.cli\nprint('numpy' in sys.modules)"
+    asks = "import sys, fedsilo.cli.coordinator, fedsilo.cli.silo, coordinator.native_log\n"
+    asks += "import fedsilo.files.long_lived, fedsilo.cli.main\nprint('numpy' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", asks], check=True, capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == "False"

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsilo.treaty.errors import PeerError
-from fedsilo.treaty.wire import codec
+from fedsilo.protocol import codec
+from fedsilo.protocol.errors import PeerError
 from policies import facts_tensors
 from policies.bit_patterns import BitPatterns
 from policies.load import Policy

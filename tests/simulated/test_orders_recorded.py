@@ -19,10 +19,10 @@ from certs.authority import create_ca
 from certs.commands import sign_command
 from certs.roles import Roles
 from coordinator.control import Control
-from fedsilo.edge.control_desk import ControlDesk, raise_for_reply
-from fedsilo.edge.files import write_private
-from fedsilo.launch import cli_run
-from fedsilo.treaty.errors import ConflictError, FedSiloError, NotAllowedError, NotFoundError, OperationError
+from fedsilo.cli import run as cli_run
+from fedsilo.control.desk import ControlDesk, raise_for_reply
+from fedsilo.files.durable import write_private
+from fedsilo.protocol.errors import ConflictError, FedSiloError, NotAllowedError, NotFoundError, OperationError
 from silo.guard.control import ControlServer
 from tests.policies import setting
 from tests.security.people import new_keys

@@ -15,11 +15,11 @@ from coordinator import store as db
 from coordinator.config import load_config
 from coordinator.daemon import check
 from coordinator.members import check_hello
-from fedsilo.edge.own_verifiers import own_verifiers_sha256
-from fedsilo.launch.provision import init_ca, provision_site
-from fedsilo.treaty.errors import PeerError, UsageError
-from fedsilo.treaty.plan import plan_from_canonical
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.demo.provision import init_ca, provision_site
+from fedsilo.grading.own_verifiers import own_verifiers_sha256
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.errors import PeerError, UsageError
+from fedsilo.protocol.plan import plan_from_canonical
 from policies import catalogue
 from silo.config import config_from
 from silo.guard.startup import own_verifiers, require_part, trained_with
@@ -71,7 +71,7 @@ def test_a_package_is_compared_with_all_its_files_but_not_with_what_python_compi
 def test_what_cannot_be_compared_is_refused(installed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match="no_such_module, which is not installed"):
         own_verifiers_sha256(["broken"])
-    monkeypatch.setattr("fedsilo.edge.own_verifiers.SOURCE_BYTES_MAX", 10)
+    monkeypatch.setattr("fedsilo.grading.own_verifiers.SOURCE_BYTES_MAX", 10)
     with pytest.raises(UsageError, match="too large to compare"):
         own_verifiers_sha256(["dosage"])
 

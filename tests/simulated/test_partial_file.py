@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsilo.edge import partial_file
-from fedsilo.edge.partial_file import PartialFile
+from fedsilo.files import partial_file
+from fedsilo.files.partial_file import PartialFile
 
 WHOLE_BYTES = 40_000
 # a piece, or the line is cut and the file opened again, or all of it comes anew

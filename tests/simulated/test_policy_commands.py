@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from fedsilo.launch.cli_policy import app
-from fedsilo.treaty.errors import NotAllowedError
+from fedsilo.cli.policy import app
+from fedsilo.protocol.errors import NotAllowedError
 from policies.load import load_policy
 from silo.guard.checks import check_site
 from tests.policies import setting

@@ -13,8 +13,8 @@ import yaml
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from fedsilo.edge.site_policy import read_effective
-from fedsilo.treaty.errors import ConflictError, NotAllowedError, UsageError
+from fedsilo.files.site_policy import read_effective
+from fedsilo.protocol.errors import ConflictError, NotAllowedError, UsageError
 from policies.engine import History, decide
 from policies.model import PolicyFile
 from policies.rules import RULES
@@ -332,7 +332,7 @@ def test_T42_an_older_ledger_does_not_bring_an_older_policy_back(place: PolicySi
 
 def test_T39_killed_between_ledger_and_log_it_starts_again(place: PolicySite, monkeypatch: pytest.MonkeyPatch) -> None:
     """The ledger knows the tighter policy, the log does not yet: as often as it happens."""
-    from fedsilo.edge.audit_log import AuditLog
+    from fedsilo.audit.log import AuditLog
 
     class Killed(BaseException): ...
 

@@ -14,9 +14,9 @@ import pytest
 
 from console.reading import state_of
 from console.values import SiloState
-from fedsilo.edge.control_desk import ControlDesk, raise_for_reply
-from fedsilo.launch.silo_text import status_text
-from fedsilo.treaty.errors import ConflictError, NotAllowedError, UsageError
+from fedsilo.cli.silo_text import status_text
+from fedsilo.control.desk import ControlDesk, raise_for_reply
+from fedsilo.protocol.errors import ConflictError, NotAllowedError, UsageError
 from silo.guard.messages import Allowed, Denied, Held
 from tests.policies import setting
 from tests.simulated.guard_loop import Loop

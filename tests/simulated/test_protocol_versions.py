@@ -12,10 +12,10 @@ import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 from coordinator import store as db
-from fedsilo.treaty.errors import PeerError
-from fedsilo.treaty.wire import codec
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
-from fedsilo.treaty.wire.services import PROTOCOL_VERSION
+from fedsilo.protocol import codec
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.errors import PeerError
+from fedsilo.protocol.services import PROTOCOL_VERSION
 from tests.policies import setting
 from tests.simulated.coordinator_parts import House, federation, hello, until_quiet
 from tests.simulated.guard_loop import Loop

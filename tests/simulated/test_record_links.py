@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from fedsilo.treaty.wire import codec
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.protocol import codec
+from fedsilo.protocol._generated import federation_pb2 as pb
 from silo.guard.messages import Allowed, Held
 from tests.policies import setting
 from tests.simulated.coordinator_parts import joined

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.protocol._generated import federation_pb2 as pb
 from silo.guard.conversation import BACKOFF_SECONDS
 from silo.guard.events import Wake
 from tests.policies import setting

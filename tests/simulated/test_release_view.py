@@ -17,8 +17,8 @@ import pytest
 
 from benchmarks.release_site import Site, policy, schema
 from certs.roles import Roles
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
-from fedsilo.treaty.wire.services import OUTBOUND_KINDS
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.services import OUTBOUND_KINDS
 from policies.load import Policy
 from silo.guard import release_findings, release_words
 from silo.guard.ledger import PolicyInForce, Release

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from fedsilo.edge.files import lock_exclusively
-from fedsilo.launch.silo_text import private_text
-from fedsilo.treaty.errors import ConflictError, FedSiloError, NotFoundError, OperationError, UsageError
-from fedsilo.treaty.wire.codec import encode_factors, sha256_hex
+from fedsilo.cli.silo_text import private_text
+from fedsilo.files.durable import lock_exclusively
+from fedsilo.protocol.codec import encode_factors, sha256_hex
+from fedsilo.protocol.errors import ConflictError, FedSiloError, NotFoundError, OperationError, UsageError
 from silo.config import load_config
 from silo.guard.adapters import AdapterStore
 from silo.guard.ledger import Ledger

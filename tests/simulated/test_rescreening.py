@@ -16,11 +16,12 @@ import pytest
 from typer.testing import CliRunner
 
 from certs.roles import may
-from fedsilo.edge.control_desk import ControlDesk
-from fedsilo.launch import cli_audit, silo_control
-from fedsilo.launch.audit_report import Tally
-from fedsilo.treaty.errors import UsageError
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.cli import audit as cli_audit
+from fedsilo.cli import silo_control
+from fedsilo.cli.audit_report_page import Tally
+from fedsilo.control.desk import ControlDesk
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.errors import UsageError
 from policies import screening
 from policies.replay import replay
 from policies.screens import ScreenFailed

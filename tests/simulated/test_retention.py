@@ -15,15 +15,16 @@ import pytest
 from typer.testing import CliRunner
 
 from certs.roles import may
-from fedsilo.edge import audit_log
-from fedsilo.edge.audit_log import AuditLog
-from fedsilo.edge.audit_segments import segments
-from fedsilo.edge.audit_verify import verify_logs
-from fedsilo.edge.files import remove_durably, write_durably
-from fedsilo.launch.cli_audit import app
-from fedsilo.treaty.audit.checkpoint import open_checkpoint, parse_verifier_key
-from fedsilo.treaty.audit.merkle import leaf_hash, verify_inclusion
-from fedsilo.treaty.errors import (
+from fedsilo.audit import log as audit_log
+from fedsilo.audit.audit_verify import verify_logs
+from fedsilo.audit.checkpoint import open_checkpoint, parse_verifier_key
+from fedsilo.audit.log import AuditLog
+from fedsilo.audit.merkle import leaf_hash, verify_inclusion
+from fedsilo.audit.segments import segments
+from fedsilo.cli.audit import app
+from fedsilo.files.durable import remove_durably, write_durably
+from fedsilo.protocol.codec import sha256_hex
+from fedsilo.protocol.errors import (
     DeniedError,
     NotAllowedError,
     NotFoundError,
@@ -31,8 +32,7 @@ from fedsilo.treaty.errors import (
     UnreachableError,
     VerificationError,
 )
-from fedsilo.treaty.wire.codec import sha256_hex
-from fedsilo.treaty.wire.services import OUTBOUND_KINDS
+from fedsilo.protocol.services import OUTBOUND_KINDS
 from policies.load import Policy
 from silo.guard import archive as archive_module
 from silo.guard import ledger as payloads_module

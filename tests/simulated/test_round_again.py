@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsilo.treaty.errors import UnreachableError
-from fedsilo.treaty.wire import codec
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.protocol import codec
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.errors import UnreachableError
 from silo.guard.trainer_revival import Given
 from silo.link import LinkMessage
 from silo.sampling import PrivateSampler

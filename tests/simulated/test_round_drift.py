@@ -17,7 +17,7 @@ from coordinator import store as db
 from coordinator.aggregate import LazyTensors
 from coordinator.blobs import FilePayload
 from coordinator.round_drift import NAME, drift_note
-from fedsilo.treaty.wire.codec import FactorsReader
+from fedsilo.protocol.codec import FactorsReader
 from tests.policies.setting import SCHEMA
 from tests.simulated.coordinator_parts import SILOS, House, SimulatedSilo, federation, until_quiet
 from tests.simulated.test_aggregate import drawn, factors

@@ -13,16 +13,16 @@ from sqlalchemy import select
 
 from coordinator import store as db
 from coordinator.runs import stored_events
-from fedsilo.edge.audit_verify import verify_logs
-from fedsilo.treaty import method as events
-from fedsilo.treaty import rounds
-from fedsilo.treaty.donor_pool import rows_ahead
-from fedsilo.treaty.errors import FedSiloError
-from fedsilo.treaty.methods import METHODS
-from fedsilo.treaty.plan import plan_from_canonical
-from fedsilo.treaty.swap import public_batch
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
-from fedsilo.treaty.wire.codec import canonical_json, sha256_hex
+from fedsilo.audit.audit_verify import verify_logs
+from fedsilo.protocol import method as events
+from fedsilo.protocol import rounds
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.codec import canonical_json, sha256_hex
+from fedsilo.protocol.donor_pool import rows_ahead
+from fedsilo.protocol.errors import FedSiloError
+from fedsilo.protocol.methods import METHODS
+from fedsilo.protocol.plan import plan_from_canonical
+from fedsilo.protocol.swap import public_batch
 from tests.simulated.coordinator_parts import (
     REFERENCES,
     RUN_YAML,

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from fedsilo.treaty.donor_pool import rows_ahead
-from fedsilo.treaty.errors import UnreachableError
-from fedsilo.treaty.plan import Plan
-from fedsilo.treaty.swap import public_batch
-from fedsilo.treaty.wire import codec
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.protocol import codec
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.donor_pool import rows_ahead
+from fedsilo.protocol.errors import UnreachableError
+from fedsilo.protocol.plan import Plan
+from fedsilo.protocol.swap import public_batch
 from silo.guard.transcripts import Agreement
 from tests.policies import setting
 from tests.simulated.guard_loop import ADAPTER, Loop

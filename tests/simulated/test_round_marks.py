@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from fedsilo.edge import round_marks
-from fedsilo.edge.audit_log import AuditLog
-from fedsilo.edge.audit_pages import LogPages
-from fedsilo.edge.round_marks import RoundMarks
+from fedsilo.audit import round_marks
+from fedsilo.audit.log import AuditLog
+from fedsilo.audit.pages import LogPages
+from fedsilo.audit.round_marks import RoundMarks
 from tests.policies import setting
 from tests.simulated.guarded import OUR_KEY
 

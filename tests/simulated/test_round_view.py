@@ -14,14 +14,14 @@ import pytest
 from coordinator import store as db
 from coordinator.curve_view import CurveView
 from coordinator.round_view import RoundView
-from fedsilo.edge import round_marks
-from fedsilo.edge.audit_pages import LogPages
-from fedsilo.edge.round_marks import RoundMarks
-from fedsilo.treaty.errors import NotFoundError, OperationError, UsageError
-from fedsilo.treaty.intervals import wilson_interval
-from fedsilo.treaty.plan import plan_from_canonical
-from fedsilo.treaty.wire import codec
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.audit import round_marks
+from fedsilo.audit.pages import LogPages
+from fedsilo.audit.round_marks import RoundMarks
+from fedsilo.protocol import codec
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.errors import NotFoundError, OperationError, UsageError
+from fedsilo.protocol.intervals import wilson_interval
+from fedsilo.protocol.plan import plan_from_canonical
 from silo.guard import figure_history
 from silo.guard.curve_view import prompts_answered
 from silo.guard.figure_history import FigureHistory

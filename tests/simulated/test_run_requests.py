@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from coordinator.submission import _taken
-from fedsilo.edge.run_request import OUR_NAMES, _places, check_form, check_request, plan_from_request, read_request
-from fedsilo.launch import cli_fedsilo
-from fedsilo.treaty.errors import FedSiloError, UsageError
-from fedsilo.treaty.methods import METHODS, require_exchange
-from fedsilo.treaty.plan import Plan
+from fedsilo.cli import fedsilo as cli_fedsilo
+from fedsilo.files.run_request import OUR_NAMES, _places, check_form, check_request, plan_from_request, read_request
+from fedsilo.protocol.errors import FedSiloError, UsageError
+from fedsilo.protocol.methods import METHODS, require_exchange
+from fedsilo.protocol.plan import Plan
 from silo.config import CoordinatorPlace, config_from
 from silo.guard.startup import require_part
 from tests.algorithms.tiny import make_plan

@@ -14,8 +14,8 @@ from safetensors.numpy import load_file, save_file
 from typer.testing import CliRunner
 
 from certs.encoding import public_key_pem
-from fedsilo.launch import cli_run
-from fedsilo.treaty.errors import NotFoundError
+from fedsilo.cli import run as cli_run
+from fedsilo.protocol.errors import NotFoundError
 from tests.simulated.coordinator_parts import federation, joined, until_quiet
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from sqlalchemy import select
 
 from coordinator import store as db
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.protocol._generated import federation_pb2 as pb
 from tests.simulated.coordinator_parts import RUN_YAML, SILOS, House, SimulatedSilo, federation, until_quiet
 from tests.simulated.test_orders_recorded import orders_at
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from fedsilo.edge.files import write_private
-from fedsilo.treaty.errors import NotAllowedError, NotFoundError, UsageError
+from fedsilo.files.durable import write_private
+from fedsilo.protocol.errors import NotAllowedError, NotFoundError, UsageError
 from silo.guard import screens as guard_screens
 from silo.guard.screens import Screens, check_screens, index_key, read_canaries, site_canaries
 from tests.policies import setting

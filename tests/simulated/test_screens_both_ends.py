@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from fedsilo.edge.answer_grading import AnswerGrading
-from fedsilo.treaty.errors import ConflictError, NotAllowedError, NotFoundError
-from fedsilo.treaty.grading import Verdict, VerdictCode
-from fedsilo.treaty.wire import codec
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.grading import Verdict, VerdictCode
+from fedsilo.grading.answers import AnswerGrading
+from fedsilo.protocol import codec
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.errors import ConflictError, NotAllowedError, NotFoundError
 from policies import screening
 from tests.policies import setting
 from tests.simulated import screening as site

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from coordinator import config as coordinator_config
-from fedsilo.treaty.errors import UsageError
+from fedsilo.protocol.errors import UsageError
 from silo.config import config_from
 from silo.guard.startup import thread_warning
 from tests.coordinator_folder import write_coordinator

@@ -11,9 +11,9 @@ from sqlalchemy import select
 
 from coordinator import store as db
 from coordinator.round_view import RoundView
-from fedsilo.treaty.errors import ConflictError, NotAllowedError, NotFoundError, UnreachableError
-from fedsilo.treaty.plan import Plan
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.errors import ConflictError, NotAllowedError, NotFoundError, UnreachableError
+from fedsilo.protocol.plan import Plan
 from tests.policies import setting
 from tests.simulated.coordinator_parts import RUN_YAML, House, federation, joined, until_quiet
 from tests.simulated.guard_loop import Loop

@@ -17,8 +17,8 @@ from console.words import needs_of, round_lines, silos_lines
 from coordinator.control import Control
 from coordinator.members import SILENT_SECONDS, standing
 from coordinator.round_view import RoundView
-from fedsilo.treaty.errors import ConflictError, WireCode
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.errors import ConflictError, WireCode
 from tests.simulated.coordinator_parts import SILOS, House, SimulatedSilo, federation, until_quiet
 from tests.simulated.test_coordinator_queries import desk_of
 

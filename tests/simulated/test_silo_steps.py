@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
-from fedsilo.edge.run_request import check_form, read_request
-from fedsilo.treaty import method as events
-from fedsilo.treaty.averaging import mean_delta, update_weights, weighted_delta
-from fedsilo.treaty.errors import FedSiloError, UsageError
-from fedsilo.treaty.methods import METHODS, require_exchange
-from fedsilo.treaty.wire import codec
+from fedsilo.files.run_request import check_form, read_request
+from fedsilo.protocol import codec
+from fedsilo.protocol import method as events
+from fedsilo.protocol.averaging import mean_delta, update_weights, weighted_delta
+from fedsilo.protocol.errors import FedSiloError, UsageError
+from fedsilo.protocol.methods import METHODS, require_exchange
 from tests.policies import setting
 from tests.simulated.coordinator_parts import RUN_YAML, federation, until_quiet
 

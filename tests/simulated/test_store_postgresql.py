@@ -18,9 +18,9 @@ from coordinator.postgres import CONNECTIONS, DatabaseLostError
 from coordinator.record import run_record
 from coordinator.sent_view import SentView
 from coordinator.store import Store
-from fedsilo.edge.audit_segments import segments
-from fedsilo.edge.files import DiskFullError
-from fedsilo.treaty.errors import ConflictError, FedSiloError, OperationError, UsageError
+from fedsilo.audit.segments import segments
+from fedsilo.files.durable import DiskFullError
+from fedsilo.protocol.errors import ConflictError, FedSiloError, OperationError, UsageError
 from tests.postgres_server import PostgresServer
 from tests.simulated.coordinator_parts import RUN_YAML, House, federation, until_quiet
 from tests.simulated.store_suite import StoreSuite, run_row

@@ -10,8 +10,8 @@ import pytest
 from sqlalchemy import String, func, select, text
 
 from coordinator import store as db
-from fedsilo.edge.files import DiskFullError
-from fedsilo.treaty.errors import OperationError
+from fedsilo.files.durable import DiskFullError
+from fedsilo.protocol.errors import OperationError
 from tests.simulated.coordinator_parts import joined, until_quiet
 from tests.simulated.store_suite import StoreSuite, run_row
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from fedsilo.edge.audit_log import LogFullError
-from fedsilo.edge.audit_tally import Tally
+from fedsilo.audit.log import LogFullError
+from fedsilo.audit.tally import Tally
 from silo.guard import service
 from silo.guard.service import SupervisedTrainer
 from silo.guard.trainer_revival import Restart

@@ -16,8 +16,10 @@ from certs.identity import peer_identity
 from coordinator import store as db
 from coordinator.outbox import queue
 from coordinator.transfer import Transfers
-from fedsilo.edge.transfer_file import Carried, Header, TransferBroken, TransferFile, TransferWriter
-from fedsilo.treaty.errors import (
+from fedsilo.files.transfer_file import Carried, Header, TransferBroken, TransferFile, TransferWriter
+from fedsilo.protocol import codec
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.errors import (
     ConflictError,
     FedSiloError,
     NotAllowedError,
@@ -25,9 +27,7 @@ from fedsilo.treaty.errors import (
     OperationError,
     UsageError,
 )
-from fedsilo.treaty.wire import codec
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
-from fedsilo.treaty.wire.services import INBOUND_KINDS
+from fedsilo.protocol.services import INBOUND_KINDS
 from tests.security.people import new_keys
 from tests.simulated.carried_files import carried_by_a_thief, without_its_signature, without_the_first
 from tests.simulated.coordinator_parts import COORDINATOR, FEDERATION, House, SimulatedSilo, hello, until_quiet

@@ -15,11 +15,11 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsilo.edge import transfer_file
-from fedsilo.edge.transfer_file import Header, TransferBroken, TransferFile, TransferWriter
-from fedsilo.treaty.errors import ConflictError, NotFoundError, OperationError
-from fedsilo.treaty.wire import codec
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.files import transfer_file
+from fedsilo.files.transfer_file import Header, TransferBroken, TransferFile, TransferWriter
+from fedsilo.protocol import codec
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.errors import ConflictError, NotFoundError, OperationError
 
 KEY = Ed25519PrivateKey.from_private_bytes(b"k" * 32)
 HEADER = Header("cardio-net", "spiffe://cardio-net/silo/a", "spiffe://cardio-net/coordinator/main", "now", "PEM")

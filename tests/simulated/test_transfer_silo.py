@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from google.protobuf.message import Message
 
-from fedsilo.edge.transfer_file import Header, TransferBroken, TransferFile, TransferWriter
-from fedsilo.treaty.errors import ConflictError, FedSiloError, OperationError, PeerError, UsageError
-from fedsilo.treaty.transcript import is_signed, transcript_from_canonical
-from fedsilo.treaty.wire import codec
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
-from fedsilo.treaty.wire.services import OUTBOUND_KINDS
+from fedsilo.files.transfer_file import Header, TransferBroken, TransferFile, TransferWriter
+from fedsilo.protocol import codec
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.errors import ConflictError, FedSiloError, OperationError, PeerError, UsageError
+from fedsilo.protocol.services import OUTBOUND_KINDS
+from fedsilo.protocol.transcript import is_signed, transcript_from_canonical
 from tests.policies import setting
 from tests.simulated.carried_files import carried_by_a_thief, without_its_signature, without_the_first
 from tests.simulated.guard_loop import ADAPTER, Loop, countersigned

@@ -12,8 +12,8 @@ import pytest
 from sqlalchemy.exc import OperationalError
 
 from coordinator import store as db
-from fedsilo.treaty.errors import OperationError
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.errors import OperationError
 from tests.simulated.coordinator_parts import House, SimulatedSilo, joined, until_quiet
 
 

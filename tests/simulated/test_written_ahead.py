@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsilo.edge import files
-from fedsilo.edge.files import WrittenAhead
-from fedsilo.treaty.errors import OperationError
-from fedsilo.treaty.wire.codec import decode_factors, sha256_hex
+from fedsilo.files import durable as files
+from fedsilo.files.durable import WrittenAhead
+from fedsilo.protocol.codec import decode_factors, sha256_hex
+from fedsilo.protocol.errors import OperationError
 from silo.guard import archive as archive_module
 from silo.guard import ledger as payloads_module
 from silo.guard.ledger import Payloads

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from fedsilo.treaty.errors import OperationError
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
-from fedsilo.treaty.wire.codec import decode
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.codec import decode
+from fedsilo.protocol.errors import OperationError
 from silo.config import Data, Fields, HeldOutFile, Model, PublicFile, Rollout, SiloConfig, Trainer
 from silo.guard import isolation
 from silo.guard.supervisor import Supervisor, TrainerSaid

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsilo.treaty.errors import OperationError
+from fedsilo.protocol.errors import OperationError
 from silo.trainer.adapters.lora import LoraAdapter
 from silo.trainer.batch import stream_of
 from silo.trainer.exact import ExactDecoder

@@ -19,9 +19,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsilo.treaty.errors import PeerError, UsageError, WireCode
-from fedsilo.treaty.freezing import Freeze, freeze_named, is_frozen
-from fedsilo.treaty.wire.codec import Array
+from fedsilo.protocol.codec import Array
+from fedsilo.protocol.errors import PeerError, UsageError, WireCode
+from fedsilo.protocol.freezing import Freeze, freeze_named, is_frozen
 from silo.trainer.agreement import BASE_NAME, adapter_name
 from silo.trainer.decoder import Decoder
 

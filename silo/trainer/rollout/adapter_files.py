@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import save
 
-from fedsilo.treaty.wire.codec import Array
+from fedsilo.protocol.codec import Array
 from silo.trainer.adapters.lora import LoraShape
 
 PREFIX = "base_model.model."

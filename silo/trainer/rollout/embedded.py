@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedsilo.treaty.errors import OperationError
+from fedsilo.protocol.errors import OperationError
 from silo.budgets import CACHE_BYTES
 from silo.trainer.batch import prefixes_of
 from silo.trainer.decoder import Decoder

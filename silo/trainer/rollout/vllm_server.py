@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedsilo.treaty.errors import OperationError
+from fedsilo.protocol.errors import OperationError
 from silo.trainer.adapters.lora import LoraAdapter
 from silo.trainer.rollout.adapter_files import write_adapter
 from silo.trainer.rollout.embedded import Question, Rollout

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from fedsilo.launch.demo_data import write_digit_folder
-from fedsilo.launch.demo_sites import Wanted, free_port, make_sites
-from fedsilo.launch.tiny_model import cached_model, recipe_for
+from fedsilo.demo.data import write_digit_folder
+from fedsilo.demo.sites import Wanted, free_port, make_sites
+from fedsilo.demo.tiny_model import cached_model, recipe_for
 from tests.loopback.bad_input.place import Place
 
 

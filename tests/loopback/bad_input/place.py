@@ -39,7 +39,7 @@ class Done:
 
 def command(*arguments: object) -> Done:
     done = subprocess.run(
-        [sys.executable, "-m", "fedsilo.launch", *map(str, arguments)],
+        [sys.executable, "-m", "fedsilo.cli", *map(str, arguments)],
         stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False, env=ENVIRONMENT,
     )  # fmt: skip
     return Done(done.returncode, done.stdout, done.stderr)
@@ -75,7 +75,7 @@ class Daemon:
 @contextlib.contextmanager
 def daemon(*arguments: object) -> Iterator[Daemon]:
     process = subprocess.Popen(
-        [sys.executable, "-m", "fedsilo.launch", *map(str, arguments)],
+        [sys.executable, "-m", "fedsilo.cli", *map(str, arguments)],
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT,
     )  # fmt: skip
     watchdog = threading.Timer(LIMIT_SECONDS, process.kill)

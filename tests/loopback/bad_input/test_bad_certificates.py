@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from fedsilo.launch.provision import enrol, init_ca
+from fedsilo.demo.provision import enrol, init_ca
 from silo.guard.channel import connection_fault
 from silo.guard.messages import TlsFiles
 from tests.loopback.bad_input.place import HASH, Place, command, daemon, edit

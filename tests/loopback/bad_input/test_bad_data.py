@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fedsilo.treaty.wire.codec import sha256_hex
+from fedsilo.protocol.codec import sha256_hex
 from tests.loopback.bad_input.place import Done, Place, command, edit
 
 CHECK = ("silo", "check", "--offline", "--config")

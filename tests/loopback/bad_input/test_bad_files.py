@@ -9,9 +9,9 @@ import socket
 
 import pytest
 
-from fedsilo.edge.files import lock_exclusively
-from fedsilo.launch.demo_sites import SILO_PEOPLE
-from fedsilo.launch.provision import enrol_operator, write_roles
+from fedsilo.demo.provision import enrol_operator, write_roles
+from fedsilo.demo.sites import SILO_PEOPLE
+from fedsilo.files.durable import lock_exclusively
 from tests.loopback.bad_input.place import HASH, ROOT, Place, command, daemon, edit
 
 # ---- policy ------------------------------------------------------------------------------------------

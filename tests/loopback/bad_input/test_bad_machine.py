@@ -90,7 +90,7 @@ def small_disk(folder: Path, size_bytes: int) -> Iterator[Callable[[], None] | N
 
 
 def sent(audit: Path) -> int:
-    from fedsilo.edge.audit_segments import read_records
+    from fedsilo.audit.segments import read_records
 
     return sum(record["event"] == "egress.sent" for record in read_records(audit))
 
@@ -161,7 +161,7 @@ def test_the_demo_refuses_a_folder_that_is_not_empty_an_unknown_method_and_a_dat
 
 
 def test_a_ledger_that_is_no_database_is_named_by_check_as_by_start(tmp_path: Path) -> None:
-    from fedsilo.treaty.errors import OperationError
+    from fedsilo.protocol.errors import OperationError
     from silo.guard.ledger import Ledger
 
     path, rubbish = tmp_path / "ledger.sqlite3", b"this is no database, and was one " * 200

@@ -1,0 +1,481 @@
+"""Reading an audit log as it grows and appending every record once to a file of JSON lines, for the site's own log
+shipper.
+
+Needs the log's folder only; the daemon may run or not, and nothing is asked of it. Each record is checked as it is
+read: well-formed, numbered on, and naming the hash of the one before. What was handed on is kept in a position file,
+which is replaced durably; after kill -9 the next start goes on from there, and first checks that the log still holds
+what was handed on.
+
+A file gets each record exactly once: the position says how long the file was, and what a kill left beyond it is cut
+off if it is how the records after the position begin; anything else there is not this exporter's and is refused.
+
+Only what `chosen` picks leaves: the fields on its list, and of these only numbers, digests, codes and short names. A
+name with any other character is replaced by WITHHELD and its field is listed, so that nothing that another party
+wrote can steer a parser or a person (threat T37). Never exported: facts, salt, clocks of the host, free text.
+What is not covered: signatures. Chained records can be rewritten as a whole by whoever has the folder;
+`fedsilo audit verify` and the hash in each exported record show that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from fedsilo.audit.checkpoint import parse_verifier_key
+from fedsilo.audit.record import NO_PREVIOUS, link_of, parse_record
+from fedsilo.audit.segments import read_lines, removed, removed_leaf, segments
+from fedsilo.files.durable import fsync_directory, write_all, write_durably
+from fedsilo.protocol.errors import ConflictError, FedSiloError, NotFoundError, OperationError, VerificationError
+
+BATCH_RECORDS = 256
+POSITION_VERSION = 1
+SCHEMA = "fedsilo.audit/1"
+WITHHELD = "(withheld)"
+LIST_ITEMS_MAX = 16
+LINE_BYTES_MAX = 8192  # the longest syslog message that every receiver should take (RFC 5425, 4.3.1)
+
+_NAME = re.compile(r"[A-Za-z0-9_.:/@+-]{1,128}")
+_DETAIL: Final = (
+    "release", "person", "certificate", "expires_at", "name", "mode", "version", "code", "plan", "port", "run",
+    "quarantine", "bytes", "size", "root", "refused_event", "backward_milliseconds",
+    "forward_milliseconds",
+)  # fmt: skip
+_ROUTING: Final = ("run", "round", "step", "attempt", "kind", "sequence", "peer", "direction")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Between two records: the number of the next one, and the hash of the one before it."""
+
+    seq: int = 0
+    previous: str = NO_PREVIOUS
+
+
+class LogReader:
+    """Reads on from a place, verifying. Keeps no file open between calls, so that a cut-off torn end does not matter.
+
+    Raises:
+        NotFoundError: no such log, no such record yet where it is to start, or retention removed it.
+        VerificationError: the log no longer holds the record before the place.
+    """
+
+    def __init__(self, directory: Path, place: Place | None = None, *, first: int = 0) -> None:
+        self._directory = directory
+        self.key, self.origin = log_key_of(directory)
+        self.place = self._place_of(first) if place is None else place
+        if place is not None:
+            self._check_behind()
+        self._segment: Path | None = None
+        self._offset = 0
+
+    def read(self, records_max: int = BATCH_RECORDS) -> list[tuple[bytes, dict[str, Any], Place]]:
+        """(line, record, place behind it) of complete records from the place on; empty where there are none yet.
+
+        Raises:
+            VerificationError: the next record is damaged, missing, or does not follow the one before. What came
+                before it was returned by an earlier call.
+        """
+        found: list[tuple[bytes, dict[str, Any], Place]] = []
+        try:
+            while len(found) < records_max and (self._segment is not None or self._find_segment()):
+                self._read_segment(found, records_max)
+                if len(found) < records_max and not self._go_to_next_segment():
+                    break
+        except VerificationError:
+            if not found:
+                raise
+        return found
+
+    def _read_segment(self, found: list[tuple[bytes, dict[str, Any], Place]], records_max: int) -> None:
+        """Take in the complete lines that this segment has by now."""
+        assert self._segment is not None  # noqa: S101 - the caller found one
+        with self._segment.open("rb") as stream:
+            stream.seek(self._offset)
+            while len(found) < records_max and (line := stream.readline()).endswith(b"\n"):
+                record = self._checked(line[:-1])
+                self.place = Place(self.place.seq + 1, link_of(line[:-1]))
+                self._offset += len(line)
+                found.append((line[:-1], record, self.place))
+
+    def _go_to_next_segment(self) -> bool:
+        """Whether there is more to read: a segment that follows, or a line written while the folder was looked at."""
+        assert self._segment is not None  # noqa: S101 - the caller found one
+        following = next((item for item in segments(self._directory) if item[1].name > self._segment.name), None)
+        if following is None:
+            return False
+        if following[0] == self.place.seq:
+            self._segment, self._offset = following[1], 0
+            return True
+        with self._segment.open("rb") as stream:
+            stream.seek(self._offset)
+            if stream.readline().endswith(b"\n"):
+                return True
+        raise VerificationError(
+            f"{self._segment} ends before record {self.place.seq}; the next segment starts at {following[0]}"
+        )
+
+    def _find_segment(self) -> bool:
+        """Open the segment that holds the place, and skip what is before it."""
+        files = segments(self._directory)
+        holding = [item for item in files if item[0] <= self.place.seq]
+        if not holding:
+            if files:
+                raise VerificationError(f"{self._directory}: records {self.place.seq} to {files[0][0] - 1} are gone")
+            return False
+        number, self._segment = holding[-1]
+        self._offset = 0
+        with self._segment.open("rb") as stream:
+            while number < self.place.seq:
+                line = stream.readline()
+                if not line.endswith(b"\n"):
+                    raise VerificationError(f"{self._directory} ends at record {number - 1}, before {self.place.seq}")
+                self._offset += len(line)
+                number += 1
+        return True
+
+    def _checked(self, line: bytes) -> dict[str, Any]:
+        seq = self.place.seq
+        try:
+            record = parse_record(line)
+        except VerificationError as error:
+            raise VerificationError(f"{self._directory}: record {seq}: {error.message}") from error
+        if record["seq"] != seq:
+            raise VerificationError(f"{self._directory}: record {seq} carries number {record['seq']}")
+        if record["link"]["previous"] != self.place.previous:
+            raise VerificationError(
+                f"{self._directory}: record {seq} does not follow the record before it: one of them was changed",
+                hint="nothing from here on was exported; run `fedsilo audit verify` with the other parties' logs",
+            )
+        return record
+
+    def _place_of(self, first: int) -> Place:
+        """The place before record `first`. Raises NotFoundError: it is not there yet, or retention removed it."""
+        self._refuse_removed(first)
+        if first == 0:
+            return Place()
+        before = self._link_of(first - 1)
+        if not before:
+            raise NotFoundError(f"{self._directory} has no record {first - 1} yet")
+        return Place(first, before)
+
+    def _check_behind(self) -> None:
+        if self.place.seq == 0:
+            self._refuse_removed(0)
+            return
+        if self._link_of(self.place.seq - 1) != self.place.previous:
+            raise VerificationError(
+                f"{self._directory}: record {self.place.seq - 1}, which was exported, is gone or was changed since",
+                hint="compare the exported copy with the log; each exported record carries the hash of its line",
+            )
+        self._refuse_removed(self.place.seq)
+
+    def _link_of(self, seq: int) -> str:
+        """The hash of a record, which retention leaves when it removes it; empty where there is none."""
+        found = next(read_lines(self._directory, seq), None)
+        if found is not None and found[0] == seq:
+            return link_of(found[1])
+        return removed_leaf(self._directory, seq)
+
+    def _refuse_removed(self, seq: int) -> None:
+        """Raises NotFoundError: what is to be read next is no loss of this log, retention removed it."""
+        if removed_leaf(self._directory, seq):
+            raise removed(self._directory, seq)
+
+
+def log_key_of(directory: Path) -> tuple[str, str]:
+    """(the log's own key as text, its name). Raises NotFoundError, VerificationError."""
+    path = directory / "keys" / "log.vkey"
+    if not path.is_file():
+        raise NotFoundError(f"{directory} is not an audit log folder: keys/log.vkey is missing")
+    text = path.read_bytes().decode("utf-8", "replace").partition("\n")[0]
+    return text, parse_verifier_key(text).name
+
+
+# ---- the line ---------------------------------------------------------------------------------------
+
+
+def chosen(record: Mapping[str, Any], leaf: str, origin: str) -> dict[str, Any]:
+    """The fields that may be exported.
+
+    Args:
+        record: as parsed from the log.
+        leaf: hash of its line, hex: with it the exported copy can be compared with the log, record by record.
+        origin: name of the log.
+    """
+    withheld: list[str] = []
+
+    def safe(name: str, value: Any) -> Any:
+        if value is None or isinstance(value, bool | int | float):
+            return value
+        if isinstance(value, str) and (not value or _NAME.fullmatch(value)):
+            return value
+        withheld.append(name)
+        return WITHHELD
+
+    picked: dict[str, Any] = {
+        "schema": SCHEMA, "log": safe("log", origin), "seq": record["seq"], "t": record["t"], "event": record["event"],
+        "actor": safe("actor", record["actor"]), "leaf": leaf, "previous": record["link"]["previous"],
+    }  # fmt: skip
+    picked |= {name: safe(name, record[name]) for name in _ROUTING if record.get(name) not in (None, "")}
+    if "decision" in record:
+        picked["decision"] = record["decision"]
+    if record.get("reasons"):
+        picked["reasons"] = [safe("reasons", code) for code in record["reasons"][:LIST_ITEMS_MAX]]
+    rules = [rule for rule in record.get("rules", ()) if rule.get("outcome") in ("deny", "hold")]
+    if rules:
+        picked["rules"] = [_rule(rule, safe) for rule in rules[:LIST_ITEMS_MAX]]
+    if len(rules) > LIST_ITEMS_MAX or len(record.get("reasons", ())) > LIST_ITEMS_MAX:
+        picked["shortened"] = True
+    blocks = {
+        "policy": ("effective", "file", "code", "schema"),
+        "payload": ("bytes", "sha256", "hmac_sha256", "bytes_before", "sha256_before", "archived"),
+        "detail": _DETAIL,
+    }
+    for block, names in blocks.items():
+        values = record.get(block, {})
+        found = {name: safe(f"{block}.{name}", values[name]) for name in names if name in values}
+        if found:
+            picked[block] = found
+    if "decision" in record["link"]:
+        picked["decided_by"] = record["link"]["decision"]
+    if withheld:
+        picked["withheld"] = sorted(set(withheld))
+    return picked
+
+
+def _rule(rule: Mapping[str, Any], safe: Callable[[str, Any], Any]) -> dict[str, Any]:
+    """A rule that denied or held: its names, and measured value and limit where these are numbers."""
+    found = {name: safe(f"rules.{name}", rule[name]) for name in ("rule", "outcome", "reason") if name in rule}
+    for name in ("measured", "limit", "line"):
+        value = rule.get(name)
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            found[name] = value
+    return found
+
+
+def export_line(event: Mapping[str, Any], product_version: str) -> str:
+    """Chosen fields as one line of ASCII of at most LINE_BYTES_MAX bytes."""
+    line = _json({**event, "product_version": product_version})
+    if len(line) > LINE_BYTES_MAX:  # sixteen rules with long names: the verdict and its first reason still fit
+        short = {**event, "rules": event.get("rules", ())[:1], "reasons": event.get("reasons", ())[:1]}
+        line = _json({**short, "shortened": True, "product_version": product_version})
+    return line
+
+
+def _json(value: Mapping[str, Any]) -> str:
+    return json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+
+
+# ---- the position file ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Position:
+    """What a restart needs.
+
+    Attributes:
+        log: the log's key, so that a position is never used for another log.
+        target: format and file; a position belongs to one of each.
+        place: up to which everything was handed on.
+        bytes: length of the output file there.
+        product_version: of the program that wrote on from there: a line says it, so a torn one is told by it.
+    """
+
+    log: str
+    target: str
+    place: Place
+    bytes: int = 0
+    product_version: str = ""
+
+    def save(self, path: Path) -> None:
+        """Durably. Raises OperationError."""
+        fields = {
+            "v": POSITION_VERSION, "log": self.log, "target": self.target, "seq": self.place.seq,
+            "previous": self.place.previous, "bytes": self.bytes, "product_version": self.product_version,
+        }  # fmt: skip
+        write_durably(path, json.dumps(fields).encode() + b"\n", mode=0o600)
+
+
+def read_position(path: Path, *, log: str, target: str) -> Position | None:
+    """The position kept in `path`, or None where there is none yet.
+
+    Raises:
+        ConflictError: it belongs to another log, format or destination, or is no position file.
+    """
+    if not path.exists():
+        return None
+    hint = "give another --position, or remove it to begin at the first record"
+    try:
+        found = json.loads(path.read_bytes())
+        version = found["v"]
+        position = Position(
+            str(found["log"]), str(found["target"]), Place(int(found["seq"]), str(found["previous"])),
+            int(found["bytes"]), str(found.get("product_version", "")),
+        )  # fmt: skip
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConflictError(f"{path} is not a position file", hint=hint) from error
+    if version != POSITION_VERSION or position.log != log or position.target != target:
+        raise ConflictError(f"{path} belongs to another log, format or destination", hint=hint)
+    return position
+
+
+# ---- the file ---------------------------------------------------------------------------------------
+
+
+def lines_after(directory: Path, place: Place, product_version: str) -> Iterator[bytes]:
+    """The lines, with their ends, that an export writes from a place on, up to the first record that is damaged."""
+    with contextlib.suppress(VerificationError):
+        reader = LogReader(directory, place)
+        while batch := reader.read():
+            for _, record, after in batch:
+                event = chosen(record, after.previous, reader.origin)
+                yield export_line(event, product_version).encode("ascii") + b"\n"
+
+
+class FileSink:
+    """Appends to a file, beginning at `start`; durable at return of `deliver`.
+
+    Args:
+        following: the lines that come next, as the program that wrote the position writes them: what a kill left
+            beyond the position begins as they do.
+
+    Raises:
+        ConflictError: the file holds what no position accounts for, or less than the position says.
+        OperationError: it cannot be written.
+    """
+
+    def __init__(self, path: Path, position: Position | None, start: Place, following: Iterable[bytes] = ()) -> None:
+        self._path = path
+        expected = position.bytes if position else 0
+        try:
+            there = path.exists()
+            size = path.stat().st_size if there else 0
+            if size and position is None:
+                raise ConflictError(f"{path} exists already and no position file says how far it got")
+            if there and size < expected:
+                raise ConflictError(
+                    f"{path} has {size} bytes; {expected} were written",
+                    hint="it was cut or replaced; move it away (its position goes on), or remove both to begin again",
+                )
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+            self._descriptor = os.open(path, flags, 0o640)
+            if there and size > expected:  # did a kill come between writing and saving the position?
+                self._refuse_foreign(expected, following)
+                os.ftruncate(self._descriptor, expected)
+            fsync_directory(path.parent)
+        except OSError as error:
+            raise OperationError(f"{path}: {error.strerror}") from error
+        self._bytes = expected if there else 0
+        self._safe = (start, self._bytes)
+
+    def _refuse_foreign(self, expected: int, following: Iterable[bytes]) -> None:
+        with self._path.open("rb") as stream:
+            stream.seek(expected)
+            for line in following:
+                there = stream.read(len(line))
+                if not line.startswith(there):
+                    break
+                if len(there) < len(line):
+                    return
+            else:
+                if not stream.read(1):
+                    return
+        os.close(self._descriptor)
+        raise ConflictError(
+            f"{self._path} holds what this export did not write after its first {expected} bytes",
+            hint="somebody else writes there; move it away (its position goes on), or remove both to begin again",
+        )
+
+    def deliver(self, lines: list[str], after: Place) -> None:
+        """Append the lines; `after` is the place behind them."""
+        data = b"".join(line.encode("ascii") + b"\n" for line in lines)
+        try:
+            if (size := os.fstat(self._descriptor).st_size) != self._bytes:
+                raise ConflictError(
+                    f"{self._path} has {size} bytes; {self._bytes} were written",
+                    hint="it was cut, or somebody else writes there; stop the export before the file is moved away",
+                )
+            write_all(self._descriptor, data)
+            os.fdatasync(self._descriptor)
+        except OSError as error:
+            raise OperationError(f"{self._path}: {error.strerror}", hint="the next start goes on from here") from error
+        self._bytes += len(data)
+        self._safe = (after, self._bytes)
+
+    def safe(self) -> tuple[Place, int]:
+        """(place up to which nothing needs to be handed on again, length of the file)."""
+        return self._safe
+
+    def finish(self) -> None:
+        os.close(self._descriptor)
+
+
+# ---- the pump ------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Export:
+    """One log to one file.
+
+    Attributes:
+        position_path: where the position is kept.
+        target: see `Position`.
+        wait: called when there is nothing more to read; False ends the export. None: do not wait at all.
+        stopped: asked before each batch; True ends the export.
+    """
+
+    reader: LogReader
+    sink: FileSink
+    product_version: str
+    position_path: Path
+    target: str
+    wait: Callable[[], bool] | None = None
+    stopped: Callable[[], bool] = lambda: False
+    batch_records: int = BATCH_RECORDS
+    records: int = 0
+
+    def run(self) -> None:
+        """Until there is nothing more, `wait` or `stopped` says so, or the log does not verify.
+
+        Raises:
+            VerificationError: see `LogReader.read`; everything before was handed on and the position says so.
+            OperationError: the file or the position file cannot be written.
+        """
+        saved = self._save(None)  # before the first byte: what a kill leaves behind is then known to be ours
+        try:
+            self._pump(saved)
+        except BaseException:
+            with contextlib.suppress(FedSiloError):  # what ended it is what counts
+                self.sink.finish()
+            self._save(None)
+            raise
+        try:
+            self.sink.finish()
+        finally:
+            self._save(None)
+
+    def _pump(self, saved: tuple[Place, int]) -> None:
+        while not self.stopped():
+            batch = self.reader.read(self.batch_records)
+            if batch:
+                lines = [self._line(record, after) for _, record, after in batch]
+                self.sink.deliver(lines, batch[-1][2])
+                self.records += len(batch)
+            saved = self._save(saved)
+            if not batch and (self.wait is None or not self.wait()):
+                return
+
+    def _line(self, record: dict[str, Any], after: Place) -> str:
+        return export_line(chosen(record, after.previous, self.reader.origin), self.product_version)
+
+    def _save(self, saved: tuple[Place, int] | None) -> tuple[Place, int]:
+        safe = self.sink.safe()
+        if safe != saved:
+            Position(self.reader.key, self.target, *safe, self.product_version).save(self.position_path)
+        return safe

@@ -1,0 +1,467 @@
+"""What logs say of messages: each log's own story, and what one party sent against what the other received (T38).
+
+A log can verify and still tell what cannot be: a message that was sent although it was denied, without any decision, by
+a decision against its own rules, or after a hold that nobody granted, or that a person rejected or time ended. Two logs
+can verify and contradict each other: what the coordinator received of a silo is what that silo sent, by kind, place,
+size and, for tensors, digest. Pure functions over records.
+
+What is honestly possible is no difference: an outcome that the sender does not know; a repetition of a message that
+arrived, which the receiver does not record twice; what the sender saw refused, since a refusal may only be counted; and
+what is newer than the other log's end, or as old as records that retention reduced to leaf hashes. Parties' clocks may
+differ: by how much is the median over the messages that both recorded, and a log with more than a minute says so.
+
+Does not show: what both parties leave out, the last messages of a log within `CLOCKS_APART_MILLISECONDS` of its end,
+anything after a log's end (an older copy looks the same), what stands in records that retention removed, and what a
+coordinator sent, which its log does not record. That a grant is the person's is the approval's signature, not here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from fedsilo.audit import polls as audit_polls
+from fedsilo.audit.poll_window import ARRIVED, ENDS, permitted_by
+from fedsilo.audit.polls import Polls
+from fedsilo.audit.segments import read_records
+from fedsilo.protocol.clocks import TOLD_SECONDS, apart
+from fedsilo.protocol.errors import FedSiloError
+from fedsilo.protocol.transcript_checks import coordinator_domain
+
+PROBLEMS_MAX = 20  # told of one log's story
+DIFFERENCES_MAX = 5  # told of one direction between two logs
+CLOCKS_APART_MILLISECONDS = 300_000  # two honest parties' clocks
+
+_NO = frozenset({"deny", "hold"})  # outcomes of a rule with which no decision is an allow
+_RULES_SHOWN_MAX = 5
+
+What = tuple[Any, ...]
+PollsKey = tuple[str, str, str]  # the other end, run, kind
+
+
+@dataclass(frozen=True)
+class Passage:
+    """A message as one end recorded it."""
+
+    record: int
+    t: int
+    event: str
+    place: What  # run, kind, round, step, payload bytes
+    sequence: int | None
+    digest: str  # SHA-256; empty where only a keyed digest may stand in a log (T40)
+    attempt: int
+    carried: bool  # in a file, which may get lost
+
+    @classmethod
+    def of(cls, record: Mapping[str, Any]) -> Passage:
+        payload = record.get("payload", {})
+        where = record.get("run") or "", record.get("kind") or "", record.get("round") or 0, record.get("step") or 0
+        return cls(
+            record["seq"], record["t"], record["event"], (*where, payload.get("bytes")), record.get("sequence"),
+            str(payload.get("sha256", "")), record.get("attempt") or 0, bool(record.get("detail", {}).get("carried")),
+        )  # fmt: skip
+
+    @property
+    def slot(self) -> tuple[str, int | None]:
+        """By which both ends name one message: numbers are given once in a run, to each sender."""
+        return self.place[0], self.sequence
+
+    def same(self, other: Passage) -> bool:
+        alike = not (self.digest and other.digest) or self.digest == other.digest
+        return alike and self.place == other.place
+
+    def __str__(self) -> str:
+        run, kind, number, step, size = self.place
+        where = f", round {number}.{step} of run {run}" if run else ""
+        return f"record {self.record}: {kind} of {size} bytes{where}"
+
+
+@dataclass
+class Account:
+    """What one log says. `problems`: where its own story cannot be true."""
+
+    origin: str
+    name: str
+    reduced: bool = False  # leaf hashes only are left of its first records
+    problems: list[str] = field(default_factory=list)
+    sent: dict[str, list[Passage]] = field(default_factory=dict)  # by receiver; also what perhaps went out
+    received: dict[str, list[Passage]] = field(default_factory=dict)  # by sender
+    arrived: set[int] = field(default_factory=set)  # records of what was carried and acknowledged
+    refused: set[int] = field(default_factory=set)  # records of what was sent and answered with a refusal
+    polls: dict[PollsKey, list[Polls]] = field(default_factory=dict)  # windows by other end, run and kind
+    first_t: int = 0
+    last_t: int = 0
+
+
+def read_account(records: Iterable[Mapping[str, Any]], *, origin: str, name: str) -> Account:
+    """Read one log's records in order. Raises FedSiloError: from `records`; what was read until then is lost."""
+    account, story = Account(origin, name), Story()
+    under_way: dict[int, tuple[str, Passage]] = {}  # allowed, outcome not recorded
+    carried: dict[int, Passage] = {}  # by decision, what left in a file last
+    answered: dict[str, Passage] = {}  # the newest message to each peer, as long as its answer is not recorded
+    windows: dict[int, tuple[PollsKey, Polls]] = {}  # of polls, not ended
+    for record in records:
+        if not account.first_t:
+            account.first_t, account.reduced = record["t"], record["seq"] > 0
+        account.last_t = max(account.last_t, record["t"])
+        story.take(record)
+        event, peer = record["event"], str(record.get("peer", ""))
+        if permitted_by(record):
+            window = audit_polls.opened(record)
+            windows[record["seq"]] = _polls_key(record), window
+            account.polls.setdefault(_polls_key(record), []).append(window)
+        elif event in ENDS and (opened := windows.pop(_window_of(record), None)) is not None:
+            key, window = opened  # not the key of the record that ends it: a hostile log may say another one there
+            ranges = account.polls[key]
+            ranges[ranges.index(window)] = audit_polls.closed(window, record)
+        elif event == "egress.decision" and record["decision"] == "allow":
+            under_way[record["seq"]] = peer, Passage.of(record)
+        elif event in ("egress.sent", "egress.indeterminate"):
+            under_way.pop(_linked(record) or 0, None)
+            answered[peer] = Passage.of(record)
+            account.sent.setdefault(peer, []).append(answered[peer])
+            if answered[peer].carried:
+                carried[_linked(record) or 0] = answered[peer]
+        elif event == "egress.acked" and (passage := carried.get(_linked(record) or 0)):
+            account.arrived.add(passage.record)
+        elif event == "ingress.decision" and peer:
+            before = answered.pop(peer, None)
+            if before and (record["kind"] == "control.refusal" or record["decision"] == "deny"):
+                account.refused.add(before.record)
+            if "bytes" in record.get("payload", {}) and not approvals_of(record):
+                account.received.setdefault(peer, []).append(Passage.of(record))
+    for peer, passage in under_way.values():
+        account.sent.setdefault(peer, []).append(passage)
+    account.problems = story.problems
+    return account
+
+
+# ---- one log ---------------------------------------------------------------------------------------------
+
+
+class Story:
+    """Whether each message that left was allowed to, by the records before it."""
+
+    def __init__(self) -> None:
+        self.problems: list[str] = []
+        self._first: int | None = None  # number of the first record that is left
+        self._decisions: dict[int, tuple[str, Passage]] = {}  # of content always; of control until it was sent
+        self._tried: set[tuple[int, int]] = set()  # (decision, attempt) that was sent
+        self._held: set[What] = set()
+        self._asked: set[What] = set()  # releases whose request is among these records
+        # release -> record -> person whose yes is not used up, and the name of the hold that it answers
+        self._grants: dict[What, dict[int, tuple[str, str]]] = {}
+        # of polls, by the decision that permits them: its event, whose they are, and how many
+        self._windows: dict[int, tuple[str, PollsKey, Polls]] = {}
+        self._void: dict[int, tuple[int, str]] = {}  # record of a yes -> record and event that ended its hold with a no
+
+    def _tell(self, record: Mapping[str, Any], text: str) -> None:
+        self.problems.append(f"record {record['seq']}: {record.get('kind', 'a message')} {text}")
+
+    def take(self, record: Mapping[str, Any]) -> None:
+        self._first = record["seq"] if self._first is None else self._first
+        event = record["event"]
+        if permitted_by(record):
+            self._windows[record["seq"]] = event, _polls_key(record), audit_polls.opened(record)
+        if event in ENDS and (opened := self._windows.pop(_window_of(record), None)) is not None:
+            self._window_ended(record, *opened)
+        elif event == ARRIVED or (event == "egress.indeterminate" and "polls" in record.get("detail", {})):
+            self._no_window(record)
+        elif event == "egress.sent":
+            self._sent(record)
+        elif event in ("egress.decision", "ingress.decision"):
+            self._decided(record)
+        elif event == "approval.request":
+            self._asked.add(_release(record))
+        elif event == "approval.grant":
+            person = str(record.get("detail", {}).get("person", ""))
+            self._grants.setdefault(_release(record), {})[record["seq"]] = person, _hold(record)
+        elif event in ("approval.deny", "approval.expire"):  # what was granted until then frees nothing any more
+            granted = self._grants.get(_release(record), {})
+            for number in [number for number, (_, hold) in granted.items() if hold == _hold(record)]:
+                del granted[number]
+                self._void[number] = record["seq"], event
+
+    def _decided(self, record: Mapping[str, Any]) -> None:
+        verdict, release, leaves = record["decision"], _release(record), record["event"] == "egress.decision"
+        if leaves:
+            self._decisions[record["seq"]] = verdict, Passage.of(record)
+        held = (*release, record.get("policy", {}).get("effective"))
+        if verdict == "hold" and leaves:
+            self._held.add(held)
+        if verdict != "allow":
+            return
+        if against := [str(rule.get("rule")) for rule in record.get("rules", ()) if rule.get("outcome") in _NO]:
+            self._tell(record, f"is allowed, and its own rules say otherwise: {', '.join(against[:_RULES_SHOWN_MAX])}")
+        # how many the rule of that name asked for, as the record itself says
+        limits = [rule.get("limit") for rule in record.get("rules", ()) if rule.get("rule") == "approvals"]
+        named, needed = _approvals(record), max((limit for limit in limits if isinstance(limit, int)), default=0)
+        if held in self._held and release[-1] and not named:
+            self._tell(record, "was held, and is allowed under the same policy without anybody's approval")
+        granted = self._grants.get(release, {})
+        void = sorted(number for number in named if number in self._void)
+        lacking = sorted(str(number) for number in named - granted.keys() - set(void))
+        given = len({person for number, (person, _) in granted.items() if number in named})
+        seen = release in self._asked or not self._first  # else the grants may be among what retention removed
+        if void:
+            (end, ending), numbers = self._void[void[0]], ", ".join(map(str, void))
+            self._tell(record, f"is allowed with approvals of which {numbers} ended with record {end}, {ending}")
+        elif lacking and seen:
+            self._tell(record, f"is allowed with approvals of which {', '.join(lacking)} are no grants before it")
+        elif given + len(lacking) < needed:
+            self._tell(record, f"is allowed with approvals of {given} persons, and its rule asks for {needed}")
+        if named and leaves:
+            self._grants.pop(release, None)
+
+    def _window_ended(self, record: Mapping[str, Any], began: str, key: PollsKey, window: Polls) -> None:
+        self._decisions.pop(window.record, None)
+        if began.partition(".")[0] != str(record["event"]).partition(".")[0]:
+            self._tell(record, f"is the end of a window of the other direction, record {window.record}")
+        elif key != _polls_key(record):
+            self._tell(record, f"is the end of a window of another peer, run or kind, record {window.record}")
+        elif problem := audit_polls.problem_of(window, record):
+            self._tell(record, problem)
+
+    def _no_window(self, record: Mapping[str, Any]) -> None:
+        number = _linked(record)
+        if number is None or number >= (self._first or 0):  # else retention removed its beginning
+            self._tell(record, "is the end of a window, and names none that is open")
+
+    def _sent(self, record: Mapping[str, Any]) -> None:
+        number, passage = _linked(record), Passage.of(record)
+        if number is None:
+            self._tell(record, "was sent, and names no decision")
+            return
+        if number < (self._first or 0):
+            return
+        if number not in self._decisions:
+            self._tell(record, f"was sent, and record {number} is no decision on a message that was still to leave")
+            return
+        verdict, decided = self._decisions[number]
+        if verdict != "allow":
+            self._tell(record, f"was sent, and its decision, record {number}, is {verdict}")
+        elif decided.place[:2] != passage.place[:2] or (decided.place[-1] is not None and not decided.same(passage)):
+            self._tell(record, f"was sent, and its decision, record {number}, is on another message")
+        elif "polls" in record.get("detail", {}):
+            self._tell(record, f"counts messages, and its decision, record {number}, is on a single one")
+        elif (number, passage.attempt) in self._tried:
+            self._tell(record, f"was sent twice in one attempt under its decision, record {number}")
+        if str(record["kind"]).startswith("control."):
+            del self._decisions[number]
+        else:
+            self._tried.add((number, passage.attempt))
+
+
+def _linked(record: Mapping[str, Any]) -> int | None:
+    return record.get("link", {}).get("decision")  # type: ignore[no-any-return]
+
+
+def _window_of(record: Mapping[str, Any]) -> int:
+    """The decision that begins the window that a record ends; -1 where it names none."""
+    number = _linked(record)
+    return -1 if number is None else number
+
+
+def _polls_key(record: Mapping[str, Any]) -> PollsKey:
+    return str(record.get("peer", "")), record.get("run") or "", str(record.get("kind", ""))
+
+
+def _approvals(record: Mapping[str, Any]) -> set[Any]:
+    named = record.get("link", {}).get("approvals")
+    return set(named) if isinstance(named, list) else set()
+
+
+def approvals_of(record: Mapping[str, Any]) -> set[str]:
+    """On what approvals a policy that came into force says it rests: the persons; a decision: numbers of the grants."""
+    return set(map(str, _approvals(record)))
+
+
+def _hold(record: Mapping[str, Any]) -> str:
+    """The name of the one hold that is answered; the same bytes may be held again, under another name."""
+    return str(record.get("detail", {}).get("release", ""))
+
+
+def _release(record: Mapping[str, Any]) -> What:
+    """What a person is asked about: these bytes at this place of a run."""
+    payload = record.get("payload", {})
+    digest = str(payload.get("sha256") or payload.get("hmac_sha256") or "")
+    return record.get("kind"), record.get("run") or "", record.get("round") or 0, record.get("step") or 0, digest
+
+
+# ---- two logs --------------------------------------------------------------------------------------------
+
+
+def differences(sender: Account, receiver: Account, *, under_way: bool = True) -> list[str]:
+    """As `compare`: the differences alone."""
+    return compare(sender, receiver, under_way=under_way).differences
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Attributes:
+    differences: messages that only one has, or that they have differently: a sentence each, which names a record.
+    pairs: messages that both recorded.
+    ahead_milliseconds: of the sender's clock before the receiver's, the median over them; 0 without any.
+    """
+
+    differences: list[str]
+    pairs: int
+    ahead_milliseconds: int
+
+    @property
+    def clocks(self) -> str:
+        """By how much the sender's clock was off the receiver's, in words; empty up to a minute."""
+        seconds = self.ahead_milliseconds / 1000
+        return "" if abs(seconds) <= TOLD_SECONDS else apart(seconds)
+
+
+def compare(sender: Account, receiver: Account, *, under_way: bool = True) -> Comparison:
+    """Messages from one party to the other.
+
+    Args:
+        sender: its log.
+        receiver: its log.
+        under_way: whether one log may end before the other; False where both parties had stopped.
+    """
+    windowed = _windowed(sender, receiver)
+    sent, received = (
+        [passage for passage in passages if (passage.place[0], passage.place[1]) not in windowed]
+        for passages in (sender.sent.get(receiver.origin, []), receiver.received.get(sender.origin, []))
+    )
+    waiting: dict[tuple[str, int | None], list[Passage]] = {}
+    for passage in reversed(received):
+        waiting.setdefault(passage.slot, []).append(passage)
+    pairs: list[tuple[Passage, Passage]] = []
+    lacking: list[Passage] = []
+    for passage in sent:
+        arrivals = waiting.get(passage.slot, [])
+        # without numbers, what is alike belongs together
+        index = next((at for at in reversed(range(len(arrivals))) if passage.same(arrivals[at])), len(arrivals) - 1)
+        if index >= 0 and (passage.sequence is not None or passage.same(arrivals[index])):
+            pairs.append((passage, arrivals.pop(index)))
+        elif passage.event == "egress.sent" and (not passage.carried or passage.record in sender.arrived):
+            # else nobody knows, or it is under way
+            lacking.append(passage)
+    ahead = round(median(one.t - other.t for one, other in pairs)) if pairs else 0
+    found = [
+        f"{one} as {sender.name} sent it is not record {other.record} of {receiver.name}"
+        for one, other in pairs
+        if not one.same(other)
+    ]
+    left = sorted(chain.from_iterable(waiting.values()), key=lambda passage: passage.record)
+    for end, (mine, theirs, having, other, verb) in enumerate(
+        ((lacking, received, sender, receiver, "sent"), (left, sent, receiver, sender, "received"))
+    ):
+        matched = [pair[end].record for pair in pairs]
+        first, last = min(matched, default=None), max(matched, default=-1)
+        known = {(one.place, one.digest) for one in theirs if not str(one.place[1]).startswith("control.")}
+        for passage in mine:
+            # a silo that starts again sends again; what arrived unknown to its sender was a further attempt
+            repeated = (passage.place, passage.digest) in known and (verb == "sent" or passage.attempt > 0)
+            before = first is None or passage.record < first
+            t = passage.t + (ahead if end else -ahead)  # by the other's clock
+            before = before and other.reduced and t <= other.first_t + CLOCKS_APART_MILLISECONDS
+            after = passage.record > last and t >= other.last_t - CLOCKS_APART_MILLISECONDS
+            if not (repeated or before or (after and under_way) or passage.record in having.refused):
+                found.append(f"{passage} that {having.name} {verb} is not in the log of {other.name}")
+    found += _polls_differ(sender, receiver, windowed, ahead, under_way=under_way)
+    return Comparison(found, len(pairs), ahead)
+
+
+def _windowed(sender: Account, receiver: Account) -> set[tuple[str, str]]:
+    """Of which runs and kinds one of two logs has windows."""
+    ends = ((sender, receiver.origin), (receiver, sender.origin))
+    return {(run, kind) for account, peer in ends for whose, run, kind in account.polls if whose == peer}
+
+
+def _polls_differ(
+    sender: Account, receiver: Account, windowed: set[tuple[str, str]], ahead: int, *, under_way: bool
+) -> list[str]:
+    """What two logs say differently of polls where one of them has windows.
+
+    Args:
+        sender: its log.
+        receiver: its log.
+        windowed: as `_windowed`.
+        ahead: milliseconds of the sender's clock before the receiver's.
+        under_way: as `compare`.
+    """
+    ends = ((sender, receiver.origin), (receiver, sender.origin))
+    found: list[str] = []
+    for run, kind in sorted(windowed):
+        sides = []
+        for account, peer in ends:
+            passages = (account.sent if account is sender else account.received).get(peer, [])
+            singly = [_as_polls(account, one) for one in passages if one.place[:2] == (run, kind)]
+            sides.append(audit_polls.in_order(account.polls.get((peer, run, kind), []) + singly))
+        for (account, _), (other, _), mine, theirs in zip(ends, ends[::-1], sides, sides[::-1], strict=True):
+            by_mine = ahead if account is sender else -ahead  # from the other's clock to this one's
+            until = other.last_t + by_mine - CLOCKS_APART_MILLISECONDS if under_way else float("inf")
+            since = other.first_t + by_mine + CLOCKS_APART_MILLISECONDS if other.reduced else float("-inf")
+            whole = not under_way and not other.reduced
+            found += [
+                f"record {one.record}: {kind} of {account.name}, {one}: the log of {other.name} {what}"
+                for one, what in audit_polls.differences(mine, theirs, until=until, since=since, whole=whole)
+            ]
+    return found
+
+
+def _as_polls(account: Account, passage: Passage) -> Polls:
+    """A poll that has a record of its own."""
+    unsure = passage.event in ("egress.decision", "egress.indeterminate") or passage.record in account.refused
+    unsure = unsure or (passage.carried and passage.record not in account.arrived)
+    at = passage.sequence or 0
+    return Polls(passage.record, at, at, int(not unsure), 1, passage.t, passage.t)
+
+
+def check_stories(results: Sequence[dict[str, Any]], logs: Sequence[Path]) -> None:
+    """Check each log's story, and all logs against each other; what is wrong is added to the logs' results.
+
+    Args:
+        results: of `verify_logs` on the same logs; a log with a problem is not verified any more.
+        logs: folders.
+    """
+    accounts: list[Account | None] = []
+    problems: list[list[str]] = [[] for _ in logs]
+    for log, result, told in zip(logs, results, problems, strict=True):
+        try:
+            account = read_account(read_records(log), origin=result["origin"], name=result["log"])
+        except FedSiloError as error:
+            accounts.append(None)
+            if not result["problems"]:  # else the verification has named it
+                told.append(f"its records cannot be read: {error.message}")
+        else:
+            accounts.append(account)
+            told.extend(_first_of(account.problems, PROBLEMS_MAX))
+    for one, sender in enumerate(accounts):
+        for other, receiver in enumerate(accounts):
+            # an honest coordinator's log has no records of what it sends
+            if sender and receiver and one != other and (sender.sent or not coordinator_domain(sender.origin)):
+                compared = compare(sender, receiver)
+                _tell_clocks(results[one], receiver.name, compared)
+                found = _first_of(compared.differences, DIFFERENCES_MAX)
+                problems[one] += found
+                problems[other] += found
+    for result, told in zip(results, problems, strict=True):
+        if told:
+            result["problems"] = [*result["problems"], *told]
+            result["verified"] = False
+
+
+def _tell_clocks(result: dict[str, Any], other: str, compared: Comparison) -> None:
+    if compared.pairs:
+        clocks = result.setdefault("clocks", [])
+        clocks.append({"other": other, "ahead_milliseconds": compared.ahead_milliseconds, "pairs": compared.pairs})
+    if compared.clocks:
+        count = f"{compared.pairs} message{'s' * (compared.pairs != 1)}"
+        told = f"its clock was {compared.clocks} that of {other}, by the median of {count} that both recorded"
+        result["notices"] = [*result["notices"], told]
+
+
+def _first_of(problems: Sequence[str], most: int) -> list[str]:
+    more = [f"and {len(problems) - most} more of this kind"] * (len(problems) > most)
+    return [*problems[:most], *more]

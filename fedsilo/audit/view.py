@@ -1,0 +1,210 @@
+"""The queries `audit`, `audit.status` and `audit.verify`: a daemon's own log, record by record, and whether it holds.
+
+For whoever may open the control socket; why whole records may be read there stands in `message_view`. A verification
+reads the whole log in a thread of its own, so the daemon goes on meanwhile, and there is one at a time.
+
+Does not show: what only another party's log can (a log replaced as a whole with its key): `fedsilo audit verify` with
+all logs together does. A verification of a daemon is the word of that very daemon; an auditor runs his own.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fedsilo.audit.check import Broken, LogCheck
+from fedsilo.audit.checkpoint import cosigned_at, cosigner_key, parse_checkpoint, parse_note, parse_verifier_key
+from fedsilo.audit.loading import read_note
+from fedsilo.audit.log import AuditLog
+from fedsilo.audit.message_index import utc
+from fedsilo.audit.pages import LOOK_RECORDS, LogPages, line_filter, record_at
+from fedsilo.control.query_arguments import Asked
+from fedsilo.protocol.errors import FedSiloError
+
+_log = logging.getLogger("fedsilo.audit")
+
+ROWS_DEFAULT, ROWS_MAX = 100, 200
+NOTES_LOOKED_AT = 16  # newest checkpoints among which one is sought that somebody countersigned
+# What a witness's cosignatures say of this log.
+MATCHES, DIFFERS, NOT_SEEN = "matches", "differs", "not seen"
+
+
+@dataclass
+class _Verification:
+    verified_to: int | None = None  # records of the last one that ended
+    verified_at: str | None = None
+    broken: Broken | None = None
+    running: bool = False
+    looked_at: int = 0
+    of: int = 0
+
+
+class AuditView:
+    """Args:
+    audit: the log.
+    pages: the same, by position.
+    witnesses: SPIFFE ids of the parties whose cosignatures count: a silo's coordinator, or a coordinator's silos.
+    contradicting: those of them that showed a note signed with this log's key for a history that it does not have.
+    now_seconds: UTC.
+    word_as: what the word of a sole witness is called in `status`; without it, each stands by name in "witnesses".
+    """
+
+    def __init__(
+        self,
+        audit: AuditLog,
+        pages: LogPages,
+        *,
+        witnesses: Callable[[], Collection[str]],
+        contradicting: Callable[[], Collection[str]],
+        now_seconds: Callable[[], float],
+        word_as: str = "",
+    ) -> None:
+        self._audit = audit
+        self._pages = pages
+        self._witnesses = witnesses
+        self._contradicting = contradicting
+        self._now_seconds = now_seconds
+        self._word_as = word_as
+        self._lock = threading.Lock()
+        self._state = _Verification()
+        self._shown_checkpoint: tuple[tuple[str, int], dict[str, Any]] | None = None
+
+    # ---- records -----------------------------------------------------------------------------------
+
+    def page(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Whole records, newest first.
+
+        Args:
+            arguments: {before}, {limit} (100, at most 200), {event} for the beginning of an event's name, {text} for
+                what stands anywhere in a record, in upper or lower case; {control}: false leaves control messages out
+                that nobody refused, such as polls.
+
+        Returns:
+            {"records", "size", "next"}. With a filter a call looks at `LOOK_RECORDS` records at most, so a page may be
+            short, or empty, while "next" is not null. A damaged line is {"seq", "t": 0, "event": "damaged", "why"}.
+
+        Raises:
+            UsageError: an argument that is not one of these.
+            FedSiloError: the log cannot be read.
+        """
+        asked = Asked(arguments, "before", "limit", "event", "text", "control")
+        size, before = self._audit.size, asked.number("before")
+        limit = asked.limit(default=ROWS_DEFAULT, most=ROWS_MAX)
+        control = arguments.get("control") is None or asked.flag("control")
+        wanted = line_filter(asked.text("event"), asked.text("text"), control=control)
+        before = size if before is None else min(before, size)
+        back = self._pages.back(before, wanted, limit=limit, look_max=LOOK_RECORDS)
+        return {"records": [record_at(*item) for item in back.lines], "size": size, "next": back.next}
+
+    # ---- verification ------------------------------------------------------------------------------
+
+    def verify(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Begin to verify all records that there are by now, unless that is going on already; the status at once."""
+        Asked(arguments)
+        with self._lock:
+            begins = not self._state.running
+            if begins:
+                self._state.running, self._state.looked_at, self._state.of = True, 0, self._audit.size
+        if begins:
+            threading.Thread(target=self._verify, args=(self._state.of,), name="audit-verify", daemon=True).start()
+        return self.status({})
+
+    def _verify(self, size: int) -> None:
+        # what stands if a fault of this program ends the thread; its traceback goes to stderr
+        broken: Broken | None = Broken(0, "the verification itself failed")
+        try:
+            key = parse_verifier_key(read_note(self._audit.directory / "keys" / "log.vkey").partition("\n")[0])
+            # by places of its own: those of the pages may be of a file that was changed since
+            broken = LogCheck(LogPages(self._audit.directory), key, size, self._progress).run()
+        except (FedSiloError, OSError) as error:
+            broken = Broken(self._state.looked_at, f"it cannot be read: {error}")
+        finally:
+            with self._lock:
+                self._state = _Verification(
+                    verified_to=size if broken is None else broken.seq, verified_at=utc(self._now_seconds()),
+                    broken=broken, of=size, looked_at=size,
+                )  # fmt: skip
+        self._pages.forget()
+        if broken is not None:
+            _log.critical("audit log: record %d: %s", broken.seq, broken.why)
+
+    def _progress(self, looked_at: int) -> None:
+        self._state.looked_at = looked_at
+
+    def status(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """How far the log was verified, what its newest countersigned checkpoint is, and what its witnesses know.
+
+        Returns:
+            {"size", "verified_to", "verified_at", "verifying", "looked_at", "broken", "checkpoint"} and the word on
+            each witness. verified_to and verified_at are null before the first verification; looked_at counts while one
+            is going on. A word is "matches" where that party countersigned these very records, "differs" where what it
+            countersigned is not in this log, "not seen" where it countersigned nothing yet. They stand in
+            {"witnesses": {SPIFFE id: word}}, or, of a silo, as {"coordinator": word}.
+
+        Raises:
+            FedSiloError: the log cannot be read.
+        """
+        Asked(arguments)
+        with self._lock:
+            state = self._state
+            shown = {
+                "size": self._audit.size,
+                "verified_to": state.verified_to,
+                "verified_at": state.verified_at,
+                "verifying": state.running,
+                "looked_at": state.looked_at,
+                "of": state.of,
+                "broken": None if state.broken is None else {"seq": state.broken.seq, "why": state.broken.why},
+            }
+        return {**shown, "checkpoint": self._checkpoint(), **self._words()}
+
+    @property
+    def broken(self) -> dict[str, Any] | None:
+        """{"seq", "why"} of the break that the newest verification found; None where it found none, or none was."""
+        broken = self._state.broken
+        return None if broken is None else {"seq": broken.seq, "why": broken.why}
+
+    def _checkpoint(self) -> dict[str, Any]:
+        """The newest checkpoint that somebody countersigned, else the newest."""
+        key = self._audit.latest_note, self._audit.size
+        if self._shown_checkpoint is not None and self._shown_checkpoint[0] == key:
+            return self._shown_checkpoint[1]
+        shown: dict[str, Any] = {"size": 0, "time": "", "cosigned_by": []}
+        newest = sorted((self._audit.directory / "checkpoints").glob("*.note"), reverse=True)[:NOTES_LOOKED_AT]
+        for path in newest:
+            note = read_note(path)
+            size, names = parse_checkpoint(parse_note(note).text).size, self._cosigners(note)
+            if names or not shown["size"]:
+                shown = {"size": size, "time": self._time_of(size - 1), "cosigned_by": names}
+            if names:
+                break
+        self._shown_checkpoint = key, shown
+        return shown
+
+    def _cosigners(self, note: str) -> list[str]:
+        names = {item.name for item in parse_note(note).signatures} - {self._audit.origin}
+        keys = {name: cosigner_key(name, self._audit.key_of(name)) for name in names if self._audit.knows(name)}
+        return sorted(name for name, key in keys.items() if cosigned_at(note, key) is not None)
+
+    def _time_of(self, seq: int) -> str:
+        found = self._pages.records(seq, seq + 1)
+        return utc(found[0]["t"] / 1000) if found and found[0]["t"] else ""
+
+    def _words(self) -> dict[str, Any]:
+        words = {name: self._word(name) for name in self._witnesses()}
+        if not self._word_as:
+            return {"witnesses": words}
+        return {self._word_as: next(iter(words.values()), NOT_SEEN)}
+
+    def _word(self, witness: str) -> str:
+        seen, broken = self._countersigned(1, witness), self._state.broken
+        # whatever it countersigned at the break or behind it was of other records
+        if witness in self._contradicting() or (broken and seen and self._countersigned(broken.seq + 1, witness)):
+            return DIFFERS
+        return MATCHES if seen else NOT_SEEN
+
+    def _countersigned(self, size: int, witness: str) -> bool:
+        return self._audit.witnesses(size, (witness,)) > 0

@@ -1,0 +1,453 @@
+"""`silo approvals`: what is held for persons, every fact about it, and their answers, each signed by a person."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import textwrap
+import time
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedsilo.cli import approvals_reading as cli_approvals_reading
+from fedsilo.cli.approvals_reading import OfflineOption
+from fedsilo.cli.desk_answers import recorded
+from fedsilo.cli.output import JsonOption, emit, guarded, table
+from fedsilo.cli.silo_control import (
+    CONFIG_DEFAULT,
+    ConfigOption,
+    OperatorOption,
+    RequestOption,
+    client_of,
+    command,
+    load_site,
+)
+from fedsilo.cli.typed_back import confirm, require_terminal, type_back
+from fedsilo.protocol.errors import ConflictError, HeldError, NotFoundError, UsageError
+from fedsilo.protocol.text import harmless
+
+if TYPE_CHECKING:
+    from silo.config import SiloConfig
+
+app = typer.Typer(no_args_is_help=True, help="Releases that wait for persons.")
+cli_approvals_reading.add_to(app)
+
+MINUTES_MAX = 527_040.0  # 366 days; a release expires long before
+_COLUMNS_MIN, _COLUMNS_MAX = 60, 120
+_OF_ONE = re.compile(r"/\d+$")
+
+
+@app.command("list")
+@guarded("silo approvals list")
+def approvals_list(
+    config: ConfigOption = CONFIG_DEFAULT,
+    everything: Annotated[bool, typer.Option("--all", help="Settled ones too.")] = False,
+    json_output: JsonOption = False,
+) -> None:
+    """Releases that wait for persons."""
+    with client_of(load_site(config)) as client:
+        data = cli_approvals_reading.every_page(client, {} if everything else {"state": "held"})
+        data["halts"] = client.query("halts", {})["halts"]
+    rows = [
+        (
+            row["id"],
+            row["kind"],
+            row["bytes"],
+            row["state"],
+            f"{len(row['given'])} of {row['needed']}",
+            row["digest"][:12],
+        )
+        for row in data["releases"]
+    ]
+    header = ("release", "kind", "bytes", "state", "approvals", "sha256")
+    emit(
+        "silo approvals list", data, json_output=json_output,
+        text=lambda: table(header, rows) if rows else "nothing is held",
+        warnings=[_halt_line(row) for row in data["halts"]],
+    )  # fmt: skip
+
+
+def _halt_line(row: Mapping[str, Any]) -> str:
+    what = "this silo is halted, two transcripts of one round are signed," if row["kind"] == "round.open" else ""
+    return (
+        f"{what or row['kind'] + ' is halted by its text screens'} since {_utc(row['since'])}: {len(row['given'])} of "
+        f"{row['needed']} approvers have released it (silo approvals release {row['kind']})"
+    )
+
+
+@app.command("show")
+@guarded("silo approvals show")
+def approvals_show(
+    release: Annotated[str, typer.Argument(help="Such as r1/hospital_a/0.")],
+    config: ConfigOption = CONFIG_DEFAULT,
+    offline: OfflineOption = False,
+    json_output: JsonOption = False,
+) -> None:
+    """Every fact a person needs before answering, or of a release that is over, who answered; never the content."""
+    with cli_approvals_reading.source_of(load_site(config), offline=offline) as (source, told):
+        data = source.query("approval", {"release": release})
+    emit("silo approvals show", data, json_output=json_output, text=lambda: _release_text(data), warnings=told)
+
+
+def _release_text(data: Mapping[str, Any], *, columns: int | None = None) -> str:
+    """Every fact, one rule a line; within `columns`, when they are given, the rules that are ok share lines."""
+    policy = data["policy"]
+    if "leaves" not in data:  # of a state folder whose policy is of another version
+        return "\n".join(
+            [
+                f"release {data['id']}  sha256:{data['digest']}  {data['state']}, revision {data['revision']}",
+                f"run {data['run']}, round {data['round']}; held since {_utc(data['held_since'])}, "
+                f"its time {'is' if data['state'] == 'held' else 'was'} until {_utc(data['expires_at'])}",
+                *cli_approvals_reading.answered_lines(data["approvers"]),
+                f"policy {policy['digest']}, verdicts as the ledger has them:",
+                *(_rule_line(rule) for rule in policy["rules"]),
+                f"not told here: {data['missing']}; its running daemon tells it",
+            ]
+        )
+    leaves = data["leaves"]
+    counts = " ".join(f"{count} {name}" for name, count in policy["counts"].items())
+    noticed, held = data.get("noticed", []), data["state"] == "held"
+    loud = [rule for rule in policy["rules"] if columns is None or rule["outcome"] != "ok"]
+    lines = [
+        f"release {data['id']}  sha256:{data['digest']}  {data['state']}, revision {data['revision']}",
+        f"asked by {data['asked_by']}; {'expires' if held else 'its time was until'} {_utc(data['expires_at'])}",
+        *cli_approvals_reading.answered_lines(data["approvers"]),
+        *(f"put off by {person} until {_utc(until)}" for person, until in data.get("deferred", {}).items()),
+        *([f"FINDINGS {len(noticed)}: each is read before a yes, and named with --ack-finding ID"] if noticed else []),
+        *(row for one in noticed for row in _finding_lines(one)),
+        *(f"{row['kind']}: {row['says']}" for row in leaves["kinds"] if row.get("says")),
+        f"leaves {leaves['bytes']} bytes to {_receiver(leaves['destination'])} "
+        f"(certificate {str(leaves['destination'].get('certificate', 'not seen yet'))[:16]})",
+        *(_kind_line(row) for row in leaves["kinds"]),
+        f"stays {', '.join(leaves['stays'])}",
+        f"policy {policy['name']} {policy['digest']}: {counts}",
+        *(_rule_line(rule) for rule in loud if not (noticed and rule["outcome"] == "look")),
+        *([] if columns is None else [_ok_line(policy["rules"], data["id"])]),
+        f"budget {data['budget']}",
+        *([f"takes {data['uses']}"] if data.get("uses") else []),
+        f"{'WARNING ' if data.get('unscreened') else 'findings '}{data['findings']}",
+        f"difference {data['difference']}",
+        # of one that is over nothing is left to answer
+        *(
+            f"{verdict}: {data['consequences'][verdict]}"
+            for verdict in (("approve", "later", "reject") if held else ())
+            if data["consequences"].get(verdict)
+        ),
+    ]  # fmt: skip
+    if columns is not None:
+        lines = [row for line in lines for row in _folded(line, columns)]
+    return "\n".join(lines)
+
+
+def _receiver(destination: Mapping[str, Any]) -> str:
+    """Who is at the other end, by name where that is known, and where."""
+    name, address = destination.get("name"), destination.get("address")
+    return f"{name} at {address}" if name and address else str(name or address)
+
+
+def _finding_lines(finding: Mapping[str, Any]) -> list[str]:
+    """A finding whole: its id, what it says, and what was compared."""
+    rows = [f"  {finding.get('id', '')}: {finding['says']}"]
+    for one in finding.get("evidence", ()):
+        was = f"{one['before']} -> " if one["before"] not in ("", "None") else ""
+        rows.append(f"    {one['what']}: {was}{one['now']}")
+    return rows
+
+
+def _folded(line: str, columns: int) -> list[str]:
+    deeper = line[: len(line) - len(line.lstrip())] + "  "
+    return textwrap.wrap(harmless(line, lines=True), columns, subsequent_indent=deeper, break_on_hyphens=False)
+
+
+def _ok_line(rules: Sequence[Mapping[str, Any]], release: str) -> str:
+    """Rules that are ok in one line: with measured value and limit where both are numbers, else by name."""
+    shown = [
+        _ok_text(rule) for rule in sorted(rules, key=lambda rule: not _is_measure(rule)) if rule["outcome"] == "ok"
+    ]
+    return f"  ok    {', '.join(shown)} (one a line: silo approvals show {release})"
+
+
+def _ok_text(rule: Mapping[str, Any]) -> str:
+    """What was measured, beside earlier releases or a limit that it comes near; else the name alone."""
+    from console.reading import NEAR_SHARE
+    from console.rule_words import binds_from_below
+
+    if usual := _usual_text(rule):
+        return f"{rule['rule']} {rule['measured']:.6g} ({usual})"
+    if _is_measure(rule) and binds_from_below(rule["rule"], str(rule["limit"])):
+        return f"{rule['rule']} {rule['measured']:.6g}, at least {rule['limit']:.6g}"
+    near = _is_measure(rule) and rule["measured"] >= rule["limit"] * NEAR_SHARE
+    return f"{rule['rule']} {rule['measured']:.6g} of {rule['limit']:.6g}" if near else str(rule["rule"])
+
+
+def _usual_text(rule: Mapping[str, Any]) -> str:
+    usual = rule.get("usual") or {}
+    if not usual:
+        return ""
+    least, most = f"{usual['least']:.6g}", f"{usual['most']:.6g}"
+    return f"{least if least == most else f'{least} to {most}'} in {usual['releases']} earlier"
+
+
+def _is_measure(rule: Mapping[str, Any]) -> bool:
+    """Whether a rule compares two different numbers; one that only says yes says it in its name."""
+    pair = (rule["measured"], rule["limit"])
+    return pair[0] != pair[1] and all(isinstance(item, int | float) and not isinstance(item, bool) for item in pair)
+
+
+def _kind_line(row: Mapping[str, Any]) -> str:
+    return f"  {row['kind']}: {row['items']}, {row['bytes']} bytes, epsilon covers it: {row['covered_by_epsilon']}"
+
+
+def _rule_line(rule: Mapping[str, Any]) -> str:
+    from console.rule_words import binds_from_below, limit_text, measured_text
+
+    name, bound = rule["rule"], limit_text(rule["rule"], rule["limit"])
+    bound = bound if not bound or binds_from_below(name, str(rule["limit"])) else f"limit {bound}"
+    told = "; ".join(filter(None, (bound, _usual_text(rule))))
+    return f"  {rule['outcome']:5} {name}: {measured_text(name, rule['measured'])}{f' ({told})' if told else ''}"
+
+
+@app.command("approve")
+@guarded("silo approvals approve")
+def approve(
+    release: Annotated[
+        str, typer.Argument(help="Such as r1/hospital_a/0; r1/hospital_a for all that is held of round 1.")
+    ],
+    operator: OperatorOption,
+    expect_digest: Annotated[str, typer.Option("--expect-digest", help="SHA-256 that you were shown.")] = "",
+    expect_policy: Annotated[str, typer.Option("--expect-policy", help="Policy digest that you were shown.")] = "",
+    expect_shown: Annotated[
+        str, typer.Option("--expect-shown", help="Digest of the facts that you were shown: `shown` of approvals show.")
+    ] = "",
+    ack_finding: Annotated[
+        list[str], typer.Option("--ack-finding", help="Id of a finding that you have read; once for each.")
+    ] = [],  # noqa: B006  # typer reads the default, nobody changes it
+    request_id: RequestOption = "",
+    config: ConfigOption = CONFIG_DEFAULT,
+    json_output: JsonOption = False,
+) -> None:
+    """Approve exactly these bytes under this policy, with every finding read.
+
+    On a terminal the ends of the findings' ids and of the digest may be typed after reading the facts; of a whole
+    round, nothing is answered before all of it was read. Exit 9 while more approvals are needed: this one counts.
+    """
+    loaded = load_site(config)
+    group = [release]
+    if not _OF_ONE.search(release):
+        if expect_digest or expect_policy or expect_shown or request_id:
+            raise UsageError(
+                "--expect-digest, --expect-policy, --expect-shown and --request-id are of one release",
+                hint=f"such as {release}/0",
+            )
+        group = _held_of_round(loaded, release)
+    read = [
+        _shown(loaded, name, expect_digest, expect_policy, facts=expect_shown, acknowledged=ack_finding)
+        for name in group
+    ]  # all of them, before the first is answered
+    answers = []
+    for arguments in read:
+        given = {"acknowledged": list(ack_finding)} | arguments
+        answers.append(command(loaded, operator, "approvals.approve", given, request_id))
+    waiting = [answer for answer in answers if answer["state"] == "held"]
+    data = answers[0] if group == [release] else {"releases": answers}
+    emit(
+        "silo approvals approve", data, json_output=json_output, error=_still_held(waiting[0]) if waiting else None,
+        text="\n".join(
+            f"{each['release']}: {each['state']}, {len(each['given'])} of {each['needed']} approvals{recorded(each)}"
+            for each in answers
+        ),
+    )  # fmt: skip
+
+
+def _still_held(answer: Mapping[str, Any]) -> HeldError:
+    left = int(answer["needed"]) - len(answer["given"])
+    return HeldError(
+        f"{answer['release']} stays held: {left} more of {answer['needed']} approvals are needed",
+        hint="it takes another person: silo approvals show names the roles",
+    )
+
+
+def _held_of_round(config: SiloConfig, group: str) -> list[str]:
+    """Releases of a round (r1/hospital_a) that wait, answers first: when the last update is there the round closes.
+
+    Raises:
+        NotFoundError: none waits. UsageError: no terminal, on which each is read.
+    """
+    with client_of(config) as client:
+        held = cli_approvals_reading.every_page(client, {"state": "held"})["releases"]
+    of_round = [row for row in held if str(row["id"]).rpartition("/")[0] == group]
+    if not of_round:
+        raise NotFoundError(f"nothing is held of {group!r}", hint="silo approvals list shows what is")
+    of_round.sort(key=lambda row: (row["kind"] != "public.responses", int(str(row["id"]).rpartition("/")[2])))
+    names = [str(row["id"]) for row in of_round]
+    require_terminal("one release, --expect-digest, --expect-policy and --expect-shown", f"held: {', '.join(names)}")
+    return names
+
+
+@app.command("reject")
+@guarded("silo approvals reject")
+def reject(
+    release: Annotated[str, typer.Argument(help="Such as r1/hospital_a/0.")],
+    operator: OperatorOption,
+    reason_code: Annotated[str, typer.Option("--reason", help="CONTENT, TIMING, POLICY, UNEXPECTED or OTHER.")],
+    text: Annotated[
+        str, typer.Option("--text", help="A note of at most 500 characters; it stays at this site, beside the log.")
+    ] = "",
+    expect_digest: Annotated[str, typer.Option("--expect-digest", help="SHA-256 that you were shown.")] = "",
+    expect_policy: Annotated[str, typer.Option("--expect-policy", help="Policy digest that you were shown.")] = "",
+    request_id: RequestOption = "",
+    config: ConfigOption = CONFIG_DEFAULT,
+    json_output: JsonOption = False,
+) -> None:
+    """Say no. The coordinator learns only that this silo declined."""
+    from fedsilo.audit.record import NOTE_CHARACTERS_MAX, note_text
+    from silo.guard.releases import REJECT_CODES
+
+    if reason_code not in REJECT_CODES:
+        raise UsageError(f"reason code {reason_code[:40]!r} is not known", hint=f"one of: {', '.join(REJECT_CODES)}")
+    if len(text) > NOTE_CHARACTERS_MAX:
+        raise UsageError(f"a note has at most {NOTE_CHARACTERS_MAX} characters, this one has {len(text)}")
+    loaded = load_site(config)
+    why = {"reason_code": reason_code, "reason": note_text(text)}
+    arguments = _shown(loaded, release, expect_digest, expect_policy) | why
+    data = command(loaded, operator, "approvals.reject", arguments, request_id)
+    emit("silo approvals reject", data, json_output=json_output, text=f"{data['release']}: rejected{recorded(data)}")
+
+
+@app.command("defer")
+@guarded("silo approvals defer")
+def defer(
+    release: Annotated[str, typer.Argument(help="Such as r1/hospital_a/0.")],
+    operator: OperatorOption,
+    minutes: Annotated[
+        float | None, typer.Option("--minutes", min=1.0, max=MINUTES_MAX, help="For so long you are not asked.")
+    ] = None,
+    until: Annotated[str, typer.Option("--until", metavar="TIME", help="Or until then: 2026-07-01T10:30:00Z.")] = "",
+    expect_digest: Annotated[str, typer.Option("--expect-digest", help="SHA-256 that you were shown.")] = "",
+    expect_policy: Annotated[str, typer.Option("--expect-policy", help="Policy digest that you were shown.")] = "",
+    request_id: RequestOption = "",
+    config: ConfigOption = CONFIG_DEFAULT,
+    json_output: JsonOption = False,
+) -> None:
+    """Put an answer off, for yourself only. It stops no clock: what expires is refused."""
+    seconds = _until(minutes, until, request_id)
+    loaded = load_site(config)
+    arguments = _shown(loaded, release, expect_digest, expect_policy) | {"until_seconds": seconds}
+    data = command(loaded, operator, "approvals.defer", arguments, request_id)
+    emit(
+        "silo approvals defer", data, json_output=json_output,
+        text=f"{data['release']}: you are asked again at {_utc(data['deferred_until'])}; it expires at "
+        f"{_utc(data['expires_at'])}{recorded(data)}",
+    )  # fmt: skip
+
+
+def _until(minutes: float | None, until: str, request_id: str) -> float:
+    """Seconds since 1970. Raises UsageError: neither, both, no time, or a repetition that would name another one."""
+    if (minutes is None) == (not until):
+        raise UsageError("say for how long: --minutes or --until", hint="one of the two")
+    if minutes is not None:
+        if request_id:
+            raise UsageError(
+                "--minutes count from now, so the same request id would be given to another command",
+                hint=f"--until {_utc(time.time() + minutes * 60.0)} says the same each time",
+            )
+        return time.time() + minutes * 60.0
+    try:
+        moment = datetime.fromisoformat(until)
+    except ValueError as error:
+        raise UsageError(f"--until {until[:40]!r} is no time", hint="such as 2026-07-01T10:30:00Z") from error
+    if moment.tzinfo is None:
+        raise UsageError(f"--until {until[:40]!r} says no time zone", hint=f"{until[:40]}Z is in UTC")
+    return moment.timestamp()
+
+
+@app.command("release")
+@guarded("silo approvals release")
+def release(
+    kind: Annotated[str, typer.Argument(help="The halted kind, such as public.responses; or round.open.")],
+    operator: OperatorOption,
+    expect_digest: Annotated[str, typer.Option("--expect-digest", help="Of the halt, as you were shown it.")] = "",
+    request_id: RequestOption = "",
+    config: ConfigOption = CONFIG_DEFAULT,
+    json_output: JsonOption = False,
+) -> None:
+    """Let a kind leave again that its text screens halted, or this silo go on after two transcripts of one round
+    (round.open). Look first at what was found: fedsilo audit tail."""
+    loaded = load_site(config)
+    digest = _halt_shown(loaded, kind, expect_digest)
+    data = command(loaded, operator, "approvals.release", {"kind": kind, "digest": digest}, request_id)
+    state = "may leave again" if data["released"] else "still halted"
+    emit(
+        "silo approvals release", data, json_output=json_output,
+        text=f"{data['kind']}: {state}, {len(data['given'])} of {data['needed']} approvers{recorded(data)}",
+    )  # fmt: skip
+
+
+def _halt_shown(config: SiloConfig, kind: str, expected: str = "") -> str:
+    """The digest of a halt that a person was shown. Raises NotFoundError: there is none; else as `confirm` does."""
+    if expected:  # the daemon compares it
+        return expected.removeprefix("sha256:")
+    with client_of(config) as client:
+        halts = {row["kind"]: row for row in client.query("halts", {})["halts"]}
+    if kind not in halts:
+        raise NotFoundError(f"{kind[:40]!r} is not halted", hint="`silo approvals list` shows what is")
+    digest = str(halts[kind]["digest"])
+    text = f"{_halt_line(halts[kind])}\nreleasing {kind}"
+    confirm(digest, "", text, hint="silo approvals list --json names it")
+    return digest
+
+
+def _shown(
+    config: SiloConfig, release: str, digest: str, policy: str, *, facts: str = "",
+    acknowledged: Sequence[str] | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """Digests for a signed answer: as given, or, on a terminal, of what is shown here and typed back. With
+    `acknowledged`, ids of findings that were read, it is for a yes: that has the digest of the facts too, and the
+    other findings are shown and typed back, each alone.
+
+    Raises:
+        NotFoundError, ConflictError: there is no such release, or it is no longer held.
+        UsageError: no terminal and not both digests, or something else was typed.
+    """
+    is_yes = acknowledged is not None
+    if digest and policy and (facts or not is_yes):
+        given = {"digest": digest.removeprefix("sha256:"), "policy_digest": policy.removeprefix("sha256:")}
+        return {"release": release, **given, **({"shown": facts} if is_yes else {})}
+    with client_of(config) as client:
+        data = client.query("approval", {"release": release})
+    if data["state"] != "held":
+        raise ConflictError(f"release {data['id']} is {data['state']}, no longer held", code="NOT_HELD")
+    needed = "--expect-digest, --expect-policy and --expect-shown" if is_yes else "--expect-digest and --expect-policy"
+    require_terminal(needed, f"silo approvals show {release} --json names them")
+    columns = max(_COLUMNS_MIN, min(shutil.get_terminal_size().columns, _COLUMNS_MAX)) - 1
+    typer.echo(_release_text(data, columns=columns))
+    read: dict[str, Any] = {}
+    if acknowledged is not None:
+        read = {"acknowledged": _read(data.get("noticed", []), acknowledged, columns), "shown": data.get("shown", "")}
+    # Asked for last, so it stands here again: the first line may have scrolled away.
+    typer.echo(harmless(f"\nanswering {data['id']}\nsha256:{data['digest']}", lines=True))
+    type_back(data["digest"])
+    return {
+        "release": release,
+        "digest": data["digest"],
+        "policy_digest": data["policy"]["digest"],
+        "revision": data["revision"],
+        **read,
+    }
+
+
+def _read(noticed: Sequence[Mapping[str, Any]], acknowledged: Sequence[str], columns: int) -> list[str]:
+    """Ids of the findings: those that were named, and each other one once it was shown alone and typed back."""
+    left = [one for one in noticed if one["id"] not in acknowledged]
+    for number, one in enumerate(left, 1):
+        rows = [row for line in _finding_lines(one) for row in _folded(line, columns)]
+        typer.echo(harmless("\n".join([f"\nfinding {number} of {len(left)}", *rows, str(one["id"])]), lines=True))
+        type_back(str(one["id"]))
+    return [*acknowledged, *(str(one["id"]) for one in left)]
+
+
+def _utc(seconds: float) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))

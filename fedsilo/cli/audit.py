@@ -1,0 +1,596 @@
+"""`fedsilo audit`: check, read and hand out audit logs, offline and without the daemon."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedsilo.cli import audit_export as cli_audit_export
+from fedsilo.cli import audit_report as cli_audit_report
+from fedsilo.cli.audit_folders import existing_log, reading_warnings, told_apart, verification_warnings
+from fedsilo.cli.desk_answers import NoControlOption
+from fedsilo.cli.output import JsonOption, emit, existing, existing_policy, guarded, table
+from fedsilo.cli.silo_control import CONFIG_DEFAULT
+from fedsilo.protocol.text import harmless
+
+if TYPE_CHECKING:
+    from fedsilo.cli.check_reports import Check
+    from fedsilo.protocol.errors import UsageError
+    from policies.load import Policy
+    from silo.config import SiloConfig
+
+app = typer.Typer(no_args_is_help=True, help="Check, read and hand out audit logs, offline.")
+
+LINES_MAX = 100_000  # of `tail`, held in memory at once
+
+_NOT_VERIFIED = {
+    "LOG_NOT_VERIFIED": "A record, a proof or a signature of an audit log is not what it should be.",
+    "EQUIVOCATION": "Sound logs prove that somebody signed two transcripts, or two results, of one round.",
+}
+
+_WHYS_SHOWN_MAX = 8
+
+LogOption = Annotated[Path, typer.Option("--log", help="Folder of the audit log, or the state folder around it.")]
+
+
+@app.command()
+@guarded("audit verify")
+def verify(
+    logs: Annotated[list[Path], typer.Argument(metavar="LOG...", help="Log folders; given together they vouch.")],
+    min_witnesses: Annotated[
+        int, typer.Option(min=0, help="So many other parties must vouch for all but the last 24 hours of each log.")
+    ] = 0,
+    site_ca: Annotated[
+        list[Path] | None,
+        typer.Option("--site-ca", metavar="FILE", help="CA certificate of a site, for what its people signed; repeat."),
+    ] = None,
+    output: Annotated[str, typer.Option("--output", help="text, json, junit or sarif.")] = "text",
+    json_output: JsonOption = False,
+) -> None:
+    """Check logs alone and against each other. Exit status 7 if anything is wrong with a log; 1 if all verify, and
+    prove that somebody signed two transcripts, or two results, of one round.
+    """
+    from fedsilo.audit.audit_verify import verify_logs
+    from fedsilo.audit.notes import check_notes
+    from fedsilo.audit.orders import check_orders
+    from fedsilo.audit.story import check_stories
+    from fedsilo.audit.transcripts import check_rounds, findings_of
+    from fedsilo.cli.check_reports import output_format, written
+    from fedsilo.protocol.errors import FedSiloError, OperationError, VerificationError
+
+    form = output_format(output, json_output)
+    folders = [existing_log(log) for log in logs]
+    results = verify_logs(folders, min_witnesses)
+    check_rounds(results, folders)
+    check_stories(results, folders)
+    check_notes(results, folders)
+    check_orders(results, folders, [existing(path).read_bytes() for path in site_ca or ()])
+    told = told_apart(results)
+    failed = [result for result in told if not result["verified"]]
+    findings = findings_of(told)
+    error: FedSiloError | None = None
+    if failed:
+        error = VerificationError(
+            f"{len(failed)} of {len(told)} logs do not verify: {', '.join(result['log'] for result in failed)}",
+            hint="\n".join(
+                [*_where_to_look(failed), "compare with the other parties' logs: give all of them together"]
+            ),
+        )
+    elif findings:
+        error = OperationError(
+            findings[0] + (f" (and {len(findings) - 1} more)" if findings[1:] else ""),
+            hint="the logs verify; what they hold is evidence against the signer: keep them",
+            code="EQUIVOCATION",
+        )
+    warnings = verification_warnings(told)
+    if form in ("junit", "sarif"):
+        report = written(form, "fedsilo audit verify", _verification_checks(results), _NOT_VERIFIED)
+        emit("audit verify", results, json_output=False, text=report, warnings=warnings, error=error)
+        return
+    emit(
+        "audit verify",
+        results,
+        json_output=form == "json",
+        text=lambda: _verification_text(told),
+        warnings=warnings,
+        error=error,
+    )
+
+
+@app.command()
+@guarded("audit show")
+def show(
+    seq: Annotated[int, typer.Argument(min=0, help="Number of the record.")],
+    log: Annotated[
+        Path | None, typer.Option("--log", help="Folder of the audit log, or the state folder around it.")
+    ] = None,
+    payload: Annotated[
+        bool, typer.Option("--payload", help="What left under it, from the archive of a running silo; recorded there.")
+    ] = False,
+    config: Annotated[Path, typer.Option("--config", help="The site's configuration file, for --payload.")] = (
+        CONFIG_DEFAULT
+    ),
+    operator: Annotated[str, typer.Option("--operator", help="Who reads it, an auditor or approver.")] = "",
+    json_output: JsonOption = False,
+) -> None:
+    """One record, in full; or, with --payload, what left under it."""
+    from fedsilo.protocol.errors import UsageError
+
+    if payload:
+        _show_payload(seq, config, operator, json_output=json_output)
+        return
+    if log is None:
+        raise UsageError("which log? --log DIR", hint="--payload asks a running silo instead")
+    folder = existing_log(log)
+    record = _record(folder, seq)
+    emit(
+        "audit show", record, json_output=json_output,
+        warnings=[*reading_warnings(folder), *_note_troubles([record], folder)],
+        text=lambda: _record_text(record, folder),
+    )  # fmt: skip
+
+
+def _record_text(record: Mapping[str, Any], folder: Path) -> str:
+    """A record in full, and below it what a person wrote to it, where that is kept here."""
+    from fedsilo.audit.notes import note_of
+
+    note = note_of(folder, record)
+    return json.dumps(record, indent=2, ensure_ascii=False) + (f"\nnote kept beside the log: {note}" if note else "")
+
+
+def _show_payload(seq: int, config: Path, operator: str, *, json_output: bool) -> None:
+    from fedsilo.cli.silo_control import client_of, command, load_site
+    from fedsilo.protocol.errors import UsageError
+
+    if not operator:
+        raise UsageError("who reads it? --operator NAME", hint="an auditor or approver of this site; it is recorded")
+    site = load_site(config)
+    ticket = command(site, operator, "payload.read", {"seq": seq}, "")
+    with client_of(site) as client:
+        data = client.query("payload", dict(ticket))
+    emit(
+        "audit show", data, json_output=json_output,
+        text=lambda: harmless(json.dumps(data, indent=2, ensure_ascii=False), lines=True),
+    )  # fmt: skip
+
+
+@app.command()
+@guarded("audit tail")
+def tail(
+    log: LogOption,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=1, max=LINES_MAX, help="Newest so many.")] = 20,
+    event: Annotated[str, typer.Option("--event", help="Only of this event, such as egress.decision.")] = "",
+    kind: Annotated[str, typer.Option("--kind", help="Only of this message kind, such as lora.factors.")] = "",
+    denied: Annotated[bool, typer.Option("--denied", help="Only decisions that were a refusal.")] = False,
+    run: Annotated[str, typer.Option("--run", help="Only of this run.")] = "",
+    round_number: Annotated[int | None, typer.Option("--round", min=0, help="Only of this round.")] = None,
+    release: Annotated[str, typer.Option("--release", help="Only about this held release, such as r1/a/0.")] = "",
+    person: Annotated[str, typer.Option("--person", help="Only where this person answered or commanded.")] = "",
+    since: Annotated[str, typer.Option("--since", help="Only from this time on, such as 2026-03-01T08:00Z.")] = "",
+    until: Annotated[str, typer.Option("--until", help="Only before this time; UTC where it names no zone.")] = "",
+    no_control: NoControlOption = False,
+    json_output: JsonOption = False,
+) -> None:
+    """The newest records, a line each; with filters, the newest that pass all of them."""
+    from collections import deque
+
+    from fedsilo.audit.pages import is_allowed_control
+    from fedsilo.audit.record import EVENTS
+    from fedsilo.audit.segments import read_records
+
+    if event and event not in EVENTS:
+        raise _unknown("event", event, EVENTS)
+    folder = existing_log(log)
+    records: deque[dict[str, Any]] = deque(maxlen=lines)
+    begin, end = _milliseconds(since), _milliseconds(until)
+    of_kind = False
+    for record in read_records(folder):
+        of_kind = of_kind or record.get("kind") == kind
+        if (
+            (not event or record["event"] == event)
+            and (not kind or record.get("kind") == kind)
+            and (not denied or record.get("decision") == "deny")
+            and (not run or record.get("run") == run)
+            and (round_number is None or record.get("round") == round_number)
+            and (not release or _detail(record, "release") == release)
+            and (not person or _detail(record, "person") == person)
+            and (begin is None or record["t"] >= begin)
+            and (end is None or record["t"] < end)
+            and not (no_control and is_allowed_control(record))
+        ):
+            records.append(record)
+    if kind and not of_kind:  # a log of another version may have kinds that are not known here: then it has them
+        from fedsilo.protocol.services import INBOUND_KINDS, OUTBOUND_KINDS
+
+        if kind not in (known := {**OUTBOUND_KINDS, **INBOUND_KINDS}):
+            raise _unknown("kind", kind, known)
+    emit(
+        "audit tail",
+        list(records),
+        json_output=json_output,
+        text=lambda: _records_text(list(records), folder) if records else "no such record",
+        warnings=[*reading_warnings(folder), *_note_troubles(records, folder)],
+    )
+
+
+def _detail(record: Mapping[str, Any], name: str) -> Any:
+    return record.get("detail", {}).get(name)
+
+
+def _milliseconds(time: str) -> int | None:
+    """UTC milliseconds of a time in ISO 8601; None where none was given. Raises UsageError: it is no time."""
+    from datetime import UTC, datetime
+
+    from fedsilo.protocol.errors import UsageError
+
+    if not time:
+        return None
+    try:
+        moment = datetime.fromisoformat(time)
+        return round((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
+    except (ValueError, OverflowError) as error:
+        raise UsageError(f"{time[:40]!r} is no time", hint="such as 2026-03-01 or 2026-03-01T08:00Z") from error
+
+
+@app.command("release")
+@guarded("audit release")
+def release_story(
+    release: Annotated[str, typer.Argument(help="Such as r1/hospital_a/0, as `silo approvals list` names it.")],
+    log: LogOption,
+    json_output: JsonOption = False,
+) -> None:
+    """What a log says of one held release, in order: the holds, the answers of people, the decisions, what left."""
+    from fedsilo.audit.segments import read_records
+    from fedsilo.protocol.errors import NotFoundError
+
+    folder = existing_log(log)
+    named = [record for record in read_records(folder) if _detail(record, "release") == release]
+    if not named:
+        raise NotFoundError(
+            f"the log has no release {release[:80]!r}", hint="`fedsilo audit tail --event approval.request`"
+        )
+    messages = {(_place(record), _digest(record)) for record in named}
+    places = {place for place, _ in messages}
+    records = [
+        record
+        for record in read_records(folder)
+        if _detail(record, "release") == release
+        or (record["event"].startswith(("egress.", "ingress.")) and (_place(record), _digest(record)) in messages)
+        or (record["event"] == "screen.hit" and _place(record) in places)  # its record has no digest
+    ]
+    emit(
+        "audit release", records, json_output=json_output, text=lambda: _records_text(records, folder),
+        warnings=[*reading_warnings(folder), *_note_troubles(records, folder)],
+    )  # fmt: skip
+
+
+def _note_troubles(records: Iterable[Mapping[str, Any]], folder: Path) -> list[str]:
+    """Notes of people that are gone or were exchanged, of the records that are shown."""
+    from fedsilo.audit.notes import trouble_of
+
+    return list(filter(None, (trouble_of(folder, record) for record in records)))
+
+
+def _place(record: Mapping[str, Any]) -> tuple[Any, ...]:
+    """The message that a record is about: its kind, and where in a run it belongs."""
+    return record.get("kind"), record.get("run"), record.get("round"), record.get("step")
+
+
+def _digest(record: Mapping[str, Any]) -> str:
+    payload = record.get("payload", {})
+    return str(payload.get("sha256") or payload.get("hmac_sha256") or "")
+
+
+def _unknown(what: str, name: str, known: Iterable[str]) -> UsageError:
+    from difflib import get_close_matches
+
+    from fedsilo.protocol.errors import UsageError
+
+    names = sorted(known)
+    close = get_close_matches(name, names, n=1)
+    meant = f" (did you mean {close[0]!r}?)" if close else ""
+    return UsageError(f"there is no {what} {name!r}{meant}", hint=f"one of: {', '.join(names)}")
+
+
+@app.command()
+@guarded("audit replay")
+def replay(
+    policy: Annotated[Path, typer.Option("--policy", help="The policy to ask; a draft, or the one in force.")],
+    log: Annotated[
+        Path | None, typer.Option("--log", help="Folder of the audit log, or the state folder around it.")
+    ] = None,
+    charter: Annotated[
+        Path | None, typer.Option("--charter", help="The federation's charter: judge by what both allow.")
+    ] = None,
+    since: Annotated[int, typer.Option("--since", min=0, help="First record to look at.")] = 0,
+    rescreen: Annotated[
+        bool, typer.Option("--rescreen", help="Ask a running silo to screen archived texts again; recorded there.")
+    ] = False,
+    config: Annotated[Path, typer.Option("--config", help="The site's configuration file, for --rescreen.")] = (
+        CONFIG_DEFAULT
+    ),
+    operator: Annotated[str, typer.Option("--operator", help="Who asks it, an auditor or approver.")] = "",
+    json_output: JsonOption = False,
+) -> None:
+    """Judge every recorded message again by another policy and list the decisions that change.
+
+    Where that policy's text screens are other ones, recorded facts do not tell: --rescreen takes the archived texts.
+    """
+    from fedsilo.audit.segments import read_records
+    from fedsilo.cli.silo_control import load_site
+    from fedsilo.files.site_policy import read_effective
+    from fedsilo.protocol.errors import UsageError
+    from policies.replay import replay as decide_again
+
+    asked = read_effective(existing_policy(policy), charter and existing(charter))
+    rows: dict[int, dict[str, Any]] = {}
+    if rescreen:
+        site = load_site(config)
+        rows = _rescreened(site, operator, asked, policy, charter, since)
+        log = log or site.state_dir
+    if log is None:
+        raise UsageError("which log? --log DIR", hint="--rescreen takes that of the silo it asks")
+    folder = existing_log(log)
+    records = _same_log(read_records(folder, since), rows)
+    judged = list(decide_again(records, asked, {seq: row.get("facts") or row["why"] for seq, row in rows.items()}))
+    changed = [row.to_json() for row in judged if row.changed]
+    passed_over = [row.to_json() for row in judged if row.decision is None]
+    again = sum(row.rescreened for row in judged)
+    data = {"decisions": len(judged), "changed": changed, "not_replayed": passed_over, "rescreened": again}
+    emit(
+        "audit replay", data, json_output=json_output, text=lambda: _replay_text(data),
+        warnings=reading_warnings(folder),
+    )  # fmt: skip
+
+
+def _rescreened(
+    site: SiloConfig, operator: str, asked: Policy, policy: Path, charter: Path | None, since: int
+) -> dict[int, dict[str, Any]]:
+    """What a running silo finds in its archived texts by this policy's screens, by record; command after command, since
+    one looks at so many."""
+    from fedsilo.cli.silo_control import command
+    from fedsilo.protocol.errors import ConflictError, UsageError
+    from silo.guard.rescreening import COMMAND
+
+    if not operator:
+        raise UsageError("who asks? --operator NAME", hint="an auditor or approver of this site; it is recorded")
+    texts = {"policy": policy.read_text("utf-8"), "charter": charter.read_text("utf-8") if charter else ""}
+    if asked.own.custom_text is not None:
+        texts["custom_file"] = asked.own.custom_text.decode()
+    rows: dict[int, dict[str, Any]] = {}
+    next_record: int | None = since
+    while next_record is not None:
+        answer = command(site, operator, COMMAND, {**texts, "since": next_record}, "")
+        if answer["policy"] != asked.digest:
+            raise ConflictError("the silo reads another policy out of these files", hint="is it of another version?")
+        rows |= {row["seq"]: row for row in answer["rows"]}
+        next_record = answer["next"]
+    return rows
+
+
+def _same_log(records: Iterable[dict[str, Any]], rows: Mapping[int, dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """The records, as long as they are of the log that the rows are about."""
+    from fedsilo.protocol.errors import ConflictError
+
+    for record in records:
+        row = rows.get(record["seq"])
+        if row is not None and row["hmac_sha256"] != record.get("payload", {}).get("hmac_sha256", ""):
+            raise ConflictError(
+                f"record {record['seq']} is not the one that the silo has screened again",
+                hint="--log is another party's log; leave it out, or ask that party",
+            )
+        yield record
+
+
+@app.command()
+@guarded("audit prove")
+def prove(
+    seq: Annotated[int | None, typer.Argument(min=0, help="Number of the record.", show_default=False)] = None,
+    log: Annotated[
+        Path | None, typer.Option("--log", help="Folder of the audit log, or the state folder around it.")
+    ] = None,
+    check: Annotated[
+        Path | None,
+        typer.Option("--check", help="Check instead what this command printed, or a folder that export --out wrote."),
+    ] = None,
+    key: Annotated[str, typer.Option("--key", help="With --check: the log's key as its owner published it.")] = "",
+    json_output: JsonOption = False,
+) -> None:
+    """A record with the proof that it is in the log under a signed checkpoint; needs nothing else of the log.
+
+    With --check: whether such a proof holds, without the log. Exit status 7 if not.
+    """
+    from fedsilo.audit.proofs import prove as proof_of
+    from fedsilo.protocol.errors import UsageError
+
+    if check is not None:
+        if seq is not None or log is not None:
+            raise UsageError("--check needs neither a record's number nor --log")
+        _check_proof(check, key, json_output=json_output)
+        return
+    if seq is None or log is None or key:
+        raise UsageError("give SEQ and --log DIR, or --check FILE and, where you know it, --key")
+    folder = existing_log(log)
+    data = proof_of(folder, seq)
+    emit(
+        "audit prove", data, json_output=json_output, warnings=reading_warnings(folder),
+        text=lambda: json.dumps(data, indent=2, ensure_ascii=False),
+    )  # fmt: skip
+
+
+def _check_proof(path: Path, key: str, *, json_output: bool) -> None:
+    from fedsilo.audit.audit_verify import shown
+    from fedsilo.audit.proofs import check
+    from fedsilo.cli.audit_folders import first_of
+    from fedsilo.protocol.errors import VerificationError
+
+    data = check(path, key)
+    error = None
+    if not data["verified"]:
+        error = VerificationError(
+            f"{shown(path)}: {_unproved(data)}: {first_of(data['problems'])}",
+            hint="whoever has the log exports it again: an export holds only what a signed checkpoint covers",
+        )
+    warnings = []
+    if not key:
+        warnings.append("the key came with the proof: compare it with the one that the log's owner published, or --key")
+    emit("audit prove", data, json_output=json_output, text=lambda: _check_text(data), warnings=warnings, error=error)
+
+
+def _unproved(data: dict[str, Any]) -> str:
+    return f"unproved: {data['records'] - data['proved']} of {data['records']} records"
+
+
+app.command("export")(cli_audit_export.export)
+app.command("report")(cli_audit_report.report)
+
+
+def _where_to_look(failed: list[dict[str, Any]]) -> list[str]:
+    from fedsilo.audit.audit_verify import shown
+
+    for result in failed:
+        if result["suspects"]:
+            first, last = result["suspects"]
+            which = f"record {first}" if first == last else f"records {first} to {last}"
+            return [f"look at {which} first: `fedsilo audit show {first} --log {shown(result['path'])}`"]
+    return []
+
+
+def _record(folder: Path, seq: int) -> dict[str, Any]:
+    from fedsilo.audit.segments import read_records, removed
+    from fedsilo.protocol.errors import NotFoundError
+
+    record = next(read_records(folder, seq), None)
+    if record is None:
+        raise NotFoundError(f"{folder} has no record {seq}")
+    if record["seq"] != seq:
+        raise removed(folder, seq)
+    return record
+
+
+def _verification_checks(results: list[dict[str, Any]]) -> list[Check]:
+    """Each problem of each log; a log without one is a check that passed."""
+    from fedsilo.audit.transcripts import findings_of
+    from fedsilo.cli.check_reports import Check
+
+    return [
+        Check(
+            result["log"], f"{result['log']} verifies" if not number else f"problem {number}", "LOG_NOT_VERIFIED",
+            problem, result["path"],
+        )
+        for result in results
+        for number, problem in enumerate(result["problems"] or ([""] if result["verified"] else ["not verified"]))
+    ] + [
+        Check(result["log"], f"equivocation {number}", "EQUIVOCATION", finding, result["path"])
+        for result in results
+        for number, finding in enumerate(findings_of([result]))
+    ]  # fmt: skip
+
+
+def _verification_text(results: list[dict[str, Any]]) -> str:
+    from fedsilo.audit.audit_verify import shown
+    from fedsilo.audit.orders import orders_in_words
+    from fedsilo.audit.transcripts import findings_of
+
+    rows = [
+        (
+            result["log"],
+            "verified" if result["verified"] else "NOT VERIFIED",
+            result["size"],
+            len(result["cosigned"]),
+            max(result["cosigned"].values(), default=0),
+            result["key"][:16],
+            shown(result["path"]),
+        )
+        for result in results
+    ]
+    problems = [f"{result['log']}: {problem}" for result in results for problem in result["problems"]]
+    problems += findings_of(results)
+    asked = [result for result in results if any(result["orders"].values())]
+    signed = [f"{result['log']}: what people ordered: {orders_in_words(result['orders'])}" for result in asked]
+    header = ("log", "result", "records", "witnesses", "countersigned to", "key", "path")
+    return "\n".join([table(header, rows), *signed, *problems])
+
+
+def _check_text(data: dict[str, Any]) -> str:
+    verdict = f"proved: {data['proved']} of {data['records']} records" if data["verified"] else _unproved(data)
+    whose = "by the keys that came with the proof: " if data["cosigned"] else ""
+    return "\n".join(
+        [
+            f"{verdict} ({data['first']} to {data['last']}) of {data['log']} under its checkpoint of {data['size']} "
+            "records",
+            f"key {data['key']}",
+            f"countersigned {whose}{', '.join(data['cosigned']) or 'by nobody'}",
+            *(f"problem: {problem}" for problem in data["problems"]),
+        ]
+    )
+
+
+def _records_text(records: list[dict[str, Any]], folder: Path) -> str:
+    from fedsilo.audit.notes import note_of
+
+    def row(record: dict[str, Any]) -> tuple[Any, ...]:
+        when = _time_text(record["t"])
+        place = "/".join(str(record[name]) for name in ("run", "round", "step") if record.get(name))
+        size = record.get("payload", {}).get("bytes", "")
+        what = (record["seq"], when, record["event"], record.get("kind", ""), record.get("decision", ""))
+        return (*what, size, place, ",".join(record.get("reasons", [])), _said(record, note_of(folder, record)))
+
+    header = ("seq", "time", "event", "kind", "decision", "bytes", "run/round/step", "reasons", "who and what")
+    return table(header, map(row, records))
+
+
+def _said(record: Mapping[str, Any], note: str) -> str:
+    """Person, release, what the person wrote, and what the screens found how often, of a record that has them."""
+    detail = record.get("detail", {})
+    said = [f"{name} {detail[name]}" for name in ("person", "release") if isinstance(detail.get(name), str)]
+    said += [f'"{note}"'] if note else []
+    if record["event"] == "screen.hit":
+        found = detail.get("hits")
+        said += [f"{screen} {count}" for screen, count in sorted(found.items())] if isinstance(found, Mapping) else []
+        said.append(f"in {detail.get('responses', '?')} answers")
+    return ", ".join(said)
+
+
+def _time_text(milliseconds: int) -> str:
+    """UTC; or the number, of a time that no calendar has: a record may hold any up to 2^53 - 1."""
+    from datetime import UTC, datetime
+
+    try:
+        return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="milliseconds")
+    except (ValueError, OverflowError, OSError):
+        return f"{milliseconds} milliseconds"
+
+
+def _replay_text(data: dict[str, Any]) -> str:
+    rows = [
+        [str(row["seq"]), row["kind"], f"{row['round']}.{row['step']}", row["recorded"], row["replayed"],
+         ", ".join(row["reasons"] or row["recorded_reasons"])]
+        for row in data["changed"]
+    ]  # fmt: skip
+    again = data["decisions"] - len(data["not_replayed"])
+    screened = f", {data['rescreened']} of them with their archived texts screened again" if data["rescreened"] else ""
+    lines = [f"{again} decisions judged again{screened}; {len(rows)} change"]
+    if rows:
+        lines.append(table(("record", "kind", "round.step", "was", "would be", "reasons"), rows))
+    for name, what, instead in (
+        ("clipped_first", "factors denied only for their length", "scaled them down to its clip_l2"),
+        ("withheld_first", "answers denied only for a screen's hit", "left out those with a hit"),
+    ):
+        found = [str(row["seq"]) for row in data["changed"] if row[name]]
+        if found:
+            shown = f"{', '.join(found[:8])}{' ...' if len(found) > 8 else ''}"
+            lines.append(
+                f"{what} (record {shown}): a guard under this policy would have {instead} first, so this alone would "
+                "not have stopped the message"
+            )
+    if data["not_replayed"]:
+        lines.append(f"{len(data['not_replayed'])} cannot be judged from facts (--json lists them)")
+        whys = Counter(row["not_replayed"] for row in data["not_replayed"])
+        lines += [f"  {count}: {why}" for why, count in whys.most_common(_WHYS_SHOWN_MAX)]
+    return "\n".join(lines)

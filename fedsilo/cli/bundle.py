@@ -1,0 +1,211 @@
+"""`fedsilo bundle`: what somebody who helps needs to see, in one file that may be shared.
+
+It holds versions, the findings of `doctor`, settings, the released part of the daemon's state and of its audit status,
+the daemon's own log lines, and reports of faults of ours. One rule cuts all texts: from the first path or quotation on
+the rest of a line is left out. Of settings only numbers, switches and the words in `SHOWN_TEXTS` are told. Names of
+people in roles.yaml are taken out; where that file cannot be read, there are no log lines.
+
+Does not stop: names of silos, runs, kinds and times, which tell who works with whom and when; the site's own numbers; a
+name of somebody whom roles.yaml does not have; a relative path that begins with a name. What is in the file is listed
+before it is written, and whoever shares it can read it.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import sys
+import tarfile
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedsilo.cli.daemons import ConfigOption, ContextOption, Daemon, SocketOption, chosen_daemon
+from fedsilo.cli.output import JsonOption, emit, guarded
+from fedsilo.protocol.errors import ConflictError, FedSiloError, UsageError
+from fedsilo.protocol.text import harmless
+
+if TYPE_CHECKING:
+    from console.client import ControlClient
+
+LOG_LINES, REPORTS_MAX, SECONDS_EACH = 200, 3, 10.0
+LEFT_OUT, SET_SHOWN, PERSON_SHOWN = "(left out)", "(set)", "(person)"
+# From where an absolute path begins, one from a home folder, one from here or the folder above, or a quotation, up to
+# the end of the line; not from the slashes of a URL, of an identity or of a run's id, nor an apostrophe in a word.
+_PRIVATE = re.compile(r"(?:(?<!\w)['\"`]|(?<![\w./~-])(?:file:|~[A-Za-z_]|~?/(?![/\s])|\.\.?/(?!\s)|[A-Za-z]:\\)).*")
+_HIDDEN_BLOCKS = ("data.", "identity.", "model.", "control.")
+# Of settings that are text: names that every message carries, and words of a fixed choice.
+SHOWN_TEXTS = frozenset({
+    "silo", "role", "federation", "coordinator", "site", "silos", "log_level", "log_format", "rollout.engine",
+    "trainer.launch", "trainer.devices", "trainer.threads", "trainer.isolation", "expected.load", "expected.mixed_base",
+    "expected.mixed_verifiers", "public.verifier", "held_out.verifier",
+})  # fmt: skip
+
+
+@guarded("bundle")
+def bundle(
+    out: Annotated[Path, typer.Option("--out", help="The new file, .tar.gz.")],
+    context: ContextOption = "",
+    socket: SocketOption = None,
+    config: ConfigOption = None,
+    json_output: JsonOption = False,
+) -> None:
+    """Diagnostics in one new file that may be shared: versions, doctor, settings, status, own log lines, audit status.
+
+    Works without a daemon, and without a configuration: what could not be asked is named in it. Read it before you pass
+    it on; README in it says what was left out.
+    """
+    daemon, told = None, []
+    try:
+        daemon = chosen_daemon(context, socket, config)
+    except UsageError as error:
+        if sum([bool(context), socket is not None, config is not None]) > 1:
+            raise
+        # nothing is configured here, or it is wrong, which may be what help is needed with
+        told = [f"{error.message}: the daemon was not asked"] if context or config else []
+    if out.exists():
+        raise ConflictError(f"{out} exists", hint="name a new file")
+    parts = {name: text.encode() for name, text in collected(daemon, config).items()}
+    holds = {name: len(data) for name, data in parts.items()}
+    if not json_output:
+        sys.stderr.writelines(harmless(f"{size:>8} bytes  {name}\n", lines=True) for name, size in holds.items())
+    _write(out, parts)
+    data = {"file": str(out), "bytes": out.stat().st_size, "holds": holds}
+    text = f"wrote {out}, {data['bytes']} bytes; read it before you share it"
+    emit("bundle", data, json_output=json_output, warnings=told, text=text)
+
+
+def collected(daemon: Daemon | None, config: Path | None = None) -> dict[str, str]:
+    """File name -> text of everything that goes in. Nothing is written.
+
+    Args:
+        daemon: to ask; None where none is known.
+        config: that was named, if no daemon could be read from it.
+    """
+    from fedsilo.cli.crash import reports_folder, versions
+    from fedsilo.cli.doctor import findings
+
+    config, kind = (config, "") if daemon is None else (daemon.config, daemon.kind)
+    made: dict[str, Any] = {
+        "versions.json": versions(),
+        "doctor.json": [vars(each) for each in findings(kind or "fedsilo", config)],
+        "settings.json": _told(lambda: _settings(config)),
+    }
+    people = _told(lambda: _people(config))
+    if daemon is not None:
+        made |= _asked(daemon)
+        if not isinstance(people, list):
+            made["log.json"] = {"not_told": "roles.yaml was not read here, and log lines may name people"}
+    for path in sorted(reports_folder().glob("crash-*.json"))[-REPORTS_MAX:]:
+        made[f"crashes/{path.name}"] = _told(partial(_read, path))
+    names = people if isinstance(people, list) else []
+    parts = {name: json.dumps(shareable(value, names), indent=1) + "\n" for name, value in made.items()}
+    return {"README": _README, **parts}
+
+
+def shareable(value: Any, people: Iterable[str] = ()) -> Any:
+    """A JSON value, keys too, whose lines are cut off where a path or a quotation begins, and in which each of these
+    people's names, as a word of its own in letters of either case, reads `(person)`."""
+    names = "|".join(map(re.escape, sorted(filter(None, people), key=len, reverse=True)))
+    person = re.compile(rf"(?<!\w)(?:{names})(?!\w)", re.IGNORECASE) if names else None
+
+    def changed(each: Any) -> Any:
+        if isinstance(each, Mapping):
+            return {changed(key): changed(inner) for key, inner in each.items()}
+        if isinstance(each, list | tuple):
+            return [changed(inner) for inner in each]
+        if not isinstance(each, str):
+            return each
+        each = _PRIVATE.sub(LEFT_OUT, each)
+        return person.sub(PERSON_SHOWN, each) if person is not None else each
+
+    return changed(value)
+
+
+def _people(config: Path | None) -> list[str]:
+    """Everybody in the roles.yaml that a configuration names. Raises UsageError: it names none."""
+    from certs.roles import load_roles
+    from fedsilo.cli.daemons import read_configuration
+    from fedsilo.files.identity_files import read_public
+
+    files = getattr(read_configuration(config)[1], "identity", None) if config is not None else None
+    if files is None:
+        raise UsageError("no roles.yaml is known")
+    return list(load_roles(read_public(files.operators), str(files.operators)).people)
+
+
+def _settings(config: Path | None) -> Any:
+    from fedsilo.cli.daemons import read_configuration
+    from fedsilo.files.site_files import settings_of
+
+    if config is None:
+        return {"not_told": "no configuration file is known"}
+    kind, read = read_configuration(config)
+    rows = settings_of(read, config)
+    for row in rows:
+        shown = isinstance(row["value"], bool | int | float) or row["key"] in SHOWN_TEXTS
+        if row["value"] not in (None, "", []) and (row["key"].startswith(_HIDDEN_BLOCKS) or not shown):
+            row["value"] = SET_SHOWN
+        _, colon, number = row["origin"].rpartition(":")
+        row["origin"] = f"{kind}.yaml:{number}" if colon else row["origin"]  # whatever its own name tells
+    return {"kind": kind, "settings": rows}
+
+
+def _asked(daemon: Daemon) -> dict[str, Any]:
+    """What the daemon says of itself, as far as it may be shared; in place of what it does not answer, why."""
+    from console.client import ControlClient
+    from console.sharing import released_answer, released_state
+
+    def audit(client: ControlClient) -> Any:
+        answer = released_answer("audit.status", {}, client.query("audit.status", {}))
+        return {"not_told": "nothing of it is released"} if answer is None else answer[0]
+
+    with ControlClient(daemon.socket, timeout_seconds=SECONDS_EACH) as client:
+        return {
+            "status.json": _told(lambda: released_state(client.snapshot().state)),
+            "audit_status.json": _told(lambda: audit(client)),
+            "log.json": _told(lambda: client.query("logs", {"lines": LOG_LINES})),
+        }
+
+
+def _read(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def _told(work: Callable[[], Any]) -> Any:
+    try:
+        return work()
+    except FedSiloError as error:  # of its text nothing is known, so only the code
+        return {"not_told": error.code}
+    except (OSError, ValueError) as error:
+        return {"not_told": type(error).__name__}
+
+
+def _write(out: Path, parts: Mapping[str, bytes]) -> None:
+    """Write a new file of mode 0600. Raises ConflictError: it came to be meanwhile."""
+    try:
+        descriptor = os.open(out, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except FileExistsError as error:
+        raise ConflictError(f"{out} exists", hint="name a new file") from error
+    with os.fdopen(descriptor, "wb") as file, tarfile.open(fileobj=file, mode="w:gz") as archive:
+        for name, data in parts.items():
+            entry = tarfile.TarInfo(f"fedsilo-bundle/{name}")  # owner and names of this machine's users stay out
+            entry.size = len(data)
+            archive.addfile(entry, io.BytesIO(data))
+
+
+_README = f"""\
+Diagnostics of FedSilo, made by `fedsilo bundle`. Each file is JSON; `not_told` says why something is missing.
+
+Left out on purpose: prompts, answers, tensors, keys, certificates, file contents; of each line all from the first path
+or quotation on ({LEFT_OUT}); settings that are text, but for names of silos, federation and coordinator and words of a
+fixed choice, and all of `data`, `identity`, `model` and `control` ({SET_SHOWN}); names of people in roles.yaml
+({PERSON_SHOWN}). Without roles.yaml there are no log lines.
+In it are names of silos and runs, times, versions, limits and other numbers of the configuration, and the daemon's log
+lines. A name that roles.yaml does not have may stand in them. Read it before you pass it on.
+"""

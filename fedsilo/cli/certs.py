@@ -1,0 +1,330 @@
+"""`fedsilo certs`: authorities, enrolment and a look at what is installed. Thin; the work is in `provision`."""
+
+from __future__ import annotations
+
+from datetime import UTC
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from fedsilo.cli.input_files import named_as_input
+from fedsilo.cli.output import JsonOption, emit, guarded, table
+
+if TYPE_CHECKING:
+    from fedsilo.demo.provision import Enrolment
+
+app = typer.Typer(no_args_is_help=True, help="Certificate authorities, enrolment and identities.")
+
+CaOption = Annotated[Path, typer.Option("--ca", help="Folder of the CA.", file_okay=False)]
+PassphraseOption = Annotated[
+    Path | None, typer.Option("--passphrase-file", help="Private file whose first line is the passphrase of ca.key.")
+]
+
+
+@app.command("ca-init")
+@guarded("certs ca-init")
+def ca_init(
+    name: Annotated[str, typer.Argument(help="Name of the federation or of the site.")],
+    out: Annotated[Path, typer.Option("--out", help="The new folder.")],
+    kind: Annotated[
+        Literal["federation", "site"],
+        typer.Option("--kind", help="federation: for silos and coordinators. site: its operators and trainer link."),
+    ],
+    days: Annotated[int, typer.Option("--days", help="Life of the root, at most 730.")] = 365,
+    passphrase_file: PassphraseOption = None,
+    json_output: JsonOption = False,
+) -> None:
+    """Make a root. The two kinds are separate on purpose: a federation can never make a site's approver."""
+    from fedsilo.demo import provision
+
+    authority = provision.init_ca(out, name=name, kind=kind, days=days, passphrase=_passphrase(passphrase_file))
+    not_after = provision.utc_text(authority.certificate.not_valid_after_utc)
+    data = {
+        "name": name,
+        "kind": kind,
+        "certificate": str(out / "ca.crt"),
+        "fingerprint": authority.fingerprint,
+        "not_after": not_after,
+    }
+    emit(
+        "certs ca-init",
+        data,
+        json_output=json_output,
+        text=f"{kind} CA {name}, valid until {not_after}, in {out}\n"
+        f"fingerprint {authority.fingerprint}\n"
+        "Tell this fingerprint to the others by another way than the one that brings them ca.crt.",
+    )
+
+
+@app.command("invite")
+@guarded("certs invite")
+def invite(
+    identity: Annotated[str, typer.Argument(help="ROLE/NAME: silo, coordinator, operator, guard or trainer")],
+    ca: CaOption,
+    hours: Annotated[
+        float, typer.Option("--hours", min=0.01, max=8784.0, help="How long the token may be used.")
+    ] = 72.0,
+    json_output: JsonOption = False,
+) -> None:
+    """Make a one-time token that may become exactly one identity."""
+    from datetime import timedelta
+
+    from certs.encoding import read_root
+    from fedsilo.demo import provision
+    from fedsilo.files.identity_files import read_public
+
+    token = provision.invite(ca, identity, lifetime=timedelta(hours=hours))
+    fingerprint = read_root(read_public(ca / "ca.crt")).fingerprint
+    emit(
+        "certs invite",
+        {"token": token, "ca_fingerprint": fingerprint},
+        json_output=json_output,
+        text=f"{token}\nGood once, for {hours:g} hours: whoever has it first is enrolled. Root {fingerprint}",
+    )
+
+
+@app.command("request")
+@guarded("certs request")
+def request(
+    token: Annotated[str, typer.Option("--token", help="As handed over by the CA's admin.")],
+    out: Annotated[Path, typer.Option("--out", help="Folder for the new keys and the request.")],
+    json_output: JsonOption = False,
+) -> None:
+    """Make keys here, where they stay, and a request that travels to the CA."""
+    from fedsilo.demo import provision
+
+    enrolment = provision.request(out, token)
+    emit(
+        "certs request",
+        _of_enrolment(enrolment),
+        json_output=json_output,
+        text=f"keys for {enrolment.identity} are in {out} and stay there\n{_send(enrolment)}",
+    )
+
+
+@app.command("renew")
+@guarded("certs renew")
+def renew(
+    token: Annotated[str, typer.Option("--token", help="As handed over by the CA's admin, for the same identity.")],
+    out: Annotated[Path, typer.Option("--out", help="Folder of its keys and certificate; the request goes there.")],
+    json_output: JsonOption = False,
+) -> None:
+    """Make a request with the keys that are there: the audit log and other sites' pins know a party by them."""
+    from fedsilo.cli import renewal
+
+    enrolment = renewal.renew(out, token)
+    emit(
+        "certs renew",
+        _of_enrolment(enrolment),
+        json_output=json_output,
+        text=f"the keys of {enrolment.identity} in {out} stay as they are\n{_send(enrolment)}",
+    )
+
+
+@app.command("sign")
+@guarded("certs sign")
+def sign(
+    request_file: Annotated[Path, typer.Argument(metavar="REQUEST", help="The applicant's request file.")],
+    ca: CaOption,
+    out: Annotated[Path, typer.Option("--out", help="Where the certificate goes.")],
+    dns: Annotated[list[str] | None, typer.Option("--dns", help="Coordinator only: a host name silos dial.")] = None,
+    ip: Annotated[list[str] | None, typer.Option("--ip", help="Coordinator only: an address silos dial.")] = None,
+    hours: Annotated[
+        float | None,
+        typer.Option("--hours", help="Life of the certificate; 168 at most, 8 for operators if not given."),
+    ] = None,
+    passphrase_file: PassphraseOption = None,
+    json_output: JsonOption = False,
+) -> None:
+    """Judge a request, spend its token and issue the certificate its token stands for."""
+    from datetime import timedelta
+
+    from fedsilo.demo import provision
+    from fedsilo.files.durable import write_durably
+    from fedsilo.files.identity_files import read_public
+
+    issued = provision.sign(
+        ca,
+        read_public(request_file),
+        dns_names=dns or (),
+        ip_addresses=ip or (),
+        lifetime=None if hours is None else timedelta(hours=hours),
+        passphrase=_passphrase(passphrase_file),
+    )
+    write_durably(out, issued.certificate_pem)
+    data = {
+        "spiffe_id": issued.spiffe_id,
+        "certificate": str(out),
+        "serial_hex": issued.serial_hex,
+        "fingerprint": issued.fingerprint,
+        "not_before": provision.utc_text(issued.not_before),
+        "not_after": provision.utc_text(issued.not_after),
+    }
+    emit(
+        "certs sign",
+        data,
+        json_output=json_output,
+        text=f"{issued.spiffe_id} until {data['not_after']}: {out}\nfingerprint {issued.fingerprint}",
+    )
+
+
+@app.command("trial")
+@guarded("certs trial")
+def trial(
+    federation: Annotated[str, typer.Argument(help="Name of the federation.")],
+    silos: Annotated[str, typer.Option("--silos", help="Names of the silos, with commas.")],
+    out: Annotated[Path, typer.Option("--out", help="The new folder; it gets a folder for each party.")],
+    dns: Annotated[list[str] | None, typer.Option("--dns", help="Host names silos dial; default localhost.")] = None,
+    ip: Annotated[list[str] | None, typer.Option("--ip", help="Addresses silos dial; default 127.0.0.1, ::1.")] = None,
+    json_output: JsonOption = False,
+) -> None:
+    """Every key and certificate of a federation that is only tried out, in one go and valid for 7 days.
+
+    Whoever runs this holds every party's keys and could speak for each of them: for data that may be seen by all. In a
+    real federation each site makes its own: ca-init, invite, request, sign.
+    """
+    from fedsilo.cli import trial as trials
+
+    names = [name.strip() for name in silos.split(",") if name.strip()]
+    trials.make_trial(federation, names, out, dns_names=dns or ("localhost",), ip_addresses=ip or ("127.0.0.1", "::1"))
+    folders = {name: str(out / name) for name in (trials.COORDINATOR_FOLDER, *names)}
+    authority = out / trials.AUTHORITY_FOLDER
+    emit(
+        "certs trial",
+        {"federation": federation, "folders": folders, "federation_ca": str(authority)},
+        json_output=json_output,
+        text=lambda: (
+            table(("party", "folder"), folders.items())
+            + "\npeople: carol at the coordinator, alice and bob at each silo; all of it ends in 7 days"
+        ),
+        warnings=["all keys were made in one place: for a trial, never for data that may not leave its site"],
+    )
+
+
+@app.command("list")
+@guarded("certs list")
+def list_certificates(ca: CaOption, json_output: JsonOption = False) -> None:
+    """What a CA has issued."""
+    from fedsilo.demo import provision
+
+    rows = provision.list_issued(ca)
+    emit(
+        "certs list",
+        {"certificates": rows},
+        json_output=json_output,
+        text=lambda: table(
+            ("identity", "not after", "fingerprint", "serial"),
+            [(row["spiffe_id"], row["not_after"], row["fingerprint"][:16], row["serial_hex"]) for row in rows],
+        ),
+    )
+
+
+@app.command("show")
+@guarded("certs show")
+def show(
+    file: Annotated[Path, typer.Argument(help="A certificate: a root or a leaf.")], json_output: JsonOption = False
+) -> None:
+    """What stands in a certificate. It says nothing about whether to trust it; `certs check` does."""
+    from certs.describe import describe_certificate
+    from fedsilo.files.identity_files import read_public
+
+    with named_as_input(file):
+        data = describe_certificate(read_public(file))
+    emit(
+        "certs show",
+        data,
+        json_output=json_output,
+        text=lambda: "\n".join(f"{key:12} {_flat(value)}" for key, value in data.items()),
+    )
+
+
+@app.command("check")
+@guarded("certs check")
+def check(
+    certificate: Annotated[Path, typer.Option("--certificate", help="The leaf.")],
+    root: Annotated[Path, typer.Option("--root", help="federation_ca.crt; site_ca.crt for operator, guard, trainer.")],
+    key: Annotated[Path, typer.Option("--key", help="Its private key.")],
+    role: Annotated[
+        Literal["silo", "coordinator", "operator", "guard", "trainer"], typer.Option("--role", help="What it must be.")
+    ],
+    signing_key: Annotated[
+        Path | None, typer.Option("--signing-key", help="The message-signing key of a silo or coordinator.")
+    ] = None,
+    json_output: JsonOption = False,
+) -> None:
+    """Everything a daemon checks at its start: modes, matching keys, the right CA, role and validity."""
+    from datetime import datetime, timedelta
+
+    from certs.encoding import read_one_certificate, read_root, warn_before
+    from certs.identity import operator_identity
+    from fedsilo.demo.provision import utc_text
+    from fedsilo.files.identity_files import load_identity, load_link, load_operator, read_public
+    from fedsilo.protocol.errors import UsageError
+
+    now = datetime.now(UTC)
+    if role == "operator":
+        pem, _ = load_operator(certificate, key, root, now=now)
+        person = operator_identity(pem, read_public(root), now)
+        spiffe_id, not_after, fingerprint = person.spiffe_id, person.not_after, person.fingerprint
+    elif role == "guard" or role == "trainer":
+        end = load_link(certificate, key, root, role=role, now=now)
+        spiffe_id, not_after, fingerprint = end.spiffe_id, end.not_after, end.fingerprint
+    elif signing_key is None:
+        raise UsageError(f"a {role} has a message-signing key", hint="name it: --signing-key FILE.ed25519")
+    else:
+        identity = load_identity(certificate, key, signing_key, root, role=role, now=now)
+        spiffe_id, not_after, fingerprint = identity.spiffe_id, identity.not_after, identity.peer.fingerprint
+    trust_root = read_root(read_public(root))
+    warnings = [
+        f"{called} expires at {utc_text(last)}"
+        for called, last, margin in (
+            (spiffe_id, not_after, warn_before(read_one_certificate(read_public(certificate), what=str(certificate)))),
+            (f"the {trust_root.kind} CA", trust_root.certificate.not_valid_after_utc, timedelta(days=30)),
+        )
+        if last - now < margin
+    ]
+    data = {
+        "spiffe_id": spiffe_id,
+        "fingerprint": fingerprint,
+        "not_after": utc_text(not_after),
+        "root_fingerprint": trust_root.fingerprint,
+        "root_not_after": utc_text(trust_root.certificate.not_valid_after_utc),
+    }
+    emit(
+        "certs check",
+        data,
+        json_output=json_output,
+        warnings=warnings,
+        text=f"ok: {spiffe_id} until {data['not_after']}\nroot {trust_root.fingerprint}",
+    )
+
+
+def _of_enrolment(enrolment: Enrolment) -> dict[str, str | None]:
+    return {
+        "spiffe_id": str(enrolment.identity),
+        "request": str(enrolment.request),
+        "key": str(enrolment.key),
+        "signing_key": None if enrolment.signing_key is None else str(enrolment.signing_key),
+    }
+
+
+def _send(enrolment: Enrolment) -> str:
+    name = enrolment.request.name
+    return f"send {enrolment.request} to the CA: fedsilo certs sign {name} --ca DIR --out FILE"
+
+
+def _passphrase(path: Path | None) -> bytes | None:
+    if path is None:
+        return None
+    from fedsilo.files.durable import read_private
+    from fedsilo.protocol.errors import UsageError
+
+    lines = read_private(path).splitlines()
+    if not lines or not lines[0]:
+        raise UsageError(f"{path}: the first line is empty", hint="write the passphrase there")
+    return lines[0]
+
+
+def _flat(value: Any) -> str:
+    return ", ".join(str(item) for item in value) if isinstance(value, list) else str(value)

@@ -1,0 +1,407 @@
+"""`fedconsole`: look at a daemon, and answer what it holds, on a terminal. Or at a recording of what one said."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+
+import typer
+
+from fedsilo.cli.output import JsonOption, VersionOption, emit, guarded
+from fedsilo.cli.standard_streams import takes_signs
+
+if TYPE_CHECKING:
+    from console.feed import Source
+    from console.recording import RecordingFile
+    from console.replay import Replay
+    from fedsilo.cli.contexts import ContextEntry
+
+app = typer.Typer(help="Watch one silo or the coordinator, and approve or reject what a silo holds.")
+
+CELLS_WITHOUT_TERMINAL = 100
+ROWS_WITHOUT_TERMINAL = 30
+THEME_NAMES = ("fed-dark", "fed-light", "fed-mono")
+OVERVIEW, APPROVALS = "1", "3"
+NO_NAME = "daemon"  # of what is attached to by --socket
+Files: TypeAlias = "tuple[Path | None, Path | None]"  # a person's certificate, and the key to it
+
+
+@app.command()
+@guarded("fedconsole")
+def fedconsole(
+    socket: Annotated[Path | None, typer.Option("--socket", help="Control socket of the daemon.")] = None,
+    context: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--context", metavar="CONTEXT",
+            help="silo:NAME=SOCKET, coordinator=SOCKET, one of them behind LABEL=, or a name that `fedsilo context "
+            "list` shows. Again for more of them: :ctx NAME goes from one to another.",
+        ),
+    ] = None,
+    replay: Annotated[
+        Path | None, typer.Option("--replay", help="A recording in place of a daemon: . pauses, < and > move 10 s.")
+    ] = None,
+    speed: Annotated[float, typer.Option("--speed", help="Seconds of the recording a second, with --replay.")] = 1.0,
+    at: Annotated[float, typer.Option("--at", min=0.0, help="Second of the recording to begin at.")] = 0.0,
+    record: Annotated[
+        Path | None, typer.Option("--record", help="Write what is read into this new file: released fields only.")
+    ] = None,
+    include_local: Annotated[
+        str,
+        typer.Option(
+            "--include-local", metavar="LOCAL",
+            help="The word LOCAL: record also what policy did not release, in a file for this site's people only.",
+        ),
+    ] = "",
+    read_only: Annotated[bool, typer.Option("--read-only", help="Looking only; it cannot be unlocked.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Print one screen as text and end.")] = False,
+    screen: Annotated[str, typer.Option("--screen", metavar="N", help="Which one, with --once.")] = OVERVIEW,
+    operator_certificate: Annotated[
+        Path | None, typer.Option("--operator-certificate", help="Your certificate under the site CA.")
+    ] = None,
+    operator_key: Annotated[Path | None, typer.Option("--operator-key", help="Its key, mode 0600.")] = None,
+    ascii_only: Annotated[bool, typer.Option("--ascii", help="ASCII alone but in data, as without UTF-8.")] = False,
+    theme: Annotated[str, typer.Option("--theme", help=f"One of {', '.join(THEME_NAMES)}.")] = "",
+    no_mouse: Annotated[
+        bool, typer.Option("--no-mouse", help="Leave the mouse to the terminal, to mark and copy text with it.")
+    ] = False,
+    version: VersionOption = False,
+    json_output: JsonOption = False,
+) -> None:  # fmt: skip
+    """Open the console, or with --once print what it would show."""
+    from fedsilo.protocol.errors import UsageError
+
+    if replay is not None and (socket is not None or context):
+        raise UsageError("a daemon or a recording: one of the two", hint="--socket or --context, or --replay")
+    chosen = theme_named(theme)
+    if bool(operator_certificate) != bool(operator_key):
+        raise UsageError("--operator-certificate and --operator-key go together")
+    if replay is None and (speed != 1.0 or at):
+        raise UsageError("--speed and --at are of a recording", hint="fedconsole --replay FILE")
+    printed = once or json_output
+    if screen != OVERVIEW and not printed:
+        raise UsageError("--screen says what --once prints", hint=f"fedconsole --once --screen {screen}")
+    if replay is not None and (record is not None or include_local):
+        raise UsageError("what is played back is not recorded")
+    if not printed:
+        need_terminal()
+    entries: Sequence[ContextEntry] = ()
+    if replay is not None:
+        watched = _from_recording(replay, speed, at, still=printed)
+    else:
+        entries = _contexts(socket, context or [])
+        if len(context or []) > 1 and (printed or record is not None):
+            raise UsageError("--once and --record are of one daemon", hint="give one --context")
+        watched = _from_daemon(entries[0].socket, entries[0].site, _recording(record, include_local))
+    try:
+        if printed:
+            _print_once(watched, screen, ascii_only=ascii_only or not takes_signs(), json_output=json_output)
+        else:
+            origins = _origins(theme, ascii_only=ascii_only, read_only=read_only, no_mouse=no_mouse)
+            files = operator_certificate, operator_key
+            options: dict[str, Any] = {
+                "ascii_only": ascii_only or not takes_signs(), "theme_name": chosen,
+                "mouse": not no_mouse, "origins": origins,
+            }  # fmt: skip
+            if entries and record is None:
+                _open_contexts(entries, files, read_only=read_only, **options)
+            else:
+                _open(watched, _files(files, entries[0] if entries else None), read_only=read_only, **options)
+    finally:
+        if watched.file is not None:
+            watched.file.close()
+    if watched.file is not None and watched.file.trouble:
+        from fedsilo.protocol.errors import OperationError
+
+        raise OperationError(f"the recording is not whole: {watched.file.trouble}")
+
+
+def theme_named(given: str) -> str:
+    """A theme by its name, which may be given without the `fed-`; without one, what the environment's NO_COLOR says.
+
+    Raises:
+        UsageError: there is none of that name.
+    """
+    from fedsilo.protocol.errors import UsageError
+
+    if not given:
+        return "fed-mono" if "NO_COLOR" in os.environ else "fed-dark"
+    name = given if given.startswith("fed-") else f"fed-{given}"
+    if name not in THEME_NAMES:
+        raise UsageError(f"there is no theme {given!r}", hint=f"one of {', '.join(THEME_NAMES)}; also without fed-")
+    return name
+
+
+def open_console(
+    socket: Path,
+    *,
+    certificate: Path | None = None,
+    key: Path | None = None,
+    site: str = "",
+    leaving: str = "",
+    read_only: bool = False,
+    ascii_only: bool = False,
+    theme: str = "fed-dark",
+) -> None:
+    """The console in the foreground until the person leaves it.
+
+    Args:
+        socket: the daemon's control socket; it need not answer yet.
+        certificate: the person's; without it the console can only look.
+        key: to the certificate.
+        site: whose daemon this is; a person of another site cannot unlock.
+        leaving: what it says of going on once the run is over; empty for that ctrl+q ends it.
+        read_only: no unlocking.
+        ascii_only: no character outside ASCII but in data.
+        theme: fed-dark, fed-light or fed-mono.
+
+    Raises:
+        UsageError: there is no terminal that a console can be drawn on.
+    """
+    need_terminal()
+    from console.app import LEAVING, run
+    from console.signing import KeyFiles
+
+    files = KeyFiles(certificate, key) if certificate is not None and key is not None else None
+    run(
+        socket, key_files=files, site=site, leaving=leaving or LEAVING, read_only=read_only,
+        ascii_only=ascii_only or not takes_signs(), theme_name=theme,
+    )  # fmt: skip
+
+
+# ---- what is looked at -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Watched:
+    """Attributes:
+    connect: makes the source.
+    name: what is awaited while it loads.
+    site: whose it is said to be; empty for whosever it is.
+    socket: of the daemon; None where nothing can be answered.
+    told: what the console says of it; empty for a daemon as it is.
+    file: recorded into.
+    replay: what is played back; its times are not those of a daemon that runs now.
+    """
+
+    connect: Callable[[], Source]
+    name: str
+    site: str = ""
+    socket: Path | None = None
+    told: Callable[[], str] = field(default=lambda: "")
+    file: RecordingFile | None = None
+    replay: Replay | None = None
+
+
+def _from_daemon(path: Path, site: str, file: RecordingFile | None) -> _Watched:
+    from console.feed import connect_to
+
+    connect = connect_to(path)
+    if file is None:
+        return _Watched(connect, str(path), site, path)
+    from console.recording import Recorder
+
+    return _Watched(lambda: Recorder(connect(), file), str(path), site, path, file.banner, file=file)
+
+
+def _from_recording(path: Path, speed: float, at: float, *, still: bool) -> _Watched:
+    """still: it stands at `at`, for what is printed once."""
+    from console.replay import Replay
+    from fedsilo.cli.input_files import require_plain_file
+
+    require_plain_file(path, hint="fedconsole --record FILE makes a recording")
+    replay = Replay(path, speed=speed)
+    if still:
+        replay.pause()
+    replay.seek(at)
+    return _Watched(lambda: replay, str(path), told=replay.banner, replay=replay)
+
+
+def _recording(path: Path | None, word: str) -> RecordingFile | None:
+    """Raises UsageError: local data without the word. ConflictError, OperationError: the file cannot be made."""
+    from fedsilo.protocol.errors import UsageError
+
+    if path is None:
+        if word:
+            raise UsageError("--include-local says what --record writes", hint="fedconsole --record FILE")
+        return None
+    from console.recording import LOCAL_WORD, RecordingFile
+
+    if word and word != LOCAL_WORD:
+        raise UsageError(
+            f"--include-local takes the word {LOCAL_WORD}, typed",
+            hint="the file then holds what this site's policy did not release; without it only released fields",
+        )
+    return RecordingFile(path, include_local=bool(word))
+
+
+def need_terminal() -> None:
+    """Raises UsageError: there is no terminal that a console can be drawn on."""
+    from fedsilo.protocol.errors import UsageError
+
+    twin = "silo status, silo approvals list|show|approve|reject, coordinator status"
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise UsageError("there is no terminal to draw on", hint=f"as text: fedconsole --once, {twin}")
+    if os.environ.get("TERM", "dumb") in ("", "dumb", "unknown"):
+        raise UsageError("TERM says that this terminal cannot be drawn on", hint=f"as text: fedconsole --once, {twin}")
+
+
+def _contexts(socket: Path | None, given: Sequence[str]) -> list[ContextEntry]:
+    """The daemons that may be attached to, the first one at once.
+
+    Without any it is the current one of the file that `fedsilo context` keeps. Where a name of that file is given, all
+    of the file's can be gone to.
+
+    Raises:
+        UsageError: none or another form. NotFoundError: no such name. NotAllowedError: others may write the file.
+    """
+    from fedsilo.cli.contexts import ContextEntry, context_given, contexts, current_context
+    from fedsilo.protocol.errors import UsageError
+
+    if socket is not None and given:
+        raise UsageError("--socket and --context: one of the two", hint="--context again for more daemons")
+    if socket is not None:
+        return [ContextEntry(NO_NAME, "", socket)]
+    names = list(given) or list(filter(None, [current_context()]))
+    if not names:
+        raise UsageError(
+            "say whose console: --socket PATH or --context silo:NAME=PATH",
+            hint="one of the two, or `fedsilo context add`; without a daemon --replay FILE",
+        )
+    found = [context_given(name) for name in names]
+    called = [each.name for each in found]
+    if twice := [name for name in called if called.count(name) > 1]:
+        raise UsageError(f"two contexts are called {twice[0]}", hint=f"give one of them a label: LABEL={given[0]}")
+    kept = contexts() if any(each.place for each in found) else {}
+    return [*found, *(each for name, each in kept.items() if name not in called)]
+
+
+def _where(socket: Path | None, context: str) -> tuple[Path, str]:
+    """The socket, and the site it is said to be of. Raises as `_contexts`."""
+    entry = _contexts(socket, [context] if context else [])[0]
+    return entry.socket, entry.site
+
+
+def _files(given: Files, entry: ContextEntry | None) -> Files:
+    """A person's certificate and key: as given, else those that the context names."""
+    return given if given[0] is not None or entry is None else (entry.operator_certificate, entry.operator_key)
+
+
+def _origins(theme: str, *, ascii_only: bool, read_only: bool, no_mouse: bool = False) -> dict[str, str]:
+    """Where the console's own settings come from, by their names on the screen of settings."""
+    flags = {"theme": bool(theme), "ascii": ascii_only, "read-only": read_only, "no-mouse": no_mouse}
+    origins = {key: f"flag --{key}" for key, given in flags.items() if given}
+    return origins if theme or "NO_COLOR" not in os.environ else {"theme": "env NO_COLOR", **origins}
+
+
+# ---- showing it ------------------------------------------------------------------------------------
+
+
+def _open_contexts(entries: Sequence[ContextEntry], files: Files, *, read_only: bool, **options: Any) -> None:
+    from console.contexts import Attachment, ContextConsole
+    from console.feed import Hand, connect_to
+    from console.signing import KeyFiles
+
+    attachments = []
+    for entry in entries:
+        certificate, key = _files(files, entry)
+        key_files = KeyFiles(certificate, key) if certificate is not None and key is not None else None
+        attachments.append(
+            Attachment(
+                entry.name, connect_to(entry.socket), str(entry.socket), entry.site,
+                None if read_only else Hand(entry.socket), key_files,
+            )
+        )  # fmt: skip
+    # what has no label of its own is called as the bar names it anyway
+    named = entries[0].name not in (f"silo:{entries[0].site}", "coordinator", NO_NAME)
+    console = ContextConsole(attachments, named=named, read_only=read_only, **options)
+    console.run_on(attachments[0].connect)
+
+
+def _open(watched: _Watched, files: Files, *, read_only: bool, **options: Any) -> None:
+    certificate, key = files
+    from console.feed import Hand
+    from console.signing import KeyFiles
+    from console.told import run_told
+
+    run_told(
+        watched.connect,
+        watched.told,
+        replay=watched.replay,
+        signer=None if read_only or watched.socket is None else Hand(watched.socket),
+        key_files=KeyFiles(certificate, key) if certificate is not None and key is not None else None,
+        site=watched.site,
+        waits_for=watched.name,
+        read_only=read_only,
+        **options,
+    )
+
+
+def _print_once(watched: _Watched, screen: str, *, ascii_only: bool, json_output: bool) -> None:
+    import shutil
+    import time
+    from dataclasses import replace
+
+    from console.drawing import ASCII, UNICODE, in_ascii, to_text
+    from console.store import Store
+    from fedsilo.protocol.errors import ConflictError
+
+    client = watched.connect()
+    try:
+        reading = client.snapshot()
+        runs = reading.state.get("runs") if reading.state.get("party") == "coordinator" else None
+        record = client.query("run", {"run": runs[-1]["run"]}) if runs else {}
+    finally:
+        client.close()
+    store = Store()
+    now = time.monotonic()
+    store.read(reading, now, wall_time=time.time(), record=record)
+    snapshot = store.snapshot
+    if watched.replay is not None:  # it says what it is where a daemon's link would say "live"
+        snapshot = replace(snapshot, skew_seconds=0.0, link=replace(snapshot.link, told=watched.told()))
+    if watched.site and snapshot.site != watched.site:
+        raise ConflictError(f"the daemon at {watched.name} is {snapshot.site!r}, not {watched.site!r}")
+    size = shutil.get_terminal_size((CELLS_WITHOUT_TERMINAL, ROWS_WITHOUT_TERMINAL))
+    glyphs, told = ASCII if ascii_only else UNICODE, watched.told()
+
+    def text() -> str:
+        from console.once import once_lines
+
+        if screen == OVERVIEW:
+            shown = to_text(once_lines(snapshot, now, size.columns, glyphs))
+        elif screen == APPROVALS:
+            shown = to_text(_approvals_lines(snapshot, now, size.columns, glyphs))
+        else:
+            from console.told import screen_text
+
+            return screen_text(
+                watched.connect, screen, watched.told, cells=size.columns, rows=size.lines,
+                read_only=True, ascii_only=ascii_only,
+            )  # fmt: skip
+        return (in_ascii if ascii_only else str)(f"{told}\n{shown}" if told else shown)
+
+    data = {"time": reading.time, "policy_digest": reading.policy_digest, "state": reading.state}
+    if told:
+        data["told"] = told
+    emit("fedconsole", data, json_output=json_output, text=text)
+
+
+def _approvals_lines(snapshot: Any, now: float, cells: int, glyphs: Any) -> list[Any]:
+    """Every held release with all its facts and every rule that the source holds, one below the other."""
+    from console import facts
+    from console.drawing import line
+
+    if not snapshot.held:
+        return [line("nothing is held: what waits for a person would stand here")]
+    lines: list[Any] = []
+    for release in snapshot.held:
+        lines += facts.one_column(release, snapshot, now, cells, 10_000, glyphs)
+        if release.rules:
+            lines += [line(("every rule", "strong"))]
+            lines += [row for rule in release.rules for row in facts.rule_lines(rule, cells)]
+        lines += [line("")]
+    return lines

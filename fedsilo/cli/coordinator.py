@@ -1,0 +1,431 @@
+"""`coordinator`: set up, check, start and look at the federation's coordinator."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedsilo.cli import backup as cli_backup
+from fedsilo.cli import coordinator_messages as cli_coordinator_messages
+from fedsilo.cli import doctor
+from fedsilo.cli import transfer as cli_transfer
+from fedsilo.cli.coordinator_messages import CONFIG_DEFAULT, ConfigOption
+from fedsilo.cli.daemons import ContextOption, context_daemon
+from fedsilo.cli.desk_answers import recorded, seen_text, standing_text
+from fedsilo.cli.output import (
+    JsonOption,
+    PersonOption,
+    TimeoutOption,
+    emit,
+    facts_text,
+    guarded,
+    table,
+    takes_version,
+)
+from fedsilo.cli.silo_control import OperatorOption, RequestOption
+from fedsilo.cli.site_options import VERIFIERS, TemplateOption
+from fedsilo.cli.size_options import (
+    LearningRateOption,
+    LocalStepsOption,
+    PromptsOption,
+    RoundsOption,
+    SamplesOption,
+    SwapPeriodOption,
+    TokensOption,
+    given,
+    size_text,
+)
+from fedsilo.cli.typed_back import clock_now, confirm
+from fedsilo.protocol.errors import NotFoundError
+
+if TYPE_CHECKING:
+    from console.client import ControlClient
+    from coordinator.config import CoordinatorConfig
+    from coordinator.daemon import Ready
+
+app = typer.Typer(no_args_is_help=True, help="Set up, start and look at the coordinator of a federation.")
+silos_app = typer.Typer(no_args_is_help=True, help="The silos of the federation.")
+takes_version(app)
+app.add_typer(silos_app, name="silos")
+doctor.add_to(app, "coordinator")
+
+cli_coordinator_messages.add_to(app)
+cli_backup.add_to(app)
+cli_transfer.add_to_coordinator(app)
+
+
+@app.command()
+@guarded("coordinator init")
+def init(
+    federation: Annotated[str, typer.Option("--federation", help="Name of the federation.")],
+    silos: Annotated[str, typer.Option("--silos", help="Names with commas; aggregation follows this order.")],
+    model: Annotated[Path, typer.Option("--model", help="Model folder; read for its hashes and shapes only.")],
+    public: Annotated[Path, typer.Option("--public", help="Public prompts: JSON lines, one JSON array, or Parquet.")],
+    held_out: Annotated[Path, typer.Option("--held-out", help="Held-out prompts; read for hash and topics.")],
+    verifier: Annotated[
+        str, typer.Option("--verifier", help=f"How answers to public prompts are checked: {VERIFIERS}.")
+    ],
+    out: Annotated[Path, typer.Option("--out", help="Folder that holds id/ and gets the files.")] = Path(),
+    name: Annotated[str, typer.Option("--name", help="Name of the coordinator.")] = "main",
+    listen: Annotated[str, typer.Option("--listen", help="host:port; port 0 takes a free one.")] = "127.0.0.1:8443",
+    advertise: Annotated[str, typer.Option("--advertise", help="host:port the sites dial; default: --listen.")] = "",
+    ruleset: Annotated[str, typer.Option("--ruleset", help="pubswap, pubswap-strict, fedavg ...")] = "pubswap",
+    load: Annotated[str, typer.Option("--load", help="How every silo loads the base: fp32, bf16, nf4, fp8.")] = "fp32",
+    rank: Annotated[int, typer.Option("--rank", help="LoRA rank.")] = 32,
+    alpha: Annotated[float, typer.Option("--alpha", help="LoRA alpha; the scale is alpha / rank.")] = 64.0,
+    targets: Annotated[str, typer.Option("--targets", help='"all-linear" or names with commas.')] = "all-linear",
+    dtype: Annotated[str, typer.Option("--dtype", help="Values of updates: float32 or bfloat16.")] = "",
+    least_isolation: Annotated[
+        str, typer.Option("--least-isolation", help="Of each site's trainer; waived leaves it to each site.")
+    ] = "waived",
+    run: Annotated[
+        Path | None, typer.Option("--run", help="run.yaml that will be submitted; the limits follow from its sizes.")
+    ] = None,
+    rounds: RoundsOption = None,
+    local_steps: LocalStepsOption = None,
+    swap_period: SwapPeriodOption = None,
+    prompts_per_step: PromptsOption = None,
+    samples_per_prompt: SamplesOption = None,
+    max_new_tokens: TokensOption = None,
+    learning_rate: LearningRateOption = None,
+    template: TemplateOption = "",
+    person: PersonOption = [],  # noqa: B006  # typer reads the default, nobody changes it
+    force: Annotated[bool, typer.Option("--force", help="Replace files that exist.")] = False,
+    json_output: JsonOption = False,
+) -> None:
+    """Write federation.json (for the sites), coordinator.yaml, charter.yaml and lora_schema.json.
+
+    --run says how large the runs will be: the limits of every site's policy follow from it unless the site says
+    otherwise. Without it they hold the run that `fedsilo run init` writes; --rounds to --learning-rate change a number.
+    """
+    import time
+
+    from coordinator.setup import InitInputs, init_coordinator
+    from fedsilo.cli.input_files import read_document
+    from fedsilo.demo.provision import people_of, write_coordinator_key, write_roles
+    from fedsilo.files.durable import undone_on_failure
+    from fedsilo.files.prompt_template import choice_of
+    from fedsilo.files.run_request import EXAMPLE, size_of_run
+    from policies.render import PlanSize
+
+    sizes = size_of_run(read_document(run).encode(), str(run)) if run else size_of_run(EXAMPLE.encode(), "run.yaml")
+    if run and max_new_tokens is None:
+        _require_context(run, int(sizes["max_new_tokens"]), model)
+    limits = sizes | given(
+        rounds=rounds, local_steps=local_steps, swap_period=swap_period, prompts_per_step=prompts_per_step,
+        samples_per_prompt=samples_per_prompt, max_new_tokens=max_new_tokens, learning_rate=learning_rate,
+    )  # fmt: skip
+    # of what init_coordinator itself writes it takes care
+    with undone_on_failure(out, [out / "id" / "coordinator.pub", out / "id" / "roles.yaml"]):
+        if not (out / "id" / "coordinator.pub").exists():
+            write_coordinator_key(out / "id", name)
+        if person:
+            write_roles(out / "id", name, people_of(person))
+
+        result = init_coordinator(
+            InitInputs(
+                directory=out,
+                federation=federation,
+                silos=tuple(part.strip() for part in silos.split(",") if part.strip()),
+                model=model,
+                public=public,
+                held_out=held_out,
+                verifier=verifier,
+                now_seconds=time.time(),
+                coordinator=name,
+                listen=listen,
+                advertise=advertise,
+                ruleset=ruleset,
+                load=load,
+                rank=rank,
+                alpha=alpha,
+                targets=targets,
+                dtype=dtype,
+                least_isolation=least_isolation,
+                template=choice_of(template),
+                size=PlanSize().changed(limits, "coordinator init"),
+            ),
+            force=force,
+        )
+    emit(
+        "coordinator init",
+        result,
+        json_output=json_output,
+        text=f"wrote {result['config']}, {result['charter']}, {result['schema']}\n"
+        f"{size_text(result['plan_size'])}\n"
+        f"give {result['bundle']} to every site\nnext: coordinator check --config {result['config']}",
+    )
+
+
+def _require_context(run: Path, asked_tokens: int, model: Path) -> None:
+    """A run whose answers may be longer than the model's context is refused when it is submitted: rather now."""
+    from fedsilo.cli.input_files import read_document
+    from fedsilo.files.model_folder import context_tokens
+    from fedsilo.files.run_request import read_request
+    from fedsilo.protocol.errors import UsageError
+
+    context = context_tokens(model)
+    if context is not None and asked_tokens > context:
+        place = read_request(read_document(run).encode(), str(run)).place(("rollout", "max_new_tokens"))
+        raise UsageError(
+            f"{place}: rollout.max_new_tokens is {asked_tokens}, and the context of {model} is {context} tokens",
+            hint="write a shorter answer into the file, or say --max-new-tokens",
+        )
+
+
+@app.command()
+@guarded("coordinator check")
+def check(config: ConfigOption = CONFIG_DEFAULT, json_output: JsonOption = False) -> None:
+    """Read everything a start needs and compare it; changes nothing."""
+    from coordinator.config import load_config
+    from coordinator.daemon import check as check_files
+    from fedsilo.files.disk_space import free_bytes
+
+    checked = check_files(load_config(config))
+    data = {
+        "spiffe_id": checked.identity.spiffe_id,
+        "certificate_not_after": checked.identity.not_after.strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "charter_sha256": checked.charter.digest,
+        "lora_schema_sha256": checked.schema.digest,
+        "public_rows": len(checked.public.rows),
+        "silos": list(checked.config.silos),
+        "state_dir_free_bytes": free_bytes(checked.config.state_dir),
+    }
+    emit(
+        "coordinator check",
+        data,
+        json_output=json_output,
+        text=lambda: table(("what", "value"), ((key, value) for key, value in data.items())),
+        warnings=checked.warnings,
+    )
+
+
+@app.command()
+@guarded("coordinator start")
+def start(config: ConfigOption = CONFIG_DEFAULT, json_output: JsonOption = False) -> None:
+    """Serve until SIGTERM or Ctrl-C. Prints one line when silos may dial."""
+    import logging
+    import os
+    import sys
+
+    # gRPC reads this when it loads, and what it says of failed handshakes becomes lines of our own log.
+    from coordinator.native_log import ENVIRONMENT
+
+    os.environ.update(ENVIRONMENT)
+    from fedsilo.cli.own_names import refuse_foreign_names
+    from fedsilo.files.long_lived import one_thread_for_sums
+
+    one_thread_for_sums(os.environ)
+    refuse_foreign_names()
+    from coordinator.daemon import run_coordinator
+
+    logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s")
+
+    def ready(where: Ready) -> None:
+        emit(
+            "coordinator start",
+            {
+                "federation": where.federation,
+                "coordinator": where.coordinator,
+                "address": where.address,
+                "port": where.port,
+                "control_socket": where.control_socket,
+            },
+            json_output=json_output,
+            text=f"coordinator {where.federation}/{where.coordinator} ready on {where.address}, "
+            f"control socket {where.control_socket}",
+        )
+
+    run_coordinator(config, ready=ready)
+
+
+@app.command()
+@guarded("coordinator status")
+def status(
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            "--config", help="Default: coordinator.yaml here, else the current context, if it is a coordinator."
+        ),
+    ] = None,
+    context: ContextOption = "",
+    json_output: JsonOption = False,
+) -> None:
+    """State of the running coordinator: address, silos, runs."""
+    chosen = context_daemon("coordinator", context, config, here=CONFIG_DEFAULT)
+    state, now = _state_of(chosen.connect()) if chosen else _state(_load(config or CONFIG_DEFAULT))
+
+    emit("coordinator status", state, json_output=json_output, text=lambda: status_text(state, now))
+
+
+def status_text(state: dict[str, Any], now: str) -> str:
+    """Linear text of `coordinator status`."""
+    lines = [f"coordinator {state['federation']}/{state['coordinator']} on {state['address']}"]
+    if state["halted"]:
+        ends = "nothing is taken from any silo until that is put right and the coordinator started again"
+        lines.append(f"HALTED: {state['halted']}; {ends}")
+    if state.get("waits"):
+        lines.append(f"WAITS: {state['waits']}")
+    if clock := state.get("clock"):
+        condition = "the clock is right by now" if "ahead_seconds" in clock else "that time was wrong"
+        lines.append(f"CLOCK: {clock['told']}; if {condition}: coordinator accept-clock --operator NAME")
+    lines.append(_silo_table(state["silos"], now))
+    runs = [(run["run"], run["state"], f"{run['round']}/{run['rounds']}", run["method"]) for run in state["runs"]]
+    lines.append(table(("run", "state", "round", "method"), runs) if runs else "no runs yet")
+    return "\n".join(lines)
+
+
+@app.command("accept-clock")
+@guarded("coordinator accept-clock")
+def accept_clock(
+    operator: OperatorOption, config: ConfigOption = CONFIG_DEFAULT,
+    expect_digest: Annotated[
+        str, typer.Option("--expect-digest", help="Of the clock, as `coordinator status` showed it to you.")
+    ] = "",
+    request_id: RequestOption = "", json_output: JsonOption = False,
+) -> None:  # fmt: skip
+    """Go on by the clock as it is now: no later time that was seen is compared with any more, and a jump that was kept
+    out is followed (approvers)."""
+    from console.client import ControlClient
+    from coordinator.config import load_config
+
+    digest = expect_digest.removeprefix("sha256:")
+    if not digest:
+        with ControlClient(load_config(config).control.socket) as client:
+            stands = client.snapshot().state.get("clock")
+        if not stands:
+            raise NotFoundError("time does not stand still here", hint="`coordinator status` says where it does")
+        digest, hint = str(stands["digest"]), "`coordinator status --json` names it: data.clock.digest"
+        confirm(digest, "", f"{stands['told']}\n{clock_now()}", hint=hint, json_output=json_output)
+    data = cli_transfer.coordinator_command(config, operator, "clock.accept", {"halt": digest}, request_id)
+    now, released = (time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(data[name])) for name in ("accepted", "released"))
+    emit(
+        "coordinator accept-clock", data, json_output=json_output,
+        text=f"the clock counts as it is now, {now}; all went by {released} before, which is compared with no more"
+        f"{recorded(data)}",
+    )  # fmt: skip
+
+
+@app.command()
+@guarded("coordinator stop")
+def stop(
+    config: ConfigOption = CONFIG_DEFAULT,
+    timeout: TimeoutOption = 30.0,
+    json_output: JsonOption = False,
+) -> None:
+    """End the coordinator cleanly (SIGTERM by its own user); calls in flight may finish."""
+    import os
+    import signal
+
+    from fedsilo.demo.processes import wait_for_end
+    from fedsilo.files.durable import holder_of
+    from fedsilo.protocol.errors import UnreachableError
+
+    lock = _load(config).state_dir / "lock"
+    process_id = holder_of(lock)
+    if process_id:
+        os.kill(process_id, signal.SIGTERM)
+        wait_for_end(lock, timeout)
+    else:
+        raise UnreachableError("no coordinator is running in this state_dir")
+    emit("coordinator stop", {"process": process_id}, json_output=json_output, text=f"process {process_id} has ended")
+
+
+@silos_app.command("list")
+@guarded("coordinator silos list")
+def silos_list(config: ConfigOption = CONFIG_DEFAULT, json_output: JsonOption = False) -> None:
+    """Which silos have joined, were refused (and why), or are absent."""
+    state, now = _state(_load(config))
+    rows = state["silos"]
+    emit("coordinator silos list", rows, json_output=json_output, text=lambda: _silo_table(rows, now))
+
+
+@silos_app.command("show")
+@guarded("coordinator silos show")
+def silos_show(
+    name: Annotated[str, typer.Argument(help="Of the silo, from `coordinator silos list`.")],
+    config: ConfigOption = CONFIG_DEFAULT,
+    json_output: JsonOption = False,
+) -> None:
+    """One silo: whether it joined, what it said of itself, and when it was last heard."""
+    from fedsilo.protocol.errors import NotFoundError
+
+    row = next((row for row in _state(_load(config))[0]["silos"] if row["silo"] == name), None)
+    if row is None:
+        raise NotFoundError(f"no silo of that name is listed: {name[:64]!r}", hint="coordinator silos list")
+
+    def text() -> str:
+        facts = {key: row[key] for key in ("silo", "state", "since", "last_seen", "round", "step", "error")}
+        said = {f"said {key}": value for key, value in row["hello"].items()}
+        rows = [*facts.items(), ("refused because", _reason(row["refusal"])), *said.items()]
+        return table(("what", "value"), ((key, "-" if value in ("", None) else value) for key, value in rows))
+
+    emit("coordinator silos show", row, json_output=json_output, text=text)
+
+
+@app.command()
+@guarded("coordinator logs")
+def logs(
+    config: ConfigOption = CONFIG_DEFAULT,
+    follow: Annotated[bool, typer.Option("--follow", help="Go on as events happen.")] = False,
+    json_output: JsonOption = False,
+) -> None:
+    """Events of the running coordinator, oldest first; with --json one envelope a line."""
+    from console.client import ControlClient
+
+    with ControlClient(_load(config).control.socket) as client:
+        last = client.snapshot().sequence
+        if not follow and not last:
+            return
+        for event in client.watch(0):
+            data = {"sequence": event.sequence, "time": event.time, "name": event.name, "fields": event.fields}
+            text = f"{event.time} {event.name} {facts_text(event.fields)}"
+            emit("coordinator logs", data, json_output=json_output, text=text)
+            if not follow and event.sequence >= last:
+                return
+
+
+def _load(path: Path) -> CoordinatorConfig:
+    from coordinator.config import load_config
+
+    return load_config(path)
+
+
+def _state(config: CoordinatorConfig) -> tuple[dict[str, Any], str]:
+    """The state, and the coordinator's time."""
+    from console.client import ControlClient
+
+    return _state_of(ControlClient(config.control.socket))
+
+
+def _state_of(daemon: ControlClient) -> tuple[dict[str, Any], str]:
+    with daemon as client:
+        reading = client.snapshot()
+        return reading.state, reading.time
+
+
+def _silo_table(rows: list[dict[str, Any]], now: str) -> str:
+    clocks = [f"the clock of {row['silo']} is {row['clock']}" for row in rows if row.get("clock")]
+    shown = table(
+        ("silo", "state", "last seen", "round.step", "refused because"),
+        (
+            (
+                row["silo"],
+                standing_text(row),
+                seen_text(row["last_seen"], now),
+                f"{row['round']}.{row['step']}" if row["round"] else "-",
+                _reason(row["refusal"]),
+            )
+            for row in rows
+        ),
+    )
+    return "\n".join([shown, *clocks])
+
+
+def _reason(refusal: dict[str, str] | None) -> str:
+    if not refusal:
+        return ""
+    return f"{refusal['code']}: {refusal['field']} expected {refusal['expected']}, got {refusal['got']}"

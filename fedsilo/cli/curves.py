@@ -1,0 +1,176 @@
+"""`fedsilo curves`, `silo round`: what the console's places 4 and 2 ask the daemon, as text, CSV or JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedsilo.cli.daemons import ContextOption, Daemon, context_daemon, party_text
+from fedsilo.cli.output import JsonOption, emit, guarded, table
+from fedsilo.cli.silo_control import CONFIG_DEFAULT, ConfigOption, client_of, load_site
+
+TEXT_CELLS = 100
+CSV_COLUMNS = ("run", "name", "silo", "source", "unit", "x", "round", "step", "value", "low", "high", "n", "n_exact")
+
+
+@guarded("curves")
+def curves(
+    config: Annotated[
+        Path | None,
+        typer.Option("--config", help="silo.yaml: this site's own figures. Default: the current context, else here."),
+    ] = None,
+    coordinator: Annotated[
+        Path | None, typer.Option("--coordinator", help="coordinator.yaml: what silos released to it.")
+    ] = None,
+    context: ContextOption = "",
+    run: Annotated[str, typer.Option("--run", help="Which run; the newest by default.")] = "",
+    names: Annotated[
+        list[str] | None, typer.Option("--name", help="Only this figure, such as pass_at_1; repeatable.")
+    ] = None,
+    x: Annotated[str, typer.Option("--x", help="round or step.")] = "",
+    values: Annotated[
+        bool, typer.Option("--values", help="Each value of every figure; else the last of each, and what it says.")
+    ] = False,
+    csv: Annotated[bool, typer.Option("--csv", help="Print one line a value, as CSV.")] = False,
+    tensorboard: Annotated[
+        Path | None,
+        typer.Option("--tensorboard", metavar="FOLDER", help="Also write event files below this folder (--logdir)."),
+    ] = None,
+    json_output: JsonOption = False,
+) -> None:
+    """Figures by round or step: pass@1 with n and its 95 % interval, reward, KL, update norm, gap between silos.
+
+    Without --coordinator the figures are those of the current context, or else of the site in silo.yaml.
+    """
+    from fedsilo.protocol.errors import UsageError
+
+    if coordinator is not None and (config is not None or context):
+        other = "--config" if config is not None else "--context"
+        raise UsageError(f"{other} and --coordinator name two daemons", hint="give one of them")
+    if csv and json_output:
+        raise UsageError("--csv and --json are two forms of one answer", hint="give one of them")
+    asked = {"run": run or None, "names": ",".join(names or ()) or None, "x": x or None}
+    daemon = _daemon(context, config, coordinator)
+    with daemon.connect() as client:
+        data = client.query("curves", asked)
+        written = _events(tensorboard, data)
+        whose = "" if json_output or csv else party_text(client.snapshot().state)
+    whose += f", context {daemon.context}" if daemon.context else ""
+    chosen = _curves_text if values or names else _last_text
+    told = "".join(f"\nwrote {path}" for path in written)
+    emit("curves", data, json_output=json_output, text=lambda: csv_text(data) if csv else chosen(data, whose) + told)
+
+
+def _events(folder: Path | None, data: Mapping[str, Any]) -> list[Path]:
+    if folder is None:
+        return []
+    from fedsilo.cli.tensorboard_files import write_events
+
+    return write_events(folder, data)
+
+
+def _daemon(context: str, config: Path | None, coordinator: Path | None) -> Daemon:
+    if coordinator is None:
+        chosen = context_daemon("", context, config)
+        return chosen or Daemon(load_site(config or CONFIG_DEFAULT).control.socket)
+    from coordinator.config import load_config
+
+    return Daemon(load_config(coordinator).control.socket)
+
+
+def values_of(data: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """One row a value, with what it belongs to."""
+    return [
+        {"run": data["run"], **{name: series[name] for name in ("name", "silo", "source", "unit")}, **point}
+        for series in data["series"] for point in series["points"]
+    ]  # fmt: skip
+
+
+def csv_text(data: Mapping[str, Any]) -> str:
+    """One line a value, with a header line."""
+    from fedsilo.files.csv_cells import csv_text as text_of
+
+    return text_of(CSV_COLUMNS, [[row.get(name) for name in CSV_COLUMNS] for row in values_of(data)])
+
+
+def _cells_of(row: Mapping[str, Any]) -> tuple[str, ...]:
+    count = "" if row["n"] is None else f"{'' if row['n_exact'] else 'at most '}{row['n']}"
+    interval = "" if row["low"] is None else f"{row['low']:.4f} to {row['high']:.4f}"
+    place = f"{row['round']}" + (f"/{row['step']}" if row["step"] else "")
+    return row["name"], row["silo"] or "all", place, f"{row['value']:.6g}", interval, count
+
+
+def _last_text(data: Mapping[str, Any], whose: str) -> str:
+    """The newest value of each figure, how many there are, and what it says. whose: as of `_curves_text`."""
+    from fedsilo.control.figures import FIGURES
+
+    counted = {(each["name"], each["silo"]): len(each["points"]) for each in data["series"]}
+    last = {(row["name"], row["silo"]): row for row in values_of(data)}
+    rows = [
+        (*_cells_of(row), counted[key], FIGURES[row["name"]].meaning if row["name"] in FIGURES else "")
+        for key, row in last.items()
+    ]
+    header = ("figure", "silo", "round/step", "last value", "95 % interval", "n", "values", "what it says")
+    told = _told(data, whose, header, rows)
+    return f"{told}\neach value: --name FIGURE, or --values; docs/reference/figures.md" if rows else told
+
+
+def _curves_text(data: Mapping[str, Any], whose: str) -> str:
+    """whose: figures these are, and the context that chose them, so that no silo's pass for another's."""
+    rows = [(*_cells_of(row), row["source"]) for row in values_of(data)]
+    return _told(data, whose, ("figure", "silo", "round/step", "value", "95 % interval", "n", "source"), rows)
+
+
+def _told(data: Mapping[str, Any], whose: str, header: tuple[str, ...], rows: Sequence[tuple[Any, ...]]) -> str:
+    if not rows:
+        return f"{whose}: no figures of run {data['run'] or '-'} yet: fedsilo run submit run.yaml"
+    base = [f"before round 1: {each['name']} of {each['silo']} {each['value']:.4f}" for each in data["baseline"]]
+    return "\n".join([f"{whose}: run {data['run']}", table(header, rows), *base,
+                      *(f"not recorded: {each}" for each in data["not_recorded"])])  # fmt: skip
+
+
+@guarded("silo round")
+def silo_round(
+    run: Annotated[str, typer.Option("--run", help="Which run; the newest by default.")] = "",
+    number: Annotated[int | None, typer.Option("--round", min=1, help="Which round; the newest by default.")] = None,
+    config: ConfigOption = CONFIG_DEFAULT,
+    json_output: JsonOption = False,
+) -> None:
+    """One round as this silo knows it: its own phases with their durations, and the verdict on each other silo."""
+    with client_of(load_site(config)) as client:
+        data = client.query("round", {"run": run or None, "round": number})
+    emit("silo round", data, json_output=json_output, text=lambda: round_text(data))
+
+
+def round_text(data: Mapping[str, Any]) -> str:
+    """One round as linear text: the same lines that the console draws."""
+    from console import rounds
+    from console.drawing import UNICODE, to_text
+
+    lines = rounds.head_lines(data, None, TEXT_CELLS, UNICODE)
+    rows: list[tuple[str, ...]] = []
+    for row in _rows(data.get("silos")):
+        hidden = rounds.is_hidden(row, data)
+        took = rounds.HIDDEN if hidden else rounds.time_text(rounds.took_seconds(row, data))
+        phases = rounds.HIDDEN if hidden else _phases_text(row)
+        rows.append((str(row.get("silo")), str(row.get("state")), took, phases))
+    facts = to_text(rounds.fact_lines(data, TEXT_CELLS, whole_digests=True))
+    return "\n".join([to_text(lines), table(("silo", "state", "update at", "phases"), rows), facts])
+
+
+def _phases_text(row: Mapping[str, Any]) -> str:
+    from console import rounds
+
+    told = []
+    for phase in rounds.phases_of(row):
+        took = phase.get("seconds")
+        word = f"{took:.0f} s" if isinstance(took, int | float) else str(phase.get("state"))
+        told.append(f"{rounds.phase_text(phase)} {word}")
+    return ", ".join(told) or "none on record"
+
+
+def _rows(value: Any) -> Sequence[Mapping[str, Any]]:
+    return value if isinstance(value, list) else []

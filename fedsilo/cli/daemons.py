@@ -1,0 +1,167 @@
+"""Which daemon or configuration file a command is about, where it may be a silo's or the coordinator's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+
+import typer
+
+from fedsilo.protocol.errors import ConflictError, UsageError
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+    from console.client import ControlClient
+    from coordinator.config import CoordinatorConfig
+    from silo.config import SiloConfig
+
+Kind = Literal["silo", "coordinator", "policy"]
+DEFAULTS: Mapping[str, Path] = {"silo": Path("silo.yaml"), "coordinator": Path("coordinator.yaml")}
+_HINT = "--context NAME, --socket PATH or --config silo.yaml|coordinator.yaml"
+# A key that only this kind of file has.
+_KEYS: Mapping[Kind, str] = {"silo": "silo", "coordinator": "silos", "policy": "egress"}
+
+ContextOption = Annotated[
+    str, typer.Option("--context", help="A kept context, or silo:NAME=SOCKET or coordinator=SOCKET.")
+]
+SocketOption = Annotated[Path | None, typer.Option("--socket", help="Control socket of the daemon.")]
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option("--config", help="silo.yaml or coordinator.yaml. Default: the current context, else the one here."),
+]
+
+
+@dataclass(frozen=True)
+class Daemon:
+    """`kind` and `site` are empty, and `config` None, where that is not told. `context`: name of the one that chose it;
+    empty where a file or a socket did."""
+
+    socket: Path
+    kind: str = ""
+    site: str = ""
+    config: Path | None = None
+    context: str = ""
+
+    def connect(self) -> ControlClient:
+        """Raises ConflictError: another party than its context names answers. UnreachableError: nobody does."""
+        from console.client import ControlClient
+
+        client = ControlClient(self.socket)
+        try:
+            self._require_same(client)
+        except BaseException:
+            client.close()
+            raise
+        return client
+
+    def _require_same(self, client: ControlClient) -> None:
+        """A socket may be another daemon's by now, and a context name on the screen would then name the wrong party."""
+        if not self.context:
+            return
+        state = client.snapshot().state
+        silo = str(state.get("silo", ""))
+        same = self.kind == ("silo" if silo else "coordinator") and self.site == silo
+        if same or not state:  # one that has only begun says nothing yet
+            return
+        raise ConflictError(
+            f"context {self.context!r} is {' '.join(filter(None, (self.kind, self.site)))}, and {party_text(state)} "
+            f"answers at {self.socket}",
+            hint=f"fedsilo context add {self.context} --force --config FILE, of the daemon that it is to be",
+            code="WRONG_DAEMON",
+        )
+
+
+def party_text(state: Mapping[str, Any]) -> str:
+    """Whose state it is: a silo by its name, a coordinator by its federation's and its own."""
+    if state.get("silo"):
+        return f"silo {state['silo']}"
+    return f"coordinator {state.get('federation', '')}/{state.get('coordinator', '')}"
+
+
+def chosen_daemon(context: str = "", socket: Path | None = None, config: Path | None = None) -> Daemon:
+    """The one that is named, else the current context's, else that of the configuration file in this folder.
+
+    Raises:
+        UsageError: more than one is named, or none is and none is found; a wrong file. NotFoundError: no such context.
+    """
+    from fedsilo.cli import contexts
+
+    if sum([bool(context), socket is not None, config is not None]) > 1:
+        raise UsageError("one daemon, please", hint=_HINT)
+    if socket is not None:
+        return Daemon(socket)
+    if config is None and (name := context or contexts.current_context()):
+        entry = contexts.context_given(name) if context else contexts.context_named(name)
+        return Daemon(entry.socket, entry.kind, entry.site, entry.config, entry.name)
+    path = config or next((each for each in DEFAULTS.values() if each.exists()), None)
+    if path is None:
+        raise UsageError("which daemon?", hint=_HINT)
+    kind, read = read_configuration(path)
+    if kind == "silo":
+        silo = cast("SiloConfig", read)
+        return Daemon(silo.control.socket, kind, silo.silo, path)
+    if kind == "coordinator":
+        return Daemon(cast("CoordinatorConfig", read).control.socket, kind, config=path)
+    raise UsageError(f"{path} is a policy: it names no daemon", hint=_HINT)
+
+
+def context_daemon(kind: str, context: str, config: Path | None, *, here: Path | None = None) -> Daemon | None:
+    """The daemon of the context that is named or, where no file is either, of the current one; None: a file decides.
+
+    Args:
+        kind: silo or coordinator, of which the daemon must be; empty for either. A current context of the other kind
+            is passed over, since `fedsilo context use` chooses for both programs.
+        context: that was named; or empty.
+        config: that was named; or None.
+        here: a file that, if it is there, goes before the current context, for a program whose other commands read it.
+
+    Raises:
+        UsageError: both are named, or a context of another kind is. NotFoundError: no such context.
+    """
+    from fedsilo.cli import contexts
+
+    if context and config is not None:
+        raise UsageError("--context and --config name two daemons", hint="give one of them")
+    by_file = config is not None or (not context and here is not None and here.exists())
+    if by_file or not (name := context or contexts.current_context()):
+        return None
+    entry = contexts.context_given(name) if context else contexts.context_named(name)
+    if kind and entry.kind != kind:
+        if not context:
+            return None
+        hint = f"{entry.kind} status --context {name}"
+        raise UsageError(f"context {name!r} is a {entry.kind}, not a {kind}", hint=hint)
+    return Daemon(entry.socket, entry.kind, entry.site, entry.config, entry.name)
+
+
+def kind_of(path: Path) -> Kind:
+    """What a file is, by a key that only its kind has. Raises UsageError: none of the three. NotFoundError."""
+    from fedsilo.files.durable import read_regular
+    from fedsilo.protocol.strict_yaml import load
+
+    value = load(read_regular(path), str(path)).value
+    keys = set(value) if isinstance(value, Mapping) else set()
+    for kind, key in _KEYS.items():
+        if key in keys:
+            return kind
+    wanted = ", ".join(f"{key} ({kind})" for kind, key in _KEYS.items())
+    raise UsageError(f"{path} is no silo.yaml, coordinator.yaml or policy", hint=f"its keys have none of: {wanted}")
+
+
+def read_configuration(path: Path) -> tuple[Kind, BaseModel]:
+    """The file, judged as the daemon judges it. Raises UsageError with FILE:LINE. NotFoundError."""
+    kind = kind_of(path)
+    if kind == "silo":
+        from silo.config import load_config
+
+        return kind, load_config(path)
+    if kind == "coordinator":
+        from coordinator.config import load_config as load_coordinator
+
+        return kind, load_coordinator(path)
+    from policies.load import load_policy
+
+    return kind, load_policy(path.read_bytes(), str(path)).own.file

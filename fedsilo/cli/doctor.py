@@ -1,0 +1,248 @@
+"""`doctor`: whether this machine can run a silo, the coordinator or the console, before anything is configured, and
+what of a configured one does not fit. `silo check` and `coordinator check` try what a start needs; this is less,
+needs no federation, and does not stop at the first fault.
+
+Does not find: a clock that is wrong but later than everything recorded here, where no coordinator's was compared; a
+disk that fills later.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import stat
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedsilo.cli.daemons import DEFAULTS
+from fedsilo.cli.output import JsonOption, emit, guarded, table
+from fedsilo.protocol.errors import FedSiloError, OperationError
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+DISK_BYTES_LOW = 2 << 30  # a few rounds of a small model's adapters and payloads
+CLOCK_BEHIND_SECONDS_MAX = 120.0  # how long a signed command is valid: more, and none is accepted
+SOCKET_SECONDS = 3.0
+_TIMES_LOOKED_AT = 50
+_NOT_LOOKED_AT = "run it as the user whose files they are"
+
+ConfigOption = Annotated[Path | None, typer.Option("--config", help="A configuration file, if there is one yet.")]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """`ok` is None for what was not tried, or need not be as it is found."""
+
+    check: str
+    ok: bool | None
+    found: str
+    hint: str = ""
+
+
+def add_to(app: typer.Typer, program: str) -> None:
+    """Make `doctor` a command of a program: silo, coordinator, or fedsilo, which knows of no configuration file."""
+    default = DEFAULTS.get(program)
+    name = "doctor" if program == "fedsilo" else f"{program} doctor"
+
+    @app.command("doctor")
+    @guarded(name)
+    def doctor(config: ConfigOption = default, json_output: JsonOption = False) -> None:
+        """What is installed here, and whether names, clock, disk, socket and isolation will do. Changes nothing."""
+        found = list(findings(program, config))
+        rows = [vars(each) for each in found]
+        failed = [each for each in found if each.ok is False]
+        error = None
+        if failed:
+            error = OperationError(
+                f"{len(failed)} of {len(found)} checks failed: {', '.join(each.check for each in failed)}",
+                hint=failed[0].hint,
+            )
+        words = {True: "ok", False: "FAILED", None: "-"}
+        emit(
+            name, {"checks": rows}, json_output=json_output, error=error,
+            text=lambda: table(("", "check", "found"), ((words[each.ok], each.check, each.found) for each in found)),
+            warnings=[f"{each.check}: {each.hint}" for each in found if each.ok is None and each.hint],
+        )  # fmt: skip
+
+
+def findings(program: str, config: Path | None) -> Iterator[Finding]:
+    """Every check, in the order in which a start would meet them.
+
+    Args:
+        program: silo, coordinator or fedsilo.
+        config: of a configuration file; one that is not there is said to be missing, and is no fault.
+    """
+    yield from _installed(program)
+    yield _tried("names of our packages", _names, "")
+    yield _tried("contexts", _contexts, "fedsilo context list")
+    read, finding = _configured(config)
+    yield finding
+    state_dir: Path | None = getattr(read, "state_dir", None)
+    yield _tried("disk", lambda: _disk(state_dir or Path()))
+    yield _tried("clock", lambda: _clock(state_dir))
+    if read is not None:
+        yield _tried("control socket", lambda: _socket(read))
+    if hasattr(read, "coordinator"):
+        yield _tried("way to the coordinator", lambda: _way(read))
+    if program != "coordinator":
+        yield _tried("isolation of the trainer", _isolation)
+
+
+def _tried(check: str, work: Callable[[], str | Finding], hint: str = "") -> Finding:
+    """What a check found; one that could not be done (a folder that may not be looked into) failed, and others go on.
+
+    Args:
+        check: its name.
+        work: its finding, or words for what is as it should be.
+        hint: where the failure has none of its own.
+    """
+    try:
+        found = work()
+    except FedSiloError as error:
+        return Finding(check, False, error.message, error.hint or hint)
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        return Finding(check, False, f"{where}{error.strerror or type(error).__name__}", hint or _NOT_LOOKED_AT)
+    return found if isinstance(found, Finding) else Finding(check, True, found)
+
+
+def _installed(program: str) -> Iterator[Finding]:
+    from fedsilo.cli.crash import versions
+    from fedsilo.files.extras import install_hint
+
+    found = versions()
+    yield Finding("fedsilo", True, f"{found['fedsilo']} on Python {found['python']}, {found['system']}")
+    if platform.system() != "Linux":
+        yield Finding("operating system", None, platform.system(), "daemons and their walls are made for Linux")
+    wanted = {"torch": "silo's trainer", "transformers": "silo's trainer", "textual": "fedconsole"}
+    trainers = install_hint("torch")
+    how = {"torch": trainers, "transformers": trainers, "textual": "install FedSilo again"}
+    needed = ("torch", "transformers") if program == "silo" else ()
+    for name, what in wanted.items():
+        missing = found[name] == "not installed"
+        if program == "coordinator" and name != "textual":
+            continue
+        yield Finding(
+            name, (False if name in needed else None) if missing else True, found[name],
+            f"the {what} needs it: {how[name]}" if missing else "",
+        )  # fmt: skip
+
+
+def _names() -> str:
+    from fedsilo.cli.own_names import refuse_foreign_names
+
+    refuse_foreign_names()
+    return "ours alone"
+
+
+def _contexts() -> str:
+    from fedsilo.cli.contexts import contexts, contexts_path
+
+    return f"{len(contexts())} kept in {contexts_path()}"
+
+
+def _configured(config: Path | None) -> tuple[BaseModel | None, Finding]:
+    from fedsilo.cli.daemons import read_configuration
+
+    read: list[BaseModel] = []
+
+    def look() -> Finding:
+        if config is None or not config.exists():
+            return Finding("configuration", None, f"{config or 'none'}: not there")
+        kind, found = read_configuration(config)
+        read.append(found)
+        return Finding("configuration", True, f"{config}: {kind}")
+
+    finding = _tried("configuration", look)
+    return (read[0] if read else None), finding
+
+
+def _disk(folder: Path) -> Finding:
+    from fedsilo.files.disk_space import DISK_BYTES_MIN, free_bytes
+
+    free = free_bytes(folder)
+    told = f"{free} bytes free for {folder}"
+    if free < DISK_BYTES_MIN:
+        return Finding("disk", False, told, f"a daemon needs {DISK_BYTES_MIN} bytes to start")
+    if free < DISK_BYTES_LOW:
+        return Finding("disk", None, told, "enough to start; little for payloads, adapters and logs")
+    return Finding("disk", True, told)
+
+
+def _clock(state_dir: Path | None) -> Finding:
+    now = time.time()
+    told = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(now))
+    log = None if state_dir is None else state_dir / "audit"
+    if log is None or not log.is_dir():
+        return Finding("clock", None, f"{told}; nothing here to compare it with")
+    newest = max((each.stat().st_mtime for each in sorted(log.iterdir())[-_TIMES_LOOKED_AT:]), default=0.0)
+    ledger = state_dir / "ledger.sqlite3" if state_dir is not None else None
+    if ledger is not None and ledger.is_file():
+        from silo.guard.clock_watch import look_offline
+        from silo.guard.ledger import Ledger
+
+        reader = Ledger(ledger, read_only=True)
+        try:
+            told, warning = look_offline(reader, now)
+        finally:
+            reader.close()
+        if warning:
+            return Finding("clock", None, told, warning)
+    behind = newest - now
+    if behind > CLOCK_BEHIND_SECONDS_MAX:
+        hint = "certificates and signed commands are judged by it: set it, and let a time service keep it"
+        return Finding("clock", False, f"{told}, {behind:.0f} s behind the log in {log}", hint)
+    return Finding("clock", True, f"{told}, not behind the log in {log}")
+
+
+def _socket(read: Any) -> Finding:
+    path = Path(read.control.socket)
+    if not path.exists():
+        return Finding("control socket", None, f"{path}: no daemon is running")
+    mode = stat.S_IMODE(path.stat().st_mode)
+    if mode & stat.S_IRWXO:
+        return Finding("control socket", False, f"{path}: mode {mode:04o}", "others may not reach it: chmod o=")
+    if not os.access(path, os.R_OK | os.W_OK):
+        return Finding("control socket", None, f"{path}: not yours to ask", "join the group that may read it")
+    from console.client import ControlClient
+
+    try:
+        with ControlClient(path, timeout_seconds=SOCKET_SECONDS) as client:
+            return Finding("control socket", True, f"{path}: answers, sequence {client.snapshot().sequence}")
+    except FedSiloError as error:
+        return Finding("control socket", False, error.message, error.hint)
+
+
+def _way(read: Any) -> Finding:
+    """What a site's silo would dial. Nothing is dialled: `silo check` does that."""
+    from silo.guard.proxied import proxy_of, unread_environment
+
+    place = read.coordinator
+    if place.by_files:
+        return Finding("way to the coordinator", True, "by files that people carry: nothing is dialled")
+    proxy = proxy_of(place)
+    told = f"{place.address}, {'directly' if proxy is None else f'through the proxy {proxy.address}'}"
+    if proxy is None and (unread := unread_environment()):
+        return Finding("way to the coordinator", None, told, unread)
+    return Finding("way to the coordinator", True, told)
+
+
+def _isolation() -> Finding:
+    from fedsilo.control.dry_run import is_active
+    from silo.guard.isolation import best_rung
+
+    if is_active():
+        return Finding("isolation of the trainer", None, "not tried: it takes a folder and a process")
+    rung = best_rung()
+    if rung == "waived":
+        return Finding(
+            "isolation of the trainer", None, "no wall holds here",
+            "run the trainer in a container, or allow user namespaces; a policy decides what it accepts",
+        )  # fmt: skip
+    return Finding("isolation of the trainer", True, f"{rung}, tried out")

@@ -1,0 +1,104 @@
+"""`silo ledger accept`: an approver signs that a restored ledger may go on beside today's log. Files only."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedsilo.cli.output import JsonOption, emit, guarded, table
+from fedsilo.cli.silo_control import CONFIG_DEFAULT, ConfigOption, OperatorOption, load_site
+from fedsilo.cli.typed_back import confirm
+from fedsilo.protocol.errors import ConflictError, HeldError, UsageError
+
+if TYPE_CHECKING:
+    from silo.config import SiloConfig
+    from silo.guard.ledger_check import Disagreement
+
+_CLOCKS_DIFFER = timedelta(minutes=5)  # a guard whose clock is behind must not find it valid for too long
+
+
+@guarded("silo ledger accept")
+def accept(
+    operator: OperatorOption,
+    config: ConfigOption = CONFIG_DEFAULT,
+    expect_digest: Annotated[
+        str, typer.Option("--expect-digest", help="Digest of what you were shown, in place of typing its end.")
+    ] = "",
+    json_output: JsonOption = False,
+) -> None:
+    """Sign that a restored ledger may go on beside today's audit log. Two approvers have to, then `silo start`.
+
+    The silo refuses to start with an older ledger, since halts would vanish and budgets begin anew. With two signatures
+    it starts: budgets and counters are raised to what the log shows to have left, holds end, the open run is left. A
+    signature is for exactly this ledger beside exactly this log, lies beside the policy, and is good for a day.
+    """
+    from console.client import Operator, sign_as
+    from fedsilo.files.durable import holder_of
+    from fedsilo.files.identity_files import load_site as load_people
+    from silo.guard import ledger_check
+    from silo.guard.proposals import HOURS_UNKNOWN, People
+    from silo.guard.startup import AUDIT, LOCK
+
+    site = load_site(config)
+    if holder := holder_of(site.state_dir / LOCK):
+        raise ConflictError(
+            f"{site.silo} runs as process {holder}, with the ledger that its log names", hint="silo stop, if need be"
+        )
+    found = ledger_check.disagreement(site, ledger_check.named_in_folder(site.state_dir / AUDIT))
+    if found is None:
+        raise UsageError(
+            f"the ledger of {site.silo} is the one that its log names, so nobody has to accept it",
+            hint=f"silo start --config {config}", code="NOTHING_TO_ACCEPT",
+        )  # fmt: skip
+    rows = _shown(site, found)
+    shown, hint = table(("", ""), rows), f"look at it with `silo check`; it is {found.digest}"
+    confirm(found.digest, expect_digest, shown, hint=hint, json_output=json_output)
+    pem, roles = load_people(site.identity.site_ca, site.identity.operators, site=site.silo)
+    now = datetime.fromtimestamp(max(time.time(), found.latest), UTC)
+    people = People(site.silo, pem, roles, now, HOURS_UNKNOWN, site.federation)
+    folder = site.identity.certificate.parent
+    signed = sign_as(
+        Operator(site.silo, folder / f"{operator}.crt", folder / f"{operator}.key", site.federation),
+        ledger_check.ACCEPT, found.arguments, expires=now + timedelta(hours=HOURS_UNKNOWN) - _CLOCKS_DIFFER,
+    )  # fmt: skip
+    path = ledger_check.write_approval(site, found, signed, people)
+    given, warnings = ledger_check.approvals_of(site, found, people)
+    lacking = ledger_check.PERSONS - len(given)
+    data = {
+        "approval": str(path), "approvers": sorted(given), "needed": ledger_check.PERSONS, "digest": found.digest,
+        **found.arguments,
+    }  # fmt: skip
+    waits = HeldError(
+        f"{lacking} more of {ledger_check.PERSONS} approvers has to sign before {site.silo} starts with this ledger",
+        hint=f"silo ledger accept --config {config} --operator NAME --expect-digest {found.digest}",
+    )
+    emit(
+        "silo ledger accept", data, json_output=json_output, warnings=warnings, error=waits if lacking > 0 else None,
+        text=f"signed: {', '.join(sorted(given))}" + ("" if lacking > 0 else f"\nnext: silo start --config {config}"),
+    )  # fmt: skip
+
+
+def _shown(site: SiloConfig, found: Disagreement) -> list[tuple[str, str]]:
+    """What the log says since the group that the ledger holds, so that nobody signs unseen what it forgot."""
+    from fedsilo.audit.log import sent_by_kind
+    from fedsilo.audit.segments import read_records
+    from silo.guard.ledger_check import since
+    from silo.guard.startup import AUDIT
+
+    records = since(read_records(site.state_dir / AUDIT), found)
+    left = [f"{count} {kind}, {size:,} bytes" for kind, (count, size) in sent_by_kind(records).items()]
+    events = [record["event"] for record in records]
+    latest = datetime.fromtimestamp(found.latest, UTC).strftime("%Y-%m-%dT%H:%M:%SZ") if found.latest else "-"
+    return [
+        ("why", found.code),
+        ("the ledger", f"group {found.ledger.groups}, last written {latest}" if found.ledger else "none"),
+        ("the log", f"names group {found.log.groups}"),
+        ("records since", str(len(records))),
+        ("left since", "; ".join(left) or "nothing"),
+        ("halts since", str(events.count("halt"))),
+        ("answers of people since", str(sum(each in ("approval.grant", "approval.deny") for each in events))),
+        ("digest", found.digest),
+    ]

@@ -1,0 +1,407 @@
+"""How every command answers: one JSON envelope or plain text on stdout, one line of cause and one of hint on stderr.
+
+`guarded` also gives every command the options of common_options.py and ends a fault of ours with a report file.
+
+    {"schema": "fedsilo.cli/1", "command": ..., "ok": ..., "data": ..., "warnings": [...],
+     "error": null | {"code", "message", "hint", "retryable"}}
+
+Text that came from elsewhere may carry terminal escapes or bidirectional overrides (threat T37): `plain` takes their
+power before anything is printed. JSON needs no such care, it escapes by itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextvars import ContextVar
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeVar
+
+import typer
+
+from fedsilo.cli import common_options
+from fedsilo.cli.contract import BUG_EXIT_CODE, INTERRUPTED_EXIT_CODE, facts_of, full_name
+from fedsilo.cli.standard_streams import OutputLostError, output_lost, silence, write_err, write_out
+from fedsilo.protocol.errors import FedSiloError, NotFoundError, OperationError, UnreachableError, UsageError
+from fedsilo.protocol.text import harmless
+
+if TYPE_CHECKING:
+    from fedsilo.control.dry_run import DryRun
+
+SCHEMA = "fedsilo.cli/1"
+TRACEBACK_VARIABLE = "FEDSILO_TRACEBACK"  # set: a fault of ours stays a traceback, for who works on the code
+
+# The one spelling of the option; the parameter must be called `json_output`, `guarded` looks for that name.
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON envelope instead of text.")]
+
+PersonOption = Annotated[
+    list[str],
+    typer.Option("--person", help="NAME=ROLE,ROLE: writes id/roles.yaml; once per person (approver, operator, ...)."),
+]
+
+TimeoutOption = Annotated[float, typer.Option("--timeout", help="Seconds to wait for its end.")]
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        import fedsilo
+
+        typer.echo(f"fedsilo {fedsilo.__version__}")
+        raise typer.Exit
+
+
+VersionOption = Annotated[
+    bool,
+    typer.Option("--version", is_eager=True, callback=_print_version, help="Print FedSilo's version and end."),
+]
+
+
+def _print_schemas(context: typer.Context, wanted: bool) -> None:
+    if not wanted or context.resilient_parsing:
+        return
+    from fedsilo.cli.command_schema import commands_below, schema_of
+
+    program = context.command_path
+    schemas = [schema_of(" ".join(words), command) for words, command in commands_below(context.command, (program,))]
+    write_out(envelope(program, {"commands": schemas}) + "\n")
+    raise typer.Exit
+
+
+SchemaOption = Annotated[
+    bool,
+    typer.Option("--schema", is_eager=True, callback=_print_schemas, help="Print as JSON what every command takes."),
+]
+
+
+def takes_version(app: typer.Typer) -> None:
+    """Give a program of several commands its `--version` and `--schema`."""
+
+    @app.callback()
+    def program(version: VersionOption = False, schema: SchemaOption = False) -> None: ...
+
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+
+
+def envelope(command: str, data: Any, *, warnings: Iterable[str] = (), error: FedSiloError | None = None) -> str:
+    """The envelope as one line of JSON. Raises ValueError for NaN or infinity in `data`, TypeError for non-JSON."""
+    return json.dumps(
+        {
+            "schema": SCHEMA,
+            "command": command,
+            "ok": error is None,
+            "data": data,
+            "warnings": list(warnings),
+            "error": None
+            if error is None
+            else {
+                "code": error.code,
+                "message": error.message,
+                "hint": error.hint,
+                "retryable": isinstance(error, UnreachableError),
+            },
+        },
+        allow_nan=False,
+    )
+
+
+def emit(
+    command: str,
+    data: Any,
+    *,
+    json_output: bool,
+    text: str | Callable[[], str],
+    warnings: Iterable[str] = (),
+    error: FedSiloError | None = None,
+) -> None:
+    """Print the answer of a command.
+
+    Args:
+        command: its full name, such as "certs sign".
+        data: JSON-able value for the envelope.
+        json_output: the envelope instead of text.
+        text: what people read, or a function that makes it only when it is wanted.
+        warnings: lines for people; on stderr in text mode.
+        error: for a command that has both data and a failure (a log that does not verify): printed after the data.
+
+    Raises:
+        typer.Exit: with the error's exit code, when `error` is given.
+        OutputLostError: there is no error but this one: stdout takes nothing.
+    """
+    warning_list = list(warnings)
+    trying = _dry_run.get()
+    if trying is not None:
+        if trying.what:  # something took the end of the dry run for its own: what it says it did, it did not
+            return
+        warning_list.append("dry run: nothing would be changed")
+    if json_output:
+        _write_answer(envelope(command, data, warnings=warning_list, error=error) + "\n", error)
+    else:
+        if not common_options.quiet.get():
+            body = text if isinstance(text, str) else text()
+            _write_answer(harmless(body, lines=True).rstrip("\n") + "\n" if body else "", error)
+            for warning in warning_list:
+                write_err(f"warning: {harmless(warning, lines=True)}\n")
+        if error is not None:
+            _print_error(error)
+    if error is not None:
+        raise typer.Exit(error.exit_code)
+
+
+def _write_answer(text: str, error: FedSiloError | None) -> None:
+    """Write an answer that tells of `error`; where stdout takes nothing, the error goes to stderr in any case.
+
+    Raises:
+        typer.Exit: with the error's exit code. OutputLostError: there was no other error.
+    """
+    try:
+        write_out(text)
+    except OutputLostError:
+        if error is None:
+            raise
+        _print_error(error)
+        raise typer.Exit(error.exit_code) from error
+
+
+def in_one_envelope(app: typer.Typer) -> int:
+    """Run a program that was asked for JSON: a command line that it does not understand is answered in JSON, too.
+
+    Returns:
+        the exit status.
+    """
+    try:
+        status = app(standalone_mode=False)
+    except typer.Abort as error:  # where a question found nobody, or Ctrl-C; which command asked it is not known here
+        told: FedSiloError = OperationError(
+            "a question was left without an answer", hint="give the answer as an option"
+        )
+        if isinstance(error.__context__, KeyboardInterrupt):
+            told = _InterruptedError()
+        write_out(envelope("", None, error=told) + "\n")
+        return told.exit_code
+    except typer.TyperException as error:  # what is wrong with a command line
+        context = getattr(error, "ctx", None)
+        command = "" if context is None else _command_name(context.command_path)
+        wrong = UsageError(error.format_message(), hint=f"{context.command_path} --help" if context else "")
+        write_out(envelope(command, None, error=wrong) + "\n")
+        return UsageError.exit_code
+    return status if isinstance(status, int) else 0
+
+
+def _command_name(path: str) -> str:
+    """A command as `guarded` has it: with the program's name in front, unless that is fedsilo's."""
+    program, _, command = path.partition(" ")
+    return path if program in _NAMED_PROGRAMS else command
+
+
+class guarded:  # noqa: N801 - used as a decorator and as a context, both of which read in lower case
+    """Turns a FedSiloError into the envelope, or into two lines on stderr, and leaves with its exit code.
+
+    As a decorator it sits under `@app.command()` and follows the command's own `json_output` parameter, and `output`
+    where a command has one:
+
+        @app.command()
+        @guarded("certs show")
+        def show(file: Path, json_output: JsonOption = False) -> None: ...
+
+    As a context, `json_output` is given: `with guarded("demo", json_output=True): ...`. An OSError that nobody
+    translated becomes an OperationError naming its file. Any other exception is a fault of ours: a report without
+    private text is written (crash.py), and with the variable FEDSILO_TRACEBACK it stays a traceback.
+
+    The decorator gives the command the options that all have, such as --schema and --dry-run.
+
+    Raises:
+        typer.Exit: with the error's exit code, 130 after Ctrl-C, or 70.
+    """
+
+    def __init__(self, command: str, *, json_output: bool = False) -> None:
+        self._command = command
+        self._json_output = json_output
+
+    def __call__(self, function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+        @functools.wraps(function)
+        def guarded_function(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+            wanted = bool(kwargs.get("json_output", self._json_output) or kwargs.get("output") == "json")
+            common = common_options.taken_from(kwargs)
+            with guarded(self._command, json_output=wanted), common.in_force():
+                if not common.dry_run:
+                    return function(*args, **kwargs)
+                with _trying(self._command, json_output=wanted):
+                    return function(*args, **kwargs)
+
+        guarded_function.__signature__ = common_options.signature_with(  # type: ignore[attr-defined]
+            function, self._command
+        )
+        guarded_function.__annotations__ = {}  # all in the signature; typer would evaluate them a second time
+        return guarded_function
+
+    def __enter__(self) -> guarded:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, raised: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(raised, KeyboardInterrupt):
+            write_err("interrupted\n")
+            raise typer.Exit(INTERRUPTED_EXIT_CODE) from raised
+        if isinstance(raised, typer.Abort) and isinstance(raised.__context__, KeyboardInterrupt):
+            raised = _InterruptedError()  # Ctrl-C at a question, of which typer makes its own exception
+        if isinstance(raised, BrokenPipeError):
+            silence(sys.stdout)  # the reader of a pipe went away (`| head`)
+            raise typer.Exit(1) from raised
+        if isinstance(raised, OSError):
+            raised = output_lost(raised) or _of_file(raised)
+        if isinstance(raised, ModuleNotFoundError):
+            raised = _of_extra(raised)
+        if isinstance(raised, Exception) and not isinstance(raised, (FedSiloError, *_OF_TYPER)):
+            if os.environ.get(TRACEBACK_VARIABLE):
+                return
+            raised = _BugError(self._command, raised)
+        if not isinstance(raised, FedSiloError):
+            return
+        if not raised.hint and self._command and isinstance(raised, (UsageError, NotFoundError)):
+            raised.hint = f"what it takes: {full_name(self._command)} --help"
+        if self._json_output and not isinstance(raised, OutputLostError):
+            _write_answer(envelope(self._command, None, error=raised) + "\n", raised)
+        else:
+            _print_error(raised)
+        raise typer.Exit(raised.exit_code) from raised
+
+
+@contextlib.contextmanager
+def ended_by(*, json_output: bool) -> Iterator[None]:
+    """Around a whole program: a fault of ours outside of any command ends as one within. Raises SystemExit."""
+    try:
+        with guarded("", json_output=json_output):
+            yield
+    except typer.Exit as end:
+        sys.exit(end.exit_code)
+
+
+def _of_file(error: OSError) -> FedSiloError:
+    """What a person is told of an error that nobody translated: a file of another type is a wrong argument."""
+    where = f"{error.filename}: " if error.filename else ""
+    if isinstance(error, IsADirectoryError):
+        return UsageError(f"{where}this is a folder, where a file is needed", hint="name a file in it")
+    if isinstance(error, NotADirectoryError):
+        return UsageError(f"{where}part of this path is a file, where a folder is needed", hint="is the path right?")
+    return OperationError(f"{where}{error.strerror or error}")
+
+
+def _of_extra(error: ModuleNotFoundError) -> Exception:
+    """The command that installs a library of an extra; any other module that is missing is a fault of ours."""
+    from fedsilo.files.extras import not_installed
+
+    return not_installed(error) or error
+
+
+class _InterruptedError(FedSiloError):
+    """Ctrl-C at a question."""
+
+    exit_code = INTERRUPTED_EXIT_CODE
+    default_code = "INTERRUPTED"
+
+    def __init__(self) -> None:
+        super().__init__("interrupted at a question", hint="nothing was answered; give the answer as an option")
+
+
+class _BugError(FedSiloError):
+    """A fault of ours. The exception's own text may be private, so only its type is told."""
+
+    exit_code = BUG_EXIT_CODE
+    default_code = "BUG"
+
+    def __init__(self, command: str, error: Exception) -> None:
+        from fedsilo.cli.crash import write_report
+
+        path = write_report(command, error)
+        where = f"the report is {path}" if path else "no report could be written"
+        super().__init__(
+            f"a fault of FedSilo ended this command ({type(error).__name__}); {where}",
+            hint="it holds no data and no text of yours: read it, and send it with what you did",
+        )
+
+
+_NAMED_PROGRAMS = ("silo", "coordinator", "fedconsole")
+_OF_TYPER = (typer.Exit, typer.Abort, typer.TyperException)
+_dry_run: ContextVar[DryRun | None] = ContextVar("dry_run", default=None)
+
+
+@contextlib.contextmanager
+def _trying(command: str, *, json_output: bool) -> Iterator[None]:
+    """A dry run of a command, and what it came to. Raises NotAllowedError: the person may not give that command."""
+    from fedsilo.control.dry_run import dry_run
+
+    with dry_run() as trying:
+        token = _dry_run.set(trying)
+        try:
+            yield
+        finally:
+            _dry_run.reset(token)
+    if not trying.what:
+        return
+    from fedsilo.cli.dry_signing import told_of
+
+    data: dict[str, Any] = {"dry_run": True, "changes": facts_of(command).changes}
+    data["first"] = {"what": trying.what, "target": trying.target}
+    data["command"] = None if trying.signing is None else told_of(trying.signing)
+    first = f"first it would {trying.what} {trying.target}"
+    if trying.signing is not None:
+        signed = data["command"]
+        may = ", ".join(signed["roles"]) or "its roles are not known here"
+        what = f"{signed['name']} {json.dumps(signed['arguments'])}"
+        first = f"{signed['person']} ({may}) would sign for {signed['site']}: {what}"
+    text = f"dry run of {command}: nothing was signed, sent or written\nwhat it does: {data['changes']}\n{first}"
+    emit(command, data, json_output=json_output, text=text)
+
+
+def existing(path: Path, hint: str = "") -> Path:
+    """`path`, which the caller of a command named. Raises NotFoundError, with the hint: nothing is there."""
+    if not path.exists():
+        raise NotFoundError(f"{path} does not exist", hint=hint)
+    return path
+
+
+def existing_policy(path: Path) -> Path:
+    """`path` of a policy. Raises NotFoundError: nothing is there."""
+    from policies.load import INIT_HINT
+
+    return existing(path, f"silo.yaml names a site's own under `policy`; a first one is written by: {INIT_HINT}")
+
+
+def table(header: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
+    """Left-aligned columns two spaces apart, for terminals and pipes alike."""
+    lines = [[harmless(str(cell), lines=True) for cell in row] for row in (header, *rows)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
+    )
+
+
+def facts_text(fields: Mapping[str, Any]) -> str:
+    """Fields of an event as people read them: `silos=hospital_a,hospital_b passed=412`."""
+    return " ".join(f"{key}={_fact_text(value)}" for key, value in fields.items())
+
+
+def _fact_text(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ",".join(f"{key}:{_fact_text(inner)}" for key, inner in value.items()) or "-"
+    if isinstance(value, list | tuple):
+        return ",".join(map(_fact_text, value)) or "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return "-" if value is None or value == "" else str(value)
+
+
+def _print_error(error: FedSiloError) -> None:
+    write_err(f"error: {harmless(error.message, lines=True)} [{error.code}]\n")
+    if error.hint:
+        write_err(f"hint: {harmless(error.hint, lines=True)}\n")

@@ -1,0 +1,489 @@
+"""`fedsilo policy`: write, check and show what may leave a site. Files only, no network."""
+
+from __future__ import annotations
+
+import re
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedsilo.cli import policy_change as cli_policy_change
+from fedsilo.cli import policy_test as cli_policy_test
+from fedsilo.cli.output import JsonOption, emit, existing, existing_policy, guarded, table
+from fedsilo.cli.size_options import (
+    LearningRateOption,
+    LocalStepsOption,
+    PromptsOption,
+    RoundsOption,
+    SamplesOption,
+    SwapPeriodOption,
+    TokensOption,
+    given,
+    size_text,
+)
+
+if TYPE_CHECKING:
+    from policies.load import Policy
+    from policies.schema import LoraSchema
+
+app = typer.Typer(no_args_is_help=True, help="Write, check and show what may leave a site.")
+schema_app = typer.Typer(no_args_is_help=True, help="The LoRA schema: which tensors may leave.")
+app.add_typer(schema_app, name="schema")
+
+_ModelOption = Annotated[Path, typer.Option("--model", help="Model folder (config.json, safetensors, tokenizer).")]
+_RankOption = Annotated[int, typer.Option("--rank", help="LoRA rank of the federation.")]
+_AlphaOption = Annotated[float, typer.Option("--alpha", help="LoRA alpha; the scale is alpha / rank.")]
+_TargetsOption = Annotated[str, typer.Option("--targets", help='"all-linear" or module names with commas.')]
+_DtypeOption = Annotated[str, typer.Option("--dtype", help="Values of updates: float32 or bfloat16.")]
+_FreezeOption = Annotated[str, typer.Option("--freeze", help="Factors that are not trained: none or A.")]
+_ForceOption = Annotated[bool, typer.Option("--force", help="Replace files that exist.")]
+_CharterOption = Annotated[
+    Path | None, typer.Option("--charter", help="The federation's charter: judge by what both allow.")
+]
+_FileArgument = Annotated[Path, typer.Argument(help="Policy file.")]
+
+_TIMED_RULE = "valid"  # the rule that compares times
+DIGEST = re.compile(r"[0-9a-f]{64}")
+
+# N1 to N7 of the threat model, said wherever a policy is judged.
+NOTICES = (
+    "N1: a malicious program inside the silo can hide data in weight values and wording; limits narrow this, none "
+    "ends it",
+    "N2: without differential privacy (off here) adapters and answers can leak membership and content",
+    "N3: text screens are tripwires that know patterns, not meaning; where a policy names none, answers leave as "
+    "written",
+    "N4: noise per silo would not help full adapters of 3 to 32 silos, and there is none",
+    "N5: the coordinator sees each silo's delta; a secure sum would hide who sent what, not what the sum says",
+    "N6: what has left cannot be unlearned or called back",
+    "N7: the coordinator can read from a site's updates which topics it trains on most",
+    "peers are known by the federation's CA alone: whoever holds it can mint one",
+)
+
+
+@app.command()
+@guarded("policy init")
+def init(
+    ruleset: Annotated[str, typer.Option("--ruleset", help="pubswap, fedavg, deny_all: docs/reference/rulesets.md.")],
+    model: _ModelOption,
+    public: Annotated[Path, typer.Option("--public", help="Public prompts, JSONL.")],
+    federation: Annotated[Path, typer.Option("--federation", help="federation.json from `coordinator init`.")],
+    held_out: Annotated[Path | None, typer.Option("--held-out", help="Held-out prompts, JSONL.")] = None,
+    site: Annotated[str, typer.Option("--site", help="Name of this site, for the heading.")] = "this site",
+    out: Annotated[Path, typer.Option("--out", help="Policy file to write; the schema goes beside it.")] = Path(
+        "policy.yaml"
+    ),
+    rank: _RankOption = 32,
+    alpha: _AlphaOption = 64.0,
+    targets: _TargetsOption = "all-linear",
+    dtype: _DtypeOption = "",
+    least_isolation: Annotated[
+        str, typer.Option("--least-isolation", help="namespaces, user, container or waived.")
+    ] = "namespaces",
+    first_rounds: Annotated[
+        int, typer.Option("--first-rounds", help="Rounds in which a person approves the factors.")
+    ] = 1,
+    valid_days: Annotated[int, typer.Option("--valid-days", help="Days until the policy expires.")] = 180,
+    rounds: RoundsOption = None,
+    local_steps: LocalStepsOption = None,
+    swap_period: SwapPeriodOption = None,
+    prompts_per_step: PromptsOption = None,
+    samples_per_prompt: SamplesOption = None,
+    max_new_tokens: TokensOption = None,
+    learning_rate: LearningRateOption = None,
+    force: _ForceOption = False,
+    json_output: JsonOption = False,
+) -> None:
+    """Write this site's commented policy and LoRA schema from its own files.
+
+    The limits follow from the size of plan that the federation's bundle states; the options from --rounds to
+    --learning-rate put the site's own numbers in its place.
+    """
+    import time
+
+    from fedsilo.files.site_policy import SiteInputs, make_site_policy
+    from policies.load import load_policy
+
+    schema_path = out.parent / "lora_schema.json"
+    _refuse_existing([out, schema_path], force)
+    made = make_site_policy(
+        SiteInputs(
+            ruleset=ruleset,
+            model=model,
+            public=public,
+            bundle=federation,
+            now_seconds=time.time(),
+            site=site,
+            held_out=held_out,
+            schema_file=schema_path.name,
+            rank=rank,
+            alpha=alpha,
+            targets=targets,
+            dtype=dtype,
+            least_isolation=least_isolation,
+            first_rounds=first_rounds,
+            valid_days=valid_days,
+            limits=given(
+                rounds=rounds, local_steps=local_steps, swap_period=swap_period, prompts_per_step=prompts_per_step,
+                samples_per_prompt=samples_per_prompt, max_new_tokens=max_new_tokens, learning_rate=learning_rate,
+            ),
+        )
+    )  # fmt: skip
+    _write(schema_path, made.schema_text)
+    _write(out, made.policy_text.encode())
+    digest = load_policy(made.policy_text.encode(), str(out)).digest
+    emit(
+        "policy init",
+        {
+            "policy": str(out),
+            "schema": str(schema_path),
+            "policy_sha256": digest,
+            "schema_sha256": made.schema.digest,
+            "plan_size": made.size.to_json(),
+        },
+        json_output=json_output,
+        warnings=made.warnings,
+        text=f"wrote {out} and {schema_path}\npolicy {digest}\n{size_text(made.size.to_json())}\n"
+        f"next: read it, then `fedsilo policy check {out}`; and keep cases beside it that say what must never leave: "
+        f"`fedsilo policy test DIR --policy {out} --coverage --mutate`",
+    )
+
+
+@app.command()
+@guarded("policy check")
+def check(file: _FileArgument, charter: _CharterOption = None, json_output: JsonOption = False) -> None:
+    """Check a policy: schema, references, hashes of the files it names; say what it does not promise."""
+    from fedsilo.files.site_policy import read_effective, read_pinned_schema, read_policy
+    from fedsilo.files.task_files import read_tasks
+    from fedsilo.protocol.errors import UsageError
+    from policies.custom_file import custom_in_words
+    from policies.model import SetPin
+    from policies.render import record_warnings, text_warnings, worst_case
+    from policies.standstill import standstill_warnings, unused_screen_warnings
+
+    policy = read_policy(existing_policy(file))
+    schema = None
+    if policy.file.egress.updates:
+        schema = read_pinned_schema(policy, file.parent)
+    unseen = []
+    pins: list[tuple[tuple[str, str], SetPin]] = [
+        (("public_sets", name), pin) for name, pin in policy.file.public_sets.items()
+    ]
+    if policy.file.held_out:
+        pins.append((("held_out", ""), policy.file.held_out))
+    for path, pin in pins:
+        place = file.parent / pin.file
+        if not place.is_file():
+            unseen.append(f"{pin.file}: not found from here, so its hash was not compared")
+            continue
+        found = read_tasks(place).sha256
+        if found != pin.sha256:
+            raise UsageError(
+                f"{policy.source}:{policy.line_of((*path, 'sha256'))}: {place} has hash {found}, not {pin.sha256}",
+                hint="if the file is right, write the policy again with `fedsilo policy init`",
+            )
+    policy = read_effective(file, charter and existing(charter))
+    rows, notices = worst_case(policy, schema), [*NOTICES, *_split_notice(policy)]
+    emit(
+        "policy check",
+        {
+            "policy_sha256": policy.digest,
+            "name": policy.file.name,
+            "worst_case_per_round": rows,
+            "capacity_per_round": _capacity(policy, schema),
+            "custom_patterns": custom_in_words(policy.file),
+            "notices": notices,
+        },
+        json_output=json_output,
+        text=lambda: "\n".join(
+            [
+                f"{file}: good, policy {policy.digest}{f', with {charter}' if charter else ''}",
+                *_custom_lines(policy),
+                *_worst_case_lines(rows),
+                *_capacity_lines(_capacity(policy, schema)),
+                *(f"not promised: {notice}" for notice in notices),
+            ]
+        ),
+        warnings=[
+            *standstill_warnings(policy, schema, time.time()), *text_warnings(policy), *record_warnings(policy),
+            *unused_screen_warnings(policy), *unseen,
+        ],
+    )  # fmt: skip
+
+
+def _split_notice(policy: Any) -> list[str]:
+    """What too few peers that must sign leave open (T20)."""
+    least, peers = policy.file.federation.min_peers, len(policy.file.federation.peers)
+    if 2 * least > peers:
+        return []
+    return [
+        f"T20: two groups of {least} of the {peers} peers can be shown two transcripts of one round, and each trains "
+        f"on its own; federation.min_peers of at least {peers // 2 + 1} excludes it, in a run with all of them"
+    ]
+
+
+@app.command()
+@guarded("policy show")
+def show(
+    file: _FileArgument,
+    effective: Annotated[
+        Path | None, typer.Option("--effective", metavar="CHARTER", help="Show what this and CHARTER allow together.")
+    ] = None,
+    json_output: JsonOption = False,
+) -> None:
+    """Show what a policy lets out, and the most that one round may carry."""
+    from fedsilo.files.site_policy import read_effective
+    from policies.render import text_warnings, worst_case
+
+    policy = read_effective(existing_policy(file), effective and existing(effective))
+    schema, warnings = _pinned_schema(policy.own, file.parent)
+    warnings = [*text_warnings(policy), *warnings]
+    rows = worst_case(policy, schema)
+    data = {
+        "policy_sha256": policy.digest,
+        "policy": policy.file.model_dump(mode="json", by_alias=True),
+        "worst_case_per_round": rows,
+    }
+    text = "\n".join(_summary(policy, rows))
+    emit("policy show", data, json_output=json_output, text=text, warnings=warnings)
+
+
+@app.command("hash")
+@guarded("policy hash")
+def hash_(file: _FileArgument, charter: _CharterOption = None, json_output: JsonOption = False) -> None:
+    """Print a policy's identity: the hash of its meaning, not of its comments. A silo that joined under a charter
+    judges by what both allow, and its records name that: give the charter for it.
+    """
+    from fedsilo.files.site_policy import read_effective
+
+    digest = read_effective(existing_policy(file), charter and existing(charter)).digest
+    emit("policy hash", {"policy_sha256": digest}, json_output=json_output, text=digest)
+
+
+@app.command()
+@guarded("policy diff")
+def diff(
+    before: Annotated[Path, typer.Argument(help="The policy in force.")],
+    after: Annotated[Path, typer.Argument(help="The policy to compare it with.")],
+    fail_on: Annotated[
+        str, typer.Option("--fail-on", help="looser: exit 1 where anything is looser or cannot be compared.")
+    ] = "",
+    json_output: JsonOption = False,
+) -> None:
+    """Every field that differs, and whether the change is tighter or looser."""
+    from fedsilo.files.site_policy import read_policy
+    from fedsilo.protocol.errors import OperationError, UsageError
+    from policies.compare import compare
+
+    if fail_on not in ("", "looser"):
+        raise UsageError(f"--fail-on {fail_on!r} is not known", hint="--fail-on looser")
+    changes = compare(*(read_policy(existing_policy(file)).file for file in (before, after)))
+    rows = [
+        {"field": change.name, "before": change.before, "after": change.after, "direction": change.direction}
+        for change in changes
+    ]
+    opened = [change.name for change in changes if change.direction in ("looser", "incomparable")]
+    error = None
+    if fail_on and opened:
+        error = OperationError(
+            f"not tighter: {', '.join(opened[:8])}{' ...' if len(opened) > 8 else ''}", code="LOOSER",
+            hint="say why it has to be looser to whoever approves this policy",
+        )  # fmt: skip
+    data = {"changes": rows, "tighter_or_equal": not opened}
+    emit("policy diff", data, json_output=json_output, text=lambda: _diff_text(rows), error=error)
+
+
+@app.command()
+@guarded("policy explain")
+def explain(
+    record: Annotated[int, typer.Argument(min=0, help="Number of a decision in the log.")],
+    log: Annotated[Path, typer.Option("--log", help="Folder of the audit log, or the state folder around it.")],
+    policy: Annotated[Path, typer.Option("--policy", help="Policy to judge it by.")] = Path("policy.yaml"),
+    charter: _CharterOption = None,
+    json_output: JsonOption = False,
+) -> None:
+    """Every rule's verdict on a recorded message, with the measured value, the limit and its line in the policy."""
+    from fedsilo.audit.segments import read_records
+    from fedsilo.cli.audit_folders import existing_log, reading_warnings
+    from fedsilo.files.site_policy import read_effective
+    from fedsilo.protocol.errors import NotFoundError
+    from policies.render import worst_case
+    from policies.replay import DECISIONS, replayed
+
+    folder = existing_log(log)
+    found = next((row for row in read_records(folder, record) if row["seq"] == record), None)
+    if found is None or found["event"] not in DECISIONS:
+        told = f"record {record} of {folder} is no decision" if found else f"{folder} has no record {record}"
+        raise NotFoundError(told, hint="fedsilo audit tail --log shows them")
+    judged_by = read_effective(existing_policy(policy), charter and existing(charter))
+    judged = replayed(found, judged_by)
+    if judged.decision is None:
+        raise NotFoundError(f"record {record} cannot be judged again: {judged.why}")
+    schema, warnings = _pinned_schema(judged_by.own, policy.parent)
+    data = {
+        **judged.to_json(),
+        "rules": [result.to_json() for result in judged.decision.results],
+        "worst_case_per_round": worst_case(judged_by, schema),
+        "capacity_per_round": _capacity(judged_by, schema),
+    }
+    warnings = [*reading_warnings(folder), *warnings]
+    emit("policy explain", data, json_output=json_output, text=lambda: _explain_text(data), warnings=warnings)
+
+
+app.command("test")(cli_policy_test.test)
+app.command("propose")(cli_policy_change.propose)
+app.command("activate")(cli_policy_change.activate)
+
+
+@schema_app.command("make")
+@guarded("policy schema make")
+def schema_make(
+    model: _ModelOption,
+    out: Annotated[Path, typer.Option("--out", help="Schema file to write.")] = Path("lora_schema.json"),
+    rank: _RankOption = 32,
+    alpha: _AlphaOption = 64.0,
+    targets: _TargetsOption = "all-linear",
+    dtype: _DtypeOption = "float32",
+    freeze: _FreezeOption = "none",
+    force: _ForceOption = False,
+    json_output: JsonOption = False,
+) -> None:
+    """Write the LoRA schema of a model folder."""
+    from fedsilo.files.model_folder import lora_schema_of
+
+    _refuse_existing([out], force)
+    schema = lora_schema_of(model, rank, alpha, targets, dtype=dtype, freeze=freeze)
+    _write(out, schema.canonical() + b"\n")
+    data = {
+        "schema": str(out),
+        "schema_sha256": schema.digest,
+        "tensors": len(schema.tensors),
+        "values": schema.elements,
+        "payload_bytes": schema.update_bytes,
+    }
+    text = f"wrote {out}: {len(schema.trained)} tensors, {schema.elements} values, {schema.update_bytes} bytes a round"
+    emit("policy schema make", data, json_output=json_output, text=f"{text}\nschema {schema.digest}")
+
+
+def _pinned_schema(policy: Policy, folder: Path) -> tuple[LoraSchema | None, list[str]]:
+    """The schema that the policy pins, or none and why: factors then count as large as the largest message."""
+    from fedsilo.files.site_policy import read_pinned_schema
+    from fedsilo.protocol.errors import UsageError
+
+    if not policy.file.egress.updates:
+        return None, []
+    try:
+        return read_pinned_schema(policy, folder), []
+    except UsageError as error:
+        kind = ", ".join(policy.file.egress.updates)
+        return None, [f"{kind} counts as large as budgets.message_bytes allows: {error.message}"]
+
+
+def _refuse_existing(paths: list[Path], force: bool) -> None:
+    from fedsilo.protocol.errors import UsageError
+
+    for path in paths:
+        if path.exists() and not force:
+            raise UsageError(f"{path} exists", hint="move it away, or say --force")
+
+
+def _write(path: Path, data: bytes) -> None:
+    from fedsilo.files.durable import write_durably
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_durably(path, data)
+
+
+def _capacity(policy: Policy, schema: LoraSchema | None) -> list[dict[str, Any]]:
+    from policies.capacity import capacities
+
+    return [row.to_json() for row in capacities(policy, schema)]
+
+
+def _capacity_lines(rows: list[dict[str, Any]]) -> list[str]:
+    """N1 in numbers: what somebody who owns the trainer could say with values that the rules leave free."""
+    from policies.capacity import capacity_lines
+
+    return capacity_lines(rows)
+
+
+def _worst_case_lines(rows: list[dict[str, Any]]) -> list[str]:
+    return [
+        f"at most per round: {row['kind']}: {row['messages']} messages, {row['payload_bytes']:,} bytes" for row in rows
+    ] or ["at most per round: nothing but control messages, where the policy names any"]
+
+
+def _summary(policy: Policy, rows: list[dict[str, Any]]) -> list[str]:
+    file = policy.file
+    lines = [
+        f"{file.name}  {file.mode}  {policy.digest}",
+        f"federation {file.federation.id}, {len(file.federation.peers)} peers, "
+        f"valid {file.valid.from_} to {file.valid.until}",
+    ]
+    for side, block in (("out", file.egress), ("in", file.ingress)):
+        kinds = []
+        for name, field in type(block).model_fields.items():
+            value = getattr(block, name)
+            if name == "control" and value:
+                kinds += [f"control.{kind}" for kind in value.kinds]
+            elif value is not None:
+                kinds.append(str(field.alias))
+        lines.append(f"{side}: {', '.join(kinds) or 'nothing'}")
+    return [*lines, *_custom_lines(policy), *_worst_case_lines(rows)]
+
+
+def _custom_lines(policy: Policy) -> list[str]:
+    from policies.custom_file import custom_in_words, custom_of
+
+    if (custom := custom_of(policy.file)) is None:
+        return []
+    return [f"pii_basic: {custom_in_words(policy.file)}: {', '.join(each.name for each in custom.patterns)}"]
+
+
+def _diff_text(rows: list[dict[str, Any]]) -> str:
+    if not rows:
+        return "the two policies allow the same"
+    return table(
+        ("field", "before", "after", ""),
+        [[row["field"], str(row["before"]), str(row["after"]), row["direction"]] for row in rows],
+    )
+
+
+def _explain_text(data: dict[str, Any]) -> str:
+    rows = [
+        [
+            rule["outcome"], rule["rule"], f"{Path(rule['file']).name}:{rule['line']}",
+            *(_short(_dated(rule["rule"], rule[side])) for side in ("measured", "limit")),
+        ]
+        for rule in data["rules"]
+        if rule["outcome"] != "n.a."
+    ]  # fmt: skip
+    silent = sum(rule["outcome"] == "n.a." for rule in data["rules"])
+    verdict = f"record {data['seq']}: {data['kind']} was {data['recorded']}, this policy says {data['replayed']}"
+    return "\n".join(
+        [
+            verdict + (f" ({', '.join(data['reasons'])})" if data["reasons"] else ""),
+            table(("verdict", "rule", "file:line", "measured", "limit"), rows),
+            f"{silent} rules do not apply to this kind",
+            *_worst_case_lines(data["worst_case_per_round"]),
+            *_capacity_lines(data["capacity_per_round"]),
+        ]
+    )
+
+
+def _dated(rule: str, value: Any) -> Any:
+    """A rule on times counts seconds; a person reads dates."""
+    if rule != _TIMED_RULE or value is None:
+        return value
+    moments = value if isinstance(value, list) else [value]
+    return [datetime.fromtimestamp(float(moment), UTC).strftime("%Y-%m-%dT%H:%M:%SZ") for moment in moments]
+
+
+def _short(value: Any) -> str:
+    """In full but for digests: a number that is cut or rounded cannot be compared with its limit."""
+    if isinstance(value, list):
+        return ", ".join(map(_short, value))
+    text = str(value)
+    return f"{text[:12]}..." if DIGEST.fullmatch(text) else text

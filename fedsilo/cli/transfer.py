@@ -1,0 +1,125 @@
+"""Files in place of a line, for a silo that has none: `silo export-release`, `silo import-plan`, and their counterparts
+`coordinator export-plan`, `coordinator import-release`. The daemons write and read the files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedsilo.cli import silo_control
+from fedsilo.cli.coordinator_messages import CONFIG_DEFAULT as COORDINATOR_DEFAULT
+from fedsilo.cli.coordinator_messages import ConfigOption as CoordinatorOption
+from fedsilo.cli.desk_answers import recorded
+from fedsilo.cli.output import JsonOption, emit, guarded, table
+
+OutOption = Annotated[Path, typer.Option("--out", help="File to write. The daemon writes it, so name a folder it may.")]
+FileArgument = Annotated[Path, typer.Argument(help="The file that was carried here. The daemon reads it.")]
+
+
+def add_to_silo(app: typer.Typer) -> None:
+    app.command("export-release")(export_release)
+    app.command("import-plan")(import_plan)
+
+
+def add_to_coordinator(app: typer.Typer) -> None:
+    app.command("export-plan")(export_plan)
+    app.command("import-release")(import_release)
+
+
+@guarded("silo export-release")
+def export_release(
+    operator: silo_control.OperatorOption, out: OutOption,
+    config: silo_control.ConfigOption = silo_control.CONFIG_DEFAULT, request_id: silo_control.RequestOption = "",
+    json_output: JsonOption = False,
+) -> None:  # fmt: skip
+    """Write what this silo may say by now into a file for the coordinator. What has no answer yet is in it again."""
+    site = silo_control.load_site(config)
+    data = silo_control.command(site, operator, "transfer.export", {"path": str(out.absolute())}, request_id)
+    warnings = [f"{len(data['held'])} held for people and not in it: {', '.join(data['held'])}"] if data["held"] else []
+    if data["working"]:
+        warnings.append("the trainer is still at work: what it comes to is not in it")
+    emit(
+        "silo export-release", data, json_output=json_output, warnings=warnings,
+        text=lambda: f"{_messages(data)}\nwrote {data['file']}, {data['bytes']} bytes, SHA-256 {data['sha256']}"
+        f"{recorded(data)}\nnext: carry it to the coordinator's people: coordinator import-release {out.name}",
+    )  # fmt: skip
+
+
+@guarded("silo import-plan")
+def import_plan(
+    file: FileArgument, operator: silo_control.OperatorOption,
+    config: silo_control.ConfigOption = silo_control.CONFIG_DEFAULT, request_id: silo_control.RequestOption = "",
+    json_output: JsonOption = False,
+) -> None:  # fmt: skip
+    """Take the coordinator's file: answers, plans, rounds, adapters, each let in by the policy when it is its turn."""
+    site = silo_control.load_site(config)
+    data = silo_control.command(site, operator, "transfer.import", {"path": str(file.absolute())}, request_id)
+    new = sum(not row["taken_before"] for row in data["messages"])
+    emit(
+        "silo import-plan", data, json_output=json_output,
+        text=lambda: f"{_messages(data)}\ntook {data['file']}: {new} of {len(data['messages'])} messages are new"
+        f"{recorded(data)}\nnext: silo status; silo approvals list",
+    )  # fmt: skip
+
+
+@guarded("coordinator export-plan")
+def export_plan(
+    silo: Annotated[str, typer.Option("--silo", help="For which one, from `coordinator silos list`.")],
+    operator: silo_control.OperatorOption, out: OutOption, config: CoordinatorOption = COORDINATOR_DEFAULT,
+    request_id: silo_control.RequestOption = "", json_output: JsonOption = False,
+) -> None:  # fmt: skip
+    """Write what waits for a silo into a file for it: answers, plans, rounds and the adapters that they name."""
+    data = coordinator_command(
+        config, operator, "transfer.export", {"silo": silo, "path": str(out.absolute())}, request_id
+    )
+    warnings = [f"{told}: its beginning is in a file that is written once it is" for told in data["waits_for"]]
+    if not data["messages"]:
+        warnings.append(f"nothing waits for {silo}, so no message is in the file; one that dials needs none")
+    emit(
+        "coordinator export-plan", data, json_output=json_output, warnings=warnings,
+        text=lambda: f"{_messages(data)}\nwrote {data['file']}, {data['bytes']} bytes, SHA-256 {data['sha256']}"
+        f"{recorded(data)}\nnext: carry it to the people of {silo}: silo import-plan {out.name}",
+    )  # fmt: skip
+
+
+@guarded("coordinator import-release")
+def import_release(
+    file: FileArgument, operator: silo_control.OperatorOption, config: CoordinatorOption = COORDINATOR_DEFAULT,
+    request_id: silo_control.RequestOption = "", json_output: JsonOption = False,
+) -> None:  # fmt: skip
+    """Take a silo's file: each message is judged as one that came over a line. The answers are in its next file."""
+    data = coordinator_command(config, operator, "transfer.import", {"path": str(file.absolute())}, request_id)
+    refused = [row for row in data["messages"] if row["code"]]
+    emit(
+        "coordinator import-release", data, json_output=json_output,
+        warnings=[f"{row['kind']} of round {row['round']} is refused: {row['code']}" for row in refused],
+        text=lambda: f"{_messages(data)}\ntook {file} of {data['silo']}{recorded(data)}\n"
+        f"next: coordinator export-plan --silo {data['silo']}",
+    )  # fmt: skip
+
+
+def coordinator_command(config: Path, operator: str, name: str, arguments: Mapping[str, Any], request_id: str) -> Any:
+    """Sign a command as a person of the coordinator's site and carry it out."""
+    from console.client import ControlClient, Operator, sign_as
+    from coordinator.config import load_config
+
+    read = load_config(config)
+    folder = read.identity.certificate.parent
+    person = Operator(read.site, folder / f"{operator}.crt", folder / f"{operator}.key", read.federation)
+    with ControlClient(read.control.socket) as client:
+        return client.execute(sign_as(person, name, arguments, request_id=request_id))
+
+
+def _messages(data: Mapping[str, Any]) -> str:
+    rows = [
+        (
+            row["kind"], row["run"] or "-", f"{row['round']}.{row['step']}", row["bytes"],
+            " ".join(part for part in (row.get("answer", ""), row.get("code", "")) if part)
+            or ("answer" if "answers" in row else "taken before" if row.get("taken_before") else ""),
+        )
+        for row in data["messages"]
+    ]  # fmt: skip
+    return table(("kind", "run", "round.step", "bytes", ""), rows) if rows else "nothing waits"

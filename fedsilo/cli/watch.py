@@ -1,0 +1,143 @@
+"""`fedsilo watch`: a daemon's events as plain lines, for screen readers, logs and programs. Nothing is drawn."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedsilo.cli.common_options import quiet
+from fedsilo.cli.daemons import ConfigOption, ContextOption, SocketOption, chosen_daemon
+from fedsilo.cli.event_gaps import EVENTS_MISSED, gap_text, gaps_told
+from fedsilo.cli.output import SCHEMA, JsonOption, emit, facts_text, guarded
+from fedsilo.cli.standard_streams import OutputLostError, write_out
+from fedsilo.protocol.errors import FedSiloError, UnreachableError, UsageError
+from fedsilo.protocol.round_tables import silo_is_dead, silo_is_here
+from fedsilo.protocol.text import harmless
+
+if TYPE_CHECKING:
+    from console.client import ControlClient, Event
+
+COMMAND = "watch"
+
+
+@guarded(COMMAND)
+def watch(
+    context: ContextOption = "",
+    socket: SocketOption = None,
+    config: ConfigOption = None,
+    once: Annotated[bool, typer.Option("--once", help="Only what has happened already; then end.")] = False,
+    jsonl: Annotated[
+        bool, typer.Option("--jsonl", help='One JSON object a line; the last has "terminal": true.')
+    ] = False,
+    json_output: JsonOption = False,
+) -> None:
+    """What happens at a silo or the coordinator, a line each, until it ends, --timeout is over or Ctrl-C is pressed.
+
+    First one line of how things stand. Events that the daemon has forgotten, or that came faster than they were read,
+    are said to be missing, with their number where it is known. With --json each is an envelope of its own, a line
+    each; with --once and --json it is one envelope with all of them.
+    """
+    if jsonl and json_output:
+        raise UsageError("--jsonl or --json, not both", hint="--json gives an envelope a line, --jsonl bare events")
+    from console.client import timeout_chosen
+
+    lines = _Lines(jsonl, json_output, at_once=once)
+    seconds, begun = timeout_chosen.get(), time.monotonic()
+    try:
+        with chosen_daemon(context, socket, config).connect() as client:
+            state = client.snapshot()
+            lines.stands(state.state, state.time, state.sequence)
+            for event in _events(client, state.sequence, once=once):
+                lines.event(event)
+    except FedSiloError as raised:
+        error = raised
+        if isinstance(raised, UnreachableError) and seconds is not None and time.monotonic() - begun >= seconds:
+            hint = "nothing is wrong with the daemon by that; watch longer, or without an end: no --timeout"
+            error = UnreachableError(f"the {seconds:g} s of --timeout are over", hint=hint, code="TIMEOUT")
+        lines.end(error.code, error.message)
+        if jsonl and not isinstance(raised, OutputLostError):  # told in its last line
+            raise typer.Exit(error.exit_code) from raised
+        raise error from raised
+    except KeyboardInterrupt:
+        lines.end("INTERRUPTED", "")
+        raise
+    lines.end("END", "")
+
+
+def _events(client: ControlClient, last: int, *, once: bool) -> Iterator[Event]:
+    if once and not last:
+        return
+    for event in gaps_told(client.watch(0), 0):
+        yield event
+        if once and event.sequence >= last:
+            return
+
+
+class _Lines:
+    """Prints one line for each thing, in the chosen form."""
+
+    def __init__(self, jsonl: bool, json_output: bool, *, at_once: bool) -> None:
+        self._jsonl, self._json = jsonl, json_output
+        self._together: dict[str, Any] | None = {"state": None, "events": []} if at_once and json_output else None
+        self._events, self._missed, self._sequence = 0, 0, 0
+
+    def stands(self, state: dict[str, Any], time: str, sequence: int) -> None:
+        from console.sharing import released_state
+
+        party = str(state.get("party", "silo"))
+        name = str(state.get("silo") or state.get("coordinator") or state.get("site", ""))
+        data = {"name": "state", "time": time, "sequence": sequence, "party": party, "of": name}
+        words = f"{time} {party} {name}: {_how(state)}"
+        self._print(data | {"fields": released_state(state)}, words)
+
+    def event(self, event: Event) -> None:
+        data = {"name": event.name, "time": event.time, "sequence": event.sequence, "fields": event.fields}
+        self._sequence = event.sequence
+        if event.name == EVENTS_MISSED:
+            number = int(event.fields["missed"])
+            self._missed = -1 if number < 0 or self._missed < 0 else self._missed + number
+            self._print(data, f"{event.time} {gap_text(number)}: read the state again")
+            return
+        self._events += 1
+        self._print(data, f"{event.time} {event.name} {facts_text(event.fields)}".rstrip())
+
+    def end(self, why: str, message: str) -> None:
+        """The last line of --jsonl, or the one envelope. `missed` is -1 where their number is not known."""
+        if self._together is not None and why == "END":
+            emit(COMMAND, {**self._together, "missed": self._missed}, json_output=True, text="")
+        if self._jsonl:
+            told = {"events": self._events, "missed": self._missed, "sequence": self._sequence}
+            self._write({"terminal": True, "why": why, "message": message, **told})
+
+    def _print(self, data: dict[str, Any], words: str) -> None:
+        if self._jsonl:
+            self._write({"schema": f"{SCHEMA}/stream", **data, "terminal": False})
+        elif self._together is not None:
+            if data["name"] == "state":
+                self._together["state"] = data
+            else:
+                self._together["events"].append(data)
+        elif self._json:
+            emit(COMMAND, data, json_output=True, text="")
+        elif not quiet.get():
+            write_out(harmless(words.replace("\n", " ")) + "\n")
+
+    def _write(self, row: dict[str, Any]) -> None:
+        write_out(json.dumps(row) + "\n")
+
+
+def _how(state: dict[str, Any]) -> str:
+    """One sentence of the state, for people."""
+    if state.get("party") == "coordinator":
+        silos, runs = state.get("silos", []), state.get("runs", [])
+        run = f"run {runs[-1]['run']} {runs[-1]['state']}" if runs else "no runs yet"
+        halted = f", HALTED: {state['halted']}" if state.get("halted") else ""
+        here = sum(silo_is_here(each["state"]) for each in silos)
+        dead = [f"{each['silo']} {each['state']}" for each in silos if silo_is_dead(each["state"])]
+        named = f" ({', '.join(dead)})" if dead else ""
+        return f"{here} of {len(silos)} silos here{named}, {run}{halted}"
+    return facts_text({key: value for key, value in state.items() if isinstance(value, str | int | bool)})

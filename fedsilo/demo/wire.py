@@ -1,0 +1,256 @@
+"""Around a federation on one machine: canaries planted at every silo, a recorder in front of the coordinator, and what
+the two say together once everything has stopped (threat X1).
+
+Three views of what left must agree: each silo's audit log, the coordinator's, and the bytes on the wire.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedsilo.audit.log import sent_by_kind
+from fedsilo.audit.segments import read_records
+from fedsilo.demo.canaries import FORMS, Canary, Finding, Search, control_text, make_canaries, rows_of
+from fedsilo.demo.data_folder import DataFolder, to_json_lines
+from fedsilo.demo.sites import FEDERATION, Sites
+from fedsilo.demo.wire_recorder import EndKeys, Unreadable, WireRecorder, recordings
+from fedsilo.files.task_files import BAD_SHARE_MAX, read_tasks
+from fedsilo.protocol.errors import OperationError
+
+
+@dataclass(frozen=True)
+class Planted:
+    """What was planted.
+
+    Attributes:
+        canaries: none of them may leave.
+        control: part of a run's name, which is allowed to leave, and must be found.
+    """
+
+    canaries: tuple[Canary, ...]
+    control: str
+
+    def texts(self, silo: str, place: str) -> list[str]:
+        return [canary.text for canary in self.canaries if (canary.silo, canary.place) == (silo, place)]
+
+    def environment(self, silo: str) -> dict[str, str]:
+        """Variables for a silo's processes."""
+        return {f"PLANTED_{number}": text for number, text in enumerate(self.texts(silo, "environment"))}
+
+
+def plant(sites: Sites, data: DataFolder, seed: int, *, external: Iterable[str] = ()) -> Planted:
+    """Put canaries into each silo's rows, file names, configuration, policy, and into lines that raise when parsed.
+
+    Args:
+        sites: written, not started.
+        data: what they were made from; its files stay as they are.
+        seed: of the canaries.
+        external: silos whose trainer somebody else starts.
+
+    Raises:
+        OperationError: a configuration is not as `make_sites` writes it.
+    """
+    silos = [site.name for site in sites.silos]
+    planted = Planted(make_canaries(seed, silos, tokenizer=data.description.tokenizer), control_text(seed))
+    for site in sites.silos:
+        source = data.private[site.name]
+        collection, folder, inner, name, in_config, in_policy = planted.texts(site.name, "config")
+        private = site.folder / folder / inner / f"{name}.jsonl"
+        private.parent.mkdir(parents=True)
+        own = [canary for canary in planted.canaries if canary.silo == site.name]
+        read = read_tasks(source.path)
+        rows = rows_of(own, topic=read.rows[0].topic, verifier=source.verifier)
+        raising = planted.texts(site.name, "exception")
+        good = read.lines + len(rows)
+        while raising and len(raising) >= BAD_SHARE_MAX * (good + len(raising)):
+            raising.pop()  # of a small file; with so many bad lines the silo would not start
+        broken = "".join(f'{{"id": "{text}", "prompt": \n' for text in raising)
+        private.write_bytes(source.path.read_bytes() + to_json_lines(rows) + broken.encode())
+        edits = {
+            r"^  private: \[.*\]$": f'  private: ["{private}"]',
+            r"^  collection: .*$": f"  collection: {collection}",
+        }
+        if site.name in set(external):
+            edits[r"^  launch: child$"] = "  launch: external"
+        _edit(site.config, edits, comment=in_config)
+        _edit(site.folder / "policy.yaml", {}, comment=in_policy)
+    return planted
+
+
+def _edit(path: Path, edits: Mapping[str, str], *, comment: str) -> None:
+    text = path.read_text(encoding="utf-8")
+    for pattern, line in edits.items():
+        found = re.findall(pattern, text, flags=re.MULTILINE)
+        if len(found) != 1:
+            raise OperationError(f"{path} has {len(found)} lines like {pattern!r}, one is expected")
+        text = text.replace(found[0], line, 1)
+    path.write_text(f"{text}# {comment}\n", encoding="utf-8")
+
+
+class Witness:
+    """Canaries and recorder of one federation.
+
+    Args:
+        sites: written for this, with the recorder's address as the coordinator's, and not started.
+        data: what they were made from.
+        seed: of the canaries.
+        folder: for what crosses.
+        port: the recorder's.
+        external: silos whose trainer somebody else starts.
+        federation: its name.
+
+    Raises:
+        OperationError: as `plant`.
+    """
+
+    def __init__(
+        self,
+        sites: Sites,
+        data: DataFolder,
+        seed: int,
+        folder: Path,
+        *,
+        port: int,
+        external: Iterable[str] = (),
+        federation: str = FEDERATION,
+    ) -> None:
+        def keys(name: str, folder: Path) -> EndKeys:
+            return EndKeys(folder / "id" / f"{name}.crt", folder / "id" / f"{name}.key")
+
+        here = sites.coordinator
+        self._sites = sites
+        self._folder = folder
+        self.planted = plant(sites, data, seed, external=external)
+        self._recorder = WireRecorder(
+            folder,
+            coordinator=keys(here.name, here.folder),
+            silos={f"spiffe://{federation}/silo/{site.name}": keys(site.name, site.folder) for site in sites.silos},
+            trust_root=here.folder / "id" / "federation_ca.crt",
+            upstream=sites.listen,
+            port=port,
+        )
+
+    def start(self) -> None:
+        """Raises OperationError: the port is taken."""
+        self._recorder.start()
+
+    def stop(self) -> None:
+        self._recorder.stop()
+
+    def search(self, controls: Iterable[str] = ()) -> WireVerdict:
+        """After `stop`. `controls`: texts that were let out; by default the planted one."""
+        return search_recordings(self._folder, self.planted.canaries, list(controls) or [self.planted.control])
+
+
+# ---- afterwards --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class WireVerdict:
+    """What the search came to.
+
+    Attributes:
+        found: canaries that are on the wire, the controls not among them.
+        control_found: the search sees what is there: each control is in a message of every silo that sent any.
+        messages: complete ones from silos, by (silo, kind): (number, payload bytes).
+        cut: calls that ended within a message; they are searched too.
+        bytes_searched: of all connections, both ways.
+        unreadable: why the search would prove nothing; empty when it does.
+    """
+
+    found: frozenset[Finding]
+    control_found: bool
+    messages: Mapping[tuple[str, str], tuple[int, int]]
+    bytes_searched: int
+    cut: int = 0
+    unreadable: str = ""
+
+
+def search_recordings(folder: Path, canaries: Iterable[Canary], controls: Iterable[str]) -> WireVerdict:
+    """Search everything that crossed, both ways, for all canaries and for the controls, each of which must be there.
+
+    Raises:
+        ValueError: there is no control, so the search could not be seen to work.
+    """
+    planted = {text: Canary(text, "", "config") for text in controls}
+    if not planted:
+        raise ValueError("a search without a positive control proves nothing")
+    search = Search([*canaries, *planted.values()])
+    found: set[Finding] = set()
+    controls_of: dict[str, set[str]] = {}
+    cut = 0
+    numbers: Counter[tuple[str, str]] = Counter()
+    sizes: Counter[tuple[str, str]] = Counter()
+    searched = 0
+    try:
+        for recording in recordings(folder):
+            searched += len(recording.raw)
+            cut += recording.cut
+            found |= {finding for view, text in recording.views() for finding in search.find(view, text=text)}
+            if recording.upward:
+                for message in recording.messages:
+                    numbers[recording.silo, message.envelope.kind] += 1
+                    sizes[recording.silo, message.envelope.kind] += len(message.payload)
+                    seen = {finding.canary.text for finding in search.find(message.whole) if finding.form == "raw"}
+                    controls_of.setdefault(recording.silo, set()).update(seen & planted.keys())
+    except Unreadable as error:
+        return WireVerdict(frozenset(), False, {}, searched, unreadable=str(error))
+    return WireVerdict(
+        frozenset(finding for finding in found if finding.canary.text not in planted),
+        bool(controls_of) and all(seen == planted.keys() for seen in controls_of.values()),
+        {key: (numbers[key], sizes[key]) for key in sorted(numbers)},
+        searched,
+        cut,
+    )
+
+
+def disagreements(sites: Sites, verdict: WireVerdict) -> list[str]:
+    """Where a silo's audit log and the wire count differently."""
+    rows = []
+    for site in sites.silos:
+        logged = sent_by_kind(read_records(site.audit_log))
+        seen = {kind: count for (silo, kind), count in verdict.messages.items() if silo == site.name}
+        rows += [
+            f"{site.name} {kind}: its log says {logged.get(kind)}, the wire {seen.get(kind)}"
+            for kind in sorted(logged.keys() | seen.keys())
+            if logged.get(kind) != seen.get(kind)
+        ]
+    return rows
+
+
+def figures(planted: Planted, verdict: WireVerdict) -> dict[str, Any]:
+    """The fields of `fedsilo demo --json`: the two of design 6, and what they rest on."""
+    return {
+        "canaries_on_wire": None if verdict.unreadable else len({finding.canary for finding in verdict.found}),
+        "positive_control_found": verdict.control_found,
+        "wire": {
+            "canaries": len(planted.canaries),
+            "forms": list(FORMS),
+            "control": planted.control,
+            "messages": sum(count for count, _ in verdict.messages.values()),
+            "bytes": verdict.bytes_searched,
+            "cut": verdict.cut,
+            "found": sorted(
+                f"{finding.canary.silo} {finding.canary.place} ({finding.form})" for finding in verdict.found
+            ),
+            "unreadable": verdict.unreadable,
+        },
+    }
+
+
+def fault(sites: Sites, verdict: WireVerdict) -> str:
+    """Why the proof does not hold, in a sentence; empty when it does."""
+    if verdict.unreadable:
+        return f"what crossed cannot be searched: {verdict.unreadable}"
+    if verdict.found:
+        names = sorted({f"{finding.canary.silo} {finding.canary.place}" for finding in verdict.found})
+        return f"{len(names)} planted texts are on the wire: {', '.join(names[:8])}"
+    if not verdict.control_found:
+        return "the planted control was not found on the wire, so the search proves nothing"
+    differing = disagreements(sites, verdict)
+    return f"audit logs and wire count differently: {'; '.join(differing)}" if differing else ""

@@ -1,0 +1,132 @@
+"""A daemon's log as JSON, an object a line (`log_format: json`), for what collects lines and puts them side by side.
+
+Every line has `time` (UTC), `level`, `logger`, `message`, and whose it is: `party`, `federation`, `name`. What it is
+about stands in fields of its own, where it is known: `run`, `round`, `step`, `attempt`, `silo`, `kind` and `sequence`
+of the message in hand, `request` of the signed command in hand. By run, round and step the lines of all parties of a
+run are put side by side; with silo, kind and sequence a coordinator's line names one record of both audit logs.
+
+Lines like these are made to be sent on, so they hold less than the text: of an exception its type and where it was,
+never its words, and nothing of what the caller's pattern marks as quoted (threats T8, T40). Text from elsewhere is
+escaped twice, by `one_line` and as ASCII: it ends no line, and acts on no terminal when a reader has decoded it (T37).
+Does not stop: a printable untruth in a message; whoever collects the lines from reading names of runs and silos.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import logging
+import re
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
+from datetime import UTC, datetime
+from types import MappingProxyType
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
+
+from fedsilo.files.one_line import keep_to_one_line
+from fedsilo.protocol.text import harmless
+
+LogFormat = Literal["text", "json"]
+FIELDS = ("run", "round", "step", "attempt", "silo", "kind", "sequence", "request")
+TEXT_CHARACTERS_MAX = 8192  # of one value
+LEFT_OUT = "(left out)"
+
+_Self = TypeVar("_Self")
+_Item = TypeVar("_Item")
+_R = TypeVar("_R")
+_P = ParamSpec("_P")
+_Method = Callable[Concatenate[_Self, _Item, _P], _R]
+
+_about: ContextVar[Mapping[str, Any]] = ContextVar("fedsilo_log_about", default=MappingProxyType({}))
+
+
+@contextlib.contextmanager
+def about(**fields: Any) -> Iterator[None]:
+    """What the lines of this thread are about, until the block ends: `FIELDS`; empty ones, and 0, are not said."""
+    before = _about.get()
+    _about.set({**before, **{name: value for name, value in fields.items() if value not in ("", 0, None)}})
+    try:
+        yield
+    finally:
+        _about.set(before)
+
+
+def about_its_message(
+    method: Callable[Concatenate[_Self, _Item, _P], _R],
+) -> Callable[Concatenate[_Self, _Item, _P], _R]:
+    """Lines said in the method are about its first argument: those of `FIELDS` that it has."""
+
+    @functools.wraps(method)
+    def told(self: _Self, item: _Item, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
+        with about(**{name: getattr(item, name) for name in FIELDS if hasattr(item, name)}):
+            return method(self, item, *args, **kwargs)
+
+    return told
+
+
+class JsonLines(logging.Formatter):
+    """Makes records JSON objects.
+
+    Args:
+        always: fields of every line, such as whose it is.
+        current: further `FIELDS` as they are now; what `about` or the record itself says goes before it.
+        quoted: its first group stays, and what the pattern takes up behind it is left out.
+    """
+
+    def __init__(
+        self,
+        always: Mapping[str, str],
+        *,
+        current: Callable[[], Mapping[str, Any]] = dict,
+        quoted: re.Pattern[str] | None = None,
+    ) -> None:
+        super().__init__()
+        self._always = dict(always)
+        self._current = current
+        self._quoted = quoted
+
+    def format(self, record: logging.LogRecord) -> str:
+        message = record.getMessage()
+        if self._quoted is not None:
+            message = self._quoted.sub(rf"\1 {LEFT_OUT}", message)
+        own = {name: record.__dict__[name] for name in FIELDS if name in record.__dict__}
+        known = {**self._now(), **_about.get(), **own}
+        line = {
+            "time": f"{datetime.fromtimestamp(record.created, UTC):%Y-%m-%dT%H:%M:%S.%f}"[:-3] + "Z",
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            **self._always,
+            **{name: known[name] for name in FIELDS if known.get(name) not in ("", 0, None)},
+            "message": message,
+        }
+        if record.exc_info and record.exc_info[0] is not None:
+            kind, _, trace = record.exc_info
+            line["exception"] = kind.__name__
+            line["at"] = [f"{each.filename}:{each.lineno} {each.name}" for each in traceback.extract_tb(trace)]
+        return json.dumps({name: _plain(value) for name, value in line.items()})
+
+    def _now(self) -> Mapping[str, Any]:
+        try:
+            return self._current()
+        except Exception:  # noqa: BLE001  # a line without them is better than none
+            return {}
+
+
+def shape(
+    logger: logging.Logger, form: LogFormat, always: Mapping[str, str], *, quoted: re.Pattern[str] | None = None
+) -> None:
+    """Let every handler of `logger` write one line a record: as JSON, or as the text that it has."""
+    keep_to_one_line(logger)
+    if form == "json":
+        for handler in logger.handlers:
+            handler.setFormatter(JsonLines(always, quoted=quoted))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, bool | int):
+        return value
+    if isinstance(value, list):
+        return [_plain(each) for each in value]
+    return harmless(value, TEXT_CHARACTERS_MAX)

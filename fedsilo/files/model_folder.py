@@ -1,0 +1,293 @@
+"""Reads a Hugging Face model folder without torch: its fingerprints, and the LoRA schema that follows from it.
+
+The base model's fingerprint covers config.json (without the keys that name paths and library versions), every byte of
+the weights, and the tokens that generation_config.json ends an answer with, where they are others than config.json's:
+two silos that end answers differently would train on answers of different lengths. Nothing else of that file is read.
+Tokenizer and chat template have fingerprints of their own, since a silo may differ in one of them only. Whoever reads
+weights asks `weight_files` for them, so that what is hashed is what is trained on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedsilo.protocol.codec import DTYPE_ITEM_BYTES, canonical_json, sha256_hex
+from fedsilo.protocol.errors import UsageError
+from fedsilo.protocol.freezing import freeze_named
+from policies.schema import LoraSchema
+
+_HEADER_BYTES_MAX = 100 << 20  # the limit of the safetensors format itself
+_READ_BYTES = 1 << 20
+# They differ between two copies of the same model, saved by other versions or from other places.
+_VOLATILE_KEYS = frozenset({"_name_or_path", "name_or_path", "transformers_version"})
+# Their weights are stored transposed, so shapes in the file are not [out, in].
+_HIDDEN_KEYS = (("num_hidden_layers", "n_layer", "num_layers"), ("hidden_size", "n_embd", "d_model"))
+_TRANSPOSED_FAMILIES = frozenset({"gpt2", "openai-gpt", "imagegpt"})
+# transformers reads them where tokenizer_config.json lists no added tokens; they name special tokens, such as the one
+# that ends an answer.
+_TOKENS_FILES = ("special_tokens_map.json", "added_tokens.json")
+_FLOAT_DTYPES = frozenset({"F64", "F32", "F16", "BF16"})
+
+
+@dataclass(frozen=True)
+class Fingerprints:
+    base_model_sha256: str
+    tokenizer_sha256: str
+    template_sha256: str
+
+
+def read_fingerprints(folder: Path) -> Fingerprints:
+    """Hash a model folder. Reads every byte of the weights, so it takes about a second per gigabyte.
+
+    Raises:
+        UsageError: a file is missing or unreadable (named), or the folder asks to run its own code.
+    """
+    config = _read_config(folder)
+    weights = {path.name: _file_sha256(path) for path in weight_files(folder)}
+    stable = {key: value for key, value in config.items() if key not in _VOLATILE_KEYS}
+    ends = ending_ids(folder)
+    # Where config.json says the same, a copy of the folder without generation_config.json is the same model.
+    more = {} if ends == _ids_of(config, folder / "config.json") else {"ends": sorted(ends)}
+    base = sha256_hex(_json_bytes({"config": stable, "weights": weights, **more}))
+    tokenizer_config = _read_json(folder / "tokenizer_config.json", optional=True)
+    settings = {key: value for key, value in tokenizer_config.items() if key not in {*_VOLATILE_KEYS, "chat_template"}}
+    beside = () if "added_tokens_decoder" in tokenizer_config else _TOKENS_FILES
+    named = {name: _read_json(folder / name) for name in beside if (folder / name).is_file()}
+    tokenizer = sha256_hex(
+        _json_bytes(
+            {"tokenizer.json": _file_sha256(_present(folder / "tokenizer.json")), "settings": settings, **named}
+        )
+    )
+    template_file = folder / "chat_template.jinja"
+    if template_file.is_file():
+        template = template_file.read_bytes()
+    else:
+        inside = tokenizer_config.get("chat_template", "")
+        template = inside.encode() if isinstance(inside, str) else _json_bytes(inside)
+    return Fingerprints(base, tokenizer, sha256_hex(template))
+
+
+def ending_ids(folder: Path) -> frozenset[int]:
+    """Tokens that end an answer, the tokenizer's own aside: generation_config.json's, or else config.json's.
+
+    Raises:
+        UsageError: a file is unreadable, or names something else than token ids.
+    """
+    path = folder / "generation_config.json"
+    own = _ids_of(_read_json(path, optional=True), path)
+    return own or _ids_of(_read_config(folder), folder / "config.json")
+
+
+def _ids_of(settings: dict[str, Any], path: Path) -> frozenset[int]:
+    found = settings.get("eos_token_id")
+    ids = [] if found is None else found if isinstance(found, list) else [found]
+    if any(type(each) is not int or each < 0 for each in ids):
+        raise UsageError(f"{path}: eos_token_id is neither a token id nor a list of them", hint="such as 2 or [2, 7]")
+    return frozenset(ids)
+
+
+def context_tokens(folder: Path) -> int | None:
+    """Tokens of prompt and answer together, where config.json says so. Raises UsageError: no readable config.json."""
+    config = _read_config(folder)
+    nested = config.get("text_config")  # of a model that takes pictures too
+    part = config if "max_position_embeddings" in config or not isinstance(nested, dict) else nested
+    found = part.get("max_position_embeddings")
+    return found if isinstance(found, int) and not isinstance(found, bool) and found > 0 else None
+
+
+def vocabulary_rows(folder: Path) -> int | None:
+    """Rows of the embedding, where config.json says how many. Raises UsageError: no readable config.json."""
+    found = _read_config(folder).get("vocab_size")
+    return found if type(found) is int and found > 0 else None
+
+
+def hidden_shape_of(folder: Path) -> tuple[int, int]:
+    """(layers, width of a hidden state) as config.json says; (0, 0) where it does not.
+
+    Raises:
+        UsageError: no readable config.json.
+    """
+    config = _read_config(folder)
+    nested = config.get("text_config")
+    part = nested if isinstance(nested, dict) and "hidden_size" not in config else config
+    found = [next((part[key] for key in keys if key in part), None) for keys in _HIDDEN_KEYS]
+    layers, width = (value if type(value) is int and value > 0 else 0 for value in found)
+    return (layers, width) if layers and width else (0, 0)
+
+
+def lora_schema_of(
+    folder: Path,
+    rank: int,
+    alpha: float,
+    targets: str = "all-linear",
+    *,
+    dtype: str = "float32",
+    freeze: str = "none",
+    base_model_sha256: str = "",
+) -> LoraSchema:
+    """The tensors that peft adapts in this model: the two-dimensional weights inside its numbered layers.
+
+    Embeddings and the output head lie outside the layers; norms are one-dimensional.
+
+    Args:
+        folder: with config.json and safetensors files, in one or in shards.
+        rank: inner dimension of the factors.
+        alpha: the scale is alpha / rank.
+        targets: "all-linear", or last parts of module names with commas, such as "q_proj,v_proj".
+        dtype: of an update's values on the wire.
+        freeze: which factors are neither trained nor sent.
+        base_model_sha256: if already known; else the folder is hashed.
+
+    Raises:
+        UsageError: a missing file, a model family whose shapes cannot be told from the file, or no such target.
+    """
+    try:
+        frozen = freeze_named(freeze)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    if rank < 1 or not 0 < alpha < math.inf or dtype not in DTYPE_ITEM_BYTES:
+        raise UsageError(f"rank {rank}, alpha {alpha}, dtype {dtype!r}: not a LoRA schema", hint="rank 32, alpha 64")
+    family = str(_read_config(folder).get("model_type", ""))
+    if family in _TRANSPOSED_FAMILIES:
+        raise UsageError(f"{folder}: {family} stores transposed weights, which are not supported")
+    wanted = None if targets == "all-linear" else frozenset(part.strip() for part in targets.split(","))
+    matched: set[str] = set()
+    tensors: list[tuple[str, tuple[int, ...]]] = []
+    for name, shape, stored in _tensor_headers(folder):
+        parts = name.split(".")
+        if len(parts) < 3 or parts[-1] != "weight" or not any(part.isdecimal() for part in parts):
+            continue
+        module, last = name.removesuffix(".weight"), parts[-2]
+        if len(shape) == 1 or (wanted is not None and last not in wanted):
+            continue
+        if len(shape) != 2 or stored not in _FLOAT_DTYPES:
+            raise UsageError(
+                f"{folder}: {name} has shape {list(shape)} and type {stored}, not a plain matrix",
+                hint="name the modules to adapt with targets, or use the model without quantisation",
+            )
+        matched.add(last)
+        output_size, input_size = shape
+        tensors.append((f"{module}.lora_A", (rank, input_size)))
+        tensors.append((f"{module}.lora_B", (output_size, rank)))
+        if frozen == "AB":
+            tensors.append((f"{module}.lora_R", (rank, rank)))  # the core between two frozen factors
+    missing = sorted((wanted or frozenset()) - matched)
+    if not tensors or missing:
+        raise UsageError(
+            f"{folder}: no matrix to adapt for {', '.join(missing) or targets}", hint="try targets all-linear"
+        )
+    base = base_model_sha256 or read_fingerprints(folder).base_model_sha256
+    return LoraSchema(base, rank, float(alpha), dtype, targets, tuple(sorted(tensors)), frozen)
+
+
+def _tensor_headers(folder: Path) -> Iterator[tuple[str, tuple[int, ...], str]]:
+    """(name, shape, safetensors type) of each tensor, from the headers alone."""
+    for path in weight_files(folder):
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if not 2 <= length <= min(_HEADER_BYTES_MAX, path.stat().st_size):
+                raise UsageError(f"{path}: not a safetensors file")
+            try:
+                header = json.loads(file.read(length))
+                entries = [
+                    (str(name), tuple(int(side) for side in entry["shape"]), str(entry["dtype"]))
+                    for name, entry in header.items()
+                    if name != "__metadata__"
+                ]
+            except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+                raise UsageError(f"{path}: its safetensors header does not parse") from error
+        yield from entries
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The files that hold a folder's weights, sorted by name: those of the index, or `model.safetensors` (threat T1).
+
+    A folder is refused where programs differ in what they read: transformers takes `model.safetensors` before an index,
+    vLLM every file where there is no index, and transformers puts an adapter that lies in the folder upon the base.
+
+    What it does not stop: a loader that goes by a rule of its own, such as one for `consolidated.safetensors`.
+
+    Raises:
+        UsageError: a file is missing, or it is not certain which files are meant; named.
+    """
+    index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
+    if (folder / "adapter_config.json").is_file():
+        raise UsageError(
+            f"{folder}: adapter_config.json says that an adapter lies upon the base model",
+            hint="use a folder that holds the base model alone",
+        )
+    if index.is_file():
+        listed = _read_json(index).get("weight_map")
+        if not isinstance(listed, dict) or not listed:
+            raise UsageError(f"{index}: it lists no weights")
+        names = sorted({str(name) for name in listed.values()})
+        if any("/" in name or name.startswith(".") for name in names):
+            raise UsageError(f"{index}: a shard lies outside the folder")
+        if single.exists() and names != [single.name]:
+            raise UsageError(
+                f"{folder}: it holds {single.name} beside {index.name}, and programs differ in which they read",
+                hint="remove the one that is not the model's",
+            )
+        return [_present(folder / name) for name in names]
+    beside = sorted(path.name for path in folder.glob("*.safetensors") if path != single)
+    if beside and single.exists():
+        raise UsageError(
+            f"{folder}: it holds {beside[0]} beside {single.name} and no index, and programs differ in which they read",
+            hint="remove what is not the model's, or copy its model.safetensors.index.json",
+        )
+    return [_present(single)]
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    if not folder.is_dir():
+        raise UsageError(f"{folder}: there is no such model folder", hint="fedsilo model build")
+    config = _read_json(folder / "config.json")
+    if "auto_map" in config:
+        # The folder would run its own Python (threat T22).
+        raise UsageError(f"{folder}: config.json has auto_map, and code from a model folder is never run")
+    if config.get("transformers_weights") is not None:
+        raise UsageError(
+            f"{folder}: config.json has transformers_weights: its weights would be another file than the one hashed",
+            hint="remove the key, and name the file model.safetensors",
+        )
+    return config
+
+
+def _read_json(path: Path, *, optional: bool = False) -> dict[str, Any]:
+    if optional and not path.is_file():
+        return {}
+    try:
+        value = json.loads(_present(path).read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{path}: not JSON") from error
+    if not isinstance(value, dict):
+        raise UsageError(f"{path}: not a JSON object")
+    return value
+
+
+def _present(path: Path) -> Path:
+    if not path.is_file():
+        raise UsageError(f"{path.parent}: the model folder lacks {path.name}", hint="copy the whole folder again")
+    return path
+
+
+def _json_bytes(value: Any) -> bytes:
+    """Canonical bytes. Some configs hold integers that RFC 8785 refuses (model_max_length 1e30), hence the fallback."""
+    try:
+        return canonical_json(value)
+    except ValueError:
+        return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
+
+
+def _file_sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(_READ_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()

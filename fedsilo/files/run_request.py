@@ -1,0 +1,340 @@
+"""From a `run.yaml` to a plan: what the submitter chose, what the federation fixes, and whether it can work at all.
+
+The coordinator asks this when a run is submitted, and `fedsilo run submit --dry-run` asks the same without it. Pure:
+the files are read by whoever calls. What it does not stop: a site whose own policy is tighter than the charter refuses
+the plan all the same, and says so in its own log.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from pydantic import BaseModel, ValidationError
+
+from fedsilo.protocol import strict_yaml
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.averaging import initial_frozen_sha256
+from fedsilo.protocol.errors import UsageError
+from fedsilo.protocol.methods import method_named, require_exchange
+from fedsilo.protocol.plan import Plan
+from policies.engine import Context, History, Message, decide, measure
+from policies.load import Policy
+from policies.rules import ingress
+from policies.schema import LoraSchema
+
+# What users of other trainers write -> the key here. Names as in TRL's GRPOConfig.
+OUR_NAMES: Mapping[str, str] = {
+    "beta": "objective.kl_coefficient", "epsilon": "objective.clip_low", "epsilon_high": "objective.clip_high",
+    "delta": "objective.dual_clip", "entropy_coef": "objective.entropy_coefficient",
+    "loss_type": "objective.token_aggregation",
+    "scale_rewards": "objective.advantage_std", "mask_truncated_completions": "objective.mask_truncated",
+    "num_iterations": "optimiser.epochs", "max_grad_norm": "optimiser.grad_norm_max",
+    "adam_beta1": "optimiser.adam_beta1", "adam_beta2": "optimiser.adam_beta2",
+    "adam_epsilon": "optimiser.adam_epsilon",
+    "num_generations": "samples_per_prompt", "max_completion_length": "rollout.max_new_tokens",
+    "max_prompt_length": "rollout.max_prompt_tokens", "max_steps": "local_steps",
+}  # fmt: skip
+EXPLAINED = "docs/explain/objective.md"
+# Rules of a policy about a plan -> the key of run.yaml that they bound. Those left out judge what nobody chooses, the
+# roster, which stands only when the run starts, or several keys together: of these each site's own limits decide.
+_KEYS: Mapping[str, tuple[str, ...]] = {
+    "plan rounds": ("rounds",), "plan local steps": ("local_steps",), "plan prompts per step": ("prompts_per_step",),
+    "plan samples per prompt": ("samples_per_prompt",), "plan max new tokens": ("rollout", "max_new_tokens"),
+    "plan temperature": ("rollout", "temperature"), "plan learning rate": ("optimiser", "learning_rate"),
+    "plan method": ("method",), "plan peers": ("silos",),
+}  # fmt: skip
+_RULES = tuple(rule for rule in ingress.RULES if rule.name in _KEYS)
+_ANY_SHA256 = "0" * 64
+ANY_SILOS_MAX = 10_000
+ANY_SILOS = 64  # where neither silos nor quorum are said
+
+
+# What `fedsilo run init` writes, and whose sizes the limits of a federation follow from where nobody names a run.
+EXAMPLE = """\
+# A run, for `coordinator init --run run.yaml` and then `fedsilo run submit run.yaml`. Change what you like before the
+# first of them: the limits of every site's policy follow from these sizes. Keys left out have their defaults.
+run: first
+method: pubswap            # or fedavg-grpo, public-no-swap, pubswap-random
+rounds: 20
+local_steps: 16            # of each round
+swap_period: 2             # every 2nd step is public: there other sites' answers are swapped in
+prompts_per_step: 8
+samples_per_prompt: 8      # answers to each prompt
+seed: 1
+rollout: {temperature: 1.0, max_prompt_tokens: 512, max_new_tokens: 256}
+optimiser: {learning_rate: 0.0001, epochs: 2}
+objective: {kl_coefficient: 0.0}
+"""
+
+
+class Agreement(Protocol):
+    """Hashes that all silos share (`coordinator.members.Agreed`)."""
+
+    @property
+    def base_model_sha256(self) -> str: ...
+    @property
+    def tokenizer_sha256(self) -> str: ...
+    @property
+    def template_sha256(self) -> str: ...
+    @property
+    def load(self) -> str: ...
+    @property
+    def mixed_base(self) -> str: ...
+    @property
+    def public_set_sha256(self) -> str: ...
+    @property
+    def held_out_sha256(self) -> str: ...
+    @property
+    def own_verifiers_sha256(self) -> str: ...
+    @property
+    def mixed_verifiers(self) -> str: ...
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """What a submitter cannot choose, since the silos agreed on it. `charter`: None is not asked."""
+
+    federation: str
+    silos: tuple[str, ...]
+    agreed: Agreement
+    schema: LoraSchema
+    public_set_rows: int
+    charter: Policy | None = None
+
+    def fields(self) -> dict[str, Any]:
+        agreed = self.agreed
+        return {
+            "federation": self.federation,
+            "lora": {
+                "rank": self.schema.rank,
+                "alpha": self.schema.alpha,
+                "schema_sha256": self.schema.digest,
+                "freeze": self.schema.freeze,
+            },
+            "base_model_sha256": agreed.base_model_sha256,
+            "tokenizer_sha256": agreed.tokenizer_sha256,
+            "template_sha256": agreed.template_sha256,
+            "load": agreed.load,
+            "mixed_base": agreed.mixed_base,
+            "own_verifiers_sha256": agreed.own_verifiers_sha256,
+            "mixed_verifiers": agreed.mixed_verifiers,
+            "public_set_sha256": agreed.public_set_sha256,
+            "public_set_rows": self.public_set_rows,
+            "held_out_sha256": agreed.held_out_sha256,
+            "wire_dtype": self.schema.dtype,
+        }
+
+
+def read_request(text: bytes, source: str) -> strict_yaml.Document:
+    """Raises UsageError: not strict YAML, or no mapping of keys."""
+    document = strict_yaml.load(text, source)
+    if not isinstance(document.value, dict):
+        raise UsageError(f"{source}: a run is a mapping of keys")
+    return document
+
+
+def check_request(document: strict_yaml.Document, fixed: Fixed) -> Plan:
+    """The plan of a request with all the silos that it names, where it can work.
+
+    Raises:
+        UsageError: as `plan_from_request`; no step could learn anything; or the charter, which every silo puts beside
+            its own policy, does not allow it. Names file, line and key.
+    """
+    plan = plan_from_request(document, fixed, silos_of(document, fixed.silos))
+    _refuse_useless(plan, document)
+    if fixed.charter is not None:
+        _refuse_by_charter(plan, fixed.charter, fixed.schema, document)
+    return plan
+
+
+def size_of_run(text: bytes, source: str) -> dict[str, int | float]:
+    """How large a run is, by the names of `policies.render.PlanSize`. Raises UsageError as `check_form`."""
+    document = read_request(text, source)
+    # one without a name gets it when it is submitted
+    plan = check_form(replace(document, value={"run": "any", **document.value}))
+    return {
+        "rounds": plan.rounds, "local_steps": plan.local_steps, "swap_period": plan.swap_period,
+        "prompts_per_step": plan.prompts_per_step, "samples_per_prompt": plan.samples_per_prompt,
+        "max_new_tokens": plan.rollout.max_new_tokens, "epochs": plan.optimiser.epochs,
+        "learning_rate": plan.optimiser.learning_rate,
+    }  # fmt: skip
+
+
+def check_form(document: strict_yaml.Document) -> Plan:
+    """What can be said of a request where the federation's own files are not at hand: a plan with stand-ins for them.
+
+    Raises:
+        UsageError: an unknown key or a wrong value; no step could learn anything. Names file, line and key.
+    """
+    quorum = document.value.get("quorum", ANY_SILOS)  # a number of silos that nobody knows here: so many will do
+    most = quorum if isinstance(quorum, int) and 1 <= quorum <= ANY_SILOS_MAX else 1
+    silos = silos_of(document, tuple(f"any{number}" for number in range(most)))
+    fixed: dict[str, Any] = {
+        "federation": "any", "lora": {"schema_sha256": _ANY_SHA256}, "base_model_sha256": _ANY_SHA256,
+        "tokenizer_sha256": _ANY_SHA256, "template_sha256": _ANY_SHA256, "public_set_sha256": _ANY_SHA256,
+        "public_set_rows": 1, "held_out_sha256": _ANY_SHA256,
+    }  # fmt: skip
+    fields = fixed | dict(document.value) | {"silos": list(silos)}
+    if isinstance(fields["lora"], Mapping):
+        fields["lora"] = {**fixed["lora"], **fields["lora"]}
+    plan = _plan_of(fields, document)
+    _refuse_useless(plan, document)
+    return plan
+
+
+def quorum_of(silos: int) -> int:
+    """The quorum of a request that says none: more than half of its silos, and never one update alone where there are
+    others, since the silos would be sent it as the global adapter (T58)."""
+    return min(silos, max(2, silos // 2 + 1))
+
+
+def silos_of(document: strict_yaml.Document, otherwise: tuple[str, ...]) -> tuple[str, ...]:
+    given = document.value.get("silos", otherwise)
+    if not isinstance(given, list | tuple) or not all(isinstance(silo, str) for silo in given):
+        raise UsageError(f"{document.place(('silos',))}: silos is a list of names", hint="write [a, b]")
+    return tuple(given)
+
+
+def plan_from_request(document: strict_yaml.Document, fixed: Fixed, silos: tuple[str, ...]) -> Plan:
+    """The plan of a request for these silos.
+
+    Args:
+        document: the request, a mapping, with its lines where they are known.
+        fixed: what cannot be chosen.
+        silos: the roster.
+
+    Raises:
+        UsageError: an unknown field, a wrong value, a silo that is not of the federation, or a value that differs
+            from what the federation fixes; named.
+    """
+    fields = dict(document.value)
+    for name, value in fixed.fields().items():
+        given = fields.get(name, value)
+        if name == "lora" and isinstance(given, Mapping):
+            given = {**value, **given}
+        if given != value:
+            raise UsageError(
+                f"{document.place((name,))}: {name} is {given!r}; this federation has {value!r}",
+                hint=f"leave {name} out of the file",
+            )
+        fields[name] = value
+    fields["silos"] = list(silos)
+    _refuse_unknown(silos, "silos", fixed, document)
+    if isinstance(steps := fields.get("silo_steps"), Mapping):
+        _refuse_unknown(steps, "silo_steps", fixed, document)
+        fields["silo_steps"] = {silo: count for silo, count in steps.items() if silo in silos}
+    fields["lora"] = {**fields["lora"], "frozen_sha256": _frozen_sha256(fixed.schema, fields.get("seed"))}
+    return _plan_of(fields, document)
+
+
+def _refuse_unknown(silos: Iterable[object], key: str, fixed: Fixed, document: strict_yaml.Document) -> None:
+    if unknown := [silo for silo in silos if silo not in fixed.silos]:
+        raise UsageError(
+            f"{document.place((key,))}: {unknown[0]!r} is not a silo of this federation",
+            hint=f"known: {', '.join(fixed.silos)}",
+        )
+
+
+def _frozen_sha256(schema: LoraSchema, seed: object) -> str:
+    """Digest of the factors that the run freezes, which follow from its seed; that a seed is none, the plan says."""
+    if schema.freeze == "none":
+        return ""
+    number = seed if isinstance(seed, int) and 0 <= seed < 2**53 else 0
+    return initial_frozen_sha256(schema.tensors, number, schema.freeze)
+
+
+def _plan_of(given: Mapping[str, Any], document: strict_yaml.Document) -> Plan:
+    fields = {"quorum": quorum_of(len(given["silos"])), **given}
+    try:
+        plan = Plan.model_validate_json(json.dumps(fields))
+    except ValidationError as error:
+        raise _mistake(error, fields, document) from error
+    try:
+        method_named(plan.method)
+    except UsageError as error:
+        raise UsageError(f"{document.place(('method',))}: {error.message}", hint=error.hint) from error
+    try:
+        require_exchange(plan)
+    except UsageError as error:
+        key = {"SILO_STEPS": "silo_steps", "AGGREGATE": "aggregate"}.get(error.code, "exchange")
+        raise UsageError(f"{document.place((key,))}: {error.message}", hint=error.hint) from error
+    return plan
+
+
+def _mistake(error: ValidationError, fields: Mapping[str, Any], document: strict_yaml.Document) -> UsageError:
+    """As `strict_yaml.mistake`, with what other trainers call a key, and the line of what two keys say together."""
+    found = error.errors()
+    unknown = next((each["loc"] for each in found if each["type"] == "extra_forbidden"), ())
+    told = strict_yaml.mistake(Plan, error, document)
+    if unknown:
+        name = str(unknown[-1])
+        ours = OUR_NAMES.get(name) or next((place for place in _places() if place.rpartition(".")[2] == name), "")
+        if ours:
+            hint = f"it is {ours} here: {_written(ours)}" + (f" ({EXPLAINED})" if name in OUR_NAMES else "")
+            return UsageError(told.message.partition(" (did you mean")[0], hint=hint)
+        return told
+    if found[0]["loc"] != ():
+        return told
+    said = found[0]["msg"].removeprefix("Value error, ")
+    if said.startswith("aggregate: "):
+        hint = "trim goes with trimmed_mean; a median takes 3 updates, a trimmed mean more than twice its trim (quorum)"
+        return UsageError(f"{document.place(('aggregate',))}: {said}", hint=hint)
+    if said.startswith("silo_steps"):
+        hint = "at least an eighth of local_steps, since an update counts the more the fewer steps made it"
+        return UsageError(f"{document.place(('silo_steps',))}: {said}", hint=hint)
+    silos = fields["silos"]
+    twice = next((silo for silo in silos if silos.count(silo) > 1), "")
+    if twice:
+        return UsageError(f"{document.place(('silos',))}: silos: {twice!r} is listed twice", hint="list each once")
+    return UsageError(
+        f"{document.place(('quorum',))}: quorum: {fields['quorum']} of {len(silos)} silos",
+        hint=f"a number from 1 to {len(silos)}",
+    )
+
+
+def _written(place: str) -> str:
+    block, _, name = place.rpartition(".")
+    return f"{block}: {{{name}: ...}}" if block else f"{name}: ..."
+
+
+def _places(model: type[BaseModel] = Plan, before: str = "") -> list[str]:
+    """Every key of a run, such as `rollout.temperature`."""
+    found: list[str] = []
+    for name, field in model.model_fields.items():
+        inner = field.annotation
+        found.append(before + name)
+        if isinstance(inner, type) and issubclass(inner, BaseModel):
+            found += _places(inner, f"{before}{name}.")
+    return found
+
+
+def _refuse_useless(plan: Plan, document: strict_yaml.Document) -> None:
+    if plan.samples_per_prompt == 1:
+        raise UsageError(
+            f"{document.place(('samples_per_prompt',))}: samples_per_prompt: 1 teaches nothing: the advantage of an "
+            "answer is over the others to its prompt",
+            hint=f"2 or more; {EXPLAINED}",
+        )
+
+
+def _refuse_by_charter(plan: Plan, charter: Policy, schema: LoraSchema, document: strict_yaml.Document) -> None:
+    coordinator = charter.file.federation.coordinator
+    text = plan.canonical()
+    body = pb.RunPlan(canonical_json=text)
+    message = Message("ingress", "run.plan", plan.run, 0, 0, coordinator, len(text), body)
+    facts = measure(message, Context(now_seconds=0.0, expected_sender=coordinator, schema=schema))
+    for result in decide(facts, charter, History(), rules=_RULES).results:
+        if result.outcome == "deny":
+            key = _KEYS[result.rule]
+            limit = " to ".join(map(str, result.limit)) if isinstance(result.limit, list) else result.limit
+            told = f"{result.measured}" if result.reason == "PLAN_RANGE" else f"{result.rule}: {result.measured}"
+            default = "" if not document.lines or key in document.lines else " (the default)"
+            raise UsageError(
+                f"{document.place(key)}: {'.'.join(key)}: {told}{default}, and the charter allows {limit} "
+                f"({Path(result.file).name}:{result.line}); every silo that has this charter would refuse it",
+                hint="a value within that, or a charter that all sites agree on",
+            )

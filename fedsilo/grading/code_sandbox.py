@@ -1,0 +1,285 @@
+"""The verifier `code`: runs a model's program and its test in two walled processes, and says whether the test passed.
+
+    grading process ─▶ solution    defines the program's names, answers calls over a pipe
+                    └▶ examiner    runs the test program; it alone can say "passed", over a pipe of its own
+
+The solution never holds the test, the verdict's pipe or the examiner's memory, so leaving early, printing, changing
+built-ins, signals and exit handlers earn nothing: the examiner waits for an answer and gets none (code_roles.py).
+
+Each process stands behind: a system-call filter that permits what a single-threaded Python program needs to compute
+(no new process or thread, no program start, no socket, no signal to others, no change to any file); limits on memory,
+processor time, descriptors and written bytes; no capability; standard streams at /dev/null; a deadline. Beside that,
+
+    namespaces   user, mount, network, pid, ipc and host name of its own; its root holds an empty read-only folder and
+                 Python's own library, nothing else of the machine
+    landlock     where namespaces are refused, as inside a trainer's own walls: no file but Python's own library
+
+Where neither can be built nothing is run, and the verifier refuses to start (T22).
+
+What this does not stop: a program that knows the expected answers, or guesses them from the arguments it is given;
+bugs of the kernel in the permitted calls; reading Python's standard library and the shared libraries beside it; timing
+and the load of this machine; a test program that is itself hostile (it runs behind the same walls, but its word is the
+verdict) or asks too little (docs/how-to/verifiers.md has the kinds). What it costs: threads, subprocesses, files, numpy
+and other installed packages are not there for a solution; a value that is no plain data stays with the solution, and no
+two such values are equal.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import select
+import signal
+import struct
+import sys
+import sysconfig
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from fedsilo.grading import code
+from fedsilo.grading.verdict import BAD_REFERENCE, CORRECT, ERROR, NO_ANSWER, TIMEOUT, WRONG, Verdict
+from fedsilo.protocol.errors import UsageError
+
+RUNGS = ("namespaces", "landlock")
+DEADLINE_SECONDS = 4.0
+SELF_TEST_SECONDS = 10.0
+PROGRAM_CHARACTERS_MAX = 200_000
+MEMORY_BYTES_MAX = 512 << 20
+_LIMITS = {
+    "RLIMIT_AS": MEMORY_BYTES_MAX,
+    "RLIMIT_NOFILE": 32,
+    "RLIMIT_FSIZE": 0,
+    "RLIMIT_CORE": 0,
+    "RLIMIT_MSGQUEUE": 0,
+}
+_HERE = Path(__file__).parent
+_LIBRARIES_MAX = 16
+
+_AUDIT_ARCHITECTURE = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+# What Python needs to compute, import its library and end: (x86_64, aarch64), None where the machine has no such call.
+# From asm/unistd_64.h and asm-generic/unistd.h. Everything else is refused with EPERM.
+_PERMITTED: dict[str, tuple[int | None, int | None]] = {
+    "read": (0, 63), "write": (1, 64), "open": (2, None), "close": (3, 57), "stat": (4, None), "fstat": (5, 80),
+    "lstat": (6, None), "poll": (7, None), "lseek": (8, 62), "mmap": (9, 222), "mprotect": (10, 226),
+    "munmap": (11, 215), "brk": (12, 214), "rt_sigaction": (13, 134), "rt_sigprocmask": (14, 135),
+    "rt_sigreturn": (15, 139), "pread64": (17, 67), "readv": (19, 65), "writev": (20, 66), "access": (21, None),
+    "select": (23, None), "sched_yield": (24, 124), "mremap": (25, 216), "madvise": (28, 233), "dup": (32, 23),
+    "pause": (34, None), "nanosleep": (35, 101), "getitimer": (36, 102), "alarm": (37, None), "setitimer": (38, 103),
+    "getpid": (39, 172), "exit": (60, 93), "uname": (63, 160), "fcntl": (72, 25), "getcwd": (79, 17),
+    "readlink": (89, None), "gettimeofday": (96, 169), "getrlimit": (97, 163), "getrusage": (98, 165),
+    "sysinfo": (99, 179), "times": (100, 153), "getuid": (102, 174), "getgid": (104, 176), "geteuid": (107, 175),
+    "getegid": (108, 177), "getppid": (110, 173), "rt_sigsuspend": (130, 133), "sigaltstack": (131, 132),
+    "arch_prctl": (158, None), "gettid": (186, 178), "time": (201, None), "futex": (202, 98),
+    "sched_getaffinity": (204, 123), "getdents64": (217, 61), "clock_gettime": (228, 113), "clock_getres": (229, 114),
+    "clock_nanosleep": (230, 115), "exit_group": (231, 94), "openat": (257, 56), "newfstatat": (262, 79),
+    "readlinkat": (267, 78), "faccessat": (269, 48), "pselect6": (270, 72), "ppoll": (271, 73),
+    "set_robust_list": (273, 99), "getrandom": (318, 278), "membarrier": (324, 283), "statx": (332, 291),
+    "rseq": (334, 293), "faccessat2": (439, 439),
+}  # fmt: skip
+_X32_BIT = 0x40000000
+_LOAD, _EQUAL, _AT_LEAST, _RETURN = 0x20, 0x15, 0x35, 0x06
+_ALLOW, _ERRNO, _EPERM = 0x7FFF0000, 0x00050000, 1
+_NUMBER, _ARCHITECTURE = 0, 4  # offsets in struct seccomp_data
+
+
+class _Process(Protocol):
+    """What is needed of subprocess.Popen."""
+
+    pid: int
+
+    def poll(self) -> int | None: ...
+    def send_signal(self, sig: int) -> None: ...
+    def wait(self, timeout: float | None = None) -> int: ...
+
+
+# (arguments, descriptor of standard input, descriptors to hand on) -> the process; grading/worker.py alone starts any
+Start = Callable[[Sequence[str], int, Sequence[int]], _Process]
+
+
+def system_call_filter(machine: str | None = None) -> bytes:
+    """The list of permissions as an array of `struct sock_filter` (seccomp(2)).
+
+    Raises:
+        UsageError: the system-call numbers of that machine are not known here.
+    """
+    machine = machine or platform.machine()
+    if machine not in _AUDIT_ARCHITECTURE:
+        raise UsageError(
+            f"no sandbox for programs on {machine}", hint=f"known: {', '.join(_AUDIT_ARCHITECTURE)}", code="NO_SANDBOX"
+        )
+    column = list(_AUDIT_ARCHITECTURE).index(machine)
+    refuse, allow = _step(_RETURN, _ERRNO | _EPERM), _step(_RETURN, _ALLOW)
+    # calls in another machine's numbering (32-bit, x32) would walk past every comparison below
+    steps = [_step(_LOAD, _ARCHITECTURE), _step(_EQUAL, _AUDIT_ARCHITECTURE[machine], 1, 0), refuse]
+    steps += [_step(_LOAD, _NUMBER), _step(_AT_LEAST, _X32_BIT, 0, 1), refuse]
+    for numbers in _PERMITTED.values():
+        if (number := numbers[column]) is not None:
+            steps += [_step(_EQUAL, number, 0, 1), allow]
+    return b"".join([*steps, refuse])
+
+
+def _step(operation: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
+    return struct.pack("=HBBI", operation, if_true, if_false, value)
+
+
+def readable_paths() -> list[str]:
+    """What Python needs to import its own library: that library, and the folders of the shared libraries it loads."""
+    library = {os.path.realpath(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")}
+    found = set(library)
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines():
+            path = line.partition("/")[1] + line.partition("/")[2]
+            if ".so" in path and "site-packages" not in path and "dist-packages" not in path:
+                found.add(str(Path(path).parent))
+    # the system's own library folders, and none that a person's folder or an installed package brought in
+    kept = [path for path in found if path in library or path.startswith(("/lib", "/usr/lib"))]
+    paths = sorted(path for path in kept if not any(path.startswith(f"{other}/") for other in kept))[:_LIBRARIES_MAX]
+    return [*paths, *(each for each in ("/etc/ld.so.cache",) if Path(each).is_file())]
+
+
+class CodeSandbox:
+    """Grades programs; one at a time.
+
+    Args:
+        start: starts a process.
+        deadline_seconds: for one program and its test together.
+
+    Raises:
+        UsageError: none of the rungs works on this machine; nothing was run.
+    """
+
+    def __init__(
+        self, start: Start, *, deadline_seconds: float = DEADLINE_SECONDS, rungs: Sequence[str] = RUNGS
+    ) -> None:
+        self._start = start
+        self._deadline_seconds = SELF_TEST_SECONDS
+        self._filter = system_call_filter().hex()
+        self._roles = (_HERE / "code_roles.py").read_text(encoding="utf-8")
+        self._readable = readable_paths()
+        refused = []
+        for rung in rungs:
+            self.rung = rung
+            good, why = self._run("def answer():\n    return 41 + 1\n", "assert answer() == 42\n")
+            bad, _ = self._run("def answer():\n    return 41 + 1\n", "assert answer() == 43\n")
+            if good is CORRECT and bad is WRONG:
+                break
+            refused.append(f"{rung}: {why or good.code.value}")
+        else:
+            raise UsageError(
+                f"the verifier 'code' runs programs and no sandbox can be built here ({'; '.join(refused)})",
+                hint="it needs Linux with user namespaces or Landlock, and seccomp; or use exact, choice or math",
+                code="NO_SANDBOX",
+            )
+        self._deadline_seconds = deadline_seconds
+
+    def grade(self, response: str, reference: str) -> Verdict:
+        """Whether the program in a response passes the test program, without an error and within the deadline."""
+        if not code.check_reference(reference):
+            return BAD_REFERENCE
+        program = code.extract(response)
+        if program is None or len(program) > PROGRAM_CHARACTERS_MAX:
+            return NO_ANSWER
+        return self._run(program, reference)[0]
+
+    def _run(self, program: str, test: str) -> tuple[Verdict, str]:
+        """The verdict, and what kept the walls from being built."""
+        tested = code.subject(test)
+        if tested is None:
+            return BAD_REFERENCE, ""
+        task = json.dumps({"test": test, "names": tested.names, "modules": tested.modules})
+        descriptors = _Descriptors()
+        processes: list[_Process] = []
+        try:
+            to_solution, to_examiner, verdict, status = (descriptors.pipe() for _ in range(4))
+            nothing = descriptors.opened(os.devnull)
+            solution = {"read": to_solution[0], "write": to_examiner[1], "nothing": nothing}
+            examiner = {"read": to_examiner[0], "write": to_solution[1], "verdict": verdict[1], "nothing": nothing}
+            for role, text, held in (("solution", program, solution), ("examiner", task, examiner)):
+                processes.append(self._begin(descriptors, role, text, held, status[1]))
+            descriptors.close(*to_solution, *to_examiner, verdict[1], status[1], nothing)
+            return self._wait(verdict[0], status[0])
+        except OSError as error:
+            return ERROR, str(error)
+        finally:
+            self._end(processes)
+            descriptors.close_all()
+
+    def _begin(self, descriptors: _Descriptors, role: str, program: str, held: dict[str, int], status: int) -> _Process:
+        seconds = int(self._deadline_seconds) + 1
+        spec = {
+            "rung": self.rung, "role": role, "program": program, "source": self._roles, "descriptors": held,
+            "status": status, "seccomp": self._filter, "readable": self._readable, "parent": os.getpid(),
+            "limits": _LIMITS | {"RLIMIT_CPU": seconds},
+        }  # fmt: skip
+        # a file without a name: a pipe would block where the specification is larger than the pipe
+        text = os.memfd_create("specification", os.MFD_CLOEXEC)
+        descriptors.add(text)
+        # surrogates that a tokenizer left stay escaped, so that the program fails on them and not this
+        data = memoryview(json.dumps(spec).encode())
+        while data:
+            data = data[os.write(text, data) :]
+        os.lseek(text, 0, os.SEEK_SET)
+        arguments = [sys.executable, "-I", "-S", "-B", str(_HERE / "code_walls.py")]
+        process = self._start(arguments, text, [*held.values(), status])
+        descriptors.close(text)
+        return process
+
+    def _wait(self, verdict: int, status: int) -> tuple[Verdict, str]:
+        until = time.monotonic() + self._deadline_seconds
+        waiting = select.poll()
+        waiting.register(verdict, select.POLLIN | select.POLLHUP)
+        waiting.register(status, select.POLLIN | select.POLLHUP)
+        while (left := until - time.monotonic()) > 0:
+            for descriptor, _ in waiting.poll(left * 1000):
+                if descriptor == verdict:
+                    said = os.read(verdict, 1)
+                    return (CORRECT if said == b"1" else WRONG), ""
+                why = os.read(status, 4096)
+                if why:
+                    return ERROR, why.decode("utf-8", "replace")
+                waiting.unregister(status)  # both stand behind their walls
+        return TIMEOUT, ""
+
+    def _end(self, processes: list[_Process]) -> None:
+        """A keeper is asked, so that it takes its child with it; a program is not."""
+        for process in processes:
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM if self.rung == "namespaces" else signal.SIGKILL)
+        for process in processes:
+            try:
+                process.wait(1.0)
+            except Exception:  # noqa: BLE001  # subprocess.TimeoutExpired, which may not be imported here
+                process.send_signal(signal.SIGKILL)
+                process.wait()
+
+
+class _Descriptors:
+    """Open descriptors that are closed in the end, whatever happens between."""
+
+    def __init__(self) -> None:
+        self._open: set[int] = set()
+
+    def pipe(self) -> tuple[int, int]:
+        ends = os.pipe()
+        self._open.update(ends)
+        return ends
+
+    def opened(self, path: str) -> int:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        self.add(descriptor)
+        return descriptor
+
+    def add(self, descriptor: int) -> None:
+        self._open.add(descriptor)
+
+    def close(self, *descriptors: int) -> None:
+        for descriptor in descriptors:
+            self._open.discard(descriptor)
+            os.close(descriptor)
+
+    def close_all(self) -> None:
+        self.close(*self._open)

@@ -1,0 +1,263 @@
+"""Where in a response its final answer stands (policy 1 of the shared grading examples). Every scan is linear."""
+
+from __future__ import annotations
+
+import json
+import re
+
+from fedsilo.grading.retraction import taken_back
+
+_BOX = re.compile(r"\\(?:boxed|fbox)\s{0,8}\{")
+_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
+_NESTED_BOXES_MAX = 8
+_BETWEEN_MAX = 200
+_EMPHASIS = r"[*_]{0,3}"
+_CUE = re.compile(
+    r"(?:final\s+answer|correct\s+(?:answer|option|choice)|answer|option|choice)"
+    + _EMPHASIS
+    + r"(?:\s+(?:is|are|would\s+be|must\s+be|equals)\b(?:,?\s+(?:therefore|thus|hence|then|so|simply|just|clearly"
+    r"|indeed|definitely|now|also|still|actually|in\s+fact)\b,?)?\s*:?|\s*[:=]|[ \t]+[\u2013\u2014-](?=[ \t]))"
+    r"(?:" + _EMPHASIS + r"(?=\s|$))?\s*",
+    re.IGNORECASE,
+)
+_CUED_VALUE = re.compile(
+    _CUE.pattern + r"[$*_(\[{]*(?:\\|[-+]?\.?\d|(?:yes|no|maybe)\b|(?-i:[A-J](?![\w'\u2019])|[A-Za-z]\s*=))",
+    re.IGNORECASE,
+)
+# a heading, or a line of its own, that says no more than that the answer follows
+_HEADING = re.compile(
+    r"^[ \t]*(?:#{1,6}[ \t]*)?"
+    + _EMPHASIS
+    + r"(?:the[ \t]+)?(?:final[ \t]+|correct[ \t]+)?answer[ \t]*:?"
+    + _EMPHASIS
+    + r":?[ \t]*(?:\n|$)",
+    re.IGNORECASE | re.MULTILINE,
+)
+_DISPLAYS = (
+    re.compile(r"\$\$(.*?)\$\$", re.DOTALL),
+    re.compile(r"\\\[(.*?)\\\]", re.DOTALL),
+    re.compile(
+        r"\\begin\{(?:align|aligned|equation|gather|multline|displaymath|math)\*?\}(.*?)"
+        r"\\end\{(?:align|aligned|equation|gather|multline|displaymath|math)\*?\}",
+        re.DOTALL,
+    ),
+    re.compile(r"(?:```|~~~)[^\n]*\n(.*?)\n[ \t]*(?:```|~~~)", re.DOTALL),
+)
+# on a line of its own, or at the beginning or the end of one: another candidate follows
+_OTHERWISE = re.compile(
+    r"\s*+[.,;]?\s*+\(?(?:(?:or|alternatively|otherwise|if\s+not(?:,?\s+then)?|(?:the\s+answer|it)\s+(?:could|may|might)"
+    r"(?:\s+also)?\s+be)\b[,:]?\s*(?:(?:also|maybe|perhaps|possibly|else|even|rather|then|just|it|is"
+    r"|could|may|might|be|equals?)\s+){0,4}(?=\$|\\[\[(]|\\begin|```|~~~|[-+]?\d|\(?[A-J]\b)|and\s+(?=\$\$|\\\[|\\begin))",
+    re.IGNORECASE,
+)
+# an option: where the next one stands on the line below, the whole list is told
+_OPTION = re.compile(
+    r"[\s*(\[]{0,9}([A-Ja-j])(?:[)\].:]|[ \t.]*(?=\n|$))(?!\s*(?:is|are|was|were|would|does|cannot)\b)"
+)
+_DANGLING = re.compile(r"\b(?:or|and)[ \t]*:?$", re.IGNORECASE)
+_CANDIDATES_MAX = 8
+# between two boxes, where they are two candidates or two members of one answer
+_BETWEEN_BOXES = re.compile(
+    r"[\s$.,;]*+(?:\\[\])])?[\s$.,;]*+\(?(?:or|and|alternatively|otherwise|and/or)\b,?\s*+"
+    r"(?:(?:also|maybe|perhaps|possibly|else|even|it|is|could|may|might|be)\s++){0,4}(?:\$|\\[\[(])?\s*+(?:[A-Za-z]\s*+=\s*+)?",
+    re.IGNORECASE,
+)
+_ANSWER_KEYS = ("final_answer", "finalanswer", "answer", "choice", "option")
+JSON_CHARACTERS_MAX = 20_000
+_ANSWER_START, _ANSWER_END = "<answer>", "</answer>"
+_THINKING_END = "</think>"
+_THINKING_START = "<think>"
+
+
+class CutOff(Exception):  # not an error of ours: the response ends inside its box or its thinking
+    """The response was cut off before its answer was complete."""
+
+
+class TakenBack(CutOff):
+    """What stands behind the answer takes it back."""
+
+
+def outside_thinking(response: str) -> str:
+    """What stands after the last `</think>`.
+
+    Raises:
+        CutOff: thinking was begun and never ended.
+    """
+    _, separator, after = response.rpartition(_THINKING_END)
+    said = after if separator else response
+    if _THINKING_START in said:
+        raise CutOff
+    return said
+
+
+def last_boxed(text: str) -> str | None:
+    r"""The content of the last `\boxed{...}` or `\fbox{...}`; a box that holds nothing but a box is opened too. Boxes
+    that "or" or "and" joins are given together, as `$3$ or $4$`.
+
+    Returns:
+        None when there is no box.
+
+    Raises:
+        CutOff: a box has no closing brace.
+    """
+    return _boxed(text)[0]
+
+
+def final_boxed(text: str) -> str | None:
+    """The last box, as `last_boxed`; None also where the text behind it takes it back and a cue there gives an answer.
+
+    Raises:
+        CutOff: a box has no closing brace, or is taken back.
+    """
+    boxed, behind = _boxed(text)
+    if boxed is None or not taken_back(boxed, behind, is_set_apart=True):
+        return boxed
+    if _CUED_VALUE.search(behind) is None:
+        raise TakenBack
+    return None
+
+
+def _boxed(text: str) -> tuple[str | None, str]:
+    joined: list[str] = []
+    end = 0
+    while (found := _BOX.search(text, end)) is not None:
+        start, begins = end + 1, found.start()
+        end = closing_brace(text, found.end())
+        between = _BETWEEN_BOXES.fullmatch(text[start:begins]) if joined and begins - start <= _BETWEEN_MAX else None
+        said = _opened(text[found.end() : end])
+        joined = [*joined, said] if between is not None and len(joined) < _CANDIDATES_MAX else [said]
+    if len(set(joined)) > 1:
+        return " or ".join(f"${each}$" for each in joined), text[end + 1 :]
+    return (joined[0], text[end + 1 :]) if joined else (None, "")
+
+
+def _opened(content: str) -> str:
+    """The content of a box; of one that holds nothing but a box, the inner one's.
+
+    Raises:
+        CutOff: the inner one has no closing brace.
+    """
+    for _ in range(_NESTED_BOXES_MAX):
+        inner = _BOX.match(content.strip())
+        if inner is None:
+            break
+        stripped = content.strip()
+        end = closing_brace(stripped, inner.end())
+        if end != len(stripped) - 1:
+            break
+        content = stripped[inner.end() : end]
+    return content
+
+
+def closing_brace(text: str, position: int) -> int:
+    """Where the brace opened just before `position` is closed; escaped braces do not count.
+
+    Raises:
+        CutOff: nowhere.
+    """
+    depth = 1
+    for mark in _BRACE.finditer(text, position):
+        if mark.group() == "{":
+            depth += 1
+        elif mark.group() == "}":
+            depth -= 1
+            if depth == 0:
+                return mark.start()
+    raise CutOff
+
+
+def after_last_cue(text: str) -> str | None:
+    """What stands in the last `<answer>` tags; else the answer of a JSON object that ends the text; else what follows
+    the last `####`, or the last cue such as "the answer is", up to the end of its line or of its display.
+
+    Raises:
+        CutOff: `<answer>` was opened and not closed, or the answer is taken back.
+    """
+    opened, closed = text.rfind(_ANSWER_START), text.rfind(_ANSWER_END)
+    if opened > closed:
+        raise CutOff
+    is_set_apart = opened >= 0
+    if is_set_apart:
+        answer, behind = text[opened + len(_ANSWER_START) : closed].strip(), text[closed + len(_ANSWER_END) :]
+    elif (found := _cued(text)) is not None:
+        answer, behind = found
+    else:
+        return None
+    if taken_back(answer, behind, is_set_apart=is_set_apart):
+        raise TakenBack
+    return answer
+
+
+def _cued(text: str) -> tuple[str, str] | None:
+    """What a JSON object or a cue says, and what stands behind."""
+    if (told := _json_answer(text)) is not None:
+        return told, ""
+    marker = text.rfind("####")
+    ends = [cue.end() for pattern in (_CUE, _HEADING) for cue in pattern.finditer(text, max(marker, 0))]
+    if marker >= 0:
+        start = marker + len("####")
+        begun = [each for each in (_CUE.match(text[start:].lstrip(" \t#*_")), _HEADING.match(text, marker)) if each]
+        if not begun:
+            return _line_or_display(text[start:])
+        return _line_or_display(text[max(ends, default=start) :])
+    return _line_or_display(text[max(ends) :]) if ends else None
+
+
+def _line_or_display(text: str) -> tuple[str, str]:
+    """The first line that says something, and what stands behind; of a display that begins there all, with what follows
+    it on its line.
+
+    Other candidates on the lines below, as `$$42$$`, then "or", then `$$43$$`, are said along: it is no single answer.
+    """
+    said = text.strip()
+    told, end = _taken(said, 0)
+    line = told
+    for _ in range(_CANDIDATES_MAX):
+        if _DANGLING.search(told):
+            start = end
+        elif (joined := _OTHERWISE.match(said, end)) is not None:
+            start, told = joined.end(), f"{told.rstrip('.;,')} or"
+        elif (last := _OPTION.match(line)) and (following := _OPTION.match(said, end)) and _follows(last, following):
+            start, told = end, f"{told}\n"
+        else:
+            break
+        if start >= len(said):
+            break
+        line, end = _taken(said, start)
+        told = f"{told} {line}"
+    return told.strip(), said[end:]
+
+
+def _follows(option: re.Match[str], another: re.Match[str]) -> bool:
+    """Whether one option is the next after another: B after A."""
+    return ord(another[1]) == ord(option[1]) + 1
+
+
+def _taken(text: str, position: int) -> tuple[str, int]:
+    """The display or line that begins at a position, white space left out, and where it ends."""
+    start = len(text) - len(text[position:].lstrip())
+    for pattern in _DISPLAYS:
+        found = pattern.match(text, start)
+        if found is not None:
+            inside = found[1]
+            if "\\begin" not in inside:
+                inside = inside.replace("\\\\", " ").replace("&", "")
+            after = text[found.end() :].split("\n", 1)[0]
+            return f"${' '.join(inside.split())}$ {after}".strip(), found.end() + len(after)
+    line = text[start:].split("\n", 1)[0]
+    return line.strip(), start + len(line)
+
+
+def _json_answer(text: str) -> str | None:
+    """The answer in a JSON object that the text ends with, as it is written there."""
+    plain = text.rstrip(" \t\r\n`")
+    start = plain.rfind("{")
+    if not plain.endswith("}") or start < 0 or len(plain) - start > JSON_CHARACTERS_MAX:
+        return None
+    try:
+        told = json.loads(plain[start:], parse_int=str, parse_float=str)
+    except (ValueError, RecursionError):
+        return None
+    by_key = {str(key).lower().replace(" ", "_"): value for key, value in told.items()}
+    found = [by_key[key] for key in _ANSWER_KEYS if key in by_key]
+    return found[0].strip() if found and isinstance(found[0], str) else None

@@ -1,0 +1,328 @@
+"""What a method is: two pure halves that turn events into actions.
+
+A half never sees a socket, a clock, an array in memory or a random device. The driver (coordinator) and the
+daemon (silo) carry the actions out, and report what came of them as the next event. Deadlines are actions and
+events too, so time is the caller's. Randomness is keyed (`protocol.randomness`), so a replay gives the same actions.
+
+A method cannot send what the site's policy does not name: `Offer` hands a message to the gate, which decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Generic, Protocol, TypeVar
+
+from google.protobuf.message import Message
+
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.averaging import mean_delta, median_delta, trimmed_mean_delta, update_weights, weighted_delta
+from fedsilo.protocol.codec import Array
+from fedsilo.protocol.freezing import UPDATE_KIND
+from fedsilo.protocol.plan import Plan
+
+# ---- coordinator: events ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RunStarted:
+    """Every silo in `silos` (roster order) has joined and accepted the plan. Others may come later."""
+
+    silos: tuple[str, ...]
+    base_digest: str
+
+
+@dataclass(frozen=True)
+class MessageArrived:
+    """A complete message that passed the receiver's ingress check.
+
+    Attributes:
+        silo: sender's name at the coordinator; empty at a silo, where all messages are the coordinator's.
+        body: parsed payload; for a tensor kind its header only. The arrays stay with the driver, by `digest`.
+    """
+
+    silo: str
+    kind: str
+    round: int
+    step: int
+    body: Message
+    digest: str
+
+
+@dataclass(frozen=True)
+class SiloAbstained:
+    """The silo says it will not contribute to this step (step > 0) or round (step 0): declined, missed, halted.
+
+    `declined` is the kind of the message that its site keeps back; empty when the silo itself drops out.
+    """
+
+    silo: str
+    round: int
+    step: int
+    declined: str = ""
+
+
+@dataclass(frozen=True)
+class SiloCame:
+    """A silo took the plan in after the run had begun: it belongs to the rounds that open from here on."""
+
+    silo: str
+
+
+@dataclass(frozen=True)
+class SiloLeft:
+    silo: str
+
+
+@dataclass(frozen=True)
+class DeadlinePassed:
+    name: str
+
+
+@dataclass(frozen=True)
+class Committed:
+    """The aggregate of a round is durable."""
+
+    round: int
+    digest: str
+
+
+CoordinatorEvent = RunStarted | MessageArrived | SiloAbstained | SiloCame | SiloLeft | DeadlinePassed | Committed
+
+# ---- coordinator: actions --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Send:
+    silo: str
+    kind: str
+    round: int
+    step: int
+    body: Message
+
+
+@dataclass(frozen=True)
+class StartDeadline:
+    name: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Commit:
+    """Combine the uploads of a round into the next global state, with `Method.combine`, in the order given."""
+
+    round: int
+    silos: tuple[str, ...]
+    upload_digests: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class FinishRun:
+    """outcome: finished | failed. reason: a stable code for the run record, empty when finished."""
+
+    outcome: str
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Note:
+    """One line of the run record: counts and scalars only."""
+
+    name: str
+    round: int
+    step: int
+    fields: dict[str, Any]
+
+
+CoordinatorAction = Send | StartDeadline | Commit | FinishRun | Note
+
+# ---- silo: events (MessageArrived and DeadlinePassed as above) --------------------------------------
+
+
+@dataclass(frozen=True)
+class OfferSettled:
+    """What the gate made of an offer: `sent`, `denied` (by policy or a person), `missed` (deadline passed, held)."""
+
+    kind: str
+    round: int
+    step: int
+    outcome: str
+
+
+@dataclass(frozen=True)
+class TaskDone:
+    """The trainer finished a task. `body` is the message it offers, if the task makes one (for factors: the header)."""
+
+    task: TrainerTask
+    body: Message | None
+
+
+SiloEvent = MessageArrived | OfferSettled | TaskDone | DeadlinePassed
+
+# ---- silo: actions ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LoadAdapter:
+    """Make the adapter with this digest the round's start; a fresh optimiser unless the plan keeps its state."""
+
+    round: int
+    digest: str
+
+
+@dataclass(frozen=True)
+class PrivateStep:
+    """`rows`: which of its usable private prompts the trainer is to use, by number. A method leaves them out: whoever
+    gives the task draws them (silo/sampling.py), since no coordinator may choose a silo's records (threat T19)."""
+
+    round: int
+    step: int
+    rows: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class GeneratePublic:
+    """Answer public prompts with the current local policy. `offer`: correct | all | none (what the message holds)."""
+
+    round: int
+    step: int
+    prompt_indices: tuple[int, ...]
+    offer: str
+
+
+@dataclass(frozen=True)
+class PublicStep:
+    """One GRPO step on the answers generated for this step, after the swap.
+
+    swap: `replace` puts donors in place of wrong own answers (Balanced), `pool` trains on exactly the donors
+    listed (Random), `none` trains on own answers.
+    """
+
+    round: int
+    step: int
+    swap: str
+    donors: pb.PublicDonors
+
+
+@dataclass(frozen=True)
+class AnswerAhead:
+    """Answer the public prompts of the next round's step `for_step` with the policy that `round` has trained. Nothing
+    is trained on these answers here: those that verify are donors for others (methods 2.2, `exchange: round_end`)."""
+
+    round: int
+    for_step: int
+    prompt_indices: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class ExportDelta:
+    """The difference of the local factors to the round's start (methods 2.2)."""
+
+    round: int
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """pass@1 of an adapter on the held-out set. round 0 with an empty digest is the base model, adapter off."""
+
+    round: int
+    digest: str
+
+
+# Tasks that change what the next one starts from, by name.
+CHANGING = frozenset({"LoadAdapter", "PrivateStep", "GeneratePublic", "PublicStep"})
+TrainerTask = LoadAdapter | PrivateStep | GeneratePublic | PublicStep | AnswerAhead | ExportDelta | Evaluate
+
+
+@dataclass(frozen=True)
+class Train:
+    task: TrainerTask
+
+
+@dataclass(frozen=True)
+class Offer:
+    """Hand a message to the gate. It may be sent, held or denied; `OfferSettled` tells which."""
+
+    kind: str
+    round: int
+    step: int
+    body: Message
+
+
+@dataclass(frozen=True)
+class Fetch:
+    """Make the adapter with this digest present at the silo before the next action."""
+
+    digest: str
+
+
+SiloAction = Train | Offer | Fetch | StartDeadline
+
+# ---- the interface ---------------------------------------------------------------------------------
+
+State = TypeVar("State")
+Event = TypeVar("Event", contravariant=True)
+Action = TypeVar("Action", covariant=True)
+
+
+class Half(Protocol, Generic[State, Event, Action]):
+    """One party's part: the first state, and a pure step. State is immutable plain data."""
+
+    def start(self, plan: Plan, party: str) -> State: ...
+
+    def on_event(self, state: State, event: Event) -> tuple[State, tuple[Action, ...]]: ...
+
+
+@dataclass(frozen=True)
+class Method:
+    """One line of the registry.
+
+    Attributes:
+        kinds: the message kinds a silo may offer under this method where nothing is frozen. Never widens a site's
+            policy: a kind must be named by both.
+        ruleset: the shipped ruleset this method runs under.
+        combine: the coordinator's arithmetic on one tile: (master tile [n], tiles of the uploads in silo order,
+            each [n], all float32) -> new master tile [n], in memory that it does not touch again. Element by element:
+            a tile may hold parts of several tensors.
+        sends_wrong_answers: whether it lives on answers to public prompts that do not verify as well, so that a
+            policy that lets only verified ones out cannot serve it.
+        exchanges: the values of the plan's `exchange` that its halves carry out; a plan with another is refused.
+        swaps: whether silos wait for each other's answers at each public step under `exchange: step`.
+    """
+
+    name: str
+    summary: str
+    kinds: frozenset[str]
+    ruleset: str
+    coordinator: Half[Any, CoordinatorEvent, CoordinatorAction]
+    silo: Half[Any, SiloEvent, SiloAction]
+    combine: Callable[[Array, Sequence[Array]], Array]
+    sends_wrong_answers: bool = False
+    exchanges: frozenset[str] = frozenset({"step"})
+    swaps: bool = False
+
+    def combine_under(self, plan: Plan, silos: Sequence[str]) -> Callable[[Array, Sequence[Array]], Array]:
+        """`combine` for the updates of these silos: weighted where the plan lets them differ in steps, and otherwise
+        put together where it says so (`aggregate`)."""
+        if plan.aggregate == "median":
+            return median_delta
+        if plan.aggregate == "trimmed_mean":
+            return partial(trimmed_mean_delta, plan.trim)
+        steps = [plan.steps_of(silo) for silo in silos]
+        if plan.silo_weights == "steps" or len(set(steps)) == 1:
+            return self.combine
+        return partial(weighted_delta, update_weights(steps))
+
+    @property
+    def averages(self) -> bool:
+        """Whether its updates are averaged, so that a plan may ask for a median or a trimmed mean in its place."""
+        return self.combine is mean_delta
+
+    def kinds_under(self, plan: Plan) -> frozenset[str]:
+        """The kinds that a silo may offer in a run of this plan: what is trained decides which one carries it.
+
+        A core between two frozen factors (freeze: AB) is trained only by a method that names its kind itself.
+        """
+        sent = UPDATE_KIND["A" if plan.lora.freeze == "A" else "none"]
+        return frozenset(sent if kind == UPDATE_KIND["none"] else kind for kind in self.kinds)

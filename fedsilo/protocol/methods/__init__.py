@@ -1,0 +1,50 @@
+"""The methods, by name. Adding one is a module and a line here; it never widens a site's gate."""
+
+from __future__ import annotations
+
+from fedsilo.protocol.errors import UsageError
+from fedsilo.protocol.method import Method
+from fedsilo.protocol.methods import pubswap
+from fedsilo.protocol.plan import Plan
+
+METHODS: dict[str, Method] = {
+    method.name: method for method in (pubswap.BALANCED, pubswap.RANDOM, pubswap.NO_SWAP, pubswap.FEDAVG_GRPO)
+}
+
+
+def method_named(name: str) -> Method:
+    """Raises UsageError: no such method; the hint lists those there are."""
+    try:
+        return METHODS[name]
+    except KeyError:
+        raise UsageError(f"there is no method {name!r}", hint=f"one of: {', '.join(sorted(METHODS))}") from None
+
+
+def require_exchange(plan: Plan) -> Method:
+    """The plan's method, if it works the way the plan says. A plan is signed and recorded, so an `exchange` that is
+    not carried out must not stand in it (methods 2.2).
+
+    Raises:
+        UsageError: there is no such method, or it does not have this exchange; SILO_STEPS: some silos take fewer
+            steps, and the others would wait for them all the same; AGGREGATE: it does not average updates.
+    """
+    method = method_named(plan.method)
+    if plan.exchange not in method.exchanges:
+        raise UsageError(
+            f"{plan.method} has no exchange {plan.exchange!r} in this version",
+            hint=f"one of: {', '.join(sorted(method.exchanges))}",
+        )
+    if plan.silo_steps and method.swaps and plan.exchange == "step":
+        free = sorted(name for name, each in METHODS.items() if not each.swaps)
+        raise UsageError(
+            f"{plan.method}: silos wait for each other at each public step, so none of them can take fewer",
+            hint="exchange: round_end, " * ("round_end" in method.exchanges) + f"or method {' or '.join(free)}",
+            code="SILO_STEPS",
+        )
+    if plan.aggregate != "mean" and not method.averages:
+        raise UsageError(
+            f"{plan.method} does not average updates, so no {plan.aggregate} can stand in the mean's place",
+            hint="aggregate: mean",
+            code="AGGREGATE",
+        )
+    return method

@@ -1,0 +1,75 @@
+"""PubSwap (methods 2) and its controls: private and public GRPO steps, wrong own answers to public prompts replaced by
+other silos' correct ones, deltas of the LoRA factors averaged each round: of both, or of B alone where the plan freezes
+A.
+
+    pubswap         Balanced: verified answers cross, each silo is filled up to half correct
+    pubswap-random  all answers cross, every silo trains on the same K of the pool
+    public-no-swap  public steps on own answers only; no answer leaves
+    fedavg-grpo     no public steps
+
+`step` holds both halves with `exchange: step`, `round_end` those of Balanced with `exchange: round_end`.
+
+What it does not give: privacy of what the answers and factors say (methods 7.4).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Generic, TypeVar
+
+from fedsilo.protocol.averaging import mean_delta
+from fedsilo.protocol.codec import Array
+from fedsilo.protocol.method import Half, Method
+from fedsilo.protocol.methods.pubswap import round_end, step
+from fedsilo.protocol.plan import Plan
+
+Event = TypeVar("Event", contravariant=True)
+Action = TypeVar("Action", covariant=True)
+
+
+@dataclass(frozen=True)
+class ByExchange(Generic[Event, Action]):
+    """The half that the plan's `exchange` names; its states know their plan."""
+
+    halves: Mapping[str, Half[Any, Event, Action]]
+
+    def start(self, plan: Plan, party: str) -> Any:
+        return self.halves[plan.exchange].start(plan, party)
+
+    def on_event(self, state: Any, event: Event) -> tuple[Any, tuple[Action, ...]]:
+        return self.halves[state.plan.exchange].on_event(state, event)
+
+
+_KINDS = frozenset({"lora.factors", "metrics.eval"})
+
+
+def _method(name: str, summary: str, swap: step.Swap, kinds: frozenset[str], ruleset: str) -> Method:
+    combine: Callable[[Array, Sequence[Array]], Array] = mean_delta
+    return Method(
+        name, summary, kinds, ruleset, step.Coordinator(swap), step.Silo(swap), combine,
+        sends_wrong_answers=swap == "random", swaps=swap in ("balanced", "random"),
+    )  # fmt: skip
+
+
+BALANCED = replace(
+    _method(
+        "pubswap",
+        "PubSwap-Balanced: verified answers to public prompts cross, wrong ones are replaced up to half",
+        "balanced",
+        _KINDS | {"public.responses"},
+        "pubswap",
+    ),
+    coordinator=ByExchange({"step": step.Coordinator("balanced"), "round_end": round_end.Coordinator("balanced")}),
+    silo=ByExchange({"step": step.Silo("balanced"), "round_end": round_end.Silo("balanced")}),
+    exchanges=frozenset({"step", "round_end"}),
+)
+RANDOM = _method(
+    "pubswap-random",
+    "PubSwap-Random: all answers to public prompts cross, every silo trains on the same draw",
+    "random",
+    _KINDS | {"public.responses"},
+    "pubswap-random",
+)
+NO_SWAP = _method("public-no-swap", "public steps on own answers only (control)", "none", _KINDS, "fedavg")
+FEDAVG_GRPO = _method("fedavg-grpo", "private GRPO steps and averaging only (control)", "no-public", _KINDS, "fedavg")

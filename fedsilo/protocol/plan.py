@@ -1,0 +1,214 @@
+"""The plan of one run: what the coordinator signs and every silo checks against its own policy.
+
+Every choice that methods.md leaves open is a field here with its default, so that the run record states it.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from fedsilo.protocol.codec import canonical_json, sha256_hex
+from fedsilo.protocol.errors import PeerError, WireCode
+from fedsilo.protocol.freezing import UPDATE_KIND, Freeze
+from fedsilo.protocol.transcript import needed
+
+PLAN_CHARACTERS_MAX = 65536
+FEWEST_STEPS_SHARE = 8  # a silo takes at least one in so many of a round's steps
+
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,62}$")]
+
+
+class _Closed(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class Objective(_Closed):
+    """GRPO objective (methods 1.3)."""
+
+    clip_low: float = Field(0.2, gt=0, lt=1)
+    clip_high: float = Field(0.25, gt=0, lt=10)
+    kl_coefficient: float = Field(1e-4, ge=0)  # against the base model, adapter off
+    entropy_coefficient: float = Field(0.0, ge=0)
+    advantage_std: Literal["sample", "population"] = "sample"
+    advantage_epsilon: float = Field(1e-6, gt=0)
+    token_aggregation: Literal["response-mean", "token-mean"] = "response-mean"
+    dual_clip: float | None = Field(None, gt=1)
+    mask_truncated: bool = False
+    proximal_mu: float = Field(0.0, ge=0)  # FedProx (methods 2.7); 0 is off
+
+
+class Optimiser(_Closed):
+    """AdamW (methods 1.4)."""
+
+    learning_rate: float = Field(1e-5, gt=0)
+    weight_decay: float = Field(0.01, ge=0)
+    adam_beta1: float = Field(0.9, ge=0, lt=1)
+    adam_beta2: float = Field(0.999, ge=0, lt=1)
+    adam_epsilon: float = Field(1e-8, gt=0)
+    grad_norm_max: float = Field(1.0, gt=0)
+    epochs: int = Field(2, ge=1, le=16)
+    state: Literal["reset", "keep"] = "reset"
+
+
+class Rollout(_Closed):
+    temperature: float = Field(0.7, gt=0)
+    max_prompt_tokens: int = Field(1024, ge=1)
+    max_new_tokens: int = Field(2048, ge=1)
+
+
+class Lora(_Closed):
+    """`freeze` is the schema's; `frozen_sha256` names the frozen factors, which follow from the plan's seed
+    (averaging.initial_frozen_sha256), and is empty where nothing is frozen."""
+
+    rank: int = Field(32, ge=1, le=1024)
+    alpha: float = Field(64.0, gt=0)
+    schema_sha256: Sha256
+    freeze: Freeze = "none"
+    frozen_sha256: Sha256 | Literal[""] = ""
+
+    @model_validator(mode="after")
+    def _frozen_is_named(self) -> Lora:
+        if (self.freeze == "none") != (self.frozen_sha256 == ""):
+            raise ValueError(f"freeze is {self.freeze} and frozen_sha256 is {self.frozen_sha256[:12] or 'empty'}")
+        return self
+
+    @property
+    def update_kind(self) -> str:
+        """Kind of the message by which a round's update leaves a silo."""
+        return UPDATE_KIND[self.freeze]
+
+
+class Evaluation(_Closed):
+    prompts: int = Field(512, ge=1)
+    samples: int = Field(4, ge=1)
+
+
+class Plan(_Closed):
+    """One run, as signed by the coordinator. `silos` is the roster; aggregation follows its order."""
+
+    plan_version: Literal[1] = 1
+    run: Name
+    federation: Name
+    method: Name
+    exchange: Literal["step", "round_end"] = "step"
+    silos: tuple[Name, ...] = Field(min_length=1)
+    rounds: int = Field(ge=1)
+    local_steps: int = Field(ge=1)  # tau
+    # Silos that take fewer steps a round, so that nobody waits for them. What each then counts: `silos`, all the same,
+    # each update over its steps (FedNova, Wang et al. 2020, eq. 8); `steps`, by its steps, the plain mean of updates.
+    silo_steps: dict[Name, int] = Field(default_factory=dict)
+    silo_weights: Literal["silos", "steps"] = "silos"
+    # What the silos' differences become: their mean; or, number by number, their median, or the mean of what is left
+    # without the `trim` largest and the `trim` smallest. Few bad silos do not move these beyond the others (T51).
+    aggregate: Literal["mean", "median", "trimmed_mean"] = "mean"
+    trim: int = Field(0, ge=0)
+    swap_period: int = Field(2, ge=1)  # tau_swap
+    prompts_per_step: int = Field(8, ge=1)  # b
+    samples_per_prompt: int = Field(8, ge=1)  # K
+    donor_denominator: Literal["local"] = "local"  # methods 2.3
+    seed: int = Field(ge=0, lt=2**53)
+    objective: Objective = Objective()
+    optimiser: Optimiser = Optimiser()
+    rollout: Rollout = Rollout()
+    lora: Lora
+    evaluation: Evaluation = Evaluation()
+    base_model_sha256: Sha256
+    tokenizer_sha256: Sha256
+    template_sha256: Sha256
+    load: Literal["fp32", "bf16", "nf4", "fp8"] = "fp32"
+    mixed_base: Literal["refuse", "allow"] = "refuse"
+    own_verifiers_sha256: Sha256 | Literal[""] = ""  # of verifiers that packages bring; empty: no silo has one
+    mixed_verifiers: Literal["refuse", "allow"] = "refuse"
+    public_set_sha256: Sha256
+    public_set_rows: int = Field(ge=1)
+    held_out_sha256: Sha256
+    wire_dtype: Literal["float32", "bfloat16"] = "float32"
+    quorum: int = Field(
+        1,
+        ge=1,
+        description="`n` are its silos; one where there is one",
+        json_schema_extra={"of_a_request": "max(2, n // 2 + 1)"},  # who writes run.yaml meets this one
+    )
+    join_deadline_seconds: float = Field(300.0, gt=0)
+    public_step_deadline_seconds: float = Field(600.0, gt=0)
+    round_deadline_seconds: float = Field(7200.0, gt=0)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Plan:
+        if len(set(self.silos)) != len(self.silos):
+            raise ValueError("a silo is listed twice")
+        if self.quorum > len(self.silos):
+            raise ValueError(f"quorum {self.quorum} exceeds the {len(self.silos)} silos of the roster")
+        return self
+
+    @model_validator(mode="after")
+    def _fewer_steps(self) -> Plan:
+        # Fewer would be scaled up too far under `silos`: what noise or an attacker puts in, along with the rest.
+        fewest = -(-self.local_steps // FEWEST_STEPS_SHARE)
+        for silo, steps in self.silo_steps.items():
+            if not fewest <= steps <= self.local_steps:
+                raise ValueError(f"silo_steps: {steps} for {silo}, of {fewest} to {self.local_steps}")
+        return self
+
+    @model_validator(mode="after")
+    def _can_be_robust(self) -> Plan:
+        if (self.trim > 0) != (self.aggregate == "trimmed_mean"):
+            raise ValueError(f"aggregate: {self.aggregate} with trim {self.trim}")
+        if self.aggregate == "mean":
+            return self
+        if self.quorum <= 2 * max(self.trim, 1):
+            raise ValueError(
+                f"aggregate: {self.aggregate} of {self.quorum} updates, which a quorum lets a round close with, takes "
+                f"at least {2 * max(self.trim, 1) + 1}"
+            )
+        if self.silo_steps:
+            raise ValueError(f"aggregate: {self.aggregate} has no weights, which silo_steps asks for")
+        return self
+
+    def canonical(self) -> str:
+        fields = self.model_dump(mode="json")
+        if self.aggregate == "mean":  # not said: a plan that never spoke of it keeps its digest
+            del fields["aggregate"], fields["trim"]
+        return canonical_json(fields).decode()
+
+    @property
+    def digest(self) -> str:
+        return sha256_hex(self.canonical().encode())
+
+    @property
+    def silos_min(self) -> int:
+        """With fewer no round begins: the quorum and, where there are others, two signatures (`transcript.needed`)."""
+        return needed(len(self.silos), min_peers=1, quorum=self.quorum)
+
+    def steps_of(self, silo: str) -> int:
+        """GRPO steps of a silo in a round."""
+        return self.silo_steps.get(silo, self.local_steps)
+
+    def hold_seconds(self, step: int) -> float:
+        """How long an offer may wait for people: until its step's deadline, or its round's where no step waits."""
+        return self.public_step_deadline_seconds if step and self.exchange == "step" else self.round_deadline_seconds
+
+    def public_steps(self) -> tuple[int, ...]:
+        """Steps s in 1..tau with s mod tau_swap == 0 (methods 2.2); the count restarts each round."""
+        return tuple(step for step in range(1, self.local_steps + 1) if step % self.swap_period == 0)
+
+
+def plan_from_canonical(text: str) -> Plan:
+    """Parse a plan received from the coordinator.
+
+    Raises:
+        PeerError: too long, not a valid plan, or not in canonical form.
+    """
+    if len(text) > PLAN_CHARACTERS_MAX:
+        # a million keys that do not belong there make a million complaints, some gigabytes of them (T23)
+        raise PeerError(WireCode.TOO_LARGE, f"the plan has {len(text)} characters, at most {PLAN_CHARACTERS_MAX} fit")
+    try:
+        plan = Plan.model_validate_json(text)
+    except ValidationError as error:
+        raise PeerError(WireCode.MALFORMED, f"the plan is not valid: {error.errors()[0]['msg']}") from error
+    if plan.canonical() != text:
+        raise PeerError(WireCode.MALFORMED, "the plan is not in canonical form")
+    return plan

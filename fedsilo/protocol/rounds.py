@@ -1,0 +1,471 @@
+"""The life of a run at the coordinator as transition tables: run, silo in the run, round, silo in the round.
+
+    life, event, moment  ->  verdict, next life, effects by name
+
+Each table (`round_tables`) decides every pair of state and event. `step` asks the tables that an event concerns, from
+the run down to the silo's place in the round; the first that refuses decides. What is accepted is the caller's
+journal: `step` again over it gives the same life, so nothing else need be kept.
+
+The method says when a round is complete; here stands what it may then do: no commit below the quorum, and of nothing
+but the updates that were taken. A contribution is known by (run, round, step, attempt, silo, kind, digest). The same
+digest in the same place is a retry, whichever attempt it came with: ignored, and acknowledged. Another digest in a
+taken place is refused, so which updates count does not depend on the order in which they came.
+
+Time is the caller's: `due` is asked with a moment, and deadlines that are folded again count from that moment, since
+an outage must not close a round.
+
+What it does not stop: a silo that is slow on purpose, up to each deadline.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from fedsilo.protocol.errors import ConflictError
+from fedsilo.protocol.method import (
+    Commit,
+    Committed,
+    DeadlinePassed,
+    FinishRun,
+    RunStarted,
+    SiloAbstained,
+    SiloLeft,
+    StartDeadline,
+)
+from fedsilo.protocol.plan import Plan
+from fedsilo.protocol.round_tables import (
+    BAD,
+    DENY,
+    IGNORE,
+    LATE,
+    OK,
+    PLACE,
+    ROUND,
+    ROUND_OVER,
+    RUN,
+    SILO,
+    Cell,
+    Effect,
+    Verdict,
+    gather,
+    is_over,
+)
+
+JOIN = "join"  # the deadline before a run begins
+ROUND_DEADLINE = "round/"  # and its number: the method's deadline for the round as a whole
+AGREEMENT = "agreement/"  # and the number of the round: the deadline for signing its transcript
+EVALUATION = "metrics.eval"
+ABSTENTIONS_MAX = 16  # of one silo in one round, beside two for each public step: the round itself, and its kinds
+
+
+# ---- events: those of the method and these ---------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _OfSilo:
+    silo: str
+
+
+@dataclass(frozen=True)
+class _OfRound:
+    round: int
+
+
+@dataclass(frozen=True)
+class _OfSiloInRound(_OfSilo):
+    round: int
+
+
+class PlanTaken(_OfSilo):
+    """A silo acknowledged the plan: before the run began, or later; then the method has it in its next round."""
+
+
+class PlanDeclined(_OfSilo):
+    """A site said no to the plan; of a silo that works in the run, this says no to nothing."""
+
+
+@dataclass(frozen=True)
+class RunPaused:
+    pass
+
+
+@dataclass(frozen=True)
+class RunResumed:
+    pass
+
+
+@dataclass(frozen=True)
+class GivenUp:
+    """The coordinator ends the run as failed, without the method."""
+
+    reason: str
+
+
+class RoundOpened(_OfRound):
+    """To all silos that are in the run."""
+
+
+class RoundAbandoned(_OfRound):
+    pass
+
+
+class Signed(_OfSiloInRound):
+    """A silo signed the transcript of a round."""
+
+
+@dataclass(frozen=True)
+class Progressed(_OfSiloInRound):
+    """A silo told of a step in a round."""
+
+    step: int = 0
+
+
+@dataclass(frozen=True)
+class Contribution:
+    """A message that belongs to the run, in its place. `attempt` numbers how often its sender sent it; `ungraded` are
+    the places of answers in it that were not graded in time: for the method they are not there."""
+
+    silo: str
+    kind: str
+    round: int
+    step: int
+    attempt: int
+    digest: str
+    ungraded: tuple[int, ...] = ()
+
+
+class UpdateRefused(_OfSiloInRound):
+    """The charter let a silo's update of a round not in."""
+
+
+@dataclass(frozen=True)
+class DeadlineDropped:
+    """What a deadline waited for is there."""
+
+    name: str
+
+
+Event = (
+    PlanTaken
+    | PlanDeclined
+    | RunStarted
+    | RunPaused
+    | RunResumed
+    | GivenUp
+    | FinishRun
+    | SiloLeft
+    | RoundOpened
+    | RoundAbandoned
+    | Signed
+    | Progressed
+    | Contribution
+    | UpdateRefused
+    | SiloAbstained
+    | Commit
+    | Committed
+    | StartDeadline
+    | DeadlineDropped
+    | DeadlinePassed
+)
+
+# ---- one life --------------------------------------------------------------------------------------------
+
+_Slot = tuple[int, str, str]  # step, silo, kind
+
+
+@dataclass(frozen=True)
+class Life:
+    """Where a run stands; immutable.
+
+    Attributes:
+        silos: of the plan, in its order.
+        silos_min: with fewer no round begins. `quorum`: of fewer updates none is committed.
+        standing: silo -> its state in `SILO`.
+        round: number of the newest round; 0 before the first. `round_state` is its state in `ROUND`.
+        places: silo -> its state in `PLACE`, of the newest round; without those that are outside of it.
+        signed: silos that signed the newest round's transcript.
+        abstained: what silos said in the newest round.
+        taken: round -> place -> digest of what was taken there.
+        steps: silo -> the highest step that it told of or answered in the newest round.
+        deadlines: name -> the moment at which it passes. `spans` has how long each is, in seconds.
+        paused_at: the moment, while paused.
+    """
+
+    silos: tuple[str, ...]
+    quorum: int
+    silos_min: int
+    update_kind: str
+    abstentions_max: int
+    steps_max: int
+    standing: Mapping[str, str]
+    state: str = "waiting"
+    round: int = 0
+    round_state: str = "none"
+    places: Mapping[str, str] = field(default_factory=dict)
+    signed: frozenset[str] = frozenset()
+    abstained: frozenset[SiloAbstained] = frozenset()
+    taken: Mapping[int, Mapping[_Slot, str]] = field(default_factory=dict)
+    steps: Mapping[str, int] = field(default_factory=dict)
+    deadlines: Mapping[str, float] = field(default_factory=dict)
+    spans: Mapping[str, float] = field(default_factory=dict)
+    paused_at: float | None = None
+
+    @property
+    def started(self) -> bool:
+        return self.state != "waiting"
+
+    @property
+    def over(self) -> bool:
+        return is_over(self.state)
+
+    @property
+    def open_round(self) -> int:
+        """0 if none is open."""
+        return self.round if self.round_state == "open" else 0
+
+    def those(self, standing: str) -> tuple[str, ...]:
+        """The silos of that state in the run, in the plan's order."""
+        return tuple(silo for silo in self.silos if self.standing[silo] == standing)
+
+    def absent(self) -> frozenset[str]:
+        """Silos that take no part in the newest round."""
+        return frozenset(silo for silo in self.silos if self.standing[silo] == "out" or self.places.get(silo) == "left")
+
+    def due(self, moment: float) -> list[str]:
+        """Deadlines that have passed, earliest first; none while paused."""
+        if self.paused_at is not None:
+            return []
+        return sorted((name for name, at in self.deadlines.items() if at <= moment), key=self.deadlines.__getitem__)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """`then`: what follows at once, `start` or `give up`; else empty. `life` changes only where it was accepted."""
+
+    verdict: Verdict
+    life: Life
+    effects: tuple[Effect, ...] = ()
+    code: str = ""
+    then: str = ""
+
+
+def first_life(plan: Plan) -> Life:
+    """Of a run whose plan goes out."""
+    return Life(
+        plan.silos,
+        plan.quorum,
+        plan.silos_min,
+        plan.lora.update_kind,
+        2 * len(plan.public_steps()) + ABSTENTIONS_MAX,
+        plan.local_steps,
+        dict.fromkeys(plan.silos, "asked"),
+    )
+
+
+def name_of(life: Life, event: Event) -> str:
+    """What the tables call an event."""
+    match event:
+        case Contribution(kind=kind):
+            return "evaluation" if kind == EVALUATION else "update" if kind == life.update_kind else "answer"
+        case FinishRun(outcome):
+            return {"finished": "finish", "failed": "fail", "aborted": "abort"}[outcome]
+        case SiloAbstained(step=step):
+            return "abstain in step" if step else "abstain"
+        case DeadlinePassed(name):
+            special = "signing deadline" if name.startswith(AGREEMENT) else "deadline"
+            return "join deadline" if name == JOIN else special
+    return _NAMES[type(event)]
+
+
+_NAMES: dict[type[Any], str] = {
+    PlanTaken: "plan taken",
+    PlanDeclined: "plan declined",
+    RunStarted: "start",
+    RunPaused: "pause",
+    RunResumed: "resume",
+    GivenUp: "give up",
+    SiloLeft: "leave",
+    RoundOpened: "open",
+    RoundAbandoned: "abandon",
+    Signed: "sign",
+    Progressed: "progress",
+    UpdateRefused: "update refused",
+    Commit: "commit",
+    Committed: "committed",
+    StartDeadline: "await",
+    DeadlineDropped: "arrived",
+}
+
+
+def step(life: Life, event: Event, moment: float) -> Outcome:
+    """One event at a moment (seconds of the caller's clock)."""
+    name, silo = name_of(life, event), str(getattr(event, "silo", ""))
+    if isinstance(event, Contribution) and life.taken.get(event.round, {}).get(_slot(event)) == event.digest:
+        return Outcome(Verdict.IGNORED, life)  # whatever has become of run and round: it was acknowledged
+    run = RUN[life.state][name]
+    member = SILO[life.standing.get(silo, "out")][name] if silo and name in SILO["out"] else OK
+    whole = ROUND[life.round_state][name] if name in ROUND["none"] else OK
+    place = PLACE[life.places.get(silo, "outside")][name] if silo and name in PLACE["late"] else OK
+    cells = (run, member, _limit(life, event, name), whole, place)
+    for verdict in (Verdict.REFUSED, Verdict.IGNORED):
+        for cell in cells:
+            if cell.verdict is verdict:
+                return Outcome(verdict, life, code=cell.code)
+    standing, places = dict(life.standing), dict(life.places)
+    if member.next:
+        standing[silo] = member.next
+    if place.next:
+        places[silo] = place.next
+    moved = replace(
+        life,
+        state=run.next or life.state,
+        round_state=whole.next or life.round_state,
+        standing=standing,
+        places=places,
+    )
+    after = _changed(moved, event, moment)
+    effects = tuple(dict.fromkeys(effect for cell in cells for effect in cell.effects))  # whichever cells name it
+    return Outcome(Verdict.ACCEPTED, after, effects, then=_then(after, name))
+
+
+def folded(life: Life, events: Iterable[Event], moment: float) -> Life:
+    """The life after a journal. Raises ConflictError: the journal holds what was never accepted."""
+    for event in events:
+        outcome = step(life, event, moment)
+        if outcome.verdict is not Verdict.ACCEPTED:
+            raise ConflictError(f"the journal does not fit: {name_of(life, event)} of what is {life.state}")
+        life = outcome.life
+    return life
+
+
+def _slot(event: Contribution) -> _Slot:
+    return event.step, event.silo, event.kind
+
+
+def _limit(life: Life, event: Event, name: str) -> Cell:
+    """What depends on more than the states: numbers of rounds, what was said before, the quorum."""
+    match event:
+        case Contribution(round=number):
+            # these belong to a round as a whole, so each has one place, and a commit finds it
+            wrong = name != "answer" and event.step != 0
+            if name == "evaluation":
+                # of an adapter that is to come there is nothing to say yet; round 0 is the base model
+                wrong |= number > life.round or (number == life.round > 0 and life.round_state not in ROUND_OVER)
+            elif number != life.round:
+                return LATE
+            return DENY if wrong or _slot(event) in life.taken.get(number, {}) else OK
+        case SiloAbstained(silo, number):
+            told = sum(each.silo == silo for each in life.abstained)
+            again = event in life.abstained or told >= life.abstentions_max
+            return IGNORE if number != life.round or again else OK
+        case RoundOpened(number):
+            return IGNORE if number <= life.round else OK if number == life.round + 1 else BAD
+        case Signed(silo, number):
+            return OK if number == life.round and silo not in life.signed else IGNORE
+        case Progressed(silo, number, at):
+            return OK if number == life.round and life.steps.get(silo, -1) < at <= life.steps_max else IGNORE
+        case PlanDeclined(silo):
+            return IGNORE if life.started and life.standing.get(silo) == "accepted" else OK
+        case UpdateRefused() | RoundAbandoned():
+            return OK if event.round == life.round else IGNORE
+        case Commit(number, silos, digests):
+            taken = life.taken.get(number, {})
+            given = [taken.get((0, silo, life.update_kind)) for silo in silos]
+            enough = len(set(silos)) == len(silos) >= life.quorum
+            return OK if number == life.round and enough and given == list(digests) else BAD
+        case Committed(number):
+            return OK if number == life.round else BAD
+        case DeadlinePassed(name) | DeadlineDropped(name):
+            return OK if name in life.deadlines else IGNORE
+    return OK
+
+
+def _changed(life: Life, event: Event, moment: float) -> Life:
+    """What an accepted event changes beside the states that it moves itself."""
+    match event:
+        case RunStarted():
+            return _without(life, {JOIN})
+        case RunPaused():
+            return replace(life, paused_at=moment)
+        case RunResumed():
+            waited = moment - (life.paused_at if life.paused_at is not None else moment)
+            later = {name: at + waited for name, at in life.deadlines.items()}
+            return replace(life, deadlines=later, paused_at=None)
+        case FinishRun() | GivenUp():
+            ended = ROUND[life.round_state]["run over"].next or life.round_state
+            return replace(_round_over(life), round_state=ended, deadlines={}, spans={}, paused_at=None)
+        case RoundOpened(number):
+            invited = dict.fromkeys(life.those("accepted"), PLACE["outside"]["open"].next)
+            return replace(life, round=number, places=invited, signed=frozenset(), abstained=frozenset(), steps={})
+        case Progressed(silo, _, at):
+            return _stepped(life, silo, at, moment)
+        case Contribution(silo, _, number, at):
+            of_round = {**life.taken.get(number, {}), _slot(event): event.digest}
+            life = replace(life, taken={**life.taken, number: of_round})
+            further = life.steps.get(silo, 0) < at <= life.steps_max and life.places.get(silo) == "working"
+            return _stepped(life, silo, at, moment) if further else life
+        case Signed(silo):
+            return replace(life, signed=life.signed | {silo})
+        case SiloAbstained():
+            return replace(life, abstained=life.abstained | {event})
+        case Committed() | RoundAbandoned():
+            return _round_over(life)
+        case StartDeadline(name, seconds):
+            # while paused, all deadlines stand still from the moment of the pause
+            start = moment if life.paused_at is None else life.paused_at
+            deadlines, spans = {**life.deadlines, name: start + seconds}, {**life.spans, name: seconds}
+            return replace(life, deadlines=deadlines, spans=spans)
+        case DeadlinePassed(name) | DeadlineDropped(name):
+            return _without(life, {name})
+    return life
+
+
+def _stepped(life: Life, silo: str, number: int, moment: float) -> Life:
+    """A silo came to a step of the open round: the deadline of the round as a whole counts from here. It has so many
+    steps and says each once, so this ends."""
+    start, of_round = moment if life.paused_at is None else life.paused_at, f"{ROUND_DEADLINE}{life.round}"
+    later = {name: start + life.spans[name] for name in life.deadlines.keys() & {of_round}}
+    return replace(life, steps={**life.steps, silo: number}, deadlines={**life.deadlines, **later})
+
+
+def _round_over(life: Life) -> Life:
+    places = {silo: PLACE[at]["round over"].next or at for silo, at in life.places.items()}
+    number = str(life.round)
+    return _without(replace(life, places=places), {n for n in life.deadlines if n.split("/")[1:2] == [number]})
+
+
+def _without(life: Life, names: set[str]) -> Life:
+    deadlines = {name: at for name, at in life.deadlines.items() if name not in names}
+    return replace(life, deadlines=deadlines, spans={name: life.spans[name] for name in deadlines})
+
+
+def _then(life: Life, name: str) -> str:
+    if life.state != "waiting" or name not in {"plan taken", "plan declined", "leave", "join deadline"}:
+        return ""
+    ready, asked = life.those("accepted"), life.those("asked")
+    of, late = len(ready) + len(asked), name == "join deadline"
+    return gather(ready=len(ready), of=of, quorum=life.silos_min, deadline_passed=late)
+
+
+# ---- the journal -----------------------------------------------------------------------------------------
+
+_KINDS = {
+    kind.__name__: kind for kind in (*_NAMES, FinishRun, Contribution, SiloAbstained, DeadlinePassed)
+}  # fmt: skip
+
+
+def to_fields(event: Event) -> dict[str, Any]:
+    """An event as JSON; a message by its digest."""
+    fields = {"event": type(event).__name__, **asdict(event)}
+    if fields.get("ungraded") == ():
+        del fields["ungraded"]  # an earlier version knows no such field
+    return fields
+
+
+def from_fields(fields: Mapping[str, Any]) -> Event:
+    """The event again. Raises KeyError or TypeError: it is none."""
+    rest = {key: tuple(value) if isinstance(value, list) else value for key, value in fields.items() if key != "event"}
+    event: Event = _KINDS[fields["event"]](**rest)
+    return event
