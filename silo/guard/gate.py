@@ -54,7 +54,6 @@ from silo.guard.decisions import (
     Outcomes,
     Readings,
     answered,
-    halted_error,
     once_more,
     overruled,
     tensor_digests,
@@ -389,8 +388,6 @@ class Gate:
                 not taken by a halted coordinator; a content message stays in the outbox for `retry`.
             PeerError: the answer was refused; the message itself counts as sent.
         """
-        if self.halted:
-            raise halted_error("sent", self.halted)
         self._judge.check_recorded()
         envelope = envelopes.sealed(
             allowed, federation=self._federation, sender=self._site.spiffe_id, key=self._signing_key
