@@ -61,7 +61,7 @@ STEPS: tuple[tuple[str, str, str, str], ...] = (
         "self._judge.count(facts, run)",
         "self._ledger.next_sequence(run)",
     ),
-    ("a halted gate sends", f"{GATE}:Gate.transmit", "self._judge.check_recorded()", "pass"),
+    ("what was recorded may be gone when it is sent", f"{GATE}:Gate.transmit", "self._judge.check_recorded()", "pass"),
     (
         "deltas are neither clipped nor rounded",
         f"{GATE}:Gate._offer_update",

@@ -64,9 +64,12 @@ _NEAREST = {
         "tests/simulated/test_T42_older_ledger.py",
         "tests/simulated/test_policy_reload.py",
     ),
-    named.LEDGER: ("tests/simulated/test_policy_reload.py", "tests/simulated/test_retention.py"),
+    named.LEDGER: (
+        "tests/simulated/test_T42*.py",
+        "tests/simulated/test_policy_reload.py",
+        "tests/simulated/test_retention.py",
+    ),
     named.LEDGER_CHECK: ("tests/simulated/test_T42*.py",),
-    named.LEDGER: ("tests/simulated/test_T42*.py",),
     named.DECISIONS: (
         "tests/simulated/test_gate_interrupted.py",
         "tests/simulated/test_T34*.py",

@@ -64,7 +64,7 @@ def in_words(pem: bytes) -> str:
     usage = ", ".join(data["usage"][:4]) or "no extended key usage"
     return (
         f"the certificate {data['fingerprint'][:16]} of {names} ({usage}), "
-        f"issued by {harmless(data['issuer'], 120)!r}, "
+        f"issued by '{harmless(data['issuer'], 120)}', "
         f"valid {data['not_before']} to {data['not_after']}"
     )
 
@@ -80,7 +80,7 @@ def met_in_words(pem: bytes) -> str:
         return f"a certificate that cannot be read ({error.message})"
     names = ", ".join(harmless(name.partition(":")[2], 120) for name in data["names"][:4]) or "no name"
     return (
-        f"subject {harmless(data['subject'], 120)!r}, issuer {harmless(data['issuer'], 120)!r}, "
+        f"subject '{harmless(data['subject'], 120)}', issuer '{harmless(data['issuer'], 120)}', "
         f"SHA-256 {data['fingerprint']}, "
         f"for {names}"
     )

@@ -130,16 +130,17 @@ def check_hello(hello: pb.Hello, agreed: Agreed, *, silos: int = 1) -> HelloFact
     """
     _check_protocol(hello.protocol_min, hello.protocol_max)
     for field, code in _CHECKS:
-        expected, got = str(getattr(agreed, field)), harmless(getattr(hello, field), TEXT_CHARACTERS_MAX)
+        expected, told = str(getattr(agreed, field)), str(getattr(hello, field))
         mixed = field in _MAY_BE_MIXED and getattr(agreed, _MAY_BE_MIXED[field]) == "allow"
-        if expected != got and not mixed:
+        if expected != told and not mixed:
+            got = harmless(told, TEXT_CHARACTERS_MAX)
             differ = f"{field} differs: expected {expected or 'none'}, got {got or 'none'}"
             raise PeerError(code, differ, field=field, expected=expected, got=got)
     for field, allowed in (("role", ROLES), ("isolation", RUNGS)):
         got = harmless(getattr(hello, field), TEXT_CHARACTERS_MAX)
         if got not in allowed:
             raise PeerError(
-                WireCode.MALFORMED, f"{field} is {got!r}", field=field, expected="|".join(sorted(allowed)), got=got
+                WireCode.MALFORMED, f"{field} is '{got}'", field=field, expected="|".join(sorted(allowed)), got=got
             )
     # A larger number would fit into no transcript, or into none of this federation's rounds (T24).
     least, most = min(MIN_UPDATES, silos), max(MIN_UPDATES, silos)

@@ -5,7 +5,7 @@ number of threads. Opening reads the whole log once: it cuts off and quarantines
 is shorter than, or different from, its own newest checkpoint, and records `egress.indeterminate` for every allowed
 message whose outcome was never recorded.
 
-What other parties countersign, and what this one countersigns, is in `audit_witness`.
+What other parties countersign, and what this one countersigns, is in `witness.py`.
 
 Does not stop: somebody with this log's key who rewrites records younger than the last countersigned checkpoint.
 """
@@ -80,7 +80,7 @@ class AuditLog(Witnessed):
         """Open or create the log in `directory`.
 
         Args:
-            directory: the log's folder, see `audit_segments`.
+            directory: the log's folder, see `segments.py`.
             origin: name of this log for good; also the name of the key that countersigns others. No space, no plus.
             key: the party's Ed25519 message-signing key. A log keeps its key for good; a new key is a new log.
             actor: SPIFFE id recorded where `append` is not told another.
@@ -169,7 +169,7 @@ class AuditLog(Witnessed):
     # ---- writing -----------------------------------------------------------------------------------------
 
     def append(self, event: str, **fields: Any) -> int:
-        """Record an event; returns its number once it is durable. Fields are those of `treaty/audit/record.py`.
+        """Record an event; returns its number once it is durable. Fields are those of `record.py`.
 
         Raises:
             RecordError: not a record that may be written; nothing was.

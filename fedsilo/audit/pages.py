@@ -6,7 +6,7 @@ then costs as many lines as it shows, and at most `STRIDE` more; a single record
 the log: only complete lines count, and a daemon that writes on adds to the last segment only.
 
 Does not show that a record is genuine: numbers are counted, and what a line says is not compared with anything. That is
-`audit_check`.
+`check.py`.
 """
 
 from __future__ import annotations

@@ -125,5 +125,5 @@ def _first(message: str) -> str:
 
 
 def _xml(text: str) -> str:
-    # U+FFFE and U+FFFF are no characters of XML 1.0, and no category of `plain` has them.
+    # what XML 1.0 cannot carry is not printable either
     return harmless(text, lines=True)

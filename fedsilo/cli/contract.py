@@ -1,7 +1,7 @@
 """What every command promises beside its options: whether it changes anything, may be repeated, streams, waits, and
 with which exit statuses it ends. One table; `--schema`, `--dry-run`, `--timeout` and the reference are made from it.
 
-A command that is missing here fails `tests/console/test_contract.py`. The sentence of `changes` is what `--dry-run`
+A command that is missing here fails `tests/console/test_cli_contract.py`. The sentence of `changes` is what `--dry-run`
 says, so it names every kind of thing that the command may touch.
 """
 

@@ -61,7 +61,7 @@ class DemoOptions:
     hold: hold hospital_a's first factor release for a person.
     answer_minutes: how long a held release is waited for once no console is open; then the demo ends.
     record: plant canaries, record every byte between silos and coordinator in the clear, and search it.
-    attacks: what the last silo's trainer tries (`demo_attacks`); anything here also records.
+    attacks: what the last silo's trainer tries (`attacks.py`); anything here also records.
     """
 
     out: Path

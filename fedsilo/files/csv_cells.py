@@ -31,7 +31,7 @@ def csv_cell(value: Any) -> str:
     """Text of one cell: numbers as they are, None empty, what is no text as JSON.
 
     A text that a spreadsheet would compute begins with an apostrophe, whatever blanks stand before the sign and also if
-    it is the sign's full-width or small form; characters that a terminal obeys are spelt out as in JSON.
+    it is the sign's full-width or small form; characters that a terminal obeys are written as `harmless` writes them.
     """
     if value is None:
         return ""

@@ -2,7 +2,7 @@
 
 A line break in quoted text would begin a line of its own, in the form of the daemon's lines, and what filters or reads
 the log by lines would take it for the daemon's word. So every character that is not printable is written as its escape
-(`\\n`, `\\x1b`, `\\u202e`), a traceback's line breaks too.
+(`\\n`, `\\u001b`, `\\u202e`), a traceback's line breaks too.
 Does not stop: printable text that is untrue or private; who logs it decides that. An escape in the text itself cannot
 be told from one that was made here.
 """

@@ -9,16 +9,18 @@ cannot be told from one that was made here.
 
 from __future__ import annotations
 
+import json
+
 
 def harmless(text: object, characters_max: int | None = None, *, lines: bool = False) -> str:
-    r"""Return `text` with every character that is not printable replaced by its escape: `\n`, `\x1b`, `\u202e`.
+    r"""Return `text` with every character that is not printable escaped as in JSON: `\n`, `\u001b`, `\u202e`.
 
     The result has at most `characters_max` characters. With `lines`, newlines and tabs stay: for a text of our own in
-    which something is quoted.
+    which something is quoted. A blank that is no space is spelled out too, as it looks like one.
     """
-    kept = "\n\t" if lines else ""
-    return "".join(each if each.isprintable() or each in kept else _escape(each) for each in str(text))[:characters_max]
+    text, kept = str(text)[:characters_max], "\n\t" if lines else ""
+    return "".join(each if each.isprintable() or each in kept else _escape(each) for each in text)[:characters_max]
 
 
 def _escape(character: str) -> str:
-    return character.encode("unicode_escape").decode("ascii")
+    return json.dumps(character)[1:-1]

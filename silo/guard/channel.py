@@ -341,7 +341,7 @@ def _certificate_not_accepted(
         return Fault(f"cannot read {files.trust_root}: {failure.strerror}")
     host = _host_and_port(address)[0]
     return Fault(
-        f"its certificate is not for the name {harmless(host, 120)!r} that was dialled ({error.verify_message}): "
+        f"its certificate is not for the name '{harmless(host, 120)}' that was dialled ({error.verify_message}): "
         f"{in_words(leaf)}",
         hint="dial a name or address that stands in it, or have one with this name: `fedsilo certs sign --dns --ip`",
     )
@@ -456,7 +456,7 @@ def _plain(address: str, what: str, key: str, should_be: str) -> socket.socket:
         cause = "nothing listens there (connection refused)"
         hint = f"is the {what} started? is {key} in silo.yaml {should_be}?"
     except socket.gaierror as error:
-        cause = f"the name {harmless(host, 120)!r} does not resolve: {error.strerror}"
+        cause = f"the name '{harmless(host, 120)}' does not resolve: {error.strerror}"
         hint = f"correct {key} in silo.yaml, or this machine's name service"
     except (OSError, ValueError) as error:
         cause = str(getattr(error, "strerror", None) or error)

@@ -575,7 +575,8 @@ def pool_stands(transcript: Transcript, plan: Plan, ledger: Ledger, silo: str) -
     round; of the plan's silos; and of this one's own answers, if they are in it, all that the coordinator took.
 
     A transcript names, for each silo of the pool, one digest of the answers that it gave in the round before. Every
-    silo signs the same one before it trains: so the coordinator cannot tell two silos of two pools.
+    silo signs the same one before it trains: so the coordinator cannot tell two silos of two pools, and each silo sees
+    that its own answers stand there as it sent them, or that they are left out.
     """
     if plan.exchange != "round_end" or transcript.round == 1:
         return not transcript.pool

@@ -150,7 +150,7 @@ def test_an_unknown_name_is_told_with_the_list(installed: Path) -> None:
         GradingProcess("dosages")
     assert "math" in raised.value.hint and "dosage" in raised.value.hint
     with pytest.raises(UsageError, match="unknown verifier"):
-        require_verifier("dosage")  # the treaty looks nothing up
+        require_verifier("dosage")  # the verifiers of the protocol look nothing up
 
 
 @pytest.mark.parametrize(("name", "why"), [("empty", "has no grade"), ("broken", "cannot be loaded")])

@@ -1,4 +1,4 @@
-"""The one table of actions: keys, twins and roles agree with the screens, the commands and the treaty of roles."""
+"""The one table of actions: keys, twins and roles agree with the screens, the commands and the table of roles."""
 
 from __future__ import annotations
 

@@ -250,7 +250,7 @@ def test_what_would_leave_is_read_by_who_may_and_recorded(ask: Ask, silo: releas
     assert ask("payload", held.id, "--operator", "bob")[0] == 4  # a viewer
     assert silo.bench.events("payload.read") == []
     code, text = ask("payload", held.id, "--operator", "alice", text=True)
-    assert code == 0 and r"\x1b]0;owned" in text and "\x1b" not in text and "  | prompt " in text
+    assert code == 0 and r"\u001b]0;owned" in text and "\x1b" not in text and "  | prompt " in text
     assert [record["detail"]["person"] for record in silo.bench.events("payload.read")] == ["alice"]
     factors = silo.hold_factors(1.0)
     code, text = ask("payload", factors.id, "--operator", "alice", text=True)

@@ -61,7 +61,7 @@ def test_a_coordinator_is_told_alike(site: Site) -> None:
 def test_T37_text_from_elsewhere_does_not_act(site: Site) -> None:
     site.desk.publish("message.decided", {"kind": "x\x1b[2J\nfake line"})
     code, lines, _ = watch("--socket", site.socket, "--once")
-    assert code == 0 and len(lines) == 2 and r"\x1b" in lines[1]
+    assert code == 0 and len(lines) == 2 and r"\u001b" in lines[1]
 
 
 def test_jsonl_ends_with_a_terminal_line(happened: Site) -> None:

@@ -87,7 +87,7 @@ def test_what_the_peer_was_shown_is_said_only_where_it_may_be_the_cause() -> Non
     [
         ("ipv4:127.0.0.1:5000", "127.0.0.1:5000", "127.0.0.1"),
         ("ipv6:%5B2001:db8::1%5D:5000", "[2001:db8::1]:5000", "[2001:db8::1]"),
-        ("unix:%0A\x1b[2J", r"unix:\n\x1b[2J", r"unix:\n\x1b[2J"),
+        ("unix:%0A\x1b[2J", r"unix:\n\u001b[2J", r"unix:\n\u001b[2J"),
         ("", "somebody", "somebody"),
     ],
 )

@@ -66,7 +66,7 @@ def test_success_as_text_and_as_envelope() -> None:
 
 
 def test_T37_an_error_is_two_lines_without_terminal_escapes() -> None:
-    assert run("conflict") == (6, "", "error: changed \\x1b[2J since [STALE_VIEW]\nhint: look again\n")
+    assert run("conflict") == (6, "", "error: changed \\u001b[2J since [STALE_VIEW]\nhint: look again\n")
 
 
 def test_errors_as_envelopes_carry_code_hint_and_whether_to_retry() -> None:
@@ -112,7 +112,7 @@ def test_as_a_context_it_takes_the_choice_itself(capsys: pytest.CaptureFixture[s
 
 
 def test_T37_harmless_spells_out_what_would_act() -> None:
-    assert harmless("a\u202eb\u200bc\x9bd\re\n", lines=True) == r"a\u202eb\u200bc\x9bd\re" + "\n"
+    assert harmless("a\u202eb\u200bc\x9bd\re\n", lines=True) == r"a\u202eb\u200bc\u009bd\re" + "\n"
     assert harmless("näher\tan\nGrün 漢字 ✓", lines=True) == "näher\tan\nGrün 漢字 ✓"
 
 
