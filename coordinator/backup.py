@@ -26,14 +26,14 @@ import json
 import os
 import shutil
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-from sqlalchemy import Connection, create_engine, select
+from sqlalchemy import URL, Connection, create_engine, select
 from sqlalchemy.exc import SQLAlchemyError
 
 from coordinator import database_dump
@@ -102,7 +102,7 @@ def make_backup(
         ConflictError: `out` is not empty, or retention changed the log meanwhile (`LOG_CHANGED`: do it again).
         NotFoundError: there is no state to copy.
         VerificationError: log, database or a payload are damaged or do not fit each other: no copy of that is made.
-        OperationError: the database cannot be read, or the disk refuses.
+        OperationError: the database cannot be reached, or the disk refuses.
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConflictError(f"{out} is not an empty folder", hint="name a new folder", code="EXISTS")
@@ -116,21 +116,22 @@ def make_backup(
             running = True
         stack.enter_context(removed_on_failure(out))
         make_private_directory(out)
-        database = stack.enter_context(_copied_database(kept, out))
+        ended, place = _copy_database(kept, out)
         if (kept.state_dir / REQUESTS).is_file():
             _copy(kept.state_dir / REQUESTS, out / REQUESTS)
         _copy_log(kept.state_dir / "audit", out / "audit")
         if not kept.payloads:
             _copy_payloads(kept.state_dir / "blobs", out / "blobs")
-        _copy_runs(kept.state_dir / "runs", out / "runs", _ended_runs(database))
+        _copy_runs(kept.state_dir / "runs", out / "runs", ended)
         also(out)
         for path in out.rglob("*"):
             if path.is_dir():
                 path.chmod(0o700)
         log = _log_of(out / "audit", kept.origin, key.public_key())
-        _require_fitting(database, log, kept.origin)
+        _require_fitting(place, log, kept.origin)
         manifest = {
             "format": FORMAT, "origin": kept.origin, "made_at": now, "running": running, "payloads": kept.payloads,
+            "tables": database_dump.tables_digest(),
             "log": {"size": log.tree.size, "root": log.tree.root().hex()},
             "files": {name: _digest(out / name) for name in _files(out)},
         }  # fmt: skip
@@ -139,35 +140,49 @@ def make_backup(
     return manifest
 
 
-@contextlib.contextmanager
-def _copied_database(kept: Kept, out: Path) -> Iterator[Connection]:
-    """Copy the database; the connection reads it as of the moment of the copy."""
-    address = database_url(kept.database_url)
+def _copy_database(kept: Kept, out: Path) -> tuple[set[str], tuple[int, int, str]]:
+    """Copy the database. Returns what `_told_by` reads, as of the moment of the copy; no connection is left open."""
+    address, copy = database_url(kept.database_url), out / DATABASE
     try:
         if address.drivername == POSTGRESQL:
             with database_dump.snapshot_of(address) as reading:
                 database_dump.dump(address, reading, out / DUMP)
-                yield reading
-            return
+                return _told_by(reading, kept.origin)
         source = Path(str(address.database))
         if not source.is_file():
             raise NotFoundError(f"there is no database {source}")
         with (
             contextlib.closing(sqlite3.connect(read_only_address(source), uri=True)) as first,
-            contextlib.closing(sqlite3.connect(out / DATABASE)) as writing,
+            contextlib.closing(sqlite3.connect(copy)) as writing,
         ):
             first.backup(writing)  # in one step, so of one moment, whoever writes meanwhile
-            writing.execute("PRAGMA journal_mode=DELETE")  # one file, without a log of its own
-        (out / DATABASE).chmod(0o600)
-        engine = create_engine(f"sqlite:///{read_only_address(out / DATABASE)}&uri=true")
-        try:
-            with engine.connect() as reading:
-                yield reading
-        finally:
-            engine.dispose()
     except (sqlite3.Error, SQLAlchemyError) as error:
+        if type(error) is sqlite3.DatabaseError:  # what cannot be reached or written is an OperationalError
+            raise VerificationError(f"the coordinator's database is damaged: {error}") from error
         why = str(getattr(error, "orig", "") or error).partition("\n")[0]
         raise OperationError(f"the coordinator's database cannot be copied: {why}") from error
+    copy.chmod(0o600)
+    engine = create_engine(URL.create("sqlite", database=str(copy)))
+    try:
+        with engine.connect() as reading:
+            reading.exec_driver_sql("PRAGMA journal_mode=DELETE")  # one file, without a log of its own
+            found = reading.exec_driver_sql("PRAGMA quick_check(1)").scalar()
+            told = _told_by(reading, kept.origin)
+    except SQLAlchemyError as error:
+        found = getattr(error, "orig", error)
+    finally:
+        engine.dispose()
+    if found != "ok":
+        raise VerificationError(f"the coordinator's database is damaged: {found}")
+    return told
+
+
+def _told_by(database: Connection, origin: str) -> tuple[set[str], tuple[int, int, str]]:
+    """Which runs have ended, and with how much of the log the database was used: size, size of a root, and that."""
+    place = select(LogPlace.size, LogPlace.rooted, LogPlace.root).where(LogPlace.origin == origin)
+    ended = set(database.scalars(select(Run.name).where(Run.ended_at != "")))
+    size, rooted, root = database.execute(place).one_or_none() or (0, 0, "")
+    return ended, (size, rooted, root)
 
 
 def _copy_log(source: Path, target: Path) -> None:
@@ -213,10 +228,6 @@ def _copy_runs(source: Path, target: Path, ended: set[str]) -> None:
                 _copy(path, target / path.relative_to(source))
 
 
-def _ended_runs(database: Connection) -> set[str]:
-    return set(database.scalars(select(Run.name).where(Run.ended_at != "")))
-
-
 def _log_of(directory: Path, origin: str, key: Ed25519PublicKey) -> LoadedLog:
     log = load(directory, log_key(origin, key))
     if log.torn is not None:
@@ -224,10 +235,9 @@ def _log_of(directory: Path, origin: str, key: Ed25519PublicKey) -> LoadedLog:
     return log
 
 
-def _require_fitting(database: Connection, log: LoadedLog, origin: str) -> None:
+def _require_fitting(place: tuple[int, int, str], log: LoadedLog, origin: str) -> None:
     """That the log is the one which the database was used with, and no older one."""
-    query = select(LogPlace.size, LogPlace.rooted, LogPlace.root).where(LogPlace.origin == origin)
-    size, rooted, root = database.execute(query).one_or_none() or (0, 0, "")
+    size, rooted, root = place
     if size > log.tree.size or (rooted and log.tree.root(rooted).hex() != root):
         raise VerificationError(
             f"database and audit log do not belong together: the log has {log.tree.size} records, the database was "
@@ -307,7 +317,7 @@ def restore_backup(
         ConflictError: older than what is there, or than a checkpoint of `seen` (`LOG_BEHIND`); state is there already
             (`EXISTS`); a coordinator runs on it.
         VerificationError: a file is not as it was verified (`BACKUP_DAMAGED`).
-        UsageError: the backup of another coordinator, or of another kind of database.
+        UsageError: the backup of another coordinator, of another kind of database, or of other tables than ours.
         OperationError: PostgreSQL does not take the rows.
     """
     if manifest["origin"] != kept.origin:
@@ -315,6 +325,7 @@ def restore_backup(
     backed_up, files = _log_of(folder / "audit", kept.origin, key), manifest["files"]
     if {"size": backed_up.tree.size, "root": backed_up.tree.root().hex()} != manifest["log"]:
         raise VerificationError(f"{folder}: its audit log is not the one in its manifest", code="BACKUP_DAMAGED")
+    _require_right_kind(folder, manifest, kept)
     for path in seen:  # before anything is made
         _require_not_behind(path, backed_up, kept.origin, key)
     make_private_directory(kept.state_dir)
@@ -333,6 +344,30 @@ def restore_backup(
             for name in (*_STATE, _AUDIT_BEFORE):
                 _remove(kept.state_dir / name)
             raise
+
+
+def _require_right_kind(folder: Path, manifest: Mapping[str, Any], kept: Kept) -> None:
+    """That the database of the backup can go into the one that the configuration names."""
+    address = database_url(kept.database_url)
+    if address.drivername != POSTGRESQL:
+        if DATABASE not in manifest["files"]:
+            raise UsageError(
+                f"{folder} has a dump of PostgreSQL, and `database:` names SQLite",
+                hint="name an empty PostgreSQL database in coordinator.yaml",
+            )
+        return
+    if DUMP not in manifest["files"]:
+        raise UsageError(
+            f"{folder} has a database of SQLite, and `database:` names PostgreSQL",
+            hint="without `database:` in coordinator.yaml it is restored into SQLite. A version before this one wrote "
+            "such a file of PostgreSQL too, and can put it back there",
+        )
+    database_dump.told_to_programs(address)
+    if manifest.get("tables") != database_dump.tables_digest():
+        raise UsageError(
+            f"{folder} has the rows of another version of this program, with other tables",
+            hint="restore it with the version that made it",
+        )
 
 
 def _put_state(folder: Path, files: Mapping[str, Any], kept: Kept, log: LoadedLog) -> None:
@@ -386,19 +421,14 @@ def _require_not_behind(path: Path, log: LoadedLog, origin: str, key: Ed25519Pub
 
 def _put_database(folder: Path, files: Mapping[str, Any], kept: Kept, log: LoadedLog) -> None:
     address = database_url(kept.database_url)
-    name = DUMP if address.drivername == POSTGRESQL else DATABASE
-    if name not in files:
-        kinds = ("SQLite", "PostgreSQL") if name == DUMP else ("PostgreSQL", "SQLite")
-        raise UsageError(f"{folder} is of a coordinator on {kinds[0]}, and `database:` names {kinds[1]}",
-                         hint="a backup goes back into the kind of database that it was made of")  # fmt: skip
-    if name == DATABASE:
+    if address.drivername != POSTGRESQL:
         target = Path(str(address.database))
         if target.exists():
             raise ConflictError(f"{target} is there already: nothing is replaced", code="EXISTS")
-        put_verified(folder / name, target, files[name])
+        put_verified(folder / DATABASE, target, files[DATABASE])
         return
-    copied = kept.state_dir / name
-    put_verified(folder / name, copied, files[name])
+    copied = kept.state_dir / DUMP
+    put_verified(folder / DUMP, copied, files[DUMP])
     store = Store(kept.database_url)  # nobody else has it then
     try:
         with store.transaction() as session:

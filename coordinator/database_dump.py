@@ -1,7 +1,7 @@
 """The coordinator's PostgreSQL database as a file and back, by PostgreSQL's own `pg_dump` and `pg_restore`.
 
-The dump has the rows alone; the tables are made by the program that restores it, so one of another version is refused
-by the server. A password goes to these programs by their environment, never on their command line.
+The dump has the rows of our tables alone; the tables are made by the program that restores it, and `tables_digest` says
+whether they are the same ones. A password goes to these programs by their environment, never on their command line.
 
 Does not stop: whoever may read the environment of this user's processes, which is this user and root.
 """
@@ -16,6 +16,10 @@ from pathlib import Path
 
 from sqlalchemy import URL, Connection, create_engine, text
 
+from coordinator.database_url import is_secret
+from coordinator.postgres import require_driver
+from coordinator.tables import Base
+from fedsilo.protocol.codec import sha256_hex
 from fedsilo.protocol.errors import OperationError, UsageError
 
 DUMP = "coordinator.pgdump"
@@ -28,6 +32,7 @@ def snapshot_of(address: URL) -> Iterator[Connection]:
 
     It takes none of the locks by which a coordinator is the only one, so that one may run meanwhile.
     """
+    require_driver()
     engine = create_engine(address, isolation_level="REPEATABLE READ", hide_parameters=True)
     try:
         with engine.connect() as connection:
@@ -42,29 +47,57 @@ def dump(address: URL, reading: Connection, target: Path) -> None:
 
     Raises:
         OperationError: `pg_dump` is missing, older than the server, or fails.
+        UsageError: as `told_to_programs`.
     """
     os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
     moment = reading.scalar(text("SELECT pg_export_snapshot()"))
-    _run("pg_dump", address, "--format=custom", f"--snapshot={moment}", f"--file={target}")
+    ours = [f"--table={table.name}" for table in Base.metadata.sorted_tables]  # with the sequences that they own
+    _run("pg_dump", address, "--format=custom", f"--snapshot={moment}", f"--file={target}", *ours)
 
 
 def restore(address: URL, source: Path) -> None:
     """Put the rows of a dump into tables that are there and empty: all of them, or none.
 
     Raises:
-        OperationError: `pg_restore` is missing, or fails; as it does where the tables are of another version.
+        OperationError: `pg_restore` is missing, or fails.
+        UsageError: as `told_to_programs`.
     """
     _run("pg_restore", address, "--single-transaction", "--exit-on-error", str(source))
 
 
-def _run(program: str, address: URL, *options: str) -> None:
+def tables_digest() -> str:
+    """SHA-256 of the names and types of all columns of our tables."""
+    columns = [f"{column} {column.type}" for table in Base.metadata.sorted_tables for column in table.columns]
+    return sha256_hex("\n".join(sorted(columns)).encode())
+
+
+def told_to_programs(address: URL) -> tuple[str, str]:
+    """How PostgreSQL's programs are told of a database: libpq's connection string without a password, and that.
+
+    Raises:
+        UsageError: the URL has a secret that the environment cannot carry, or a parameter that libpq does not know; or
+            the driver is not installed.
+    """
+    require_driver()
     import psycopg
 
     _, told = address.get_dialect()().create_connect_args(address)
     password = str(told.pop("password", ""))
-    if secret := [name for name in told if "password" in name]:
-        raise UsageError(f"{program} cannot be given {secret[0]}", hint="a password file or a certificate can be named")
-    where = psycopg.conninfo.make_conninfo(**told)
+    if secret := [name for name in told if is_secret(name)]:
+        raise UsageError(
+            f"pg_dump and pg_restore cannot be given the {secret[0]} of the database's URL",
+            hint="a password, a `passfile`, or an `sslkey` without a passphrase can be given to them",
+        )
+    try:
+        return psycopg.conninfo.make_conninfo(**told), password
+    except psycopg.Error as error:
+        raise UsageError(
+            f"the database's URL: {str(error).strip()}", hint="only connection parameters of libpq can stand there"
+        ) from error
+
+
+def _run(program: str, address: URL, *options: str) -> None:
+    where, password = told_to_programs(address)
     environment = {**os.environ, "LC_ALL": "C", **({"PGPASSWORD": password} if password else {})}
     command = [program, "--data-only", "--no-owner", "--no-privileges", "--no-password", f"--dbname={where}", *options]
     try:

@@ -19,6 +19,9 @@ _DRIVERS = {
     "sqlite": "sqlite", "sqlite+pysqlite": "sqlite", "postgres": POSTGRESQL, "postgresql": POSTGRESQL,
     POSTGRESQL: POSTGRESQL,
 }  # fmt: skip
+# What SQLAlchemy would hand to the driver's `connect`, as text, which it does not take.
+_DRIVERS_OWN = frozenset({"autocommit", "conninfo", "context", "cursor_factory", "prepare_threshold", "row_factory"})
+_SECRETS = ("password", "secret", "scram_")
 _THIS_MACHINE = frozenset({"localhost", "127.0.0.1", "::1"})
 # Of PostgreSQL, where the URL does not say them. The last four find a server that is gone without a word.
 _DEFAULTS = {
@@ -31,7 +34,8 @@ def database_url(text: str) -> URL:
     """The URL with what is always meant.
 
     Raises:
-        UsageError: not a URL of SQLite or PostgreSQL; the message holds nothing of it.
+        UsageError: not a URL of SQLite or PostgreSQL, or with a parameter of the driver's own; the message holds no
+            value of it.
     """
     url = _parsed(text)
     if url is None or url.drivername not in _DRIVERS:
@@ -41,10 +45,23 @@ def database_url(text: str) -> URL:
         return url
     if not url.database and "dbname" not in url.query and "service" not in url.query:
         raise UsageError("the database's URL names no database", hint=f"write {EXAMPLES}")
+    if own := sorted(_DRIVERS_OWN & set(url.query)):
+        raise UsageError(
+            f"the database's URL names {own[0]}, which is no connection parameter of PostgreSQL",
+            hint="leave it out: the coordinator sets what it needs",
+        )
+    # what is named twice is a list, which libpq wants as one text; several hosts are joined with their ports later
+    joined = {name: (" " if name == "options" else ",").join(_all(url, name)) for name in url.query if name != "host"}
+    url = url.update_query_dict(joined)
     defaults = dict(_DEFAULTS)
     if not _hosts(url) or not _hosts(url) <= _THIS_MACHINE:
         defaults["sslmode"] = "verify-full"
     return url.update_query_dict({name: value for name, value in defaults.items() if name not in url.query})
+
+
+def is_secret(parameter: str) -> bool:
+    """Whether a connection parameter of libpq holds a password or a key."""
+    return any(word in parameter.lower() for word in _SECRETS)
 
 
 def shown_url(text: str) -> str:
@@ -52,7 +69,7 @@ def shown_url(text: str) -> str:
     url = _parsed(text) if text else None
     if url is None:
         return "***" if text else ""
-    query = {name: "hidden" if "password" in name.lower() else value for name, value in url.query.items()}
+    query = {name: "hidden" if is_secret(name) else value for name, value in url.query.items()}
     return url.set(query=query).render_as_string(hide_password=True)
 
 

@@ -76,11 +76,7 @@ def open_engine(url: URL, shown: str) -> Engine:
         ConflictError: another coordinator has it (`DATABASE_IN_USE`).
         OperationError: the server cannot be reached, refuses, or is a replica (`DATABASE_UNREACHABLE`).
     """
-    if importlib.util.find_spec("psycopg") is None:
-        raise UsageError(
-            "`database:` names PostgreSQL, and its driver is not installed",
-            hint=install_hint("psycopg"), code="EXTRA_MISSING",
-        )  # fmt: skip
+    require_driver()
     if "application_name" not in url.query:
         url = url.update_query_dict({"application_name": f"fedsilo {os.uname().nodename[:40]} {os.getpid()}"})
     engine = create_engine(
@@ -104,6 +100,15 @@ def open_engine(url: URL, shown: str) -> Engine:
         engine.dispose()
         raise
     return engine
+
+
+def require_driver() -> None:
+    """Raises UsageError: the driver is not installed (`EXTRA_MISSING`)."""
+    if importlib.util.find_spec("psycopg") is None:
+        raise UsageError(
+            "`database:` names PostgreSQL, and its driver is not installed",
+            hint=install_hint("psycopg"), code="EXTRA_MISSING",
+        )  # fmt: skip
 
 
 def named(error: DBAPIError) -> FedSiloError | None:

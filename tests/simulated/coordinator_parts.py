@@ -75,6 +75,7 @@ join_deadline_seconds: 60.0
 public_step_deadline_seconds: 100.0
 round_deadline_seconds: 1000.0
 """
+SHORT = RUN_YAML.replace("rounds: 2", "rounds: 1")
 
 
 class PlainGrader:
@@ -435,6 +436,29 @@ def joined(folder: Path, **of_house: Any) -> tuple[House, list[SimulatedSilo]]:
     for silo in silos:
         silo.join()
     return house, silos
+
+
+def in_midst(folder: Path, request: str = RUN_YAML, **of_house: Any) -> tuple[House, list[SimulatedSilo]]:
+    """The first round is open, and all updates but the last silo's are in."""
+    house, silos = federation(folder, **of_house)
+    silos[-1].mute = {"lora.factors"}
+    house.submit(request)
+    for silo in silos:
+        silo.join()
+    until_quiet(silos)
+    assert len(house.driver.runs["run-1"].life.those("accepted")) == len(silos)
+    return house, silos
+
+
+def goes_on(house: House, silos: list[SimulatedSilo]) -> db.Run:
+    """The silos find another coordinator where the first was; the one that was slow sends what it held back."""
+    for silo in silos:
+        silo.house = house
+    last = silos[-1]
+    last.mute = set()
+    last.say("lora.factors", last.delta_payload(1), run="run-1", number=1)
+    until_quiet(silos)
+    return house.run()
 
 
 def step_asked_for(folder: Path, **of_house: Any) -> tuple[House, list[SimulatedSilo]]:

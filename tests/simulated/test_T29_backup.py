@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-from sqlalchemy import select
+from sqlalchemy import String, select
 
 from coordinator import backup, database_dump, shown_steps
 from coordinator import store as db
@@ -25,7 +25,7 @@ from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.codec import sha256_hex
 from fedsilo.protocol.errors import ConflictError, FedSiloError, OperationError, UsageError, VerificationError
 from tests.postgres_server import PostgresServer
-from tests.simulated.coordinator_parts import COORDINATOR, RUN_YAML, House, SimulatedSilo, federation, until_quiet
+from tests.simulated.coordinator_parts import COORDINATOR, SHORT, House, SimulatedSilo, federation, goes_on, in_midst
 
 NOW = "2027-01-15T08:00:00Z"
 SILO = "spiffe://cardio-net/silo/hospital_a"
@@ -43,32 +43,9 @@ def restored(backup: Path, kept: Kept, key: Ed25519PublicKey, *, seen: Sequence[
     return manifest
 
 
-def in_midst(folder: Path, **of_house: Any) -> tuple[House, list[SimulatedSilo]]:
-    """The first round is open, three of four updates are in."""
-    house, silos = federation(folder, **of_house)
-    silos[-1].mute = {"lora.factors"}
-    house.submit(RUN_YAML.replace("rounds: 2", "rounds: 1"))
-    for silo in silos:
-        silo.join()
-    until_quiet(silos)
-    assert len(house.driver.runs["run-1"].life.those("accepted")) == len(silos)
-    return house, silos
-
-
-def goes_on(house: House, silos: list[SimulatedSilo]) -> db.Run:
-    """The silos find another coordinator where the first was; the one that was slow sends what it held back."""
-    for silo in silos:
-        silo.house = house
-    last = silos[-1]
-    last.mute = set()
-    last.say("lora.factors", last.delta_payload(1), run="run-1", number=1)
-    until_quiet(silos)
-    return house.run()
-
-
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
-    house, silos = in_midst(tmp_path_factory.mktemp("whole"))
+    house, silos = in_midst(tmp_path_factory.mktemp("whole"), SHORT)
     run = goes_on(house, silos)
     house.close()
     assert run.state == "finished"
@@ -87,7 +64,7 @@ def test_T29_a_coordinator_restored_in_the_midst_of_a_run_ends_with_the_adapter_
     request: pytest.FixtureRequest, tmp_path: Path, undisturbed: str, kind: str
 ) -> None:
     url, to = request.getfixturevalue("postgresql_urls") if kind == "postgresql" else ("", "")
-    house, silos = in_midst(tmp_path / "first", database=url)
+    house, silos = in_midst(tmp_path / "first", SHORT, database=url)
     manifest = make_backup(kept(house), house.key, tmp_path / "backup", now=NOW)  # it runs meanwhile
     assert manifest["log"] == {"size": house.audit.size, "root": house.audit.root.hex()}
     house.close()
@@ -107,31 +84,46 @@ def test_T29_a_coordinator_restored_in_the_midst_of_a_run_ends_with_the_adapter_
 def backed_up(tmp_path_factory: pytest.TempPathFactory) -> tuple[House, list[SimulatedSilo], Path]:
     """A coordinator that goes on, and a backup of it."""
     folder = tmp_path_factory.mktemp("backed_up")
-    house, silos = in_midst(folder / "first")
+    house, silos = in_midst(folder / "first", SHORT)
     make_backup(kept(house), house.key, folder / "backup", now=NOW)
     return house, silos, folder / "backup"
 
 
 # ---- PostgreSQL's own programs -----------------------------------------------------------------------
 
+LEFT_OPEN = "SELECT query FROM pg_stat_activity WHERE state = 'idle in transaction'"
+
 
 @pytest.fixture
-def dumped(postgresql_urls: tuple[str, str], tmp_path: Path) -> Iterator[tuple[House, Path, str]]:
-    """A coordinator on PostgreSQL that goes on, a backup of it, and the URL of an empty database."""
+def dumped(
+    postgresql_urls: tuple[str, str], postgresql: PostgresServer, tmp_path: Path
+) -> Iterator[tuple[House, Path, str]]:
+    """A coordinator on PostgreSQL that goes on, beside a table of somebody else; a backup of it, made without a
+    transaction that outlasts its copy of the database; and the URL of an empty database."""
     url, empty = postgresql_urls
-    house, _ = in_midst(tmp_path / "first", database=url)
-    make_backup(kept(house), house.key, tmp_path / "backup", now=NOW)
+    house, _ = in_midst(tmp_path / "first", SHORT, database=url)
+    postgresql.execute("CREATE TABLE of_others AS SELECT 1", database=database_url(url).database)
+    left: list[Any] = []
+    make_backup(kept(house), house.key, tmp_path / "backup", now=NOW,
+                also=lambda out: left.extend(postgresql.execute(LEFT_OPEN)))  # fmt: skip
+    assert not left
     yield house, tmp_path / "backup", empty
     house.close()
 
 
-def test_T42_what_a_dump_is_not_restored_over_or_into(dumped: tuple[House, Path, str], tmp_path: Path) -> None:
+def test_T42_what_a_dump_is_not_restored_over_or_into(
+    dumped: tuple[House, Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     house, folder, empty = dumped
     key = house.key.public_key()
     assert (folder / DUMP).is_file() and not (folder / DATABASE).exists()
     assert not any(path.stat().st_mode & 0o077 for path in [folder, *folder.rglob("*")])
     with pytest.raises(UsageError, match="names SQLite"):
         restored(folder, kept(house, tmp_path / "other", f"sqlite:///{tmp_path / 'x.db'}"), key)
+    with monkeypatch.context() as patched, pytest.raises(UsageError, match="another version"):
+        patched.setattr(db.Run.__table__.c.state, "type", String(17))
+        restored(folder, kept(house, tmp_path / "other", empty), key)
+    assert not (tmp_path / "other").exists()
     flip = shutil.copytree(folder, tmp_path / "flipped")
     flipped(DUMP)(flip)
     with pytest.raises(VerificationError) as damaged:
@@ -167,7 +159,7 @@ def test_rows_of_a_newer_version_are_refused_and_leave_nothing(
 def test_a_pg_dump_that_is_missing_or_too_old_is_named_with_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str, words: str, postgresql_url: str
 ) -> None:
-    house, _ = in_midst(tmp_path / "first", database=postgresql_url)
+    house, _ = in_midst(tmp_path / "first", SHORT, database=postgresql_url)
     (tmp_path / "bin").mkdir()
     if program:
         (tmp_path / "bin" / "pg_dump").write_text(f"#!/bin/sh\n{program}\n")
@@ -183,11 +175,15 @@ def test_T42_a_password_is_on_no_command_line(tmp_path: Path, monkeypatch: pytes
     (tmp_path / "pg_restore").write_text('#!/bin/sh\necho "$@" "$PGPASSWORD" > "$0.told"\n')
     (tmp_path / "pg_restore").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    database_dump.restore(database_url("postgresql://fedsilo:s%40cret@/fedsilo?host=/run/x"), Path("a.pgdump"))
+    url = "postgresql://fedsilo:s%40cret@/fedsilo?host=/run/x&options=-ca&options=-cb"
+    database_dump.restore(database_url(url), Path("a.pgdump"))
     *words, password = (tmp_path / "pg_restore.told").read_text().split()
     assert password == "s@cret" and "cret" not in " ".join(words) and "host=/run/x" in words
-    with pytest.raises(UsageError, match="sslpassword"):
-        database_dump.restore(database_url("postgresql://fedsilo@/fedsilo?sslpassword=x"), Path("a.pgdump"))
+    assert "options='-ca -cb'" in " ".join(words)
+    for wrong in ("sslpassword", "scram_client_key", "oauth_client_secret", "pool_size"):
+        with pytest.raises(UsageError, match=wrong) as refused:
+            database_dump.restore(database_url(f"{url}&{wrong}=x"), Path("a.pgdump"))
+        assert ("without a passphrase" in refused.value.hint) == (wrong != "pool_size")
 
 
 # ---- what is refused ---------------------------------------------------------------------------------
@@ -373,6 +369,8 @@ def test_T42_what_a_backup_is_not_restored_over_and_by_whose_key(
     )
     house.audit.checkpoint()
     assert why(ConflictError, kept(house)) == "LOG_BEHIND"  # what is there is newer
+    assert why(UsageError, kept(house, tmp_path / "new", "postgresql:///x")) == "INVALID_INPUT"  # before any copying
+    assert not (tmp_path / "new").exists()
     (tmp_path / "half").mkdir()
     (tmp_path / "half" / DATABASE).touch()
     assert why(ConflictError, kept(house, tmp_path / "half")) == "EXISTS"
@@ -380,7 +378,7 @@ def test_T42_what_a_backup_is_not_restored_over_and_by_whose_key(
 
 
 def test_what_is_damaged_is_not_backed_up(tmp_path: Path) -> None:
-    house, silos = in_midst(tmp_path / "first")
+    house, silos = in_midst(tmp_path / "first", SHORT)
     upload = next(path for path in (tmp_path / "first" / "blobs").glob("*/*"))
     whole = upload.read_bytes()
     upload.write_bytes(whole + b"x")
@@ -401,3 +399,8 @@ def test_what_is_damaged_is_not_backed_up(tmp_path: Path) -> None:
     with pytest.raises(VerificationError) as behind:
         make_backup(kept(house), house.key, tmp_path / "another", now=NOW)
     assert behind.value.code == "LOG_BEHIND"
+    whole = (tmp_path / "first" / DATABASE).read_bytes()
+    for good in (0, 100, 4096, len(whole) - 4096):
+        (tmp_path / "first" / DATABASE).write_bytes(whole[:good].ljust(len(whole), b"\xff"))
+        with pytest.raises(VerificationError, match="database is damaged"):
+            make_backup(kept(house), house.key, tmp_path / "another", now=NOW)

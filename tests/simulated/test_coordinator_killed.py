@@ -19,7 +19,16 @@ from fedsilo.protocol import rounds
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.errors import OperationError
 from tests.protocol.paper_run import timeless
-from tests.simulated.coordinator_parts import RUN_YAML, SILOS, House, SimulatedSilo, federation, joined, until_quiet
+from tests.simulated.coordinator_parts import (
+    RUN_YAML,
+    SILOS,
+    House,
+    SimulatedSilo,
+    federation,
+    in_midst,
+    joined,
+    until_quiet,
+)
 
 EVERY = 7  # commits; prime to the number of silos, so that each kind of message has its turn
 
@@ -162,13 +171,8 @@ def test_a_transaction_that_fails_leaves_the_run_in_memory_as_it_is_in_the_datab
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An error that nobody thought of, after the update was taken and told to the method."""
-    house, silos = federation(tmp_path)
+    house, silos = in_midst(tmp_path)
     *_, last = silos
-    last.mute = {"lora.factors"}
-    house.submit()
-    for silo in silos:
-        silo.join()
-    until_quiet(silos)
     run, payload = house.driver.runs["run-1"], last.delta_payload(1)
     before = run.life, run._state, run.asked, run.undrifted
     with monkeypatch.context() as patched:
@@ -256,13 +260,7 @@ def test_T29_what_came_last_is_acknowledged_again_after_the_run_has_ended(tmp_pa
 
 
 def test_T50_an_update_that_names_a_step_is_refused_and_halts_nobody(tmp_path: Path) -> None:
-    house, silos = federation(tmp_path)
-    *_, last = silos
-    last.mute = {"lora.factors"}
-    house.submit()
-    for silo in silos:
-        silo.join()
-    until_quiet(silos)
+    house, (*_, last) = in_midst(tmp_path)
     payload = last.delta_payload(1)
     refusal = last.say("lora.factors", payload, run="run-1", number=1, step=3)
     assert isinstance(refusal, pb.Refusal) and refusal.code == "INGRESS_DENIED" and not house.driver.halted
@@ -273,12 +271,7 @@ def test_T50_an_update_that_names_a_step_is_refused_and_halts_nobody(tmp_path: P
 
 
 def test_a_run_that_is_aborted_leaves_no_round_open_and_no_deadline(tmp_path: Path) -> None:
-    house, silos = federation(tmp_path)
-    silos[0].mute = {"lora.factors"}
-    house.submit()
-    for silo in silos:
-        silo.join()
-    until_quiet(silos)
+    house, _ = in_midst(tmp_path)
     run = house.driver.runs["run-1"]
     assert run.life.open_round == 1 and run.life.deadlines
     with house.driver.changing(), house.store.transaction() as session:

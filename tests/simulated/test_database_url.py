@@ -21,6 +21,7 @@ SECRET = "S3CRET"
     (f"postgresql://db/runs?user=f&password={SECRET}", "postgresql://db/runs?password=hidden&user=f"),
     (f"postgresql://db/runs?pass%77ord={SECRET}", "postgresql://db/runs?password=hidden"),
     (f"postgresql://db/runs?sslpassword={SECRET}&sslkey=k", "postgresql://db/runs?sslkey=k&sslpassword=hidden"),
+    (f"postgresql://db/runs?scram_client_key={SECRET}", "postgresql://db/runs?scram_client_key=hidden"),
     (f"postgresql://f:a@{SECRET}@db/runs", "***"),  # written wrong: nobody knows where the password ends
     (f"postgresql://f:{SECRET}@db:port/runs", "***"),
     (f"f:{SECRET}@db", "***"),
@@ -56,6 +57,7 @@ def test_another_host_is_dialled_by_tls_with_its_name_checked(text: str, mode: s
 @pytest.mark.parametrize("text", [
     f"mysql://fedsilo:{SECRET}@db/runs", f"postgresql+psycopg2://f:{SECRET}@db/runs", f"{SECRET}",
     f"postgresql://f:{SECRET}@db", f"postgresql://f:a@{SECRET}@db/runs",
+    f"postgresql://f:{SECRET}@db/runs?prepare_threshold=0", f"postgresql://db/runs?autocommit={SECRET}",
 ])  # fmt: skip
 def test_any_other_url_is_refused_with_its_line_and_without_its_text(tmp_path: Path, text: str) -> None:
     path = write_coordinator(tmp_path, ["hospital_a"])

@@ -14,6 +14,8 @@ from sqlalchemy import select, text
 from coordinator import postgres
 from coordinator import store as db
 from coordinator.curve_view import curves_answer
+from coordinator.database_dump import snapshot_of, told_to_programs
+from coordinator.database_url import database_url
 from coordinator.postgres import CONNECTIONS, DatabaseLostError
 from coordinator.record import run_record
 from coordinator.sent_view import SentView
@@ -22,7 +24,7 @@ from fedsilo.audit.segments import segments
 from fedsilo.files.durable import DiskFullError
 from fedsilo.protocol.errors import ConflictError, FedSiloError, OperationError, UsageError
 from tests.postgres_server import PostgresServer
-from tests.simulated.coordinator_parts import RUN_YAML, House, federation, until_quiet
+from tests.simulated.coordinator_parts import SHORT, House, federation, goes_on, in_midst, until_quiet
 from tests.simulated.store_suite import StoreSuite, run_row
 
 OURS = (
@@ -30,17 +32,10 @@ OURS = (
 )
 
 
-SHORT = RUN_YAML.replace("rounds: 2", "rounds: 1")
-
-
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Waits for nobody: for tests in which the other coordinator stays."""
     monkeypatch.setattr(postgres, "WAIT_SECONDS", 0.05)
-
-
-def name_of(url: str) -> str:
-    return url.rpartition("/")[0].rpartition("?")[0].rpartition("/")[2]
 
 
 class TestPostgresql(StoreSuite):
@@ -103,7 +98,7 @@ class TestPostgresql(StoreSuite):
     ) -> None:
         """Its lock for the opening is gone with the first; each other one may still commit."""
         first = Store(url)
-        processes = [pid for (pid,) in postgresql.execute(OURS, (name_of(url),))]
+        processes = [pid for (pid,) in postgresql.execute(OURS, (database_url(url).database,))]
         assert len(processes) == CONNECTIONS
         for pid in processes[: CONNECTIONS - left]:
             end(postgresql, pid)
@@ -166,9 +161,11 @@ class TestPostgresql(StoreSuite):
 
     def test_a_missing_driver_is_named_with_its_extra(self, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "psycopg", None)
-        with pytest.raises(UsageError) as refused:
-            Store(url)
-        assert refused.value.code == "EXTRA_MISSING" and "fedsilo[postgres]" in refused.value.hint
+        address = database_url(url)
+        for use in (lambda: Store(url), lambda: told_to_programs(address), lambda: snapshot_of(address).__enter__()):
+            with pytest.raises(UsageError) as refused:
+                use()
+            assert refused.value.code == "EXTRA_MISSING" and "fedsilo[postgres]" in refused.value.hint
 
     def test_a_server_that_is_not_there_is_named_without_the_password(self, tmp_path: Path) -> None:
         with pytest.raises(OperationError) as refused:
@@ -247,13 +244,7 @@ def test_T38_a_standby_goes_on_in_the_midst_of_a_round_and_starts_with_nothing_l
     whole: House, tmp_path: Path, postgresql_url: str
 ) -> None:
     """What the two machines share: the database, the audit log up to its last record, and the payloads."""
-    house, silos = federation(tmp_path / "first", database=postgresql_url)
-    last = silos[-1]
-    last.mute = {"lora.factors"}
-    house.submit(SHORT)
-    for silo in silos:
-        silo.join()
-    until_quiet(silos)
+    house, silos = in_midst(tmp_path / "first", SHORT, database=postgresql_url)
     assert house.driver.runs["run-1"].life.open_round == 1
     house.close()
 
@@ -273,12 +264,8 @@ def test_T38_a_standby_goes_on_in_the_midst_of_a_round_and_starts_with_nothing_l
         standby(house, "no payloads", "audit")
 
     second = standby(house, "second", "audit", "blobs")
-    for silo in silos:
-        silo.house = second
-    last.mute = set()
-    last.say("lora.factors", last.delta_payload(1), run="run-1", number=1)
-    until_quiet(silos)
-    assert (second.run().state, second.run().adapter_digest) == ("finished", whole.run().adapter_digest)
+    run = goes_on(second, silos)
+    assert (run.state, run.adapter_digest) == ("finished", whole.run().adapter_digest)
     second.close()
 
 
