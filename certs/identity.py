@@ -248,7 +248,7 @@ def _verified_leaf(
         certificate.verify_directly_issued_by(root.certificate)
     except (InvalidSignature, *PARSE_ERRORS) as error:
         same = certificate.issuer == root.certificate.subject
-        issuer = "another CA of that name" if same else repr(issuer_of(certificate))
+        issuer = "another CA of that name" if same else f"'{issuer_of(certificate)}'"
         raise NotAllowedError(
             f"wrong CA: {called} was not issued by the {root.kind} CA {root.name!r} (root {root.fingerprint[:16]}) "
             f"but by {issuer}",

@@ -166,7 +166,7 @@ def test_T30_a_proxy_that_opens_tls_is_refused_and_its_certificate_named(
         with pytest.raises(UnreachableError) as caught:
             server_certificate(f"127.0.0.1:{place.proxy.upstream_port}", place.files, route)
         assert caught.value.code == error.code
-    assert "Hospital Web Gateway CA?[31m" in error.message  # whose it is, and nothing that acts on a terminal
+    assert "Hospital Web Gateway CA\\u001b[31m" in error.message  # whose it is, and nothing that acts on a terminal
     if copies:
         assert error.code == "FOREIGN_CERTIFICATE" and fingerprint[:16] in error.message
     else:
