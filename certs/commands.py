@@ -36,7 +36,6 @@ from fedsilo.protocol.errors import NotAllowedError, UsageError
 
 # A command is used at once. One that is valid for longer would lie around as a blank cheque.
 COMMAND_LIFETIME_MAX = timedelta(hours=1)
-COMMAND_LIFETIME_DEFAULT = timedelta(minutes=5)
 ARGUMENTS_BYTES_MAX = 1 << 20
 
 # Arguments that travel beside an order, by command: what its record in the audit log may not hold.

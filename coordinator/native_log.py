@@ -5,7 +5,8 @@ its own words on file descriptor 2. While `NativeLog` is open that descriptor is
 becomes one warning with the peer's address, the cause in words and a hint (the same cause from the same host at most
 every ten seconds, then a count, so that a peer cannot fill the log: T24); every other line goes to the real stderr as
 it is. The TLS library names the cause, and gRPC's handshake trace (`ENVIRONMENT`) says it again with the address two
-lines below; a failure whose address does not come, or may be another's, is logged without one. Whose certificate it
+lines below. Where there is a trace, it is what is told; what the library alone says is told when no trace has followed
+for some time. A failure whose address does not come, or may be another's, is logged without one. Whose certificate it
 was, gRPC does not say: the client's own log does.
 
 A line that the real stderr does not take (a full disk, a closed terminal) is lost; what comes after it is not. A crash
@@ -22,6 +23,7 @@ import selectors
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
@@ -139,10 +141,12 @@ class NativeLog:
         self._presented = presented
         self._real = _STDERR
         self._quiet = QuietLog(_log, monotonic=monotonic)
-        self._failing: Fault | None = None  # told by the library; its address is still to come
-        self._traced = False  # the trace told it too, so the next address is its own
-        self._owed = 0  # addresses still to come, of failures that were told without
-        self._tracing = False  # the last line with a head was the trace's
+        self._heard: Counter[Fault] = Counter()  # from the library; the trace is still to tell them
+        self._owed = 0  # addresses still to come, of failures that the trace told
+        self._failing: Fault | None = None  # whose the next address is
+        self._overdue: tuple[Counter[Fault], int] = Counter(), 0  # of these, what was there at the last pause
+        self._traced = False  # there is a trace
+        self._tracing = False  # the last line with a head was the trace's, but for the library's
 
     def __enter__(self) -> NativeLog:
         self._real = os.dup(_STDERR)
@@ -181,7 +185,7 @@ class NativeLog:
         with os.fdopen(self._reading, "rb", 0) as pipe, selectors.DefaultSelector() as ready:
             ready.register(pipe, selectors.EVENT_READ)
             while True:
-                waits = self._failing is not None or self._quiet.holding
+                waits = self._heard or self._owed or self._quiet.holding
                 now = time.monotonic()
                 if waits and now >= due:
                     due = now + TRACE_SECONDS
@@ -209,57 +213,65 @@ class NativeLog:
         text = line.decode("utf-8", "replace").rstrip("\n")
         head = _HEAD.match(text)
         if head is None:
-            if (self._traced or self._owed) and text.startswith(" shutdown="):
-                self._addressed(text)
-            elif not (self._tracing and (not text or text.startswith(_REST_OF_TRACE))):
+            if self._owed and text.startswith(" shutdown="):
+                self._settled(owed=1)
+                self._tell_failing(text)
+            elif not ((self._tracing or self._owed) and (not text or text.startswith(_REST_OF_TRACE))):
                 self._tracing = False
                 self._write(line)
             return
-        said, fault = head["text"], handshake_fault(text)
-        self._tracing = head["file"] in _TRACES
+        said, fault, library = head["text"], handshake_fault(text), head["file"] == _LIBRARY_FILE
+        self._tracing = head["file"] in _TRACES or (library and self._tracing)
+        self._traced |= self._tracing
         if fault is not None and said.startswith(_FAILED):
-            if self._failing != fault or self._traced:
-                self._tell()
-            self._failing, self._traced = fault, True
-            if " shutdown=" in said:
-                self._addressed(said)
-        elif fault is not None and head["file"] == _LIBRARY_FILE:
-            self._tell()  # of another one, whose address did not come
-            self._failing = fault
+            self._settled(fault)
+            self._trace_tells(fault, said)
+        elif fault is not None and library and self._traced:
+            self._heard[fault] += 1
+        elif fault is not None and library:
+            self._tell(fault)
         elif fault is None and not self._tracing:
             self._write(line)
 
     def pause(self) -> None:
-        """Some time has passed: the address that was waited for does not come."""
-        late, self._waited = self._waited, self._failing
-        if self._failing is not None and self._failing is late:
-            self._tell()
-            self._owed = 0
+        """Some time has passed: what was open before it is told as it is."""
+        heard, owed = self._overdue
+        for fault in heard.elements():
+            self._tell(fault)
+        if owed:
+            self._tell_failing()
+        self._settled(*heard.elements(), owed=owed)
+        self._overdue = self._heard.copy(), self._owed
         self._quiet.flush()
-
-    _waited: Fault | None = None  # open at the last pause
 
     def finish(self) -> None:
         """Tell what is left, counts too."""
-        self._tell()
+        self._overdue = self._heard, self._owed
+        self.pause()
         self._quiet.flush(everything=True)
 
-    def _addressed(self, trace: str) -> None:
-        """An address comes; where others are still to come, nobody knows whose this one is."""
-        if not self._owed:
-            self._tell(trace)
-            return
-        self._owed -= 1
-        if self._traced:
-            self._traced = False
-            self._tell()
+    def _settled(self, *heard: Fault, owed: int = 0) -> None:
+        self._heard -= Counter(heard)
+        self._owed -= owed
+        self._overdue = self._overdue[0] & self._heard, min(self._overdue[1], self._owed)
 
-    def _tell(self, trace: str = "") -> None:
-        fault, self._failing = self._failing, None
-        self._owed += self._traced and not trace
-        self._traced = False
-        if fault is None:
+    def _trace_tells(self, fault: Fault, said: str) -> None:
+        if " shutdown=" in said:
+            self._tell(fault, said)
             return
+        if self._owed:  # two at once: nobody knows whose the next address is
+            self._tell_failing()
+            self._tell(fault)
+        else:
+            self._failing = fault
+        self._owed += 1
+
+    def _tell_failing(self, trace: str = "") -> None:
+        fault, self._failing = self._failing, None
+        if fault is not None:
+            self._tell(fault, trace)
+
+    def _tell(self, fault: Fault, trace: str = "") -> None:
         peer = _PEER.search(trace)
         address = address_of(peer["peer"]) if peer else ""
         host = host_of(address)

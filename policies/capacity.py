@@ -24,7 +24,7 @@ import numpy as np
 
 from fedsilo.protocol.plan import Plan
 from policies.capacity_kinds import kind_rows, points_of
-from policies.grids import grid_points as grid_points
+from policies.grids import grid_points
 from policies.load import Policy
 from policies.model import MANTISSA_BITS, LoraFactors, MetricsEval, PublicResponses
 from policies.render import worst_case

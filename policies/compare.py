@@ -71,7 +71,7 @@ def effective(site: Policy, charter: Policy | None) -> Policy:
     if charter is None:
         return site
     try:
-        file = _meet(site.file, charter.file)
+        file, gone = _meet(site.file, charter.file), _meet_model(site.gone, charter.gone, ())
     except _Apart as error:
         raise UsageError(
             f"{site.source}:{site.line_of(error.path)} and {charter.source}:{charter.line_of(error.path)} have nothing "
@@ -79,7 +79,9 @@ def effective(site: Policy, charter: Policy | None) -> Policy:
             hint="give both the same value there; the charter is what the federation has agreed on",
             code="NO_MEET",
         ) from error
-    return replace(site, file=file, parts=(site, charter))
+    if gone.public_rewards is not None and gone.public_rewards.set not in file.public_sets:
+        gone = gone.model_copy(update={"public_rewards": None})
+    return replace(site, file=file, parts=(site, charter), gone=gone)
 
 
 def compare(before: PolicyFile, after: PolicyFile) -> list[Change]:

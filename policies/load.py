@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -14,6 +14,7 @@ from fedsilo.protocol.strict_yaml import Document, Path, load, validate
 from policies.custom_file import Beside, with_custom_file
 from policies.fields import epoch_seconds
 from policies.model import PolicyFile
+from policies.model_kinds import GONE, NO_GONE_BLOCKS, GoneBlocks, without_gone
 
 INIT_HINT = "fedsilo policy init --ruleset pubswap --model DIR --public FILE --federation BUNDLE"
 # What a shipped ruleset cannot know: a file without one of these belongs to no site.
@@ -31,6 +32,7 @@ class Policy:
         parts: the site's own policy and the federation's charter, where this is what both allow together
             (`compare.effective`); source, lines and file_sha256 are then those of the site's own.
         custom_text: bytes of the file of own patterns, as read; None where the site's own policy names none.
+        gone: of a kept policy, the blocks of kinds that are gone; part of its digest, and of nothing else.
     """
 
     file: PolicyFile
@@ -39,6 +41,7 @@ class Policy:
     lines: Mapping[Path, int]
     parts: tuple[Policy, ...] = ()
     custom_text: bytes | None = None
+    gone: GoneBlocks = NO_GONE_BLOCKS
 
     def line_of(self, path: Path) -> int:
         """Line of a key, or of the nearest key above it that stands in the file."""
@@ -49,7 +52,9 @@ class Policy:
     @cached_property
     def digest(self) -> str:
         """SHA-256 of the canonical JSON after defaults: the policy's identity."""
-        return sha256_hex(canonical_json(self.file.model_dump(mode="json", by_alias=True)))
+        content = self.file.model_dump(mode="json", by_alias=True)
+        content["egress"] |= self.gone.model_dump(mode="json", by_alias=True)
+        return sha256_hex(canonical_json(content))
 
     @property
     def own(self) -> Policy:
@@ -80,13 +85,14 @@ class Policy:
         return frozenset(self.file.federation.peers)
 
 
-def load_policy(text: bytes | None, source: str, beside: Beside | None = None) -> Policy:
+def load_policy(text: bytes | None, source: str, beside: Beside | None = None, *, kept: bool = False) -> Policy:
     """Parse and check a policy file.
 
     Args:
         text: the file's bytes; None when there is no file.
         source: its name, for messages.
         beside: reads a file in the policy's folder; None where it is a text without one.
+        kept: it is read to judge the past, so it may name kinds that are gone.
 
     Raises:
         UsageError: no file, a bare ruleset, or any mistake in it, with file, line and hint.
@@ -106,7 +112,12 @@ def load_policy(text: bytes | None, source: str, beside: Beside | None = None) -
             code="BARE_RULESET",
         )
     document, custom_text = with_custom_file(document, beside)
-    policy = Policy(validate(PolicyFile, document), source, sha256_hex(text), document.lines, custom_text=custom_text)
+    gone = NO_GONE_BLOCKS
+    if kept and isinstance(egress := document.value.get("egress"), dict):
+        gone = validate(GoneBlocks, replace(document, value={kind: egress.get(kind) for kind in GONE}))
+        document = replace(document, value=without_gone(document.value))
+    file, digest = validate(PolicyFile, document), sha256_hex(text)
+    policy = Policy(file, source, digest, document.lines, custom_text=custom_text, gone=gone)
     _check_references(policy.file, document)
     return policy
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
+from pydantic.json_schema import SkipJsonSchema
 
 from policies import lattice
 from policies.facts_reft import LAYERS_MAX
@@ -55,12 +56,40 @@ def _gone(block: object) -> None:
 
 # The tombstone of a kind: null in a policy's digest and in what a ledger keeps of one, as it was where no policy named
 # the kind, so that such a policy is still the same. Its name is not given to another kind.
-Gone = Annotated[None, BeforeValidator(_gone)]
+Gone = Annotated[None, BeforeValidator(_gone), SkipJsonSchema()]
 
 
 def without_gone(content: dict[str, Any]) -> dict[str, Any]:
     """A policy as an older version kept it, without its blocks of such kinds: to take one out only tightens."""
     return {**content, "egress": {**content.get("egress", {}), **dict.fromkeys(GONE)}}
+
+
+class _PublicRewards(Closed):
+    set: PinnedText
+    max_prompts_per_step: Limit
+    samples_per_prompt: Limit
+    per_round: Limit
+
+
+class _DiagDrift(Closed):
+    fields: dict[str, Grid]
+    per_round: Limit
+
+
+class _CountExamples(Closed):
+    values: Grid
+    per_round: Limit
+
+
+class GoneBlocks(Closed):
+    """Such blocks of a policy that a site kept: they allow nothing, and are part of the digest that its log names."""
+
+    public_rewards: _PublicRewards | None = Field(None, alias="public.rewards")
+    diag_drift: _DiagDrift | None = Field(None, alias="diag.drift")
+    count_examples: _CountExamples | None = Field(None, alias="count.examples")
+
+
+NO_GONE_BLOCKS = GoneBlocks()
 
 
 # ---- a silo sends ----------------------------------------------------------------------------------

@@ -327,7 +327,7 @@ def replay(
     from fedsilo.protocol.errors import UsageError
     from policies.replay import replay as decide_again
 
-    asked = read_effective(existing_policy(policy), charter and existing(charter))
+    asked = read_effective(existing_policy(policy), charter and existing(charter), kept=True)
     rows: dict[int, dict[str, Any]] = {}
     if rescreen:
         site = load_site(config)

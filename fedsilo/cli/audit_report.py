@@ -65,7 +65,7 @@ def report(
     if out.exists():
         raise ConflictError(f"{out} exists already")
     signer = _signer(sign) if sign else None
-    policies = {path: read_effective(existing_policy(path), charter) for path in policy or ()}
+    policies = {path: read_effective(existing_policy(path), charter, kept=True) for path in policy or ()}
     folders = [existing_log(log) for log in logs]
     collection = _collection(config) if config else ("", "")
     made = audit_report(

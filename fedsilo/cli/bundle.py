@@ -6,8 +6,8 @@ the rest of a line is left out. Of settings only numbers, switches and the words
 people in roles.yaml are taken out; where that file cannot be read, there are no log lines.
 
 Does not stop: names of silos, runs, kinds and times, which tell who works with whom and when; the site's own numbers; a
-name of somebody whom roles.yaml does not have; a relative path that begins with a name. What is in the file is listed
-before it is written, and whoever shares it can read it.
+name of somebody whom roles.yaml does not have; a relative path that begins with a name and does not stand in the
+configuration. What is in the file is listed before it is written, and whoever shares it can read it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import os
 import re
 import sys
 import tarfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -35,9 +35,13 @@ if TYPE_CHECKING:
 
 LOG_LINES, REPORTS_MAX, SECONDS_EACH = 200, 3, 10.0
 LEFT_OUT, SET_SHOWN, PERSON_SHOWN = "(left out)", "(set)", "(person)"
-# From where an absolute path begins, one from a home folder, one from here or the folder above, or a quotation, up to
-# the end of the line; not from the slashes of a URL, of an identity or of a run's id, nor an apostrophe in a word.
-_PRIVATE = re.compile(r"(?:(?<!\w)['\"`]|(?<![\w./~-])(?:file:|~[A-Za-z_]|~?/(?![/\s])|\.\.?/(?!\s)|[A-Za-z]:\\)).*")
+# A quotation mark of any kind; the 's behind a word is none, where the word is too long to be a prefix as in rb's'.
+_QUOTES = r"['\"`\u00ab\u00b4\u00bb\u2018-\u201f\u2039\u203a\u300c-\u300f\uff02\uff07]"
+_QUOTATION = rf"(?!(?<=[^\W\d_]{{3}})['\u2019]s(?!\w|{_QUOTES})){_QUOTES}"
+# An absolute path, one from a home folder, or one from here or the folder above; not the slashes of a URL, of an
+# identity or of a run's id.
+_PATH = r"file:|~[A-Za-z_]|~?/(?![/\s])|\.\.?/(?!\s)|[A-Za-z]:\\"
+_TELLING_NOTHING = ("", "silo.yaml", "coordinator.yaml", "policy.yaml", "state")  # as paths: everybody's names
 _HIDDEN_BLOCKS = ("data.", "identity.", "model.", "control.")
 # Of settings that are text: names that every message carries, and words of a fixed choice.
 SHOWN_TEXTS = frozenset({
@@ -90,7 +94,8 @@ def collected(daemon: Daemon | None, config: Path | None = None) -> dict[str, st
     from fedsilo.cli.crash import reports_folder, versions
     from fedsilo.cli.doctor import findings
 
-    config, kind = (config, "") if daemon is None else (daemon.config, daemon.kind)
+    typed, kind = (config, "") if daemon is None else (daemon.config, daemon.kind)
+    config = typed and typed.absolute()
     made: dict[str, Any] = {
         "versions.json": versions(),
         "doctor.json": [vars(each) for each in findings(kind or "fedsilo", config)],
@@ -103,28 +108,58 @@ def collected(daemon: Daemon | None, config: Path | None = None) -> dict[str, st
             made["log.json"] = {"not_told": "roles.yaml was not read here, and log lines may name people"}
     for path in sorted(reports_folder().glob("crash-*.json"))[-REPORTS_MAX:]:
         made[f"crashes/{path.name}"] = _told(partial(_read, path))
-    names = people if isinstance(people, list) else []
-    parts = {name: json.dumps(shareable(value, names), indent=1) + "\n" for name, value in made.items()}
+    names, paths = people if isinstance(people, list) else [], _told(lambda: list(_typed_paths(config)))
+    paths = [str(typed or ""), *(paths if isinstance(paths, list) else [])]
+    parts = {name: json.dumps(shareable(value, names, paths), indent=1) + "\n" for name, value in made.items()}
     return {"README": _README, **parts}
 
 
-def shareable(value: Any, people: Iterable[str] = ()) -> Any:
-    """A JSON value, keys too, whose lines are cut off where a path or a quotation begins, and in which each of these
-    people's names, as a word of its own in letters of either case, reads `(person)`."""
+def shareable(value: Any, people: Iterable[str] = (), paths: Iterable[str] = ()) -> Any:
+    """A JSON value, keys too, whose lines are cut off where a path, one of these relative ones too, or a quotation
+    begins, and in which each of these people's names, as a word of its own in letters of either case, reads `(person)`.
+    Keys that have become alike are numbered."""
+    known = "".join(rf"|{re.escape(path)}(?!\w)" for path in paths if path not in _TELLING_NOTHING)
+    private = re.compile(rf"(?:{_QUOTATION}|(?<![\w./~-])(?:{_PATH}{known})).*")
     names = "|".join(map(re.escape, sorted(filter(None, people), key=len, reverse=True)))
     person = re.compile(rf"(?<!\w)(?:{names})(?!\w)", re.IGNORECASE) if names else None
 
     def changed(each: Any) -> Any:
         if isinstance(each, Mapping):
-            return {changed(key): changed(inner) for key, inner in each.items()}
+            made: dict[Any, Any] = {}
+            for key, inner in each.items():
+                alike, number = changed(key), 1
+                while (shown := alike if number == 1 else f"{alike} {number}") in made:
+                    number += 1
+                made[shown] = changed(inner)
+            return made
         if isinstance(each, list | tuple):
             return [changed(inner) for inner in each]
         if not isinstance(each, str):
             return each
-        each = _PRIVATE.sub(LEFT_OUT, each)
+        each = private.sub(LEFT_OUT, each)
         return person.sub(PERSON_SHOWN, each) if person is not None else each
 
     return changed(value)
+
+
+def _typed_paths(config: Path | None) -> Iterator[str]:
+    """Relative paths as a configuration names them: each text with a slash, and its state folder and policy. One that
+    is wrong in other respects is read too."""
+    from fedsilo.files.durable import read_regular
+    from fedsilo.protocol import strict_yaml
+
+    read = {} if config is None else strict_yaml.load(read_regular(config), "").value
+    if isinstance(read, Mapping):
+        yield from (name for key in ("state_dir", "policy") if isinstance(name := read.get(key), str))
+    yield from (text for text in _texts(read) if "/" in text and "://" not in text)
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value.removeprefix("unix:")
+    elif isinstance(value, Mapping | list):
+        for each in value.values() if isinstance(value, Mapping) else value:
+            yield from _texts(each)
 
 
 def _people(config: Path | None) -> list[str]:

@@ -20,7 +20,6 @@ from fedsilo.cli.contract import facts_of, full_name
 
 PANEL = "Every command"
 SECONDS_MIN, SECONDS_MAX = 0.001, 31_536_000.0  # a year; the kernel's own limit of a wait is some hundred years
-FLAGS = ("--schema", "--quiet", "--no-color", "--dry-run", "--timeout")
 NO_COLOR = "NO_COLOR"  # https://no-color.org
 
 quiet: ContextVar[bool] = ContextVar("quiet", default=False)

@@ -279,7 +279,7 @@ def diff(
 
     if fail_on not in ("", "looser"):
         raise UsageError(f"--fail-on {fail_on!r} is not known", hint="--fail-on looser")
-    changes = compare(*(read_policy(existing_policy(file)).file for file in (before, after)))
+    changes = compare(*(read_policy(existing_policy(file), kept=True).file for file in (before, after)))
     rows = [
         {"field": change.name, "before": change.before, "after": change.after, "direction": change.direction}
         for change in changes
@@ -317,7 +317,7 @@ def explain(
     if found is None or found["event"] not in DECISIONS:
         told = f"record {record} of {folder} is no decision" if found else f"{folder} has no record {record}"
         raise NotFoundError(told, hint="fedsilo audit tail --log shows them")
-    judged_by = read_effective(existing_policy(policy), charter and existing(charter))
+    judged_by = read_effective(existing_policy(policy), charter and existing(charter), kept=True)
     judged = replayed(found, judged_by)
     if judged.decision is None:
         raise NotFoundError(f"record {record} cannot be judged again: {judged.why}")

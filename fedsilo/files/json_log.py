@@ -37,7 +37,6 @@ _Self = TypeVar("_Self")
 _Item = TypeVar("_Item")
 _R = TypeVar("_R")
 _P = ParamSpec("_P")
-_Method = Callable[Concatenate[_Self, _Item, _P], _R]
 
 _about: ContextVar[Mapping[str, Any]] = ContextVar("fedsilo_log_about", default=MappingProxyType({}))
 

@@ -198,9 +198,10 @@ def read_ruleset(name: str) -> str:
     return file.read_text(encoding="utf-8")
 
 
-def read_policy(path: Path) -> Policy:
+def read_policy(path: Path, *, kept: bool = False) -> Policy:
     """Raises UsageError: no such file, no plain one, or a mistake in it or in what it names, with line and hint."""
-    return load_policy(read_plain_file(path, "policy file") if path.exists() else None, str(path), files_beside(path))
+    text = read_plain_file(path, "policy file") if path.exists() else None
+    return load_policy(text, str(path), files_beside(path), kept=kept)
 
 
 def files_beside(policy: Path) -> Beside:
@@ -223,13 +224,13 @@ def files_beside(policy: Path) -> Beside:
     return read
 
 
-def read_charter(path: Path) -> Policy:
+def read_charter(path: Path, *, kept: bool = False) -> Policy:
     """The federation's charter. It goes from hand to hand as one text, so no file of a folder belongs to it.
 
     Raises:
         UsageError: as `read_policy`, or it names a file of own patterns.
     """
-    return load_policy(read_plain_file(path, "charter") if path.exists() else None, str(path))
+    return load_policy(read_plain_file(path, "charter") if path.exists() else None, str(path), kept=kept)
 
 
 def read_plain_file(path: Path, what: str) -> bytes:
@@ -249,18 +250,21 @@ def read_plain_file(path: Path, what: str) -> bytes:
     raise UsageError(f"{path} is no plain file, so it is no {what}", hint="write its content into a file first")
 
 
-def read_effective(path: Path, charter: Path | None, charter_sha256: str | None = None) -> Policy:
+def read_effective(
+    path: Path, charter: Path | None, charter_sha256: str | None = None, *, kept: bool = False
+) -> Policy:
     """A site's policy, tightened by the federation's charter where there is one (T34, D8).
 
     Args:
         path: the site's own file.
         charter: the federation's.
         charter_sha256: digest of the charter's meaning, as agreed; None compares nothing.
+        kept: as for `load_policy`.
 
     Raises:
         UsageError: a file is missing or wrong, the charter is not the agreed one, or both have nothing in common.
     """
-    site = read_policy(path)
+    site = read_policy(path, kept=kept)
     if charter is None:
         return site
     if not charter.is_file():
@@ -269,7 +273,7 @@ def read_effective(path: Path, charter: Path | None, charter_sha256: str | None 
             hint="take it from the federation's bundle (`charter` in federation.json), or ask the coordinator's people",
             code="NO_CHARTER",
         )
-    found = read_charter(charter)
+    found = read_charter(charter, kept=kept)
     if charter_sha256 not in (None, found.digest):
         raise UsageError(
             f"{charter} has digest {found.digest}; charter_sha256 says {charter_sha256}",

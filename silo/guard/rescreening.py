@@ -126,5 +126,6 @@ def _policy_of(arguments: Mapping[str, Any]) -> Policy:
     custom = arguments.get("custom_file")
     if not isinstance(custom, str | None):
         raise UsageError("custom_file is the text of a file")
-    own = load_policy(text.encode(), "policy.yaml", None if custom is None else lambda name: (custom.encode(), name))
-    return effective(own, load_policy(charter.encode(), "charter.yaml")) if charter else own
+    beside = None if custom is None else lambda name: (custom.encode(), name)
+    own = load_policy(text.encode(), "policy.yaml", beside, kept=True)
+    return effective(own, load_policy(charter.encode(), "charter.yaml", kept=True)) if charter else own

@@ -22,6 +22,7 @@ from fedsilo.cli.contexts import changing
 from fedsilo.cli.doctor import CLOCK_BEHIND_SECONDS_MAX, Finding, findings
 from fedsilo.files import disk_space
 from fedsilo.files.durable import holder_of, lock_exclusively
+from policies.model_kinds import GONE
 from silo.guard import proxied
 from tests.console.test_real_desk import Site, site
 from tests.simulated.policy_site import PolicySite, text_of
@@ -83,6 +84,7 @@ def test_schema_is_a_json_schema(kind: str) -> None:
     code, answer = run("config", "schema", kind)
     assert code == 0 and answer["data"]["type"] == "object"
     assert answer["data"]["additionalProperties"] is False and answer["data"]["properties"]
+    assert not any(gone in json.dumps(answer) for gone in GONE)
 
 
 # ---- context ---------------------------------------------------------------------------------------

@@ -288,6 +288,11 @@ def test_paths_are_left_out_and_other_slashes_stay() -> None:
     cut = {"a": "see /srv/x.yaml: no", "b": ["~/.config/x", "file:///home/a b"], "/etc/key": 1}
     left_out = "(left out)"
     assert shareable(cut) == {"a": "see (left out)", "b": [left_out, left_out], left_out: 1}
+    assert shareable({"/srv/a": 1, "/srv/b": 2, "(left out) 2": 3}) == {
+        left_out: 1,
+        f"{left_out} 2": 2,
+        f"{left_out} 2 2": 3,
+    }
 
 
 @pytest.mark.parametrize(
@@ -304,6 +309,9 @@ def test_paths_are_left_out_and_other_slashes_stay() -> None:
         ("within ~3 s of 1/2, and 3 ~ 4", "within ~3 s of 1/2, and 3 ~ 4"),
         ("/srv/state: no daemon is running", "(left out)"), ("/srv/state Anna/x: no", "(left out)"),
         ("C:\\Users\\anna", "(left out)"),
+        ("got b'anna'", "got b(left out)"), ('f"anna"', "f(left out)"), ("3'anna'", "3(left out)"),
+        ("rb's anna'", "rb(left out)"), ("name's'anna'", "name(left out)"), ("a \u201eanna\u201c", "a (left out)"),
+        ("x\u2018anna\u2019", "x(left out)"), ("the silo\u2019s \u00abanna\u00bb", "the silo\u2019s (left out)"),
     ],
 )  # fmt: skip
 def test_a_line_is_cut_where_a_path_or_a_quotation_begins(text: str, shared: str) -> None:
@@ -362,6 +370,15 @@ def test_a_configuration_that_is_wrong_is_named_in_a_bundle(tmp_path: Path, monk
     assert (found["ok"], found["found"]) == (False, "(left out)")
     whole = "".join(parts.values())
     assert "sate_dir" not in whole and str(tmp_path) not in whole  # what is quoted may be anything
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "ward_7").mkdir()
+    wrong.rename("ward_7/silo.yaml").write_text("silo: a\nx: 1\nstate_dir: anna\npolicy: a b/c.yaml\n")
+    report = tmp_path / "fedsilo/crashes/crash-1.json"
+    report.parent.mkdir(parents=True)
+    report.write_text('["in ward_7/silo.yaml:2", "in anna/audit", "in a b/c.yaml:3", "annals/x"]')
+    parts = collected(None, Path("ward_7/silo.yaml"))
+    assert "ward_7" not in "".join(parts.values())
+    assert json.loads(parts["crashes/crash-1.json"]) == [*["in (left out)"] * 3, "annals/x"]
     missing = CliRunner().invoke(cli_fedsilo.app, ["bundle", "--out", str(tmp_path / "c"), "--config", "none.yaml"])
     assert missing.exit_code == 8 and not (tmp_path / "c").exists()
     both = ["bundle", "--out", str(tmp_path / "c"), "--config", str(wrong), "--socket", "x"]

@@ -8,8 +8,9 @@ import math
 import numpy as np
 import pytest
 
-from policies.capacity import capacities, grid_points
+from policies.capacity import capacities
 from policies.engine import History, decide, measure
+from policies.grids import grid_points
 from policies.load import Policy
 from tests.policies.setting import SCHEMA, context, edited, metrics_message, policy_of, policy_text
 

@@ -13,8 +13,9 @@ import pytest
 
 from policies import capacity_kinds
 from policies.asked import Asked
-from policies.capacity import capacities, grid_points
+from policies.capacity import capacities
 from policies.capacity_kinds import _log2_choices, _of_steps
+from policies.grids import grid_points
 from policies.load import Policy
 from policies.render import RULESETS, worst_case
 from tests.policies.kinds import (

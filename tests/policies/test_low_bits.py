@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from policies.capacity import capacities, grid_points
+from policies.capacity import capacities
 from policies.engine import measure
+from policies.grids import grid_points
 from policies.model import MANTISSA_BITS, LoraFactors
 from policies.transform import quantise, randomise_low_bits, transform_factors
 from tests.policies.setting import context, policy_of

@@ -12,6 +12,7 @@ from google.protobuf.descriptor_pb2 import DescriptorProto
 
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.errors import UsageError
+from policies.compare import effective
 from policies.history import History
 from policies.load import load_policy
 from policies.model import PolicyFile
@@ -50,6 +51,17 @@ DIGESTS = {
     "pubswap": "e8ce129a26834a87f50748486bb480dcb602ff90442a561e2144fb074680e669",
     "knexa": "a8447d088c2173017e91762096ef068ae24a2516e0690a5b2120e859f058b61e",
 }
+# What it gave to pubswap with all of them; to what that and a narrower charter allow; and to that and one without them.
+KEPT = """egress:
+  public.rewards: {set: public, max_prompts_per_step: 3, samples_per_prompt: 4, per_round: 2}
+  diag.drift: {fields: {alpha_max: {min: 0, max: 1, quantum: 0.25}}, per_round: 1}
+  count.examples: {values: {min: 100, max: 1000, quantum: 100}, per_round: 1}
+"""
+KEPT_DIGESTS = (
+    "95c3aeaa392f63d93561fb860a8efefe976f142a09ab2942bcdd6d370b279c1e",
+    "a4546d226b022ba5aa73342a1e4b0bc614f2c952031294b353cb943ec60b544a",
+    "ae1b8408f95f6c4ffb242ecd7ef473d68b32829b175e6d529ced385f39678006",
+)
 
 
 def test_these_are_the_kinds_that_are_gone() -> None:
@@ -84,6 +96,15 @@ def test_a_policy_that_names_none_keeps_its_digest_in_which_they_are_null(rulese
     assert PolicyFile.model_validate(content) == policy.file
     content["egress"] = {kind: block for kind, block in content["egress"].items() if kind not in GONE}
     assert PolicyFile.model_validate(content) == policy.file
+
+
+def test_a_kept_policy_that_names_them_is_read_without_them_and_keeps_its_digest() -> None:
+    text = policy_text().replace("egress:\n", KEPT, 1)
+    narrower = text.replace("max: 1000", "max: 500").replace("step: 3, samples", "step: 2, samples")
+    own, charter = (load_policy(each.encode(), "policy.yaml", kept=True) for each in (text, narrower))
+    plain = policy_of(policy_text())
+    assert (own.digest, effective(own, charter).digest, effective(own, plain).digest) == KEPT_DIGESTS
+    assert own.file == plain.file
 
 
 @pytest.mark.parametrize("kind", BLOCKS)

@@ -140,6 +140,17 @@ def test_every_decision_replays_as_it_was_taken(left: Path, silo: str) -> None:
     assert code == 0 and data["changed"] == []
 
 
+def test_a_kept_policy_with_kinds_that_are_gone_is_read_for_report_replay_and_diff(left: Path, tmp_path: Path) -> None:
+    site, old = left / "hospital_a", tmp_path / "old.yaml"
+    text = (site / "policy.yaml").read_text()
+    block = "egress:\n  count.examples: {values: {min: 1, max: 9, quantum: 1}, per_round: 1}\n"
+    old.write_text(text.replace("egress:\n", block, 1))
+    log, both = site / "state/audit", ("--policy", old, "--charter", site / "charter.yaml")
+    assert _fedsilo("audit", "report", log, *both, "--out", tmp_path / "out")[0] == 0
+    assert _fedsilo("audit", "replay", "--log", log, *both)[1]["changed"] == []
+    assert _fedsilo("policy", "diff", old, site / "policy.yaml")[1]["changes"] == []
+
+
 def test_the_run_record_and_its_adapter_are_the_ones_that_were_signed(left: Path) -> None:
     run = left / "coordinator/state/runs/run-1"
     key = left / "coordinator/id/coordinator.pub"

@@ -170,6 +170,20 @@ def test_a_failure_of_which_two_threads_speak_is_told_once() -> None:
     ]
 
 
+@pytest.mark.parametrize("alike", [True, False])
+def test_T24_failures_at_once_are_told_once_each(alike: bool, capfd: pytest.CaptureFixture[str]) -> None:
+    """All library lines before the traces; and one that falls inside another's trace."""
+    both = [lines_of(traced(f"192.0.2.{n}", n, "HTTP_REQUEST: x" if alike or n % 2 else "NEW: x")) for n in range(8)]
+    before, traces = [line for lines in both for line in lines[:4]], [line for lines in both for line in lines[4:]]
+    inside = [*both[0][:5], both[1][3], *both[0][5:9], both[2][3], *both[0][9:], *both[1][4:], *both[2][4:]]
+    for lines, told in (before + traces, 8), (inside, 3):
+        reported: list[str] = []
+        log = NativeLog(lambda cause, peer, reported=reported: reported.append(peer))  # type: ignore[misc]
+        assert len(logged_of(lines, log=log)) == told
+        assert reported == [f"192.0.2.{n}:37602" for n in range(told)]
+    assert capfd.readouterr().err == ""
+
+
 def test_a_failure_whose_address_never_comes_or_may_be_another_s_is_told_without_it() -> None:
     def opening(text: str) -> list[str]:
         return [line for line in lines_of(text) if not line.startswith((" shutdown", "=== ", "src/", "\n"))][:-1]
