@@ -72,7 +72,7 @@ def tables_digest() -> str:
 
 
 def told_to_programs(address: URL) -> tuple[str, str]:
-    """How PostgreSQL's programs are told of a database: libpq's connection string without a password, and that.
+    """Return libpq's connection string without the password, and the password, for PostgreSQL's programs.
 
     Raises:
         UsageError: the URL has a secret that the environment cannot carry, or a parameter that libpq does not know; or

@@ -60,7 +60,7 @@ def database_url(text: str) -> URL:
 
 
 def is_secret(parameter: str) -> bool:
-    """Whether a connection parameter of libpq holds a password or a key."""
+    """Return True if a connection parameter of libpq holds a password or a key."""
     return any(word in parameter.lower() for word in _SECRETS)
 
 

@@ -159,7 +159,7 @@ def audit_report(
 
 
 def inventory_csv(report: Mapping[str, Any]) -> str:
-    """What left and what came, a line for each kind, for a spreadsheet.
+    """Return what left and what came as rows for a spreadsheet, one for each kind.
 
     Its cells are names and numbers only. A kind that another party wrote and a spreadsheet might run is `WITHHELD`
     (T37); the JSON file has it.
@@ -181,7 +181,7 @@ def _sheet_name(kind: str) -> str:
 
 
 def _demanded(loaded: Sequence[Mapping[str, Any]], given: Mapping[str, Policy]) -> dict[str, Any] | None:
-    """What the policy in force says of witnesses; None where its file was not given."""
+    """Return what the policy in force says of witnesses; None if its file was not given."""
     policy = given.get(loaded[-1]["effective"]) if loaded else None
     if policy is None:
         return None
@@ -264,7 +264,7 @@ _MILLISECONDS_FROM = 10**11  # a time as a larger number counts milliseconds: in
 
 
 def counts_what_left(tally: Tally, origin: str) -> bool:
-    """Whether this log is one from which messages that left can be counted at all.
+    """Return True if messages that left can be counted from this log at all.
 
     A silo's guard records each message before it leaves. A coordinator records what comes in, and nothing of what it
     sends: there a count of nothing would be a false statement.
@@ -518,7 +518,7 @@ _HELD: Final = {
 
 
 def words_of(kind: str) -> str:
-    """What a kind is for and may hold, for somebody who does not know the protocol."""
+    """Return what a kind is for and may hold, for a reader who does not know the protocol."""
     if kind not in KINDS:
         return "no kind of this protocol"
     return f"{KIND_WORDS[kind]}; may hold {', '.join(held_by(kind))}"
