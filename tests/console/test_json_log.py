@@ -41,7 +41,7 @@ def test_T37_hostile_text_ends_no_line_adds_no_field_and_is_printable_when_decod
     first, second = lines(out)
     assert set(first) == {"time", "level", "logger", *WHOSE, "run", "round", "silo", "message"}
     assert first["level"] == "warning" and all(str(value).isprintable() for value in first.values())
-    assert r"run\n{" in first["message"] and r"\x1b[31m\u202e\x00\ud800 [link]" in first["run"]
+    assert r"run\n{" in first["message"] and r"\u001b[31m\u202e\u0000\ud800 [link]" in first["run"]
     assert second["run"] == "run-1" and "silo" not in second and "person" not in second
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", first["time"])
 
