@@ -30,7 +30,7 @@ ENVELOPES = "silo.guard.envelopes"
 GATE = "silo.guard.gate"
 HALTS = "silo.guard.halts"
 FORCE = "silo.guard.in_force"
-INCOMING_ADAPTERS = "silo.guard.incoming_adapters"
+RUN = "silo.guard.run"
 DECISIONS = "silo.guard.decisions"
 LEDGER = "silo.guard.ledger"
 LEDGER_CHECK = "silo.guard.ledger_check"
@@ -369,7 +369,7 @@ STEPS: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         "an adapter of another run is not measured",
-        f"{INCOMING_ADAPTERS}:stored_or_fetched",
+        f"{RUN}:stored_or_fetched",
         'None if view.last_adapter in ("", digest) else view.step_from',
         "None",
     ),

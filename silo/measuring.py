@@ -3,9 +3,11 @@ trainer carries it out."""
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
+from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.method import TrainerTask
 
 PromptSet = Literal["private", "held_out"]
@@ -26,3 +28,13 @@ class MeasureHoldout:
 
 
 GuardTask = TrainerTask | MeasureHoldout  # whatever a guard gives its trainer
+
+
+def fields_of(task: GuardTask) -> dict[str, Any]:
+    """A task as the fields of a link message; donors travel as its body."""
+    fields: dict[str, Any] = {"task": type(task).__name__}
+    for item in dataclasses.fields(task):
+        value = getattr(task, item.name)
+        if not isinstance(value, pb.PublicDonors):
+            fields[item.name] = list(value) if isinstance(value, tuple) else value
+    return fields

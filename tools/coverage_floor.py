@@ -38,7 +38,7 @@ AREAS: dict[str, tuple[str, ...]] = {
         "silo/guard/releases.py",
         "silo/guard/release_keeping.py",
         "silo/guard/halts.py",
-        "silo/guard/held_plans.py",
+        "silo/guard/run.py",
     ),
     "engine": ("policies/engine.py",),
     "ledger": ("silo/guard/ledger*.py",),

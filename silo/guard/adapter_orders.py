@@ -15,20 +15,19 @@ from certs.commands import VerifiedCommand
 from fedsilo.control.desk import ControlDesk
 from fedsilo.protocol.errors import WireCode
 from silo.guard.gate import Gate
-from silo.guard.participation import Participation
-from silo.guard.runs import RunKeeper
+from silo.guard.run import RunManager, SiloRun
 
 Work = Callable[[VerifiedCommand], Any]
 
 
 class _Orders(Protocol):
     @property
-    def keeper(self) -> RunKeeper: ...
+    def runs(self) -> RunManager: ...
 
     @property
     def gate(self) -> Gate: ...
 
-    def run_of(self, command: VerifiedCommand) -> Participation: ...
+    def run_of(self, command: VerifiedCommand) -> SiloRun: ...
 
     def recorded(
         self, event: str, command: VerifiedCommand, *, needed: bool, detail: Mapping[str, Any]
@@ -52,34 +51,34 @@ class AdapterOrders:
 
     def view(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """The query `adapters`."""
-        return self._orders.keeper.acceptance.view(arguments)
+        return self._orders.runs.acceptance.view(arguments)
 
     def accept(self, command: VerifiedCommand) -> dict[str, Any]:
         """Arguments {run, digest}. Raises NotFoundError, ConflictError, OperationError."""
         digest = self._held(command)
         told = self._orders.recorded("adapter.accept", command, needed=True, detail={"adapter": digest})
-        keeper = self._orders.keeper
-        keeper.change_view(lambda view: keeper.acceptance.accept(digest, view))
+        runs = self._orders.runs
+        runs.change_view(lambda view: runs.acceptance.accept(digest, view))
         return {"adapter": digest, "accepted": True, **told}
 
     def refuse(self, command: VerifiedCommand) -> dict[str, Any]:
         """Arguments {run, digest}. Raises as `accept`."""
         digest = self._held(command)
         told = self._orders.recorded("adapter.refuse", command, needed=True, detail={"adapter": digest})
-        self._orders.keeper.acceptance.refuse(digest)
+        self._orders.runs.acceptance.refuse(digest)
         return {"adapter": digest, "accepted": False, **told}
 
     def roll_back(self, command: VerifiedCommand) -> dict[str, Any]:
         """Arguments {run, to}. Raises as `Acceptance.target`; OperationError: the log, or the disk, takes nothing."""
-        run, keeper = self._orders.run_of(command), self._orders.keeper
-        digest = keeper.acceptance.target(run.plan.run, str(command.arguments.get("to", "")))
+        run, runs = self._orders.run_of(command), self._orders.runs
+        digest = runs.acceptance.target(run.plan.run, str(command.arguments.get("to", "")))
         told = self._orders.recorded("adapter.rollback", command, needed=True, detail={"adapter": digest})
-        keeper.change_view(lambda view: keeper.acceptance.roll_back(digest, view))
-        if left := keeper.acceptance.is_refused(self._orders.gate.view.base_digest):
-            keeper.abandon_round(WireCode.ADAPTER_REFUSED)
+        runs.change_view(lambda view: runs.acceptance.roll_back(digest, view))
+        if left := runs.acceptance.is_refused(self._orders.gate.view.base_digest):
+            runs.abandon_round(WireCode.ADAPTER_REFUSED)
         return {"adapter": digest, "round_left": left, **told}
 
     def _held(self, command: VerifiedCommand) -> str:
         run, digest = self._orders.run_of(command), str(command.arguments.get("digest", "")).removeprefix("sha256:")
-        self._orders.keeper.acceptance.require_held(run.plan.run, digest)
+        self._orders.runs.acceptance.require_held(run.plan.run, digest)
         return digest

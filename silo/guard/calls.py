@@ -17,7 +17,7 @@ from silo.guard.conversation import Conversation, seconds_between
 from silo.guard.gate import Gate
 from silo.guard.ledger import Ledger
 from silo.guard.messages import Inbound
-from silo.guard.runs import RunKeeper
+from silo.guard.run import RunManager
 from silo.guard.transcripts import Agreement
 
 LONG_POLL_SECONDS = 3.0  # also how long an ending daemon may wait for the exchange in flight
@@ -29,7 +29,7 @@ class Exchange(Protocol):
     """How a silo and its coordinator come to speak: over a line, or by files (`transfer.FileExchange`)."""
 
     def turn(self) -> None:
-        """What can be said and heard now. Raises what gate, keeper and conversation do."""
+        """What can be said and heard now. Raises what gate, runs and conversation do."""
 
     def beat(self) -> None:
         """Show that this silo is there, where nothing was said for a while. Raises what the gate does."""
@@ -41,26 +41,26 @@ class Exchange(Protocol):
 
 class Calls:
     """Args:
-    gate, ledger, talk, agreement, keeper: the guard's parts.
+    gate, ledger, talk, agreement, runs: the guard's parts.
     rung: the isolation of the trainer, as it was probed.
     monotonic: seconds.
     """
 
     def __init__(
-        self, gate: Gate, ledger: Ledger, talk: Conversation, agreement: Agreement, keeper: RunKeeper, *,
+        self, gate: Gate, ledger: Ledger, talk: Conversation, agreement: Agreement, runs: RunManager, *,
         rung: Callable[[], str], monotonic: Callable[[], float],
     ) -> None:  # fmt: skip
         self._gate = gate
         self._ledger = ledger
         self._talk = talk
         self._agreement = agreement
-        self._keeper = keeper
+        self._runs = runs
         self._rung = rung
         self._monotonic = monotonic
 
     @property
     def waits(self) -> bool:
-        run = self._keeper.run
+        run = self._runs.run
         return run is None or not run.busy or self._talk.poll_now  # the poll itself is the wait
 
     def turn(self) -> None:
@@ -68,10 +68,10 @@ class Calls:
             self._talk.join(self._rung())
             return
         for item in self._ledger.outbox("allowed"):
-            if not self._keeper.retry(item):
+            if not self._runs.retry(item):
                 return
-        self._keeper.leaving.say_goodbye()
-        if (run := self._keeper.run) is not None:
+        self._runs.leaving.say_goodbye()
+        if (run := self._runs.run) is not None:
             run.advance()
         if self._talk.relay():
             return  # the next round opens once enough parties have countersigned our log
@@ -91,8 +91,8 @@ class Calls:
         return seconds_between(self._talk.last_sent, self._monotonic())
 
     def _poll_seconds(self) -> float:
-        run = self._keeper.run
-        soon = self._keeper.plan_held or bool(self._ledger.releases("held")) or (run is not None and run.paused)
+        run = self._runs.run
+        soon = self._runs.plan_held or bool(self._ledger.releases("held")) or (run is not None and run.paused)
         return SHORT_POLL_SECONDS if soon else LONG_POLL_SECONDS
 
     def _poll(self, wait_seconds: float) -> None:
@@ -104,18 +104,18 @@ class Calls:
         item = self._talk.say("control.poll", body, wait_seconds=wait_seconds)
         if item.kind in {"control.ack", "control.refusal"}:
             return
-        if take_in(item, self._keeper, self._ledger, self._gate):
+        if take_in(item, self._runs, self._ledger, self._gate):
             # Something came, so more may wait; the answer to what is said while the trainer works tells as much.
-            self._talk.poll_now = self._keeper.run is None or not self._keeper.run.busy
+            self._talk.poll_now = self._runs.run is None or not self._runs.run.busy
         else:
             self._talk.retry_at = self._monotonic() + SHORT_POLL_SECONDS
 
 
-def take_in(item: Inbound, keeper: RunKeeper, ledger: Ledger, gate: Gate) -> bool:
+def take_in(item: Inbound, runs: RunManager, ledger: Ledger, gate: Gate) -> bool:
     """Act on an item of the coordinator's outbox and acknowledge it. False: it is a plan that waits for persons, and it
-    comes again. Raises PeerError: it cannot be written down; further as `RunKeeper.take_in`."""
+    comes again. Raises PeerError: it cannot be written down; further as `RunManager.take_in`."""
     try:
-        taken = keeper.take_in(item)
+        taken = runs.take_in(item)
     except RecordError as error:
         gate.record(
             "ingress.decision", kind="unknown", decision="deny", reasons=[error.code], direction="ingress",
@@ -125,5 +125,5 @@ def take_in(item: Inbound, keeper: RunKeeper, ledger: Ledger, gate: Gate) -> boo
     if taken:
         ledger.acknowledge(item.sequence)
     else:
-        keeper.plan_held = True  # it comes again with every poll; do not spin on it
+        runs.plan_held = True  # it comes again with every poll; do not spin on it
     return taken

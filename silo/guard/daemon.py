@@ -1,6 +1,6 @@
 """The guard's main path: one loop, one thread, one exchange with the coordinator at a time.
 
-    queue of events (trainer link, signed commands, signals)  ->  loop  ->  Participation  ->  Gate  ->  coordinator
+    queue of events (trainer link, signed commands, signals)  ->  loop  ->  SiloRun  ->  Gate  ->  coordinator
 
 How it and the coordinator come to speak is an `Exchange`: calls over a line, or files that people carry. `Guard` holds
 every part; no part holds the guard.
@@ -49,14 +49,13 @@ from silo.guard.events import Command, Done, Event, Wake
 from silo.guard.gate import Gate
 from silo.guard.halts import Halts, ends_when
 from silo.guard.in_force import RECORDS_LOOKED_AT
-from silo.guard.incoming_adapters import AdapterRefused
 from silo.guard.ledger import Ledger
 from silo.guard.messages import ExchangeInterrupted, IngressDenied
 from silo.guard.orders import Orders
 from silo.guard.panel import Panel
 from silo.guard.release_keeping import keep_recorded_noes
 from silo.guard.releases import Releases
-from silo.guard.runs import RunKeeper
+from silo.guard.run import AdapterRefused, RunManager
 from silo.guard.startup import Site
 from silo.guard.supervisor import TrainerGone, TrainerHandle, TrainerSaid
 from silo.guard.trainer_link import where_it_tells
@@ -139,17 +138,17 @@ class Guard:
         gate.halted = gate.halted or self._agreement.halted  # as before a restart, and before anything can be sent
         if watch is not None and watch.fault is not None and not gate.halted:
             gate.halt(watch.fault.message, watch.fault.code)
-        self.keeper = RunKeeper(
+        self.runs = RunManager(
             site=site, gate=gate, ledger=ledger, releases=releases, adapters=adapters, panel=self.panel,
             talk=self._talk, agreement=self._agreement, trainer=trainer, monotonic=monotonic,
         )  # fmt: skip
         self.files: FileExchange | None = None
         self._line: Exchange = Calls(
-            gate, ledger, self._talk, self._agreement, self.keeper, rung=lambda: trainer.rung, monotonic=monotonic
+            gate, ledger, self._talk, self._agreement, self.runs, rung=lambda: trainer.rung, monotonic=monotonic
         )
         if site.config.coordinator.by_files:
             self._line = self.files = FileExchange(
-                site, gate, ledger, self._talk, self._agreement, self.keeper, panel=self.panel,
+                site, gate, ledger, self._talk, self._agreement, self.runs, panel=self.panel,
                 rung=lambda: trainer.rung,
             )  # fmt: skip
         gate.do_aside(self._aside)
@@ -157,7 +156,7 @@ class Guard:
         desk.before_snapshot = self.panel.look
         self.orders = Orders(
             site=site, gate=gate, ledger=ledger, audit=audit, releases=releases, halts=Halts(gate, ledger),
-            keeper=self.keeper, panel=self.panel, trainer=trainer, on_loop=self.on_loop, stop=self._stopping.set,
+            runs=self.runs, panel=self.panel, trainer=trainer, on_loop=self.on_loop, stop=self._stopping.set,
             fail=self._fail, files=self.files, watch=watch,
         )  # fmt: skip
 
@@ -199,10 +198,10 @@ class Guard:
             return
         if not self._taken_up:
             self._taken_up = True
-            self.keeper.take_up_open_run()
+            self.runs.take_up_open_run()
         elif self._sits_out:
             self._sits_out = False
-            self.keeper.abandon_round()
+            self.runs.abandon_round()
 
     def _turn(self) -> None:
         """One step of the loop: an event if there is one; what is due, if anything is; else wait."""
@@ -210,7 +209,7 @@ class Guard:
         with contextlib.suppress(queue.Empty):
             event = self._later.popleft() if self._later else self._events.get(timeout=self._patience())
         self._attempt(lambda: self._step(event))
-        self.panel.show(self.keeper.run, link_fault=self._gate.counters.last_fault)
+        self.panel.show(self.runs.run, link_fault=self._gate.counters.last_fault)
 
     def _attempt(self, work: Callable[[], None]) -> None:
         """Do it, and what follows where it fails."""
@@ -251,7 +250,7 @@ class Guard:
         except AdapterRefused as error:
             _log.error("%s", error.message)
             self._talk.back_off(error)
-            self.keeper.abandon_round()
+            self.runs.abandon_round()
         except OperationError as error:
             if self._gate.halted or not (error.code.startswith("TRAINER") or isinstance(error, LinkClosed)):
                 raise
@@ -268,7 +267,7 @@ class Guard:
             self._keep_time()
             self._keep_house()
             self._tell_progress()
-            now, run = self._monotonic(), self.keeper.run
+            now, run = self._monotonic(), self.runs.run
             # An event that waits comes before a long poll, and a flood of them does not keep back what is due.
             waits = bool(self._later) or not self._events.empty()
             due = now >= self._look_at or (run is not None and run.busy)
@@ -284,7 +283,7 @@ class Guard:
     def _patience(self) -> float:
         """Seconds until something is due, by this guard's clock alone."""
         now = self._monotonic()
-        moments = [self._look_at, *(at for at, _ in self.keeper.deadlines)]
+        moments = [self._look_at, *(at for at, _ in self.runs.deadlines)]
         if now < self._talk.retry_at:
             moments.append(self._talk.retry_at)
         elif self._line.waits and not self._gate.halted:
@@ -325,15 +324,15 @@ class Guard:
 
     def _keep_time(self) -> None:
         now = self._monotonic()
-        due = [name for at, name in self.keeper.deadlines if at <= now]
-        self.keeper.deadlines = [(at, name) for at, name in self.keeper.deadlines if at > now]
+        due = [name for at, name in self.runs.deadlines if at <= now]
+        self.runs.deadlines = [(at, name) for at, name in self.runs.deadlines if at > now]
         for name in due:
-            if self.keeper.run is not None:
-                self.keeper.run.deadline(name)
+            if self.runs.run is not None:
+                self.runs.run.deadline(name)
         if self._watch is not None and self._watch.unknown:
             return  # nothing expires by a clock that nobody has vouched for
         for settled in self._releases.expire():
-            self.keeper.settle(settled)
+            self.runs.settle(settled)
 
     def _keep_house(self) -> None:
         now = self._monotonic()
@@ -400,7 +399,7 @@ class Guard:
     # ---- the trainer -------------------------------------------------------------------------------
 
     def _trainer_said(self, message: LinkMessage) -> None:
-        run = self.keeper.run
+        run = self.runs.run
         match message.type:
             case "done" if run is not None:
                 if run.task is not None:
@@ -410,7 +409,7 @@ class Guard:
                 self.panel.step(message.fields, run.task)
             case "planned":
                 self.panel.planned(message.fields)
-                self.keeper.planned(message.fields)
+                self.runs.planned(message.fields)
             case "failed":
                 raise OperationError(
                     f"the trainer reports {harmless(message.fields.get('code', ''), 64)}: "
@@ -428,7 +427,7 @@ class Guard:
         step, to within a tick; the capacity report counts that.
         """
         before, self._progress_tick = self._progress_tick, self._tick()
-        task = self.keeper.run.task if self.keeper.run is not None else None
+        task = self.runs.run.task if self.runs.run is not None else None
         if task is None or before == self._progress_tick or not self._may_speak:
             return
         number, step = task.round, getattr(task, "step", 0)
@@ -462,7 +461,7 @@ class Guard:
             self._talk.tell("control.error", pb.ErrorReport(code=WireCode.INTERNAL.value), run=run)
             self._talk.abstain(run, heard=False)
             self._ledger.end_run(run, "left")
-        self.keeper.run = None
+        self.runs.run = None
         self._failure = error
 
     # ---- trouble -----------------------------------------------------------------------------------
@@ -484,7 +483,7 @@ class Guard:
         _log.critical("%s; %s", error.message, error.hint)
         try:
             self._agreement.keep(error)
-            self._sits_out = self.keeper.sit_out(error.evidence["run"], error.evidence["round"])
+            self._sits_out = self.runs.sit_out(error.evidence["run"], error.evidence["round"])
         except FedSiloError as failure:  # what cannot be written halts, too
             _log.critical("not all of the evidence is kept: %s", failure.line)
         self._gate.halted = self._gate.halted or error.message
@@ -505,7 +504,7 @@ class Guard:
         _log.error("%s; %s", error.message, error.hint.replace("\n", "; "))
         self.panel.publish("ingress.denied", {"kind": envelope.kind, "round": envelope.round})
         if envelope.kind == "global.adapter":
-            self.keeper.abandon_round()
+            self.runs.abandon_round()
         elif envelope.kind.startswith("control."):
             self._talk.tell_declined(envelope.run)
         else:
@@ -522,7 +521,7 @@ class Guard:
         match envelope.kind:
             # of a run that was accepted only the accepted plan counts, and it goes on under that one
             case "run.plan" if self._ledger.run_state(envelope.run) != "running":
-                self.keeper.decline(envelope.run)
+                self.runs.decline(envelope.run)
             case "round.open":
                 self._gate.view = self._gate.view.refused(envelope.round)
                 self._talk.decline(envelope.run, envelope.round)
@@ -531,7 +530,7 @@ class Guard:
             case other:
                 self._talk.tell_declined(envelope.run)
                 if other == "public.donors":
-                    self.keeper.without_donors(envelope.run, envelope.round, envelope.step)
+                    self.runs.without_donors(envelope.run, envelope.round, envelope.step)
 
     def _denied(self, error: DeniedError) -> None:
         """Our own policy denies what the protocol cannot do without. What is over its rate waits; a first hello that
@@ -549,7 +548,7 @@ class Guard:
             self._gate.close_windows()
             self._gate.record("stop", detail={"run": self._gate.view.run})
         if self._talk.joined and not self._gate.halted and not self._gate.counters.last_fault:
-            self._agreement.leave(self.keeper.run.plan.run if self.keeper.run is not None else "")
+            self._agreement.leave(self.runs.run.plan.run if self.runs.run is not None else "")
             try:
                 self._talk.witness()
             except FedSiloError as error:

@@ -36,9 +36,8 @@ from silo.guard.held_payloads import HeldPayloads
 from silo.guard.in_force import reload
 from silo.guard.ledger import LEFT, Ledger
 from silo.guard.panel import Panel
-from silo.guard.participation import Participation
 from silo.guard.releases import Releases
-from silo.guard.runs import RunKeeper
+from silo.guard.run import RunManager, SiloRun
 from silo.guard.startup import Site, require_rung
 from silo.guard.supervisor import TrainerHandle
 from silo.guard.transfer import FileExchange
@@ -60,7 +59,7 @@ class Orders:
     audit: AuditLog
     releases: Releases
     halts: Halts
-    keeper: RunKeeper
+    runs: RunManager
     panel: Panel
     trainer: TrainerHandle
     on_loop: Callable[[Callable[[], Any]], Any]
@@ -148,13 +147,13 @@ class Orders:
             raise
         watch.accepted(now)
         self.panel.publish("clock.accepted", {"by": command.person})
-        self.panel.show(self.keeper.run, link_fault=self.gate.counters.last_fault)
+        self.panel.show(self.runs.run, link_fault=self.gate.counters.last_fault)
         return {"accepted": now, "released": detail["latest"], **told}
 
     def approve(self, command: VerifiedCommand) -> dict[str, Any]:
         release, settled = self.releases.approve(command)
         if settled is not None:
-            self.keeper.settle(settled)
+            self.runs.settle(settled)
         yeses = [item for item in self.ledger.approvals(release.id) if item.verdict == "approve"]
         record = next((item.record for item in yeses if item.person == command.person), None)
         state = settled.outcome if settled else "held"
@@ -168,7 +167,7 @@ class Orders:
 
     def reject(self, command: VerifiedCommand) -> dict[str, Any]:
         settled = self.releases.reject(command)
-        self.keeper.settle(settled)
+        self.runs.settle(settled)
         return {
             "release": settled.release.id, "state": "rejected", "record": settled.record,
             "audit_size": self.audit.size,
@@ -178,7 +177,7 @@ class Orders:
         """The person is asked later; shown at once, so that no console asks again in between."""
         release, number = self.releases.defer(command)
         until = self.ledger.deferred(release.id)[command.person]
-        self.panel.show(self.keeper.run, link_fault=self.gate.counters.last_fault)
+        self.panel.show(self.runs.run, link_fault=self.gate.counters.last_fault)
         return {
             "release": release.id, "state": "held", "deferred_until": until, "expires_at": release.expires_at,
             "record": number, "audit_size": self.audit.size,
@@ -218,8 +217,8 @@ class Orders:
         """Raises NotFoundError: there is no run. OperationError: the log, or the ledger, takes nothing."""
         run = self.run_of(command).plan.run
         told = self.recorded("silo.leave", command, needed=True)
-        self.keeper.leaving.begin(run)
-        self.keeper.end_run(LEFT)
+        self.runs.leaving.begin(run)
+        self.runs.end_run(LEFT)
         self.panel.show(None, link_fault=self.gate.counters.last_fault)
         return {"run": run, "left": True, **told}
 
@@ -241,11 +240,11 @@ class Orders:
             raise UsageError(f"{str(path)[:200]!r} is no absolute path", code="PATH")
         return self.files, path
 
-    def run_of(self, command: VerifiedCommand) -> Participation:
+    def run_of(self, command: VerifiedCommand) -> SiloRun:
         self._require_same_run(command)
-        if self.keeper.run is None:
+        if self.runs.run is None:
             raise NotFoundError("there is no run here")
-        return self.keeper.run
+        return self.runs.run
 
     def _require_same_run(self, command: VerifiedCommand) -> None:
         """An order that names the run it was given in, or "" for none, holds for that one alone (T36).
@@ -253,7 +252,7 @@ class Orders:
         Raises:
             ConflictError: STALE_VIEW.
         """
-        shown, here = command.arguments.get("run"), self.keeper.run.plan.run if self.keeper.run else ""
+        shown, here = command.arguments.get("run"), self.runs.run.plan.run if self.runs.run else ""
         if shown is not None and shown != here:
             now = f"in run {here!r}" if here else "in no run"
             raise ConflictError(
@@ -291,7 +290,7 @@ class Orders:
         policy, step, number = reload(self.site, self.gate.policy, self.ledger, self.gate.record, command)
         self.gate.adopt(policy)
         for settled in self.releases.judge_again():
-            self.keeper.settle(settled)
+            self.runs.settle(settled)
         ends = ""
         try:
             require_rung(self.trainer.rung, policy)
@@ -301,7 +300,7 @@ class Orders:
         told = {"policy": policy.digest, "change": step.how, "fields": [change.name for change in step.changes]}
         self.panel.publish("policy.loaded", told)
         # At once, not after the next exchange: nobody who asks now may be shown the former policy.
-        self.panel.show(self.keeper.run, link_fault=self.gate.counters.last_fault)
+        self.panel.show(self.runs.run, link_fault=self.gate.counters.last_fault)
         return {**told, "record": number, "audit_size": self.audit.size, "ends": ends}
 
     def stop_by(self, command: VerifiedCommand) -> dict[str, Any]:

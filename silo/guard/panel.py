@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from datetime import UTC
-from typing import Any
+from typing import Any, Protocol
 
 from fedsilo.audit.log import AuditLog
 from fedsilo.audit.message_index import MessageIndex
@@ -20,13 +20,13 @@ from fedsilo.audit.view import AuditView
 from fedsilo.audit.witness import OWN_HISTORY_LOST
 from fedsilo.control.desk import ControlDesk, QueryHandler
 from fedsilo.control.query_arguments import Asked
+from fedsilo.protocol.plan import Plan
 from silo.guard.clock_watch import ClockWatch
 from silo.guard.curve_view import PROMPTS, CurveView, prompts_answered
 from silo.guard.figure_history import FILE, FigureHistory
 from silo.guard.gate import Gate
 from silo.guard.ledger import Ledger
 from silo.guard.limits_view import LimitsView
-from silo.guard.participation import Participation
 from silo.guard.release_pages import ledger_page, release_page
 from silo.guard.releases import Releases
 from silo.guard.round_view import RoundView
@@ -48,6 +48,19 @@ _METRICS_KEPT = (
     "swapped_share", "beta_mean", "beta_max", "omega", "rollout_kl_limit", "adapter_visible_share", "stale_previous",
     "stale_start", "stale_base", "marker_distance", "marker_contrast",
 )  # fmt: skip
+
+
+class OpenRun(Protocol):
+    """What is shown of the run that this silo takes part in."""
+
+    @property
+    def plan(self) -> Plan: ...
+
+    @property
+    def paused(self) -> bool: ...
+
+    @property
+    def busy(self) -> bool: ...
 
 
 class Panel:
@@ -178,14 +191,14 @@ class Panel:
             self._shown = {**self._shown, "waits": self._ledger.locked.waiting}
             self._desk.set_state(self._shown, policy_digest=self._gate.policy.digest)
 
-    def show(self, run: Participation | None, *, link_fault: str) -> None:
+    def show(self, run: OpenRun | None, *, link_fault: str) -> None:
         """Hand the desk the present state, if it differs from what it has."""
         state = self.state(run, link_fault=link_fault)
         if state != self._shown:
             self._shown = state
             self._desk.set_state(state, policy_digest=self._gate.policy.digest)
 
-    def state(self, run: Participation | None, *, link_fault: str) -> dict[str, Any]:
+    def state(self, run: OpenRun | None, *, link_fault: str) -> dict[str, Any]:
         config, policy, view = self._site.config, self._gate.policy, self._gate.view
         counters = self._gate.counters
         held = self._ledger.releases("held")
@@ -249,7 +262,7 @@ class Panel:
         (run, number, step), view = self._finished, self._gate.view
         return step if (run, number) == (view.run, view.round) else view.open_step
 
-    def _phase_word(self, run: Participation | None, held: bool) -> str:
+    def _phase_word(self, run: OpenRun | None, held: bool) -> str:
         if self._gate.halted:
             return "halted"
         if held:

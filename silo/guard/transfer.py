@@ -38,7 +38,7 @@ from silo.guard.gate import Gate
 from silo.guard.ledger import Ledger
 from silo.guard.messages import Inbound, IngressDenied
 from silo.guard.panel import Panel
-from silo.guard.runs import RunKeeper
+from silo.guard.run import RunManager
 from silo.guard.startup import Site
 from silo.guard.transcripts import Agreement
 
@@ -57,7 +57,7 @@ class FileExchange:
 
     Args:
         site: names and keys.
-        gate, ledger, talk, agreement, keeper, panel: the guard's parts.
+        gate, ledger, talk, agreement, runs, panel: the guard's parts.
         rung: the isolation of the trainer, as it was probed.
 
     Attributes:
@@ -65,7 +65,7 @@ class FileExchange:
     """
 
     def __init__(
-        self, site: Site, gate: Gate, ledger: Ledger, talk: Conversation, agreement: Agreement, keeper: RunKeeper, *,
+        self, site: Site, gate: Gate, ledger: Ledger, talk: Conversation, agreement: Agreement, runs: RunManager, *,
         panel: Panel, rung: Callable[[], str],
     ) -> None:  # fmt: skip
         self._site = site
@@ -73,7 +73,7 @@ class FileExchange:
         self._ledger = ledger
         self._talk = talk
         self._agreement = agreement
-        self._keeper = keeper
+        self._runs = runs
         self._panel = panel
         self._rung = rung
         self._folder = site.config.state_dir / FOLDER
@@ -100,7 +100,7 @@ class FileExchange:
 
     def turn(self) -> None:
         """Take in the next message of the imported file."""
-        if (run := self._keeper.run) is not None:
+        if (run := self._runs.run) is not None:
             run.advance()
         if (message := self._next()) is None:
             return
@@ -121,7 +121,7 @@ class FileExchange:
         if message.answers is not None:
             self._answered(message.answers, item)
             self._ledger.acknowledge(sequence)
-        elif not take_in(item, self._keeper, self._ledger, self._gate):
+        elif not take_in(item, self._runs, self._ledger, self._gate):
             self._held = item
 
     def beat(self) -> None:
@@ -157,7 +157,7 @@ class FileExchange:
             self._gate.counters.last_fault = refused.message
         for item in self._ledger.outbox("allowed"):
             if (item.kind, item.run, item.round, item.step, item.digest) == _place_of(asked):
-                self._keeper.answered(item, asked["sequence"], answer)
+                self._runs.answered(item, asked["sequence"], answer)
         left = [word for word in self._words if _place_of(word) != _place_of(asked)]
         if len(left) < len(self._words):
             if isinstance(answer.body, pb.Refusal):
@@ -258,7 +258,7 @@ class FileExchange:
         written_at = _utc(self._gate.now())
         header = Header(config.federation, config.spiffe_id, peer, written_at, certificate)
         with self._gate.writing_into(path, header) as file:
-            self._keeper.leaving.say_goodbye()  # kept with the other words, and so said until it is answered
+            self._runs.leaving.say_goodbye()  # kept with the other words, and so said until it is answered
             self.open = True
             try:
                 self._say_all()
@@ -276,7 +276,7 @@ class FileExchange:
         except BaseException:
             path.unlink(missing_ok=True)
             raise
-        run = self._keeper.run
+        run = self._runs.run
         return {
             "file": str(path), "sha256": digest, "bytes": size_bytes, "messages": rows,
             "held": [release.id for release in self._ledger.releases("held")],
@@ -288,7 +288,7 @@ class FileExchange:
         body = pb.Poll(acknowledged_sequence=self._ledger.acknowledged, countersignature=self._countersignature())
         self._talk.say("control.poll", body)
         for item in self._ledger.outbox("allowed"):
-            self._keeper.retry(item)
+            self._runs.retry(item)
         for word in list(self._words):
             body = codec.decode(OUTBOUND_KINDS[word["kind"]], bytes.fromhex(word["body"]))
             try:

@@ -36,7 +36,6 @@ from silo.config import Rollout, SiloConfig
 from silo.guard.adapters import AdapterStore
 from silo.guard.isolation import why_waived
 from silo.guard.ledger import Ledger
-from silo.guard.participation import fields_of
 from silo.guard.startup import (
     LEDGER,
     LOCK,
@@ -51,7 +50,7 @@ from silo.guard.startup import (
 from silo.guard.supervisor import Supervisor, TrainerGone, TrainerSaid
 from silo.guard.trainer_link import probe_fields_beside_the_daemon
 from silo.link import LinkClosed, LinkMessage
-from silo.measuring import PromptSet
+from silo.measuring import PromptSet, fields_of
 from silo.report.alone import plan_alone, train_alone
 from silo.report.benefit import ARMS, DEFINITION, Answers, Arm, Holdout, compare
 from silo.sampling import TaskGiver

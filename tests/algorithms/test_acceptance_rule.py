@@ -8,7 +8,7 @@ import pytest
 
 from fedsilo.protocol.errors import OperationError
 from silo.config import Acceptance
-from silo.guard.acceptance_rule import Verdicts, judge, sentence
+from silo.guard.acceptance import Verdicts, judge, sentence
 
 LIMITS = Acceptance(samples=1, drop_max=0.0, prompts_min=30)
 

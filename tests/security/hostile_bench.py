@@ -172,7 +172,7 @@ class Federation:
         guard, agreed = self.loop.guard, self.house.driver.parts.agreed
         self.loop.coordinator = self.loop.bench.channel = self.channel
         self.loop.bench.gate._channel = self.channel
-        self.loop.trainer = guard._trainer = guard.keeper._trainer = self.trainer
+        self.loop.trainer = guard._trainer = guard.runs._trainer = self.trainer
         site: Any = guard._site
         site.fingerprints = agreed  # it has the three of a model folder among its own
         site.public, site.held_out = (
@@ -203,7 +203,7 @@ class Federation:
             self._until_idle()
             if self.failed:
                 return
-            busy = self.b.live() or self.loop.guard.keeper.run is not None or self.house.driver.runs
+            busy = self.b.live() or self.loop.guard.runs.run is not None or self.house.driver.runs
             over = 0 if busy else over + 1
             if over == 2:
                 return

@@ -294,7 +294,7 @@ def test_T20_a_lost_poll_does_not_silence_the_signature_while_the_trainer_works(
     loop.open_round()
     loop.show_round(2, BASE)
     loop.turn()
-    run = loop.guard.keeper.run
+    run = loop.guard.runs.run
     assert run is not None and run.busy
     loop.coordinator.fails_at("control.poll", LOST)
     loop.turn()
@@ -449,7 +449,7 @@ def test_T20_T39_a_silo_that_halted_says_nothing_at_all_after_a_restart(loop: Lo
     assert loop.bench.gate.halted
     loop.restart()
     assert loop.bench.gate.halted and loop.coordinator.sent == [] and loop.trainer.told == []
-    loop.events.put(Command(lambda: loop.guard.keeper.run))  # an order comes before the first exchange
+    loop.events.put(Command(lambda: loop.guard.runs.run))  # an order comes before the first exchange
     loop.turn(3)
     assert loop.coordinator.sent == [] and loop.trainer.told == []
     release(loop)

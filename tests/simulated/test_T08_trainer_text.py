@@ -127,8 +127,8 @@ def test_T08_names_that_the_trainer_makes_up_are_in_no_state_and_no_event(loop: 
             "dropped": {"broken JSON": 2, PRIVATE: 1},
         }}
     )  # fmt: skip
-    panel.show(loop.guard.keeper.run, link_fault="")
-    state = panel.state(loop.guard.keeper.run, link_fault="")
+    panel.show(loop.guard.runs.run, link_fault="")
+    state = panel.state(loop.guard.runs.run, link_fault="")
     assert PRIVATE not in json.dumps(state)
     assert state["metrics"]["donors_rejected"]["value"] == {"hospital_b": 2, OTHER: 8}
     assert state["overlong"] == {"private": 3, OTHER: 8}

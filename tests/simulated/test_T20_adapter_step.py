@@ -54,7 +54,7 @@ def begin(loop: Loop, number: int, units: float) -> None:
 
 def open_round(loop: Loop, number: int, payload: bytes) -> None:
     loop.open_round(number, payload)
-    run = loop.guard.keeper.run
+    run = loop.guard.runs.run
     if run is not None and isinstance(run.task, Evaluate):  # of the base: at first, and after a round that ended here
         loop.base_evaluated()
 
@@ -243,7 +243,7 @@ def test_T20_a_stored_adapter_is_mapped_and_holds_what_was_kept(tmp_path: Path) 
 
 def test_T20_an_adapter_of_an_earlier_run_is_measured_in_mid_run_like_any_other(loop: Loop) -> None:
     """It is in the store and whole, and it was let in; but not after this run's last adapter."""
-    loop.guard.keeper._adapters.keep(codec.sha256_hex(adapter(-40)), adapter(-40), 1.0, "", "run-0")
+    loop.guard.runs._adapters.keep(codec.sha256_hex(adapter(-40)), adapter(-40), 1.0, "", "run-0")
     begin(loop, 1, 40)
     end(loop, 1)
     begin(loop, 2, -40)
@@ -251,7 +251,7 @@ def test_T20_an_adapter_of_an_earlier_run_is_measured_in_mid_run_like_any_other(
 
 
 def test_T20_an_adapter_of_an_earlier_run_may_be_what_a_run_begins_with(loop: Loop) -> None:
-    loop.guard.keeper._adapters.keep(codec.sha256_hex(adapter(40)), adapter(40), 1.0, "", "run-0")
+    loop.guard.runs._adapters.keep(codec.sha256_hex(adapter(40)), adapter(40), 1.0, "", "run-0")
     loop.open_round(1, adapter(40))
     loop.base_evaluated()
     assert judged(loop) == [] and loop.trainer.tasks() == ["Evaluate", "LoadAdapter"]
@@ -312,7 +312,7 @@ def test_T20_what_a_round_came_to_begins_a_later_one_and_is_not_fetched_again(
 def test_T20_the_last_adapter_stays_however_old_it_is(loop: Loop) -> None:
     """It was kept before others; what a round comes to takes the place of one of those."""
     for units in (40, 90, 91):
-        loop.guard.keeper._adapters.keep(codec.sha256_hex(adapter(units)), adapter(units), 1.0, "", "run-0")
+        loop.guard.runs._adapters.keep(codec.sha256_hex(adapter(units)), adapter(units), 1.0, "", "run-0")
     loop.open_round(1, adapter(40))
     loop.base_evaluated()
     commit(loop, 1, 41)

@@ -18,7 +18,7 @@ from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.errors import OperationError, PeerError, UnreachableError, WireCode
 from silo.guard.adapters import AdapterStore
 from silo.guard.conversation import Conversation
-from silo.guard.fetching import fetch
+from silo.guard.run import fetch
 from tests.simulated.coordinator_parts import RUN_YAML, SILOS
 from tests.simulated.lines import LARGE, UNIT_BYTES, LineCut, LineSilo, divide_sizes, line_federation
 

@@ -156,10 +156,10 @@ def test_T36_the_end_of_a_run_ends_the_hold_of_its_plan_and_the_next_run_is_join
     if restarted:
         asking.restart()
     run_ends(asking, "run-1")
-    assert plans(asking) == [("run-1", "missed")] and not asking.guard.keeper.plan_held
+    assert plans(asking) == [("run-1", "missed")] and not asking.guard.runs.plan_held
     with pytest.raises(ConflictError, match="is missed, no longer held"):
         approve(asking, first)
-    assert asking.guard.keeper.run is None and asking.trainer.told == [] and declined(asking) == []
+    assert asking.guard.runs.run is None and asking.trainer.told == [] and declined(asking) == []
     assert asking.bench.events("approval.expire")[0]["reasons"] == ["RUN_ENDED"]
     told = {"release": first.id, "outcome": "missed", "reason": "RUN_ENDED"}
     assert ("release.settled", told) in asking.desk.published
@@ -177,13 +177,13 @@ def test_T36_a_yes_just_before_a_kill_does_not_join_a_run_that_ended_meanwhile(
     asking: Loop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asking.offer_plan()
-    monkeypatch.setattr(asking.guard.keeper, "settle", lambda settled: None)
+    monkeypatch.setattr(asking.guard.runs, "settle", lambda settled: None)
     approve(asking, held(asking, "run-1"))
     asking.restart()
     run_ends(asking, "run-1")
     asking.offer_plan()
     assert plans(asking) == [("run-1", "denied")]
-    assert asking.guard.keeper.run is None and declined(asking) == ["run-1"]
+    assert asking.guard.runs.run is None and declined(asking) == ["run-1"]
 
 
 def test_T24_the_end_of_a_run_that_was_never_heard_of_leaves_no_trace(asking: Loop) -> None:
@@ -208,7 +208,7 @@ def test_T36_a_plan_that_was_declined_without_persons_cannot_be_approved(asking:
     assert plans(asking) == [("run-1", "missed")] and declined(asking) == ["run-1"]
     with pytest.raises(ConflictError):
         approve(asking, first)
-    assert asking.guard.keeper.run is None and asking.bench.ledger.run_state("run-1") == "declined"
+    assert asking.guard.runs.run is None and asking.bench.ledger.run_state("run-1") == "declined"
 
 
 @pytest.mark.parametrize("asks", [True, False])
@@ -251,17 +251,17 @@ def test_T36_a_plan_that_persons_approve_and_the_rules_deny_is_denied(
     loop = Loop(tmp_path / "a", asking_policy(("2027-12-01T00:00:00Z", "2027-01-15T09:00:00Z")))
     loop.offer_plan()
     loop.bench.clock_now += hours * 3600.0
-    settle, states = loop.guard.keeper.settle, list[list[tuple[str, str]]]()
+    settle, states = loop.guard.runs.settle, list[list[tuple[str, str]]]()
 
     def looked_at_first(settled: Settled) -> None:
         states.append(plans(loop))
         settle(settled)
 
-    monkeypatch.setattr(loop.guard.keeper, "settle", looked_at_first)
+    monkeypatch.setattr(loop.guard.runs, "settle", looked_at_first)
     told = approve(loop, held(loop, "run-1"))
     if hours:
         assert told["state"] == "denied" and states == [[("run-1", "denied")]] == [plans(loop)]
-        assert loop.guard.keeper.run is None and loop.bench.ledger.run_state("run-1") == "declined"
+        assert loop.guard.runs.run is None and loop.bench.ledger.run_state("run-1") == "declined"
         assert loop.bench.ledger.acknowledged == 0  # under that policy nothing leaves, so the no was not heard
     else:
         assert told["state"] == "sent" and states == [[("run-1", "approved")]] == [plans(loop)]
@@ -296,7 +296,7 @@ def test_T36_a_trainer_that_cannot_begin_leaves_no_plan_approved(asking: Loop, m
         planted.setattr(asking.trainer, "send", dies)
         with pytest.raises(OperationError, match="the trainer is gone"):
             approve(asking, held(asking, "run-1"))
-    assert plans(asking) == [("run-1", "denied")] and not asking.guard.keeper.plan_held
+    assert plans(asking) == [("run-1", "denied")] and not asking.guard.runs.plan_held
     asking.offer_plan(OTHER)
     approve(asking, held(asking, "run-2"))
     assert asking.bench.ledger.run_state("run-2") == "running"
@@ -311,7 +311,7 @@ def factors_held(loop: Loop, plan: Plan) -> Release:
     loop.bench.gate.view = scratch.gate.view.__class__.from_json(plan, scratch.gate.view.to_json())
     scratch.close()
     header = pb.Factors(base_digest=setting.BASE_DIGEST)
-    loop.guard.keeper.offer(Offer("lora.factors", 1, 0, header), codec.Factors(header, small_factors(), b""))
+    loop.guard.runs.offer(Offer("lora.factors", 1, 0, header), codec.Factors(header, small_factors(), b""))
     return held(loop, plan.run)
 
 
@@ -346,7 +346,7 @@ def test_T36_the_no_to_what_an_earlier_run_left_behind_settles_nothing_of_this_o
     holding.offer_plan(OTHER)
     factors_held(holding, OTHER)
     heard: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(holding.guard.keeper.run, "settled", lambda *told: heard.append(told))
+    monkeypatch.setattr(holding.guard.runs.run, "settled", lambda *told: heard.append(told))
     reject(holding, held(holding, of))
     assert heard == ([("lora.factors", 1, 0, "denied")] if of == "run-2" else [])
 

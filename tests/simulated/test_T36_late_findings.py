@@ -396,8 +396,8 @@ def test_a_pause_outlives_a_restart_and_ends_with_the_order_to_go_on(
     def paused_after_restart() -> bool:
         loop.restart()
         loop.turn()
-        assert loop.guard.keeper.run is not None
-        return loop.guard.keeper.run.paused
+        assert loop.guard.runs.run is not None
+        return loop.guard.runs.run.paused
 
     loop.offer_plan()
     loop.turn()
@@ -410,7 +410,7 @@ def test_a_pause_outlives_a_restart_and_ends_with_the_order_to_go_on(
 
     with monkeypatch.context() as failing:
         failing.setattr(loop.bench.ledger, "keep_paused", full)
-        told, run = order("pause"), loop.guard.keeper.run
+        told, run = order("pause"), loop.guard.runs.run
         assert told["paused"] and told["until_restart"] and run is not None and run.paused
         with pytest.raises(OperationError):
             order("resume")

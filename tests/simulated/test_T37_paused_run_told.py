@@ -50,7 +50,7 @@ def heartbeat(silo: SimulatedSilo) -> pb.Ack:
 
 
 def shown(loop: Loop) -> dict[str, Any]:
-    return loop.guard.panel.state(loop.guard.keeper.run, link_fault="")
+    return loop.guard.panel.state(loop.guard.runs.run, link_fault="")
 
 
 # ---- the coordinator ---------------------------------------------------------------------------------
@@ -107,9 +107,9 @@ def test_a_pause_without_a_run_here_is_not_shown(loop: Loop) -> None:
         loop.turn()
         return bool(shown(loop)["run_paused"])
 
-    assert loop.guard.keeper.run is None and not told()
+    assert loop.guard.runs.run is None and not told()
     loop.offer_plan()
-    assert loop.guard.keeper.run is not None and told()
+    assert loop.guard.runs.run is not None and told()
 
 
 def story(folder: Path, monkeypatch: pytest.MonkeyPatch, *, paused: bool) -> tuple[Any, ...]:

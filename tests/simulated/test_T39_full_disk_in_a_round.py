@@ -223,7 +223,7 @@ def test_T39_a_full_disk_under_a_persons_order_halts_and_its_rows_are_drawn_agai
     loop: Loop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begin(loop)
-    run = loop.guard.keeper.run
+    run = loop.guard.runs.run
     assert run is not None
     run.paused = True
     loop.trainer_says("done", task="LoadAdapter", round=1, metrics={})
@@ -256,7 +256,7 @@ def test_T39_a_plan_that_a_full_disk_keeps_from_beginning_comes_again(
     assert bool(loop.coordinator.bodies("control.abstain")) == (not is_full)
     loop.restart()
     loop.offer_plan()
-    assert (loop.guard.keeper.run is not None) == is_full
+    assert (loop.guard.runs.run is not None) == is_full
 
 
 def test_T39_a_log_on_a_full_disk_costs_the_trainer_its_words_and_no_step(

@@ -181,7 +181,7 @@ def test_T41_a_time_that_was_stored_before_anybody_noticed_is_released_for_good(
         assert not loop.bench.gate.halted
         assert "control.poll" in loop.coordinator.kinds()
         assert loop.bench.gate.now() == pytest.approx(site.now, abs=1) and loop.bench.audit.latest_time <= site.now
-        site.order(site.signed("bob", "pause", site.now)) if loop.guard.keeper.run else None
+        site.order(site.signed("bob", "pause", site.now)) if loop.guard.runs.run else None
         assert loop.bench.gate._judge.book.days.keys() == {f"{utc(NOW):%Y-%m-%d}"}
         assert sum(loop.bench.gate._judge.book.days.values()) > 3000
         site.restart(site.now)

@@ -110,7 +110,7 @@ def begin(loop: Loop, number: int, payload: bytes) -> None:
 
 def load(loop: Loop, number: int) -> None:
     """The trainer evaluates the base, where it is asked to, and loads the round's adapter."""
-    run = loop.guard.keeper.run
+    run = loop.guard.runs.run
     assert run is not None
     if isinstance(run.task, Evaluate):  # at first, and after a round that ended here
         loop.base_evaluated()
@@ -120,7 +120,7 @@ def load(loop: Loop, number: int) -> None:
 def measure(loop: Loop, prompts: int = PROMPTS) -> list[str]:
     """Answer as the trainer until it is asked for something else: digests of what was measured."""
     asked = []
-    while (run := loop.guard.keeper.run) is not None and isinstance(run.task, MeasureHoldout):
+    while (run := loop.guard.runs.run) is not None and isinstance(run.task, MeasureHoldout):
         message = loop.trainer.told[-1]
         asked.append(codec.sha256_hex(message.body) if message.body else "")
         assert message.body_digest == asked[-1]  # so that it crosses once, with what is loaded
@@ -132,7 +132,7 @@ def measure(loop: Loop, prompts: int = PROMPTS) -> list[str]:
 def end(loop: Loop, number: int) -> None:
     """The round comes to nothing."""
     loop.coordinator.says("control.poll", "round.result", loop.ended(), run="run-1", round=number)
-    run = loop.guard.keeper.run
+    run = loop.guard.runs.run
     assert run is not None
     if run.busy:
         loop.turn()
@@ -161,7 +161,7 @@ def recorded(loop: Loop) -> list[tuple[str, list[str]]]:
 
 
 def view(loop: Loop) -> dict[str, Any]:
-    return loop.guard.keeper.acceptance.view({})
+    return loop.guard.runs.acceptance.view({})
 
 
 def orders_of(loop: Loop) -> Orders:

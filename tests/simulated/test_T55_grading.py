@@ -254,7 +254,7 @@ def test_T55_a_pause_is_answered_while_answers_are_graded_and_these_leave_all_th
     assert grader.waited and answer["paused"] is True, "the order did not wait for grading"
     assert [pb.PublicResponses.FromString(raw).prompts[0].responses[0].text
             for _, raw in loop.coordinator.bodies("public.responses")] == ["12"]  # fmt: skip
-    assert loop.guard.keeper.run is not None and loop.guard.keeper.run.paused
+    assert loop.guard.runs.run is not None and loop.guard.runs.run.paused
 
 
 def test_T55_who_leaves_while_answers_are_graded_sends_none_and_begins_nothing(
@@ -264,7 +264,7 @@ def test_T55_who_leaves_while_answers_are_graded_sends_none_and_begins_nothing(
     given = list(loop.trainer.tasks())
     (answer,) = meanwhile(loop, grader, "leave")
     assert grader.waited and answer["left"] is True
-    assert loop.coordinator.bodies("public.responses") == [] and loop.guard.keeper.run is None
+    assert loop.coordinator.bodies("public.responses") == [] and loop.guard.runs.run is None
     loop.turn(3)
     assert loop.trainer.tasks() == given
 
@@ -325,7 +325,7 @@ def test_T55_a_deadline_passes_while_donors_are_graded_and_the_step_goes_on_with
     loop.turn_seconds = 2.0
     answers_come(loop)
     assert len(loop.coordinator.bodies("public.responses")) == 1
-    ((at, _),) = loop.guard.keeper.deadlines
+    ((at, _),) = loop.guard.runs.deadlines
     grader.begun.clear()
     grader.may.clear()
     given: list[list[str]] = []

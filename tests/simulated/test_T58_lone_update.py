@@ -166,14 +166,14 @@ def awaiting_result(loop: Loop) -> None:
     """Round 1 has begun here, and its adapter is there already, so that the next fetch is of another one."""
     loop.offer_plan()
     loop.open_round()
-    assert loop.guard.keeper.run is not None
+    assert loop.guard.runs.run is not None
 
 
 @pytest.mark.parametrize("alone", ["hospital_b", "hospital_a"], ids=["another silo's", "its own"])
 def test_T58_a_silo_leaves_a_run_whose_round_was_committed_with_one_update(loop: Loop, alone: str) -> None:
     awaiting_result(loop)
     say_ended(loop, alone)
-    assert loop.guard.keeper.run is None and loop.bench.ledger.run_state("run-1") == "left"
+    assert loop.guard.runs.run is None and loop.bench.ledger.run_state("run-1") == "left"
     assert refusals(loop) == [("round.result", ["MIN_UPDATES"])] and NEXT_DIGEST not in fetched(loop)
     (evidence,) = loop.bench.events("round.result")  # signed by the coordinator: it proves what was done
     assert evidence["detail"]["survivors"] == [alone] and evidence["detail"]["signature"]
@@ -181,13 +181,13 @@ def test_T58_a_silo_leaves_a_run_whose_round_was_committed_with_one_update(loop:
     assert goodbyes(loop) == [0]
     loop.restart()
     loop.turn(2)
-    assert loop.guard.keeper.run is None and loop.bench.ledger.run_state("run-1") == "left"
+    assert loop.guard.runs.run is None and loop.bench.ledger.run_state("run-1") == "left"
 
 
 def test_T58_a_silo_goes_on_after_a_round_that_was_committed_with_two_updates(loop: Loop) -> None:
     awaiting_result(loop)
     say_ended(loop, "hospital_b", "hospital_c")
-    assert loop.guard.keeper.run is not None and refusals(loop) == [] and goodbyes(loop) == []
+    assert loop.guard.runs.run is not None and refusals(loop) == [] and goodbyes(loop) == []
     loop.open_round(2, NEXT, told=False)
     assert loop.bench.gate.view.round == 2
 
@@ -200,7 +200,7 @@ def test_T58_a_site_that_asks_for_three_is_content_with_no_two(
     loop.offer_plan(setting.PLAN.model_copy(update={"quorum": 3}))
     loop.open_round(plan=setting.PLAN.model_copy(update={"quorum": 3}))
     say_ended(loop, *participants)
-    assert (loop.guard.keeper.run is not None) is stays
+    assert (loop.guard.runs.run is not None) is stays
     loop.close()
 
 
@@ -211,9 +211,9 @@ def test_T58_a_round_that_this_silo_sat_out_is_looked_at_all_the_same(
     loop.offer_plan()
     loop.show_round(1, NEXT_DIGEST, schema_sha256="0" * 64)  # the transcript names another schema: refused
     loop.turn()
-    assert goodbyes(loop) == [1] and loop.guard.keeper.run is not None
+    assert goodbyes(loop) == [1] and loop.guard.runs.run is not None
     say_ended(loop, *participants)
-    assert (loop.guard.keeper.run is not None) is stays
+    assert (loop.guard.runs.run is not None) is stays
     if not stays:
         assert ("round.result", ["MIN_UPDATES"]) in refusals(loop)
 
@@ -253,7 +253,7 @@ def test_T58_a_round_begins_with_the_adapter_that_was_told_of_and_with_no_other(
     loop.open_round(number + 1, right if known else wrong, told=False)
     assert (loop.bench.gate.view.round == number + 1) is known
     named = [row["detail"]["fields"] for row in loop.bench.events("ingress.decision") if "fields" in row["detail"]]
-    assert (["base_digest"] in named) is not known and loop.guard.keeper.run is not None
+    assert (["base_digest"] in named) is not known and loop.guard.runs.run is not None
     if wrong is NEXT and not known:
         assert NEXT_DIGEST not in fetched(loop)
 
@@ -267,7 +267,7 @@ def sees(loop: Loop, number: int, base: str, **changes: str) -> None:
 # What became of the round that was shown last, before its end is told of; round 1 has begun.
 SHOWN: dict[str, Callable[[Loop], object]] = {
     "it began": lambda loop: None,
-    "it began, and was left": lambda loop: loop.guard.keeper.abandon_round(),
+    "it began, and was left": lambda loop: loop.guard.runs.abandon_round(),
     "it began, and the silo was started again": lambda loop: loop.restart(),
     "the next was refused": lambda loop: sees(loop, 2, codec.sha256_hex(ADAPTER), schema_sha256="0" * 64),
     "the next was refused before a restart": lambda loop: (
@@ -304,7 +304,7 @@ def test_T58_only_a_signed_end_says_what_the_next_round_begins_with(loop: Loop, 
     assert view.evaluated == ({1: NEXT_DIGEST} if signed and in_it else {})
     assert refused_ends(loop) == ([] if signed else ["RESULT_UNSIGNED"])
     loop.open_round(number + 1, NEXT, told=False)
-    assert (loop.bench.gate.view.round == number + 1) is signed and loop.guard.keeper.run is not None
+    assert (loop.bench.gate.view.round == number + 1) is signed and loop.guard.runs.run is not None
     if not signed:
         assert NEXT_DIGEST not in fetched(loop)
 
@@ -367,7 +367,7 @@ def test_T58_the_end_of_a_round_may_be_said_again_and_no_other(loop: Loop, other
 @pytest.mark.parametrize(("quorum", "taken"), [(1, False), (2, True)])
 def test_T58_a_plan_that_is_content_with_one_update_is_declined(loop: Loop, quorum: int, taken: bool) -> None:
     loop.offer_plan(setting.PLAN.model_copy(update={"quorum": quorum}))
-    assert (loop.guard.keeper.run is not None) is taken
+    assert (loop.guard.runs.run is not None) is taken
     assert refusals(loop) == ([] if taken else [("run.plan", ["MIN_UPDATES"])])
 
 
@@ -378,7 +378,7 @@ def test_T58_a_silo_that_is_alone_in_its_policy_takes_a_plan_for_itself_without_
     stated = setting.policy_text(peers=(setting.SILO,), min_peers=1)
     loop = Loop(tmp_path / "a", setting.policy_of(without_the_key(stated)))
     loop.offer_plan(setting.PLAN.model_copy(update={"silos": silos, "quorum": 1}))
-    assert (loop.guard.keeper.run is not None) is taken
+    assert (loop.guard.runs.run is not None) is taken
     assert refusals(loop) == ([] if taken else [("run.plan", ["PLAN_PEERS"])])
     loop.close()
 

@@ -95,7 +95,7 @@ def test_T07_the_guard_hands_out_the_rows_and_an_update_is_judged_by_them(loop: 
 
 def test_T07_no_private_step_is_given_before_the_trainer_has_said_how_many_prompts_it_has(loop: Loop) -> None:
     in_round(loop)
-    run = loop.guard.keeper.run
+    run = loop.guard.runs.run
     assert run is not None
     run._giver = None
     loop.trainer_says("done", task="LoadAdapter", round=1, metrics={})
@@ -228,7 +228,7 @@ def test_a_second_plan_is_declined_and_the_run_that_is_open_goes_on(loop: Loop) 
     other = setting.PLAN.model_copy(update={"run": "run-2"})
     loop.offer_plan(other)
     loop.turn()
-    assert loop.guard.keeper.run is not None and loop.bench.gate.view.round == 1
+    assert loop.guard.runs.run is not None and loop.bench.gate.view.round == 1
     assert [loop.bench.ledger.run_state(name) for name in ("run-1", "run-2")] == ["running", "declined"]
     assert [envelope.run for envelope, _ in loop.coordinator.bodies("control.abstain")] == ["run-2"]
     denied = [row for row in loop.bench.events("ingress.decision") if row["decision"] == "deny"]
@@ -317,7 +317,7 @@ def test_T39_a_plan_approved_just_before_a_kill_is_accepted_when_it_comes_again(
     def killed(*_: object) -> None:
         raise Killed
 
-    monkeypatch.setattr(asking.guard.keeper, "settle", killed)
+    monkeypatch.setattr(asking.guard.runs, "settle", killed)
     with pytest.raises(Killed):
         asking.guard.orders.approve(answer_of_a_person(asking, "approvals.approve"))
     asking.restart()
@@ -335,7 +335,7 @@ def test_T39_a_plan_rejected_just_before_a_kill_is_declined_when_it_comes_again(
     def killed(*_: object) -> None:
         raise Killed
 
-    monkeypatch.setattr(asking.guard.keeper, "settle", killed)
+    monkeypatch.setattr(asking.guard.runs, "settle", killed)
     with pytest.raises(Killed):
         asking.guard.orders.reject(answer_of_a_person(asking, "approvals.reject", reason_code="CONTENT"))
     asking.restart()
@@ -375,11 +375,11 @@ def test_T07_the_counts_of_a_run_go_with_it_and_its_name_stays_spent(loop: Loop)
     assert any(key.endswith("/metrics.eval") for key in of_run)
     loop.coordinator.says("control.poll", "run.end", pb.RunEnd(outcome="finished"), run="run-1", round=1)
     loop.turn()
-    assert loop.guard.keeper.run is None
+    assert loop.guard.runs.run is None
     assert not [key for key in (loop.bench.ledger.book or {})["counts"] if key.startswith("run-1/")]
     told = len(loop.trainer.told)
     loop.offer_plan()
-    assert loop.guard.keeper.run is None and len(loop.trainer.told) == told
+    assert loop.guard.runs.run is None and len(loop.trainer.told) == told
     assert abstained(loop) == [(0, 0)]  # silence would pass for a yes
     loop.offer_plan(setting.PLAN.model_copy(update={"run": "run-2"}))
     assert loop.bench.ledger.run_state("run-2") == "running"
@@ -396,7 +396,7 @@ def test_T10_the_coordinator_hears_of_other_walls_before_anything_of_the_next_ru
     loop.turn()
     loop.trainer.got = "waived"  # for run 2 somebody starts it without its walls
     loop.offer_plan(setting.PLAN.model_copy(update={"run": "run-2"}))
-    assert loop.guard.panel.state(loop.guard.keeper.run, link_fault="")["trainer"] == {"isolation": "waived"}
+    assert loop.guard.panel.state(loop.guard.runs.run, link_fault="")["trainer"] == {"isolation": "waived"}
     taken = loop.coordinator.acknowledged()
     loop.turn()
     hellos = [pb.Hello.FromString(payload).isolation for _, payload in loop.coordinator.bodies("control.hello")]
@@ -488,7 +488,7 @@ def test_T02_a_shape_that_no_array_can_have_is_a_failure_of_the_trainer(loop: Lo
     head = codec.encode(header)
     body = len(head).to_bytes(8, "little") + head + b"\0" * (4 if 0 not in shape else 0)
     in_round(loop)
-    run = loop.guard.keeper.run
+    run = loop.guard.runs.run
     assert run is not None
     run.task = ExportDelta(1)
     loop.trainer_says("done", body, task="ExportDelta", round=1, metrics={})

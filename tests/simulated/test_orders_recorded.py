@@ -210,7 +210,7 @@ def test_a_silos_orders_are_done_and_recorded(tmp_path: Path, monkeypatch: pytes
         give("pause")
     loop.offer_plan()
     loop.turn()
-    run = loop.guard.keeper.run
+    run = loop.guard.runs.run
     assert run is not None
     for verb in ("pause", "resume", "stop"):  # each from a screen that showed another run, or none
         for other in ("run-0", ""):

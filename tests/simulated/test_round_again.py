@@ -162,7 +162,7 @@ def test_a_kill_between_the_agreement_and_the_first_task_loses_no_round(loop: Lo
     loop.offer_plan()
     loop.show_round(1, codec.sha256_hex(ADAPTER))
     loop.turn()
-    feeding = loop.guard.keeper.run
+    feeding = loop.guard.runs.run
     assert feeding is not None
     feeding.feed = lambda *events: (_ for _ in ()).throw(KeyboardInterrupt)  # type: ignore[method-assign]
     loop.coordinator.says("control.poll", "round.agreed", loop.signed_by("hospital_b", "hospital_c", "hospital_d"),

@@ -345,7 +345,7 @@ def shown_with_donors(loop: Loop) -> None:
 def killed_as_it_is_agreed_on(loop: Loop) -> None:
     agreed = loop.signed_by("hospital_b", "hospital_c", "hospital_d")
     loop.coordinator.says("control.poll", "round.agreed", agreed, run="run-1", round=2)
-    loop.guard.keeper.agreement._close = killed  # type: ignore[method-assign]
+    loop.guard.runs.agreement._close = killed  # type: ignore[method-assign]
     with pytest.raises(KilledError):
         loop.turn(2)
 
@@ -383,7 +383,7 @@ def test_donors_of_a_round_that_is_not_gone_on_with_are_given_up(loop: Loop, mon
     assert sorted(kinds) == ["public.donors", "round.open"]
     monkeypatch.setattr(Agreement, "resume", lambda *_: False)
     loop.restart()
-    assert not loop.bench.ledger.kept_of_round("run-1", 2) and not loop.guard.keeper.again.waiting
+    assert not loop.bench.ledger.kept_of_round("run-1", 2) and not loop.guard.runs.resume.waiting
     loop.trainer_says("planned", overlong={}, private_prompts=40)
     assert not [message for message in loop.trainer.told if message.type == "task"]
 

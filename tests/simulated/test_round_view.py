@@ -303,7 +303,7 @@ def test_a_silo_tells_its_own_phases_and_of_others_what_it_was_told(loop: Loop) 
 
 def test_the_last_finished_step_of_a_round_is_shown_until_the_next_round(loop: Loop) -> None:
     def step() -> int:
-        return int(loop.guard.panel.state(loop.guard.keeper.run, link_fault="")["step"])
+        return int(loop.guard.panel.state(loop.guard.runs.run, link_fault="")["step"])
 
     in_round(loop)
     assert loop.guard.panel._finished == ("run-1", 1, 1)
@@ -318,7 +318,7 @@ def test_the_last_finished_step_of_a_round_is_shown_until_the_next_round(loop: L
     assert step() == 2
     loop.open_round(2)
     assert loop.guard.panel._gate.view.round == 2 and step() == 0
-    loop.guard.keeper.public_step(2)
+    loop.guard.runs.public_step(2)
     loop.restart()  # while its answers are held, nothing is at work
     assert step() == 2
 

@@ -41,10 +41,10 @@ def test_a_silo_that_left_says_goodbye_until_it_is_heard_and_stays_out_over_a_re
         give("leave", request_id="request-2", run="run-0")
     with pytest.raises(NotAllowedError):
         give("leave", "bob", request_id="request-3", run="run-1")
-    assert stale.value.code == "STALE_VIEW" and loop.guard.keeper.run is not None
+    assert stale.value.code == "STALE_VIEW" and loop.guard.runs.run is not None
 
     told = give("leave", request_id="request-4", run="run-1")
-    assert told["run"] == "run-1" and loop.guard.keeper.run is None
+    assert told["run"] == "run-1" and loop.guard.runs.run is None
     assert orders_in(loop.bench.audit.records()) == [(told["record"], "silo.leave", "run-1", "alice")]
     dropped = loop.bench.events("egress.indeterminate")[-1]
     assert (dropped["link"]["decision"], dropped["reasons"]) == (waiting.decision_seq, ["RUN_LEFT"])
@@ -55,7 +55,7 @@ def test_a_silo_that_left_says_goodbye_until_it_is_heard_and_stays_out_over_a_re
         loop.turn()
     loop.restart()
     give = orders_of(loop)
-    assert loop.guard.keeper.run is None and loop.bench.ledger.run_state("run-1") == "left"
+    assert loop.guard.runs.run is None and loop.bench.ledger.run_state("run-1") == "left"
     loop.turn(3)
     assert abstained(loop) == [(0, 0)] and loop.coordinator.bodies("control.abstain")[0][0].run == "run-1"
     loop.restart()
@@ -64,9 +64,9 @@ def test_a_silo_that_left_says_goodbye_until_it_is_heard_and_stays_out_over_a_re
     # what belonged to the run is passed over, and its plan is declined; another run is one like any other
     loop.coordinator.says("control.poll", "run.plan", pb.RunPlan(canonical_json=setting.PLAN.canonical()), run="run-1")
     loop.turn()
-    assert abstained(loop) == [(0, 0)] and loop.guard.keeper.run is None
+    assert abstained(loop) == [(0, 0)] and loop.guard.runs.run is None
     loop.offer_plan(setting.PLAN.model_copy(update={"run": "run-2"}))
-    run = loop.guard.keeper.run
+    run = loop.guard.runs.run
     assert run is not None and run.plan.run == "run-2"
     assert sent == 1 and not loop.coordinator.bodies("metrics.eval")
     loop.close()

@@ -288,7 +288,7 @@ def test_the_pool_of_the_next_round_must_be_what_the_answers_say_was_taken(
 
 def test_a_run_whose_rounds_need_answers_in_between_is_declined_in_the_next_file(loop: Loop, post: Post) -> None:
     post.carry_in(post.write(plan_line(setting.PLAN)))
-    assert loop.guard.keeper.run is None
+    assert loop.guard.runs.run is None
     with post.carry_out() as file:
         said = bodies(file)
         assert said["control.abstain"].round == 0 and said["control.error"].code == "DECLINED"
@@ -302,8 +302,8 @@ def test_a_run_whose_rounds_need_answers_in_between_is_declined_in_the_next_file
 
 def test_a_goodbye_is_in_every_file_until_it_is_answered(loop: Loop, post: Post) -> None:
     begun(post)
-    loop.guard.keeper.leaving.begin("run-1")
-    loop.guard.keeper.end_run("left")
+    loop.guard.runs.leaving.begin("run-1")
+    loop.guard.runs.end_run("left")
     for _ in range(2):
         with post.carry_out() as file:
             said = bodies(file)
@@ -437,10 +437,10 @@ def test_T29_a_file_that_is_not_whole_genuine_and_for_this_silo_changes_nothing(
     with pytest.raises(error):
         loop.guard.files.take(path, recording(loop, "transfer.import"))
     loop.turn(3)
-    assert loop.guard.keeper.run is None and not loop.bench.events("transfer.import")
+    assert loop.guard.runs.run is None and not loop.bench.events("transfer.import")
     assert not loop.bench.events("ingress.decision")
     post.carry_in(post.write(plan_line()))
-    assert loop.guard.keeper.run is not None, "the good one is taken all the same"
+    assert loop.guard.runs.run is not None, "the good one is taken all the same"
 
 
 def test_T29_an_older_file_is_refused_and_the_same_one_again_changes_nothing(loop: Loop, post: Post) -> None:
@@ -465,7 +465,7 @@ def test_an_answer_that_the_policy_does_not_let_in_is_refused_once_and_what_foll
     loop.turn(5)
     denied = [row for row in loop.bench.events("ingress.decision") if row["decision"] == "deny"]
     assert [(row["kind"], row["reasons"]) for row in denied] == [("control.checkpoint", ["FIELD_NOT_ALLOWED"])]
-    assert loop.guard.keeper.run is not None
+    assert loop.guard.runs.run is not None
 
 
 def test_behind_an_item_that_cannot_be_read_nothing_counts_as_taken_in(loop: Loop, post: Post) -> None:
@@ -474,9 +474,9 @@ def test_behind_an_item_that_cannot_be_read_nothing_counts_as_taken_in(loop: Loo
     before = loop.bench.ledger.acknowledged
     post.carry_in(post.write(("run.plan", unknown, {"run": PLAN.run}, None), plan_line()))
     loop.turn(5)
-    assert loop.guard.keeper.run is None and loop.bench.ledger.acknowledged == before
+    assert loop.guard.runs.run is None and loop.bench.ledger.acknowledged == before
     post.carry_in(post.write(plan_line()))
-    assert loop.guard.keeper.run is not None
+    assert loop.guard.runs.run is not None
 
 
 def test_a_file_that_changes_while_it_is_copied_changes_nothing(
@@ -557,7 +557,7 @@ def test_a_plan_that_waits_for_people_waits_over_a_kill(tmp_path: Path) -> None:
     try:
         post = Post(loop, tmp_path)
         post.carry_in(post.write(plan_line()))
-        assert loop.guard.keeper.run is None and len(loop.bench.ledger.releases("held")) == 1
+        assert loop.guard.runs.run is None and len(loop.bench.ledger.releases("held")) == 1
         before = len(loop.bench.events("ingress.decision"))
         loop.turn(5)
         assert len(loop.bench.events("ingress.decision")) == before, "it is not let in again while it waits"
@@ -566,6 +566,6 @@ def test_a_plan_that_waits_for_people_waits_over_a_kill(tmp_path: Path) -> None:
         assert len(loop.bench.ledger.releases("held")) == 1
         loop.guard.orders.approve(answer_of_a_person(loop, "approvals.approve"))
         loop.turn(2)
-        assert loop.guard.keeper.run is not None
+        assert loop.guard.runs.run is not None
     finally:
         loop.close()

@@ -1,0 +1,1170 @@
+"""A run at this silo, from its plan to its end.
+
+    plan let in -> HeldPlans (people look) -> accepted: RunManager begins a SiloRun | declined: the name is spent
+    item let in -> RunManager.take_in -> Agreement (signed by enough?) -> SiloRun.feed -> the method's silo half
+    what the method asks for -> a task for the trainer | an adapter | an offer to the gate | a deadline
+    killed, started again -> RoundResume: what the method was told is told again, what is done is not done again
+    ordered away -> Leaving: nothing more of the run is sent, and the goodbye is said until it is answered
+
+The method's half is pure; nothing here decides what may leave (`gate`, `decisions`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, Protocol
+
+from fedsilo.files.json_log import about_its_message
+from fedsilo.protocol import codec
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.codec import Buffer, Factors
+from fedsilo.protocol.errors import (
+    ConflictError,
+    DeniedError,
+    FedSiloError,
+    NotAllowedError,
+    OperationError,
+    PeerError,
+    UnreachableError,
+    WireCode,
+)
+from fedsilo.protocol.method import (
+    AnswerAhead,
+    DeadlinePassed,
+    Evaluate,
+    ExportDelta,
+    Fetch,
+    GeneratePublic,
+    LoadAdapter,
+    MessageArrived,
+    Method,
+    Offer,
+    OfferSettled,
+    PrivateStep,
+    PublicStep,
+    SiloAction,
+    SiloEvent,
+    StartDeadline,
+    TaskDone,
+    Train,
+    TrainerTask,
+)
+from fedsilo.protocol.methods import method_named
+from fedsilo.protocol.plan import Plan, plan_from_canonical
+from fedsilo.protocol.rounds import EVALUATION
+from fedsilo.protocol.services import INBOUND_KINDS, TENSOR_KINDS
+from fedsilo.protocol.transcript import transcript_from_canonical
+from policies.schema import LoraSchema
+from silo.guard.acceptance import Acceptance
+from silo.guard.adapters import AdapterStore
+from silo.guard.context import RunView
+from silo.guard.conversation import Conversation
+from silo.guard.decisions import halts, in_turn
+from silo.guard.gate import Gate
+from silo.guard.ledger import LEFT, Ledger, OutboxItem, Release
+from silo.guard.messages import Allowed, Denied, Held, Inbound, IngressDenied, decoded_factors, parsed
+from silo.guard.panel import Panel
+from silo.guard.releases import Releases, Settled
+from silo.guard.startup import Site, require_part, trained_with
+from silo.guard.supervisor import TrainerHandle
+from silo.guard.transcripts import Agreement, TooFewUpdates, TranscriptRefused, Waiting
+from silo.link import LinkClosed, LinkMessage
+from silo.measuring import MeasureHoldout, fields_of
+from silo.sampling import PROMPTS_MAX, TaskGiver, Training
+
+_log = logging.getLogger("fedsilo.silo")
+
+
+# ---- adapters in ---------------------------------------------------------------------------------------------
+
+
+def fetch(talk: Conversation, adapters: AdapterStore, digest: str, *, bytes_max: int) -> Inbound:
+    """Ask for an adapter and let the answer in.
+
+    Args:
+        talk: with the coordinator.
+        adapters: keep what comes.
+        digest: of the adapter.
+        bytes_max: largest payload that it may be.
+
+    Raises:
+        UnreachableError: the line was cut, what came is kept; or what was kept is not the beginning of the adapter
+            and is removed. Ask again.
+        PeerError: the answer was refused; nothing is kept.
+        OperationError: the disk does not keep it.
+    """
+    with adapters.arriving(digest, bytes_max) as arriving:
+        resumed_at = arriving.size_bytes
+        try:
+            answer = talk.say("control.fetch", pb.Fetch(digest=digest, offset=resumed_at), into=arriving)
+        except PeerError as error:
+            arriving.drop()
+            if resumed_at and error.wire_code is WireCode.DIGEST_MISMATCH:
+                raise UnreachableError(
+                    f"the {resumed_at} bytes kept of adapter {digest[:12]} are not its beginning; all of it is fetched"
+                ) from error
+            raise
+        if answer.kind != "global.adapter":
+            arriving.drop()
+        return answer
+
+
+class AdapterRefused(PeerError):
+    """The coordinator answered, but not with the adapter that the round is about."""
+
+
+def stored_or_fetched(
+    digest: str, adapters: AdapterStore, gate: Gate, talk: Conversation, *, bytes_max: int, in_use: Collection[str]
+) -> Buffer:
+    """The payload, as it was let in under this run's plan and measured from its last adapter (T6, T20).
+
+    Args:
+        digest: of the payload.
+        adapters: where it is looked for, and kept.
+        gate: lets it in.
+        talk: with the coordinator.
+        bytes_max: largest payload that it may be.
+        in_use: digests of others that stay in the store.
+
+    Raises:
+        AdapterRefused: another payload came.
+        IngressDenied: this site's policy does not let it in.
+        UnreachableError, NotAllowedError, DeniedError: nothing came.
+    """
+    view = gate.view
+    frozen = view.plan.lora.frozen_sha256 if view.plan is not None else ""
+    # One that was measured from another than this run's last adapter was never measured from that (T20).
+    after = None if view.last_adapter in ("", digest) else view.step_from
+    stored = adapters.find(digest, frozen_sha256=frozen, after=after)
+    if stored is not None:
+        return stored
+    try:
+        answer = fetch(talk, adapters, digest, bytes_max=bytes_max)
+    except IngressDenied:
+        raise
+    except PeerError as error:
+        raise AdapterRefused(error.wire_code, error.message) from error
+    if answer.kind != "global.adapter" or answer.digest != digest:
+        gate.record(
+            "ingress.decision", run=gate.view.run, round=gate.view.round, kind=answer.kind, decision="deny",
+            reasons=[WireCode.DIGEST_MISMATCH.value], direction="ingress",
+            payload=gate.digests(answer.kind, answer.payload),
+        )  # fmt: skip
+        raise AdapterRefused(WireCode.DIGEST_MISMATCH, f"the coordinator did not give adapter {digest[:12]}")
+    adapters.keep(digest, answer.payload, answer.facts.get("l2"), frozen, view.step_from, {*view.adapters, *in_use})
+    return answer.payload
+
+
+# ---- plans ---------------------------------------------------------------------------------------------------
+
+
+Ruling = Literal["taken", "accept", "decline", "wait"]
+_SEQUENCE = "plan_sequence"
+
+
+class HeldPlans:
+    """Plans that persons look at before this silo takes part in a run, and the no to a plan (threats T34, T36).
+
+    The coordinator takes a plan that was acknowledged for one that was accepted. So a plan is acknowledged only when it
+    is accepted here or when the no to it was heard, and each under its own sequence: what is said of one plan is
+    nothing said of another.
+    Does not stop: a coordinator that begins a run and counts a silo in that never said yes. Such a silo trains nothing
+    and sends nothing for it.
+
+    Args:
+        ledger: which names of runs are spent, and under which sequence a held plan first came.
+        releases: the inbox where plans wait.
+        panel: tells people.
+        talk: says no to the coordinator.
+    """
+
+    def __init__(self, *, ledger: Ledger, releases: Releases, panel: Panel, talk: Conversation) -> None:
+        self._ledger = ledger
+        self._releases = releases
+        self._panel = panel
+        self._talk = talk
+
+    def look(self, item: Inbound, *, busy: bool) -> Ruling:
+        """What to do with a plan that the rules let in; one that asks for persons is held here.
+
+        Args:
+            item: the plan.
+            busy: a run is open, so no other one can begin, whatever persons say.
+
+        Returns:
+            taken (nothing to do), accept (or refuse, as what cannot begin), decline, or wait (for persons: not taken in
+            yet).
+        """
+        if state := self._ledger.run_state(item.run):
+            # Said no to, or over: the name is spent. The coordinator takes silence for a yes, so it is told each time.
+            return "taken" if state == "running" else "decline"
+        if item.needs_approval is None or busy:
+            return "accept"
+        known = self._known(item.run)
+        if not known:
+            # Before the hold, so that no hold is without it. The first delivery counts at the coordinator.
+            self._ledger.remember_of_run(item.run, _SEQUENCE, str(item.sequence))
+            release = self._releases.hold_inbound(item)
+            _log.warning("plan of run %s waits for approval as %s", item.run, release.id)
+            self._panel.publish("release.held", {"release": release.id, "kind": release.kind})
+            return "wait"
+        if known[-1].digest != item.digest:
+            _log.error("the coordinator sends two plans of run %s; it is declined", item.run)
+            return "decline"
+        if known[-1].state == "held":
+            return "wait"
+        # Approved just before this silo was killed?
+        approved = known[-1].state == "approved" and self._releases.still_allowed(known[-1], item)
+        return "accept" if approved else "decline"
+
+    def decline(self, run: str) -> None:
+        """Say no to a plan. Only when that was answered may the plan be acknowledged.
+
+        Raises:
+            UnreachableError, NotAllowedError, PeerError, DeniedError: it is not known to have been heard.
+        """
+        self.spend(run, "DECLINED")
+        self._talk.decline(run)
+
+    def spend(self, run: str, reason: str) -> None:
+        """Nothing comes of this run here: its name is spent, and persons are not asked any more.
+
+        Args:
+            run: its name.
+            reason: why, as a code for the log and for whoever was asked.
+        """
+        self.end_hold(run, reason)
+        if not self._ledger.run_state(run):
+            self._releases.deny_approved_plan(run)
+        self._ledger.decline_run(run)
+
+    def end_hold(self, run: str, reason: str) -> None:
+        """Persons are not asked about this plan any more, since an answer would come too late."""
+        for settled in self._releases.end_plan(run, reason):
+            told = {"release": settled.release.id, "outcome": settled.outcome, "reason": reason}
+            self._panel.publish("release.settled", told)
+
+    def acknowledge(self, run: str) -> None:
+        """The no to a held plan was heard, so it is taken in, as after a rule's no. Else it came once more and brought
+        a second no of persons only (T18)."""
+        for sequence in self._ledger.remembered_of_run(run, _SEQUENCE):
+            self._ledger.acknowledge(int(sequence))
+
+    def run_ended(self, run: str, outcome: str) -> None:
+        """The coordinator ended a run that is not open here. Where persons still look at its plan, a yes would join a
+        run that is over, and nothing would ever end it here. A run that was never heard of leaves no trace (T24)."""
+        if self._ledger.run_state(run) or not self._known(run):
+            return
+        _log.warning("run %s ended (%s) before its plan was accepted here", run, outcome)
+        self.spend(run, "RUN_ENDED")
+        self._panel.publish("run.ended", {"run": run, "outcome": outcome})
+
+    def _known(self, run: str) -> list[Release]:
+        return [release for release in self._ledger.releases() if release.kind == "run.plan" and release.run == run]
+
+
+# ---- leaving -------------------------------------------------------------------------------------------------
+
+
+RUN_LEFT = "RUN_LEFT"  # reason of what is dropped
+_GOODBYE = "goodbye"
+
+
+class Leaving:
+    """This silo leaves its run for good, by a person's order: nothing more of it leaves here, and the coordinator is
+    told.
+
+    That it left is on the disk before anything else, so a restart does not go on with the run, and a plan of that name
+    is declined ever after. What was held ends, and what lay in the outbox is dropped: whether it had arrived stays
+    open. The goodbye is `control.abstain` with round 0, said again until it is answered; the coordinator then waits for
+    this silo no more, and keeps what it had already taken. The silo stays in the federation: the plan of the next run
+    is looked at as usual.
+
+    Does not take back: what was sent before. Does not stop: a coordinator that says nothing of the goodbye to the
+    others; it is in this silo's log, and so is its answer.
+
+    Args:
+        ledger, gate, talk: the guard's parts.
+    """
+
+    def __init__(self, *, ledger: Ledger, gate: Gate, talk: Conversation) -> None:
+        self._ledger = ledger
+        self._gate = gate
+        self._talk = talk
+        self._due = [
+            run["run"] for run in ledger.runs()
+            if run["state"] == LEFT and not ledger.remembered_of_run(run["run"], _GOODBYE)
+        ]  # fmt: skip
+
+    def begin(self, run: str) -> None:
+        """Nothing of the run is sent any more, also after a restart.
+
+        Raises:
+            OperationError: the ledger, or the log, takes nothing.
+        """
+        self._ledger.end_run(run, LEFT)
+        self._due.append(run)
+        for item in self._ledger.outbox("allowed"):
+            if item.run == run:
+                self._gate.record(
+                    "egress.indeterminate", kind=item.kind, run=run, round=item.round, step=item.step,
+                    reasons=[RUN_LEFT], link={"decision": item.decision_seq}, direction="egress",
+                )  # fmt: skip
+                self._ledger.settle_outbox(item.id, "dropped")
+
+    def say_goodbye(self) -> None:
+        """Of each run that was left and whose goodbye is not known to have been heard.
+
+        Raises:
+            UnreachableError, NotAllowedError, PeerError: not yet; it is said again.
+        """
+        for run in list(self._due):
+            try:
+                self._talk.abstain(run)
+            except DeniedError as error:
+                _log.warning("run %s: the goodbye may not be said, so others wait up to each deadline: %s", run, error)
+            self._ledger.remember_of_run(run, _GOODBYE, "said")
+            self._due.remove(run)
+            self._talk.witness()
+
+
+# ---- after a kill --------------------------------------------------------------------------------------------
+
+
+_PLACES = {LoadAdapter: 0, PrivateStep: 1, GeneratePublic: 1, PublicStep: 2}  # in a step
+_PLACES_BY_NAME = {kind.__name__: place for kind, place in _PLACES.items()}
+
+
+class RoundResume:
+    """A guard that was killed in a round goes on inside it.
+
+        what the method is told of the open round  ->  in the ledger, before the method hears of it
+        killed, started again                      ->  the trainer says where its own kept state stands
+        planned                                    ->  the method is told the same again: tasks that the trainer has
+                                                       behind it are not given again, nor is what was offered offered
+
+    The method's half is pure, the rows of each step are drawn again from the site's secret (`silo.sampling`), and the
+    trainer's answers follow from seeds: so the round comes out as it would have, and every message leaves once. Where
+    the trainer kept nothing, it does the round over, with the same result. Figures that were offered once are neither
+    measured nor offered again, in whichever round or process the method asks for them next; unless a rule denied them,
+    of which the ledger has no trace: then they are measured, and denied, again.
+
+    A round that this silo left (an orderly stop, a refused adapter, a transcript that differs) is not gone on with: the
+    coordinator was told so. Nor is one that was agreed on under another policy than the restart's, or other sets.
+    What it does not stop: an outage longer than the round's deadline; that round was closed.
+
+    Args:
+        site: what the round was agreed on, but for the policy.
+        gate: knows the policy in force.
+        ledger: keeps what the method was told.
+
+    Attributes:
+        waiting: what the method is to be told again, once the trainer is ready for the plan.
+    """
+
+    def __init__(self, site: Site, gate: Gate, ledger: Ledger) -> None:
+        self._site, self._gate = site, gate
+        self._ledger = ledger
+        self._stands: tuple[int, int, int] | None = None  # round, step and place of the trainer
+        self._passed_over: set[tuple[str, int, int]] = set()
+        self._run, self._round = "", 0
+        self.waiting: list[MessageArrived] = []
+
+    @property
+    def begun(self) -> bool:
+        """Whether the opening of a round is to be told again, so that the trainer goes on from what it kept."""
+        return any(one.kind == "round.open" for one in self.waiting)
+
+    def keep_opening(self, item: Inbound, waits: Waiting | None) -> None:
+        """Where an item may let a round begin: its opening, before the transcript says that it has begun."""
+        if waits is not None and isinstance(item.body, pb.RoundAgreed):
+            self.keep(waits.opening)
+
+    def keep(self, told: Inbound) -> None:
+        """The method is about to be told this."""
+        if told.kind == "run.end" or not told.round:
+            return
+        kept = {"kind": told.kind, "round": told.round, "step": told.step, "digest": told.digest}
+        kept["payload"] = bytes(told.payload).hex()
+        opens = told.kind == "round.open"
+        self._ledger.keep_of_round(told.run, kept, opens=opens)
+        if opens and (told.run, told.round) != (self._run, self._round):
+            self._forget()
+
+    def leave(self) -> None:
+        """The round goes on without this silo."""
+        self._forget()
+        self._ledger.forget_round()
+
+    def _forget(self) -> None:
+        self._stands, self._run, self._round, self.waiting = None, "", 0, []
+        self._passed_over.clear()
+
+    def find(self, run: str, round_number: int) -> list[MessageArrived]:
+        """What the method was told of a round that this silo was in; it waits to be told again."""
+        kept = self._ledger.kept_of_round(run, round_number)
+        if any(one["kind"] == "round.open" for one in kept) and not self._is_agreed(run, round_number):
+            if self._waits(run, round_number):
+                # killed as it was agreed on: that comes again, and what came before it (donors) does not
+                kept = [one for one in kept if one["kind"] != "round.open"]
+            else:
+                self.leave()
+                kept = []
+        self._run, self._round = (run, round_number) if kept else ("", 0)
+        self.waiting = [
+            MessageArrived(
+                "", one["kind"], one["round"], one["step"],
+                parsed(one["kind"], bytes.fromhex(one["payload"]), INBOUND_KINDS)[0], one["digest"],
+            )
+            for one in kept
+        ]  # fmt: skip
+        return self.waiting
+
+    def _waits(self, run: str, round_number: int) -> bool:
+        """Whether the transcript of the round still waits for signatures, as far as this site knows."""
+        signed = self._ledger.transcript(run, round_number)
+        return bool(signed and signed["opening"] and not signed.get("agreed") and not signed["others"])
+
+    def _is_agreed(self, run: str, round_number: int) -> bool:
+        """Whether the round had begun, and what it was agreed on is what this site has after the restart (T20)."""
+        signed = self._ledger.transcript(run, round_number)
+        if signed is None or not signed.get("agreed") or signed["others"]:
+            return False
+        transcript, site = transcript_from_canonical(signed["transcript"]), self._site
+        named = (transcript.policies.get(site.config.silo), transcript.schema_sha256, transcript.public_set_sha256)
+        return named == (self._gate.policy.digest, site.schema.digest, site.public.sha256)
+
+    def trainer_stands(self, resumed: object) -> None:
+        """Where the trainer's kept state stands, as it says: {task, round, step}, or None for the run's beginning."""
+        self._stands = None
+        if isinstance(resumed, Mapping) and resumed.get("round") == self._round:
+            place, step = _PLACES_BY_NAME.get(resumed.get("task", "")), resumed.get("step")
+            if place is not None and isinstance(step, int):
+                self._stands = (self._round, step, place)
+
+    def has_behind(self, task: TrainerTask) -> bool:
+        """Whether the trainer has done this task of the open round already, and is not to do it again.
+
+        Of answers to public prompts only if what became of them is known too, or the step that uses them is done; else
+        the trainer is asked for them again, and gives the same.
+        """
+        if isinstance(task, Evaluate):
+            return bool(self._ledger.became_of(EVALUATION, self._gate.view.run, task.round, 0))
+        place = _PLACES.get(type(task))
+        if self._stands is None or place is None or task.round != self._round:
+            return False
+        here, stands = (task.round, getattr(task, "step", 0), place), self._stands
+        if isinstance(task, GeneratePublic) and task.offer != "none" and here < stands:
+            self._passed_over.add(("public.responses", task.round, task.step))
+        return here < stands or (here == stands and not isinstance(task, GeneratePublic))
+
+    def became_of(self, kind: str, run: str, round_number: int, step: int) -> str:
+        """As the ledger's, of what the open round offered before the kill, and of figures; empty: it was not."""
+        if kind != EVALUATION and (run, round_number) != (self._run, self._round):
+            return ""
+        found = self._ledger.became_of(kind, run, round_number, step)
+        return found or ("denied" if (kind, round_number, step) in self._passed_over else "")
+
+
+# ---- one run -------------------------------------------------------------------------------------------------
+
+
+_NOTHING = LoadAdapter(0, "")
+
+
+class Hands(Protocol):
+    """What a run may ask of the daemon."""
+
+    def train(self, fields: dict[str, Any], body: Buffer) -> None:
+        """Hand the trainer one task."""
+
+    def offer(self, action: Offer, factors: codec.Factors | None) -> str | None:
+        """Hand the gate a message. `sent`, `denied` or `missed`; None: it is held, and `settled` follows."""
+
+    def adapter(self, digest: str) -> Buffer:
+        """The payload of a global adapter, fetched if it is not here yet."""
+
+    def start_deadline(self, name: str, seconds: float) -> None: ...
+
+    def public_step(self, step: int) -> None:
+        """The exchange of this public step is open from now on."""
+
+    def task_giver(self, private_prompts: int) -> TaskGiver:
+        """Draws the rows of this run's private steps."""
+
+    def has_behind(self, task: TrainerTask) -> bool:
+        """The trainer has done this before a kill."""
+
+    def to_measure(self, loaded: LoadAdapter) -> MeasureHoldout | None:
+        """Before anything is trained from an adapter: what the trainer was told to measure first.
+
+        None: nothing; or the round is not gone on with here.
+        """
+
+    def measured(self, body: Buffer) -> None:
+        """The trainer's answer to that."""
+
+    def trained(self, training: Training) -> None:
+        """What the open round's update was trained on, before the update is offered."""
+
+
+@dataclass
+class SiloRun:
+    """Attributes:
+    task: what the trainer works on; None when it is idle.
+    over: the run has ended here, perhaps while an action of it was carried out; nothing more is.
+    """
+
+    plan: Plan
+    method: Method
+    silo: str
+    hands: Hands
+    state: Any = None
+    task: TrainerTask | MeasureHoldout | None = None
+    paused: bool = False
+    over: bool = False
+    _actions: deque[SiloAction] = field(default_factory=deque)
+    _factors: codec.Factors | None = None
+    _carrying_out: bool = False
+    _task_is_void: bool = False
+    _giver: TaskGiver | None = None
+    _loaded: LoadAdapter = _NOTHING  # the round that the trainer is in may be over already
+
+    def __post_init__(self) -> None:
+        self.state = self.method.silo.start(self.plan, self.silo)
+
+    @property
+    def busy(self) -> bool:
+        """Whether the trainer works, so that the coordinator has to wait for us and not we for it."""
+        return self.task is not None
+
+    def feed(self, *events: SiloEvent) -> None:
+        """One event after the other; afterwards everything that can be done now is done.
+
+        Raises:
+            FedSiloError: of the hands: an exchange failed, or the gate is halted.
+        """
+        for event in events:
+            self.state, actions = self.method.silo.on_event(self.state, event)
+            self._actions.extend(actions)
+        self.advance()
+
+    def advance(self) -> None:
+        """Carry out the actions that wait, up to a task for a trainer that is busy or paused."""
+        if self._carrying_out:
+            return
+        self._carrying_out = True
+        try:
+            while self._actions and not self.over:
+                action = self._actions[0]
+                if isinstance(action, Train) and (self.busy or self.paused):
+                    return
+                if isinstance(action, Train) and isinstance(action.task, PrivateStep | GeneratePublic):
+                    self.task = self.hands.to_measure(self._loaded)
+                    if self.busy or not self._actions:
+                        return
+                if isinstance(action, Offer):
+                    # Offered once, whatever comes of it: what was sent before a failure is not sent again.
+                    self._actions.popleft()
+                    settled = self._carry_out(action)
+                else:
+                    settled = self._carry_out(action)
+                    self._actions.popleft()
+                if settled is not None:
+                    self.state, further = self.method.silo.on_event(self.state, settled)
+                    self._actions.extend(further)
+        finally:
+            self._carrying_out = False
+
+    def _carry_out(self, action: SiloAction) -> SiloEvent | None:
+        match action:
+            case Train(task):
+                return self._train(task)
+            case Fetch(digest):
+                self.hands.adapter(digest)
+            case StartDeadline(name, seconds):
+                self.hands.start_deadline(name, seconds)
+            case Offer():
+                outcome = self.hands.offer(action, self._factors if action.kind in TENSOR_KINDS else None)
+                if action.kind in TENSOR_KINDS:
+                    self._factors = None
+                if outcome is not None:
+                    return OfferSettled(action.kind, action.round, action.step, outcome)
+        return None
+
+    def _train(self, task: TrainerTask) -> SiloEvent | None:
+        """Hand the trainer a task; or say at once that it is done, where it was before a kill."""
+        body: Buffer = b""
+        match task:
+            case LoadAdapter(_, digest):
+                body, self._loaded = self.hands.adapter(digest), task
+            case Evaluate(_, digest) if digest:
+                body = self.hands.adapter(digest)
+            case GeneratePublic(_, step):
+                self.hands.public_step(step)
+            case PublicStep():
+                body = codec.encode(task.donors)
+        if self._giver is not None:
+            task = self._giver.complete(task)
+        elif isinstance(task, PrivateStep):
+            raise OperationError("the trainer has not said how many private prompts it has", code="TRAINER_CONFUSED")
+        if self.hands.has_behind(task):
+            return TaskDone(task, skipped_body(task))
+        self.hands.train(fields_of(task), body)
+        self.task = task
+        return None
+
+    def planned(self, fields: Mapping[str, Any]) -> None:
+        """The trainer is ready for the plan. Raises OperationError: it has no usable number of private prompts."""
+        count = fields.get("private_prompts")
+        if type(count) is not int or not 1 <= count <= PROMPTS_MAX:
+            raise OperationError("the trainer says no number of private prompts", code="TRAINER_CONFUSED")
+        if self._giver is None:
+            self._giver = self.hands.task_giver(count)
+
+    def abandon_round(self) -> None:
+        """Go on as after a restart: what was to be done is dropped, and the method's part waits for the next round."""
+        self._actions.clear()
+        self._factors = None
+        self._task_is_void = self.busy
+        self.state = self.method.silo.start(self.plan, self.silo)
+
+    def deadline(self, name: str) -> None:
+        self.feed(DeadlinePassed(name))
+
+    def settled(self, kind: str, round_number: int, step: int, outcome: str) -> None:
+        """A held offer came to its end."""
+        self.feed(OfferSettled(kind, round_number, step, outcome))
+
+    def done(self, fields: Mapping[str, Any], body: Buffer) -> None:
+        """The trainer finished its task: parse what it offers.
+
+        Raises:
+            OperationError: it is not the task it was given, or its values do not parse.
+        """
+        task, self.task = self.task, None
+        if task is None or fields.get("task") != type(task).__name__ or fields.get("round") != task.round:
+            raise OperationError("the trainer finished a task that it was not given", code="TRAINER_CONFUSED")
+        if self._task_is_void:
+            self._task_is_void = False
+            self.advance()
+            return
+        if isinstance(task, MeasureHoldout):
+            self.hands.measured(body)
+            self.advance()
+            return
+        try:
+            offered = self._parsed(task, body)
+        except PeerError as error:
+            raise OperationError(
+                f"what the trainer offers does not parse: {error.message}", code="TRAINER_CONFUSED"
+            ) from error
+        if isinstance(task, ExportDelta) and self._giver is not None and self._giver.training is not None:
+            self.hands.trained(self._giver.training)
+        self.feed(TaskDone(task, offered))
+
+    def _parsed(self, task: TrainerTask, body: Buffer) -> pb.PublicResponses | pb.Factors | pb.MetricsEval | None:
+        match task:
+            case GeneratePublic() | AnswerAhead():
+                return codec.decode(pb.PublicResponses, body)
+            case ExportDelta():
+                self._factors = decoded_factors(body)
+                return self._factors.header
+            case Evaluate():
+                return codec.decode(pb.MetricsEval, body)
+        return None
+
+
+def plan_message(plan: Plan, schema: LoraSchema, *, resume: bool) -> LinkMessage:
+    """A plan for the trainer. resume: it is to go on from the state that it kept, and to say where that stands."""
+    shapes = [{"name": name, "shape": list(shape)} for name, shape in schema.tensors]
+    told = {
+        "base_model_sha256": schema.base_model_sha256, "rank": schema.rank, "alpha": schema.alpha,
+        "dtype": schema.dtype, "targets": schema.targets, "freeze": schema.freeze, "tensors": shapes,
+    }  # fmt: skip
+    fields = {"canonical_json": plan.canonical(), "lora_schema": told}
+    return LinkMessage("plan", fields | ({"resume": True} if resume else {}))
+
+
+def skipped_body(task: TrainerTask) -> pb.PublicResponses | pb.MetricsEval | None:
+    """What stands for the answer to a task that is not given again: of it nothing is offered any more."""
+    match task:
+        case GeneratePublic():
+            return pb.PublicResponses()
+        case Evaluate():
+            return pb.MetricsEval()
+    return None
+
+
+# ---- the manager ---------------------------------------------------------------------------------------------
+
+
+class RunManager:
+    """Args:
+        site, gate, ledger, releases, adapters, panel: the guard's parts.
+        talk: the conversation with the coordinator.
+        agreement: what is signed before a round begins.
+        trainer: carries out tasks; begun anew for each run.
+        monotonic: seconds; deadlines go by it.
+
+    Attributes:
+        run: the part in the open run, if there is one.
+        deadlines: (moment, name), as the method asked for them.
+        plan_held: a plan waits for persons.
+    """
+
+    def __init__(
+        self,
+        *,
+        site: Site,
+        gate: Gate,
+        ledger: Ledger,
+        releases: Releases,
+        adapters: AdapterStore,
+        panel: Panel,
+        talk: Conversation,
+        agreement: Agreement,
+        trainer: TrainerHandle,
+        monotonic: Callable[[], float],
+    ) -> None:
+        self._site = site
+        self._gate = gate
+        self._ledger = ledger
+        self._releases = releases
+        self._adapters = adapters
+        self._panel = panel
+        self._talk = talk
+        self.agreement = agreement
+        self._trainer = trainer
+        self._monotonic = monotonic
+        self._trainer_used = False
+        self._ignored_round = 0
+        self._offered: set[tuple[str, int, int]] = set()
+        self._fed: set[tuple[str, int, int, str]] = set()
+        self.run: SiloRun | None = None
+        self.resume = RoundResume(site, gate, ledger)
+        self.has_behind = self.resume.has_behind
+        self.deadlines: list[tuple[float, str]] = []
+        self.plan_held = False
+        self._plans = HeldPlans(ledger=ledger, releases=releases, panel=panel, talk=talk)
+        self.acceptance = Acceptance(site.config, gate=gate, adapters=adapters, panel=panel)
+        self.leaving = Leaving(ledger=ledger, gate=gate, talk=talk)
+
+    # ---- what comes in -----------------------------------------------------------------------------
+
+    @about_its_message
+    def take_in(self, item: Inbound) -> bool:
+        """Act on an item of the coordinator's outbox. False: it is not taken in yet (a plan that persons look at)."""
+        _log.info("in: %s %s round %d step %d", item.kind, item.run, item.round, item.step)
+        self.plan_held = False  # the outbox is in order: a plan that still waits is this item
+        if isinstance(item.body, pb.RunPlan):
+            return self._take_plan(item)
+        self.agreement.compare(item, item.body)  # before anything is passed over
+        if (run := self.run) is None or item.run != run.plan.run:
+            if isinstance(item.body, pb.RunEnd):
+                self._plans.run_ended(item.run, item.body.outcome)
+            return True
+        if isinstance(item.body, pb.RoundResult):
+            try:
+                self.agreement.require_updates(item, item.body, run.plan)
+            except TooFewUpdates as error:
+                self._leave_for(item, error)
+                return True
+        ignored = 0 < item.round <= self._ignored_round and not isinstance(item.body, pb.RunEnd)
+        if ignored and not isinstance(item.body, pb.RoundResult):
+            return True  # of a round that a restart left; that the run ended counts all the same
+        # The coordinator sends at least once; what was fed is not fed again.
+        mark = (item.kind, item.round, item.step, item.digest)
+        if mark in self._fed:
+            return self._follow(item)  # an exchange may have failed before that
+        try:
+            self.resume.keep_opening(item, self.agreement.waiting)
+            told = self.agreement.take_in(item, run.plan)
+        except TranscriptRefused as error:
+            if self.agreement.refuse(item, error):
+                self._ignored_round = max(self._ignored_round, item.round)
+            return True
+        self._fed.add(mark)
+        if isinstance(item.body, pb.RoundResult):
+            self._set_view(self._gate.view.told(item.round, item.body))  # the next round begins with what it left
+            if ignored:
+                return True
+        if isinstance(item.body, pb.RoundOpen):
+            self._talk.round_opened()
+            self._set_view(self.acceptance.anchored(self._gate.view.opened(item.round, item.body)))
+            if item.round == 1:
+                self._ledger.remember_of_run(item.run, "start_adapter", item.body.base_digest)
+            self._offered.clear()
+        elif item.kind == "public.donors" and run.plan.exchange == "step":  # else what is held is for the next round's
+            self._miss(item.run, item.round, item.step)
+        elif isinstance(item.body, pb.RoundAgreed):
+            self._set_view(self._gate.view)
+        elif isinstance(item.body, pb.RoundResult):
+            self._miss(item.run, item.round, None)
+            if item.body.committed and item.round == self._gate.view.round:
+                self._set_view(self._gate.view.evaluating(item.body.adapter_digest))
+        if (view := self._gate.view.asking(item.body, item.step)) != self._gate.view:
+            self._set_view(view)
+        if told is not None or not isinstance(item.body, pb.RoundAgreed):
+            self._panel.publish(item.kind, {"run": item.run, "round": item.round, "step": item.step})
+        if told is not None:
+            self.resume.keep(told)
+            run.feed(MessageArrived("", told.kind, told.round, told.step, told.body, told.digest))
+        elif isinstance(item.body, pb.RoundResult):
+            self._ignored_round = max(self._ignored_round, item.round)  # it ended before it began here
+        return self._follow(item)
+
+    def _leave_for(self, item: Inbound, error: TooFewUpdates) -> None:
+        """This silo's run is over, for good: a coordinator that commits such a round is not given another update."""
+        self.agreement.record_refused(item, error)
+        self.leaving.begin(item.run)
+        self._panel.publish("run.left", {"run": item.run, "round": item.round, "reason": error.reason})
+        self.end_run(LEFT)
+
+    def _follow(self, item: Inbound) -> bool:
+        """What the end of a round or run asks for besides what the method does; done once more if it may not be."""
+        if item.kind == "round.result":
+            self._talk.witness_round(item.round)
+        if isinstance(item.body, pb.RunEnd):
+            self._ledger.remember_of_run(item.run, "final_adapter", item.body.adapter_digest)
+            self.end_run(item.body.outcome)
+            self._talk.witness()
+        return True
+
+    def _take_plan(self, item: Inbound) -> bool:
+        match self._plans.look(item, busy=self.run is not None):
+            case "accept":
+                self._accept(item)
+            case "decline":
+                self.decline(item.run)
+            case "wait":
+                return False
+        return True
+
+    def decline(self, run: str) -> None:
+        """Say no to a plan. Only when that was answered may the plan be acknowledged.
+
+        Raises:
+            UnreachableError, NotAllowedError, PeerError, DeniedError: it is not known to have been heard.
+        """
+        self._plans.decline(run)
+
+    def _accept(self, item: Inbound) -> bool:
+        """Begin the run. False: it cannot be begun here, and the no to it was heard; raises as `decline`."""
+        assert isinstance(item.body, pb.RunPlan)  # noqa: S101  # only plans come here
+        plan, other_run = plan_from_canonical(item.body.canonical_json), self.run
+        try:
+            if other_run is not None:
+                raise ConflictError(f"run {other_run.plan.run} has not ended")
+            require_part(plan, self._site.config)  # what the rules cannot know
+            self._begin(plan)
+        except FedSiloError as error:
+            if other_run is None:  # else nothing was begun, and that one goes on
+                self.run = None
+                self._gate.view = RunView()
+                if halts(error):  # the plan comes again when there is space
+                    raise
+            _log.error("plan of run %s refused: %s", plan.run, error.message)
+            self._gate.record(
+                "ingress.decision", run=plan.run, kind="run.plan", decision="deny", reasons=[error.code],
+                payload=self._gate.digests("run.plan", item.payload), direction="ingress",
+            )  # fmt: skip
+            self._plans.spend(plan.run, error.code)
+            if error.code.startswith("TRAINER"):
+                self._talk.abstain(plan.run, heard=False)
+                raise
+            self.decline(plan.run)
+            return False
+        self._plans.end_hold(plan.run, "ACCEPTED")  # another policy than held it asks for no persons
+        told = {"plan": plan.digest, "isolation": self._trainer.rung}
+        self._gate.record("plan.accept", run=plan.run, kind="run.plan", detail=told)
+        self._ledger.start_run(plan.run, item.body.canonical_json)
+        self._set_view(self._gate.view)
+        _log.info("run %s: method %s, %d rounds of %d steps", plan.run, plan.method, plan.rounds, plan.local_steps)
+        self._panel.publish("run.accepted", {"run": plan.run, "method": plan.method})
+        return True
+
+    def _begin(self, plan: Plan) -> None:
+        if self._trainer_used:
+            # A trainer serves one run: its adapter and optimiser are that run's.
+            self._trainer.stop()
+            try:
+                self._trainer.start()
+            finally:
+                self._panel.trainer(self._trainer.description)
+            self._talk.isolation_is(self._trainer.rung)
+        self._trainer_used = True
+        # Which private rows it trains on: a holdout is one only if it was one whenever this run was worked on.
+        split = self._trainer.description.get("ready", {}).get("split", "")
+        self._ledger.remember_of_run(plan.run, "split", str(split)[:64])
+        self._ledger.remember_of_run(plan.run, "trained_with", trained_with(self._site.config))
+        self._gate.view = RunView(plan=plan)
+        self.run = SiloRun(plan, method_named(plan.method), self._site.config.silo, self)
+        self.run.paused = self._ledger.is_paused(plan.run)
+        self._trainer.send(plan_message(plan, self._site.schema, resume=self.resume.begun))
+
+    def planned(self, fields: Mapping[str, Any]) -> None:
+        """The trainer is ready for the plan; what a kill interrupted goes on."""
+        if self.run is not None:
+            self.run.planned(fields)
+            self.resume.trainer_stands(fields.get("resumed"))
+            told, self.resume.waiting = self.resume.waiting, []
+            self.run.feed(*told)
+
+    def take_up_open_run(self) -> None:
+        """After a restart: go on inside the open round (`round_again`), or from the next where this one was left."""
+        self._releases.judge_again()
+        self._gate.forget_runs(run["run"] for run in self._ledger.runs() if run["state"] != "running")
+        opened = self._ledger.open_run()
+        if opened is None:
+            return
+        run, canonical, view = opened
+        plan, round_number = plan_from_canonical(canonical), int(view.get("round", 0))
+        told = self.resume.find(run, round_number)
+        self._begin(plan)
+        self._gate.view = RunView.from_json(plan, view)
+        waiting = {release.round for release in self._ledger.releases("held") if release.run == run}
+        waiting |= {item.round for item in self._ledger.outbox("allowed") if item.run == run}
+        self._fed |= {(one.kind, one.round, one.step, one.digest) for one in told}
+        if self._gate.view.agreeing and self.agreement.resume(plan, round_number):
+            self._ignored_round = round_number - 1
+            return  # nothing of the round has begun anywhere
+        self._set_view(self._gate.view.settled())
+        self._ignored_round = round_number - (begun := self.resume.begun)
+        if not begun:
+            self.resume.leave()
+        _log.warning("run %s is taken up again %s round %d", run, "in" if begun else "after", round_number)
+        if round_number and not begun and round_number not in waiting:
+            self._talk.abstain(run, round_number, heard=False)
+
+    def end_run(self, outcome: str) -> None:
+        if (run := self.run) is None:
+            return
+        self._ledger.end_run(run.plan.run, outcome or "ended")
+        self._miss(run.plan.run, None, None)
+        self.agreement.drop()
+        _log.info("run %s has ended: %s", run.plan.run, outcome)
+        self._panel.publish("run.ended", {"run": run.plan.run, "outcome": outcome})
+        run.over, self.run = True, None
+        self.deadlines.clear()
+        self._fed.clear()
+        self._ignored_round = 0
+        self._gate.view = RunView()
+        self._gate.forget_runs([run.plan.run])
+
+    # ---- trouble -----------------------------------------------------------------------------------
+
+    def abandon_round(self, code: WireCode = WireCode.DECLINED) -> None:
+        """The round cannot go on here, since its adapter is not let in: stand aside until the next one."""
+        if self.run is None:
+            return
+        run, number = self.run.plan.run, self._gate.view.round
+        _log.warning("round %d of run %s goes on without this silo", number, run)
+        self.sit_out(run, number)
+        self._panel.publish("round.abandoned", {"run": run, "round": number})
+        if number:
+            self._talk.decline(run, number, heard=False, code=code)
+
+    def sit_out(self, run: str, number: int) -> bool:
+        """Of this round nothing more is taken in, and nothing more is done. False: it is not the open one."""
+        if self.run is None or run != self.run.plan.run:
+            return False
+        self._ignored_round = max(self._ignored_round, number)
+        if number != self._gate.view.round:
+            return False
+        self.agreement.drop()
+        self.resume.leave()
+        self.run.abandon_round()
+        self._offered.clear()
+        self.deadlines.clear()
+        return True
+
+    def without_donors(self, run: str, round_number: int, step: int) -> None:
+        """The donors of a step are not let in: the step goes on with own answers, as if none had come in time."""
+        if self.run is not None and self.run.plan.run == run:
+            self._miss(run, round_number, step)
+            self.run.deadline(f"donors/{round_number}/{step}")
+
+    def change_view(self, change: Callable[[RunView], RunView]) -> None:
+        self._set_view(change(self._gate.view))
+
+    def _set_view(self, view: RunView) -> None:
+        self._gate.view = view
+        if view.run:
+            self._ledger.save_view(view.run, view.to_json())
+
+    # ---- the way out -------------------------------------------------------------------------------
+
+    @about_its_message
+    def offer(self, action: Offer, factors: Factors | None) -> str | None:
+        run = self._gate.view.run
+        self._offered.add((action.kind, action.round, action.step))
+        if before := self.resume.became_of(action.kind, run, action.round, action.step):
+            return None if before == "waits" else before
+        tensors, read_from = (None, b"") if factors is None else (factors.tensors, factors.payload)
+        try:
+            offered = self._gate.offer(
+                action.kind, action.body, run=run, round_number=action.round, step=action.step, tensors=tensors,
+                read_from=read_from,
+            )  # fmt: skip
+        except PeerError as error:
+            # Bytes rebuilt from the trainer's values are no message.
+            raise OperationError(
+                f"what the trainer offers is no {action.kind}: {error.message}", code="TRAINER_CONFUSED"
+            ) from error
+        if isinstance(offered, Denied):
+            self._declined(action.kind, run, action.round, action.step, "; ".join(offered.decision.reasons))
+            return "denied"
+        if isinstance(offered, Held):
+            plan = self._gate.view.plan
+            seconds = None if plan is None else plan.hold_seconds(action.step)
+            held = self._releases.hold(action.kind, run, action.round, action.step, offered, deadline_seconds=seconds)
+            _log.warning("held: %s of round %d waits for approval as %s", action.kind, action.round, held.id)
+            self._panel.publish("release.held", {"release": held.id, "kind": held.kind})
+            return None
+        return self._outcome_of(offered, lambda: in_turn(offered, self._ledger, self._gate.transmit))
+
+    def _outcome_of(self, content: Allowed | OutboxItem, exchange: Callable[[], Inbound]) -> str | None:
+        """Send, and say what became of it; None: it lies in the outbox and goes out when the coordinator answers."""
+        try:
+            reply = exchange()
+        except (UnreachableError, NotAllowedError) as error:
+            self._talk.back_off(error)
+            return None
+        except PeerError as error:
+            # The answer is worth nothing, but the bytes are out, and they are not offered a second time.
+            _log.error("the answer to %s of round %d was refused: %s", content.kind, content.round, error.message)
+            self._talk.back_off(error)
+            return "sent"
+        self._talk.last_sent = self._monotonic()
+        if isinstance(reply.body, pb.Ack) and reply.body.pending:
+            self._talk.poll_now = True
+        return self._outcome_said(content.kind, content.round, reply)
+
+    def _outcome_said(self, kind: str, round_number: int, reply: Inbound) -> str:
+        self._panel.publish("sent", {"kind": kind, "round": round_number})
+        if not isinstance(reply.body, pb.Refusal):
+            return "sent"
+        _log.warning("the coordinator refuses %s of round %d: %s", kind, round_number, reply.body.code)
+        return "missed" if reply.body.code == WireCode.ROUND_CLOSED else "denied"
+
+    def answered(self, item: OutboxItem, sequence: int, reply: Inbound) -> None:
+        """What left in a file under `sequence` was answered in another. Raises UnreachableError: it was not taken."""
+        self._gate.answered_later(item, sequence, reply)
+        self._settled(item, self._outcome_said(item.kind, item.round, reply))
+
+    @about_its_message
+    def retry(self, item: OutboxItem) -> bool:
+        """Send what the outbox kept. False: the coordinator still does not answer."""
+        try:
+            outcome: str | None = self._outcome_of(item, lambda: self._gate.retry(item).reply)
+        except DeniedError as error:
+            outcome = "denied"
+            self._declined(item.kind, item.run, item.round, item.step, error.message)
+        if outcome is not None:
+            self._settled(item, outcome)
+        return outcome is not None
+
+    def settle(self, settled: Settled) -> None:
+        """Act on the end of a hold."""
+        release = settled.release
+        if release.kind == "run.plan":
+            self._settle_plan(settled)
+            return
+        self._panel.publish("release.settled", {"release": release.id, "outcome": settled.outcome})
+        if (allowed := settled.allowed) is not None:
+            outcome = self._outcome_of(allowed, lambda: in_turn(allowed, self._ledger, self._gate.transmit))
+            if outcome is None:
+                return
+        elif settled.outcome == "missed":
+            outcome = "missed"
+            if self._gate.view.round == release.round and self._gate.view.run == release.run:
+                self._talk.abstain(release.run, release.round, release.step, heard=False)
+        else:
+            outcome = "denied"
+            self._declined(release.kind, release.run, release.round, release.step, release.state)
+        self._settled(release, outcome)
+
+    def _settle_plan(self, settled: Settled) -> None:
+        run, outcome, self.plan_held = settled.release.run, "denied", False
+        try:
+            if settled.inbound is None:
+                self.decline(run)
+            elif self._accept(settled.inbound):
+                outcome = settled.outcome
+                return
+            self._plans.acknowledge(run)
+        except (UnreachableError, NotAllowedError, PeerError, DeniedError) as error:
+            # The plan is not acknowledged: it comes again, and is declined again.
+            _log.warning("run %s: the no was not heard yet: %s", run, error.message)
+        finally:
+            self._panel.publish("release.settled", {"release": settled.release.id, "outcome": outcome})
+
+    def _settled(self, item: Release | OutboxItem, outcome: str) -> None:
+        offered = (item.kind, item.round, item.step)  # what an earlier run left behind says nothing of it in this one
+        if self.run is not None and item.run == self.run.plan.run and offered in self._offered:
+            self.run.settled(*offered, outcome)
+
+    def _miss(self, run: str, round_number: int | None, step: int | None) -> None:
+        for settled in self._releases.miss(run, round_number, step):
+            self._panel.publish("release.settled", {"release": settled.release.id, "outcome": "missed"})
+            if step is not None:
+                self._settled(settled.release, "missed")
+
+    def _declined(self, kind: str, run: str, round_number: int, step: int, reasons: str) -> None:
+        """Nobody out there learns more than that this silo declined (B6)."""
+        _log.warning("denied by this site's policy: %s of round %d: %s", kind, round_number, reasons)
+        self._panel.publish("denied", {"kind": kind, "round": round_number, "step": step})
+        self._talk.tell(
+            "control.declined", pb.Declined(kind=kind, round=round_number, step=step), run=run,
+            round_number=round_number, step=step,
+        )  # fmt: skip
+
+    # ---- hands of the run ----------------------------------------------------------------
+
+    def train(self, fields: dict[str, Any], body: Buffer, digest: str = "") -> None:
+        try:  # an adapter has a name: it is measured and then trained on, and crosses once
+            self._trainer.send(LinkMessage("task", fields, body, digest or str(fields.get("digest", ""))))
+        except LinkClosed as error:
+            raise OperationError("the trainer is gone", code="TRAINER_DIED") from error
+        self._panel.task(fields)
+
+    def adapter(self, digest: str) -> Buffer:
+        bytes_max = 2 * self._site.schema.payload_bytes  # as of what the gate takes
+        kept = self.acceptance.kept(self._gate.view.run)
+        stored = stored_or_fetched(digest, self._adapters, self._gate, self._talk, bytes_max=bytes_max, in_use=kept)
+        if digest == self._gate.view.base_digest:
+            self._set_view(self._gate.view.with_base_l2(self._adapters.l2(digest)))
+        return stored
+
+    def to_measure(self, loaded: LoadAdapter) -> MeasureHoldout | None:
+        due = self.acceptance.due(self._gate.view.run, loaded)
+        if isinstance(due, WireCode):
+            self.abandon_round(due)
+        elif due is not None:
+            self.train(fields_of(due), self.acceptance.payload(), self.acceptance.asked_digest)
+            return due
+        return None
+
+    def measured(self, body: Buffer) -> None:
+        if (code := self.acceptance.take(body)) is not None:
+            self.abandon_round(code)
+
+    def start_deadline(self, name: str, seconds: float) -> None:
+        self.deadlines.append((self._monotonic() + seconds, name))
+
+    def public_step(self, step: int) -> None:
+        self._set_view(self._gate.view.at_step(step))
+
+    def task_giver(self, private_prompts: int) -> TaskGiver:
+        plan = self._gate.view.plan
+        assert plan is not None  # noqa: S101  # only a run asks, and it has one
+        self._set_view(replace(self._gate.view, usable_records=private_prompts))
+        state_path = self._site.config.state_dir / "sampler" / f"{plan.run}.json"
+        return TaskGiver(plan, private_prompts, self._site.site_secret, state_path)
+
+    def trained(self, training: Training) -> None:
+        self._set_view(self._gate.view.trained(training))
