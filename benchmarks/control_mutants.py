@@ -25,7 +25,6 @@ SCREENS = "policies.screens"
 ARCHIVE = "silo.guard.archive"
 CLOCK_WATCH = "silo.guard.clock_watch"
 DAEMON = "silo.guard.daemon"
-ENTRANCE = "silo.guard.entrance"
 ENVELOPES = "silo.guard.envelopes"
 GATE = "silo.guard.gate"
 HALTS = "silo.guard.halts"
@@ -113,20 +112,20 @@ STEPS: tuple[tuple[str, str, str, str], ...] = (
     ("any signature is believed", f"{ENVELOPES}:check", "key.verify(envelope.signature, signed)", "pass"),
     (
         "a replayed answer is believed",
-        f"{ENTRANCE}:Entrance.let_in",
+        f"{GATE}:Ingress.let_in",
         'self._ledger.accept_sequence("", envelope.sequence, carried=carried)',
         "pass",
     ),
-    ("what the policy does not let in is let in", f"{ENTRANCE}:Entrance.let_in", 'decision.verdict == "deny"', "False"),
+    ("what the policy does not let in is let in", f"{GATE}:Ingress.let_in", 'decision.verdict == "deny"', "False"),
     (
         "a peer's donors have no largest share",
-        f"{ENTRANCE}:Entrance._without_bad_donors",
+        f"{GATE}:Ingress._without_bad_donors",
         "within_share(body, good, most)",
         "good",
     ),
     (
         "donors that are wrong or hit are kept",
-        f"{ENTRANCE}:Entrance._without_bad_donors",
+        f"{GATE}:Ingress._without_bad_donors",
         "right is not None and (right or not block.verify_locally) and fine",
         "True",
     ),

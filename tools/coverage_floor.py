@@ -29,7 +29,6 @@ MARKED = "not slow and not demo"
 AREAS: dict[str, tuple[str, ...]] = {
     "gate": (
         "silo/guard/gate.py",
-        "silo/guard/entrance.py",
         "silo/guard/envelopes.py",
         "silo/guard/messages.py",
     ),

@@ -1,9 +1,12 @@
-"""The silo's one network connection: mutual TLS to the coordinator, one signed message up and one down per call.
+"""A silo's one way to its coordinator: mutual TLS, one signed message up and one down per call; or a file that people
+carry, whose answer comes in another.
 
-Only `gate.py` imports this module, so nothing can be sent that was not decided on. gRPC's own texts never leave this
-module upwards towards the peer, and what the peer's gRPC layer says is used for a local log line only (threat T8).
-Compression, proxies, retries and name-service lookups beyond the address itself are off: what the gate recorded is what
-crosses. Does not stop: the coordinator's host seeing when and how much is sent.
+Only `gate.py` imports this module, so nothing can be sent, and nothing gets into a file, that was not decided on.
+gRPC's own texts never leave this module upwards towards the peer, and what the peer's gRPC layer says is used for a
+local log line only (threat T8). Compression, proxies, retries and name-service lookups beyond the address itself are
+off: what the gate recorded is what crosses.
+Does not stop: the coordinator's host seeing when and how much is sent; whoever carries a file from reading it. It holds
+what crosses a line, without the line's TLS: the medium has to be guarded as the line would be.
 """
 
 from __future__ import annotations
@@ -29,6 +32,16 @@ from fedsilo.protocol.text import harmless
 from silo.guard.framing import Reply, Sink, Uplink, assemble
 from silo.guard.messages import ExchangeInterrupted, TlsFiles
 from silo.guard.proxied import Proxy, unread_environment
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from fedsilo.files.transfer_file import Header, TransferWriter
+from fedsilo.protocol import codec
+from fedsilo.protocol._generated import federation_pb2 as pb
+from silo.guard.framing import Reply, Sink
+from silo.guard.messages import Carried, NotSent
 
 # Longest time for connecting and for the coordinator's own work, beyond the wait a poll asks for.
 EXCHANGE_TIMEOUT_SECONDS = 60.0
@@ -464,3 +477,59 @@ def _plain(address: str, what: str, key: str, should_be: str) -> socket.socket:
     hint = "; ".join(filter(None, (hint, unread_environment() if what == "coordinator" else "")))
     code = "PROXY_UNREACHABLE" if what == "proxy" else ""
     raise UnreachableError(f"{what} {address}: {cause}", hint=hint, code=code)
+
+
+# ---- by files ---------------------------------------------------------------------------------------
+
+class Export:
+    """A file being written, for who asked for it and writes nothing into it."""
+
+    def __init__(self, file: TransferWriter) -> None:
+        self._file = file
+
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        """As `TransferWriter.messages`."""
+        return self._file.messages
+
+    def finish(self) -> str:
+        """As `TransferWriter.finish`."""
+        return self._file.finish()
+
+
+class FileChannel:
+    """A `Channel` whose answers come later."""
+
+    def __init__(self) -> None:
+        self._file: TransferWriter | None = None
+
+    def exchange(
+        self, envelope: pb.Envelope, payload: codec.Buffer, *, wait_seconds: float, reply_bytes_max: int,
+        into: Sink | None = None,
+    ) -> Reply:  # fmt: skip
+        """Write one message.
+
+        Raises:
+            Carried: it is in the file.
+            NotSent: no file is being written.
+            OperationError: the disk does not take it.
+        """
+        if self._file is None:
+            raise NotSent(f"{envelope.kind} waits for an export", hint="silo export-release")
+        self._file.add(envelope, payload)
+        raise Carried(f"{envelope.kind} is carried in {self._file.path.name}; its answer comes with an import")
+
+    @contextlib.contextmanager
+    def into(self, path: Path, header: Header, key: Ed25519PrivateKey) -> Iterator[Export]:
+        """What is sent inside is written into a file; arguments and errors as of `TransferWriter`."""
+        with TransferWriter(path, header, key) as file:
+            self._file = file
+            try:
+                yield Export(file)
+            finally:
+                self._file = None
+
+    def interrupt(self, *, for_good: bool = False) -> None:
+        """Nothing is ever in flight."""
+
+    def close(self) -> None: ...

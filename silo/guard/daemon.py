@@ -41,9 +41,9 @@ from fedsilo.protocol.transcript import Equivocation
 from policies.capacity import PROGRESS_SECONDS
 from silo.guard.adapters import AdapterStore
 from silo.guard.archive import Archive
-from silo.guard.calls import Calls, Exchange
+from silo.guard.exchange import LineExchange, Exchange
 from silo.guard.clock_watch import ClockWatch
-from silo.guard.conversation import Conversation
+from silo.guard.coordinator_client import CoordinatorClient
 from silo.guard.decisions import halts
 from silo.guard.events import Command, Done, Event, Wake
 from silo.guard.gate import Gate
@@ -61,8 +61,8 @@ from silo.guard.supervisor import TrainerGone, TrainerHandle, TrainerSaid
 from silo.guard.trainer_link import where_it_tells
 from silo.guard.trainer_report import ValuesUnusable
 from silo.guard.transcripts import EQUIVOCATION, Agreement
-from silo.guard.transfer import FileExchange
-from silo.guard.witnessing import Witnessing
+from silo.guard.exchange import FileExchange
+from silo.guard.coordinator_client import Witnessing
 from silo.link import LinkClosed, LinkMessage
 
 _log = logging.getLogger("fedsilo.silo")
@@ -124,7 +124,7 @@ class Guard:
             audit, lambda: gate.policy, own_id=site.config.spiffe_id, trust_root_pem=site.identity.trust_root_pem,
             now_seconds=gate.now,
         )  # fmt: skip
-        self._talk = Conversation(
+        self._talk = CoordinatorClient(
             site, gate, witnessing, code_sha256=code_sha256, monotonic=monotonic,
             compare=self._compare_clocks,
         )  # fmt: skip
@@ -143,7 +143,7 @@ class Guard:
             talk=self._talk, agreement=self._agreement, trainer=trainer, monotonic=monotonic,
         )  # fmt: skip
         self.files: FileExchange | None = None
-        self._line: Exchange = Calls(
+        self._line: Exchange = LineExchange(
             gate, ledger, self._talk, self._agreement, self.runs, rung=lambda: trainer.rung, monotonic=monotonic
         )
         if site.config.coordinator.by_files:

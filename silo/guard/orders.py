@@ -40,7 +40,7 @@ from silo.guard.releases import Releases
 from silo.guard.run import RunManager, SiloRun
 from silo.guard.startup import Site, require_rung
 from silo.guard.supervisor import TrainerHandle
-from silo.guard.transfer import FileExchange
+from silo.guard.exchange import FileExchange
 
 
 @dataclass(frozen=True)

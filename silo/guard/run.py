@@ -61,7 +61,7 @@ from policies.schema import LoraSchema
 from silo.guard.acceptance import Acceptance
 from silo.guard.adapters import AdapterStore
 from silo.guard.context import RunView
-from silo.guard.conversation import Conversation
+from silo.guard.coordinator_client import CoordinatorClient
 from silo.guard.decisions import halts, in_turn
 from silo.guard.gate import Gate
 from silo.guard.ledger import LEFT, Ledger, OutboxItem, Release
@@ -81,7 +81,7 @@ _log = logging.getLogger("fedsilo.silo")
 # ---- adapters in ---------------------------------------------------------------------------------------------
 
 
-def fetch(talk: Conversation, adapters: AdapterStore, digest: str, *, bytes_max: int) -> Inbound:
+def fetch(talk: CoordinatorClient, adapters: AdapterStore, digest: str, *, bytes_max: int) -> Inbound:
     """Ask for an adapter and let the answer in.
 
     Args:
@@ -117,7 +117,7 @@ class AdapterRefused(PeerError):
 
 
 def stored_or_fetched(
-    digest: str, adapters: AdapterStore, gate: Gate, talk: Conversation, *, bytes_max: int, in_use: Collection[str]
+    digest: str, adapters: AdapterStore, gate: Gate, talk: CoordinatorClient, *, bytes_max: int, in_use: Collection[str]
 ) -> Buffer:
     """The payload, as it was let in under this run's plan and measured from its last adapter (T6, T20).
 
@@ -181,7 +181,7 @@ class HeldPlans:
         talk: says no to the coordinator.
     """
 
-    def __init__(self, *, ledger: Ledger, releases: Releases, panel: Panel, talk: Conversation) -> None:
+    def __init__(self, *, ledger: Ledger, releases: Releases, panel: Panel, talk: CoordinatorClient) -> None:
         self._ledger = ledger
         self._releases = releases
         self._panel = panel
@@ -290,7 +290,7 @@ class Leaving:
         ledger, gate, talk: the guard's parts.
     """
 
-    def __init__(self, *, ledger: Ledger, gate: Gate, talk: Conversation) -> None:
+    def __init__(self, *, ledger: Ledger, gate: Gate, talk: CoordinatorClient) -> None:
         self._ledger = ledger
         self._gate = gate
         self._talk = talk
@@ -725,7 +725,7 @@ class RunManager:
         releases: Releases,
         adapters: AdapterStore,
         panel: Panel,
-        talk: Conversation,
+        talk: CoordinatorClient,
         agreement: Agreement,
         trainer: TrainerHandle,
         monotonic: Callable[[], float],

@@ -37,7 +37,7 @@ BREACHES: dict[str, list[tuple[str, str]]] = {
     "only the gate holds the channel": [
         ("silo.guard.daemon", "silo.guard.channel"),
         ("silo.guard.planted", "silo.guard.channel"),
-        ("silo.guard.transfer", "silo.guard.file_channel"),
+        ("silo.guard.exchange", "silo.guard.channel"),
         ("silo.trainer.worker", "silo.guard.channel"),
         ("fedsilo.cli.planted", "silo.guard.channel"),
     ],

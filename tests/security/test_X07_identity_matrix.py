@@ -48,7 +48,7 @@ from fedsilo.protocol.errors import FedSiloError, NotAllowedError, PeerError, Un
 from silo.config import CoordinatorPlace
 from silo.guard import channel, envelopes
 from silo.guard.channel import GrpcChannel
-from silo.guard.conversation import Conversation
+from silo.guard.coordinator_client import CoordinatorClient
 from silo.guard.messages import Allowed, Counters, Inbound, TlsFiles, parsed
 from tests.coordinator_folder import write_coordinator
 from tests.policies.setting import HASH, SCHEMA
@@ -162,7 +162,7 @@ class Place:
 
     def talk(
         self, files: TlsFiles, address: str, *, sender: str = ME, key: Any = None, pinned: Any = None, **hello: Any
-    ) -> Conversation:
+    ) -> CoordinatorClient:
         """What the guard says hello with."""
         main = load_signing_key((self.root / "main" / "id" / "main.ed25519").read_bytes()).public_key()
         own = key or load_signing_key((self.root / SILO / "id" / f"{SILO}.ed25519").read_bytes())
@@ -182,7 +182,7 @@ class Place:
             policy=SimpleNamespace(source="/site/policy.yaml"),
         )  # fmt: skip
         gate = Direct(address, files, sender, own, pinned or main)
-        return Conversation(
+        return CoordinatorClient(
             cast(Any, site), cast(Any, gate), cast(Any, None), code_sha256="c0" * 32, monotonic=time.monotonic
         )
 
@@ -667,7 +667,7 @@ def test_a_hello_that_differs_is_refused_with_both_values_at_both_ends(
 def test_a_hello_of_another_protocol_is_refused_with_both_values_at_both_ends(
     place: Place, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("silo.guard.conversation.PROTOCOL_VERSION", 7)
+    monkeypatch.setattr("silo.guard.coordinator_client.PROTOCOL_VERSION", 7)
     since = len(place.process.lines)
     line = place.refused(caplog, place.mine)
     assert "the coordinator refuses this silo: protocol: it expects 2, here it is 7; ours is this version of" in line

@@ -29,7 +29,7 @@ from silo.guard.clock_watch import ClockWatch
 from silo.guard.context import RunView
 from silo.guard.daemon import Guard
 from silo.guard.events import Event, Wake
-from silo.guard.file_channel import FileChannel
+from silo.guard.channel import FileChannel
 from silo.guard.framing import Reply
 from silo.guard.supervisor import TrainerHandle, TrainerSaid
 from silo.link import LinkMessage

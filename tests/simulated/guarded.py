@@ -29,7 +29,7 @@ from silo.guard.adapters import AdapterStore
 from silo.guard.archive import Archive
 from silo.guard.clock_watch import ClockWatch
 from silo.guard.context import RunView, SiteView
-from silo.guard.file_channel import FileChannel
+from silo.guard.channel import FileChannel
 from silo.guard.framing import Reply
 from silo.guard.gate import Gate
 from silo.guard.ledger import Head, Ledger

@@ -17,7 +17,7 @@ from fedsilo.protocol import codec
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.errors import OperationError, PeerError, UnreachableError, WireCode
 from silo.guard.adapters import AdapterStore
-from silo.guard.conversation import Conversation
+from silo.guard.coordinator_client import CoordinatorClient
 from silo.guard.run import fetch
 from tests.simulated.coordinator_parts import RUN_YAML, SILOS
 from tests.simulated.lines import LARGE, UNIT_BYTES, LineCut, LineSilo, divide_sizes, line_federation
@@ -61,7 +61,7 @@ class Place:
 
     def fetch(self, *, cut_at: int | None = None, digest: str = DIGEST) -> Any:
         self.silo.down_bytes = cut_at
-        return fetch(cast(Conversation, self.talk), self.adapters, digest, bytes_max=len(ADAPTER))
+        return fetch(cast(CoordinatorClient, self.talk), self.adapters, digest, bytes_max=len(ADAPTER))
 
     def partial(self) -> Path:
         [path] = self.folder.glob("*.partial")

@@ -29,7 +29,7 @@ from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.errors import VerificationError
 from policies.catalogue import fields_at_fault
 from policies.load import Policy
-from silo.guard.witnessing import Witnessing
+from silo.guard.coordinator_client import Witnessing
 from tests.policies import setting
 from tests.policies.setting import judged
 from tests.security.people import new_keys

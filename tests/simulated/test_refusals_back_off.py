@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fedsilo.protocol._generated import federation_pb2 as pb
-from silo.guard.conversation import BACKOFF_SECONDS
+from silo.guard.coordinator_client import BACKOFF_SECONDS
 from silo.guard.events import Wake
 from tests.policies import setting
 from tests.simulated.guard_loop import Loop
