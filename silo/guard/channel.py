@@ -15,33 +15,27 @@ import contextlib
 import socket
 import ssl
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from time import monotonic
-from typing import Protocol
+from typing import Any, Protocol
 
 import grpc
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from certs.describe import in_words, issued_by, met_in_words, spiffe_names
 from certs.identity import peer_identity
+from fedsilo.files.transfer_file import Header, TransferWriter
 from fedsilo.protocol import codec, services
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.clocks import CERTIFICATE_TIME
 from fedsilo.protocol.errors import FedSiloError, NotAllowedError, OperationError, UnreachableError
 from fedsilo.protocol.text import harmless
 from silo.guard.framing import Reply, Sink, Uplink, assemble
-from silo.guard.messages import ExchangeInterrupted, TlsFiles
+from silo.guard.messages import Carried, ExchangeInterrupted, NotSent, TlsFiles
 from silo.guard.proxied import Proxy, unread_environment
-import contextlib
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from fedsilo.files.transfer_file import Header, TransferWriter
-from fedsilo.protocol import codec
-from fedsilo.protocol._generated import federation_pb2 as pb
-from silo.guard.framing import Reply, Sink
-from silo.guard.messages import Carried, NotSent
 
 # Longest time for connecting and for the coordinator's own work, beyond the wait a poll asks for.
 EXCHANGE_TIMEOUT_SECONDS = 60.0
@@ -480,6 +474,7 @@ def _plain(address: str, what: str, key: str, should_be: str) -> socket.socket:
 
 
 # ---- by files ---------------------------------------------------------------------------------------
+
 
 class Export:
     """A file being written, for who asked for it and writes nothing into it."""

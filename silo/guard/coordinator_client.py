@@ -14,26 +14,30 @@ import logging
 import math
 import random
 from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
 from typing import Any, Protocol
 
-from fedsilo.protocol._generated import federation_pb2 as pb
-from fedsilo.protocol.errors import FedSiloError, OperationError, UnreachableError, WireCode
-from fedsilo.protocol.services import PROTOCOL_VERSION
-from silo.guard.gate import Gate
-from silo.guard.messages import Carried, Inbound, NotSent
-from silo.guard.startup import Site, own_verifiers
-import logging
-from collections.abc import Callable
-from datetime import UTC, datetime
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
 from certs.identity import peer_identity
 from fedsilo.audit.checkpoint import cosigned_at, cosigner_key, parse_checkpoint, parse_note
 from fedsilo.audit.cosignature import LogStep, Offer
 from fedsilo.audit.log import AuditLog
 from fedsilo.audit.witness import OWN_HISTORY_LOST, TwoHistories
 from fedsilo.protocol._generated import federation_pb2 as pb
-from fedsilo.protocol.errors import NotAllowedError, VerificationError
+from fedsilo.protocol.errors import (
+    FedSiloError,
+    NotAllowedError,
+    OperationError,
+    UnreachableError,
+    VerificationError,
+    WireCode,
+)
+from fedsilo.protocol.services import PROTOCOL_VERSION
 from policies.load import Policy
+from silo.guard.gate import Gate
+from silo.guard.messages import Carried, Inbound, NotSent
+from silo.guard.startup import Site, own_verifiers
 
 _log = logging.getLogger("fedsilo.silo")
 

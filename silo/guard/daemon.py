@@ -41,11 +41,11 @@ from fedsilo.protocol.transcript import Equivocation
 from policies.capacity import PROGRESS_SECONDS
 from silo.guard.adapters import AdapterStore
 from silo.guard.archive import Archive
-from silo.guard.exchange import LineExchange, Exchange
 from silo.guard.clock_watch import ClockWatch
-from silo.guard.coordinator_client import CoordinatorClient
+from silo.guard.coordinator_client import CoordinatorClient, Witnessing
 from silo.guard.decisions import halts
 from silo.guard.events import Command, Done, Event, Wake
+from silo.guard.exchange import Exchange, FileExchange, LineExchange
 from silo.guard.gate import Gate
 from silo.guard.halts import Halts, ends_when
 from silo.guard.in_force import RECORDS_LOOKED_AT
@@ -61,8 +61,6 @@ from silo.guard.supervisor import TrainerGone, TrainerHandle, TrainerSaid
 from silo.guard.trainer_link import where_it_tells
 from silo.guard.trainer_report import ValuesUnusable
 from silo.guard.transcripts import EQUIVOCATION, Agreement
-from silo.guard.exchange import FileExchange
-from silo.guard.coordinator_client import Witnessing
 from silo.link import LinkClosed, LinkMessage
 
 _log = logging.getLogger("fedsilo.silo")

@@ -20,25 +20,16 @@ learns from this silo how far it is until a file arrives: the round's deadline h
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol
-
-from fedsilo.audit.record import RecordError
-from fedsilo.protocol._generated import federation_pb2 as pb
-from fedsilo.protocol.errors import PeerError, WireCode
-from silo.guard.coordinator_client import CoordinatorClient, seconds_between
-from silo.guard.gate import Gate
-from silo.guard.ledger import Ledger
-from silo.guard.messages import Inbound
-from silo.guard.run import RunManager
-from silo.guard.transcripts import Agreement
 import json
 import logging
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
+
 from google.protobuf.message import Message as ProtobufMessage
+
+from fedsilo.audit.record import RecordError
 from fedsilo.files.durable import fsync_directory, make_private_directory, write_durably
 from fedsilo.files.transfer_file import Carried as CarriedMessage
 from fedsilo.files.transfer_file import Header, TransferFile
@@ -48,7 +39,7 @@ from fedsilo.protocol.errors import ConflictError, DeniedError, PeerError, Unrea
 from fedsilo.protocol.services import OUTBOUND_KINDS
 from fedsilo.protocol.transcript import sign_transcript, transcript_from_canonical
 from silo.guard import envelopes
-from silo.guard.coordinator_client import NOTHING_YET, CoordinatorClient
+from silo.guard.coordinator_client import NOTHING_YET, CoordinatorClient, seconds_between
 from silo.guard.framing import Reply
 from silo.guard.gate import Gate
 from silo.guard.ledger import Ledger
@@ -67,7 +58,7 @@ class Exchange(Protocol):
     """How a silo and its coordinator come to speak: over a line, or by files (`FileExchange`)."""
 
     def turn(self) -> None:
-        """What can be said and heard now. Raises what gate, runs and conversation do."""
+        """What can be said and heard now. Raises what gate, runs and client do."""
 
     def beat(self) -> None:
         """Show that this silo is there, where nothing was said for a while. Raises what the gate does."""
@@ -192,8 +183,8 @@ class FileExchange:
     """
 
     def __init__(
-        self, site: Site, gate: Gate, ledger: Ledger, talk: CoordinatorClient, agreement: Agreement, runs: RunManager, *,
-        panel: Panel, rung: Callable[[], str],
+        self, site: Site, gate: Gate, ledger: Ledger, talk: CoordinatorClient, agreement: Agreement, runs: RunManager,
+        *, panel: Panel, rung: Callable[[], str],
     ) -> None:  # fmt: skip
         self._site = site
         self._gate = gate
@@ -434,7 +425,7 @@ class FileExchange:
         transcript = transcript_from_canonical(kept["transcript"])
         return sign_transcript(transcript, self._site.config.spiffe_id, self._site.identity.signing_key)
 
-    # ---- what the conversation would say over a line -----------------------------------------------
+    # ---- what the client would say over a line -----------------------------------------------
 
     def instead(self, kind: str, body: ProtobufMessage, routing: Mapping[str, Any]) -> Inbound | None:
         """What is said outside of an export: an adapter out of the imported file, a word that is kept for the next

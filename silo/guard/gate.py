@@ -34,22 +34,26 @@ from fedsilo.protocol import codec
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.codec import Array, Buffer, sha256_hex, sha256_of
 from fedsilo.protocol.errors import (
+    ConflictError,
     DeniedError,
     FedSiloError,
     NotAllowedError,
     PeerError,
     UnreachableError,
     UsageError,
+    WireCode,
 )
-from fedsilo.protocol.services import OUTBOUND_KINDS
+from fedsilo.protocol.services import INBOUND_KINDS, OUTBOUND_KINDS
 from policies.engine import OFFERED, Approval, Decision, Facts, Message
+from policies.facts_text import answers_of_step
 from policies.load import Policy
+from policies.rules.ingress import donors_of_one_peer_most
 from policies.screening import screen_facts, texts_of
-from policies.transform import changes_bytes, transform_factors, withhold_responses
+from policies.transform import changes_bytes, drop_wrong_donors, transform_factors, withhold_responses, within_share
 from silo.config import CoordinatorPlace
 from silo.guard import envelopes
 from silo.guard.archive import Archive
-from silo.guard.channel import Channel, GrpcChannel, server_certificate
+from silo.guard.channel import Channel, Export, FileChannel, GrpcChannel, server_certificate
 from silo.guard.context import RunView, SiteView
 from silo.guard.decisions import (
     Aside,
@@ -61,7 +65,6 @@ from silo.guard.decisions import (
     overruled,
     tensor_digests,
 )
-from silo.guard.channel import Export, FileChannel
 from silo.guard.framing import Reply, Sink
 from silo.guard.ledger import Ledger, OutboxItem
 from silo.guard.messages import (
@@ -71,6 +74,7 @@ from silo.guard.messages import (
     Denied,
     Held,
     Inbound,
+    IngressDenied,
     NotSent,
     Original,
     Sent,
@@ -82,23 +86,6 @@ from silo.guard.messages import (
 from silo.guard.proxied import proxy_of
 from silo.guard.public import places_by_row
 from silo.guard.screens import Screens
-from collections.abc import Sequence
-from dataclasses import replace
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-from fedsilo.audit.record import RecordError
-from fedsilo.protocol._generated import federation_pb2 as pb
-from fedsilo.protocol.codec import Buffer
-from fedsilo.protocol.errors import ConflictError, PeerError, WireCode
-from fedsilo.protocol.services import INBOUND_KINDS
-from policies.engine import OFFERED, Approval, Decision, Facts, Message
-from policies.facts_text import answers_of_step
-from policies.rules.ingress import donors_of_one_peer_most
-from policies.screening import screen_facts, texts_of
-from policies.transform import drop_wrong_donors, within_share
-from silo.guard import envelopes
-from silo.guard.decisions import Judge, Readings
-from silo.guard.ledger import Ledger
-from silo.guard.messages import Inbound, IngressDenied, Original, parsed
 
 # Tensor replies are bounded by the schema; everything else by this (threat T23).
 _SMALL_REPLY_BYTES_MAX = codec.SMALL_PAYLOAD_BYTES_MAX
@@ -593,6 +580,7 @@ def coordinator_leaf(place: CoordinatorPlace, files: TlsFiles) -> bytes:
 
 
 # ---- the way in -------------------------------------------------------------------------------------
+
 
 class Ingress:
     """The way in. It is handed what the channel brought, and can send nothing.

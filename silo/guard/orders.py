@@ -30,6 +30,7 @@ from fedsilo.protocol.errors import (
 from silo.guard.adapter_orders import AdapterOrders
 from silo.guard.clock_watch import ClockWatch
 from silo.guard.decisions import orders_of
+from silo.guard.exchange import FileExchange
 from silo.guard.gate import Gate
 from silo.guard.halts import Halts
 from silo.guard.held_payloads import HeldPayloads
@@ -40,7 +41,6 @@ from silo.guard.releases import Releases
 from silo.guard.run import RunManager, SiloRun
 from silo.guard.startup import Site, require_rung
 from silo.guard.supervisor import TrainerHandle
-from silo.guard.exchange import FileExchange
 
 
 @dataclass(frozen=True)

@@ -47,13 +47,12 @@ from fedsilo.protocol.transcript import (
     transcript_from_canonical,
 )
 from policies.catalogue import digest_of
-from silo.guard.coordinator_client import CoordinatorClient
+from silo.guard.coordinator_client import CoordinatorClient, Witnessing
 from silo.guard.decisions import pool_stands
 from silo.guard.gate import Gate
 from silo.guard.ledger import Ledger
 from silo.guard.messages import Inbound
 from silo.guard.startup import Site
-from silo.guard.coordinator_client import Witnessing
 
 _log = logging.getLogger("fedsilo.silo")
 
@@ -101,7 +100,9 @@ class Agreement:
         waiting: the round that waits for the others, if one does.
     """
 
-    def __init__(self, *, site: Site, gate: Gate, ledger: Ledger, witnessing: Witnessing, talk: CoordinatorClient) -> None:
+    def __init__(
+        self, *, site: Site, gate: Gate, ledger: Ledger, witnessing: Witnessing, talk: CoordinatorClient
+    ) -> None:
         self._site = site
         self._gate = gate
         self._ledger = ledger

@@ -25,11 +25,11 @@ from fedsilo.protocol.transcript import RoundEnd, Transcript, sign_end, sign_tra
 from policies.load import Policy
 from silo.config import Acceptance, CoordinatorPlace
 from silo.guard.adapters import AdapterStore
+from silo.guard.channel import FileChannel
 from silo.guard.clock_watch import ClockWatch
 from silo.guard.context import RunView
 from silo.guard.daemon import Guard
 from silo.guard.events import Event, Wake
-from silo.guard.channel import FileChannel
 from silo.guard.framing import Reply
 from silo.guard.supervisor import TrainerHandle, TrainerSaid
 from silo.link import LinkMessage

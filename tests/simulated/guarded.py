@@ -27,9 +27,9 @@ from policies.load import Policy
 from policies.schema import LoraSchema
 from silo.guard.adapters import AdapterStore
 from silo.guard.archive import Archive
+from silo.guard.channel import FileChannel
 from silo.guard.clock_watch import ClockWatch
 from silo.guard.context import RunView, SiteView
-from silo.guard.channel import FileChannel
 from silo.guard.framing import Reply
 from silo.guard.gate import Gate
 from silo.guard.ledger import Head, Ledger
