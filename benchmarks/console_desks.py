@@ -121,7 +121,7 @@ class Silo:
     """The guard's panel over a real gate and a long log; every query is the guard's own."""
 
     def __init__(self, folder: Path) -> None:
-        from silo.guard.control import ControlServer
+        from silo.guard.control_socket import ControlServer
         from tests.console.states import POLICY_DIGEST, release, silo
         from tests.policies import setting
         from tests.simulated.guarded import Bench

@@ -24,19 +24,19 @@ RULES = "policies.rules"
 SCREENS = "policies.screens"
 ARCHIVE = "silo.guard.archive"
 CLOCK_WATCH = "silo.guard.clock_watch"
-DAEMON = "silo.guard.daemon"
+LOOP = "silo.guard.loop"
 ENVELOPES = "silo.guard.envelopes"
 GATE = "silo.guard.gate"
-HALTS = "silo.guard.halts"
-FORCE = "silo.guard.in_force"
+GUARD_COMMANDS = "silo.guard.commands"
+GUARD_POLICY_CHANGE = "silo.guard.policy_change"
 RUN = "silo.guard.run"
 DECISIONS = "silo.guard.decisions"
 LEDGER = "silo.guard.ledger"
 LEDGER_CHECK = "silo.guard.ledger_check"
 RELEASES = "silo.guard.releases"
 GUARD_SCREENS = "silo.guard.screens"
-STARTUP = "silo.guard.startup"
-TRANSCRIPTS = "silo.guard.transcripts"
+SITE = "silo.guard.site"
+ROUND_AGREEMENT = "silo.guard.round_agreement"
 
 STEPS: tuple[tuple[str, str, str, str], ...] = (
     # ---- the way out ----
@@ -161,7 +161,7 @@ STEPS: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         "a clock's halt ends with its process",
-        f"{DAEMON}:Guard._look_at_clock",
+        f"{LOOP}:Guard._look_at_clock",
         "self._ledger.keep_clock_halt(asdict(fault))",
         "pass",
     ),
@@ -287,11 +287,11 @@ STEPS: tuple[tuple[str, str, str, str], ...] = (
         'database.execute("DELETE FROM approvals WHERE release_id=?", (release_id,))',
         "pass",
     ),
-    ("anybody releases a halted kind", f"{HALTS}:Halts.release", "ROLE not in command.roles", "False"),
-    ("one person releases a halted kind", f"{HALTS}:Halts.release", "if len(given) >= needed:", "if given:"),
+    ("anybody releases a halted kind", f"{GUARD_COMMANDS}:Halts.release", "ROLE not in command.roles", "False"),
+    ("one person releases a halted kind", f"{GUARD_COMMANDS}:Halts.release", "if len(given) >= needed:", "if given:"),
     (
         "the yes to one halt counts for the next",
-        f"{HALTS}:Halts.release",
+        f"{GUARD_COMMANDS}:Halts.release",
         'digest.removeprefix("sha256:") != self._digest(kind, since)',
         "False",
     ),
@@ -302,9 +302,14 @@ STEPS: tuple[tuple[str, str, str, str], ...] = (
         "()",
     ),
     # ---- the policy in force ----
-    ("a looser policy comes in at a start", f"{FORCE}:step_to", "not looser", "True"),
-    ("a looser policy comes in while running", f"{FORCE}:reload", "loosened(changes)", "[]"),
-    ("a ledger that was taken away is a first start", f"{FORCE}:step_to", "if seen.records:", "if False:"),
+    ("a looser policy comes in at a start", f"{GUARD_POLICY_CHANGE}:step_to", "not looser", "True"),
+    ("a looser policy comes in while running", f"{GUARD_POLICY_CHANGE}:reload", "loosened(changes)", "[]"),
+    (
+        "a ledger that was taken away is a first start",
+        f"{GUARD_POLICY_CHANGE}:step_to",
+        "if seen.records:",
+        "if False:",
+    ),
     (
         "an older ledger goes on beside today's log",
         f"{LEDGER_CHECK}:disagreement",
@@ -317,32 +322,32 @@ STEPS: tuple[tuple[str, str, str, str], ...] = (
         "book.raise_to(found.book)",
         "pass",
     ),
-    ("the federation's charter binds nobody", f"{STARTUP}:effective_policy", "config.charter", "None"),
+    ("the federation's charter binds nobody", f"{SITE}:effective_policy", "config.charter", "None"),
     # ---- what all parties of a round sign ----
     (
         "a transcript that the coordinator did not sign is signed",
-        f"{TRANSCRIPTS}:Agreement._signed",
+        f"{ROUND_AGREEMENT}:Agreement._signed",
         "transcript if is_signed(transcript, coordinator, key, body.transcript_signature) else None",
         "transcript",
     ),
-    ("a transcript may name anything", f"{TRANSCRIPTS}:Agreement._take", "if wrong:", "if False:"),
+    ("a transcript may name anything", f"{ROUND_AGREEMENT}:Agreement._take", "if wrong:", "if False:"),
     (
         "a second transcript of a round is nothing",
-        f"{TRANSCRIPTS}:Agreement._compare_shown",
+        f"{ROUND_AGREEMENT}:Agreement._compare_shown",
         "conflict(known, shown)",
         "()",
     ),
-    ("what peers signed instead is nothing", f"{TRANSCRIPTS}:Agreement.compare", "if counted.others:", "if False:"),
-    ("a round begins with too few signatures", f"{TRANSCRIPTS}:Agreement._agreed", "len(signed) < least", "False"),
+    ("what peers signed instead is nothing", f"{ROUND_AGREEMENT}:Agreement.compare", "if counted.others:", "if False:"),
+    ("a round begins with too few signatures", f"{ROUND_AGREEMENT}:Agreement._agreed", "len(signed) < least", "False"),
     (
         "an agreement on another transcript begins the round",
-        f"{TRANSCRIPTS}:Agreement._agreed",
+        f"{ROUND_AGREEMENT}:Agreement._agreed",
         "body.transcript_sha256 != transcript.digest",
         "False",
     ),
     (
         "a result of another transcript is believed",
-        f"{TRANSCRIPTS}:Agreement._result",
+        f"{ROUND_AGREEMENT}:Agreement._result",
         "not second and (body.transcript_sha256 != transcript.digest or not named <= set(transcript.silos))",
         "False",
     ),

@@ -58,8 +58,8 @@ _NEAREST = {
     named.TRANSCRIPT: ("tests/protocol/test_T20*.py", "tests/security/test_T20*.py"),
     named.CODEC: ("tests/protocol/test_codec.py",),
     named.ENGINE: ("tests/policies/test_engine.py",),
-    named.HALTS: ("tests/simulated/test_gate_screens.py", "tests/simulated/test_gate_interrupted.py"),
-    named.FORCE: (
+    named.GUARD_COMMANDS: ("tests/simulated/test_gate_screens.py", "tests/simulated/test_gate_interrupted.py"),
+    named.GUARD_POLICY_CHANGE: (
         "tests/simulated/test_policy_in_force.py",
         "tests/simulated/test_T42_older_ledger.py",
         "tests/simulated/test_policy_reload.py",
@@ -80,8 +80,8 @@ _NEAREST = {
         "tests/simulated/test_gate_screens.py",
         "tests/simulated/test_policy_reload.py",
     ),
-    named.STARTUP: ("tests/simulated/test_policy*.py",),
-    named.TRANSCRIPTS: ("tests/security/test_T20_round_transcripts.py", "tests/security/test_T20*.py"),
+    named.SITE: ("tests/simulated/test_policy*.py",),
+    named.ROUND_AGREEMENT: ("tests/security/test_T20_round_transcripts.py", "tests/security/test_T20*.py"),
 }
 _SECONDS_MAX = 900  # a mutant that hangs the suite is noticed too
 _THREAT = re.compile(r"(?:\b|_)([TXB])([0-9]{1,2})(?![0-9A-Za-z])")

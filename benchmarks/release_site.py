@@ -35,8 +35,8 @@ from policies.schema import LoraSchema
 from silo.config import CoordinatorPlace
 from silo.guard.adapters import AdapterStore
 from silo.guard.context import RunView
-from silo.guard.daemon import Guard
 from silo.guard.ledger import Release
+from silo.guard.loop import Guard
 from silo.guard.messages import Held
 from silo.sampling import Training
 from tests.policies import setting

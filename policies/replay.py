@@ -3,7 +3,7 @@
 A decision record holds all that `measure` found and the counts it was judged by, so `decide` can be asked again.
 What this does not tell: what would have followed. A message is judged as it was sent (a smaller clip limit would have
 scaled the delta first), each for itself, and with the counts of its own time. Screens replay from what they found then;
-where their settings are others, that takes the archived text (silo/guard/rescreening.py), and where it is gone, nobody
+where their settings are others, that takes the archived text (silo/guard/screens.py), and where it is gone, nobody
 knows. What was withheld is in no archive: looser screens cannot bring it back.
 """
 

@@ -35,8 +35,7 @@ AREAS: dict[str, tuple[str, ...]] = {
     "decisions": (
         "silo/guard/decisions.py",
         "silo/guard/releases.py",
-        "silo/guard/release_keeping.py",
-        "silo/guard/halts.py",
+        "silo/guard/commands.py",
         "silo/guard/run.py",
     ),
     "engine": ("policies/engine.py",),

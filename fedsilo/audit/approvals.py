@@ -1,7 +1,7 @@
 """What a log says that people answered: to messages that were held for them, and to halts.
 
 The log has who answered, with which certificate, to which digest and when, and what each person signed; whether that
-holds is `orders.py`'s to say, and is told here beside each answer. A release is granted only where an allowing
+holds is `commands.py`'s to say, and is told here beside each answer. A release is granted only where an allowing
 decision names its grants; the first of two approvals frees nothing.
 What this cannot show: that a person answered at all, of a record that an earlier version wrote. Its guard says so.
 """
@@ -64,7 +64,7 @@ class Approvals:
             record: of the log.
             version: number of policy changes before it, since each voids what was given.
             note: what the person wrote, where the site keeps it.
-            order: verdict of `orders.py` on what the person signed.
+            order: verdict of `commands.py` on what the person signed.
         """
         event, detail = record["event"].partition(".")[2], record.get("detail", {})
         release = text_of(detail.get("release"))

@@ -355,7 +355,7 @@ def _rescreened(
     one looks at so many."""
     from fedsilo.cli.silo_control import command
     from fedsilo.protocol.errors import ConflictError, UsageError
-    from silo.guard.rescreening import COMMAND
+    from silo.guard.screens import COMMAND
 
     if not operator:
         raise UsageError("who asks? --operator NAME", hint="an auditor or approver of this site; it is recorded")

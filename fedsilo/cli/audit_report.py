@@ -152,7 +152,7 @@ def _collection(config: Path) -> tuple[str, str]:
 def _signer(config: Path) -> Identity:
     """The site's identity with its keys, which only its own user may read. Raises NotAllowedError, NotFoundError."""
     from silo.config import load_config
-    from silo.guard.startup import site_identity
+    from silo.guard.site import site_identity
 
     return site_identity(load_config(config))
 

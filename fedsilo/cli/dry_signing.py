@@ -14,7 +14,7 @@ from fedsilo.control.dry_run import Signing
 from fedsilo.protocol.errors import NotAllowedError
 
 # Command -> action of certs/roles.py, where they are not called the same. The daemons register them
-# (silo/guard/orders.py); a test compares.
+# (silo/guard/commands.py); a test compares.
 ACTIONS_OF_COMMANDS: Mapping[str, str] = {
     "pause": "silo.pause", "resume": "silo.resume", "stop": "silo.stop", "leave": "silo.leave",
     "policy.reload": "change.propose", "policy.propose": "change.propose", "policy.approve": "change.approve",

@@ -39,8 +39,8 @@ def accept(
     from fedsilo.files.durable import holder_of
     from fedsilo.files.identity_files import load_site as load_people
     from silo.guard import ledger_check
-    from silo.guard.proposals import HOURS_UNKNOWN, People
-    from silo.guard.startup import AUDIT, LOCK
+    from silo.guard.signed_files import HOURS_UNKNOWN, People
+    from silo.guard.site import AUDIT, LOCK
 
     site = load_site(config)
     if holder := holder_of(site.state_dir / LOCK):
@@ -86,7 +86,7 @@ def _shown(site: SiloConfig, found: Disagreement) -> list[tuple[str, str]]:
     from fedsilo.audit.log import sent_by_kind
     from fedsilo.audit.segments import read_records
     from silo.guard.ledger_check import since
-    from silo.guard.startup import AUDIT
+    from silo.guard.site import AUDIT
 
     records = since(read_records(site.state_dir / AUDIT), found)
     left = [f"{count} {kind}, {size:,} bytes" for kind, (count, size) in sent_by_kind(records).items()]

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from policies.model import PolicyFile
     from silo.config import SiloConfig
     from silo.guard.ledger import PolicyInForce
-    from silo.guard.proposals import People
+    from silo.guard.signed_files import People
 
 OVERLAP_WORDS = 8  # in a row that count as a passage of a private record, where the policy says nothing of it
 _CLOCKS_DIFFER = timedelta(minutes=5)  # a guard whose clock is behind must not find it valid for too long
@@ -52,8 +52,8 @@ def propose(
     from fedsilo.files.site_policy import files_beside
     from policies.compare import effective
     from policies.load import load_policy
-    from silo.guard import proposals
-    from silo.guard.in_force import loosened
+    from silo.guard import policy_change, signed_files
+    from silo.guard.policy_change import loosened
 
     site = load_site(config)
     last, before, people = _in_force(site)
@@ -72,14 +72,14 @@ def propose(
             code="NOT_LOOSER",
         )
     linted = _linted(site, before, policy.file, [new.parent, site.policy.parent], public or [])
-    needed = before.approvals.policy_change if before else proposals.PERSONS_UNKNOWN
+    needed = before.approvals.policy_change if before else signed_files.PERSONS_UNKNOWN
     signed = sign_as(
-        _operator(site, operator), proposals.PROPOSE,
-        proposals.proposal_arguments(text, charter_text, last.digest, policy.digest, custom_text),
+        _operator(site, operator), signed_files.PROPOSE,
+        policy_change.proposal_arguments(text, charter_text, last.digest, policy.digest, custom_text),
         expires=people.now + timedelta(hours=people.hours) - _CLOCKS_DIFFER,
     )  # fmt: skip
-    path, proposal = proposals.write_proposal(
-        site.policy.parent / proposals.PROPOSALS, text, charter_text, signed, people, custom_text
+    path, proposal = policy_change.write_proposal(
+        site.policy.parent / signed_files.PROPOSALS, text, charter_text, signed, people, custom_text
     )
     data = {
         "proposal": str(path), "id": proposal.id, "proposer": proposal.proposer, "before": proposal.before,
@@ -121,11 +121,11 @@ def activate(
     """
     from console.client import sign_as
     from policies.load import load_policy
-    from silo.guard import proposals
+    from silo.guard import policy_change, signed_files
 
     site = load_site(config)
     last, before, people = _in_force(site)
-    found = proposals.read_proposal(proposal, people)
+    found = policy_change.read_proposal(proposal, people)
     if found.before != last.digest:
         raise ConflictError(
             f"{proposal} is for the policy {found.before[:12]}; in force is {last.digest[:12]}",
@@ -141,15 +141,15 @@ def activate(
         found.after, expect_digest, f"{_table(changes)}\n\nthe policy:",
         hint="the proposer's `fedsilo policy propose` printed it as `after`", json_output=json_output,
     )  # fmt: skip
-    needed = before.approvals.policy_change if before else proposals.PERSONS_UNKNOWN
+    needed = before.approvals.policy_change if before else signed_files.PERSONS_UNKNOWN
     signed = sign_as(
-        _operator(site, operator), proposals.APPROVE, proposals.approval_arguments(found), expires=found.expires
+        _operator(site, operator), signed_files.APPROVE, policy_change.approval_arguments(found), expires=found.expires
     )
-    given = proposals.write_approval(proposal, found, signed, people)
-    approvers, refused = proposals.approvers_of(proposal, found, people)
+    given = policy_change.write_approval(proposal, found, signed, people)
+    approvers, refused = policy_change.approvers_of(proposal, found, people)
     complete = len(approvers) >= needed
     if complete:
-        proposals.put_in_place(proposal, found, site.policy, site.charter)
+        policy_change.put_in_place(proposal, found, site.policy, site.charter)
     warnings = list(refused)
     if complete and policy.charter is not None and site.charter_sha256 not in (None, policy.charter.digest):
         warnings.append(f"set charter_sha256 in {config} to {policy.charter.digest}, or the silo does not start")
@@ -236,9 +236,9 @@ def _in_force(site: SiloConfig) -> tuple[PolicyInForce, PolicyFile | None, Peopl
         NotFoundError: none was ever in force here.
     """
     from fedsilo.files.identity_files import load_site as load_people
-    from silo.guard import proposals
+    from silo.guard import signed_files
     from silo.guard.ledger import Ledger
-    from silo.guard.startup import LEDGER
+    from silo.guard.site import LEDGER
 
     path = site.state_dir / LEDGER
     last, latest = None, 0.0
@@ -251,10 +251,14 @@ def _in_force(site: SiloConfig) -> tuple[PolicyInForce, PolicyFile | None, Peopl
             f"no policy has been in force at {site.silo} yet", hint="the first `silo start` takes the one that is there"
         )
     before = last.file
-    hours = before.approvals.expiry_hours if before else proposals.HOURS_UNKNOWN
+    hours = before.approvals.expiry_hours if before else signed_files.HOURS_UNKNOWN
     pem, roles = load_people(site.identity.site_ca, site.identity.operators, site=site.silo)
     now = datetime.fromtimestamp(max(time.time(), latest), UTC)
-    return last, before, proposals.People(site.silo, pem, roles, now, min(hours, proposals.HOURS_MAX), site.federation)
+    return (
+        last,
+        before,
+        signed_files.People(site.silo, pem, roles, now, min(hours, signed_files.HOURS_MAX), site.federation),
+    )
 
 
 def _operator(site: SiloConfig, name: str) -> Any:

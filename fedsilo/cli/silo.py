@@ -195,7 +195,7 @@ def join(config: ConfigOption = CONFIG_DEFAULT, json_output: JsonOption = False)
 
     from fedsilo.protocol.errors import UsageError
     from silo.guard.checks import look_at_coordinator
-    from silo.guard.startup import load_site_parts
+    from silo.guard.site import load_site_parts
 
     read = load_site(config)
     if read.coordinator.by_files:
@@ -278,8 +278,8 @@ def start(
     one_thread_for_sums(os.environ)
     refuse_foreign_names()
     from fedsilo.cli.silo_text import private_text
-    from silo.guard.service import prepare_logging, serve
-    from silo.guard.startup import thread_warning
+    from silo.guard.main import prepare_logging, serve
+    from silo.guard.site import thread_warning
 
     loaded = load_site(config)
     if loaded.trainer.launch == "child":

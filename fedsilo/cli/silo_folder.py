@@ -18,12 +18,12 @@ from fedsilo.audit.message_index import utc
 from fedsilo.control.query_arguments import Asked
 from fedsilo.protocol.errors import NotFoundError, OperationError
 from policies.model import PolicyFile
+from silo.guard.answers.queries import release_page
+from silo.guard.answers.release import given_of
 from silo.guard.gate import Gate
 from silo.guard.ledger import Ledger, Release
-from silo.guard.release_pages import release_page
-from silo.guard.release_view import given_of
 from silo.guard.releases import Releases
-from silo.guard.startup import LEDGER
+from silo.guard.site import LEDGER
 
 UNREAD = "what held releases are made of: the policy in force was written by another version"
 

@@ -188,7 +188,7 @@ def plan_peers(facts: Facts, policy: Policy, history: History) -> Judgement:
 @rule("plan asks for enough updates", "MIN_UPDATES", "run.plan")
 def plan_updates(facts: Facts, policy: Policy, history: History) -> Judgement:
     """No round of the plan may be committed with fewer updates than this site's own enters a mean over (T58). What
-    comes of each round is compared with its signed result (`silo/guard/transcripts.py`)."""
+    comes of each round is compared with its signed result (`silo/guard/round_agreement.py`)."""
     path = ("federation", "min_updates")
     if "quorum" not in facts:
         return not_applicable(path)  # measured by a version that did not look at it

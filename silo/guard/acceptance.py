@@ -40,9 +40,9 @@ from fedsilo.protocol.method import LoadAdapter
 from silo.config import Acceptance as AcceptanceLimits
 from silo.config import SiloConfig
 from silo.guard.adapters import AdapterStore
+from silo.guard.answers.state import Panel
 from silo.guard.context import RunView
 from silo.guard.gate import Gate
-from silo.guard.panel import Panel
 from silo.measuring import MeasureHoldout, PromptSet
 from silo.report.benefit import CONFIDENCE, POWER, difference_interval, student_quantile
 

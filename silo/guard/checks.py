@@ -43,14 +43,14 @@ from silo.config import SiloConfig, place_of
 from silo.guard import isolation
 from silo.guard.clock_watch import look_offline
 from silo.guard.gate import coordinator_leaf
-from silo.guard.in_force import Seen, step_to
 from silo.guard.ledger import Ledger
 from silo.guard.ledger_check import disagreement, named_in_folder
+from silo.guard.policy_change import Seen, step_to
 from silo.guard.public_grader import public_grader
 from silo.guard.rollout_server import check as check_rollout
 from silo.guard.rollout_server import environment_of
 from silo.guard.screens import check_screens
-from silo.guard.startup import (
+from silo.guard.site import (
     AUDIT,
     LEDGER,
     LOCK,

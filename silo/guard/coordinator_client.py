@@ -37,7 +37,7 @@ from fedsilo.protocol.services import PROTOCOL_VERSION
 from policies.load import Policy
 from silo.guard.gate import Gate
 from silo.guard.messages import Carried, Inbound, NotSent
-from silo.guard.startup import Site, own_verifiers
+from silo.guard.site import Site, own_verifiers
 
 _log = logging.getLogger("fedsilo.silo")
 

@@ -39,15 +39,15 @@ from fedsilo.protocol.errors import ConflictError, DeniedError, PeerError, Unrea
 from fedsilo.protocol.services import OUTBOUND_KINDS
 from fedsilo.protocol.transcript import sign_transcript, transcript_from_canonical
 from silo.guard import envelopes
+from silo.guard.answers.state import Panel
 from silo.guard.coordinator_client import NOTHING_YET, CoordinatorClient, seconds_between
 from silo.guard.framing import Reply
 from silo.guard.gate import Gate
 from silo.guard.ledger import Ledger
 from silo.guard.messages import Inbound, IngressDenied
-from silo.guard.panel import Panel
+from silo.guard.round_agreement import Agreement
 from silo.guard.run import RunManager
-from silo.guard.startup import Site
-from silo.guard.transcripts import Agreement
+from silo.guard.site import Site
 
 LONG_POLL_SECONDS = 3.0  # also how long an ending daemon may wait for the exchange in flight
 SHORT_POLL_SECONDS = 1.0

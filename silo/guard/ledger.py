@@ -41,7 +41,7 @@ import sqlite3
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -56,7 +56,6 @@ from fedsilo.protocol.errors import ConflictError, NotFoundError, OperationError
 from policies.engine import HistoryBook
 from policies.model import PolicyFile
 from policies.model_kinds import without_gone
-from silo.guard.ledger_recount import Recount
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT NOT NULL);
@@ -224,6 +223,37 @@ class Heads:
 
 
 # ---- payloads ----------------------------------------------------------------------------------------
+
+
+@dataclass
+class Recount:
+    """What the log alone says.
+
+    Attributes:
+        book: counts of all that was allowed out, and what screens found and halted.
+        sent: run -> highest sequence of a message that went out.
+        received, taken: highest sequence of a message that was let in; of one that is an item of the coordinator's
+            outbox, which comes again until it is acknowledged.
+        runs: names that are spent.
+        open: the run that was last taken part in, if no end of it is on record.
+        proposals: of policies, each used.
+        releases: "round/silo" -> how many numbers of held releases are used up.
+        decided_by: digest of the policy that decided last; empty where no record says it.
+        restored: digests of what approvers accepted before.
+        waiting: id of a held release -> what is recorded of it, where no end of it is on record.
+    """
+
+    book: HistoryBook = field(default_factory=HistoryBook)
+    sent: dict[str, int] = field(default_factory=dict)
+    received: int = 0
+    taken: int = 0
+    runs: set[str] = field(default_factory=set)
+    open: str = ""
+    proposals: set[str] = field(default_factory=set)
+    releases: dict[str, int] = field(default_factory=dict)
+    decided_by: str = ""
+    restored: set[str] = field(default_factory=set)
+    waiting: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
 class Payloads:
@@ -416,8 +446,8 @@ class Ledger:
         return bytes.fromhex(self._fact("finding_key") or "")
 
     def raise_to(self, named: Head, found: Recount, policy: PolicyInForce | None) -> dict[str, int]:
-        """Raise everything to what the log shows (`ledger_recount.py`), in one transaction: the next group after the
-        one that the log names.
+        """Raise everything to what the log shows (`ledger_check.recounted`), in one transaction: the next group after
+        the one that the log names.
 
         Args:
             named: head that the log names last.

@@ -23,7 +23,7 @@ from fedsilo.grading.worker import GradingProcess
 from fedsilo.protocol.errors import UsageError
 from silo.config import SiloConfig
 from silo.guard import isolation
-from silo.guard.startup import never_shown
+from silo.guard.site import never_shown
 
 
 def public_grader(config: SiloConfig) -> GradingProcess:

@@ -60,17 +60,17 @@ from fedsilo.protocol.transcript import transcript_from_canonical
 from policies.schema import LoraSchema
 from silo.guard.acceptance import Acceptance
 from silo.guard.adapters import AdapterStore
+from silo.guard.answers.state import Panel
 from silo.guard.context import RunView
 from silo.guard.coordinator_client import CoordinatorClient
 from silo.guard.decisions import halts, in_turn
 from silo.guard.gate import Gate
 from silo.guard.ledger import LEFT, Ledger, OutboxItem, Release
 from silo.guard.messages import Allowed, Denied, Held, Inbound, IngressDenied, decoded_factors, parsed
-from silo.guard.panel import Panel
 from silo.guard.releases import Releases, Settled
-from silo.guard.startup import Site, require_part, trained_with
+from silo.guard.round_agreement import Agreement, TooFewUpdates, TranscriptRefused, Waiting
+from silo.guard.site import Site, require_part, trained_with
 from silo.guard.supervisor import TrainerHandle
-from silo.guard.transcripts import Agreement, TooFewUpdates, TranscriptRefused, Waiting
 from silo.link import LinkClosed, LinkMessage
 from silo.measuring import MeasureHoldout, fields_of
 from silo.sampling import PROMPTS_MAX, TaskGiver, Training

@@ -31,7 +31,7 @@ from silo.config import SiloConfig
 from silo.guard import isolation, trainer_link
 from silo.guard.isolation_controls import NO_CONTROLS, Controls
 from silo.guard.rollout_server import RolloutServers
-from silo.guard.startup import own_verifiers
+from silo.guard.site import own_verifiers
 from silo.guard.trainer_environment import trainer_environment
 from silo.guard.trainer_report import TEXT_CHARACTERS_MAX
 from silo.guard.trainer_revival import Given, Restart, require_same_rung

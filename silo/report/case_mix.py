@@ -26,7 +26,7 @@ from fedsilo.protocol.services import UPDATE_KINDS
 from silo.config import SiloConfig
 from silo.guard.adapters import AdapterStore
 from silo.guard.ledger import FOLDER
-from silo.guard.startup import effective_policy, field_names, site_schema
+from silo.guard.site import effective_policy, field_names, site_schema
 from silo.report.alone import plan_alone, with_update
 from silo.report.measure import Say, adapter_at_start, find_run, report_trainer
 

@@ -36,7 +36,7 @@ from silo.config import Rollout, SiloConfig
 from silo.guard.adapters import AdapterStore
 from silo.guard.isolation import why_waived
 from silo.guard.ledger import Ledger
-from silo.guard.startup import (
+from silo.guard.site import (
     LEDGER,
     LOCK,
     effective_policy,

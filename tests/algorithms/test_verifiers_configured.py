@@ -23,7 +23,7 @@ from fedsilo.protocol.errors import UsageError
 from fedsilo.protocol.randomness import generator
 from fedsilo.protocol.strict_yaml import load, validate
 from silo.guard import isolation
-from silo.guard.startup import _check_verifiers, trained_with
+from silo.guard.site import _check_verifiers, trained_with
 from silo.guard.trainer_environment import trainer_environment
 from silo.link import Link, LinkMessage, Listener
 from silo.trainer.batch import Group

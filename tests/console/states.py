@@ -9,7 +9,7 @@ from typing import Any
 
 from console.store import Store
 from console.values import Snapshot
-from silo.guard.release_view import STAYS
+from silo.guard.answers.release import STAYS
 
 NOW = datetime(2026, 12, 1, 10, 0, 0, tzinfo=UTC).timestamp()
 DIGEST = "7be144d0" + "5a" * 26 + "c09f"

@@ -33,7 +33,7 @@ def loop(tmp_path: Path) -> Iterator[Loop]:
 
 @pytest.fixture
 def ask(site: Site, loop: Loop, monkeypatch: pytest.MonkeyPatch) -> Any:
-    from silo.guard.adapter_orders import AdapterOrders
+    from silo.guard.commands import AdapterOrders
 
     orders = dataclasses.replace(loop.guard.orders, on_loop=lambda work: work())
     AdapterOrders(orders).register(site.desk, lambda work: work)

@@ -18,9 +18,9 @@ from fedsilo.audit.message_index import utc
 from fedsilo.cli import approvals as cli_approvals
 from fedsilo.cli import approvals_reading as cli_approvals_reading
 from fedsilo.cli.silo_folder import UNREAD
-from silo.guard.held_payloads import HeldPayloads
+from silo.guard.answers.queries import release_page
+from silo.guard.commands import HeldPayloads
 from silo.guard.ledger import PolicyInForce
-from silo.guard.release_pages import release_page
 from tests.console.test_real_desk import Site, site
 from tests.simulated.guarded import command
 from tests.simulated.test_release_view import earlier, say_no

@@ -30,9 +30,9 @@ from fedsilo.cli import silo as cli_silo
 from fedsilo.cli.dry_signing import ACTIONS_OF_COMMANDS
 from fedsilo.cli.output import JsonOption, emit, guarded
 from fedsilo.control.dry_run import DryRun, dry_run, is_active
+from silo.guard.commands import Orders
 from silo.guard.ledger import Ledger
-from silo.guard.orders import Orders
-from silo.guard.startup import LEDGER
+from silo.guard.site import LEDGER
 from tests.console.states import DIGEST, POLICY_DIGEST, SHOWN
 from tests.console.test_real_desk import Site, site
 from tests.policies.test_model_folder import whole_folder

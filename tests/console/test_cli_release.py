@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fedsilo.cli import approvals as cli_approvals
-from silo.guard.halts import Halts
+from silo.guard.commands import Halts
 from silo.guard.messages import Allowed, Denied
 from tests.console.test_real_desk import Site, site
 from tests.simulated import screening

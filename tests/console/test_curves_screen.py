@@ -15,7 +15,7 @@ from console.screens.confirm import TextDialog
 from console.screens.curves import CurvesScreen
 from console.values import Link
 from fedsilo.control.figures import FIGURES
-from silo.guard import panel
+from silo.guard.answers import state
 from tests.console import dumps
 from tests.console.desk import SIZES, Desk, console
 from tests.console.rounds import curves_at_coordinator, curves_at_silo, point
@@ -210,7 +210,7 @@ def test_the_baseline_is_the_mean_of_those_that_were_measured() -> None:
 def test_each_figure_that_is_kept_has_a_title_of_words_and_shares_are_in_per_cent() -> None:
     units = {name: each.unit for name, each in FIGURES.items()}
     assert {name for name, unit in units.items() if unit == "share"} == curves.SHARES
-    kept = {*panel._METRICS_SHOWN, *panel._METRICS_KEPT, *units}
+    kept = {*state._METRICS_SHOWN, *state._METRICS_KEPT, *units}
     plain = {name for name in kept if name not in curves.TITLES}
     # every word of these is one that a person reads elsewhere
     assert {word for name in plain for word in name.split("_")} <= {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fedsilo.control.figures import FIGURES, unit_of
-from silo.guard.panel import _METRICS_KEPT, _METRICS_SHOWN
+from silo.guard.answers.state import _METRICS_KEPT, _METRICS_SHOWN
 
 BY_SILO = {"donors_rejected"}  # a mapping, which is no curve
 OF_A_COORDINATOR = {"gap", "update_norm"}

@@ -12,7 +12,7 @@ from console.bar import Lock, top_bar
 from console.drawing import UNICODE
 from console.feed import Feed
 from console.values import Snapshot, why_not_answer
-from silo.guard.release_view import ON_APPROVE, ON_REJECT, STAYS
+from silo.guard.answers.release import ON_APPROVE, ON_REJECT, STAYS
 from tests.console import states
 from tests.console.desk import SIZES, console
 from tests.console.states import POLICY_DIGEST, RULES, Reading, release, rule, silo

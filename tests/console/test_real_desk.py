@@ -24,7 +24,7 @@ from console.values import Snapshot
 from fedsilo.control.desk import ControlDesk
 from fedsilo.files.durable import write_private
 from fedsilo.protocol.errors import ConflictError, FedSiloError, NotAllowedError, OperationError, UnreachableError
-from silo.guard.control import ControlServer
+from silo.guard.control_socket import ControlServer
 from tests.console.states import DIGEST, POLICY_DIGEST, release, silo
 
 WAIT_SECONDS = 20

@@ -35,7 +35,7 @@ BREACHES: dict[str, list[tuple[str, str]]] = {
         ("fedsilo.protocol.planted", "certs.encoding"),
     ],
     "only the gate holds the channel": [
-        ("silo.guard.daemon", "silo.guard.channel"),
+        ("silo.guard.loop", "silo.guard.channel"),
         ("silo.guard.planted", "silo.guard.channel"),
         ("silo.guard.exchange", "silo.guard.channel"),
         ("silo.trainer.worker", "silo.guard.channel"),
@@ -55,7 +55,7 @@ BREACHES: dict[str, list[tuple[str, str]]] = {
     "a report to the site itself never imports the way out": [
         ("silo.report.measure", "silo.guard.gate"),
         ("silo.report.benefit", "silo.guard.channel"),
-        ("silo.report.planted", "silo.guard.control"),
+        ("silo.report.planted", "silo.guard.control_socket"),
         ("silo.report.alone", "grpc"),
     ],
     "every folder has a floor": [("fedsilo.protocol.planted", "fedsilo.files.durable")],

@@ -21,7 +21,7 @@ from policies.compare import compare, effective
 from policies.load import Policy, load_policy
 from policies.render import TEXT_DAY_BYTES, TEXT_ROUND_BYTES, PlanSize, text_warnings
 from silo.config import load_config
-from silo.guard.startup import effective_policy
+from silo.guard.site import effective_policy
 from tests.policies.setting import policy_of, policy_text
 from tests.policies.test_model_folder import whole_folder
 

@@ -33,8 +33,8 @@ from fedsilo.protocol import codec, services
 from fedsilo.protocol._generated import control_pb2
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.errors import ConflictError, NotAllowedError, OperationError, PeerError, WireCode
-from silo.guard.control import ControlServer
-from silo.guard.rescreening import Rescreening
+from silo.guard.control_socket import ControlServer
+from silo.guard.screens import Rescreening
 from tests.policies import setting
 from tests.security.people import new_keys
 from tests.simulated.coordinator_parts import FEDERATION, House, SimulatedSilo, hello

@@ -31,9 +31,9 @@ from fedsilo.cli.silo_text import status_text
 from fedsilo.protocol.errors import FedSiloError, NotAllowedError
 from silo import outside
 from silo.config import SiloConfig, load_config
-from silo.guard import isolation, isolation_controls, service, trainer_link
+from silo.guard import isolation, isolation_controls, main, trainer_link
 from silo.guard.isolation_controls import Controls
-from silo.guard.service import SupervisedTrainer
+from silo.guard.main import SupervisedTrainer
 from silo.guard.supervisor import Supervisor
 from silo.link import LinkMessage
 from silo.trainer import walls
@@ -176,7 +176,7 @@ def test_T10_a_container_over_a_unix_path_holds_by_each_of_its_walls(missing: st
 def test_T10_below_the_policys_least_rung_no_run_starts_and_people_read_why(
     home: Path, site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service, "probe_fields", lambda config, process: site.fields)
+    monkeypatch.setattr(main, "probe_fields", lambda config, process: site.fields)
     container = Container(network=None)
     config = over_unix(home, container.user)
     trainer = started(config, least="container")

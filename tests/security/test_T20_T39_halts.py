@@ -13,7 +13,7 @@ from fedsilo.audit.record import RecordError
 from fedsilo.protocol import codec
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.errors import OperationError
-from silo.guard.halts import Halts
+from silo.guard.commands import Halts
 from silo.guard.ledger import Ledger
 from silo.guard.messages import ExchangeInterrupted
 from tests.policies import setting

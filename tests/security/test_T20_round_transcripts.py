@@ -21,9 +21,9 @@ from fedsilo.protocol import codec
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.errors import ConflictError, UnreachableError
 from fedsilo.protocol.transcript import is_signed, sign_transcript, silo_id, transcript_from_canonical
-from silo.guard.events import Command
+from silo.guard.commands import EQUIVOCATION_KIND, Halts
 from silo.guard.exchange import SHORT_POLL_SECONDS
-from silo.guard.halts import EQUIVOCATION_KIND, Halts
+from silo.guard.loop import Command
 from tests.policies import setting
 from tests.security.hostile_bench import Federation
 from tests.simulated.coordinator_parts import RUN_YAML, SILOS, House, SimulatedSilo, federation, until_quiet

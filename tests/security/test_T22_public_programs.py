@@ -24,7 +24,7 @@ from fedsilo.grading.worker import GradingProcess
 from fedsilo.protocol.errors import UsageError
 from silo.guard import checks, isolation, public_grader
 from silo.guard.public import Answer, PublicView
-from silo.guard.startup import AUDIT, LEDGER
+from silo.guard.site import AUDIT, LEDGER
 from tests.algorithms.hostile_programs import GOOD, HARMFUL, TEST
 
 SECRET = "the key of this silo"

@@ -16,7 +16,7 @@ from fedsilo.audit.log import AuditLog
 from fedsilo.audit.record import RecordError
 from fedsilo.protocol import codec
 from fedsilo.protocol._generated import federation_pb2 as pb
-from silo.guard.events import Wake
+from silo.guard.loop import Wake
 from silo.guard.messages import Allowed, Denied, Held
 from tests.policies import setting
 from tests.simulated.guard_loop import ADAPTER, Loop

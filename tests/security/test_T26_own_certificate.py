@@ -15,7 +15,7 @@ from certs.encoding import private_key_pem
 from certs.identity import Identity, peer_identity
 from fedsilo.audit.log import AuditLog
 from fedsilo.cli.audit_report_page import audit_report
-from silo.guard.own_certificate import OwnCertificate
+from silo.guard.site import OwnCertificate
 from tests.security.people import new_keys
 
 BEGAN = datetime(2027, 1, 4, 8, 0, tzinfo=UTC)

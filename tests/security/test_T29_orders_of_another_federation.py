@@ -18,7 +18,7 @@ from fedsilo.audit.orders import check_orders
 from fedsilo.control.desk import ControlDesk, raise_for_reply
 from fedsilo.protocol._generated import control_pb2
 from fedsilo.protocol.errors import NotAllowedError
-from silo.guard import proposals
+from silo.guard import policy_change, signed_files
 from tests.protocol.audit_parties import SILO, Clock, open_log
 from tests.security.people import new_keys
 from tests.simulated.policy_site import PolicySite, text_of
@@ -114,22 +114,22 @@ def test_T29_T34_a_proposal_of_another_federation_counts_for_nothing_and_one_of_
     looser = text_of(("min_peers: 2", "min_peers: 1"))
     path, proposal = place.propose(looser)  # signed without a federation, as an earlier version did
     key, certificate = place.keys["bob"]
-    here = proposals.People(
+    here = signed_files.People(
         "hospital_a", place.site().site_ca_pem, place.site().roles, place.now, 24, place.config.federation
     )
-    assert proposals.read_proposal(path, here).id == proposal.id
+    assert policy_change.read_proposal(path, here).id == proposal.id
 
     def approval(federation: str) -> control_pb2.Command:
         return sign_command(
-            federation=federation, site="hospital_a", name=proposals.APPROVE, request_id="request-1",
-            arguments=proposals.approval_arguments(proposal), expires=proposal.expires,
+            federation=federation, site="hospital_a", name=signed_files.APPROVE, request_id="request-1",
+            arguments=policy_change.approval_arguments(proposal), expires=proposal.expires,
             operator_certificate_pem=certificate, operator_key=key,
         )  # fmt: skip
 
     with pytest.raises(NotAllowedError, match="neuro-net"):
-        proposals.write_approval(path, proposal, approval("neuro-net"), here)
+        policy_change.write_approval(path, proposal, approval("neuro-net"), here)
     place.policy_is(looser)
     with pytest.raises(NotAllowedError):
         place.start()
-    proposals.write_approval(path, proposal, approval(place.config.federation), here)
+    policy_change.write_approval(path, proposal, approval(place.config.federation), here)
     assert place.start().how == "approved"

@@ -15,9 +15,9 @@ from fedsilo.audit.audit_verify import verify_logs
 from fedsilo.audit.log import AuditLog
 from fedsilo.audit.orders import check_orders
 from fedsilo.protocol.errors import ConflictError
+from silo.guard.answers.release import shown_facts
 from silo.guard.ledger import Release
 from silo.guard.messages import Held
-from silo.guard.release_view import shown_facts
 from silo.guard.releases import Releases
 from tests.policies import setting
 from tests.protocol.audit_parties import Clock

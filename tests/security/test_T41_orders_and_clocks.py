@@ -21,7 +21,7 @@ from fedsilo.control.desk import ControlDesk
 from fedsilo.protocol._generated import control_pb2
 from fedsilo.protocol.clocks import COMMAND_TIME
 from fedsilo.protocol.errors import NotAllowedError
-from silo.guard.control import ControlServer
+from silo.guard.control_socket import ControlServer
 
 HOUR = timedelta(hours=1)
 REAL = datetime.now(UTC)  # the person's clock, which is this machine's

@@ -13,8 +13,8 @@ import pytest
 from fedsilo.files.durable import require_authority, write_durably
 from fedsilo.protocol.errors import FedSiloError, NotAllowedError, OperationError
 from silo.guard.checks import check_site
-from silo.guard.service import serve
-from silo.guard.startup import require_authority_files
+from silo.guard.main import serve
+from silo.guard.site import require_authority_files
 from tests.simulated.policy_site import PolicySite, text_of
 
 CODE = "WRITABLE_BY_OTHERS"

@@ -50,7 +50,7 @@ def dial(host: str, port: int) -> int:
 FIELD = "string note = 63;"
 
 STATIC = {
-    "import contracts": ("silo.guard.panel", CONTRACT),
+    "import contracts": ("silo.guard.answers.state", CONTRACT),
     "banned names": ("silo.guard.planted_format", BANNED),
     "types": ("silo.guard.planted_call", TYPES),
 }
@@ -94,7 +94,7 @@ def rings_named_in(report: str) -> set[str]:
 
 def test_only_the_import_contracts_see_a_second_holder_of_the_channel(tree: Tree) -> None:
     report = "\n".join(tree.broken_contracts().values())
-    assert "silo.guard.panel -> silo.guard.channel" in report
+    assert "silo.guard.answers.state -> silo.guard.channel" in report
     assert rings_named_in(report) == {"import contracts"}
 
 

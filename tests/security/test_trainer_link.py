@@ -29,7 +29,7 @@ from fedsilo.demo import provision
 from fedsilo.protocol.errors import FedSiloError, NotAllowedError, OperationError, UsageError
 from silo.config import SiloConfig, load_config
 from silo.guard import isolation, trainer_link
-from silo.guard.service import SupervisedTrainer
+from silo.guard.main import SupervisedTrainer
 from silo.guard.supervisor import Supervisor, TrainerGone, TrainerSaid
 from silo.link import Link, LinkClosed, LinkMessage, LinkRefused, Listener, dial
 from silo.link_tls import LinkFiles, LinkTls

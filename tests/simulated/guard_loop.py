@@ -28,9 +28,8 @@ from silo.guard.adapters import AdapterStore
 from silo.guard.channel import FileChannel
 from silo.guard.clock_watch import ClockWatch
 from silo.guard.context import RunView
-from silo.guard.daemon import Guard
-from silo.guard.events import Event, Wake
 from silo.guard.framing import Reply
+from silo.guard.loop import Event, Guard, Wake
 from silo.guard.supervisor import TrainerHandle, TrainerSaid
 from silo.link import LinkMessage
 from tests.policies import setting

@@ -27,11 +27,11 @@ from fedsilo.protocol.codec import sha256_hex
 from policies.compare import effective
 from policies.load import load_policy
 from silo.config import SiloConfig, load_config
-from silo.guard import proposals
-from silo.guard.in_force import Step, take_over
+from silo.guard import policy_change, signed_files
 from silo.guard.ledger import Ledger
 from silo.guard.ledger_check import open_ledger
-from silo.guard.startup import effective_policy
+from silo.guard.policy_change import Step, take_over
+from silo.guard.site import effective_policy
 from tests.policies import setting
 from tests.simulated.guarded import COORDINATOR_KEY, OUR_KEY
 
@@ -168,9 +168,9 @@ class PolicySite:
 
     # ---- proposals ----
 
-    def people(self, hours: int = 24) -> proposals.People:
+    def people(self, hours: int = 24) -> signed_files.People:
         site = self.site()
-        return proposals.People("hospital_a", site.site_ca_pem, site.roles, self.now, hours, self.config.federation)
+        return signed_files.People("hospital_a", site.site_ca_pem, site.roles, self.now, hours, self.config.federation)
 
     def signs(
         self, person: str, name: str, arguments: dict[str, Any], expires: datetime, federation: str = ""
@@ -184,18 +184,18 @@ class PolicySite:
 
     def propose(
         self, text: str, person: str = "alice", *, before: str = "", charter: str | None = None, hours: float = 4
-    ) -> tuple[Path, proposals.Proposal]:
+    ) -> tuple[Path, policy_change.Proposal]:
         """A proposal for `text` in place of what is in force."""
         place = self.config.charter
         beside = charter.encode() if charter is not None else place.read_bytes() if place else None
         policy = effective(
             load_policy(text.encode(), "new"), None if beside is None else load_policy(beside, "charter")
         )
-        arguments = proposals.proposal_arguments(text, charter, before or self.in_force(), policy.digest)
-        signed = self.signs(person, proposals.PROPOSE, arguments, self.now + timedelta(hours=hours))
-        return proposals.write_proposal(self.folder / proposals.PROPOSALS, text, charter, signed, self.people())
+        arguments = policy_change.proposal_arguments(text, charter, before or self.in_force(), policy.digest)
+        signed = self.signs(person, signed_files.PROPOSE, arguments, self.now + timedelta(hours=hours))
+        return policy_change.write_proposal(self.folder / signed_files.PROPOSALS, text, charter, signed, self.people())
 
-    def approve(self, path: Path, proposal: proposals.Proposal, person: str) -> Path:
-        arguments = proposals.approval_arguments(proposal)
-        signed = self.signs(person, proposals.APPROVE, arguments, proposal.expires)
-        return proposals.write_approval(path, proposal, signed, self.people())
+    def approve(self, path: Path, proposal: policy_change.Proposal, person: str) -> Path:
+        arguments = policy_change.approval_arguments(proposal)
+        signed = self.signs(person, signed_files.APPROVE, arguments, proposal.expires)
+        return policy_change.write_approval(path, proposal, signed, self.people())

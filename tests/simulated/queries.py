@@ -14,7 +14,7 @@ from fedsilo.audit.log import AuditLog
 from fedsilo.audit.record import link_of
 from fedsilo.audit.segments import segments
 from fedsilo.protocol._generated import federation_pb2 as pb
-from silo.guard.panel import Panel
+from silo.guard.answers.state import Panel
 from tests.policies import setting
 from tests.simulated.guarded import OUR_KEY, Bench
 

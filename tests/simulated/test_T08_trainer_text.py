@@ -19,9 +19,9 @@ from fedsilo.files.one_line import keep_to_one_line
 from fedsilo.files.task_files import read_tasks, refuse_bad_references
 from fedsilo.protocol.errors import OperationError, UsageError
 from fedsilo.protocol.text import harmless
+from silo.guard.answers.queries import SiteView
+from silo.guard.main import prepare_logging
 from silo.guard.screens import Screens
-from silo.guard.service import prepare_logging
-from silo.guard.site_view import SiteView
 from silo.guard.supervisor import Supervisor
 from silo.guard.trainer_report import OTHER, REASONS, ValuesUnusable, counts, ready_facts
 from silo.link import LinkMessage

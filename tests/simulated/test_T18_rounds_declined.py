@@ -12,7 +12,7 @@ from coordinator.round_view import RoundView
 from fedsilo.audit.round_marks import Mark
 from fedsilo.protocol import codec
 from fedsilo.protocol._generated import federation_pb2 as pb
-from silo.guard import round_view
+from silo.guard.answers import rounds
 from tests.policies import setting
 from tests.simulated.coordinator_parts import House, SimulatedSilo, federation, until_quiet
 from tests.simulated.guard_loop import ADAPTER, Loop
@@ -79,7 +79,7 @@ def test_the_newest_word_on_the_update_itself_is_told(
         )
         for at, (event, kind, verdict) in enumerate(words)
     ]
-    assert round_view._kept_in(marks) == told
+    assert rounds._kept_in(marks) == told
 
 
 def test_a_silo_that_drops_out_of_a_round_sits_out_and_did_not_decline(late: Any) -> None:

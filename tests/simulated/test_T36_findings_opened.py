@@ -12,11 +12,11 @@ import pytest
 
 from benchmarks.release_site import Site, policy
 from fedsilo.protocol.errors import ConflictError, NotAllowedError, NotFoundError, UsageError, VerificationError
-from silo.guard.held_payloads import HeldPayloads
+from silo.guard.answers.findings import finding_id
+from silo.guard.answers.queries import ledger_page, release_page
+from silo.guard.archive import EDGES, payload_view
+from silo.guard.commands import HeldPayloads
 from silo.guard.ledger import Release
-from silo.guard.payload_view import EDGES, payload_view
-from silo.guard.release_findings import finding_id
-from silo.guard.release_pages import ledger_page, release_page
 from tests.simulated import screening
 from tests.simulated.guarded import Bench, command
 from tests.simulated.test_release_view import earlier

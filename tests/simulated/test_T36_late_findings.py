@@ -19,7 +19,7 @@ from fedsilo.audit.log import LogFullError
 from fedsilo.control.desk import ControlDesk
 from fedsilo.protocol.errors import ConflictError, NotAllowedError, OperationError
 from silo.guard.archive import TICKET_SECONDS, Tickets
-from silo.guard.held_payloads import HeldPayloads
+from silo.guard.commands import HeldPayloads
 from silo.guard.ledger import Approval, Ledger, Release
 from silo.guard.releases import Settled
 from tests.policies import setting

@@ -20,8 +20,8 @@ from fedsilo.audit.record import note_text
 from fedsilo.cli.audit import app
 from fedsilo.cli.audit_report_page import audit_report, page
 from fedsilo.protocol.errors import ConflictError, UsageError
+from silo.guard.answers.state import Panel
 from silo.guard.messages import Held
-from silo.guard.panel import Panel
 from tests.policies import setting
 from tests.simulated.guarded import Bench, command
 from tests.simulated.queries import panel_of, queries_of, same, slow

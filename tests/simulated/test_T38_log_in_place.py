@@ -16,7 +16,7 @@ import pytest
 from fedsilo.audit.log import LogLostError
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.errors import FedSiloError, OperationError
-from silo.guard.halts import ends_when
+from silo.guard.commands import ends_when
 from silo.guard.messages import Allowed
 from tests.policies import setting
 from tests.simulated.coordinator_parts import joined, until_quiet

@@ -26,7 +26,7 @@ from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.errors import OperationError
 from silo import sampling
 from silo.guard import adapters
-from silo.guard.events import Command
+from silo.guard.loop import Command
 from silo.guard.supervisor import TrainerGone
 from silo.guard.trainer_link import where_it_tells
 from silo.link import LinkMessage

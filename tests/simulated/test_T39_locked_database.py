@@ -20,7 +20,7 @@ import pytest
 from fedsilo.files import locked_file
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.errors import OperationError
-from silo.guard import service
+from silo.guard import main
 from silo.guard.ledger import Ledger
 from silo.guard.ledger_check import open_ledger
 from tests.policies import setting
@@ -185,13 +185,13 @@ def test_T39_a_stop_while_a_silo_that_starts_waits_for_its_ledger_ends_it(
 
         return open_ledger(site, log, wall, asked)
 
-    monkeypatch.setattr(service, "open_ledger", stopped_meanwhile)
+    monkeypatch.setattr(main, "open_ledger", stopped_meanwhile)
     with (
         locked(place.folder / "state" / "ledger.sqlite3"),
         pytest.raises(OperationError) as ended,
         ExitStack() as stack,
     ):
-        service._serve_locked(site, stack, lambda _: None)
+        main._serve_locked(site, stack, lambda _: None)
     assert ended.value.code == "DATABASE_LOCKED"
 
 

@@ -24,11 +24,11 @@ from fedsilo.audit.segments import SegmentWriter, read_records
 from fedsilo.cli import silo as cli_silo
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.errors import ConflictError, NotAllowedError, OperationError
-from silo.guard import ledger_check, proposals
+from silo.guard import ledger_check, signed_files
 from silo.guard.checks import check_site
-from silo.guard.in_force import Step
 from silo.guard.ledger import Ledger
 from silo.guard.messages import Allowed, Denied, Held
+from silo.guard.policy_change import Step
 from tests.simulated.guarded import Bench, MemoryChannel
 from tests.simulated.policy_site import PolicySite, text_of
 from tests.simulated.test_X05_faults import in_a_child
@@ -398,8 +398,8 @@ def test_T29_T42_an_approval_of_a_ledger_names_this_federation(
         return
     with pytest.raises(NotAllowedError, match="federation"):
         ledger_check.write_approval(place.config, shown, signed, place.people())
-    copied = place.folder / proposals.PROPOSALS / f"ledger-{shown.digest[:16]}.bob.approval"
-    proposals.keep_signed(copied, signed)
+    copied = place.folder / signed_files.PROPOSALS / f"ledger-{shown.digest[:16]}.bob.approval"
+    signed_files.keep_signed(copied, signed)
     assert "1 of 2" in refused(place).hint
 
 
@@ -601,7 +601,9 @@ def test_T42_silo_ledger_accept_shows_what_the_ledger_forgot_and_needs_two_peopl
     code, answer = run(*line, "bob", "--expect-digest", digest)
     assert (code, answer["data"]["approvers"]) == (0, ["alice", "bob"])
     for person in ("alice", "bob"):
-        signed = proposals.read_signed(place.folder / proposals.PROPOSALS / f"ledger-{digest[:16]}.{person}.approval")
+        signed = signed_files.read_signed(
+            place.folder / signed_files.PROPOSALS / f"ledger-{digest[:16]}.{person}.approval"
+        )
         assert signed.federation == place.config.federation
     assert place.start().how == "same"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fedsilo.cli.audit_report_page import audit_report, page
-from silo.guard.halts import Halts
+from silo.guard.commands import Halts
 from silo.guard.messages import Held
 from tests.policies import setting
 from tests.simulated import screening as site

@@ -15,7 +15,7 @@ from policies.load import Policy
 from silo.config import load_config
 from silo.guard.checks import check_site
 from silo.guard.screens import Screens, read_canaries, site_canaries
-from silo.guard.startup import never_shown
+from silo.guard.site import never_shown
 from tests.policies.test_plan_size import SMALL, coordinator, files, folder, invoke, silo
 
 __all__ = ["folder"]  # the fixture: what a site has before `silo init`

@@ -22,11 +22,10 @@ from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.errors import NotAllowedError, UsageError
 from policies.custom_file import custom_of
 from policies.load import load_policy
-from silo.guard import proposals
+from silo.guard import policy_change, signed_files
 from silo.guard.checks import check_site
 from silo.guard.messages import Allowed
-from silo.guard.rescreening import COMMAND, Rescreening
-from silo.guard.screens import check_screens
+from silo.guard.screens import COMMAND, Rescreening, check_screens
 from tests.policies import own_patterns as own
 from tests.policies import setting
 from tests.simulated import screening
@@ -169,11 +168,11 @@ def test_T34_a_looser_file_is_proposed_approved_and_put_in_place_with_its_policy
 
 def test_T36_another_file_than_the_one_that_was_signed_is_refused(place: PolicySite) -> None:
     policy = load_policy(site_text().encode(), "new", own.beside(own.FEWER))
-    arguments = proposals.proposal_arguments(site_text(), None, place.in_force(), policy.digest, own.FEWER)
+    arguments = policy_change.proposal_arguments(site_text(), None, place.in_force(), policy.digest, own.FEWER)
     people = place.people()
-    signed = place.signs("alice", proposals.PROPOSE, arguments, place.now + timedelta(hours=4))
-    path, proposal = proposals.write_proposal(
-        place.folder / proposals.PROPOSALS, site_text(), None, signed, people, own.FEWER
+    signed = place.signs("alice", signed_files.PROPOSE, arguments, place.now + timedelta(hours=4))
+    path, proposal = policy_change.write_proposal(
+        place.folder / signed_files.PROPOSALS, site_text(), None, signed, people, own.FEWER
     )
     assert proposal.policy(None).digest == policy.digest
     good = path.read_bytes()
@@ -181,9 +180,9 @@ def test_T36_another_file_than_the_one_that_was_signed_is_refused(place: PolicyS
         assert changed != good
         path.write_bytes(changed)
         with pytest.raises(NotAllowedError, match="signed another text"):
-            proposals.read_proposal(path, people)
+            policy_change.read_proposal(path, people)
     path.write_bytes(good)
-    assert proposals.read_proposal(path, people) == proposal
+    assert policy_change.read_proposal(path, people) == proposal
 
 
 # ---- the commands on files -----------------------------------------------------------------------------

@@ -16,10 +16,10 @@ from fedsilo.protocol import codec
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.errors import ConflictError, DeniedError, OperationError, PeerError, UnreachableError
 from policies.load import Policy
-from silo.guard.halts import Halts
+from silo.guard.commands import Halts
 from silo.guard.ledger import Approval
 from silo.guard.messages import Allowed, Held
-from silo.guard.release_keeping import keep_recorded_noes
+from silo.guard.releases import keep_recorded_noes
 from tests.policies import kinds, setting
 from tests.policies.kinds_bounds import REFT
 from tests.simulated.guarded import Bench, Killed, MemoryChannel, command

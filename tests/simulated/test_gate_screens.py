@@ -17,7 +17,7 @@ from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.errors import ConflictError, NotAllowedError, NotFoundError
 from policies import screening
 from policies.replay import replayed
-from silo.guard.halts import Halts
+from silo.guard.commands import Halts
 from silo.guard.messages import Allowed, Denied, Held
 from tests.policies import setting
 from tests.simulated import screening as site

@@ -19,8 +19,8 @@ from policies.load import Policy
 from policies.model import Egress, Ingress
 from policies.render import RULESETS
 from policies.screening import TEXT_KINDS_IN, TEXT_KINDS_OUT
+from silo.guard.commands import Halts
 from silo.guard.context import RunView
-from silo.guard.halts import Halts
 from silo.guard.messages import Allowed, Denied, IngressDenied
 from silo.guard.screens import Screens
 from tests.policies import setting

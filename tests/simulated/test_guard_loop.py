@@ -15,9 +15,9 @@ from fedsilo.protocol import codec
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.errors import DeniedError, FedSiloError, UnreachableError
 from fedsilo.protocol.method import ExportDelta
-from silo.guard import daemon
+from silo.guard import loop as guard_loop
 from silo.guard.releases import Releases
-from silo.guard.startup import never_shown
+from silo.guard.site import never_shown
 from silo.guard.supervisor import TrainerGone
 from silo.sampling import PrivateSampler, Training
 from tests.policies import setting
@@ -511,7 +511,7 @@ def test_a_command_that_nobody_waits_for_any_more_is_not_carried_out(
     loop: Loop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done: list[str] = []
-    monkeypatch.setattr(daemon, "COMMAND_TIMEOUT_SECONDS", 0.0)
+    monkeypatch.setattr(guard_loop, "COMMAND_TIMEOUT_SECONDS", 0.0)
     with pytest.raises(UnreachableError) as refused:
         loop.guard.on_loop(lambda: done.append("late"))
     assert refused.value.hint == "give a new command"

@@ -13,7 +13,7 @@ from coordinator.members import check_hello
 from fedsilo.protocol.errors import PeerError, UsageError
 from silo.config import LoadType, config_from, load_config
 from silo.guard.checks import compare_load
-from silo.guard.startup import require_part
+from silo.guard.site import require_part
 from tests.algorithms.tiny import make_plan
 from tests.simulated.coordinator_parts import AGREED, hello
 

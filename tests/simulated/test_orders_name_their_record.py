@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from silo.guard.held_payloads import HeldPayloads
+from silo.guard.commands import HeldPayloads
 from tests.simulated.guarded import command
 from tests.simulated.test_policy_reload import TIGHTER, Running, holding, wording
 

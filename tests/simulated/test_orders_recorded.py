@@ -23,7 +23,7 @@ from fedsilo.cli import run as cli_run
 from fedsilo.control.desk import ControlDesk, raise_for_reply
 from fedsilo.files.durable import write_private
 from fedsilo.protocol.errors import ConflictError, FedSiloError, NotAllowedError, NotFoundError, OperationError
-from silo.guard.control import ControlServer
+from silo.guard.control_socket import ControlServer
 from tests.policies import setting
 from tests.security.people import new_keys
 from tests.simulated.coordinator_parts import House, federation, house_in_round

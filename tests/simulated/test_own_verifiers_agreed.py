@@ -22,7 +22,7 @@ from fedsilo.protocol.errors import PeerError, UsageError
 from fedsilo.protocol.plan import plan_from_canonical
 from policies import catalogue
 from silo.config import config_from
-from silo.guard.startup import own_verifiers, require_part, trained_with
+from silo.guard.site import own_verifiers, require_part, trained_with
 from tests.algorithms.test_grading_mixture import DOSAGE, installed
 from tests.algorithms.tiny import make_plan
 from tests.coordinator_folder import write_coordinator

@@ -19,10 +19,10 @@ from policies.engine import History, decide
 from policies.model import PolicyFile
 from policies.rules import RULES
 from silo.config import load_config
-from silo.guard import proposals
-from silo.guard.in_force import Seen, step_to
+from silo.guard import policy_change, signed_files
 from silo.guard.ledger import Ledger
 from silo.guard.messages import Allowed
+from silo.guard.policy_change import Seen, step_to
 from tests.policies import setting
 from tests.policies.test_compare import MESSAGES
 from tests.policies.test_compare import policies as some_policies
@@ -93,7 +93,7 @@ def test_T34_who_approves_and_how_long_is_the_old_policys_to_say(place: PolicySi
 # ---- proposals -----------------------------------------------------------------------------------------
 
 
-def looser(place: PolicySite, **changes: Any) -> tuple[Path, proposals.Proposal]:
+def looser(place: PolicySite, **changes: Any) -> tuple[Path, policy_change.Proposal]:
     """The looser file stands in place, and its proposal is signed."""
     text = text_of(TWO, LOOSER)
     place.policy_is(text)
@@ -129,9 +129,9 @@ def test_T36_the_same_person_twice_is_one_person(place: PolicySite) -> None:
         place.approve(path, proposal, "bob")
     # bob with another certificate, under another name
     place.enrol("bob")
-    arguments = proposals.approval_arguments(proposal)
-    again = place.signs("bob", proposals.APPROVE, arguments, proposal.expires)
-    given.with_name(f"{path.stem}.carol.approval").write_bytes(proposals._dump({"command": proposals._packed(again)}))
+    arguments = policy_change.approval_arguments(proposal)
+    again = place.signs("bob", signed_files.APPROVE, arguments, proposal.expires)
+    signed_files.keep_signed(given.with_name(f"{path.stem}.carol.approval"), again)
     assert "1 of 2 approvals" in refused_start(place)
     place.approve(path, proposal, "carol")
     assert place.start().how == "approved"
@@ -142,9 +142,9 @@ def test_T36_the_proposer_is_no_approver(place: PolicySite) -> None:
     place.approve(path, proposal, "bob")
     with pytest.raises(NotAllowedError, match="another person"):
         place.approve(path, proposal, "alice")
-    arguments = proposals.approval_arguments(proposal)
-    forced = place.signs("alice", proposals.APPROVE, arguments, proposal.expires)
-    path.with_name(f"{path.stem}.alice.approval").write_bytes(proposals._dump({"command": proposals._packed(forced)}))
+    arguments = policy_change.approval_arguments(proposal)
+    forced = place.signs("alice", signed_files.APPROVE, arguments, proposal.expires)
+    signed_files.keep_signed(path.with_name(f"{path.stem}.alice.approval"), forced)
     assert "1 of 2 approvals" in refused_start(place)
     place.approve(path, proposal, "carol")
     assert place.start().how == "approved"
@@ -168,16 +168,16 @@ def test_T36_a_signature_for_another_thing_counts_for_nothing(place: PolicySite)
     path, proposal = looser(place)
     place.approve(path, proposal, "bob")
     wrong = {
-        "other name": ("approvals.approve", proposals.approval_arguments(proposal)),
-        "other proposal": (proposals.APPROVE, proposals.approval_arguments(proposal) | {"proposal": "0" * 64}),
-        "other policy": (proposals.APPROVE, proposals.approval_arguments(proposal) | {"after": "0" * 64}),
+        "other name": ("approvals.approve", policy_change.approval_arguments(proposal)),
+        "other proposal": (signed_files.APPROVE, policy_change.approval_arguments(proposal) | {"proposal": "0" * 64}),
+        "other policy": (signed_files.APPROVE, policy_change.approval_arguments(proposal) | {"after": "0" * 64}),
     }
     for name, arguments in wrong.values():
         signed = place.signs("carol", name, arguments, proposal.expires)
         with pytest.raises(NotAllowedError):
-            proposals.write_approval(path, proposal, signed, place.people())
+            policy_change.write_approval(path, proposal, signed, place.people())
         forced = path.with_name(f"{path.stem}.carol.approval")
-        forced.write_bytes(proposals._dump({"command": proposals._packed(signed)}))
+        signed_files.keep_signed(forced, signed)
         assert "1 of 2 approvals" in refused_start(place)
         forced.unlink()
     place.approve(path, proposal, "carol")

@@ -304,5 +304,5 @@ def test_T34_nothing_but_a_reload_changes_the_policy_of_a_running_guard() -> Non
     assert {path: count for path, count in places.items() if count} == {
         "silo/guard/gate.py": 1,  # adopt itself
         "silo/guard/decisions.py": 1,  # __init__
-        "silo/guard/orders.py": 1,
+        "silo/guard/commands.py": 1,
     }

@@ -12,7 +12,7 @@ import pytest
 
 from fedsilo.protocol._generated import federation_pb2 as pb
 from silo.guard.coordinator_client import BACKOFF_SECONDS
-from silo.guard.events import Wake
+from silo.guard.loop import Wake
 from tests.policies import setting
 from tests.simulated.guard_loop import Loop
 

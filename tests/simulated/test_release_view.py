@@ -20,10 +20,10 @@ from certs.roles import Roles
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.services import OUTBOUND_KINDS
 from policies.load import Policy
-from silo.guard import release_findings, release_words
+from silo.guard.answers import findings, release
+from silo.guard.answers.release import COSINE_BYTES_MAX, ON_REJECT, on_approve
 from silo.guard.ledger import PolicyInForce, Release
 from silo.guard.messages import parsed
-from silo.guard.release_view import COSINE_BYTES_MAX, ON_REJECT, on_approve
 from silo.guard.releases import Releases
 from tests.simulated import screening
 from tests.simulated.guarded import command
@@ -232,7 +232,7 @@ def test_it_says_in_a_sentence_what_leaves_and_who_is_there_by_name(site: Site) 
 def test_how_much_of_a_sites_records_is_behind_an_update_is_in_its_sentence(
     facts: dict[str, Any], of: int, told: str
 ) -> None:
-    assert told in release_words.says("lora.factors", facts, of)
+    assert told in release.says("lora.factors", facts, of)
 
 
 def test_a_message_with_text_that_no_screen_looked_at_is_told_as_that(tmp_path: Path) -> None:
@@ -367,7 +367,7 @@ def test_a_changed_policy_names_its_fields_looser_ones_first(site: Site) -> None
 def test_every_limit_that_was_loosened_is_listed_and_of_the_others_so_many(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(release_findings, "EVIDENCE_MAX", 2)
+    monkeypatch.setattr(findings, "EVIDENCE_MAX", 2)
     block = site.bench.gate.policy.file.egress.lora_factors
     assert block is not None
     edits = {f"    max_l2: {block.max_l2:g} ": f"    max_l2: {8 * block.max_l2:g} "}
@@ -410,9 +410,9 @@ def test_the_cosine_is_told_of_what_is_archived(site: Site, monkeypatch: pytest.
     assert "; cosine " in view(site, held)["difference"]
     last = next(item for item in reversed(ledger.outbox()) if item.kind == "lora.factors")
     site.bench.releases._shows._cosines.clear()
-    monkeypatch.setattr("silo.guard.release_view.COSINE_BYTES_MAX", 2 * held.payload_bytes - 1)
+    monkeypatch.setattr("silo.guard.answers.release.COSINE_BYTES_MAX", 2 * held.payload_bytes - 1)
     assert "cosine not computed: too big" in view(site, held)["difference"]
-    monkeypatch.setattr("silo.guard.release_view.COSINE_BYTES_MAX", COSINE_BYTES_MAX)
+    monkeypatch.setattr("silo.guard.answers.release.COSINE_BYTES_MAX", COSINE_BYTES_MAX)
     site.bench.releases._shows._cosines.clear()
     ledger.drop_payloads([last.digest], archived=True)
     assert "cosine unknown: not archived" in view(site, held)["difference"]

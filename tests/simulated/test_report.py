@@ -17,7 +17,7 @@ from fedsilo.protocol.errors import ConflictError, FedSiloError, NotFoundError, 
 from silo.config import load_config
 from silo.guard.adapters import AdapterStore
 from silo.guard.ledger import Ledger
-from silo.guard.startup import LEDGER, LOCK, trained_with
+from silo.guard.site import LEDGER, LOCK, trained_with
 from silo.link import Listener, dial
 from silo.report import measure
 from silo.report.measure import (

@@ -25,10 +25,9 @@ from fedsilo.protocol.errors import UsageError
 from policies import screening
 from policies.replay import replay
 from policies.screens import ScreenFailed
-from silo.guard import rescreening
+from silo.guard import screens as guard_screens
 from silo.guard.messages import Allowed, Denied
-from silo.guard.rescreening import COMMAND, Rescreening
-from silo.guard.screens import Screens
+from silo.guard.screens import COMMAND, Rescreening, Screens
 from tests.policies import setting
 from tests.simulated import screening as site
 from tests.simulated.guarded import Bench, command
@@ -159,7 +158,7 @@ def test_one_command_looks_at_so_many_and_says_where_to_go_on(bench: Bench, monk
     assert whole["next"] is None
     for name in ("PAYLOADS_MAX", "RECORDS_MAX"):
         with monkeypatch.context() as patch:
-            patch.setattr(rescreening, name, 1)
+            patch.setattr(guard_screens, name, 1)
             rows, since = [], 0
             while since is not None:
                 part = asked(bench, since=since)
@@ -227,7 +226,7 @@ def run(*arguments: object) -> tuple[int, Any]:
 def test_the_command_lists_what_changes_with_the_archived_texts(
     bench: Bench, answering: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rescreening, "PAYLOADS_MAX", 1)
+    monkeypatch.setattr(guard_screens, "PAYLOADS_MAX", 1)
     draft = tmp_path / "new.yaml"
     draft.write_text(STRICT)
     first, _ = (record["seq"] for record in bench.events("egress.decision"))
@@ -264,7 +263,7 @@ def test_the_command_asks_for_a_log_or_a_person_and_refuses_another_partys_log(
 def test_T23_a_run_of_screens_that_fails_counts_as_a_payload_read(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rescreening, "PAYLOADS_MAX", 1)
+    monkeypatch.setattr(guard_screens, "PAYLOADS_MAX", 1)
 
     def failing(*_: object) -> None:
         raise ScreenFailed("so it is")
@@ -279,5 +278,5 @@ def test_T23_a_long_rescreening_stops_after_its_time_and_says_where_to_go_on(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = iter([0.0, 1.0, 31.0])
-    monkeypatch.setattr(rescreening, "time", SimpleNamespace(monotonic=lambda: next(clock)))  # its own alone
+    monkeypatch.setattr(guard_screens, "time", SimpleNamespace(monotonic=lambda: next(clock)))  # its own alone
     assert asked(bench)["next"] == 1

@@ -15,7 +15,7 @@ from fedsilo.protocol.donor_pool import rows_ahead
 from fedsilo.protocol.errors import UnreachableError
 from fedsilo.protocol.plan import Plan
 from fedsilo.protocol.swap import public_batch
-from silo.guard.transcripts import Agreement
+from silo.guard.round_agreement import Agreement
 from tests.policies import setting
 from tests.simulated.guard_loop import ADAPTER, Loop
 from tests.simulated.guarded import command, small_factors

@@ -22,9 +22,8 @@ from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.errors import NotFoundError, OperationError, UsageError
 from fedsilo.protocol.intervals import wilson_interval
 from fedsilo.protocol.plan import plan_from_canonical
-from silo.guard import figure_history
-from silo.guard.curve_view import prompts_answered
-from silo.guard.figure_history import FigureHistory
+from silo.guard.answers import curves
+from silo.guard.answers.curves import FigureHistory, prompts_answered
 from silo.link import LinkMessage
 from tests.policies import setting
 from tests.simulated.coordinator_parts import House, SimulatedSilo, federation, until_quiet
@@ -377,7 +376,7 @@ def test_a_line_that_a_kill_tore_costs_itself_and_no_other(tmp_path: Path) -> No
 
 
 def test_the_file_stays_bounded_and_keeps_the_newest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(figure_history, "LINES_MAX", 16)
+    monkeypatch.setattr(curves, "LINES_MAX", 16)
     path = tmp_path / "figures.jsonl"
     history = FigureHistory(path)
     for step in range(1, 101):
@@ -401,11 +400,11 @@ def test_what_is_no_number_is_not_kept_and_a_damaged_line_is_passed_over(tmp_pat
 def test_T23_while_the_file_cannot_be_rewritten_it_does_not_outgrow_its_bound(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(figure_history, "LINES_MAX", 16)
+    monkeypatch.setattr(curves, "LINES_MAX", 16)
     path = tmp_path / "figures.jsonl"
     history = FigureHistory(path)
     with monkeypatch.context() as patch:
-        patch.setattr(figure_history, "write_durably", refused_by_the_disk)
+        patch.setattr(curves, "write_durably", refused_by_the_disk)
         for step in range(1, 101):
             add(history, step)
             assert len(path.read_bytes().splitlines()) <= 16
@@ -428,7 +427,7 @@ def test_T23_a_line_beyond_its_bound_is_not_kept(tmp_path: Path) -> None:
     add(history, 1, **{"n" * 1_800: 1.0})
     add(history, 2, **{"n" * 2_000: 1.0})
     assert [entry["step"] for entry in history.of("run-1")] == [1]
-    assert len((tmp_path / "figures.jsonl").read_bytes()) <= figure_history.LINE_BYTES_MAX == 2_048
+    assert len((tmp_path / "figures.jsonl").read_bytes()) <= curves.LINE_BYTES_MAX == 2_048
 
 
 def test_T31_nothing_is_written_through_a_link(tmp_path: Path) -> None:

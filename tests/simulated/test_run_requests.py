@@ -14,7 +14,7 @@ from fedsilo.protocol.errors import FedSiloError, UsageError
 from fedsilo.protocol.methods import METHODS, require_exchange
 from fedsilo.protocol.plan import Plan
 from silo.config import CoordinatorPlace, config_from
-from silo.guard.startup import require_part
+from silo.guard.site import require_part
 from tests.algorithms.tiny import make_plan
 from tests.console.test_cli_dry_run import run
 from tests.coordinator_folder import write_coordinator

@@ -10,7 +10,7 @@ import pytest
 from coordinator import config as coordinator_config
 from fedsilo.protocol.errors import UsageError
 from silo.config import config_from
-from silo.guard.startup import thread_warning
+from silo.guard.site import thread_warning
 from tests.coordinator_folder import write_coordinator
 
 EXAMPLE = (Path(__file__).parents[2] / "examples" / "hospital_a.yaml").read_text()

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from silo.guard.figure_history import FILE, LINE_BYTES_MAX, NAMES_MAX
-from silo.guard.panel import _METRICS_KEPT, _METRICS_SHOWN
+from silo.guard.answers.curves import FILE, LINE_BYTES_MAX, NAMES_MAX
+from silo.guard.answers.state import _METRICS_KEPT, _METRICS_SHOWN
 from silo.guard.trainer_report import ValuesUnusable
 from tests.policies import setting
 from tests.simulated.guard_loop import Loop

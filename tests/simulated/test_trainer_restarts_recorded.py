@@ -10,8 +10,8 @@ import pytest
 
 from fedsilo.audit.log import LogFullError
 from fedsilo.audit.tally import Tally
-from silo.guard import service
-from silo.guard.service import SupervisedTrainer
+from silo.guard import main
+from silo.guard.main import SupervisedTrainer
 from silo.guard.trainer_revival import Restart
 from silo.link import LinkMessage
 from tests.policies import setting
@@ -48,9 +48,9 @@ def supervised(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> Any:
         ready = SimpleNamespace(ready={})
         return SimpleNamespace(start=lambda *asked, **named: ready, state=ready)
 
-    monkeypatch.setattr(service, "Supervisor", supervisor)
-    monkeypatch.setattr(service, "probe_fields", lambda config, process_id: {})
-    monkeypatch.setattr(service, "never_shown", lambda config: [])
+    monkeypatch.setattr(main, "Supervisor", supervisor)
+    monkeypatch.setattr(main, "probe_fields", lambda config, process_id: {})
+    monkeypatch.setattr(main, "never_shown", lambda config: [])
     gate = loop.bench.gate
     site: Any = SimpleNamespace(config=None, schema=setting.SCHEMA, site_secret=b"")
     trainer = SupervisedTrainer(

@@ -35,27 +35,25 @@ from fedsilo.protocol.text import harmless
 from policies.load import Policy
 from silo.config import SiloConfig
 from silo.guard.adapters import AdapterStore
+from silo.guard.answers.queries import QUOTED
 from silo.guard.archive import Archive
 from silo.guard.checks import look_at_coordinator
 from silo.guard.clock_watch import ClockWatch
 from silo.guard.context import SiteView
-from silo.guard.control import ControlServer
-from silo.guard.daemon import Guard
-from silo.guard.events import Command, Event
+from silo.guard.control_socket import ControlServer
 from silo.guard.gate import Gate, open_channel
-from silo.guard.in_force import take_over
 from silo.guard.isolation import why_waived
 from silo.guard.ledger_check import open_ledger
-from silo.guard.own_certificate import OwnCertificate
+from silo.guard.loop import Command, Event, Guard
+from silo.guard.policy_change import take_over
 from silo.guard.public import PublicView, token_counter
 from silo.guard.public_grader import public_grader
 from silo.guard.releases import Releases
-from silo.guard.rescreening import Rescreening
-from silo.guard.screens import Screens, index_key, site_canaries
-from silo.guard.site_view import QUOTED
-from silo.guard.startup import (
+from silo.guard.screens import Rescreening, Screens, index_key, site_canaries
+from silo.guard.site import (
     AUDIT,
     LOCK,
+    OwnCertificate,
     Site,
     code_sha256,
     load_site_parts,

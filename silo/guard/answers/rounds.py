@@ -24,9 +24,9 @@ from fedsilo.protocol.codec import sha256_hex
 from fedsilo.protocol.errors import NotFoundError
 from fedsilo.protocol.plan import Plan, plan_from_canonical
 from fedsilo.protocol.plan_facts import digests_of, parameters_of
+from silo.guard.answers.limits import FIGURES
 from silo.guard.context import RunView
 from silo.guard.ledger import Ledger
-from silo.guard.limits_view import FIGURES
 
 ROUNDS_LISTED = 200  # the newest
 NOT_READ_YET = "the log is not read to its end yet"

@@ -52,7 +52,7 @@ from silo.guard.decisions import pool_stands
 from silo.guard.gate import Gate
 from silo.guard.ledger import Ledger
 from silo.guard.messages import Inbound
-from silo.guard.startup import Site
+from silo.guard.site import Site
 
 _log = logging.getLogger("fedsilo.silo")
 

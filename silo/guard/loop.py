@@ -1,4 +1,6 @@
-"""The guard's main path: one loop, one thread, one exchange with the coordinator at a time.
+"""What the guard's loop waits for: the trainer's words and its end, work that people or queries ask for, a wake-up.
+
+The guard's main path: one loop, one thread, one exchange with the coordinator at a time.
 
     queue of events (trainer link, signed commands, signals)  ->  loop  ->  SiloRun  ->  Gate  ->  coordinator
 
@@ -17,7 +19,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from fedsilo.audit.log import AuditLog
@@ -40,28 +42,48 @@ from fedsilo.protocol.text import harmless
 from fedsilo.protocol.transcript import Equivocation
 from policies.capacity import PROGRESS_SECONDS
 from silo.guard.adapters import AdapterStore
+from silo.guard.answers.state import Panel
 from silo.guard.archive import Archive
 from silo.guard.clock_watch import ClockWatch
+from silo.guard.commands import Halts, Orders, ends_when
 from silo.guard.coordinator_client import CoordinatorClient, Witnessing
 from silo.guard.decisions import halts
-from silo.guard.events import Command, Done, Event, Wake
 from silo.guard.exchange import Exchange, FileExchange, LineExchange
 from silo.guard.gate import Gate
-from silo.guard.halts import Halts, ends_when
-from silo.guard.in_force import RECORDS_LOOKED_AT
 from silo.guard.ledger import Ledger
 from silo.guard.messages import ExchangeInterrupted, IngressDenied
-from silo.guard.orders import Orders
-from silo.guard.panel import Panel
-from silo.guard.release_keeping import keep_recorded_noes
-from silo.guard.releases import Releases
+from silo.guard.policy_change import RECORDS_LOOKED_AT
+from silo.guard.releases import Releases, keep_recorded_noes
+from silo.guard.round_agreement import EQUIVOCATION, Agreement
 from silo.guard.run import AdapterRefused, RunManager
-from silo.guard.startup import Site
+from silo.guard.site import Site
 from silo.guard.supervisor import TrainerGone, TrainerHandle, TrainerSaid
 from silo.guard.trainer_link import where_it_tells
 from silo.guard.trainer_report import ValuesUnusable
-from silo.guard.transcripts import EQUIVOCATION, Agreement
 from silo.link import LinkClosed, LinkMessage
+
+
+@dataclass
+class Command:
+    """Something a person or a query wants done on the loop's thread."""
+
+    work: Callable[[], Any]
+    result: Future[Any] = field(default_factory=Future)
+
+
+@dataclass(frozen=True)
+class Wake:
+    """Nothing but: look again."""
+
+
+@dataclass(eq=False)
+class Done:
+    """Work that was done aside is done. noticed: by whoever waits for it, or for other work that began later."""
+
+    noticed: bool = False
+
+
+Event = TrainerSaid | TrainerGone | Command | Wake | Done
 
 _log = logging.getLogger("fedsilo.silo")
 

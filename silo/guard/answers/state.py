@@ -21,17 +21,15 @@ from fedsilo.audit.witness import OWN_HISTORY_LOST
 from fedsilo.control.desk import ControlDesk, QueryHandler
 from fedsilo.control.query_arguments import Asked
 from fedsilo.protocol.plan import Plan
+from silo.guard.answers.curves import FILE, PROMPTS, CurveView, FigureHistory, prompts_answered
+from silo.guard.answers.limits import LimitsView
+from silo.guard.answers.queries import SiteView, ledger_page, release_page
+from silo.guard.answers.rounds import RoundView
 from silo.guard.clock_watch import ClockWatch
-from silo.guard.curve_view import PROMPTS, CurveView, prompts_answered
-from silo.guard.figure_history import FILE, FigureHistory
 from silo.guard.gate import Gate
 from silo.guard.ledger import Ledger
-from silo.guard.limits_view import LimitsView
-from silo.guard.release_pages import ledger_page, release_page
 from silo.guard.releases import Releases
-from silo.guard.round_view import RoundView
-from silo.guard.site_view import SiteView
-from silo.guard.startup import Site
+from silo.guard.site import Site
 from silo.guard.trainer_report import PROMPT_SETS, ValuesUnusable, counts, number, phase_in, ready_facts
 from silo.measuring import GuardTask
 

@@ -1,0 +1,634 @@
+"""What persons may order a running guard to do: commands of the control socket, and the lists they read first.
+
+Each command was verified by the desk (certificate, signature, expiry, role) and runs on the loop's thread: between two
+exchanges, or while a message is graded: nothing of that is decided yet, and an order finds all as it was before it
+came. So no order waits for grading, and none finds a message half judged. Each answer names, as `record`, the audit
+log's record of the order itself; what is recorded of its effects comes behind it.
+Does not stop: a person whose role allows the order. The log names who gave it.
+
+What people may order about global adapters: accept a held one anyway, refuse it, go back to an earlier one (T52).
+
+Each order names the run and the digest that the person was shown, and is recorded before it is done (T36, T39). None of
+them sends anything but the one code: an accepted adapter is trained on when a round begins with it, or with one that
+passes against it; the round that is open goes on without this silo.
+Does not stop: what this silo sent while it trained on an adapter that is rolled back; that is in the federation's mean.
+
+What halts until persons release it: a kind that its screens halted (T18), or all of this silo, where somebody signed
+two transcripts of one round (T20); threat model 6.
+
+More hits on one UTC day than `max_hits_per_day` halt the kind: whoever may choose what is asked could otherwise learn
+from what is withheld. The halt outlives the day and every restart. It ends when as many approvers as the policy's
+`approvals.release_after_halt` says have signed a command over exactly this halt.
+Does not stop: approvers who release without looking at what was found.
+
+Reading what a held release would send, before it is sent: a signed command that is recorded, then a ticket.
+
+Who may is told by the action `payload.read`, as for what has left (`archive.py`). The record with the person is written
+before the ticket is handed out, and says nothing of what was read. The loop only checks and records: what is shown is
+made in the thread that asks, since a tensor of many values takes seconds. A ticket holds no content, and is good for
+nothing when the hold has ended.
+Does not stop: a person from approving what he did not read; and whoever is root from reading the files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from certs.commands import VerifiedCommand
+from fedsilo.audit.log import AuditLog, LogLostError
+from fedsilo.audit.record import CLOCK_ACCEPTED
+from fedsilo.audit.witness import OWN_HISTORY_LOST
+from fedsilo.control.desk import ControlDesk
+from fedsilo.files.task_files import Task
+from fedsilo.protocol.clocks import CLOCK_UNKNOWN, HALTING
+from fedsilo.protocol.codec import canonical_json, sha256_hex
+from fedsilo.protocol.errors import (
+    ConflictError,
+    FedSiloError,
+    NotAllowedError,
+    NotFoundError,
+    OperationError,
+    UsageError,
+    VerificationError,
+    WireCode,
+)
+from silo.guard.answers.state import Panel
+from silo.guard.archive import Tickets, payload_view, require_readable
+from silo.guard.clock_watch import ClockWatch
+from silo.guard.decisions import orders_of
+from silo.guard.exchange import FileExchange
+from silo.guard.gate import Gate
+from silo.guard.ledger import LEFT, Approval, Ledger, Release
+from silo.guard.policy_change import reload
+from silo.guard.releases import Releases
+from silo.guard.run import RunManager, SiloRun
+from silo.guard.site import Site, require_rung
+from silo.guard.supervisor import TrainerHandle
+
+# ---- commands ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Orders:
+    """Attributes:
+    on_loop: runs work on the loop's thread and waits for it.
+    stop: asks the loop to end.
+    fail: ends the loop with a cause.
+    files: of a silo that has no line.
+    watch: what is known of the clock.
+    """
+
+    site: Site
+    gate: Gate
+    ledger: Ledger
+    audit: AuditLog
+    releases: Releases
+    halts: Halts
+    runs: RunManager
+    panel: Panel
+    trainer: TrainerHandle
+    on_loop: Callable[[Callable[[], Any]], Any]
+    stop: Callable[[], None]
+    fail: Callable[[FedSiloError], None]
+    files: FileExchange | None = None
+    watch: ClockWatch | None = None
+
+    def register(self, desk: ControlDesk) -> None:
+        """Queries and commands of the control socket."""
+        for query, answer in self.panel.queries().items():
+            desk.register_query(query, answer)
+        desk.register_query("halts", lambda arguments: {"halts": self.halts.rows()})
+        for name, action, work in (
+            ("approvals.approve", "release.approve", self.approve),
+            ("approvals.reject", "release.reject", self.reject),
+            ("approvals.defer", "release.defer", self.defer),
+            ("approvals.release", "halt.release", self.release_halt),
+            ("pause", "silo.pause", self.pause),
+            ("resume", "silo.resume", self.resume),
+            ("leave", "silo.leave", self.leave),
+            ("stop", "silo.stop", self.stop_by),
+            ("policy.reload", "change.propose", self.reload),
+            ("transfer.export", "transfer.export", self.export_release),
+            ("transfer.import", "transfer.import", self.import_plan),
+        ):
+            desk.register_command(name, action, self._on_loop_with(work))
+        if self.watch is not None:
+            watch = self.watch
+
+            def accept(command: VerifiedCommand) -> dict[str, Any]:
+                return self.accept_clock(command, watch, desk.accept_clock)
+
+            desk.register_command("clock.accept", "halt.release", self._on_loop_with(accept), by_clock=True)
+        AdapterOrders(self).register(desk, self._on_loop_with)
+        payloads = HeldPayloads(
+            self.ledger, self.audit, lambda: self.site.public.rows,
+            record=lambda event, **fields: self.gate.record(event, **fields),  # noqa: PLW0108  # looked up when used
+        )  # fmt: skip
+        payloads.register(desk, self.on_loop)
+
+    def _on_loop_with(self, work: Callable[[VerifiedCommand], Any]) -> Callable[[VerifiedCommand], Any]:
+        return lambda command: self.on_loop(lambda: self._in_time(command, work))
+
+    def _in_time(self, command: VerifiedCommand, work: Callable[[VerifiedCommand], Any]) -> Any:
+        """An answer is no answer before it is known whether what it answers has expired (T41)."""
+        if self.watch is not None and self.watch.unknown and command.name.startswith("approvals."):
+            raise ConflictError(
+                "nobody has vouched for this machine's clock yet: the silo asks its coordinator first",
+                hint="give the command again in a minute; `silo status` says how it stands", code=CLOCK_UNKNOWN,
+            )  # fmt: skip
+        return work(command)
+
+    def accept_clock(
+        self, command: VerifiedCommand, watch: ClockWatch, forget_later: Callable[[], None]
+    ) -> dict[str, Any]:
+        """The clock counts as it is now, and no later time that was seen before it.
+
+        Args:
+            command: argument {halt}, the digest of the halt that the person was shown.
+            watch: knows it.
+            forget_later: has the desk forget later times, too.
+
+        Raises:
+            NotFoundError, ConflictError: nothing is halted for its clock, or not this.
+            OperationError: the log, or the ledger, takes nothing; then all is as before.
+        """
+        before, halted, code = self.gate.now(), self.gate.halted, self.gate.halt_code
+        fault = watch.begin_acceptance(command)
+        detail = {
+            "code": fault.code, "halt": fault.digest, "showed": int(fault.showed),
+            "latest": int(max(before, fault.showed)), "off_seconds": int(fault.seconds),
+        }  # fmt: skip
+        if halted == fault.message:
+            self.gate.halt("", "")  # a halted gate records nothing
+        try:
+            self.gate.close_windows()  # or polls would go on under a window whose hour is in the released time
+            told = self.recorded(CLOCK_ACCEPTED, command, needed=True, detail=detail)
+            forget_later()
+            now, difference = watch.to_accept()
+            self.gate.accept_clock(now, difference)
+        except FedSiloError:
+            watch.restore(fault)
+            self.gate.halt(halted, code)
+            raise
+        watch.accepted(now)
+        self.panel.publish("clock.accepted", {"by": command.person})
+        self.panel.show(self.runs.run, link_fault=self.gate.counters.last_fault)
+        return {"accepted": now, "released": detail["latest"], **told}
+
+    def approve(self, command: VerifiedCommand) -> dict[str, Any]:
+        release, settled = self.releases.approve(command)
+        if settled is not None:
+            self.runs.settle(settled)
+        yeses = [item for item in self.ledger.approvals(release.id) if item.verdict == "approve"]
+        record = next((item.record for item in yeses if item.person == command.person), None)
+        state = settled.outcome if settled else "held"
+        if self.ledger.release(release.id).state == "denied":
+            state = "denied"  # a plan that was approved and cannot begin here
+        return {
+            "release": release.id, "state": "sent" if state == "allowed" else state,
+            "given": [item.person for item in yeses], "needed": release.persons, "record": record,
+            "audit_size": self.audit.size,
+        }  # fmt: skip
+
+    def reject(self, command: VerifiedCommand) -> dict[str, Any]:
+        settled = self.releases.reject(command)
+        self.runs.settle(settled)
+        return {
+            "release": settled.release.id, "state": "rejected", "record": settled.record,
+            "audit_size": self.audit.size,
+        }  # fmt: skip
+
+    def defer(self, command: VerifiedCommand) -> dict[str, Any]:
+        """The person is asked later; shown at once, so that no console asks again in between."""
+        release, number = self.releases.defer(command)
+        until = self.ledger.deferred(release.id)[command.person]
+        self.panel.show(self.runs.run, link_fault=self.gate.counters.last_fault)
+        return {
+            "release": release.id, "state": "held", "deferred_until": until, "expires_at": release.expires_at,
+            "record": number, "audit_size": self.audit.size,
+        }  # fmt: skip
+
+    def release_halt(self, command: VerifiedCommand) -> dict[str, Any]:
+        answer = self.halts.release(command)
+        self.panel.publish("halt.signed", {"kind": answer["kind"], "released": answer["released"]})
+        return {**answer, "audit_size": self.audit.size}
+
+    def pause(self, command: VerifiedCommand) -> dict[str, Any]:
+        """Begin no further step, also after a restart. Carried out also where nothing can be written: it lets nothing
+        out; then it holds until the guard ends, and says so."""
+        run = self.run_of(command)
+        told = self.recorded("silo.pause", command, needed=False)
+        run.paused = True
+        try:
+            self.ledger.keep_paused(run.plan.run, True)
+        except OperationError:
+            told["until_restart"] = True
+        self.panel.publish("paused", {"by": command.person})
+        self.panel.show(run, link_fault=self.gate.counters.last_fault)
+        return {"paused": True, **told}
+
+    def resume(self, command: VerifiedCommand) -> dict[str, Any]:
+        """Raises OperationError: the log, or the ledger, takes nothing."""
+        run = self.run_of(command)
+        told = self.recorded("silo.resume", command, needed=True)
+        self.ledger.keep_paused(run.plan.run, False)
+        run.paused = False
+        self.panel.publish("resumed", {"by": command.person})
+        run.advance()
+        self.panel.show(run, link_fault=self.gate.counters.last_fault)
+        return {"paused": False, **told}
+
+    def leave(self, command: VerifiedCommand) -> dict[str, Any]:
+        """Raises NotFoundError: there is no run. OperationError: the log, or the ledger, takes nothing."""
+        run = self.run_of(command).plan.run
+        told = self.recorded("silo.leave", command, needed=True)
+        self.runs.leaving.begin(run)
+        self.runs.end_run(LEFT)
+        self.panel.show(None, link_fault=self.gate.counters.last_fault)
+        return {"run": run, "left": True, **told}
+
+    def export_release(self, command: VerifiedCommand) -> dict[str, Any]:
+        """Raises UsageError: this silo dials its coordinator. Further as `FileExchange.export`."""
+        files, path = self._files_at(command)
+        return files.export(path, lambda told: self.recorded("transfer.export", command, needed=True, detail=told))
+
+    def import_plan(self, command: VerifiedCommand) -> dict[str, Any]:
+        """Raises UsageError: this silo dials its coordinator. Further as `FileExchange.take`."""
+        files, path = self._files_at(command)
+        return files.take(path, lambda told: self.recorded("transfer.import", command, needed=True, detail=told))
+
+    def _files_at(self, command: VerifiedCommand) -> tuple[FileExchange, Path]:
+        if self.files is None:
+            raise UsageError("this silo dials its coordinator", hint="files are for `coordinator: {address: files}`")
+        path = Path(str(command.arguments.get("path", "")))
+        if not path.is_absolute():
+            raise UsageError(f"{str(path)[:200]!r} is no absolute path", code="PATH")
+        return self.files, path
+
+    def run_of(self, command: VerifiedCommand) -> SiloRun:
+        self._require_same_run(command)
+        if self.runs.run is None:
+            raise NotFoundError("there is no run here")
+        return self.runs.run
+
+    def _require_same_run(self, command: VerifiedCommand) -> None:
+        """An order that names the run it was given in, or "" for none, holds for that one alone (T36).
+
+        Raises:
+            ConflictError: STALE_VIEW.
+        """
+        shown, here = command.arguments.get("run"), self.runs.run.plan.run if self.runs.run else ""
+        if shown is not None and shown != here:
+            now = f"in run {here!r}" if here else "in no run"
+            raise ConflictError(
+                f"this silo is {now}, the order is of {str(shown)[:64]!r}", code="STALE_VIEW",
+                hint="look again: `silo status`" if here else "an order about a run is given while it is open here",
+            )  # fmt: skip
+
+    def recorded(
+        self, event: str, command: VerifiedCommand, *, needed: bool, detail: Mapping[str, Any] | None = None
+    ) -> dict[str, int]:
+        """The record of who ordered it, before it is done.
+
+        Args:
+            event: of the record.
+            command: as verified.
+            needed: without a record it is not done (T39).
+            detail: what it is about.
+        """
+        told = {
+            "person": command.person, "certificate": command.certificate_fingerprint, "request": command.request_id,
+            **(detail or {}),
+        }  # fmt: skip
+        run = {"run": self.gate.view.run} if self.gate.view.run else {}
+        try:
+            policy = {"effective": self.gate.policy.digest}
+            number = self.gate.record(event, detail=told, policy=policy, **run, **orders_of(command.order))
+        except FedSiloError:
+            if needed:
+                raise
+            return {}
+        return {"record": number, "audit_size": self.audit.size}
+
+    def reload(self, command: VerifiedCommand) -> dict[str, Any]:
+        """Policy and charter from their files, if nothing in them is looser (T34); what is held is judged again."""
+        policy, step, number = reload(self.site, self.gate.policy, self.ledger, self.gate.record, command)
+        self.gate.adopt(policy)
+        for settled in self.releases.judge_again():
+            self.runs.settle(settled)
+        ends = ""
+        try:
+            require_rung(self.trainer.rung, policy)
+        except NotAllowedError as error:
+            ends = error.message
+            self.fail(error)  # in force all the same: what runs here may not go on under it
+        told = {"policy": policy.digest, "change": step.how, "fields": [change.name for change in step.changes]}
+        self.panel.publish("policy.loaded", told)
+        # At once, not after the next exchange: nobody who asks now may be shown the former policy.
+        self.panel.show(self.runs.run, link_fault=self.gate.counters.last_fault)
+        return {**told, "record": number, "audit_size": self.audit.size, "ends": ends}
+
+    def stop_by(self, command: VerifiedCommand) -> dict[str, Any]:
+        """Guard and trainer end, also where the log takes nothing."""
+        self._require_same_run(command)
+        told = self.recorded("silo.stop", command, needed=False)
+        self.stop()
+        return {"stopping": True, "by": command.person, **told}
+
+
+# ---- global adapters ---------------------------------------------------------------------------------------------
+
+Work = Callable[[VerifiedCommand], Any]
+
+
+class _Orders(Protocol):
+    @property
+    def runs(self) -> RunManager: ...
+
+    @property
+    def gate(self) -> Gate: ...
+
+    def run_of(self, command: VerifiedCommand) -> SiloRun: ...
+
+    def recorded(
+        self, event: str, command: VerifiedCommand, *, needed: bool, detail: Mapping[str, Any]
+    ) -> dict[str, int]: ...
+
+
+class AdapterOrders:
+    """Args:
+    orders: what all orders share.
+    """
+
+    def __init__(self, orders: _Orders) -> None:
+        self._orders = orders
+
+    def register(self, desk: ControlDesk, on_loop_with: Callable[[Work], Work]) -> None:
+        desk.register_query("adapters", self.view)
+        for name, work in (
+            ("adapter.accept", self.accept), ("adapter.refuse", self.refuse), ("adapter.rollback", self.roll_back),
+        ):  # fmt: skip
+            desk.register_command(name, name, on_loop_with(work))
+
+    def view(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """The query `adapters`."""
+        return self._orders.runs.acceptance.view(arguments)
+
+    def accept(self, command: VerifiedCommand) -> dict[str, Any]:
+        """Arguments {run, digest}. Raises NotFoundError, ConflictError, OperationError."""
+        digest = self._held(command)
+        told = self._orders.recorded("adapter.accept", command, needed=True, detail={"adapter": digest})
+        runs = self._orders.runs
+        runs.change_view(lambda view: runs.acceptance.accept(digest, view))
+        return {"adapter": digest, "accepted": True, **told}
+
+    def refuse(self, command: VerifiedCommand) -> dict[str, Any]:
+        """Arguments {run, digest}. Raises as `accept`."""
+        digest = self._held(command)
+        told = self._orders.recorded("adapter.refuse", command, needed=True, detail={"adapter": digest})
+        self._orders.runs.acceptance.refuse(digest)
+        return {"adapter": digest, "accepted": False, **told}
+
+    def roll_back(self, command: VerifiedCommand) -> dict[str, Any]:
+        """Arguments {run, to}. Raises as `Acceptance.target`; OperationError: the log, or the disk, takes nothing."""
+        run, runs = self._orders.run_of(command), self._orders.runs
+        digest = runs.acceptance.target(run.plan.run, str(command.arguments.get("to", "")))
+        told = self._orders.recorded("adapter.rollback", command, needed=True, detail={"adapter": digest})
+        runs.change_view(lambda view: runs.acceptance.roll_back(digest, view))
+        if left := runs.acceptance.is_refused(self._orders.gate.view.base_digest):
+            runs.abandon_round(WireCode.ADAPTER_REFUSED)
+        return {"adapter": digest, "round_left": left, **told}
+
+    def _held(self, command: VerifiedCommand) -> str:
+        run, digest = self._orders.run_of(command), str(command.arguments.get("digest", "")).removeprefix("sha256:")
+        self._orders.runs.acceptance.require_held(run.plan.run, digest)
+        return digest
+
+
+# ---- halts -------------------------------------------------------------------------------------------------------
+
+ROLE = "approver"
+EQUIVOCATION_KIND = "round.open"  # what it is listed and released as: no round opens meanwhile
+_OF_A_LOG = frozenset({OWN_HISTORY_LOST, "PEER_KEY_CHANGED", VerificationError.default_code})
+
+
+def ends_when(code: str, state_dir: Path) -> str:
+    """What must happen until a silo that is halted with this code sends again; in all other cases than these it is
+    space that is lacking in `state_dir`."""
+    if code == "EQUIVOCATION":
+        return "approvers release it (silo approvals list)"
+    if code in HALTING:
+        return "the clock is right and an approver accepts it (silo resume --accept-clock)"
+    if code in _OF_A_LOG:
+        return "its log was compared with the other parties' (fedsilo audit verify) and this silo is started again"
+    if code == LogLostError.default_code:
+        return "the audit log's file is back in its place and this silo is started again"
+    return f"space is free in {state_dir} and this silo is started again"
+
+
+class Halts:
+    """Args:
+    gate: knows what is halted, and records.
+    ledger: keeps who has signed so far.
+    """
+
+    def __init__(self, gate: Gate, ledger: Ledger) -> None:
+        self._gate = gate
+        self._ledger = ledger
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Each kind that is halted: since when, what a release is signed over, and who has signed."""
+        return [
+            {
+                "kind": kind,
+                "since": since,
+                "digest": self._digest(kind, since),
+                "policy_digest": self._gate.policy.digest,
+                "needed": self._gate.policy.file.approvals.release_after_halt,
+                "given": self._given(kind, since),
+            }
+            for kind, since in sorted(self._halts().items())
+        ]
+
+    def _halts(self) -> dict[str, float]:
+        told = self._ledger.equivocation
+        return self._gate.screen_halts | ({EQUIVOCATION_KIND: float(told["since"])} if told else {})
+
+    def release(self, command: VerifiedCommand) -> dict[str, Any]:
+        """Count one approver's yes; the last one needed ends the halt.
+
+        Args:
+            command: arguments {kind, digest}, as the person was shown them.
+
+        Raises:
+            NotFoundError: the kind is not halted.
+            NotAllowedError: the person is no approver.
+            ConflictError: it is another halt or another policy than the person was shown, or a second yes.
+            LogFullError, OperationError: the log, or the ledger, takes nothing; then the yes does not count.
+        """
+        kind, digest = str(command.arguments.get("kind", "")), str(command.arguments.get("digest", ""))
+        since = self._halts().get(kind)
+        if since is None:
+            raise NotFoundError(f"{kind[:40]!r} is not halted", hint="`silo approvals list` shows what is")
+        if ROLE not in command.roles:
+            raise NotAllowedError(f"{command.person} may not release a halted kind: that takes an {ROLE}")
+        if digest.removeprefix("sha256:") != self._digest(kind, since):
+            raise ConflictError(
+                f"the halt of {kind}, or the policy, is not what was shown", hint="read it again", code="STALE_VIEW"
+            )
+        digest, needed = self._digest(kind, since), self._gate.policy.file.approvals.release_after_halt
+        # Killed between the last yes and its effect: whoever said yes says it again.
+        if len(given := self._given(kind, since)) < needed and command.person in given:
+            raise ConflictError(f"{command.person} has answered for this halt of {kind} already")
+        told, halted = kind == EQUIVOCATION_KIND, self._gate.halted
+        if told:
+            self._gate.halted = ""  # a halted gate records nothing
+        try:
+            # Recorded first: no yes counts that nobody finds in the log.
+            number = self._gate.record(
+                "approval.grant", kind=kind, reasons=["EQUIVOCATION" if told else "SCREEN_HALT"],
+                detail={"person": command.person, "certificate": command.certificate_fingerprint, "since": int(since)},
+                policy={"effective": self._gate.policy.digest}, **orders_of(command.order),
+            )  # fmt: skip
+            yes = Approval(
+                _name(digest), command.person, command.certificate_fingerprint, digest, "approve", "",
+                self._gate.now(), record=number,
+            )  # fmt: skip
+            self._ledger.approve(yes, again=True)
+            given = self._given(kind, since)
+            if len(given) >= needed:
+                self._end(kind, given)
+                # A clock that was set back may begin the next halt at the same second: no yes is left for it (T41).
+                self._ledger.forget_approvals(_name(digest))
+                halted = ""
+        finally:
+            if told:
+                self._gate.halted = self._gate.halted or halted
+        return {"kind": kind, "released": len(given) >= needed, "given": given, "needed": needed, "record": number}
+
+    def _end(self, kind: str, given: list[str]) -> None:
+        """Recorded first, so that no release is without the names behind it."""
+        if kind != EQUIVOCATION_KIND:
+            self._gate.release_halt(kind, given)
+            return
+        self._gate.record(
+            "release", kind=kind, reasons=["EQUIVOCATION"], detail={"persons": given},
+            policy={"effective": self._gate.policy.digest},
+        )  # fmt: skip
+        self._ledger.keep_equivocation({})
+
+    def _given(self, kind: str, since: float) -> list[str]:
+        """Whose yes to this halt under the policy in force stands in the log; one under another policy is void."""
+        yeses = self._ledger.approvals(_name(self._digest(kind, since)))
+        return [approval.person for approval in yeses if approval.record >= 0]
+
+    def _digest(self, kind: str, since: float) -> str:
+        """What a release is signed over: this halt, under this policy, with what people were to look at."""
+        told = self._ledger.equivocation if kind == EQUIVOCATION_KIND else {}
+        evidence = sha256_hex(canonical_json([told.get("known"), told.get("shown")])) if told else ""
+        return sha256_hex(canonical_json(["fedsilo halt", kind, since, evidence, self._gate.policy.digest]))
+
+
+def _name(digest: str) -> str:
+    return f"halt/{digest}"
+
+
+# ---- what a held release would send ------------------------------------------------------------------------------
+
+COMMAND = QUERY = "approvals.payload"
+
+
+class HeldPayloads:
+    """Args:
+    ledger: has the held bytes.
+    audit: our log.
+    prompts: rows of this site's own copy of the public set.
+    record: appends to the log; the gate's, so that a log that takes nothing halts it. By default the log's own.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        audit: AuditLog,
+        prompts: Callable[[], Sequence[Task]],
+        *,
+        record: Callable[..., int] | None = None,
+    ) -> None:
+        self._ledger = ledger
+        self._audit = audit
+        self._prompts = prompts
+        self._record = record or audit.append
+        self._tickets = Tickets()
+
+    def register(self, desk: ControlDesk, on_loop: Callable[[Callable[[], Any]], Any]) -> None:
+        desk.register_command(COMMAND, "payload.read", lambda command: self.ask(command, on_loop))
+        desk.register_query(QUERY, self.fetch)
+
+    def fetch(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """What a ticket stands for, once.
+
+        Raises:
+            NotAllowedError: no such ticket. ConflictError: the hold has ended meanwhile.
+        """
+        return self._tickets.take(arguments)
+
+    def ask(
+        self, command: VerifiedCommand, on_loop: Callable[[Callable[[], Any]], Any] = lambda work: work()
+    ) -> dict[str, Any]:
+        """A ticket for the bytes of a held release.
+
+        Args:
+            command: arguments {release, digest}: the bytes that the person was shown the facts of.
+            on_loop: runs work on the loop's thread and waits for it.
+
+        Raises:
+            NotFoundError: there is no such release. ConflictError: it is not held any more, or it holds other bytes.
+            VerificationError: the file is not what was held (`PAYLOAD_CHANGED`). UsageError: too big to be read.
+        """
+        release: Release = on_loop(lambda: self._shown(command))
+        require_readable(release.kind, release.payload_bytes)
+        self._ledger.payloads.read(release.digest)
+        number: int = on_loop(lambda: self._recorded(command))
+        ticket = self._tickets.hand_out(lambda: self._content(release.id))
+        return {"ticket": ticket, "record": number, "audit_size": self._audit.size}
+
+    def _held(self, release_id: str) -> Release:
+        """Raises NotFoundError, ConflictError."""
+        release = self._ledger.release(release_id)
+        if release.state != "held":
+            raise ConflictError(
+                f"release {release.id} is {release.state}, no longer held",
+                hint="what left and was archived: fedsilo audit show RECORD --payload",
+                code="NOT_HELD",
+            )
+        return release
+
+    def _shown(self, command: VerifiedCommand) -> Release:
+        """The release, held, if it still is what the person was shown."""
+        release = self._held(str(command.arguments.get("release", "")))
+        digest = str(command.arguments.get("digest", "")).removeprefix("sha256:")
+        if digest != release.digest:
+            raise ConflictError(f"digest of {release.id} is not what was shown", hint="look again", code="STALE_VIEW")
+        return release
+
+    def _content(self, release_id: str) -> dict[str, Any]:
+        release = self._held(release_id)
+        payload = self._ledger.payloads.read(release.digest)
+        return {
+            "release": release.id, "kind": release.kind, "run": release.run, "round": release.round,
+            "step": release.step, "bytes": len(payload), "sha256": release.digest,
+            **payload_view(payload, release.kind, self._prompts()),
+        }  # fmt: skip
+
+    def _recorded(self, command: VerifiedCommand) -> int:
+        """Once more only what is held: it may have ended while its bytes were read."""
+        release = self._shown(command)
+        return self._record(
+            "payload.read", kind=release.kind, run=release.run, round=release.round, step=release.step,
+            detail={
+                "person": command.person, "certificate": command.certificate_fingerprint, "release": release.id,
+            },
+        )  # fmt: skip
