@@ -12,7 +12,7 @@ COMMANDS = "certs.commands"
 COORDINATOR_CLOCK = "coordinator.clock_watch"
 COORDINATOR_DAEMON = "coordinator.daemon"
 DRIVER = "coordinator.driver"
-AUDIT_LOADING = "fedsilo.audit.loading"
+AUDIT_LOG = "fedsilo.audit.log"
 ORDERS = "fedsilo.audit.orders"
 POLICY_CHANGE = "fedsilo.cli.policy_change"
 CLOCKS = "fedsilo.protocol.clocks"
@@ -173,7 +173,7 @@ STEPS: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         "a time that was released is compared with in the log",
-        f"{AUDIT_LOADING}:latest_t",
+        f"{AUDIT_LOG}:latest_t",
         "t if event == CLOCK_ACCEPTED else max(latest, t)",
         "max(latest, t)",
     ),

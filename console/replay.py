@@ -20,7 +20,7 @@ from console.client import Snapshot as Reading
 from console.reading import mapping, number, text_of, time_of, whole
 from console.recording import FORMAT_VERSION, NEVER_RECORDED, RECORDING_BYTES_MAX, clock_text, json_text
 from console.sharing import released_answer
-from fedsilo.audit.pages import is_allowed_control
+from fedsilo.audit.reader import is_allowed_control
 from fedsilo.files.durable import read_regular
 from fedsilo.protocol.errors import NotFoundError, OperationError, UnreachableError, UsageError
 

@@ -43,7 +43,7 @@ from coordinator.shown_steps import FOLDER as SHOWN
 from coordinator.store import LogPlace, Run, Store
 from coordinator.tables import Base
 from fedsilo.audit.checkpoint import log_key, open_checkpoint
-from fedsilo.audit.loading import LoadedLog, load
+from fedsilo.audit.log import LoadedLog, load
 from fedsilo.files.durable import (
     fsync_directory,
     lock_exclusively,

@@ -38,8 +38,8 @@ from coordinator.places import Places
 from coordinator.replies import Reply
 from coordinator.round_drift import DriftNotes
 from coordinator.runs import ActiveRun, Surroundings, stored_life
-from fedsilo.audit import poll_window
-from fedsilo.audit.poll_window import PollWindows
+from fedsilo.audit import polls
+from fedsilo.audit.polls import PollWindows
 from fedsilo.protocol import rounds
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.errors import FedSiloError, OperationError, PeerError, WireCode
@@ -540,7 +540,7 @@ class Driver:
             )
 
         allowed = objection is None and decision.verdict == "allow"
-        if not allowed or not poll_window.is_empty(envelope.kind, arrived.body):
+        if not allowed or not polls.is_empty(envelope.kind, arrived.body):
             return append()
         window = self._polls.take(
             envelope.sender, envelope.kind, run=envelope.run, policy=decision.policy_sha256,

@@ -1,8 +1,9 @@
 """The queries of the coordinator's desk beside its runs: its log, what it took in and sent, certificates, settings and
 its newest events. The same names and shapes as at a silo's desk, where a silo has the same thing.
 
-For whoever may open the control socket; why a whole record may be read there stands in `fedsilo.audit.message_view`. A
-coordinator holds no private text, but the names of silos and how they stand are in all of this.
+For whoever may open the control socket; why a whole record may be read there stands in
+`fedsilo.control.audit_queries`. A coordinator holds no private text, but the names of silos and how they stand are in
+all of this.
 """
 
 from __future__ import annotations
@@ -22,9 +23,8 @@ from coordinator.sent_view import SentView
 from coordinator.witnessing import Relay
 from fedsilo.audit.log import AuditLog
 from fedsilo.audit.message_index import MessageIndex
-from fedsilo.audit.message_view import MessageView
-from fedsilo.audit.pages import LogPages
-from fedsilo.audit.view import AuditView
+from fedsilo.audit.reader import LogPages
+from fedsilo.control.audit_queries import AuditView, MessageView
 from fedsilo.control.desk import ControlDesk, QueryHandler
 from fedsilo.control.query_arguments import Asked
 from fedsilo.files.site_files import certificate_file, certificate_row, settings_of

@@ -25,7 +25,7 @@ from sqlalchemy.orm import Session
 from coordinator import agreement
 from coordinator import store as db
 from coordinator.driver import Driver
-from fedsilo.audit.pages import LogPages
+from fedsilo.audit.reader import LogPages
 from fedsilo.audit.round_marks import Mark, RoundMarks, no_run_yet
 from fedsilo.control.query_arguments import Asked
 from fedsilo.protocol.errors import NotFoundError, WireCode

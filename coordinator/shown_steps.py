@@ -19,7 +19,7 @@ from pathlib import Path
 
 from google.protobuf.message import DecodeError
 
-from fedsilo.audit.cosignature import Offer
+from fedsilo.audit.checkpoint import Offer
 from fedsilo.audit.witness import store_note
 from fedsilo.files.durable import fsync_directory
 from fedsilo.protocol._generated import federation_pb2 as pb

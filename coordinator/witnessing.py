@@ -21,6 +21,7 @@ from coordinator import store as db
 from coordinator.shown_steps import ShownSteps
 from fedsilo.audit.checkpoint import (
     Checkpoint,
+    Offer,
     cosigned_at,
     cosigner_key,
     merge_signatures,
@@ -28,7 +29,6 @@ from fedsilo.audit.checkpoint import (
     parse_checkpoint,
     parse_note,
 )
-from fedsilo.audit.cosignature import Offer
 from fedsilo.audit.log import AuditLog
 from fedsilo.audit.merkle import HASH_BYTES
 from fedsilo.audit.witness import OWN_HISTORY_LOST

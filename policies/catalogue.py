@@ -13,12 +13,11 @@ from typing import Any
 
 from google.protobuf.message import Message
 
-from fedsilo.audit.checkpoint import SIGNATURES_MAX
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.errors import PeerError, WireCode
 from fedsilo.protocol.isolation import RUNGS
 from fedsilo.protocol.plan import PLAN_CHARACTERS_MAX
-from fedsilo.protocol.services import INBOUND_KINDS, OUTBOUND_KINDS
+from fedsilo.protocol.services import INBOUND_KINDS, NOTE_SIGNATURES_MAX, OUTBOUND_KINDS
 from fedsilo.protocol.transcript import SIGNATURE_BYTES, transcript_from_canonical
 
 KINDS: dict[str, type[Message]] = {**INBOUND_KINDS, **OUTBOUND_KINDS}
@@ -48,7 +47,7 @@ class FieldClass(StrEnum):
 _DIGEST = re.compile(r"([0-9a-f]{64})?")
 _NAME = re.compile(r"[a-z][a-z0-9_-]{0,62}")
 _NOTE_BODY = r"[^\n]{1,256}\n[0-9]{1,20}\n[A-Za-z0-9+/=]{44}\n([!-~][ -~]{0,255}\n){0,4}"
-_NOTE_SIGNATURES = f"(\u2014 [^\\n ]{{1,256}} [A-Za-z0-9+/=]{{1,512}}\\n){{1,{SIGNATURES_MAX}}}"
+_NOTE_SIGNATURES = f"(\u2014 [^\\n ]{{1,256}} [A-Za-z0-9+/=]{{1,512}}\\n){{1,{NOTE_SIGNATURES_MAX}}}"
 _NOTE = re.compile(rf"({_NOTE_BODY}\n{_NOTE_SIGNATURES})?")
 _CERTIFICATE = re.compile(
     "(-----BEGIN CERTIFICATE-----\\n([A-Za-z0-9+/=]{1,64}\\n){1,128}-----END CERTIFICATE-----\\n)?"

@@ -1,4 +1,5 @@
-"""Signed checkpoints of an audit log, in the C2SP forms that transparency-log tools already read.
+"""Signed checkpoints of an audit log, in the C2SP forms that transparency-log tools already read, and when a party
+countersigns another's (threat T38).
 
 * c2sp.org/signed-note: a text, an empty line, and signature lines `— <key name> <base64(key id || signature)>`.
 * c2sp.org/tlog-checkpoint: the text is origin, size and base64 root, a line each. The log's own signature
@@ -7,6 +8,13 @@
   cosignature can never be taken for a log's own signature, although a party uses one key for both.
 
 A checkpoint here has no extension lines: what is not specified is refused.
+
+A witness countersigns a checkpoint only if the log's key signed it and an RFC 6962 proof shows that the log only
+grew since the checkpoint this witness countersigned before. Its memory is one tree head per log; the caller makes
+the new one durable *before* it hands the cosignature out. From then on the log's owner cannot show anybody who asks
+this witness a history in which those records are missing or different.
+
+Does not stop: a log that was false from the start, and records younger than the last countersigned checkpoint.
 """
 
 from __future__ import annotations
@@ -14,19 +22,19 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from fedsilo.audit.merkle import HASH_BYTES
+from fedsilo.audit.merkle import HASH_BYTES, verify_consistency
 from fedsilo.protocol.errors import VerificationError
+from fedsilo.protocol.services import NOTE_SIGNATURES_MAX
 
 LOG_SIGNATURE = 0x01  # Ed25519 over the text
 COSIGNATURE_V1 = 0x04  # Ed25519 over "cosignature/v1\ntime <seconds>\n" and the text, preceded by the time
 NOTE_BYTES_MAX = 64 << 10
-SIGNATURES_MAX = 100
 _EM_DASH = "—"
 _KEY_ID_BYTES = 4
 _SIGNATURE_BYTES = 64
@@ -129,8 +137,8 @@ def parse_note(text: str) -> Note:
     if not separator or not tail.endswith("\n"):
         raise VerificationError("a signed note is a text, an empty line and signature lines")
     lines = tail[:-1].split("\n")
-    if len(lines) > SIGNATURES_MAX:
-        raise VerificationError(f"a note has at most {SIGNATURES_MAX} signatures")
+    if len(lines) > NOTE_SIGNATURES_MAX:
+        raise VerificationError(f"a note has at most {NOTE_SIGNATURES_MAX} signatures")
     note = Note(body + "\n", tuple(_parse_signature(line) for line in lines))
     if any(ord(character) < 0x20 and character != "\n" for character in note.text) or str(note) != text:
         raise VerificationError("the note is not in canonical form")
@@ -264,3 +272,70 @@ def merge_signatures(ours: str, theirs: str) -> str:
 
 def _cosigned_bytes(text: str, time_seconds: int) -> bytes:
     return f"cosignature/v1\ntime {time_seconds}\n{text}".encode()
+
+
+# ---- what a witness countersigns ---------------------------------------------------------------------------------
+
+PROOF_HASHES_MAX = 128
+
+
+@dataclass(frozen=True)
+class TreeHead:
+    """What the witness remembers of a log."""
+
+    size: int
+    root: bytes
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What one party sends the other in a `control.checkpoint` (the fields of wire message Checkpoint)."""
+
+    note: str  # the sender's latest checkpoint
+    previous_size: int  # the size at which, as far as the sender knows, the receiver countersigned last; 0 for never
+    consistency: tuple[bytes, ...]  # proof previous_size -> size of note
+    cosigned_note: str  # the receiver's latest note the sender knows, with the sender's cosignature; or empty
+
+
+@dataclass(frozen=True)
+class LogStep:
+    """One checkpoint of a log as its owner showed it to the relay (the fields of wire message LogStep)."""
+
+    note: str
+    previous_size: int  # of the checkpoint that the owner showed before; 0 for the first
+    consistency: tuple[bytes, ...]  # proof previous_size -> size of note
+
+
+def judge(
+    previous: TreeHead | None, note: str, proof: Sequence[bytes], *, origin: str, public_key: Ed25519PublicKey
+) -> Checkpoint:
+    """The checkpoint to countersign and to remember.
+
+    Args:
+        previous: what this witness remembers of the log, or None at the first contact.
+        note: the log's signed checkpoint.
+        proof: consistency proof from `previous` (empty at first contact and when the size is unchanged).
+        origin: whose log it must be.
+        public_key: that party's key, from its certificate.
+
+    Raises:
+        VerificationError: not signed by that party, shorter than before, or not an extension of what was before.
+    """
+    checkpoint = open_checkpoint(note, log_key(origin, public_key))
+    if len(proof) > PROOF_HASHES_MAX:
+        raise VerificationError(f"a consistency proof has at most {PROOF_HASHES_MAX} hashes")
+    if previous is None:
+        if proof:
+            raise VerificationError(f"{origin}: a proof from a checkpoint that was never countersigned here")
+        return checkpoint
+    if checkpoint.size < previous.size:
+        raise VerificationError(
+            f"{origin} shows a log of {checkpoint.size} records; it had {previous.size}: records were dropped",
+            hint="keep both notes: they are signed evidence",
+        )
+    if not verify_consistency(previous.size, checkpoint.size, proof, previous.root, checkpoint.root):
+        raise VerificationError(
+            f"{origin}: the log at size {checkpoint.size} does not extend the one countersigned at {previous.size}",
+            hint="keep both notes: they are signed evidence of two histories",
+        )
+    return checkpoint

@@ -1,13 +1,17 @@
 """A party's audit log: append durably, checkpoint, be countersigned, countersign others (threats T38, T39, T41).
 
 `append` returns when the record is on disk; only then may the message go. One process writes (exclusive lock), any
-number of threads. Opening reads the whole log once: it cuts off and quarantines a torn last line, refuses a log that
-is shorter than, or different from, its own newest checkpoint, and records `egress.indeterminate` for every allowed
-message whose outcome was never recorded.
+number of threads. Opening reads the whole log once (`load`): every line is hashed and must follow the one before; lines
+up to the newest own checkpoint are settled by its root. It cuts off and quarantines a torn last line (a kill in the
+middle of a write) if no checkpoint covers it, refuses a log that is shorter than, or different from, its own newest
+checkpoint, and records `egress.indeterminate` for every allowed message whose outcome was never recorded. `LogCheck`
+checks every line, link and signed checkpoint again while the process goes on, and names the first record that breaks.
 
 What other parties countersign, and what this one countersigns, is in `witness.py`.
 
-Does not stop: somebody with this log's key who rewrites records younger than the last countersigned checkpoint.
+Does not stop: somebody with this log's key who rewrites records younger than the last countersigned checkpoint. Does
+not show: a log that was replaced as a whole together with its key, which only other parties' logs show
+(`fedsilo audit verify` with all of them); what was written after the newest checkpoint is chained, not yet signed.
 """
 
 from __future__ import annotations
@@ -15,26 +19,22 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import itertools
+import json
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from fedsilo.audit.checkpoint import Checkpoint, cosigner_key, log_key, sign_checkpoint
-from fedsilo.audit.loading import TornTail, latest_t, load
-from fedsilo.audit.merkle import leaf_hash
-from fedsilo.audit.poll_window import closing_after_crash, messages_of, permitted_by
-from fedsilo.audit.record import SALT_BYTES, link_of, record_line
-from fedsilo.audit.segments import (
-    RESERVE_BYTES,
-    SegmentWriter,
-    read_records,
-    read_records_of,
-    segments,
-)
+from fedsilo.audit.checkpoint import Checkpoint, VerifierKey, cosigner_key, log_key, open_checkpoint, sign_checkpoint
+from fedsilo.audit.merkle import HASH_BYTES, MerkleTree, leaf_hash
+from fedsilo.audit.polls import ARRIVED, closing_after_crash, messages_of, permitted_by
+from fedsilo.audit.reader import LogPages, read_note, read_records, read_records_of
+from fedsilo.audit.record import CLOCK_ACCEPTED, NO_PREVIOUS, SALT_BYTES, link_of, parse_record, record_line
+from fedsilo.audit.segments import RESERVE_BYTES, SegmentWriter, packed_leaves, reduced_segments, segments
 from fedsilo.audit.segments import LogFullError as LogFullError
 from fedsilo.audit.segments import LogLostError as LogLostError
 from fedsilo.audit.witness import Witnessed, store_note
@@ -46,7 +46,7 @@ from fedsilo.files.durable import (
     remove_durably,
     write_durably,
 )
-from fedsilo.protocol.errors import ConflictError, OperationError
+from fedsilo.protocol.errors import ConflictError, FedSiloError, OperationError, VerificationError
 
 SEGMENT_BYTES_MAX = 64 << 20
 CHECKPOINT_RECORDS = 100
@@ -386,3 +386,239 @@ def _boot_id() -> str:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:  # not Linux: monotonic times of different processes are then not comparable
         return f"process-{secrets.token_hex(8)}"
+
+
+# ---- reading it back at start ------------------------------------------------------------------------------------
+_OUTCOMES = frozenset({"egress.sent", "egress.acked", "egress.indeterminate", ARRIVED})
+
+
+@dataclass(frozen=True)
+class TornTail:
+    """The end of the last segment that is no record."""
+
+    segment: Path
+    offset: int
+    data: bytes
+
+
+@dataclass
+class LoadedLog:
+    tree: MerkleTree = field(default_factory=MerkleTree)
+    previous: str = NO_PREVIOUS  # link of the last record
+    last_t: int = 0  # time of the last record, UTC milliseconds
+    latest_t: int = 0  # latest time of any record since a person accepted the clock
+    segment_first: int = 0  # where the newest segment starts
+    segment_closed: bool = True  # the next record begins a new segment
+    torn: TornTail | None = None
+    open_allows: dict[int, dict[str, Any]] = field(default_factory=dict)  # allowed, outcome not recorded; open windows
+    repaired: set[str] = field(default_factory=set)  # quarantined files that a record names
+    ledger: dict[str, Any] | None = None  # newest head of the party's ledger that a record names
+    note: str = ""  # newest own checkpoint
+    note_size: int = -1
+
+
+def load(directory: Path, key: VerifierKey) -> LoadedLog:
+    """Read the log of `key` in `directory`.
+
+    Raises:
+        VerificationError: a record is damaged or missing, or the log is not what its newest checkpoint says.
+    """
+    state = LoadedLog()
+    for first, path in reduced_segments(directory):
+        _take_hashes(state, first, path)
+    files = segments(directory)
+    for position, (first, path) in enumerate(files):
+        if first != state.tree.size:
+            raise VerificationError(f"{path}: starts at record {first}, the log has {state.tree.size} before it")
+        state.segment_first, state.segment_closed = first, False
+        _read_segment(state, path, last=position == len(files) - 1)
+    _check_newest_checkpoint(state, directory, key)
+    return state
+
+
+def decision_of(outcome: Mapping[str, Any], decisions: Mapping[int, Mapping[str, Any]]) -> int | None:
+    """The number of the decision an outcome record belongs to: by its link, else by run, kind and sequence."""
+    linked = outcome.get("link", {}).get("decision")
+    if linked is not None:
+        return linked if linked in decisions else None
+    key = [outcome.get(name) for name in ("run", "kind", "sequence")]
+    if key[2] is None:
+        return None
+    return next(
+        (seq for seq, item in decisions.items() if [item.get(name) for name in ("run", "kind", "sequence")] == key),
+        None,
+    )
+
+
+def _take_hashes(state: LoadedLog, first: int, path: Path) -> None:
+    packed = packed_leaves(path)
+    if first != state.tree.size:
+        raise VerificationError(f"{path} does not follow record {state.tree.size - 1}")
+    for start in range(0, len(packed), HASH_BYTES):
+        state.tree.append(packed[start : start + HASH_BYTES])
+    state.previous = packed[-HASH_BYTES:].hex()
+
+
+def _read_segment(state: LoadedLog, path: Path, *, last: bool) -> None:
+    data = path.read_bytes()
+    offset = 0
+    while offset < len(data):
+        end = data.find(b"\n", offset)
+        line = data[offset : end if end >= 0 else len(data)]
+        final = last and (end < 0 or end + 1 == len(data))
+        try:
+            if end < 0:
+                raise VerificationError("the line is not complete")
+            record = parse_record(line) if final else json.loads(line)
+            if record["seq"] != state.tree.size or record["link"]["previous"] != state.previous:
+                raise VerificationError("it does not follow the record before")
+        except (VerificationError, ValueError, KeyError, TypeError) as error:
+            if not final:
+                raise VerificationError(f"{path}: record {state.tree.size} is damaged: {error}") from error
+            state.torn = TornTail(path, offset, data[offset:])
+            return
+        _take_in(state, line, record)
+        offset = end + 1
+
+
+def _take_in(state: LoadedLog, line: bytes, record: dict[str, Any]) -> None:
+    event = record["event"]
+    if record.get("decision") == "allow" and (event == "egress.decision" or permitted_by(record)):
+        state.open_allows[record["seq"]] = record
+    elif event in _OUTCOMES:
+        seq = decision_of(record, state.open_allows)
+        if seq is not None:
+            del state.open_allows[seq]
+    elif event == "tail.repaired":
+        state.repaired.add(record.get("detail", {}).get("quarantine", ""))
+    state.ledger = record.get("ledger", state.ledger)
+    state.segment_closed = event == "segment.close"
+    state.tree.append(leaf_hash(line))
+    state.previous = link_of(line)
+    state.last_t, state.latest_t = record["t"], latest_t(state.latest_t, event, record["t"])
+
+
+def latest_t(latest: int, event: str, t: int) -> int:
+    """The latest time of any record, after one more. A person who accepted the clock released what was later (T41)."""
+    return t if event == CLOCK_ACCEPTED else max(latest, t)
+
+
+def _check_newest_checkpoint(state: LoadedLog, directory: Path, key: VerifierKey) -> None:
+    newest = max((directory / "checkpoints").glob("*.note"), default=None)
+    if newest is None:
+        return
+    note = read_note(newest)
+    checkpoint = open_checkpoint(note, key)
+    if checkpoint.size > state.tree.size:
+        raise VerificationError(
+            f"{directory} has {state.tree.size} records; its checkpoint {newest.name} says {checkpoint.size}",
+            hint="records were dropped or damaged, or an older copy was restored; run `fedsilo audit verify`",
+        )
+    if state.tree.root(checkpoint.size) != checkpoint.root:
+        raise VerificationError(f"{directory}: records differ from checkpoint {newest.name}")
+    state.note, state.note_size = note, checkpoint.size
+
+
+# ---- checking it beside its writer -------------------------------------------------------------------------------
+
+BLOCK_RECORDS = 256
+
+
+@dataclass(frozen=True)
+class Broken:
+    """Where a log stops being what it says: the first record in doubt, and why."""
+
+    seq: int
+    why: str
+
+
+class _BrokenError(Exception):
+    """args: seq, why."""
+
+
+class LogCheck:
+    """One pass over a log.
+
+    Args:
+        pages: the log.
+        key: that its checkpoints are signed with.
+        size: records to check, from the first on.
+        told: called with the number of records that are checked, again and again.
+    """
+
+    def __init__(self, pages: LogPages, key: VerifierKey, size: int, told: Callable[[int], None]) -> None:
+        self._pages = pages
+        self._key = key
+        self._size = size
+        self._told = told
+        self._tree = MerkleTree()
+        self._previous = NO_PREVIOUS
+        self._sound = 0  # records that a checkpoint bears out
+
+    def run(self) -> Broken | None:
+        """None where everything holds. Raises OSError: the folder cannot be read."""
+        try:
+            notes = self._notes()
+            self._reduced(notes)
+            self._records(notes)
+        except _BrokenError as error:
+            return Broken(*error.args)
+        except FedSiloError as error:
+            return Broken(self._tree.size, error.message)
+        return None
+
+    def _notes(self) -> dict[int, bytes]:
+        """Roots by size, each from a note with the log's own signature."""
+        roots: dict[int, bytes] = {}
+        for path in sorted((self._pages.directory / "checkpoints").glob("*.note")):
+            try:
+                checkpoint = open_checkpoint(read_note(path), self._key)
+            except VerificationError as error:
+                size = int(path.stem) if path.stem.isdecimal() and path.stem.isascii() else 0
+                raise _BrokenError(max(size - 1, 0), f"checkpoints/{path.name}: {error.message}") from error
+            roots[checkpoint.size] = checkpoint.root
+        return roots
+
+    def _reduced(self, notes: dict[int, bytes]) -> None:
+        for first, path in reduced_segments(self._pages.directory):
+            if first != self._tree.size:
+                raise _BrokenError(self._tree.size, f"{path.name} does not follow record {self._tree.size - 1}")
+            packed = packed_leaves(path)
+            for start in range(0, len(packed), HASH_BYTES):
+                self._add(packed[start : start + HASH_BYTES], notes)
+            self._previous = packed[-HASH_BYTES:].hex()
+
+    def _records(self, notes: dict[int, bytes]) -> None:
+        while (at := self._tree.size) < self._size:
+            self._told(at)
+            block = self._pages.lines(at, min(at + BLOCK_RECORDS, self._size))
+            if not block:
+                raise _BrokenError(at, f"record {at} and what follows it are gone")
+            for number, line in block:
+                if number != self._tree.size:
+                    raise _BrokenError(self._tree.size, f"records {self._tree.size} to {number - 1} are gone")
+                self._line(number, line)
+                self._add(leaf_hash(line), notes)
+        self._told(self._tree.size)
+
+    def _line(self, number: int, line: bytes) -> None:
+        try:
+            record = parse_record(line)
+        except VerificationError as error:
+            raise _BrokenError(number, f"record {number} is damaged: {error.message}") from error
+        if record["seq"] != number:
+            raise _BrokenError(number, f"record {number} carries number {record['seq']}")
+        if record["link"]["previous"] != self._previous:
+            raise _BrokenError(
+                max(number - 1, 0), f"record {number} does not follow the record before it: one of them was changed"
+            )
+        self._previous = link_of(line)
+
+    def _add(self, leaf: bytes, notes: dict[int, bytes]) -> None:
+        self._tree.append(leaf)
+        size = self._tree.size
+        if size in notes:
+            if self._tree.root() != notes[size]:
+                why = f"records {self._sound} to {size - 1} are not those that checkpoint {size} was signed for"
+                raise _BrokenError(self._sound, why)
+            self._sound = size

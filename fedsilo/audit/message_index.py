@@ -19,10 +19,10 @@ from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import Any
 
-from fedsilo.audit.pages import LogPages
+from fedsilo.audit.reader import LogPages
+from fedsilo.protocol.clocks import utc
 
 ROWS_MAX = 250_000
 ROWS_READY = 2_000
@@ -380,7 +380,3 @@ def items_of(record: Mapping[str, Any]) -> int:
         if isinstance(value, int) and not isinstance(value, bool):
             return value
     return 1
-
-
-def utc(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -19,8 +19,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedsilo.audit.reader import read_records
 from fedsilo.audit.record import NOTE_CHARACTERS_MAX, note_text
-from fedsilo.audit.segments import read_records
 from fedsilo.files.durable import make_private_directory, read_regular, remove_durably, write_durably
 from fedsilo.protocol.errors import FedSiloError, NotFoundError, UsageError
 

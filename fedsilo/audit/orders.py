@@ -34,16 +34,9 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from certs.encoding import PARSE_ERRORS, TrustRoot, certificate_fingerprint, read_root
 from certs.identity import named_in, operator_identity
 from certs.names import SpiffeId, parse_spiffe_id
-from fedsilo.audit.checkpoint import (
-    COSIGNATURE_V1,
-    VerifierKey,
-    cosigned_at,
-    parse_checkpoint,
-    parse_verifier_key,
-)
-from fedsilo.audit.loading import read_note
+from fedsilo.audit.checkpoint import COSIGNATURE_V1, VerifierKey, cosigned_at, parse_checkpoint, parse_verifier_key
+from fedsilo.audit.reader import read_note, read_records
 from fedsilo.audit.record import shown_digest
-from fedsilo.audit.segments import read_records
 from fedsilo.protocol.codec import canonical_json, sha256_hex
 from fedsilo.protocol.errors import FedSiloError, NotAllowedError, UsageError, VerificationError
 

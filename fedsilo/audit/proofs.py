@@ -33,10 +33,9 @@ from fedsilo.audit.checkpoint import (
     parse_note,
     parse_verifier_key,
 )
-from fedsilo.audit.loading import read_note
 from fedsilo.audit.merkle import MerkleTree, leaf_hash, verify_inclusion
+from fedsilo.audit.reader import leaf_hashes, read_lines, read_note, removed
 from fedsilo.audit.record import link_of, parse_record
-from fedsilo.audit.segments import leaf_hashes, read_lines, removed
 from fedsilo.files.durable import read_regular, write_durably
 from fedsilo.protocol.errors import ConflictError, NotFoundError, UsageError, VerificationError
 

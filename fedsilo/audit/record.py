@@ -18,12 +18,17 @@ import hmac
 import json
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import rfc8785
 
 from fedsilo.audit.merkle import leaf_hash
 from fedsilo.protocol.errors import UsageError, VerificationError
+from fedsilo.protocol.text import harmless
+
+if TYPE_CHECKING:
+    from policies.engine import Decision, RuleResult
+    from policies.load import Policy
 
 VERSION = 1
 SALT_BYTES = 16
@@ -398,3 +403,48 @@ _FIELDS: Final[Mapping[str, Callable[[Any], bool]]] = {
     "detail": _mapping,
 }
 _REQUIRED: Final = frozenset({"v", "seq", "salt", "t", "boot", "mono", "actor", "event", "link"})
+
+
+# ---- what the rules of a decision said ---------------------------------------------------------------------------
+
+NOT_APPLICABLE = "n.a."
+_LIST_SHOWN_MAX = 64
+
+
+def rules_of(decision: Decision, policy: Policy) -> dict[str, Any]:
+    """{"rules", "detail"}: a line for each rule that applies to the kind, and how many do not.
+
+    A count is enough of those: facts and policy say which ones, and most messages are polls that few rules are for.
+
+    Args:
+        decision: of the rules.
+        policy: the one that judged.
+    """
+    applicable = [result for result in decision.results if result.outcome != NOT_APPLICABLE]
+    return {
+        "rules": [_rule_fields(result, policy) for result in applicable],
+        "detail": {"rules_not_applicable": len(decision.results) - len(applicable)},
+    }
+
+
+def _rule_fields(result: RuleResult, policy: Policy) -> dict[str, Any]:
+    fields: dict[str, Any] = {"rule": result.rule, "outcome": result.outcome}
+    fields |= {"measured": _short(result.measured), "limit": _short(result.limit), "line": result.line}
+    if policy.charter is not None and result.file == policy.charter.source:
+        fields["file"] = "charter"
+    if result.outcome in ("deny", "hold"):
+        fields["reason"] = result.reason
+    return fields
+
+
+def _short(value: Any) -> Any:
+    """A limit may be a set or a long text of the policy file; the record holds a short form of it."""
+    if isinstance(value, str):
+        return harmless(value, TEXT_CHARACTERS_MAX)
+    if isinstance(value, tuple | list):
+        return [_short(item) for item in value[:_LIST_SHOWN_MAX]]
+    if isinstance(value, set | frozenset):
+        return [_short(item) for item in sorted(value, key=str)[:_LIST_SHOWN_MAX]]
+    if isinstance(value, Mapping):
+        return {str(key): _short(item) for key, item in list(value.items())[:_LIST_SHOWN_MAX]}
+    return value

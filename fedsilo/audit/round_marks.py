@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedsilo.audit.pages import LogPages
+from fedsilo.audit.reader import LogPages
 
 ROUNDS_MAX = 256
 MARKS_MAX = 256

@@ -1,7 +1,7 @@
-"""The lines of an audit log on disk: segment files, reading them, appending durably, and the disk-full reserve (T39).
+"""The files of an audit log: their names, appending to them durably, and the disk-full reserve (T39).
 
 A segment is named by the number of its first record: `000000000000.jsonl`. A line is one record; appending is one
-write and one fdatasync. Reading needs no lock: it sees complete lines only.
+write and one fdatasync. `reader.py` reads them.
 
     LOG/000000000000.jsonl ...   the records
     LOG/000000000000.leaves      in place of a segment that retention removed: its leaf hashes, 32 bytes each
@@ -19,12 +19,9 @@ import contextlib
 import hashlib
 import os
 import re
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-from fedsilo.audit.merkle import HASH_BYTES, leaf_hash
-from fedsilo.audit.record import LINE_BYTES_MAX, parse_record
+from fedsilo.audit.merkle import HASH_BYTES
 from fedsilo.files.durable import FULL, disk_error, fsync_directory, read_regular, write_all
 from fedsilo.protocol.errors import NotFoundError, OperationError, UsageError, VerificationError
 
@@ -69,27 +66,6 @@ def reduced_segments(directory: Path) -> list[tuple[int, Path]]:
     return sorted((int(match[1]), path) for match, path in found if match and not path.with_suffix(".jsonl").exists())
 
 
-def leaf_hashes(directory: Path) -> Iterator[bytes]:
-    """The leaf hash of every record, also of those that retention removed.
-
-    Raises:
-        NotFoundError: no such log.
-        VerificationError: a segment, or leaf hashes, are missing in between or damaged.
-    """
-    size = 0
-    for first, path in reduced_segments(directory):
-        packed = packed_leaves(path)
-        if first != size:
-            raise VerificationError(f"{path} stands in the place of record {size}")
-        yield from (packed[start : start + HASH_BYTES] for start in range(0, len(packed), HASH_BYTES))
-        size += len(packed) // HASH_BYTES
-    for number, line in read_lines(directory):
-        if number != size:
-            raise VerificationError(f"{directory}: record {number} stands in the place of record {size}")
-        yield leaf_hash(line)
-        size += 1
-
-
 def packed_leaves(path: Path) -> bytes:
     """The leaf hashes in `path`, one behind the other. Raises VerificationError: none, or not whole ones."""
     try:
@@ -99,67 +75,6 @@ def packed_leaves(path: Path) -> bytes:
     if not packed or len(packed) % HASH_BYTES:
         raise VerificationError(f"{path} is damaged: it does not hold whole leaf hashes")
     return packed
-
-
-def removed_leaf(directory: Path, seq: int) -> str:
-    """The leaf hash of a record that retention removed; empty where it is not among them. Raises VerificationError."""
-    for first, path in reversed(reduced_segments(directory)):
-        if first <= seq:
-            start = (seq - first) * HASH_BYTES
-            return packed_leaves(path)[start : start + HASH_BYTES].hex()
-    return ""
-
-
-def removed(directory: Path, seq: int) -> NotFoundError:
-    """The error that says why a record that was there cannot be shown."""
-    left = next((number for number, _ in segments(directory)), None)
-    hint = "" if left is None else f"the first record that is left is {left}"
-    return NotFoundError(
-        f"{directory} holds only the leaf hash of record {seq}: retention removed what it said", hint=hint
-    )
-
-
-def read_lines(directory: Path, start: int = 0) -> Iterator[tuple[int, bytes]]:
-    """(number, line without newline) of every complete line from record `start` on that retention did not remove.
-
-    Raises:
-        NotFoundError: no such log.
-        VerificationError: a segment is missing in between, or a line is longer than any record.
-    """
-    files = segments(directory)
-    for position, (first, path) in enumerate(files):
-        following = files[position + 1][0] if position + 1 < len(files) else None
-        if following is not None and following <= start:
-            continue
-        number = first
-        with path.open("rb") as stream:
-            while line := stream.readline(LINE_BYTES_MAX + 1):  # no more of it, whatever a foreign folder holds
-                if len(line) > LINE_BYTES_MAX and not line.endswith(b"\n"):
-                    raise VerificationError(f"{path}: record {number} has more than {LINE_BYTES_MAX} bytes")
-                if not line.endswith(b"\n"):
-                    break  # being written right now, or torn: not a record (yet)
-                if number >= start:
-                    yield number, line[:-1]
-                number += 1
-        if following is not None and number != following:
-            raise VerificationError(f"{path} ends before record {number}; the next segment starts at {following}")
-
-
-def read_records(directory: Path, start: int = 0) -> Iterator[dict[str, Any]]:
-    """Parsed records from `start` on. Raises NotFoundError, VerificationError."""
-    for number, line in read_lines(directory, start):
-        try:
-            record = parse_record(line)
-        except VerificationError as error:
-            raise VerificationError(f"{directory}: record {number}: {error.message}") from error
-        yield record
-
-
-def read_records_of(path: Path) -> Iterator[dict[str, Any]]:
-    """Parsed records of one segment. Raises VerificationError."""
-    with path.open("rb") as stream:
-        for line in stream:
-            yield parse_record(line.rstrip(b"\n"))
 
 
 def file_stem(origin: str) -> str:

@@ -23,10 +23,14 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from fedsilo.audit.checkpoint import (
     Checkpoint,
+    LogStep,
+    Offer,
+    TreeHead,
     VerifierKey,
     cosign,
     cosigned_at,
     cosigner_key,
+    judge,
     log_key,
     merge_signatures,
     only_signed_by,
@@ -35,9 +39,8 @@ from fedsilo.audit.checkpoint import (
     parse_note,
     parse_verifier_key,
 )
-from fedsilo.audit.cosignature import LogStep, Offer, TreeHead, judge
-from fedsilo.audit.loading import read_note
 from fedsilo.audit.merkle import MerkleTree
+from fedsilo.audit.reader import read_note
 from fedsilo.audit.segments import LogFullError, file_stem
 from fedsilo.files.durable import DiskFullError, write_durably
 from fedsilo.protocol.errors import ConflictError, VerificationError

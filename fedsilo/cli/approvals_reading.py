@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedsilo.audit.message_index import utc
 from fedsilo.cli.output import JsonOption, emit, guarded, table
 from fedsilo.cli.silo_control import CONFIG_DEFAULT, ConfigOption, OperatorOption, client_of, command, load_site
+from fedsilo.protocol.clocks import utc
 
 if TYPE_CHECKING:
     from console.client import ControlClient

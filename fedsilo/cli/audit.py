@@ -56,9 +56,9 @@ def verify(
     prove that somebody signed two transcripts, or two results, of one round.
     """
     from fedsilo.audit.audit_verify import verify_logs
+    from fedsilo.audit.consistency import check_stories
     from fedsilo.audit.notes import check_notes
     from fedsilo.audit.orders import check_orders
-    from fedsilo.audit.story import check_stories
     from fedsilo.audit.transcripts import check_rounds, findings_of
     from fedsilo.cli.check_reports import output_format, written
     from fedsilo.protocol.errors import FedSiloError, OperationError, VerificationError
@@ -179,9 +179,8 @@ def tail(
     """The newest records, a line each; with filters, the newest that pass all of them."""
     from collections import deque
 
-    from fedsilo.audit.pages import is_allowed_control
+    from fedsilo.audit.reader import is_allowed_control, read_records
     from fedsilo.audit.record import EVENTS
-    from fedsilo.audit.segments import read_records
 
     if event and event not in EVENTS:
         raise _unknown("event", event, EVENTS)
@@ -245,7 +244,7 @@ def release_story(
     json_output: JsonOption = False,
 ) -> None:
     """What a log says of one held release, in order: the holds, the answers of people, the decisions, what left."""
-    from fedsilo.audit.segments import read_records
+    from fedsilo.audit.reader import read_records
     from fedsilo.protocol.errors import NotFoundError
 
     folder = existing_log(log)
@@ -321,7 +320,7 @@ def replay(
 
     Where that policy's text screens are other ones, recorded facts do not tell: --rescreen takes the archived texts.
     """
-    from fedsilo.audit.segments import read_records
+    from fedsilo.audit.reader import read_records
     from fedsilo.cli.silo_control import load_site
     from fedsilo.files.site_policy import read_effective
     from fedsilo.protocol.errors import UsageError
@@ -462,7 +461,7 @@ def _where_to_look(failed: list[dict[str, Any]]) -> list[str]:
 
 
 def _record(folder: Path, seq: int) -> dict[str, Any]:
-    from fedsilo.audit.segments import read_records, removed
+    from fedsilo.audit.reader import read_records, removed
     from fedsilo.protocol.errors import NotFoundError
 
     record = next(read_records(folder, seq), None)

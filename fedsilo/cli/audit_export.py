@@ -89,7 +89,8 @@ def _stream(folder: Path, to: Path, position_path: Path, *, first: int, follow: 
     import threading
 
     import fedsilo
-    from fedsilo.audit.follow import Export, FileSink, LogReader, lines_after, log_key_of, read_position
+    from fedsilo.audit.export import Export, FileSink, lines_after, read_position
+    from fedsilo.audit.reader import LogReader, log_key_of
     from fedsilo.files.durable import lock_exclusively
 
     stop = threading.Event()

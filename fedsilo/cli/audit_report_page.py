@@ -27,14 +27,12 @@ from markupsafe import Markup
 from certs.names import parse_spiffe_id
 from fedsilo.audit.audit_verify import verify_logs
 from fedsilo.audit.checkpoint import LOG_SIGNATURE, parse_checkpoint, parse_note, parse_verifier_key
-from fedsilo.audit.counting import OTHERS, moment, text_of
-from fedsilo.audit.follow import WITHHELD
-from fedsilo.audit.loading import read_note
+from fedsilo.audit.consistency import check_stories
+from fedsilo.audit.export import WITHHELD
 from fedsilo.audit.notes import check_notes, note_of
 from fedsilo.audit.orders import ORDERS_IN_WORDS, check_orders, orders_in_words
-from fedsilo.audit.segments import read_records
-from fedsilo.audit.story import check_stories
-from fedsilo.audit.tally import VERDICTS, Tally
+from fedsilo.audit.reader import read_note, read_records
+from fedsilo.audit.statistics import OTHERS, VERDICTS, Tally, moment, text_of
 from fedsilo.audit.transcripts import check_rounds, findings_of
 from fedsilo.cli.audit_folders import verification_warnings
 from fedsilo.files.csv_cells import csv_text

@@ -84,7 +84,7 @@ def accept(
 def _shown(site: SiloConfig, found: Disagreement) -> list[tuple[str, str]]:
     """What the log says since the group that the ledger holds, so that nobody signs unseen what it forgot."""
     from fedsilo.audit.log import sent_by_kind
-    from fedsilo.audit.segments import read_records
+    from fedsilo.audit.reader import read_records
     from silo.guard.ledger_check import since
     from silo.guard.site import AUDIT
 

@@ -305,7 +305,7 @@ def explain(
     json_output: JsonOption = False,
 ) -> None:
     """Every rule's verdict on a recorded message, with the measured value, the limit and its line in the policy."""
-    from fedsilo.audit.segments import read_records
+    from fedsilo.audit.reader import read_records
     from fedsilo.cli.audit_folders import existing_log, reading_warnings
     from fedsilo.files.site_policy import read_effective
     from fedsilo.protocol.errors import NotFoundError

@@ -351,7 +351,7 @@ def verify(
 
     Without --log and --ca, silo keys are as the coordinator states them: then it may have invented the silos.
     """
-    from fedsilo.audit.run_keys import silo_keys
+    from fedsilo.audit.transcripts import silo_keys
     from fedsilo.cli.audit_folders import log_folder
     from fedsilo.cli.input_files import named_as_input
     from fedsilo.files.durable import read_regular

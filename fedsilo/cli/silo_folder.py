@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from fedsilo.audit.message_index import utc
 from fedsilo.control.query_arguments import Asked
+from fedsilo.protocol.clocks import utc
 from fedsilo.protocol.errors import NotFoundError, OperationError
 from policies.model import PolicyFile
 from silo.guard.answers.queries import release_page

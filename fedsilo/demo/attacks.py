@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedsilo.audit.segments import read_records
+from fedsilo.audit.reader import read_records
 from fedsilo.demo.processes import Children
 from fedsilo.demo.sites import Sites
 from fedsilo.demo.wire import Planted

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from fedsilo.protocol.errors import FedSiloError, OperationError, VerificationError
 
 if TYPE_CHECKING:
-    from fedsilo.audit.story import Account
+    from fedsilo.audit.consistency import Account
     from fedsilo.demo.attacks import Hostile
     from fedsilo.demo.sites import Site, Sites
     from fedsilo.demo.wire import Witness
@@ -171,9 +171,9 @@ def _what_left(sites: Sites, compared_run: str) -> tuple[list[dict[str, Any]], l
         What left for the run itself, what left from the first record of `compared_run` on, and which messages only
         one side's log has.
     """
+    from fedsilo.audit.consistency import differences, read_account
     from fedsilo.audit.log import sent_by_kind
-    from fedsilo.audit.segments import read_records
-    from fedsilo.audit.story import differences, read_account
+    from fedsilo.audit.reader import read_records
 
     def account(site: Site, records: Iterable[dict[str, Any]]) -> Account:
         own = (site.audit_log / "keys" / "log.vkey").read_text(encoding="utf-8")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsilo.audit.log import sent_by_kind
-from fedsilo.audit.segments import read_records
+from fedsilo.audit.reader import read_records
 from fedsilo.demo.canaries import FORMS, Canary, Finding, Search, control_text, make_canaries, rows_of
 from fedsilo.demo.data_folder import DataFolder, to_json_lines
 from fedsilo.demo.sites import FEDERATION, Sites

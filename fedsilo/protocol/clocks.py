@@ -11,6 +11,7 @@ Does not stop: a clock that is wrong by less than the limits; a coordinator whos
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from enum import StrEnum
 
 RUNNING_SECONDS_MAX = 86_400.0  # of a jump while a process runs, and of a clock behind what is stored
@@ -106,3 +107,8 @@ def in_words(seconds: float) -> str:
 def apart(seconds: float) -> str:
     """Said of one clock against another: 3 h 2 min ahead of, 5 min behind."""
     return f"{in_words(seconds)} {'ahead of' if seconds > 0 else 'behind'}"
+
+
+def utc(seconds: float) -> str:
+    """Return a time since 1970 as the answers of daemons spell it."""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

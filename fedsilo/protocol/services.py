@@ -6,6 +6,7 @@ from __future__ import annotations
 from fedsilo.protocol._generated import control_pb2 as control
 from fedsilo.protocol._generated import federation_pb2 as federation
 
+NOTE_SIGNATURES_MAX = 100  # of a signed checkpoint of an audit log
 PROTOCOL_VERSION = 2  # 2: a hello names min_updates, and so does each transcript (decision 22)
 
 FEDERATION_SERVICE = "fedsilo.federation.v1.Federation"

@@ -38,8 +38,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from certs.commands import VerifiedCommand
-from fedsilo.audit.log import AuditLog, LogLostError
+from fedsilo.audit.log import AuditLog
 from fedsilo.audit.record import CLOCK_ACCEPTED
+from fedsilo.audit.segments import LogLostError
 from fedsilo.audit.witness import OWN_HISTORY_LOST
 from fedsilo.control.desk import ControlDesk
 from fedsilo.files.task_files import Task

@@ -20,8 +20,7 @@ from typing import Any, Protocol
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from certs.identity import peer_identity
-from fedsilo.audit.checkpoint import cosigned_at, cosigner_key, parse_checkpoint, parse_note
-from fedsilo.audit.cosignature import LogStep, Offer
+from fedsilo.audit.checkpoint import LogStep, Offer, cosigned_at, cosigner_key, parse_checkpoint, parse_note
 from fedsilo.audit.log import AuditLog
 from fedsilo.audit.witness import OWN_HISTORY_LOST, TwoHistories
 from fedsilo.protocol._generated import federation_pb2 as pb

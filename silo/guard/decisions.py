@@ -29,9 +29,9 @@ from typing import Any
 from google.protobuf.message import Message as ProtobufMessage
 
 from fedsilo.audit import notes as audit_notes
-from fedsilo.audit.log import AuditLog, LogFullError, LogLostError
-from fedsilo.audit.record import COUNT_MAX, RecordError, keyed_digest
-from fedsilo.audit.rule_fields import rules_of
+from fedsilo.audit.log import AuditLog
+from fedsilo.audit.record import COUNT_MAX, RecordError, keyed_digest, rules_of
+from fedsilo.audit.segments import LogFullError, LogLostError
 from fedsilo.files.durable import DiskFullError
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.codec import Buffer, sha256_hex

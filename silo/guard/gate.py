@@ -25,9 +25,9 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from google.protobuf.message import Message as ProtobufMessage
 
-from fedsilo.audit import poll_window
+from fedsilo.audit import polls
 from fedsilo.audit.log import AuditLog
-from fedsilo.audit.poll_window import PollWindow, PollWindows
+from fedsilo.audit.polls import PollWindow, PollWindows
 from fedsilo.audit.record import RecordError
 from fedsilo.files.transfer_file import Header
 from fedsilo.protocol import codec
@@ -368,7 +368,7 @@ class Gate:
 
     def _goes_in_window(self, message: Message) -> bool:
         """Whether a message is an empty poll over a line, which many of share one record."""
-        return not isinstance(self._channel, FileChannel) and poll_window.is_empty(message.kind, message.body)
+        return not isinstance(self._channel, FileChannel) and polls.is_empty(message.kind, message.body)
 
     def _window(
         self, facts: Facts, decision: Decision, digests: Mapping[str, Any], sequence: int, judged_by: dict[str, Any]

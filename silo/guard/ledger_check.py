@@ -35,10 +35,10 @@ from pathlib import Path
 from typing import Any
 
 from certs.commands import VerifiedCommand
-from fedsilo.audit.loading import latest_t
-from fedsilo.audit.log import AuditLog
-from fedsilo.audit.poll_window import count_in, permitted_by
-from fedsilo.audit.segments import read_records, segments
+from fedsilo.audit.log import AuditLog, latest_t
+from fedsilo.audit.polls import count_in, permitted_by
+from fedsilo.audit.reader import read_records
+from fedsilo.audit.segments import segments
 from fedsilo.protocol._generated import control_pb2
 from fedsilo.protocol.clocks import judge
 from fedsilo.protocol.codec import canonical_json, sha256_hex

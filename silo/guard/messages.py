@@ -10,7 +10,7 @@ from typing import Any
 
 from google.protobuf.message import Message as ProtobufMessage
 
-from fedsilo.audit.poll_window import PollWindow
+from fedsilo.audit.polls import PollWindow
 from fedsilo.protocol import codec
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.codec import Array, Buffer

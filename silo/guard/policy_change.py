@@ -35,8 +35,8 @@ from typing import Any, Literal
 from certs.commands import VerifiedCommand
 from certs.roles import Roles
 from fedsilo.audit.log import AuditLog
+from fedsilo.audit.reader import read_records
 from fedsilo.audit.record import TEXT_CHARACTERS_MAX
-from fedsilo.audit.segments import read_records
 from fedsilo.files.durable import write_durably
 from fedsilo.protocol._generated import control_pb2
 from fedsilo.protocol.codec import sha256_hex

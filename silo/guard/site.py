@@ -31,8 +31,8 @@ import fedsilo
 from certs.encoding import read_one_certificate, warn_before
 from certs.identity import Identity
 from certs.roles import Roles
+from fedsilo.audit.reader import read_lines
 from fedsilo.audit.record import parse_record
-from fedsilo.audit.segments import read_lines
 from fedsilo.files.durable import make_private_directory, read_private, require_authority, write_private
 from fedsilo.files.identity_files import load_coordinator_key, load_identity, load_site
 from fedsilo.files.model_folder import Fingerprints, lora_schema_of, read_fingerprints

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from fedsilo.audit.segments import read_records
+from fedsilo.audit.reader import read_records
 from fedsilo.files.task_files import read_tasks
 from fedsilo.protocol.codec import decode_factors, sha256_hex
 from fedsilo.protocol.errors import NotFoundError, OperationError, UsageError, VerificationError

@@ -14,10 +14,10 @@ import pytest
 from typer.testing import CliRunner
 
 from benchmarks import release_site
-from fedsilo.audit.message_index import utc
 from fedsilo.cli import approvals as cli_approvals
 from fedsilo.cli import approvals_reading as cli_approvals_reading
 from fedsilo.cli.silo_folder import UNREAD
+from fedsilo.protocol.clocks import utc
 from silo.guard.answers.queries import release_page
 from silo.guard.commands import HeldPayloads
 from silo.guard.ledger import PolicyInForce

@@ -25,7 +25,7 @@ from coordinator import store as db
 from coordinator.config import Limits
 from coordinator.server import FederationService, federation_server
 from coordinator.uploads import PLACES
-from fedsilo.audit.segments import read_lines
+from fedsilo.audit.reader import read_lines
 from fedsilo.files.partial_file import PartialFile
 from fedsilo.protocol import codec
 from fedsilo.protocol._generated import federation_pb2 as pb

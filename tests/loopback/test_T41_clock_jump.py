@@ -13,7 +13,7 @@ import pytest
 
 from benchmarks.chaos_federation import COORDINATOR, LIMIT_SECONDS, STOP_SECONDS, Federation, federation, until
 from benchmarks.chaos_tracer import why_not
-from fedsilo.audit.segments import read_records
+from fedsilo.audit.reader import read_records
 
 SILO, DAY = "hospital_a", 86_400.0
 RECORDS = "fdatasync state/audit/*.jsonl"  # the call by which each record is durable

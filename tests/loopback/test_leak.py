@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fedsilo.audit.poll_window import KINDS
+from fedsilo.audit.polls import KINDS
 from fedsilo.demo.canaries import Canary, make_canaries
 from fedsilo.demo.wire import search_recordings
 from fedsilo.demo.wire_recorder import recordings

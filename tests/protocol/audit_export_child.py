@@ -10,7 +10,8 @@ import signal
 import sys
 from pathlib import Path
 
-from fedsilo.audit.follow import Export, FileSink, LogReader, lines_after, read_position
+from fedsilo.audit.export import Export, FileSink, lines_after, read_position
+from fedsilo.audit.reader import LogReader
 
 
 def main(log: Path, out: Path, fatal_call: int, how: str) -> None:

@@ -13,11 +13,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fedsilo.audit.audit_verify import verify_logs
+from fedsilo.audit.consistency import check_stories
 from fedsilo.audit.log import AuditLog, sent_by_kind
-from fedsilo.audit.poll_window import POLLS_MAX, WINDOW_SECONDS, PollWindows
+from fedsilo.audit.polls import POLLS_MAX, WINDOW_SECONDS, PollWindows
 from fedsilo.audit.record import RecordError
-from fedsilo.audit.story import check_stories
-from fedsilo.audit.tally import Tally
+from fedsilo.audit.statistics import Tally
 from fedsilo.protocol.errors import VerificationError
 
 SILO, COORDINATOR = "spiffe://net/silo/a", "spiffe://net/coordinator"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from fedsilo.audit.story import CLOCKS_APART_MILLISECONDS
+from fedsilo.audit.consistency import CLOCKS_APART_MILLISECONDS
 from fedsilo.cli.audit import app
 from fedsilo.cli.audit_report_page import audit_report, page
 from tests.protocol.audit_parties import open_log

@@ -14,9 +14,11 @@ from hypothesis import strategies as st
 from fedsilo.audit import audit_verify
 from fedsilo.audit.checkpoint import (
     Checkpoint,
+    TreeHead,
     cosign,
     cosigned_at,
     cosigner_key,
+    judge,
     log_key,
     merge_signatures,
     open_checkpoint,
@@ -27,7 +29,6 @@ from fedsilo.audit.checkpoint import (
     sign_checkpoint,
     sign_note,
 )
-from fedsilo.audit.cosignature import TreeHead, judge
 from fedsilo.audit.merkle import EMPTY_ROOT, MerkleTree, leaf_hash
 from fedsilo.protocol.errors import VerificationError
 

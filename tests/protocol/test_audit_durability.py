@@ -15,9 +15,10 @@ from pathlib import Path
 import pytest
 
 from fedsilo.audit import segments as audit_segments
-from fedsilo.audit.log import AuditLog, LogFullError, sent_by_kind
+from fedsilo.audit.log import AuditLog, sent_by_kind
+from fedsilo.audit.reader import read_records
 from fedsilo.audit.record import RecordError
-from fedsilo.audit.segments import read_records, segments
+from fedsilo.audit.segments import LogFullError, segments
 from fedsilo.protocol.errors import ConflictError, OperationError, VerificationError
 from tests.protocol.audit_parties import COORDINATOR, OTHER_KEY, SILO, Clock, append_send, open_log, problems, segment
 

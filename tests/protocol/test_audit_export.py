@@ -13,18 +13,17 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from fedsilo.audit.follow import (
+from fedsilo.audit.export import (
     LINE_BYTES_MAX,
     WITHHELD,
     Export,
     FileSink,
-    LogReader,
-    Place,
     Position,
     chosen,
     export_line,
     read_position,
 )
+from fedsilo.audit.reader import LogReader, Place
 from fedsilo.cli.audit import app
 from fedsilo.protocol.errors import ConflictError, NotFoundError, VerificationError
 from tests.protocol.audit_export_child import export_all

@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from fedsilo.audit.follow import LogReader, Place
 from fedsilo.audit.log import AuditLog
+from fedsilo.audit.reader import LogReader, Place, read_lines
 from fedsilo.audit.record import NO_PREVIOUS, link_of
-from fedsilo.audit.segments import read_lines
 from fedsilo.cli.audit import app
 from fedsilo.protocol.errors import NotFoundError, VerificationError
 from tests.protocol.audit_parties import append_send, open_log

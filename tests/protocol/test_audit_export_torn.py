@@ -11,8 +11,9 @@ import pytest
 from typer.testing import CliRunner
 
 import fedsilo
-from fedsilo.audit.follow import Export, FileSink, LogReader, Place, Position, chosen, export_line
+from fedsilo.audit.export import Export, FileSink, Position, chosen, export_line
 from fedsilo.audit.log import AuditLog
+from fedsilo.audit.reader import LogReader, Place
 from fedsilo.cli.audit import app
 from fedsilo.protocol.errors import ConflictError
 from tests.protocol.audit_parties import SILO, append_send, open_log, segment

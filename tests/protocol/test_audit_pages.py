@@ -12,13 +12,12 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsilo.audit import pages as audit_pages
-from fedsilo.audit.check import Broken, LogCheck
+from fedsilo.audit import reader as audit_reader
 from fedsilo.audit.checkpoint import log_key
-from fedsilo.audit.log import AuditLog
-from fedsilo.audit.pages import LogPages
+from fedsilo.audit.log import AuditLog, Broken, LogCheck
+from fedsilo.audit.reader import LogPages, read_lines
 from fedsilo.audit.record import link_of
-from fedsilo.audit.segments import read_lines, segments
+from fedsilo.audit.segments import segments
 from fedsilo.protocol.errors import NotFoundError
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
@@ -76,7 +75,7 @@ def test_any_range_is_what_reading_from_the_beginning_gives(
     contents: list[list[bytes]], start: int, count: int, torn: bool
 ) -> None:
     with tempfile.TemporaryDirectory() as place, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(audit_pages, "STRIDE", 4)  # several places a segment
+        patch.setattr(audit_reader, "STRIDE", 4)  # several places a segment
         folder, first = Path(place), 0
         for number, lines in enumerate(contents):
             end = b"torn" if torn and number == len(contents) - 1 else b""
@@ -115,7 +114,7 @@ def test_looking_back_finds_the_newest_and_says_where_to_go_on(folder: Path) -> 
         found += [number for number, _ in back.lines]
         before = back.next
     assert found == [number for number, line in reversed(list(read_lines(folder))) if b"screen.hit" in line]
-    assert pages.back(0, lambda line: True, limit=7, look_max=9) == audit_pages.Back([], None)
+    assert pages.back(0, lambda line: True, limit=7, look_max=9) == audit_reader.Back([], None)
     with pytest.raises(NotFoundError):
         LogPages(folder / "none").lines(0, 1)
 

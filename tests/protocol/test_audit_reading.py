@@ -14,9 +14,9 @@ import pytest
 from typer.testing import CliRunner
 
 from fedsilo.audit import audit_verify
-from fedsilo.audit.loading import NOTE_BYTES_MAX, read_note
+from fedsilo.audit.reader import NOTE_BYTES_MAX, read_lines, read_note
 from fedsilo.audit.record import LINE_BYTES_MAX
-from fedsilo.audit.segments import LEAVES_BYTES_MAX, read_lines
+from fedsilo.audit.segments import LEAVES_BYTES_MAX
 from fedsilo.audit.transcripts import check_rounds
 from fedsilo.cli import audit_folders
 from fedsilo.cli.audit import app

@@ -11,15 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedsilo.audit.merkle import leaf_hash
-from fedsilo.audit.record import (
-    EVENTS,
-    NO_PREVIOUS,
-    RecordError,
-    keyed_digest,
-    link_of,
-    parse_record,
-    record_line,
-)
+from fedsilo.audit.record import EVENTS, NO_PREVIOUS, RecordError, keyed_digest, link_of, parse_record, record_line
 from fedsilo.protocol.errors import VerificationError
 from fedsilo.protocol.text import harmless
 

@@ -13,14 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from fedsilo.audit import approvals as audit_approvals
-from fedsilo.audit import counting as audit_counting
-from fedsilo.audit import tally as audit_tally
-from fedsilo.audit.counting import OTHERS, moment
+from fedsilo.audit import statistics as audit_statistics
 from fedsilo.audit.log import AuditLog
 from fedsilo.audit.orders import ORDERS_IN_WORDS
 from fedsilo.audit.record import COUNT_MAX, EVENTS
-from fedsilo.audit.tally import Tally
+from fedsilo.audit.statistics import OTHERS, Tally, moment
 from fedsilo.cli.audit import app
 from fedsilo.cli.audit_report_page import audit_report, inventory_csv, page
 from fedsilo.protocol.errors import UsageError
@@ -81,15 +78,15 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 def test_T38_halts_are_counted_behind_any_number_of_other_incidents(tmp_path: Path) -> None:
     with open_log(tmp_path / "log") as log:
-        for _ in range(audit_tally.INCIDENTS_MAX + 5):
+        for _ in range(audit_statistics.INCIDENTS_MAX + 5):
             log.append("screen.hit", kind="public.responses")
         for _ in range(3):
             log.append("halt", kind="public.responses", reasons=["SCREEN_HALT"])
     made = audit_report([tmp_path / "log"])
     assert made["halts_total"] == len(made["halts"]) == 3
     assert (made["incidents_total"], len(made["incidents"])) == (
-        audit_tally.INCIDENTS_MAX + 5,
-        audit_tally.INCIDENTS_MAX,
+        audit_statistics.INCIDENTS_MAX + 5,
+        audit_statistics.INCIDENTS_MAX,
     )
     words = shown(made)
     assert "3 halts and their ends" in words and "5 more are in the log." in words
@@ -97,7 +94,7 @@ def test_T38_halts_are_counted_behind_any_number_of_other_incidents(tmp_path: Pa
 
 @pytest.mark.parametrize("more", [0, 2])
 def test_halts_beyond_the_list_are_in_the_total_and_said_to_be_missing(plain: dict[str, Any], more: int) -> None:
-    count = audit_tally.INCIDENTS_MAX + more
+    count = audit_statistics.INCIDENTS_MAX + more
     words = shown(plain | tallied(*[record("halt")] * count))
     assert f"{count} halts and their ends" in words
     assert ("2 more are in the log" in words) is bool(more)
@@ -105,13 +102,13 @@ def test_halts_beyond_the_list_are_in_the_total_and_said_to_be_missing(plain: di
 
 @pytest.mark.parametrize("more", [0, 200])
 def test_T36_releases_beyond_the_list_are_counted(plain: dict[str, Any], more: int) -> None:
-    count = audit_approvals.RELEASES_MAX + more
+    count = audit_statistics.RELEASES_MAX + more
     records = []
     for number in range(count):
         name = {"release": f"r{number}"}
         records += [record("approval.request", detail=name), record("approval.grant", detail=name | PERSON)]
     found = tallied(*records)
-    assert (len(found["approvals"]), found["approvals_total"]) == (audit_approvals.RELEASES_MAX, count)
+    assert (len(found["approvals"]), found["approvals_total"]) == (audit_statistics.RELEASES_MAX, count)
     words = shown(plain | found)
     assert f"{count:,} releases held for people" in words and f"approved {count}" in words
     told = f"Further releases are in the log, and not listed here: approved {more}, asked {more}."
@@ -142,22 +139,23 @@ def hostile_records(count: int) -> list[dict[str, Any]]:
 
 
 def test_T23_what_a_long_log_makes_of_a_report_is_bounded_and_its_totals_are_whole(plain: dict[str, Any]) -> None:
-    count = audit_tally.PLACES_MAX + 10
+    count = audit_statistics.PLACES_MAX + 10
     records = hostile_records(count)
     found = tallied(*records)
     assert found["records"] == len(records)
     bounds = {
-        "left": audit_tally.KINDS_MAX, "arrived": audit_tally.KINDS_MAX,  # records without a kind take the first name
-        "left_by_run": audit_tally.PLACES_MAX + 1, "arrived_from": audit_tally.PLACES_MAX + 1,
-        "denials": audit_tally.DENIALS_MAX + 1, "identities": audit_tally.IDENTITIES_MAX + 1,
-        "peers": audit_tally.IDENTITIES_MAX + 1, "trainers": audit_tally.IDENTITIES_MAX + 1,
-        "programs": audit_tally.PROGRAMS_MAX + 1, "persons": audit_approvals.PERSONS_MAX + 1,
-        "key_events": audit_tally.KEY_EVENTS_MAX, "halts": audit_tally.INCIDENTS_MAX,
-        "halt_grants": audit_approvals.GRANTS_MAX, "donors_dropped": audit_tally.DONOR_ROWS_MAX,
+        # records without a kind take the first name
+        "left": audit_statistics.KINDS_MAX, "arrived": audit_statistics.KINDS_MAX,
+        "left_by_run": audit_statistics.PLACES_MAX + 1, "arrived_from": audit_statistics.PLACES_MAX + 1,
+        "denials": audit_statistics.DENIALS_MAX + 1, "identities": audit_statistics.IDENTITIES_MAX + 1,
+        "peers": audit_statistics.IDENTITIES_MAX + 1, "trainers": audit_statistics.IDENTITIES_MAX + 1,
+        "programs": audit_statistics.PROGRAMS_MAX + 1, "persons": audit_statistics.PERSONS_MAX + 1,
+        "key_events": audit_statistics.KEY_EVENTS_MAX, "halts": audit_statistics.INCIDENTS_MAX,
+        "halt_grants": audit_statistics.GRANTS_MAX, "donors_dropped": audit_statistics.DONOR_ROWS_MAX,
     }  # fmt: skip
     assert {name: len(found[name]) for name in bounds} == bounds
-    assert len(found["approvals"][0]["answers"]) == audit_approvals.ANSWERS_MAX
-    assert found["approvals"][0]["answers"][0]["reasons"] == ["A"] * audit_counting.REASONS_MAX + ["and 3992 more"]
+    assert len(found["approvals"][0]["answers"]) == audit_statistics.ANSWERS_MAX
+    assert found["approvals"][0]["answers"][0]["reasons"] == ["A"] * audit_statistics.REASONS_MAX + ["and 3992 more"]
     # and nothing is missing from what is counted by them
     assert found["left_total"] == {"messages": count, "bytes": 2 * count}
     assert sum(row["messages"] for row in found["left"]) == count
@@ -175,30 +173,36 @@ def test_T23_what_a_long_log_makes_of_a_report_is_bounded_and_its_totals_are_who
     source = page(plain | found)
     assert len(source) < 6 << 20  # of 60 MiB that these records have
     words = " ".join(" ".join(Reader(source).text).split())
-    assert f"{count - audit_tally.KEY_EVENTS_MAX:,} more are in the log, all of them older" in words and OTHERS in words
-    assert f"{count - audit_approvals.ANSWERS_MAX:,} more answers are in the log" in words
+    assert (
+        f"{count - audit_statistics.KEY_EVENTS_MAX:,} more are in the log, all of them older" in words
+        and OTHERS in words
+    )
+    assert f"{count - audit_statistics.ANSWERS_MAX:,} more answers are in the log" in words
 
 
 @pytest.mark.parametrize("more", [0, 3])
 def test_sets_beyond_the_list_are_said_to_be_missing(tmp_path: Path, more: int) -> None:
     with open_log(tmp_path / "log") as log:
-        for number in range(audit_tally.SETS_MAX + more):
+        for number in range(audit_statistics.SETS_MAX + more):
             facts = {"final": {"held_out_sha256": f"{number:064x}"}}
             log.append("egress.decision", kind="metrics.eval", decision="allow", direction="egress", facts=facts)
     made = audit_report([tmp_path / "log"])
-    assert (len(made["data"]["sets"]), made["data"]["sets_not_listed"]) == (audit_tally.SETS_MAX, more)
+    assert (len(made["data"]["sets"]), made["data"]["sets_not_listed"]) == (audit_statistics.SETS_MAX, more)
     assert ("3 more decisions name sets that are not listed here." in shown(made)) is bool(more)
 
 
 def test_T34_of_many_policy_versions_the_one_in_force_is_always_told(plain: dict[str, Any]) -> None:
-    count = audit_tally.POLICIES_MAX + 10
+    count = audit_statistics.POLICIES_MAX + 10
     tally = Tally()
     for number in range(count):
         tally.add(record("policy.load", number, policy={"effective": f"p{number}"}))
-    assert tally.policies_total == count and len(tally.policies) == audit_tally.POLICIES_MAX
-    assert [item["effective"] for item in tally.policies[-2:]] == [f"p{audit_tally.POLICIES_MAX - 2}", f"p{count - 1}"]
+    assert tally.policies_total == count and len(tally.policies) == audit_statistics.POLICIES_MAX
+    assert [item["effective"] for item in tally.policies[-2:]] == [
+        f"p{audit_statistics.POLICIES_MAX - 2}",
+        f"p{count - 1}",
+    ]
     rows = [{**item, "given": False, "changes": None, "bits_a_round": None} for item in tally.policies]
-    gap = f"Versions {audit_tally.POLICIES_MAX} to {count - 1} are in the log, and not listed here."
+    gap = f"Versions {audit_statistics.POLICIES_MAX} to {count - 1} are in the log, and not listed here."
     assert gap in shown(plain | {"policies": rows})
     assert "not listed here" not in shown(plain | {"policies": rows[:-1]})
 
@@ -478,9 +482,9 @@ def test_T37_no_well_formed_log_stops_the_report(
 
 
 def test_names_beyond_the_limit_are_counted_together() -> None:
-    names = audit_counting.Names(2, OTHERS)
+    names = audit_statistics.Names(2, OTHERS)
     assert [names(name) for name in ("a", "b", "c", "a", "c")] == ["a", "b", OTHERS, "a", OTHERS]
-    rows = audit_counting.FirstOf(2)
+    rows = audit_statistics.FirstOf(2)
     for number in range(3):
         rows.add({"number": number})
     assert (rows.rows, rows.total) == ([{"number": 0}, {"number": 1}], 3)

@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fedsilo.audit.log import AuditLog
-from fedsilo.audit.tally import DONOR_ROWS_MAX, bucket
+from fedsilo.audit.statistics import DONOR_ROWS_MAX, bucket
 from fedsilo.cli import audit_report as cli_audit_report
 from fedsilo.cli.audit import app
 from fedsilo.cli.audit_report_page import KIND_WORDS, ORIENTATION, audit_report, held_by, page, words_of

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fedsilo.audit.audit_verify import verify_logs
-from fedsilo.audit.story import CLOCKS_APART_MILLISECONDS, DIFFERENCES_MAX, check_stories
+from fedsilo.audit.consistency import CLOCKS_APART_MILLISECONDS, DIFFERENCES_MAX, check_stories
 from fedsilo.cli.audit import app
 from fedsilo.cli.audit_report_page import audit_report, page
 from tests.protocol.audit_parties import COORDINATOR, SILO, Clock, open_log

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from fedsilo.audit.log import AuditLog, LogFullError
+from fedsilo.audit.log import AuditLog
 from fedsilo.audit.record import RecordError
+from fedsilo.audit.segments import LogFullError
 from fedsilo.protocol import codec
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.errors import OperationError

@@ -17,8 +17,7 @@ from coordinator.parts import CONTRIBUTIONS
 from coordinator.shown_steps import FOLDER, ShownSteps
 from fedsilo.audit import witness as audit_witness
 from fedsilo.audit.audit_verify import verify_logs
-from fedsilo.audit.checkpoint import Checkpoint, sign_checkpoint
-from fedsilo.audit.cosignature import LogStep, Offer
+from fedsilo.audit.checkpoint import Checkpoint, LogStep, Offer, sign_checkpoint
 from fedsilo.audit.log import AuditLog
 from fedsilo.protocol import rounds
 from fedsilo.protocol._generated import federation_pb2 as pb

@@ -27,10 +27,10 @@ from certs.identity import named_in
 from fedsilo.audit import audit_verify
 from fedsilo.audit import proofs as audit_proofs
 from fedsilo.audit.audit_verify import verify_logs
+from fedsilo.audit.consistency import check_stories
 from fedsilo.audit.notes import keep
 from fedsilo.audit.orders import check_orders
-from fedsilo.audit.story import check_stories
-from fedsilo.audit.tally import Tally
+from fedsilo.audit.statistics import Tally
 from fedsilo.cli.audit import app
 from fedsilo.protocol.codec import canonical_json
 from fedsilo.protocol.errors import FedSiloError, NotAllowedError

@@ -15,7 +15,7 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from google.protobuf.message import Message as ProtobufMessage
 
-from fedsilo.audit.cosignature import Offer
+from fedsilo.audit.checkpoint import Offer
 from fedsilo.audit.log import AuditLog
 from fedsilo.grading.answers import Grader
 from fedsilo.protocol import codec

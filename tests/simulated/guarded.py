@@ -16,7 +16,7 @@ from google.protobuf.message import Message as ProtobufMessage
 
 from certs.commands import BESIDE, VerifiedCommand
 from fedsilo.audit.log import AuditLog
-from fedsilo.audit.segments import read_lines
+from fedsilo.audit.reader import read_lines
 from fedsilo.files.task_files import Task, TaskFile
 from fedsilo.grading.answers import AnswerGrading, Grader
 from fedsilo.grading.verdict import Verdict, judged

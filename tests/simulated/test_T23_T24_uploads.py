@@ -16,7 +16,7 @@ from sqlalchemy import select
 from coordinator import store as db
 from coordinator import uploads
 from coordinator.uploads import PARTIAL_SECONDS_MAX, PARTIALS_PER_SILO_MAX, PLACES, LineClosed, Uploads
-from fedsilo.audit.segments import read_lines
+from fedsilo.audit.reader import read_lines
 from fedsilo.protocol import codec
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.errors import OperationError

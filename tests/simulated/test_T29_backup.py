@@ -19,7 +19,7 @@ from coordinator.backup_files import take_out
 from coordinator.database_dump import DUMP
 from coordinator.database_url import database_url
 from fedsilo.audit.audit_verify import verify_logs
-from fedsilo.audit.cosignature import Offer
+from fedsilo.audit.checkpoint import Offer
 from fedsilo.audit.log import AuditLog
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.codec import sha256_hex

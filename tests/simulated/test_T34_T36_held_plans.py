@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fedsilo.audit.message_index import MessageIndex
-from fedsilo.audit.pages import LogPages
+from fedsilo.audit.reader import LogPages
 from fedsilo.protocol import codec
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.errors import ConflictError, OperationError, UnreachableError

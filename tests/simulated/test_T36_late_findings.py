@@ -15,7 +15,7 @@ import pytest
 
 from benchmarks.release_site import Site, policy
 from certs.roles import Roles
-from fedsilo.audit.log import LogFullError
+from fedsilo.audit.segments import LogFullError
 from fedsilo.control.desk import ControlDesk
 from fedsilo.protocol.errors import ConflictError, NotAllowedError, OperationError
 from silo.guard.archive import TICKET_SECONDS, Tickets

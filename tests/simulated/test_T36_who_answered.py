@@ -13,12 +13,13 @@ import pytest
 from typer.testing import CliRunner
 
 from fedsilo.audit import message_index
-from fedsilo.audit.message_index import HOLD_ENDS, utc
+from fedsilo.audit.message_index import HOLD_ENDS
 from fedsilo.audit.notes import forget, note_of, notes_of
 from fedsilo.audit.proofs import check
 from fedsilo.audit.record import note_text
 from fedsilo.cli.audit import app
 from fedsilo.cli.audit_report_page import audit_report, page
+from fedsilo.protocol.clocks import utc
 from fedsilo.protocol.errors import ConflictError, UsageError
 from silo.guard.answers.state import Panel
 from silo.guard.messages import Held

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from fedsilo.audit.log import LogLostError
+from fedsilo.audit.segments import LogLostError
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.errors import FedSiloError, OperationError
 from silo.guard.commands import ends_when

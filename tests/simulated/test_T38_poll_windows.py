@@ -16,8 +16,8 @@ from certs.commands import sign_command
 from coordinator.config import load_config
 from coordinator.daemon import Coordinator, check
 from fedsilo.audit.audit_verify import verify_logs
-from fedsilo.audit.poll_window import POLLS_MAX, WINDOW_SECONDS
-from fedsilo.audit.segments import read_records
+from fedsilo.audit.polls import POLLS_MAX, WINDOW_SECONDS
+from fedsilo.audit.reader import read_records
 from fedsilo.control.desk import raise_for_reply
 from fedsilo.demo.provision import init_ca, provision_site
 from fedsilo.files.identity_files import load_operator

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fedsilo.audit.log import LogFullError
+from fedsilo.audit.segments import LogFullError
 from fedsilo.protocol.errors import OperationError
 from tests.policies import setting
 from tests.simulated.coordinator_parts import RUN_YAML, House, house_in_round

@@ -20,7 +20,7 @@ from certs.enrolment import EnrolmentKeys
 from certs.roles import Roles
 from fedsilo.audit.audit_verify import verify_logs
 from fedsilo.audit.orders import check_orders
-from fedsilo.audit.poll_window import WINDOW_SECONDS
+from fedsilo.audit.polls import WINDOW_SECONDS
 from fedsilo.control.desk import ControlDesk, raise_for_reply
 from fedsilo.protocol._generated import control_pb2
 from fedsilo.protocol.clocks import CERTIFICATE_TIME

@@ -19,8 +19,9 @@ from typer.testing import CliRunner
 from fedsilo.audit import segments as audit_segments
 from fedsilo.audit.audit_verify import verify_logs
 from fedsilo.audit.orders import check_orders
+from fedsilo.audit.reader import read_records
 from fedsilo.audit.record import RecordError
-from fedsilo.audit.segments import SegmentWriter, read_records
+from fedsilo.audit.segments import SegmentWriter
 from fedsilo.cli import silo as cli_silo
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.errors import ConflictError, NotAllowedError, OperationError

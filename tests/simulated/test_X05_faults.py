@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from fedsilo.audit.audit_verify import verify_logs
-from fedsilo.audit.segments import read_records
+from fedsilo.audit.reader import read_records
 from silo.guard.ledger import Head, Ledger
 from silo.guard.ledger_check import named_in_folder
 from silo.guard.messages import Allowed, Denied

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from fedsilo.audit import view as audit_view
-from fedsilo.audit.pages import STRIDE, LogPages, line_filter
+from fedsilo.audit.reader import STRIDE, LogPages, line_filter
+from fedsilo.control import audit_queries
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.errors import DeniedError, UsageError
 from tests.policies import setting
@@ -70,11 +70,11 @@ def test_a_damaged_line_is_never_left_out() -> None:
 def test_a_page_looks_at_so_many_records_at_most(tmp_path: Path) -> None:
     with closing(long_log(tmp_path / "log", 6_000)) as log:
         pages = LogPages(log.directory)
-        view = audit_view.AuditView(log, pages, witnesses=tuple, contradicting=tuple, now_seconds=lambda: 0.0)
+        view = audit_queries.AuditView(log, pages, witnesses=tuple, contradicting=tuple, now_seconds=lambda: 0.0)
         read = pages.lines_read
         answer = view.page({"control": False, "limit": 200, "event": "egress.decision"})
         # one in twenty records is a decision on content
-        assert len(answer["records"]) == audit_view.LOOK_RECORDS // 20 and answer["next"] is not None
-        assert pages.lines_read - read <= audit_view.LOOK_RECORDS + 16 * STRIDE
+        assert len(answer["records"]) == audit_queries.LOOK_RECORDS // 20 and answer["next"] is not None
+        assert pages.lines_read - read <= audit_queries.LOOK_RECORDS + 16 * STRIDE
         page = view.page({"control": False, "limit": 20})
         assert {each["kind"] for each in page["records"]} == {"metrics.eval"} and len(page["records"]) == 20

@@ -22,12 +22,12 @@ from hypothesis import strategies as st
 
 from certs.roles import Roles
 from fedsilo.audit import message_index
-from fedsilo.audit import view as audit_view
 from fedsilo.audit.checkpoint import cosign
 from fedsilo.audit.log import AuditLog
 from fedsilo.audit.message_index import MessageIndex
-from fedsilo.audit.pages import BLOCK_LINES, STRIDE, LogPages
+from fedsilo.audit.reader import BLOCK_LINES, STRIDE, LogPages
 from fedsilo.audit.segments import segments
+from fedsilo.control import audit_queries
 from fedsilo.control.desk import ControlDesk
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.codec import sha256_hex
@@ -292,7 +292,7 @@ def test_100000_records_are_browsed_by_reading_a_page_at_a_time(tmp_path: Path) 
     with long_log(tmp_path / "log", 100_000) as log:
         pages = LogPages(log.directory)
         index = MessageIndex(pages, lambda: log.size)
-        view = audit_view.AuditView(log, pages, witnesses=tuple, contradicting=tuple, now_seconds=time.time)
+        view = audit_queries.AuditView(log, pages, witnesses=tuple, contradicting=tuple, now_seconds=time.time)
         index.catch_up()
         assert len(index._sides["egress"].ready) == message_index.ROWS_READY
         folded = pages.lines_read
@@ -315,7 +315,7 @@ def test_100000_records_are_browsed_by_reading_a_page_at_a_time(tmp_path: Path) 
         assert totals["total"] == 5_000 and totals["denied"] == len(range(1, 100_001, 60))
         read = pages.lines_read
         view.page({"text": "no such text anywhere"})
-        assert pages.lines_read - read <= 2 * (audit_view.LOOK_RECORDS + 16 * STRIDE)
+        assert pages.lines_read - read <= 2 * (audit_queries.LOOK_RECORDS + 16 * STRIDE)
 
 
 # ---- the audit log ---------------------------------------------------------------------------------

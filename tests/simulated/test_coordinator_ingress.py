@@ -434,7 +434,7 @@ def test_T39_a_full_disk_halts_clearly_and_acknowledges_nothing(
 
 
 def test_T38_checkpoints_are_countersigned_both_ways_and_a_shortened_log_is_not(tmp_path: Path) -> None:
-    from fedsilo.audit.cosignature import Offer
+    from fedsilo.audit.checkpoint import Offer
     from fedsilo.audit.log import AuditLog
     from tests.simulated.coordinator_parts import COORDINATOR
 

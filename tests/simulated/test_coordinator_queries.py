@@ -21,8 +21,8 @@ from coordinator.panel import Panel
 from coordinator.sent_view import SentView
 from fedsilo.audit.checkpoint import Checkpoint, cosign, sign_checkpoint
 from fedsilo.audit.merkle import leaf_hash
-from fedsilo.audit.message_view import with_rules
 from fedsilo.audit.segments import segments
+from fedsilo.control.audit_queries import with_rules
 from fedsilo.control.desk import ControlDesk
 from fedsilo.demo.provision import init_ca, provision_site
 from fedsilo.protocol._generated import federation_pb2 as pb

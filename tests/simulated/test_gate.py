@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedsilo.audit.log import LogFullError, sent_by_kind
+from fedsilo.audit.log import sent_by_kind
+from fedsilo.audit.segments import LogFullError
 from fedsilo.protocol import codec
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.errors import (

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from fedsilo.audit.log import LogFullError
+from fedsilo.audit.segments import LogFullError
 from fedsilo.protocol import codec
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.errors import ConflictError, DeniedError, OperationError, PeerError, UnreachableError

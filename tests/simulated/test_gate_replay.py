@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from fedsilo.audit.segments import read_records
+from fedsilo.audit.reader import read_records
 from fedsilo.cli.audit import app as audit_app
 from fedsilo.cli.policy import app as policy_app
 from fedsilo.protocol._generated import federation_pb2 as pb

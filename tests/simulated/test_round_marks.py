@@ -9,7 +9,7 @@ import pytest
 
 from fedsilo.audit import round_marks
 from fedsilo.audit.log import AuditLog
-from fedsilo.audit.pages import LogPages
+from fedsilo.audit.reader import LogPages
 from fedsilo.audit.round_marks import RoundMarks
 from tests.policies import setting
 from tests.simulated.guarded import OUR_KEY

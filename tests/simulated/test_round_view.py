@@ -15,7 +15,7 @@ from coordinator import store as db
 from coordinator.curve_view import CurveView
 from coordinator.round_view import RoundView
 from fedsilo.audit import round_marks
-from fedsilo.audit.pages import LogPages
+from fedsilo.audit.reader import LogPages
 from fedsilo.audit.round_marks import RoundMarks
 from fedsilo.protocol import codec
 from fedsilo.protocol._generated import federation_pb2 as pb

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from fedsilo.audit.log import LogFullError
-from fedsilo.audit.tally import Tally
+from fedsilo.audit.segments import LogFullError
+from fedsilo.audit.statistics import Tally
 from silo.guard import main
 from silo.guard.main import SupervisedTrainer
 from silo.guard.trainer_revival import Restart

@@ -27,10 +27,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedsilo.audit.message_index import utc
 from fedsilo.control.figures import unit_of
 from fedsilo.control.query_arguments import Asked
 from fedsilo.files.durable import write_all, write_durably
+from fedsilo.protocol.clocks import utc
 from fedsilo.protocol.errors import FedSiloError, NotFoundError
 from fedsilo.protocol.intervals import wilson_interval
 from fedsilo.protocol.plan import Plan, plan_from_canonical

@@ -16,9 +16,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedsilo.audit.message_index import utc
 from fedsilo.control.query_arguments import Asked
 from fedsilo.files.site_files import certificate_file, settings_of
+from fedsilo.protocol.clocks import utc
 from fedsilo.protocol.errors import NotAllowedError, NotFoundError
 from silo.guard.ledger import Ledger, Release
 from silo.guard.site import Site

@@ -32,9 +32,9 @@ import numpy as np
 from google.protobuf.message import Message as ProtobufMessage
 
 from certs.roles import may
-from fedsilo.audit.message_index import utc
 from fedsilo.audit.record import shown_digest
 from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.clocks import utc
 from fedsilo.protocol.codec import Array, canonical_json, sha256_hex
 from fedsilo.protocol.errors import FedSiloError
 from fedsilo.protocol.services import OUTBOUND_KINDS, TENSOR_KINDS, UPDATE_KINDS

@@ -17,9 +17,9 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from fedsilo.audit.message_index import utc
 from fedsilo.audit.round_marks import Mark, RoundMarks, no_run_yet
 from fedsilo.control.query_arguments import Asked
+from fedsilo.protocol.clocks import utc
 from fedsilo.protocol.codec import sha256_hex
 from fedsilo.protocol.errors import NotFoundError
 from fedsilo.protocol.plan import Plan, plan_from_canonical

@@ -13,11 +13,10 @@ from typing import Any, Protocol
 
 from fedsilo.audit.log import AuditLog
 from fedsilo.audit.message_index import MessageIndex
-from fedsilo.audit.message_view import MessageView
-from fedsilo.audit.pages import LogPages
+from fedsilo.audit.reader import LogPages
 from fedsilo.audit.round_marks import RoundMarks
-from fedsilo.audit.view import AuditView
 from fedsilo.audit.witness import OWN_HISTORY_LOST
+from fedsilo.control.audit_queries import AuditView, MessageView
 from fedsilo.control.desk import ControlDesk, QueryHandler
 from fedsilo.control.query_arguments import Asked
 from fedsilo.protocol.plan import Plan

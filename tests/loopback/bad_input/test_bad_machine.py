@@ -90,7 +90,7 @@ def small_disk(folder: Path, size_bytes: int) -> Iterator[Callable[[], None] | N
 
 
 def sent(audit: Path) -> int:
-    from fedsilo.audit.segments import read_records
+    from fedsilo.audit.reader import read_records
 
     return sum(record["event"] == "egress.sent" for record in read_records(audit))
 

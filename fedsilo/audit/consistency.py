@@ -25,9 +25,8 @@ from statistics import median
 from typing import Any
 
 from fedsilo.audit import polls as audit_polls
-from fedsilo.audit.poll_window import ARRIVED, ENDS, permitted_by
-from fedsilo.audit.polls import Polls
-from fedsilo.audit.segments import read_records
+from fedsilo.audit.polls import ARRIVED, ENDS, Polls, permitted_by
+from fedsilo.audit.reader import read_records
 from fedsilo.protocol.clocks import TOLD_SECONDS, apart
 from fedsilo.protocol.errors import FedSiloError
 from fedsilo.protocol.transcript_checks import coordinator_domain

@@ -1,5 +1,4 @@
-"""Reading an audit log as it grows and appending every record once to a file of JSON lines, for the site's own log
-shipper.
+"""Appends every record of an audit log once to a file of JSON lines, for the site's own log shipper, as the log grows.
 
 Needs the log's folder only; the daemon may run or not, and nothing is asked of it. Each record is checked as it is
 read: well-formed, numbered on, and naming the hash of the one before. What was handed on is kept in a position file,
@@ -27,13 +26,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from fedsilo.audit.checkpoint import parse_verifier_key
-from fedsilo.audit.record import NO_PREVIOUS, link_of, parse_record
-from fedsilo.audit.segments import read_lines, removed, removed_leaf, segments
+from fedsilo.audit.reader import BATCH_RECORDS, LogReader, Place
 from fedsilo.files.durable import fsync_directory, write_all, write_durably
-from fedsilo.protocol.errors import ConflictError, FedSiloError, NotFoundError, OperationError, VerificationError
+from fedsilo.protocol.errors import ConflictError, FedSiloError, OperationError, VerificationError
 
-BATCH_RECORDS = 256
 POSITION_VERSION = 1
 SCHEMA = "fedsilo.audit/1"
 WITHHELD = "(withheld)"
@@ -47,154 +43,6 @@ _DETAIL: Final = (
     "forward_milliseconds",
 )  # fmt: skip
 _ROUTING: Final = ("run", "round", "step", "attempt", "kind", "sequence", "peer", "direction")
-
-
-@dataclass(frozen=True)
-class Place:
-    """Between two records: the number of the next one, and the hash of the one before it."""
-
-    seq: int = 0
-    previous: str = NO_PREVIOUS
-
-
-class LogReader:
-    """Reads on from a place, verifying. Keeps no file open between calls, so that a cut-off torn end does not matter.
-
-    Raises:
-        NotFoundError: no such log, no such record yet where it is to start, or retention removed it.
-        VerificationError: the log no longer holds the record before the place.
-    """
-
-    def __init__(self, directory: Path, place: Place | None = None, *, first: int = 0) -> None:
-        self._directory = directory
-        self.key, self.origin = log_key_of(directory)
-        self.place = self._place_of(first) if place is None else place
-        if place is not None:
-            self._check_behind()
-        self._segment: Path | None = None
-        self._offset = 0
-
-    def read(self, records_max: int = BATCH_RECORDS) -> list[tuple[bytes, dict[str, Any], Place]]:
-        """(line, record, place behind it) of complete records from the place on; empty where there are none yet.
-
-        Raises:
-            VerificationError: the next record is damaged, missing, or does not follow the one before. What came
-                before it was returned by an earlier call.
-        """
-        found: list[tuple[bytes, dict[str, Any], Place]] = []
-        try:
-            while len(found) < records_max and (self._segment is not None or self._find_segment()):
-                self._read_segment(found, records_max)
-                if len(found) < records_max and not self._go_to_next_segment():
-                    break
-        except VerificationError:
-            if not found:
-                raise
-        return found
-
-    def _read_segment(self, found: list[tuple[bytes, dict[str, Any], Place]], records_max: int) -> None:
-        """Take in the complete lines that this segment has by now."""
-        assert self._segment is not None  # noqa: S101 - the caller found one
-        with self._segment.open("rb") as stream:
-            stream.seek(self._offset)
-            while len(found) < records_max and (line := stream.readline()).endswith(b"\n"):
-                record = self._checked(line[:-1])
-                self.place = Place(self.place.seq + 1, link_of(line[:-1]))
-                self._offset += len(line)
-                found.append((line[:-1], record, self.place))
-
-    def _go_to_next_segment(self) -> bool:
-        """Whether there is more to read: a segment that follows, or a line written while the folder was looked at."""
-        assert self._segment is not None  # noqa: S101 - the caller found one
-        following = next((item for item in segments(self._directory) if item[1].name > self._segment.name), None)
-        if following is None:
-            return False
-        if following[0] == self.place.seq:
-            self._segment, self._offset = following[1], 0
-            return True
-        with self._segment.open("rb") as stream:
-            stream.seek(self._offset)
-            if stream.readline().endswith(b"\n"):
-                return True
-        raise VerificationError(
-            f"{self._segment} ends before record {self.place.seq}; the next segment starts at {following[0]}"
-        )
-
-    def _find_segment(self) -> bool:
-        """Open the segment that holds the place, and skip what is before it."""
-        files = segments(self._directory)
-        holding = [item for item in files if item[0] <= self.place.seq]
-        if not holding:
-            if files:
-                raise VerificationError(f"{self._directory}: records {self.place.seq} to {files[0][0] - 1} are gone")
-            return False
-        number, self._segment = holding[-1]
-        self._offset = 0
-        with self._segment.open("rb") as stream:
-            while number < self.place.seq:
-                line = stream.readline()
-                if not line.endswith(b"\n"):
-                    raise VerificationError(f"{self._directory} ends at record {number - 1}, before {self.place.seq}")
-                self._offset += len(line)
-                number += 1
-        return True
-
-    def _checked(self, line: bytes) -> dict[str, Any]:
-        seq = self.place.seq
-        try:
-            record = parse_record(line)
-        except VerificationError as error:
-            raise VerificationError(f"{self._directory}: record {seq}: {error.message}") from error
-        if record["seq"] != seq:
-            raise VerificationError(f"{self._directory}: record {seq} carries number {record['seq']}")
-        if record["link"]["previous"] != self.place.previous:
-            raise VerificationError(
-                f"{self._directory}: record {seq} does not follow the record before it: one of them was changed",
-                hint="nothing from here on was exported; run `fedsilo audit verify` with the other parties' logs",
-            )
-        return record
-
-    def _place_of(self, first: int) -> Place:
-        """The place before record `first`. Raises NotFoundError: it is not there yet, or retention removed it."""
-        self._refuse_removed(first)
-        if first == 0:
-            return Place()
-        before = self._link_of(first - 1)
-        if not before:
-            raise NotFoundError(f"{self._directory} has no record {first - 1} yet")
-        return Place(first, before)
-
-    def _check_behind(self) -> None:
-        if self.place.seq == 0:
-            self._refuse_removed(0)
-            return
-        if self._link_of(self.place.seq - 1) != self.place.previous:
-            raise VerificationError(
-                f"{self._directory}: record {self.place.seq - 1}, which was exported, is gone or was changed since",
-                hint="compare the exported copy with the log; each exported record carries the hash of its line",
-            )
-        self._refuse_removed(self.place.seq)
-
-    def _link_of(self, seq: int) -> str:
-        """The hash of a record, which retention leaves when it removes it; empty where there is none."""
-        found = next(read_lines(self._directory, seq), None)
-        if found is not None and found[0] == seq:
-            return link_of(found[1])
-        return removed_leaf(self._directory, seq)
-
-    def _refuse_removed(self, seq: int) -> None:
-        """Raises NotFoundError: what is to be read next is no loss of this log, retention removed it."""
-        if removed_leaf(self._directory, seq):
-            raise removed(self._directory, seq)
-
-
-def log_key_of(directory: Path) -> tuple[str, str]:
-    """(the log's own key as text, its name). Raises NotFoundError, VerificationError."""
-    path = directory / "keys" / "log.vkey"
-    if not path.is_file():
-        raise NotFoundError(f"{directory} is not an audit log folder: keys/log.vkey is missing")
-    text = path.read_bytes().decode("utf-8", "replace").partition("\n")[0]
-    return text, parse_verifier_key(text).name
 
 
 # ---- the line ---------------------------------------------------------------------------------------

@@ -1,0 +1,497 @@
+"""Reads an audit log: records in order, records by their number, and records as they are appended.
+
+Reading needs no lock of the log: only complete lines count, a daemon that writes on adds to the last segment only, and
+a line that is longer than any record is refused before it is in memory. A torn last line is no record yet.
+
+    read_lines, read_records   from a record on, to the end that the log has by then
+    LogPages                   any range, by the place of every `STRIDE`-th record, which is counted once: 8 bytes for
+                               32 records; a page then costs the lines that it shows and at most `STRIDE` more
+    LogReader                  on from a place, checking each record and its link, as the log grows
+
+Does not show that a record is genuine, and signatures are not looked at: `log.LogCheck` and `audit_verify` do that.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedsilo.audit.checkpoint import parse_verifier_key
+from fedsilo.audit.merkle import HASH_BYTES, leaf_hash
+from fedsilo.audit.record import LINE_BYTES_MAX, NO_PREVIOUS, link_of, parse_record
+from fedsilo.audit.segments import packed_leaves, reduced_segments, segments
+from fedsilo.protocol.errors import (
+    NotFoundError,
+    OperationError,
+    VerificationError,
+)
+
+
+def leaf_hashes(directory: Path) -> Iterator[bytes]:
+    """The leaf hash of every record, also of those that retention removed.
+
+    Raises:
+        NotFoundError: no such log.
+        VerificationError: a segment, or leaf hashes, are missing in between or damaged.
+    """
+    size = 0
+    for first, path in reduced_segments(directory):
+        packed = packed_leaves(path)
+        if first != size:
+            raise VerificationError(f"{path} stands in the place of record {size}")
+        yield from (packed[start : start + HASH_BYTES] for start in range(0, len(packed), HASH_BYTES))
+        size += len(packed) // HASH_BYTES
+    for number, line in read_lines(directory):
+        if number != size:
+            raise VerificationError(f"{directory}: record {number} stands in the place of record {size}")
+        yield leaf_hash(line)
+        size += 1
+
+
+def removed_leaf(directory: Path, seq: int) -> str:
+    """The leaf hash of a record that retention removed; empty where it is not among them. Raises VerificationError."""
+    for first, path in reversed(reduced_segments(directory)):
+        if first <= seq:
+            start = (seq - first) * HASH_BYTES
+            return packed_leaves(path)[start : start + HASH_BYTES].hex()
+    return ""
+
+
+def removed(directory: Path, seq: int) -> NotFoundError:
+    """The error that says why a record that was there cannot be shown."""
+    left = next((number for number, _ in segments(directory)), None)
+    hint = "" if left is None else f"the first record that is left is {left}"
+    return NotFoundError(
+        f"{directory} holds only the leaf hash of record {seq}: retention removed what it said", hint=hint
+    )
+
+
+def read_lines(directory: Path, start: int = 0) -> Iterator[tuple[int, bytes]]:
+    """(number, line without newline) of every complete line from record `start` on that retention did not remove.
+
+    Raises:
+        NotFoundError: no such log.
+        VerificationError: a segment is missing in between, or a line is longer than any record.
+    """
+    files = segments(directory)
+    for position, (first, path) in enumerate(files):
+        following = files[position + 1][0] if position + 1 < len(files) else None
+        if following is not None and following <= start:
+            continue
+        number = first
+        with path.open("rb") as stream:
+            while line := stream.readline(LINE_BYTES_MAX + 1):  # no more of it, whatever a foreign folder holds
+                if len(line) > LINE_BYTES_MAX and not line.endswith(b"\n"):
+                    raise VerificationError(f"{path}: record {number} has more than {LINE_BYTES_MAX} bytes")
+                if not line.endswith(b"\n"):
+                    break  # being written right now, or torn: not a record (yet)
+                if number >= start:
+                    yield number, line[:-1]
+                number += 1
+        if following is not None and number != following:
+            raise VerificationError(f"{path} ends before record {number}; the next segment starts at {following}")
+
+
+def read_records(directory: Path, start: int = 0) -> Iterator[dict[str, Any]]:
+    """Parsed records from `start` on. Raises NotFoundError, VerificationError."""
+    for number, line in read_lines(directory, start):
+        try:
+            record = parse_record(line)
+        except VerificationError as error:
+            raise VerificationError(f"{directory}: record {number}: {error.message}") from error
+        yield record
+
+
+def read_records_of(path: Path) -> Iterator[dict[str, Any]]:
+    """Parsed records of one segment. Raises VerificationError."""
+    with path.open("rb") as stream:
+        for line in stream:
+            yield parse_record(line.rstrip(b"\n"))
+
+
+# ---- notes and keys ----------------------------------------------------------------------------------------------
+
+NOTE_BYTES_MAX = 64 << 10  # of a checkpoint with its cosignatures, 150 bytes each; and of a file of keys
+
+
+def read_note(path: Path) -> str:
+    """A note, or public keys, as written (no translation of line ends).
+
+    Raises:
+        VerificationError: no file, not UTF-8, or more than `NOTE_BYTES_MAX`.
+    """
+    if not path.is_file():
+        raise VerificationError(f"{path} is no file")
+    with path.open("rb") as stream:
+        data = stream.read(NOTE_BYTES_MAX + 1)
+    if len(data) > NOTE_BYTES_MAX:
+        raise VerificationError(f"{path} has more than {NOTE_BYTES_MAX} bytes")
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise VerificationError(f"{path} is damaged") from error
+
+
+# ---- records by their number -------------------------------------------------------------------------------------
+
+STRIDE = 32
+BLOCK_LINES = 128  # read at a time, at least, while something is looked for
+LOOK_RECORDS = 2_000  # whoever asks with a filter looks at so many records a call
+_CONTROL = b'"kind":"control.'  # as canonical JSON spells it
+DAMAGED = "damaged"  # the event of what stands in for a line that is no record
+_CHUNK_BYTES = 1 << 20
+
+
+@dataclass
+class _Segment:
+    """What is known of one file: where every `STRIDE`-th line begins, and how far it was counted."""
+
+    first: int
+    path: Path
+    places: array[int] = field(default_factory=lambda: array("Q", [0]))
+    lines: int = 0  # complete ones
+    counted_bytes: int = 0  # up to the end of the last complete line
+
+    def count(self) -> None:
+        """Take in the lines that were added since."""
+        if not self.path.exists() or self.path.stat().st_size < self.counted_bytes:  # cut since: nothing of it holds
+            self.places, self.lines, self.counted_bytes = array("Q", [0]), 0, 0
+        with self.path.open("rb") as stream:
+            stream.seek(self.counted_bytes)
+            start = self.counted_bytes
+            while chunk := stream.read(_CHUNK_BYTES):
+                at = chunk.find(b"\n")
+                while at >= 0:
+                    self.lines += 1
+                    self.counted_bytes = start + at + 1
+                    if self.lines % STRIDE == 0:
+                        self.places.append(self.counted_bytes)
+                    at = chunk.find(b"\n", at + 1)
+                start += len(chunk)
+
+
+@dataclass(frozen=True)
+class Back:
+    """What a look backwards found.
+
+    Attributes:
+        lines: (number, line) of what was wanted, newest first.
+        next: ask again with this as `before`; None where nothing older is left.
+    """
+
+    lines: list[tuple[int, bytes]]
+    next: int | None
+
+
+class LogPages:
+    """Thread-safe.
+
+    Args:
+        directory: the log's folder.
+
+    Attributes:
+        lines_read: lines taken from the disk so far, which is what a page costs.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.lines_read = 0
+        self._lock = threading.Lock()
+        self._known: dict[Path, _Segment] = {}
+
+    @property
+    def first(self) -> int:
+        """Number of the first record that retention left; 0 for a log without any."""
+        return next((first for first, _ in segments(self.directory)), 0)
+
+    def lines(self, start: int, end: int) -> list[tuple[int, bytes]]:
+        """(number, line without its end) of the records from `start` up to and without `end` that are there.
+
+        Raises:
+            NotFoundError: no such log.
+            VerificationError: a line is longer than any record.
+            OperationError: a segment cannot be read.
+        """
+        return self._ranges([(start, end)])
+
+    def at(self, numbers: Iterable[int]) -> dict[int, bytes]:
+        """The lines of these records, by number, as far as they are there.
+
+        Raises:
+            NotFoundError, VerificationError, OperationError: as `lines`.
+        """
+        return dict(self._ranges([(number, number + 1) for number in numbers]))
+
+    def _ranges(self, ranges: Iterable[tuple[int, int]]) -> list[tuple[int, bytes]]:
+        found: list[tuple[int, bytes]] = []
+        with self._lock:
+            try:
+                files = segments(self.directory)
+                self._known = {path: self._known.get(path) or _Segment(first, path) for first, path in files}
+                for start, end in ranges:
+                    for position, (first, path) in enumerate(files):
+                        following = files[position + 1][0] if position + 1 < len(files) else end
+                        if first < end and (following > start or position + 1 == len(files)):
+                            found += self._of_segment(self._known[path], max(start, first), end)
+            except OSError as error:  # also: retention removed a segment just now
+                raise OperationError(f"{self.directory}: {error.strerror}", hint="ask again") from error
+        return found
+
+    def _of_segment(self, segment: _Segment, start: int, end: int) -> Iterator[tuple[int, bytes]]:
+        if end > segment.first + segment.lines:
+            segment.count()
+        end = min(end, segment.first + segment.lines)
+        if start >= end:
+            return
+        stride = (start - segment.first) // STRIDE
+        number = segment.first + stride * STRIDE
+        with segment.path.open("rb") as stream:
+            stream.seek(segment.places[stride])
+            while number < end and (line := stream.readline(LINE_BYTES_MAX + 1)):
+                self.lines_read += 1
+                if not line.endswith(b"\n") and len(line) > LINE_BYTES_MAX:
+                    raise VerificationError(f"{segment.path}: record {number} has more than {LINE_BYTES_MAX} bytes")
+                if number >= start:
+                    yield number, line.removesuffix(b"\n")
+                number += 1
+
+    def records(self, start: int, end: int) -> list[dict[str, Any]]:
+        """The same parsed, oldest first; for a line that is no record, what `record_at` makes of it.
+
+        Raises:
+            NotFoundError, VerificationError, OperationError: as `lines`.
+        """
+        return [record_at(number, line) for number, line in self.lines(start, end)]
+
+    def back(self, before: int, wanted: Callable[[bytes], bool], *, limit: int, look_max: int) -> Back:
+        """The newest lines before a number that are wanted.
+
+        Args:
+            before: the first number that is not looked at.
+            wanted: of a line.
+            limit: how many.
+            look_max: lines looked at, at most; then `next` says where to go on.
+
+        Raises:
+            NotFoundError, VerificationError, OperationError: as `lines`.
+        """
+        found: list[tuple[int, bytes]] = []
+        first, at = self.first, before
+        lowest = max(first, before - look_max)
+        while at > lowest and len(found) < limit:
+            # as much as is lacking, since mostly every line is wanted; else so much that few files are opened for it
+            start = max(lowest, at - max(limit - len(found), BLOCK_LINES))
+            block = [item for item in self.lines(start, at) if wanted(item[1])]
+            found += reversed(block)
+            at = start
+        if len(found) > limit:
+            found = found[:limit]
+        if len(found) == limit and found:
+            at = found[-1][0]
+        return Back(found, at if at > first else None)
+
+    def forget(self) -> None:
+        """Count every segment anew: the folder was changed by somebody else than the log's own writer."""
+        with self._lock:
+            self._known = {}
+
+
+def line_filter(event: str = "", text: str = "", *, control: bool = True) -> Callable[[bytes], bool]:
+    """Which lines of a log somebody asks for.
+
+    Args:
+        event: the beginning of an event's name; empty for any.
+        text: what stands anywhere in a record, in upper or lower case; empty for any.
+        control: also records of control messages, such as polls. Without, one that was denied stays, as does a line
+            that is no record: both are to be seen.
+    """
+    # as canonical JSON spells it; a quote or backslash in it is no event's and no text's
+    mark, sought = f'"event":"{event}'.encode(), text.casefold()
+
+    def wanted(line: bytes) -> bool:
+        if (event and mark not in line) or (sought and sought not in line.decode("utf-8", "replace").casefold()):
+            return False
+        return control or _CONTROL not in line or not _is_allowed_control(line)
+
+    return wanted
+
+
+def is_allowed_control(record: Mapping[str, Any]) -> bool:
+    """Whether a record is of a control message, such as a poll, that nobody refused or held."""
+    return str(record.get("kind", "")).startswith("control.") and record.get("decision") in (None, "", "allow")
+
+
+def _is_allowed_control(line: bytes) -> bool:
+    try:
+        return is_allowed_control(json.loads(line))  # the mark may also stand deeper in a record of another kind
+    except (ValueError, AttributeError, RecursionError):
+        return False
+
+
+def record_at(number: int, line: bytes) -> dict[str, Any]:
+    """The record in a line; for one that is damaged {"seq", "t": 0, "event": "damaged", "why"}."""
+    try:
+        record = parse_record(line)
+        if record["seq"] != number:
+            raise VerificationError(f"it carries number {record['seq']}")
+    except VerificationError as error:
+        return {"seq": number, "t": 0, "event": DAMAGED, "why": error.message}
+    return record
+
+
+# ---- records as they are appended --------------------------------------------------------------------------------
+
+BATCH_RECORDS = 256
+
+
+@dataclass(frozen=True)
+class Place:
+    """Between two records: the number of the next one, and the hash of the one before it."""
+
+    seq: int = 0
+    previous: str = NO_PREVIOUS
+
+
+class LogReader:
+    """Reads on from a place, verifying. Keeps no file open between calls, so that a cut-off torn end does not matter.
+
+    Raises:
+        NotFoundError: no such log, no such record yet where it is to start, or retention removed it.
+        VerificationError: the log no longer holds the record before the place.
+    """
+
+    def __init__(self, directory: Path, place: Place | None = None, *, first: int = 0) -> None:
+        self._directory = directory
+        self.key, self.origin = log_key_of(directory)
+        self.place = self._place_of(first) if place is None else place
+        if place is not None:
+            self._check_behind()
+        self._segment: Path | None = None
+        self._offset = 0
+
+    def read(self, records_max: int = BATCH_RECORDS) -> list[tuple[bytes, dict[str, Any], Place]]:
+        """(line, record, place behind it) of complete records from the place on; empty where there are none yet.
+
+        Raises:
+            VerificationError: the next record is damaged, missing, or does not follow the one before. What came
+                before it was returned by an earlier call.
+        """
+        found: list[tuple[bytes, dict[str, Any], Place]] = []
+        try:
+            while len(found) < records_max and (self._segment is not None or self._find_segment()):
+                self._read_segment(found, records_max)
+                if len(found) < records_max and not self._go_to_next_segment():
+                    break
+        except VerificationError:
+            if not found:
+                raise
+        return found
+
+    def _read_segment(self, found: list[tuple[bytes, dict[str, Any], Place]], records_max: int) -> None:
+        """Take in the complete lines that this segment has by now."""
+        assert self._segment is not None  # noqa: S101 - the caller found one
+        with self._segment.open("rb") as stream:
+            stream.seek(self._offset)
+            while len(found) < records_max and (line := stream.readline()).endswith(b"\n"):
+                record = self._checked(line[:-1])
+                self.place = Place(self.place.seq + 1, link_of(line[:-1]))
+                self._offset += len(line)
+                found.append((line[:-1], record, self.place))
+
+    def _go_to_next_segment(self) -> bool:
+        """Whether there is more to read: a segment that follows, or a line written while the folder was looked at."""
+        assert self._segment is not None  # noqa: S101 - the caller found one
+        following = next((item for item in segments(self._directory) if item[1].name > self._segment.name), None)
+        if following is None:
+            return False
+        if following[0] == self.place.seq:
+            self._segment, self._offset = following[1], 0
+            return True
+        with self._segment.open("rb") as stream:
+            stream.seek(self._offset)
+            if stream.readline().endswith(b"\n"):
+                return True
+        raise VerificationError(
+            f"{self._segment} ends before record {self.place.seq}; the next segment starts at {following[0]}"
+        )
+
+    def _find_segment(self) -> bool:
+        """Open the segment that holds the place, and skip what is before it."""
+        files = segments(self._directory)
+        holding = [item for item in files if item[0] <= self.place.seq]
+        if not holding:
+            if files:
+                raise VerificationError(f"{self._directory}: records {self.place.seq} to {files[0][0] - 1} are gone")
+            return False
+        number, self._segment = holding[-1]
+        self._offset = 0
+        with self._segment.open("rb") as stream:
+            while number < self.place.seq:
+                line = stream.readline()
+                if not line.endswith(b"\n"):
+                    raise VerificationError(f"{self._directory} ends at record {number - 1}, before {self.place.seq}")
+                self._offset += len(line)
+                number += 1
+        return True
+
+    def _checked(self, line: bytes) -> dict[str, Any]:
+        seq = self.place.seq
+        try:
+            record = parse_record(line)
+        except VerificationError as error:
+            raise VerificationError(f"{self._directory}: record {seq}: {error.message}") from error
+        if record["seq"] != seq:
+            raise VerificationError(f"{self._directory}: record {seq} carries number {record['seq']}")
+        if record["link"]["previous"] != self.place.previous:
+            raise VerificationError(
+                f"{self._directory}: record {seq} does not follow the record before it: one of them was changed",
+                hint="nothing from here on was exported; run `fedsilo audit verify` with the other parties' logs",
+            )
+        return record
+
+    def _place_of(self, first: int) -> Place:
+        """The place before record `first`. Raises NotFoundError: it is not there yet, or retention removed it."""
+        self._refuse_removed(first)
+        if first == 0:
+            return Place()
+        before = self._link_of(first - 1)
+        if not before:
+            raise NotFoundError(f"{self._directory} has no record {first - 1} yet")
+        return Place(first, before)
+
+    def _check_behind(self) -> None:
+        if self.place.seq == 0:
+            self._refuse_removed(0)
+            return
+        if self._link_of(self.place.seq - 1) != self.place.previous:
+            raise VerificationError(
+                f"{self._directory}: record {self.place.seq - 1}, which was exported, is gone or was changed since",
+                hint="compare the exported copy with the log; each exported record carries the hash of its line",
+            )
+        self._refuse_removed(self.place.seq)
+
+    def _link_of(self, seq: int) -> str:
+        """The hash of a record, which retention leaves when it removes it; empty where there is none."""
+        found = next(read_lines(self._directory, seq), None)
+        if found is not None and found[0] == seq:
+            return link_of(found[1])
+        return removed_leaf(self._directory, seq)
+
+    def _refuse_removed(self, seq: int) -> None:
+        """Raises NotFoundError: what is to be read next is no loss of this log, retention removed it."""
+        if removed_leaf(self._directory, seq):
+            raise removed(self._directory, seq)
+
+
+def log_key_of(directory: Path) -> tuple[str, str]:
+    """(the log's own key as text, its name). Raises NotFoundError, VerificationError."""
+    path = directory / "keys" / "log.vkey"
+    if not path.is_file():
+        raise NotFoundError(f"{directory} is not an audit log folder: keys/log.vkey is missing")
+    text = path.read_bytes().decode("utf-8", "replace").partition("\n")[0]
+    return text, parse_verifier_key(text).name
