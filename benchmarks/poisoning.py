@@ -43,10 +43,10 @@ from coordinator.blobs import Blobs, BytesPayload, FilePayload
 from coordinator.ingress import Ingress, OpenPlace
 from fedsilo.protocol import codec
 from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.kinds import OUTBOUND_KINDS
 from fedsilo.protocol.methods import method_named
 from fedsilo.protocol.plan import Lora, Optimiser, Plan
 from fedsilo.protocol.randomness import generator, seed_of
-from fedsilo.protocol.services import OUTBOUND_KINDS
 from policies.engine import FINAL, OFFERED, HistoryBook, Message, decide, measure
 from policies.load import Policy
 from policies.render import PlanSize

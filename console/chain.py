@@ -22,22 +22,13 @@ from console.feed import Question
 from console.reading import mapping, number, text_of, whole
 from console.rows import Column, Filter, Row, Rows, Term, parse_filter
 from console.safe import Shown
-from fedsilo.protocol import services
+from fedsilo.protocol.kinds import KINDS
 
 STATE_FOLDER = "STATE_DIR"  # the console knows a socket, not where the daemon keeps its log
 BAR_CELLS = 20
 CONTROL = "control."
 CONTROL_NAMES = frozenset(
-    {
-        "control",
-        "polls",
-        "ingress.polls",
-        *(
-            kind.removeprefix(CONTROL)
-            for kind in (*services.OUTBOUND_KINDS, *services.INBOUND_KINDS)
-            if kind.startswith(CONTROL)
-        ),
-    }
+    {"control", "polls", "ingress.polls", *(kind.removeprefix(CONTROL) for kind in KINDS if kind.startswith(CONTROL))}
 )
 RULE_CELLS_MIN = 2  # of the line around a break
 NAMES_SHOWN = 4  # of silos that say the same

@@ -34,9 +34,8 @@ from console.values import (
     SiloState,
     Snapshot,
 )
+from fedsilo.protocol.kinds import TENSOR_KINDS, TEXT_KINDS_OUT
 
-TEXT_KINDS = ("public.responses",)  # of what leaves a silo, that in which a person can read sentences
-UPDATE_KINDS = ("lora.", "reft.")  # of a whole round, once its steps are over
 CERTIFICATE_DAYS_SOON = 3  # a certificate lives 7 days and is renewed when a third is left (T33)
 DAY_SECONDS = 86400.0
 NEED_LINES_MAX = 5  # of one need, in the narrow column of a wide terminal
@@ -318,7 +317,7 @@ def step_of(state: SiloState) -> int:
     """Steps of the round that are begun. What comes after the last one has no step and is told as step 0: while the
     round's update is held, all steps are over."""
     update = any(
-        kind.kind.startswith(UPDATE_KINDS)
+        kind.kind in TENSOR_KINDS
         for release in state.held if release.round == state.round for kind in release.kinds
     )  # fmt: skip
     return state.local_steps if update and not state.step else state.step
@@ -377,7 +376,7 @@ def _here(members: tuple[Member, ...]) -> Line:
 def _rank(kind: str) -> int:
     if kind.startswith("control."):
         return 3
-    return 0 if kind in TEXT_KINDS else 1 if kind.startswith(UPDATE_KINDS) else 2
+    return 0 if kind in TEXT_KINDS_OUT else 1 if kind in TENSOR_KINDS else 2
 
 
 def left_lines(state: SiloState, cells: int, *, most: int = 1000) -> list[Line]:

@@ -58,7 +58,7 @@ from fedsilo.protocol.clocks import TOLD_SECONDS, apart
 from fedsilo.protocol.clocks import in_words as time_in_words
 from fedsilo.protocol.codec import canonical_json, sha256_hex
 from fedsilo.protocol.errors import ConflictError, FedSiloError, NotFoundError, OperationError, UsageError
-from fedsilo.protocol.services import TENSOR_KINDS
+from fedsilo.protocol.kinds import TENSOR_KINDS
 from policies.load import Policy, load_policy
 from policies.schema import LoraSchema, schema_from_json
 

@@ -27,8 +27,8 @@ from fedsilo.grading.answers import AnswerGrading
 from fedsilo.protocol import codec
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.errors import PeerError, WireCode
+from fedsilo.protocol.kinds import OUTBOUND_KINDS, REFT_KINDS, TENSOR_KINDS
 from fedsilo.protocol.plan import Plan
-from fedsilo.protocol.services import OUTBOUND_KINDS, REFT_KINDS, TENSOR_KINDS
 from policies import engine, screening
 from policies.asked import Asked
 from policies.load import Policy

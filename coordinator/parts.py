@@ -16,7 +16,7 @@ from coordinator.members import Agreed
 from coordinator.replies import Replies, Reply
 from fedsilo.audit.log import AuditLog
 from fedsilo.protocol._generated import federation_pb2 as pb
-from fedsilo.protocol.services import OUTBOUND_KINDS
+from fedsilo.protocol.kinds import OUTBOUND_KINDS
 
 CONTRIBUTIONS = frozenset(kind for kind in OUTBOUND_KINDS if not kind.startswith("control."))
 

@@ -28,6 +28,7 @@ from fedsilo.protocol import rounds
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.codec import FactorsReader, decode, encode
 from fedsilo.protocol.errors import ConflictError, OperationError, PeerError, WireCode
+from fedsilo.protocol.kinds import OUTBOUND_KINDS, TENSOR_KINDS
 from fedsilo.protocol.method import (
     Commit,
     Committed,
@@ -46,7 +47,6 @@ from fedsilo.protocol.method import (
 from fedsilo.protocol.methods import method_named
 from fedsilo.protocol.plan import Plan
 from fedsilo.protocol.round_tables import CONFLICT, ROUND_OVER, Effect, Verdict, possible
-from fedsilo.protocol.services import OUTBOUND_KINDS, TENSOR_KINDS
 from policies.asked import Asked
 from policies.transform import blank_responses
 

@@ -16,11 +16,10 @@ from google.protobuf.message import Message
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.errors import PeerError, WireCode
 from fedsilo.protocol.isolation import RUNGS
+from fedsilo.protocol.kinds import OUTBOUND_KINDS
 from fedsilo.protocol.plan import PLAN_CHARACTERS_MAX
-from fedsilo.protocol.services import INBOUND_KINDS, NOTE_SIGNATURES_MAX, OUTBOUND_KINDS
+from fedsilo.protocol.services import NOTE_SIGNATURES_MAX
 from fedsilo.protocol.transcript import SIGNATURE_BYTES, transcript_from_canonical
-
-KINDS: dict[str, type[Message]] = {**INBOUND_KINDS, **OUTBOUND_KINDS}
 
 
 class FieldClass(StrEnum):

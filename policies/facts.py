@@ -13,10 +13,10 @@ from typing import Any
 
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.averaging import initial_frozen_sha256
+from fedsilo.protocol.kinds import FACTOR_KINDS, MESSAGES, REFT_KINDS
 from fedsilo.protocol.methods import METHODS
 from fedsilo.protocol.plan import Plan, plan_from_canonical
-from fedsilo.protocol.services import FACTOR_KINDS, REFT_KINDS
-from policies.catalogue import KINDS, NAMES_MAX, fields_at_fault, is_name, names_of
+from policies.catalogue import NAMES_MAX, fields_at_fault, is_name, names_of
 from policies.facts_kinds import kind_facts
 from policies.facts_reft import reft_facts
 from policies.facts_tensors import tensor_facts
@@ -29,7 +29,7 @@ _SPIFFE = re.compile(r"spiffe://[a-z0-9_-]{1,63}/(silo|coordinator)/[a-z0-9_-]{1
 
 def measure(message: Message, context: Context, *, stage: str = FINAL) -> Facts:
     """Facts of a message, JSON-able. Never raises for what a message holds: a failure becomes a fact that denies."""
-    known = message.kind in KINDS
+    known = message.kind in MESSAGES
     plan = context.plan
     facts: Facts = {
         "direction": message.direction if message.direction in ("egress", "ingress") else "unknown",
@@ -50,7 +50,7 @@ def measure(message: Message, context: Context, *, stage: str = FINAL) -> Facts:
         "plan_local_steps": plan.local_steps if plan else 0,
         "measured": False,
     }
-    if not known or type(message.body) is not KINDS[message.kind]:
+    if not known or type(message.body) is not MESSAGES[message.kind]:
         return facts
     try:
         facts["fields_at_fault"] = fields_at_fault(message.body)

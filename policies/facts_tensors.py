@@ -11,7 +11,7 @@ import numpy as np
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.codec import DTYPE_ITEM_BYTES, Array
 from fedsilo.protocol.freezing import FrozenDigest, is_frozen
-from fedsilo.protocol.services import UPDATE_KINDS
+from fedsilo.protocol.kinds import UPDATE_KINDS
 from policies.bit_patterns import BitPatterns
 from policies.catalogue import digest_of
 from policies.message import Context, Facts, Message

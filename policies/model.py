@@ -21,7 +21,7 @@ from pydantic import (
 
 from fedsilo.protocol.freezing import Freeze
 from fedsilo.protocol.isolation import RUNGS, Rung
-from fedsilo.protocol.services import UPDATE_KINDS
+from fedsilo.protocol.kinds import UPDATE_KINDS
 from policies import lattice
 from policies.fields import (
     Approvals,

@@ -17,6 +17,7 @@ from google.protobuf.message import Message as ProtobufMessage
 
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.codec import canonical_json, sha256_hex
+from fedsilo.protocol.kinds import TEXT_KINDS_IN, TEXT_KINDS_OUT
 from policies.message import EVALUATION_ERRORS, Facts, Screened
 from policies.model import PolicyFile
 from policies.model_screens import TEXT_ONLY, ScreenName
@@ -25,10 +26,6 @@ from policies.screens import Material, never, screen_texts
 __all__ = ["NO_MATERIAL", "TEXT_ONLY", "Material", "Screened", "asked", "kept", "screen", "screen_facts", "settings_of"]
 
 NO_MATERIAL = Material()
-# Kinds with a text of a silo's own. A hit in one refuses the message, but for responses, which may be withheld.
-TEXT_KINDS_OUT = ("public.responses", "competence.answers", "knowledge.package")
-# And with a text of somebody else.
-TEXT_KINDS_IN = ("public.donors", "reward.ask", "knowledge.package")
 TEXT_KINDS = (*TEXT_KINDS_OUT, *TEXT_KINDS_IN)
 
 

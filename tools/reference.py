@@ -369,7 +369,7 @@ def rulesets_page() -> str:
 
 
 def messages_page() -> str:
-    from fedsilo.protocol.services import INBOUND_KINDS, OUTBOUND_KINDS
+    from fedsilo.protocol.kinds import INBOUND_KINDS, OUTBOUND_KINDS
     from policies.catalogue import FieldClass
 
     classes = [(f"`{each.value}`", _comment_of(FieldClass, each.name)) for each in FieldClass]

@@ -204,7 +204,7 @@ def tail(
         ):
             records.append(record)
     if kind and not of_kind:  # a log of another version may have kinds that are not known here: then it has them
-        from fedsilo.protocol.services import INBOUND_KINDS, OUTBOUND_KINDS
+        from fedsilo.protocol.kinds import INBOUND_KINDS, OUTBOUND_KINDS
 
         if kind not in (known := {**OUTBOUND_KINDS, **INBOUND_KINDS}):
             raise _unknown("kind", kind, known)

@@ -38,10 +38,10 @@ from fedsilo.cli.audit_folders import verification_warnings
 from fedsilo.files.csv_cells import csv_text
 from fedsilo.files.site_policy import read_pinned_schema
 from fedsilo.protocol.errors import FedSiloError, NotFoundError, UsageError
-from fedsilo.protocol.services import TENSOR_KINDS
+from fedsilo.protocol.kinds import KINDS, TENSOR_KINDS
 from fedsilo.protocol.text import harmless
 from policies.capacity import capacities
-from policies.catalogue import KINDS, FieldClass, field_class
+from policies.catalogue import FieldClass, field_class
 from policies.compare import compare
 from policies.load import Policy
 from policies.schema import LoraSchema
@@ -455,51 +455,6 @@ def checksums(files: Mapping[str, bytes]) -> bytes:
 
 # ---- in words ------------------------------------------------------------------------------------------
 
-_CONTROL: Final = {
-    "control.hello": "the silo introduces itself: versions, digests of its files, how its trainer is walled off",
-    "control.poll": "the silo asks whether there is work",
-    "control.fetch": "the silo asks for an adapter by its digest",
-    "control.heartbeat": "the silo says that it is alive",
-    "control.progress": "the silo says how far it is in a round",
-    "control.declined": "the silo says that its gate did not let something pass, and not why",
-    "control.abstain": "the silo takes no part in a round or a step",
-    "control.error": "the silo reports an error as a code",
-    "control.checkpoint": "signed states of audit logs, which the parties countersign for each other",
-    "control.ack": "the coordinator says that a message arrived",
-    "control.refusal": "the coordinator says that it refused a message, as a code",
-}
-_MODEL: Final = {
-    "lora.factors": "what a round of training changed in the adapter: weights of a model",
-    "lora.factor_a": "what a round changed in one half (A) of the adapter's weights",
-    "lora.factor_b": "what a round changed in one half (B) of the adapter's weights",
-    "lora.core_r": "what a round changed in the small inner matrix (R) of the adapter's weights",
-    "reft.intervention": "a site's own learnt interventions: weights of a model",
-    "reft.aggregate": "interventions for this site, made from those of several",
-    "global.adapter": "the federation's adapter, from which a round starts",
-}
-_ANSWERS: Final = {
-    "public.responses": "answers that the site's model wrote to public prompts",
-    "public.donors": "answers to public prompts by other sites' models",
-    "competence.ask": "the coordinator asks how well the model does on exemplars",
-    "competence.score": "how many exemplars the model got right",
-    "competence.answers": "answers that the model wrote to exemplars",
-    "reward.ask": "the coordinator asks for grades of candidate answers",
-    "reward.scalar": "grades that the site gave to candidate answers",
-    "knowledge.package": "answers to a public set, with confidences, for another site",
-}
-_RUN: Final = {
-    "run.plan": "the coordinator proposes a run: method, sizes, who takes part",
-    "round.open": "the coordinator opens a round: its public prompts, and what all sign before they train",
-    "round.agreed": "all signatures under the round's transcript: training may begin",
-    "round.result": "whose updates entered the round's result, signed by the coordinator",
-    "run.end": "the run is over",
-    "match.directive": "which sites exchange something in this round",
-    "metrics.eval": "scores of the model on the held-out set, on a grid that the policy declares",
-    "profile.vector": "numbers that describe the site's model and data, on a grid that the policy declares",
-    "bandit.reward": "one number: how useful an exchange between two sites was",
-}
-KIND_WORDS: Final[dict[str, str]] = _CONTROL | _MODEL | _ANSWERS | _RUN
-
 _HELD: Final = {
     FieldClass.TEXT: "free text",
     FieldClass.SHORT: "a short text",
@@ -519,12 +474,12 @@ def words_of(kind: str) -> str:
     """Return what a kind is for and may hold, for a reader who does not know the protocol."""
     if kind not in KINDS:
         return "no kind of this protocol"
-    return f"{KIND_WORDS[kind]}; may hold {', '.join(held_by(kind))}"
+    return f"{KINDS[kind].words}; may hold {', '.join(held_by(kind))}"
 
 
 def held_by(kind: str) -> list[str]:
     """What fields of these kinds there are in a message, in words, the most telling first."""
-    found = {_HELD.get(each, "names and codes") for each in _classes(KINDS[kind].DESCRIPTOR)}
+    found = {_HELD.get(each, "names and codes") for each in _classes(KINDS[kind].message.DESCRIPTOR)}
     order = [*dict.fromkeys(_HELD.values()), "names and codes"]
     return [*(["weights"] if kind in TENSOR_KINDS else []), *(word for word in order if word in found)] or ["nothing"]
 

@@ -27,7 +27,7 @@ from hyperframe.frame import ContinuationFrame, DataFrame, Frame, HeadersFrame
 
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.errors import OperationError
-from fedsilo.protocol.services import TENSOR_KINDS
+from fedsilo.protocol.kinds import TENSOR_KINDS
 
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _FRAME_HEADER_BYTES = 9

@@ -17,8 +17,8 @@ from google.protobuf.message import Message as ProtobufMessage
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.codec import DTYPE_ITEM_BYTES, canonical_json, encode, sha256_hex
 from fedsilo.protocol.errors import UsageError
+from fedsilo.protocol.kinds import INBOUND_KINDS, MESSAGES, OUTBOUND_KINDS
 from fedsilo.protocol.plan import Plan
-from fedsilo.protocol.services import INBOUND_KINDS, OUTBOUND_KINDS
 from fedsilo.protocol.strict_yaml import Path
 from fedsilo.protocol.transcript import SIGNATURE_BYTES
 from policies.asked import Asked
@@ -41,7 +41,6 @@ from policies.cases.values import (
     spread,
     with_drawn,
 )
-from policies.catalogue import KINDS
 from policies.fields import epoch_seconds
 from policies.history import Approval, History, bucket_of
 from policies.message import Context, Facts, Message
@@ -133,7 +132,7 @@ class _Builder:
     # ---- the whole --------------------------------------------------------------------------------------
 
     def situation(self) -> Situation:
-        if self.kind not in KINDS:
+        if self.kind not in MESSAGES:
             body: ProtobufMessage = pb.Heartbeat()
             known: dict[str, Any] = {}
         else:
@@ -203,7 +202,7 @@ class _Builder:
         path, kind = ("setting", "question"), said.get("kind")
         if kind not in INBOUND_KINDS or set(said) - {"kind", "fields"}:
             raise self.case.mistake(path, "a question is {kind, fields} of what a coordinator sends")
-        body = KINDS[kind]()
+        body = MESSAGES[kind]()
         self._put(path, said.get("fields", {}), body)
         return Asked().after(body)
 
@@ -289,7 +288,7 @@ class _Builder:
                     signed = [pb.Countersignature(silo=name, signature=bytes(SIGNATURE_BYTES)) for name in names]
                     made = pb.RoundAgreed(countersignatures=signed), {}
             case _:
-                made = KINDS[self.kind](), {}
+                made = MESSAGES[self.kind](), {}
         body, known = made
         for name in ("round", "step"):
             if self.kind.startswith("control.") and name in body.DESCRIPTOR.fields_by_name:

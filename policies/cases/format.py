@@ -20,11 +20,10 @@ from typing import Any, Literal
 from pydantic import BaseModel, Field
 
 from fedsilo.protocol.errors import UsageError
+from fedsilo.protocol.kinds import MESSAGES, TENSOR_KINDS
 from fedsilo.protocol.plan import Plan
-from fedsilo.protocol.services import TENSOR_KINDS
 from fedsilo.protocol.strict_yaml import Document, Path, load, validate
 from policies.cases.amount import AmountField
-from policies.catalogue import KINDS
 from policies.fields import Boolean, Closed, Integer, Number, Text
 from policies.history import History
 from policies.rules import RULES
@@ -241,7 +240,7 @@ class Case:
 
 COUNTS = tuple(field.name for field in fields(History) if field.type in ("int", int))
 _CODES = frozenset(rule.reason for rule in RULES) | {"RULE_FAILED", "NO_RULES"}
-_KINDS = frozenset({*KINDS, UPDATE, UNNAMED, ANOTHER})
+_KINDS = frozenset({*MESSAGES, UPDATE, UNNAMED, ANOTHER})
 _SHARED = ("message", "setting", "before")
 
 

@@ -262,9 +262,9 @@ def _places_for(limit: Path, named: Mapping[Path, object]) -> list[Path]:
 
 def _unnamed(outcomes: Sequence[Outcome], named: set[str], policy: Policy) -> Iterator[Seen]:
     """Kinds that the policy does not name: each must have been tried. Nothing is there that could let one pass."""
-    from policies.catalogue import KINDS
+    from fedsilo.protocol.kinds import MESSAGES
 
-    for kind in sorted(KINDS.keys() - named):
+    for kind in sorted(MESSAGES.keys() - named):
         stopped = sum(outcome.kind == kind and "KIND_NOT_ALLOWED" in outcome.decision.reasons for outcome in outcomes)
         yield Seen("unnamed kind", kind, policy.source, policy.line_of(("egress",)), stopped, stopped)
 

@@ -7,11 +7,10 @@ from functools import cached_property
 
 from fedsilo.protocol.averaging import initial_frozen_sha256
 from fedsilo.protocol.codec import sha256_hex
+from fedsilo.protocol.kinds import INBOUND_KINDS, MESSAGES, OUTBOUND_KINDS
 from fedsilo.protocol.methods import METHODS
 from fedsilo.protocol.plan import Lora, Optimiser, Plan, Rollout
-from fedsilo.protocol.services import INBOUND_KINDS, OUTBOUND_KINDS
 from policies.cases.format import ANOTHER, UNNAMED, UPDATE, Case
-from policies.catalogue import KINDS
 from policies.load import Policy
 from policies.schema import LoraSchema
 
@@ -132,7 +131,7 @@ def kinds_of(case: Case, policy: Policy) -> list[str]:
     if case.message.kind != UNNAMED:
         return [case.message.kind]
     named = named_kinds(policy)
-    return sorted(kind for kind in KINDS if kind not in named)
+    return sorted(kind for kind in MESSAGES if kind not in named)
 
 
 def named_kinds(policy: Policy) -> set[str]:

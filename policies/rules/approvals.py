@@ -5,7 +5,7 @@ Rounds are counted by what this party has released, not by the number in the env
 
 from __future__ import annotations
 
-from fedsilo.protocol.services import UPDATE_KINDS
+from fedsilo.protocol.kinds import KINDS
 from policies.fields import Approvals
 from policies.history import History
 from policies.load import Policy
@@ -18,18 +18,7 @@ def asked(block: Approvals, ordinal: int) -> bool:
     return ordinal <= block.first_rounds or (block.then > 0 and ordinal % block.then == 0)
 
 
-_KINDS = (
-    *sorted(UPDATE_KINDS),
-    "reft.intervention",
-    "public.responses",
-    "competence.answers",
-    "profile.vector",
-    "knowledge.package",
-    "run.plan",
-)
-
-
-@rule("approvals", "APPROVAL", *_KINDS)
+@rule("approvals", "APPROVAL", *(name for name, kind in KINDS.items() if kind.held))
 def approvals(facts: Facts, policy: Policy, history: History) -> Judgement:
     """Distinct people in a named role who approved exactly this payload. The coordinator approves for nobody."""
     block, path = block_of(facts, policy)

@@ -2,32 +2,16 @@
 
 from __future__ import annotations
 
-from fedsilo.protocol.services import OUTBOUND_KINDS, UPDATE_KINDS
-from policies.catalogue import KINDS
+from fedsilo.protocol.kinds import KINDS, OFFERED_KINDS, OUTBOUND_KINDS, of_place
 from policies.history import History
 from policies.load import Policy
 from policies.message import Facts
 from policies.rules.base import Judgement, block_of, holds, none_of, not_applicable, rule, side_of, within
 
-_UPDATES = tuple(sorted(UPDATE_KINDS))
-_OFFERS = tuple(sorted(kind for kind in OUTBOUND_KINDS if not kind.startswith("control.")))
-# Where in a run a message belongs: a round as a whole, an open step, or (as these may be late) any round until now, of
-# those that its sender's book still counts (`policies.history.ROUNDS_KEPT`).
-_OF_A_ROUND = (
-    *_UPDATES,
-    "reft.intervention",
-    "profile.vector",
-    "knowledge.package",
-    "reft.aggregate",
-    "match.directive",
-    "round.agreed",
-)
-_OF_A_STEP = ("public.responses", "public.donors")
-_ANSWERS_AN_ASK = ("competence.score", "competence.answers", "reward.scalar")
-_OPENS_A_STEP = ("competence.ask", "reward.ask")
-_MAY_BE_LATE = ("metrics.eval", "bandit.reward")
-_PLACED = (*_OF_A_ROUND, *_OF_A_STEP, *_OPENS_A_STEP, *_ANSWERS_AN_ASK, *_MAY_BE_LATE)
-_OF_A_RUN = (*_PLACED, "round.open", "round.result")
+# Where in a run a message belongs is in its row. What may be late belongs to any round until now, of those that its
+# sender's book still counts (`policies.history.ROUNDS_KEPT`).
+_PLACED = of_place("round", "open step", "named step", "asked step", "past round", "past round or base")
+_CONTROL_SENT = tuple(name for name in OUTBOUND_KINDS if KINDS[name].is_control)
 
 
 @rule("measured", "NOT_MEASURED")
@@ -76,13 +60,13 @@ def valid(facts: Facts, policy: Policy, history: History) -> Judgement:
     return within(facts["now"], (policy.valid_from_seconds, policy.valid_until_seconds - 1), ("valid",))
 
 
-@rule("run", "RUN_NOT_OPEN", *_OF_A_RUN)
+@rule("run", "RUN_NOT_OPEN", *_PLACED, *of_place("run"))
 def run(facts: Facts, policy: Policy, history: History) -> Judgement:
     _, path = block_of(facts, policy)
     return holds(facts["run_is_open"], path)
 
 
-@rule("kind of the method", "METHOD_KIND", *_OFFERS)
+@rule("kind of the method", "METHOD_KIND", *OFFERED_KINDS)
 def kind_of_method(facts: Facts, policy: Policy, history: History) -> Judgement:
     """The running method offers this kind: what a policy names for one method is not open to another."""
     _, path = block_of(facts, policy)
@@ -96,21 +80,22 @@ def round_and_step(facts: Facts, policy: Policy, history: History) -> Judgement:
     """The message belongs to the open round, and to its open step where it has a step."""
     _, path = block_of(facts, policy)
     name, number, step = facts["kind"], facts["round"], facts["step"]
-    if name in _MAY_BE_LATE:
-        fits = (0 if name == "metrics.eval" else 1) <= number <= facts["open_round"] and step == 0
-    elif name in _OPENS_A_STEP:
-        fits = number == facts["open_round"] >= 1 and 1 <= step <= facts["plan_local_steps"]
-    elif name in _ANSWERS_AN_ASK:
-        fits = number == facts["open_round"] >= 1 and step == facts["asked_step"] >= 1
-    elif name in _OF_A_ROUND:
-        fits = number == facts["open_round"] >= 1 and step == 0
-    else:
-        fits = number == facts["open_round"] >= 1 and step == facts["open_step"] >= 1
+    match KINDS[name].place:
+        case "past round" | "past round or base" as place:
+            fits = (place == "past round") <= number <= facts["open_round"] and step == 0
+        case "named step":
+            fits = number == facts["open_round"] >= 1 and 1 <= step <= facts["plan_local_steps"]
+        case "asked step":
+            fits = number == facts["open_round"] >= 1 and step == facts["asked_step"] >= 1
+        case "round":
+            fits = number == facts["open_round"] >= 1 and step == 0
+        case _:
+            fits = number == facts["open_round"] >= 1 and step == facts["open_step"] >= 1
     open_at = f"{facts['open_round']}.{facts['open_step']}"
     return holds(fits, path, measured=f"{number}.{step}", limit=f"round.step {open_at}")
 
 
-@rule("place of a control message", "CONTROL_PLACE", *(kind for kind in OUTBOUND_KINDS if kind.startswith("control.")))
+@rule("place of a control message", "CONTROL_PLACE", *_CONTROL_SENT)
 def control_place(facts: Facts, policy: Policy, history: History) -> Judgement:
     """Round and step carry nothing but where the run stands (T9): none outside a run, and in a run only with the kinds
     that say it, at most the open round (an offer may settle after its round) and the plan's last step, as in the body.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from fedsilo.protocol.services import UPDATE_KINDS
+from fedsilo.protocol.kinds import KINDS, UPDATE_KINDS
 from policies.history import History
 from policies.load import Policy
 from policies.message import OFFERED, Facts
@@ -61,14 +61,6 @@ def plan_stands(facts: Facts, policy: Policy, history: History) -> Judgement:
 
 # A run goes on without these.
 _MAY_BE_KEPT_BACK = frozenset({"metrics.eval"})
-# What the coordinator must be able to say for a kind to be of any use.
-_ASKS = {
-    "competence.score": "competence.ask",
-    "competence.answers": "competence.ask",
-    "reward.scalar": "reward.ask",
-    "bandit.reward": "match.directive",
-    "reft.intervention": "reft.aggregate",
-}
 
 
 def _named(side: Egress | Ingress, kind: str) -> object:
@@ -98,8 +90,8 @@ def plan_method(facts: Facts, policy: Policy, history: History) -> Judgement:
     for kind in sorted(set(facts["method_kinds"]) - _MAY_BE_KEPT_BACK - unused):
         if _named(egress, kind) is None:
             return holds(False, ("egress",), measured=method, limit=f"{kind} under egress")
-        asks = _ASKS.get(kind)
-        if asks is not None and _named(ingress, asks) is None:
+        asks = KINDS[kind].asked_by
+        if asks and _named(ingress, asks) is None:
             return holds(False, ("ingress",), measured=method, limit=f"{asks} under ingress")
     if ingress.round_open is not None and ingress.round_agreed is None:
         return holds(False, ("ingress",), measured=method, limit="round.agreed under ingress")

@@ -6,6 +6,7 @@ text in words that no screen knows (N3), and a trainer that lies about the corpu
 
 from __future__ import annotations
 
+from fedsilo.protocol.kinds import TEXT_KINDS_OUT
 from policies import screening
 from policies.history import History
 from policies.load import Policy
@@ -45,7 +46,7 @@ def screen_hits(facts: Facts, policy: Policy, history: History) -> Judgement:
     return Judgement(outcome, len(people), asked.persons, (*path, "on_hit"), least=True)
 
 
-@rule("screen hits per day", "SCREEN_HALT", *screening.TEXT_KINDS_OUT)
+@rule("screen hits per day", "SCREEN_HALT", *TEXT_KINDS_OUT)
 def hits_per_day(facts: Facts, policy: Policy, history: History) -> Judgement:
     """Beyond the day's hits the kind is halted, so that nobody asks the screens about the private corpus (T18)."""
     block, path = block_of(facts, policy)

@@ -9,7 +9,7 @@ What they do not stop: information in the low bits of allowed values (N1), and a
 from __future__ import annotations
 
 from fedsilo.protocol.freezing import FREEZE_OF_KIND
-from fedsilo.protocol.services import FACTOR_KINDS, UPDATE_KINDS
+from fedsilo.protocol.kinds import FACTOR_KINDS, UPDATE_KINDS
 from policies.history import History
 from policies.load import Policy
 from policies.message import OFFERED, Facts

@@ -34,7 +34,7 @@ from fedsilo.files.task_files import Task
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.codec import Array, Buffer
 from fedsilo.protocol.errors import NotAllowedError, NotFoundError, OperationError, UsageError
-from fedsilo.protocol.services import INBOUND_KINDS, OUTBOUND_KINDS, TENSOR_KINDS
+from fedsilo.protocol.kinds import INBOUND_KINDS, OUTBOUND_KINDS, TENSOR_KINDS
 from policies.load import Policy
 from policies.model import LoraFactors
 from policies.transform import changes_bytes, transform_factors

@@ -45,8 +45,8 @@ from fedsilo.protocol.errors import (
     VerificationError,
     WireCode,
 )
+from fedsilo.protocol.kinds import TENSOR_KINDS
 from fedsilo.protocol.plan import Plan
-from fedsilo.protocol.services import TENSOR_KINDS
 from fedsilo.protocol.transcript import Transcript
 from policies import screening
 from policies.engine import FINAL, Approval, Decision, Facts, History, HistoryBook, Message, RuleResult, decide, measure

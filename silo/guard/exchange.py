@@ -36,7 +36,7 @@ from fedsilo.files.transfer_file import Header, TransferFile
 from fedsilo.protocol import codec
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.errors import ConflictError, DeniedError, PeerError, UnreachableError, UsageError, WireCode
-from fedsilo.protocol.services import OUTBOUND_KINDS
+from fedsilo.protocol.kinds import OUTBOUND_KINDS
 from fedsilo.protocol.transcript import sign_transcript, transcript_from_canonical
 from silo.guard import envelopes
 from silo.guard.answers.state import Panel
@@ -408,9 +408,9 @@ class FileExchange:
         for item in self._ledger.outbox("allowed"):
             self._runs.retry(item)
         for word in list(self._words):
-            body = codec.decode(OUTBOUND_KINDS[word["kind"]], bytes.fromhex(word["body"]))
+            said = codec.decode(OUTBOUND_KINDS[word["kind"]], bytes.fromhex(word["body"]))
             try:
-                self._talk.say(word["kind"], body, run=word["run"], round_number=word["round"], step=word["step"])
+                self._talk.say(word["kind"], said, run=word["run"], round_number=word["round"], step=word["step"])
             except DeniedError as error:
                 _log.warning("%s is not said: %s", word["kind"], error.message)
 

@@ -43,7 +43,7 @@ from fedsilo.protocol.errors import (
     UsageError,
     WireCode,
 )
-from fedsilo.protocol.services import INBOUND_KINDS, OUTBOUND_KINDS
+from fedsilo.protocol.kinds import INBOUND_KINDS, OUTBOUND_KINDS
 from policies.engine import OFFERED, Approval, Decision, Facts, Message
 from policies.facts_text import answers_of_step
 from policies.load import Policy

@@ -43,7 +43,7 @@ from fedsilo.protocol._generated import control_pb2
 from fedsilo.protocol.clocks import judge
 from fedsilo.protocol.codec import canonical_json, sha256_hex
 from fedsilo.protocol.errors import ConflictError, NotAllowedError
-from fedsilo.protocol.services import TENSOR_KINDS
+from fedsilo.protocol.kinds import TENSOR_KINDS
 from silo.config import SiloConfig
 from silo.guard.decisions import orders_of
 from silo.guard.ledger import Head, Ledger, PolicyInForce, Recount

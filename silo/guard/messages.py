@@ -15,7 +15,7 @@ from fedsilo.protocol import codec
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.codec import Array, Buffer
 from fedsilo.protocol.errors import OperationError, PeerError, UnreachableError, WireCode
-from fedsilo.protocol.services import INBOUND_KINDS, REFT_KINDS, TENSOR_KINDS
+from fedsilo.protocol.kinds import INBOUND_KINDS, REFT_KINDS, TENSOR_KINDS
 from policies.engine import Decision, Facts
 from policies.schema import LoraSchema
 from silo.guard.ledger import Release

@@ -32,7 +32,7 @@ from fedsilo.protocol.errors import (
     UsageError,
     VerificationError,
 )
-from fedsilo.protocol.services import INBOUND_KINDS, OUTBOUND_KINDS, TENSOR_KINDS
+from fedsilo.protocol.kinds import INBOUND_KINDS, OUTBOUND_KINDS, TENSOR_KINDS
 from policies import engine
 from policies.engine import Decision, Facts
 from policies.fields import Approvals

@@ -31,6 +31,7 @@ from fedsilo.protocol.errors import (
     UnreachableError,
     WireCode,
 )
+from fedsilo.protocol.kinds import INBOUND_KINDS, TENSOR_KINDS
 from fedsilo.protocol.method import (
     AnswerAhead,
     DeadlinePassed,
@@ -55,7 +56,6 @@ from fedsilo.protocol.method import (
 from fedsilo.protocol.methods import method_named
 from fedsilo.protocol.plan import Plan, plan_from_canonical
 from fedsilo.protocol.rounds import EVALUATION
-from fedsilo.protocol.services import INBOUND_KINDS, TENSOR_KINDS
 from fedsilo.protocol.transcript import transcript_from_canonical
 from policies.schema import LoraSchema
 from silo.guard.acceptance import Acceptance

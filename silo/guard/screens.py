@@ -33,7 +33,7 @@ from fedsilo.audit.log import AuditLog
 from fedsilo.control.desk import ControlDesk
 from fedsilo.files.durable import read_private
 from fedsilo.protocol.errors import FedSiloError, NotFoundError, UsageError
-from fedsilo.protocol.services import OUTBOUND_KINDS
+from fedsilo.protocol.kinds import OUTBOUND_KINDS
 from fedsilo.protocol.text import harmless
 from policies import screening
 from policies.compare import effective

@@ -21,8 +21,8 @@ from fedsilo.audit.reader import read_records
 from fedsilo.files.task_files import read_tasks
 from fedsilo.protocol.codec import decode_factors, sha256_hex
 from fedsilo.protocol.errors import NotFoundError, OperationError, UsageError, VerificationError
+from fedsilo.protocol.kinds import UPDATE_KINDS
 from fedsilo.protocol.methods import method_named
-from fedsilo.protocol.services import UPDATE_KINDS
 from silo.config import SiloConfig
 from silo.guard.adapters import AdapterStore
 from silo.guard.ledger import FOLDER

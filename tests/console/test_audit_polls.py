@@ -7,7 +7,7 @@ import pytest
 from console.chain import seeks_control
 from console.screens.audit import AuditScreen
 from console.screens.tables import PAGE_ROWS
-from fedsilo.protocol.services import INBOUND_KINDS, OUTBOUND_KINDS
+from fedsilo.protocol.kinds import INBOUND_KINDS, OUTBOUND_KINDS
 from tests.console.desk import console
 from tests.console.states import silo
 from tests.console.test_audit_screen import Log, answer_all, filter_by, is_poll, opened

@@ -13,9 +13,9 @@ import numpy as np
 
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.codec import Array, decode_factors, encode, encode_factors
+from fedsilo.protocol.kinds import INBOUND_KINDS, OUTBOUND_KINDS
 from fedsilo.protocol.method import Method
 from fedsilo.protocol.methods import METHODS
-from fedsilo.protocol.services import INBOUND_KINDS, OUTBOUND_KINDS
 from policies.asked import Asked
 from policies.cases.screened import CANARIES, CORPUS, screened
 from policies.engine import Context, Decision, History, Message, decide, measure

@@ -13,6 +13,7 @@ import pytest
 from fedsilo.cli.policy_test import read_cases
 from fedsilo.protocol import codec
 from fedsilo.protocol.errors import UsageError
+from fedsilo.protocol.kinds import MESSAGES
 from policies.cases.amount import Amount, read_amount
 from policies.cases.build import Situation, build
 from policies.cases.format import COUNTS, FORMS, UNNAMED, UPDATE, Case, TensorMessage, load_cases
@@ -21,7 +22,6 @@ from policies.cases.loosen import BEYOND_MESSAGES, beyond_messages, limits, loos
 from policies.cases.needs import not_for
 from policies.cases.site import Site, kinds_of, named_kinds
 from policies.cases.values import fit
-from policies.catalogue import KINDS
 from policies.compare import compare
 from policies.engine import History, decide
 from policies.history import History as HistoryFields
@@ -209,7 +209,7 @@ def test_a_case_expects_a_verdict_and_exactly_or_at_least_its_reasons(wanted: st
 def made_of(cases: list[Case]) -> list[tuple[Case, Situation]]:
     kinds = [(case, kind) for case in cases for kind in kinds_of(case, SITE.policy) if case.message.kind != UNNAMED]
     return [(case, build(case.of_kind(kind) if case.message.kind == UPDATE else case, SITE)) for case, kind in kinds
-            if kind in KINDS]  # fmt: skip
+            if kind in MESSAGES]  # fmt: skip
 
 
 def test_what_cases_build_crosses_the_wire() -> None:
@@ -482,11 +482,11 @@ def test_T28_each_kind_that_a_policy_does_not_name_is_tried() -> None:
         site = Site(policy_of(policy_text(ruleset)), SCHEMA)
         text = b"name: unnamed\nmessage: {kind: unnamed}\nexpect: deny\n"
         outcomes = list(judge(load_cases(text, "c.yaml"), site))
-        assert {outcome.kind for outcome in outcomes} == KINDS.keys() - named_kinds(site.policy)
+        assert {outcome.kind for outcome in outcomes} == MESSAGES.keys() - named_kinds(site.policy)
         assert all(outcome.passed and "KIND_NOT_ALLOWED" in outcome.reasons for outcome in outcomes)
         rows = [row for row in coverage(outcomes, site).rows if row.what == "unnamed kind"]
         assert rows and all(row.covered for row in rows)
-    assert len(outcomes) == len(KINDS)
+    assert len(outcomes) == len(MESSAGES)
 
 
 def test_a_policy_in_shadow_is_asked_what_it_would_decide() -> None:
@@ -555,4 +555,4 @@ def test_every_count_of_the_history_can_be_set() -> None:
         field.name for field in dataclasses.fields(HistoryFields) if isinstance(field.default, int)
     } - {"screen_halted"}
     assert dataclasses.fields(History) == dataclasses.fields(HistoryFields)
-    assert set(FORMS) - {UPDATE} <= KINDS.keys()
+    assert set(FORMS) - {UPDATE} <= MESSAGES.keys()

@@ -10,12 +10,12 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.descriptor_pool import DescriptorPool
 
 from fedsilo.protocol._generated import federation_pb2 as pb
-from fedsilo.protocol.services import INBOUND_KINDS, OUTBOUND_KINDS
+from fedsilo.protocol.kinds import INBOUND_KINDS, MESSAGES, OUTBOUND_KINDS
 from policies import catalogue
-from policies.catalogue import CATALOGUE, KINDS, field_class, fields_at_fault
+from policies.catalogue import CATALOGUE, field_class, fields_at_fault
 from tests.policies.setting import judged, policy_of, policy_text, small_message
 
-DESCRIPTORS = [message.DESCRIPTOR for message in KINDS.values()]
+DESCRIPTORS = [message.DESCRIPTOR for message in MESSAGES.values()]
 
 # What frames a message and is no payload: the gate fills it in, and codec.signing_bytes covers it.
 GONE = {"PublicRewards", "DiagDrift", "CountExamples"}  # kinds that no method sends any more
@@ -58,7 +58,7 @@ def _with_field_remark(message_name: str) -> list[Descriptor]:
 
 
 def test_every_field_of_every_kind_has_a_class() -> None:
-    assert {*OUTBOUND_KINDS, *INBOUND_KINDS} == KINDS.keys()
+    assert {*OUTBOUND_KINDS, *INBOUND_KINDS} == MESSAGES.keys()
     assert _unclassified() == set()
 
 
@@ -94,7 +94,7 @@ def test_a_field_added_to_the_protocol_is_noticed(message_name: str) -> None:
 
 
 def test_no_class_without_a_field() -> None:
-    known = {(name, field.name) for message in KINDS.values() for name, field in _fields(message.DESCRIPTOR)}
+    known = {(name, field.name) for message in MESSAGES.values() for name, field in _fields(message.DESCRIPTOR)}
     assert {(name, field) for name, fields in CATALOGUE.items() for field in fields} == known
 
 

@@ -16,8 +16,8 @@ from fedsilo.audit.log import AuditLog
 from fedsilo.audit.statistics import DONOR_ROWS_MAX, bucket
 from fedsilo.cli import audit_report as cli_audit_report
 from fedsilo.cli.audit import app
-from fedsilo.cli.audit_report_page import KIND_WORDS, ORIENTATION, audit_report, held_by, page, words_of
-from policies.catalogue import KINDS
+from fedsilo.cli.audit_report_page import ORIENTATION, audit_report, held_by, page, words_of
+from fedsilo.protocol.kinds import MESSAGES
 from silo.config import load_config
 from tests.policies.setting import edited, policy_of, policy_text
 from tests.policies.test_plan_size import SMALL, coordinator, folder, silo
@@ -225,9 +225,9 @@ def test_T10_the_walls_of_a_trainer_are_told_or_said_to_be_missing(tmp_path: Pat
 
 
 def test_every_kind_is_explained_and_text_and_weights_are_named() -> None:
-    assert KIND_WORDS.keys() == KINDS.keys()
-    with_text = {kind for kind in KINDS if "free text" in held_by(kind)}
-    assert with_text == {kind for kind, message in KINDS.items() if _has_text(message.DESCRIPTOR)}
+    assert all(words_of(kind).partition(";")[0] for kind in MESSAGES)
+    with_text = {kind for kind in MESSAGES if "free text" in held_by(kind)}
+    assert with_text == {kind for kind, message in MESSAGES.items() if _has_text(message.DESCRIPTOR)}
     assert {"public.responses", "public.donors", "knowledge.package"} <= with_text
     assert held_by("lora.factors")[0] == "weights" and held_by("control.heartbeat") == ["nothing"]
     assert words_of(HOSTILE) == "no kind of this protocol"

@@ -26,7 +26,7 @@ from fedsilo.grading.verdict import Verdict, judged
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.codec import encode, encode_factors, sha256_hex
 from fedsilo.protocol.errors import PeerError
-from fedsilo.protocol.services import OUTBOUND_KINDS
+from fedsilo.protocol.kinds import OUTBOUND_KINDS
 from policies import screening
 from policies.engine import Approval, Decision, HistoryBook, Message, decide, measure
 from policies.load import Policy

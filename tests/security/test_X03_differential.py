@@ -10,7 +10,7 @@ import pytest
 
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.codec import encode
-from fedsilo.protocol.services import OUTBOUND_KINDS
+from fedsilo.protocol.kinds import OUTBOUND_KINDS
 from policies import engine
 from policies.engine import HistoryBook
 from policies.rules import RULES

@@ -35,8 +35,8 @@ from fedsilo.files.model_folder import lora_schema_of, read_fingerprints
 from fedsilo.protocol import codec
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.errors import FedSiloError
+from fedsilo.protocol.kinds import INBOUND_KINDS, OUTBOUND_KINDS
 from fedsilo.protocol.plan import plan_from_canonical
-from fedsilo.protocol.services import INBOUND_KINDS, OUTBOUND_KINDS
 from fedsilo.protocol.strict_yaml import load
 from policies.custom_file import read_patterns
 from policies.load import load_policy

@@ -36,9 +36,10 @@ from fedsilo.grading.answers import AnswerGrading
 from fedsilo.protocol import codec
 from fedsilo.protocol import method as events
 from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.kinds import INBOUND_KINDS, UPDATE_KINDS
 from fedsilo.protocol.methods import method_named
 from fedsilo.protocol.plan import Plan, plan_from_canonical
-from fedsilo.protocol.services import INBOUND_KINDS, PROTOCOL_VERSION, UPDATE_KINDS
+from fedsilo.protocol.services import PROTOCOL_VERSION
 from fedsilo.protocol.transcript import sign_transcript, transcript_from_canonical
 from policies.load import Policy
 from policies.model import MIN_UPDATES

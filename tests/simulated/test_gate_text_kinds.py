@@ -13,12 +13,11 @@ import pytest
 
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.errors import NotFoundError, UsageError
-from fedsilo.protocol.services import INBOUND_KINDS, OUTBOUND_KINDS
+from fedsilo.protocol.kinds import INBOUND_KINDS, OUTBOUND_KINDS, TEXT_KINDS_IN, TEXT_KINDS_OUT
 from policies.catalogue import CATALOGUE, FieldClass
 from policies.load import Policy
 from policies.model import Egress, Ingress
 from policies.render import RULESETS
-from policies.screening import TEXT_KINDS_IN, TEXT_KINDS_OUT
 from silo.guard.commands import Halts
 from silo.guard.context import RunView
 from silo.guard.messages import Allowed, Denied, IngressDenied

@@ -32,7 +32,7 @@ from fedsilo.protocol.errors import (
     UnreachableError,
     VerificationError,
 )
-from fedsilo.protocol.services import OUTBOUND_KINDS
+from fedsilo.protocol.kinds import OUTBOUND_KINDS
 from policies.load import Policy
 from silo.guard import archive as archive_module
 from silo.guard import ledger as payloads_module

@@ -27,7 +27,7 @@ from fedsilo.protocol.errors import (
     OperationError,
     UsageError,
 )
-from fedsilo.protocol.services import INBOUND_KINDS
+from fedsilo.protocol.kinds import INBOUND_KINDS
 from tests.security.people import new_keys
 from tests.simulated.carried_files import carried_by_a_thief, without_its_signature, without_the_first
 from tests.simulated.coordinator_parts import COORDINATOR, FEDERATION, House, SimulatedSilo, hello, until_quiet

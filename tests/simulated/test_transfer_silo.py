@@ -15,7 +15,7 @@ from fedsilo.files.transfer_file import Header, TransferBroken, TransferFile, Tr
 from fedsilo.protocol import codec
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.errors import ConflictError, FedSiloError, OperationError, PeerError, UsageError
-from fedsilo.protocol.services import OUTBOUND_KINDS
+from fedsilo.protocol.kinds import OUTBOUND_KINDS
 from fedsilo.protocol.transcript import is_signed, transcript_from_canonical
 from tests.policies import setting
 from tests.simulated.carried_files import carried_by_a_thief, without_its_signature, without_the_first

@@ -19,6 +19,7 @@ from typing import Any
 
 from fedsilo.audit.message_index import HOLD_ENDS, MessageIndex
 from fedsilo.control.query_arguments import Asked
+from fedsilo.protocol.kinds import KINDS
 from policies.capacity import NOT_COUNTED, capacities
 from policies.history import MINUTE_SECONDS, HistoryBook
 from policies.load import Policy
@@ -33,8 +34,6 @@ ROUNDS_BESIDE = 4
 FIGURES = ("metrics.eval",)  # content, and no round's worth of it
 _GB = 10**9
 ALL, CONTENT, CONTROL, POLL = "all", "content", "control.*", "control.poll"
-# What a kind's `max_per_day` and `per_round` count.
-_UNITS = {"competence.score": "scores", "competence.answers": "answers", "reward.scalar": "scores"}
 
 KeyPath = tuple[str, ...]
 
@@ -208,7 +207,7 @@ def counted(file: PolicyFile, book: HistoryBook, view: RunView, *, now: float, s
             yield Limit((*path, "per_match"), kind, used, block.per_match, "messages", "match")
         if hasattr(block, "max_per_day"):
             used = book.units.get(today, {}).get(kind, 0)
-            yield Limit((*path, "max_per_day"), kind, used, block.max_per_day, _UNITS[kind], "day", kind)
+            yield Limit((*path, "max_per_day"), kind, used, block.max_per_day, KINDS[kind].units, "day", kind)
         if (most := getattr(block, "max_hits_per_day", None)) is not None:
             used = book.screen_hits.get(today, {}).get(kind, 0)
             yield Limit((*path, "max_hits_per_day"), kind, used, most, "hits", "day")

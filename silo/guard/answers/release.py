@@ -37,7 +37,7 @@ from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.clocks import utc
 from fedsilo.protocol.codec import Array, canonical_json, sha256_hex
 from fedsilo.protocol.errors import FedSiloError
-from fedsilo.protocol.services import OUTBOUND_KINDS, TENSOR_KINDS, UPDATE_KINDS
+from fedsilo.protocol.kinds import OUTBOUND_KINDS, TENSOR_KINDS, UPDATE_KINDS
 from policies.model import PolicyFile
 from policies.screening import hits_in_words
 from silo.guard.answers.findings import (
