@@ -163,7 +163,7 @@ class Keys:
 
 def coordinator_keys(keys: Keys) -> Iterator[None]:
     """Overview, from need to need, and through the places that there are; a turn each time."""
-    from console.navigation import PLACES
+    from console.actions import PLACES
 
     while True:
         for step, silo in (("j", IN_TROUBLE[1]), ("j", IN_TROUBLE[2]), ("k", IN_TROUBLE[1]), ("k", IN_TROUBLE[0])):

@@ -1,20 +1,139 @@
-"""Everything a key does in the console, once: help, palette, `:` and the test of the twins read this table.
+"""Everything a key does in the console, once, the places one can go to, and what `?` and `i` show of them.
 
-A key in lower case never changes anything. A key in upper case may, and always asks first. Each action that changes
-something or shows something of a daemon has a twin: the command that does or tells the same (console design 10). No
-Textual here.
+Help, palette, `:` and the test of the twins read this table. A key in lower case never changes anything. A key in upper
+case may, and always asks first. Each action that changes something or shows something of a daemon has a twin: the
+command that does or tells the same (console design 10). A place that does not exist is not listed. No Textual here.
 
 Does not bind the keys: a screen's BINDINGS do, and a test compares them with this table.
 """
 
 from __future__ import annotations
 
+import json
 import shlex
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TypeAlias
+from collections.abc import Callable, Sequence, Set
+from dataclasses import asdict, dataclass, field, is_dataclass, replace
+from typing import Any, TypeAlias
 
-from console.navigation import PLACES
+from fedsilo.views.lines import Glyphs, Line, Part, Shown, clip, line, width_of, wrap
+from fedsilo.views.state import Snapshot
+
+HISTORY_MAX = 50
+
+
+@dataclass(frozen=True)
+class Place:
+    """A screen with a key of its own.
+
+    Args:
+        key: the digit that opens it.
+        name: one word, as typed after `:`.
+        title: as shown.
+        says: what one sees there, for the help and the palette.
+        brief: its title where the whole line of tabs does not fit; as `title` by default.
+    """
+
+    key: str
+    name: str
+    title: str
+    says: str
+    brief: str = ""
+
+
+PLACES: tuple[Place, ...] = (
+    Place("1", "overview", "Overview", "what the silo or the federation does, and what needs a person", "Over"),
+    Place("2", "round", "Round", "one round: each silo's phases, who is awaited, quorum, deadlines, digests", "Rnd"),
+    Place("3", "approvals", "Approvals", "what is held and waits for an answer, and what was answered", "Appr"),
+    Place(
+        "4",
+        "curves",
+        "Curves",
+        "figures by round or step: pass@1 with its interval, reward, KL, norms, the gap",
+        "Curv",
+    ),
+    Place(
+        "5",
+        "outbox",
+        "Outbox",
+        "every message that was to leave, and with tab what came in: verdict, rule, bytes",
+        "Out",
+    ),
+    Place("6", "audit", "Audit", "every record of this party's log, and whether its chain holds"),
+    Place(
+        "7",
+        "budget",
+        "Budget",
+        "limits over messages: used, left, for how many rounds, and what is not counted",
+        "Budg",
+    ),
+    Place("8", "certs", "Certs", "certificates: whose, until when, what happens when one ends, what renews it", "Cert"),
+    Place("9", "logs", "Logs", "the newest lines of this daemon's own log, without private text"),
+    Place("0", "settings", "Settings", "what the daemon runs with and where it is set, and this console's own", "Set"),
+)
+
+
+# Which titles become brief first where the line is too long; what is left over loses its name from the right.
+BRIEF_FIRST = ("settings", "approvals", "overview", "outbox", "budget", "curves", "certs", "round")
+
+
+def place_of(name: str) -> Place | None:
+    return next((place for place in PLACES if place.name == name), None)
+
+
+def tabs_line(here: str, snapshot: Snapshot, cells: int, glyphs: Glyphs) -> Line:
+    """Every place with its key, the present one marked. Where they do not fit, titles become brief one by one, and then
+    names go from the right; the present one stays whole."""
+    steps = [(brief, len(PLACES)) for brief in range(len(BRIEF_FIRST) + 1)]
+    for brief, names in [*steps, *((len(BRIEF_FIRST), left) for left in range(len(PLACES) - 1, -1, -1))]:
+        parts: list[Part] = []
+        for index, place in enumerate(PLACES):
+            count = f"({len(snapshot.held)})" if place.name == "approvals" and snapshot.held else ""
+            short = place.brief and place.name in BRIEF_FIRST[:brief] and place.name != here
+            word = place.brief if short else place.title
+            title = f"{glyphs.dot.strip()}{word}{count}" if index < names or place.name == here else count
+            style = "strong" if place.name == here else "warn" if count else "dim"
+            parts += [(" ", ""), (f"{place.key}{title}", style)]
+        if width_of(parts) <= cells or names == 0:
+            return clip(tuple(parts), cells)
+    return ()
+
+
+def crumbs_line(trail: Sequence[str], here: str, cells: int, glyphs: Glyphs) -> Line:
+    """The way back, the present screen last."""
+    parts: list[Part] = [(" ", "")]
+    for crumb in trail:
+        parts += [(crumb, "dim"), (glyphs.crumb, "dim")]
+    return clip((*parts, (here, "strong"), ("  esc back", "dim")), cells)
+
+
+@dataclass
+class History:
+    """What was typed after `:`, newest last; up and down walk through it."""
+
+    lines: list[str] = field(default_factory=list)
+    _at: int = 0
+
+    def add(self, text: str) -> None:
+        if text and (not self.lines or self.lines[-1] != text):
+            self.lines.append(text)
+            del self.lines[: max(len(self.lines) - HISTORY_MAX, 0)]
+        self._at = len(self.lines)
+
+    def back(self) -> str:
+        self._at = max(self._at - 1, 0)
+        return self.lines[self._at] if self.lines else ""
+
+    def forth(self) -> str:
+        self._at = min(self._at + 1, len(self.lines))
+        return self.lines[self._at] if self._at < len(self.lines) else ""
+
+
+def matches(text: str, names: Sequence[str]) -> list[str]:
+    """Names that begin with what was typed, in their order; one that is it exactly stands alone."""
+    typed = text.strip().lower()
+    exact = [name for name in names if name.lower() == typed]
+    return exact or [name for name in names if typed and name.lower().startswith(typed)]
+
 
 EVERYWHERE: frozenset[str] = frozenset()
 TABLES = frozenset({"table"})  # screens with a table, whatever they are called
@@ -294,3 +413,60 @@ def actions_on(*screens: str) -> list[Action]:
 def command_line(words: tuple[str, ...]) -> str:
     """Words as one types them; quoted where a shell would take them apart."""
     return shlex.join(words)
+
+
+KEY_CELLS = 8
+FIRST = "Lower-case keys only look. Upper-case keys may change something and ask first; L only locks and unlocks."
+JSON_LINES_MAX = 400
+JSON_LINE_CHARACTERS_MAX = 2000
+
+
+def help_lines(tags: Set[str], context: Context, why_off: Callable[[str], str], cells: int) -> list[Line]:
+    """Every action of a screen: its key, what it does, its command, and why it is off. Keys that change something come
+    first: they are why somebody is there.
+
+    Args:
+        tags: of the screen, as `console.actions` has them.
+        context: for the commands.
+        why_off: an action's name -> why it cannot be done now, or nothing.
+        cells: width.
+    """
+    lines: list[Line] = [
+        *wrap(FIRST, cells, "strong"),
+        line(""),
+    ]
+    own = True
+    for action in sorted(actions_on(*tags), key=lambda each: (not each.screens, not (each.changes and each.key))):
+        if own and not action.screens:
+            own = False
+            lines.append(line(("everywhere", "dim")))
+        rows = wrap(action.says, cells - KEY_CELLS)
+        lines.append(line((f"{action.shown_key:{KEY_CELLS}}", "accent"), *rows[0]))
+        lines += [line(" " * KEY_CELLS, *row) for row in rows[1:]]
+        if action.twin is not None:
+            # a digest wider than the dialog would be cut; the dialog that asks shows it whole
+            words = action.twin(replace(context, digest="", policy_digest="", shown=""))
+            shown = wrap(command_line(words), cells - KEY_CELLS, "dim")
+            lines += [line(" " * KEY_CELLS, *row) for row in shown]
+        if why := why_off(action.name):
+            lines += [line(" " * KEY_CELLS, *row) for row in wrap(f"off now: {why}", cells - KEY_CELLS, "warn")]
+    return lines
+
+
+def json_lines(value: Any, cells: int) -> list[Line]:
+    """A value as indented JSON; what is too long is cut with a count, as everything that came from elsewhere is."""
+    plain = asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
+    text = json.dumps(plain, indent=2, ensure_ascii=False, default=str)
+    rows = text.split("\n")
+    lines: list[Line] = []
+    for row in rows[:JSON_LINES_MAX]:
+        shown = row[:JSON_LINE_CHARACTERS_MAX]
+        body = shown.lstrip(" ")
+        indent = Shown(" " * (len(shown) - len(body)))  # a run of spaces of our own, which `safe` would count
+        width = max(cells - len(indent), 8)
+        lines += [line(indent, body[start : start + width]) for start in range(0, max(len(body), 1), width)]
+        if len(row) > len(shown):
+            lines.append(line((f"<+{len(row) - len(shown)} characters>", "warn")))
+    if len(rows) > JSON_LINES_MAX:
+        lines.append(line((f"and {len(rows) - JSON_LINES_MAX} more lines: the same command with --json", "warn")))
+    return lines

@@ -17,9 +17,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-# Read by gRPC when it loads. Its own lines go to file descriptor 2, which is the screen a console draws on.
-os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-
 import grpc
 
 from certs.commands import sign_command
@@ -30,6 +27,9 @@ from fedsilo.protocol import services
 from fedsilo.protocol._generated import control_pb2
 from fedsilo.protocol.clocks import CERTIFICATE_TIME, COMMAND_TIME, apart
 from fedsilo.protocol.errors import FedSiloError, NotAllowedError, OperationError, UnreachableError
+
+# Read by gRPC when it loads. Its own lines go to file descriptor 2, which is the screen a console draws on.
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 TIMEOUT_SECONDS = 30.0
 COMMAND_VALID_SECONDS = 120

@@ -1,11 +1,12 @@
-"""The console's link to a daemon: one thread that reads, and the signing of what a person decided.
+"""The console's link to a daemon: one thread that reads and folds what it read into snapshots, and the signing of what
+a person decided.
 
 The reader asks for a snapshot a few times a second and hands on one frozen value; a second thread waits in `Watch` and
 puts events in a bounded queue, so a flood of events costs memory for so many and no more: samples of figures give way
 first, and what was dropped is counted on the screen. A third asks what the screen
 on top wants (`Feed.want`): a slow answer makes no reading late, and a refused one is only noted. After a failure to
-read it tries again with a growing, jittered pause, with a new channel each time. Nothing here draws, nothing that
-draws comes here.
+read it tries again with a growing, jittered pause, with a new channel each time. Its clock counts suspend, so that no
+laptop that was closed for the night is unlocked in the morning. Nothing here draws, nothing that draws comes here.
 """
 
 from __future__ import annotations
@@ -19,19 +20,174 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol
 
 from certs.describe import describe_certificate
 from certs.names import parse_spiffe_id
 from console.client import ControlClient, Event, Operator, sign_as
 from console.client import Snapshot as Reading
-from console.clock import boot_seconds
-from console.store import Answer, Store
-from console.values import Snapshot
 from fedsilo.control.desk import EVENTS_MISSED
 from fedsilo.files.identity_files import load_operator
 from fedsilo.protocol.errors import FedSiloError, NotAllowedError, UnreachableError, UsageError
 from fedsilo.protocol.round_tables import is_over
+from fedsilo.views.state import (
+    CoordinatorState,
+    Happening,
+    Link,
+    Question,
+    SiloState,
+    Snapshot,
+    event_text,
+    mapping,
+    state_of,
+    text_of,
+    texts_of,
+    time_of,
+    whole,
+)
+
+# CLOCK_MONOTONIC counts suspend where there is no CLOCK_BOOTTIME (clock_gettime(2) of macOS); on Linux it does not.
+_CLOCK: int = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+
+def boot_seconds() -> float:
+    """Seconds since the machine was started, those in suspend included; never set back."""
+    return time.clock_gettime(_CLOCK)
+
+
+def waited_seconds(came_at: float) -> float:
+    """Seconds for which an event waited to be looked at.
+
+    Args:
+        came_at: when it came, as Textual stamps its messages.
+    """
+    return max(time.monotonic() - came_at, 0.0)
+
+
+EVENTS_KEPT = 200
+NOTHING_TOLD_YET = "the daemon answers and has told nothing of its state yet"
+
+
+class _Read(Protocol):
+    """What `console.client.Snapshot` has."""
+
+    @property
+    def sequence(self) -> int: ...
+    @property
+    def time(self) -> str: ...
+    @property
+    def policy_digest(self) -> str: ...
+    @property
+    def state(self) -> dict[str, Any]: ...
+
+
+class _Happened(Protocol):
+    @property
+    def sequence(self) -> int: ...
+    @property
+    def time(self) -> str: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def fields(self) -> dict[str, Any]: ...
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a question came to: a value with its time (the console's monotonic clock), a refusal, or, after a refusal of
+    what was answered before, both."""
+
+    value: Any = None
+    at: float | None = None
+    refused: tuple[str, str] | None = None
+
+
+class Store:
+    """Folds readings and events into snapshots. Not thread-safe: one reader owns it."""
+
+    def __init__(self) -> None:
+        self._snapshot = Snapshot()
+        self._events: deque[Happening] = deque(maxlen=EVENTS_KEPT)
+        self._missed = 0
+        self._sequence = 0  # of the last reading
+
+    def read(
+        self, reading: _Read, now: float, *, wall_time: float, record: Mapping[str, Any] | None = None,
+        latency_seconds: float = 0.0,
+    ) -> None:  # fmt: skip
+        """Take in the daemon's state. One that has just started may have none to tell yet: what was known before stays,
+        as old as it is, and the link is not live.
+
+        Args:
+            reading: as the client returned it.
+            now: monotonic seconds of this console.
+            wall_time: seconds since 1970 by this machine's clock, to notice a skew.
+            record: at a coordinator, the run record so far, for released figures.
+            latency_seconds: that the reading took; 0 when nobody measured it.
+        """
+        server_time = time_of(reading.time)
+        if reading.sequence < self._sequence and server_time < self._snapshot.server_time:
+            self._step_back(reading.sequence, server_time)
+        self._sequence = reading.sequence
+        state = _with_screens(state_of(mapping(reading.state), mapping(record)), mapping(reading.state))
+        if state is None:
+            link = Link("loading", NOTHING_TOLD_YET, "", self._snapshot.link.received_at)
+            self._snapshot = replace(self._snapshot, link=link)
+            return
+        self._snapshot = replace(
+            self._snapshot,
+            link=Link("live", received_at=now, latency_seconds=latency_seconds),
+            server_time=server_time,
+            policy_digest=text_of(reading.policy_digest),
+            state=state,
+            skew_seconds=server_time - wall_time if server_time else 0.0,
+        )
+
+    def happened(self, events: Iterable[_Happened]) -> None:
+        for event in events:
+            if event.name == "events.missed":
+                self._missed += max(whole(mapping(event.fields).get("missed")), 1)
+                continue
+            happening = Happening(event.sequence, event.time, event.name, event_text(mapping(event.fields)))
+            if self._events and event.sequence <= self._events[-1].sequence and happening in self._events:
+                continue  # told again after a step back
+            self._events.append(happening)
+
+    def _step_back(self, sequence: int, server_time: float) -> None:
+        """A recording was moved back: what comes later in it has not happened. A daemon that starts again counts from
+        the beginning, but its clock goes on."""
+        kept = [event for event in self._events if event.sequence <= sequence and time_of(event.time) <= server_time]
+        self._events = deque(kept, maxlen=EVENTS_KEPT)
+
+    def answered(self, answers: Mapping[str, Answer]) -> None:
+        """All there is to what is asked for now, by its key; an answer that nobody asks for any more is left out."""
+        self._snapshot = replace(
+            self._snapshot,
+            answers={key: answer.value for key, answer in answers.items() if answer.at is not None},
+            answered_at={key: answer.at for key, answer in answers.items() if answer.at is not None},
+            refused={key: answer.refused for key, answer in answers.items() if answer.refused is not None},
+        )
+
+    def lost(self, cause: str, hint: str, retry_at: float) -> None:
+        """The daemon cannot be read; what was known stays, marked."""
+        link = Link("disconnected", cause, hint, self._snapshot.link.received_at, retry_at)
+        self._snapshot = replace(self._snapshot, link=link)
+
+    @property
+    def snapshot(self) -> Snapshot:
+        return replace(self._snapshot, events=tuple(self._events), events_missed=self._missed)
+
+
+def _with_screens(
+    state: SiloState | CoordinatorState | None, told: Mapping[str, Any]
+) -> SiloState | CoordinatorState | None:
+    if not isinstance(state, SiloState):
+        return state
+    screens = mapping(told.get("screens"))
+    return replace(
+        state, halted_kinds=texts_of(screens.get("halts")), screen_troubles=texts_of(screens.get("troubles"))
+    )
+
 
 READ_INTERVAL_SECONDS = 0.5
 READ_TIMEOUT_SECONDS = 5.0
@@ -45,8 +201,6 @@ PAUSE_SECONDS_MIN, PAUSE_SECONDS_MAX = 0.5, 15.0
 ASK_INTERVAL_SECONDS = 1.0
 REFUSED_AGAIN_SECONDS = 5.0
 QUESTIONS_MAX = 8  # of one screen; each is one query a second
-
-Question: TypeAlias = tuple[str, Mapping[str, Any]]  # a query's name and its arguments
 
 
 class Source(Protocol):

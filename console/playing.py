@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from console.drawing import Line, line, wrap
-from console.replay import Replay
-from console.told import ToldConsole
+from console.app import ToldConsole
+from console.recording import Replay
 from fedsilo.protocol.errors import NotFoundError
+from fedsilo.views.lines import Line, line, wrap
 
 RECORDING = Path(__file__).with_name("approve.fedrec")
 STEP_SECONDS = 0.1
@@ -98,8 +98,8 @@ def play(*, ascii_only: bool = False, theme_name: str = "fed-dark", **options: A
 
     Args:
         ascii_only: no character above 0x7e.
-        theme_name: of `console.themes`.
-        options: of `console.ending.run_to_the_end`.
+        theme_name: of `console.theme`.
+        options: of `console.terminal.run_to_the_end`.
 
     Raises:
         NotFoundError: this installation has no recording.

@@ -38,7 +38,7 @@ CONSOLE_CELLS = (112, 33)  # width, height: the panels need 100 x 30
 TABLE_CELLS = 112
 BYTES_MAX = 150_000
 WAIT_SECONDS = 60.0
-# Longer than the console's rest after a screen change (console/keys.py): a person looks before pressing.
+# Longer than the console's rest after a screen change (console/lock.py): a person looks before pressing.
 LOOK_SECONDS = 0.6
 CHARACTER_UNITS = 12.2  # of Rich's SVG
 NAMESPACES = {"http://www.w3.org/2000/svg", "https://www.textualize.io"}
@@ -80,10 +80,10 @@ def main() -> int:
 async def answered_at(site: Site) -> dict[str, str]:
     """Open the console on a silo that holds a release, read, unlock, approve; returns the pictures taken on the way."""
     from console.app import Arrived, FedConsole
+    from console.dialogs import ConfirmDialog
     from console.feed import Feed, Hand, connect_to
+    from console.lock import KeyFiles
     from console.screens.approval import ApprovalScreen
-    from console.screens.confirm import ConfirmDialog
-    from console.signing import KeyFiles
 
     identities = site.folder / "id"
     app = FedConsole(

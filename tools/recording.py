@@ -119,7 +119,7 @@ class Reader:
 
     def read(self) -> None:
         from console.app import Arrived
-        from console.store import Answer
+        from console.feed import Answer
         from fedsilo.protocol.errors import FedSiloError
 
         self.tape.site.show()
@@ -148,9 +148,8 @@ async def played(site: Site, path: Path) -> list[list[str]]:
     from benchmarks.releases import QUESTIONS
     from console.app import FedConsole
     from console.client import Operator
-    from console.feed import Person
+    from console.feed import Person, Store
     from console.recording import Recorder, RecordingFile
-    from console.store import Store
 
     tape = Tape(site)
     scenes = []

@@ -3,6 +3,7 @@
 The screen keeps the release as it was shown. When the daemon holds other bytes, another policy or another revision,
 the screen greys out and neither answer works: approve exactly what was shown. Each finding is opened before `A` works,
 for this release as it was shown; what is found later is to be opened too. The daemon asks for the same (threat T36).
+Below it are the screens with texts to scroll through: a finding, the payload, the comparison with the last one.
 """
 
 from __future__ import annotations
@@ -15,21 +16,164 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical, VerticalScroll
 
-from console import facts, words
 from console.actions import Context, command_line, title_of
-from console.drawing import Line, line, width_of, wrap
-from console.feed import Question
-from console.orders import Order
-from console.reading import mapping, release_of, text_of
-from console.release_lines import PAYLOAD_AWAY, finding_lines
-from console.release_orders import PayloadReading, choices, payload_reading
-from console.screens.base import FedScreen, Lines
-from console.screens.confirm import Answer, ConfirmDialog, TextDialog
-from console.screens.defer import DeferDialog
-from console.screens.history import HistoryScreen
-from console.screens.orders import OrderDialog
-from console.screens.release_texts import ComparisonScreen, PayloadScreen
-from console.values import NO_LONGER, Release, changed_since, ended, ending_text
+from console.base import FedScreen, Lines
+from console.dialogs import Answer, ConfirmDialog, DeferDialog, OrderDialog, TextDialog
+from console.orders import Order, PayloadReading, choices, payload_reading
+from console.screens.approvals import HistoryScreen
+from fedsilo.views import overview, releases
+from fedsilo.views.conditions import answer_lines, is_lost
+from fedsilo.views.lines import Line, line, width_of, wrap
+from fedsilo.views.releases import PAYLOAD_AWAY, comparison_lines, finding_lines, payload_lines
+from fedsilo.views.state import (
+    NO_LONGER,
+    Question,
+    Release,
+    changed_since,
+    ended,
+    ending_text,
+    mapping,
+    release_of,
+    text_of,
+)
+
+COMPARISON, PAYLOAD = "comparison", "payload"  # keys of the answers
+
+
+class TextScreen(FedScreen):
+    """Lines of one release, scrolled.
+
+    Args:
+        release: as it was shown.
+    """
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("j,down", "scroll(1)", show=False),
+        Binding("k,up", "scroll(-1)", show=False),
+        Binding("ctrl+d,pagedown", "pages(1)", show=False),
+        Binding("ctrl+u,pageup", "pages(-1)", show=False),
+        Binding("g,home", "end(False)", show=False),
+        Binding("G,end", "end(True)", show=False),
+    ]
+
+    own_keys: ClassVar[str] = " esc Back  i JSON  Y Twin  ? Help"
+
+    def __init__(self, release: Release) -> None:
+        super().__init__()
+        self.release = release
+
+    def panes(self) -> ComposeResult:
+        with VerticalScroll(id="body"):
+            yield Lines(id="told")
+
+    @property
+    def body(self) -> VerticalScroll:
+        return self.query_one("#body", VerticalScroll)
+
+    def lines(self, cells: int) -> list[Line]:
+        """All of what is read."""
+        return []
+
+    def draw(self) -> None:
+        self.query_one("#told", Lines).draw(self.lines(self.app.size.width - 4), greyed=self.greyed)
+
+    def on_mount(self) -> None:
+        super().on_mount()
+        for what in ("virtual_size", "scroll_y"):  # whether more is below is known once it is laid out
+            self.watch(self.body, what, self._draw_footer, init=False)
+
+    def _draw_footer(self) -> None:
+        if self.is_mounted and not self.too_small:
+            self.query_one("#footer", Lines).draw(self.footer(self.keys()))
+
+    def keys(self) -> Line:
+        below = self.body.max_scroll_y > 0 and self.body.scroll_target_y < self.body.max_scroll_y
+        more = (("  j more below", "accent"),) if below else ()
+        return (*line(self.own_keys), *more)
+
+    def action_scroll(self, step: int) -> None:
+        self.body.scroll_relative(y=step, animate=False)
+
+    def action_pages(self, pages: int) -> None:
+        self.body.scroll_relative(y=pages * max(self.room - 1, 1), animate=False)
+
+    def action_end(self, last: bool) -> None:
+        self.body.scroll_to(y=self.body.max_scroll_y if last else 0, animate=False)
+
+    def context(self) -> Context:
+        return replace(super().context(), release=self.release.id, digest=f"sha256:{self.release.digest}")
+
+
+class ComparisonScreen(TextScreen):
+    CSS = "ComparisonScreen { #body { height: 1fr; } }"
+    called = "comparison"
+
+    def wants(self) -> Mapping[str, Question]:
+        return {COMPARISON: ("approval.comparison", {"release": self.release.id})}
+
+    def lines(self, cells: int) -> list[Line]:
+        fed = self.fed
+        rows = answer_lines(fed.snapshot, COMPARISON, fed.now(), cells, opened_at=self.opened_at)
+        told = self.inspected()
+        if told is not None:
+            return [*rows, *comparison_lines(mapping(told), cells)]
+        ended = COMPARISON in fed.snapshot.refused or is_lost(fed.snapshot, COMPARISON)
+        return rows if ended else [*rows, line((fed.glyphs.more, "dim"))]
+
+    def inspected(self) -> Any:
+        told = self.fed.snapshot.answers.get(COMPARISON)
+        return told if mapping(told).get("release") == self.release.id else None
+
+    def crumb(self) -> str:
+        return "beside the last one"
+
+    def twin(self) -> str:
+        return command_line(("silo", "approvals", "diff", self.release.id))
+
+
+class PayloadScreen(TextScreen):
+    """What a ticket stands for, which is good for one look: asked for until it is there, and kept by this screen alone.
+
+    Args:
+        release: as it was shown.
+        ticket: of the daemon, for the signed reading.
+    """
+
+    CSS = "PayloadScreen { #body { height: 1fr; } }"
+    called = "payload"
+    own_keys = " esc Back  Y Twin  ? Help"  # of its JSON only a part could be drawn; the lines have all of it
+    ALLOW_SELECT: ClassVar[bool] = False  # what is selected may be copied out of the console
+
+    def __init__(self, release: Release, ticket: str) -> None:
+        super().__init__(release)
+        self._ticket = ticket
+        self._shown: Mapping[str, Any] | None = None
+
+    def wants(self) -> Mapping[str, Question]:
+        return {} if self._shown is not None else {PAYLOAD: ("approvals.payload", {"ticket": self._ticket})}
+
+    def redraw(self) -> None:
+        if self._shown is None:
+            told = mapping(self.fed.snapshot.answers.get(PAYLOAD))
+            if told.get("sha256") == self.release.digest:
+                self._shown = told
+        super().redraw()
+
+    def lines(self, cells: int) -> list[Line]:
+        fed = self.fed
+        if self._shown is not None:
+            return payload_lines(self._shown, cells, fed.glyphs)
+        rows = answer_lines(fed.snapshot, PAYLOAD, fed.now(), cells, opened_at=self.opened_at)
+        ended = PAYLOAD in fed.snapshot.refused or is_lost(fed.snapshot, PAYLOAD)
+        return rows if ended else [*rows, line((fed.glyphs.more, "dim"))]
+
+    def crumb(self) -> str:
+        return "what would leave"
+
+    def twin(self) -> str:
+        person = self.fed.lock.person or "PERSON"
+        return command_line(("silo", "approvals", "payload", self.release.id, "--operator", person))
+
 
 PANELS_CELLS_MIN, PANELS_ROWS_MIN = 100, 30
 ENDED = "approval"  # key of the answer
@@ -104,7 +248,7 @@ class ApprovalScreen(FedScreen):
         self.set_class(panels, "-panels")
         if not panels:
             fed = self.fed
-            rows = facts.one_column(
+            rows = releases.one_column(
                 self.shown, fed.snapshot, fed.now(), width - 2, self.room, fed.glyphs, self.opened, fed.lock.person
             )
             self.query_one("#column", Lines).draw(rows, greyed=greyed)
@@ -150,21 +294,21 @@ class ApprovalScreen(FedScreen):
         fed, release = self.fed, self.shown
         width = self.app.size.width - 2
         inner = width // 2 - 4
-        head = facts.header(release, fed.snapshot, fed.now(), width, fed.glyphs, self.opened, fed.lock.person)
-        answers = facts.answers(release, width - 4)
-        difference = facts.difference(release, inner)
-        summary = [*facts.policy_summary(release, inner), *facts.uses(release, inner)]
-        findings = facts.findings(release, inner)
-        budget = facts.budget(release, inner)
+        head = releases.header(release, fed.snapshot, fed.now(), width, fed.glyphs, self.opened, fed.lock.person)
+        answers = releases.answers(release, width - 4)
+        difference = releases.difference(release, inner)
+        summary = [*releases.policy_summary(release, inner), *releases.uses(release, inner)]
+        findings = releases.findings(release, inner)
+        budget = releases.budget(release, inner)
         beside = room - len(head) - (len(answers) + 2)
         # the rules give way, so what has a length of its own stands above or below them
         most = beside - (len(difference) + 2) - (len(findings) + 2) - (len(summary) + 2)
         leaves = [
-            *facts.leaves(release, inner, fed.glyphs),
+            *releases.leaves(release, inner, fed.glyphs),
             *(line(("stays ", "dim"), *row) if not index else line("      ", *row)
-              for index, row in enumerate(facts.stays(release, inner - 6))),
+              for index, row in enumerate(releases.stays(release, inner - 6))),
         ]  # fmt: skip
-        rules = facts.rules(release, inner, most=max(most, 1))
+        rules = releases.rules(release, inner, most=max(most, 1))
         if len(rules) > most or len(leaves) + len(budget) + 4 > beside:
             return False
         self.query_one("#head", Lines).draw(head, greyed=greyed)
@@ -186,7 +330,7 @@ class ApprovalScreen(FedScreen):
         told = super().notices(cells)
         if self._result is not None:
             text, style = "".join(text for text, _ in self._result), self._result[0][1]
-            over = words.over(self.fed.snapshot, self.fed.leaving) if self._settled else []
+            over = overview.over(self.fed.snapshot, self.fed.leaving) if self._settled else []
             if self.shown.ended_at and not self._settled:  # somebody else answered first, and who stands with it
                 over = [line((f"{self.shown.id}: {self.shown.state}", "warn"))]
             return [*wrap(text, cells, style)[:3], *over, *(told if not self._settled else [])]
@@ -255,7 +399,7 @@ class ApprovalScreen(FedScreen):
         if self.too_small or (body.max_scroll_y > 0 and body.scroll_y < body.max_scroll_y and not self._read_to_end):
             return "read to the end first (j)"
         left = self.shown.not_opened(self.opened) if approve else ()
-        return f"{facts.unread_text(left)} (f)" if left else ""
+        return f"{releases.unread_text(left)} (f)" if left else ""
 
     _read_to_end = False
 
@@ -386,8 +530,8 @@ class ApprovalScreen(FedScreen):
         shown = self.shown
 
         def lines(cells: int) -> list[Line]:
-            rows = [row for rule in shown.rules for row in facts.rule_lines(rule, cells)]
-            return [*facts.policy_summary(shown, cells), *rows]
+            rows = [row for rule in shown.rules for row in releases.rule_lines(rule, cells)]
+            return [*releases.policy_summary(shown, cells), *rows]
 
         self.app.push_screen(TextDialog("Policy, every rule that applies", lines))
 

@@ -2,29 +2,104 @@
 
 `v` has the daemon read its whole log again; that changes nothing, so the key is in lower case. Allowed control
 messages, which parties send all the time, are left out as in the outbox, and `c` adds them. However long the log, the
-rows that are kept are bounded (`console.rows.ROWS_MAX`); `:N`, or `:audit N` from elsewhere, goes to a record by its
-number.
+rows that are kept are bounded (`ROWS_MAX`); `:N`, or `:audit N` from elsewhere, goes to a record by its number.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 
-from console import chain
-from console.actions import command_line
-from console.conditions import ADDS_CONTROL
-from console.drawing import Line, line, wrap
-from console.feed import Question
-from console.help import json_lines
-from console.reading import mapping, whole
-from console.screens.base import FedScreen, Lines
-from console.screens.confirm import TextDialog
-from console.screens.tables import FilterLine, RowLines, TablePane
-from console.values import CoordinatorState, Snapshot
+from console.actions import command_line, json_lines
+from console.base import FedScreen, Lines
+from console.dialogs import TextDialog
+from console.table_screen import Filter, FilterLine, RowLines, Rows, TablePane, Term, parse_filter
+from fedsilo.views import audit
+from fedsilo.views.audit import COLUMNS, CONTROL, CONTROL_NAMES
+from fedsilo.views.conditions import ADDS_CONTROL
+from fedsilo.views.lines import Line, line, wrap
+from fedsilo.views.state import CoordinatorState, Question, Snapshot, mapping, whole
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A filter in two parts.
+
+    Args:
+        event: the beginning of an event's name, for the daemon.
+        text: what stands anywhere in a record, for the daemon.
+        rest: words that this console compares with the columns itself.
+    """
+
+    event: str = ""
+    text: str = ""
+    rest: str = ""
+
+
+def asked_of(typed: str) -> Asked:
+    """What was typed after `/`: the daemon looks through the whole log for one event and one text, so that nobody has
+    to fetch the records that do not pass; `field:value` of another column, `!not` and any further word are compared
+    here. A star at the end of an event's name says what holds anyway: its beginning is looked for."""
+    event, text, rest = "", "", []
+    names = {column.name for column in COLUMNS}
+    for word in typed.split():
+        name, colon, value = word.partition(":")
+        if name.lower() == "event" and colon and not event and (prefix := value.rstrip("*").lower()):
+            event = prefix
+        elif name.lower() == "event" and colon and not value.rstrip("*"):
+            continue  # any event
+        elif not text and not word.startswith("!") and not (colon and name.lower() in names):
+            text = word
+        else:
+            rest.append(word)
+    return Asked(event, text, " ".join(rest))
+
+
+def question_of(typed: str, *, control: bool) -> Question:
+    """The query of a filter.
+
+    Args:
+        typed: after `/`.
+        control: allowed control messages too.
+    """
+    asked = asked_of(typed)
+    arguments: dict[str, Any] = {name: value for name, value in (("event", asked.event), ("text", asked.text)) if value}
+    return "audit", arguments if control else {**arguments, "control": False}
+
+
+def seeks_control(typed: str) -> bool:
+    """Tell whether a filter names polls or other control messages. A record of a poll has its rules in it, which no
+    column shows: `/approval` would find every one of them."""
+    words = [word.lower().rpartition(":")[2].rstrip("*") for word in typed.split() if not word.startswith("!")]
+    return any(word.startswith(CONTROL) or word in CONTROL_NAMES for word in words)
+
+
+@dataclass(frozen=True)
+class WithoutControl(Filter):
+    """What its terms let pass, without control messages that were not refused."""
+
+    def passes(self, texts: Mapping[str, str]) -> bool:
+        polls = texts["kind"].startswith(CONTROL) and texts["decision"] != "deny"
+        return not polls and super().passes(texts)
+
+
+class ChainRows(Rows):
+    """Rows of a log: a filter's first event and text are the daemon's to compare."""
+
+    control: bool = True  # False: allowed control messages are left out here, for a daemon that cannot
+
+    def filter(self, text: str) -> None:
+        self._filter_text = text
+        names = [column.name for column in self.columns]
+        self._filter = parse_filter(asked_of(text).rest, names)
+        if not self.control:
+            self._filter = WithoutControl((*self._filter.terms, Term("")))  # one that every row has, so that it counts
+        self._settle()
+
 
 STATUS = "audit.status"
 VERIFY = "audit.verify"
@@ -38,8 +113,8 @@ class ChainPane(TablePane):
     """The table of records, whose filter the daemon helps with."""
 
     def __init__(self, *, id: str | None = None) -> None:
-        super().__init__(chain.COLUMNS, chain.record_id, title="Audit log", rows_in="records", id=id)
-        self.rows = chain.ChainRows(chain.COLUMNS, chain.record_id)
+        super().__init__(audit.COLUMNS, audit.record_id, title="Audit log", rows_in="records", id=id)
+        self.rows = ChainRows(audit.COLUMNS, audit.record_id)
         self.program = "silo"  # whose log it is
         self.control_chosen: bool | None = None  # by somebody; until then the filter says it
         self.control_refused = False  # the daemon does not take the argument
@@ -48,18 +123,18 @@ class ChainPane(TablePane):
     @property
     def control(self) -> bool:
         """With control messages that were allowed, or without."""
-        return chain.seeks_control(self.rows.filter_text) if self.control_chosen is None else self.control_chosen
+        return seeks_control(self.rows.filter_text) if self.control_chosen is None else self.control_chosen
 
     def ask_for(self) -> None:
         """Ask for the records of the filter."""
         control = self.control
-        question = chain.question_of(self.rows.filter_text, control=control or self.control_refused)
+        question = question_of(self.rows.filter_text, control=control or self.control_refused)
         if question != self.asked:
             self.frozen_at = None  # the daemon filters, so other rows come than those that were frozen
         arguments = [f"{name} {value}" for name, value in question[1].items() if name != "control"]
         # the question is part of the key, so that an answer to the one before is not taken for this one's
         self.ask_otherwise(question, key=" ".join(["audit", *arguments, *(["control"] if _is_whole(question) else [])]))
-        rows, here = cast("chain.ChainRows", self.rows), control or not self.control_refused
+        rows, here = cast("ChainRows", self.rows), control or not self.control_refused
         if rows.control is not here:
             rows.control = here
             rows.filter(rows.filter_text)
@@ -87,7 +162,7 @@ class ChainPane(TablePane):
         if self.is_mounted and rows.arrived and not rows.kept and rows.filter_text and rows.next is None:
             answer = mapping(self.fed_screen.fed.snapshot.answers.get(self.key_asked))
             size, cells = whole(answer.get("size")), self.query_one(RowLines).size.width
-            told = chain.none_passes_lines(size, cells, control=self.control)
+            told = audit.none_passes_lines(size, cells, control=self.control)
             self.query_one(RowLines).draw(told, greyed=self.fed_screen.greyed)
 
     def clear_filter(self) -> None:
@@ -154,19 +229,19 @@ class AuditScreen(FedScreen):
         self.table.ask_for()
         self.table.take(fed.snapshot)
         width = self.app.size.width
-        broken = chain.break_line(self.status, width, fed.glyphs)
+        broken = audit.break_line(self.status, width, fed.glyphs)
         breaks, head = self.query_one("#break", Lines), self.query_one("#chain", Lines)
         breaks.display = bool(broken)
         breaks.draw(broken)
         head.draw(self._head(width - 4), greyed=self.greyed)
         item = self.table.selected()
-        told = [chain.why_line(item.row, width - 4, fed.glyphs.more)] if item is not None else []
+        told = [audit.why_line(item.row, width - 4, fed.glyphs.more)] if item is not None else []
         self.query_one("#why", Lines).draw(told, greyed=self.greyed)
         self.table.draw()
 
     def _head(self, cells: int) -> list[Line]:
         fed, rows = self.fed, self.table.rows
-        told = chain.head_lines(
+        told = audit.head_lines(
             self.status, fed.snapshot.server_now(fed.now()), cells, fed.glyphs, control=self.table.control,
             at_coordinator=self._at_coordinator,
         )  # fmt: skip
@@ -255,7 +330,7 @@ class AuditScreen(FedScreen):
         cells = max(self.app.size.width * 96 // 100 - 6, 30)
         record = message.item.row
         body = json_lines(dict(record), cells)
-        rows = chain.record_lines(record, self.twin(), body, cells)
+        rows = audit.record_lines(record, self.twin(), body, cells)
         self.app.push_screen(TextDialog("Record", rows))
 
     def on_table_pane_moved(self) -> None:
@@ -267,9 +342,9 @@ class AuditScreen(FedScreen):
         item = self.table.selected() if self.is_mounted else None
         here = self._at_coordinator
         if item is not None and item.id.isdigit():
-            return command_line(chain.show_twin(item.id, at_coordinator=here))
+            return command_line(audit.show_twin(item.id, at_coordinator=here))
         control = self.is_mounted and self.table.control
-        return command_line(chain.list_twin(control=control, at_coordinator=here))
+        return command_line(audit.list_twin(control=control, at_coordinator=here))
 
     def inspected(self) -> Any:
         item = self.table.selected()

@@ -14,16 +14,14 @@ from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 
-from console import limits
 from console.actions import command_line
-from console.drawing import Line, line, wrap
-from console.feed import Question
-from console.reading import mapping, text_of
-from console.rows import Row
-from console.screens.base import FedScreen, Lines
-from console.screens.confirm import TextDialog
-from console.screens.tables import RowLines, TablePane
-from console.values import CoordinatorState
+from console.base import FedScreen, Lines
+from console.dialogs import TextDialog
+from console.table_screen import RowLines, TablePane
+from fedsilo.views import limits
+from fedsilo.views.columns import Row
+from fedsilo.views.lines import Line, line, wrap
+from fedsilo.views.state import CoordinatorState, Question, mapping, text_of
 
 LIMITS = "limits"
 TALL_ROWS_MIN = 36  # below that one table at a time

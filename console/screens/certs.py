@@ -11,13 +11,13 @@ from typing import Any
 
 from textual.app import ComposeResult
 
-from console import certificates
 from console.actions import PLACE_TWINS, command_line
-from console.drawing import Line, line
-from console.feed import Question
-from console.screens.base import FedScreen, Lines
-from console.screens.confirm import TextDialog
-from console.screens.tables import TablePane
+from console.base import FedScreen, Lines
+from console.dialogs import TextDialog
+from console.table_screen import TablePane
+from fedsilo.views import certificates
+from fedsilo.views.lines import Line, line
+from fedsilo.views.state import Question
 
 QUERY = "certificates"
 

@@ -13,15 +13,13 @@ from typing import Any, ClassVar
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 
-from console import conditions, curves
 from console.actions import command_line
-from console.drawing import Line, line
-from console.feed import Question
-from console.reading import mapping, text_of
-from console.screens.base import FedScreen, Lines
-from console.screens.confirm import TextDialog
-from console.screens.tables import RowLines, TablePane
-from console.values import CoordinatorState
+from console.base import FedScreen, Lines
+from console.dialogs import TextDialog
+from console.table_screen import RowLines, TablePane
+from fedsilo.views import conditions, curves
+from fedsilo.views.lines import Line, line
+from fedsilo.views.state import CoordinatorState, Question, mapping, text_of
 
 TALL_ROWS_MIN = 34  # from there on two plots
 VALUE_LINES_MAX = 4

@@ -6,22 +6,164 @@ It follows the newest line until somebody moves the cursor; `g` follows again. `
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+import re2
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 
-from console import log_lines
-from console.actions import PLACE_TWINS, command_line
-from console.drawing import Line, line
-from console.feed import Question
-from console.help import json_lines
-from console.rows import NEAR_THE_END_ROWS
-from console.screens.base import FedScreen, Lines
-from console.screens.confirm import TextDialog
-from console.screens.tables import TablePane
-from console.values import CoordinatorState
+from console.actions import PLACE_TWINS, command_line, json_lines
+from console.base import FedScreen, Lines
+from console.dialogs import TextDialog
+from console.table_screen import NEAR_THE_END_ROWS, Filter, Item, Rows, TablePane, Term
+from fedsilo.views import logs
+from fedsilo.views.columns import GAP_CELLS, MARK_CELLS, Row, choose_columns
+from fedsilo.views.lines import Glyphs, Line, Part, Shown, line, pad, whole
+from fedsilo.views.logs import REGEX_SIGN, TEXT
+from fedsilo.views.state import CoordinatorState, Question
+
+PATTERN_BYTES_MAX = 1 << 20  # of memory for one compiled pattern
+INSTRUCTIONS_MAX = 2_000  # of one compiled pattern, as in a site's own patterns (policies/custom_patterns.py)
+MATCH_SECONDS_MAX = 0.1  # of all lines at one go: a key is answered within that
+
+
+# ---- filter ----------------------------------------------------------------------------------------
+
+
+class _SlowError(Exception):
+    """The pattern took too long over the lines that there are."""
+
+
+@dataclass(frozen=True)
+class Matching(Filter):
+    """Lines in which a regular expression is found, letters of either case the same."""
+
+    pattern: Any = None  # of `pattern_of`
+    clock: Callable[[], float] = time.monotonic
+    found: dict[str, bool] = field(default_factory=dict, compare=False)
+    began: list[float] = field(default_factory=list, compare=False)
+
+    def passes(self, texts: Mapping[str, str]) -> bool:
+        text = texts[TEXT]
+        if text not in self.found:
+            if not self.began:
+                self.began.append(self.clock())
+            if self.clock() - self.began[0] > MATCH_SECONDS_MAX:
+                raise _SlowError
+            self.found[text] = self.pattern.search(text.encode("utf-8", "replace")) is not None
+        return self.found[text]
+
+
+def pattern_of(typed: str) -> tuple[Any, str]:
+    """A regular expression in RE2's syntax, letters of either case the same; or None, and why it is not taken.
+
+    RE2 finds it in time linear in the line, whatever it is, so no pattern makes the console stand still (CWE-1333). Its
+    size when compiled is limited, for each character of a line may cost one step for each instruction. RE2 has no
+    look-around and no back reference.
+    """
+    options = re2.Options()
+    options.case_sensitive, options.never_capture, options.log_errors = False, True, False
+    options.max_mem = PATTERN_BYTES_MAX
+    try:
+        made = re2.compile(typed, options=options)
+    except re2.error as error:
+        why = error.args[0] if error.args else ""
+        return None, f"is no regular expression: {why.decode('utf-8', 'replace') if isinstance(why, bytes) else why}"
+    except UnicodeEncodeError:
+        return None, "is no regular expression: half a character stands in it"
+    if made.programsize > INSTRUCTIONS_MAX:
+        return None, f"is too large: {made.programsize} instructions when compiled, at most {INSTRUCTIONS_MAX}"
+    return made, ""
+
+
+@dataclass
+class LogRows(Rows):
+    """Rows of a log.
+
+    Attributes:
+        wrapped: a text goes on in further lines, and none of it is cut.
+        why_not: what was typed behind `~` is not used, because.
+    """
+
+    wrapped: bool = False
+    why_not: str = ""
+    _drawn: list[str] = field(default_factory=list)  # the id of each line that was last drawn
+
+    def filter(self, text: str) -> None:
+        self.why_not = ""
+        if not text.startswith(REGEX_SIGN):
+            super().filter(text)
+            return
+        pattern, self.why_not = pattern_of(text[1:])
+        self._filter_text = text
+        terms = (Term(text),) if text[1:] else ()
+        self._filter = Filter() if pattern is None else Matching(terms, pattern)
+        self._settle()
+
+    def take_newest(
+        self, page: Sequence[Row], following: Any, *, total: int | None = None, reaches: int | None = None
+    ) -> None:
+        """As of any table; and until somebody moves it, the cursor goes with the newest line."""
+        super().take_newest(page, following, total=total, reaches=reaches)
+        if not self.moved and self._shown:
+            self.cursor = self._shown[0].id
+
+    def _settle(self) -> None:
+        try:
+            if isinstance(self._filter, Matching):
+                self._filter.began.clear()
+            super()._settle()
+        except _SlowError:
+            self.why_not, self._filter = "takes too long over these lines", Filter()
+            super()._settle()
+
+    def lines(self, cells: int, height: int, glyphs: Glyphs) -> list[Line]:
+        if not self.wrapped:
+            self._drawn = []
+            return super().lines(cells, height, glyphs)
+        header = super().lines(cells, 1, glyphs)[0]
+        room = max(height - 1, 1)
+        place = max(self._place(), 0)
+        if not self.moved:
+            self.cursor, place, self._top = self._shown[0].id, 0, 0
+        first = min(self._top, place)
+        blocks = [self._block(item, cells, glyphs) for item in self._shown[first : place + 1]]
+        while len(blocks) > 1 and sum(map(len, blocks)) > room:
+            blocks.pop(0)
+            first += 1
+        for item in self._shown[place + 1 :]:
+            if sum(map(len, blocks)) >= room:
+                break
+            blocks.append(self._block(item, cells, glyphs))
+        self._top = first
+        self._drawn = [
+            item.id for item, block in zip(self._shown[first:], blocks, strict=False) for _ in block
+        ]  # fmt: skip
+        return [header, *[row for block in blocks for row in block][:room]]
+
+    def _block(self, item: Item, cells: int, glyphs: Glyphs) -> list[Line]:
+        chosen = choose_columns(self.columns, cells, turn=self.turn)
+        here = item.id == self.cursor
+        parts: list[Part] = [(f"{glyphs.cursor} " if here else "  ", "accent")]
+        before = MARK_CELLS
+        by_name = dict(zip((column.name for column in self.columns), item.cells, strict=True))
+        for column, width in chosen:
+            if column.name != TEXT:
+                text, style = by_name[column.name]
+                parts += [(pad(text, width, more=glyphs.more), style), (" " * GAP_CELLS, "")]
+                before += width + GAP_CELLS
+        text, style = by_name[TEXT]
+        rows = whole(text, max(cells - before, 8), style or ("strong" if here else "")) or [()]
+        return [(*(parts if not index else [(Shown(" " * before), "")]), *row) for index, row in enumerate(rows)]
+
+    def row_at(self, line_number: int) -> str:
+        if not self._drawn:
+            return super().row_at(line_number)
+        return self._drawn[line_number] if 0 <= line_number < len(self._drawn) else ""
+
 
 QUERY = "logs"
 TALL_ROWS_MIN = 30
@@ -32,14 +174,14 @@ class LogPane(TablePane):
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(
-            log_lines.COLUMNS, log_lines.row_id, title="Log", key=QUERY, empty="lines in this daemon's log",
+            logs.COLUMNS, logs.row_id, title="Log", key=QUERY, empty="lines in this daemon's log",
             makes="silo start", id=id,
         )  # fmt: skip
-        self.rows: log_lines.LogRows = log_lines.LogRows(log_lines.COLUMNS, log_lines.row_id)
+        self.rows: LogRows = LogRows(logs.COLUMNS, logs.row_id)
 
     def say_if_empty(self, least: str, makes: str) -> None:
         """What stands in place of lines: a level that hides them all is not an empty log."""
-        hidden = least != log_lines.SHOWN_FROM[0]
+        hidden = least != logs.SHOWN_FROM[0]
         self._empty = f"lines of {least} and above among those that came" if hidden else "lines in this daemon's log"
         self._makes = "v shows all levels" if hidden else makes
 
@@ -56,8 +198,8 @@ class LogsScreen(FedScreen):
 
     def __init__(self) -> None:
         super().__init__()
-        self._least = log_lines.SHOWN_FROM[0]
-        self._lines = log_lines.LINES_FIRST
+        self._least = logs.SHOWN_FROM[0]
+        self._lines = logs.LINES_FIRST
         self._known: Any = None  # the newest answer; one of fewer lines stands while more are asked for
 
     def panes(self) -> ComposeResult:
@@ -84,51 +226,54 @@ class LogsScreen(FedScreen):
         answer = fed.snapshot.answers.get(QUERY)
         if answer is not None and table.frozen_at is None:
             self._known = answer
-            table.take_rows(log_lines.from_level(log_lines.log_rows(answer), self._least))
+            table.take_rows(logs.from_level(logs.log_rows(answer), self._least))
         self._ask_for_more()
         table.say_if_empty(self._least, "coordinator start" if self._at_a_coordinator else "silo start")
-        head = log_lines.head_lines(
-            self._known, table.rows, self._least, self._lines, width, coordinator=self._at_a_coordinator
+        head = logs.head_lines(
+            self._known, self._least, self._lines, width, coordinator=self._at_a_coordinator, moved=table.rows.moved,
+            wrapped=table.rows.wrapped, why_not=table.rows.why_not,
         )  # fmt: skip
         self.query_one("#head", Lines).draw(head, greyed=self.greyed)
         trainer = self.query_one("#trainer", Lines)
         trainer.display = not self._at_a_coordinator
-        trainer.draw(log_lines.trainer_lines(width))
+        trainer.draw(logs.trainer_lines(width))
         table.draw()
         whole = self.query_one("#whole", Lines)
         whole.display = not table.rows.wrapped
-        whole.draw(log_lines.cursor_lines(table.selected(), width, fed.glyphs), greyed=self.greyed)
+        whole.draw(
+            logs.cursor_lines(item.row if (item := table.selected()) else None, width, fed.glyphs), greyed=self.greyed
+        )
 
     def _ask_for_more(self) -> None:
         """Somebody is near the oldest line that came, or looks for something: then more of them are worth reading."""
         rows = self.table.rows
         index = next((at for at, item in enumerate(rows.shown) if item.id == rows.cursor), 0)
-        searched = bool(rows.filter_text) or self._least != log_lines.SHOWN_FROM[0]
+        searched = bool(rows.filter_text) or self._least != logs.SHOWN_FROM[0]
         if searched:
-            self._lines = log_lines.LINES_MAX
+            self._lines = logs.LINES_MAX
         elif rows.moved and rows.kept >= self._lines and index >= len(rows.shown) - NEAR_THE_END_ROWS:
-            self._lines = min(self._lines + log_lines.LINES_STEP, log_lines.LINES_MAX)
+            self._lines = min(self._lines + logs.LINES_STEP, logs.LINES_MAX)
 
     def action_level(self) -> None:
         """The next level from which on lines are shown; the daemon writes what it wrote."""
-        places = log_lines.SHOWN_FROM
+        places = logs.SHOWN_FROM
         self._least = places[(places.index(self._least) + 1) % len(places)]
         if self._known is not None:
-            self.table.take_rows(log_lines.from_level(log_lines.log_rows(self._known), self._least))
+            self.table.take_rows(logs.from_level(logs.log_rows(self._known), self._least))
         self.redraw()
 
     def on_table_pane_opened(self, message: TablePane.Opened) -> None:
         cells = max(self.app.size.width * 96 // 100 - 6, 30)
         row = message.item.row
-        body = json_lines(log_lines.parsed(row), cells)
-        self.app.push_screen(TextDialog("Line", log_lines.detail_lines(row, body, self.twin(), cells)))
+        body = json_lines(logs.parsed(row), cells)
+        self.app.push_screen(TextDialog("Line", logs.detail_lines(row, body, self.twin(), cells)))
 
     def twin(self) -> str:
         return command_line(PLACE_TWINS[self.called](self.context()))
 
     def inspected(self) -> Any:
         item = self.table.selected()
-        return log_lines.parsed(item.row) if item else None
+        return logs.parsed(item.row) if item else None
 
     def keys(self) -> Line:
         return line(" enter JSON  v Level  w Wrap  / Filter  ? Help  ctrl+q Quit")

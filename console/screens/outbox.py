@@ -4,7 +4,7 @@ decided; `tab` shows what came in (console design 4 and 5).
 The counts are the daemon's, of its whole log. A filter such as `verdict:deny` is asked of the daemon as well, so that
 one denied message among many thousands is found without reading those before it. Enter opens one decision: envelope,
 transforms, and every rule with what it measured. A coordinator judges what comes in and not what it sends, so its
-outbox has counts by round, kind and silo instead (`console.sent`). Nothing here changes anything.
+outbox has counts by round, kind and silo instead (`fedsilo.views.messages`). Nothing here changes anything.
 """
 
 from __future__ import annotations
@@ -16,12 +16,14 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
 
-from console import sent
 from console.actions import command_line
-from console.conditions import answer_lines, is_lost
-from console.drawing import Line, line
-from console.feed import Question
-from console.messages import (
+from console.base import TALL_ROWS_MIN, FedScreen, Lines
+from console.table_screen import RowLines, TablePane, parse_filter
+from fedsilo.views import messages
+from fedsilo.views.columns import Row
+from fedsilo.views.conditions import answer_lines, is_lost
+from fedsilo.views.lines import Line, line
+from fedsilo.views.messages import (
     VERDICTS,
     brief_lines,
     columns_of,
@@ -31,11 +33,7 @@ from console.messages import (
     summary_lines,
     why_line,
 )
-from console.reading import mapping, text_of
-from console.rows import Row, parse_filter
-from console.screens.base import TALL_ROWS_MIN, FedScreen, Lines
-from console.screens.tables import RowLines, TablePane
-from console.values import CoordinatorState, SiloState, Snapshot
+from fedsilo.views.state import CoordinatorState, Question, SiloState, Snapshot, mapping, text_of
 
 DIRECTIONS = ("outbox", "inbox")
 TITLES = {"outbox": "Outbox", "inbox": "Inbox"}
@@ -57,7 +55,11 @@ class MessagePane(TablePane):
 
     def __init__(self, direction: str, program: str) -> None:
         at_coordinator = program == "coordinator"
-        columns = sent.COLUMNS if _counts(program, direction) else columns_of(direction, at_coordinator=at_coordinator)
+        columns = (
+            messages.SENT_COLUMNS
+            if _counts(program, direction)
+            else columns_of(direction, at_coordinator=at_coordinator)
+        )
         super().__init__(
             columns, lambda row: text_of(row.get("seq")), title=TITLES[direction], key=direction,
             query=(direction, {}), rows_in="messages", empty=noun(direction), makes=MAKES, id=f"{program}-{direction}",
@@ -190,7 +192,7 @@ class OutboxScreen(FedScreen):
         left_bytes = sum(each.size_bytes for each in state.left) if isinstance(state, SiloState) else None
         cells = self.app.size.width - 2
         told = (
-            sent.summary_lines(answer, cells, control=self._control)
+            messages.sent_summary_lines(answer, cells, control=self._control)
             if self._counts
             else summary_lines(self._direction, answer, left_bytes, cells, control=self._control)
         )
@@ -209,7 +211,7 @@ class OutboxScreen(FedScreen):
             return
         answer = mapping(self.fed.snapshot.answers.get(_one(self._direction, item.id)))
         rows = (
-            sent.detail_lines(item.row, answer, self.twin(), cells - 2)
+            messages.sent_lines(item.row, answer, self.twin(), cells - 2)
             if self._counts
             else brief_lines(self._direction, item.row, answer, self.twin(), cells - 2)
         )
@@ -356,7 +358,7 @@ class MessageScreen(FedScreen):
 
     def _detail_lines(self, answer: Mapping[str, Any], cells: int) -> list[Line]:
         if self._counts:
-            return sent.detail_lines(self._row, answer, self.twin(), cells)
+            return messages.sent_lines(self._row, answer, self.twin(), cells)
         return detail_lines(self._direction, answer, self.twin(), cells, party=self._program)
 
     def crumb(self) -> str:

@@ -1,24 +1,109 @@
-"""Screen 1: what the silo or the federation does now and what needs a person (console design 4)."""
+"""Screen 1: what the silo or the federation does and what needs a person, with two figures where there is room.
+
+The figures are the first two of those that are asked for first, asked for only while they are drawn. The last value of
+each silo stands above its curve, with the interval where it has one; everything else is a screen away (`4`).
+
+Does not draw: a figure that the daemon has not, nor anything on a terminal that needs the rows for what is to be done.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
 
-from console import conditions, words
 from console.actions import Context, command_line, status_twin
-from console.drawing import Line, Part, line, width_of
-from console.feed import Question
-from console.screens.base import Lines
-from console.screens.orders import OrderingScreen
-from console.screens.overview_figures import OverviewFigures
-from console.values import SiloState
+from console.base import FedScreen, Lines
+from console.dialogs import OrderingScreen
+from fedsilo.views import conditions, curves, overview
+from fedsilo.views.lines import Glyphs, Line, Part, line, width_of
+from fedsilo.views.state import CoordinatorState, Question, SiloState, mapping
+
+FIGURES_KEY = "overview figures"
+FIGURE_NAMES = curves.ORDER[:4]
+FIGURE_BORDER_ROWS, FIGURE_BORDER_CELLS = 2, 4
+FIGURE_ROWS_MIN, FIGURE_ROWS_MAX = (
+    7,
+    26,
+)  # of one figure without its border: two of values, axis, and a curve that says something
+FIGURE_CELLS_MIN = 100
+VALUE_LINES_MAX = 2
+
+
+class OverviewFigures(Horizontal):
+    DEFAULT_CSS = """
+    OverviewFigures {
+        height: auto; display: none;
+        .figure { width: 1fr; border: round $secondary; border-title-color: $accent; padding: 0 1; }
+        &.-ascii .figure { border: ascii $secondary; }
+    }
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._room = 0
+
+    def compose(self) -> ComposeResult:
+        yield Lines(id="first-figure", classes="figure")
+        yield Lines(id="second-figure", classes="figure")
+
+    @property
+    def _screen(self) -> FedScreen:
+        return cast("FedScreen", self.screen)
+
+    def wants(self) -> Mapping[str, Question]:
+        """What is asked for what was drawn last."""
+        state = self._screen.fed.snapshot.state
+        if self._room < FIGURE_ROWS_MIN or state is None:
+            return {}
+        x = "round" if isinstance(state, CoordinatorState) else "step"
+        return {FIGURES_KEY: (curves.QUERY, {"names": ",".join(FIGURE_NAMES), "x": x})}
+
+    def draw(self, rows: int, cells: int) -> int:
+        """Fill both.
+
+        Args:
+            rows: that are free, with borders.
+            cells: over both.
+
+        Returns:
+            The rows that they take.
+        """
+        fed = self._screen.fed
+        self._room = min(rows - FIGURE_BORDER_ROWS, FIGURE_ROWS_MAX) if fed.size.width >= FIGURE_CELLS_MIN else 0
+        answer = mapping(fed.snapshot.answers.get(FIGURES_KEY)) if self._room >= FIGURE_ROWS_MIN else {}
+        names = [name for name in curves.names_of(answer) if name in FIGURE_NAMES][:2]
+        self.display = bool(names)
+        self.set_class(fed.ascii_only, "-ascii")
+        if not names:
+            return 0
+        panes = list(self.query(Lines))
+        for pane, name in zip(panes, [*names, ""], strict=False):
+            pane.display = bool(name)
+            if name:
+                pane.border_title = fed.title_of(curves.short_title(answer, name))
+                pane.styles.height = self._room + FIGURE_BORDER_ROWS
+                shown = figure_lines(answer, name, cells // len(names) - FIGURE_BORDER_CELLS, self._room, fed.glyphs,
+                                     ascii_only=fed.ascii_only)  # fmt: skip
+                pane.draw(shown, greyed=self._screen.greyed)
+        return self._room + FIGURE_BORDER_ROWS
+
+
+def figure_lines(
+    answer: Mapping[str, Any], name: str, cells: int, rows: int, glyphs: Glyphs, *, ascii_only: bool
+) -> list[Line]:
+    """The newest values of a figure and its curve, in so many rows."""
+    places = curves.places_of(answer, name)
+    last = curves.View(name, places[-1] if places else None)
+    values = curves.value_lines(answer, last, cells, glyphs, most=VALUE_LINES_MAX, brief=True)
+    plot = curves.plot_of(answer, curves.View(name), cells, rows - len(values), ascii_only=ascii_only)
+    return [*values, *(plot or curves.nothing_lines(answer, name, cells))][:rows]
+
 
 BORDER_ROWS = 2
 EVENT_ROWS_MIN = 1  # of the newest events, however much else there is
@@ -97,21 +182,23 @@ class OverviewScreen(OrderingScreen):
         fed, stale = self.fed, self.greyed
         snapshot, now, glyphs = fed.snapshot, fed.now(), fed.glyphs
         width, height = self.app.size
-        needs = words.needs_of(snapshot, now)
+        needs = overview.needs_of(snapshot, now)
         self._pin([need.key for need in needs])
         wide = width >= 140
         strip = self.query_one("#strip", Lines)
-        paused = words.paused_lines(snapshot, 44 if wide else width - 2, glyphs)
-        strip_rows = [*words.need_lines(needs, self._selected, width - 2, glyphs, most=3), *paused] if not wide else []
+        paused = overview.paused_lines(snapshot, 44 if wide else width - 2, glyphs)
+        strip_rows = (
+            [*overview.need_lines(needs, self._selected, width - 2, glyphs, most=3), *paused] if not wide else []
+        )
         strip.display = bool(strip_rows)
         strip.draw(strip_rows)
         inner = (width - 48 if wide else width) - 4
-        silo_rows = words.silos_lines(snapshot, now, inner, glyphs, most=max(height - SILO_ROWS_ELSEWHERE, 4))
+        silo_rows = overview.silos_lines(snapshot, now, inner, glyphs, most=max(height - SILO_ROWS_ELSEWHERE, 4))
         self._box("#silos-box", "Silos" if not isinstance(snapshot.state, SiloState) else "This silo", silo_rows,
                   greyed=stale)  # fmt: skip
         self.query_one("#silos-box").set_class(bool(needs), "alert")
-        rounds = [*words.over(snapshot, fed.leaving), *words.round_lines(snapshot, inner, glyphs)]
-        self._box("#round-box", words.round_title(snapshot), rounds, greyed=stale)
+        rounds = [*overview.over(snapshot, fed.leaving), *overview.round_lines(snapshot, inner, glyphs)]
+        self._box("#round-box", overview.round_title(snapshot), rounds, greyed=stale)
         out = self.query_one("#out-box", Lines)
         out.display = isinstance(snapshot.state, SiloState)
         left_rows: list[Line] = []
@@ -120,21 +207,21 @@ class OverviewScreen(OrderingScreen):
             room = self.room - taken - BORDER_ROWS - (0 if wide else EVENT_ROWS_MIN + BORDER_ROWS)
             # what happens is worth more than the counts: the outbox has those, and nothing else has the events
             most = max(min(room, 5) if height < 30 else room, 0)
-            left_rows = _shortened(words.left_lines(snapshot.state, inner, most=most), most)
+            left_rows = _shortened(overview.left_lines(snapshot.state, inner, most=most), most)
             out.display = bool(left_rows)
             self._box("#out-box", "Left this silo since its daemon began", left_rows, greyed=stale)
         boxes = [silo_rows, rounds, *([left_rows] if left_rows else [])]
         used = sum(len(rows) + BORDER_ROWS for rows in boxes) + len(strip_rows) + BORDER_ROWS
         spare = self.room - used + (BORDER_ROWS if wide else -EVENT_ROWS_BESIDE_FIGURES)
         used += self.query_one(OverviewFigures).draw(spare, width - 48 if wide else width)
-        self._box("#events-box", "Events", words.event_lines(snapshot, inner, glyphs, most=max(self.room - used, 1)))
-        needed = words.need_lines(needs, self._selected, 44, glyphs, most=6) or [line(("nothing needs you", "dim"))]
+        self._box("#events-box", "Events", overview.event_lines(snapshot, inner, glyphs, most=max(self.room - used, 1)))
+        needed = overview.need_lines(needs, self._selected, 44, glyphs, most=6) or [line(("nothing needs you", "dim"))]
         self._box("#needs-box", "Needs you", [*needed, *paused])
-        self._box("#side-events-box", "Events", words.event_lines(snapshot, 44, glyphs, most=max(height - 13, 1)))
+        self._box("#side-events-box", "Events", overview.event_lines(snapshot, 44, glyphs, most=max(height - 13, 1)))
 
     def keys(self) -> Line:
         fed = self.fed
-        opens = any(need.release for need in words.needs_of(fed.snapshot, fed.now()))
+        opens = any(need.release for need in overview.needs_of(fed.snapshot, fed.now()))
         keys = " enter Open  n Next  " if opens else " "
         lock = "" if fed.read_only else "L Lock  " if fed.lock.open else "L Unlock  "
         leave = "? Help  ctrl+q Quit"
@@ -164,21 +251,21 @@ class OverviewScreen(OrderingScreen):
         self._selected = keys[0] if keys else ""
 
     def action_move(self, step: int) -> None:
-        keys = [need.key for need in words.needs_of(self.fed.snapshot, self.fed.now())]
+        keys = [need.key for need in overview.needs_of(self.fed.snapshot, self.fed.now())]
         if self._selected in keys:
             self._selected = keys[max(0, min(keys.index(self._selected) + step, len(keys) - 1))]
         self.redraw()
 
     def select_next(self, after: str = "") -> None:
         """To the need after the one under the cursor, or after another; the last is followed by the first."""
-        keys = [need.key for need in words.needs_of(self.fed.snapshot, self.fed.now())]
+        keys = [need.key for need in overview.needs_of(self.fed.snapshot, self.fed.now())]
         present = after or self._selected
         if present in keys:
             self._selected = keys[(keys.index(present) + 1) % len(keys)]
         self.redraw()
 
-    def selected(self) -> words.Need | None:
-        needs = words.needs_of(self.fed.snapshot, self.fed.now())
+    def selected(self) -> overview.Need | None:
+        needs = overview.needs_of(self.fed.snapshot, self.fed.now())
         return next((need for need in needs if need.key == self._selected), None)
 
     def halted_kind(self) -> str:
@@ -186,7 +273,7 @@ class OverviewScreen(OrderingScreen):
         need = self.selected()
         if need is not None and need.halted:
             return need.halted
-        halted = [each.halted for each in words.needs_of(self.fed.snapshot, self.fed.now()) if each.halted]
+        halted = [each.halted for each in overview.needs_of(self.fed.snapshot, self.fed.now()) if each.halted]
         return halted[0] if len(halted) == 1 else ""
 
     def action_open(self) -> None:

@@ -14,17 +14,13 @@ from typing import Any, ClassVar
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 
-from console import conditions, rounds
 from console.actions import PLACE_TWINS, command_line
-from console.drawing import Line, line, wrap
-from console.feed import Question
-from console.reading import mapping, text_of, whole
-from console.safe import safe
-from console.screens.base import Lines
-from console.screens.confirm import TextDialog
-from console.screens.orders import OrderingScreen
-from console.screens.tables import RowLines, TablePane
-from console.values import CoordinatorState
+from console.base import Lines
+from console.dialogs import OrderingScreen, TextDialog
+from console.table_screen import RowLines, TablePane
+from fedsilo.views import conditions, rounds
+from fedsilo.views.lines import Line, line, safe, wrap
+from fedsilo.views.state import CoordinatorState, Question, mapping, text_of, whole
 
 FACT_ROWS_MIN = 30  # below that, parameters and digests are a key away (p)
 

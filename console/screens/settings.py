@@ -11,16 +11,15 @@ from typing import Any
 
 from textual.app import ComposeResult
 
-from console import settings
 from console.actions import PLACE_TWINS, command_line
-from console.drawing import Line, line
-from console.feed import Question
-from console.screens.base import FedScreen, Lines
-from console.screens.confirm import TextDialog
-from console.screens.tables import TablePane
-from console.settings import ASCII_ONLY, THEME, Own
-from console.themes import THEMES
-from console.values import CoordinatorState
+from console.base import FedScreen, Lines
+from console.dialogs import TextDialog
+from console.table_screen import TablePane
+from console.theme import THEMES
+from fedsilo.views import settings
+from fedsilo.views.lines import Line, line
+from fedsilo.views.settings import ASCII_ONLY, THEME, Own
+from fedsilo.views.state import CoordinatorState, Question
 
 QUERY = "settings"
 HERE = "here"

@@ -172,8 +172,8 @@ def _ok_line(rules: Sequence[Mapping[str, Any]], release: str) -> str:
 
 def _ok_text(rule: Mapping[str, Any]) -> str:
     """What was measured, beside earlier releases or a limit that it comes near; else the name alone."""
-    from console.reading import NEAR_SHARE
-    from console.rule_words import binds_from_below
+    from fedsilo.views.rule_words import binds_from_below
+    from fedsilo.views.state import NEAR_SHARE
 
     if usual := _usual_text(rule):
         return f"{rule['rule']} {rule['measured']:.6g} ({usual})"
@@ -202,7 +202,7 @@ def _kind_line(row: Mapping[str, Any]) -> str:
 
 
 def _rule_line(rule: Mapping[str, Any]) -> str:
-    from console.rule_words import binds_from_below, limit_text, measured_text
+    from fedsilo.views.rule_words import binds_from_below, limit_text, measured_text
 
     name, bound = rule["rule"], limit_text(rule["rule"], rule["limit"])
     bound = bound if not bound or binds_from_below(name, str(rule["limit"])) else f"limit {bound}"

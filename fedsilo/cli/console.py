@@ -16,8 +16,7 @@ from fedsilo.cli.standard_streams import takes_signs
 
 if TYPE_CHECKING:
     from console.feed import Source
-    from console.recording import RecordingFile
-    from console.replay import Replay
+    from console.recording import RecordingFile, Replay
     from fedsilo.cli.contexts import ContextEntry
 
 app = typer.Typer(help="Watch one silo or the coordinator, and approve or reject what a silo holds.")
@@ -164,7 +163,7 @@ def open_console(
     """
     need_terminal()
     from console.app import LEAVING, run
-    from console.signing import KeyFiles
+    from console.lock import KeyFiles
 
     files = KeyFiles(certificate, key) if certificate is not None and key is not None else None
     run(
@@ -210,7 +209,7 @@ def _from_daemon(path: Path, site: str, file: RecordingFile | None) -> _Watched:
 
 def _from_recording(path: Path, speed: float, at: float, *, still: bool) -> _Watched:
     """still: it stands at `at`, for what is printed once."""
-    from console.replay import Replay
+    from console.recording import Replay
     from fedsilo.cli.input_files import require_plain_file
 
     require_plain_file(path, hint="fedconsole --record FILE makes a recording")
@@ -302,9 +301,9 @@ def _origins(theme: str, *, ascii_only: bool, read_only: bool, no_mouse: bool = 
 
 
 def _open_contexts(entries: Sequence[ContextEntry], files: Files, *, read_only: bool, **options: Any) -> None:
-    from console.contexts import Attachment, ContextConsole
+    from console.app import Attachment, ContextConsole
     from console.feed import Hand, connect_to
-    from console.signing import KeyFiles
+    from console.lock import KeyFiles
 
     attachments = []
     for entry in entries:
@@ -324,9 +323,9 @@ def _open_contexts(entries: Sequence[ContextEntry], files: Files, *, read_only: 
 
 def _open(watched: _Watched, files: Files, *, read_only: bool, **options: Any) -> None:
     certificate, key = files
+    from console.app import run_told
     from console.feed import Hand
-    from console.signing import KeyFiles
-    from console.told import run_told
+    from console.lock import KeyFiles
 
     run_told(
         watched.connect,
@@ -346,9 +345,9 @@ def _print_once(watched: _Watched, screen: str, *, ascii_only: bool, json_output
     import time
     from dataclasses import replace
 
-    from console.drawing import ASCII, UNICODE, in_ascii, to_text
-    from console.store import Store
+    from console.feed import Store
     from fedsilo.protocol.errors import ConflictError
+    from fedsilo.views.lines import ASCII, UNICODE, in_ascii, to_text
 
     client = watched.connect()
     try:
@@ -369,14 +368,14 @@ def _print_once(watched: _Watched, screen: str, *, ascii_only: bool, json_output
     glyphs, told = ASCII if ascii_only else UNICODE, watched.told()
 
     def text() -> str:
-        from console.once import once_lines
+        from fedsilo.views.overview import once_lines
 
         if screen == OVERVIEW:
             shown = to_text(once_lines(snapshot, now, size.columns, glyphs))
         elif screen == APPROVALS:
             shown = to_text(_approvals_lines(snapshot, now, size.columns, glyphs))
         else:
-            from console.told import screen_text
+            from console.app import screen_text
 
             return screen_text(
                 watched.connect, screen, watched.told, cells=size.columns, rows=size.lines,
@@ -392,16 +391,16 @@ def _print_once(watched: _Watched, screen: str, *, ascii_only: bool, json_output
 
 def _approvals_lines(snapshot: Any, now: float, cells: int, glyphs: Any) -> list[Any]:
     """Every held release with all its facts and every rule that the source holds, one below the other."""
-    from console import facts
-    from console.drawing import line
+    from fedsilo.views import releases
+    from fedsilo.views.lines import line
 
     if not snapshot.held:
         return [line("nothing is held: what waits for a person would stand here")]
     lines: list[Any] = []
     for release in snapshot.held:
-        lines += facts.one_column(release, snapshot, now, cells, 10_000, glyphs)
+        lines += releases.one_column(release, snapshot, now, cells, 10_000, glyphs)
         if release.rules:
             lines += [line(("every rule", "strong"))]
-            lines += [row for rule in release.rules for row in facts.rule_lines(rule, cells)]
+            lines += [row for rule in release.rules for row in releases.rule_lines(rule, cells)]
         lines += [line("")]
     return lines

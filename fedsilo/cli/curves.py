@@ -147,8 +147,8 @@ def silo_round(
 
 def round_text(data: Mapping[str, Any]) -> str:
     """One round as linear text: the same lines that the console draws."""
-    from console import rounds
-    from console.drawing import UNICODE, to_text
+    from fedsilo.views import rounds
+    from fedsilo.views.lines import UNICODE, to_text
 
     lines = rounds.head_lines(data, None, TEXT_CELLS, UNICODE)
     rows: list[tuple[str, ...]] = []
@@ -162,7 +162,7 @@ def round_text(data: Mapping[str, Any]) -> str:
 
 
 def _phases_text(row: Mapping[str, Any]) -> str:
-    from console import rounds
+    from fedsilo.views import rounds
 
     told = []
     for phase in rounds.phases_of(row):

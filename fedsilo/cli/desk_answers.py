@@ -85,7 +85,7 @@ def show_message(ask: Ask, program: str, query: str, seq: int, json_output: bool
 
 
 def _message_text(data: Mapping[str, Any]) -> str:
-    from console.rule_words import limit_text, measured_text
+    from fedsilo.views.rule_words import limit_text, measured_text
 
     message = data["message"]
     header = ("outcome", "rule", "measured", "limit", "line")

@@ -85,9 +85,8 @@ def serve(
     json_output: JsonOption = False,
 ) -> None:  # fmt: skip
     """Show the console in one browser, read-only, until Ctrl-C. Nothing can be approved or rejected there."""
-    from console.serving import check_bind
-    from console.serving_edge import Serving
-    from console.serving_edge import serve as serve_until_told
+    from console.serving import Serving, check_bind
+    from console.serving import serve as serve_until_told
     from fedsilo.protocol.errors import UsageError
 
     chosen = cli_console.theme_named(theme)
@@ -171,8 +170,8 @@ def session(
 
             run(socket, site=site, **options)
         elif replay is not None:
-            from console.replay import Replay
-            from console.told import run_told
+            from console.app import run_told
+            from console.recording import Replay
 
             played = Replay(replay)
             run_told(lambda: played, played.banner, replay=played, waits_for=str(replay), **options)

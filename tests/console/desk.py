@@ -11,12 +11,12 @@ from typing import Any
 from textual.pilot import Pilot
 
 from console.app import Arrived, FedConsole
+from console.base import FedScreen
 from console.client import Operator
 from console.feed import Person
 from console.screens.approval import ApprovalScreen
-from console.screens.base import FedScreen
-from console.values import Snapshot
 from fedsilo.protocol.errors import FedSiloError
+from fedsilo.views.state import Snapshot
 from tests.console.states import live, release, silo
 
 SIZES = [(80, 24), (100, 30), (140, 42)]

@@ -9,13 +9,12 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 
 from console.actions import command_line
-from console.drawing import Part, bytes_text, line
-from console.feed import Question
-from console.reading import number, text_of
-from console.rows import Column, Row
-from console.screens.base import FedScreen, Lines
-from console.screens.confirm import TextDialog
-from console.screens.tables import TablePane
+from console.base import FedScreen, Lines
+from console.dialogs import TextDialog
+from console.table_screen import TablePane
+from fedsilo.views.columns import Column, Row
+from fedsilo.views.lines import Part, bytes_text, line
+from fedsilo.views.state import Question, number, text_of
 
 
 def verdict(row: Row) -> Part:

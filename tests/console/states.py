@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from console.store import Store
-from console.values import Snapshot
+from console.feed import Store
+from fedsilo.views.state import Snapshot
 from silo.guard.answers.release import STAYS
 
 NOW = datetime(2026, 12, 1, 10, 0, 0, tzinfo=UTC).timestamp()

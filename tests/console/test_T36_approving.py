@@ -8,19 +8,15 @@ import pytest
 from textual.widgets import Button
 
 from console.actions import ACTIONS
-from console.drawing import UNICODE, to_text
-from console.release_lines import comparison_lines, finding_lines, payload_lines
-from console.screens.approval import ApprovalScreen
-from console.screens.approvals import ApprovalsScreen
-from console.screens.confirm import ConfirmDialog, TextDialog
-from console.screens.defer import DeferDialog
-from console.screens.history import HistoryScreen
-from console.screens.orders import OrderDialog
-from console.screens.release_texts import ComparisonScreen, PayloadScreen
-from console.screens.tables import TablePane
+from console.dialogs import ConfirmDialog, DeferDialog, OrderDialog, TextDialog
+from console.screens.approval import ApprovalScreen, ComparisonScreen, PayloadScreen
+from console.screens.approvals import ApprovalsScreen, HistoryScreen
 from console.sharing import released_answer
-from console.values import Evidence, Finding
+from console.table_screen import TablePane
 from fedsilo.protocol.errors import ConflictError, NotAllowedError
+from fedsilo.views.lines import UNICODE, to_text
+from fedsilo.views.releases import comparison_lines, finding_lines, payload_lines
+from fedsilo.views.state import Evidence, Finding
 from tests.console import dumps
 from tests.console.desk import SIZES, Desk, console, open_dialog, type_word
 from tests.console.states import DIGEST, NOW, POLICY_DIGEST, RULES, release, rule, silo

@@ -11,32 +11,40 @@ from textual.binding import Binding
 from typer.main import get_command
 
 from certs import roles
-from console.actions import ACTIONS, PLACE_TWINS, Action, Context, actions_on, command_line
-from console.app import SCREENS, FedConsole
-from console.drawing import UNICODE, to_text
-from console.help import help_lines
-from console.navigation import PLACES, History, crumbs_line, matches, tabs_line
-from console.screens.approval import ApprovalScreen
-from console.screens.approvals import ApprovalsScreen
+from console.actions import (
+    ACTIONS,
+    PLACE_TWINS,
+    PLACES,
+    Action,
+    Context,
+    History,
+    actions_on,
+    command_line,
+    crumbs_line,
+    help_lines,
+    matches,
+    tabs_line,
+)
+from console.app import SCREENS, FedConsole, ToldConsole
+from console.base import FedScreen
+from console.dialogs import OrderingScreen
+from console.screens.approval import ApprovalScreen, TextScreen
+from console.screens.approvals import ApprovalsScreen, HistoryScreen
 from console.screens.audit import AuditScreen
-from console.screens.base import FedScreen
 from console.screens.budget import BudgetScreen
 from console.screens.certs import CertsScreen
 from console.screens.curves import CurvesScreen
-from console.screens.history import HistoryScreen
 from console.screens.logs import LogsScreen
-from console.screens.orders import OrderingScreen
 from console.screens.outbox import MessageScreen, OutboxScreen
 from console.screens.overview import OverviewScreen
-from console.screens.release_texts import TextScreen
 from console.screens.round import RoundScreen
 from console.screens.settings import SettingsScreen
-from console.screens.tables import TablePane
-from console.told import ToldConsole
+from console.table_screen import TablePane
 from fedsilo.cli import console as cli_console
 from fedsilo.cli import coordinator as cli_coordinator
 from fedsilo.cli import fedsilo as cli_fedsilo
 from fedsilo.cli import silo as cli_silo
+from fedsilo.views.lines import UNICODE, to_text
 from tests.console.states import live, release, silo
 
 APPLICATIONS = {

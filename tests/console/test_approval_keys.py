@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from console.rule_words import REJECT_CODES
+from fedsilo.views.rule_words import REJECT_CODES
 from tests.console.desk import SIZES, console, open_dialog
 from tests.console.states import release, silo
 

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from console.screens.approval import ApprovalScreen
-from console.screens.approvals import ApprovalsScreen
-from console.screens.history import AT_A_COORDINATOR, HistoryScreen
+from console.screens.approvals import AT_A_COORDINATOR, ApprovalsScreen, HistoryScreen
 from tests.console.desk import SIZES, console
 from tests.console.states import NOW, coordinator, release, silo
 from tests.console.test_safe import TOGETHER

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from console.chain import seeks_control
-from console.screens.audit import AuditScreen
-from console.screens.tables import PAGE_ROWS
+from console.screens.audit import AuditScreen, seeks_control
+from console.table_screen import PAGE_ROWS
 from fedsilo.protocol.kinds import INBOUND_KINDS, OUTBOUND_KINDS
 from tests.console.desk import console
 from tests.console.states import silo

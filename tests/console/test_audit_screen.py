@@ -9,15 +9,14 @@ from typing import Any
 
 import pytest
 
-from console import chain
 from console.actions import command_line
-from console.drawing import ASCII, UNICODE, to_text, width_of
-from console.feed import Question
-from console.rows import ROWS_MAX
+from console.dialogs import TextDialog
+from console.screens import audit
 from console.screens.audit import LIMITS_OF_IT, AuditScreen
-from console.screens.confirm import TextDialog
-from console.screens.tables import PAGE_ROWS
-from console.values import Link
+from console.table_screen import PAGE_ROWS, ROWS_MAX
+from fedsilo.views import audit as audit_screen
+from fedsilo.views.lines import ASCII, UNICODE, to_text, width_of
+from fedsilo.views.state import Link, Question
 from tests.console import dumps
 from tests.console.desk import SIZES, Desk, console
 from tests.console.states import NOW, live, silo
@@ -167,10 +166,10 @@ async def test_a_break_is_one_line_as_wide_as_the_screen_that_names_the_record(s
 
 def test_a_break_is_drawn_in_the_colour_of_what_is_bad_and_is_never_wider() -> None:
     for why in ("x", "x y " * 100, "\u65e5\u672c" * 60):
-        (line,) = chain.break_line({"broken": {"seq": 17, "why": why}}, 80, UNICODE)
+        (line,) = audit_screen.break_line({"broken": {"seq": 17, "why": why}}, 80, UNICODE)
         assert {style for _, style in line} == {"bad"} and width_of(line) == 80
-    assert chain.break_line({"broken": None}, 80, UNICODE) == []
-    assert to_text(chain.break_line({"broken": {"seq": 1, "why": "x"}}, 60, ASCII)).isascii()
+    assert audit_screen.break_line({"broken": None}, 80, UNICODE) == []
+    assert to_text(audit_screen.break_line({"broken": {"seq": 1, "why": "x"}}, 60, ASCII)).isascii()
 
 
 @pytest.mark.parametrize(
@@ -184,12 +183,12 @@ def test_a_break_is_drawn_in_the_colour_of_what_is_bad_and_is_never_wider() -> N
      ({"verified_at": "2026-11-30T09:41:00Z"}, "of 18,290 at 2026-11-30 09:41:00", "18,290 at 09:41")],
 )  # fmt: skip
 def test_the_head_says_what_the_daemon_knows_and_no_more(changes: dict[str, Any], said: str, not_said: str) -> None:
-    text = to_text(chain.head_lines({**STATUS, **changes}, NOW, 200, UNICODE, control=False))
+    text = to_text(audit_screen.head_lines({**STATUS, **changes}, NOW, 200, UNICODE, control=False))
     assert said in text and not_said not in text
 
 
 def test_the_head_in_one_line_where_there_is_room() -> None:
-    assert to_text(chain.head_lines(STATUS, NOW, 160, UNICODE, control=False)) == (
+    assert to_text(audit_screen.head_lines(STATUS, NOW, 160, UNICODE, control=False)) == (
         "verified to 18,204 of 18,290 at 09:41:00 · checkpoint 18,000 · countersigned by coordinator/main, "
         "silo/uni_c · matches coordinator · c adds control messages"
     )
@@ -310,7 +309,7 @@ async def test_a_filter_that_little_passes_goes_through_the_whole_log_and_keeps_
      ("kind:lora a b !c", "", "a", "kind:lora b !c"), ("event:halt event:x", "halt", "", "event:x")],
 )  # fmt: skip
 def test_what_the_daemon_looks_for_and_what_the_console_compares(typed: str, event: str, text: str, rest: str) -> None:
-    assert chain.asked_of(typed) == chain.Asked(event, text, rest)
+    assert audit.asked_of(typed) == audit.Asked(event, text, rest)
 
 
 async def test_a_filter_that_nothing_passes_says_of_how_many_and_how_a_rejection_is_called() -> None:
@@ -367,7 +366,7 @@ async def test_a_jump_leaves_a_filter_that_would_hide_the_record() -> None:
 
 def test_a_hundred_thousand_records_are_gone_through_with_a_bounded_number_of_them_kept() -> None:
     log = Log(100_000)
-    rows = chain.ChainRows(chain.COLUMNS, chain.record_id)
+    rows = audit.ChainRows(audit_screen.COLUMNS, audit_screen.record_id)
     page = log.query(("audit", {"limit": 200}))
     rows.take_newest(page["records"], page["next"], total=page["size"])
     seen, most = 0, 0
@@ -397,8 +396,8 @@ async def test_a_record_is_opened_with_its_links_its_twin_and_all_of_its_json() 
         await desk.press("escape", "i")
         assert '"event": "egress.sent"' in desk.text
     damaged = {"seq": 5, "t": 0, "event": "damaged", "why": "it carries number 9"}
-    assert "is no record: it carries number 9" in to_text(chain.record_lines(damaged, "x", [], 80))
-    assert "none: it is the first" in to_text(chain.record_lines(record(0), "x", [], 80))
+    assert "is no record: it carries number 9" in to_text(audit_screen.record_lines(damaged, "x", [], 80))
+    assert "none: it is the first" in to_text(audit_screen.record_lines(record(0), "x", [], 80))
 
 
 @pytest.mark.parametrize(
@@ -408,15 +407,19 @@ async def test_a_record_is_opened_with_its_links_its_twin_and_all_of_its_json() 
 )  # fmt: skip
 def test_a_record_of_no_run_or_round_has_no_place_of_one(place: dict[str, Any], told: str) -> None:
     row = {"seq": 322, "event": "egress.decision", "decision": "allow", **place}
-    assert chain.place_of(row) == told
-    assert to_text([chain.why_line(row, 80, "…")]).startswith(f"record 322 {told} allowed" if told else "record 322 a")
+    assert audit_screen.place_of(row) == told
+    assert to_text([audit_screen.why_line(row, 80, "…")]).startswith(
+        f"record 322 {told} allowed" if told else "record 322 a"
+    )
 
 
 def test_a_damaged_line_stands_among_the_records_as_that() -> None:
     row = {"seq": 5, "t": 0, "event": "damaged", "why": "it carries number 9"}
-    cells = dict(zip([column.name for column in chain.COLUMNS], [c.show(row) for c in chain.COLUMNS], strict=True))
+    cells = dict(
+        zip([column.name for column in audit_screen.COLUMNS], [c.show(row) for c in audit_screen.COLUMNS], strict=True)
+    )
     assert cells["event"] == ("DAMAGED", "bad") and cells["reasons"][0] == "it carries number 9"
-    assert cells["time UTC"][0] == "" and chain.moment_of({"t": 2**53 - 1}) == str(2**53 - 1)
+    assert cells["time UTC"][0] == "" and audit_screen.moment_of({"t": 2**53 - 1}) == str(2**53 - 1)
 
 
 # ---- looks -----------------------------------------------------------------------------------------
@@ -474,8 +477,8 @@ async def test_it_looks_as_kept(scene: str, size: tuple[int, int]) -> None:
 
 
 def test_the_twins_are_quoted_as_a_shell_takes_them() -> None:
-    assert command_line(chain.list_twin(control=True)) == "fedsilo audit tail --log STATE_DIR"
-    assert command_line(chain.list_twin(control=False)) == "fedsilo audit tail --no-control --log STATE_DIR"
+    assert command_line(audit_screen.list_twin(control=True)) == "fedsilo audit tail --log STATE_DIR"
+    assert command_line(audit_screen.list_twin(control=False)) == "fedsilo audit tail --no-control --log STATE_DIR"
 
 
 async def test_a_filter_over_a_frozen_log_asks_anew_and_is_frozen_no_more() -> None:

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from console import limits
-from console.drawing import ASCII, UNICODE, to_text
+from console.dialogs import TextDialog
 from console.screens.budget import BudgetScreen
-from console.screens.confirm import TextDialog
-from console.values import Link
+from fedsilo.views import limits
+from fedsilo.views.lines import ASCII, UNICODE, to_text
+from fedsilo.views.state import Link
 from tests.console import dumps
 from tests.console.desk import SIZES, Desk, console
 from tests.console.states import NOW, coordinator, live, silo

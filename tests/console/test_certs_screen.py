@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from console import certificates
-from console.drawing import ASCII, UNICODE, to_text, width_of
 from console.screens.certs import CertsScreen
-from console.values import Link, Snapshot
+from fedsilo.views import certificates
+from fedsilo.views.lines import ASCII, UNICODE, to_text, width_of
+from fedsilo.views.state import Link, Snapshot
 from tests.console import dumps
 from tests.console.desk import SIZES, Desk, console
 from tests.console.site_answers import CERTIFICATES, LOGS, SETTINGS, UNREADABLE, certificate

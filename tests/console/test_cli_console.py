@@ -12,14 +12,11 @@ import pytest
 from textual.color import Color
 from typer.testing import CliRunner
 
-from console.app import Arrived
+from console.app import Arrived, ToldConsole, screen_text
 from console.client import Snapshot as Reading
-from console.feed import connect_to
-from console.recording import RecordingFile
-from console.replay import Replay
-from console.store import Store
-from console.themes import THEMES
-from console.told import ToldConsole, screen_text
+from console.feed import Store, connect_to
+from console.recording import RecordingFile, Replay
+from console.theme import THEMES
 from fedsilo.cli.console import app, theme_named
 from fedsilo.protocol.errors import UnreachableError, UsageError
 from tests.console import states

@@ -16,7 +16,7 @@ import typer
 from typer.testing import CliRunner
 
 from certs.roles import ACTIONS
-from console import actions as console_actions
+from console import actions
 from fedsilo.cli.command_schema import commands_below, schema_of
 from fedsilo.cli.contract import ALWAYS, COMMANDS, EXIT_MEANINGS
 from fedsilo.cli.output import JsonOption, emit, guarded
@@ -78,10 +78,10 @@ def test_what_a_person_signs_has_an_action_that_somebody_may_do() -> None:
 
 def test_a_command_needs_the_role_that_its_key_in_the_console_needs() -> None:
     checked = set()
-    for each in console_actions.ACTIONS:
+    for each in actions.ACTIONS:
         for coordinator in (False, True):
             if each.action and each.twin is not None:
-                shown = console_actions.Context(coordinator=coordinator, release="r1/a/0", run="r1", person="alice")
+                shown = actions.Context(coordinator=coordinator, release="r1/a/0", run="r1", person="alice")
                 words = each.twin(shown)
                 name = next(
                     " ".join(words[:end]) for end in range(len(words), 0, -1) if " ".join(words[:end]) in COMMANDS

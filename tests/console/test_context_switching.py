@@ -13,22 +13,21 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from console import contexts
-from console.app import Arrived
+from console import app as app_module
+from console.app import Arrived, Attachment, ContextConsole, is_production
+from console.base import FedScreen
 from console.client import Event
 from console.client import Snapshot as Reading
-from console.conditions import NOT_READ
-from console.contexts import Attachment, ContextConsole, is_production
-from console.drawing import to_text
+from console.dialogs import ChooseDialog
 from console.screens.approval import ApprovalScreen
-from console.screens.base import FedScreen
 from console.screens.outbox import OutboxScreen
 from console.screens.overview import OverviewScreen
-from console.screens.palette import ChooseDialog
-from console.values import Link
 from fedsilo.cli import console as cli_console
 from fedsilo.cli.contexts import ContextEntry, write
 from fedsilo.protocol.errors import FedSiloError, UsageError
+from fedsilo.views.conditions import NOT_READ
+from fedsilo.views.lines import to_text
+from fedsilo.views.state import Link
 from tests.console.desk import Desk, Signer
 from tests.console.site_answers import CERTIFICATES
 from tests.console.states import POLICY_DIGEST, live, release, silo
@@ -262,7 +261,7 @@ async def test_T37_a_hostile_name_draws_no_control_character(name: str) -> None:
         for keys in ((), ("colon", *"ctx", "enter"), ("escape", "ctrl+p"), ("escape",)):
             await desk.press(*keys)
             assert not [character for character in desk.text if not (character.isprintable() or character == "\n")]
-        assert len(to_text([app.banner])) <= contexts.BANNER_CELLS_MAX + 3
+        assert len(to_text([app.banner])) <= app_module.BANNER_CELLS_MAX + 3
 
 
 async def test_a_read_only_console_stays_so_everywhere() -> None:

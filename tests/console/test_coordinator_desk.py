@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from console import sent
-from console.chain import head_lines
-from console.drawing import UNICODE, to_text
 from console.screens.audit import AuditScreen
 from console.screens.outbox import MessageScreen, OutboxScreen
-from console.screens.tables import PAGE_ROWS
 from console.sharing import QUERIES, Question, released_answer, unclassified
+from console.table_screen import PAGE_ROWS
+from fedsilo.views import messages
+from fedsilo.views.audit import head_lines
+from fedsilo.views.lines import UNICODE, to_text
 from tests.console import dumps
 from tests.console.desk import SIZES, Desk, console
 from tests.console.states import NOW, coordinator, silo
@@ -123,7 +123,7 @@ async def test_a_row_is_gone_to_by_its_name_and_a_word_filters() -> None:
      (None, 0, "not sent yet"), ("lost", 0, "unknown"), (7, 0, "unknown")],
 )  # fmt: skip
 def test_what_cannot_be_told_never_counts_as_acknowledged(outcome: Any, waiting: int, told: str) -> None:
-    assert sent.state_part({"outcome": outcome, "waiting": waiting})[0] == told
+    assert messages.state_part({"outcome": outcome, "waiting": waiting})[0] == told
 
 
 # ---- with the daemon's own answers -----------------------------------------------------------------

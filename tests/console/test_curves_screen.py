@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from console import curves, plots
-from console.drawing import UNICODE, to_text, width_of
-from console.plots import Curve, Frame, Point, plot_lines
-from console.screens.confirm import TextDialog
+from console.dialogs import TextDialog
 from console.screens.curves import CurvesScreen
-from console.values import Link
 from fedsilo.control.figures import FIGURES
+from fedsilo.views import curves
+from fedsilo.views.curves import Curve, Frame, Point, plot_lines
+from fedsilo.views.lines import UNICODE, to_text, width_of
+from fedsilo.views.state import Link
 from silo.guard.answers import state
 from tests.console import dumps
 from tests.console.desk import SIZES, Desk, console
@@ -126,7 +126,7 @@ def test_where_there_is_no_room_nothing_is_drawn() -> None:
 
 @pytest.mark.parametrize("values", [[], [math.nan], [0.5], [0.0, 0.0], [1e9, -1e9], [0.0, 1.0]])
 def test_an_axis_has_a_height(values: list[float]) -> None:
-    low, high = plots.bounds(values, least=0.0 if min(values, default=0) >= 0 else None)
+    low, high = curves.bounds(values, least=0.0 if min(values, default=0) >= 0 else None)
     assert low < high and (not values or math.isnan(values[0]) or all(low <= value <= high for value in values))
 
 
@@ -142,11 +142,11 @@ def test_bars_of_the_last_place_stand_beside_each_other_as_those_of_the_first() 
     rows = to_text(plot_lines(series, frame, 60, 40, ascii_only=True)).splitlines()
     by_letter = {
         letter: {
-            at for row in rows[first:last] for at, sign in enumerate(row) if sign == "|" and at >= plots.AXIS_CELLS
+            at for row in rows[first:last] for at, sign in enumerate(row) if sign == "|" and at >= curves.AXIS_CELLS
         }
         for letter, (first, last) in {"c": (0, 13), "b": (13, 26), "a": (26, 39)}.items()
     }
-    left = plots.AXIS_CELLS
+    left = curves.AXIS_CELLS
     right = next(row for row in rows if "a" in row).rindex("a")
     assert by_letter == {"a": {left, right}, "b": {left + 1, right + 1}, "c": {left + 2, right + 2}}
     assert rows[-1].rstrip("-").endswith("r10") and rows[-1].rindex("r10") + 2 == right

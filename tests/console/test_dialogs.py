@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from textual.screen import Screen
 
+from console.dialogs import AskingDialog
 from console.screens.approval import ApprovalScreen
-from console.screens.asking import AskingDialog
 from tests.console.desk import SIZES, console, type_word
 from tests.console.test_T36_approving import DESTINATION, noticed, opened
 

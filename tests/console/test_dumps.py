@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from console.themes import THEMES
+from console.theme import THEMES
 from tests.console import dumps
 from tests.console.desk import SIZES, Desk, console
 from tests.console.states import Happened, coordinator, release, silo

@@ -17,9 +17,9 @@ from certs.roles import Roles
 from console import feed as feed_module
 from console.client import Event
 from console.feed import EVENTS_WAITING_MAX, QUESTIONS_MAX, SAMPLES_WAITING_MAX, Feed, Waiting
-from console.values import Snapshot
 from fedsilo.control.desk import ControlDesk
 from fedsilo.protocol.errors import NotAllowedError, NotFoundError, UnreachableError
+from fedsilo.views.state import Snapshot
 from tests.console.states import Reading, coordinator, silo
 
 WAIT_SECONDS = 20

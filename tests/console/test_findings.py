@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from console.bar import Lock, top_bar
-from console.drawing import UNICODE
 from console.feed import Feed
-from console.values import Snapshot, why_not_answer
+from fedsilo.views.lines import UNICODE
+from fedsilo.views.overview import Lock, top_bar
+from fedsilo.views.state import Snapshot, why_not_answer
 from silo.guard.answers.release import ON_APPROVE, ON_REJECT, STAYS
 from tests.console import states
 from tests.console.desk import SIZES, console

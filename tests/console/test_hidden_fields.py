@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 
-from console import facts, messages
-from console.bar import Lock, top_bar
-from console.drawing import UNICODE, to_text
-from console.once import once_lines
-from console.screens.history import COLUMNS
+from console.screens.approvals import HISTORY_COLUMNS
 from console.sharing import released_answer, released_state
-from console.values import Snapshot, changed_since, why_not_answer
+from fedsilo.views import messages, releases
+from fedsilo.views.lines import UNICODE, to_text
+from fedsilo.views.overview import Lock, once_lines, top_bar
+from fedsilo.views.state import Snapshot, changed_since, why_not_answer
 from tests.console.desk import console
 from tests.console.states import POLICY_DIGEST, coordinator, live, release, silo
 
@@ -30,8 +29,8 @@ def shared(state: dict[str, Any]) -> Snapshot:
 def once(snapshot: Snapshot) -> str:
     (held,) = snapshot.held
     now = snapshot.link.received_at
-    rows = facts.one_column(held, snapshot, now, 100, 100, UNICODE)
-    return to_text([*rows, *once_lines(snapshot, now, 100, UNICODE), facts.signature_line(held)])
+    rows = releases.one_column(held, snapshot, now, 100, 100, UNICODE)
+    return to_text([*rows, *once_lines(snapshot, now, 100, UNICODE), releases.signature_line(held)])
 
 
 def test_of_a_share_safe_state_what_is_left_out_is_hidden_and_what_is_whole_is_told() -> None:
@@ -52,10 +51,10 @@ def test_who_may_still_approve_is_named(answered: bool) -> None:
     approvers = {"needed": 2, "roles": ["approver"], "people": ["alice", "bob"], "given": given}
     snapshot = live(silo(release(approvers=approvers)))
     (held,) = snapshot.held
-    text = to_text(facts.header(held, snapshot, 100.0, 80, UNICODE))
+    text = to_text(releases.header(held, snapshot, 100.0, 80, UNICODE))
     assert ("may approve bob" if answered else "may approve alice, bob") in text
     (nobody,) = live(silo(release())).held
-    assert "may approve" not in to_text(facts.header(nobody, snapshot, 100.0, 80, UNICODE))
+    assert "may approve" not in to_text(releases.header(nobody, snapshot, 100.0, 80, UNICODE))
 
 
 def test_no_change_is_seen_in_what_is_hidden_and_nothing_can_be_answered() -> None:
@@ -87,7 +86,7 @@ def test_held_before_says_hidden_for_what_a_recording_does_not_hold() -> None:
     (left,) = kept[0]["releases"]
     for name, whole in (("answers", "nobody"), ("answered", "-"), ("bytes", "5 B"), ("digest", "abab"),
                         ("policy", POLICY_DIGEST[:8])):  # fmt: skip
-        (column,) = (column for column in COLUMNS if column.name == name)
+        (column,) = (column for column in HISTORY_COLUMNS if column.name == name)
         assert column.show(left)[0] == "hidden" and column.show(row)[0].startswith(whole)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from console.screens.history import AT_A_COORDINATOR, COLUMNS, KEY, HistoryScreen
+from console.screens.approvals import AT_A_COORDINATOR, HISTORY_COLUMNS, HISTORY_KEY, HistoryScreen
 from tests.console.desk import console
 from tests.console.states import coordinator, silo
 
@@ -10,7 +10,7 @@ NOTE = "the round was announced for next week, and half of the ward's records ar
 
 
 def test_a_rejection_has_its_reason_code_and_a_yes_has_none() -> None:
-    answers = next(column for column in COLUMNS if column.name == "answers")
+    answers = next(column for column in HISTORY_COLUMNS if column.name == "answers")
     row = {"answers": [
         {"person": "alice", "verdict": "approve", "at": "", "reason": "CONTENT"},
         {"person": "bob", "verdict": "reject", "at": "", "reason": "TIMING"},
@@ -27,7 +27,7 @@ async def test_what_a_code_means_stands_in_the_row_when_it_is_opened() -> None:
     async with console((80, 24)) as desk:
         await desk.show(silo())
         await desk.open(HistoryScreen())
-        await desk.answer(KEY, {"releases": [row], "total": 1, "next": None})
+        await desk.answer(HISTORY_KEY, {"releases": [row], "total": 1, "next": None})
         assert "bob no TIMING " in desk.text and "not at this time" not in desk.text
         await desk.press("enter")
         words = " ".join(desk.text.replace("│", " ").split())
@@ -38,7 +38,7 @@ async def test_at_a_coordinator_it_asks_nothing_and_says_where_releases_are() ->
     async with console() as desk:
         await desk.show(silo())
         await desk.open(HistoryScreen())
-        assert KEY in desk.app.wanted and "s Sort" in desk.text
+        assert HISTORY_KEY in desk.app.wanted and "s Sort" in desk.text
         await desk.show(coordinator())
-        assert KEY not in desk.app.screen.wants() and "s Sort" not in desk.text
+        assert HISTORY_KEY not in desk.app.screen.wants() and "s Sort" not in desk.text
         assert AT_A_COORDINATOR[:50] in desk.text and "error" not in desk.text

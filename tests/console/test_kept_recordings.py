@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from console.replay import Replay
+from console.recording import Replay
 from fedsilo.protocol.errors import UnreachableError
 from tests.answers import ROOT, unpacked
 

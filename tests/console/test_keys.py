@@ -8,7 +8,7 @@ import pytest
 from textual.events import Key, MouseDown
 
 from console.app import FedConsole
-from console.keys import BURST, KeyGate
+from console.lock import BURST, KeyGate
 from console.screens.approval import ApprovalScreen
 from tests.console.desk import console
 from tests.console.states import release, silo

@@ -10,20 +10,21 @@ from typing import Any
 
 import pytest
 
-from console import log_lines
-from console.drawing import UNICODE, to_text, width_of
-from console.rows import choose_columns
+from console.screens import logs
 from console.screens.logs import LogsScreen
-from console.values import Link
+from fedsilo.views import logs as logs_screen
+from fedsilo.views.columns import choose_columns
+from fedsilo.views.lines import UNICODE, to_text, width_of
+from fedsilo.views.state import Link
 from tests.console.desk import Desk, console
 from tests.console.site_answers import LINES, LOGS
 from tests.console.states import coordinator, silo
 from tests.console.test_safe import TOGETHER
 
 
-def rows_of(lines: list[str], **more: Any) -> log_lines.LogRows:
-    rows = log_lines.LogRows(log_lines.COLUMNS, log_lines.row_id, **more)
-    rows.take_newest(log_lines.log_rows({"lines": lines}), None, total=len(lines))
+def rows_of(lines: list[str], **more: Any) -> logs.LogRows:
+    rows = logs.LogRows(logs_screen.COLUMNS, logs_screen.row_id, **more)
+    rows.take_newest(logs_screen.log_rows({"lines": lines}), None, total=len(lines))
     return rows
 
 
@@ -36,7 +37,7 @@ async def opened(desk: Desk, answer: Any = LOGS) -> LogsScreen:
     return screen
 
 
-def texts(rows: log_lines.LogRows) -> list[str]:
+def texts(rows: logs.LogRows) -> list[str]:
     return [item.row["text"] for item in rows.shown]
 
 
@@ -44,29 +45,29 @@ def texts(rows: log_lines.LogRows) -> list[str]:
 
 
 def test_a_line_is_taken_apart_and_the_newest_is_first() -> None:
-    rows = log_lines.log_rows(LOGS)
+    rows = logs_screen.log_rows(LOGS)
     assert rows[0]["level"] == "ERROR" and rows[0]["time"] == "2026-12-01T09:59:58.001Z"
     assert rows[0]["source"] == "hospital_a" and rows[0]["line"] == LINES[-1]
-    assert log_lines.parsed(rows[0])["json"] == {"peer": "10.0.0.7:7443", "attempt": 3}
-    assert "json" not in log_lines.parsed({"text": "a {b"})
-    odd = log_lines.log_rows({"lines": ["no form at all", 7, None]})
+    assert logs_screen.parsed(rows[0])["json"] == {"peer": "10.0.0.7:7443", "attempt": 3}
+    assert "json" not in logs_screen.parsed({"text": "a {b"})
+    odd = logs_screen.log_rows({"lines": ["no form at all", 7, None]})
     assert [(row["level"], row["text"]) for row in odd] == [("", ""), ("", "7"), ("", "no form at all")]
-    assert log_lines.log_rows({"lines": "x"}) == [] and log_lines.log_rows(None) == []
+    assert logs_screen.log_rows({"lines": "x"}) == [] and logs_screen.log_rows(None) == []
 
 
 def test_a_line_keeps_its_name_while_newer_ones_arrive_and_equal_ones_are_told_apart() -> None:
-    before = {row["line"]: row["id"] for row in log_lines.log_rows({"lines": LINES[:20]})}
-    after = {row["line"]: row["id"] for row in log_lines.log_rows({"lines": LINES[:30]})}
+    before = {row["line"]: row["id"] for row in logs_screen.log_rows({"lines": LINES[:20]})}
+    after = {row["line"]: row["id"] for row in logs_screen.log_rows({"lines": LINES[:30]})}
     assert all(after[text] == name for text, name in before.items())
-    twice = log_lines.log_rows({"lines": ["same", "same"]})
+    twice = logs_screen.log_rows({"lines": ["same", "same"]})
     assert twice[0]["id"] != twice[1]["id"]
 
 
 def test_a_level_hides_what_is_below_it_but_never_a_line_without_a_level() -> None:
-    rows = log_lines.log_rows({"lines": [*LINES, "no form at all"]})
-    levels = [row["level"] for row in log_lines.from_level(rows, "WARNING")]
+    rows = logs_screen.log_rows({"lines": [*LINES, "no form at all"]})
+    levels = [row["level"] for row in logs_screen.from_level(rows, "WARNING")]
     assert set(levels) == {"", "WARNING", "ERROR"} and len(levels) == 22
-    assert len(log_lines.from_level(rows, "DEBUG")) == len(rows)
+    assert len(logs_screen.from_level(rows, "DEBUG")) == len(rows)
 
 
 # ---- patterns --------------------------------------------------------------------------------------
@@ -108,7 +109,7 @@ def test_a_pattern_that_could_explode_takes_no_time(typed: str) -> None:
      ("(a{900}b{90})a{990}b{90}", "is too large"), ("a" * 90_000, "too large")],
 )  # fmt: skip
 def test_a_pattern_that_is_not_linear_or_too_large_is_refused(typed: str, said: str) -> None:
-    found, why = log_lines.pattern_of(typed)
+    found, why = logs.pattern_of(typed)
     assert found is None and said in why
     rows = rows_of(LINES)
     rows.filter(f"~{typed}")
@@ -125,13 +126,13 @@ def test_a_line_with_half_a_character_is_matched_as_any() -> None:
     "typed", [r"a+b*", "(a|b)c", "colou?r", r"\(x\)+", r"[*+{]+", r"[)]*x", r"x\{2\}", "^a.*b$", "(?i)x"]
 )
 def test_a_pattern_of_the_usual_kind_is_taken(typed: str) -> None:
-    found, why = log_lines.pattern_of(typed)
+    found, why = logs.pattern_of(typed)
     assert found is not None and why == ""
 
 
 def test_what_is_no_pattern_says_why() -> None:
-    assert "is no regular expression" in log_lines.pattern_of("[a")[1]
-    assert "is no regular expression" in log_lines.pattern_of("(a")[1]
+    assert "is no regular expression" in logs.pattern_of("[a")[1]
+    assert "is no regular expression" in logs.pattern_of("(a")[1]
 
 
 def test_the_worst_pattern_that_is_taken_gives_way_over_lines_made_against_it() -> None:
@@ -197,10 +198,10 @@ async def test_it_follows_the_newest_until_somebody_moves_and_g_follows_again() 
 async def test_levels_patterns_and_what_they_hide_are_named() -> None:
     async with console((100, 30)) as desk:
         screen = await opened(desk)
-        assert screen.wants() == {"logs": ("logs", {"lines": log_lines.LINES_FIRST})}
+        assert screen.wants() == {"logs": ("logs", {"lines": logs_screen.LINES_FIRST})}
         await desk.press("v")
         assert "WARNING and above" in desk.text and "INFO" not in desk.text and "the trainer reports" in desk.text
-        assert screen.wants() == {"logs": ("logs", {"lines": log_lines.LINES_MAX})}
+        assert screen.wants() == {"logs": ("logs", {"lines": logs_screen.LINES_MAX})}
         await desk.answer("logs", {"lines": LINES[:1], "left_out": 0})
         assert "no lines of WARNING and above among those that came" in desk.text and "v shows all" in desk.text
         await desk.press("v", "v")
@@ -242,7 +243,7 @@ async def test_the_trainers_log_is_named_where_it_can_be_read_and_at_a_coordinat
     (170, {"time UTC", "level", "text", "day", "source"}),
 ])  # fmt: skip
 def test_a_line_is_given_room_before_what_is_the_same_in_most_lines(cells: int, names: set[str]) -> None:
-    shown = {column.name: width for column, width in choose_columns(log_lines.COLUMNS, cells)}
+    shown = {column.name: width for column, width in choose_columns(logs_screen.COLUMNS, cells)}
     assert set(shown) == names and shown["text"] >= min(96, cells - 26)
 
 

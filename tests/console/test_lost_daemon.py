@@ -10,15 +10,14 @@ from typing import Any
 
 import pytest
 
-from console.conditions import NOT_READ, answer_lines, condition_lines
-from console.drawing import to_text
-from console.recording import FORMAT_VERSION, NEVER_RECORDED
-from console.remembered import ANSWERS_MAX, BYTES_MAX, Remembered
-from console.replay import Replay
+from console.app import ANSWERS_MAX, BYTES_MAX, Remembered
+from console.feed import Store
+from console.recording import FORMAT_VERSION, NEVER_RECORDED, Replay
 from console.screens.curves import CurvesScreen
-from console.store import Store
-from console.values import Link, Snapshot
 from fedsilo.protocol.errors import NotFoundError
+from fedsilo.views.conditions import NOT_READ, answer_lines, condition_lines
+from fedsilo.views.lines import to_text
+from fedsilo.views.state import Link, Snapshot
 from tests.console.desk import SIZES, Desk, console
 from tests.console.rounds import at_silo, curves_at_silo
 from tests.console.site_answers import CERTIFICATES

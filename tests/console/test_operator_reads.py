@@ -13,18 +13,17 @@ from textual.widgets import Input
 from benchmarks.release_cases import cases
 from benchmarks.release_cases import site as made
 from benchmarks.release_site import DeskSource
-from console import conditions
 from console.client import Operator
-from console.drawing import UNICODE, fit_ends, to_text
-from console.feed import Person
-from console.release_lines import payload_lines
+from console.dialogs import ConfirmDialog, TextDialog
+from console.feed import Person, Store
+from console.lock import KeyFiles, Signing
 from console.screens.approval import ApprovalScreen
-from console.screens.confirm import ConfirmDialog, TextDialog
 from console.screens.overview import OverviewScreen
-from console.screens.tables import FilterLine, TablePane
-from console.signing import KeyFiles, Signing
-from console.store import Store
+from console.table_screen import FilterLine, TablePane
 from fedsilo.protocol.errors import ConflictError
+from fedsilo.views import conditions
+from fedsilo.views.lines import UNICODE, fit_ends, to_text
+from fedsilo.views.releases import payload_lines
 from tests.console.desk import console, open_dialog, type_word
 from tests.console.states import NOW, live, release, silo
 from tests.console.test_audit_screen import Log, answer_all, opened
@@ -149,7 +148,7 @@ async def test_while_disconnected_the_footer_offers_no_answer() -> None:
                                             ("hospital_a", "")])  # fmt: skip
 def test_a_person_of_elsewhere_stays_locked_at_a_silo(monkeypatch: pytest.MonkeyPatch, site: str, said: str) -> None:
     person = Person("carol", Operator(site, Path("c.crt"), Path("c.key")))
-    monkeypatch.setattr("console.signing.unlock", lambda certificate, key: person)
+    monkeypatch.setattr("console.lock.unlock", lambda certificate, key: person)
     signing = Signing(object(), KeyFiles(Path("c.crt"), Path("c.key")), "", False, lambda: 1.0)  # type: ignore[arg-type]
     told = signing.toggle("hospital_a")
     assert (said in told) if said else not told

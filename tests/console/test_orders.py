@@ -11,14 +11,13 @@ from textual import events
 from textual.widgets import Button, Input
 
 from console.client import Operator
+from console.dialogs import OrderDialog
 from console.feed import Person
-from console.orders import Order, order_of
-from console.release_orders import clock_text, deferral
-from console.screens.orders import OrderDialog
+from console.lock import Outcome, Signing, record_text
+from console.orders import Order, clock_text, deferral, order_of
 from console.screens.overview import OverviewScreen
-from console.signing import Outcome, Signing, record_text
-from console.values import Link, Snapshot
 from fedsilo.protocol.errors import ConflictError, NotAllowedError, UnreachableError
+from fedsilo.views.state import Link, Snapshot
 from tests.console.desk import SIZES, Desk, Signer, console
 from tests.console.states import NOW, coordinator, live, release, silo
 

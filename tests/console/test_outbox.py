@@ -11,13 +11,12 @@ from typing import Any
 
 import pytest
 
-from console.drawing import to_text
-from console.messages import columns_of, detail_lines, left_part, why_lines
-from console.reading import value_text
-from console.rows import choose_columns
 from console.screens.outbox import MessageScreen, OutboxScreen
-from console.screens.tables import PAGE_ROWS
-from console.values import Link
+from console.table_screen import PAGE_ROWS
+from fedsilo.views.columns import choose_columns
+from fedsilo.views.lines import to_text
+from fedsilo.views.messages import columns_of, detail_lines, left_part, why_lines
+from fedsilo.views.state import Link, value_text
 from silo.guard.messages import Denied
 from tests.console import dumps
 from tests.console.desk import SIZES, Desk, console

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from console.curves import QUERY
-from console.screens.overview_figures import KEY, OverviewFigures
+from console.screens.overview import FIGURES_KEY, OverviewFigures
+from fedsilo.views.curves import QUERY
 from tests.console import dumps
 from tests.console.desk import console
 from tests.console.rounds import curves_at_coordinator, curves_at_silo
@@ -19,11 +19,11 @@ from tests.console.test_safe import TOGETHER
 async def test_two_figures_stand_below_where_there_is_room(size: tuple[int, int]) -> None:
     async with console(size) as desk:
         await desk.show(coordinator(), events=[Happened(3, "run.round", {"round": 2})])
-        assert desk.app.wanted[KEY] == (QUERY, {"names": "pass_at_1,reward_mean,kl,update_norm", "x": "round"})
+        assert desk.app.wanted[FIGURES_KEY] == (QUERY, {"names": "pass_at_1,reward_mean,kl,update_norm", "x": "round"})
         empty = desk.text
-        await desk.answer(KEY, curves_at_coordinator(names=[], series=[], baseline=[]))
+        await desk.answer(FIGURES_KEY, curves_at_coordinator(names=[], series=[], baseline=[]))
         assert desk.text == empty  # nothing to draw takes no rows
-        await desk.answer(KEY, curves_at_coordinator())
+        await desk.answer(FIGURES_KEY, curves_at_coordinator())
         for said in ("pass@1 % · released · bars: 95 %", "update norm L2 · released", "round 7, n at most 500",
                      "a hospital_a 41.2", "c uni_c 1.1", "run.round"):  # fmt: skip
             assert said in desk.text, said
@@ -34,16 +34,16 @@ async def test_two_figures_stand_below_where_there_is_room(size: tuple[int, int]
 async def test_a_silo_asks_for_its_own_by_step_and_nobody_where_there_is_no_room() -> None:
     async with console((140, 42)) as desk:
         await desk.show(silo(release()))
-        assert desk.app.wanted[KEY][1]["x"] == "step"
-        await desk.answer(KEY, curves_at_silo())
+        assert desk.app.wanted[FIGURES_KEY][1]["x"] == "step"
+        await desk.answer(FIGURES_KEY, curves_at_silo())
         assert "pass@1 % · local" in desk.text and "reward 0..1 · local" in desk.text
         await desk.press("0")
-        assert KEY not in desk.app.wanted
+        assert FIGURES_KEY not in desk.app.wanted
         await desk.press("1")
         await desk.pilot.resize_terminal(80, 24)
         await desk.pilot.pause(4 / 120)
         await desk.show(desk.app.snapshot)
-        assert KEY not in desk.app.wanted and "reward 0..1" not in desk.text
+        assert FIGURES_KEY not in desk.app.wanted and "reward 0..1" not in desk.text
         assert not desk.app.screen.query_one(OverviewFigures).display and "Events" in desk.text
 
 
@@ -54,7 +54,7 @@ async def test_a_rate_without_its_number_is_not_drawn_here_either() -> None:
             each["n"] = None
     async with console((140, 42)) as desk:
         await desk.show(coordinator())
-        await desk.answer(KEY, answer)
+        await desk.answer(FIGURES_KEY, answer)
         shown = " ".join(desk.text.split())
         assert "is not drawn" in shown and "update norm L2" in shown
 
@@ -68,7 +68,7 @@ async def test_T37_hostile_text_draws_no_control_character(name: str) -> None:
         series |= {"silo": text, "unit": text, "source": text}
     async with console((140, 42)) as desk:
         await desk.show(coordinator())
-        await desk.answer(KEY, hostile)
+        await desk.answer(FIGURES_KEY, hostile)
         assert "pass@1" in desk.text
         assert not [character for character in desk.text if not (character.isprintable() or character == "\n")]
 
@@ -76,5 +76,5 @@ async def test_T37_hostile_text_draws_no_control_character(name: str) -> None:
 async def test_ascii_only_draws_nothing_else() -> None:
     async with console((140, 42), ascii_only=True, theme_name="fed-mono") as desk:
         await desk.show(coordinator())
-        await desk.answer(KEY, curves_at_coordinator())
+        await desk.answer(FIGURES_KEY, curves_at_coordinator())
         assert desk.text.isascii() and "update norm L2" in desk.text

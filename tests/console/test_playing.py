@@ -8,11 +8,11 @@ import pytest
 from textual.pilot import Pilot
 
 from console.app import Arrived
+from console.dialogs import TextDialog
 from console.feed import Feed
 from console.playing import OVER, RECORDING, STEPS, PlayedConsole, play
-from console.replay import Replay
+from console.recording import Replay
 from console.screens.approval import ApprovalScreen
-from console.screens.confirm import TextDialog
 from fedsilo.protocol.errors import NotFoundError
 
 WAIT_SECONDS = 20

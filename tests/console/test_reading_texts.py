@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from console.drawing import line
-from console.screens.confirm import TextDialog
+from console.dialogs import TextDialog
+from fedsilo.views.lines import line
 from tests.console.desk import SIZES, Desk, console
 from tests.console.states import silo
 

@@ -20,10 +20,10 @@ from certs.enrolment import EnrolmentKeys
 from certs.roles import Roles
 from console.client import ControlClient
 from console.feed import Feed, Hand, connect_to, unlock
-from console.values import Snapshot
 from fedsilo.control.desk import ControlDesk
 from fedsilo.files.durable import write_private
 from fedsilo.protocol.errors import ConflictError, FedSiloError, NotAllowedError, OperationError, UnreachableError
+from fedsilo.views.state import Snapshot
 from silo.guard.control_socket import ControlServer
 from tests.console.states import DIGEST, POLICY_DIGEST, release, silo
 

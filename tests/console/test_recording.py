@@ -20,8 +20,7 @@ from console import recording
 from console.client import Event
 from console.client import Snapshot as Reading
 from console.feed import Feed
-from console.recording import Recorder, RecordingFile
-from console.replay import Header, Replay
+from console.recording import Header, Recorder, RecordingFile, Replay
 from console.sharing import (
     COORDINATOR,
     EVENTS,
@@ -36,8 +35,8 @@ from console.sharing import (
     released_event,
     unclassified,
 )
-from console.values import Snapshot
 from fedsilo.protocol.errors import ConflictError, FedSiloError, NotFoundError, UnreachableError, UsageError
+from fedsilo.views.state import Snapshot
 from tests.console import states
 from tests.simulated.test_T24_pipes_refused import outcome
 
@@ -346,9 +345,9 @@ def test_no_pipe_is_waited_for_and_no_file_read_beyond_its_limit(
         path.mkdir()
     else:
         path.write_bytes(data)
-        monkeypatch.setattr("console.replay.RECORDING_BYTES_MAX", len(data))
+        monkeypatch.setattr("console.recording.RECORDING_BYTES_MAX", len(data))
         Replay(path, clock=Clock())
-        monkeypatch.setattr("console.replay.RECORDING_BYTES_MAX", len(data) - 1)
+        monkeypatch.setattr("console.recording.RECORDING_BYTES_MAX", len(data) - 1)
     assert said in outcome(lambda named: Replay(named, clock=Clock()), path)
 
 

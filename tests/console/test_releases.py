@@ -10,10 +10,10 @@ import pytest
 
 from benchmarks import releases
 from benchmarks.release_cases import cases
-from console.replay import Replay
-from console.store import Store
-from console.values import Release
+from console.feed import Store
+from console.recording import Replay
 from fedsilo.protocol.errors import NotFoundError, UsageError
+from fedsilo.views.state import Release
 
 SEED = 7
 

@@ -16,16 +16,16 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from console import curves, rounds
-from console.drawing import UNICODE, to_text
 from console.feed import Feed, connect_to
 from console.sharing import QUERIES, Question, released_answer, unclassified
-from console.values import Snapshot
 from coordinator.curve_view import CurveView
 from coordinator.round_view import RoundView
 from fedsilo.cli import curves as cli_curves
 from fedsilo.cli import run as cli_run
 from fedsilo.control.figures import FIGURES
+from fedsilo.views import curves, rounds
+from fedsilo.views.lines import UNICODE, to_text
+from fedsilo.views.state import Snapshot
 from tests.console.test_real_desk import WAIT_SECONDS, Site, site
 from tests.policies import setting
 from tests.simulated.coordinator_parts import federation, until_quiet

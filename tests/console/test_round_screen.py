@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from console import rounds
-from console.drawing import ASCII, UNICODE, to_text
-from console.screens.confirm import TextDialog
+from console.dialogs import TextDialog
 from console.screens.round import RoundScreen
-from console.values import Link
 from fedsilo.audit.round_marks import no_run_yet
+from fedsilo.views import rounds
+from fedsilo.views.lines import ASCII, UNICODE, to_text
+from fedsilo.views.state import Link
 from tests.console import dumps
 from tests.console.desk import SIZES, Desk, console
 from tests.console.rounds import at_coordinator, at_silo, phase, round_before, silo_row, through

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from console.drawing import UNICODE, to_text, width_of
-from console.rows import NEAR_THE_END_ROWS, ROWS_MAX, Column, Rows, choose_columns, parse_filter, skeleton
+from console.table_screen import NEAR_THE_END_ROWS, ROWS_MAX, Rows, parse_filter, skeleton
+from fedsilo.views.columns import Column, choose_columns
+from fedsilo.views.lines import UNICODE, to_text, width_of
 
 COLUMNS = (
     Column("time", lambda row: (str(row["seq"]), ""), 8, worth=0),

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from console import rule_words
-from console.conditions import denied_lines
-from console.drawing import UNICODE, to_text, width_of
-from console.facts import header, policy_summary, rule_lines, rules
-from console.messages import detail_lines
-from console.values import Rule
-from console.words import WAIVED, silos_lines
+from fedsilo.views import rule_words
+from fedsilo.views.conditions import denied_lines
+from fedsilo.views.lines import UNICODE, to_text, width_of
+from fedsilo.views.messages import detail_lines
+from fedsilo.views.overview import WAIVED, silos_lines
+from fedsilo.views.releases import header, policy_summary, rule_lines, rules
+from fedsilo.views.state import Rule
 from policies.rules import RULES
 from silo.guard.releases import REJECT_CODES
 from tests.console.states import live, release, rule, silo

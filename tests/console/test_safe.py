@@ -6,7 +6,7 @@ import unicodedata
 
 import pytest
 
-from console.safe import CHARACTERS_MAX, safe
+from fedsilo.views.lines import CHARACTERS_MAX, safe
 
 HOSTILE = {
     "title": "\x1b]0;owned\x07",

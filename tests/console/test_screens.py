@@ -13,15 +13,14 @@ from textual import events
 from textual.widgets import Button, Input
 
 from console.app import FedConsole
-from console.bar import Lock
-from console.safe import _spelled
+from console.dialogs import TYPED_SECONDS_MIN, ConfirmDialog, drawable
+from console.lock import IDLE_LOCK_SECONDS, KeyFiles
 from console.screens.approval import ApprovalScreen
-from console.screens.confirm import ConfirmDialog
-from console.screens.fields import TYPED_SECONDS_MIN, drawable
 from console.screens.overview import OverviewScreen
-from console.signing import IDLE_LOCK_SECONDS, KeyFiles
-from console.values import Link
 from fedsilo.protocol.errors import ConflictError
+from fedsilo.views.lines import _spelled
+from fedsilo.views.overview import Lock
+from fedsilo.views.state import Link
 from tests.console.desk import SIZES, console, open_dialog, type_word
 from tests.console.states import DIGEST, POLICY_DIGEST, SHOWN, Happened, coordinator, live, release, rule, silo
 from tests.console.test_safe import HOSTILE, TOGETHER

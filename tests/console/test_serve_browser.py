@@ -21,8 +21,7 @@ from rich.cells import cell_len
 from typer.testing import CliRunner
 
 from console.feed import Hand, unlock
-from console.serving import MESSAGE_BYTES_MAX, TYPED_BYTES_MAX
-from console.serving_edge import ConsoleServer, Serving, serving
+from console.serving import MESSAGE_BYTES_MAX, TYPED_BYTES_MAX, ConsoleServer, Serving, serving
 from fedsilo.cli.serve import console_command, console_environment, program
 from tests.console.states import DIGEST, POLICY_DIGEST, release, silo
 from tests.console.test_real_desk import Site, site
@@ -213,7 +212,7 @@ async def test_no_served_byte_is_an_external_url_and_every_answer_says_what_may_
         own = server.address.socket_url.encode()
         assert {url for body in seen.values() for url in URL.findall(body)} == {own}
     # the same look at what the package brings finds what is meant
-    style = Path(sys.modules["console.serving_edge"].resources.files("textual_serve") / "static/css/xterm.css")  # type: ignore[attr-defined]
+    style = Path(sys.modules["console.serving"].resources.files("textual_serve") / "static/css/xterm.css")  # type: ignore[attr-defined]
     assert URL.findall(style.read_bytes()) and URL.findall(b'<link href="https://fonts.googleapis.com/css">')
 
 

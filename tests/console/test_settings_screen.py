@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from console import settings
 from console.screens.settings import SettingsScreen
-from console.themes import THEMES
-from console.values import Link
+from console.theme import THEMES
+from fedsilo.views import settings
+from fedsilo.views.state import Link
 from tests.console.desk import Desk, console
 from tests.console.site_answers import SETTINGS
 from tests.console.states import coordinator, silo

@@ -8,18 +8,16 @@ from typing import Any
 import pytest
 from textual import events
 
-from console.actions import ACTIONS, actions_on, title_of
-from console.bar import Lock, top_bar
-from console.conditions import answer_lines, denied_lines, empty_lines, refused_lines
-from console.drawing import UNICODE, to_text
-from console.help import JSON_LINES_MAX, json_lines
+from console.actions import ACTIONS, JSON_LINES_MAX, actions_on, json_lines, title_of
+from console.app import ToldConsole, ToldLock
+from console.dialogs import ChooseDialog, ConfirmDialog, TextDialog, by_letters, things_to_do
+from console.feed import Store
 from console.screens.approval import ApprovalScreen
-from console.screens.confirm import ConfirmDialog, TextDialog
 from console.screens.overview import OverviewScreen
-from console.screens.palette import ChooseDialog, by_letters, things_to_do
-from console.store import Store
-from console.told import ToldConsole, ToldLock
-from console.values import Link, Snapshot
+from fedsilo.views.conditions import answer_lines, denied_lines, empty_lines, refused_lines
+from fedsilo.views.lines import UNICODE, to_text
+from fedsilo.views.overview import Lock, top_bar
+from fedsilo.views.state import Link, Snapshot
 from tests.console.desk import SIZES, Desk, console
 from tests.console.example_screen import ExampleScreen
 from tests.console.states import NOW, Reading, coordinator, live, release, silo
@@ -231,7 +229,7 @@ async def test_T18_a_halted_kind_needs_a_person_and_names_the_command(size: tupl
 
 
 def test_T18_a_halt_that_only_the_query_knows_is_a_need_too() -> None:
-    from console.words import needs_of
+    from fedsilo.views.overview import needs_of
 
     snapshot = replace(live(silo()), answers={"halts": {"halts": [{**HALT, "kind": "equivocation"}]}})
     assert [need.key for need in needs_of(snapshot, 100.0)] == ["halt equivocation"]

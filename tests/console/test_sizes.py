@@ -5,11 +5,9 @@ from __future__ import annotations
 import pytest
 from textual.widgets import Input
 
+from console.base import TooSmall
+from console.dialogs import AskingDialog, ChooseDialog, TextDialog
 from console.screens.approval import ApprovalScreen
-from console.screens.asking import AskingDialog
-from console.screens.base import TooSmall
-from console.screens.confirm import TextDialog
-from console.screens.palette import ChooseDialog
 from tests.console.desk import Desk, console, open_dialog, type_word
 from tests.console.states import DIGEST, release, silo
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from console.drawing import NOT_YET_KNOWN, duration_text
-from console.store import Store, halts_of
-from console.values import CoordinatorState, SiloState, Snapshot, why_not_answer
+from console.feed import Store
+from fedsilo.views.lines import NOT_YET_KNOWN, duration_text
+from fedsilo.views.state import CoordinatorState, SiloState, Snapshot, halts_of, why_not_answer
 from tests.console.states import DIGEST, NOW, POLICY_DIGEST, Happened, Reading, coordinator, live, release, rule, silo
 
 

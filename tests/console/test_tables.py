@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from textual.widgets import Input
 
-from console.keys import INERT_SECONDS
-from console.screens.tables import PAGE_ROWS, RowLines, TablePane
+from console.lock import INERT_SECONDS
+from console.table_screen import PAGE_ROWS, RowLines, TablePane
 from tests.console.desk import SIZES, Desk, console
 from tests.console.example_screen import ExampleScreen
 from tests.console.states import silo

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from console.screens.terminal import UntilGone
+from console.terminal import UntilGone
 
 RECORDING = Path(__file__).parents[2] / "console" / "approve.fedrec"
 WAIT_SECONDS = 60.0  # it takes two

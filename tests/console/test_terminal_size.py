@@ -17,7 +17,7 @@ import pytest
 from textual import _time
 from textual.geometry import Size
 
-from console.screens.terminal_size import forget_pinned_size
+from console.terminal import forget_pinned_size
 from tests.console.desk import Desk, console
 from tests.console.states import silo
 
@@ -124,7 +124,7 @@ async def test_a_tick_repeats_nothing_where_the_size_is_right(monkeypatch: pytes
 
 ASKS = """
 import os, shutil
-from console.screens.terminal_size import forget_pinned_size
+from console.terminal import forget_pinned_size
 forget_pinned_size()
 print(*shutil.get_terminal_size(), flush=True)
 """

@@ -14,12 +14,12 @@ from textual.app import App, ComposeResult
 from textual.containers import Vertical
 from textual.screen import ModalScreen
 
-from console.drawing import line
-from console.navigation import PLACES
-from console.reading import mapping
-from console.screens.base import STYLES, Lines
-from console.themes import THEMES
+from console.actions import PLACES
+from console.base import STYLES, Lines
+from console.theme import THEMES
 from fedsilo.protocol.errors import FedSiloError
+from fedsilo.views.lines import line
+from fedsilo.views.state import mapping
 from tests.console.desk import Desk, console, open_dialog, type_word
 from tests.console.states import Happened, coordinator, release, silo
 from tests.policies import setting

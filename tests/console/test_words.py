@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from console import words
-from console.drawing import UNICODE, to_text
-from console.once import once_lines
-from console.values import Happening
+from fedsilo.views import overview
+from fedsilo.views.lines import UNICODE, to_text
+from fedsilo.views.overview import once_lines
+from fedsilo.views.state import Happening
 from tests.console.desk import SIZES, console
 from tests.console.states import Happened, coordinator, live, release, silo
 
 
 def steps(*held: Any, **changes: Any) -> str:
-    return to_text(words.round_lines(live(silo(*held, local_steps=20, **changes)), 100, UNICODE))
+    return to_text(overview.round_lines(live(silo(*held, local_steps=20, **changes)), 100, UNICODE))
 
 
 def test_while_a_rounds_update_is_held_all_its_steps_are_over() -> None:
@@ -34,7 +34,7 @@ def test_events_begin_with_the_newest_and_take_a_line_each() -> None:
     events = tuple(
         Happening(1, "2026-12-01T09:59:58.000Z", name, "long " * 60) for name in ("first", "second", "third")
     )  # fmt: skip
-    lines = words.event_lines(replace(snapshot, events=events), 60, UNICODE, most=2)
+    lines = overview.event_lines(replace(snapshot, events=events), 60, UNICODE, most=2)
     assert [to_text([row]).split()[1] for row in lines] == ["third", "second"]
     assert all(len(to_text([row]).rstrip("\n")) <= 60 for row in lines)
 
@@ -52,14 +52,14 @@ async def test_the_newest_event_is_in_sight_however_much_needs_somebody() -> Non
 def test_a_broken_log_of_a_coordinator_needs_somebody_everywhere() -> None:
     broken = {"size": 9, "broken": {"seq": 4, "why": "its previous is another"}}
     for audit, told in ((broken, True), ({"size": 9, "broken": None}, False)):
-        needs = [need for need in words.needs_of(live(coordinator(audit=audit)), 100.0) if need.key == "audit"]
+        needs = [need for need in overview.needs_of(live(coordinator(audit=audit)), 100.0) if need.key == "audit"]
         assert bool(needs) is told
         assert not needs or (needs[0].everywhere and "BROKEN at record 4: its previous is another" in needs[0].text)
 
 
 def test_T52_a_held_adapter_needs_somebody() -> None:
     for digest, told in (("ab" * 32, True), ("", False), (None, False)):
-        needs = words.needs_of(live(silo(adapter_held=digest)), 100.0)
+        needs = overview.needs_of(live(silo(adapter_held=digest)), 100.0)
         assert [need.key for need in needs] == (["adapter"] if told else [])
         assert not needs or ("abababababab held" in needs[0].text and needs[0].twin == "silo adapters list")
 
@@ -67,13 +67,13 @@ def test_T52_a_held_adapter_needs_somebody() -> None:
 def test_a_pause_by_the_coordinator_is_told_and_is_no_need() -> None:
     told = "run paused by the coordinator"
     paused = live(silo(run_paused=True))
-    assert words.needs_of(paused, 100.0) == [] and told in to_text(once_lines(paused, 100.0, 80, UNICODE))
-    assert "PAUSED" not in to_text(words.round_lines(paused, 80, UNICODE)), "that word is of people here"
+    assert overview.needs_of(paused, 100.0) == [] and told in to_text(once_lines(paused, 100.0, 80, UNICODE))
+    assert "PAUSED" not in to_text(overview.round_lines(paused, 80, UNICODE)), "that word is of people here"
     link = {"address": "host:1", "link": "down", "fault": "no answer"}
-    lost = words.paused_lines(live(silo(run_paused=True, coordinator=link)), 80, UNICODE)
+    lost = overview.paused_lines(live(silo(run_paused=True, coordinator=link)), 80, UNICODE)
     assert "paused by the coordinator, as it last told: it goes on" in to_text(lost)
     for other in (live(silo()), live(silo(paused=True)), live(silo(run_paused="yes")), live(coordinator())):
-        assert words.paused_lines(other, 80, UNICODE) == []
+        assert overview.paused_lines(other, 80, UNICODE) == []
 
 
 @pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")

@@ -16,7 +16,7 @@ BREACHES: dict[str, list[tuple[str, str]]] = {
     "the house: arrows point down": [
         ("silo.planted", "fedsilo.cli"),
         ("silo.guard.gate", "coordinator.store"),
-        ("silo.trainer.step", "console.words"),
+        ("silo.trainer.step", "console.feed"),
         ("coordinator.driver", "silo.config"),
         ("coordinator.planted", "console.client"),
         ("console.client", "coordinator.record"),
@@ -123,13 +123,17 @@ BREACHES: dict[str, list[tuple[str, str]]] = {
         ("coordinator.planted", "asyncio"),
         ("fedsilo.demo.run", "asyncio"),
     ],
+    "views are for clients": [
+        ("silo.guard.gate", "fedsilo.views.overview"),
+        ("coordinator.planted", "fedsilo.views.limits"),
+    ],
     "the terminal is drawn by the screens only": [
         ("console.client", "textual"),
         ("console.planted", "textual"),
         ("fedsilo.cli.console", "textual"),
     ],
     # the second is indirect: it is the screens that import textual
-    "the control client needs no terminal": [("console.store", "textual"), ("console.client", "console.app")],
+    "the control client needs no terminal": [("console.feed", "textual"), ("console.client", "console.app")],
 }
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from console.keys import BURST_SECONDS, INERT_SECONDS
+from console.lock import BURST_SECONDS, INERT_SECONDS
 from tests.loopback.conftest import HOLDS
 from tests.loopback.federation import Federation, command
 from tests.loopback.test_hold_and_approve import TAKES_PART, held_release

@@ -9,13 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from console.reading import state_of
-from console.values import Snapshot
-from console.words import needs_of
 from fedsilo.cli.coordinator import status_text as coordinator_text
 from fedsilo.cli.doctor import findings
 from fedsilo.cli.silo_text import status_text
 from fedsilo.protocol.errors import OperationError
+from fedsilo.views.overview import needs_of
+from fedsilo.views.state import Snapshot, state_of
 from silo.guard.checks import check_site
 from silo.guard.clock_watch import ClockHalt, look_offline
 from silo.guard.ledger import Ledger

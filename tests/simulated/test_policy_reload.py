@@ -12,11 +12,10 @@ from typing import Any
 
 import pytest
 
-from console.reading import state_of
-from console.values import SiloState
 from fedsilo.cli.silo_text import status_text
 from fedsilo.control.desk import ControlDesk, raise_for_reply
 from fedsilo.protocol.errors import ConflictError, NotAllowedError, UsageError
+from fedsilo.views.state import SiloState, state_of
 from silo.guard.messages import Allowed, Denied, Held
 from tests.policies import setting
 from tests.simulated.guard_loop import Loop

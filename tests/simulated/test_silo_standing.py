@@ -10,15 +10,14 @@ from typing import Any
 
 import pytest
 
-from console.drawing import UNICODE
-from console.reading import state_of
-from console.values import CoordinatorState, Link, Snapshot
-from console.words import needs_of, round_lines, silos_lines
 from coordinator.control import Control
 from coordinator.members import SILENT_SECONDS, standing
 from coordinator.round_view import RoundView
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.errors import ConflictError, WireCode
+from fedsilo.views.lines import UNICODE
+from fedsilo.views.overview import needs_of, round_lines, silos_lines
+from fedsilo.views.state import CoordinatorState, Link, Snapshot, state_of
 from tests.simulated.coordinator_parts import SILOS, House, SimulatedSilo, federation, until_quiet
 from tests.simulated.test_coordinator_queries import desk_of
 

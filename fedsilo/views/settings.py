@@ -1,0 +1,138 @@
+"""Settings as rows and lines: what the daemon runs with and where each value comes from, and the console's own.
+
+Pure: the answer of the query `settings` and what this console was started with in, lines out. A key file or a secret
+is named by its path; no answer holds what is in it.
+
+Does not show what a file says that was changed since the daemon read it: a value is the one in use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedsilo.views.columns import Column, Row
+from fedsilo.views.lines import Line, Part, field, line, wrap
+from fedsilo.views.state import mapping, text_of
+
+CONSOLE = "console"
+THEME, ASCII_ONLY = "theme", "ascii"
+DEFAULT = "default"
+VALUE_CELLS = 31  # all that 80 columns have for it
+
+
+@dataclass(frozen=True)
+class Own:
+    """A setting of this console.
+
+    Args:
+        key: its name; also how `fedconsole` calls its option, where it has one.
+        value: as it is now.
+        origin: flag, env NAME, here (set in this console), or default.
+        says: what it does, and what `enter` does with it.
+    """
+
+    key: str
+    value: str
+    origin: str
+    says: str
+
+
+def setting_id(row: Row) -> str:
+    return f"{text_of(row.get('of'))} {text_of(row.get('key'))}"
+
+
+def setting_rows(answer: Any, daemon: str, own: Sequence[Own]) -> list[dict[str, Any]]:
+    """The daemon's first, in the order of its file, for they are what one comes for; then the console's own.
+
+    Args:
+        answer: of the query; anything.
+        daemon: silo or coordinator.
+        own: of this console.
+    """
+    here = [{"of": CONSOLE, "key": each.key, "value": each.value, "origin": each.origin} for each in own]
+    told = [mapping(row) for row in answer] if isinstance(answer, list) else []
+    theirs = [
+        {"of": daemon, "key": text_of(row.get("key")), "value": row.get("value"), "origin": text_of(row.get("origin"))}
+        for row in told
+    ]
+    return [*theirs, *here]
+
+
+def value_words(value: Any) -> str:
+    """A value as a person reads it; a text that is empty and one that is not there look different."""
+    if value is None:
+        return "no value"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, list):
+        return ", ".join(value_words(item) for item in value) or "none"
+    if isinstance(value, dict):
+        return ", ".join(f"{name}: {value_words(item)}" for name, item in value.items()) or "none"
+    return text_of(value) or '""'
+
+
+def _value(row: Row) -> Part:
+    """Of a path its end, which tells one from another; `enter` has it whole."""
+    words = value_words(row.get("value"))
+    if words.startswith("/") and len(words) > VALUE_CELLS and "," not in words:
+        words = f"…{words[1 - VALUE_CELLS :]}"
+    return words, "dim" if row.get("origin") == DEFAULT else ""
+
+
+def _key(row: Row) -> Part:
+    """The console's own keys say so also where the column `of` has no room."""
+    return f"{'console: ' if row.get('of') == CONSOLE else ''}{text_of(row.get('key'))}", ""
+
+
+def _origin(row: Row) -> Part:
+    origin = text_of(row.get("origin"))
+    return origin, "dim" if origin == DEFAULT else "accent"
+
+
+COLUMNS = (
+    Column("of", lambda row: (text_of(row.get("of")), "dim"), 11, worth=1),
+    Column("key", _key, 21, worth=0, grows=True),
+    Column("value", _value, VALUE_CELLS, worth=0, grows=True),
+    Column("origin", _origin, 18, worth=0),
+)  # fmt: skip
+
+
+def head_lines(rows: Sequence[Row], daemon: str, cells: int) -> list[Line]:
+    """How many are whose, how many are set by somebody, and how one changes them."""
+    theirs = [row for row in rows if row.get("of") != CONSOLE]
+    if not theirs:
+        return []
+    own = len(rows) - len(theirs)
+    chosen = sum(row.get("origin") != DEFAULT for row in theirs)
+    text = (
+        f"{chosen} of the {daemon}'s {len(theirs)} settings are set; they change in its file, never here, from its "
+        f"next start. The {own} of this console stand below (G)."
+    )
+    return wrap(text, cells, "dim")[:2]
+
+
+def detail_lines(row: Row, twin: str, cells: int) -> list[Line]:
+    """One setting of the daemon whole, and how it is changed."""
+    origin, key = text_of(row.get("origin")), text_of(row.get("key"))
+    daemon = text_of(row.get("of"))
+    value = row.get("value")
+    lines = [*field("key", key, cells, "strong")]
+    values = value if isinstance(value, list) and value else [value]
+    for index, item in enumerate(values):
+        lines += field("value" if not index else "", value_words(item), cells)
+    lines += field("origin", origin, cells, "accent" if origin != DEFAULT else "dim")
+    how = {
+        DEFAULT: f"It stands in no file: the {daemon} has its default. Add the key to its configuration to change it.",
+    }.get(origin, f"It is set there. Change it there: {origin}.")
+    check = f"Then: {daemon} check, which tries it and starts nothing, and start the {daemon} again."
+    return [*lines, line(""), *wrap(how, cells), *wrap(check, cells), line(""), *field("as text", twin, cells)]
+
+
+def own_lines(own: Own, cells: int) -> list[Line]:
+    """One setting of this console that `enter` cannot change."""
+    return [
+        *field("key", own.key, cells, "strong"), *field("value", own.value, cells),
+        *field("origin", own.origin, cells), line(""), *wrap(own.says, cells),
+    ]  # fmt: skip
