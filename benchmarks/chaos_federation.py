@@ -22,7 +22,7 @@ from benchmarks.transport_payload import EMPTY, SHAPES, write_model_folder
 from benchmarks.transport_process import tree
 from console.client import ControlClient, Operator, sign_as
 from fedsilo.audit.audit_verify import verify_logs
-from fedsilo.audit.consistency import check_stories
+from fedsilo.audit.consistency import check_consistency
 from fedsilo.audit.reader import read_records
 from fedsilo.audit.transcripts import check_rounds
 from fedsilo.demo.data import write_digit_folder
@@ -321,7 +321,7 @@ class Federation:
         logs = [site.audit_log for site in self.sites.all()]
         results = verify_logs(logs)
         check_rounds(results, logs)
-        check_stories(results, logs)
+        check_consistency(results, logs)
         found = {"audit": [f"{one['log']}: {problem}" for one in results for problem in one["problems"]]}
         found["lost"], found["twice"] = self._messages()
         return found

@@ -1,4 +1,4 @@
-"""What logs say of messages: each log's own story, and what one party sent against what the other received (T38).
+"""What logs say of messages: each log by itself, and what one party sent against what the other received (T38).
 
 A log can verify and still tell what cannot be: a message that was sent although it was denied, without any decision, by
 a decision against its own rules, or after a hold that nobody granted, or that a person rejected or time ended. Two logs
@@ -31,7 +31,7 @@ from fedsilo.protocol.clocks import TOLD_SECONDS, apart
 from fedsilo.protocol.errors import FedSiloError
 from fedsilo.protocol.transcript_checks import coordinator_domain
 
-PROBLEMS_MAX = 20  # told of one log's story
+PROBLEMS_MAX = 20  # told of one log by itself
 DIFFERENCES_MAX = 5  # told of one direction between two logs
 CLOCKS_APART_MILLISECONDS = 300_000  # two honest parties' clocks
 
@@ -43,7 +43,7 @@ PollsKey = tuple[str, str, str]  # the other end, run, kind
 
 
 @dataclass(frozen=True)
-class Passage:
+class MessageRecord:
     """A message as one end recorded it."""
 
     record: int
@@ -56,7 +56,7 @@ class Passage:
     carried: bool  # in a file, which may get lost
 
     @classmethod
-    def of(cls, record: Mapping[str, Any]) -> Passage:
+    def of(cls, record: Mapping[str, Any]) -> MessageRecord:
         payload = record.get("payload", {})
         where = record.get("run") or "", record.get("kind") or "", record.get("round") or 0, record.get("step") or 0
         return cls(
@@ -69,7 +69,7 @@ class Passage:
         """By which both ends name one message: numbers are given once in a run, to each sender."""
         return self.place[0], self.sequence
 
-    def same(self, other: Passage) -> bool:
+    def same(self, other: MessageRecord) -> bool:
         alike = not (self.digest and other.digest) or self.digest == other.digest
         return alike and self.place == other.place
 
@@ -80,15 +80,15 @@ class Passage:
 
 
 @dataclass
-class Account:
-    """What one log says. `problems`: where its own story cannot be true."""
+class LogSummary:
+    """Summary of what one log says of messages. `problems`: what cannot be true in it."""
 
     origin: str
     name: str
     reduced: bool = False  # leaf hashes only are left of its first records
     problems: list[str] = field(default_factory=list)
-    sent: dict[str, list[Passage]] = field(default_factory=dict)  # by receiver; also what perhaps went out
-    received: dict[str, list[Passage]] = field(default_factory=dict)  # by sender
+    sent: dict[str, list[MessageRecord]] = field(default_factory=dict)  # by receiver; also what perhaps went out
+    received: dict[str, list[MessageRecord]] = field(default_factory=dict)  # by sender
     arrived: set[int] = field(default_factory=set)  # records of what was carried and acknowledged
     refused: set[int] = field(default_factory=set)  # records of what was sent and answered with a refusal
     polls: dict[PollsKey, list[Polls]] = field(default_factory=dict)  # windows by other end, run and kind
@@ -96,59 +96,59 @@ class Account:
     last_t: int = 0
 
 
-def read_account(records: Iterable[Mapping[str, Any]], *, origin: str, name: str) -> Account:
+def summarize(records: Iterable[Mapping[str, Any]], *, origin: str, name: str) -> LogSummary:
     """Read one log's records in order. Raises FedSiloError: from `records`; what was read until then is lost."""
-    account, story = Account(origin, name), Story()
-    under_way: dict[int, tuple[str, Passage]] = {}  # allowed, outcome not recorded
-    carried: dict[int, Passage] = {}  # by decision, what left in a file last
-    answered: dict[str, Passage] = {}  # the newest message to each peer, as long as its answer is not recorded
+    summary, checks = LogSummary(origin, name), MessageChecks()
+    under_way: dict[int, tuple[str, MessageRecord]] = {}  # allowed, outcome not recorded
+    carried: dict[int, MessageRecord] = {}  # by decision, what left in a file last
+    answered: dict[str, MessageRecord] = {}  # the newest message to each peer, as long as its answer is not recorded
     windows: dict[int, tuple[PollsKey, Polls]] = {}  # of polls, not ended
     for record in records:
-        if not account.first_t:
-            account.first_t, account.reduced = record["t"], record["seq"] > 0
-        account.last_t = max(account.last_t, record["t"])
-        story.take(record)
+        if not summary.first_t:
+            summary.first_t, summary.reduced = record["t"], record["seq"] > 0
+        summary.last_t = max(summary.last_t, record["t"])
+        checks.take(record)
         event, peer = record["event"], str(record.get("peer", ""))
         if permitted_by(record):
             window = audit_polls.opened(record)
             windows[record["seq"]] = _polls_key(record), window
-            account.polls.setdefault(_polls_key(record), []).append(window)
+            summary.polls.setdefault(_polls_key(record), []).append(window)
         elif event in ENDS and (opened := windows.pop(_window_of(record), None)) is not None:
             key, window = opened  # not the key of the record that ends it: a hostile log may say another one there
-            ranges = account.polls[key]
+            ranges = summary.polls[key]
             ranges[ranges.index(window)] = audit_polls.closed(window, record)
         elif event == "egress.decision" and record["decision"] == "allow":
-            under_way[record["seq"]] = peer, Passage.of(record)
+            under_way[record["seq"]] = peer, MessageRecord.of(record)
         elif event in ("egress.sent", "egress.indeterminate"):
             under_way.pop(_linked(record) or 0, None)
-            answered[peer] = Passage.of(record)
-            account.sent.setdefault(peer, []).append(answered[peer])
+            answered[peer] = MessageRecord.of(record)
+            summary.sent.setdefault(peer, []).append(answered[peer])
             if answered[peer].carried:
                 carried[_linked(record) or 0] = answered[peer]
-        elif event == "egress.acked" and (passage := carried.get(_linked(record) or 0)):
-            account.arrived.add(passage.record)
+        elif event == "egress.acked" and (message := carried.get(_linked(record) or 0)):
+            summary.arrived.add(message.record)
         elif event == "ingress.decision" and peer:
             before = answered.pop(peer, None)
             if before and (record["kind"] == "control.refusal" or record["decision"] == "deny"):
-                account.refused.add(before.record)
+                summary.refused.add(before.record)
             if "bytes" in record.get("payload", {}) and not approvals_of(record):
-                account.received.setdefault(peer, []).append(Passage.of(record))
-    for peer, passage in under_way.values():
-        account.sent.setdefault(peer, []).append(passage)
-    account.problems = story.problems
-    return account
+                summary.received.setdefault(peer, []).append(MessageRecord.of(record))
+    for peer, message in under_way.values():
+        summary.sent.setdefault(peer, []).append(message)
+    summary.problems = checks.problems
+    return summary
 
 
 # ---- one log ---------------------------------------------------------------------------------------------
 
 
-class Story:
-    """Whether each message that left was allowed to, by the records before it."""
+class MessageChecks:
+    """Checks, record by record, that each message that left was allowed to by the records before it."""
 
     def __init__(self) -> None:
         self.problems: list[str] = []
         self._first: int | None = None  # number of the first record that is left
-        self._decisions: dict[int, tuple[str, Passage]] = {}  # of content always; of control until it was sent
+        self._decisions: dict[int, tuple[str, MessageRecord]] = {}  # of content always; of control until it was sent
         self._tried: set[tuple[int, int]] = set()  # (decision, attempt) that was sent
         self._held: set[What] = set()
         self._asked: set[What] = set()  # releases whose request is among these records
@@ -188,7 +188,7 @@ class Story:
     def _decided(self, record: Mapping[str, Any]) -> None:
         verdict, release, leaves = record["decision"], _release(record), record["event"] == "egress.decision"
         if leaves:
-            self._decisions[record["seq"]] = verdict, Passage.of(record)
+            self._decisions[record["seq"]] = verdict, MessageRecord.of(record)
         held = (*release, record.get("policy", {}).get("effective"))
         if verdict == "hold" and leaves:
             self._held.add(held)
@@ -231,7 +231,7 @@ class Story:
             self._tell(record, "is the end of a window, and names none that is open")
 
     def _sent(self, record: Mapping[str, Any]) -> None:
-        number, passage = _linked(record), Passage.of(record)
+        number, message = _linked(record), MessageRecord.of(record)
         if number is None:
             self._tell(record, "was sent, and names no decision")
             return
@@ -243,16 +243,16 @@ class Story:
         verdict, decided = self._decisions[number]
         if verdict != "allow":
             self._tell(record, f"was sent, and its decision, record {number}, is {verdict}")
-        elif decided.place[:2] != passage.place[:2] or (decided.place[-1] is not None and not decided.same(passage)):
+        elif decided.place[:2] != message.place[:2] or (decided.place[-1] is not None and not decided.same(message)):
             self._tell(record, f"was sent, and its decision, record {number}, is on another message")
         elif "polls" in record.get("detail", {}):
             self._tell(record, f"counts messages, and its decision, record {number}, is on a single one")
-        elif (number, passage.attempt) in self._tried:
+        elif (number, message.attempt) in self._tried:
             self._tell(record, f"was sent twice in one attempt under its decision, record {number}")
         if str(record["kind"]).startswith("control."):
             del self._decisions[number]
         else:
-            self._tried.add((number, passage.attempt))
+            self._tried.add((number, message.attempt))
 
 
 def _linked(record: Mapping[str, Any]) -> int | None:
@@ -294,7 +294,7 @@ def _release(record: Mapping[str, Any]) -> What:
 # ---- two logs --------------------------------------------------------------------------------------------
 
 
-def differences(sender: Account, receiver: Account, *, under_way: bool = True) -> list[str]:
+def differences(sender: LogSummary, receiver: LogSummary, *, under_way: bool = True) -> list[str]:
     """As `compare`: the differences alone."""
     return compare(sender, receiver, under_way=under_way).differences
 
@@ -318,7 +318,7 @@ class Comparison:
         return "" if abs(seconds) <= TOLD_SECONDS else apart(seconds)
 
 
-def compare(sender: Account, receiver: Account, *, under_way: bool = True) -> Comparison:
+def compare(sender: LogSummary, receiver: LogSummary, *, under_way: bool = True) -> Comparison:
     """Messages from one party to the other.
 
     Args:
@@ -328,57 +328,57 @@ def compare(sender: Account, receiver: Account, *, under_way: bool = True) -> Co
     """
     windowed = _windowed(sender, receiver)
     sent, received = (
-        [passage for passage in passages if (passage.place[0], passage.place[1]) not in windowed]
-        for passages in (sender.sent.get(receiver.origin, []), receiver.received.get(sender.origin, []))
+        [message for message in messages if (message.place[0], message.place[1]) not in windowed]
+        for messages in (sender.sent.get(receiver.origin, []), receiver.received.get(sender.origin, []))
     )
-    waiting: dict[tuple[str, int | None], list[Passage]] = {}
-    for passage in reversed(received):
-        waiting.setdefault(passage.slot, []).append(passage)
-    pairs: list[tuple[Passage, Passage]] = []
-    lacking: list[Passage] = []
-    for passage in sent:
-        arrivals = waiting.get(passage.slot, [])
+    waiting: dict[tuple[str, int | None], list[MessageRecord]] = {}
+    for message in reversed(received):
+        waiting.setdefault(message.slot, []).append(message)
+    pairs: list[tuple[MessageRecord, MessageRecord]] = []
+    lacking: list[MessageRecord] = []
+    for message in sent:
+        arrivals = waiting.get(message.slot, [])
         # without numbers, what is alike belongs together
-        index = next((at for at in reversed(range(len(arrivals))) if passage.same(arrivals[at])), len(arrivals) - 1)
-        if index >= 0 and (passage.sequence is not None or passage.same(arrivals[index])):
-            pairs.append((passage, arrivals.pop(index)))
-        elif passage.event == "egress.sent" and (not passage.carried or passage.record in sender.arrived):
+        index = next((at for at in reversed(range(len(arrivals))) if message.same(arrivals[at])), len(arrivals) - 1)
+        if index >= 0 and (message.sequence is not None or message.same(arrivals[index])):
+            pairs.append((message, arrivals.pop(index)))
+        elif message.event == "egress.sent" and (not message.carried or message.record in sender.arrived):
             # else nobody knows, or it is under way
-            lacking.append(passage)
+            lacking.append(message)
     ahead = round(median(one.t - other.t for one, other in pairs)) if pairs else 0
     found = [
         f"{one} as {sender.name} sent it is not record {other.record} of {receiver.name}"
         for one, other in pairs
         if not one.same(other)
     ]
-    left = sorted(chain.from_iterable(waiting.values()), key=lambda passage: passage.record)
+    left = sorted(chain.from_iterable(waiting.values()), key=lambda message: message.record)
     for end, (mine, theirs, having, other, verb) in enumerate(
         ((lacking, received, sender, receiver, "sent"), (left, sent, receiver, sender, "received"))
     ):
         matched = [pair[end].record for pair in pairs]
         first, last = min(matched, default=None), max(matched, default=-1)
         known = {(one.place, one.digest) for one in theirs if not str(one.place[1]).startswith("control.")}
-        for passage in mine:
+        for message in mine:
             # a silo that starts again sends again; what arrived unknown to its sender was a further attempt
-            repeated = (passage.place, passage.digest) in known and (verb == "sent" or passage.attempt > 0)
-            before = first is None or passage.record < first
-            t = passage.t + (ahead if end else -ahead)  # by the other's clock
+            repeated = (message.place, message.digest) in known and (verb == "sent" or message.attempt > 0)
+            before = first is None or message.record < first
+            t = message.t + (ahead if end else -ahead)  # by the other's clock
             before = before and other.reduced and t <= other.first_t + CLOCKS_APART_MILLISECONDS
-            after = passage.record > last and t >= other.last_t - CLOCKS_APART_MILLISECONDS
-            if not (repeated or before or (after and under_way) or passage.record in having.refused):
-                found.append(f"{passage} that {having.name} {verb} is not in the log of {other.name}")
+            after = message.record > last and t >= other.last_t - CLOCKS_APART_MILLISECONDS
+            if not (repeated or before or (after and under_way) or message.record in having.refused):
+                found.append(f"{message} that {having.name} {verb} is not in the log of {other.name}")
     found += _polls_differ(sender, receiver, windowed, ahead, under_way=under_way)
     return Comparison(found, len(pairs), ahead)
 
 
-def _windowed(sender: Account, receiver: Account) -> set[tuple[str, str]]:
+def _windowed(sender: LogSummary, receiver: LogSummary) -> set[tuple[str, str]]:
     """Of which runs and kinds one of two logs has windows."""
     ends = ((sender, receiver.origin), (receiver, sender.origin))
-    return {(run, kind) for account, peer in ends for whose, run, kind in account.polls if whose == peer}
+    return {(run, kind) for summary, peer in ends for whose, run, kind in summary.polls if whose == peer}
 
 
 def _polls_differ(
-    sender: Account, receiver: Account, windowed: set[tuple[str, str]], ahead: int, *, under_way: bool
+    sender: LogSummary, receiver: LogSummary, windowed: set[tuple[str, str]], ahead: int, *, under_way: bool
 ) -> list[str]:
     """What two logs say differently of polls where one of them has windows.
 
@@ -393,51 +393,51 @@ def _polls_differ(
     found: list[str] = []
     for run, kind in sorted(windowed):
         sides = []
-        for account, peer in ends:
-            passages = (account.sent if account is sender else account.received).get(peer, [])
-            singly = [_as_polls(account, one) for one in passages if one.place[:2] == (run, kind)]
-            sides.append(audit_polls.in_order(account.polls.get((peer, run, kind), []) + singly))
-        for (account, _), (other, _), mine, theirs in zip(ends, ends[::-1], sides, sides[::-1], strict=True):
-            by_mine = ahead if account is sender else -ahead  # from the other's clock to this one's
+        for summary, peer in ends:
+            messages = (summary.sent if summary is sender else summary.received).get(peer, [])
+            singly = [_as_polls(summary, one) for one in messages if one.place[:2] == (run, kind)]
+            sides.append(audit_polls.in_order(summary.polls.get((peer, run, kind), []) + singly))
+        for (summary, _), (other, _), mine, theirs in zip(ends, ends[::-1], sides, sides[::-1], strict=True):
+            by_mine = ahead if summary is sender else -ahead  # from the other's clock to this one's
             until = other.last_t + by_mine - CLOCKS_APART_MILLISECONDS if under_way else float("inf")
             since = other.first_t + by_mine + CLOCKS_APART_MILLISECONDS if other.reduced else float("-inf")
             whole = not under_way and not other.reduced
             found += [
-                f"record {one.record}: {kind} of {account.name}, {one}: the log of {other.name} {what}"
+                f"record {one.record}: {kind} of {summary.name}, {one}: the log of {other.name} {what}"
                 for one, what in audit_polls.differences(mine, theirs, until=until, since=since, whole=whole)
             ]
     return found
 
 
-def _as_polls(account: Account, passage: Passage) -> Polls:
+def _as_polls(summary: LogSummary, message: MessageRecord) -> Polls:
     """A poll that has a record of its own."""
-    unsure = passage.event in ("egress.decision", "egress.indeterminate") or passage.record in account.refused
-    unsure = unsure or (passage.carried and passage.record not in account.arrived)
-    at = passage.sequence or 0
-    return Polls(passage.record, at, at, int(not unsure), 1, passage.t, passage.t)
+    unsure = message.event in ("egress.decision", "egress.indeterminate") or message.record in summary.refused
+    unsure = unsure or (message.carried and message.record not in summary.arrived)
+    at = message.sequence or 0
+    return Polls(message.record, at, at, int(not unsure), 1, message.t, message.t)
 
 
-def check_stories(results: Sequence[dict[str, Any]], logs: Sequence[Path]) -> None:
-    """Check each log's story, and all logs against each other; what is wrong is added to the logs' results.
+def check_consistency(results: Sequence[dict[str, Any]], logs: Sequence[Path]) -> None:
+    """Check each log by itself, and all logs against each other; what is wrong is added to the logs' results.
 
     Args:
         results: of `verify_logs` on the same logs; a log with a problem is not verified any more.
         logs: folders.
     """
-    accounts: list[Account | None] = []
+    summaries: list[LogSummary | None] = []
     problems: list[list[str]] = [[] for _ in logs]
     for log, result, told in zip(logs, results, problems, strict=True):
         try:
-            account = read_account(read_records(log), origin=result["origin"], name=result["log"])
+            summary = summarize(read_records(log), origin=result["origin"], name=result["log"])
         except FedSiloError as error:
-            accounts.append(None)
+            summaries.append(None)
             if not result["problems"]:  # else the verification has named it
                 told.append(f"its records cannot be read: {error.message}")
         else:
-            accounts.append(account)
-            told.extend(_first_of(account.problems, PROBLEMS_MAX))
-    for one, sender in enumerate(accounts):
-        for other, receiver in enumerate(accounts):
+            summaries.append(summary)
+            told.extend(_first_of(summary.problems, PROBLEMS_MAX))
+    for one, sender in enumerate(summaries):
+        for other, receiver in enumerate(summaries):
             # an honest coordinator's log has no records of what it sends
             if sender and receiver and one != other and (sender.sent or not coordinator_domain(sender.origin)):
                 compared = compare(sender, receiver)

@@ -414,8 +414,8 @@ _KEY_EVENTS = frozenset({"key.enrol", "key.renew", "key.expire_warn", "denylist.
 _SETS = {"public_set_sha256": "public_set_rows", "held_out_sha256": ""}
 
 
-class Tally:
-    """Counts of one log."""
+class LogStatistics:
+    """The statistics of one log, added to record by record."""
 
     def __init__(self) -> None:
         self.events: Counter[str] = Counter()

@@ -56,7 +56,7 @@ def verify(
     prove that somebody signed two transcripts, or two results, of one round.
     """
     from fedsilo.audit.audit_verify import verify_logs
-    from fedsilo.audit.consistency import check_stories
+    from fedsilo.audit.consistency import check_consistency
     from fedsilo.audit.notes import check_notes
     from fedsilo.audit.orders import check_orders
     from fedsilo.audit.transcripts import check_rounds, findings_of
@@ -67,7 +67,7 @@ def verify(
     folders = [existing_log(log) for log in logs]
     results = verify_logs(folders, min_witnesses)
     check_rounds(results, folders)
-    check_stories(results, folders)
+    check_consistency(results, folders)
     check_notes(results, folders)
     check_orders(results, folders, [existing(path).read_bytes() for path in site_ca or ()])
     told = told_apart(results)

@@ -27,12 +27,12 @@ from markupsafe import Markup
 from certs.names import parse_spiffe_id
 from fedsilo.audit.audit_verify import verify_logs
 from fedsilo.audit.checkpoint import LOG_SIGNATURE, parse_checkpoint, parse_note, parse_verifier_key
-from fedsilo.audit.consistency import check_stories
+from fedsilo.audit.consistency import check_consistency
 from fedsilo.audit.export import WITHHELD
 from fedsilo.audit.notes import check_notes, note_of
 from fedsilo.audit.orders import ORDERS_IN_WORDS, check_orders, orders_in_words
 from fedsilo.audit.reader import read_note, read_records
-from fedsilo.audit.statistics import OTHERS, VERDICTS, Tally, moment, text_of
+from fedsilo.audit.statistics import OTHERS, VERDICTS, LogStatistics, moment, text_of
 from fedsilo.audit.transcripts import check_rounds, findings_of
 from fedsilo.cli.audit_folders import verification_warnings
 from fedsilo.files.csv_cells import csv_text
@@ -95,14 +95,14 @@ def audit_report(
     """
     verification = verify_logs(list(logs))
     rounds = check_rounds(verification, list(logs))
-    check_stories(verification, list(logs))
+    check_consistency(verification, list(logs))
     check_notes(verification, list(logs))
     orders = check_orders(verification, list(logs), site_cas)[0]
-    tally = Tally()
+    totals = LogStatistics()
     unreadable = ""
     try:
         for record in read_records(logs[0]):
-            tally.add(record, note_of(logs[0], record), orders.get(record["seq"], ""))
+            totals.add(record, note_of(logs[0], record), orders.get(record["seq"], ""))
     except UsageError:
         raise
     except FedSiloError as error:
@@ -110,11 +110,11 @@ def audit_report(
             raise
         unreadable = error.message
     given = {policy.digest: policy for policy in policies}
-    found = tally.to_json()
+    found = totals.to_json()
     origin = verification[0]["origin"]
-    counted = counts_what_left(tally, origin)
-    loaded = [given[item["effective"]] for item in tally.policies if item["effective"] in given]
-    in_force = given.get(tally.policies[-1]["effective"]) if tally.policies else None
+    counted = counts_what_left(totals, origin)
+    loaded = [given[item["effective"]] for item in totals.policies if item["effective"] in given]
+    in_force = given.get(totals.policies[-1]["effective"]) if totals.policies else None
     made = {
         "schema": SCHEMA,
         "in_words": "",
@@ -125,10 +125,10 @@ def audit_report(
         **found,
         "left_counted": counted,
         "left_total": found["left_total"] if counted else None,
-        "policies": _policies(tally.policies, given, folders or {}, schema),
-        "policies_not_loaded": sorted(given.keys() - {item["effective"] for item in tally.policies}),
-        "policies_total": tally.policies_total,
-        "capacity": _capacity(tally.policies, given, folders or {}, schema),
+        "policies": _policies(totals.policies, given, folders or {}, schema),
+        "policies_not_loaded": sorted(given.keys() - {item["effective"] for item in totals.policies}),
+        "policies_total": totals.policies_total,
+        "capacity": _capacity(totals.policies, given, folders or {}, schema),
         "verification": verification,
         "witness": {
             "cosigned_by": verification[0]["cosigned"],
@@ -139,17 +139,17 @@ def audit_report(
                 [count, size]
                 for count, size in enumerate(sorted(verification[0]["cosigned"].values(), reverse=True), start=1)
             ],
-            "demanded": _demanded(tally.policies, given),
+            "demanded": _demanded(totals.policies, given),
             "two_histories": sorted(path.name for path in (logs[0] / "evidence").glob("*.note")),
         },
         "keys": signing_keys(logs[0], verification, in_force),
-        "certificates": certificates(tally),
+        "certificates": certificates(totals),
         "least_isolation": in_force.file.trainer.least_isolation if in_force is not None else "",
-        "data": data_inventory(tally, loaded, collection[1] if collection[0] == origin else ""),
+        "data": data_inventory(totals, loaded, collection[1] if collection[0] == origin else ""),
         "evidence": [dict(item) for item in evidence],
         "signature": signature_of(*signer, verification[0]) if signer is not None else NO_SIGNATURE,
         "rounds": rounds,
-        "retention": {"leaf_hashes_only": verification[0]["hashes_only"], **tally.retention},
+        "retention": {"leaf_hashes_only": verification[0]["hashes_only"], **totals.retention},
         "dp": DP,
         "residuals": RESIDUALS,
     }
@@ -261,14 +261,14 @@ _CHUNK_BYTES = 1 << 20
 _MILLISECONDS_FROM = 10**11  # a time as a larger number counts milliseconds: in seconds that were the year 5138
 
 
-def counts_what_left(tally: Tally, origin: str) -> bool:
+def counts_what_left(totals: LogStatistics, origin: str) -> bool:
     """Return True if messages that left can be counted from this log at all.
 
     A silo's guard records each message before it leaves. A coordinator records what comes in, and nothing of what it
     sends: there a count of nothing would be a false statement.
     """
     identity = parse_spiffe_id(origin)
-    return tally.outward or (identity is not None and identity.role == "silo")
+    return totals.outward or (identity is not None and identity.role == "silo")
 
 
 def in_words(report: Mapping[str, Any]) -> str:
@@ -300,11 +300,11 @@ def _messages(count: int) -> str:
     return f"{count:,} message{'s' * (count != 1)}"
 
 
-def data_inventory(tally: Tally, policies: Sequence[Policy], collection: str) -> dict[str, Any]:
+def data_inventory(totals: LogStatistics, policies: Sequence[Policy], collection: str) -> dict[str, Any]:
     """Which data the log and the policies speak of.
 
     Args:
-        tally: of the log.
+        totals: of the log.
         policies: given versions that this log says were loaded.
         collection: name of the private records in the site's configuration; empty where it was not given.
 
@@ -320,7 +320,7 @@ def data_inventory(tally: Tally, policies: Sequence[Policy], collection: str) ->
                 "what": what, "name": name, "sha256": pin.sha256, "rows": pin.rows, "licence": pin.licence,
                 "in_policy": True, "in_records": False,
             }  # fmt: skip
-    for (fact, digest), count in sorted(tally.sets.items()):
+    for (fact, digest), count in sorted(totals.sets.items()):
         unknown = {
             "what": _SET_WORDS[fact], "name": "", "sha256": digest, "rows": count, "licence": "", "in_policy": False,
         }  # fmt: skip
@@ -330,20 +330,20 @@ def data_inventory(tally: Tally, policies: Sequence[Policy], collection: str) ->
         "purpose": None,
         "trained": [
             {"run": run, "records": size, "messages": count}
-            for (run, size), count in sorted(tally.trained.items(), key=lambda item: (item[0][0], len(item[0][1])))
+            for (run, size), count in sorted(totals.trained.items(), key=lambda item: (item[0][0], len(item[0][1])))
         ],
         "sets": list(rows.values()),
-        "sets_not_listed": tally.sets_not_listed,
+        "sets_not_listed": totals.sets_not_listed,
     }
 
 
-def certificates(tally: Tally) -> list[dict[str, Any]]:
+def certificates(totals: LogStatistics) -> list[dict[str, Any]]:
     """Certificates that the records speak of: whose, SHA-256 fingerprint, valid until, and which record says so last.
 
     Those of the key events that are listed. Of people whose answers are recorded, the fingerprint alone is.
     """
     rows: dict[tuple[str, str], dict[str, Any]] = {}
-    for event in tally.key_events:
+    for event in totals.key_events:
         detail = event["detail"]
         if not isinstance(fingerprint := detail.get("fingerprint"), str):
             continue
@@ -352,7 +352,7 @@ def certificates(tally: Tally) -> list[dict[str, Any]]:
             "identity": whose, "fingerprint": fingerprint, "valid_until": _moment(detail.get("not_after")),
             "event": event["event"], "seq": event["seq"],
         }  # fmt: skip
-    for person, fingerprint in tally.approvals.persons:
+    for person, fingerprint in totals.approvals.persons:
         if person == OTHERS:
             continue
         row = {"identity": person, "fingerprint": fingerprint, "valid_until": "", "event": "approval", "seq": None}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from fedsilo.protocol.errors import FedSiloError, OperationError, VerificationError
 
 if TYPE_CHECKING:
-    from fedsilo.audit.consistency import Account
+    from fedsilo.audit.consistency import LogSummary
     from fedsilo.demo.attacks import Hostile
     from fedsilo.demo.sites import Site, Sites
     from fedsilo.demo.wire import Witness
@@ -171,20 +171,20 @@ def _what_left(sites: Sites, compared_run: str) -> tuple[list[dict[str, Any]], l
         What left for the run itself, what left from the first record of `compared_run` on, and which messages only
         one side's log has.
     """
-    from fedsilo.audit.consistency import differences, read_account
+    from fedsilo.audit.consistency import differences, summarize
     from fedsilo.audit.log import sent_by_kind
     from fedsilo.audit.reader import read_records
 
-    def account(site: Site, records: Iterable[dict[str, Any]]) -> Account:
+    def summary(site: Site, records: Iterable[dict[str, Any]]) -> LogSummary:
         own = (site.audit_log / "keys" / "log.vkey").read_text(encoding="utf-8")
-        return read_account(records, origin=own.partition("+")[0], name=site.name)
+        return summarize(records, origin=own.partition("+")[0], name=site.name)
 
-    receiver = account(sites.coordinator, read_records(sites.coordinator.audit_log))
+    receiver = summary(sites.coordinator, read_records(sites.coordinator.audit_log))
     left: tuple[list[dict[str, Any]], list[dict[str, Any]]] = ([], [])
     disagreements = []
     for site in sites.silos:
         records = list(read_records(site.audit_log))
-        disagreements += differences(account(site, records), receiver, under_way=False)
+        disagreements += differences(summary(site, records), receiver, under_way=False)
         own = list(takewhile(lambda record: not compared_run or record.get("run") != compared_run, records))
         for rows, part in zip(left, (own, records[len(own) :]), strict=True):
             rows += [

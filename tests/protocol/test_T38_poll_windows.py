@@ -13,11 +13,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fedsilo.audit.audit_verify import verify_logs
-from fedsilo.audit.consistency import check_stories
+from fedsilo.audit.consistency import check_consistency
 from fedsilo.audit.log import AuditLog, sent_by_kind
 from fedsilo.audit.polls import POLLS_MAX, WINDOW_SECONDS, PollWindows
 from fedsilo.audit.record import RecordError
-from fedsilo.audit.statistics import Tally
+from fedsilo.audit.statistics import LogStatistics
 from fedsilo.protocol.errors import VerificationError
 
 SILO, COORDINATOR = "spiffe://net/silo/a", "spiffe://net/coordinator"
@@ -99,7 +99,7 @@ class Pair:
             if end.log.size:
                 end.log.checkpoint()
         results = verify_logs(logs)
-        check_stories(results, logs)
+        check_consistency(results, logs)
         return [problem for result in results for problem in result["problems"]]
 
     def stop(self) -> None:
@@ -198,7 +198,7 @@ def test_a_log_whose_windows_cannot_be_true_is_told(tmp_path: Path, fields: dict
     for _ in range(1 + again):
         _append(log, "egress.sent", sequence=5, link=link, **fields)
     results = verify_logs([pair.silo.folder])
-    check_stories(results, [pair.silo.folder])
+    check_consistency(results, [pair.silo.folder])
     assert bool(results[0]["problems"]) is wrong
 
 
@@ -211,10 +211,10 @@ def test_a_day_of_polls_is_a_few_records_of_which_every_reader_counts_each(tmp_p
     pair.coordinator.windows.close()
     for end in (pair.silo, pair.coordinator):
         assert end.log.size <= 2 * 25
-        tally = Tally()
+        totals = LogStatistics()
         for record in end.log.records():
-            tally.add(record)
-        counted = tally.left["control.poll"] if end.is_sender else tally.arrived_from[SILO, "control.poll"]
+            totals.add(record)
+        counted = totals.left["control.poll"] if end.is_sender else totals.arrived_from[SILO, "control.poll"]
         assert counted == polls
     assert sent_by_kind(pair.silo.log.records()) == {"control.poll": (polls, 2 * polls)}
 

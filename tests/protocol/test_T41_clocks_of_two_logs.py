@@ -12,7 +12,7 @@ from fedsilo.audit.consistency import CLOCKS_APART_MILLISECONDS
 from fedsilo.cli.audit import app
 from fedsilo.cli.audit_report_page import audit_report, page
 from tests.protocol.audit_parties import open_log
-from tests.protocol.test_audit_story import Pair
+from tests.protocol.test_audit_consistency import Pair
 
 HOUR = 3_600.0
 

@@ -17,7 +17,7 @@ from fedsilo.audit import statistics as audit_statistics
 from fedsilo.audit.log import AuditLog
 from fedsilo.audit.orders import ORDERS_IN_WORDS
 from fedsilo.audit.record import COUNT_MAX, EVENTS
-from fedsilo.audit.statistics import OTHERS, Tally, moment
+from fedsilo.audit.statistics import OTHERS, LogStatistics, moment
 from fedsilo.cli.audit import app
 from fedsilo.cli.audit_report_page import audit_report, inventory_csv, page
 from fedsilo.protocol.errors import UsageError
@@ -58,10 +58,10 @@ def record(event: str, seq: int = 0, **fields: Any) -> dict[str, Any]:
 
 
 def tallied(*records: dict[str, Any]) -> dict[str, Any]:
-    tally = Tally()
+    totals = LogStatistics()
     for number, each in enumerate(records):
-        tally.add({**each, "seq": number})
-    return tally.to_json()
+        totals.add({**each, "seq": number})
+    return totals.to_json()
 
 
 @pytest.fixture(scope="module")
@@ -193,15 +193,15 @@ def test_sets_beyond_the_list_are_said_to_be_missing(tmp_path: Path, more: int) 
 
 def test_T34_of_many_policy_versions_the_one_in_force_is_always_told(plain: dict[str, Any]) -> None:
     count = audit_statistics.POLICIES_MAX + 10
-    tally = Tally()
+    totals = LogStatistics()
     for number in range(count):
-        tally.add(record("policy.load", number, policy={"effective": f"p{number}"}))
-    assert tally.policies_total == count and len(tally.policies) == audit_statistics.POLICIES_MAX
-    assert [item["effective"] for item in tally.policies[-2:]] == [
+        totals.add(record("policy.load", number, policy={"effective": f"p{number}"}))
+    assert totals.policies_total == count and len(totals.policies) == audit_statistics.POLICIES_MAX
+    assert [item["effective"] for item in totals.policies[-2:]] == [
         f"p{audit_statistics.POLICIES_MAX - 2}",
         f"p{count - 1}",
     ]
-    rows = [{**item, "given": False, "changes": None, "bits_a_round": None} for item in tally.policies]
+    rows = [{**item, "given": False, "changes": None, "bits_a_round": None} for item in totals.policies]
     gap = f"Versions {audit_statistics.POLICIES_MAX} to {count - 1} are in the log, and not listed here."
     assert gap in shown(plain | {"policies": rows})
     assert "not listed here" not in shown(plain | {"policies": rows[:-1]})

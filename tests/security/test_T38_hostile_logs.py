@@ -27,10 +27,10 @@ from certs.identity import named_in
 from fedsilo.audit import audit_verify
 from fedsilo.audit import proofs as audit_proofs
 from fedsilo.audit.audit_verify import verify_logs
-from fedsilo.audit.consistency import check_stories
+from fedsilo.audit.consistency import check_consistency
 from fedsilo.audit.notes import keep
 from fedsilo.audit.orders import check_orders
-from fedsilo.audit.statistics import Tally
+from fedsilo.audit.statistics import LogStatistics
 from fedsilo.cli.audit import app
 from fedsilo.protocol.codec import canonical_json
 from fedsilo.protocol.errors import FedSiloError, NotAllowedError
@@ -132,7 +132,7 @@ def test_T38_a_window_of_polls_that_ends_as_another_one_is_a_problem(place: Path
         log = signed_log(tmp_path / f"log-{len(changed)}", [record("start"), began, ended | changed])
         ends_of_all_commands(place, log)
         results = verify_logs([log])
-        check_stories(results, [log])
+        check_consistency(results, [log])
         assert [("another peer, run or kind" in each) for each in results[0]["problems"]] == [True] * bool(changed)
 
 
@@ -141,7 +141,7 @@ def told_of(folder: Path, *records: Record) -> list[str]:
     log = signed_log(folder, [record("start"), *records])
     results = verify_logs([log])
     assert results[0]["verified"]
-    check_stories(results, [log])
+    check_consistency(results, [log])
     return list(results[0]["problems"])
 
 
@@ -192,10 +192,10 @@ def test_T38_what_ends_a_window_counts_its_messages_and_reports_count_no_fewer_t
             "refused": value == "absent" or counts,
         }[name]
         assert (told_of(tmp_path / f"log-{number}", began, last) == []) is true, value
-        tally = Tally()
+        counted = LogStatistics()
         for each in (began, last):
-            tally.add({"seq": 1, **each})
-        assert min([0, *tally.left.values(), *tally.arrived_from.values()]) == 0
+            counted.add({"seq": 1, **each})
+        assert min([0, *counted.left.values(), *counted.arrived_from.values()]) == 0
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from certs.roles import may
 from fedsilo.cli import audit as cli_audit
 from fedsilo.cli import silo_control
-from fedsilo.cli.audit_report_page import Tally
+from fedsilo.cli.audit_report_page import LogStatistics
 from fedsilo.control.desk import ControlDesk
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.errors import UsageError
@@ -129,10 +129,10 @@ def test_T40_each_reading_is_recorded_with_the_person_and_no_text_goes_back_or_i
         assert record["detail"]["screened_by"] == answer["policy"] and record["kind"] == "public.responses"
     written = json.dumps([answer, list(bench.audit.records())])
     assert not any(text[:12] in written for text in (PLANTED, CLEAN, site.CANARY))
-    tally = Tally()
+    counted = LogStatistics()
     for record in bench.audit.records():
-        tally.add(record)
-    assert [read["person"] for read in tally.retention["reads"]] == ["carol", "carol"]
+        counted.add(record)
+    assert [read["person"] for read in counted.retention["reads"]] == ["carol", "carol"]
 
 
 def test_a_screen_that_cannot_run_here_is_named_and_nothing_is_read(bench: Bench, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fedsilo.audit.segments import LogFullError
-from fedsilo.audit.statistics import Tally
+from fedsilo.audit.statistics import LogStatistics
 from silo.guard import main
 from silo.guard.main import SupervisedTrainer
 from silo.guard.trainer_revival import Restart
@@ -74,10 +74,10 @@ def test_a_restart_is_recorded_on_the_loops_thread_and_counted_as_an_incident(
         (record,) = loop.bench.events("trainer.restart")
         assert (record["run"], record["round"], record["step"]) == (setting.PLAN.run, 1, 2)
         assert record["reasons"] == ["TRAINER_DIED"] and record["detail"]["outcome"] == "resumed"
-        tally = Tally()
+        counted = LogStatistics()
         for record in loop.bench.audit.records(0):
-            tally.add(record)
-        assert [row["event"] for row in tally.incidents.rows] == ["trainer.restart"]
+            counted.add(record)
+        assert [row["event"] for row in counted.incidents.rows] == ["trainer.restart"]
     finally:
         loop.close()
 

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fedsilo.audit.audit_verify import verify_logs
-from fedsilo.audit.consistency import CLOCKS_APART_MILLISECONDS, DIFFERENCES_MAX, check_stories
+from fedsilo.audit.consistency import CLOCKS_APART_MILLISECONDS, DIFFERENCES_MAX, check_consistency
 from fedsilo.cli.audit import app
 from fedsilo.cli.audit_report_page import audit_report, page
 from tests.protocol.audit_parties import COORDINATOR, SILO, Clock, open_log
@@ -76,7 +76,7 @@ class Pair:
         paths = self.paths[:1] if alone else self.paths
         results = verify_logs(paths)
         assert all(result["verified"] for result in results)
-        check_stories(results, paths)
+        check_consistency(results, paths)
         assert [result["verified"] for result in results] == [not result["problems"] for result in results]
         return [result["problems"] for result in results]
 
@@ -275,7 +275,7 @@ def test_T38_records_that_retention_removed_are_not_missed(tmp_path: Path) -> No
         paths = [tmp_path / "reduced", tmp_path / "coordinator"]
         results = verify_logs(paths)
         assert results[0]["hashes_only"] == first and results[0]["verified"]
-        check_stories(results, paths)
+        check_consistency(results, paths)
         assert [result["problems"] for result in results] == [[], []]
 
 
