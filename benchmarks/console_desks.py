@@ -118,20 +118,20 @@ class Coordinator:
 
 
 class Silo:
-    """The guard's panel over a real gate and a long log; every query is the guard's own."""
+    """The queries of a guard over a real gate and a long log; every query is the guard's own."""
 
     def __init__(self, folder: Path) -> None:
         from silo.guard.control_socket import ControlServer
         from tests.console.states import POLICY_DIGEST, release, silo
         from tests.policies import setting
         from tests.simulated.guarded import Bench
-        from tests.simulated.queries import long_log, panel_of
+        from tests.simulated.queries import asked_of, long_log
 
         self.desk = desk_of("hospital_a")
         bench = Bench(folder / "bench", setting.policy_of(setting.policy_text()))
         bench.audit.close()
         bench.audit = long_log(folder / "log", RECORDS)
-        for name, handler in panel_of(bench).queries().items():
+        for name, handler in asked_of(bench).handlers().items():
             self.desk.register_query(name, handler)
         self._state = silo(release()) | {"audit": {"size": bench.audit.size}}
         self._digest = POLICY_DIGEST

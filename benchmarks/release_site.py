@@ -34,6 +34,7 @@ from policies.render import PlanSize
 from policies.schema import LoraSchema
 from silo.config import CoordinatorPlace
 from silo.guard.adapters import AdapterStore
+from silo.guard.answers.state import RunStatus
 from silo.guard.context import RunView
 from silo.guard.ledger import Release
 from silo.guard.loop import Guard
@@ -186,7 +187,6 @@ class Site:
             events=queue.Queue(), code_sha256=setting.HASH["base"],
         )  # fmt: skip
         self.guard.register(self.desk)
-        self.guard.panel.trainer({"isolation": "namespaces"})
 
     def open_round(self, number: int, base: str = "") -> None:
         """Round `number` starts from what the round before ended in, or from `base`."""
@@ -238,7 +238,7 @@ class Site:
         if not isinstance(held, Held):
             raise AssertionError(f"{kind} was not held: {held.decision.explain() if held else held}")
         release = self.bench.releases.hold(kind, self.run, self.round, step, held, deadline_seconds=deadline_seconds)
-        self.guard.panel.publish("release.held", {"release": release.id, "kind": kind})
+        self.desk.publish("release.held", {"release": release.id, "kind": kind})
         return release
 
     def let_go(self, release: Release, person: str = "bob") -> None:
@@ -249,7 +249,7 @@ class Site:
         _, settled = self.bench.releases.approve(command("approvals.approve", shown, person=person))
         assert settled is not None and settled.allowed is not None
         self.bench.gate.transmit(settled.allowed)
-        self.guard.panel.publish("sent", {"kind": release.kind, "round": release.round})
+        self.desk.publish("sent", {"kind": release.kind, "round": release.round})
 
     def wait(self, seconds: float) -> None:
         self.bench.clock_now += seconds
@@ -258,8 +258,9 @@ class Site:
 
     def show(self) -> None:
         """Hand the desk the present state, as the guard's loop does after each turn."""
-        run: Any = SimpleNamespace(plan=self.bench.gate.view.plan, busy=False, paused=False)
-        self.guard.panel.show(run, link_fault="")
+        plan = self.bench.gate.view.plan
+        run = None if plan is None else RunStatus(plan, None, paused=False, adapter_held="")
+        self.guard.status.show(replace(self.guard.moment(), run=run))
 
 
 @dataclass(frozen=True)

@@ -102,7 +102,7 @@ class Hand:
         if name != "approvals.reject":
             raise SystemExit(f"the story has no {name}")
         settled = self.site.bench.releases.reject(command(name, dict(arguments), person=person.name))
-        self.site.guard.panel.publish("release.settled", {"release": settled.release.id, "outcome": "rejected"})
+        self.site.desk.publish("release.settled", {"release": settled.release.id, "outcome": "rejected"})
         return {"release": settled.release.id, "state": "rejected", "audit_size": self.site.bench.audit.size}
 
 

@@ -44,6 +44,7 @@ REFUSALS_LOGGED_MAX = 10
 # Names of events the desk itself makes, for a reader that fell behind or outlived a restart.
 EVENTS_MISSED = "events.missed"
 
+Publish = Callable[[str, Mapping[str, Any]], object]  # an event by its name, with its fields
 QueryHandler = Callable[[Mapping[str, Any]], Any]
 CommandHandler = Callable[[VerifiedCommand], Any]
 Clock = Callable[[], datetime]

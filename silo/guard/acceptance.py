@@ -33,6 +33,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from fedsilo.control.desk import Publish
 from fedsilo.files.durable import write_durably
 from fedsilo.protocol.codec import Buffer
 from fedsilo.protocol.errors import ConflictError, NotFoundError, OperationError, VerificationError, WireCode
@@ -40,7 +41,6 @@ from fedsilo.protocol.method import LoadAdapter
 from silo.config import Acceptance as AcceptanceLimits
 from silo.config import SiloConfig
 from silo.guard.adapters import AdapterStore
-from silo.guard.answers.state import Panel
 from silo.guard.context import RunView
 from silo.guard.gate import Gate
 from silo.measuring import MeasureHoldout, PromptSet
@@ -165,18 +165,18 @@ class _Measuring:
 class Acceptance:
     """Args:
     config: of the site: its limits (None: nothing is measured) and where to keep what is known.
-    gate, adapters, panel: the guard's parts.
+    gate, adapters: the guard's parts.
+    publish: tells people what happens.
     """
 
-    def __init__(self, config: SiloConfig, *, gate: Gate, adapters: AdapterStore, panel: Panel) -> None:
+    def __init__(self, config: SiloConfig, *, gate: Gate, adapters: AdapterStore, publish: Publish) -> None:
         self._limits = config.acceptance
         self._path = config.state_dir / FILE
         self._gate = gate
         self._adapters = adapters
-        self._panel = panel
+        self._publish = publish
         self._known = self._read()
         self._measuring: _Measuring | None = None
-        self._show()
 
     def _read(self) -> _Known:
         if not self._path.is_file():
@@ -190,11 +190,11 @@ class Acceptance:
 
     def _write(self) -> None:
         write_durably(self._path, json.dumps(self._known.__dict__).encode(), mode=0o600)
-        self._show()
 
-    def _show(self) -> None:
-        held = self._known.held
-        self._panel.adapter_held = str(held[-1]["digest"]) if held else ""
+    @property
+    def held(self) -> str:
+        """Digest of the newest adapter that waits for a person; empty where none does."""
+        return str(self._known.held[-1]["digest"]) if self._known.held else ""
 
     # ---- what the loop asks ------------------------------------------------------------------------
 
@@ -316,7 +316,7 @@ class Acceptance:
         _log.warning(
             "held: adapter %s of round %d; %s; `silo adapters list` shows it", loaded.digest[:12], loaded.round, said
         )
-        self._panel.publish("adapter.held", {"adapter": loaded.digest, "round": loaded.round, "reasons": reasons})
+        self._publish("adapter.held", {"adapter": loaded.digest, "round": loaded.round, "reasons": reasons})
         return WireCode.ADAPTER_HELD
 
     @property
@@ -402,7 +402,7 @@ class Acceptance:
         self._kept_or_as_before(lambda: self._back_to(digest))
         if self._measuring is not None:
             self._measuring.before.clear()
-        self._panel.publish("adapter.rolled_back", {"adapter": digest})
+        self._publish("adapter.rolled_back", {"adapter": digest})
         return self._anchored(view)
 
     def _back_to(self, digest: str) -> None:
@@ -419,7 +419,6 @@ class Acceptance:
             self._write()
         except OperationError:
             self._known = before
-            self._show()
             raise
 
     def is_refused(self, digest: str) -> bool:

@@ -42,7 +42,7 @@ from fedsilo.audit.log import AuditLog
 from fedsilo.audit.record import CLOCK_ACCEPTED
 from fedsilo.audit.segments import LogLostError
 from fedsilo.audit.witness import OWN_HISTORY_LOST
-from fedsilo.control.desk import ControlDesk
+from fedsilo.control.desk import ControlDesk, Publish
 from fedsilo.files.task_files import Task
 from fedsilo.protocol.clocks import CLOCK_UNKNOWN, HALTING
 from fedsilo.protocol.codec import canonical_json, sha256_hex
@@ -56,7 +56,6 @@ from fedsilo.protocol.errors import (
     VerificationError,
     WireCode,
 )
-from silo.guard.answers.state import Panel
 from silo.guard.archive import Tickets, payload_view, require_readable
 from silo.guard.clock_watch import ClockWatch
 from silo.guard.decisions import orders_of
@@ -75,6 +74,8 @@ from silo.guard.supervisor import TrainerHandle
 @dataclass(frozen=True)
 class Orders:
     """Attributes:
+    publish: tells people what happens.
+    show: shows people the present state.
     on_loop: runs work on the loop's thread and waits for it.
     stop: asks the loop to end.
     fail: ends the loop with a cause.
@@ -89,7 +90,8 @@ class Orders:
     releases: Releases
     halts: Halts
     runs: RunManager
-    panel: Panel
+    publish: Publish
+    show: Callable[[], None]
     trainer: TrainerHandle
     on_loop: Callable[[Callable[[], Any]], Any]
     stop: Callable[[], None]
@@ -99,8 +101,6 @@ class Orders:
 
     def register(self, desk: ControlDesk) -> None:
         """Queries and commands of the control socket."""
-        for query, answer in self.panel.queries().items():
-            desk.register_query(query, answer)
         desk.register_query("halts", lambda arguments: {"halts": self.halts.rows()})
         for name, action, work in (
             ("approvals.approve", "release.approve", self.approve),
@@ -175,8 +175,8 @@ class Orders:
             self.gate.halt(halted, code)
             raise
         watch.accepted(now)
-        self.panel.publish("clock.accepted", {"by": command.person})
-        self.panel.show(self.runs.run, link_fault=self.gate.counters.last_fault)
+        self.publish("clock.accepted", {"by": command.person})
+        self.show()
         return {"accepted": now, "released": detail["latest"], **told}
 
     def approve(self, command: VerifiedCommand) -> dict[str, Any]:
@@ -206,7 +206,7 @@ class Orders:
         """The person is asked later; shown at once, so that no console asks again in between."""
         release, number = self.releases.defer(command)
         until = self.ledger.deferred(release.id)[command.person]
-        self.panel.show(self.runs.run, link_fault=self.gate.counters.last_fault)
+        self.show()
         return {
             "release": release.id, "state": "held", "deferred_until": until, "expires_at": release.expires_at,
             "record": number, "audit_size": self.audit.size,
@@ -214,7 +214,7 @@ class Orders:
 
     def release_halt(self, command: VerifiedCommand) -> dict[str, Any]:
         answer = self.halts.release(command)
-        self.panel.publish("halt.signed", {"kind": answer["kind"], "released": answer["released"]})
+        self.publish("halt.signed", {"kind": answer["kind"], "released": answer["released"]})
         return {**answer, "audit_size": self.audit.size}
 
     def pause(self, command: VerifiedCommand) -> dict[str, Any]:
@@ -227,8 +227,8 @@ class Orders:
             self.ledger.keep_paused(run.plan.run, True)
         except OperationError:
             told["until_restart"] = True
-        self.panel.publish("paused", {"by": command.person})
-        self.panel.show(run, link_fault=self.gate.counters.last_fault)
+        self.publish("paused", {"by": command.person})
+        self.show()
         return {"paused": True, **told}
 
     def resume(self, command: VerifiedCommand) -> dict[str, Any]:
@@ -237,9 +237,9 @@ class Orders:
         told = self.recorded("silo.resume", command, needed=True)
         self.ledger.keep_paused(run.plan.run, False)
         run.paused = False
-        self.panel.publish("resumed", {"by": command.person})
+        self.publish("resumed", {"by": command.person})
         run.advance()
-        self.panel.show(run, link_fault=self.gate.counters.last_fault)
+        self.show()
         return {"paused": False, **told}
 
     def leave(self, command: VerifiedCommand) -> dict[str, Any]:
@@ -248,7 +248,7 @@ class Orders:
         told = self.recorded("silo.leave", command, needed=True)
         self.runs.leaving.begin(run)
         self.runs.end_run(LEFT)
-        self.panel.show(None, link_fault=self.gate.counters.last_fault)
+        self.show()
         return {"run": run, "left": True, **told}
 
     def export_release(self, command: VerifiedCommand) -> dict[str, Any]:
@@ -327,9 +327,9 @@ class Orders:
             ends = error.message
             self.fail(error)  # in force all the same: what runs here may not go on under it
         told = {"policy": policy.digest, "change": step.how, "fields": [change.name for change in step.changes]}
-        self.panel.publish("policy.loaded", told)
+        self.publish("policy.loaded", told)
         # At once, not after the next exchange: nobody who asks now may be shown the former policy.
-        self.panel.show(self.runs.run, link_fault=self.gate.counters.last_fault)
+        self.show()
         return {**told, "record": number, "audit_size": self.audit.size, "ends": ends}
 
     def stop_by(self, command: VerifiedCommand) -> dict[str, Any]:

@@ -39,7 +39,6 @@ from fedsilo.protocol.errors import ConflictError, DeniedError, PeerError, Unrea
 from fedsilo.protocol.kinds import OUTBOUND_KINDS
 from fedsilo.protocol.transcript import sign_transcript, transcript_from_canonical
 from silo.guard import envelopes
-from silo.guard.answers.state import Panel
 from silo.guard.coordinator_client import NOTHING_YET, CoordinatorClient, seconds_between
 from silo.guard.framing import Reply
 from silo.guard.gate import Gate
@@ -175,7 +174,7 @@ class FileExchange:
 
     Args:
         site: names and keys.
-        gate, ledger, talk, agreement, runs, panel: the guard's parts.
+        gate, ledger, talk, agreement, runs: the guard's parts.
         rung: the isolation of the trainer, as it was probed.
 
     Attributes:
@@ -184,7 +183,7 @@ class FileExchange:
 
     def __init__(
         self, site: Site, gate: Gate, ledger: Ledger, talk: CoordinatorClient, agreement: Agreement, runs: RunManager,
-        *, panel: Panel, rung: Callable[[], str],
+        *, rung: Callable[[], str],
     ) -> None:  # fmt: skip
         self._site = site
         self._gate = gate
@@ -192,7 +191,6 @@ class FileExchange:
         self._talk = talk
         self._agreement = agreement
         self._runs = runs
-        self._panel = panel
         self._rung = rung
         self._folder = site.config.state_dir / FOLDER
         make_private_directory(self._folder)

@@ -42,7 +42,9 @@ from fedsilo.protocol.text import harmless
 from fedsilo.protocol.transcript import Equivocation
 from policies.capacity import PROGRESS_SECONDS
 from silo.guard.adapters import AdapterStore
-from silo.guard.answers.state import Panel
+from silo.guard.answers.curves import FILE, FigureHistory
+from silo.guard.answers.queries import Queries
+from silo.guard.answers.state import Moment, RunStatus, Status
 from silo.guard.archive import Archive
 from silo.guard.clock_watch import ClockWatch
 from silo.guard.commands import Halts, Orders, ends_when
@@ -139,7 +141,10 @@ class Guard:
         self._failure: FedSiloError | None = None
         self._clocks_told = ""
         self._halt_said, self._taken_up, self._sits_out = "", False, False
-        self.panel = Panel(site, gate, ledger, audit, releases, desk, clock=gate.clock, watch=watch)
+        self._publish = desk.publish
+        history = FigureHistory(audit.directory.parent / FILE)
+        self.status = Status(site.config, site.identity.not_after, desk, history, clock=gate.clock)
+        self.queries = Queries(site, gate, ledger, audit, releases, history, clock=gate.clock)
         witnessing = Witnessing(
             audit, lambda: gate.policy, own_id=site.config.spiffe_id, trust_root_pem=site.identity.trust_root_pem,
             now_seconds=gate.now,
@@ -159,7 +164,7 @@ class Guard:
         if watch is not None and watch.fault is not None and not gate.halted:
             gate.halt(watch.fault.message, watch.fault.code)
         self.runs = RunManager(
-            site=site, gate=gate, ledger=ledger, releases=releases, adapters=adapters, panel=self.panel,
+            site=site, gate=gate, ledger=ledger, releases=releases, adapters=adapters, publish=desk.publish,
             talk=self._talk, agreement=self._agreement, trainer=trainer, monotonic=monotonic,
         )  # fmt: skip
         self.files: FileExchange | None = None
@@ -168,16 +173,15 @@ class Guard:
         )
         if site.config.coordinator.by_files:
             self._line = self.files = FileExchange(
-                site, gate, ledger, self._talk, self._agreement, self.runs, panel=self.panel,
-                rung=lambda: trainer.rung,
-            )  # fmt: skip
+                site, gate, ledger, self._talk, self._agreement, self.runs, rung=lambda: trainer.rung
+            )
         gate.do_aside(self._aside)
         ledger.locked.give_up = self._stopping.is_set
-        desk.before_snapshot = self.panel.look
+        desk.before_snapshot = lambda: self.status.show_waiting(ledger.locked.waiting)
         self.orders = Orders(
             site=site, gate=gate, ledger=ledger, audit=audit, releases=releases, halts=Halts(gate, ledger),
-            runs=self.runs, panel=self.panel, trainer=trainer, on_loop=self.on_loop, stop=self._stopping.set,
-            fail=self._fail, files=self.files, watch=watch,
+            runs=self.runs, publish=desk.publish, show=self.show, trainer=trainer, on_loop=self.on_loop,
+            stop=self._stopping.set, fail=self._fail, files=self.files, watch=watch,
         )  # fmt: skip
 
     # ---- life --------------------------------------------------------------------------------------
@@ -229,7 +233,7 @@ class Guard:
         with contextlib.suppress(queue.Empty):
             event = self._later.popleft() if self._later else self._events.get(timeout=self._patience())
         self._attempt(lambda: self._step(event))
-        self.panel.show(self.runs.run, link_fault=self._gate.counters.last_fault)
+        self.show()
 
     def _attempt(self, work: Callable[[], None]) -> None:
         """Do it, and what follows where it fails."""
@@ -423,12 +427,12 @@ class Guard:
         match message.type:
             case "done" if run is not None:
                 if run.task is not None:
-                    self.panel.metrics(message.fields, run.task)
+                    self.status.metrics(message.fields, run.task, self._gate.view, self._trainer.description)
                 run.done(message.fields, message.body)
             case "step" if run is not None and run.task is not None:
-                self.panel.step(message.fields, run.task)
+                self.status.step(message.fields, run.task)
             case "planned":
-                self.panel.planned(message.fields)
+                self.status.planned(message.fields)
                 self.runs.planned(message.fields)
             case "failed":
                 raise OperationError(
@@ -470,7 +474,7 @@ class Guard:
         _log.error("%s", error.message)
         if error.code == "TRAINER_DIED" or isinstance(error, LinkClosed):
             require_space(self._site.config.state_dir)
-        self.panel.publish("trainer.failed", {"code": error.code})
+        self._publish("trainer.failed", {"code": error.code})
         run = self._gate.view.run
         if run and self._talk.joined:
             # what it said is no message, so no rule has judged it; the log still says that there was something (T3)
@@ -494,7 +498,7 @@ class Guard:
         code = EQUIVOCATION if self._agreement.halted else self._gate.halt_code or "STATE_UNWRITABLE"
         until = ends_when(code, self._site.config.state_dir)
         _log.critical("halted: %s; nothing is sent until %s", self._gate.halted, until)
-        self.panel.publish("halted", {"reason": self._gate.halted})
+        self._publish("halted", {"reason": self._gate.halted})
         with contextlib.suppress(OperationError):
             self._audit.append("halt", reasons=[code])
 
@@ -522,7 +526,7 @@ class Guard:
             self._equivocated(equivocation)
             return
         _log.error("%s; %s", error.message, error.hint.replace("\n", "; "))
-        self.panel.publish("ingress.denied", {"kind": envelope.kind, "round": envelope.round})
+        self._publish("ingress.denied", {"kind": envelope.kind, "round": envelope.round})
         if envelope.kind == "global.adapter":
             self.runs.abandon_round()
         elif envelope.kind.startswith("control."):
@@ -641,8 +645,35 @@ class Guard:
         if self._may_speak and not (self._watch is not None and self._watch.unknown):
             self._line.beat()
 
+    def moment(self) -> Moment:
+        """Return what the parts of this guard say now."""
+        gate, run = self._gate, self.runs.run
+        held = self.runs.acceptance.held
+        return Moment(
+            run=RunStatus(run.plan, run.task, run.paused, held) if run is not None else None,
+            trainer=self._trainer.description,
+            policy=gate.policy,
+            view=gate.view,
+            counters=gate.counters,
+            halted=gate.halted,
+            screen_halts=list(gate.screen_halts),
+            screen_troubles=gate.screen_troubles(),
+            held=[self._releases.view(release) for release in self._ledger.releases("held")],
+            last_run=self._ledger.last_run(),
+            waits=self._ledger.locked.waiting,
+            clock=self._watch.state() if self._watch is not None else {},
+            audit_size=self._audit.size,
+            audit_broken=self.queries.records.broken,
+        )
+
+    def show(self) -> None:
+        """Show people the present state."""
+        self.status.show(self.moment())
+
     def register(self, desk: ControlDesk) -> None:
         """Queries and commands of the control socket."""
+        for name, answer in self.queries.handlers().items():
+            desk.register_query(name, answer)
         self.orders.register(desk)
         if self._archive is not None:
             self._archive.register(desk, self.on_loop)

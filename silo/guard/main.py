@@ -91,7 +91,8 @@ class SupervisedTrainer(TrainerHandle):
         self._events = events
         self._should_stop = should_stop
         self._supervisor: Supervisor | None = None
-        self._description: dict[str, Any] = {}
+        waits = site.config.trainer.launch == "external"
+        self._description: dict[str, Any] = {"waiting_for": site.config.trainer.address} if waits else {}
         self._rung = "waived"
 
     def start(self) -> None:
@@ -283,12 +284,10 @@ def _serve_locked(site: Site, stack: contextlib.ExitStack, ready: Callable[[dict
         guard.stop()
     guard.register(desk)
     # A long log takes seconds to go through, and nobody waits for that here; who asks before it is done does.
-    threading.Thread(target=_fold, args=(guard.panel.index,), name="message-index", daemon=True).start()
+    threading.Thread(target=_fold, args=(guard.queries.index,), name="message-index", daemon=True).start()
     Rescreening(ledger, audit, screens).register(desk, guard.on_loop)
-    if config.trainer.launch == "external":
-        guard.panel.trainer({"waiting_for": config.trainer.address})
     # before anybody can look: a trainer takes minutes to load a large model, and what is held is held meanwhile
-    guard.panel.show(None, link_fault="")
+    guard.show()
     control = ControlServer(desk, config.control.socket, config.control.group)
     stack.callback(control.close)
     if not config.coordinator.by_files:
@@ -300,8 +299,7 @@ def _serve_locked(site: Site, stack: contextlib.ExitStack, ready: Callable[[dict
         # It is renewed now and then; dialling may take a while, which the loop has no time for.
         guard.hourly.append(lambda: threading.Thread(target=_look_again, args=(site, releases), daemon=True).start())
     trainer.start()
-    guard.panel.trainer(trainer.description)
-    guard.panel.show(None, link_fault="")
+    guard.show()
     told = trainer.description["ready"]
     left_out = told.get("left_out")
     for text in left_out if isinstance(left_out, list) else ():

@@ -17,6 +17,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
+from fedsilo.control.desk import Publish
 from fedsilo.files.json_log import about_its_message
 from fedsilo.protocol import codec
 from fedsilo.protocol._generated import federation_pb2 as pb
@@ -60,7 +61,6 @@ from fedsilo.protocol.transcript import transcript_from_canonical
 from policies.schema import LoraSchema
 from silo.guard.acceptance import Acceptance
 from silo.guard.adapters import AdapterStore
-from silo.guard.answers.state import Panel
 from silo.guard.context import RunView
 from silo.guard.coordinator_client import CoordinatorClient
 from silo.guard.decisions import halts, in_turn
@@ -177,14 +177,14 @@ class HeldPlans:
     Args:
         ledger: which names of runs are spent, and under which sequence a held plan first came.
         releases: the inbox where plans wait.
-        panel: tells people.
+        publish: tells people.
         talk: says no to the coordinator.
     """
 
-    def __init__(self, *, ledger: Ledger, releases: Releases, panel: Panel, talk: CoordinatorClient) -> None:
+    def __init__(self, *, ledger: Ledger, releases: Releases, publish: Publish, talk: CoordinatorClient) -> None:
         self._ledger = ledger
         self._releases = releases
-        self._panel = panel
+        self._publish = publish
         self._talk = talk
 
     def look(self, item: Inbound, *, busy: bool) -> Ruling:
@@ -209,7 +209,7 @@ class HeldPlans:
             self._ledger.remember_of_run(item.run, _SEQUENCE, str(item.sequence))
             release = self._releases.hold_inbound(item)
             _log.warning("plan of run %s waits for approval as %s", item.run, release.id)
-            self._panel.publish("release.held", {"release": release.id, "kind": release.kind})
+            self._publish("release.held", {"release": release.id, "kind": release.kind})
             return "wait"
         if known[-1].digest != item.digest:
             _log.error("the coordinator sends two plans of run %s; it is declined", item.run)
@@ -245,7 +245,7 @@ class HeldPlans:
         """Persons are not asked about this plan any more, since an answer would come too late."""
         for settled in self._releases.end_plan(run, reason):
             told = {"release": settled.release.id, "outcome": settled.outcome, "reason": reason}
-            self._panel.publish("release.settled", told)
+            self._publish("release.settled", told)
 
     def acknowledge(self, run: str) -> None:
         """The no to a held plan was heard, so it is taken in, as after a rule's no. Else it came once more and brought
@@ -260,7 +260,7 @@ class HeldPlans:
             return
         _log.warning("run %s ended (%s) before its plan was accepted here", run, outcome)
         self.spend(run, "RUN_ENDED")
-        self._panel.publish("run.ended", {"run": run, "outcome": outcome})
+        self._publish("run.ended", {"run": run, "outcome": outcome})
 
     def _known(self, run: str) -> list[Release]:
         return [release for release in self._ledger.releases() if release.kind == "run.plan" and release.run == run]
@@ -704,7 +704,8 @@ def skipped_body(task: TrainerTask) -> pb.PublicResponses | pb.MetricsEval | Non
 
 class RunManager:
     """Args:
-        site, gate, ledger, releases, adapters, panel: the guard's parts.
+        site, gate, ledger, releases, adapters: the guard's parts.
+        publish: tells people what happens.
         talk: the conversation with the coordinator.
         agreement: what is signed before a round begins.
         trainer: carries out tasks; begun anew for each run.
@@ -724,7 +725,7 @@ class RunManager:
         ledger: Ledger,
         releases: Releases,
         adapters: AdapterStore,
-        panel: Panel,
+        publish: Publish,
         talk: CoordinatorClient,
         agreement: Agreement,
         trainer: TrainerHandle,
@@ -735,7 +736,7 @@ class RunManager:
         self._ledger = ledger
         self._releases = releases
         self._adapters = adapters
-        self._panel = panel
+        self._publish = publish
         self._talk = talk
         self.agreement = agreement
         self._trainer = trainer
@@ -749,8 +750,8 @@ class RunManager:
         self.has_behind = self.resume.has_behind
         self.deadlines: list[tuple[float, str]] = []
         self.plan_held = False
-        self._plans = HeldPlans(ledger=ledger, releases=releases, panel=panel, talk=talk)
-        self.acceptance = Acceptance(site.config, gate=gate, adapters=adapters, panel=panel)
+        self._plans = HeldPlans(ledger=ledger, releases=releases, publish=publish, talk=talk)
+        self.acceptance = Acceptance(site.config, gate=gate, adapters=adapters, publish=publish)
         self.leaving = Leaving(ledger=ledger, gate=gate, talk=talk)
 
     # ---- what comes in -----------------------------------------------------------------------------
@@ -809,7 +810,7 @@ class RunManager:
         if (view := self._gate.view.asking(item.body, item.step)) != self._gate.view:
             self._set_view(view)
         if told is not None or not isinstance(item.body, pb.RoundAgreed):
-            self._panel.publish(item.kind, {"run": item.run, "round": item.round, "step": item.step})
+            self._publish(item.kind, {"run": item.run, "round": item.round, "step": item.step})
         if told is not None:
             self.resume.keep(told)
             run.feed(MessageArrived("", told.kind, told.round, told.step, told.body, told.digest))
@@ -821,7 +822,7 @@ class RunManager:
         """This silo's run is over, for good: a coordinator that commits such a round is not given another update."""
         self.agreement.record_refused(item, error)
         self.leaving.begin(item.run)
-        self._panel.publish("run.left", {"run": item.run, "round": item.round, "reason": error.reason})
+        self._publish("run.left", {"run": item.run, "round": item.round, "reason": error.reason})
         self.end_run(LEFT)
 
     def _follow(self, item: Inbound) -> bool:
@@ -884,17 +885,14 @@ class RunManager:
         self._ledger.start_run(plan.run, item.body.canonical_json)
         self._set_view(self._gate.view)
         _log.info("run %s: method %s, %d rounds of %d steps", plan.run, plan.method, plan.rounds, plan.local_steps)
-        self._panel.publish("run.accepted", {"run": plan.run, "method": plan.method})
+        self._publish("run.accepted", {"run": plan.run, "method": plan.method})
         return True
 
     def _begin(self, plan: Plan) -> None:
         if self._trainer_used:
             # A trainer serves one run: its adapter and optimiser are that run's.
             self._trainer.stop()
-            try:
-                self._trainer.start()
-            finally:
-                self._panel.trainer(self._trainer.description)
+            self._trainer.start()
             self._talk.isolation_is(self._trainer.rung)
         self._trainer_used = True
         # Which private rows it trains on: a holdout is one only if it was one whenever this run was worked on.
@@ -947,7 +945,7 @@ class RunManager:
         self._miss(run.plan.run, None, None)
         self.agreement.drop()
         _log.info("run %s has ended: %s", run.plan.run, outcome)
-        self._panel.publish("run.ended", {"run": run.plan.run, "outcome": outcome})
+        self._publish("run.ended", {"run": run.plan.run, "outcome": outcome})
         run.over, self.run = True, None
         self.deadlines.clear()
         self._fed.clear()
@@ -964,7 +962,7 @@ class RunManager:
         run, number = self.run.plan.run, self._gate.view.round
         _log.warning("round %d of run %s goes on without this silo", number, run)
         self.sit_out(run, number)
-        self._panel.publish("round.abandoned", {"run": run, "round": number})
+        self._publish("round.abandoned", {"run": run, "round": number})
         if number:
             self._talk.decline(run, number, heard=False, code=code)
 
@@ -1023,7 +1021,7 @@ class RunManager:
             seconds = None if plan is None else plan.hold_seconds(action.step)
             held = self._releases.hold(action.kind, run, action.round, action.step, offered, deadline_seconds=seconds)
             _log.warning("held: %s of round %d waits for approval as %s", action.kind, action.round, held.id)
-            self._panel.publish("release.held", {"release": held.id, "kind": held.kind})
+            self._publish("release.held", {"release": held.id, "kind": held.kind})
             return None
         return self._outcome_of(offered, lambda: in_turn(offered, self._ledger, self._gate.transmit))
 
@@ -1045,7 +1043,7 @@ class RunManager:
         return self._outcome_said(content.kind, content.round, reply)
 
     def _outcome_said(self, kind: str, round_number: int, reply: Inbound) -> str:
-        self._panel.publish("sent", {"kind": kind, "round": round_number})
+        self._publish("sent", {"kind": kind, "round": round_number})
         if not isinstance(reply.body, pb.Refusal):
             return "sent"
         _log.warning("the coordinator refuses %s of round %d: %s", kind, round_number, reply.body.code)
@@ -1074,7 +1072,7 @@ class RunManager:
         if release.kind == "run.plan":
             self._settle_plan(settled)
             return
-        self._panel.publish("release.settled", {"release": release.id, "outcome": settled.outcome})
+        self._publish("release.settled", {"release": release.id, "outcome": settled.outcome})
         if (allowed := settled.allowed) is not None:
             outcome = self._outcome_of(allowed, lambda: in_turn(allowed, self._ledger, self._gate.transmit))
             if outcome is None:
@@ -1101,7 +1099,7 @@ class RunManager:
             # The plan is not acknowledged: it comes again, and is declined again.
             _log.warning("run %s: the no was not heard yet: %s", run, error.message)
         finally:
-            self._panel.publish("release.settled", {"release": settled.release.id, "outcome": outcome})
+            self._publish("release.settled", {"release": settled.release.id, "outcome": outcome})
 
     def _settled(self, item: Release | OutboxItem, outcome: str) -> None:
         offered = (item.kind, item.round, item.step)  # what an earlier run left behind says nothing of it in this one
@@ -1110,14 +1108,14 @@ class RunManager:
 
     def _miss(self, run: str, round_number: int | None, step: int | None) -> None:
         for settled in self._releases.miss(run, round_number, step):
-            self._panel.publish("release.settled", {"release": settled.release.id, "outcome": "missed"})
+            self._publish("release.settled", {"release": settled.release.id, "outcome": "missed"})
             if step is not None:
                 self._settled(settled.release, "missed")
 
     def _declined(self, kind: str, run: str, round_number: int, step: int, reasons: str) -> None:
         """Nobody out there learns more than that this silo declined (B6)."""
         _log.warning("denied by this site's policy: %s of round %d: %s", kind, round_number, reasons)
-        self._panel.publish("denied", {"kind": kind, "round": round_number, "step": step})
+        self._publish("denied", {"kind": kind, "round": round_number, "step": step})
         self._talk.tell(
             "control.declined", pb.Declined(kind=kind, round=round_number, step=step), run=run,
             round_number=round_number, step=step,
@@ -1130,7 +1128,6 @@ class RunManager:
             self._trainer.send(LinkMessage("task", fields, body, digest or str(fields.get("digest", ""))))
         except LinkClosed as error:
             raise OperationError("the trainer is gone", code="TRAINER_DIED") from error
-        self._panel.task(fields)
 
     def adapter(self, digest: str) -> Buffer:
         bytes_max = 2 * self._site.schema.payload_bytes  # as of what the gate takes

@@ -88,7 +88,7 @@ def release(**changes: Any) -> dict[str, Any]:
 
 
 def silo(*held: dict[str, Any], **changes: Any) -> dict[str, Any]:
-    """A silo in its first round, as `Panel.state` makes it."""
+    """A silo in its first round, as `Status.state` makes it."""
     figure = {"source": "local", "task": "PrivateStep", "round": 1, "step": 4}
     data: dict[str, Any] = {
         "kind": "silo", "silo": "hospital_a", "role": "lead", "federation": "cardio-net", "run": "run-1",

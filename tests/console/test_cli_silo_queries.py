@@ -129,16 +129,16 @@ def test_the_daemon_verifies_its_own_log_and_a_break_is_exit_status_7(bench: Ben
 def test_a_running_guards_state_tells_a_break_that_its_verification_found(tmp_path: Path) -> None:
     with closing(made(tmp_path, "run-1", 1)) as site:
         site.let_go(site.hold_responses(6, 9))
-        panel, log = site.guard.panel, site.bench.audit.directory
+        guard, log = site.guard, site.bench.audit.directory
 
         def broken() -> Any:
-            verify, status = panel.queries()["audit.verify"], panel.queries()["audit.status"]
+            verify, status = guard.queries.handlers()["audit.verify"], guard.queries.handlers()["audit.status"]
             verify({})
             deadline = time.monotonic() + WAIT_SECONDS
             while status({})["verifying"]:
                 assert time.monotonic() < deadline
                 time.sleep(0.01)
-            state = panel.state(None, link_fault="")
+            state = guard.status.state(guard.moment())
             assert list(unclassified(state, SILO)) == []
             return state["audit"]["broken"]
 

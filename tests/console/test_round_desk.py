@@ -69,7 +69,7 @@ def at_silo(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
     loop = Loop(tmp_path / "silo", setting.policy_of(setting.policy_text()))
     in_round(loop)
     for name in ("round", "curves"):
-        site.desk.register_query(name, loop.guard.panel.queries()[name])
+        site.desk.register_query(name, loop.guard.queries.handlers()[name])
     config = SimpleNamespace(control=SimpleNamespace(socket=site.socket))
     monkeypatch.setattr(cli_curves, "load_site", lambda path: config)
     yield Asked(site.socket, runner())

@@ -92,6 +92,7 @@ def countersigned(log: AuditLog, shown: pb.Checkpoint) -> pb.Checkpoint:
 class QuietTrainer(TrainerHandle):
     told: list[LinkMessage] = field(default_factory=list)
     got: str = "namespaces"  # the rung it was probed to have
+    ready: dict[str, Any] | None = None  # what it says when it is
 
     def start(self) -> None: ...
 
@@ -106,7 +107,7 @@ class QuietTrainer(TrainerHandle):
 
     @property
     def description(self) -> dict[str, Any]:
-        return {"isolation": self.got}
+        return {"isolation": self.got} | ({} if self.ready is None else {"ready": self.ready})
 
     def tasks(self) -> list[str]:
         return [message.fields["task"] for message in self.told if message.type == "task"]
@@ -175,6 +176,10 @@ class Loop:
         self.coordinator_now, self.slept = setting.NOW, 0.0
         self.coordinator = Coordinator(log=self._coordinator_log())
         self._take_place(self._bench(setting.NOW))
+
+    def state(self) -> dict[str, Any]:
+        """The status of the guard."""
+        return self.guard.status.state(self.guard.moment())
 
     def _bench(self, at: float) -> Bench:
         self.clock = 0.0

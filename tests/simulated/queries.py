@@ -14,7 +14,8 @@ from fedsilo.audit.log import AuditLog
 from fedsilo.audit.record import link_of
 from fedsilo.audit.segments import segments
 from fedsilo.protocol._generated import federation_pb2 as pb
-from silo.guard.answers.state import Panel
+from silo.guard.answers.curves import FigureHistory
+from silo.guard.answers.queries import Queries
 from tests.policies import setting
 from tests.simulated.guarded import OUR_KEY, Bench
 
@@ -23,16 +24,14 @@ WAIT_SECONDS = 30
 
 def queries_of(bench: Bench, site: Any = None) -> Mapping[str, Any]:
     """The handlers, as a guard on this bench registers them."""
-    return panel_of(bench, site).queries()
+    return asked_of(bench, site).handlers()
 
 
-def panel_of(bench: Bench, site: Any = None) -> Panel:
-    desk: Any = None  # nothing is published
+def asked_of(bench: Bench, site: Any = None) -> Queries:
+    """What may be asked of a guard on this bench."""
     parts: Any = site or SimpleNamespace(schema=setting.SCHEMA)
-    return Panel(
-        parts, bench.gate, bench.ledger, bench.audit, bench.releases, desk,
-        clock=lambda: bench.clock_now,
-    )  # fmt: skip
+    history = FigureHistory(bench.audit.directory.parent / "figures.jsonl")
+    return Queries(parts, bench.gate, bench.ledger, bench.audit, bench.releases, history, clock=lambda: bench.clock_now)
 
 
 def poll(bench: Bench) -> None:

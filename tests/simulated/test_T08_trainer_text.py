@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +20,8 @@ from fedsilo.files.one_line import keep_to_one_line
 from fedsilo.files.task_files import read_tasks, refuse_bad_references
 from fedsilo.protocol.errors import OperationError, UsageError
 from fedsilo.protocol.text import harmless
-from silo.guard.answers.queries import SiteView
+from silo.guard.answers.queries import log_lines
+from silo.guard.answers.state import RunStatus
 from silo.guard.main import prepare_logging
 from silo.guard.screens import Screens
 from silo.guard.supervisor import Supervisor
@@ -62,7 +64,7 @@ def site(tmp_path: Path) -> Iterator[Any]:
 def logs_of(site: Any) -> dict[str, Any]:
     for handler in logging.getLogger().handlers:
         handler.flush()
-    return SiteView(site, lambda: 0.0).logs({})
+    return log_lines(site, {})
 
 
 def test_T08_a_failure_that_the_trainer_words_is_one_line_without_its_words(loop: Loop, site: Any) -> None:
@@ -112,23 +114,24 @@ def test_T08_T37_every_record_is_one_line_a_traceback_too(tmp_path: Path) -> Non
 
 
 def test_T08_names_that_the_trainer_makes_up_are_in_no_state_and_no_event(loop: Loop) -> None:
-    panel = loop.guard.panel
+    status, view = loop.guard.status, loop.bench.gate.view
     task: Any = SimpleNamespace(round=1, step=2)
     made_up = {f"{PRIVATE} {number}": 1 for number in range(8)}
-    panel.metrics({"metrics": {"reward_mean": 1.0, "donors_rejected": {"hospital_b": 2, **made_up}}}, task)
-    panel.planned({"overlong": {"private": 3, **made_up}})
-    panel.step({"phase": PRIVATE}, task)
-    assert panel._phase["phase"] == ""
-    panel.trainer(
-        {"isolation": "user", "ready": {
-            "private_rows": 9, "held_out_rows": True, "public_rows": PRIVATE, "left_out": [PRIVATE], "note": PRIVATE,
-            "split": "ab" * 32, "device": PRIVATE, "topics": [PRIVATE], "screen_index": {"why": PRIVATE},
-            "versions": {"python": "3.11.4", "torch": PRIVATE, PRIVATE: "1"},
-            "dropped": {"broken JSON": 2, PRIVATE: 1},
-        }}
-    )  # fmt: skip
-    panel.show(loop.guard.runs.run, link_fault="")
-    state = panel.state(loop.guard.runs.run, link_fault="")
+    figures = {"reward_mean": 1.0, "donors_rejected": {"hospital_b": 2, **made_up}}
+    status.metrics({"metrics": figures}, task, view, {})
+    status.planned({"overlong": {"private": 3, **made_up}})
+    status.step({"phase": PRIVATE}, task)
+    loop.trainer.got = "user"
+    loop.trainer.ready = {
+        "private_rows": 9, "held_out_rows": True, "public_rows": PRIVATE, "left_out": [PRIVATE], "note": PRIVATE,
+        "split": "ab" * 32, "device": PRIVATE, "topics": [PRIVATE], "screen_index": {"why": PRIVATE},
+        "versions": {"python": "3.11.4", "torch": PRIVATE, PRIVATE: "1"},
+        "dropped": {"broken JSON": 2, PRIVATE: 1},
+    }  # fmt: skip
+    moment = replace(loop.guard.moment(), run=RunStatus(setting.PLAN, task, paused=False, adapter_held=""))
+    status.show(moment)
+    state = status.state(moment)
+    assert state["phase"] == "training"
     assert PRIVATE not in json.dumps(state)
     assert state["metrics"]["donors_rejected"]["value"] == {"hospital_b": 2, OTHER: 8}
     assert state["overlong"] == {"private": 3, OTHER: 8}
@@ -139,8 +142,8 @@ def test_T08_names_that_the_trainer_makes_up_are_in_no_state_and_no_event(loop: 
             "dropped": {"broken JSON": 2, OTHER: 1},
         },
     }  # fmt: skip
-    panel.step({"phase": "rollout"}, task)
-    assert panel._phase["phase"] == "rollout"
+    status.step({"phase": "rollout"}, task)
+    assert status.state(moment)["phase"] == "rollout"
     said = json.dumps(loop.desk.published)
     assert "donors_rejected" in said and PRIVATE not in said
 

@@ -139,7 +139,7 @@ def trained(loop: Loop) -> None:
 
 
 def own_row(loop: Loop) -> dict[str, Any]:
-    answer = loop.guard.panel.queries()["round"]({"run": "run-1", "round": 1})
+    answer = loop.guard.queries.handlers()["round"]({"run": "run-1", "round": 1})
     (row,) = [row for row in answer["silos"] if row["own"]]
     assert {each["why"] for each in answer["silos"] if not each["own"]} == {None}
     found: dict[str, Any] = row

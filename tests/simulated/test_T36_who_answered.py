@@ -21,11 +21,11 @@ from fedsilo.cli.audit import app
 from fedsilo.cli.audit_report_page import audit_report, page
 from fedsilo.protocol.clocks import utc
 from fedsilo.protocol.errors import ConflictError, UsageError
-from silo.guard.answers.state import Panel
+from silo.guard.answers.queries import Queries
 from silo.guard.messages import Held
 from tests.policies import setting
 from tests.simulated.guarded import Bench, command
-from tests.simulated.queries import panel_of, queries_of, same, slow
+from tests.simulated.queries import asked_of, queries_of, same, slow
 
 NOTE = "asked for twice today"
 
@@ -48,9 +48,9 @@ def held(bench: Bench, *, deadline_seconds: float | None = None) -> dict[str, An
     return shown | bench.opened(release.id)
 
 
-def told(panel: Panel, release: str) -> tuple[str, list[dict[str, Any]], list[dict[str, Any]]]:
-    shown = panel.approval({"release": release})
-    (row,) = panel.approvals({})["releases"]
+def told(site: Queries, release: str) -> tuple[str, list[dict[str, Any]], list[dict[str, Any]]]:
+    shown = site.handlers()["approval"]({"release": release})
+    (row,) = site.handlers()["approvals"]({})["releases"]
     return shown["state"], shown["approvers"]["given"], row["answers"]
 
 
@@ -61,7 +61,7 @@ def test_T36_a_rejected_release_says_who_answered_what_when_and_why_after_a_rest
     bench.clock_now += 60
     no = shown | {"reason_code": "UNEXPECTED", "reason": NOTE}
     bench.releases.reject(command("approvals.reject", no, person="bob"))
-    before = told(panel_of(bench), shown["release"])
+    before = told(asked_of(bench), shown["release"])
     at = {"alice": setting.NOW + 60, "bob": setting.NOW + 120}
     said = {"alice": ("approve", "", ""), "bob": ("reject", "UNEXPECTED", NOTE)}
     assert before == (
@@ -76,7 +76,7 @@ def test_T36_a_rejected_release_says_who_answered_what_when_and_why_after_a_rest
         ],
     )
     with closing(bench.restart()) as again:
-        assert told(panel_of(again), shown["release"]) == before
+        assert told(asked_of(again), shown["release"]) == before
 
 
 def rejected(bench: Bench, note: str) -> dict[str, Any]:
@@ -190,7 +190,7 @@ def test_T36_the_counterpart_an_approved_release_names_its_approvers_without_a_r
     shown = held(bench)
     for person in ("alice", "bob"):
         bench.releases.approve(command("approvals.approve", shown, person=person))
-    state, given, answers = told(panel_of(bench), shown["release"])
+    state, given, answers = told(asked_of(bench), shown["release"])
     assert state == "approved" and [(each["person"], each["reason"], each["note"]) for each in given] == [
         ("alice", "", ""), ("bob", "", ""),
     ]  # fmt: skip

@@ -50,7 +50,7 @@ def heartbeat(silo: SimulatedSilo) -> pb.Ack:
 
 
 def shown(loop: Loop) -> dict[str, Any]:
-    return loop.guard.panel.state(loop.guard.runs.run, link_fault="")
+    return loop.state()
 
 
 # ---- the coordinator ---------------------------------------------------------------------------------
@@ -191,7 +191,7 @@ def test_a_silo_that_has_no_state_yet_is_starting() -> None:
 
 
 def test_while_its_trainer_loads_a_guard_is_starting_and_not_idle(loop: Loop) -> None:
-    loop.guard.panel.trainer({})
-    assert loop.guard.panel.state(None, link_fault="")["phase"] == "starting"
-    loop.guard.panel.trainer({"isolation": "user", "ready": {"private_rows": 9}})
-    assert loop.guard.panel.state(None, link_fault="")["phase"] == "idle"
+    loop.trainer.ready = None
+    assert loop.state()["phase"] == "starting"
+    loop.trainer.ready = {"private_rows": 9}
+    assert loop.state()["phase"] == "idle"

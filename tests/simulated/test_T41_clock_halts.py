@@ -93,7 +93,7 @@ class Site:
 
     @property
     def clock(self) -> dict[str, Any]:
-        state: dict[str, Any] = self.loop.guard.panel.state(None, link_fault="")["clock"]
+        state: dict[str, Any] = self.loop.state()["clock"]
         return state
 
     @property

@@ -51,8 +51,8 @@ from tests.simulated.guarded import COORDINATOR_KEY, OUR_KEY, Bench, small_facto
 from tests.simulated.queries import (
     WAIT_SECONDS,
     all_pages,
+    asked_of,
     long_log,
-    panel_of,
     poll,
     queries_of,
     same,
@@ -254,18 +254,18 @@ def test_of_more_messages_than_are_indexed_the_newest_are_and_memory_is_bounded(
 ) -> None:
     monkeypatch.setattr(message_index, "ROWS_MAX", 8)
     monkeypatch.setattr(message_index, "ROWS_READY", 3)
-    panel = panel_of(bench)
+    site = asked_of(bench)
     for what in (
         "poll", "allow", "sent", "poll", "allow", "allow", "deny", "allow", "sent", "allow", "deny", "allow", "sent",
         "allow",
     ):  # fmt: skip
         append(bench.audit, what)
-        assert same(all_pages(panel.queries()["outbox"], {"limit": 2}), slow(bench.audit, "egress"))
-    side = panel.index._sides["egress"]
+        assert same(all_pages(site.handlers()["outbox"], {"limit": 2}), slow(bench.audit, "egress"))
+    side = site.index._sides["egress"]
     assert len(side.ready) == 3
     assert 0 < len(side.all) == len(side.outcomes) == len(side.monotonic) == len(side.elapsed) <= 8
     assert sum(map(len, side.by.values())) == 3 * len(side.all)
-    assert panel.queries()["outbox"]({})["total"] == 9
+    assert site.handlers()["outbox"]({})["total"] == 9
 
 
 def test_pages_hold_while_another_thread_appends(bench: Bench) -> None:
@@ -343,7 +343,7 @@ def loop(tmp_path: Path) -> Iterator[Loop]:
 
 
 def test_a_verification_runs_beside_the_loop_and_says_how_far_it_came(loop: Loop) -> None:
-    queries, bench = loop.guard.panel.queries(), loop.bench
+    queries, bench = loop.guard.queries.handlers(), loop.bench
     bench.gate.send("control.poll", pb.Poll(), run="")
     status = queries["audit.status"]({})
     assert (status["verified_to"], status["verified_at"], status["broken"]) == (None, None, None)
@@ -356,7 +356,7 @@ def test_a_verification_runs_beside_the_loop_and_says_how_far_it_came(loop: Loop
 
 
 def test_T38_a_break_is_named_with_its_record_and_contradicts_the_coordinator(loop: Loop) -> None:
-    queries, bench = loop.guard.panel.queries(), loop.bench
+    queries, bench = loop.guard.queries.handlers(), loop.bench
     (_, path), *_ = segments(bench.audit.directory)
     whole = path.read_bytes()
     path.write_bytes(whole.replace(b'"event":"start"', b'"event":"stop"', 1))
@@ -414,14 +414,14 @@ def test_T38_a_halt_carries_the_code_of_its_cause_and_only_a_lost_history_differ
     loop.coordinator.fails_at("control.poll", cause)
     loop.turn()
     assert loop.bench.gate.halted == str(cause) and loop.bench.gate.halt_code == code
-    assert loop.guard.panel.queries()["audit.status"]({})["coordinator"] == word
+    assert loop.guard.queries.handlers()["audit.status"]({})["coordinator"] == word
     loop.turn()
     assert until in next(line for line in caplog.text.splitlines() if "nothing is sent until" in line)
     assert loop.bench.events("halt")[-1]["reasons"] == [code]
 
 
 def test_what_is_shown_goes_by_the_guards_own_clock(loop: Loop) -> None:
-    status, verify = (loop.guard.panel.queries()[name] for name in ("audit.status", "audit.verify"))
+    status, verify = (loop.guard.queries.handlers()[name] for name in ("audit.status", "audit.verify"))
     loop.bench.clock_now = setting.NOW + 86_400
     verify({})
     moment = datetime.fromtimestamp(setting.NOW + 86_400, UTC)
@@ -432,15 +432,15 @@ def test_while_one_verification_goes_on_the_status_answers_and_no_second_begins(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a_round(bench)
-    panel, go_on = panel_of(bench), threading.Event()
+    site, go_on = asked_of(bench), threading.Event()
     told: list[int] = []
 
     def progress(number: int) -> None:
         told.append(number)
         go_on.wait(WAIT_SECONDS)
 
-    monkeypatch.setattr(panel._records, "_progress", progress)
-    queries = panel.queries()
+    monkeypatch.setattr(site.records, "_progress", progress)
+    queries = site.handlers()
     try:
         for _ in range(3):
             assert queries["audit.verify"]({})["verifying"] is True

@@ -396,7 +396,7 @@ def test_T10_the_coordinator_hears_of_other_walls_before_anything_of_the_next_ru
     loop.turn()
     loop.trainer.got = "waived"  # for run 2 somebody starts it without its walls
     loop.offer_plan(setting.PLAN.model_copy(update={"run": "run-2"}))
-    assert loop.guard.panel.state(loop.guard.runs.run, link_fault="")["trainer"] == {"isolation": "waived"}
+    assert loop.state()["trainer"] == {"isolation": "waived"}
     taken = loop.coordinator.acknowledged()
     loop.turn()
     hellos = [pb.Hello.FromString(payload).isolation for _, payload in loop.coordinator.bodies("control.hello")]
@@ -458,7 +458,7 @@ def test_a_metric_that_is_nonsense_is_a_failure_of_the_trainer(loop: Loop, metri
         assert loop.bench.ledger.run_state("run-1") == "left"
         assert loop.coordinator.kinds()[-2:] == ["control.error", "control.abstain"]
     else:
-        assert loop.guard._failure is None and loop.guard.panel._donors["used"] == told
+        assert loop.guard._failure is None and loop.state()["donors"]["used"] == told
 
 
 @pytest.mark.parametrize(

@@ -128,14 +128,14 @@ def test_T34_a_tightened_charter_is_adopted_too(tmp_path: Path) -> None:
     running.loop.close()
 
 
-def test_T34_the_panel_says_what_is_in_force_and_what_it_is_made_of(tmp_path: Path) -> None:
+def test_T34_the_status_says_what_is_in_force_and_what_it_is_made_of(tmp_path: Path) -> None:
     running = running_on(tmp_path, wording(), charter=wording(TIGHTER))
-    shown = running.loop.guard.panel.state(None, link_fault="")["policy"]
+    shown = running.loop.state()["policy"]
     policy = running.place.site().policy
     assert shown["digest"] == policy.digest
     assert [Path(part["file"]).name for part in shown["made_of"]] == ["policy.yaml", "charter.yaml"]
     assert [part["digest"] for part in shown["made_of"]] == [part.digest for part in policy.parts]
-    state = running.loop.guard.panel.state(None, link_fault="")
+    state = running.loop.state()
     assert f"charter.yaml {policy.parts[1].digest[:12]}" in status_text(state)
     console = state_of(state, {})
     assert isinstance(console, SiloState) and console.policy_files == 2

@@ -45,7 +45,7 @@ def for_seconds(loop: Loop, seconds: float, step: float = 0.05) -> list[float]:
 
 
 def fault(loop: Loop) -> tuple[str, str]:
-    shown = loop.guard.panel.state(None, link_fault=loop.bench.gate.counters.last_fault)["coordinator"]
+    shown = loop.state()["coordinator"]
     return shown["link"], shown["fault"]
 
 

@@ -172,7 +172,7 @@ def test_figures_answers_and_update_leave_together_at_the_end_of_the_round(loop:
     group = [("metrics.eval", 0, 0), (ANSWERS, 1, 2), (ANSWERS, 1, 4), (UPDATE, 1, 0)]
     assert sent(loop) == group
     assert [envelope.kind for envelope, _ in loop.coordinator.sent[before : before + 4]] == [kind for kind, *_ in group]
-    mine = next(row for row in loop.guard.panel.queries()["round"]({})["silos"] if row["own"])
+    mine = next(row for row in loop.guard.queries.handlers()["round"]({})["silos"] if row["own"])
     assert [each["phase"] for each in mine["phases"]] == ["sign", "update", "others"], "no step of it ended on its own"
     body = pb.PublicResponses.FromString(loop.coordinator.bodies(ANSWERS)[1][1])
     assert [(row.prompt_index, [each.text for each in row.responses]) for row in body.prompts] == [

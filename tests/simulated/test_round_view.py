@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -255,7 +254,7 @@ def in_round(loop: Loop) -> None:
     loop.offer_plan()
     loop.open_round()
     loop.coordinator.says("control.fetch", "global.adapter", ADAPTER, run="run-1", round=1)
-    loop.guard.panel.trainer({"ready": {"held_out_rows": 487}})
+    loop.trainer.ready = {"held_out_rows": 487}
     told = LinkMessage("planned", {"overlong": {"held_out": 3}, "private_prompts": 40})
     loop.guard._trainer_said(told)
     body = pb.MetricsEval(split="held_out")
@@ -267,7 +266,7 @@ def in_round(loop: Loop) -> None:
 
 
 def test_a_silo_tells_its_own_phases_and_of_others_what_it_was_told(loop: Loop) -> None:
-    ask = loop.guard.panel.queries()["round"]
+    ask = loop.guard.queries.handlers()["round"]
     assert ask({})["state"] == "no run yet"
     with pytest.raises(NotFoundError):
         ask({"run": "run-1"})
@@ -302,21 +301,20 @@ def test_a_silo_tells_its_own_phases_and_of_others_what_it_was_told(loop: Loop) 
 
 def test_the_last_finished_step_of_a_round_is_shown_until_the_next_round(loop: Loop) -> None:
     def step() -> int:
-        return int(loop.guard.panel.state(loop.guard.runs.run, link_fault="")["step"])
+        return int(loop.state()["step"])
 
     in_round(loop)
-    assert loop.guard.panel._finished == ("run-1", 1, 1)
-    loop.guard.panel.task({"task": "GeneratePublic", "round": 1, "step": 2})
-    assert step() == 2  # what is at work comes first
-    task: Any = SimpleNamespace(round=1, step=2)
-    loop.guard.panel.metrics({"metrics": {}}, task)
-    loop.guard.panel.task({"task": "Evaluate", "round": 1})
-    assert step() == 2
+    assert loop.state()["task"] == "GeneratePublic" and step() == 2  # what is at work comes first
+    answers = codec.encode(setting.responses_body((0, ("4",))))
+    while (now := loop.state())["task"] != "ExportDelta":
+        body, done = answers if now["task"] == "GeneratePublic" else b"", step()
+        loop.trainer_says("done", body, task=now["task"], round=1, step=done, metrics={})
+    assert step() == done
     loop.coordinator.says("control.poll", "round.result", loop.ended(committed=False), run="run-1", round=1)
     loop.turn(3)
-    assert step() == 2
+    assert step() == done
     loop.open_round(2)
-    assert loop.guard.panel._gate.view.round == 2 and step() == 0
+    assert loop.bench.gate.view.round == 2 and step() == 0
     loop.guard.runs.public_step(2)
     loop.restart()  # while its answers are held, nothing is at work
     assert step() == 2
@@ -324,16 +322,16 @@ def test_the_last_finished_step_of_a_round_is_shown_until_the_next_round(loop: L
 
 def test_a_silos_curves_outlive_a_restart(loop: Loop) -> None:
     in_round(loop)
-    answer = loop.guard.panel.queries()["curves"]({})
+    answer = loop.guard.queries.handlers()["curves"]({})
     series = {each["name"]: each["points"] for each in answer["series"]}
     assert set(series) == {"pass_at_1", "reward_mean", "kl"} and series["kl"][0]["x"] == 1
     assert (series["pass_at_1"][0]["n"], series["pass_at_1"][0]["n_exact"]) == (484, True)
     assert answer["baseline"] == [{"name": "pass_at_1", "silo": "hospital_a", "value": 0.25}]
     loop.restart()
-    assert loop.guard.panel.queries()["curves"]({}) == answer
-    assert loop.guard.panel.queries()["curves"]({"names": "kl"})["names"] == answer["names"]
+    assert loop.guard.queries.handlers()["curves"]({}) == answer
+    assert loop.guard.queries.handlers()["curves"]({"names": "kl"})["names"] == answer["names"]
     with pytest.raises(NotFoundError):
-        loop.guard.panel.queries()["curves"]({"run": "another"})
+        loop.guard.queries.handlers()["curves"]({"run": "another"})
 
 
 def test_without_the_number_of_prompts_there_is_no_interval(loop: Loop) -> None:
@@ -347,7 +345,7 @@ def test_without_the_number_of_prompts_there_is_no_interval(loop: Loop) -> None:
     loop.guard._trainer_said(LinkMessage("planned", {"overlong": {}, "private_prompts": 40}))
     loop.trainer_says("done", codec.encode(pb.MetricsEval(split="held_out")), task="Evaluate", round=0,
                       metrics={"pass_at_1": 0.25})  # fmt: skip
-    ((point,),) = [each["points"] for each in loop.guard.panel.queries()["curves"]({})["series"]]
+    ((point,),) = [each["points"] for each in loop.guard.queries.handlers()["curves"]({})["series"]]
     assert (point["value"], point["n"], point["low"], point["high"]) == (0.25, None, None, None)
 
 
@@ -455,7 +453,7 @@ def test_a_disk_that_takes_nothing_costs_the_curve_and_not_the_run(tmp_path: Pat
 
 def test_over_a_log_that_is_not_read_to_its_end_the_answer_says_so(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
     in_round(loop)
-    ask = loop.guard.panel.queries()["round"]
+    ask = loop.guard.queries.handlers()["round"]
     with monkeypatch.context() as patch:
         patch.setattr(round_marks, "FOLD_RECORDS", 1)
         with pytest.raises(NotFoundError, match="read so far") as early:

@@ -56,7 +56,7 @@ def test_T18_a_halted_kind_is_declined_on_the_wire_and_the_reason_stays_here(loo
     (decided,) = [each for each in loop.bench.events("egress.decision") if each["kind"] == "public.responses"]
     # Withheld, so no text with a hit is left; the message is denied for the day's hits alone.
     assert decided["reasons"] == ["SCREEN_HALT"]
-    assert loop.guard.panel.state(None, link_fault="")["screens"] == {"halts": ["public.responses"], "troubles": []}
+    assert loop.state()["screens"] == {"halts": ["public.responses"], "troubles": []}
 
 
 def test_T18_a_halt_is_lifted_by_the_signed_command_of_an_approver(loop: Loop) -> None:

@@ -29,16 +29,16 @@ def loop(tmp_path: Path) -> Iterator[Loop]:
 
 def report(loop: Loop, metrics: dict[str, Any], step: int = 2) -> None:
     task: Any = SimpleNamespace(round=1, step=step)
-    loop.guard.panel.metrics({"metrics": metrics}, task)
+    loop.guard.status.metrics({"metrics": metrics}, task, loop.bench.gate.view, {})
 
 
 def test_what_a_step_says_of_its_engine_is_in_the_state_and_in_the_curves(loop: Loop) -> None:
     told = {"rollout_kl": 1e-4, "stale_previous": 0.25, "stale_detectable_steps": 3.5, "made_up": 1.0}
     report(loop, told)
-    state = loop.guard.panel.state(loop.guard.runs.run, link_fault="")
+    state = loop.state()
     assert state["metrics"]["stale_detectable_steps"]["value"] == 3.5
     assert "stale_previous" not in state["metrics"]  # of these there are many: the curves have them
-    curves = loop.guard.panel._curves.curves({"names": "stale_previous,rollout_kl"})
+    curves = loop.guard.queries.handlers()["curves"]({"names": "stale_previous,rollout_kl"})
     found = {series["name"]: series["points"][0]["value"] for series in curves["series"]}
     assert found == {"stale_previous": 0.25, "rollout_kl": 1e-4}
     assert "made_up" not in curves["names"]

@@ -1,7 +1,5 @@
-"""Pages of what the ledger keeps: releases that were held, and content that was let out. For whoever has a ledger open,
-the daemon or a reader of its folder.
-
-The queries `certificates`, `settings` and `logs`: what this guard runs with, for whoever may open the socket.
+"""Every query that the control server of a silo answers, by name, and the small ones themselves: lists of what the
+ledger keeps, the site's certificates, settings and log.
 
 Names, places and digests; of a key or a secret only where its file is. Of the guard's log whole lines of its own form
 are shown, without what the trainer said in them: that process sees private prompts, and what it prints or reports may
@@ -12,21 +10,119 @@ reads it with `silo logs --trainer`.
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from fedsilo.audit.log import AuditLog
+from fedsilo.audit.message_index import MessageIndex
+from fedsilo.audit.reader import LogPages
+from fedsilo.audit.round_marks import RoundMarks
+from fedsilo.audit.witness import OWN_HISTORY_LOST
+from fedsilo.control.audit_queries import AuditView, MessageView
+from fedsilo.control.desk import QueryHandler
 from fedsilo.control.query_arguments import Asked
 from fedsilo.files.site_files import certificate_file, settings_of
 from fedsilo.protocol.clocks import utc
 from fedsilo.protocol.errors import NotAllowedError, NotFoundError
+from silo.guard.answers.curves import CurveView, FigureHistory
+from silo.guard.answers.limits import LimitsView
+from silo.guard.answers.rounds import RoundView
+from silo.guard.gate import Gate
 from silo.guard.ledger import Ledger, Release
+from silo.guard.releases import Releases
 from silo.guard.site import Site
-
-# ---- held releases and the ledger --------------------------------------------------------------------------------
 
 PAGE_DEFAULT, PAGE_MAX = 100, 500
 STATES = ("held", "approved", "rejected", "expired", "missed", "denied")
+LINES_DEFAULT, LINES_MAX = 200, 1_000
+LOG_BYTES_MAX = 1 << 20  # of the end of a log that is looked at
+LINE_CHARACTERS_MAX = 500
+_OWN_LINE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z [A-Z]+ ")
+# The guard's own words, behind which the trainer's may begin.
+QUOTED = re.compile(r"(the trainer(?:'s| is gone| went away| \w+)?(?!\w)|private lines left out:|cannot run:).+")
+
+
+class Queries:
+    """What may be asked of a guard. Each query runs in the asking thread, and takes none of the loop's time.
+
+    Args:
+        site, gate, ledger, audit, releases: read only.
+        history: the trainer's figures.
+        clock: UTC seconds.
+
+    Attributes:
+        index: of the messages in the log.
+        records: of the log, and its verification.
+    """
+
+    def __init__(
+        self,
+        site: Site,
+        gate: Gate,
+        ledger: Ledger,
+        audit: AuditLog,
+        releases: Releases,
+        history: FigureHistory,
+        *,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._site = site
+        self._gate = gate
+        self._ledger = ledger
+        self._releases = releases
+        self._clock = clock
+        pages = LogPages(audit.directory)
+        self.index = MessageIndex(pages, lambda: audit.size)
+        self._messages = MessageView(self.index, pages, lambda: gate.policy)
+        self.records = AuditView(
+            audit, pages, witnesses=self._coordinator, contradicting=self._contradicting, now_seconds=clock,
+            word_as="coordinator",
+        )  # fmt: skip
+        self._limits = LimitsView(
+            ledger, self.index, policy=lambda: gate.policy, view=lambda: gate.view, schema=site.schema,
+            now_seconds=clock,
+        )  # fmt: skip
+        self._curves = CurveView(lambda: site.config.silo, ledger, history)
+        self._rounds = RoundView(
+            lambda: site.config.silo, ledger, RoundMarks(pages, lambda: audit.size, messages=True),
+            view=lambda: gate.view, policy=lambda: gate.policy.digest, now_seconds=clock,
+        )  # fmt: skip
+
+    def handlers(self) -> dict[str, QueryHandler]:
+        """Return each query by its name."""
+        return {
+            "approvals": lambda arguments: release_page(self._ledger, arguments),
+            "approval": lambda arguments: self._releases.view(self._named(arguments)),
+            "approval.comparison": lambda arguments: self._releases.comparison(self._named(arguments)),
+            "outbox": self._messages.outbox,
+            "inbox": self._messages.inbox,
+            "audit": self.records.page,
+            "audit.status": self.records.status,
+            "audit.verify": self.records.verify,
+            "limits": self._limits.limits,
+            "ledger": lambda arguments: ledger_page(self._ledger, arguments),
+            "round": self._rounds.round,
+            "curves": self._curves.curves,
+            "certificates": lambda arguments: certificates(self._site, arguments, self._clock()),
+            "settings": lambda arguments: settings(self._site, arguments),
+            "logs": lambda arguments: log_lines(self._site, arguments),
+        }
+
+    def _named(self, arguments: Mapping[str, Any]) -> Release:
+        """Return the release that a query names. Raises UsageError, NotFoundError."""
+        return self._ledger.release(Asked(arguments, "release").text("release"))
+
+    def _coordinator(self) -> tuple[str, ...]:
+        return (self._gate.policy.file.federation.coordinator,)
+
+    def _contradicting(self) -> tuple[str, ...]:
+        lost = bool(self._gate.halted) and self._gate.halt_code == OWN_HISTORY_LOST
+        return self._coordinator() if lost else ()
+
+
+# ---- held releases and the ledger ----
 
 
 def release_page(ledger: Ledger, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -109,93 +205,78 @@ def ledger_page(ledger: Ledger, arguments: Mapping[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-# ---- the site itself ---------------------------------------------------------------------------------------------
-
-LINES_DEFAULT, LINES_MAX = 200, 1_000
-LOG_BYTES_MAX = 1 << 20  # of the end of a log that is looked at
-LINE_CHARACTERS_MAX = 500
-_OWN_LINE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z [A-Z]+ ")
-# The guard's own words, behind which the trainer's may begin.
-QUOTED = re.compile(r"(the trainer(?:'s| is gone| went away| \w+)?(?!\w)|private lines left out:|cannot run:).+")
+# ---- the site itself ----
 
 
-class SiteView:
-    """Args:
-    site: what this guard was started with.
-    now_seconds: UTC.
+def certificates(site: Site, arguments: Mapping[str, Any], now: float) -> list[dict[str, Any]]:
+    """This site's certificates, as the files are now, and the authorities above them; never a key.
+
+    Returns:
+        [{"subject", "role", "names", "issuer", "fingerprint", "not_before", "not_after", "days_left", "pinned",
+        "whose", "file", "in_use", "fault"}]. in_use: the running guard uses this one; a renewed file counts from
+        the next start on. A file that cannot be read has a fault, and nothing else.
+
+    Raises:
+        UsageError: an argument; it takes none.
     """
+    Asked(arguments)
+    files = site.config.identity
+    running = site.identity.peer.fingerprint
+    named: list[tuple[str, Path | None, str]] = [
+        ("this silo", files.certificate, running),
+        ("the link to the trainer", files.link_certificate, ""),
+        ("the federation CA", files.federation_ca, ""),
+        ("the site CA", files.site_ca, ""),
+    ]
+    named += [
+        (f"the operator {person}", path, "")
+        for person in sorted(site.roles.people)
+        if (path := files.certificate.parent / f"{person}.crt").is_file()
+    ]
+    return [certificate_file(whose, file, now, in_use) for whose, file, in_use in named if file is not None]
 
-    def __init__(self, site: Site, now_seconds: Callable[[], float]) -> None:
-        self._site = site
-        self._now_seconds = now_seconds
 
-    def certificates(self, arguments: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """This site's certificates, as the files are now, and the authorities above them; never a key.
+def settings(site: Site, arguments: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Every key of the site's configuration as this guard runs with it: [{"key", "value", "origin"}].
 
-        Returns:
-            [{"subject", "role", "names", "issuer", "fingerprint", "not_before", "not_after", "days_left", "pinned",
-            "whose", "file", "in_use", "fault"}]. in_use: the running guard uses this one; a renewed file counts from
-            the next start on. A file that cannot be read has a fault, and nothing else.
+    origin is FILE:LINE, or "default". A key file or a secret is named by its path; nothing reads it.
 
-        Raises:
-            UsageError: an argument; it takes none.
-        """
-        Asked(arguments)
-        files = self._site.config.identity
-        running = self._site.identity.peer.fingerprint
-        named: list[tuple[str, Path | None, str]] = [
-            ("this silo", files.certificate, running),
-            ("the link to the trainer", files.link_certificate, ""),
-            ("the federation CA", files.federation_ca, ""),
-            ("the site CA", files.site_ca, ""),
-        ]
-        named += [
-            (f"the operator {person}", path, "")
-            for person in sorted(self._site.roles.people)
-            if (path := files.certificate.parent / f"{person}.crt").is_file()
-        ]
-        now = self._now_seconds()
-        return [certificate_file(whose, file, now, in_use) for whose, file, in_use in named if file is not None]
+    Raises:
+        UsageError: an argument; it takes none.
+    """
+    Asked(arguments)
+    return settings_of(site.config, site.config.source)
 
-    def settings(self, arguments: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Every key of the site's configuration as this guard runs with it: [{"key", "value", "origin"}].
 
-        origin is FILE:LINE, or "default". A key file or a secret is named by its path; nothing reads it.
+def log_lines(site: Site, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """{"lines", "left_out"}: the newest lines of the guard's log, and from how many of them words were left out.
 
-        Raises:
-            UsageError: an argument; it takes none.
-        """
-        Asked(arguments)
-        return settings_of(self._site.config, self._site.config.source)
+    Args:
+        site: whose.
+        arguments: {lines} (200, at most 1000), {source: "guard"}.
 
-    def logs(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """{"lines", "left_out"}: the newest lines of the guard's log, and from how many of them words were left out.
-
-        Args:
-            arguments: {lines} (200, at most 1000), {source: "guard"}.
-
-        Raises:
-            UsageError: an argument that is not one of these.
-            NotAllowedError: the trainer's log.
-            NotFoundError: there is no log.
-        """
-        asked = Asked(arguments, "lines", "source")
-        wanted = asked.number("lines", default=LINES_DEFAULT, least=1, most=LINES_MAX) or LINES_DEFAULT
-        if asked.text("source", among=("guard", "trainer")) == "trainer":
-            raise NotAllowedError(
-                "the trainer's log may quote private text, so the control socket does not show it",
-                hint="silo logs --trainer, as the user whose files they are",
-            )
-        path = self._site.config.state_dir / "logs" / "guard.log"
-        try:
-            with path.open("rb") as stream:
-                size = stream.seek(0, 2)
-                stream.seek(max(0, size - LOG_BYTES_MAX))
-                text = stream.read(LOG_BYTES_MAX).decode("utf-8", "replace")
-        except FileNotFoundError as error:
-            raise NotFoundError("this guard has no log file yet") from error
-        lines = text.split("\n")[1 if size > LOG_BYTES_MAX else 0 : -1]
-        own = [line for line in lines if _OWN_LINE.match(line)]
-        shown = [QUOTED.sub(r"\1 (left out)", line)[:LINE_CHARACTERS_MAX] for line in own]
-        left_out = len(lines) - len(own) + sum(QUOTED.search(line) is not None for line in own)
-        return {"lines": shown[-wanted:], "left_out": left_out}
+    Raises:
+        UsageError: an argument that is not one of these.
+        NotAllowedError: the trainer's log.
+        NotFoundError: there is no log.
+    """
+    asked = Asked(arguments, "lines", "source")
+    wanted = asked.number("lines", default=LINES_DEFAULT, least=1, most=LINES_MAX) or LINES_DEFAULT
+    if asked.text("source", among=("guard", "trainer")) == "trainer":
+        raise NotAllowedError(
+            "the trainer's log may quote private text, so the control socket does not show it",
+            hint="silo logs --trainer, as the user whose files they are",
+        )
+    path = site.config.state_dir / "logs" / "guard.log"
+    try:
+        with path.open("rb") as stream:
+            size = stream.seek(0, 2)
+            stream.seek(max(0, size - LOG_BYTES_MAX))
+            text = stream.read(LOG_BYTES_MAX).decode("utf-8", "replace")
+    except FileNotFoundError as error:
+        raise NotFoundError("this guard has no log file yet") from error
+    lines = text.split("\n")[1 if size > LOG_BYTES_MAX else 0 : -1]
+    own = [line for line in lines if _OWN_LINE.match(line)]
+    shown = [QUOTED.sub(r"\1 (left out)", line)[:LINE_CHARACTERS_MAX] for line in own]
+    left_out = len(lines) - len(own) + sum(QUOTED.search(line) is not None for line in own)
+    return {"lines": shown[-wanted:], "left_out": left_out}
