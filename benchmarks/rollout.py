@@ -240,9 +240,8 @@ def vllm(task: Task) -> Any:
     import torch
 
     from silo.config import Model, Rollout, SiloConfig, Trainer
-    from silo.guard import isolation
-    from silo.guard.rollout_server import RolloutServers
-    from silo.guard.supervisor import end_process_group
+    from silo.guard.trainer_process import probing
+    from silo.guard.trainer_process.rollout_server import RolloutServers
     from silo.trainer.adapters.lora import LoraAdapter, LoraShape
     from silo.trainer.rollout.embedded import Question
     from silo.trainer.rollout.place import RolloutPlace
@@ -263,8 +262,12 @@ def vllm(task: Task) -> Any:
             max_model_tokens=512, kv_cache_bytes=1 << 30,
         ),
     )  # fmt: skip
-    rung = "namespaces" if isolation.best_rung() == "namespaces" else "waived"
-    servers = RolloutServers(config, rung=rung, never=[], end=end_process_group)
+    rung = "namespaces" if probing.best_rung() == "namespaces" else "waived"
+    servers = RolloutServers(
+        config,
+        rung=rung,
+        never=[],
+    )
     servers.start()
     atexit.register(servers.stop)
     servers.wait_ready()

@@ -20,10 +20,10 @@ import numpy as np
 
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.codec import Array, Buffer, decode_factors, encode, factors_head, joined_factors
+from fedsilo.sandbox.probes import run_probes
 from silo.link import LinkClosed, LinkMessage, MessageLink
 from silo.room import Room
 from silo.trainer.fences import set_offline
-from silo.trainer.walls import run_probes
 from silo.trainer.worker import dial_patiently
 
 WAIT_SECONDS = 600.0

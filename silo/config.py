@@ -269,6 +269,12 @@ class SiloConfig(_Closed):
         return self.data.held_out.verifier or self.data.public.verifier
 
     @property
+    def key_files(self) -> list[Path]:
+        """The federation's keys and the proxy's credentials, which no trainer may see."""
+        proxy = self.coordinator.proxy_credentials
+        return [self.identity.key, self.identity.signing_key, *([] if proxy is None else [proxy])]
+
+    @property
     def rollout_sockets(self) -> tuple[Path, Path]:
         """Where the servers for private and for public prompts listen; twice the same where one serves both."""
         folder = self.state_dir / "rollout"

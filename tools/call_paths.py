@@ -28,7 +28,7 @@ import numpy as np
 from fedsilo.protocol import codec
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.method import LoadAdapter, PrivateStep
-from silo.guard.supervisor import TrainerSaid
+from silo.guard.trainer_process.supervisor import TrainerSaid
 from silo.link import LinkMessage
 from tests.policies import setting
 from tests.simulated.guard_loop import ADAPTER, Loop

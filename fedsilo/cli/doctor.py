@@ -235,7 +235,7 @@ def _way(read: Any) -> Finding:
 
 def _isolation() -> Finding:
     from fedsilo.control.dry_run import is_active
-    from silo.guard.isolation import best_rung
+    from silo.guard.trainer_process.probing import best_rung
 
     if is_active():
         return Finding("isolation of the trainer", None, "not tried: it takes a folder and a process")

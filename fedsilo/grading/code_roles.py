@@ -4,8 +4,8 @@ They share two pipes and nothing else. The solution's process never holds the te
 reference; the examiner never runs a line of the solution: names of the solution stand in its place, and each call goes
 over the pipe. Values cross as plain data of exact built-in types, so that an object with an `__eq__` of its own is no
 answer. What is no plain data stays in the solution's process; the examiner holds a `Remote`, and no two of those are
-equal, whatever the solution replies. Executed from its text inside `code_walls.py`: standard library only, no import
-of the project.
+equal, whatever the solution replies. Executed from its text inside `code_bootstrap.py`: standard library only, no
+import of the project.
 
 What is tested was decided from the test program alone (`fedsilo.grading.code.subject`): those names, all of
 them, are asked of the solution, every other one is Python's own. The test has passed when

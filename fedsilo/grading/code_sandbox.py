@@ -40,6 +40,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from fedsilo import sandbox
 from fedsilo.grading import code
 from fedsilo.grading.verdict import BAD_REFERENCE, CORRECT, ERROR, NO_ANSWER, TIMEOUT, WRONG, Verdict
 from fedsilo.protocol.errors import UsageError
@@ -57,6 +58,7 @@ _LIMITS = {
     "RLIMIT_MSGQUEUE": 0,
 }
 _HERE = Path(__file__).parent
+_BOOTSTRAP = Path(sandbox.__file__).with_name("code_bootstrap.py")
 _LIBRARIES_MAX = 16
 
 _AUDIT_ARCHITECTURE = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
@@ -223,7 +225,7 @@ class CodeSandbox:
         while data:
             data = data[os.write(text, data) :]
         os.lseek(text, 0, os.SEEK_SET)
-        arguments = [sys.executable, "-I", "-S", "-B", str(_HERE / "code_walls.py")]
+        arguments = [sys.executable, "-I", "-S", "-B", str(_BOOTSTRAP)]
         process = self._start(arguments, text, [*held.values(), status])
         descriptors.close(text)
         return process

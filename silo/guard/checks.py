@@ -40,15 +40,11 @@ from fedsilo.protocol.plan import Plan, plan_from_canonical
 from policies.compare import compare
 from policies.load import Policy
 from silo.config import SiloConfig, place_of
-from silo.guard import isolation
 from silo.guard.clock_watch import look_offline
 from silo.guard.gate import coordinator_leaf
 from silo.guard.ledger import Ledger
 from silo.guard.ledger_check import disagreement, named_in_folder
 from silo.guard.policy_change import Seen, step_to
-from silo.guard.public_grader import public_grader
-from silo.guard.rollout_server import check as check_rollout
-from silo.guard.rollout_server import environment_of
 from silo.guard.screens import check_screens
 from silo.guard.site import (
     AUDIT,
@@ -64,9 +60,12 @@ from silo.guard.site import (
     site_identity,
     thread_warning,
 )
-from silo.guard.supervisor import end_process_group
-from silo.guard.trainer_environment import trainer_environment
-from silo.guard.trainer_link import check as check_trainer_link
+from silo.guard.trainer_process import probing, sandbox
+from silo.guard.trainer_process.rollout_server import check as check_rollout
+from silo.guard.trainer_process.rollout_server import environment_of
+from silo.guard.trainer_process.sandbox import trainer_environment
+from silo.guard.trainer_process.supervisor import public_grader
+from silo.guard.trainer_process.trainer_link import check as check_trainer_link
 from silo.memory_estimate import Settings, Shapes, estimate, judge, machine, require_card, size_text
 
 # names of checks that others need
@@ -769,7 +768,7 @@ def _wrong(config: SiloConfig, key: str, what: str, hint: str) -> UsageError:
 
 def _isolation(look: Look) -> str:
     trainer, least = look.config.trainer, look.policy.file.trainer.least_isolation
-    best = isolation.best_rung() if trainer.launch == "child" else "container"
+    best = probing.best_rung() if trainer.launch == "child" else "container"
     rung = best if trainer.isolation == "auto" else trainer.isolation
     if not rung_at_least(rung, least):
         giver = "this machine" if trainer.launch == "child" else "a trainer that somebody else starts"
@@ -806,7 +805,7 @@ def _behind_walls(
     Raises:
         OperationError: it cannot be started.
     """
-    rung = isolation.best_rung() if config.trainer.isolation in ("auto", "container") else config.trainer.isolation
+    rung = probing.best_rung() if config.trainer.isolation in ("auto", "container") else config.trainer.isolation
     with (
         tempfile.TemporaryDirectory(prefix="fedsilo-check-") as folder,
         tempfile.TemporaryFile() as asked,
@@ -816,14 +815,14 @@ def _behind_walls(
         asked.write(question)
         asked.seek(0)
         try:
-            process = isolation.launch_walled(
+            process = sandbox.launch_walled(
                 command, rung=rung, readable=readable, writable=[scratch], env=environment(scratch),
                 never=never_shown(config), accelerators=accelerators, stdin=asked, stdout=answer,
                 stderr=answer if errors_too else None,
             )  # fmt: skip
         except (OSError, ValueError) as error:
             raise fault(str(error)) from error
-        end_process_group(process, seconds)
+        sandbox.end_process_group(process, seconds)
         size = answer.seek(0, os.SEEK_END)
         answer.seek(max(size - ANSWER_BYTES_MAX, 0))
         return answer.read(), process.returncode

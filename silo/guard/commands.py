@@ -66,7 +66,7 @@ from silo.guard.policy_change import reload
 from silo.guard.releases import Releases
 from silo.guard.run import RunManager, SiloRun
 from silo.guard.site import Site, require_rung
-from silo.guard.supervisor import TrainerHandle
+from silo.guard.trainer_process.supervisor import TrainerHandle
 
 # ---- commands ----------------------------------------------------------------------------------------------------
 

@@ -59,8 +59,8 @@ from silo.guard.releases import Releases, keep_recorded_noes
 from silo.guard.round_agreement import EQUIVOCATION, Agreement
 from silo.guard.run import AdapterRefused, RunManager
 from silo.guard.site import Site
-from silo.guard.supervisor import TrainerGone, TrainerHandle, TrainerSaid
-from silo.guard.trainer_link import where_it_tells
+from silo.guard.trainer_process.supervisor import TrainerGone, TrainerHandle, TrainerSaid
+from silo.guard.trainer_process.trainer_link import where_it_tells
 from silo.guard.trainer_report import ValuesUnusable
 from silo.link import LinkClosed, LinkMessage
 

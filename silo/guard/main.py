@@ -42,12 +42,10 @@ from silo.guard.clock_watch import ClockWatch
 from silo.guard.context import SiteView
 from silo.guard.control_socket import ControlServer
 from silo.guard.gate import Gate, open_channel
-from silo.guard.isolation import why_waived
 from silo.guard.ledger_check import open_ledger
 from silo.guard.loop import Command, Event, Guard
 from silo.guard.policy_change import take_over
 from silo.guard.public import PublicView, token_counter
-from silo.guard.public_grader import public_grader
 from silo.guard.releases import Releases
 from silo.guard.screens import Rescreening, Screens, index_key, site_canaries
 from silo.guard.site import (
@@ -61,10 +59,9 @@ from silo.guard.site import (
     require_authority_files,
     require_rung,
 )
-from silo.guard.supervisor import Supervisor, TrainerHandle
-from silo.guard.trainer_link import probe_fields
+from silo.guard.trainer_process.probing import probe_fields, why_waived
+from silo.guard.trainer_process.supervisor import Restart, Supervisor, TrainerHandle, public_grader
 from silo.guard.trainer_report import TEXT_CHARACTERS_MAX, ready_facts
-from silo.guard.trainer_revival import Restart
 from silo.link import LinkMessage
 
 _log = logging.getLogger("fedsilo.silo")

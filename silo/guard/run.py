@@ -70,7 +70,7 @@ from silo.guard.messages import Allowed, Denied, Held, Inbound, IngressDenied, d
 from silo.guard.releases import Releases, Settled
 from silo.guard.round_agreement import Agreement, TooFewUpdates, TranscriptRefused, Waiting
 from silo.guard.site import Site, require_part, trained_with
-from silo.guard.supervisor import TrainerHandle
+from silo.guard.trainer_process.supervisor import TrainerHandle
 from silo.link import LinkClosed, LinkMessage
 from silo.measuring import MeasureHoldout, fields_of
 from silo.sampling import PROMPTS_MAX, TaskGiver, Training

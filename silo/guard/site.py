@@ -50,7 +50,6 @@ from policies.load import Policy
 from policies.schema import LoraSchema
 from silo.config import SiloConfig
 from silo.guard.messages import TlsFiles
-from silo.guard.trainer_link import key_files
 
 AUDIT = "audit"  # below state_dir
 LEDGER = "ledger.sqlite3"  # below state_dir
@@ -132,9 +131,9 @@ def require_authority_files(config: SiloConfig) -> None:
 def _check_verifiers(config: SiloConfig, policy: Policy) -> None:
     """Raises UsageError: unknown, or one of the public set that the guard may not have run.
 
-    Public answers are graded again for the guard (silo/guard/public_grader.py). They come from other silos' models too,
-    so programs among them are run only where the policy says so (T22). No code of a package grades them: the
-    coordinator has none of it, and the walls are for programs.
+    Public answers are graded again for the guard (`public_grader` of silo/guard/trainer_process/supervisor.py). They
+    come from other silos' models too, so programs among them are run only where the policy says so (T22). No code of a
+    package grades them: the coordinator has none of it, and the walls are for programs.
     """
     for verifier in {config.data.verifier, config.held_out_verifier}:
         find_verifier(verifier)
@@ -338,7 +337,7 @@ def never_shown(config: SiloConfig) -> list[Path]:
     """What no path that the trainer is given may contain: keys, secret, records, and what rules this site."""
     link_key = config.identity.link_key
     return [
-        *key_files(config),
+        *config.key_files,
         *([link_key] if link_key is not None else []),
         site_secret_path(config),
         config.control.socket,

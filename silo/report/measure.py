@@ -34,7 +34,6 @@ from policies.load import Policy
 from policies.schema import LoraSchema
 from silo.config import Rollout, SiloConfig
 from silo.guard.adapters import AdapterStore
-from silo.guard.isolation import why_waived
 from silo.guard.ledger import Ledger
 from silo.guard.site import (
     LEDGER,
@@ -47,8 +46,8 @@ from silo.guard.site import (
     site_secret,
     trained_with,
 )
-from silo.guard.supervisor import Supervisor, TrainerGone, TrainerSaid
-from silo.guard.trainer_link import probe_fields_beside_the_daemon
+from silo.guard.trainer_process.probing import probe_fields_beside_the_daemon, why_waived
+from silo.guard.trainer_process.supervisor import Supervisor, TrainerGone, TrainerSaid
 from silo.link import LinkClosed, LinkMessage
 from silo.measuring import PromptSet, fields_of
 from silo.report.alone import plan_alone, train_alone

@@ -170,11 +170,11 @@ class Worker:
         from fedsilo.grading.data_findings import find as find_repeated
         from fedsilo.grading.own_verifiers import own_verifiers_sha256
         from fedsilo.grading.reference_checks import full_check
+        from fedsilo.sandbox.probes import surroundings
         from silo.trainer.agreement import limits_from
         from silo.trainer.kept_state import kept_state
         from silo.trainer.session import Material, Session
         from silo.trainer.text import load_codec
-        from silo.trainer.walls import surroundings
 
         verify_offline(os.environ)
         verify_hub_offline(sys.modules)
@@ -270,7 +270,7 @@ class Worker:
         return grade
 
     def _probe(self, fields: dict[str, Any]) -> LinkMessage:
-        from silo.trainer.walls import run_probes
+        from fedsilo.sandbox.probes import run_probes
 
         # The probes try the walls, not the hook in front of them.
         with self._refusals.paused() if self._refusals is not None else contextlib.nullcontext():

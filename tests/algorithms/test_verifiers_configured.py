@@ -22,9 +22,9 @@ from fedsilo.grading.verifier_names import AnyVerifier, OwnPartsVerifier
 from fedsilo.protocol.errors import UsageError
 from fedsilo.protocol.randomness import generator
 from fedsilo.protocol.strict_yaml import load, validate
-from silo.guard import isolation
 from silo.guard.site import _check_verifiers, trained_with
-from silo.guard.trainer_environment import trainer_environment
+from silo.guard.trainer_process import probing, sandbox
+from silo.guard.trainer_process.sandbox import trainer_environment
 from silo.link import Link, LinkMessage, Listener
 from silo.trainer.batch import Group
 from silo.trainer.grading import Mark, grade_distinct
@@ -244,11 +244,11 @@ for process in worker._grading:
 
 @pytest.mark.parametrize("rung", ["namespaces", "user"])
 def test_T10_programs_are_graded_inside_the_trainers_walls(rung: str) -> None:
-    if reason := isolation.rung_trial(rung):
+    if reason := probing.rung_trial(rung):
         pytest.skip(f"this machine cannot build it: {reason}")
     wrong = GOOD.replace("x + 1", "x + 3")
     programs = [GOOD, wrong, REFUSED["network"] + GOOD, "import os\nos._exit(0)\n"]
-    process = isolation.launch_walled(
+    process = sandbox.launch_walled(
         [sys.executable, "-P", "-c", INSIDE], rung=rung, env={"OMP_NUM_THREADS": "1"},
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
@@ -267,14 +267,14 @@ def code_rows(folder: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("rung", ["namespaces", "user"])
 def test_T10_a_walled_trainer_makes_ready_to_run_programs(folder: Path, rung: str) -> None:
-    if reason := isolation.rung_trial(rung):
+    if reason := probing.rung_trial(rung):
         pytest.skip(f"this machine cannot build it: {reason}")
     fields = code_rows(folder)
     sockets, scratch = folder / "link", folder / "scratch"
     sockets.mkdir()
     scratch.mkdir()
     listener = Listener(f"unix:{sockets}/t.sock", user_ids=frozenset({os.getuid()}))
-    process = isolation.launch_walled(
+    process = sandbox.launch_walled(
         [sys.executable, "-P", "-m", "silo.trainer.worker", "--address", f"unix:{sockets}/t.sock"],
         rung=rung, readable=[folder / "model", *map(Path, fields["private"]), *sorted(folder.glob("*.jsonl"))],
         writable=[scratch], socket_dir=sockets,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from silo.config import SiloConfig, load_config
-from silo.guard.isolation import rung_trial
+from silo.guard.trainer_process.probing import rung_trial
 from tests.loopback.connects import Trace, read_trace, start_traced, unavailable
 from tests.loopback.federation import Federation
 
@@ -82,7 +82,7 @@ def test_T10_the_trainer_reaches_its_guard_alone(watched: Watched) -> None:
 def test_T10_nothing_else_of_the_silo_reaches_anybody(watched: Watched) -> None:
     """The grading worker, and whatever a library might start."""
     programs = {each.program for each in watched.trace.dialled} - {"guard", "trainer"}
-    trials = {program for program in programs if "silo.trainer.walls" in program}
+    trials = {program for program in programs if "fedsilo.sandbox.probes" in program}
     assert {address for program in programs - trials for address in watched.reached(program)} == set()
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from fedsilo.cli.demo_report import report
-from silo.guard import isolation
+from silo.guard.trainer_process import probing
 from tests.loopback.federation import Demo, command
 
 SILOS = ["hospital_a", "hospital_b", "hospital_c", "hospital_d"]
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.demo
 
 
 def test_T10_the_walls_have_one_name_in_every_guard_the_record_and_the_report(finished_demo: Demo) -> None:
-    best = isolation.best_rung()  # probed by this process, on the machine where the demo's guards probed theirs
+    best = probing.best_rung()  # probed by this process, on the machine where the demo's guards probed theirs
     record = json.loads(Path(finished_demo.data["run_record"]).read_text())["record"]
     assert record["isolation"] == {silo: [best] for silo in SILOS}
     assert {row["silo"]: row["isolation"] for row in record["silos"]} == dict.fromkeys(SILOS, best)

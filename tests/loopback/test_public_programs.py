@@ -14,7 +14,7 @@ from fedsilo.demo.data_folder import DataFolder, Lengths, write_data_folder
 from fedsilo.demo.digit_tasks import OPERATIONS, TOPICS, answer, digit_strings, question
 from fedsilo.demo.sites import Site
 from fedsilo.demo.tiny_model import cached_model, recipe_for
-from silo.guard import isolation
+from silo.guard.trainer_process import probing
 from tests.loopback.federation import federation, records
 
 SILOS = ["hospital_a", "hospital_b"]
@@ -95,7 +95,7 @@ def let_programs_in(site: Site) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(isolation.rung_trial("namespaces") != "", reason="no namespaces on this machine")
+@pytest.mark.skipif(probing.rung_trial("namespaces") != "", reason="no namespaces on this machine")
 def test_T14_T22_programs_of_models_are_graded_where_they_are_written_and_where_they_arrive(tmp_path: Path) -> None:
     with federation(
         tmp_path, silos=2, ruleset="pubswap-random", holds=SILOS[0], viewer="dave", write_data=code_folder,

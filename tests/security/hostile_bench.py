@@ -23,7 +23,7 @@ from fedsilo.protocol import method as events
 from fedsilo.protocol._generated import federation_pb2 as pb
 from policies.load import Policy
 from silo.guard.framing import Reply
-from silo.guard.supervisor import TrainerSaid
+from silo.guard.trainer_process.supervisor import TrainerSaid
 from silo.link import LinkMessage
 from tests.hostile.coordinator import HostileReplies
 from tests.hostile.trainer import HostileLink

@@ -13,9 +13,9 @@ import pytest
 
 from fedsilo.protocol.errors import FedSiloError
 from silo.config import SiloConfig, load_config
-from silo.guard import isolation, isolation_controls
-from silo.guard.isolation_controls import Controls
-from silo.guard.supervisor import Supervisor
+from silo.guard.trainer_process import probing
+from silo.guard.trainer_process.probing import Controls
+from silo.guard.trainer_process.supervisor import Supervisor
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -31,7 +31,7 @@ class Probed:
     controls: Controls
 
     def escaped(self) -> set[str]:
-        return set(isolation.escaped(self.results, self.controls))
+        return set(probing.escaped(self.results, self.controls))
 
 
 def probed(config: SiloConfig, fields: dict[str, Any]) -> Probed:
@@ -60,7 +60,7 @@ def probed_by(run: Callable[..., str], config: Path, resolver_file: Path, fields
 
 def main(config: str, resolver_file: str, fields: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(isolation_controls, "_RESOLVER_FILES", (resolver_file,))
+        patch.setattr(probing, "_RESOLVER_FILES", (resolver_file,))
         print(json.dumps(asdict(probed(load_config(Path(config)), json.loads(fields)))))
 
 

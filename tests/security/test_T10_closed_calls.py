@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from silo.guard import isolation
-from silo.guard.syscall_filter import seccomp_program
+from fedsilo.sandbox.seccomp import seccomp_program
+from silo.guard.trainer_process import probing
 from tests.security.wall_harness import run_inside
 
 HEADERS = {
@@ -178,7 +178,7 @@ def test_T10_arguments_decide_where_a_call_is_needed_in_part(machine: str) -> No
 
 @pytest.mark.parametrize("rung", ["namespaces", "user", "waived"])
 def test_T10_a_trainer_leaves_no_core_dump(rung: str) -> None:
-    if rung != "waived" and (reason := isolation.rung_trial(rung)):
+    if rung != "waived" and (reason := probing.rung_trial(rung)):
         pytest.skip(f"this machine cannot build it: {reason}")
     before = resource.getrlimit(resource.RLIMIT_CORE)
     resource.setrlimit(resource.RLIMIT_CORE, (before[1], before[1]))
@@ -192,7 +192,7 @@ def test_T10_a_trainer_leaves_no_core_dump(rung: str) -> None:
 
 @pytest.mark.parametrize("rung", ["namespaces", "user"])
 def test_T10_the_kernel_refuses_io_uring_inside(rung: str) -> None:
-    if reason := isolation.rung_trial(rung):
+    if reason := probing.rung_trial(rung):
         pytest.skip(f"this machine cannot build it: {reason}")
     program = (
         "import ctypes, errno; call = ctypes.CDLL(None, use_errno=True).syscall\n"

@@ -29,14 +29,14 @@ import pytest
 
 from fedsilo.cli.silo_text import status_text
 from fedsilo.protocol.errors import FedSiloError, NotAllowedError
-from silo import outside
+from fedsilo.sandbox import probes
 from silo.config import SiloConfig, load_config
-from silo.guard import isolation, isolation_controls, main, trainer_link
-from silo.guard.isolation_controls import Controls
+from silo.guard import main
 from silo.guard.main import SupervisedTrainer
-from silo.guard.supervisor import Supervisor
+from silo.guard.trainer_process import probing, sandbox, trainer_link
+from silo.guard.trainer_process.probing import Controls
+from silo.guard.trainer_process.supervisor import Supervisor
 from silo.link import LinkMessage
-from silo.trainer import walls
 from tests.security import container_harness, network_harness
 from tests.security.link_harness import EXTERNAL, LINK, at, write_config
 from tests.security.link_harness import Site as Identities
@@ -241,8 +241,8 @@ def walls_dial(address: str) -> Any:
     ids=["a list", "a word", "a line break", "a long name", "many"],
 )
 def test_T10_answers_of_another_shape_are_not_taken_for_results(results: Any) -> None:
-    assert not isolation.are_results(results)
-    assert isolation.are_results(REFUSED)
+    assert not probing.are_results(results)
+    assert probing.are_results(REFUSED)
 
 
 # ---- over TLS ----------------------------------------------------------------------------------------
@@ -306,7 +306,7 @@ def over_tls(home: Path, site: Site, made: Networks, identities: Identities) -> 
 
 def test_T10_over_tls_without_a_way_but_to_the_guard_it_is_a_container(over_tls: OverTls) -> None:
     found = over_tls.trainer()  # nobody outside needs to answer: the trainer's own system knows no way
-    assert (found.rung, found.controls) == ("container", isolation_controls.NO_CONTROLS)
+    assert (found.rung, found.controls) == ("container", probing.NO_CONTROLS)
     outcomes = {name: result["outcome"] for name, result in found.results.items()}
     # a number of a process of another machine means nothing, so three are not asked for
     assert outcomes == dict.fromkeys(NETWORK_PROBES | FILE_PROBES | {"vsock", "enter_namespaces"}, "refused") | (
@@ -357,21 +357,21 @@ def test_T10_over_tls_silence_counts_only_where_the_guard_is_answered(case: str,
     if case == "everything dropped":
         assert found.controls == Controls(((COORDINATOR, COORDINATOR_PORT),), ((NAME_SERVER, 53),))
         assert {name for name, result in found.results.items() if result["outcome"] == "silent"} == NETWORK_PROBES
-        assert isolation.rung_really_got("container", found.results) == "waived"  # without the controls
+        assert probing.rung_really_got("container", found.results) == "waived"  # without the controls
     if case == "coordinator down":
-        why = isolation.why_waived(found.results, found.controls)
+        why = probing.why_waived(found.results, found.controls)
         assert "no answer, and nothing that answers the guard was tried" in why and "tcp_connect" in why
 
 
 def test_T10_a_routers_no_is_an_answer_and_no_route_is_not(made: Networks) -> None:
     """ENETUNREACH both times: said by a router, the packet was out; said by the trainer's own system, it was not."""
-    assert made.inside("trainer", lambda: walls.run_probes({}))["tcp_connect"] == {
+    assert made.inside("trainer", lambda: probes.run_probes({}))["tcp_connect"] == {
         "outcome": "refused", "errno": "ENETUNREACH", "tried": 2, "silent": [],
     }  # fmt: skip
     with made.trainer_sends_everything_to_the_guard(), made.guard_forwards():
         # the guard's network has no route to this one, forwards nothing there, and says so
         results = made.inside(
-            "trainer", lambda: walls.run_probes({"tcp": [["100.64.0.1", 9]], "udp": [["100.64.0.1", 9]]})
+            "trainer", lambda: probes.run_probes({"tcp": [["100.64.0.1", 9]], "udp": [["100.64.0.1", 9]]})
         )
     assert (results["tcp_connect"]["outcome"], results["tcp_connect"]["errno"]) == ("escaped", "ENETUNREACH")
     assert results["udp_send"]["outcome"] == "silent"  # of datagrams, Linux tells a program of a closed port only
@@ -379,23 +379,23 @@ def test_T10_a_routers_no_is_an_answer_and_no_route_is_not(made: Networks) -> No
 
 def test_both_ends_ask_the_same_question_and_write_addresses_alike() -> None:
     # the bytes as RFC 1035, 4.1 lays them out, by hand
-    assert outside.QUESTION.hex() == "0f5d01000001000000000000" + (
+    assert probes.QUESTION.hex() == "0f5d01000001000000000000" + (
         "0d" + b"fedsilo-probe".hex() + "07" + b"invalid".hex() + "00" + "0001" + "0001"
     )
     text = "# nameserver 192.0.2.9\nnameserver 10.0.0.2\nnameserver ::1\nnameserver fe80::1%eth0\nnameserver\nsearch x"
-    assert outside.name_servers(text) == [("10.0.0.2", 53), ("::1", 53)]
+    assert probes.name_servers(text) == [("10.0.0.2", 53), ("::1", 53)]
     for address, written, family in ((("10.0.0.2", 53), "10.0.0.2:53", "IPv4"), (("::1", 53), "[::1]:53", "IPv6")):
-        assert (outside.address_text(address), outside.family_of(written)) == (written, family)
-    assert [outside.family_of(each) for each in ("the C library's resolver", "10.0.0.2", "10.0.0.2:", "")] == [None] * 4
+        assert (probes.address_text(address), probes.family_of(written)) == (written, family)
+    assert [probes.family_of(each) for each in ("the C library's resolver", "10.0.0.2", "10.0.0.2:", "")] == [None] * 4
 
 
 def test_controls_are_addresses_that_mean_the_same_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     resolver_file = tmp_path / "resolv.conf"
     resolver_file.write_text("nameserver 127.0.0.53\nnameserver 10.0.0.2\nnameserver fe80::1%eth0\noptions edns0\n")
-    monkeypatch.setattr(isolation_controls, "_RESOLVER_FILES", (str(resolver_file), str(tmp_path / "absent")))
-    found = isolation_controls.candidates("203.0.113.7", 443, same_machine=True)
+    monkeypatch.setattr(probing, "_RESOLVER_FILES", (str(resolver_file), str(tmp_path / "absent")))
+    found = probing.candidates("203.0.113.7", 443, same_machine=True)
     assert found == Controls((("203.0.113.7", 443),), (("10.0.0.2", 53),))
-    assert isolation_controls.candidates("localhost", 443, same_machine=True).tcp == ()
+    assert probing.candidates("localhost", 443, same_machine=True).tcp == ()
 
 
 PRIVATE = ["10.0.0.2", "172.31.0.2", "192.168.1.1", "100.64.0.1", "fd00::2", "::ffff:a00:2"]
@@ -409,14 +409,14 @@ def test_T10_a_private_address_is_no_control_for_a_trainer_elsewhere(
     host: str, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where the trainer is, nobody may have that address, or its network drops such addresses and passes the rest."""
-    monkeypatch.setattr(isolation_controls, "_RESOLVER_FILES", ())
-    monkeypatch.setattr(isolation_controls, "_accepts", lambda address: True)
+    monkeypatch.setattr(probing, "_RESOLVER_FILES", ())
+    monkeypatch.setattr(probing, "_accepts", lambda address: True)
     plain = MAPPED.get(host, host)
     place = f"[{host}]:8443" if ":" in host else f"{host}:8443"
     known = ("coordinator.example.org:8443", place)
 
     def controls(*changes: tuple[str, str]) -> Controls:
-        return trainer_link.controls(load_config(write_config(home, EXTERNAL, known, *changes)))
+        return probing.controls(load_config(write_config(home, EXTERNAL, known, *changes)))
 
     over_tls = (LINK, at(f"tls:{GUARD}:7443"))
     named = ("  must_not_reach: []", f'  must_not_reach: ["tcp:{place}"]')
@@ -427,9 +427,9 @@ def test_T10_a_private_address_is_no_control_for_a_trainer_elsewhere(
     text = f"[{plain}]:8443" if ":" in plain else f"{plain}:8443"
     results: dict[str, Any] = REFUSED | {"tcp_connect": {"outcome": "silent", "silent": [text]}}
     for found, counts in ((elsewhere, host in PUBLIC), (controls(), True), (controls(*over_tls, named), True)):
-        assert isolation.rung_really_got("container", results, found) == ("container" if counts else "waived")
+        assert probing.rung_really_got("container", results, found) == ("container" if counts else "waived")
     if host in PRIVATE:
-        shown = status_text({"trainer": {"isolation": "waived", "why_waived": isolation.why_waived(results, elsewhere)},
+        shown = status_text({"trainer": {"isolation": "waived", "why_waived": probing.why_waived(results, elsewhere)},
                              "held": []})  # fmt: skip
         assert f"private addresses such as {text} count only if trainer.must_not_reach names them" in shown
 
@@ -459,28 +459,28 @@ KNOWN["both"] = KNOWN["4"].and_also(KNOWN["6"])
 )
 def test_T10_silence_over_one_family_says_nothing_of_the_other(known: str, silent: Any, missing: str) -> None:
     results: dict[str, Any] = REFUSED | {"tcp_connect": {"outcome": "silent", "silent": silent}}
-    rung = isolation.rung_really_got("container", results, KNOWN[known])
+    rung = probing.rung_really_got("container", results, KNOWN[known])
     assert rung == ("waived" if missing else "container")
     if missing:
-        assert f"was tried over {missing} (" in isolation.why_waived(results, KNOWN[known])
+        assert f"was tried over {missing} (" in probing.why_waived(results, KNOWN[known])
 
 
 def test_T10_an_open_ipv6_network_alone_is_no_container(made: Networks) -> None:
     """Every IPv4 way refused, as with a network that has IPv6 only: the other family is tried for itself."""
 
     def judged(controls: Controls) -> tuple[str, dict[str, str], dict[str, Any]]:
-        seen = made.inside("trainer", lambda: walls.run_probes(controls.as_fields()))
+        seen = made.inside("trainer", lambda: probes.run_probes(controls.as_fields()))
         network: dict[str, Any] = {name: seen[name] for name in NETWORK_PROBES}
         outcomes = {name: str(result["outcome"]) for name, result in network.items()}
         answering = made.inside("guard", controls.still_answering)
-        return isolation.rung_really_got("container", REFUSED | network, answering), outcomes, network
+        return probing.rung_really_got("container", REFUSED | network, answering), outcomes, network
 
     refused = dict.fromkeys(NETWORK_PROBES, "refused")
-    assert judged(isolation_controls.NO_CONTROLS)[:2] == ("container", refused)
+    assert judged(probing.NO_CONTROLS)[:2] == ("container", refused)
     outside = Controls(((COORDINATOR_6, COORDINATOR_PORT),), ((NAME_SERVER_6, 53),))
     with contextlib.ExitStack() as stack:
         stack.enter_context(made.trainer_sends_everything_to_the_guard("-6"))
-        rung, outcomes, _ = judged(isolation_controls.NO_CONTROLS)
+        rung, outcomes, _ = judged(probing.NO_CONTROLS)
         assert (rung, outcomes) == ("waived", refused | {"tcp_connect": "silent", "udp_send": "silent"})
         stack.enter_context(network_harness.coordinator_outside(made, COORDINATOR_6))
         stack.enter_context(network_harness.name_server_outside(made, NAME_SERVER_6))
@@ -505,18 +505,18 @@ def test_T10_a_path_where_nothing_is_shows_no_wall(missing: str, home: Path, sit
         found = probed(config, fields)
     probe = {"key_paths": "key_files"}.get(missing, missing)
     assert (found.rung, found.escaped(), found.results[probe]["outcome"]) == ("waived", set(), "untried")
-    assert isolation.why_waived(found.results) == f"not tried: {probe}"
+    assert probing.why_waived(found.results) == f"not tried: {probe}"
 
 
 def test_T10_a_path_that_goes_away_while_it_is_tried_shows_no_wall(site: Site) -> None:
-    named = trainer_link.only_what_exists(site.fields)
+    named = probing.only_what_exists(site.fields)
     assert named == site.fields
-    assert trainer_link.believable(REFUSED, named) == REFUSED
+    assert probing.believable(REFUSED, named) == REFUSED
     Path(site.fields["control_socket"]).unlink()
-    kept = trainer_link.believable(REFUSED, named)
+    kept = probing.believable(REFUSED, named)
     assert set(REFUSED) - set(kept) == {"control_socket"}
-    assert isolation.rung_really_got("container", REFUSED) == "container"
-    assert isolation.rung_really_got("container", kept) == "waived"
+    assert probing.rung_really_got("container", REFUSED) == "container"
+    assert probing.rung_really_got("container", kept) == "waived"
 
 
 @root_only
@@ -528,7 +528,7 @@ def test_T10_a_report_without_the_daemon_tries_a_decoy_of_its_control_socket(
     assert not config.control.socket.exists()
     config.control.socket.parent.mkdir()
     with (
-        trainer_link.probe_fields_beside_the_daemon(config, site.fields["guard_pid"]) as fields,
+        probing.probe_fields_beside_the_daemon(config, site.fields["guard_pid"]) as fields,
         container.running(home, "--address", config.trainer.address),
     ):
         decoy = Path(fields["control_socket"])
@@ -546,44 +546,44 @@ def test_the_daemons_own_control_socket_is_tried_where_there_is_one(home: Path) 
     config = over_unix(home, None)
     config.control.socket.parent.mkdir()
     config.control.socket.touch()
-    with trainer_link.probe_fields_beside_the_daemon(config, 1) as fields:
+    with probing.probe_fields_beside_the_daemon(config, 1) as fields:
         assert fields["control_socket"] == str(config.control.socket)
         assert list(config.control.socket.parent.iterdir()) == [config.control.socket]
     # where no decoy can be made nothing is tried, and so nothing claimed; what is no socket is not removed for it
     config.control.socket.rename(config.control.socket.with_name("decoy"))
-    with trainer_link.probe_fields_beside_the_daemon(config, 1) as fields:
-        assert "control_socket" not in trainer_link.only_what_exists(fields)
+    with probing.probe_fields_beside_the_daemon(config, 1) as fields:
+        assert "control_socket" not in probing.only_what_exists(fields)
     assert config.control.socket.with_name("decoy").exists()
     nowhere = config.model_copy(update={"control": config.control.model_copy(update={"socket": home / "no" / "c"})})
-    with trainer_link.probe_fields_beside_the_daemon(nowhere, 1) as fields:
-        assert "control_socket" not in trainer_link.only_what_exists(fields)
+    with probing.probe_fields_beside_the_daemon(nowhere, 1) as fields:
+        assert "control_socket" not in probing.only_what_exists(fields)
 
 
 # ---- whose program runs ------------------------------------------------------------------------------
 
 
 def test_T10_no_program_is_taken_from_the_working_folder(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Trainer, walls' trial and the command for people: each would run a `silo` that lies where it is started."""
-    for name in ("silo/__init__.py", "silo/trainer/__init__.py"):
-        (home / name).parent.mkdir(exist_ok=True)
-        (home / name).touch()
-    for name in ("worker", "walls"):
-        (home / "silo" / "trainer" / f"{name}.py").write_text("print('planted')")
+    """Trainer, sandbox trial and the command for people: each would run a package that lies where it is started."""
+    for folder, name in (("silo/trainer", "worker.py"), ("fedsilo/sandbox", "probes.py")):
+        (home / folder).mkdir(parents=True, exist_ok=True)
+        (home / folder).with_name("__init__.py").touch()
+        (home / folder / "__init__.py").touch()
+        (home / folder / name).write_text("print('planted')")
     commands: list[list[str]] = []
 
     def noted(argv: Sequence[str], **options: Any) -> None:
         commands.append(list(argv))
         raise OSError("only noted")
 
-    monkeypatch.setattr(isolation, "launch_walled", noted)
-    isolation.rung_trial.__wrapped__("user")
+    monkeypatch.setattr(sandbox, "launch_walled", noted)
+    probing.rung_trial.__wrapped__("user")
     config = load_config(write_config(home))
     config.state_dir.mkdir()
     with pytest.raises(FedSiloError, match="only noted"):
         Supervisor(config, lambda event: None)._launch("user", home / "t.sock", home, ())
     commands.append(trainer_link.start_command(config).split())
-    assert [command[-1] if "walls" in command[-1] else "worker" for command in commands] == [
-        "silo.trainer.walls", "worker", "worker",
+    assert [command[-1] if "probes" in command[-1] else "worker" for command in commands] == [
+        "fedsilo.sandbox.probes", "worker", "worker",
     ]  # fmt: skip
     environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONSAFEPATH", "PYTHONPATH")}
     for command in commands:
@@ -602,9 +602,9 @@ def test_T10_no_program_is_taken_from_the_working_folder(home: Path, monkeypatch
 
 def test_a_child_is_never_believed_for_its_silence(home: Path) -> None:
     config = load_config(write_config(home))
-    assert trainer_link.controls(config) == isolation_controls.NO_CONTROLS
+    assert probing.controls(config) == probing.NO_CONTROLS
     results: dict[str, Any] = REFUSED | {"tcp_connect": {"outcome": "silent", "silent": ["203.0.113.7:443"]}}
     told = Controls((("203.0.113.7", 443),), ())
-    assert trainer_link.rung_got(config, "namespaces", results, told) == "waived"
+    assert probing.rung_got(config, "namespaces", results, told) == "waived"
     external = load_config(write_config(home, EXTERNAL))
-    assert trainer_link.rung_got(external, "", results, told) == "container"
+    assert probing.rung_got(external, "", results, told) == "container"

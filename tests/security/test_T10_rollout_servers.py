@@ -18,9 +18,8 @@ import pytest
 
 from fedsilo.protocol.errors import OperationError, UsageError
 from silo.config import Model, Rollout, SiloConfig, Trainer, load_config
-from silo.guard import isolation, rollout_server
-from silo.guard.rollout_server import RolloutServers, check, command_of, environment_of
-from silo.guard.supervisor import end_process_group
+from silo.guard.trainer_process import probing, rollout_server
+from silo.guard.trainer_process.rollout_server import RolloutServers, check, command_of, environment_of
 from silo.unix_http import ask
 from tests.security.link_harness import EXAMPLE, write_config
 
@@ -40,7 +39,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 print("a line in the log", flush=True)
 socketserver.ThreadingUnixStreamServer(sys.argv[1], Handler).serve_forever()
 """
-RUNG = isolation.best_rung() if isolation.best_rung() == "namespaces" else "waived"
+RUNG = probing.best_rung() if probing.best_rung() == "namespaces" else "waived"
 
 
 def wait_until(is_so: Callable[[], object]) -> None:
@@ -85,7 +84,11 @@ def started(home: Path) -> Iterator[Callable[..., RolloutServers]]:
     running: list[RolloutServers] = []
 
     def start(script: str = SERVER, **changes: Any) -> RolloutServers:
-        servers = RolloutServers(config_of(home, script, **changes), rung=RUNG, never=[], end=end_process_group)
+        servers = RolloutServers(
+            config_of(home, script, **changes),
+            rung=RUNG,
+            never=[],
+        )
         running.append(servers)
         servers.start()
         return servers
@@ -257,8 +260,19 @@ def test_a_command_of_the_sites_own(home: Path) -> None:
 
 def test_walls_without_a_way_to_a_server_are_refused(home: Path) -> None:
     with pytest.raises(UsageError, match="rung user"):
-        RolloutServers(config_of(home), rung="user", never=[], end=end_process_group)
-    assert RolloutServers(config_of(home), rung="container", never=[], end=end_process_group)._rung == "namespaces"
+        RolloutServers(
+            config_of(home),
+            rung="user",
+            never=[],
+        )
+    assert (
+        RolloutServers(
+            config_of(home),
+            rung="container",
+            never=[],
+        )._rung
+        == "namespaces"
+    )
 
 
 # ---- configuration -----------------------------------------------------------------------------------

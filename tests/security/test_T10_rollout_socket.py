@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from silo.guard import isolation
-from silo.trainer.walls import run_probes
+from fedsilo.sandbox.probes import run_probes
+from silo.guard.trainer_process import probing, sandbox
 
 HOOK = (
     "import sys, socket\n"
@@ -90,16 +90,16 @@ def test_an_allowed_way_is_no_escape_and_another_is() -> None:
     tried = ("tcp_connect", "udp_send", "dns_lookup", "enter_namespaces", "key_files", "control_socket")
     results: dict[str, Any] = dict.fromkeys(tried, refused)
     results["rollout_sockets"] = {"outcome": "allowed", "errno": "", "tried": 1}
-    assert isolation.rung_really_got("namespaces", results) == "namespaces"
-    assert isolation.escaped({**results, "control_socket": {"outcome": "allowed"}}) == ["control_socket"]
+    assert probing.rung_really_got("namespaces", results) == "namespaces"
+    assert probing.escaped({**results, "control_socket": {"outcome": "allowed"}}) == ["control_socket"]
 
 
 @pytest.mark.skipif(
-    bool(isolation.rung_trial("namespaces")), reason=f"no namespaces here: {isolation.rung_trial('namespaces')}"
+    bool(probing.rung_trial("namespaces")), reason=f"no namespaces here: {probing.rung_trial('namespaces')}"
 )
 def test_T10_behind_namespaces_only_the_folder_that_is_shown_is_reached(sockets: tuple[Path, Path]) -> None:
-    process = isolation.launch_walled(
-        [sys.executable, "-P", "-m", "silo.trainer.walls"],
+    process = sandbox.launch_walled(
+        [sys.executable, "-P", "-m", "fedsilo.sandbox.probes"],
         rung="namespaces",
         readable=[sockets[0].parent],
         env={name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ},

@@ -19,10 +19,11 @@ import pytest
 
 from fedsilo.protocol.errors import UsageError
 from fedsilo.protocol.isolation import rung_at_least
-from silo.guard import file_rules, isolation
-from silo.guard.syscall_filter import seccomp_program
+from fedsilo.sandbox import landlock
+from fedsilo.sandbox.seccomp import seccomp_program
+from silo.guard.trainer_process import probing, sandbox
 from silo.link import LinkMessage, Listener, dial
-from tests.security.wall_harness import CODE, Site, probe, reachable_site, run_inside, walls_program
+from tests.security.wall_harness import PROBES_FILE, Site, probe, probing_program, reachable_site, run_inside
 
 REPOSITORY = Path(__file__).parents[2]
 WALLS = ("namespaces", "user")
@@ -37,7 +38,7 @@ OPEN_OUTSIDE = PROBES - {"vsock", "enter_namespaces", "ptrace", "memory"}
 @pytest.fixture(scope="module", params=WALLS)
 def rung(request: pytest.FixtureRequest) -> str:
     name: str = request.param
-    if reason := isolation.rung_trial(name):
+    if reason := probing.rung_trial(name):
         pytest.skip(f"this machine cannot build it: {reason}")
     return name
 
@@ -53,23 +54,23 @@ def test_T10_every_probe_is_refused_inside(rung: str, site: Site) -> None:
     results = probe(rung, site)
     assert set(results) == PROBES
     assert {name: each["outcome"] for name, each in results.items()} == dict.fromkeys(PROBES, "refused")
-    assert isolation.rung_really_got(rung, results) == rung
+    assert probing.rung_really_got(rung, results) == rung
 
 
 def test_T10_the_same_probes_succeed_outside(site: Site) -> None:
     results = probe("waived", site)
-    assert set(isolation.escaped(results)) >= OPEN_OUTSIDE
+    assert set(probing.escaped(results)) >= OPEN_OUTSIDE
     if os.geteuid() == 0:
         assert results["enter_namespaces"]["outcome"] == "escaped"
     # a wall that is claimed but not there is named for what it is
-    assert isolation.rung_really_got("namespaces", results) == "waived"
+    assert probing.rung_really_got("namespaces", results) == "waived"
 
 
 def test_T10_a_probe_that_was_not_tried_proves_nothing() -> None:
     refused = {name: {"outcome": "refused", "errno": "EPERM"} for name in PROBES}
-    assert isolation.rung_really_got("user", refused) == "user"
-    assert isolation.rung_really_got("user", refused | {"key_files": {"outcome": "untried"}}) == "waived"
-    assert isolation.rung_really_got("user", {}) == "waived"
+    assert probing.rung_really_got("user", refused) == "user"
+    assert probing.rung_really_got("user", refused | {"key_files": {"outcome": "untried"}}) == "waived"
+    assert probing.rung_really_got("user", {}) == "waived"
 
 
 @pytest.fixture(scope="module")
@@ -78,13 +79,13 @@ def seen_by_an_ordinary_user() -> dict[str, Any]:
     if os.geteuid() != 0 or not Path("/usr/bin/python3").exists():
         pytest.skip("needs root to become a user, and the system's Python, which that user can run")
     with tempfile.TemporaryDirectory(prefix="walls-") as folder:
-        for name in ("fedsilo/protocol", "silo/guard", "silo/trainer", "tests/security"):
+        for name in ("fedsilo/protocol", "fedsilo/sandbox", "silo/guard/trainer_process", "tests/security"):
             ignored = shutil.ignore_patterns("__pycache__", "wire")
             shutil.copytree(REPOSITORY / name, Path(folder, "code", name), ignore=ignored)
             for package in ("", *(str(each) for each in Path(name).parents)):
                 Path(folder, "code", package, "__init__.py").touch()
-        for name in ("link.py", "outside.py", "room.py"):
-            shutil.copy(CODE / name, Path(folder, "code", "silo", name))
+        for name in ("link.py", "room.py"):
+            shutil.copy(REPOSITORY / "silo" / name, Path(folder, "code", "silo", name))
         Path(folder).chmod(0o755)
         work = Path(folder, "work")
         work.mkdir()
@@ -107,28 +108,26 @@ def test_T10_an_ordinary_user_builds_the_same_walls(built: str, seen_by_an_ordin
     if isinstance(results, str):
         pytest.skip(f"this machine does not let ordinary users build it: {results}")
     assert {name: each["outcome"] for name, each in results.items()} == dict.fromkeys(PROBES, "refused")
-    assert set(isolation.escaped(seen_by_an_ordinary_user["waived"])) >= OPEN_OUTSIDE
+    assert set(probing.escaped(seen_by_an_ordinary_user["waived"])) >= OPEN_OUTSIDE
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or not Path("/usr/bin/python3").exists(), reason="needs root to become a user")
 def test_T10_a_root_guard_gives_the_trainer_another_user(site: Site) -> None:
-    if reason := isolation.rung_trial("user"):
+    if reason := probing.rung_trial("user"):
         pytest.skip(reason)
     with tempfile.TemporaryDirectory(prefix="walls-") as folder:
         Path(folder).chmod(0o755)
-        (Path(folder) / "code" / "trainer").mkdir(parents=True)
-        for name in ("outside.py", "trainer/walls.py", "trainer/__init__.py"):
-            shutil.copy(CODE / name, Path(folder, "code", name))
+        shutil.copy(PROBES_FILE, folder)
         mine = Path(folder, "mine")
         mine.write_text("readable only for root")
         mine.chmod(0o600)
         program = (
-            f"{walls_program(Path(folder, 'code'))}\n"
-            "import json; from silo.trainer import walls\n"
+            f"{probing_program(Path(folder, PROBES_FILE.name))}\n"
+            "import json\n"
             "try: open(sys.argv[1])\n"
-            "except PermissionError: print('\\n' + json.dumps(walls.surroundings()))\n"
+            "except PermissionError: print('\\n' + json.dumps(found['surroundings']()))\n"
         )
-        process = isolation.launch_walled(
+        process = sandbox.launch_walled(
             ["/usr/bin/python3", "-c", program, str(mine)],
             rung="user", user="nobody", readable=[Path(folder)], env={}, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         )  # fmt: skip
@@ -136,7 +135,7 @@ def test_T10_a_root_guard_gives_the_trainer_another_user(site: Site) -> None:
     results, seen = map(json.loads, output.splitlines())
     assert seen["user_id"] == pwd.getpwnam("nobody").pw_uid
     assert int(seen["capabilities"], 16) == 0
-    assert isolation.rung_really_got("user", results) == "user"
+    assert probing.rung_really_got("user", results) == "user"
 
 
 def test_T10_the_link_to_the_guard_crosses_the_wall(rung: str) -> None:
@@ -148,7 +147,7 @@ def test_T10_the_link_to_the_guard_crosses_the_wall(rung: str) -> None:
     with tempfile.TemporaryDirectory(prefix="walls-") as folder:
         address = f"unix:{folder}/trainer.sock"
         listener = Listener(address, user_ids=frozenset({os.getuid()}))
-        process = isolation.launch_walled(
+        process = sandbox.launch_walled(
             [sys.executable, "-c", trainer, address], rung=rung, socket_dir=Path(folder), env={}
         )
         link = listener.accept(30)
@@ -208,7 +207,7 @@ def test_T10_given_paths_are_there_with_given_rights_and_others_are_not(rung: st
 
 def test_T10_no_capability_no_descriptor_no_privilege(rung: str, tmp_path: Path) -> None:
     program = (
-        "import json, os\nfrom silo.trainer.walls import surroundings\n"
+        "import json, os\nfrom fedsilo.sandbox.probes import surroundings\n"
         "print(json.dumps([surroundings(), len(os.listdir('/proc/self/fd')), sorted(os.environ)]))"
     )
     with (tmp_path / "held").open("w") as held:
@@ -225,7 +224,7 @@ def test_T10_no_capability_no_descriptor_no_privilege(rung: str, tmp_path: Path)
 def test_devices_of_an_accelerator_are_passed_in(rung: str, monkeypatch: pytest.MonkeyPatch) -> None:
     program = "import os, stat; print(os.path.exists('/dev/tty') and stat.S_ISCHR(os.stat('/dev/tty').st_mode))"
     hidden = "True" if rung == "user" else "False"  # Landlock hides no names
-    monkeypatch.setattr(isolation, "_ACCELERATORS", ("/dev/tt[y]",))
+    monkeypatch.setattr(sandbox, "_ACCELERATORS", ("/dev/tt[y]",))
     assert run_inside(rung, "-c", program).strip() == "True"
     assert run_inside(rung, "-c", program, accelerators=False).strip() == hidden
 
@@ -237,7 +236,7 @@ def test_T10_a_child_of_the_trainer_works_inside_and_ends_with_it(rung: str) -> 
         " stdout=subprocess.PIPE, text=True)\n"
         "child.stdin.write('seen\\n'); child.stdin.flush(); print(child.stdout.readline(), end='', flush=True); input()"
     )
-    process = isolation.launch_walled(
+    process = sandbox.launch_walled(
         [sys.executable, "-c", program], rung=rung, env={}, stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
     assert process.stdout is not None
@@ -249,13 +248,13 @@ def test_T10_a_child_of_the_trainer_works_inside_and_ends_with_it(rung: str) -> 
 
 @pytest.mark.parametrize("walls", [*WALLS, "waived"])
 def test_the_trainer_dies_when_its_guard_is_killed(walls: str) -> None:
-    if walls != "waived" and (reason := isolation.rung_trial(walls)):
+    if walls != "waived" and (reason := probing.rung_trial(walls)):
         pytest.skip(reason)
     # The trainer holds the write end of this pipe, by its output, as nobody else does once the guard is gone.
     guard = (
-        "import sys; from silo.guard import isolation\n"
+        "import sys; from silo.guard.trainer_process import sandbox\n"
         "program = 'print(\"up\", flush=True); import threading; threading.Event().wait()'\n"
-        f"process = isolation.launch_walled([sys.executable, '-c', program], rung={walls!r}, env={{}})\n"
+        f"process = sandbox.launch_walled([sys.executable, '-c', program], rung={walls!r}, env={{}})\n"
         "sys.stdin.read()"
     )
     with subprocess.Popen([sys.executable, "-c", guard], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
@@ -270,22 +269,22 @@ def test_T31_X11_paths_that_would_show_a_key_are_refused(tmp_path: Path) -> None
     key.parent.mkdir()
     key.touch(0o600)
     with pytest.raises(UsageError, match="would show"):
-        isolation.launch_walled([sys.executable], rung="namespaces", readable=[tmp_path], env={}, never=[key])
+        sandbox.launch_walled([sys.executable], rung="namespaces", readable=[tmp_path], env={}, never=[key])
     with pytest.raises(UsageError, match="whole machine"):
-        isolation.launch_walled([sys.executable], rung="user", readable=[Path("/")], env={})
+        sandbox.launch_walled([sys.executable], rung="user", readable=[Path("/")], env={})
 
 
 def test_errors_name_what_is_missing(rung: str, tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="absent"):
-        isolation.launch_walled([sys.executable], rung=rung, readable=[tmp_path / "absent"], env={})
+        sandbox.launch_walled([sys.executable], rung=rung, readable=[tmp_path / "absent"], env={})
     program = tmp_path / "program"
     program.write_text("not a program")
     program.chmod(0o755)
-    isolation._program_paths.cache_clear()
-    with pytest.raises(isolation.IsolationError):
-        isolation.launch_walled([str(program)], rung=rung, env={})
+    sandbox._program_paths.cache_clear()
+    with pytest.raises(sandbox.IsolationError):
+        sandbox.launch_walled([str(program)], rung=rung, env={})
     with pytest.raises(ValueError, match="not built here"):
-        isolation.launch_walled([sys.executable], rung="container", env={})
+        sandbox.launch_walled([sys.executable], rung="container", env={})
 
 
 def test_the_ladder_is_ordered() -> None:
@@ -299,8 +298,8 @@ def test_the_ladder_is_ordered() -> None:
 
 
 def test_best_rung_is_the_first_whose_trial_holds() -> None:
-    held = [rung for rung in WALLS if not isolation.rung_trial(rung)]
-    assert isolation.best_rung() == (held[0] if held else "waived")
+    held = [rung for rung in WALLS if not probing.rung_trial(rung)]
+    assert probing.best_rung() == (held[0] if held else "waived")
 
 
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
@@ -322,8 +321,8 @@ def test_filter_of_an_unknown_machine_is_refused() -> None:
 
 def test_file_rules_follow_the_version(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    assert [len(file_rules.ruleset(version)) for version in (1, 3, 4, 5, 6, 7)] == [8, 8, 16, 16, 24, 24]
-    rules = dict(file_rules.rules(7, [tmp_path], [tmp_path / "file"]))
+    assert [len(landlock.ruleset(version)) for version in (1, 3, 4, 5, 6, 7)] == [8, 8, 16, 16, 24, 24]
+    rules = dict(landlock.rules(7, [tmp_path], [tmp_path / "file"]))
     # read, list and execute a folder; and for a file nothing that only fits folders (make, remove: bits 4 to 12)
     assert rules[str(tmp_path)] == 1 | 4 | 8
     assert rules[str(tmp_path / "file")] & 0b1111111111000 == 0
@@ -332,7 +331,7 @@ def test_file_rules_follow_the_version(tmp_path: Path) -> None:
 def test_probe_program_needs_the_standard_library_only() -> None:
     with tempfile.TemporaryDirectory() as folder:
         answer = subprocess.run(
-            [sys.executable, "-I", "-S", "-c", walls_program()], input="{}", capture_output=True, text=True, cwd=folder,
-            timeout=60, check=True,
+            [sys.executable, "-I", "-S", "-c", probing_program()], input="{}", capture_output=True, text=True,
+            cwd=folder, timeout=60, check=True,
         )  # fmt: skip
     assert set(json.loads(answer.stdout)) == PROBES

@@ -22,13 +22,14 @@ from fedsilo.grading import VerdictCode
 from fedsilo.grading.answers import AnswerGrading
 from fedsilo.grading.worker import GradingProcess
 from fedsilo.protocol.errors import UsageError
-from silo.guard import checks, isolation, public_grader
+from silo.guard import checks
 from silo.guard.public import Answer, PublicView
 from silo.guard.site import AUDIT, LEDGER
+from silo.guard.trainer_process import probing, sandbox, supervisor
 from tests.algorithms.hostile_programs import GOOD, HARMFUL, TEST
 
 SECRET = "the key of this silo"
-needs_walls = pytest.mark.skipif(isolation.rung_trial("namespaces") != "", reason="no namespaces on this machine")
+needs_walls = pytest.mark.skipif(probing.rung_trial("namespaces") != "", reason="no namespaces on this machine")
 
 
 def site(folder: Path, verifier: str = "code") -> Any:
@@ -45,7 +46,7 @@ def site(folder: Path, verifier: str = "code") -> Any:
         identity=SimpleNamespace(**files, link_key=None), state_dir=state, site_secret=folder / "id" / "key",
         control=SimpleNamespace(socket=state / "control.sock"), policy=folder / "policy.yaml", charter=None,
         data=SimpleNamespace(canaries=None, verifier="exact", public=SimpleNamespace(verifier=verifier)),
-        held_out_verifier="exact", coordinator=SimpleNamespace(proxy_credentials=None),
+        held_out_verifier="exact", key_files=[files["key"], files["signing_key"]],
     )  # fmt: skip
 
 
@@ -56,7 +57,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.fixture(scope="module")
 def grader(config: Any) -> Iterator[GradingProcess]:
-    with public_grader.public_grader(config) as process:
+    with supervisor.public_grader(config) as process:
         yield process
 
 
@@ -108,7 +109,7 @@ def test_T22_the_process_that_grades_is_itself_behind_walls(config: Any) -> None
         arguments = [sys.executable, "-P", "-c", code + "print(json.dumps(got))\n"]
         free = subprocess.run(arguments, capture_output=True, check=True)
         assert json.loads(free.stdout) == dict.fromkeys(tries, True)
-        walled = isolation.launch_over_pipes(arguments, env={}, never=[config.identity.key])
+        walled = sandbox.launch_over_pipes(arguments, env={}, never=[config.identity.key])
         said, _ = walled.communicate(timeout=60)
         assert json.loads(said) == dict.fromkeys(tries, False)
 
@@ -152,9 +153,9 @@ def test_silo_check_tries_the_walls_and_names_what_grades(config: Any) -> None:
 
 def test_T22_without_walls_the_silo_does_not_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = site(tmp_path)
-    monkeypatch.setattr(isolation, "rung_trial", lambda rung: "no user namespaces")
+    monkeypatch.setattr(probing, "rung_trial", lambda rung: "no user namespaces")
     with pytest.raises(UsageError, match="builds no walls of rung namespaces for them: no user namespaces") as caught:
-        public_grader.public_grader(config)
+        supervisor.public_grader(config)
     assert caught.value.code == "NO_SANDBOX"
     with pytest.raises(UsageError, match="no user namespaces"):
         checks.verifiers(checks.Look(config))
@@ -165,12 +166,12 @@ def test_T22_without_walls_the_silo_does_not_start(tmp_path: Path, monkeypatch: 
 @needs_walls
 def test_T31_walls_that_would_show_a_key_are_not_built(tmp_path: Path) -> None:
     config = site(tmp_path)
-    config.identity.key = Path(isolation.__file__)
+    config.key_files.append(Path(probing.__file__))
     with pytest.raises(UsageError, match="would show"):
-        public_grader.public_grader(config)
+        supervisor.public_grader(config)
 
 
 def test_text_is_graded_in_a_plain_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(isolation, "rung_trial", lambda rung: "no user namespaces")
-    with public_grader.public_grader(site(tmp_path, "exact")) as grader:
+    monkeypatch.setattr(probing, "rung_trial", lambda rung: "no user namespaces")
+    with supervisor.public_grader(site(tmp_path, "exact")) as grader:
         assert isinstance(grader, GradingProcess) and grader.grade("a", "a").correct

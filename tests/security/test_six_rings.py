@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from silo.guard import isolation
+from silo.guard.trainer_process import probing
 from tests.house.tree import Tree, copy_product
 from tests.security.wall_harness import reachable_site, run_inside
 
@@ -155,7 +155,7 @@ def outside(program: str) -> str:
 
 @pytest.fixture(scope="module")
 def walled() -> str:
-    if reason := isolation.rung_trial("namespaces"):
+    if reason := probing.rung_trial("namespaces"):
         pytest.skip(f"this machine cannot build namespaces: {reason}")
     return "namespaces"
 

@@ -28,9 +28,9 @@ from fedsilo.cli import certs as cli_certs
 from fedsilo.demo import provision
 from fedsilo.protocol.errors import FedSiloError, NotAllowedError, OperationError, UsageError
 from silo.config import SiloConfig, load_config
-from silo.guard import isolation, trainer_link
 from silo.guard.main import SupervisedTrainer
-from silo.guard.supervisor import Supervisor, TrainerGone, TrainerSaid
+from silo.guard.trainer_process import probing, sandbox, trainer_link
+from silo.guard.trainer_process.supervisor import Supervisor, TrainerGone, TrainerSaid
 from silo.link import Link, LinkClosed, LinkMessage, LinkRefused, Listener, dial
 from silo.link_tls import LinkFiles, LinkTls
 from silo.trainer.worker import main
@@ -384,7 +384,7 @@ def rung_of(config: SiloConfig) -> str:
         raise Enough("seen")
 
     try:
-        with trainer_link.probe_fields_beside_the_daemon(config, os.getpid()) as fields, pytest.raises(Enough):
+        with probing.probe_fields_beside_the_daemon(config, os.getpid()) as fields, pytest.raises(Enough):
             supervisor.start(b"s", fields, accepted=accepted)
     finally:
         supervisor.stop()
@@ -397,11 +397,11 @@ def test_B1_an_external_trainer_gets_the_rung_that_its_probes_show(home: Path, s
     assert rung_of(config) == "waived"  # a bare process of this machine reads the keys
     assert process.wait(30) == 0  # the guard went away after it had spoken: an end like any other
 
-    if reason := isolation.rung_trial("namespaces"):
+    if reason := probing.rung_trial("namespaces"):
         pytest.skip(f"this machine builds no walls: {reason}")
     (home / "run").mkdir(exist_ok=True)
     words = ["-m", "silo.trainer.worker", "--address", config.trainer.address, "--wait-seconds", "30"]
-    walled = isolation.launch_walled(
+    walled = sandbox.launch_walled(
         [sys.executable, *words], rung="namespaces", socket_dir=home / "run", env={"OMP_NUM_THREADS": "1"}
     )
     assert rung_of(config) == "container"  # walls that somebody else built
@@ -452,7 +452,7 @@ def test_B2_one_trainer_after_the_other_over_tls(home: Path, site: Site) -> None
     )  # fmt: skip
     process = worker(*words)
     supervisor, events = supervised(config)
-    fields = trainer_link.probe_fields(config, os.getpid())
+    fields = probing.probe_fields(config, os.getpid())
     assert "guard_pid" not in fields  # a number of another machine means nothing
     assert str(home / "id" / "guard.key") in fields["key_paths"]
     state = supervisor.start(b"secret of a", fields)

@@ -16,9 +16,8 @@ import pytest
 from fedsilo.protocol.codec import decode_factors
 from fedsilo.protocol.errors import OperationError
 from silo.config import SiloConfig, load_config
-from silo.guard import isolation, trainer_link
-from silo.guard.supervisor import RESTARTS_MAX, Supervisor, TrainerGone, TrainerSaid
-from silo.guard.trainer_revival import Given, Restart
+from silo.guard.trainer_process import probing, trainer_link
+from silo.guard.trainer_process.supervisor import RESTARTS_MAX, Given, Restart, Supervisor, TrainerGone, TrainerSaid
 from silo.link import LinkClosed, LinkMessage
 from tests.security.link_harness import write_config
 
@@ -115,7 +114,7 @@ class Site:
         self.restarts: list[Restart] = []
         self.supervisor = Supervisor(config, self.events.put, restarted=self.restarts.append)
         self._stack = ExitStack()  # a daemon's control socket is there as long as the daemon
-        fields = self._stack.enter_context(trainer_link.probe_fields_beside_the_daemon(config, os.getpid()))
+        fields = self._stack.enter_context(probing.probe_fields_beside_the_daemon(config, os.getpid()))
         self.supervisor.start(b"secret of a", fields)
 
     def end(self) -> None:
@@ -246,7 +245,7 @@ def test_one_killed_while_it_is_configured_is_started_once_more(
 def test_one_that_comes_back_behind_lower_walls_is_not_taken(
     config: SiloConfig, caplog: pytest.LogCaptureFixture
 ) -> None:
-    if isolation.best_rung() == "waived":
+    if probing.best_rung() == "waived":
         pytest.skip("this machine builds no walls")
     lower = config.model_copy(update={"trainer": config.trainer.model_copy(update={"isolation": "waived"})})
     with planned(config) as (site, payload, digest):

@@ -14,19 +14,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from silo.guard import isolation
-from silo.trainer import walls
+from fedsilo.sandbox import probes
+from silo.guard.trainer_process import sandbox
 
-CODE = Path(walls.__file__).parents[1]
+PROBES_FILE = Path(probes.__file__)
 
 
-def walls_program(code: Path = CODE) -> str:
-    """The probes as Python text that finds `silo` in the folder `code` by itself: the one above it may not be listed
-    inside, and an ordinary user's bare interpreter has none of our packages."""
-    return (
-        f"import runpy, sys, types; silo = types.ModuleType('silo'); silo.__path__ = [{str(code)!r}]\n"
-        "sys.modules['silo'] = silo; runpy.run_module('silo.trainer.walls', run_name='__main__')"
-    )
+def probing_program(probes: Path = PROBES_FILE) -> str:
+    """The probes as Python text that finds its file by itself: the folder above our packages may not be listed inside,
+    and an ordinary user's bare interpreter has none of them."""
+    return f"import runpy, sys; found = runpy.run_path({str(probes)!r}, run_name='__main__')"
 
 
 @dataclass(frozen=True)
@@ -89,7 +86,7 @@ def reachable_site(folder: Path) -> Iterator[Site]:
 def run_inside(rung: str, *arguments: str, given: str = "", **options: Any) -> str:
     """Output of a Python child behind the wall; fails loudly when the child fails."""
     options.setdefault("env", {})
-    process = isolation.launch_walled(
+    process = sandbox.launch_walled(
         [sys.executable, *arguments],
         rung=rung,
         stdin=subprocess.PIPE,
@@ -105,7 +102,7 @@ def run_inside(rung: str, *arguments: str, given: str = "", **options: Any) -> s
 def probe(rung: str, site: Site) -> dict[str, dict[str, Any]]:
     """The probes' answers."""
     result: dict[str, dict[str, Any]] = json.loads(
-        run_inside(rung, "-c", walls_program(), given=json.dumps(site.fields), never=[site.key])
+        run_inside(rung, "-c", probing_program(), given=json.dumps(site.fields), never=[site.key])
     )
     return result
 
@@ -117,7 +114,7 @@ def main() -> None:
         for rung in ("namespaces", "user", "waived"):
             try:
                 report[rung] = probe(rung, site)
-            except isolation.IsolationError as error:
+            except sandbox.IsolationError as error:
                 report[rung] = error.message
     report["uid"] = os.getuid()
     json.dump(report, sys.stdout)

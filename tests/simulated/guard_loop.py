@@ -30,7 +30,7 @@ from silo.guard.clock_watch import ClockWatch
 from silo.guard.context import RunView
 from silo.guard.framing import Reply
 from silo.guard.loop import Event, Guard, Wake
-from silo.guard.supervisor import TrainerHandle, TrainerSaid
+from silo.guard.trainer_process.supervisor import TrainerHandle, TrainerSaid
 from silo.link import LinkMessage
 from tests.policies import setting
 from tests.simulated.guarded import COORDINATOR_KEY, OUR_KEY, Bench, EqualityGrader, MemoryChannel, small_factors

@@ -24,7 +24,7 @@ from silo.guard.answers.queries import log_lines
 from silo.guard.answers.state import RunStatus
 from silo.guard.main import prepare_logging
 from silo.guard.screens import Screens
-from silo.guard.supervisor import Supervisor
+from silo.guard.trainer_process.supervisor import Supervisor
 from silo.guard.trainer_report import OTHER, REASONS, ValuesUnusable, counts, ready_facts
 from silo.link import LinkMessage
 from tests.policies import setting

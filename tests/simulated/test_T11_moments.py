@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fedsilo.protocol._generated import federation_pb2 as pb
-from silo.guard.supervisor import TrainerSaid
+from silo.guard.trainer_process.supervisor import TrainerSaid
 from silo.link import LinkMessage
 from tests.policies import setting
 from tests.simulated.guard_loop import ADAPTER, Loop, TimedQueue

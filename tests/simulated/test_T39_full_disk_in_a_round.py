@@ -27,8 +27,8 @@ from fedsilo.protocol.errors import OperationError
 from silo import sampling
 from silo.guard import adapters
 from silo.guard.loop import Command
-from silo.guard.supervisor import TrainerGone
-from silo.guard.trainer_link import where_it_tells
+from silo.guard.trainer_process.supervisor import TrainerGone
+from silo.guard.trainer_process.trainer_link import where_it_tells
 from silo.link import LinkMessage
 from silo.trainer.kept_state import KeptState
 from tests.coordinator_folder import write_coordinator

@@ -18,7 +18,7 @@ from fedsilo.protocol.method import ExportDelta
 from silo.guard import loop as guard_loop
 from silo.guard.releases import Releases
 from silo.guard.site import never_shown
-from silo.guard.supervisor import TrainerGone
+from silo.guard.trainer_process.supervisor import TrainerGone
 from silo.sampling import PrivateSampler, Training
 from tests.policies import setting
 from tests.simulated.guard_loop import ADAPTER, Loop

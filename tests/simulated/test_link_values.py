@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from silo.guard.trainer_environment import trainer_environment
+from silo.guard.trainer_process.sandbox import trainer_environment
 from silo.link import GUARD_SAYS, LARGE_BODY_BYTES, TRAINER_SAYS, Link, LinkBroken, LinkMessage
 from silo.trainer import fences
 

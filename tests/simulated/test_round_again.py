@@ -12,7 +12,7 @@ import pytest
 from fedsilo.protocol import codec
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.errors import UnreachableError
-from silo.guard.trainer_revival import Given
+from silo.guard.trainer_process.supervisor import Given
 from silo.link import LinkMessage
 from silo.sampling import PrivateSampler
 from tests.policies import setting

@@ -12,7 +12,7 @@ from fedsilo.audit.segments import LogFullError
 from fedsilo.audit.statistics import LogStatistics
 from silo.guard import main
 from silo.guard.main import SupervisedTrainer
-from silo.guard.trainer_revival import Restart
+from silo.guard.trainer_process.supervisor import Restart
 from silo.link import LinkMessage
 from tests.policies import setting
 from tests.simulated.guard_loop import Loop

@@ -30,9 +30,8 @@ class Served:
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """The tests share it: a start takes half a minute on a quiet machine and minutes on a busy one."""
     from silo.config import Model, Rollout, SiloConfig, Trainer
-    from silo.guard import isolation
-    from silo.guard.rollout_server import RolloutServers
-    from silo.guard.supervisor import end_process_group
+    from silo.guard.trainer_process import probing
+    from silo.guard.trainer_process.rollout_server import RolloutServers
     from tests.vllm.small import CONTEXT_TOKENS, write_model
 
     home = tmp_path_factory.mktemp("vllm")
@@ -50,8 +49,12 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         ),
     )  # fmt: skip
     # the walls that a trainer gets here; rung user has no way to a server, so there only `waived` is left
-    rung = "namespaces" if isolation.best_rung() == "namespaces" else "waived"
-    servers = RolloutServers(config, rung=rung, never=[], end=end_process_group)
+    rung = "namespaces" if probing.best_rung() == "namespaces" else "waived"
+    servers = RolloutServers(
+        config,
+        rung=rung,
+        never=[],
+    )
     servers.start()
     try:
         servers.wait_ready()

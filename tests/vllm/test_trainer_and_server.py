@@ -16,8 +16,8 @@ from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.codec import decode
 from fedsilo.protocol.errors import OperationError
 from silo.config import Data, Fields, HeldOutFile, Model, PublicFile, Rollout, SiloConfig, Trainer
-from silo.guard import isolation
-from silo.guard.supervisor import Supervisor, TrainerSaid
+from silo.guard.trainer_process import probing
+from silo.guard.trainer_process.supervisor import Supervisor, TrainerSaid
 from silo.link import LinkMessage
 from tests.algorithms.test_worker import write_tasks
 from tests.algorithms.tiny import make_plan, make_shape, start_payload
@@ -92,10 +92,10 @@ def guard(home: Path, served: Served) -> Iterator[Guard]:
 
 
 def test_T10_T14_a_round_with_rollouts_from_the_server(guard: Guard, served: Served) -> None:
-    if isolation.best_rung() == "user":
+    if probing.best_rung() == "user":
         pytest.skip("behind the walls of rung user there is no way to a server")
     probes = guard.start()
-    assert guard.supervisor.state.rung == isolation.best_rung()
+    assert guard.supervisor.state.rung == probing.best_rung()
     assert probes["rollout_sockets"]["outcome"] == "allowed"
     if guard.supervisor.state.rung == "namespaces":
         assert probes["control_socket"]["outcome"] == probes["tcp_connect"]["outcome"] == "refused"
@@ -127,9 +127,9 @@ def test_T10_T14_a_round_with_rollouts_from_the_server(guard: Guard, served: Ser
 def test_a_trainer_that_cannot_reach_its_server_is_not_told_where_the_data_are(
     guard: Guard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if isolation.best_rung() != "namespaces":
+    if probing.best_rung() != "namespaces":
         pytest.skip("without walls it reaches every socket")
-    monkeypatch.setattr("silo.guard.rollout_server.RolloutServers.shown_to_trainer", [])
+    monkeypatch.setattr("silo.guard.trainer_process.rollout_server.RolloutServers.shown_to_trainer", [])
     with pytest.raises(OperationError, match="does not reach") as refused:
         guard.start()
     assert refused.value.code == "ROLLOUT_UNREACHED"

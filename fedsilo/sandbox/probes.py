@@ -7,9 +7,11 @@
 
 Outcome `refused`: the system said no, with the errno. `escaped`: it said yes, or an answer came from outside the walls
 (a refusal by another host is an answer). `silent`: the system let it go and nobody answered, so it was dropped on the
-way or nobody is there; the guard believes silence only at an address that answers itself (`isolation_controls`), and
-over IPv4 and IPv6 each for itself. `untried`: the guard named nothing to try, such as a file that does not exist. What
-this does not show: a way out that is not on the list, a name server that takes longer than DNS_WAIT_SECONDS, and
+way or nobody is there; the guard believes silence only at an address that answers itself
+(`silo.guard.trainer_process.probing`), and over IPv4 and IPv6 each for itself. `untried`: the guard named nothing to
+try, such as a file that does not exist.
+
+What this does not show: a way out that is not on the list, a name server that takes longer than DNS_WAIT_SECONDS, and
 anything about a process that lies in its answers; before it trusts walls that it builds, the guard runs these probes
 from a process of its own.
 """
@@ -28,8 +30,16 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from silo.outside import NAME, QUESTION, Address, address_text, name_servers
-
+Address = tuple[str, int]
+NAME = "fedsilo-probe.invalid"  # never exists (RFC 2606)
+NAME_SERVER_PORT = 53
+IPV4, IPV6 = "IPv4", "IPv6"
+# One question (RFC 1035, 4.1): number, flags (recursion wished), one question, no records; then name, A, Internet.
+QUESTION = (
+    b"\x0f\x5d\x01\x00\x00\x01\x00\x00\x00\x00\x00\x00"
+    + b"".join(bytes([len(label)]) + label.encode() for label in NAME.split("."))
+    + b"\x00\x00\x01\x00\x01"
+)
 # TEST-NET-1 (RFC 5737) and the documentation prefix (RFC 3849): no host answers there, so only our own system decides
 # what happens. One of each family, since a network may have either alone.
 NOWHERE: tuple[Address, ...] = (("192.0.2.1", 9), ("2001:db8:ffff::9", 9))
@@ -38,14 +48,14 @@ DNS_WAIT_SECONDS = 2.0
 _RESOLVER = "the C library's resolver"
 _RESOLVER_FILE = "/etc/resolv.conf"
 _NAME_SERVERS_MAX = 3  # glibc asks no more (resolv.conf(5))
+_PTRACE_SEIZE = 0x4206
+_AF_VSOCK = 40
+Result = dict[str, Any]
+_REFUSED, _ESCAPED, _SILENT, _UNTRIED = "refused", "escaped", "silent", "untried"
+
 
 # What only our own system says; any other error came from further away, unless it already found no route.
 _OWN_REFUSALS = frozenset({errno.EPERM, errno.EACCES, errno.EAFNOSUPPORT, errno.EPROTONOSUPPORT, errno.ENOSYS})
-_PTRACE_SEIZE = 0x4206
-_AF_VSOCK = 40
-
-Result = dict[str, Any]
-_REFUSED, _ESCAPED, _SILENT, _UNTRIED = "refused", "escaped", "silent", "untried"
 
 
 def run_probes(fields: Mapping[str, Any]) -> dict[str, Result]:
@@ -311,6 +321,30 @@ def surroundings() -> dict[str, Any]:
         "interfaces": interfaces,
         "namespaces": namespaces,
     }
+
+
+def name_servers(text: str) -> list[Address]:
+    """Those that a resolv.conf(5) names; without those of one interface only (`fe80::1%eth0`)."""
+    lines = map(str.split, text.splitlines())
+    return [
+        (words[1], NAME_SERVER_PORT)
+        for words in lines
+        if len(words) > 1 and words[0] == "nameserver" and "%" not in words[1]
+    ]
+
+
+def address_text(address: Address) -> str:
+    """HOST:PORT, or [HOST]:PORT for IPv6."""
+    host, port = address
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def family_of(text: str) -> str | None:
+    """IPV4 or IPV6 of what `address_text` wrote; None for any other text."""
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal():
+        return None
+    return IPV6 if host.startswith("[") else IPV4
 
 
 if __name__ == "__main__":

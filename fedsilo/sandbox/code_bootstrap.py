@@ -1,5 +1,5 @@
 """Runs between the grading process and one program: builds the walls, then becomes the program. Executed as a script
-by `code_sandbox.py`, with `python -I -S`: standard library only, and nothing of the project.
+by `fedsilo/grading/code_sandbox.py`, with `python -I -S`: standard library only, and nothing of the project.
 
     grading process ─▶ keeper ─ dies with ─▶ first process of a pid namespace: the program      (rung namespaces)
     grading process ─▶ the program                                                              (rung landlock)

@@ -24,12 +24,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from fedsilo.protocol.errors import OperationError, UsageError
 from silo.config import SiloConfig
-from silo.guard import isolation
-from silo.guard.trainer_environment import trainer_environment
+from silo.guard.trainer_process import sandbox
+from silo.guard.trainer_process.probing import ROLLOUT_SOCKETS, best_rung
 from silo.unix_http import ServerGone, ask
 
 _log = logging.getLogger("fedsilo.silo.rollout")
@@ -50,8 +50,6 @@ _ENVIRONMENT = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
 }
-
-Ended: TypeAlias = Callable[[isolation.WalledProcess, float], None]
 
 
 def folder_of(config: SiloConfig) -> Path:
@@ -104,7 +102,7 @@ def may_sleep(config: SiloConfig) -> bool:
 def environment_of(config: SiloConfig, scratch: Path) -> dict[str, str]:
     """That of a trainer, and what vLLM needs besides. scratch: the server's own folder."""
     private, public = config.rollout_sockets
-    trainer = trainer_environment(os.environ, threads=config.threads, scratch=scratch)
+    trainer = sandbox.trainer_environment(os.environ, threads=config.threads, scratch=scratch)
     # Sleeping and emptying the prefix cache are among the calls that vLLM offers to developers only.
     wanted = may_sleep(config) or private == public
     return {**trainer, **_ENVIRONMENT, "VLLM_SERVER_DEV_MODE": "1" if wanted else "0"}
@@ -116,12 +114,11 @@ class _Server:
 
     name: str
     socket: Path
-    launch: Callable[[], isolation.WalledProcess]
-    end: Ended
+    launch: Callable[[], sandbox.WalledProcess]
     timeout_seconds: float
 
     def __post_init__(self) -> None:
-        self.process: isolation.WalledProcess | None = None
+        self.process: sandbox.WalledProcess | None = None
         self.ready = threading.Event()
         self.failed = ""
         self.restarts: list[float] = []
@@ -194,8 +191,8 @@ class _Server:
     def _kill(self) -> None:
         if self.process is not None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.process.pid, signal.SIGTERM)  # it leads a group: see `isolation`
-            self.end(self.process, STOP_SECONDS)
+                os.killpg(self.process.pid, signal.SIGTERM)  # it leads a group: see `sandbox`
+            sandbox.end_process_group(self.process, STOP_SECONDS)
             self.process.leash.close()
             self.process = None
 
@@ -215,13 +212,12 @@ class RolloutServers:
         config: the site, whose engine is vLLM.
         rung: of the walls around the trainer; the servers get the same.
         never: keys and sockets that no server may see.
-        end: waits for a process to end, then ends it.
 
     Raises:
         UsageError: behind these walls the trainer could not reach a server.
     """
 
-    def __init__(self, config: SiloConfig, *, rung: str, never: Sequence[Path], end: Ended) -> None:
+    def __init__(self, config: SiloConfig, *, rung: str, never: Sequence[Path]) -> None:
         self._config = config
         self._rung = _server_rung(rung)
         self._never = never
@@ -231,7 +227,7 @@ class RolloutServers:
         self.sockets = {"private": private} if private == public else {"private": private, "public": public}
         self._logs = config.state_dir / "logs"
         self._servers = [
-            _Server(name, socket, self._launcher(name, socket), end, config.rollout.start_timeout_seconds)
+            _Server(name, socket, self._launcher(name, socket), config.rollout.start_timeout_seconds)
             for name, socket in self.sockets.items()
         ] if config.rollout.launch == "child" else []  # fmt: skip
 
@@ -293,7 +289,7 @@ class RolloutServers:
 
     def require_reached(self, probes: Mapping[str, Mapping[str, Any]]) -> None:
         """Raises OperationError: the trainer says that it cannot reach a server. probes: of `run_probes`."""
-        found = probes.get(isolation.ROLLOUT_SOCKETS, {})
+        found = probes.get(ROLLOUT_SOCKETS, {})
         if found.get("outcome") != "allowed":
             raise OperationError(
                 f"the trainer does not reach {' and '.join(map(str, self.sockets.values()))} from inside its walls "
@@ -323,12 +319,12 @@ class RolloutServers:
     def _log_path(self, name: str) -> Path:
         return self._logs / f"rollout_{name}.log"
 
-    def _launcher(self, name: str, socket: Path) -> Callable[[], isolation.WalledProcess]:
-        def launch() -> isolation.WalledProcess:
+    def _launcher(self, name: str, socket: Path) -> Callable[[], sandbox.WalledProcess]:
+        def launch() -> sandbox.WalledProcess:
             scratch = self._folder / name / "scratch"
             scratch.mkdir(parents=True, exist_ok=True, mode=0o700)
             with self._log_path(name).open("ab") as log:
-                return isolation.launch_walled(
+                return sandbox.launch_walled(
                     command_of(self._config, socket),
                     rung=self._rung,
                     readable=[self._config.model.path, self.adapters],
@@ -376,7 +372,7 @@ def check(config: SiloConfig) -> str:
     )
     found = f"vllm{' (auto: rollout.url is given)' if rollout.engine == 'auto' else ''} at {places}"
     if config.trainer.launch == "child":
-        _server_rung(isolation.best_rung() if config.trainer.isolation == "auto" else config.trainer.isolation)
+        _server_rung(best_rung() if config.trainer.isolation == "auto" else config.trainer.isolation)
     if rollout.launch == "external":
         return f"{found}; started by somebody else"
     python = Path(rollout.python or sys.executable)

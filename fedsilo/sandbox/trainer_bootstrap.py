@@ -1,5 +1,5 @@
 """Runs between the guard and the trainer: builds the walls, then becomes the trainer. Executed as a script, by
-`isolation.py`, with `python -I -S`: standard library only, and nothing of the project.
+`silo/guard/trainer_process/sandbox.py`, with `python -I -S`: standard library only, and nothing of the project.
 
     guard ─ leash ─▶ keeper ─ dies with ─▶ first process of the pid namespace ─▶ trainer       (rung namespaces)
     guard ─ leash ─▶ keeper ─ dies with ─▶ trainer                                             (rungs user, waived)
@@ -8,8 +8,8 @@ The keeper stays outside, forwards SIGTERM, SIGINT and SIGHUP and returns the tr
 signal n). The leash is a pipe whose other end only the guard holds, so the keeper sees the guard die however it dies;
 PR_SET_PDEATHSIG would do for the guard's main thread only. The keeper's own child does hang on PR_SET_PDEATHSIG.
 What is wrong on the way is written to the status pipe as one line; an end of file there means: the trainer runs.
-What it does not stop: what `isolation.py` says of each rung; and a trainer that kills the keeper where both are one
-user (rung waived, and rung user below Landlock version 6) only ends itself with it.
+What it does not stop: what `silo/guard/trainer_process/sandbox.py` says of each rung; and a trainer that kills the
+keeper where both are one user (rung waived, and rung user below Landlock version 6) only ends itself with it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Starts and ends the trainer, and carries the link to it. The only module of the guard that starts processes,
-besides `isolation.py`, which it uses to put walls around them.
+"""Starts and ends the trainer, and carries the link to it. What
+starts a process puts it behind the walls of `sandbox.py`; beside the trainer that is the grader of public answers.
 
 The trainer gets no key, no network and no policy: it is handed data paths, a model folder and a secret that keys the
 choice of private prompts. A child that dies is started again, behind walls no lower than before, and brought to where
-it was (`trainer_revival`); the guard hears of it only where that fails, or where it dies `RESTARTS_MAX` times over one
+it was (`Given`); the guard hears of it only where that fails, or where it dies `RESTARTS_MAX` times over one
 task. One that breaks the framing, or that somebody else started, is not: the guard is told, abstains and says so.
 Does not stop: what a trainer puts into the values it sends; that is for the gate.
 """
@@ -11,6 +11,7 @@ Does not stop: what a trainer puts into the values it sends; that is for the gat
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import signal
@@ -24,24 +25,26 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 from fedsilo.files.prompt_template import read_template
+from fedsilo.grading.own_verifiers import find_verifier
+from fedsilo.grading.worker import GradingProcess
 from fedsilo.protocol.codec import SMALL_PAYLOAD_BYTES_MAX, Buffer
 from fedsilo.protocol.errors import FedSiloError, OperationError, UsageError
+from fedsilo.protocol.method import CHANGING
 from fedsilo.protocol.text import harmless
 from silo.config import SiloConfig
-from silo.guard import isolation, trainer_link
-from silo.guard.isolation_controls import NO_CONTROLS, Controls
-from silo.guard.rollout_server import RolloutServers
-from silo.guard.site import own_verifiers
-from silo.guard.trainer_environment import trainer_environment
+from silo.guard.site import never_shown, own_verifiers
+from silo.guard.trainer_process import probing, sandbox, trainer_link
+from silo.guard.trainer_process.probing import NO_CONTROLS, Controls
+from silo.guard.trainer_process.rollout_server import RolloutServers
+from silo.guard.trainer_process.sandbox import trainer_environment
 from silo.guard.trainer_report import TEXT_CHARACTERS_MAX
-from silo.guard.trainer_revival import Given, Restart, require_same_rung
 from silo.link import Link, LinkBroken, LinkClosed, LinkMessage, LinkRefused, Listener
 
 _log = logging.getLogger("fedsilo.silo.supervisor")
-
 STOP_TIMEOUT_SECONDS = 5.0
 RESTARTS_MAX = 2  # without a finished task between; what kills it each time (memory, say) would do so for ever
 _ACCEPT_SLICE_SECONDS = 0.5
+_KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)  # of the process itself, of one that waits for it within walls
 
 
 @dataclass(frozen=True)
@@ -72,9 +75,6 @@ class TrainerState:
     ready: dict[str, Any] = field(default_factory=dict)
 
 
-_KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)  # of the process itself, of one that waits for it within walls
-
-
 class TrainerHandle(Protocol):
     """What the guard needs of a trainer: started for each run, told, stopped."""
 
@@ -91,6 +91,38 @@ class TrainerHandle(Protocol):
 
     @property
     def description(self) -> dict[str, Any]: ...
+
+
+@dataclass(frozen=True)
+class Restart:
+    """One time that a trainer died and was to be started again; a `trainer.restart` record of the audit log.
+
+    Attributes:
+        exit_status: of the one that died; None where it is not known.
+        number: how often it died since it last finished a task, this time among them.
+        code: why it could not be brought to where it was; empty where it was.
+        repeated: tasks of the round that were given once more, whose answers were not taken.
+        task: what it worked on; None when it was idle.
+    """
+
+    exit_status: int | None
+    number: int
+    code: str = ""
+    repeated: int = 0
+    task: LinkMessage | None = None
+
+    def fields(self) -> dict[str, Any]:
+        """Of the record. Nothing that a trainer said is in it: task, round and step are what the guard gave it."""
+        given = self.task.fields if self.task is not None else {}
+        outcome = "failed" if self.code else "round_repeated" if self.repeated else "resumed"
+        detail = {"outcome": outcome, "number": self.number, "repeated": self.repeated}
+        detail |= {"exit_status": self.exit_status, "task": given.get("task")}
+        return {
+            "round": given.get("round"),
+            "step": given.get("step"),
+            "reasons": ["TRAINER_DIED", *([self.code] if self.code not in ("", "TRAINER_DIED") else [])],
+            "detail": {name: value for name, value in detail.items() if value is not None},
+        }
 
 
 class Supervisor:
@@ -193,7 +225,7 @@ class Supervisor:
         if trainer.launch == "child":
             scratch = self._config.state_dir / "scratch"
             scratch.mkdir(exist_ok=True, mode=0o700)
-            self.state.rung = isolation.best_rung() if trainer.isolation == "auto" else trainer.isolation
+            self.state.rung = probing.best_rung() if trainer.isolation == "auto" else trainer.isolation
             self._start_rollout(self.state.rung, never)
             self._process = self._launch(self.state.rung, Path(trainer.address.partition(":")[2]), scratch, never)
         else:
@@ -204,21 +236,21 @@ class Supervisor:
             )  # fmt: skip
         self._link = self._accept(trainer.start_timeout_seconds)
         self._close_listener()  # one trainer, and nobody after it
-        controls = trainer_link.controls(self._config)
-        named = trainer_link.only_what_exists(probe_fields)
+        controls = probing.controls(self._config)
+        named = probing.only_what_exists(probe_fields)
         fields = {**controls.as_fields(), **named}
         if self._rollout is not None:
             self._rollout.wait_ready(lambda: self._should_stop() or self._ending)
             fields["rollout_sockets"] = [str(path) for path in self._rollout.sockets.values()]
         self.state.probes = self._ask("probe", fields, "probed").get("results", {})
-        if not isolation.are_results(self.state.probes):
+        if not probing.are_results(self.state.probes):
             raise OperationError(
                 "what the trainer says of its walls is no list of probes",
                 hint=trainer_link.where_it_tells(self._config), code="TRAINER_CONFUSED",
             )  # fmt: skip
-        self.state.probes = trainer_link.believable(self.state.probes, named)
+        self.state.probes = probing.believable(self.state.probes, named)
         self.state.controls = controls.still_answering()
-        self.state.rung = trainer_link.rung_got(self._config, self.state.rung, self.state.probes, self.state.controls)
+        self.state.rung = probing.rung_got(self._config, self.state.rung, self.state.probes, self.state.controls)
         accepted(self.state.rung)
         if self._rollout is not None:
             self._rollout.require_reached(self.state.probes)
@@ -270,7 +302,7 @@ class Supervisor:
             )
         many = ["--processes", str(processes)] if processes > 1 else []
         try:
-            return isolation.launch_walled(
+            return sandbox.launch_walled(
                 [python, "-P", "-m", "silo.trainer.worker", "--address", config.trainer.address, *many],
                 rung=rung,
                 readable=readable,
@@ -288,7 +320,7 @@ class Supervisor:
     def _start_rollout(self, rung: str, never: Sequence[Path]) -> None:
         """Start the servers that sample, where the site has them. They outlive a trainer that dies."""
         if self._rollout is None and self._config.rollout.chosen == "vllm":
-            self._rollout = RolloutServers(self._config, rung=rung, never=never, end=end_process_group)
+            self._rollout = RolloutServers(self._config, rung=rung, never=never)
             self._rollout.start()
 
     def _accept(self, timeout_seconds: float) -> Link:
@@ -470,7 +502,7 @@ class Supervisor:
 
     def _end_process(self) -> None:
         if self._process is not None:
-            end_process_group(self._process, STOP_TIMEOUT_SECONDS)
+            sandbox.end_process_group(self._process, STOP_TIMEOUT_SECONDS)
             self._last_status = self._process.returncode
             self._process = None
         if self._link is not None:
@@ -487,15 +519,140 @@ class Supervisor:
             self._listener = None
 
 
-def end_process_group(process: subprocess.Popen[bytes], timeout_seconds: float) -> None:
-    """Wait a moment for the child to end by itself, then SIGTERM, then SIGKILL, to its whole group if it leads one."""
-    for signal_number in (None, signal.SIGTERM, signal.SIGKILL):
-        if signal_number is not None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                if os.getpgid(process.pid) == process.pid:
-                    os.killpg(process.pid, signal_number)
-                else:
-                    process.send_signal(signal_number)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(timeout_seconds if signal_number is None or signal_number == signal.SIGTERM else None)
-            return
+# ---- what a trainer was given ------------------------------------------------------------------------
+
+
+class Given:
+    """What a trainer was given in the open round, so that one that died is started again and brought to where it was.
+
+    The trainer keeps its own state at every step boundary (`silo/trainer/resume.py`) and says where that stands. Where
+    it fits what the guard was told, the task in hand is given again and nothing else. Where it does not (torn, of
+    another run, a lost disk), the round is started over: the same tasks with the same rows, donors and draws, whose
+    answers are not taken a second time, since what they offered has gone to the gate. Either way no message leaves
+    twice. Does not stop: a trainer that lies about where it stands, which is a trainer that trains on what it likes
+    (N1).
+
+    Attributes:
+    plan: of the run that the trainer serves, as it was sent; None before the first.
+    planned: what it answered to that, once it did.
+    task: what it works on; None when it is idle.
+    """
+
+    def __init__(self) -> None:
+        self.plan: LinkMessage | None = None
+        self.planned: Mapping[str, Any] | None = None
+        self.task: LinkMessage | None = None
+        self._round: list[LinkMessage] = []  # done since the round's adapter was loaded, that task among them
+        self._rounds = 0
+        self._goes_on = False  # inside a round that another guard's life began: its first tasks are not known here
+
+    def sent(self, message: LinkMessage) -> None:
+        if message.type == "plan":
+            self.plan, self.planned, self.task, self._round, self._rounds = message, None, None, [], 0
+            self._goes_on = False
+        elif message.type == "task":
+            self.task = message
+
+    def heard(self, message: LinkMessage) -> None:
+        if message.type == "planned":
+            self.planned = message.fields
+            self._goes_on = isinstance(message.fields.get("resumed"), Mapping)
+        elif message.type == "done" and self.task is not None:
+            task, self.task = self.task, None
+            if task.fields.get("task") not in CHANGING:
+                return
+            if task.fields["task"] == "LoadAdapter":
+                self._round.clear()
+                self._rounds += 1
+                self._goes_on = False
+            self._round.append(task)
+
+    def to_repeat(self, resumed: object) -> list[LinkMessage] | None:
+        """Tasks to give once more before the one in hand, their answers not to be taken. None: nothing leads back.
+
+        Args:
+            resumed: where the trainer says that it stands: {task, round, step}, or None for the run's beginning.
+        """
+        if isinstance(resumed, Mapping):
+            if self._round and _stands_at(resumed, self._round[-1]):
+                return []
+            if self.task is not None and _stands_at(resumed, self.task):
+                return []  # it was done, and only the answer was lost
+        if self._goes_on:
+            before = (self.planned or {}).get("resumed")
+            return [] if not self._round and resumed is not None and resumed == before else None
+        if not self._round:
+            return []
+        keeps_optimiser = self.plan is not None and '"state":"keep"' in _optimiser_of(self.plan)
+        if keeps_optimiser and (self._rounds > 1 or resumed is not None):
+            return None  # its moments are not those of the round's start, and nothing leads back to them
+        if self.task is not None and self.task.fields.get("task") == "LoadAdapter" and not keeps_optimiser:
+            return []
+        return list(self._round)
+
+
+def require_same_rung(got: str, before: str) -> None:
+    """Raises OperationError: other walls than those that the policy and the coordinator were told of."""
+    if got != before:
+        raise OperationError(f"its walls are {got}, and were {before}", code="ISOLATION")
+
+
+def _stands_at(resumed: Mapping[str, Any], task: LinkMessage) -> bool:
+    if task.fields.get("task") not in CHANGING:
+        return False
+    place = (task.fields["task"], task.fields.get("round"), task.fields.get("step", 0))
+    return (resumed.get("task"), resumed.get("round"), resumed.get("step")) == place
+
+
+def _optimiser_of(plan: LinkMessage) -> str:
+    """Of our own message; canonical, so it reads the same every time."""
+    optimiser = json.loads(str(plan.fields["canonical_json"])).get("optimiser", {})
+    return json.dumps(optimiser, separators=(",", ":"))
+
+
+# ---- the grader of public answers --------------------------------------------------------------------
+
+
+def public_grader(config: SiloConfig) -> GradingProcess:
+    """Return the process that grades answers to public prompts; never the guard's own, which holds the keys.
+
+        text verifiers   a child that can be killed (`fedsilo.grading.worker`); not started yet
+        `code`           the same child behind walls of rung `namespaces`, started and tried: no network, none of the
+                         site's files, no key, no data, no model. In there each program runs in the sandbox of
+                         `fedsilo.grading.code_sandbox`, so there are two walls between a program and this site. The
+                         answers to a public prompt come from the models of other silos too: such a program is a
+                         stranger's (T14, T22).
+
+    The guard takes nine bytes an answer from it, and gives the answers of one silo to one step, and all answers of one
+    message, no longer than their budget (`fedsilo.grading.answers`), whatever the verifier. An answer of which it says
+    nothing in time, or something else than a verdict, is dropped; where it cannot be built the silo does not start.
+    Programs run only where the policy says so for this public set, and the charter as well, where there is one.
+    What this does not stop: faults of the kernel that both walls rest on; a test program of the agreed public set that
+    is itself hostile decides what is right; answers that take all their time make a message late.
+
+    Raises:
+        UsageError: the walls or the sandbox cannot be built here, or a path that is needed inside would show a key.
+        OperationError: the process does not start.
+    """
+    verifier = config.data.public.verifier
+    if not find_verifier(verifier).executes:
+        return GradingProcess(verifier)
+    if why := probing.rung_trial("namespaces"):
+        raise UsageError(
+            f"data.public.verifier {verifier!r} runs programs of other silos' models, and this machine builds no walls "
+            f"of rung namespaces for them: {why}",
+            hint="`fedsilo doctor` lists the rungs; or use a verifier that runs nothing",
+            code="NO_SANDBOX",
+        )
+    never = never_shown(config)
+
+    def launch(arguments: Sequence[str], environment: Mapping[str, str]) -> sandbox.WalledProcess:
+        return sandbox.launch_over_pipes(arguments, env=environment, never=never)
+
+    process = GradingProcess(verifier, runs_programs=True, launch=launch)
+    try:
+        process.wait_ready()
+    except BaseException:
+        process.close()
+        raise
+    return process

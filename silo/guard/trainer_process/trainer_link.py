@@ -14,14 +14,11 @@ answer the probes as it likes; the rung of an external trainer is what its probe
 
 from __future__ import annotations
 
-import contextlib
 import os
 import pwd
 import stat
 import sys
-from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from certs.encoding import public_key_bytes, read_one_certificate
 from fedsilo.files.disk_space import require_space
@@ -30,13 +27,8 @@ from fedsilo.files.identity_files import read_public
 from fedsilo.protocol.errors import NotAllowedError, OperationError, UsageError
 from fedsilo.protocol.text import harmless
 from silo.config import SiloConfig
-from silo.guard import isolation
-from silo.guard.isolation_controls import NO_CONTROLS, Controls, candidates, named
-from silo.link import Listener, host_and_port, user_name
+from silo.link import Listener, user_name
 from silo.link_tls import LinkFiles, LinkTls
-
-# fields of the `probe` message that name paths, and the probe that tries them
-_PATHS_TRIED = {"key_paths": "key_files", "identity_folder": "identity_folder", "control_socket": "control_socket"}
 
 
 def listen(config: SiloConfig) -> Listener:
@@ -135,78 +127,6 @@ def where_it_tells(config: SiloConfig) -> str:
     except OperationError:
         pass  # a hint is no place for another fault
     return told
-
-
-def probe_fields(config: SiloConfig, guard_process: int) -> dict[str, Any]:
-    """What the probes try to reach from inside the trainer's walls. A path may be shared by hosts; a process is not."""
-    keys = [path for path in (*key_files(config), config.identity.link_key) if path is not None]
-    fields: dict[str, Any] = {
-        "key_paths": [str(path) for path in keys],
-        "control_socket": str(config.control.socket),
-    }
-    if config.trainer.address.startswith("unix:"):
-        fields["guard_pid"] = guard_process
-    return fields
-
-
-@contextlib.contextmanager
-def probe_fields_beside_the_daemon(config: SiloConfig, guard_process: int) -> Iterator[dict[str, Any]]:
-    """`probe_fields` for a trainer that another process than the daemon starts: its control socket may be missing."""
-    with isolation.control_socket_to_try(config.control.socket, config.control.group) as control:
-        yield {**probe_fields(config, guard_process), "control_socket": str(control)}
-
-
-def only_what_exists(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields without paths where nothing is: "no such file" would be said there without any wall."""
-    kept = dict(fields)
-    for name in _PATHS_TRIED:
-        value = fields.get(name)
-        if isinstance(value, list):
-            kept[name] = [path for path in value if Path(path).exists()]
-        elif value and not Path(value).exists():
-            del kept[name]
-    return kept
-
-
-def believable(probes: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The probes' results without those whose paths went away meanwhile. fields: of `only_what_exists`, before."""
-    remain = only_what_exists(fields)
-    gone = {probe for name, probe in _PATHS_TRIED.items() if remain.get(name) != fields.get(name)}
-    return {name: result for name, result in probes.items() if name not in gone}
-
-
-def key_files(config: SiloConfig) -> list[Path]:
-    proxy = config.coordinator.proxy_credentials
-    return [config.identity.key, config.identity.signing_key, *([] if proxy is None else [proxy])]
-
-
-def controls(config: SiloConfig) -> Controls:
-    """What answers the guard at this moment and must not answer an external trainer; some seconds where nobody does.
-
-    Beside the coordinator and the name servers these are the addresses of `trainer.must_not_reach`.
-    """
-    trainer = config.trainer
-    if trainer.launch == "child" or trainer.isolation == "waived":
-        return NO_CONTROLS
-    same_machine = trainer.address.startswith("unix:")
-    found = candidates(*host_and_port(config.coordinator.first_hop), same_machine=same_machine)
-    return found.and_also(named(trainer.must_not_reach)).still_answering()
-
-
-def rung_got(config: SiloConfig, built: str, probes: dict[str, Any], answering: Controls = NO_CONTROLS) -> str:
-    """The rung to report. An external trainer has a container where every probe was refused, else nothing.
-
-    Args:
-        config: the site.
-        built: for a child, the rung that was built around it.
-        probes: what it answered to the probes.
-        answering: the `controls` that also answered the guard after the probes.
-    """
-    if config.trainer.launch == "child":
-        return isolation.rung_really_got(built, probes)
-    if config.trainer.isolation == "waived":
-        return "waived"
-    return isolation.rung_really_got("container", probes, answering)
 
 
 def check(config: SiloConfig) -> str:

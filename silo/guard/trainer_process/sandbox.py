@@ -17,7 +17,7 @@ What each does not stop, besides bugs in the kernel:
                  be installed, since a folder on PYTHONPATH cannot be listed.
     container    whatever the person who built it forgot and no probe tries; the probes are answered by the process
                  they judge; over TLS, other ports of the guard's own address; where packets are dropped, an address
-                 beyond those that were tried (see `isolation_controls`).
+                 beyond those that were tried (see `probing`).
     waived       anything the guard's user may do, keys and network included.
 No rung stops what the trainer writes into the values it hands over: that is the gate's work.
 
@@ -32,27 +32,24 @@ import contextlib
 import errno
 import functools
 import glob
-import grp
 import inspect
 import json
 import os
 import pwd
-import socket
+import signal
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
 from fedsilo.protocol.errors import OperationError, UsageError
-from fedsilo.protocol.isolation import RUNGS, Rung, rung_named
-from silo.guard import file_rules
-from silo.guard.isolation_controls import NO_CONTROLS, Controls
-from silo.guard.syscall_filter import seccomp_program
+from fedsilo.protocol.isolation import RUNGS
+from fedsilo.sandbox import landlock
+from fedsilo.sandbox.seccomp import seccomp_program
+from silo.link import OFFLINE
 
 TRAINER_USER = "fedsilo-trainer"
-TRIAL_TIMEOUT_SECONDS = 20.0
 # a trainer needs these packages of ours; certificates, coordinator and console stay outside
 _OWN_PACKAGES = ("fedsilo", "silo", "policies")
 _SYSTEM = ("/usr", "/lib", "/lib32", "/lib64", "/bin", "/sbin")
@@ -66,7 +63,11 @@ _ACCELERATOR_FACTS = ("/sys/bus/pci", "/sys/class/drm", "/sys/class/kfd", "/sys/
 # readable under Landlock, where the machine's own /proc and /etc are in sight
 _FACTS_BY_RULE = ("/proc/cpuinfo", "/proc/meminfo", "/proc/stat", "/proc/driver/nvidia", "/etc/passwd", "/etc/group",
                   "/etc/nsswitch.conf")  # fmt: skip
-_BOOTSTRAP = Path(__file__).with_name("isolation_bootstrap.py")
+_BOOTSTRAP = Path(landlock.__file__).with_name("trainer_bootstrap.py")
+# What the trainer's process may see of the environment: where programs and libraries are, nothing of this site.
+_ENVIRONMENT_KEPT = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TZ", "CUDA_VISIBLE_DEVICES", "VIRTUAL_ENV")
+# Telemetry and hub downloads off (threat T10); threads are set beside them.
+_ENVIRONMENT_SET = {**OFFLINE, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONUNBUFFERED": "1"}
 
 
 class IsolationError(OperationError):
@@ -76,8 +77,9 @@ class IsolationError(OperationError):
 
 
 class WalledProcess(subprocess.Popen[bytes]):
-    """The trainer's keeper (see isolation_bootstrap). SIGTERM and SIGINT reach the trainer; SIGKILL ends both.
+    """The trainer's keeper (fedsilo/sandbox/trainer_bootstrap.py).
 
+    SIGTERM and SIGINT reach the trainer; SIGKILL ends both.
     `leash` is the guard's end of a pipe: when it closes, because the guard ended or this object went away, the
     trainer is killed.
     """
@@ -148,12 +150,12 @@ def launch_walled(
             spec["binds"] = sorted((os.fspath(path), mode) for path, mode in modes.items())
             spec["seccomp"] = seccomp_program(network_by_namespace=True).hex()
         elif rung == "user":
-            version = file_rules.landlock_version()
+            version = landlock.landlock_version()
             if version == 0:
                 raise IsolationError("rung user: this kernel offers no Landlock")
             own = [Path(each) for each in _FACTS_BY_RULE if Path(each).exists()]
-            spec["landlock"] = file_rules.ruleset(version).hex()
-            spec["rules"] = file_rules.rules(version, [*shown, *facts, *own], [*written, *devices])
+            spec["landlock"] = landlock.ruleset(version).hex()
+            spec["rules"] = landlock.rules(version, [*shown, *facts, *own], [*written, *devices])
             spec["seccomp"] = seccomp_program(network_by_namespace=False).hex()
             spec["dial"] = _link_address(argv, socket_dir)
             spec["user"] = _other_user(user)
@@ -172,6 +174,32 @@ def launch_over_pipes(argv: Sequence[str], *, env: Mapping[str, str], never: Seq
         argv, rung="namespaces", env=env, never=never, accelerators=False,
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
     )  # fmt: skip
+
+
+def run_in_sandbox(
+    argv: Sequence[str],
+    given: bytes,
+    *,
+    rung: str,
+    env: Mapping[str, str],
+    never: Sequence[Path],
+    timeout_seconds: float,
+) -> tuple[bytes, bytes]:
+    """Run a program to its end and return what it wrote to its standard output and error.
+
+    Raises:
+        as `launch_walled`; and IsolationError: it did not end in time.
+    """
+    pipe = subprocess.PIPE
+    process = launch_walled(
+        argv, rung=rung, env=env, never=never, accelerators=False, stdin=pipe, stdout=pipe, stderr=pipe
+    )
+    with process:
+        try:
+            return process.communicate(given, timeout_seconds)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise IsolationError(f"the probes did not answer within {timeout_seconds:.0f} s") from None
 
 
 def _start(
@@ -333,143 +361,27 @@ def _other_user(name: str | None) -> tuple[int, int] | None:
     return entry.pw_uid, entry.pw_gid
 
 
-# ---- which rung --------------------------------------------------------------------------------------
+def end_process_group(process: subprocess.Popen[bytes], timeout_seconds: float) -> None:
+    """Wait a moment for the child to end by itself, then SIGTERM, then SIGKILL, to its whole group if it leads one."""
+    for signal_number in (None, signal.SIGTERM, signal.SIGKILL):
+        if signal_number is not None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                if os.getpgid(process.pid) == process.pid:
+                    os.killpg(process.pid, signal_number)
+                else:
+                    process.send_signal(signal_number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout_seconds if signal_number is None or signal_number == signal.SIGTERM else None)
+            return
 
 
-# a rung is believed only when at least these were tried
-_ESSENTIAL = ("tcp_connect", "udp_send", "dns_lookup", "enter_namespaces", "key_files", "control_socket")
-_PROBES_MAX = 32
-ROLLOUT_SOCKETS = "rollout_sockets"  # the probe whose `allowed` is no escape
-_TEXT_MAX = 64
-
-
-def escaped(results: Mapping[str, Mapping[str, Any]], controls: Controls = NO_CONTROLS) -> list[str]:
-    """Names of the probes that got out, in `silo.trainer.walls.run_probes` results; silence counts, unless proven."""
-    return sorted(
-        name
-        for name, result in results.items()
-        if name != ROLLOUT_SOCKETS  # the way that was opened for the trainer on purpose
-        and result.get("outcome") not in ("refused", "untried")
-        and not controls.prove(name, result)
-    )
-
-
-def rung_really_got(built: str, results: Mapping[str, Mapping[str, Any]], controls: Controls = NO_CONTROLS) -> Rung:
-    """The rung to report: the one that was built where every probe was refused, else `waived`.
-
-    The answers come from the process inside. They show that the wall stands, not that the process is honest; so they
-    are asked for before the trainer has seen data, and `best_rung` asks a process of our own.
-
-    Args:
-        built: the rung that was put up, by the guard or by somebody else.
-        results: of the probes.
-        controls: what answered the guard before and after the probes were silent there.
-    """
-    tried = all(results.get(name, {}).get("outcome", "untried") != "untried" for name in _ESSENTIAL)
-    return rung_named(built) if tried and not escaped(results, controls) else "waived"
-
-
-def why_waived(results: Mapping[str, Mapping[str, Any]], controls: Controls = NO_CONTROLS) -> str:
-    """One line for people: which probes were not refused, and how."""
-    reached = escaped(results, controls)
-    silent = [name for name in reached if results[name].get("outcome") == "silent"]
-    out = [name for name in reached if name not in silent]
-    untried = [name for name in _ESSENTIAL if results.get(name, {}).get("outcome", "untried") == "untried"]
-    parts = [
-        (out, "reachable from inside"),
-        (silent, controls.why_unproven({name: results[name] for name in silent})),
-        (untried, "not tried"),
-    ]
-    return "; ".join(f"{what}: {', '.join(names)}" for names, what in parts if names)
-
-
-def are_results(value: object) -> bool:
-    """Whether what a trainer says has the shape of results: few, named in plain words."""
-    return (
-        isinstance(value, dict)
-        and len(value) <= _PROBES_MAX
-        and all(
-            isinstance(name, str) and name.isprintable() and len(name) <= _TEXT_MAX and isinstance(result, dict)
-            for name, result in value.items()
-        )
-    )
-
-
-def best_rung() -> Rung:
-    """The best rung this machine can build for this user, tried once per process (about 0.15 s a rung)."""
-    for rung in ("namespaces", "user"):
-        if not rung_trial(rung):
-            return rung_named(rung)
-    return "waived"
-
-
-@contextlib.contextmanager
-def control_socket_to_try(path: Path, group: str) -> Iterator[Path]:
-    """What the probes try to reach while the daemon may be down: its control socket, else a decoy beside it.
-
-    The decoy has the rights that the daemon gives its own, and answers nothing. Where it cannot be made, `path` itself
-    comes back, where nothing is: so the probe is not tried, and no rung is claimed.
-
-    Args:
-        path: of the daemon's control socket.
-        group: that may open it.
-    """
-    decoy = path.with_name("decoy")
-    with contextlib.ExitStack() as stack:
-        if not path.exists():
-            with contextlib.suppress(OSError):
-                if decoy.is_socket():  # of a report that was killed
-                    decoy.unlink()
-                control = stack.enter_context(socket.socket(socket.AF_UNIX))
-                control.bind(str(decoy))
-                stack.callback(decoy.unlink, missing_ok=True)
-                decoy.chmod(0o600)
-                control.listen()
-                with contextlib.suppress(KeyError, PermissionError):
-                    os.chown(decoy, -1, grp.getgrnam(group).gr_gid)
-                    decoy.chmod(0o660)
-                path = decoy
-        yield path
-
-
-@functools.cache
-def rung_trial(rung: str) -> str:
-    """Build the wall with decoys behind it and run every probe inside. Returns why it does not hold, or ''."""
-    with tempfile.TemporaryDirectory(prefix="fedsilo-walls-") as folder, socket.socket(socket.AF_UNIX) as control:
-        secret = Path(folder, "identity", "decoy.key")
-        secret.parent.mkdir()
-        secret.touch(0o600)
-        control.bind(str(Path(folder, "control.sock")))
-        control.listen()
-        fields = {
-            "key_paths": [str(secret)],
-            "control_socket": str(Path(folder, "control.sock")),
-            "guard_pid": os.getpid(),
-        }
-        try:
-            process = launch_walled(
-                [sys.executable, "-P", "-m", "silo.trainer.walls"],
-                rung=rung,
-                env={name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ},
-                never=[secret],
-                accelerators=False,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-            )
-        except (IsolationError, UsageError, OSError) as error:
-            return str(error)
-        with process:
-            try:
-                answer, complaint = process.communicate(json.dumps(fields).encode(), TRIAL_TIMEOUT_SECONDS)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                return f"the probes did not answer within {TRIAL_TIMEOUT_SECONDS:.0f} s"
-    try:
-        results = json.loads(answer)
-    except ValueError:
-        last = complaint.decode("utf-8", "replace").strip().splitlines()[-1:] or ["no message"]
-        return f"Python does not start inside: {last[0]}"
-    if rung_really_got(rung, results) != rung:
-        return f"probes got out: {', '.join(escaped(results)) or 'not all were tried'}"
-    return ""
+def trainer_environment(outer: Mapping[str, str], *, threads: int, scratch: Path) -> dict[str, str]:
+    """The environment of the trainer: a short allow-list, offline switches, one thread count for every library."""
+    environment = {name: outer[name] for name in _ENVIRONMENT_KEPT if name in outer}
+    environment.update(_ENVIRONMENT_SET)
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        environment[name] = str(threads)
+    # A home and a cache of its own: libraries look there, and the real one is outside the walls.
+    for name in ("HOME", "HF_HOME", "XDG_CACHE_HOME", "TMPDIR", "TORCHINDUCTOR_CACHE_DIR"):
+        environment[name] = str(scratch)
+    return environment
