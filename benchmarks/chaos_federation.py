@@ -20,11 +20,11 @@ from typing import Any
 
 from benchmarks.transport_payload import EMPTY, SHAPES, write_model_folder
 from benchmarks.transport_process import tree
-from console.client import ControlClient, Operator, sign_as
 from fedsilo.audit.audit_verify import verify_logs
 from fedsilo.audit.consistency import check_consistency
 from fedsilo.audit.reader import read_records
 from fedsilo.audit.transcripts import check_rounds
+from fedsilo.control.client import ControlClient, Operator, sign_as
 from fedsilo.demo.data import write_digit_folder
 from fedsilo.demo.sites import COORDINATOR_PERSON, FEDERATION, Site, Wanted, make_sites, run_text
 from fedsilo.protocol.errors import FedSiloError, OperationError

@@ -34,7 +34,7 @@ from benchmarks.transport_ours import (
     others_start_the_trainer,
 )
 from benchmarks.transport_payload import SHAPES, constant_of, write_model_folder
-from console.client import ControlClient, Operator, sign_as
+from fedsilo.control.client import ControlClient, Operator, sign_as
 from fedsilo.demo.data import write_digit_folder
 from fedsilo.demo.processes import Children
 from fedsilo.demo.sites import COORDINATOR_PERSON, FEDERATION, Site, Sites, Wanted, make_sites, run_text

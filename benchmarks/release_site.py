@@ -23,8 +23,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from certs.authority import DAEMON_LIFETIME_MAX, create_ca
 from certs.enrolment import EnrolmentKeys
 from certs.roles import Role, Roles
-from console.client import Event
-from console.client import Snapshot as Reading
+from fedsilo.control.client import Event
+from fedsilo.control.client import Snapshot as Reading
 from fedsilo.control.desk import ControlDesk, raise_for_reply
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.codec import sha256_hex

@@ -21,7 +21,7 @@ import numpy as np
 from benchmarks.transport_payload import Shape, constant_of, mean_of, write_model_folder
 from benchmarks.transport_process import Watched, cpu_seconds, resident_tree_bytes
 from benchmarks.transport_report import Job
-from console.client import ControlClient, Event, Operator, sign_as
+from fedsilo.control.client import ControlClient, Event, Operator, sign_as
 from fedsilo.demo.data import write_digit_folder
 from fedsilo.demo.processes import Children
 from fedsilo.demo.sites import COORDINATOR_PERSON, FEDERATION, Site, Sites, Wanted, make_sites, run_text

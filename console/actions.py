@@ -470,3 +470,25 @@ def json_lines(value: Any, cells: int) -> list[Line]:
     if len(rows) > JSON_LINES_MAX:
         lines.append(line((f"and {len(rows) - JSON_LINES_MAX} more lines: the same command with --json", "warn")))
     return lines
+
+
+# ---- what `:` and the palette offer
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Something to choose.
+
+    Args:
+        name: as it is typed.
+        key: that does the same.
+        says: what it does.
+        choose: is told what followed the name.
+        guarded: it may change something, so enter must have stood alone, as its key must.
+    """
+
+    name: str
+    key: str
+    says: str
+    choose: Callable[[str], None]
+    guarded: bool = False

@@ -1,5 +1,10 @@
-"""What all screens share: the frame around their own panes, content made only from safe parts, what they ask for, and
-telling the app when they come on.
+"""What all screens share: the app as they know it, the frame around their own panes, content made only of safe parts.
+
+`Console` shows one daemon's snapshots and asks people before anything is signed. It holds no state of its own. A reader
+thread posts frozen snapshots (`Arrived`); screens only draw the last one, and the one on top says what else the reader
+shall ask (`FedScreen.wants`). Lower-case keys never change anything. Upper-case keys are offered to the `KeyGate`
+first, then open a dialog; the answer is signed in a worker thread with the person's own key, and the daemon checks all
+of it again.
 
 A screen is a subclass of `FedScreen` that yields its panes in `panes`, says in `wants` which queries it needs, and
 fills the panes in `draw` from `self.fed.snapshot`. The frame draws by itself: top bar, tabs or crumbs, why what is
@@ -8,27 +13,42 @@ shown is not live, what concerns every screen (a certificate that ends, clocks t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+import json
+import unicodedata
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, TypeAlias, cast
 
-from textual import events
+from textual import events, work
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.content import Content
 from textual.geometry import Size
+from textual.message import Message
 from textual.screen import ModalScreen, Screen
 from textual.widget import Widget
-from textual.widgets import Static
+from textual.widgets import Input, Static
 
-from console.actions import PLACES, Context, crumbs_line, tabs_line, title_of
+from console.actions import PLACES, Action, Context, Entry, History, crumbs_line, tabs_line, title_of
+from console.feed import Feed, Person, Source, boot_seconds, waited_seconds
+from console.lock import BURST, BURST_SECONDS, Decision, KeyFiles, KeyGate, Signer, Signing, why_not_release
+from console.recording import NEVER_RECORDED
+from console.terminal import LetsThrough, forget_pinned_size, run_to_the_end
+from console.theme import THEMES, draw_without_colour
 from fedsilo.views import conditions, overview
-from fedsilo.views.lines import Line, in_ascii, line, safe, width_of
-from fedsilo.views.overview import needs_text, top_bar
-from fedsilo.views.state import CoordinatorState, Question
+from fedsilo.views.lines import ASCII, UNICODE, Glyphs, Line, in_ascii, line, safe, width_of, wrap
+from fedsilo.views.overview import Lock, needs_of, needs_text, top_bar
+from fedsilo.views.state import HALTS, CoordinatorState, Question, Release, SiloState, Snapshot
 
-if TYPE_CHECKING:
-    from console.app import FedConsole
+ANSWERS_MAX = 64  # of every place some, and the pages somebody went through last
+BYTES_MAX = 8 << 20  # as JSON; what the daemon holds in objects is some times that
+SETTLE_SECONDS = BURST_SECONDS + 0.01
+MESSAGE_SECONDS, MESSAGE_LINES_MAX = 6.0, 3
+LEAVING = "ctrl+q ends the console"
+TITLE_BEGINS, TITLE_ENDS = "\x1b]2;", "\x07"
+
+Finished: TypeAlias = Callable[..., None]
 
 # Meaning -> theme colour. No screen names a colour.
 STYLES = {
@@ -83,6 +103,413 @@ class Lines(Static):
         self.update(content_of(wanted[0], greyed=greyed, ascii_only=ascii_only))
 
 
+def drawable(text: str) -> str:
+    """The first line of `text`, with only those characters that `safe` draws as they are, and no stacks of marks."""
+    first = (text.splitlines() or [""])[0]
+    kept = "".join(character for character in first if safe(character) == character)
+    return "".join(
+        character for index, character in enumerate(kept) if not _is_mark(character) or not _stacked(kept, index)
+    )
+
+
+def _is_mark(character: str) -> bool:
+    return unicodedata.category(character) in ("Mn", "Me", "Mc")
+
+
+def _stacked(text: str, index: int) -> bool:
+    return index == 0 or (index > 1 and _is_mark(text[index - 1]) and _is_mark(text[index - 2]))
+
+
+class TextLine(Input):
+    """One line of text, typed or pasted: whichever way it comes, only what can be drawn is kept."""
+
+    def validate_value(self, value: str) -> str:
+        return drawable(value)
+
+
+@dataclass
+class Remembered:
+    """Answers of one daemon by key, with the question that they are to and when they came."""
+
+    _answers: dict[str, tuple[Question, Any, float]] = field(default_factory=dict)
+    _sizes: dict[str, int] = field(default_factory=dict)  # bytes, of the same keys
+    _site: str = ""
+    _whose: tuple[object, ...] = ()
+
+    def with_answers(self, snapshot: Snapshot, wanted: Mapping[str, Question], *, keep: bool = True) -> Snapshot:
+        """The snapshot; of a daemon that is lost, with what it last answered to the questions that are wanted.
+
+        Args:
+            snapshot: as the reader gave it.
+            wanted: questions of the screen on top, by key.
+            keep: the snapshot's answers are to these questions; false where a screen has only now begun to ask.
+        """
+        whose = (type(snapshot.state), snapshot.state.federation) if snapshot.state is not None else self._whose
+        if snapshot.site != self._site or whose != self._whose:
+            self._answers, self._sizes, self._site, self._whose = {}, {}, snapshot.site, whose
+        if snapshot.link.state != "disconnected":
+            for key in wanted.keys() & snapshot.answered_at.keys() & snapshot.answers.keys() if keep else ():
+                if wanted[key][0] in NEVER_RECORDED:
+                    continue  # what people were shown of a payload stays with the screen that showed it
+                self._keep(key, wanted[key], snapshot.answers[key], snapshot.answered_at[key])
+            return snapshot
+        known = {
+            key: self._answers[key]
+            for key, question in wanted.items()
+            if key not in snapshot.answers and key in self._answers and self._answers[key][0] == question
+        }
+        if not known:
+            return snapshot
+        return replace(
+            snapshot,
+            answers={**snapshot.answers, **{key: value for key, (_, value, _) in known.items()}},
+            answered_at={**snapshot.answered_at, **{key: at for key, (_, _, at) in known.items()}},
+        )
+
+    def _keep(self, key: str, question: Question, answer: Any, at: float) -> None:
+        """As the newest; the oldest go, as many as are too many or too large."""
+        known = self._answers.pop(key, None)
+        size = self._sizes.pop(key, 0)
+        if known is None or known[2] != at:
+            size = len(json.dumps(answer))
+        if size > BYTES_MAX:
+            return
+        self._answers[key], self._sizes[key] = (question, answer, at), size
+        total = sum(self._sizes.values())
+        for oldest in list(self._answers):
+            if len(self._answers) <= ANSWERS_MAX and total <= BYTES_MAX:
+                break
+            total -= self._sizes.pop(oldest)
+            del self._answers[oldest]
+
+
+class Arrived(Message):
+    """The reader has something newer."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        super().__init__()
+        self.snapshot = snapshot
+
+    def can_replace(self, message: Message) -> bool:
+        """Of several that wait, the newest has it all: a slow terminal falls behind by one snapshot, not by many."""
+        return isinstance(message, Arrived)
+
+
+class Console(LetsThrough):
+    """The console without its screens: what it reads, says and asks its person. Screens and dialogs know it as this.
+
+    Args:
+    signer: None for a console that can only look.
+    key_files: of the person at this console.
+    site: whose daemon this should be; empty for whichever answers.
+    waits_for: what is awaited while loading, for people.
+    leaving: how to go on once the run is over, for people.
+    ascii_only: no character above 0x7e but in data.
+    theme_name: of `console.theme`.
+    origins: where settings of its own come from, by their names in `fedsilo.views.settings`; else they are defaults.
+    mouse: False leaves it to the terminal, which then marks text with it.
+    clock: monotonic seconds that count on in suspend.
+    driven_by_hand: no timers; a test moves the clock and calls `tick` and `settle_keys`.
+    """
+
+    def __init__(
+        self,
+        *,
+        signer: Signer | None = None,
+        key_files: KeyFiles | None = None,
+        site: str = "",
+        waits_for: str = "the daemon",
+        leaving: str = LEAVING,
+        read_only: bool = False,
+        ascii_only: bool = False,
+        theme_name: str = "fed-dark",
+        origins: Mapping[str, str] | None = None,
+        mouse: bool = True,
+        clock: Callable[[], float] = boot_seconds,
+        driven_by_hand: bool = False,
+    ) -> None:
+        super().__init__()
+        if self.no_color:
+            draw_without_colour(self)
+        self.snapshot = Snapshot()
+        self.ascii_only = ascii_only
+        self.mouse = mouse
+        self.waits_for = waits_for
+        self.leaving = leaving
+        self.origins = origins or {}
+        self.signing = Signing(signer, key_files, site, read_only, clock)
+        self._clock = clock
+        self._by_hand = driven_by_hand
+        self._keys = KeyGate()
+        self._theme_name = theme_name
+        self._rung: set[str] = set()
+        self._last_key: events.Key | None = None
+        self._pressed_at: float | None = None  # of the key that came last; None after the mouse
+        self._said: tuple[str, float] = ("", 0.0)  # what, and until when it stands
+        self._feed: Feed | None = None
+        self.wanted: Mapping[str, Question] = {}  # what the reader is asked for now
+        self._typed, self._remembered = History(), Remembered()
+        self.opened_at = clock()
+
+    # ---- reading ---------------------------------------------------------------------------------
+
+    def read_from(self, connect: Callable[[], Source]) -> None:
+        """Begin to read a source, in place of any other.
+
+        Args:
+            connect: makes it, again after each loss.
+        """
+        self.stop_reading()
+        self._feed = Feed(connect, self._arrived)
+        self._feed.start()
+
+    def stop_reading(self) -> None:
+        """Waits until the reader has ended."""
+        if self._feed is not None:
+            self._feed.stop()
+            self._feed = None
+
+    def run_on(self, connect: Callable[[], Source], **options: Any) -> None:
+        """Run it on a source; returns when the person leaves.
+
+        Args:
+            connect: makes the source, again after each loss.
+            options: of `run_to_the_end`.
+        """
+        forget_pinned_size()
+        self.read_from(connect)
+        try:
+            run_to_the_end(self, mouse=self.mouse, **options)
+        finally:
+            self.stop_reading()
+
+    def _arrived(self, snapshot: Snapshot) -> None:
+        """Called by the reader's thread."""
+        self.post_message(Arrived(snapshot))
+
+    def on_arrived(self, message: Arrived) -> None:
+        read = self._remembered.with_answers(message.snapshot, self.wanted)
+        self.snapshot = replace(read, viewer=self.lock.person)
+        self._tell_new_needs()
+        self.redraw()
+
+    def _lock_when_idle(self) -> None:
+        if self.signing.lock_when_idle():
+            self.snapshot = replace(self.snapshot, viewer="")
+            self.say("locked: nothing was pressed for 15 minutes")
+
+    def ask(self) -> None:
+        """Tell the reader what the screen on top needs, and no other does."""
+        wanted = dict(self.top.wants())
+        if isinstance(self.snapshot.state, SiloState):
+            wanted[HALTS] = ("halts", {})
+        if wanted != self.wanted:
+            self.wanted = wanted
+            if self._feed is not None:
+                self._feed.want(wanted)
+            before, self.snapshot = self.snapshot, self._remembered.with_answers(self.snapshot, wanted, keep=False)
+            if self.snapshot is not before:
+                self.top.redraw()
+
+    def _tell_new_needs(self) -> None:
+        """Once for each new thing: the bell, and the count in the terminal's title."""
+        needs = {need.key for need in needs_of(self.snapshot, self.now())}
+        if needs - self._rung:
+            self.bell()
+        self._rung = needs
+        title = f"({len(needs)}) fedconsole" if needs else "fedconsole"
+        if title != self.title:
+            self.title = title
+            self.write_title()
+
+    def write_title(self) -> None:
+        """To the terminal; Textual keeps its title to itself. Nothing in it comes from a daemon but a number (T37)."""
+        if self._driver is not None:
+            self._driver.write(f"{TITLE_BEGINS}{self.title}{TITLE_ENDS}")
+
+    # ---- what screens ask for --------------------------------------------------------------------
+
+    def now(self) -> float:
+        return self._clock()
+
+    @property
+    def glyphs(self) -> Glyphs:
+        return ASCII if self.ascii_only else UNICODE
+
+    @property
+    def lock(self) -> Lock:
+        return self.signing.lock
+
+    @property
+    def read_only(self) -> bool:
+        return self.signing.read_only
+
+    @property
+    def replays(self) -> bool:
+        """A recording is played back, which some keys move."""
+        return False
+
+    @property
+    def banner(self) -> Line:
+        """What stands first in the bar: the context, where there are several (`console.app`)."""
+        return ()
+
+    def contexts_to_go(self, *, each: bool) -> list[Entry]:
+        """For `:`, and with `each` for the palette: the other daemons that this console may be attached to."""
+        return []
+
+    def why_not(self, release: Release, *, approve: bool) -> str:
+        """Why this person cannot answer this release now, or nothing."""
+        if why := self.signing.why_not(self.snapshot.site):
+            return why
+        return why_not_release(release, self.snapshot, self.lock.person, self.now(), approve=approve)
+
+    def why_not_send(self, decision: Decision) -> str:
+        """Why this person cannot give this answer or order now, or nothing."""
+        why = self.signing.why_not(self.snapshot.site)
+        return why or decision.why_not(self.snapshot, self.lock.person, self.now())
+
+    def title_of(self, text: str) -> Content:
+        return content_of([line(safe(text, 80))], ascii_only=self.ascii_only)
+
+    def say(self, text: str) -> None:
+        """Shown below everything else until the next key, or for some seconds."""
+        (before, until), self._said = self._said, (text, self.now() + MESSAGE_SECONDS)
+        if text != before or self.now() >= until:  # of a burst of keys each says the same
+            self.redraw()
+
+    def message_lines(self, cells: int) -> list[Line]:
+        """What `say` was given, while it stands."""
+        text, until = self._said
+        return [line(" ", *row) for row in wrap(text, cells, "warn")[:MESSAGE_LINES_MAX]] if self.now() < until else []
+
+    def copy(self, text: str) -> None:
+        """To the terminal's clipboard, and shown: there is no acknowledgement from a terminal."""
+        shown = safe(text)
+        self.copy_to_clipboard(shown)
+        self.say(f"copied: {shown}")
+
+    # ---- places ----------------------------------------------------------------------------------
+
+    @property
+    def top(self) -> FedScreen:
+        """The screen that people look at, also behind a dialog."""
+        screens = [screen for screen in self.screen_stack if isinstance(screen, FedScreen)]
+        return screens[-1] if screens else self.get_screen(PLACES[0].name, FedScreen)
+
+    def trail(self) -> list[str]:
+        """The way to the screen on top, without it."""
+        screens = [screen for screen in self.screen_stack if isinstance(screen, FedScreen)]
+        places = {place.name: place.title for place in PLACES}
+        return [screen.crumb() or places.get(screen.called, screen.called) for screen in screens[:-1]]
+
+    def open_below(self, screen: FedScreen) -> None:
+        """A screen below the one on top; escape comes back."""
+        self.came_on()
+        self.push_screen(screen)
+
+    def action_go(self, name: str) -> None:
+        """To a place, from anywhere but a dialog."""
+        if self.top.called == name:
+            return
+        self.came_on()
+        while len(self.screen_stack) > 1:
+            self.pop_screen()
+        self.push_screen(name)
+
+    # ---- keys ------------------------------------------------------------------------------------
+
+    async def on_event(self, event: events.Event) -> None:
+        # a key that nobody took bubbles up and comes by a second time
+        if isinstance(event, events.Key) and event is not self._last_key:
+            waited = 0.0 if self._by_hand else waited_seconds(event.time)
+            self._last_key, self._pressed_at = event, self.now() - waited
+            if self._said[0] and not (self._said[0] == BURST and self._keys.in_burst(self._pressed_at)):
+                self._said = ("", 0.0)
+                self.redraw()
+            # before the key counts as one: no tick comes in suspend, nor while the screen is busy
+            self._lock_when_idle()
+            self.signing.last_input = self.now()
+            if told := self._keys.key(self._pressed_at):
+                self.say(told)
+        elif isinstance(event, events.MouseDown):
+            self._pressed_at = None
+        await super().on_event(event)
+
+    def came_on(self) -> None:
+        """What is on the screen changed: changing keys rest for a moment."""
+        self._keys.screen_changed(self.now())
+
+    def offer(self, name: str) -> None:
+        """A changing key was pressed; it acts when it stood alone."""
+        if why := self._keys.offer(name, self.now() if self._pressed_at is None else self._pressed_at):
+            self.say(why)
+        elif not self._by_hand:
+            self.set_timer(SETTLE_SECONDS, self.settle_keys)
+
+    def action_offer(self, name: str) -> None:
+        self.offer(name)
+
+    def _toggle_lock(self) -> None:
+        text = self.signing.toggle(self.snapshot.site)
+        self.snapshot = replace(self.snapshot, viewer=self.lock.person)
+        if text:
+            self.say(text)
+        self.redraw()
+
+    def action_read_now(self) -> None:
+        if self._feed is not None:
+            self._feed.read_now()
+
+    def next_theme(self) -> None:
+        names = list(THEMES)
+        self.theme = names[(names.index(self.theme) + 1) % len(names)]
+
+    def do(self, action: Action) -> None:
+        """An action chosen in the palette goes the way of its key and asks the same questions."""
+        if action.name == "lock":
+            self._toggle_lock()
+        elif action.changes:
+            self.top.act(action.name)
+        else:
+            self.simulate_key(action.key)
+
+    # ---- answers and orders ----------------------------------------------------------------------
+
+    def send(self, decision: Decision, finished: Finished) -> None:
+        """Sign and give what was decided, if it still may be; `finished(text, ok=..., result=...)` is told how it went.
+
+        Args:
+            decision: an answer to a release, an order, or whatever has the same methods.
+            finished: called in the console's own thread; without `result` when nothing was sent.
+        """
+        person = self.signing.person
+        if why := self.why_not_send(decision):
+            finished(why, ok=False)
+        elif person is not None:
+            self._carry_out(decision, person.ordering(self.snapshot.federation), finished)  # whose daemon was shown
+
+    @work(thread=True, group="answers", exit_on_error=False)
+    def _carry_out(self, decision: Decision, person: Person, finished: Finished) -> None:
+        outcome = self.signing.carry_out(decision, person)
+        self.call_from_thread(finished, outcome.text, ok=outcome.ok, result=outcome.result)
+        self.call_from_thread(self.action_read_now)
+
+    # ---- what the whole app adds -------------------------------------------------------------------
+
+    def open_release(self, release: Release) -> None:
+        """Open a held release below the screen on top."""
+        raise NotImplementedError
+
+    def redraw(self) -> None:
+        """Draw the screen on top, and what covers it, again."""
+        raise NotImplementedError
+
+    def settle_keys(self) -> None:
+        """Do what was offered, once its key stood alone."""
+        raise NotImplementedError
+
+
 class FedScreen(Screen[None]):
     """A screen that redraws when a snapshot comes in, the clock ticks or the terminal changes size."""
 
@@ -113,8 +540,8 @@ class FedScreen(Screen[None]):
         self._hidden: list[Widget] = []
 
     @property
-    def fed(self) -> FedConsole:
-        return cast("FedConsole", self.app)
+    def fed(self) -> Console:
+        return cast("Console", self.app)
 
     # ---- what a screen says of itself --------------------------------------------------------------
 
@@ -326,7 +753,7 @@ class TooSmall(ModalScreen[None]):
 
     def redraw(self) -> None:
         if self.is_mounted:
-            self.query_one("#refusal", Lines).draw([cast("FedConsole", self.app).top.refusal()])
+            self.query_one("#refusal", Lines).draw([cast("Console", self.app).top.refusal()])
 
     def on_mount(self) -> None:
         self.redraw()

@@ -20,11 +20,10 @@ Does not stop: a program that types as slowly as a person does, or a single past
 from __future__ import annotations
 
 import secrets
-import unicodedata
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from math import inf
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import Any, ClassVar, cast
 
 from textual import events, on
 from textual.app import ComposeResult
@@ -42,49 +41,24 @@ from console.actions import (
     PLACES,
     Action,
     Context,
+    Entry,
     History,
     actions_on,
     matches,
     title_of,
 )
-from console.base import FedScreen, Lines
+from console.base import Console, FedScreen, Lines, TextLine
+from console.lock import Answer
 from console.orders import MINUTES, Deferral, Order, choices, deferral, order_of
 from fedsilo.audit.record import note_text
 from fedsilo.views import releases
-from fedsilo.views.lines import Line, Part, clip, flow, line, pad, safe, wrap
+from fedsilo.views.lines import Line, Part, clip, flow, line, pad, wrap
 from fedsilo.views.rule_words import REJECT_CODES
 from fedsilo.views.state import CoordinatorState, Release, SiloState
-
-if TYPE_CHECKING:
-    from console.app import FedConsole
 
 # Half of what `console.lock` asks of keys that change at once: a wrong guess only costs typing the word again.
 TYPED_SECONDS_MIN = 0.02
 FASTER_THAN_HANDS = "keys came faster than hands type: type the word"
-
-
-def drawable(text: str) -> str:
-    """The first line of `text`, with only those characters that `safe` draws as they are, and no stacks of marks."""
-    first = (text.splitlines() or [""])[0]
-    kept = "".join(character for character in first if safe(character) == character)
-    return "".join(
-        character for index, character in enumerate(kept) if not _is_mark(character) or not _stacked(kept, index)
-    )
-
-
-def _is_mark(character: str) -> bool:
-    return unicodedata.category(character) in ("Mn", "Me", "Mc")
-
-
-def _stacked(text: str, index: int) -> bool:
-    return index == 0 or (index > 1 and _is_mark(text[index - 1]) and _is_mark(text[index - 2]))
-
-
-class TextLine(Input):
-    """One line of text, typed or pasted: whichever way it comes, only what can be drawn is kept."""
-
-    def validate_value(self, value: str) -> str:
-        return drawable(value)
 
 
 class HandTyped(Input):
@@ -102,7 +76,7 @@ class HandTyped(Input):
     async def _on_key(self, event: events.Key) -> None:
         if not event.is_printable:
             return
-        fed = cast("FedConsole", self.app)
+        fed = cast("Console", self.app)
         before, self._typed_at = self._typed_at, fed.now()
         if self._typed_at - before < TYPED_SECONDS_MIN:
             event.prevent_default()
@@ -165,8 +139,8 @@ class AskingDialog(ModalScreen[ScreenResultType]):
         self.word_dropped = False  # what was typed came too fast, and nothing was typed since
 
     @property
-    def fed(self) -> FedConsole:
-        return cast("FedConsole", self.app)
+    def fed(self) -> Console:
+        return cast("Console", self.app)
 
     # ---- what a dialog says of itself --------------------------------------------------------------
 
@@ -286,37 +260,6 @@ class AskingDialog(ModalScreen[ScreenResultType]):
 
 DIGEST_TYPED_CHARACTERS = 4
 BRIEF_ROWS_MIN = 24  # below that the codes of a no take the row that names what leaves
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What a person decided on what was shown; the same answer sent twice has the same request id."""
-
-    release: Release
-    approve: bool
-    acknowledged: tuple[str, ...] = ()  # ids of the findings that were opened
-    reason_code: str = ""
-    reason: str = ""
-    request_id: str = field(default_factory=lambda: secrets.token_hex(16))
-
-    @property
-    def command(self) -> str:
-        return "approvals.approve" if self.approve else "approvals.reject"
-
-    def arguments(self) -> Mapping[str, Any]:
-        """Bound to the exact bytes, the policy and the revision that were shown; a yes to all facts that were."""
-        shown = {
-            "release": self.release.id,
-            "digest": self.release.digest,
-            "policy_digest": self.release.policy_digest,
-            "revision": self.release.revision,
-        }
-        opened = {"acknowledged": list(self.acknowledged)} if self.acknowledged else {}
-        return (
-            shown | opened | {"shown": self.release.shown}
-            if self.approve
-            else shown | {"reason_code": self.reason_code, "reason": self.reason}
-        )
 
 
 class ConfirmDialog(AskingDialog[Answer | None]):
@@ -440,8 +383,8 @@ class TextDialog(ModalScreen[None]):
         self._lines = lines
 
     @property
-    def fed(self) -> FedConsole:
-        return cast("FedConsole", self.app)
+    def fed(self) -> Console:
+        return cast("Console", self.app)
 
     @property
     def box(self) -> Vertical:
@@ -702,31 +645,12 @@ INBOX = "inbox"  # the other direction of the outbox: a place to go to, and no s
 TYPED_CHARACTERS_MAX = 200
 
 
-@dataclass(frozen=True)
-class Entry:
-    """Something to choose.
-
-    Args:
-        name: as it is typed.
-        key: that does the same.
-        says: what it does.
-        choose: is told what followed the name.
-        guarded: it may change something, so enter must have stood alone, as its key must.
-    """
-
-    name: str
-    key: str
-    says: str
-    choose: Callable[[str], None]
-    guarded: bool = False
-
-
 def by_beginning(text: str, entries: Sequence[Entry]) -> list[Entry]:
     names = matches(text.partition(" ")[0], [entry.name for entry in entries])
     return [entry for entry in entries if entry.name in names] if text.strip() else list(entries)
 
 
-def by_place(fed: FedConsole) -> Callable[[str, Sequence[Entry]], list[Entry]]:
+def by_place(fed: Console) -> Callable[[str, Sequence[Entry]], list[Entry]]:
     """For `:`: by beginnings, and a number alone names what the screen on top has under it."""
     top = fed.top
 
@@ -763,7 +687,7 @@ def by_letters(text: str, entries: Sequence[Entry]) -> list[Entry]:
     return [entry for (place, _, _), _, entry in found if place < 4]
 
 
-def places_to_go(fed: FedConsole) -> list[Entry]:
+def places_to_go(fed: Console) -> list[Entry]:
     """For `:`: every place, with what follows its name given to it, and every held release."""
 
     def going(name: str) -> Callable[[str], None]:
@@ -795,7 +719,7 @@ def places_to_go(fed: FedConsole) -> list[Entry]:
     return [*places, *held, *fed.contexts_to_go(each=False)]
 
 
-def things_to_do(fed: FedConsole) -> list[Entry]:
+def things_to_do(fed: Console) -> list[Entry]:
     """For the palette: every action of the screen on top, every place, and what has no key."""
 
     def doing(action: Action) -> Callable[[str], None]:
@@ -866,8 +790,8 @@ class ChooseDialog(ModalScreen[None]):
         self._at = 0
 
     @property
-    def fed(self) -> FedConsole:
-        return cast("FedConsole", self.app)
+    def fed(self) -> Console:
+        return cast("Console", self.app)
 
     def compose(self) -> ComposeResult:
         with Vertical(id="box") as box:

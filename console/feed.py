@@ -24,8 +24,8 @@ from typing import Any, Protocol
 
 from certs.describe import describe_certificate
 from certs.names import parse_spiffe_id
-from console.client import ControlClient, Event, Operator, sign_as
-from console.client import Snapshot as Reading
+from fedsilo.control.client import ControlClient, Event, Operator, sign_as
+from fedsilo.control.client import Snapshot as Reading
 from fedsilo.control.desk import EVENTS_MISSED
 from fedsilo.files.identity_files import load_operator
 from fedsilo.protocol.errors import FedSiloError, NotAllowedError, UnreachableError, UsageError
@@ -69,7 +69,7 @@ NOTHING_TOLD_YET = "the daemon answers and has told nothing of its state yet"
 
 
 class _Read(Protocol):
-    """What `console.client.Snapshot` has."""
+    """What `fedsilo.control.client.Snapshot` has."""
 
     @property
     def sequence(self) -> int: ...

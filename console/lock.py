@@ -16,14 +16,15 @@ comes in, and for a key that is when it was pressed: a busy console looks at a p
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
 from typing import Any, Protocol
 
-from console.client import COMMAND_VALID_SECONDS
 from console.feed import Person, unlock
+from fedsilo.control.client import COMMAND_VALID_SECONDS
 from fedsilo.protocol.errors import FedSiloError, NotAllowedError, UnreachableError
 from fedsilo.views.overview import Lock
 from fedsilo.views.state import Release, Snapshot, why_not_answer
@@ -228,22 +229,6 @@ def record_text(result: Mapping[str, Any]) -> str:
     return "" if number is None else f", audit record {number}"
 
 
-class ReleaseAnswer(Protocol):
-    """`console.dialogs.Answer` is one."""
-
-    @property
-    def release(self) -> Release: ...
-    @property
-    def approve(self) -> bool: ...
-    @property
-    def reason_code(self) -> str: ...
-    @property
-    def command(self) -> str: ...
-    @property
-    def request_id(self) -> str: ...
-    def arguments(self) -> Mapping[str, Any]: ...
-
-
 def why_not_release(release: Release, snapshot: Snapshot, person: str, now: float, *, approve: bool) -> str:
     """Why somebody who may sign cannot answer this release now, or nothing."""
     if approve and person in release.given:
@@ -252,29 +237,42 @@ def why_not_release(release: Release, snapshot: Snapshot, person: str, now: floa
 
 
 @dataclass(frozen=True)
-class Given:
-    """An answer to a release as a decision."""
+class Answer:
+    """What a person decided on what was shown; the same answer sent twice has the same request id."""
 
-    answer: ReleaseAnswer
+    release: Release
+    approve: bool
+    acknowledged: tuple[str, ...] = ()  # ids of the findings that were opened
+    reason_code: str = ""
+    reason: str = ""
+    request_id: str = field(default_factory=lambda: secrets.token_hex(16))
 
     @property
     def command(self) -> str:
-        return self.answer.command
-
-    @property
-    def request_id(self) -> str:
-        return self.answer.request_id
+        return "approvals.approve" if self.approve else "approvals.reject"
 
     def arguments(self) -> Mapping[str, Any]:
-        return self.answer.arguments()
+        """Bound to the exact bytes, the policy and the revision that were shown; a yes to all facts that were."""
+        shown = {
+            "release": self.release.id,
+            "digest": self.release.digest,
+            "policy_digest": self.release.policy_digest,
+            "revision": self.release.revision,
+        }
+        opened = {"acknowledged": list(self.acknowledged)} if self.acknowledged else {}
+        return (
+            shown | opened | {"shown": self.release.shown}
+            if self.approve
+            else shown | {"reason_code": self.reason_code, "reason": self.reason}
+        )
 
     def why_not(self, snapshot: Snapshot, person: str, now: float) -> str:
-        return why_not_release(self.answer.release, snapshot, person, now, approve=self.answer.approve)
+        return why_not_release(self.release, snapshot, person, now, approve=self.approve)
 
     def told(self, person: str, result: Mapping[str, Any]) -> str:
         record = record_text(result)
-        if not self.answer.approve:
-            return f"rejected by {person} ({self.answer.reason_code}){record}"
+        if not self.approve:
+            return f"rejected by {person} ({self.reason_code}){record}"
         given = result.get("given")
         count = f" {len(given)} of {result.get('needed')} approvals;" if isinstance(given, list) else ""
         return f"approved by {person};{count} now {result.get('state')}{record}"

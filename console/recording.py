@@ -23,10 +23,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from console.client import Event
-from console.client import Snapshot as Reading
 from console.sharing import released_answer, released_event, released_state
 from fedsilo.audit.reader import is_allowed_control
+from fedsilo.control.client import Event
+from fedsilo.control.client import Snapshot as Reading
 from fedsilo.files.durable import read_regular
 from fedsilo.protocol.errors import (
     ConflictError,

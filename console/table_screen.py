@@ -28,8 +28,7 @@ from textual.containers import Vertical
 from textual.message import Message
 from textual.widgets import Input
 
-from console.base import FedScreen, Lines
-from console.dialogs import TextLine
+from console.base import FedScreen, Lines, TextLine
 from fedsilo.views import conditions
 from fedsilo.views.columns import GAP_CELLS, MARK_CELLS, Column, Row, choose_columns
 from fedsilo.views.lines import Glyphs, Line, Part, Shown, duration_text, line, pad, safe

@@ -25,7 +25,7 @@ from typing import Any
 
 import grpc
 
-from console.client import ControlClient, Operator, sign_as
+from fedsilo.control.client import ControlClient, Operator, sign_as
 from fedsilo.protocol import services
 from fedsilo.protocol._generated import control_pb2
 

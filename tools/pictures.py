@@ -79,7 +79,8 @@ def main() -> int:
 
 async def answered_at(site: Site) -> dict[str, str]:
     """Open the console on a silo that holds a release, read, unlock, approve; returns the pictures taken on the way."""
-    from console.app import Arrived, FedConsole
+    from console.app import FedConsole
+    from console.base import Arrived
     from console.dialogs import ConfirmDialog
     from console.feed import Feed, Hand, connect_to
     from console.lock import KeyFiles

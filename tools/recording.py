@@ -1,6 +1,6 @@
 """The README's recording: `python -m tools.recording [--out docs/pictures]`.
 
-    console/approve.fedrec   what the console read; `fedsilo demo --replay` plays it in 30 seconds
+    fedsilo/demo/approve.fedrec   what the console read; `fedsilo demo --replay` plays it in 30 seconds
     console.svg              what it drew, as a picture that moves for 30 seconds: overview, a held release, its finding
                              opened, rejected with a reason, the outbox
 
@@ -118,7 +118,7 @@ class Reader:
     store: Any = field(default=None)
 
     def read(self) -> None:
-        from console.app import Arrived
+        from console.base import Arrived
         from console.feed import Answer
         from fedsilo.protocol.errors import FedSiloError
 
@@ -147,9 +147,9 @@ async def played(site: Site, path: Path) -> list[list[str]]:
     from benchmarks.release_site import DeskSource
     from benchmarks.releases import QUESTIONS
     from console.app import FedConsole
-    from console.client import Operator
     from console.feed import Person, Store
     from console.recording import Recorder, RecordingFile
+    from fedsilo.control.client import Operator
 
     tape = Tape(site)
     scenes = []
@@ -274,7 +274,7 @@ def picture(scenes: list[list[str]]) -> str:
 
 def main() -> int:
     from benchmarks.release_cases import cases, site
-    from console.playing import RECORDING
+    from fedsilo.demo.playing import RECORDING
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "pictures", help="of the picture")

@@ -33,10 +33,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from console.client import ControlClient, Operator, sign_as
-from console.playing import RECORDING
 from console.recording import Recorder, RecordingFile
+from fedsilo.control.client import ControlClient, Operator, sign_as
 from fedsilo.demo.data import write_digit_folder
+from fedsilo.demo.playing import RECORDING
 from fedsilo.demo.processes import Children
 from fedsilo.demo.sites import FEDERATION, Site, Sites, Wanted, make_sites, run_text
 from fedsilo.demo.tiny_model import Recipe, build_model

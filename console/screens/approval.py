@@ -18,7 +18,8 @@ from textual.containers import Horizontal, Vertical, VerticalScroll
 
 from console.actions import Context, command_line, title_of
 from console.base import FedScreen, Lines
-from console.dialogs import Answer, ConfirmDialog, DeferDialog, OrderDialog, TextDialog
+from console.dialogs import ConfirmDialog, DeferDialog, OrderDialog, TextDialog
+from console.lock import Answer
 from console.orders import Order, PayloadReading, choices, payload_reading
 from console.screens.approvals import HistoryScreen
 from fedsilo.views import overview, releases

@@ -13,8 +13,8 @@ from fedsilo.cli.silo_control import CONFIG_DEFAULT, ConfigOption, OperatorOptio
 from fedsilo.protocol.clocks import utc
 
 if TYPE_CHECKING:
-    from console.client import ControlClient
     from fedsilo.cli.silo_folder import SiloFolder
+    from fedsilo.control.client import ControlClient
     from silo.config import SiloConfig
 
 PAGE_ROWS = 500  # the daemon's most

@@ -31,7 +31,7 @@ from fedsilo.protocol.errors import ConflictError, FedSiloError, UsageError
 from fedsilo.protocol.text import harmless
 
 if TYPE_CHECKING:
-    from console.client import ControlClient
+    from fedsilo.control.client import ControlClient
 
 LOG_LINES, REPORTS_MAX, SECONDS_EACH = 200, 3, 10.0
 LEFT_OUT, SET_SHOWN, PERSON_SHOWN = "(left out)", "(set)", "(person)"
@@ -193,8 +193,8 @@ def _settings(config: Path | None) -> Any:
 
 def _asked(daemon: Daemon) -> dict[str, Any]:
     """What the daemon says of itself, as far as it may be shared; in place of what it does not answer, why."""
-    from console.client import ControlClient
     from console.sharing import released_answer, released_state
+    from fedsilo.control.client import ControlClient
 
     def audit(client: ControlClient) -> Any:
         answer = released_answer("audit.status", {}, client.query("audit.status", {}))

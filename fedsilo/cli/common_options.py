@@ -41,7 +41,7 @@ class Common:
             if self.timeout_seconds is None:
                 yield
                 return
-            from console.client import timeout_chosen
+            from fedsilo.control.client import timeout_chosen
 
             waiting = timeout_chosen.set(self.timeout_seconds)
             try:

@@ -162,7 +162,8 @@ def open_console(
         UsageError: there is no terminal that a console can be drawn on.
     """
     need_terminal()
-    from console.app import LEAVING, run
+    from console.app import run
+    from console.base import LEAVING
     from console.lock import KeyFiles
 
     files = KeyFiles(certificate, key) if certificate is not None and key is not None else None

@@ -42,9 +42,9 @@ from fedsilo.cli.typed_back import clock_now, confirm
 from fedsilo.protocol.errors import NotFoundError
 
 if TYPE_CHECKING:
-    from console.client import ControlClient
     from coordinator.config import CoordinatorConfig
     from coordinator.daemon import Ready
+    from fedsilo.control.client import ControlClient
 
 app = typer.Typer(no_args_is_help=True, help="Set up, start and look at the coordinator of a federation.")
 silos_app = typer.Typer(no_args_is_help=True, help="The silos of the federation.")
@@ -289,8 +289,8 @@ def accept_clock(
 ) -> None:  # fmt: skip
     """Go on by the clock as it is now: no later time that was seen is compared with any more, and a jump that was kept
     out is followed (approvers)."""
-    from console.client import ControlClient
     from coordinator.config import load_config
+    from fedsilo.control.client import ControlClient
 
     digest = expect_digest.removeprefix("sha256:")
     if not digest:
@@ -374,7 +374,7 @@ def logs(
     json_output: JsonOption = False,
 ) -> None:
     """Events of the running coordinator, oldest first; with --json one envelope a line."""
-    from console.client import ControlClient
+    from fedsilo.control.client import ControlClient
 
     with ControlClient(_load(config).control.socket) as client:
         last = client.snapshot().sequence
@@ -396,7 +396,7 @@ def _load(path: Path) -> CoordinatorConfig:
 
 def _state(config: CoordinatorConfig) -> tuple[dict[str, Any], str]:
     """The state, and the coordinator's time."""
-    from console.client import ControlClient
+    from fedsilo.control.client import ControlClient
 
     return _state_of(ControlClient(config.control.socket))
 

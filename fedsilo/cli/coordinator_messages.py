@@ -38,8 +38,8 @@ def add_to(app: typer.Typer) -> None:
 
 
 def _ask(config: Path, query: str, arguments: Mapping[str, Any] | None = None) -> Any:
-    from console.client import ControlClient
     from coordinator.config import load_config
+    from fedsilo.control.client import ControlClient
 
     with ControlClient(load_config(config).control.socket) as client:
         return client.query(query, arguments)

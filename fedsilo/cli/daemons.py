@@ -14,8 +14,8 @@ from fedsilo.protocol.errors import ConflictError, UsageError
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
-    from console.client import ControlClient
     from coordinator.config import CoordinatorConfig
+    from fedsilo.control.client import ControlClient
     from silo.config import SiloConfig
 
 Kind = Literal["silo", "coordinator", "policy"]
@@ -47,7 +47,7 @@ class Daemon:
 
     def connect(self) -> ControlClient:
         """Raises ConflictError: another party than its context names answers. UnreachableError: nobody does."""
-        from console.client import ControlClient
+        from fedsilo.control.client import ControlClient
 
         client = ControlClient(self.socket)
         try:

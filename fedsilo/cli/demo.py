@@ -112,8 +112,8 @@ def _play() -> None:
     from fedsilo.cli.console import need_terminal
 
     need_terminal()
-    from console.playing import play
     from fedsilo.cli.standard_streams import takes_signs
+    from fedsilo.demo.playing import play
 
     play(ascii_only=not takes_signs(), theme_name="fed-mono" if "NO_COLOR" in os.environ else "fed-dark")
 

@@ -156,7 +156,7 @@ def verify_log(ask: Ask, command: str, *, wait: bool, json_output: bool) -> None
         UnreachableError: it had not ended by then; it goes on in the daemon.
         typer.Exit: 7, it found a break.
     """
-    from console.client import timeout_chosen
+    from fedsilo.control.client import timeout_chosen
     from fedsilo.protocol.errors import UnreachableError
 
     seconds = timeout_chosen.get()

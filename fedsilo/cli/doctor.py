@@ -210,7 +210,7 @@ def _socket(read: Any) -> Finding:
         return Finding("control socket", False, f"{path}: mode {mode:04o}", "others may not reach it: chmod o=")
     if not os.access(path, os.R_OK | os.W_OK):
         return Finding("control socket", None, f"{path}: not yours to ask", "join the group that may read it")
-    from console.client import ControlClient
+    from fedsilo.control.client import ControlClient
 
     try:
         with ControlClient(path, timeout_seconds=SOCKET_SECONDS) as client:

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from console.client import Event
+    from fedsilo.control.client import Event
 
 EVENTS_MISSED, EVENTS_A_LIFE = "events.missed", 10**9  # as in fedsilo/control/desk.py, without loading gRPC
 

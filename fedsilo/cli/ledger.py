@@ -35,7 +35,7 @@ def accept(
     it starts: budgets and counters are raised to what the log shows to have left, holds end, the open run is left. A
     signature is for exactly this ledger beside exactly this log, lies beside the policy, and is good for a day.
     """
-    from console.client import Operator, sign_as
+    from fedsilo.control.client import Operator, sign_as
     from fedsilo.files.durable import holder_of
     from fedsilo.files.identity_files import load_site as load_people
     from silo.guard import ledger_check

@@ -48,7 +48,7 @@ def propose(
     and canaries; where anything is found, nothing is signed. `policy activate` lints again for each approver. Nobody
     else does: a proposer and approvers who all sign with another program bring in a set that was never linted.
     """
-    from console.client import sign_as
+    from fedsilo.control.client import sign_as
     from fedsilo.files.site_policy import files_beside
     from policies.compare import effective
     from policies.load import load_policy
@@ -119,7 +119,7 @@ def activate(
     in force does not pin is linted here too, whatever the proposer's program did; where anything is found, nothing is
     signed. The start compares its hash alone, so approvers who sign with another program put an unlinted set in place.
     """
-    from console.client import sign_as
+    from fedsilo.control.client import sign_as
     from policies.load import load_policy
     from silo.guard import policy_change, signed_files
 
@@ -262,7 +262,7 @@ def _in_force(site: SiloConfig) -> tuple[PolicyInForce, PolicyFile | None, Peopl
 
 
 def _operator(site: SiloConfig, name: str) -> Any:
-    from console.client import Operator
+    from fedsilo.control.client import Operator
 
     folder = site.identity.certificate.parent
     return Operator(site.silo, folder / f"{name}.crt", folder / f"{name}.key", site.federation)

@@ -15,7 +15,7 @@ from fedsilo.cli.desk_answers import recorded
 from fedsilo.cli.output import JsonOption, emit, existing, facts_text, guarded, table
 
 if TYPE_CHECKING:
-    from console.client import ControlClient
+    from fedsilo.control.client import ControlClient
 
 app = typer.Typer(no_args_is_help=True, help="Submit, watch and steer runs of the federation.")
 
@@ -420,7 +420,7 @@ def _adapter_beside(file: Path, record: dict[str, Any]) -> tuple[str, list[str]]
 
 
 def _client(config: Path, socket: Path | None) -> ControlClient:
-    from console.client import ControlClient
+    from fedsilo.control.client import ControlClient
 
     if socket is None:
         from coordinator.config import load_config
@@ -444,8 +444,8 @@ def _execute(
     name: str, arguments: dict[str, Any], person: str, config: Path, socket: Path | None, request_id: str = ""
 ) -> Any:
     """Sign a command as a person of the coordinator's site and carry it out."""
-    from console.client import Operator, sign_as
     from coordinator.config import load_config
+    from fedsilo.control.client import Operator, sign_as
 
     federation = ""
     if person.endswith(".crt"):

@@ -11,7 +11,7 @@ import typer
 from fedsilo.protocol.errors import NotFoundError
 
 if TYPE_CHECKING:
-    from console.client import ControlClient
+    from fedsilo.control.client import ControlClient
     from silo.config import SiloConfig
 
 CONFIG_DEFAULT = Path("silo.yaml")
@@ -31,14 +31,14 @@ def load_site(path: Path) -> SiloConfig:
 
 
 def client_of(config: SiloConfig) -> ControlClient:
-    from console.client import ControlClient
+    from fedsilo.control.client import ControlClient
 
     return ControlClient(config.control.socket)
 
 
 def command(config: SiloConfig, operator: str, name: str, arguments: Mapping[str, Any], request_id: str) -> Any:
     """Carry out a command as a person; what the daemon answered."""
-    from console.client import Operator, sign_as
+    from fedsilo.control.client import Operator, sign_as
 
     folder = config.identity.certificate.parent
     if not (folder / f"{operator}.crt").exists():

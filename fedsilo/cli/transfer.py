@@ -103,8 +103,8 @@ def import_release(
 
 def coordinator_command(config: Path, operator: str, name: str, arguments: Mapping[str, Any], request_id: str) -> Any:
     """Sign a command as a person of the coordinator's site and carry it out."""
-    from console.client import ControlClient, Operator, sign_as
     from coordinator.config import load_config
+    from fedsilo.control.client import ControlClient, Operator, sign_as
 
     read = load_config(config)
     folder = read.identity.certificate.parent

@@ -19,7 +19,7 @@ from fedsilo.protocol.round_tables import silo_is_dead, silo_is_here
 from fedsilo.protocol.text import harmless
 
 if TYPE_CHECKING:
-    from console.client import ControlClient, Event
+    from fedsilo.control.client import ControlClient, Event
 
 COMMAND = "watch"
 
@@ -43,7 +43,7 @@ def watch(
     """
     if jsonl and json_output:
         raise UsageError("--jsonl or --json, not both", hint="--json gives an envelope a line, --jsonl bare events")
-    from console.client import timeout_chosen
+    from fedsilo.control.client import timeout_chosen
 
     lines = _Lines(jsonl, json_output, at_once=once)
     seconds, begun = timeout_chosen.get(), time.monotonic()

@@ -283,7 +283,7 @@ def _carry_out(
     Raises:
         HeldError: a release was held, with no console open, and nobody answered it in time.
     """
-    from console.client import ControlClient, Operator, sign_as
+    from fedsilo.control.client import ControlClient, Operator, sign_as
     from fedsilo.demo.sites import COORDINATOR_PERSON, FEDERATION, run_text
 
     identities = sites.coordinator.folder / "id"
@@ -340,7 +340,7 @@ class Follow:
     """
 
     def __init__(self, sites: Sites, say: Say, answer_minutes: float = ANSWER_MINUTES) -> None:
-        from console.client import ControlClient
+        from fedsilo.control.client import ControlClient
 
         self._sites = sites
         self._say = say

@@ -10,11 +10,11 @@ from typing import Any
 
 from textual.pilot import Pilot
 
-from console.app import Arrived, FedConsole
-from console.base import FedScreen
-from console.client import Operator
+from console.app import FedConsole
+from console.base import Arrived, FedScreen
 from console.feed import Person
 from console.screens.approval import ApprovalScreen
+from fedsilo.control.client import Operator
 from fedsilo.protocol.errors import FedSiloError
 from fedsilo.views.state import Snapshot
 from tests.console.states import live, release, silo

@@ -47,7 +47,7 @@ async def compare_variants(name: str, desk: Desk) -> None:
         assert desk.text == text, f"{theme} draws other characters"
         _same(FOLDER / f"{name}-{theme}.styles", styles(desk))
     desk.app.theme, desk.app.ascii_only = before, True
-    desk.app._redraw()
+    desk.app.redraw()
     await desk.pilot.pause()
     compare(f"{name}-ascii", desk)
 

@@ -12,12 +12,13 @@ import pytest
 from textual.color import Color
 from typer.testing import CliRunner
 
-from console.app import Arrived, ToldConsole, screen_text
-from console.client import Snapshot as Reading
+from console.app import ToldConsole, screen_text
+from console.base import Arrived
 from console.feed import Store, connect_to
 from console.recording import RecordingFile, Replay
 from console.theme import THEMES
 from fedsilo.cli.console import app, theme_named
+from fedsilo.control.client import Snapshot as Reading
 from fedsilo.protocol.errors import UnreachableError, UsageError
 from tests.console import states
 from tests.console.test_real_desk import Site, site

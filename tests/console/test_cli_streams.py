@@ -12,8 +12,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from console.playing import RECORDING
 from fedsilo.cli.output import JsonOption, guarded
+from fedsilo.demo.playing import RECORDING
 
 FULL = Path("/dev/full")  # each write to it fails as on a full disk
 LOST = "the answer could not be written to stdout"

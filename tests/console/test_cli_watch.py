@@ -15,7 +15,6 @@ import pytest
 from typer.testing import CliRunner
 
 from certs.roles import Roles, load_roles
-from console.client import ControlClient, Event
 from fedsilo.cli import bundle as cli_bundle
 from fedsilo.cli import fedsilo as cli_fedsilo
 from fedsilo.cli.bundle import SHOWN_TEXTS, collected, shareable
@@ -24,6 +23,7 @@ from fedsilo.cli.daemons import Daemon
 from fedsilo.cli.desk_answers import seen_text
 from fedsilo.cli.event_gaps import EVENTS_A_LIFE, gaps_told
 from fedsilo.control import desk as control_desk
+from fedsilo.control.client import ControlClient, Event
 from fedsilo.control.desk import ControlDesk
 from fedsilo.protocol.errors import UnreachableError
 from tests.console.states import POLICY_DIGEST, coordinator

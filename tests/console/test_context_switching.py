@@ -16,14 +16,14 @@ from typer.testing import CliRunner
 from console import app as app_module
 from console.app import Arrived, Attachment, ContextConsole, is_production
 from console.base import FedScreen
-from console.client import Event
-from console.client import Snapshot as Reading
 from console.dialogs import ChooseDialog
 from console.screens.approval import ApprovalScreen
 from console.screens.outbox import OutboxScreen
 from console.screens.overview import OverviewScreen
 from fedsilo.cli import console as cli_console
 from fedsilo.cli.contexts import ContextEntry, write
+from fedsilo.control.client import Event
+from fedsilo.control.client import Snapshot as Reading
 from fedsilo.protocol.errors import FedSiloError, UsageError
 from fedsilo.views.conditions import NOT_READ
 from fedsilo.views.lines import to_text

@@ -15,8 +15,8 @@ import pytest
 
 from certs.roles import Roles
 from console import feed as feed_module
-from console.client import Event
 from console.feed import EVENTS_WAITING_MAX, QUESTIONS_MAX, SAMPLES_WAITING_MAX, Feed, Waiting
+from fedsilo.control.client import Event
 from fedsilo.control.desk import ControlDesk
 from fedsilo.protocol.errors import NotAllowedError, NotFoundError, UnreachableError
 from fedsilo.views.state import Snapshot

@@ -72,13 +72,13 @@ async def test_of_a_burst_the_console_says_what_it_did_and_draws_it_once(monkeyp
         await desk.pilot.press("x")
         assert BURST not in desk.text
         drawn: list[int] = []
-        redraw = desk.app._redraw
+        redraw = desk.app.redraw
 
         def counted() -> None:
             drawn.append(1)
             redraw()
 
-        monkeypatch.setattr(desk.app, "_redraw", counted)
+        monkeypatch.setattr(desk.app, "redraw", counted)
         for _ in range(60):
             desk.pass_time(0.03)  # as a terminal repeats a key that is held
             await desk.pilot.press("A")

@@ -17,7 +17,7 @@ import pytest
 
 from console.app import FedConsole
 
-RECORDING = Path(__file__).parents[2] / "console" / "approve.fedrec"
+RECORDING = Path(__file__).parents[2] / "fedsilo" / "demo" / "approve.fedrec"
 WAIT_SECONDS = 60.0  # it takes two
 # Any way to ask a terminal for reports of its mouse (xterm's control sequences, "Mouse Tracking").
 REPORTS = re.compile(rb"\x1b\[\?(9|100[0-36]|1015|1016)h")

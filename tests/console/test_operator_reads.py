@@ -13,13 +13,13 @@ from textual.widgets import Input
 from benchmarks.release_cases import cases
 from benchmarks.release_cases import site as made
 from benchmarks.release_site import DeskSource
-from console.client import Operator
 from console.dialogs import ConfirmDialog, TextDialog
 from console.feed import Person, Store
 from console.lock import KeyFiles, Signing
 from console.screens.approval import ApprovalScreen
 from console.screens.overview import OverviewScreen
 from console.table_screen import FilterLine, TablePane
+from fedsilo.control.client import Operator
 from fedsilo.protocol.errors import ConflictError
 from fedsilo.views import conditions
 from fedsilo.views.lines import UNICODE, fit_ends, to_text

@@ -10,12 +10,12 @@ import pytest
 from textual import events
 from textual.widgets import Button, Input
 
-from console.client import Operator
 from console.dialogs import OrderDialog
 from console.feed import Person
 from console.lock import Outcome, Signing, record_text
 from console.orders import Order, clock_text, deferral, order_of
 from console.screens.overview import OverviewScreen
+from fedsilo.control.client import Operator
 from fedsilo.protocol.errors import ConflictError, NotAllowedError, UnreachableError
 from fedsilo.views.state import Link, Snapshot
 from tests.console.desk import SIZES, Desk, Signer, console

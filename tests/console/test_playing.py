@@ -7,12 +7,12 @@ import asyncio
 import pytest
 from textual.pilot import Pilot
 
-from console.app import Arrived
+from console.base import Arrived
 from console.dialogs import TextDialog
 from console.feed import Feed
-from console.playing import OVER, RECORDING, STEPS, PlayedConsole, play
 from console.recording import Replay
 from console.screens.approval import ApprovalScreen
+from fedsilo.demo.playing import OVER, RECORDING, STEPS, PlayedConsole, play
 from fedsilo.protocol.errors import NotFoundError
 
 WAIT_SECONDS = 20

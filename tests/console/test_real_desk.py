@@ -18,8 +18,8 @@ from certs.authority import create_ca
 from certs.commands import VerifiedCommand
 from certs.enrolment import EnrolmentKeys
 from certs.roles import Roles
-from console.client import ControlClient
 from console.feed import Feed, Hand, connect_to, unlock
+from fedsilo.control.client import ControlClient
 from fedsilo.control.desk import ControlDesk
 from fedsilo.files.durable import write_private
 from fedsilo.protocol.errors import ConflictError, FedSiloError, NotAllowedError, OperationError, UnreachableError

@@ -17,8 +17,6 @@ import pytest
 from benchmarks.release_cases import site as made
 from benchmarks.release_site import DeskSource, Site
 from console import recording
-from console.client import Event
-from console.client import Snapshot as Reading
 from console.feed import Feed
 from console.recording import Header, Recorder, RecordingFile, Replay
 from console.sharing import (
@@ -35,6 +33,8 @@ from console.sharing import (
     released_event,
     unclassified,
 )
+from fedsilo.control.client import Event
+from fedsilo.control.client import Snapshot as Reading
 from fedsilo.protocol.errors import ConflictError, FedSiloError, NotFoundError, UnreachableError, UsageError
 from fedsilo.views.state import Snapshot
 from tests.console import states

@@ -13,7 +13,8 @@ from textual import events
 from textual.widgets import Button, Input
 
 from console.app import FedConsole
-from console.dialogs import TYPED_SECONDS_MIN, ConfirmDialog, drawable
+from console.base import drawable
+from console.dialogs import TYPED_SECONDS_MIN, ConfirmDialog
 from console.lock import IDLE_LOCK_SECONDS, KeyFiles
 from console.screens.approval import ApprovalScreen
 from console.screens.overview import OverviewScreen

@@ -20,7 +20,7 @@ import pytest
 
 from console.terminal import UntilGone
 
-RECORDING = Path(__file__).parents[2] / "console" / "approve.fedrec"
+RECORDING = Path(__file__).parents[2] / "fedsilo" / "demo" / "approve.fedrec"
 WAIT_SECONDS = 60.0  # it takes two
 ENTERS, LEAVES = b"\x1b[?1049h", b"\x1b[?1049l"
 

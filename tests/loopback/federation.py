@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from console.client import ControlClient
 from fedsilo.cli.run import ENDED
+from fedsilo.control.client import ControlClient
 from fedsilo.demo.canaries import make_canaries
 from fedsilo.demo.data import write_digit_folder
 from fedsilo.demo.data_folder import DataFolder

@@ -17,10 +17,10 @@ from typing import Any, cast
 import grpc
 import pytest
 
-from console.client import ControlClient, Operator, sign_as
 from coordinator.config import load_config
 from coordinator.daemon import Coordinator, Ready, check
 from coordinator.server import FederationService
+from fedsilo.control.client import ControlClient, Operator, sign_as
 from fedsilo.demo.provision import init_ca, provision_site
 from fedsilo.files.identity_files import load_identity
 from fedsilo.files.task_files import read_tasks

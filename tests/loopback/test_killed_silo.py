@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from console.client import ControlClient
+from fedsilo.control.client import ControlClient
 from fedsilo.protocol.isolation import RUNGS
 from tests.loopback.conftest import HOLDS
 from tests.loopback.federation import Federation, command, descendants, living, records

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from console.client import ControlClient
 from coordinator.daemon import Ready
+from fedsilo.control.client import ControlClient
 from fedsilo.demo.provision import init_ca, provision_site
 from fedsilo.protocol import codec
 from fedsilo.protocol._generated import federation_pb2 as pb

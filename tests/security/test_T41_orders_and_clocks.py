@@ -16,7 +16,7 @@ from certs.authority import create_ca
 from certs.commands import sign_command
 from certs.enrolment import EnrolmentKeys
 from certs.roles import Roles
-from console.client import COMMAND_VALID_SECONDS, ControlClient
+from fedsilo.control.client import COMMAND_VALID_SECONDS, ControlClient
 from fedsilo.control.desk import ControlDesk
 from fedsilo.protocol._generated import control_pb2
 from fedsilo.protocol.clocks import COMMAND_TIME

@@ -38,7 +38,7 @@ from certs.commands import sign_command
 from certs.describe import in_words
 from certs.encoding import load_signing_key, private_key_pem, public_key_pem
 from certs.identity import peer_identity
-from console.client import ControlClient, Operator, sign_as
+from fedsilo.control.client import ControlClient, Operator, sign_as
 from fedsilo.demo.provision import init_ca, provision_site
 from fedsilo.files.identity_files import load_identity, load_operator
 from fedsilo.files.task_files import read_tasks

@@ -80,7 +80,7 @@ class PlayedConsole(ToldConsole):
                 self.say(step.says)
         if not self._over and not self._steps and position >= self._played.duration:
             self._over = True
-            self._redraw()
+            self.redraw()
 
     def message_lines(self, cells: int) -> list[Line]:
         told = super().message_lines(cells)
