@@ -29,10 +29,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import platform
 import select
 import signal
-import struct
 import sys
 import sysconfig
 import time
@@ -40,10 +38,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from fedsilo import sandbox
 from fedsilo.grading import code
 from fedsilo.grading.verdict import BAD_REFERENCE, CORRECT, ERROR, NO_ANSWER, TIMEOUT, WRONG, Verdict
 from fedsilo.protocol.errors import UsageError
+from fedsilo.sandbox import kernel, landlock
+from fedsilo.sandbox.seccomp import program_filter
 
 RUNGS = ("namespaces", "landlock")
 DEADLINE_SECONDS = 4.0
@@ -58,34 +57,8 @@ _LIMITS = {
     "RLIMIT_MSGQUEUE": 0,
 }
 _HERE = Path(__file__).parent
-_BOOTSTRAP = Path(sandbox.__file__).with_name("code_bootstrap.py")
+_BOOTSTRAP = Path(kernel.__file__).with_name("code_bootstrap.py")
 _LIBRARIES_MAX = 16
-
-_AUDIT_ARCHITECTURE = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
-# What Python needs to compute, import its library and end: (x86_64, aarch64), None where the machine has no such call.
-# From asm/unistd_64.h and asm-generic/unistd.h. Everything else is refused with EPERM.
-_PERMITTED: dict[str, tuple[int | None, int | None]] = {
-    "read": (0, 63), "write": (1, 64), "open": (2, None), "close": (3, 57), "stat": (4, None), "fstat": (5, 80),
-    "lstat": (6, None), "poll": (7, None), "lseek": (8, 62), "mmap": (9, 222), "mprotect": (10, 226),
-    "munmap": (11, 215), "brk": (12, 214), "rt_sigaction": (13, 134), "rt_sigprocmask": (14, 135),
-    "rt_sigreturn": (15, 139), "pread64": (17, 67), "readv": (19, 65), "writev": (20, 66), "access": (21, None),
-    "select": (23, None), "sched_yield": (24, 124), "mremap": (25, 216), "madvise": (28, 233), "dup": (32, 23),
-    "pause": (34, None), "nanosleep": (35, 101), "getitimer": (36, 102), "alarm": (37, None), "setitimer": (38, 103),
-    "getpid": (39, 172), "exit": (60, 93), "uname": (63, 160), "fcntl": (72, 25), "getcwd": (79, 17),
-    "readlink": (89, None), "gettimeofday": (96, 169), "getrlimit": (97, 163), "getrusage": (98, 165),
-    "sysinfo": (99, 179), "times": (100, 153), "getuid": (102, 174), "getgid": (104, 176), "geteuid": (107, 175),
-    "getegid": (108, 177), "getppid": (110, 173), "rt_sigsuspend": (130, 133), "sigaltstack": (131, 132),
-    "arch_prctl": (158, None), "gettid": (186, 178), "time": (201, None), "futex": (202, 98),
-    "sched_getaffinity": (204, 123), "getdents64": (217, 61), "clock_gettime": (228, 113), "clock_getres": (229, 114),
-    "clock_nanosleep": (230, 115), "exit_group": (231, 94), "openat": (257, 56), "newfstatat": (262, 79),
-    "readlinkat": (267, 78), "faccessat": (269, 48), "pselect6": (270, 72), "ppoll": (271, 73),
-    "set_robust_list": (273, 99), "getrandom": (318, 278), "membarrier": (324, 283), "statx": (332, 291),
-    "rseq": (334, 293), "faccessat2": (439, 439),
-}  # fmt: skip
-_X32_BIT = 0x40000000
-_LOAD, _EQUAL, _AT_LEAST, _RETURN = 0x20, 0x15, 0x35, 0x06
-_ALLOW, _ERRNO, _EPERM = 0x7FFF0000, 0x00050000, 1
-_NUMBER, _ARCHITECTURE = 0, 4  # offsets in struct seccomp_data
 
 
 class _Process(Protocol):
@@ -100,32 +73,6 @@ class _Process(Protocol):
 
 # (arguments, descriptor of standard input, descriptors to hand on) -> the process; grading/worker.py alone starts any
 Start = Callable[[Sequence[str], int, Sequence[int]], _Process]
-
-
-def system_call_filter(machine: str | None = None) -> bytes:
-    """The list of permissions as an array of `struct sock_filter` (seccomp(2)).
-
-    Raises:
-        UsageError: the system-call numbers of that machine are not known here.
-    """
-    machine = machine or platform.machine()
-    if machine not in _AUDIT_ARCHITECTURE:
-        raise UsageError(
-            f"no sandbox for programs on {machine}", hint=f"known: {', '.join(_AUDIT_ARCHITECTURE)}", code="NO_SANDBOX"
-        )
-    column = list(_AUDIT_ARCHITECTURE).index(machine)
-    refuse, allow = _step(_RETURN, _ERRNO | _EPERM), _step(_RETURN, _ALLOW)
-    # calls in another machine's numbering (32-bit, x32) would walk past every comparison below
-    steps = [_step(_LOAD, _ARCHITECTURE), _step(_EQUAL, _AUDIT_ARCHITECTURE[machine], 1, 0), refuse]
-    steps += [_step(_LOAD, _NUMBER), _step(_AT_LEAST, _X32_BIT, 0, 1), refuse]
-    for numbers in _PERMITTED.values():
-        if (number := numbers[column]) is not None:
-            steps += [_step(_EQUAL, number, 0, 1), allow]
-    return b"".join([*steps, refuse])
-
-
-def _step(operation: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
-    return struct.pack("=HBBI", operation, if_true, if_false, value)
 
 
 def readable_paths() -> list[str]:
@@ -159,9 +106,15 @@ class CodeSandbox:
     ) -> None:
         self._start = start
         self._deadline_seconds = SELF_TEST_SECONDS
-        self._filter = system_call_filter().hex()
+        try:
+            self._filter = program_filter().hex()
+        except ValueError as error:
+            raise UsageError(f"no sandbox for programs here: {error}", code="NO_SANDBOX") from error
+        version = kernel.landlock_version()
+        self._ruleset = landlock.ruleset(version).hex()
         self._roles = (_HERE / "code_roles.py").read_text(encoding="utf-8")
         self._readable = readable_paths()
+        self._rules = landlock.rules(version, (landlock.READ, map(Path, self._readable)))
         refused = []
         for rung in rungs:
             self.rung = rung
@@ -214,8 +167,8 @@ class CodeSandbox:
         seconds = int(self._deadline_seconds) + 1
         spec = {
             "rung": self.rung, "role": role, "program": program, "source": self._roles, "descriptors": held,
-            "status": status, "seccomp": self._filter, "readable": self._readable, "parent": os.getpid(),
-            "limits": _LIMITS | {"RLIMIT_CPU": seconds},
+            "status": status, "seccomp": self._filter, "readable": self._readable, "landlock": self._ruleset,
+            "rules": self._rules, "parent": os.getpid(), "limits": _LIMITS | {"RLIMIT_CPU": seconds},
         }  # fmt: skip
         # a file without a name: a pipe would block where the specification is larger than the pipe
         text = os.memfd_create("specification", os.MFD_CLOEXEC)

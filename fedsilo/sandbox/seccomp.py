@@ -1,9 +1,11 @@
-"""The system calls a walled trainer may not make, as a seccomp filter (classic BPF, seccomp(2), kernel/seccomp.c).
+"""Which system calls a process in a sandbox may make, as seccomp filters (classic BPF, seccomp(2), kernel/seccomp.c).
 
-A list of refusals, not of permissions: the trainer runs torch, CUDA and whatever allocator they bring, and a list of
-permissions that is right for all of them does not exist. Refused are the calls that look into other processes, change
-the view of the machine, or open a way out that neither namespaces nor Landlock cover: AF_VSOCK reaches the hypervisor
-from every network namespace, io_uring opens sockets without the socket call.
+The trainer's is a list of refusals: it runs torch, CUDA and whatever allocator they bring, and a list of permissions
+that is right for all of them does not exist. Refused are the calls that look into other processes, change the view of
+the machine, or open a way out that neither namespaces nor Landlock cover: AF_VSOCK reaches the hypervisor from every
+network namespace, io_uring opens sockets without the socket call. A graded program's is a list of permissions: what a
+single-threaded Python program needs to compute (no new process or thread, no program start, no socket, no signal to
+others, no change to any file). Everything else is refused with EPERM.
 What this does not stop: bugs in the calls that remain; anything over a descriptor the process was given.
 """
 
@@ -78,6 +80,25 @@ _REFUSED_WITHOUT_NETWORK: dict[str, tuple[int, int]] = {
     "bind": (49, 200),
     "listen": (50, 201),
 }
+# What a program may call, in the same two columns: what Python needs to compute, import its library and end.
+_PERMITTED: dict[str, tuple[int | None, int | None]] = {
+    "read": (0, 63), "write": (1, 64), "open": (2, None), "close": (3, 57), "stat": (4, None), "fstat": (5, 80),
+    "lstat": (6, None), "poll": (7, None), "lseek": (8, 62), "mmap": (9, 222), "mprotect": (10, 226),
+    "munmap": (11, 215), "brk": (12, 214), "rt_sigaction": (13, 134), "rt_sigprocmask": (14, 135),
+    "rt_sigreturn": (15, 139), "pread64": (17, 67), "readv": (19, 65), "writev": (20, 66), "access": (21, None),
+    "select": (23, None), "sched_yield": (24, 124), "mremap": (25, 216), "madvise": (28, 233), "dup": (32, 23),
+    "pause": (34, None), "nanosleep": (35, 101), "getitimer": (36, 102), "alarm": (37, None), "setitimer": (38, 103),
+    "getpid": (39, 172), "exit": (60, 93), "uname": (63, 160), "fcntl": (72, 25), "getcwd": (79, 17),
+    "readlink": (89, None), "gettimeofday": (96, 169), "getrlimit": (97, 163), "getrusage": (98, 165),
+    "sysinfo": (99, 179), "times": (100, 153), "getuid": (102, 174), "getgid": (104, 176), "geteuid": (107, 175),
+    "getegid": (108, 177), "getppid": (110, 173), "rt_sigsuspend": (130, 133), "sigaltstack": (131, 132),
+    "arch_prctl": (158, None), "gettid": (186, 178), "time": (201, None), "futex": (202, 98),
+    "sched_getaffinity": (204, 123), "getdents64": (217, 61), "clock_gettime": (228, 113), "clock_getres": (229, 114),
+    "clock_nanosleep": (230, 115), "exit_group": (231, 94), "openat": (257, 56), "newfstatat": (262, 79),
+    "readlinkat": (267, 78), "faccessat": (269, 48), "pselect6": (270, 72), "ppoll": (271, 73),
+    "set_robust_list": (273, 99), "getrandom": (318, 278), "membarrier": (324, 283), "statx": (332, 291),
+    "rseq": (334, 293), "faccessat2": (439, 439),
+}  # fmt: skip
 _CLONE, _CLONE3, _IOCTL, _SOCKET, _SOCKETPAIR = (56, 220), (435, 435), (16, 29), (41, 198), (53, 199)
 # CLONE_NEW{NS,CGROUP,UTS,IPC,USER,PID,NET}
 _NEW_NAMESPACES = 0x7E020000
@@ -105,8 +126,25 @@ def _for_call(number: int, body: list[bytes]) -> list[bytes]:
     return [_step(_EQUAL, number, 0, len(body)), *body]
 
 
-def seccomp_program(*, network_by_namespace: bool, machine: str | None = None) -> bytes:
-    """The filter as an array of `struct sock_filter`.
+def _begin(machine: str | None) -> tuple[int, list[bytes]]:
+    """Return the column of this machine in the tables, and the steps that load the number of a call of its own.
+
+    Raises:
+        ValueError: the system-call numbers of that machine are not known here.
+    """
+    machine = machine or platform.machine()
+    if machine not in _AUDIT_ARCHITECTURE:
+        raise ValueError(f"no system-call filter for {machine}; known: {', '.join(_AUDIT_ARCHITECTURE)}")
+    # Calls in another machine's numbering (32-bit, x32) would walk past every comparison that follows.
+    steps = [_step(_LOAD, _ARCHITECTURE), _step(_EQUAL, _AUDIT_ARCHITECTURE[machine], 1, 0), _refuse()]
+    steps += [_step(_LOAD, _NUMBER)]
+    if machine == "x86_64":
+        steps += [_step(_AT_LEAST, _X32_BIT, 0, 1), _refuse(errno.ENOSYS)]
+    return list(_AUDIT_ARCHITECTURE).index(machine), steps
+
+
+def trainer_filter(*, network_by_namespace: bool, machine: str | None = None) -> bytes:
+    """Return the trainer's filter as an array of `struct sock_filter`.
 
     Args:
         network_by_namespace: the process lives in a network namespace of its own, so internet sockets may be made
@@ -116,16 +154,8 @@ def seccomp_program(*, network_by_namespace: bool, machine: str | None = None) -
     Raises:
         ValueError: the system-call numbers of that machine are not known here.
     """
-    machine = machine or platform.machine()
-    if machine not in _AUDIT_ARCHITECTURE:
-        raise ValueError(f"no system-call filter for {machine}; known: {', '.join(_AUDIT_ARCHITECTURE)}")
-    column = list(_AUDIT_ARCHITECTURE).index(machine)
+    column, steps = _begin(machine)
     allow = _step(_RETURN, _ALLOW)
-    # Calls in another machine's numbering (32-bit, x32) would walk past every comparison below.
-    steps = [_step(_LOAD, _ARCHITECTURE), _step(_EQUAL, _AUDIT_ARCHITECTURE[machine], 1, 0), _refuse()]
-    steps += [_step(_LOAD, _NUMBER)]
-    if machine == "x86_64":
-        steps += [_step(_AT_LEAST, _X32_BIT, 0, 1), _refuse(errno.ENOSYS)]
     refused = dict(_REFUSED)
     if not network_by_namespace:
         refused.update(_REFUSED_WITHOUT_NETWORK)
@@ -160,3 +190,16 @@ def seccomp_program(*, network_by_namespace: bool, machine: str | None = None) -
         ]
         steps += _for_call(_SOCKETPAIR[column], body)
     return b"".join([*steps, allow])
+
+
+def program_filter(machine: str | None = None) -> bytes:
+    """Return the filter of a graded program as an array of `struct sock_filter`.
+
+    Raises:
+        ValueError: the system-call numbers of that machine are not known here.
+    """
+    column, steps = _begin(machine)
+    for numbers in _PERMITTED.values():
+        if (number := numbers[column]) is not None:
+            steps += _for_call(number, [_step(_RETURN, _ALLOW)])
+    return b"".join([*steps, _refuse()])

@@ -14,36 +14,26 @@ keeper where both are one user (rung waived, and rung user below Landlock versio
 
 from __future__ import annotations
 
-import ctypes
 import fcntl
 import json
 import os
-import platform
 import resource
 import select
 import signal
 import socket
 import struct
 import sys
-from typing import Any, NoReturn
+from importlib.util import module_from_spec, spec_from_file_location
+from typing import TYPE_CHECKING, Any, NoReturn
 
-_libc = ctypes.CDLL(None, use_errno=True)
+if TYPE_CHECKING:
+    from fedsilo.sandbox import kernel
+else:
+    # By its path beside this file: the search path stays the standard library's, and no other folder can supply it.
+    _found = spec_from_file_location("kernel", os.path.join(os.path.dirname(__file__), "kernel.py"))  # noqa: PTH118, PTH120
+    kernel = module_from_spec(_found)
+    _found.loader.exec_module(kernel)
 
-_CLONE_NEWNS, _CLONE_NEWUTS, _CLONE_NEWIPC = 0x00020000, 0x04000000, 0x08000000
-_CLONE_NEWUSER, _CLONE_NEWPID, _CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
-_MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_REMOUNT = 1, 2, 4, 8, 32
-_MS_BIND, _MS_REC, _MS_PRIVATE = 4096, 16384, 1 << 18
-_MNT_DETACH = 2
-_AT_FDCWD, _AT_RECURSIVE = -100, 0x8000
-_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
-_MOUNT_SETATTR, _LANDLOCK_ADD_RULE, _LANDLOCK_CREATE, _LANDLOCK_RESTRICT = 442, 445, 444, 446
-_PR_SET_PDEATHSIG, _PR_SET_SECCOMP, _PR_CAPBSET_DROP, _PR_SET_SECUREBITS = 1, 22, 24, 28
-_PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT = 36, 38, 47
-_SECCOMP_MODE_FILTER, _CAP_AMBIENT_CLEAR_ALL = 2, 4
-# noroot, no_setuid_fixup, keep_caps (off), no_cap_ambient_raise, each with its lock
-_SECUREBITS = 0b11101111
-_CAPABILITY_VERSION_3 = 0x20080522
-_LANDLOCK_PATH_BENEATH = 1
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
 
 _OLD, _NEW = "/old", "/new"
@@ -55,57 +45,7 @@ _ETC = {
 }
 
 
-class WallError(Exception):
-    """A wall cannot be built; the text names the step and the system's answer."""
-
-
-def _checked(result: int, step: str) -> int:
-    if result < 0:
-        raise WallError(f"{step}: {os.strerror(ctypes.get_errno())}")
-    return result
-
-
-def _syscall(step: str, number: int, *arguments: Any) -> int:
-    converted = [ctypes.c_long(each) if isinstance(each, int) else each for each in arguments]
-    return _checked(int(_libc.syscall(ctypes.c_long(number), *converted)), step)
-
-
-def _prctl(step: str, option: int, *arguments: int) -> None:
-    padded = [*arguments, 0, 0, 0, 0][:4]
-    _checked(_libc.prctl(option, *(ctypes.c_ulong(each) for each in padded)), step)
-
-
-def _mount(source: str | None, target: str, kind: str | None, flags: int, options: str = "") -> None:
-    encoded = [None if each is None else os.fsencode(each) for each in (source, target, kind)]
-    result = _libc.mount(*encoded, ctypes.c_ulong(flags), os.fsencode(options) if options else None)
-    _checked(result, f"mount {kind or ''} {target}".replace("  ", " "))
-
-
 # ---- namespaces --------------------------------------------------------------------------------------
-
-
-def _enter_namespaces() -> None:
-    """New user, mount, network, pid, ipc and host-name namespaces. The user keeps its number inside."""
-    uid, gid = os.geteuid(), os.getegid()
-    rest = _CLONE_NEWNS | _CLONE_NEWPID | _CLONE_NEWNET | _CLONE_NEWIPC | _CLONE_NEWUTS
-    if _libc.unshare(_CLONE_NEWUSER | rest) == 0:
-        _write("/proc/self/uid_map", f"{uid} {uid} 1")
-        _write("/proc/self/setgroups", "deny")
-        _write("/proc/self/gid_map", f"{gid} {gid} 1")
-    elif uid != 0:
-        raise WallError(f"unshare: {os.strerror(ctypes.get_errno())}")
-    else:
-        # root can have the others where user namespaces are switched off
-        _checked(_libc.unshare(rest), "unshare")
-    _libc.sethostname(b"trainer", ctypes.c_size_t(7))
-
-
-def _write(path: str, text: str) -> None:
-    try:
-        with open(path, "w") as file:  # noqa: PTH123  # pathlib would cost half the start-up time
-            file.write(text)
-    except OSError as error:
-        raise WallError(f"write {path}: {error.strerror}") from error
 
 
 def _raise_loopback() -> None:
@@ -115,34 +55,26 @@ def _raise_loopback() -> None:
         fcntl.ioctl(handle, _SIOCSIFFLAGS, struct.pack("16sh14x", b"lo", flags | _IFF_UP))
 
 
-def _pivot(new_root: str, put_old: str) -> None:
-    number = _PIVOT_ROOT.get(platform.machine())
-    if number is None:
-        raise WallError(f"pivot_root: not known on {platform.machine()}")
-    _syscall(f"pivot_root {new_root}", number, os.fsencode(new_root), os.fsencode(put_old))
-
-
 def _build_tree(spec: dict[str, Any]) -> None:
     """A root of its own with nothing in it but what `spec` lists; called in the new namespaces."""
-    quiet = _MS_NOSUID | _MS_NODEV
-    _mount(None, "/", None, _MS_REC | _MS_PRIVATE)
+    kernel.mount_privately()
     # After the first pivot the machine's tree is /old with nothing hidden, so paths below /tmp can be bound too.
-    _mount("tmpfs", "/tmp", "tmpfs", quiet, "mode=0755")  # noqa: S108
+    kernel.mount("tmpfs", "/tmp", "tmpfs", kernel.QUIET, "mode=0755")  # noqa: S108
     os.mkdir(f"/tmp{_OLD}")  # noqa: PTH102, S108
     os.mkdir(f"/tmp{_NEW}")  # noqa: PTH102, S108
-    _mount("tmpfs", f"/tmp{_NEW}", "tmpfs", quiet, "mode=0755")  # noqa: S108
-    _pivot("/tmp", f"/tmp{_OLD}")  # noqa: S108
+    kernel.mount("tmpfs", f"/tmp{_NEW}", "tmpfs", kernel.QUIET, "mode=0755")  # noqa: S108
+    kernel.pivot("/tmp", f"/tmp{_OLD}")  # noqa: S108
     os.chdir("/")
     for folder, mode in (("/tmp", "1777"), ("/dev", "0755"), ("/dev/shm", "1777")):  # noqa: S108
         os.mkdir(_NEW + folder)  # noqa: PTH102
-        _mount("tmpfs", _NEW + folder, "tmpfs", quiet, f"mode={mode}")
+        kernel.mount("tmpfs", _NEW + folder, "tmpfs", kernel.QUIET, f"mode={mode}")
     for folder in ("/proc", "/etc", "/var"):
         os.mkdir(_NEW + folder)  # noqa: PTH102
     os.symlink("/tmp", f"{_NEW}/var/tmp")  # noqa: PTH211, S108
     for name, number in (("fd", ""), ("stdin", "/0"), ("stdout", "/1"), ("stderr", "/2")):
         os.symlink(f"/proc/self/fd{number}", f"{_NEW}/dev/{name}")  # noqa: PTH211
     for name, text in _ETC.items():
-        _write(f"{_NEW}/etc/{name}", text.format(uid=os.geteuid(), gid=os.getegid()))
+        kernel.write(f"{_NEW}/etc/{name}", text.format(uid=os.geteuid(), gid=os.getegid()))
     for link, target in spec["links"]:
         os.makedirs(os.path.dirname(_NEW + link), exist_ok=True)  # noqa: PTH103, PTH120
         if not os.path.lexists(_NEW + link):
@@ -150,13 +82,9 @@ def _build_tree(spec: dict[str, Any]) -> None:
     for path, mode in spec["binds"]:
         _bind(path, mode)
     # Read-only as a whole: without a capability, user 0 may still write what user 0 owns in /proc/sys.
-    _mount("proc", f"{_NEW}/proc", "proc", _MS_RDONLY | quiet | _MS_NOEXEC)
-    _checked(_libc.umount2(os.fsencode(_OLD), _MNT_DETACH), "unmount the machine's tree")
-    os.chdir(_NEW)
-    _pivot(".", ".")
-    _checked(_libc.umount2(b".", _MNT_DETACH), "unmount the first root")
-    os.chdir("/")
-    _mount(None, "/", None, _MS_REMOUNT | _MS_BIND | _MS_RDONLY | quiet)
+    kernel.mount("proc", f"{_NEW}/proc", "proc", kernel.READ_ONLY | kernel.QUIET | kernel.NO_EXECUTION)
+    kernel.unmount(_OLD, "the machine's tree")
+    kernel.seal_root(_NEW, "the first root")
 
 
 def _bind(path: str, mode: str) -> None:
@@ -169,62 +97,13 @@ def _bind(path: str, mode: str) -> None:
             os.makedirs(os.path.dirname(target), exist_ok=True)  # noqa: PTH103, PTH120
             os.close(os.open(target, os.O_CREAT | os.O_WRONLY, 0o600))
     except OSError as error:
-        raise WallError(f"make room for {path}: {error.strerror}") from error
-    read_only = _MS_RDONLY if mode == "read" else 0
-    wanted = read_only | _MS_NOSUID | (0 if mode == "device" else _MS_NODEV)
-    # mount_setattr (Linux 5.12) reaches what is mounted below, too. Its bits are those of the first MS_ flags.
-    _mount(source, target, None, _MS_BIND | _MS_REC)
-    attributes = ctypes.create_string_buffer(struct.pack("=QQQQ", wanted, 0, 0, 0), 32)
-    size = ctypes.c_size_t(32)
-    where = os.fsencode(target)
-    if _libc.syscall(ctypes.c_long(_MOUNT_SETATTR), _AT_FDCWD, where, _AT_RECURSIVE, attributes, size) == 0:
-        return
-    # Older: bind again without what is mounted below, so that nothing stays writable by oversight.
-    _checked(_libc.umount2(where, _MNT_DETACH), f"unmount {path}")
-    _mount(source, target, None, _MS_BIND)
-    # these flags of statvfs have the values of the MS_ flags; what the machine set must stay set
-    kept = os.statvfs(target).f_flag & (_MS_RDONLY | _MS_NOSUID | _MS_NODEV | _MS_NOEXEC)
-    _mount(None, target, None, _MS_REMOUNT | _MS_BIND | kept | wanted)
+        raise kernel.SandboxError(f"make room for {path}: {error.strerror}") from error
+    flags = kernel.NO_SETUID | (0 if mode == "device" else kernel.NO_DEVICES)
+    flags |= kernel.READ_ONLY if mode == "read" else 0
+    kernel.bind(source, target, flags, recursive=True)
 
 
-# ---- what a process gives up -------------------------------------------------------------------------
-
-
-def _drop_capabilities() -> None:
-    """No capability now and none by a later exec, not even for user 0."""
-    _libc.prctl(_PR_CAP_AMBIENT, _CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
-    # Both need a capability themselves: an ordinary user has none, and cannot get one past no_new_privs.
-    _libc.prctl(_PR_SET_SECUREBITS, ctypes.c_ulong(_SECUREBITS), 0, 0, 0)
-    for capability in range(64):
-        _libc.prctl(_PR_CAPBSET_DROP, ctypes.c_ulong(capability), 0, 0, 0)
-    header = struct.pack("=Ii", _CAPABILITY_VERSION_3, 0)
-    _checked(_libc.capset(header, bytes(24)), "drop capabilities")
-    _prctl("no_new_privs", _PR_SET_NO_NEW_PRIVS, 1)
-
-
-def _filter_system_calls(program: bytes) -> None:
-    buffer = ctypes.create_string_buffer(program, len(program))
-    head = ctypes.create_string_buffer(struct.pack("@HP", len(program) // 8, ctypes.addressof(buffer)))
-    _prctl("seccomp", _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.addressof(head))
-
-
-def _restrict_files(attributes: bytes, rules: list[tuple[str, int]]) -> None:
-    _prctl("no_new_privs", _PR_SET_NO_NEW_PRIVS, 1)
-    ruleset = _syscall("landlock_create_ruleset", _LANDLOCK_CREATE, attributes, len(attributes), 0)
-    for path, access in rules:
-        try:
-            handle = os.open(path, os.O_PATH | os.O_CLOEXEC)
-        except OSError as error:
-            raise WallError(f"open {path}: {error.strerror}") from error
-        rule = struct.pack("=Qi", access, handle)
-        _syscall(f"landlock rule for {path}", _LANDLOCK_ADD_RULE, ruleset, _LANDLOCK_PATH_BENEATH, rule, 0)
-        os.close(handle)
-    # the process's own folder in /proc: threads libraries and allocators read their maps there
-    own = os.open("/proc/self", os.O_PATH | os.O_CLOEXEC | os.O_DIRECTORY)
-    _syscall("landlock rule", _LANDLOCK_ADD_RULE, ruleset, _LANDLOCK_PATH_BENEATH, struct.pack("=Qi", 4 | 8, own), 0)
-    os.close(own)
-    _syscall("landlock_restrict_self", _LANDLOCK_RESTRICT, ruleset, 0)
-    os.close(ruleset)
+# ---- processes ---------------------------------------------------------------------------------------
 
 
 def _dial(path: str) -> int:
@@ -233,11 +112,8 @@ def _dial(path: str) -> int:
     try:
         connection.connect(path)
     except OSError as error:
-        raise WallError(f"connect {path}: {error.strerror}") from error
+        raise kernel.SandboxError(f"connect {path}: {error.strerror}") from error
     return connection.detach()
-
-
-# ---- processes ---------------------------------------------------------------------------------------
 
 
 def _wait_and_forward(child: int, leash: int | None) -> int:
@@ -269,8 +145,7 @@ def _wait_and_forward(child: int, leash: int | None) -> int:
 
 def _let_go_of_output(nothing: int) -> None:
     """The trainer's output must end with the trainer, not with those who wait for it. nothing: /dev/null, open."""
-    for standard in (0, 1, 2):
-        os.dup2(nothing, standard)
+    kernel.replace_output(nothing)
     os.close(nothing)
 
 
@@ -290,22 +165,19 @@ def _end_orphans() -> None:
 def _execute(spec: dict[str, Any], argv: list[str], kept: list[int], status: int) -> NoReturn:
     for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
-    previous = 2
-    for descriptor in [*sorted([*kept, status]), os.sysconf("SC_OPEN_MAX")]:
-        os.closerange(previous + 1, descriptor)
-        previous = descriptor
+    kernel.close_descriptors_except([*kept, status])
     # a core dump would hold the private data
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     os.chdir("/")
     try:
         os.execvpe(argv[0], argv, spec["env"])  # noqa: S606  # an argument list is the point
     except OSError as error:
-        raise WallError(f"start {argv[0]}: {error.strerror}") from error
+        raise kernel.SandboxError(f"start {argv[0]}: {error.strerror}") from error
 
 
 def _inside(spec: dict[str, Any], go: int, status: int) -> NoReturn:
     """The keeper's child: put up the walls of the rung, then run the trainer."""
-    _prctl("die with the keeper", _PR_SET_PDEATHSIG, signal.SIGKILL)
+    kernel.die_with_parent("the keeper")
     if not os.read(go, 1):
         os._exit(1)  # the keeper died before that wish was known
     argv: list[str] = spec["argv"]
@@ -313,8 +185,8 @@ def _inside(spec: dict[str, Any], go: int, status: int) -> NoReturn:
     if spec["rung"] == "namespaces":
         _raise_loopback()
         _build_tree(spec)
-        _drop_capabilities()
-        _filter_system_calls(bytes.fromhex(spec["seccomp"]))
+        kernel.drop_capabilities()
+        kernel.filter_system_calls(bytes.fromhex(spec["seccomp"]))
         trainer = os.fork()
         if trainer:
             os.close(status)
@@ -326,15 +198,15 @@ def _inside(spec: dict[str, Any], go: int, status: int) -> NoReturn:
             os.set_inheritable(kept[0], True)
             argv = [f"fd:{kept[0]}" if each == f"unix:{spec['dial']}" else each for each in argv]
         # Rules name files that another user may not be able to open, so they come before the change of user.
-        _restrict_files(bytes.fromhex(spec["landlock"]), spec["rules"])
+        kernel.restrict_files(bytes.fromhex(spec["landlock"]), spec["rules"])
         if spec["user"]:
             uid, gid = spec["user"]
             os.setgroups([])
             os.setresgid(gid, gid, gid)
             os.setresuid(uid, uid, uid)
-            _prctl("die with the keeper", _PR_SET_PDEATHSIG, signal.SIGKILL)  # a change of user clears it
-        _drop_capabilities()
-        _filter_system_calls(bytes.fromhex(spec["seccomp"]))
+            kernel.die_with_parent("the keeper")  # a change of user clears it
+        kernel.drop_capabilities()
+        kernel.filter_system_calls(bytes.fromhex(spec["seccomp"]))
     _execute(spec, argv, kept, status)
 
 
@@ -351,9 +223,9 @@ def main() -> NoReturn:
     spec = json.loads(line)
     try:
         if spec["rung"] == "namespaces":
-            _enter_namespaces()
+            kernel.enter_namespaces("trainer")
         else:
-            _prctl("adopt orphans", _PR_SET_CHILD_SUBREAPER, 1)
+            kernel.adopt_orphans()
         go_read, go_write = os.pipe()
         # Opened now: the child soon changes the root of all that share its mounts, and for a moment it has no /dev.
         nothing = os.open(os.devnull, os.O_RDWR)
@@ -369,7 +241,7 @@ def main() -> NoReturn:
         code = _wait_and_forward(child, leash)
         _end_orphans()
         os._exit(code)
-    except (WallError, OSError) as error:
+    except (kernel.SandboxError, OSError) as error:
         os.write(status, str(error).encode()[:4000])
         os._exit(126)
 

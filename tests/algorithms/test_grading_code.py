@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import os
+import platform
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
@@ -14,9 +15,10 @@ import pytest
 
 from fedsilo.grading import VerdictCode, check_reference, code, code_sandbox, require_verifier
 from fedsilo.grading.code_roles import decode
-from fedsilo.grading.code_sandbox import RUNGS, CodeSandbox, system_call_filter
+from fedsilo.grading.code_sandbox import RUNGS, CodeSandbox
 from fedsilo.grading.worker import GradingProcess
 from fedsilo.protocol.errors import UsageError
+from fedsilo.sandbox.seccomp import program_filter
 from tests.algorithms.hostile_programs import CHEATS, FORGED, GOOD, HARMFUL, REFUSED, TEST
 from tests.algorithms.sets_folder import set_file
 
@@ -260,13 +262,18 @@ def test_T22_without_walls_nothing_is_run(tmp_path: Path, monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
 def test_the_filter_has_no_call_twice_and_ends_with_a_refusal(machine: str) -> None:
-    program = system_call_filter(machine)
+    program = program_filter(machine)
     steps = [program[place : place + 8] for place in range(0, len(program), 8)]
     compared = [step for step in steps if step[:2] == b"\x15\x00"][1:]  # the first compares the architecture
     assert len(compared) == len(set(compared)) > 40
     assert steps[-1] == bytes.fromhex("0600000001000500")
-    with pytest.raises(UsageError, match="no sandbox"):
-        system_call_filter("riscv64")
+
+
+def test_a_machine_whose_calls_are_not_known_runs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: "riscv64")
+    with pytest.raises(UsageError, match="riscv64") as refused:
+        CodeSandbox(start)
+    assert refused.value.code == "NO_SANDBOX"
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from fedsilo.sandbox.seccomp import seccomp_program
+from fedsilo.sandbox.seccomp import trainer_filter
 from silo.guard.trainer_process import probing
 from tests.security.wall_harness import run_inside
 
@@ -130,7 +130,7 @@ networks = pytest.mark.parametrize("network", [True, False], ids=["namespaces", 
 @machines
 @networks
 def test_T10_each_closed_call_is_refused_and_ordinary_ones_are_not(machine: str, network: bool) -> None:
-    program, number = seccomp_program(network_by_namespace=network, machine=machine), numbers(machine)
+    program, number = trainer_filter(network_by_namespace=network, machine=machine), numbers(machine)
     closed = [*CLOSED, *NEWER, *(CLOSED_X86 if machine == "x86_64" else [])]
     if not network:
         closed += ["socket", "connect", "bind", "listen"]
@@ -143,7 +143,7 @@ def test_T10_each_closed_call_is_refused_and_ordinary_ones_are_not(machine: str,
 @networks
 def test_T10_what_is_closed_is_what_this_list_says(machine: str, network: bool) -> None:
     """The counterpart of the list: each call that is refused whatever its arguments are is named above."""
-    program, number = seccomp_program(network_by_namespace=network, machine=machine), numbers(machine)
+    program, number = trainer_filter(network_by_namespace=network, machine=machine), numbers(machine)
     refused = {name for name, call in number.items() if verdict(program, machine, call, 1, 1, 1) == -errno.EPERM}
     refused -= set() if network else {"socket", "connect", "bind", "listen"}
     assert refused - {"socketpair"} <= {*CLOSED, *CLOSED_X86, *NEWER}
@@ -151,7 +151,7 @@ def test_T10_what_is_closed_is_what_this_list_says(machine: str, network: bool) 
 
 @machines
 def test_T10_calls_in_another_numbering_are_refused(machine: str) -> None:
-    program, number = seccomp_program(network_by_namespace=True, machine=machine), numbers(machine)
+    program, number = trainer_filter(network_by_namespace=True, machine=machine), numbers(machine)
     for call in number.values():
         assert verdict(program, machine, call, architecture=0x40000003) == -errno.EPERM  # AUDIT_ARCH_I386
         if machine == "x86_64":
@@ -161,7 +161,7 @@ def test_T10_calls_in_another_numbering_are_refused(machine: str) -> None:
 @machines
 def test_T10_arguments_decide_where_a_call_is_needed_in_part(machine: str) -> None:
     number = numbers(machine)
-    walled, bare = (seccomp_program(network_by_namespace=each, machine=machine) for each in (True, False))
+    walled, bare = (trainer_filter(network_by_namespace=each, machine=machine) for each in (True, False))
     thread, namespaces = 0x3D0F00, (0x20000, 0x2000000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000)
     assert verdict(walled, machine, number["clone"], thread) == ALLOW
     for flag in namespaces:

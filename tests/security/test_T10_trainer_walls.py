@@ -20,7 +20,7 @@ import pytest
 from fedsilo.protocol.errors import UsageError
 from fedsilo.protocol.isolation import rung_at_least
 from fedsilo.sandbox import landlock
-from fedsilo.sandbox.seccomp import seccomp_program
+from fedsilo.sandbox.seccomp import trainer_filter
 from silo.guard.trainer_process import probing, sandbox
 from silo.link import LinkMessage, Listener, dial
 from tests.security.wall_harness import PROBES_FILE, Site, probe, probing_program, reachable_site, run_inside
@@ -264,6 +264,13 @@ def test_the_trainer_dies_when_its_guard_is_killed(walls: str) -> None:
         assert process.stdout.read() == b""  # returns only when the last holder is gone
 
 
+def test_T10_no_file_of_another_folder_builds_the_sandbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("kernel.py", "ctypes.py"):
+        (tmp_path / name).write_text("raise SystemExit('planted')\n")
+    monkeypatch.chdir(tmp_path)
+    assert run_inside("waived", "-c", "print('ran')", env={"PYTHONPATH": str(tmp_path)}) == "ran\n"
+
+
 def test_T31_X11_paths_that_would_show_a_key_are_refused(tmp_path: Path) -> None:
     key = tmp_path / "id" / "site.key"
     key.parent.mkdir()
@@ -306,7 +313,7 @@ def test_best_rung_is_the_first_whose_trial_holds() -> None:
 @pytest.mark.parametrize("network", [True, False])
 def test_every_path_of_the_filter_ends_in_a_return(machine: str, network: bool) -> None:
     """Walk each step as the kernel's checker does (bpf_check_classic): jumps stay inside, the last step returns."""
-    program = seccomp_program(network_by_namespace=network, machine=machine)
+    program = trainer_filter(network_by_namespace=network, machine=machine)
     steps = [program[at : at + 8] for at in range(0, len(program), 8)]
     assert len(steps) < 4096 and steps[-1][0] == 0x06
     for place, step in enumerate(steps):
@@ -316,13 +323,14 @@ def test_every_path_of_the_filter_ends_in_a_return(machine: str, network: bool) 
 
 def test_filter_of_an_unknown_machine_is_refused() -> None:
     with pytest.raises(ValueError, match="riscv64"):
-        seccomp_program(network_by_namespace=True, machine="riscv64")
+        trainer_filter(network_by_namespace=True, machine="riscv64")
 
 
 def test_file_rules_follow_the_version(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     assert [len(landlock.ruleset(version)) for version in (1, 3, 4, 5, 6, 7)] == [8, 8, 16, 16, 24, 24]
-    rules = dict(landlock.rules(7, [tmp_path], [tmp_path / "file"]))
+    allowed = (landlock.READ_AND_EXECUTE, [tmp_path]), (landlock.every_access(7), [tmp_path / "file"])
+    rules = dict(landlock.rules(7, *allowed))
     # read, list and execute a folder; and for a file nothing that only fits folders (make, remove: bits 4 to 12)
     assert rules[str(tmp_path)] == 1 | 4 | 8
     assert rules[str(tmp_path / "file")] & 0b1111111111000 == 0

@@ -46,7 +46,8 @@ from typing import IO, Any
 from fedsilo.protocol.errors import OperationError, UsageError
 from fedsilo.protocol.isolation import RUNGS
 from fedsilo.sandbox import landlock
-from fedsilo.sandbox.seccomp import seccomp_program
+from fedsilo.sandbox.kernel import landlock_version
+from fedsilo.sandbox.seccomp import trainer_filter
 from silo.link import OFFLINE
 
 TRAINER_USER = "fedsilo-trainer"
@@ -148,15 +149,21 @@ def launch_walled(
             modes |= dict.fromkeys(devices, "device")
             # parents first, so that a folder does not cover what was put below it
             spec["binds"] = sorted((os.fspath(path), mode) for path, mode in modes.items())
-            spec["seccomp"] = seccomp_program(network_by_namespace=True).hex()
+            spec["seccomp"] = trainer_filter(network_by_namespace=True).hex()
         elif rung == "user":
-            version = landlock.landlock_version()
+            version = landlock_version()
             if version == 0:
                 raise IsolationError("rung user: this kernel offers no Landlock")
             own = [Path(each) for each in _FACTS_BY_RULE if Path(each).exists()]
             spec["landlock"] = landlock.ruleset(version).hex()
-            spec["rules"] = landlock.rules(version, [*shown, *facts, *own], [*written, *devices])
-            spec["seccomp"] = seccomp_program(network_by_namespace=False).hex()
+            spec["rules"] = landlock.rules(
+                version,
+                (landlock.READ_AND_EXECUTE, [*shown, *facts, *own]),
+                (landlock.every_access(version), [*written, *devices]),
+                # its own folder in /proc: threads, libraries and allocators read their maps there
+                (landlock.READ, [Path("/proc/self")]),
+            )
+            spec["seccomp"] = trainer_filter(network_by_namespace=False).hex()
             spec["dial"] = _link_address(argv, socket_dir)
             spec["user"] = _other_user(user)
     except ValueError as error:
