@@ -39,6 +39,7 @@ Question = tuple[str, dict[str, Any]]
 # is any key or place, `now` goes on only in a record that this start wrote: its time is that of the clock. The hello of
 # this start names the trainer's isolation, so its size is the machine's, and so is a day's sum of bytes with it.
 _OF_THIS_START = (
+    "boot",
     "salt",
     "link.previous",
     "ledger.head",
