@@ -9,8 +9,7 @@ from __future__ import annotations
 
 # Each module is named once, so that a move changes one line.
 COMMANDS = "certs.commands"
-COORDINATOR_CLOCK = "coordinator.clock_watch"
-COORDINATOR_DAEMON = "coordinator.daemon"
+COORDINATOR_MAIN = "coordinator.main"
 DRIVER = "coordinator.driver"
 AUDIT_LOG = "fedsilo.audit.log"
 ORDERS = "fedsilo.audit.orders"
@@ -141,13 +140,13 @@ STEPS: tuple[tuple[str, str, str, str], ...] = (
     ("a clock that jumped is believed", f"{CLOCKS}:judge", "wall - ran > limit + SLACK_SECONDS", "False"),
     (
         "a coordinator follows a jump of its clock",
-        f"{COORDINATOR_CLOCK}:ClockWatch._look",
+        f"{COORDINATOR_MAIN}:ClockWatch._look",
         "judge(wall, stored=0.0, ran=self.believed + running - self._since)",
         "judge(wall, stored=0.0)",
     ),
     (
         "a coordinator's log goes by a clock that jumped",
-        f"{COORDINATOR_DAEMON}:Coordinator._open",
+        f"{COORDINATOR_MAIN}:Coordinator._open",
         "self._watch.time",
         "self._watch.wall",
     ),

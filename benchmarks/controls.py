@@ -50,8 +50,7 @@ _STAGES_OF_A_SITE = (
 _NEAREST = {
     named.COMMANDS: ("tests/security/test_T36_what_people_signed.py", "tests/security/test_T29_orders*.py"),
     named.ORDERS: ("tests/security/test_T36_what_people_signed.py",),
-    named.COORDINATOR_CLOCK: ("tests/simulated/test_T41_coordinators_clock.py",),
-    named.COORDINATOR_DAEMON: ("tests/simulated/test_T41_coordinators_clock.py",),
+    named.COORDINATOR_MAIN: ("tests/simulated/test_T41_coordinators_clock.py",),
     named.DRIVER: ("tests/security/test_T23_T24*.py", "tests/simulated/test_coordinator*.py"),
     named.POLICY_CHANGE: ("tests/simulated/test_T12*.py", "tests/simulated/test_policy_commands.py"),
     named.CLOCKS: ("tests/policies/test_T41_clocks.py",),

@@ -5,7 +5,7 @@
     FOLDER/audit/            the audit log as of a moment after that one
     FOLDER/blobs/, runs/     payloads, and what ended runs left; neither is ever changed
     FOLDER/requests.jsonl    which signed orders were given, so that none is given twice (T29)
-    FOLDER/files/, keys/     see `backup_files`
+    FOLDER/files/, keys/     see below
 
 The database is copied first: nothing in it is without its record in the log, or without its payload. So a copy is what
 a kill at some moment would have left, and a restored coordinator goes on from it as after a kill.
@@ -16,6 +16,23 @@ has seen more of the log stops, whoever restored it. Only the copy of a coordina
 
 What this does not do: encrypt; the folder holds what silos sent, and is for its owner alone. It does not stop somebody
 who has the signing key, who can sign any copy.
+
+The coordinator's PostgreSQL database as a file and back, by PostgreSQL's own `pg_dump` and `pg_restore`.
+
+The dump has the rows of our tables alone; the tables are made by the program that restores it, and `tables_digest` says
+whether they are the same ones. A password goes to these programs by their environment, never on their command line.
+
+Does not stop: whoever may read the environment of this user's processes, which is this user and root.
+
+The files that coordinator.yaml names, in a backup: what a second machine needs to start, and private keys only where
+somebody asked for them.
+
+    FOLDER/files/    coordinator.yaml, charter, LoRA schema, public set, certificates, roles, at their places below the
+                     folder of coordinator.yaml; what lies elsewhere is left out, and named
+    FOLDER/keys/     the private keys, and a coordinator.yaml whose database URL has a password
+
+Without `keys/` nobody who gets a backup can speak as the coordinator (T42).
+What this does not stop: who has the backup has all that silos sent, and the keys, where they are in it.
 """
 
 from __future__ import annotations
@@ -26,35 +43,226 @@ import json
 import os
 import shutil
 import sqlite3
-from collections.abc import Callable, Mapping, Sequence
+import subprocess
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-from sqlalchemy import URL, Connection, create_engine, select
+from sqlalchemy import URL, Connection, create_engine, select, text
 from sqlalchemy.exc import SQLAlchemyError
 
-from coordinator import database_dump
-from coordinator.database_dump import DUMP
-from coordinator.database_url import POSTGRESQL, database_url
-from coordinator.shown_steps import FOLDER as SHOWN
-from coordinator.store import LogPlace, Run, Store
-from coordinator.tables import Base
+from coordinator.config import CoordinatorConfig
+from coordinator.database import POSTGRESQL, database_url, is_secret, require_driver, shown_url
+from coordinator.store import Base, LogPlace, Run, Store
+from coordinator.witnessing import FOLDER as SHOWN
 from fedsilo.audit.checkpoint import log_key, open_checkpoint
 from fedsilo.audit.log import LoadedLog, load
 from fedsilo.files.durable import (
     fsync_directory,
     lock_exclusively,
     make_private_directory,
+    read_private,
     read_regular,
     removed_on_failure,
     write_durably,
+    write_private,
 )
 from fedsilo.files.read_only import read_only_address
-from fedsilo.protocol.codec import canonical_json
+from fedsilo.protocol.codec import canonical_json, sha256_hex
 from fedsilo.protocol.errors import ConflictError, NotFoundError, OperationError, UsageError, VerificationError
+
+# ---- PostgreSQL's database ---------------------------------------------------------------------------------------
+
+DUMP = "coordinator.pgdump"
+_NEEDED = "install PostgreSQL's client programs (Debian: postgresql-client), of the server's version or a newer one"
+
+
+@contextlib.contextmanager
+def snapshot_of(address: URL) -> Iterator[Connection]:
+    """A connection on which all that is read is of one moment, and nothing can be written.
+
+    It takes none of the locks by which a coordinator is the only one, so that one may run meanwhile.
+    """
+    require_driver()
+    engine = create_engine(address, isolation_level="REPEATABLE READ", hide_parameters=True)
+    try:
+        with engine.connect() as connection:
+            connection.execute(text("SET TRANSACTION READ ONLY"))
+            yield connection
+    finally:
+        engine.dispose()
+
+
+def dump(address: URL, reading: Connection, target: Path) -> None:
+    """Write all rows as of the moment of `reading`, of `snapshot_of`, into a new file of mode 0600.
+
+    Raises:
+        OperationError: `pg_dump` is missing, older than the server, or fails.
+        UsageError: as `told_to_programs`.
+    """
+    os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+    moment = reading.scalar(text("SELECT pg_export_snapshot()"))
+    ours = [f"--table={table.name}" for table in Base.metadata.sorted_tables]  # with the sequences that they own
+    _run("pg_dump", address, "--format=custom", f"--snapshot={moment}", f"--file={target}", *ours)
+
+
+def restore(address: URL, source: Path) -> None:
+    """Put the rows of a dump into tables that are there and empty: all of them, or none.
+
+    Raises:
+        OperationError: `pg_restore` is missing, or fails.
+        UsageError: as `told_to_programs`.
+    """
+    _run("pg_restore", address, "--single-transaction", "--exit-on-error", str(source))
+
+
+def tables_digest() -> str:
+    """SHA-256 of the names and types of all columns of our tables."""
+    columns = [f"{column} {column.type}" for table in Base.metadata.sorted_tables for column in table.columns]
+    return sha256_hex("\n".join(sorted(columns)).encode())
+
+
+def told_to_programs(address: URL) -> tuple[str, str]:
+    """Return libpq's connection string without the password, and the password, for PostgreSQL's programs.
+
+    Raises:
+        UsageError: the URL has a secret that the environment cannot carry, or a parameter that libpq does not know; or
+            the driver is not installed.
+    """
+    require_driver()
+    import psycopg
+
+    _, told = address.get_dialect()().create_connect_args(address)
+    password = str(told.pop("password", ""))
+    if secret := [name for name in told if is_secret(name)]:
+        raise UsageError(
+            f"pg_dump and pg_restore cannot be given the {secret[0]} of the database's URL",
+            hint="a password, a `passfile`, or an `sslkey` without a passphrase can be given to them",
+        )
+    try:
+        return psycopg.conninfo.make_conninfo(**told), password
+    except psycopg.Error as error:
+        raise UsageError(
+            f"the database's URL: {str(error).strip()}", hint="only connection parameters of libpq can stand there"
+        ) from error
+
+
+def _run(program: str, address: URL, *options: str) -> None:
+    where, password = told_to_programs(address)
+    environment = {**os.environ, "LC_ALL": "C", **({"PGPASSWORD": password} if password else {})}
+    command = [program, "--data-only", "--no-owner", "--no-privileges", "--no-password", f"--dbname={where}", *options]
+    try:
+        done = subprocess.run(
+            command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+            text=True, errors="replace", check=False,
+        )  # fmt: skip
+    except OSError as error:
+        raise OperationError(f"{program} cannot be run: {error.strerror}", hint=_NEEDED) from error
+    if done.returncode != 0:
+        said = done.stderr.strip().partition("\n")[0] or f"{program} ended with {done.returncode}"
+        hint = _NEEDED if "version" in done.stderr else "is the server reachable, and the database of this version?"
+        raise OperationError(said, hint=hint)
+
+
+# ---- the files of the configuration ------------------------------------------------------------------------------
+
+FILES, KEYS = "files", "keys"
+
+
+def public_files(config: CoordinatorConfig) -> list[Path]:
+    """All that is no secret."""
+    files = config.identity
+    return [
+        *([config.source] if not _has_password(config) else []),
+        config.charter, config.expected.lora_schema, config.public.path, files.certificate, files.federation_ca,
+        files.site_ca, files.operators, files.signing_key.parent / "coordinator.pub",
+    ]  # fmt: skip
+
+
+def private_files(config: CoordinatorConfig) -> list[Path]:
+    secret = [config.source] if _has_password(config) else []
+    return [*secret, config.identity.key, config.identity.signing_key]
+
+
+def put_into(out: Path, config: CoordinatorConfig, *, with_keys: bool) -> list[str]:
+    """Copy them. Returns what was left out, as warnings.
+
+    Raises:
+        NotFoundError, NotAllowedError, UsageError: one cannot be read.
+    """
+    left_out = []
+    for folder, paths in ((FILES, public_files(config)), (KEYS, private_files(config) if with_keys else [])):
+        for path in paths:
+            if not path.is_relative_to(config.source.parent):
+                left_out.append(f"{path} is not in the backup: it lies outside of {config.source.parent}")
+                continue
+            data = read_private(path) if folder == KEYS and path != config.source else read_regular(path)
+            target = out / folder / path.relative_to(config.source.parent)
+            make_private_directory(target.parent)
+            write_private(target, data)
+    if _has_password(config) and not with_keys:
+        left_out.append(f"{config.source} is not in the backup: its database URL has a password (--with-keys)")
+    return left_out
+
+
+def take_out(backup: Path, files: Mapping[str, Any], folder: Path) -> list[Path]:
+    """Put the configuration and certificates of a backup into a folder: each is read once, and written where its digest
+    is the one in the manifest. Returns what was written.
+
+    Args:
+        backup: the folder.
+        files: of its verified manifest.
+        folder: where to.
+
+    Raises:
+        ConflictError: one is there already, and is another; nothing is replaced.
+        VerificationError: one is not as it was verified (`BACKUP_DAMAGED`).
+    """
+    found: dict[Path, bytes] = {}
+    for name, told in files.items():
+        part, _, place = name.partition("/")
+        if part not in (FILES, KEYS):
+            continue
+        data = read_regular(backup / name)
+        if sha256_hex(data) != told["sha256"]:
+            raise VerificationError(
+                f"{backup / name} was changed while the backup was being restored", code="BACKUP_DAMAGED",
+                hint="who else may write there? take a copy",
+            )  # fmt: skip
+        if (folder / place).exists() and read_regular(folder / place) != data:
+            raise ConflictError(
+                f"{folder / place} is there already, and differs: nothing is replaced", code="EXISTS",
+                hint="name an empty folder's coordinator.yaml with --config, or move that file away",
+            )  # fmt: skip
+        found[folder / place] = data
+    written = []
+    for path, data in found.items():
+        if not path.exists():
+            make_private_directory(path.parent)
+            write_private(path, data)
+            written.append(path)
+    return written
+
+
+def take_back(written: Sequence[Path], folder: Path) -> None:
+    """Remove what `take_out` wrote into a folder: with it a coordinator could be started anew, under the same key and
+    with a history of its own (T38)."""
+    for path in written:
+        path.unlink(missing_ok=True)
+        for parent in path.parents:
+            if parent == folder or any(parent.iterdir()):
+                break
+            parent.rmdir()
+
+
+def _has_password(config: CoordinatorConfig) -> bool:
+    return bool(config.database) and any(word in shown_url(config.database) for word in ("***", "hidden"))
+
+
+# ---- the backup --------------------------------------------------------------------------------------------------
 
 FORMAT = 1
 MANIFEST, DATABASE, REQUESTS = "manifest.json", "coordinator.db", "requests.jsonl"
@@ -131,7 +339,7 @@ def make_backup(
         _require_fitting(place, log, kept.origin)
         manifest = {
             "format": FORMAT, "origin": kept.origin, "made_at": now, "running": running, "payloads": kept.payloads,
-            "tables": database_dump.tables_digest(),
+            "tables": tables_digest(),
             "log": {"size": log.tree.size, "root": log.tree.root().hex()},
             "files": {name: _digest(out / name) for name in _files(out)},
         }  # fmt: skip
@@ -145,8 +353,8 @@ def _copy_database(kept: Kept, out: Path) -> tuple[set[str], tuple[int, int, str
     address, copy = database_url(kept.database_url), out / DATABASE
     try:
         if address.drivername == POSTGRESQL:
-            with database_dump.snapshot_of(address) as reading:
-                database_dump.dump(address, reading, out / DUMP)
+            with snapshot_of(address) as reading:
+                dump(address, reading, out / DUMP)
                 return _told_by(reading, kept.origin)
         source = Path(str(address.database))
         if not source.is_file():
@@ -362,8 +570,8 @@ def _require_right_kind(folder: Path, manifest: Mapping[str, Any], kept: Kept) -
             hint="without `database:` in coordinator.yaml it is restored into SQLite. A version before this one wrote "
             "such a file of PostgreSQL too, and can put it back there",
         )
-    database_dump.told_to_programs(address)
-    if manifest.get("tables") != database_dump.tables_digest():
+    told_to_programs(address)
+    if manifest.get("tables") != tables_digest():
         raise UsageError(
             f"{folder} has the rows of another version of this program, with other tables",
             hint="restore it with the version that made it",
@@ -442,7 +650,7 @@ def _put_database(folder: Path, files: Mapping[str, Any], kept: Kept, log: Loade
             tables = Base.metadata.sorted_tables
             if any(session.execute(select(table).limit(1)).first() is not None for table in tables):
                 raise ConflictError("the database is not empty: nothing is replaced", code="EXISTS")
-        database_dump.restore(address, copied)
+        restore(address, copied)
     finally:
         store.close()
     copied.unlink()

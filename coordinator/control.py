@@ -15,11 +15,11 @@ from sqlalchemy.orm import Session
 
 from certs.commands import VerifiedCommand
 from coordinator import store as db
+from coordinator.answers.curves import CurveView
+from coordinator.answers.rounds import RoundView
 from coordinator.config import CoordinatorConfig
-from coordinator.curve_view import CurveView
 from coordinator.driver import Driver
 from coordinator.record import Outcome, run_record
-from coordinator.round_view import RoundView
 from coordinator.runs import ActiveRun
 from coordinator.submission import Record, Submissions
 from fedsilo.control.desk import ControlDesk

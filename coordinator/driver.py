@@ -10,6 +10,23 @@
 
 `server` holds a `Driver` and hands it messages; `Driver` holds runs, store and log and knows nobody above it. Time
 comes in by two clocks, so a test moves it by hand. All state changes happen under one lock, one after the other.
+
+What the rules compare a message with: where its run stands, and what its round asked for.
+
+What the coordinator appends to its audit log beside the decisions on what it took in.
+
+*Records of a transaction*: what a round agreed on and came to is in the database before it is in the log, or a kill in
+between would leave a log that tells of a transcript which the restarted coordinator makes differently. So the record
+goes into the transaction and from there into the log, at once or at the next start.
+
+*The log's place*: the database knows how many records the log had with each message that it keeps, so a coordinator
+that is started with another log, or with an older copy, is refused.
+
+*Refusals*: each is a record, since somebody tried; but who tries is outside, and would fill the disk, which halts the
+coordinator (T23, T24). Each identity has a bucket of single records; what comes beyond it is one record with a number,
+once the bucket is full again.
+What this does not bound: messages that the rules allow, which the charter's rates do; and identities, which the
+federation's CA does.
 """
 
 from __future__ import annotations
@@ -17,6 +34,7 @@ from __future__ import annotations
 import json
 import logging
 import threading
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -27,28 +45,240 @@ from sqlalchemy.orm import Session
 from certs.identity import PeerIdentity
 from coordinator import outbox
 from coordinator import store as db
-from coordinator.agreement import Agreements
-from coordinator.blobs import AnyPayload, BytesPayload
-from coordinator.effects import Effects, Prepared, contribution_of
+from coordinator.aggregate import DriftNotes, l2_norm
+from coordinator.blobs import AnyPayload, Blobs, BytesPayload
+from coordinator.effects import CONTRIBUTIONS, Effects, MemberState, Parts, Prepared, Taken, ack, contribution_of
 from coordinator.ingress import Arrived, OpenPlace, Ruling
-from coordinator.journal import Pending, Refusals
 from coordinator.members import SILENT_SECONDS, standing
-from coordinator.parts import CONTRIBUTIONS, MemberState, Parts, Taken, ack
-from coordinator.places import Places
 from coordinator.replies import Reply
-from coordinator.round_drift import DriftNotes
-from coordinator.runs import ActiveRun, Surroundings, stored_life
+from coordinator.runs import ActiveRun, Agreements, Surroundings, stored_life
 from fedsilo.audit import polls
+from fedsilo.audit.log import AuditLog
 from fedsilo.audit.polls import PollWindows
 from fedsilo.protocol import rounds
 from fedsilo.protocol._generated import federation_pb2 as pb
-from fedsilo.protocol.errors import FedSiloError, OperationError, PeerError, WireCode
+from fedsilo.protocol.donor_pool import rows_answered
+from fedsilo.protocol.errors import ConflictError, FedSiloError, OperationError, PeerError, WireCode
 from fedsilo.protocol.method import DeadlinePassed
 from fedsilo.protocol.plan import plan_from_canonical
 from fedsilo.protocol.round_tables import Verdict, is_over
+from policies.asked import Asked
 from policies.engine import HistoryBook
 
+NORMS_KEPT = 16  # of adapters that were noted last; any other is read for its norm
+
+
+class Places:
+    """Used under the driver's lock.
+
+    Args:
+        blobs: where adapters are.
+        runs: those that have a plan and have not ended.
+    """
+
+    def __init__(self, blobs: Blobs, runs: Mapping[str, ActiveRun]) -> None:
+        self._blobs = blobs
+        self._runs = runs
+        self._norms: dict[str, float] = {}
+        self._asked: dict[str, tuple[int, str, dict[int, tuple[int, ...]]]] = {}  # by run, of its open round
+
+    def of(self, session: Session, arrived: Arrived) -> OpenPlace:
+        """The open round, or the newest for what may come after a round."""
+        run, envelope = self._runs.get(arrived.envelope.run), arrived.envelope
+        if run is None:
+            return OpenPlace()
+        number = run.life.open_round
+        step, indices, evaluated, digest = 0, tuple[int, ...](), "", ""
+        if number:
+            digest, asked = self._opened(session, run.name, number)
+            if (found := rows_answered(run.plan, number, asked).get(envelope.step)) is not None:
+                step, indices = envelope.step, found
+        if envelope.kind == "metrics.eval":
+            of_round = session.get(db.Round, (run.name, envelope.round))
+            evaluated = of_round.adapter_digest if of_round else ""
+        if envelope.kind == "metrics.eval" or envelope.kind.startswith("control."):
+            number = run.life.round
+        norm = self._norm(digest) if arrived.tensors is not None else None
+        asked_of = run.asked.get(arrived.silo, Asked())
+        return OpenPlace(run.plan, digest, norm, number, step, indices, evaluated, asked_of)
+
+    def _opened(self, session: Session, run: str, number: int) -> tuple[str, dict[int, tuple[int, ...]]]:
+        """Adapter that a round starts from, and rows of its public steps; neither changes once it is open."""
+        known = self._asked.get(run)
+        if known is None or known[0] != number:
+            row = session.get_one(db.Round, (run, number))
+            steps = {int(place): tuple(rows) for place, rows in json.loads(row.public_steps).items()}
+            self._asked = {name: kept for name, kept in self._asked.items() if name in self._runs}
+            known = self._asked[run] = number, row.base_digest, steps
+        return known[1], known[2]
+
+    def note_norm(self, digest: str, norm: float) -> None:
+        """L2 of an adapter that was just made: it need not be read for it."""
+        self._norms = {**dict(list(self._norms.items())[1 - NORMS_KEPT :]), digest: norm}
+
+    def _norm(self, digest: str) -> float | None:
+        if not digest:
+            return None
+        if digest not in self._norms:
+            self.note_norm(digest, l2_norm(self._blobs.get(digest)))
+        return self._norms[digest]
+
+
+# ---- records -----------------------------------------------------------------------------------------------------
+
 log = logging.getLogger("fedsilo.coordinator")
+
+REFUSALS_MAX = 60  # recorded singly, of one identity
+REFILL_SECONDS = 6.0  # until one more may be
+IDENTITIES_MAX = 1024  # with a bucket of their own; further ones share one
+MORE_REFUSALS = "MORE_REFUSALS"
+_OTHERS = "others"
+_NAMED_MAX = 16  # reasons that a summary names
+
+
+# ---- records of a transaction ------------------------------------------------------------------------
+
+
+class Pending:
+    """Records that are durable with a transaction and appended once it is."""
+
+    def __init__(self, store: db.Store, audit: AuditLog) -> None:
+        self._store = store
+        self._audit = audit
+
+    def record(self, session: Session, event: str, **fields: Any) -> None:
+        """Append to the audit log what this transaction changes, when it is durable and not before.
+
+        Args:
+            session: the caller's transaction.
+            event: of the record.
+            fields: of the record: run, round, kind, detail.
+        """
+        session.add(db.PendingRecord(event=event, fields=db.as_json(fields)))
+        session.flush()
+        self._store.once_committed(self.append)
+
+    def append(self) -> None:
+        """Raises OperationError: the log or the database takes nothing; the next start goes on from there."""
+        self._append_but(set())
+
+    def look(self) -> None:
+        """At a start: that this is the log which the database was used with, and no older copy; its root is kept.
+
+        Raises:
+            ConflictError: it is not (`LOG_BEHIND`): silos that countersigned the longer one would see two histories.
+        """
+        audit, origin = self._audit, self._audit.origin
+        with self._store.transaction() as session:
+            place = session.get(db.LogPlace, origin)
+        found = audit.size_found  # before this start closed what a kill had left open
+        if place is not None and not (place.size <= found and audit.root_at(place.rooted).hex() == place.root):
+            raise ConflictError(
+                f"{audit.directory} has {found} records and is not the log that the database was used with: that "
+                f"one is of {origin} and has {place.size} at least",
+                hint="bring the audit folder as the last coordinator left it", code="LOG_BEHIND",
+            )  # fmt: skip
+        with self._store.transaction() as session:
+            session.merge(db.LogPlace(origin=origin, size=found, rooted=found, root=audit.root_at(found).hex()))
+
+    def take_up(self) -> None:
+        """At a start: append what a kill left behind, but what it left between the log and the database only once."""
+        with self._store.transaction() as session:
+            waiting = {_content(row.event, json.loads(row.fields)) for row in session.scalars(_in_order())}
+        there = (_content(record["event"], record) for record in self._audit.records()) if waiting else ()
+        self._append_but(waiting & set(there))
+
+    def _append_but(self, there: set[str]) -> None:
+        with self._store.transaction() as session:
+            rows = list(session.scalars(_in_order()))
+            for row in rows:
+                fields = json.loads(row.fields)
+                if _content(row.event, fields) not in there:
+                    self._audit.append(row.event, **fields)
+                session.delete(row)
+            if rows:  # an older copy of the log would lack what was taken out here
+                db.set_log_size(session, self._audit.origin, self._audit.size)
+
+
+def _in_order() -> Any:
+    return select(db.PendingRecord).order_by(db.PendingRecord.id)
+
+
+def _content(event: str, fields: dict[str, Any]) -> str:
+    return db.as_json({"event": event, **{name: fields.get(name) for name in ("run", "round", "detail")}})
+
+
+# ---- refusals ----------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Bucket:
+    """`left`: single records, at the moment `at` (seconds). `held`: reasons of what was not recorded singly."""
+
+    left: float
+    at: float
+    held: Counter[str] = field(default_factory=Counter)
+
+
+class Refusals:
+    """Used under the driver's lock.
+
+    Args:
+        append: to the audit log.
+        monotonic: seconds.
+    """
+
+    def __init__(self, append: Callable[..., Any], monotonic: Callable[[], float]) -> None:
+        self._append = append
+        self._monotonic = monotonic
+        self._buckets: dict[str, _Bucket] = {}
+
+    def may_record(self, identity: str, reasons: list[str]) -> bool:
+        """Whether this refusal is recorded singly; it is counted where not.
+
+        Args:
+            identity: of the certificate, so that nobody spends another's records.
+            reasons: codes.
+
+        Raises:
+            OperationError: a summary that is due cannot be recorded.
+        """
+        self.tell()
+        if identity not in self._buckets and len(self._buckets) >= IDENTITIES_MAX:
+            identity = _OTHERS
+        bucket = self._buckets.setdefault(identity, _Bucket(REFUSALS_MAX, self._monotonic()))
+        # once something is held, all is, until the bucket is full: a flood costs what its bucket holds, and a summary
+        if bucket.held or bucket.left < 1:
+            bucket.held[reasons[0] if reasons else MORE_REFUSALS] += 1
+            return False
+        bucket.left -= 1
+        return True
+
+    def tell(self, *, everything: bool = False) -> None:
+        """Record the numbers of the buckets that are full again, or of all of them; a full bucket is forgotten.
+
+        Raises:
+            OperationError: one cannot be recorded; it is tried again.
+        """
+        now = self._monotonic()
+        for identity, bucket in list(self._buckets.items()):
+            bucket.left = min(REFUSALS_MAX, bucket.left + max(0.0, now - bucket.at) / REFILL_SECONDS)
+            bucket.at = now
+            if bucket.held and (everything or bucket.left >= REFUSALS_MAX):
+                self._tell(identity, bucket.held)
+                bucket.held = Counter()
+            if bucket.left >= REFUSALS_MAX:
+                del self._buckets[identity]
+
+    def _tell(self, identity: str, held: Counter[str]) -> None:
+        log.warning("refused %s: %d more, counted only", identity, held.total())
+        self._append(
+            "ingress.decision", kind="unknown", decision="deny", reasons=[MORE_REFUSALS], direction="ingress",
+            peer=identity[:128], detail={"messages": held.total(), "reasons": dict(held.most_common(_NAMED_MAX))},
+        )  # fmt: skip
+
+
+# ---- the driver --------------------------------------------------------------------------------------------------
 
 PAST_RUNS_KEPT = 8
 

@@ -1,4 +1,7 @@
-"""What each message from a silo does, once it has passed the ingress. Runs inside the driver's lock and transaction."""
+"""What each message from a silo does, once it has passed the ingress. Runs inside the driver's lock and transaction.
+
+What the coordinator's core is put together from, and the few values its modules hand each other.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
 
@@ -16,17 +20,83 @@ from certs.identity import PeerIdentity
 from coordinator import outbox
 from coordinator import store as db
 from coordinator.aggregate import l2_norm
-from coordinator.blobs import AnyPayload
-from coordinator.ingress import Arrived
-from coordinator.members import check_hello, check_kept, facts_as_fields, hello_as_fields
-from coordinator.parts import CONTRIBUTIONS, MemberState, Parts, Taken, ack
+from coordinator.blobs import AnyPayload, Blobs
+from coordinator.ingress import Arrived, Ingress
+from coordinator.members import Agreed, check_hello, check_kept, facts_as_fields, hello_as_fields
+from coordinator.replies import Replies, Reply
 from coordinator.runs import ActiveRun
 from coordinator.witnessing import Relay
 from fedsilo.audit.checkpoint import Checkpoint
+from fedsilo.audit.log import AuditLog
 from fedsilo.protocol import rounds
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.errors import PeerError, WireCode
+from fedsilo.protocol.kinds import OUTBOUND_KINDS
 from fedsilo.protocol.method import SiloAbstained, SiloLeft
+
+CONTRIBUTIONS = frozenset(kind for kind in OUTBOUND_KINDS if not kind.startswith("control."))
+
+
+@dataclass
+class Parts:
+    """What a driver is put together from; `daemon.Coordinator` makes one from a configuration.
+
+    Attributes:
+        replies: makes what seals every reply.
+    """
+
+    federation: str
+    spiffe_id: str
+    signing_key: Ed25519PrivateKey
+    silos: tuple[str, ...]
+    agreed: Agreed
+    store: db.Store
+    blobs: Blobs
+    audit: AuditLog
+    ingress: Ingress
+    now: Callable[[], str]
+    monotonic: Callable[[], float]
+    publish: Callable[[str, dict[str, Any]], None]
+    finished: Callable[[Session, db.Run], None]
+    payload_digest: Callable[[str, AnyPayload], dict[str, Any]]
+    poll_wait_seconds_max: float = 30.0
+    replies: Callable[..., Replies] = Replies
+
+
+@dataclass
+class MemberState:
+    """What a silo was last seen doing; and how it stands since this coordinator started."""
+
+    last_seen: str = ""
+    heard_at: float = 0.0  # monotonic
+    refusal: dict[str, str] | None = None  # of its last hello: {code, field, expected, got}; None where that was taken
+    run: str = ""  # of its round and step
+    round: int = 0
+    step: int = 0
+    error: str = ""
+    certificate_until: str = ""  # UTC, of the certificate it last came with
+    greetings: int = 0  # hellos that were taken since the silo last said anything else
+
+
+@dataclass
+class Taken:
+    """What handling a message led to: the reply's kind and body, run and round it belongs to.
+
+    reply: the answer, where it was sealed in the transaction that handled the message.
+    """
+
+    kind: str
+    body: Any
+    payload: AnyPayload | None = None
+    run: str = ""
+    round: int = 0
+    step: int = 0
+    reply: Reply | None = None
+
+
+def ack() -> Taken:
+    return Taken("control.ack", pb.Ack())
+
 
 log = logging.getLogger("fedsilo.coordinator")
 

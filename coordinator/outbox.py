@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from sqlalchemy import Row, bindparam, case, delete, insert, or_, select, update
 from sqlalchemy.orm import Session
 
-from coordinator.tables import OutboxItem, its, table_of, where_its
+from coordinator.store import Known, OutboxItem, its, table_of, where_its
 
 LOST = -1  # as a delivered sequence: it was given, and no number that a silo acknowledges tells of it
 
@@ -45,29 +43,6 @@ _COUNT_AS_LOST = (
     )
     .values(delivered_sequence=LOST)
 )  # fmt: skip
-
-
-@dataclass
-class Known:
-    """What is known of the outboxes without asking the database, which nobody else changes.
-
-    Attributes:
-        queued: how often something was put into a silo's by this process, by silo.
-        empty: silos in whose outbox nothing was, with that number at the time.
-    """
-
-    queued: Counter[str] = field(default_factory=Counter)
-    empty: dict[str, int] = field(default_factory=dict)
-
-    def is_empty(self, silo: str) -> bool:
-        return self.empty.get(silo) == self.queued[silo]
-
-    def note_empty(self, silo: str) -> None:
-        self.empty[silo] = self.queued[silo]
-
-    def undone(self) -> None:
-        """A transaction failed: what it took out may be there."""
-        self.empty.clear()
 
 
 def _known(session: Session) -> Known:

@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from coordinator import agreement
+from coordinator import runs
 from coordinator import store as db
 from coordinator.aggregate import write_peft_folder
 from coordinator.blobs import Blobs
@@ -111,7 +111,7 @@ def _round_figures(session: Session, run: str, number: int) -> dict[str, Any]:
         "adapter_sha256": row.adapter_digest if row else "",
         "participants": json.loads(row.participants) if row else [],
         "public_steps": json.loads(row.public_steps) if row else {},
-        "transcript": agreement.figures(session, run, number),
+        "transcript": runs.figures(session, run, number),
         "uploads": [
             {"silo": upload.silo, "kind": upload.kind, "step": upload.step, "sha256": upload.digest,
              "bytes": upload.payload_bytes, "l2": upload.norm}

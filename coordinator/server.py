@@ -29,12 +29,11 @@ from typing import Any
 import grpc
 
 from certs.identity import Identity, KnownPeers, PeerIdentity
-from coordinator.blobs import AnyPayload, Blobs, BytesPayload, chunks, whole
+from coordinator.blobs import AnyPayload, Blobs, BytesPayload, LineClosed, Uploads, chunks, whole
 from coordinator.config import Limits
 from coordinator.driver import Driver
 from coordinator.native_log import address_of, host_of
 from coordinator.replies import Reply
-from coordinator.uploads import LineClosed, Uploads
 from fedsilo.control import places as control_places
 from fedsilo.control.desk import ControlDesk
 from fedsilo.files.json_log import about

@@ -1,11 +1,14 @@
 """What the coordinator must not forget: runs, rounds, members, sequences, uploads, outbox, figures, events.
 
-SQLAlchemy 2 with portable column types (`coordinator.tables`), so that PostgreSQL (`coordinator.postgres`) is another
-URL. SQLite runs in WAL mode with full synchronisation: a committed transaction is on the disk, and only then is a
-message acknowledged (design 5).
+SQLAlchemy 2 with portable column types, so that PostgreSQL (`coordinator.database`) is another URL. SQLite runs in WAL
+mode with full synchronisation: a committed transaction is on the disk, and only then is a message acknowledged (design
+5).
 
 Where a run and its method stand is not stored: `transitions` keeps what `protocol.rounds` accepted, in order, and
 folding it again gives the same life, the same state of the method and the same actions, for every method.
+
+The rows are one class for each table. Every database is given the same widths and kinds: SQLite takes any, PostgreSQL
+what a column says and no more. Text is sorted by its characters' numbers on both, never by a server's language.
 """
 
 from __future__ import annotations
@@ -13,51 +16,352 @@ from __future__ import annotations
 import json
 import sqlite3
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from sqlalchemy import bindparam, create_engine, event, insert, select, text, update
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    ColumnElement,
+    Float,
+    Index,
+    Integer,
+    LargeBinary,
+    String,
+    Table,
+    Text,
+    and_,
+    bindparam,
+    create_engine,
+    event,
+    insert,
+    select,
+    text,
+    update,
+)
 from sqlalchemy import func as sql
 from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
-from sqlalchemy.orm import Session, sessionmaker
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
+from sqlalchemy.types import TypeEngine
 
-from coordinator import postgres
-from coordinator.database_url import POSTGRESQL, database_url, shown_url
-from coordinator.outbox import Known
-from coordinator.tables import ISOLATION as ISOLATION
-from coordinator.tables import PLAN_DECLINED as PLAN_DECLINED
-from coordinator.tables import SILO_ERROR as SILO_ERROR
-from coordinator.tables import Base as Base
-from coordinator.tables import Book as Book
-from coordinator.tables import CarriedAnswer as CarriedAnswer
-from coordinator.tables import CarriedSilo as CarriedSilo
-from coordinator.tables import Countersigned as Countersigned
-from coordinator.tables import EndedRound as EndedRound
-from coordinator.tables import Event as Event
-from coordinator.tables import Figure as Figure
-from coordinator.tables import LogPlace as LogPlace
-from coordinator.tables import Member as Member
-from coordinator.tables import OutboxItem as OutboxItem
-from coordinator.tables import PendingRecord as PendingRecord
-from coordinator.tables import Round as Round
-from coordinator.tables import RoundSignature as RoundSignature
-from coordinator.tables import RoundTranscript as RoundTranscript
-from coordinator.tables import Run as Run
-from coordinator.tables import SequenceCounter as SequenceCounter
-from coordinator.tables import ShownCertificate as ShownCertificate
-from coordinator.tables import ShownCheckpoint as ShownCheckpoint
-from coordinator.tables import Traffic as Traffic
-from coordinator.tables import Transition as Transition
-from coordinator.tables import Upload as Upload
-from coordinator.tables import its as its
-from coordinator.tables import table_of as table_of
-from coordinator.tables import where_its as where_its
+from coordinator import database
+from coordinator.database import POSTGRESQL, database_url, shown_url
 from fedsilo.files.durable import DiskFullError
 from fedsilo.files.locked_file import TRY_SECONDS, LockedFile
 from fedsilo.protocol.errors import OperationError, UsageError, WireCode
+
+# ---- rows --------------------------------------------------------------------------------------------------------
+
+# SQLite numbers rows by itself only for a plain INTEGER key
+_RowId = BigInteger().with_variant(Integer, "sqlite")
+_Text = Text().with_variant(Text(collation="C"), "postgresql")
+
+
+def _characters(number: int) -> TypeEngine[str]:
+    """Text of at most so many characters."""
+    return String(number).with_variant(String(number, collation="C"), "postgresql")
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+# What each message asks is asked in statements that are made once, past the unit of work (a third of the time).
+
+
+def table_of(rows: type[Base]) -> Table:
+    return cast(Table, rows.__table__)
+
+
+def where_its(*columns: Any) -> ColumnElement[bool]:
+    """That each column has the value that `its` gives under the column's name."""
+    return and_(*(column == bindparam(f"its_{column.key}") for column in columns))
+
+
+def its(**values: Any) -> dict[str, Any]:
+    return {f"its_{name}": value for name, value in values.items()}
+
+
+class Run(Base):
+    """state: one of `fedsilo.protocol.round_tables.RUN`."""
+
+    __tablename__ = "runs"
+    name: Mapped[str] = mapped_column(_characters(64), primary_key=True)
+    ordinal: Mapped[int] = mapped_column(BigInteger)
+    state: Mapped[str] = mapped_column(_characters(16))
+    reason: Mapped[str] = mapped_column(_characters(64), default="")
+    request: Mapped[str] = mapped_column(_Text)  # the submitted fields as JSON
+    plan: Mapped[str] = mapped_column(_Text, default="")  # canonical JSON once the roster stands
+    submitted_by: Mapped[str] = mapped_column(_characters(255), default="")
+    submitted_at: Mapped[str] = mapped_column(_characters(32))
+    started_at: Mapped[str] = mapped_column(_characters(32), default="")
+    ended_at: Mapped[str] = mapped_column(_characters(32), default="")
+    base_digest: Mapped[str] = mapped_column(_characters(64), default="")  # initial adapter
+    adapter_digest: Mapped[str] = mapped_column(_characters(64), default="")  # newest committed one
+
+
+class Round(Base):
+    """state: one of `fedsilo.protocol.round_tables.ROUND`."""
+
+    __tablename__ = "rounds"
+    run: Mapped[str] = mapped_column(_characters(64), primary_key=True)
+    number: Mapped[int] = mapped_column(BigInteger, primary_key=True)
+    state: Mapped[str] = mapped_column(_characters(16))
+    base_digest: Mapped[str] = mapped_column(_characters(64))
+    adapter_digest: Mapped[str] = mapped_column(_characters(64), default="")
+    public_steps: Mapped[str] = mapped_column(_Text, default="{}")  # {step: [prompt index]}
+    participants: Mapped[str] = mapped_column(_Text, default="[]")
+    opened_at: Mapped[str] = mapped_column(_characters(32))
+    closed_at: Mapped[str] = mapped_column(_characters(32), default="")
+    seconds: Mapped[float] = mapped_column(Float, default=0.0)
+
+    def seconds_until(self, moment: str) -> float:
+        """Since it was opened, by the clocks of both moments (ISO 8601); 0 where the clock went back in between."""
+        return max(0.0, (datetime.fromisoformat(moment) - datetime.fromisoformat(self.opened_at)).total_seconds())
+
+
+class RoundTranscript(Base):
+    """state: signing | late (its time has passed) | agreed | over."""
+
+    __tablename__ = "round_transcripts"
+    run: Mapped[str] = mapped_column(_characters(64), primary_key=True)
+    round: Mapped[int] = mapped_column(BigInteger, primary_key=True)
+    digest: Mapped[str] = mapped_column(_characters(64))
+    canonical: Mapped[str] = mapped_column(_Text)
+    signature: Mapped[bytes] = mapped_column(LargeBinary)  # the coordinator's
+    state: Mapped[str] = mapped_column(_characters(16))
+
+
+class RoundSignature(Base):
+    """A silo's signature under a round's transcript; `delivered`: round.agreed is queued for it."""
+
+    __tablename__ = "round_signatures"
+    run: Mapped[str] = mapped_column(_characters(64), primary_key=True)
+    round: Mapped[int] = mapped_column(BigInteger, primary_key=True)
+    silo: Mapped[str] = mapped_column(_characters(64), primary_key=True)
+    signature: Mapped[bytes] = mapped_column(LargeBinary)
+    public_key: Mapped[bytes] = mapped_column(LargeBinary)
+    certificate: Mapped[str] = mapped_column(_Text)
+    delivered: Mapped[bool] = mapped_column(Boolean)
+
+
+class EndedRound(Base):
+    """What the coordinator signed of a round's end: once, so that it never signs another."""
+
+    __tablename__ = "ended_rounds"
+    run: Mapped[str] = mapped_column(_characters(64), primary_key=True)
+    round: Mapped[int] = mapped_column(BigInteger, primary_key=True)
+    fields: Mapped[str] = mapped_column(_Text)  # RoundEnd as JSON
+    signature: Mapped[bytes] = mapped_column(LargeBinary)
+
+
+class PendingRecord(Base):
+    """A record that belongs to the transaction it was stored with, until it is in the audit log."""
+
+    __tablename__ = "pending_records"
+    id: Mapped[int] = mapped_column(_RowId, primary_key=True, autoincrement=True)
+    event: Mapped[str] = mapped_column(_characters(64))
+    fields: Mapped[str] = mapped_column(_Text)
+
+
+class LogPlace(Base):
+    """How far the audit log had come: `size` with the newest message, `root` of its first `rooted` records."""
+
+    __tablename__ = "log_places"
+    origin: Mapped[str] = mapped_column(_characters(255), primary_key=True)
+    size: Mapped[int] = mapped_column(BigInteger)
+    rooted: Mapped[int] = mapped_column(BigInteger)
+    root: Mapped[str] = mapped_column(_characters(64))
+
+
+class Member(Base):
+    __tablename__ = "members"
+    silo: Mapped[str] = mapped_column(_characters(64), primary_key=True)
+    state: Mapped[str] = mapped_column(_characters(16))  # joined | refused
+    hello: Mapped[str] = mapped_column(_Text)  # what it said, as JSON
+    fingerprint: Mapped[str] = mapped_column(_characters(64))
+    refusal: Mapped[str] = mapped_column(_Text, default="")  # {code, field, expected, got} as JSON
+    since: Mapped[str] = mapped_column(_characters(32))
+
+
+class SequenceCounter(Base):
+    """Highest sequence taken from a silo in a run ("in"), or reserved for our replies to it ("out", run "")."""
+
+    __tablename__ = "sequences"
+    silo: Mapped[str] = mapped_column(_characters(255), primary_key=True)
+    run: Mapped[str] = mapped_column(_characters(64), primary_key=True)
+    direction: Mapped[str] = mapped_column(_characters(3), primary_key=True)
+    value: Mapped[int] = mapped_column(BigInteger)
+
+
+class Book(Base):
+    """What the rules count per silo (`policies.history.HistoryBook` as JSON); budgets survive a restart (T11)."""
+
+    __tablename__ = "books"
+    silo: Mapped[str] = mapped_column(_characters(64), primary_key=True)
+    counts: Mapped[str] = mapped_column(_Text)
+
+
+class Upload(Base):
+    """One accepted contribution; the key is what makes a retry recognisable (threat T29)."""
+
+    __tablename__ = "uploads"
+    run: Mapped[str] = mapped_column(_characters(64), primary_key=True)
+    round: Mapped[int] = mapped_column(BigInteger, primary_key=True)
+    step: Mapped[int] = mapped_column(BigInteger, primary_key=True)
+    kind: Mapped[str] = mapped_column(_characters(32), primary_key=True)
+    silo: Mapped[str] = mapped_column(_characters(64), primary_key=True)
+    digest: Mapped[str] = mapped_column(_characters(64), primary_key=True)
+    payload_bytes: Mapped[int] = mapped_column(BigInteger)
+    norm: Mapped[float] = mapped_column(Float, default=0.0)  # L2 of a delta; 0 for other kinds
+    received_at: Mapped[str] = mapped_column(_characters(32))
+    __table_args__ = (Index("uploads_of_silo", "silo", "digest"),)  # whether an upload was taken before
+
+
+class OutboxItem(Base):
+    """At least once: an item stays until a poll acknowledges a sequence under which it was delivered."""
+
+    __tablename__ = "outbox"
+    id: Mapped[int] = mapped_column(_RowId, primary_key=True, autoincrement=True)
+    silo: Mapped[str] = mapped_column(_characters(64), index=True)
+    run: Mapped[str] = mapped_column(_characters(64))
+    round: Mapped[int] = mapped_column(BigInteger)
+    step: Mapped[int] = mapped_column(BigInteger)
+    kind: Mapped[str] = mapped_column(_characters(32))
+    payload: Mapped[bytes] = mapped_column(LargeBinary)
+    delivered_sequence: Mapped[int] = mapped_column(BigInteger, default=0)  # 0: never given; below: `outbox.LOST`
+
+
+class CarriedSilo(Base):
+    """A silo without a line: its messages come in files that people carry."""
+
+    __tablename__ = "carried_silos"
+    silo: Mapped[str] = mapped_column(_characters(64), primary_key=True)
+    since: Mapped[str] = mapped_column(_characters(32))
+
+
+class CarriedAnswer(Base):
+    """What was answered to a message out of a file, as signed; it stays until the silo says that it took it in."""
+
+    __tablename__ = "carried_answers"
+    silo: Mapped[str] = mapped_column(_characters(64), primary_key=True)
+    sequence: Mapped[int] = mapped_column(BigInteger, primary_key=True)
+    asked_run: Mapped[str] = mapped_column(_characters(64))
+    asked_sequence: Mapped[int] = mapped_column(BigInteger)
+    envelope: Mapped[bytes] = mapped_column(LargeBinary)
+    payload: Mapped[bytes] = mapped_column(LargeBinary)
+
+
+class Traffic(Base):
+    """Complete messages per silo and kind; direction as the coordinator sees it: in | out."""
+
+    __tablename__ = "traffic"
+    silo: Mapped[str] = mapped_column(_characters(255), primary_key=True)
+    run: Mapped[str] = mapped_column(_characters(64), primary_key=True)
+    round: Mapped[int] = mapped_column(BigInteger, primary_key=True)
+    kind: Mapped[str] = mapped_column(_characters(32), primary_key=True)
+    direction: Mapped[str] = mapped_column(_characters(3), primary_key=True)
+    messages: Mapped[int] = mapped_column(BigInteger)
+    payload_bytes: Mapped[int] = mapped_column(BigInteger)
+
+
+class ShownCheckpoint(Base):
+    """A checkpoint that a silo showed, with the proof from the one before: the chain that other silos follow (T38)."""
+
+    __tablename__ = "shown_checkpoints"
+    silo: Mapped[str] = mapped_column(_characters(64), primary_key=True)
+    size: Mapped[int] = mapped_column(BigInteger, primary_key=True)
+    previous_size: Mapped[int] = mapped_column(BigInteger)
+    note: Mapped[str] = mapped_column(_Text)
+    consistency: Mapped[bytes] = mapped_column(LargeBinary)  # 32 bytes for each hash
+
+
+class Countersigned(Base):
+    """The newest checkpoint of a silo that another silo countersigned, with that cosignature."""
+
+    __tablename__ = "countersigned"
+    silo: Mapped[str] = mapped_column(_characters(64), primary_key=True)  # whose log
+    witness: Mapped[str] = mapped_column(_characters(64), primary_key=True)
+    size: Mapped[int] = mapped_column(BigInteger)
+    note: Mapped[str] = mapped_column(_Text)
+
+
+class ShownCertificate(Base):
+    """The newest certificate of each silo, for silos that have not seen its key."""
+
+    __tablename__ = "shown_certificates"
+    silo: Mapped[str] = mapped_column(_characters(64), primary_key=True)
+    pem: Mapped[str] = mapped_column(_Text)
+
+
+# Names of figures.
+ISOLATION = "isolation"  # behind which walls a silo's trainer is
+SILO_ERROR = "silo_error"  # the code of a control.error about a run, from the closed list of what may cross
+PLAN_DECLINED = "plan_declined"  # a site said no to the plan; it need not say why
+
+
+class Figure(Base):
+    """One line of the run record: what a silo measured, or what the method noted."""
+
+    __tablename__ = "figures"
+    id: Mapped[int] = mapped_column(_RowId, primary_key=True, autoincrement=True)
+    run: Mapped[str] = mapped_column(_characters(64), index=True)
+    round: Mapped[int] = mapped_column(BigInteger)
+    step: Mapped[int] = mapped_column(BigInteger)
+    silo: Mapped[str] = mapped_column(_characters(64))
+    name: Mapped[str] = mapped_column(_characters(64))
+    fields: Mapped[str] = mapped_column(_Text)
+
+
+class Transition(Base):
+    """An event of `fedsilo.protocol.rounds` that was accepted, as JSON."""
+
+    __tablename__ = "transitions"
+    run: Mapped[str] = mapped_column(_characters(64), primary_key=True)
+    ordinal: Mapped[int] = mapped_column(BigInteger, primary_key=True)
+    event: Mapped[str] = mapped_column(_Text)
+
+
+class Event(Base):
+    """What happened, for people: the console's event list."""
+
+    __tablename__ = "events"
+    id: Mapped[int] = mapped_column(_RowId, primary_key=True, autoincrement=True)
+    time: Mapped[str] = mapped_column(_characters(32))
+    name: Mapped[str] = mapped_column(_characters(64))
+    fields: Mapped[str] = mapped_column(_Text)
+
+
+# ---- the store ---------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Known:
+    """What is known of the outboxes without asking the database, which nobody else changes.
+
+    Attributes:
+        queued: how often something was put into a silo's by this process, by silo.
+        empty: silos in whose outbox nothing was, with that number at the time.
+    """
+
+    queued: Counter[str] = field(default_factory=Counter)
+    empty: dict[str, int] = field(default_factory=dict)
+
+    def is_empty(self, silo: str) -> bool:
+        return self.empty.get(silo) == self.queued[silo]
+
+    def note_empty(self, silo: str) -> None:
+        self.empty[silo] = self.queued[silo]
+
+    def undone(self) -> None:
+        """A transaction failed: what it took out may be there."""
+        self.empty.clear()
 
 
 class Store:
@@ -79,7 +383,7 @@ class Store:
         address = database_url(url)
         self.locked: LockedFile | None = None
         if address.drivername == POSTGRESQL:
-            self._engine = postgres.open_engine(address, shown_url(url))
+            self._engine = database.open_engine(address, shown_url(url))
         else:
             self._engine = create_engine(address, hide_parameters=True)
             event.listen(self._engine, "connect", _use_wal)
@@ -194,7 +498,7 @@ def named_errors() -> Iterator[None]:
         yield
     except DBAPIError as error:
         if not isinstance(error.orig, sqlite3.Error):
-            found = postgres.named(error)
+            found = database.named(error)
             if found is None:
                 raise
             raise found from error

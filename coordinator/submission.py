@@ -16,9 +16,8 @@ from sqlalchemy.orm import Session
 
 from coordinator import store as db
 from coordinator.aggregate import initial_pieces
-from coordinator.agreement import min_updates_of
 from coordinator.driver import Driver
-from coordinator.runs import ActiveRun
+from coordinator.runs import ActiveRun, min_updates_of
 from fedsilo.files.run_request import Fixed, check_request, plan_from_request, read_request, silos_of
 from fedsilo.protocol import strict_yaml
 from fedsilo.protocol.errors import ConflictError, NotFoundError

@@ -5,7 +5,7 @@ federation, its sequence, its digest and the charter. What is answered to it is 
 it has taken it in. What waits in the silo's outbox is written into every file until then.
 
 Such a silo cannot sign a transcript before it has carried it home, so the others do not wait for its signature once
-enough are there (`coordinator.agreement`); it checks theirs, and its own comes with its update.
+enough are there (`coordinator.runs`); it checks theirs, and its own comes with its update.
 Does not stop: whoever carries the files from reading them, delaying them or bringing an older one: it is refused or
 passed over. A silo whose file comes after the round's deadline is late, as over a line.
 """

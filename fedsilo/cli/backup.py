@@ -37,8 +37,7 @@ def backup(
     from datetime import UTC, datetime
 
     from certs.encoding import load_signing_key
-    from coordinator.backup import make_backup
-    from coordinator.backup_files import put_into
+    from coordinator.backup import make_backup, put_into
     from coordinator.config import load_config
     from fedsilo.files.durable import read_private
 
@@ -89,8 +88,7 @@ def restore(
 
     Be sure that the first coordinator has ended: two of them would sign two histories, and silos stop at that.
     """
-    from coordinator.backup import restore_backup, verified_backup
-    from coordinator.backup_files import private_files, take_back, take_out
+    from coordinator.backup import private_files, restore_backup, take_back, take_out, verified_backup
     from coordinator.config import load_config
     from fedsilo.files.identity_files import load_coordinator_key
 

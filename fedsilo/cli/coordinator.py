@@ -43,7 +43,7 @@ from fedsilo.protocol.errors import NotFoundError
 
 if TYPE_CHECKING:
     from coordinator.config import CoordinatorConfig
-    from coordinator.daemon import Ready
+    from coordinator.main import Ready
     from fedsilo.control.client import ControlClient
 
 app = typer.Typer(no_args_is_help=True, help="Set up, start and look at the coordinator of a federation.")
@@ -181,7 +181,7 @@ def _require_context(run: Path, asked_tokens: int, model: Path) -> None:
 def check(config: ConfigOption = CONFIG_DEFAULT, json_output: JsonOption = False) -> None:
     """Read everything a start needs and compare it; changes nothing."""
     from coordinator.config import load_config
-    from coordinator.daemon import check as check_files
+    from coordinator.main import check as check_files
     from fedsilo.files.disk_space import free_bytes
 
     checked = check_files(load_config(config))
@@ -220,7 +220,7 @@ def start(config: ConfigOption = CONFIG_DEFAULT, json_output: JsonOption = False
 
     one_thread_for_sums(os.environ)
     refuse_foreign_names()
-    from coordinator.daemon import run_coordinator
+    from coordinator.main import run_coordinator
 
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s")
 

@@ -98,7 +98,7 @@ def _check_request(text: str, source: str, config: Path) -> None:
         check_form(document)
         return
     from coordinator.config import load_config
-    from coordinator.daemon import check_shared
+    from coordinator.main import check_shared
 
     check_request(document, check_shared(load_config(config)).fixed)
 

@@ -30,7 +30,7 @@ SILOS = ("hospital_a", "hospital_b", "uni_c")
 
 
 def row(number: int, kind: str, name: str, **changes: Any) -> dict[str, Any]:
-    """As `coordinator.sent_view` makes it."""
+    """As `coordinator.answers.queries` makes it."""
     run = "" if kind.startswith("control.") else "run-1"
     return {
         "seq": f"{run}/{number}/{kind}/{name}", "run": run, "round": number, "kind": kind, "peer": name,

@@ -147,7 +147,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from coordinator.native_log import ENVIRONMENT
 
     os.environ.update(ENVIRONMENT)
-    from coordinator.daemon import Ready, run_coordinator
+    from coordinator.main import Ready, run_coordinator
     from fedsilo.cli.output import emit, guarded
 
     parser = argparse.ArgumentParser(prog="python -m tests.hostile.coordinator", description=__doc__)

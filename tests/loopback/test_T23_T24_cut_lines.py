@@ -22,9 +22,9 @@ from certs.encoding import private_key_pem
 from certs.enrolment import EnrolmentKeys
 from certs.identity import Identity, peer_identity
 from coordinator import store as db
+from coordinator.blobs import PLACES
 from coordinator.config import Limits
 from coordinator.server import FederationService, federation_server
-from coordinator.uploads import PLACES
 from fedsilo.audit.reader import read_lines
 from fedsilo.files.partial_file import PartialFile
 from fedsilo.protocol import codec

@@ -18,7 +18,7 @@ import grpc
 import pytest
 
 from coordinator.config import load_config
-from coordinator.daemon import Coordinator, Ready, check
+from coordinator.main import Coordinator, Ready, check
 from coordinator.server import FederationService
 from fedsilo.control.client import ControlClient, Operator, sign_as
 from fedsilo.demo.provision import init_ca, provision_site

@@ -16,7 +16,7 @@ import pytest
 from cryptography import x509
 
 from coordinator import server
-from coordinator.uploads import PLACES
+from coordinator.blobs import PLACES
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.errors import NotAllowedError, NotFoundError, UnreachableError, UsageError
 from silo.config import CoordinatorPlace

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.daemon import Ready
+from coordinator.main import Ready
 from fedsilo.control.client import ControlClient
 from fedsilo.demo.provision import init_ca, provision_site
 from fedsilo.protocol import codec

@@ -28,7 +28,7 @@ os.environ.update(ENVIRONMENT)  # gRPC reads it when it loads
 from certs.describe import in_words
 from certs.identity import Identity
 from coordinator.config import Limits, load_config
-from coordinator.daemon import Coordinator, check
+from coordinator.main import Coordinator, check
 from coordinator.native_log import NativeLog
 from coordinator.server import FederationService, federation_server
 

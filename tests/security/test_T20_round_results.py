@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from coordinator import outbox
 from coordinator import store as db
-from coordinator.agreement import Agreements
+from coordinator.runs import Agreements
 from fedsilo.audit.log import AuditLog
 from fedsilo.protocol import codec
 from fedsilo.protocol._generated import federation_pb2 as pb

@@ -11,10 +11,10 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sqlalchemy import func, select
 
-from coordinator import journal, shown_steps, witnessing
+from coordinator import driver, witnessing
 from coordinator import store as db
-from coordinator.parts import CONTRIBUTIONS
-from coordinator.shown_steps import FOLDER, ShownSteps
+from coordinator.effects import CONTRIBUTIONS
+from coordinator.witnessing import FOLDER, ShownSteps
 from fedsilo.audit import witness as audit_witness
 from fedsilo.audit.audit_verify import verify_logs
 from fedsilo.audit.checkpoint import Checkpoint, LogStep, Offer, sign_checkpoint
@@ -27,7 +27,7 @@ from tests.simulated.coordinator_parts import House, SimulatedSilo, federation
 from tests.simulated.test_coordinator_ingress import in_open_round
 
 MANY = 400
-FULL_SECONDS = journal.REFUSALS_MAX * journal.REFILL_SECONDS
+FULL_SECONDS = driver.REFUSALS_MAX * driver.REFILL_SECONDS
 
 
 @pytest.fixture(autouse=True)
@@ -47,8 +47,8 @@ def refusals(house: House, silo: SimulatedSilo) -> tuple[list[str], list[dict[st
     rows = [row for row in house.audit.records() if row["event"] == "ingress.decision"]
     refused = [row for row in rows if row["decision"] == "deny"]
     ours = [row for row in refused if row["peer"] == silo.peer.spiffe_id]
-    single = [(row["reasons"] or [""])[0] for row in ours if row["reasons"] != [journal.MORE_REFUSALS]]
-    return single, [row["detail"] for row in ours if row["reasons"] == [journal.MORE_REFUSALS]]
+    single = [(row["reasons"] or [""])[0] for row in ours if row["reasons"] != [driver.MORE_REFUSALS]]
+    return single, [row["detail"] for row in ours if row["reasons"] == [driver.MORE_REFUSALS]]
 
 
 # ---- refusals --------------------------------------------------------------------------------------------
@@ -86,7 +86,7 @@ def test_T24_refusals_of_one_peer_are_counted_beyond_a_number(
     size = house.audit.size
     codes = {send(silo, number) for number in range(MANY)}
     assert codes & {"SIGNATURE_INVALID", "INGRESS_DENIED", "ROUND_CLOSED", "NO_SUCH_RUN", "NOT_A_MEMBER"}
-    assert house.audit.size - size <= journal.REFUSALS_MAX + 2  # and a hello, and a checkpoint's close
+    assert house.audit.size - size <= driver.REFUSALS_MAX + 2  # and a hello, and a checkpoint's close
     # another peer's refusals are recorded meanwhile: nobody spends the records of others
     assert unsigned(other, 0) == "SIGNATURE_INVALID" and refusals(house, other) == (["SIGNATURE_INVALID"], [])
     house.advance(FULL_SECONDS - 1)
@@ -109,11 +109,11 @@ def test_T24_a_stranger_with_a_certificate_of_the_federation_is_counted_as_well(
     for stranger in strangers:
         for _ in range(MANY):
             stranger.say("control.poll", pb.Poll())
-        assert len(refusals(house, stranger)[0]) == journal.REFUSALS_MAX
-    assert sum(name == "refused" for name, _ in house.published) == 2 * journal.REFUSALS_MAX
+        assert len(refusals(house, stranger)[0]) == driver.REFUSALS_MAX
+    assert sum(name == "refused" for name, _ in house.published) == 2 * driver.REFUSALS_MAX
     house.driver.stop()  # what was counted is not lost
     for stranger in strangers:
-        assert [each["messages"] for each in refusals(house, stranger)[1]] == [MANY - journal.REFUSALS_MAX]
+        assert [each["messages"] for each in refusals(house, stranger)[1]] == [MANY - driver.REFUSALS_MAX]
     house.close()
 
 
@@ -121,14 +121,14 @@ def test_T24_refusals_now_and_then_are_all_recorded() -> None:
     """By hand: one each `REFILL_SECONDS` is never held; one more often is, in the end, and is told of as a number."""
     said: list[dict[str, Any]] = []
     clock = [0.0]
-    bound = journal.Refusals(lambda event, **fields: said.append(fields), lambda: clock[0])
-    for _ in range(3 * journal.REFUSALS_MAX):
+    bound = driver.Refusals(lambda event, **fields: said.append(fields), lambda: clock[0])
+    for _ in range(3 * driver.REFUSALS_MAX):
         assert bound.may_record("one", ["A"])
-        clock[0] += journal.REFILL_SECONDS
+        clock[0] += driver.REFILL_SECONDS
     allowed = 0
     while bound.may_record("one", ["A"]):
         allowed += 1
-    assert allowed == journal.REFUSALS_MAX and not bound.may_record("one", ["B"])
+    assert allowed == driver.REFUSALS_MAX and not bound.may_record("one", ["B"])
     clock[0] += FULL_SECONDS
     bound.tell()
     bound.tell()
@@ -137,10 +137,10 @@ def test_T24_refusals_now_and_then_are_all_recorded() -> None:
 
 
 def test_T24_identities_beyond_a_number_share_a_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(journal, "IDENTITIES_MAX", 3)
-    bound = journal.Refusals(lambda event, **fields: None, lambda: 0.0)
+    monkeypatch.setattr(driver, "IDENTITIES_MAX", 3)
+    bound = driver.Refusals(lambda event, **fields: None, lambda: 0.0)
     allowed = sum(bound.may_record(f"peer {number}", ["A"]) for number in range(MANY))
-    assert allowed == 3 + journal.REFUSALS_MAX
+    assert allowed == 3 + driver.REFUSALS_MAX
 
 
 def test_T24_made_up_runs_and_rounds_leave_no_rows(opened: tuple[House, list[SimulatedSilo]]) -> None:
@@ -255,7 +255,7 @@ def test_T11_what_one_silo_may_keep_back_of_a_round_is_bounded(opened: tuple[Hou
 
 def test_T38_a_chain_that_nobody_countersigns_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(witnessing, "CHAIN_MAX", 5)
-    monkeypatch.setattr(shown_steps, "KEPT_MIN", 7)
+    monkeypatch.setattr(witnessing, "KEPT_MIN", 7)
     house, (silo, other, *_) = federation(tmp_path)
     steps = ShownSteps(house.audit.directory)
     for size in range(1, 40):

@@ -27,7 +27,7 @@ from certs.encoding import private_key_pem
 from certs.enrolment import EnrolmentKeys
 from certs.identity import Identity, peer_identity
 from coordinator.config import Limits, load_config
-from coordinator.daemon import Coordinator, check
+from coordinator.main import Coordinator, check
 from coordinator.server import FILES_OF_OUR_OWN, FederationService, connections_max, federation_server
 from fedsilo.demo.provision import init_ca, provision_site
 from fedsilo.files import long_lived

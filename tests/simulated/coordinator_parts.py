@@ -22,9 +22,9 @@ from certs.identity import PeerIdentity
 from coordinator import store as db
 from coordinator.blobs import AnyPayload, Blobs
 from coordinator.driver import Driver
+from coordinator.effects import Parts
 from coordinator.ingress import Ingress
 from coordinator.members import Agreed
-from coordinator.parts import Parts
 from coordinator.record import Outcome
 from coordinator.replies import Replies, Reply
 from coordinator.store import Store

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.round_view import RoundView
+from coordinator.answers.rounds import RoundView
 from fedsilo.audit.round_marks import Mark
 from fedsilo.protocol import codec
 from fedsilo.protocol._generated import federation_pb2 as pb

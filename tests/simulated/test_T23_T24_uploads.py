@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from sqlalchemy import select
 
+from coordinator import blobs
 from coordinator import store as db
-from coordinator import uploads
-from coordinator.uploads import PARTIAL_SECONDS_MAX, PARTIALS_PER_SILO_MAX, PLACES, LineClosed, Uploads
+from coordinator.blobs import PARTIAL_SECONDS_MAX, PARTIALS_PER_SILO_MAX, PLACES, LineClosed, Uploads
 from fedsilo.audit.reader import read_lines
 from fedsilo.protocol import codec
 from fedsilo.protocol._generated import federation_pb2 as pb
@@ -322,7 +322,7 @@ def test_T24_two_calls_of_one_silo_keep_another_from_no_place(tmp_path: Path) ->
 
 
 def test_T24_the_first_to_come_is_the_first_to_send(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(uploads, "PLACES", 1)
+    monkeypatch.setattr(blobs, "PLACES", 1)
     house, _ = line_federation(tmp_path, silos=())
     line, order, threads = Uploads(house.blobs), list[int](), []
 
@@ -345,7 +345,7 @@ def test_T24_a_silo_that_waits_has_sent_its_opening_alone(
     cut_once: tuple[House, LineSilo, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     house, silo, payload = cut_once
-    monkeypatch.setattr(uploads, "PLACES", 1)
+    monkeypatch.setattr(blobs, "PLACES", 1)
     line, answers = silo.service.uploads, list[object]()
     with line.turn("hospital_b", is_active=lambda: True, cut=lambda: None):
         sending = threading.Thread(target=lambda: answers.append(silo.again()))
@@ -364,7 +364,7 @@ def test_T24_a_silo_that_goes_away_while_it_waits_ends_its_call_without_a_word(
 ) -> None:
     """What leaves the handler as an error gRPC writes into the log with a traceback, one for each call."""
     _, silo, payload = cut_once
-    monkeypatch.setattr(uploads, "PLACES", 1)
+    monkeypatch.setattr(blobs, "PLACES", 1)
     line, call, left = silo.service.uploads, Call(silo.peer), list[object]()
     envelope = silo.envelope("lora.factors", payload, run="run-1", number=1)
     opening = pb.Frame(opening=pb.Opening(envelope=envelope, payload_bytes=len(payload)))

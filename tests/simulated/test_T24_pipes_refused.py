@@ -14,7 +14,7 @@ import pytest
 from pydantic import BaseModel
 
 from certs.authority import create_ca
-from coordinator import daemon
+from coordinator import main
 from coordinator.config import load_config as load_coordinator
 from fedsilo.audit import proofs as audit_proofs
 from fedsilo.cli.public_lint import lint
@@ -47,7 +47,7 @@ READERS: dict[str, Reader] = {
     "place of a key": ("silo.yaml", b"silo: a\n", "silo.yaml:1", lambda path: place_of(_of(path), "silo")),
     "settings": ("silo.yaml", b"silo: a\n", "silo.yaml:1", lambda path: settings_of(Keys(), path)),
     "coordinator.yaml": ("coordinator.yaml", UNKNOWN_KEY, "no_such_key", load_coordinator),
-    "charter": ("charter.yaml", b"as it stands", "as it stands", lambda path: daemon._read(path, "coordinator init")),
+    "charter": ("charter.yaml", b"as it stands", "as it stands", lambda path: main._read(path, "coordinator init")),
     "tasks": ("tasks.jsonl", TASK, "how many?", read_tasks),
     "public set": ("public.jsonl", b"no task\n", "Finding(", lambda path: lint(path, private=(), canaries=(), n=8)),
     "data folder": (DESCRIPTION, UNKNOWN_KEY, "no_such_key", lambda path: read_data_folder(path.parent)),

@@ -14,7 +14,7 @@ from sqlalchemy import select
 
 from coordinator import store as db
 from coordinator.config import load_config
-from coordinator.daemon import Coordinator, check
+from coordinator.main import Coordinator, check
 from fedsilo.demo.provision import init_ca, provision_site
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.errors import OperationError

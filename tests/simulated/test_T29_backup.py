@@ -12,12 +12,10 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from sqlalchemy import String, select
 
-from coordinator import backup, database_dump, shown_steps
+from coordinator import backup, witnessing
 from coordinator import store as db
-from coordinator.backup import DATABASE, MANIFEST, Kept, make_backup, restore_backup, verified_backup
-from coordinator.backup_files import take_out
-from coordinator.database_dump import DUMP
-from coordinator.database_url import database_url
+from coordinator.backup import DATABASE, DUMP, MANIFEST, Kept, make_backup, restore_backup, take_out, verified_backup
+from coordinator.database import database_url
 from fedsilo.audit.audit_verify import verify_logs
 from fedsilo.audit.checkpoint import Offer
 from fedsilo.audit.log import AuditLog
@@ -176,13 +174,13 @@ def test_T42_a_password_is_on_no_command_line(tmp_path: Path, monkeypatch: pytes
     (tmp_path / "pg_restore").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     url = "postgresql://fedsilo:s%40cret@/fedsilo?host=/run/x&options=-ca&options=-cb"
-    database_dump.restore(database_url(url), Path("a.pgdump"))
+    backup.restore(database_url(url), Path("a.pgdump"))
     *words, password = (tmp_path / "pg_restore.told").read_text().split()
     assert password == "s@cret" and "cret" not in " ".join(words) and "host=/run/x" in words
     assert "options='-ca -cb'" in " ".join(words)
     for wrong in ("sslpassword", "scram_client_key", "oauth_client_secret", "pool_size"):
         with pytest.raises(UsageError, match=wrong) as refused:
-            database_dump.restore(database_url(f"{url}&{wrong}=x"), Path("a.pgdump"))
+            backup.restore(database_url(f"{url}&{wrong}=x"), Path("a.pgdump"))
         assert ("without a passphrase" in refused.value.hint) == (wrong != "pool_size")
 
 
@@ -249,7 +247,7 @@ def test_T38_a_backup_has_the_steps_that_came_after_its_copy_of_the_database(
             sizes.append(grow())
             _copy(source, target)
             if not with_steps:
-                shutil.rmtree(target / shown_steps.FOLDER)
+                shutil.rmtree(target / witnessing.FOLDER)
 
         def chain(of: House) -> list[int]:
             return of.rows(lambda session: list(session.scalars(select(db.ShownCheckpoint.size)).all()))

@@ -14,7 +14,7 @@ import pytest
 
 from certs.commands import sign_command
 from coordinator.config import load_config
-from coordinator.daemon import Coordinator, check
+from coordinator.main import Coordinator, check
 from fedsilo.audit.audit_verify import verify_logs
 from fedsilo.audit.polls import POLLS_MAX, WINDOW_SECONDS
 from fedsilo.audit.reader import read_records

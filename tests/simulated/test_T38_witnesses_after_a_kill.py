@@ -13,9 +13,8 @@ from sqlalchemy import select
 
 from coordinator import store as db
 from coordinator import witnessing
-from coordinator.shown_steps import FOLDER
 from coordinator.store import Store
-from coordinator.witnessing import STEPS_MAX, Relay
+from coordinator.witnessing import FOLDER, STEPS_MAX, Relay
 from fedsilo.audit.audit_verify import verify_logs
 from fedsilo.audit.checkpoint import parse_checkpoint, parse_note
 from fedsilo.audit.witness import OWN_HISTORY_LOST

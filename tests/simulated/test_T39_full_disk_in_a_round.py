@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from coordinator.config import load_config as load_coordinator_config
-from coordinator.daemon import check as check_coordinator
+from coordinator.main import check as check_coordinator
 from fedsilo.demo.provision import init_ca, provision_site
 from fedsilo.files import disk_space
 from fedsilo.files.disk_space import DISK_BYTES_MIN, free_bytes

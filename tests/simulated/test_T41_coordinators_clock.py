@@ -13,7 +13,7 @@ import pytest
 
 from certs.commands import sign_command
 from coordinator.config import load_config
-from coordinator.daemon import Coordinator, check
+from coordinator.main import Coordinator, check
 from fedsilo.control.desk import raise_for_reply
 from fedsilo.demo.provision import init_ca, provision_site
 from fedsilo.files.identity_files import load_operator

@@ -20,7 +20,7 @@ import pytest
 from sqlalchemy import select
 
 from coordinator import store as db
-from coordinator.round_view import RoundView
+from coordinator.answers.rounds import RoundView
 from fedsilo.control.desk import ControlDesk
 from fedsilo.files.task_files import read_tasks
 from fedsilo.protocol import codec

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from coordinator import runs
-from coordinator.agreement import Agreements
+from coordinator.runs import Agreements
 from fedsilo.protocol import codec
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.errors import ConflictError

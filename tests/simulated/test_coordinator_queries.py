@@ -15,10 +15,9 @@ from sqlalchemy import select
 
 from certs.roles import Roles
 from coordinator import store as db
+from coordinator.answers.queries import Panel, SentView
 from coordinator.config import load_config
-from coordinator.daemon import Coordinator, check
-from coordinator.panel import Panel
-from coordinator.sent_view import SentView
+from coordinator.main import Coordinator, check
 from fedsilo.audit.checkpoint import Checkpoint, cosign, sign_checkpoint
 from fedsilo.audit.merkle import leaf_hash
 from fedsilo.audit.segments import segments

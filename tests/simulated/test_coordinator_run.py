@@ -13,7 +13,7 @@ from safetensors.numpy import load_file
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from coordinator import outbox, places
+from coordinator import driver, outbox
 from coordinator import store as db
 from coordinator.aggregate import AggregateRefusedError
 from coordinator.outbox import queue
@@ -187,8 +187,8 @@ def test_the_norm_of_a_round_s_adapter_is_known_and_not_read_again(
     house.submit()
     for silo in silos:
         silo.join()
-    real, read = places.l2_norm, list[str]()
-    monkeypatch.setattr(places, "l2_norm", lambda payload: read.append(payload.digest) or real(payload))
+    real, read = driver.l2_norm, list[str]()
+    monkeypatch.setattr(driver, "l2_norm", lambda payload: read.append(payload.digest) or real(payload))
     until_quiet(silos)
     run = house.run()
     assert run.state == "finished" and run.adapter_digest != run.base_digest
@@ -196,11 +196,11 @@ def test_the_norm_of_a_round_s_adapter_is_known_and_not_read_again(
 
 
 def test_of_many_adapters_the_norms_noted_last_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    known = places.Places(None, {})  # type: ignore[arg-type]  # nothing is read
-    for number in range(places.NORMS_KEPT + 1):
+    known = driver.Places(None, {})  # type: ignore[arg-type]  # nothing is read
+    for number in range(driver.NORMS_KEPT + 1):
         known.note_norm(str(number), float(number))
-    assert [known._norm(str(number)) for number in range(1, places.NORMS_KEPT + 1)] == list(
-        range(1, places.NORMS_KEPT + 1)
+    assert [known._norm(str(number)) for number in range(1, driver.NORMS_KEPT + 1)] == list(
+        range(1, driver.NORMS_KEPT + 1)
     )
     with pytest.raises(AttributeError):  # the oldest would be read
         known._norm("0")

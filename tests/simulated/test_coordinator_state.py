@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from coordinator import control
+from coordinator.answers.rounds import RoundView
 from coordinator.config import load_config
 from coordinator.control import REFRESH_SECONDS, Control
-from coordinator.daemon import Coordinator, check
-from coordinator.round_view import RoundView
+from coordinator.main import Coordinator, check
 from fedsilo.audit.segments import segments
 from fedsilo.cli import run as cli_run
 from fedsilo.control.desk import ControlDesk

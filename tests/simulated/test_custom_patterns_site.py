@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from coordinator import daemon
+from coordinator import main
 from fedsilo.cli import audit as cli_audit
 from fedsilo.cli import silo_control
 from fedsilo.cli.policy import app
@@ -261,9 +261,9 @@ def rescreened(bench: Bench, arguments: dict[str, Any]) -> dict[str, Any]:
 
 def test_T34_a_coordinator_takes_no_charter_with_own_patterns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sites have its text alone: with a file beside its copy, it would judge by what no site saw."""
-    monkeypatch.setattr(daemon, "load_identity", lambda *_, **__: SimpleNamespace(spiffe_id="it"))
-    monkeypatch.setattr(daemon, "load_site", lambda *_, **__: None)
-    monkeypatch.setattr(daemon, "require_authority", lambda *_, **__: None)
+    monkeypatch.setattr(main, "load_identity", lambda *_, **__: SimpleNamespace(spiffe_id="it"))
+    monkeypatch.setattr(main, "load_site", lambda *_, **__: None)
+    monkeypatch.setattr(main, "require_authority", lambda *_, **__: None)
     (tmp_path / "charter.yaml").write_text(own.policy_text())
     (tmp_path / own.NAME).write_text(own.PATTERNS)
     files = SimpleNamespace(
@@ -274,7 +274,7 @@ def test_T34_a_coordinator_takes_no_charter_with_own_patterns(tmp_path: Path, mo
         charter=tmp_path / "charter.yaml", expected=SimpleNamespace(lora_schema=tmp_path / "no_schema.json"),
     )  # fmt: skip
     with pytest.raises(UsageError, match=rf"charter\.yaml:[0-9]+: {KEY}: .* as a charter is"):
-        daemon.check(config)
+        main.check(config)
     (tmp_path / "charter.yaml").write_text(own.policy_text().replace(own.NAME, "null"))
     with pytest.raises(Exception, match="no_schema"):  # the next thing that a start reads
-        daemon.check(config)
+        main.check(config)

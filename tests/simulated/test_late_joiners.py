@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from coordinator import store as db
-from coordinator.round_view import RoundView
+from coordinator.answers.rounds import RoundView
 from fedsilo.protocol import codec
 from fedsilo.protocol._generated import federation_pb2 as pb
 from tests.simulated.coordinator_parts import RUN_YAML, SILOS, House, SimulatedSilo, federation, until_quiet

@@ -14,9 +14,8 @@ import pytest
 from sqlalchemy import select
 
 from coordinator import store as db
-from coordinator.aggregate import LazyTensors
+from coordinator.aggregate import NAME, LazyTensors, drift_note
 from coordinator.blobs import FilePayload
-from coordinator.round_drift import NAME, drift_note
 from fedsilo.protocol.codec import FactorsReader
 from tests.policies.setting import SCHEMA
 from tests.simulated.coordinator_parts import SILOS, House, SimulatedSilo, federation, until_quiet
@@ -70,7 +69,7 @@ def test_of_many_modules_a_fixed_choice_is_read_and_scaled_to_all(monkeypatch: p
     base = factors(master, "")
     uploads = [factors(delta, base.digest) for delta in deltas]
     whole = drift_note(("a", "b"), base, uploads)
-    monkeypatch.setattr("coordinator.round_drift.MODULES_MAX", 2)
+    monkeypatch.setattr("coordinator.aggregate.MODULES_MAX", 2)
     note = drift_note(("a", "b"), base, uploads)
     chosen = sorted(modules, key=lambda module: hashlib.sha256(module.encode()).hexdigest())[:2]
     square = sum(((deltas[0][name] - deltas[1][name]).astype(np.float64) ** 2).sum()
@@ -143,7 +142,7 @@ def test_while_it_is_worked_out_a_message_is_answered(tmp_path: Path, monkeypatc
         other.join(10.0)
         return {"silos": []}
 
-    monkeypatch.setattr("coordinator.round_drift.drift_note", slow)
+    monkeypatch.setattr("coordinator.aggregate.drift_note", slow)
     house.driver.drift.note()
     assert len(answered) == 1 and drifts(house) == {1: [{"silos": []}]}
     house.close()
@@ -158,7 +157,7 @@ def test_a_payload_that_cannot_be_read_costs_the_note_and_no_more(
     def unreadable(*_: Any) -> dict[str, Any]:
         raise error
 
-    monkeypatch.setattr("coordinator.round_drift.drift_note", unreadable)
+    monkeypatch.setattr("coordinator.aggregate.drift_note", unreadable)
     assert house.driver.drift.note() is True and house.driver.drift.note() is False
     assert drifts(house) == {} and not house.driver.halted
     house.close()
@@ -188,7 +187,7 @@ def test_a_run_that_ends_meanwhile_has_the_note_once(tmp_path: Path, monkeypatch
             run.abort(session)
         return whole(*given)
 
-    monkeypatch.setattr("coordinator.round_drift.drift_note", ended_meanwhile)
+    monkeypatch.setattr("coordinator.aggregate.drift_note", ended_meanwhile)
     house.driver.drift.note()
     assert [note["name"] for note in house.record()["rounds"][0]["notes"]].count(NAME) == 1
     assert {number: len(notes) for number, notes in drifts(house).items()} == {1: 1}

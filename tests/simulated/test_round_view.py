@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from coordinator import store as db
-from coordinator.curve_view import CurveView
-from coordinator.round_view import RoundView
+from coordinator.answers.curves import CurveView
+from coordinator.answers.rounds import RoundView
 from fedsilo.audit import round_marks
 from fedsilo.audit.reader import LogPages
 from fedsilo.audit.round_marks import RoundMarks

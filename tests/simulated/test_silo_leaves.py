@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import select
 
 from coordinator import store as db
-from coordinator.round_view import RoundView
+from coordinator.answers.rounds import RoundView
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.errors import ConflictError, NotAllowedError, NotFoundError, UnreachableError
 from fedsilo.protocol.plan import Plan

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from coordinator.answers.rounds import RoundView
 from coordinator.control import Control
 from coordinator.members import SILENT_SECONDS, standing
-from coordinator.round_view import RoundView
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.errors import ConflictError, WireCode
 from fedsilo.views.lines import UNICODE

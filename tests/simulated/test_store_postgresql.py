@@ -11,14 +11,13 @@ from typing import Any
 import pytest
 from sqlalchemy import select, text
 
-from coordinator import postgres
+from coordinator import database
 from coordinator import store as db
-from coordinator.curve_view import curves_answer
-from coordinator.database_dump import snapshot_of, told_to_programs
-from coordinator.database_url import database_url
-from coordinator.postgres import CONNECTIONS, DatabaseLostError
+from coordinator.answers.curves import curves_answer
+from coordinator.answers.queries import SentView
+from coordinator.backup import snapshot_of, told_to_programs
+from coordinator.database import CONNECTIONS, DatabaseLostError, database_url
 from coordinator.record import run_record
-from coordinator.sent_view import SentView
 from coordinator.store import Store
 from fedsilo.audit.segments import segments
 from fedsilo.files.durable import DiskFullError
@@ -35,7 +34,7 @@ OURS = (
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Waits for nobody: for tests in which the other coordinator stays."""
-    monkeypatch.setattr(postgres, "WAIT_SECONDS", 0.05)
+    monkeypatch.setattr(database, "WAIT_SECONDS", 0.05)
 
 
 class TestPostgresql(StoreSuite):

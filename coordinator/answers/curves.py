@@ -19,8 +19,8 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from coordinator import store as db
+from coordinator.answers.rounds import run_row
 from coordinator.driver import Driver
-from coordinator.round_view import run_row
 from fedsilo.control.figures import unit_of
 from fedsilo.control.query_arguments import Asked
 from fedsilo.protocol.intervals import wilson_interval

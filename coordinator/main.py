@@ -2,6 +2,16 @@
 
 The parts never hold this module; it holds them: identity, charter, store, payloads, audit log, ingress, driver,
 submissions, control desk, servers.
+
+The coordinator's clock, held against the time for which it has run (threat T41); the decision is in
+`fedsilo.protocol.clocks`.
+
+Nobody tells a coordinator the time, so its clock is believed as it is at the start. A jump forward beyond the limit is
+not followed: what is judged, stored and signed goes by the time that has passed, until the clock is as before or an
+approver accepts it. People are told of both.
+
+Does not stop: a clock that is wrong at the start, which is recorded where the log's latest time is long over; a jump
+below the limit, which is recorded.
 """
 
 from __future__ import annotations
@@ -13,6 +23,7 @@ import math
 import signal
 import threading
 import time
+import time as system_time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -24,16 +35,15 @@ from certs.commands import VerifiedCommand
 from certs.describe import in_words
 from certs.identity import Identity
 from certs.roles import Roles
+from coordinator.answers.queries import Files, Panel
 from coordinator.blobs import AnyPayload, Blobs
-from coordinator.clock_watch import ClockWatch, running
 from coordinator.config import CoordinatorConfig, load_config
 from coordinator.control import Control
 from coordinator.driver import Driver
+from coordinator.effects import Parts
 from coordinator.ingress import Ingress
 from coordinator.members import Agreed
 from coordinator.native_log import NativeLog
-from coordinator.panel import Files, Panel
-from coordinator.parts import Parts
 from coordinator.record import Outcome
 from coordinator.replies import Replies
 from coordinator.server import FederationService, control_server, federation_server
@@ -54,13 +64,86 @@ from fedsilo.files.task_files import TaskFile, read_tasks
 from fedsilo.grading import require_verifier
 from fedsilo.grading.answers import AnswerGrading
 from fedsilo.grading.worker import GradingProcess
-from fedsilo.protocol.clocks import TOLD_SECONDS, apart
+from fedsilo.protocol.clocks import SIGNED_SECONDS_MAX, SLACK_SECONDS, TOLD_SECONDS, Verdict, apart, judge
 from fedsilo.protocol.clocks import in_words as time_in_words
 from fedsilo.protocol.codec import canonical_json, sha256_hex
 from fedsilo.protocol.errors import ConflictError, FedSiloError, NotFoundError, OperationError, UsageError
 from fedsilo.protocol.kinds import TENSOR_KINDS
 from policies.load import Policy, load_policy
 from policies.schema import LoraSchema, schema_from_json
+
+# ---- the clock ---------------------------------------------------------------------------------------------------
+
+
+def running() -> float:
+    """Seconds since the machine was started, those in which it slept too."""
+    return system_time.clock_gettime(getattr(system_time, "CLOCK_BOOTTIME", system_time.CLOCK_MONOTONIC))
+
+
+class ClockWatch:
+    """Thread-safe.
+
+    Args:
+        wall, running: seconds.
+
+    Attributes:
+        believed: what the clock showed when it was believed last without a question, UTC seconds.
+        jumped: seconds of jumps, and of the gap before the start, that nobody has recorded yet.
+        offset: the clock less the time for which the machine has run, seconds. Small steps of the clock do not move it.
+    """
+
+    def __init__(self, wall: Callable[[], float], running: Callable[[], float]) -> None:
+        self._wall, self._running = wall, running
+        self._mutex = threading.Lock()
+        self.believed, self._since = wall(), running()
+        self.offset = self.believed - self._since
+        self.jumped = self._told = 0.0
+
+    def begin(self, latest: float) -> None:
+        """Tell of a gap since the audit log's end. latest: UTC seconds of that; 0 before its first record."""
+        gap = self.believed - latest if latest else 0.0
+        if gap > SIGNED_SECONDS_MAX + SLACK_SECONDS:
+            self.jumped += gap
+
+    def wall(self) -> float:
+        """Return the time that the clock shows, believed or not, in UTC seconds."""
+        return self._wall()
+
+    def time(self) -> float:
+        """UTC seconds to judge, store and sign by."""
+        return self._look()[0]
+
+    @property
+    def ahead(self) -> float:
+        """Seconds of a jump that is not followed; 0 while the clock is believed."""
+        return self._look()[1]
+
+    def take_jump(self) -> float:
+        """Seconds that nobody vouches for and nobody was told of; asked again, they are none."""
+        self._look()
+        with self._mutex:
+            jumped, self.jumped = self.jumped, 0.0
+            return jumped
+
+    def accept(self) -> None:
+        """An approver accepts the clock as it is now."""
+        with self._mutex:
+            self.believed, self._since, self._told = self._wall(), self._running(), 0.0
+
+    def _look(self) -> tuple[float, float]:
+        """UTC seconds to go by, and by how much the clock is ahead of them."""
+        with self._mutex:
+            wall, running = self._wall(), self._running()
+            if abs(wall - running - self.offset) > TOLD_SECONDS:
+                self.offset = wall - running
+            judged = judge(wall, stored=0.0, ran=self.believed + running - self._since)
+            if abs(judged.seconds - self._told) > TOLD_SECONDS:
+                self.jumped += max(0.0, judged.seconds - self._told)
+                self._told = judged.seconds  # what it was believed at stays, so that small jumps add up
+            return judged.time, judged.seconds if judged.verdict == Verdict.AHEAD else 0.0
+
+
+# ---- the process -------------------------------------------------------------------------------------------------
 
 log = logging.getLogger("fedsilo.coordinator")
 

@@ -22,7 +22,7 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from coordinator import agreement
+from coordinator import runs
 from coordinator import store as db
 from coordinator.driver import Driver
 from fedsilo.audit.reader import LogPages
@@ -146,7 +146,7 @@ def round_answer(
     plan = plan_from_canonical(run.plan) if run.plan else None
     rounds = _rounds(session, run.name)
     facts = _Facts(session, run, row, plan, marks, live) if row is not None and plan is not None else None
-    transcript = agreement.figures(session, run.name, row.number) if row is not None else {}
+    transcript = runs.figures(session, run.name, row.number) if row is not None else {}
     return {
         "party": "coordinator",
         "run": run.name,
