@@ -33,6 +33,7 @@ from fedsilo.audit.log import SEGMENT_BYTES_MAX, AuditLog
 from fedsilo.audit.merkle import MerkleTree, leaf_hash
 from fedsilo.audit.record import NO_PREVIOUS
 from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.place import Place
 from tests.policies import setting
 from tests.simulated.guarded import Bench
 
@@ -79,7 +80,7 @@ def _records_of_a_message(folder: Path) -> list[dict[str, Any]]:
     folder.parent.mkdir(parents=True, exist_ok=True)
     bench = Bench(folder, setting.policy_of(setting.policy_text()))
     try:
-        bench.gate.send("control.checkpoint", pb.Checkpoint(), run="")
+        bench.gate.send(Place("", 0, 0, "control.checkpoint"), pb.Checkpoint())
         records = list(bench.audit.records())
     finally:
         bench.close()

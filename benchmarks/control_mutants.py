@@ -24,7 +24,7 @@ SCREENS = "policies.screens"
 ARCHIVE = "silo.guard.archive"
 CLOCK_WATCH = "silo.guard.clock_watch"
 LOOP = "silo.guard.loop"
-ENVELOPES = "silo.guard.envelopes"
+ENVELOPE = "fedsilo.protocol.envelope"
 GATE = "silo.guard.gate"
 GUARD_COMMANDS = "silo.guard.commands"
 GUARD_POLICY_CHANGE = "silo.guard.policy_change"
@@ -56,7 +56,7 @@ STEPS: tuple[tuple[str, str, str, str], ...] = (
     (
         "allowed messages are not counted",
         f"{GATE}:Gate.decide_payload",
-        "self._judge.count(facts, run)",
+        "self._judge.count(facts, place.run)",
         "self._ledger.next_sequence(run)",
     ),
     ("what was recorded may be gone when it is sent", f"{GATE}:Gate.transmit", "self._judge.check_recorded()", "pass"),
@@ -100,15 +100,15 @@ STEPS: tuple[tuple[str, str, str, str], ...] = (
         "pass",
     ),
     # ---- the way in ----
-    ("any sender is believed", f"{ENVELOPES}:check", "envelope.sender != coordinator_id", "False"),
-    ("any federation is believed", f"{ENVELOPES}:check", "envelope.federation != federation", "False"),
+    ("any sender is believed", f"{GATE}:check_answer", "envelope.sender != coordinator_id", "False"),
+    ("any federation is believed", f"{GATE}:check_answer", "envelope.federation != federation", "False"),
     (
         "a payload that was not signed is believed",
-        f"{ENVELOPES}:check",
-        "payload is not None and envelope.payload_digest.hex() != codec.sha256_hex(payload)",
+        f"{GATE}:check_answer",
+        "payload is not None and envelope.payload_digest.hex() != sha256_hex(payload)",
         "False",
     ),
-    ("any signature is believed", f"{ENVELOPES}:check", "key.verify(envelope.signature, signed)", "pass"),
+    ("any signature is believed", f"{ENVELOPE}:check_signature", "key.verify(envelope.signature, signed)", "pass"),
     (
         "a replayed answer is believed",
         f"{GATE}:Ingress.let_in",

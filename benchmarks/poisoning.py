@@ -45,6 +45,7 @@ from fedsilo.protocol import codec
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.kinds import OUTBOUND_KINDS
 from fedsilo.protocol.methods import method_named
+from fedsilo.protocol.place import Place
 from fedsilo.protocol.plan import Lora, Optimiser, Plan
 from fedsilo.protocol.randomness import generator, seed_of
 from policies.engine import FINAL, OFFERED, HistoryBook, Message, decide, measure
@@ -131,7 +132,7 @@ def norm_of(delta: Delta) -> float:
 
 
 @dataclass(frozen=True)
-class Place:
+class OpenRound:
     """Where the run stands when an update is judged: at either end."""
 
     plan: Plan
@@ -150,10 +151,10 @@ class Guard:
     clipped: int = 0
     reasons: tuple[str, ...] = ()  # of the last judgement
 
-    def offer(self, delta: Delta, place: Place) -> bytes | None:
+    def offer(self, delta: Delta, place: OpenRound) -> bytes | None:
         """The bytes that leave; None where the policy does not let them."""
         header, size, _ = factors_header(KIND, SCHEMA, pb.Factors(base_digest=place.base_digest), delta)
-        offered = Message("egress", KIND, place.plan.run, place.round, 0, peer(self.number), size, header, delta)
+        offered = Message("egress", Place(place.plan.run, place.round, 0, KIND), peer(self.number), size, header, delta)
         facts, verdict = self._judge(offered, place, OFFERED)
         if verdict == "deny":
             return None
@@ -168,7 +169,7 @@ class Guard:
         self.book.record(facts)
         return payload
 
-    def _judge(self, message: Message, place: Place, stage: str) -> tuple[dict[str, Any], str]:
+    def _judge(self, message: Message, place: OpenRound, stage: str) -> tuple[dict[str, Any], str]:
         context = setting.context(
             expected_sender=peer(self.number), plan=place.plan, schema=SCHEMA, base_digest=place.base_digest,
             base_l2=place.base_l2, open_round=place.round, open_step=0, records=toy.RECORDS, epochs=1, steps=toy.STEPS,
@@ -198,7 +199,7 @@ class Coordinator:
             topics=frozenset(), grading=None, now_seconds=lambda: setting.NOW,
         )  # fmt: skip
 
-    def take(self, number: int, payload: bytes, place: Place) -> bool:
+    def take(self, number: int, payload: bytes, place: OpenRound) -> bool:
         """Whether an upload counts; why not is in `reasons`."""
         envelope = pb.Envelope(
             federation="cardio-net", run=place.plan.run, round=place.round, attempt=1, kind=KIND, sender=peer(number),
@@ -277,7 +278,7 @@ def federation(
     master = coordinator.blobs.keep(BytesPayload(initial_adapter(SCHEMA, seed)))
     refused, norms = 0, list[float]()
     for number in range(1, ROUNDS + 1):
-        place, uploads = Place(plan, number, master.digest, l2_norm(master)), list[bytes]()
+        place, uploads = OpenRound(plan, number, master.digest, l2_norm(master)), list[bytes]()
         base = dict(read_factors(master).tensors())
         for silo in range(silos):
             draw, own = generator(seed_of(seed, "poisoning round", number, silo)), task.silos[silo]

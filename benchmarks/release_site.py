@@ -215,8 +215,8 @@ class Site:
         factor = times_usual * self.usual_l2 / norm
         tensors = {name: (part * factor).astype(np.float32) for name, part in values.items()}
         body = pb.Factors(base_digest=self.bench.gate.view.base_digest)
-        held = self.bench.gate.offer("lora.factors", body, round_number=self.round, tensors=tensors)
-        return self._hold("lora.factors", 0, held, 3600.0)
+        held = self.bench.gate.offer(self.bench.gate.view.place("lora.factors", self.round), body, tensors=tensors)
+        return self._hold("lora.factors", held, 3600.0)
 
     def hold_responses(self, texts: int, words: int, planted: str = "") -> Release:
         """Answers to the open step's public prompts, of about so many words each."""
@@ -226,18 +226,18 @@ class Site:
         rows = STEPS[2]
         dealt = [(row, tuple(answers[place :: len(rows)])) for place, row in enumerate(rows)]
         body = setting.responses_body(*dealt, samples=SIZE.samples_per_prompt)
-        held = self.bench.gate.offer("public.responses", body, round_number=self.round, step=2)
-        return self._hold("public.responses", 2, held, 3600.0)
+        held = self.bench.gate.offer(self.bench.gate.view.place("public.responses", self.round, 2), body)
+        return self._hold("public.responses", held, 3600.0)
 
     def _answer(self, words: int) -> str:
         stock = STOCK.split()
         length = max(words + self.random.randint(-words // 4, words // 4), 3)
         return " ".join([*(self.random.choice(stock) for _ in range(length - 1)), "12"])
 
-    def _hold(self, kind: str, step: int, held: Any, deadline_seconds: float) -> Release:
+    def _hold(self, kind: str, held: Any, deadline_seconds: float) -> Release:
         if not isinstance(held, Held):
             raise AssertionError(f"{kind} was not held: {held.decision.explain() if held else held}")
-        release = self.bench.releases.hold(kind, self.run, self.round, step, held, deadline_seconds=deadline_seconds)
+        release = self.bench.releases.hold(held, deadline_seconds=deadline_seconds)
         self.desk.publish("release.held", {"release": release.id, "kind": kind})
         return release
 

@@ -60,6 +60,7 @@ from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.donor_pool import rows_answered
 from fedsilo.protocol.errors import ConflictError, FedSiloError, OperationError, PeerError, WireCode
 from fedsilo.protocol.method import DeadlinePassed
+from fedsilo.protocol.place import Place
 from fedsilo.protocol.plan import plan_from_canonical
 from fedsilo.protocol.round_tables import Verdict, is_over
 from policies.asked import Asked
@@ -652,7 +653,8 @@ class Driver:
         item = None if silo in self.importing else self._next_item(session, silo)
         if item is None or self.halted:
             return None
-        taken = Taken(item.kind, None, BytesPayload(item.payload), item.run, item.round, item.step)
+        place = Place(item.run, item.round, item.step, item.kind)
+        taken = Taken(place, None, BytesPayload(item.payload))
         reply = self._sealed(session, silo, taken)
         outbox.give(session, silo, item.id, reply.envelope.sequence)
         return reply
@@ -666,10 +668,7 @@ class Driver:
             taken.body.pending = self._is_pending(session, silo)
             taken.body.checkpoints = silo in self.effects.relay.waiting
             taken.body.paused = any(silo in run.silos for run in self._paused())
-        reply = self.replies.seal(
-            session, silo, kind=taken.kind, body=taken.body, payload=taken.payload, run=taken.run,
-            round_number=taken.round, step=taken.step,
-        )  # fmt: skip
+        reply = self.replies.seal(session, silo, taken.place, body=taken.body, payload=taken.payload)
         # a refusal names the round that was asked for, which need not be one
         number = taken.round if taken.run and self._is_round(session, taken.run, taken.round) else 0
         self._count(session, silo, taken.run, number, taken.kind, "out", reply.payload.size_bytes)
@@ -701,8 +700,8 @@ class Driver:
             told = {"code": error.code, "field": error.field, "expected": error.expected, "got": error.got}
             self.seen.setdefault(silo, MemberState()).refusal = told
         body = pb.Refusal(code=error.wire_code.value, field=error.field, expected=error.expected, got=error.got)
-        known = envelope.run in self.runs
-        return Taken("control.refusal", body, run=envelope.run if known else "", round=envelope.round if known else 0)
+        run, number = (envelope.run, envelope.round) if envelope.run in self.runs else ("", 0)
+        return Taken(Place(run, number, 0, "control.refusal"), body)
 
     # ---- state ---------------------------------------------------------------------------------------
 

@@ -33,6 +33,7 @@ from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.errors import PeerError, WireCode
 from fedsilo.protocol.kinds import OUTBOUND_KINDS
 from fedsilo.protocol.method import SiloAbstained, SiloLeft
+from fedsilo.protocol.place import Place, Placed
 
 CONTRIBUTIONS = frozenset(kind for kind in OUTBOUND_KINDS if not kind.startswith("control."))
 
@@ -79,23 +80,23 @@ class MemberState:
 
 
 @dataclass
-class Taken:
-    """What handling a message led to: the reply's kind and body, run and round it belongs to.
+class Taken(Placed):
+    """Result of handling one message: the answer to it.
 
-    reply: the answer, where it was sealed in the transaction that handled the message.
+    Attributes:
+        place: of the answer.
+        body: of the answer, or None where its payload is there already.
+        reply: the answer, where it was sealed in the transaction that handled the message.
     """
 
-    kind: str
+    place: Place
     body: Any
     payload: AnyPayload | None = None
-    run: str = ""
-    round: int = 0
-    step: int = 0
     reply: Reply | None = None
 
 
 def ack() -> Taken:
-    return Taken("control.ack", pb.Ack())
+    return Taken(Place("", 0, 0, "control.ack"), pb.Ack())
 
 
 log = logging.getLogger("fedsilo.coordinator")
@@ -196,9 +197,11 @@ class Effects:
                     self._countersign(session, peer, body.countersignature)
                 return ack()
             case pb.Fetch():
-                return Taken("global.adapter", None, prepared.adapter, envelope.run, envelope.round)
+                return Taken(Place(envelope.run, envelope.round, 0, "global.adapter"), None, prepared.adapter)
             case pb.Checkpoint():
-                return Taken("control.checkpoint", self.relay.answer(session, peer, body, prepared.taken))
+                return Taken(
+                    Place("", 0, 0, "control.checkpoint"), self.relay.answer(session, peer, body, prepared.taken)
+                )
             case pb.Progress():
                 if (run := self._runs.get(envelope.run)) is not None:
                     state.run, state.round, state.step = run.name, body.round, body.step

@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from cryptography.exceptions import InvalidSignature
 from google.protobuf.message import Message as ProtobufMessage
 
 from certs.identity import PeerIdentity
@@ -26,6 +25,7 @@ from coordinator.members import silo_of
 from fedsilo.grading.answers import AnswerGrading
 from fedsilo.protocol import codec
 from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.envelope import check_signature, place_of
 from fedsilo.protocol.errors import PeerError, WireCode
 from fedsilo.protocol.kinds import OUTBOUND_KINDS, REFT_KINDS, TENSOR_KINDS
 from fedsilo.protocol.plan import Plan
@@ -146,12 +146,7 @@ class Ingress:
         silo = silo_of(peer.spiffe_id, self._federation, self._silos)
         if len(envelope.payload_digest) != DIGEST_BYTES or len(envelope.signature) != SIGNATURE_BYTES:
             raise PeerError(WireCode.MALFORMED, "digest or signature has the wrong length")
-        try:
-            peer.signing_public_key.verify(envelope.signature, codec.signing_bytes(envelope))
-        except InvalidSignature as error:
-            raise PeerError(WireCode.SIGNATURE_INVALID, f"the envelope of {silo} is not signed by its key") from error
-        except ValueError as error:  # a number beyond what canonical JSON carries
-            raise PeerError(WireCode.MALFORMED, f"the envelope of {silo} has no canonical form") from error
+        check_signature(envelope, peer.signing_public_key, what=f"the envelope of {silo}", signer="its key")
         if "\0" in envelope.run:
             # No database keeps it, and asked for it the coordinator would fail before anything is on record (T24). The
             # envelope's other texts are only taken as one of the known ones.
@@ -215,10 +210,7 @@ class Ingress:
         envelope = arrived.envelope
         message = engine.Message(
             direction="ingress",
-            kind=envelope.kind,
-            run=envelope.run,
-            round=envelope.round,
-            step=envelope.step,
+            place=place_of(envelope),
             sender=envelope.sender,
             payload_bytes=arrived.payload.size_bytes,
             body=arrived.left,

@@ -9,6 +9,7 @@ from sqlalchemy import Row, bindparam, case, delete, insert, or_, select, update
 from sqlalchemy.orm import Session
 
 from coordinator.store import Known, OutboxItem, its, table_of, where_its
+from fedsilo.protocol.place import Place
 
 LOST = -1  # as a delivered sequence: it was given, and no number that a silo acknowledges tells of it
 
@@ -50,9 +51,9 @@ def _known(session: Session) -> Known:
     return known
 
 
-def queue(session: Session, *, silo: str, run: str, round_number: int, step: int, kind: str, payload: bytes) -> None:
-    place = {"silo": silo, "run": run, "round": round_number, "step": step}
-    session.connection().execute(_QUEUE, place | {"kind": kind, "payload": payload, "delivered_sequence": 0})
+def queue(session: Session, silo: str, place: Place, payload: bytes) -> None:
+    row = {"silo": silo, **place._asdict(), "payload": payload, "delivered_sequence": 0}
+    session.connection().execute(_QUEUE, row)
     _known(session).queued[silo] += 1
 
 

@@ -13,6 +13,8 @@ from coordinator import store as db
 from coordinator.blobs import AnyPayload, BytesPayload
 from fedsilo.protocol import codec
 from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.envelope import seal
+from fedsilo.protocol.place import Place
 
 # Sequences are reserved on the disk in blocks, so that not every reply costs a write; a restart leaves a gap.
 RESERVED_SEQUENCES = 256
@@ -48,28 +50,17 @@ class Replies:
         self,
         session: Session,
         silo: str,
+        place: Place,
         *,
-        kind: str,
         body: Message | None,
         payload: AnyPayload | None,
-        run: str,
-        round_number: int,
-        step: int,
     ) -> Reply:
         """One reply: either `payload` as it is, or the canonical bytes of `body`."""
         content = payload if payload is not None else BytesPayload(codec.encode(body) if body is not None else b"")
-        envelope = pb.Envelope(
-            federation=self._federation,
-            run=run,
-            round=round_number,
-            step=step,
-            attempt=1,
-            kind=kind,
-            sender=self._sender,
-            sequence=self._next_sequence(session, silo),
-            payload_digest=bytes.fromhex(content.digest),
-        )
-        envelope.signature = self._key.sign(codec.signing_bytes(envelope))
+        envelope = seal(
+            place, content.digest, federation=self._federation, sender=self._sender,
+            sequence=self._next_sequence(session, silo), attempt=1, key=self._key,
+        )  # fmt: skip
         return Reply(envelope, content)
 
     def last_sequence(self, session: Session, silo: str) -> int:

@@ -57,6 +57,7 @@ from fedsilo.protocol.method import (
     StartDeadline,
 )
 from fedsilo.protocol.methods import method_named
+from fedsilo.protocol.place import Place
 from fedsilo.protocol.plan import Plan
 from fedsilo.protocol.round_tables import CONFLICT, ROUND_OVER, Effect, Verdict, possible
 from fedsilo.protocol.transcript import (
@@ -413,7 +414,7 @@ class ActiveRun:
         """Queue the signed plan for every silo of the roster."""
         body = encode(pb.RunPlan(canonical_json=self.plan.canonical()))
         for silo in self.plan.silos:
-            outbox.queue(session, silo=silo, run=self.name, round_number=0, step=0, kind="run.plan", payload=body)
+            outbox.queue(session, silo, Place(self.name, 0, 0, "run.plan"), body)
         self.apply(session, StartDeadline(rounds.JOIN, self.plan.join_deadline_seconds))
 
     def abort(self, session: Session) -> None:
@@ -577,15 +578,8 @@ class ActiveRun:
                 follow = self._note_round(session, action)
                 action = self._with_transcript(session, action)
                 self._note_asked(action)
-                outbox.queue(
-                    session,
-                    silo=action.silo,
-                    run=self.name,
-                    round_number=action.round,
-                    step=action.step,
-                    kind=action.kind,
-                    payload=encode(action.body),
-                )
+                place = Place(self.name, action.round, action.step, action.kind)
+                outbox.queue(session, action.silo, place, encode(action.body))
                 return follow
             case StartDeadline():
                 return self._must(session, action)
@@ -674,9 +668,7 @@ class ActiveRun:
         """Let the open round begin at those who signed, once nobody is left to wait for."""
         number, out, agreements = self.life.open_round, self.life.absent(), self.around.agreements
         for silo, payload in agreements.look(session, self.plan, number, out=out, deadline_passed=deadline_passed):
-            outbox.queue(
-                session, silo=silo, run=self.name, round_number=number, step=0, kind="round.agreed", payload=payload
-            )
+            outbox.queue(session, silo, Place(self.name, number, 0, "round.agreed"), payload)
             self._must(session, rounds.DeadlineDropped(f"{rounds.AGREEMENT}{number}"))
             self.around.publish("round.agreed", {"run": self.name, "round": number, "silo": silo})
 
@@ -689,9 +681,7 @@ class ActiveRun:
             knows = not outbox.never_given(session, silo, self.name, "run.plan")
             outbox.withdraw(session, silo, self.name)
             if knows:
-                outbox.queue(
-                    session, silo=silo, run=self.name, round_number=number, step=0, kind="run.end", payload=body
-                )
+                outbox.queue(session, silo, Place(self.name, number, 0, "run.end"), body)
 
     def _record(self, session: Session, reason: str, before: rounds.Life) -> None:
         if before.round_state not in ROUND_OVER and before.round:

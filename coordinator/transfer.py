@@ -34,6 +34,7 @@ from fedsilo.files.transfer_file import Carried, Header, TransferFile, TransferW
 from fedsilo.protocol import codec
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.errors import NotFoundError, OperationError, UsageError, WireCode
+from fedsilo.protocol.place import Place
 
 # Answers that mean something later; what else a poll or a fetch brings is in the next file anyway.
 _KEPT = frozenset({"control.ack", "control.refusal", "control.checkpoint"})
@@ -232,10 +233,8 @@ class Transfers:
         replies, listed, adapters = list[Reply](), list[db.OutboxItem](), dict[str, str]()
         paused = [run.name for run in self._driver.runs.values() if run.life.paused_at is not None]
         for item in outbox.items(session, silo, but=paused):
-            reply = self._driver.replies.seal(
-                session, silo, kind=item.kind, body=None, payload=BytesPayload(item.payload), run=item.run,
-                round_number=item.round, step=item.step,
-            )  # fmt: skip
+            place = Place(item.run, item.round, item.step, item.kind)
+            reply = self._driver.replies.seal(session, silo, place, body=None, payload=BytesPayload(item.payload))
             item.delivered_sequence = reply.envelope.sequence
             listed.append(item)
             replies.append(reply)
@@ -244,9 +243,8 @@ class Transfers:
         for digest, run in adapters.items():
             if digest and db.is_adapter(session, digest):
                 payload = self._parts.blobs.get(digest)
-                reply = self._driver.replies.seal(
-                    session, silo, kind="global.adapter", body=None, payload=payload, run=run, round_number=0, step=0
-                )
+                place = Place(run, 0, 0, "global.adapter")
+                reply = self._driver.replies.seal(session, silo, place, body=None, payload=payload)
                 replies.append(reply)
         for reply in replies:
             envelope = reply.envelope

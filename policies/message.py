@@ -13,6 +13,7 @@ from google.protobuf.message import Message as ProtobufMessage
 
 from fedsilo.protocol.codec import Array
 from fedsilo.protocol.errors import FedSiloError
+from fedsilo.protocol.place import Place, Placed
 from fedsilo.protocol.plan import Plan
 from policies.asked import Asked
 from policies.schema import LoraSchema
@@ -37,22 +38,19 @@ EVALUATION_ERRORS = (
 
 
 @dataclass(frozen=True)
-class Message:
+class Message(Placed):
     """One release or arrival.
 
     Attributes:
         direction: egress (this party is about to send it) or ingress (it has come in).
-        kind, run, round, step, sender: as in the envelope.
+        place, sender: as in the envelope.
         payload_bytes: whole payload, tensors included.
         body: parsed payload; for a tensor kind its `Factors` header.
         tensors: float32 arrays by wire name, for a tensor kind. Read one at a time, so it may load lazily.
     """
 
     direction: str
-    kind: str
-    run: str
-    round: int
-    step: int
+    place: Place
     sender: str
     payload_bytes: int
     body: ProtobufMessage

@@ -29,7 +29,7 @@ MARKED = "not slow and not demo"
 AREAS: dict[str, tuple[str, ...]] = {
     "gate": (
         "silo/guard/gate.py",
-        "silo/guard/envelopes.py",
+        "fedsilo/protocol/envelope.py",
         "silo/guard/messages.py",
     ),
     "decisions": (

@@ -20,6 +20,7 @@ from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.averaging import initial_frozen_sha256
 from fedsilo.protocol.errors import UsageError
 from fedsilo.protocol.methods import method_named, require_exchange
+from fedsilo.protocol.place import Place
 from fedsilo.protocol.plan import Plan
 from policies.engine import Context, History, Message, decide, measure
 from policies.load import Policy
@@ -325,7 +326,7 @@ def _refuse_by_charter(plan: Plan, charter: Policy, schema: LoraSchema, document
     coordinator = charter.file.federation.coordinator
     text = plan.canonical()
     body = pb.RunPlan(canonical_json=text)
-    message = Message("ingress", "run.plan", plan.run, 0, 0, coordinator, len(text), body)
+    message = Message("ingress", Place(plan.run, 0, 0, "run.plan"), coordinator, len(text), body)
     facts = measure(message, Context(now_seconds=0.0, expected_sender=coordinator, schema=schema))
     for result in decide(facts, charter, History(), rules=_RULES).results:
         if result.outcome == "deny":

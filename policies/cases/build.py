@@ -18,6 +18,7 @@ from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.codec import DTYPE_ITEM_BYTES, canonical_json, encode, sha256_hex
 from fedsilo.protocol.errors import UsageError
 from fedsilo.protocol.kinds import INBOUND_KINDS, MESSAGES, OUTBOUND_KINDS
+from fedsilo.protocol.place import Place
 from fedsilo.protocol.plan import Plan
 from fedsilo.protocol.strict_yaml import Path
 from fedsilo.protocol.transcript import SIGNATURE_BYTES
@@ -143,10 +144,12 @@ class _Builder:
         counted = self.form.payload_bytes
         message = Message(
             direction=self.direction,
-            kind=self.kind,
-            run={"open": self.site.plan.run, "another": _ANOTHER_RUN, "none": ""}[self._run()],
-            round=self.round,
-            step=self.step,
+            place=Place(
+                {"open": self.site.plan.run, "another": _ANOTHER_RUN, "none": ""}[self._run()],
+                self.round,
+                self.step,
+                self.kind,
+            ),
             sender=self.sender,
             payload_bytes=size
             if counted is None

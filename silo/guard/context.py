@@ -14,6 +14,7 @@ from google.protobuf.message import Message as ProtobufMessage
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.codec import Array
 from fedsilo.protocol.donor_pool import rows_answered
+from fedsilo.protocol.place import Place
 from fedsilo.protocol.plan import Plan
 from fedsilo.protocol.transcript import transcript_from_canonical
 from policies.asked import Asked
@@ -71,6 +72,10 @@ class RunView:
     @property
     def run(self) -> str:
         return self.plan.run if self.plan else ""
+
+    def place(self, kind: str, round_number: int = 0, step: int = 0) -> Place:
+        """Return the place of a message of this run."""
+        return Place(self.run, round_number, step, kind)
 
     def opened(self, round_number: int, body: pb.RoundOpen) -> RunView:
         steps = {row.step: tuple(row.prompt_indices) for row in body.public_steps}

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import math
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
@@ -32,8 +32,10 @@ from fedsilo.protocol.errors import (
     VerificationError,
     WireCode,
 )
+from fedsilo.protocol.place import Place
 from fedsilo.protocol.services import PROTOCOL_VERSION
 from policies.load import Policy
+from silo.guard.framing import Sink
 from silo.guard.gate import Gate
 from silo.guard.messages import Carried, Inbound, NotSent
 from silo.guard.site import Site, own_verifiers
@@ -46,7 +48,9 @@ RELAY_SECONDS = 1.0  # at most one exchange about other silos' checkpoints in th
 WITNESS_WAIT_SECONDS = 60.0  # for cosignatures after a round; the coordinator's own comes at once
 
 
-NOTHING_YET = Inbound("control.ack", "", 0, 0, 0, pb.Ack(), b"", "", {})  # in place of an answer that comes by file
+NOTHING_YET = Inbound(
+    Place("", 0, 0, "control.ack"), 0, pb.Ack(), b"", "", {}
+)  # in place of an answer that comes by file
 
 
 def seconds_between(earlier: float, later: float) -> int:
@@ -64,7 +68,7 @@ class Carrier(Protocol):
     def open(self) -> bool:
         """A file is being written: what is said goes into it."""
 
-    def instead(self, kind: str, body: Any, routing: Mapping[str, Any]) -> Inbound | None:
+    def instead(self, place: Place, body: Any) -> Inbound | None:
         """The answer, where nothing is sent; None where the gate is to send it."""
 
 
@@ -123,7 +127,7 @@ class CoordinatorClient:
         """
         site, fingerprints, policy = self._site, self._site.fingerprints, self._gate.policy.digest
         answer = self.say(
-            "control.hello",
+            Place("", 0, 0, "control.hello"),
             pb.Hello(
                 protocol_min=PROTOCOL_VERSION,
                 protocol_max=PROTOCOL_VERSION,
@@ -141,7 +145,6 @@ class CoordinatorClient:
                 own_verifiers_sha256=own_verifiers(site.config),
                 min_updates=self._gate.policy.file.federation.min_updates,
             ),
-            run="",
         )
         if isinstance(answer.body, pb.Refusal) and answer.body.code == WireCode.HALTED:
             cause, hint = _refusal_in_words("control.hello", answer.body)
@@ -198,7 +201,7 @@ class CoordinatorClient:
         if self.policy_said and self._gate.policy.digest != self.policy_said:
             self.joined = False
 
-    def say(self, kind: str, body: Any, **routing: Any) -> Inbound:
+    def say(self, place: Place, body: Any, *, wait_seconds: float = 0.0, into: Sink | None = None) -> Inbound:
         """Send one control message through the gate and note what the answer says beside its content.
 
         That the run is paused is a claim of the coordinator's, which people are shown as such (T37): what is done,
@@ -207,35 +210,35 @@ class CoordinatorClient:
         a coordinator that takes nothing is asked a few times a minute. It does not stop a coordinator that answers
         polls with nothing at once, and each is recorded: the rate of the policy is what bounds those.
         """
-        if self.carrier is not None and (told := self.carrier.instead(kind, body, routing)) is not None:
+        if self.carrier is not None and (told := self.carrier.instead(place, body)) is not None:
             return told
         try:
-            answer = self._gate.send(kind, body, **routing)
+            answer = self._gate.send(place, body, wait_seconds=wait_seconds, into=into)
         except Carried:
             return NOTHING_YET
         self.last_sent = self._monotonic()
         if isinstance(answer.body, pb.Refusal):
-            cause, hint = _refusal_in_words(kind, answer.body)
+            cause, hint = _refusal_in_words(place.kind, answer.body)
             self.back_off(UnreachableError(cause, hint=hint))
             return answer
-        if kind in _ASKED:  # a yes to a complaint about an answer that is not let in says nothing of the next one
+        if place.kind in _ASKED:  # a yes to a complaint about an answer that is not let in says nothing of the next one
             self._backoff_seconds = 0.0
-        if isinstance(answer.body, pb.Ack) and answer.body.pending and kind != "control.poll":
+        if isinstance(answer.body, pb.Ack) and answer.body.pending and place.kind != "control.poll":
             self.poll_now = True
         if isinstance(answer.body, pb.Ack) and answer.body.checkpoints:
             self.checkpoints_wait = True
         if isinstance(answer.body, pb.Ack):
             self._gate.counters.run_paused = answer.body.paused
-        elif kind == "control.poll":
+        elif place.kind == "control.poll":
             self._gate.counters.run_paused = False  # of a paused run nothing comes
         return answer
 
-    def tell(self, kind: str, body: Any, **routing: Any) -> None:
+    def tell(self, place: Place, body: Any) -> None:
         """Say something that the run does not depend on: a failure is logged and forgotten."""
         try:
-            self.say(kind, body, **routing)
+            self.say(place, body)
         except FedSiloError as error:
-            _log.warning("%s was not said: %s", kind, error.message)
+            _log.warning("%s was not said: %s", place.kind, error.message)
 
     def abstain(self, run: str, round_number: int = 0, step: int = 0, *, heard: bool = True) -> None:
         """Say that this silo takes no part in a run (round 0), in a round of it (step 0), or in one step.
@@ -251,7 +254,7 @@ class CoordinatorClient:
         """
         say = self.say if heard else self.tell
         body = pb.Abstain(round=round_number, step=step)
-        say("control.abstain", body, run=run, round_number=round_number, step=step)
+        say(Place(run, round_number, step, "control.abstain"), body)
 
     def decline(
         self, run: str, round_number: int = 0, *, heard: bool = True, code: WireCode = WireCode.DECLINED
@@ -266,7 +269,7 @@ class CoordinatorClient:
 
     def tell_declined(self, run: str, code: WireCode = WireCode.DECLINED) -> None:
         """Say in the one code for it that something is not let in here."""
-        self.tell("control.error", pb.ErrorReport(code=code.value), run=run)
+        self.tell(Place(run, 0, 0, "control.error"), pb.ErrorReport(code=code.value))
 
     def witness(self, *, same: bool = False) -> None:
         """Exchange checkpoints (threat T38): ours out, theirs in, each countersigned, and those of other silos.
@@ -281,7 +284,7 @@ class CoordinatorClient:
         if not same:
             self._shown_at, self._between_rounds = self._witnessed_at, True
         asked = self._monotonic()
-        answer = self.say("control.checkpoint", sent, run="")
+        answer = self.say(Place("", 0, 0, "control.checkpoint"), sent)
         if isinstance(answer.body, pb.Checkpoint):
             self.witnessed(answer.body)
             if (signed := self._witnessing.signed_time(answer.body)) is not None:

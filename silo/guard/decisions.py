@@ -46,6 +46,7 @@ from fedsilo.protocol.errors import (
     WireCode,
 )
 from fedsilo.protocol.kinds import TENSOR_KINDS
+from fedsilo.protocol.place import Place
 from fedsilo.protocol.plan import Plan
 from fedsilo.protocol.transcript import Transcript
 from policies import screening
@@ -124,7 +125,7 @@ class Judge:
         halt_code: the same as a code.
         book: counts of what was allowed.
         places_sent: where the responses of the last message with withheld ones stood when they were offered:
-            (run, round, step) and, by row of the public set, their places. The trainer numbers its answers by these.
+            their place and, by row of the public set, their places. The trainer numbers its answers by these.
         aside: does what takes long and changes nothing here, and waits for it.
     """
 
@@ -152,7 +153,7 @@ class Judge:
         self._code_sha256 = code_sha256
         self._clock = clock
         self._screens = screens
-        self.places_sent: tuple[tuple[str, int, int], dict[int, list[int]]] = (("", 0, 0), {})
+        self.places_sent = Place("", 0, 0, ""), dict[int, list[int]]()
         self.aside: Aside = lambda work: work()
 
     def now(self) -> float:
@@ -203,7 +204,7 @@ class Judge:
         It may take long, and people's orders are carried out and deadlines pass meanwhile: the policy may be another
         one afterwards, and the run may be over. Whatever was asked of either before it has to be asked again.
         """
-        answers, place = self._answers_of(message.body), (message.run, message.round, message.step)
+        answers, place = self._answers_of(message.body), message.place[:3]
         return Readings(None if answers is None else self.aside(lambda: self.site.public.judge(answers, place)))
 
     def graded_before(self, message: Message, facts: Facts) -> Readings:
@@ -249,7 +250,7 @@ class Judge:
         limit = getattr(self._block(message), "max_hits_per_day", None) or 0
         halts = self.book.count_hits(message.kind, self.now(), hits, limit)
         self._keep_book()
-        place = {"kind": message.kind, "run": message.run, "round": message.round, "step": message.step}
+        place = message.place._asdict()
         if hits:
             found = screening.totals(screened.hits)
             self.record("screen.hit", **place, direction=message.direction, detail={"responses": hits, "hits": found})
@@ -454,8 +455,8 @@ class Outcomes:
                 allowed.window.passed(len(allowed.payload))
             return
         self._judge.record(
-            event, kind=allowed.kind, run=allowed.run, round=allowed.round, step=allowed.step, attempt=allowed.attempt,
-            sequence=allowed.sequence, peer=self._coordinator_id, direction="egress",
+            event, **allowed.place._asdict(), attempt=allowed.attempt, sequence=allowed.sequence,
+            peer=self._coordinator_id, direction="egress",
             payload=self._judge.digests(allowed.kind, allowed.payload, allowed.digest),
             link={"decision": allowed.decision_seq, **(links or {})},
             **({"detail": {"carried": True}} if carried else {}),
@@ -492,8 +493,8 @@ class Outcomes:
     def drop(self, item: OutboxItem, reasons: Sequence[str]) -> None:
         """What the outbox kept is never sent; recorded first."""
         self._judge.record(
-            "egress.indeterminate", kind=item.kind, run=item.run, round=item.round, step=item.step,
-            reasons=list(reasons), link={"decision": item.decision_seq}, direction="egress",
+            "egress.indeterminate", **item.place._asdict(), reasons=list(reasons),
+            link={"decision": item.decision_seq}, direction="egress",
         )  # fmt: skip
         with self._judge.halting():
             self._ledger.settle_outbox(item.id, "dropped")
@@ -532,8 +533,7 @@ def once_more(item: OutboxItem, *, judge: Judge, ledger: Ledger, outcomes: Outco
     with judge.halting():
         attempt = ledger.count_attempt(item.id)
         sequence = ledger.next_sequence(item.run)
-    place = item.kind, item.run, item.round, item.step
-    return Allowed(*place, payload, item.digest, item.decision_seq, sequence, attempt, item.id)
+    return Allowed(item.place, payload, item.digest, item.decision_seq, sequence, attempt, item.id)
 
 
 def answered(item: OutboxItem, sequence: int, body: ProtobufMessage, *, ledger: Ledger, outcomes: Outcomes) -> None:
@@ -548,8 +548,7 @@ def answered(item: OutboxItem, sequence: int, body: ProtobufMessage, *, ledger: 
     except DeniedError as error:
         _log.warning("%s", error.message)
         return
-    place = item.kind, item.run, item.round, item.step
-    sent = Allowed(*place, payload, item.digest, item.decision_seq, sequence, item.attempts, item.id)
+    sent = Allowed(item.place, payload, item.digest, item.decision_seq, sequence, item.attempts, item.id)
     outcomes.answered(sent, body)
 
 
@@ -675,7 +674,7 @@ def release_fields(
     if facts:
         detail["facts"] = facts
     return {
-        "kind": release.kind, "run": release.run, "round": release.round, "step": release.step, "detail": detail,
+        **release.place._asdict(), "detail": detail,
         "payload": release.recorded, **orders_of(order or {}),
     }  # fmt: skip
 

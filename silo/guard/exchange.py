@@ -37,11 +37,11 @@ from fedsilo.protocol import codec
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.errors import ConflictError, DeniedError, PeerError, UnreachableError, UsageError, WireCode
 from fedsilo.protocol.kinds import OUTBOUND_KINDS
+from fedsilo.protocol.place import Place
 from fedsilo.protocol.transcript import sign_transcript, transcript_from_canonical
-from silo.guard import envelopes
 from silo.guard.coordinator_client import NOTHING_YET, CoordinatorClient, seconds_between
 from silo.guard.framing import Reply
-from silo.guard.gate import Gate
+from silo.guard.gate import Gate, check_answer
 from silo.guard.ledger import Ledger
 from silo.guard.messages import Inbound, IngressDenied
 from silo.guard.round_agreement import Agreement
@@ -112,7 +112,7 @@ class LineExchange:
 
     def beat(self) -> None:
         if self._quiet_seconds >= HEARTBEAT_SECONDS:
-            self._talk.say("control.heartbeat", pb.Heartbeat())
+            self._talk.say(self._gate.view.place("control.heartbeat"), pb.Heartbeat())
 
     @property
     def _quiet_seconds(self) -> int:
@@ -129,7 +129,7 @@ class LineExchange:
             wait_milliseconds=int(wait_seconds * 1000), acknowledged_sequence=self._ledger.acknowledged,
             countersignature=self._agreement.countersignature,
         )  # fmt: skip
-        item = self._talk.say("control.poll", body, wait_seconds=wait_seconds)
+        item = self._talk.say(self._gate.view.place("control.poll"), body, wait_seconds=wait_seconds)
         if item.kind in {"control.ack", "control.refusal"}:
             return
         if take_in(item, self._runs, self._ledger, self._gate):
@@ -272,7 +272,7 @@ class FileExchange:
             _log.error("%s; %s", refused.message, refused.hint)
             self._gate.counters.last_fault = refused.message
         for item in self._ledger.outbox("allowed"):
-            if (item.kind, item.run, item.round, item.step, item.digest) == _place_of(asked):
+            if (item.place, item.digest) == _place_of(asked):
                 self._runs.answered(item, asked["sequence"], answer)
         left = [word for word in self._words if _place_of(word) != _place_of(asked)]
         if len(left) < len(self._words):
@@ -337,7 +337,7 @@ class FileExchange:
         self._check_receiver(file)
         file.verify(self._site.coordinator_key)
         for message in file.messages:
-            envelopes.check(
+            check_answer(
                 message.envelope, None, federation=config.federation, coordinator_id=coordinator,
                 key=self._site.coordinator_key,
             )  # fmt: skip
@@ -402,13 +402,13 @@ class FileExchange:
     def _say_all(self) -> None:
         self._talk.join(self._rung())
         body = pb.Poll(acknowledged_sequence=self._ledger.acknowledged, countersignature=self._countersignature())
-        self._talk.say("control.poll", body)
+        self._talk.say(self._gate.view.place("control.poll"), body)
         for item in self._ledger.outbox("allowed"):
             self._runs.retry(item)
         for word in list(self._words):
             said = codec.decode(OUTBOUND_KINDS[word["kind"]], bytes.fromhex(word["body"]))
             try:
-                self._talk.say(word["kind"], said, run=word["run"], round_number=word["round"], step=word["step"])
+                self._talk.say(_place_of(word)[0], said)
             except DeniedError as error:
                 _log.warning("%s is not said: %s", word["kind"], error.message)
 
@@ -425,7 +425,7 @@ class FileExchange:
 
     # ---- what the client would say over a line -----------------------------------------------
 
-    def instead(self, kind: str, body: ProtobufMessage, routing: Mapping[str, Any]) -> Inbound | None:
+    def instead(self, place: Place, body: ProtobufMessage) -> Inbound | None:
         """What is said outside of an export: an adapter out of the imported file, a word that is kept for the next
         export, or nothing. None: an export is being written, and the gate takes it.
 
@@ -436,13 +436,11 @@ class FileExchange:
             return None
         if isinstance(body, pb.Fetch):
             return self._adapter(body.digest)
-        if kind in _KEPT:
-            run = routing.get("run")
+        if place.kind in _KEPT:
             payload = codec.encode(body)
             word = {
-                "kind": kind, "body": payload.hex(), "sha256": codec.sha256_hex(payload),
-                "run": self._gate.view.run if run is None else run,
-                "round": routing.get("round_number", 0), "step": routing.get("step", 0),
+                "kind": place.kind, "body": payload.hex(), "sha256": codec.sha256_hex(payload), "run": place.run,
+                "round": place.round, "step": place.step,
             }  # fmt: skip
             if word not in self._words:
                 self._keep_words([*self._words, word])
@@ -467,8 +465,9 @@ def _read_list(path: Path) -> list[dict[str, Any]]:
     return list(json.loads(path.read_bytes())) if path.exists() else []
 
 
-def _place_of(row: Mapping[str, Any]) -> tuple[str, str, int, int, str]:
-    return row["kind"], row["run"], row["round"], row["step"], row["sha256"]
+def _place_of(row: Mapping[str, Any]) -> tuple[Place, str]:
+    """Return where a message belongs that is listed in a file of this folder, and the digest of its payload."""
+    return Place(row["run"], row["round"], row["step"], row["kind"]), row["sha256"]
 
 
 def _utc(seconds: float) -> str:

@@ -33,6 +33,7 @@ from fedsilo.files.transfer_file import Header
 from fedsilo.protocol import codec
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.codec import Array, Buffer, sha256_hex, sha256_of
+from fedsilo.protocol.envelope import check_signature, place_of, seal
 from fedsilo.protocol.errors import (
     ConflictError,
     DeniedError,
@@ -44,6 +45,7 @@ from fedsilo.protocol.errors import (
     WireCode,
 )
 from fedsilo.protocol.kinds import INBOUND_KINDS, OUTBOUND_KINDS
+from fedsilo.protocol.place import Place
 from policies.engine import OFFERED, Approval, Decision, Facts, Message
 from policies.facts_text import answers_of_step
 from policies.load import Policy
@@ -51,7 +53,6 @@ from policies.rules.ingress import donors_of_one_peer_most
 from policies.screening import screen_facts, texts_of
 from policies.transform import changes_bytes, drop_wrong_donors, transform_factors, withhold_responses, within_share
 from silo.config import CoordinatorPlace
-from silo.guard import envelopes
 from silo.guard.archive import Archive
 from silo.guard.channel import Channel, Export, FileChannel, GrpcChannel, server_certificate
 from silo.guard.context import RunView, SiteView
@@ -148,23 +149,17 @@ class Gate:
 
     def send(
         self,
-        kind: str,
+        place: Place,
         body: ProtobufMessage,
         *,
-        run: str | None = None,
-        round_number: int = 0,
-        step: int = 0,
         wait_seconds: float = 0.0,
         into: Sink | None = None,
     ) -> Inbound:
         """Offer a small message, send it at once if it is allowed, and return the coordinator's answer.
 
         Args:
-            kind: of the message.
+            place: of the message.
             body: its values.
-            round_number: of the envelope; 0 outside a round.
-            step: of the envelope; 0 outside a step.
-            run: by default the open run.
             wait_seconds: how long the coordinator may wait before it answers (polls).
             into: keeps the answer's payload as it comes (fetches).
 
@@ -172,70 +167,62 @@ class Gate:
             DeniedError: the policy says no, or asks for persons; recorded, nothing sent.
             UnreachableError, NotAllowedError, PeerError, OperationError: see `transmit`.
         """
-        offered = self.offer(kind, body, run=run, round_number=round_number, step=step)
+        offered = self.offer(place, body)
         if not isinstance(offered, Allowed):
             reasons = offered.decision.reasons
             raise DeniedError(
-                f"this site's policy does not let {kind} out", hint=offered.decision.explain()[:500],
+                f"this site's policy does not let {place.kind} out", hint=offered.decision.explain()[:500],
                 code=reasons[0] if len(reasons) == 1 else "DENIED",
             )  # fmt: skip
         return self.transmit(offered, wait_seconds=wait_seconds, into=into).reply
 
     def offer(
         self,
-        kind: str,
+        place: Place,
         body: ProtobufMessage,
         *,
-        run: str | None = None,
-        round_number: int = 0,
-        step: int = 0,
         tensors: Mapping[str, Array] | None = None,
         read_from: Buffer = b"",
     ) -> Allowed | Denied | Held:
         """Decide on a message of parsed values; an allowed one may then be handed to `transmit`.
 
         Args:
-            kind: of the message.
+            place: of the message.
             body: its values.
-            run: by default the open run.
-            round_number: of the envelope.
-            step: of the envelope.
             tensors: float32 arrays by wire name, for a tensor kind; `body` is then its header.
             read_from: a payload that both are read from here, in memory that nobody else can write to; or none.
 
         Raises:
             LogFullError, OperationError: it cannot be recorded; the gate is halted and nothing is sent.
         """
-        run = self.view.run if run is None else run
         if tensors is not None and isinstance(body, pb.Factors):
-            with self._archive.ahead(read_from, self.policy.file.egress.updates.get(kind), body.dtype):
-                return self._offer_update((kind, run, round_number, step), body, tensors, read_from)
+            with self._archive.ahead(read_from, self.policy.file.egress.updates.get(place.kind), body.dtype):
+                return self._offer_update(place, body, tensors, read_from)
         payload = codec.encode(body)
-        message = self._message(kind, run, round_number, step, payload)
+        message = self._message(place, payload)
         if isinstance(body, pb.PublicResponses) or self._judge.screens_asked(message):
             return self._offer_texts(message, payload)
-        return self.decide_payload(kind, run, round_number, step, payload)
+        return self.decide_payload(place, payload)
 
     def _offer_update(
-        self, place: tuple[str, str, int, int], body: pb.Factors, tensors: Mapping[str, Array], read_from: Buffer
+        self, place: Place, body: pb.Factors, tensors: Mapping[str, Array], read_from: Buffer
     ) -> Allowed | Denied | Held:
         """Whole factors are judged as offered, since what is wrong with them must show before anything is made fit;
         then each value is clipped, rounded and written once, and those bytes are judged. What is fit is judged as is.
 
         Args:
-            place: kind, run, round and step.
+            place: of the update.
             body: the trainer's header.
             tensors: float32 arrays by wire name.
             read_from: as `offer`.
         """
-        kind, run, round_number, step = place
-        header, payload_bytes, tensors = factors_header(kind, self._site.schema, body, tensors, read_from)
-        message = Message("egress", kind, run, round_number, step, self._site.spiffe_id, payload_bytes, header, tensors)
+        header, payload_bytes, tensors = factors_header(place.kind, self._site.schema, body, tensors, read_from)
+        message = Message("egress", place, self._site.spiffe_id, payload_bytes, header, tensors)
         facts, decision = self._judge.judge(message, stage=OFFERED)
         as_offered = codec.factors_pieces(header, tensors)  # made as they are read, by one of the lines below
         if decision.verdict == "deny":
             return self._outcomes.denied(facts, decision, tensor_digests(payload_bytes, sha256_of(as_offered)))
-        block, fit, transform = self.policy.file.egress.updates.get(kind), None, dict[str, Any]()
+        block, fit, transform = self.policy.file.egress.updates.get(place.kind), None, dict[str, Any]()
         if block is not None:
             try:
                 fit, transform = transform_factors(facts["l2"], block, secrets.token_bytes)
@@ -250,7 +237,7 @@ class Gate:
             payload = self._archive.begin(codec.joined_factors(header, payload_bytes, tensors, fit))
         digest = sha256_hex(payload)
         original = Original(payload_bytes, facts, transform, sha256_of(as_offered) if changed else digest)
-        return self.decide_payload(*place, payload, original=original, readings=readings, digest=digest)
+        return self.decide_payload(place, payload, original=original, readings=readings, digest=digest)
 
     def _offer_texts(self, message: Message, payload: bytes) -> Allowed | Denied | Held:
         """Texts that are to be read: first the rules that need nothing of that (T55); then answers are graded, and each
@@ -261,7 +248,7 @@ class Gate:
         coordinator learns of no hit (T18). Of other kinds nothing is dropped: a hit denies the message, and so many a
         day halt the kind.
         """
-        offered, place = message, (message.run, message.round, message.step)
+        offered = message
         facts, decision = self._judge.judge(message, stage=OFFERED, readings=Readings())
         if decision.would_be == "deny":
             return self._outcomes.denied(facts, decision, self._judge.digests(message.kind, payload))
@@ -288,9 +275,9 @@ class Gate:
                     places = [places[place] for place in kept]
         original = Original(len(payload), facts, transform) if transform or screened is not None else None
         if message is not offered:
-            self._judge.places_sent = place, places_by_row(_answers(offered), places)
+            self._judge.places_sent = message.place, places_by_row(_answers(offered), places)
             payload = codec.encode(message.body)
-        return self.decide_payload(message.kind, *place, payload, original=original, readings=readings)
+        return self.decide_payload(message.place, payload, original=original, readings=readings)
 
     @staticmethod
     def _without(message: Message, readings: Readings, dropped: Sequence[bool]) -> tuple[Message, Readings, list[int]]:
@@ -300,10 +287,7 @@ class Gate:
 
     def decide_payload(
         self,
-        kind: str,
-        run: str,
-        round_number: int,
-        step: int,
+        place: Place,
         payload: Buffer,
         *,
         approvals: tuple[Approval, ...] = (),
@@ -316,10 +300,7 @@ class Gate:
         """The final decision on exact bytes, recorded durably.
 
         Args:
-            kind: of the message.
-            run: of the envelope.
-            round_number: of the envelope.
-            step: of the envelope.
+            place: of the message.
             payload: the bytes that will be sent.
             approvals: persons whose signature over this payload's digest has been verified.
             granted: numbers of the records of that.
@@ -328,16 +309,16 @@ class Gate:
             graded: facts of the same bytes from when they were held: people's orders wait for no grading.
             digest: SHA-256 of the payload, where it is known already.
         """
-        message = self._message(kind, run, round_number, step, payload)
+        message = self._message(place, payload)
         digest = digest or sha256_hex(payload)
-        digests = self._judge.digests(kind, payload, digest)
+        digests = self._judge.digests(place.kind, payload, digest)
         if graded is not None:
             readings = self._judge.screened(message, self._judge.graded_before(message, graded))
         facts, decision = self._judge.judge(message, approvals=approvals, readings=readings)
         judged_by = self._judge.book.view(facts, approvals).to_json()  # before this message counts: the log replays
         if decision.verdict == "deny" or (decision.verdict == "allow" and not decision.may_leave):
             return self._outcomes.denied(facts, decision, digests, original=original, history=judged_by)
-        content, archived = not kind.startswith("control."), False
+        content, archived = not place.kind.startswith("control."), False
         if content:
             with self._judge.halting():
                 archived = self._archive.keep(payload, digest)
@@ -345,13 +326,13 @@ class Gate:
         try:
             if decision.verdict == "hold":
                 self._judge.record_decision(facts, decision, digests, original=original, history=judged_by)
-                return Held(decision, facts, payload)
+                return Held(place, decision, facts, payload)
             # Counted first: a crash between the two writes costs a number, never lets an uncounted byte out.
-            sequence = self._judge.count(facts, run)
+            sequence = self._judge.count(facts, place.run)
             if windowed:
                 window = self._window(facts, decision, digests, sequence, judged_by)
                 number = window.decision
-                return Allowed(kind, run, round_number, step, payload, digest, number, sequence, window=window)
+                return Allowed(place, payload, digest, number, sequence, window=window)
             decision_seq = self._judge.record_decision(
                 facts, decision, digests, original=original, sequence=sequence, history=judged_by, archived=archived,
                 approvals=granted,
@@ -360,11 +341,10 @@ class Gate:
             return self._outcomes.unrecorded(facts, decision, digests, error, kept=digest if content else "")
         outbox_id = None
         if content:
-            place, size = (run, round_number, step, kind), len(payload)
-            item = OutboxItem(0, *place, digest, size, decision_seq, self.now(), "allowed", 0, archived)
+            item = OutboxItem(0, place, digest, len(payload), decision_seq, self.now(), "allowed", 0, archived)
             with self._judge.halting():
                 outbox_id = self._ledger.keep_until_sent(item)
-        return Allowed(kind, run, round_number, step, payload, digest, decision_seq, sequence, 0, outbox_id)
+        return Allowed(place, payload, digest, decision_seq, sequence, 0, outbox_id)
 
     def _goes_in_window(self, message: Message) -> bool:
         """Whether a message is an empty poll over a line, which many of share one record."""
@@ -395,9 +375,10 @@ class Gate:
             PeerError: the answer was refused; the message itself counts as sent.
         """
         self._judge.check_recorded()
-        envelope = envelopes.sealed(
-            allowed, federation=self._federation, sender=self._site.spiffe_id, key=self._signing_key
-        )
+        envelope = seal(
+            allowed.place, allowed.digest, federation=self._federation, sender=self._site.spiffe_id,
+            sequence=allowed.sequence, attempt=allowed.attempt, key=self._signing_key,
+        )  # fmt: skip
         try:
             reply = self._channel.exchange(
                 envelope, allowed.payload, wait_seconds=wait_seconds, into=into,
@@ -547,19 +528,49 @@ class Gate:
         """Persons have looked at what a kind's screens found: it may leave again."""
         self._judge.release_halt(kind, persons)
 
-    def found_again(
-        self, kind: str, run: str, round_number: int, step: int, payload: Buffer
-    ) -> tuple[Message, Readings]:
+    def found_again(self, place: Place, payload: Buffer) -> tuple[Message, Readings]:
         """What the screens find in bytes that were judged already, for people: nothing is decided or counted by it."""
-        message = self._message(kind, run, round_number, step, payload)
+        message = self._message(place, payload)
         return message, self._judge.screened(message, Readings())
 
     # ---- making and sending ------------------------------------------------------------------------
 
-    def _message(self, kind: str, run: str, round_number: int, step: int, payload: Buffer) -> Message:
+    def _message(self, place: Place, payload: Buffer) -> Message:
         """Parse our own rebuilt bytes again, so that what is judged is what is sent."""
-        body, tensors = parsed(kind, payload, OUTBOUND_KINDS)
-        return Message("egress", kind, run, round_number, step, self._site.spiffe_id, len(payload), body, tensors)
+        body, tensors = parsed(place.kind, payload, OUTBOUND_KINDS)
+        return Message("egress", place, self._site.spiffe_id, len(payload), body, tensors)
+
+
+def check_answer(
+    envelope: pb.Envelope, payload: Buffer | None, *, federation: str, coordinator_id: str, key: Ed25519PublicKey
+) -> None:
+    """Check that the pinned coordinator signed exactly these bytes for this federation.
+
+    Args:
+        envelope: as it came.
+        payload: as it came; None where its digest is compared by whoever reads it.
+        federation: its name.
+        coordinator_id: the pinned SPIFFE id.
+        key: the coordinator's pinned message-signing key.
+
+    Raises:
+        PeerError: it did not; the code names what is wrong first.
+    """
+    wrong = ""
+    if envelope.sender != coordinator_id:
+        wrong = f"comes from {envelope.sender[:120]!r}, the policy pins {coordinator_id}"
+    elif envelope.federation != federation:
+        wrong = f"is of federation {envelope.federation[:64]!r}, this silo is of {federation!r}"
+    if wrong:
+        hint = "is coordinator.address in silo.yaml the one of this federation's coordinator?"
+        raise PeerError(WireCode.SENDER_MISMATCH, f"the answer {wrong}", hint=hint)
+    if payload is not None and envelope.payload_digest.hex() != sha256_hex(payload):
+        raise PeerError(WireCode.DIGEST_MISMATCH, "the answer's payload is not the one that was signed")
+    pinned = sha256_hex(key.public_bytes_raw())[:16]
+    check_signature(
+        envelope, key, what="the answer", signer=f"the pinned key of the coordinator (SHA-256 {pinned})",
+        hint="compare id/coordinator.pub and the policy's coordinator_key_sha256 with the coordinator's people",
+    )  # fmt: skip
 
 
 def _answers(message: Message) -> pb.PublicResponses:
@@ -617,7 +628,7 @@ class Ingress:
         """
         judge = self._judge
         try:
-            envelopes.check(
+            check_answer(
                 envelope, payload, federation=self._federation, coordinator_id=judge.site.coordinator_id,
                 key=self._coordinator_key,
             )  # fmt: skip
@@ -630,10 +641,7 @@ class Ingress:
         except PeerError as error:
             self._record_refused(envelope.kind, payload, error.wire_code)
             raise
-        message = Message(
-            "ingress", envelope.kind, envelope.run, envelope.round, envelope.step, envelope.sender, len(payload), body,
-            tensors,
-        )  # fmt: skip
+        message = Message("ingress", place_of(envelope), envelope.sender, len(payload), body, tensors)
         original = None
         if isinstance(body, pb.PublicDonors) and judge.policy.file.ingress.public_donors is not None:
             message, original, facts, decision = self._without_bad_donors(message, body, payload)
@@ -649,10 +657,8 @@ class Ingress:
             raise PeerError(WireCode.MALFORMED, f"what came cannot be written down: {error.message}") from error
         if decision.verdict == "deny":
             raise IngressDenied(envelope, decision, body)
-        return Inbound(
-            envelope.kind, envelope.run, envelope.round, envelope.step, envelope.sequence, message.body, payload,
-            digest, facts, decision if decision.verdict == "hold" else None,
-        )  # fmt: skip
+        held = decision if decision.verdict == "hold" else None
+        return Inbound(message.place, envelope.sequence, message.body, payload, digest, facts, held)
 
     def _without_bad_donors(
         self, message: Message, body: pb.PublicDonors, payload: Buffer
@@ -698,7 +704,7 @@ class Ingress:
     def _places_as_offered(self, message: Message, body: pb.PublicDonors) -> pb.PublicDonors:
         """Own answers are named by their place in what was sent; where some were withheld, the trainer counts more."""
         sent, places = self._judge.places_sent
-        if (message.run, message.round, message.step) != sent:
+        if message.place[:3] != sent[:3]:
             return body
         moved = pb.PublicDonors()
         for prompt in body.prompts:
@@ -721,10 +727,7 @@ class Ingress:
         """
         judge = self._judge
         body, tensors = parsed(held.kind, held.payload, INBOUND_KINDS)
-        message = Message(
-            "ingress", held.kind, held.run, held.round, held.step, judge.site.coordinator_id, len(held.payload), body,
-            tensors,
-        )  # fmt: skip
+        message = Message("ingress", held.place, judge.site.coordinator_id, len(held.payload), body, tensors)
         facts, decision = judge.judge(message, approvals=approvals)
         judged_by = judge.book.view(facts, approvals).to_json()
         digests = judge.digests(held.kind, held.payload, held.digest)

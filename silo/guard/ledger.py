@@ -53,6 +53,7 @@ from fedsilo.files.locked_file import TRY_SECONDS, LockedFile
 from fedsilo.files.read_only import read_only_address
 from fedsilo.protocol.codec import Buffer, sha256_hex
 from fedsilo.protocol.errors import ConflictError, NotFoundError, OperationError, VerificationError
+from fedsilo.protocol.place import Place, Placed
 from policies.engine import HistoryBook
 from policies.model import PolicyFile
 from policies.model_kinds import without_gone
@@ -98,6 +99,7 @@ ORDER BY name"""
 _REFERRED = (
     "SELECT digest FROM outbox WHERE state='allowed' OR archived UNION SELECT digest FROM releases WHERE state='held'"
 )
+_PLACE = "run=? AND round=? AND step=? AND kind=?"
 _OUTBOX = {"allowed": "waits", "sent": "sent"}
 _RELEASES = {"held": "waits", "missed": "missed"}
 
@@ -111,14 +113,11 @@ UNWRITABLE, UNREADABLE = "PAYLOADS_UNWRITABLE", "PAYLOAD_UNREADABLE"
 
 
 @dataclass(frozen=True)
-class OutboxItem:
+class OutboxItem(Placed):
     """One content message that the gate allowed. Its bytes are kept until the coordinator has answered it."""
 
     id: int
-    run: str
-    round: int
-    step: int
-    kind: str
+    place: Place
     digest: str
     payload_bytes: int
     decision_seq: int  # of the audit record
@@ -129,14 +128,11 @@ class OutboxItem:
 
 
 @dataclass(frozen=True)
-class Release:
+class Release(Placed):
     """A held message. The payload of this digest is what will be sent, byte for byte, if persons approve."""
 
     id: str
-    run: str
-    round: int
-    step: int
-    kind: str
+    place: Place
     digest: str
     policy_digest: str
     payload_bytes: int
@@ -589,8 +585,7 @@ class Ledger:
                 "INSERT INTO outbox (run, round, step, kind, digest, payload_bytes, decision_seq, at, state, attempts, "
                 "archived) VALUES (?,?,?,?,?,?,?,?,'allowed',0,?)",
                 (
-                    item.run, item.round, item.step, item.kind, item.digest, item.payload_bytes, item.decision_seq,
-                    item.at, item.archived,
+                    *item.place, item.digest, item.payload_bytes, item.decision_seq, item.at, item.archived,
                 ),
             )  # fmt: skip
             _count_for_good(database)
@@ -673,10 +668,9 @@ class Ledger:
             database.execute(
                 "INSERT INTO releases VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)",
                 (
-                    release.id, release.run, release.round, release.step, release.kind, release.digest,
-                    release.policy_digest, release.payload_bytes, json.dumps(release.recorded),
-                    json.dumps(release.facts), json.dumps(release.rules), release.persons, release.requested_at,
-                    release.expires_at, release.expiry_outcome, release.state, release.revision,
+                    release.id, *release.place, release.digest, release.policy_digest, release.payload_bytes,
+                    json.dumps(release.recorded), json.dumps(release.facts), json.dumps(release.rules), release.persons,
+                    release.requested_at, release.expires_at, release.expiry_outcome, release.state, release.revision,
                 ),
             )  # fmt: skip
 
@@ -985,14 +979,13 @@ class Ledger:
         with self._writing() as database:
             database.execute("DELETE FROM facts WHERE name GLOB 'run/*/again/*'")
 
-    def became_of(self, kind: str, run: str, round_number: int, step: int) -> str:
+    def became_of(self, place: Place) -> str:
         """What became of an offer: sent, denied, missed, or waits if it is held or lies in the outbox. Empty without a
         trace: an offer that a rule denied leaves one in the audit log only.
         """
-        place = "kind=? AND run=? AND round=? AND step=?"
         for table, meanings in (("outbox", _OUTBOX), ("releases", _RELEASES)):
-            query = f"SELECT state FROM {table} WHERE {place} ORDER BY rowid DESC LIMIT 1"  # noqa: S608  # constant text
-            if (row := self._one(query, (kind, run, round_number, step))) is not None:
+            query = f"SELECT state FROM {table} WHERE {_PLACE} ORDER BY rowid DESC LIMIT 1"  # noqa: S608  # constant text
+            if (row := self._one(query, place)) is not None:
                 return meanings.get(row["state"], "denied")
         return ""
 
@@ -1113,12 +1106,19 @@ def _add_missing_columns(database: sqlite3.Connection) -> None:
 
 
 def _outbox_item_of(row: sqlite3.Row) -> OutboxItem:
-    return OutboxItem(**{**dict(row), "archived": bool(row["archived"])})
+    values = dict(row)
+    return OutboxItem(place=_place_of(values), **values | {"archived": bool(row["archived"])})
 
 
 def _release_of(row: sqlite3.Row) -> Release:
     values = {name: row[name] for name in row.keys() if name != "number"}  # noqa: SIM118  # a row is no mapping
-    return Release(**values | {name: json.loads(values[name]) for name in ("recorded", "facts", "rules")})
+    place = _place_of(values)
+    return Release(place=place, **values | {name: json.loads(values[name]) for name in ("recorded", "facts", "rules")})
+
+
+def _place_of(values: dict[str, Any]) -> Place:
+    """Take the place out of a row's values."""
+    return Place(**{name: values.pop(name) for name in Place._fields})
 
 
 def _approval_of(row: sqlite3.Row) -> Approval:

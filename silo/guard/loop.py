@@ -455,7 +455,7 @@ class Guard:
         if task is None or before == self._progress_tick or not self._may_speak:
             return
         number, step = task.round, getattr(task, "step", 0)
-        self._talk.tell("control.progress", pb.Progress(round=number, step=step), round_number=number, step=step)
+        self._talk.tell(self._gate.view.place("control.progress", number, step), pb.Progress(round=number, step=step))
 
     @property
     def _may_speak(self) -> bool:
@@ -482,7 +482,7 @@ class Guard:
                 "egress.decision", run=run, round=self._gate.view.round, kind="unknown", decision="deny",
                 reasons=[error.code], direction="egress",
             )  # fmt: skip
-            self._talk.tell("control.error", pb.ErrorReport(code=WireCode.INTERNAL.value), run=run)
+            self._talk.tell_declined(run, WireCode.INTERNAL)
             self._talk.abstain(run, heard=False)
             self._ledger.end_run(run, "left")
         self.runs.run = None

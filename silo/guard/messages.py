@@ -16,19 +16,17 @@ from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.codec import Array, Buffer
 from fedsilo.protocol.errors import OperationError, PeerError, UnreachableError, WireCode
 from fedsilo.protocol.kinds import INBOUND_KINDS, REFT_KINDS, TENSOR_KINDS
+from fedsilo.protocol.place import Place, Placed
 from policies.engine import Decision, Facts
 from policies.schema import LoraSchema
 from silo.guard.ledger import Release
 
 
 @dataclass(frozen=True)
-class Inbound:
+class Inbound(Placed):
     """A message from the coordinator that was let in. `payload`: its exact bytes."""
 
-    kind: str
-    run: str
-    round: int
-    step: int
+    place: Place
     sequence: int
     body: ProtobufMessage
     payload: Buffer
@@ -86,13 +84,10 @@ class Original:
 
 
 @dataclass(frozen=True)
-class Allowed:
+class Allowed(Placed):
     """A decision to let exactly these bytes out, recorded and counted. Made by the gate alone."""
 
-    kind: str
-    run: str
-    round: int
-    step: int
+    place: Place
     payload: Buffer
     digest: str
     decision_seq: int
@@ -114,9 +109,10 @@ class Denied:
 
 
 @dataclass(frozen=True)
-class Held:
+class Held(Placed):
     """Waits for persons; `payload` are the exact bytes that will be sent."""
 
+    place: Place
     decision: Decision
     facts: Facts
     payload: Buffer
@@ -201,9 +197,7 @@ def decoded_factors(payload: Buffer) -> codec.Factors:
 def held_plan(release: Release, payload: bytes) -> Inbound:
     """A held message that came in, as it did. Raises PeerError: as `parsed`."""
     body, _ = parsed(release.kind, payload, INBOUND_KINDS)
-    return Inbound(
-        release.kind, release.run, release.round, release.step, 0, body, payload, release.digest, dict(release.facts)
-    )
+    return Inbound(release.place, 0, body, payload, release.digest, dict(release.facts))
 
 
 def parsed(

@@ -33,6 +33,7 @@ from fedsilo.protocol.errors import (
     VerificationError,
 )
 from fedsilo.protocol.kinds import INBOUND_KINDS, OUTBOUND_KINDS, TENSOR_KINDS
+from fedsilo.protocol.place import Place
 from policies import engine
 from policies.engine import Decision, Facts
 from policies.fields import Approvals
@@ -86,50 +87,37 @@ class Releases:
 
     # ---- hold --------------------------------------------------------------------------------------
 
-    def hold(
-        self, kind: str, run: str, round_number: int, step: int, held: Held, *, deadline_seconds: float | None
-    ) -> Release:
+    def hold(self, held: Held, *, deadline_seconds: float | None) -> Release:
         """Keep a release until persons answer or it expires.
 
         Args:
-            kind: of the message.
-            run: of the envelope.
-            round_number: of the envelope.
-            step: of the envelope.
             held: what the gate made of it.
             deadline_seconds: after which the run has gone on without it; None when only the policy's expiry counts.
         """
-        return self._keep(kind, run, round_number, step, held.payload, held.facts, held.decision, deadline_seconds)
+        return self._keep(held.place, held.payload, held.facts, held.decision, deadline_seconds)
 
     def hold_inbound(self, inbound: Inbound) -> Release:
         """Keep a plan until persons agree to take part in it."""
         if inbound.needs_approval is None:
             raise UsageError(f"{inbound.kind} needs no approval")
-        return self._keep(
-            inbound.kind, inbound.run, inbound.round, inbound.step, inbound.payload, inbound.facts,
-            inbound.needs_approval, None,
-        )  # fmt: skip
+        return self._keep(inbound.place, inbound.payload, inbound.facts, inbound.needs_approval, None)
 
     def _keep(
-        self, kind: str, run: str, round_number: int, step: int, payload: Buffer, facts: Facts, decision: Decision,
-        deadline_seconds: float | None,
-    ) -> Release:  # fmt: skip
+        self, place: Place, payload: Buffer, facts: Facts, decision: Decision, deadline_seconds: float | None
+    ) -> Release:
         now = self._gate.now()
         expiry_seconds = self._gate.policy.file.approvals.expiry_hours * 3600.0
         missed = deadline_seconds is not None and deadline_seconds < expiry_seconds
         release = Release(
-            id=self._ledger.free_release_id(f"r{round_number}/{self._silo}"),
-            run=run,
-            round=round_number,
-            step=step,
-            kind=kind,
+            id=self._ledger.free_release_id(f"r{place.round}/{self._silo}"),
+            place=place,
             digest=sha256_hex(payload),
             policy_digest=self._gate.policy.digest,
             payload_bytes=len(payload),
-            recorded=self._gate.digests(kind, payload),
+            recorded=self._gate.digests(place.kind, payload),
             facts=facts,
             rules=[result.to_json() for result in decision.results],
-            persons=self._asked(kind).persons,
+            persons=self._asked(place.kind).persons,
             requested_at=now,
             expires_at=now + (deadline_seconds if missed and deadline_seconds is not None else expiry_seconds),
             expiry_outcome="missed" if missed else "denied",
@@ -137,7 +125,7 @@ class Releases:
             revision=1,
         )
         self._ledger.hold(release, payload)
-        if kind in OUTBOUND_KINDS:
+        if place.kind in OUTBOUND_KINDS:
             self._keeping.keep_beside(release, payload)
         self._record("approval.request", release, reasons=list(decision.reasons))
         return release
@@ -300,9 +288,8 @@ class Releases:
             release = self._ledger.settle_release(release.id, "denied", was="approved")
             return release, Settled(release, "denied")
         decided = self._gate.decide_payload(
-            release.kind, release.run, release.round, release.step, payload, approvals=approvals, granted=granted,
-            graded=dict(release.facts),
-        )  # fmt: skip
+            release.place, payload, approvals=approvals, granted=granted, graded=dict(release.facts)
+        )
         self._ledger.drop_payloads([release.digest])
         if isinstance(decided, Allowed):
             self._keeping.keep_sent(release, destination)
@@ -587,7 +574,7 @@ class ReleaseKeeping:
     def _screened(self, release: Release, payload: Buffer) -> tuple[dict[str, Any], list[Any]]:
         """Facts of one run of the screens, for a held message only, whose time nobody outside can tell from a person's
         (T18); and which answers they found something in, with the screens, as the ledger gives them back."""
-        message, read = self._gate.found_again(release.kind, release.run, release.round, release.step, payload)
+        message, read = self._gate.found_again(release.place, payload)
         screened: Screened | None = read.screened
         facts = screen_facts(screened, len(list(texts_of(message.body))))
         places = [] if screened is None or screened.failed else hit_places(message.body, screened.hits)

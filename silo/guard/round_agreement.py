@@ -31,6 +31,7 @@ from fedsilo.audit.record import RecordError
 from fedsilo.protocol import codec
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.errors import PeerError, WireCode
+from fedsilo.protocol.place import Place
 from fedsilo.protocol.plan import Plan
 from fedsilo.protocol.transcript import (
     Countersignature,
@@ -364,7 +365,7 @@ class Agreement:
             return False
         payload = bytes.fromhex(kept["opening"])
         body = codec.decode(pb.RoundOpen, payload)
-        opening = Inbound("round.open", run, round_number, 0, 0, body, payload, codec.sha256_hex(payload), {})
+        opening = Inbound(Place(run, round_number, 0, "round.open"), 0, body, payload, codec.sha256_hex(payload), {})
         transcript = transcript_from_canonical(kept["transcript"])
         if self._differences(transcript, opening, body, plan):
             return False

@@ -55,6 +55,7 @@ from fedsilo.protocol.method import (
     TrainerTask,
 )
 from fedsilo.protocol.methods import method_named
+from fedsilo.protocol.place import Place
 from fedsilo.protocol.plan import Plan, plan_from_canonical
 from fedsilo.protocol.rounds import EVALUATION
 from fedsilo.protocol.transcript import transcript_from_canonical
@@ -81,13 +82,14 @@ _log = logging.getLogger("fedsilo.silo")
 # ---- adapters in ---------------------------------------------------------------------------------------------
 
 
-def fetch(talk: CoordinatorClient, adapters: AdapterStore, digest: str, *, bytes_max: int) -> Inbound:
+def fetch(talk: CoordinatorClient, adapters: AdapterStore, digest: str, *, run: str, bytes_max: int) -> Inbound:
     """Ask for an adapter and let the answer in.
 
     Args:
         talk: with the coordinator.
         adapters: keep what comes.
         digest: of the adapter.
+        run: that it is for.
         bytes_max: largest payload that it may be.
 
     Raises:
@@ -99,7 +101,9 @@ def fetch(talk: CoordinatorClient, adapters: AdapterStore, digest: str, *, bytes
     with adapters.arriving(digest, bytes_max) as arriving:
         resumed_at = arriving.size_bytes
         try:
-            answer = talk.say("control.fetch", pb.Fetch(digest=digest, offset=resumed_at), into=arriving)
+            answer = talk.say(
+                Place(run, 0, 0, "control.fetch"), pb.Fetch(digest=digest, offset=resumed_at), into=arriving
+            )
         except PeerError as error:
             arriving.drop()
             if resumed_at and error.wire_code is WireCode.DIGEST_MISMATCH:
@@ -142,7 +146,7 @@ def stored_or_fetched(
     if stored is not None:
         return stored
     try:
-        answer = fetch(talk, adapters, digest, bytes_max=bytes_max)
+        answer = fetch(talk, adapters, digest, run=view.run, bytes_max=bytes_max)
     except IngressDenied:
         raise
     except PeerError as error:
@@ -452,7 +456,7 @@ class RoundResume:
         the trainer is asked for them again, and gives the same.
         """
         if isinstance(task, Evaluate):
-            return bool(self._ledger.became_of(EVALUATION, self._gate.view.run, task.round, 0))
+            return bool(self._ledger.became_of(self._gate.view.place(EVALUATION, task.round)))
         place = _PLACES.get(type(task))
         if self._stands is None or place is None or task.round != self._round:
             return False
@@ -461,12 +465,12 @@ class RoundResume:
             self._passed_over.add(("public.responses", task.round, task.step))
         return here < stands or (here == stands and not isinstance(task, GeneratePublic))
 
-    def became_of(self, kind: str, run: str, round_number: int, step: int) -> str:
+    def became_of(self, place: Place) -> str:
         """As the ledger's, of what the open round offered before the kill, and of figures; empty: it was not."""
-        if kind != EVALUATION and (run, round_number) != (self._run, self._round):
+        if place.kind != EVALUATION and (place.run, place.round) != (self._run, self._round):
             return ""
-        found = self._ledger.became_of(kind, run, round_number, step)
-        return found or ("denied" if (kind, round_number, step) in self._passed_over else "")
+        found = self._ledger.became_of(place)
+        return found or ("denied" if (place.kind, place.round, place.step) in self._passed_over else "")
 
 
 # ---- one run -------------------------------------------------------------------------------------------------
@@ -998,28 +1002,25 @@ class RunManager:
 
     @about_its_message
     def offer(self, action: Offer, factors: Factors | None) -> str | None:
-        run = self._gate.view.run
+        place = self._gate.view.place(action.kind, action.round, action.step)
         self._offered.add((action.kind, action.round, action.step))
-        if before := self.resume.became_of(action.kind, run, action.round, action.step):
+        if before := self.resume.became_of(place):
             return None if before == "waits" else before
         tensors, read_from = (None, b"") if factors is None else (factors.tensors, factors.payload)
         try:
-            offered = self._gate.offer(
-                action.kind, action.body, run=run, round_number=action.round, step=action.step, tensors=tensors,
-                read_from=read_from,
-            )  # fmt: skip
+            offered = self._gate.offer(place, action.body, tensors=tensors, read_from=read_from)
         except PeerError as error:
             # Bytes rebuilt from the trainer's values are no message.
             raise OperationError(
                 f"what the trainer offers is no {action.kind}: {error.message}", code="TRAINER_CONFUSED"
             ) from error
         if isinstance(offered, Denied):
-            self._declined(action.kind, run, action.round, action.step, "; ".join(offered.decision.reasons))
+            self._declined(place, "; ".join(offered.decision.reasons))
             return "denied"
         if isinstance(offered, Held):
             plan = self._gate.view.plan
             seconds = None if plan is None else plan.hold_seconds(action.step)
-            held = self._releases.hold(action.kind, run, action.round, action.step, offered, deadline_seconds=seconds)
+            held = self._releases.hold(offered, deadline_seconds=seconds)
             _log.warning("held: %s of round %d waits for approval as %s", action.kind, action.round, held.id)
             self._publish("release.held", {"release": held.id, "kind": held.kind})
             return None
@@ -1061,7 +1062,7 @@ class RunManager:
             outcome: str | None = self._outcome_of(item, lambda: self._gate.retry(item).reply)
         except DeniedError as error:
             outcome = "denied"
-            self._declined(item.kind, item.run, item.round, item.step, error.message)
+            self._declined(item.place, error.message)
         if outcome is not None:
             self._settled(item, outcome)
         return outcome is not None
@@ -1083,7 +1084,7 @@ class RunManager:
                 self._talk.abstain(release.run, release.round, release.step, heard=False)
         else:
             outcome = "denied"
-            self._declined(release.kind, release.run, release.round, release.step, release.state)
+            self._declined(release.place, release.state)
         self._settled(release, outcome)
 
     def _settle_plan(self, settled: Settled) -> None:
@@ -1112,14 +1113,12 @@ class RunManager:
             if step is not None:
                 self._settled(settled.release, "missed")
 
-    def _declined(self, kind: str, run: str, round_number: int, step: int, reasons: str) -> None:
+    def _declined(self, place: Place, reasons: str) -> None:
         """Nobody out there learns more than that this silo declined (B6)."""
-        _log.warning("denied by this site's policy: %s of round %d: %s", kind, round_number, reasons)
-        self._publish("denied", {"kind": kind, "round": round_number, "step": step})
-        self._talk.tell(
-            "control.declined", pb.Declined(kind=kind, round=round_number, step=step), run=run,
-            round_number=round_number, step=step,
-        )  # fmt: skip
+        _log.warning("denied by this site's policy: %s of round %d: %s", place.kind, place.round, reasons)
+        self._publish("denied", {"kind": place.kind, "round": place.round, "step": place.step})
+        body = pb.Declined(kind=place.kind, round=place.round, step=place.step)
+        self._talk.tell(place._replace(kind="control.declined"), body)
 
     # ---- hands of the run ----------------------------------------------------------------
 

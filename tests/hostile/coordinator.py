@@ -26,6 +26,7 @@ from coordinator import outbox
 from coordinator.blobs import AnyPayload, BytesPayload
 from coordinator.replies import Replies, Reply
 from fedsilo.protocol import codec
+from fedsilo.protocol.place import Place
 from tests.hostile.deviations import DEVIATIONS, Memory, Said
 
 
@@ -64,24 +65,21 @@ class HostileReplies(Replies):
         self,
         session: Session,
         silo: str,
+        place: Place,
         *,
-        kind: str,
         body: Message | None,
         payload: AnyPayload | None,
-        run: str,
-        round_number: int,
-        step: int,
     ) -> Reply:
         def sealed(said: Said) -> Reply:
             return super(HostileReplies, self).seal(
-                session, silo, kind=said.kind, body=None, payload=BytesPayload(said.payload), run=said.run,
-                round_number=said.round, step=said.step,
+                session, silo, Place(said.run, said.round, said.step, said.kind), body=None,
+                payload=BytesPayload(said.payload),
             )  # fmt: skip
 
         content = codec.encode(body) if body is not None else b""
         if payload is not None:
             content = bytes(payload.read_at(0, payload.size_bytes))
-        honest = Said(silo, kind, content, run, round_number, step)
+        honest = Said(silo, place.kind, content, place.run, place.round, place.step)
         name, said = self._changed(honest)
         if silo not in self.memory.spare:
             self.memory.spare[silo] = sealed(honest.as_idle())
@@ -135,10 +133,7 @@ def _queue_again(session: Session, silo: str) -> None:
     """Queue all that waits for a silo anew, in its order, since what it is given now is no message of the queue: once
     it acknowledges that number or a later one, the coordinator would take the message as received."""
     for item in outbox.items(session, silo):
-        outbox.queue(
-            session, silo=silo, run=item.run, round_number=item.round, step=item.step, kind=item.kind,
-            payload=item.payload,
-        )  # fmt: skip
+        outbox.queue(session, silo, Place(item.run, item.round, item.step, item.kind), item.payload)
         session.delete(item)
 
 

@@ -16,6 +16,7 @@ from fedsilo.protocol.codec import Array, decode_factors, encode, encode_factors
 from fedsilo.protocol.kinds import INBOUND_KINDS, OUTBOUND_KINDS
 from fedsilo.protocol.method import Method
 from fedsilo.protocol.methods import METHODS
+from fedsilo.protocol.place import Place
 from policies.asked import Asked
 from policies.cases.screened import CANARIES, CORPUS, screened
 from policies.engine import Context, Decision, History, Message, decide, measure
@@ -35,6 +36,7 @@ from tests.policies.setting import (
     policy_of,
     policy_text,
     responses_message,
+    with_changes,
 )
 
 OFFERED_KINDS = tuple(sorted(kind for kind in OUTBOUND_KINDS if not kind.startswith("control.")))
@@ -133,17 +135,17 @@ class Case:
     def but(self, **changes: Any) -> Case:
         """With other known things or another history; `message` fields by their names."""
         history = changes.pop("history", self.history)
-        fields = {item.name for item in dataclasses.fields(Message)}
-        message = dataclasses.replace(self.message, **{key: changes.pop(key) for key in list(changes) if key in fields})
+        fields = {item.name for item in dataclasses.fields(Message)} | set(Place._fields)
+        message = with_changes(self.message, **{key: changes.pop(key) for key in list(changes) if key in fields})
         return Case(message, {**self.known, **changes}, history)
 
 
 def sent(kind: str, body: Any, *, step: int = 0, **known: Any) -> Case:
-    return Case(Message("egress", kind, "run-1", 1, step, SILO, len(encode(body)), body), known)
+    return Case(Message("egress", Place("run-1", 1, step, kind), SILO, len(encode(body)), body), known)
 
 
 def received(kind: str, body: Any, *, step: int = 0, **known: Any) -> Case:
-    return Case(Message("ingress", kind, "run-1", 1, step, COORDINATOR, len(encode(body)), body), known)
+    return Case(Message("ingress", Place("run-1", 1, step, kind), COORDINATOR, len(encode(body)), body), known)
 
 
 # ---- tensors ---------------------------------------------------------------------------------------
@@ -155,7 +157,7 @@ def tensors_case(
     payload = encode_factors(tensors, **header)
     factors = decode_factors(payload)
     direction = "egress" if sender == SILO else "ingress"
-    message = Message(direction, kind, "run-1", 1, 0, sender, len(payload), factors.header, factors.tensors)
+    message = Message(direction, Place("run-1", 1, 0, kind), sender, len(payload), factors.header, factors.tensors)
     return Case(message, known)
 
 

@@ -32,7 +32,7 @@ from tests.policies.kinds import (
     score,
     worth,
 )
-from tests.policies.setting import COORDINATOR, PLAN, policy_of
+from tests.policies.setting import COORDINATOR, PLAN, policy_of, with_changes
 
 FURTHER, GRPO, KNEXA, REFT = (policy_named(name) for name in ("further", "fedgrpo", "knexa", "fedreft"))
 CENTRAL, HEURISTIC = policy_named("fedid-central"), policy_named("knexa-heuristic")
@@ -676,7 +676,7 @@ TENSORS: list[Bound] = [
         REFT,
         reft("reft.aggregate"),
         Case(
-            dataclasses.replace(
+            with_changes(
                 _all_w(REFT_L2.max_l2 / 1.999).message, kind="reft.aggregate", direction="ingress", sender=COORDINATOR
             )
         ),

@@ -11,6 +11,7 @@ import numpy as np
 from fedsilo.files.site_policy import read_ruleset
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.codec import decode_factors, encode, encode_factors
+from fedsilo.protocol.place import Place
 from fedsilo.protocol.plan import Lora, Plan, Rollout
 from policies.engine import Context, Decision, History, Message, decide, measure
 from policies.load import Policy, load_policy
@@ -148,15 +149,21 @@ def tensor_message(
     payload = encode_factors(tensors, **header)
     factors = decode_factors(payload)
     message = Message(
-        "egress", "lora.factors", "run-1", 1, 0, SILO, len(payload), factors.header,
+        "egress", Place("run-1", 1, 0, "lora.factors"), SILO, len(payload), factors.header,
         factors.tensors if through_codec else tensors,
     )  # fmt: skip
-    return dataclasses.replace(message, **changes)
+    return with_changes(message, **changes)
 
 
 def small_message(kind: str, body: Any, *, round_number: int = 0, step: int = 0, **changes: Any) -> Message:
-    message = Message("egress", kind, "run-1", round_number, step, SILO, len(encode(body)), body)
-    return dataclasses.replace(message, **changes)
+    message = Message("egress", Place("run-1", round_number, step, kind), SILO, len(encode(body)), body)
+    return with_changes(message, **changes)
+
+
+def with_changes(message: Message, **changes: Any) -> Message:
+    """Return a message with other fields, or in another place."""
+    place = message.place._replace(**{name: changes.pop(name) for name in Place._fields if name in changes})
+    return dataclasses.replace(message, place=place, **changes)
 
 
 def inbound(kind: str, body: Any, *, round_number: int = 0, step: int = 0, **changes: Any) -> Message:

@@ -10,6 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.place import Place
 from policies.engine import Message, decide, measure
 from policies.history import History
 from tests.policies.setting import BASE_DIGEST, COORDINATOR, SCHEMA, SILO, context, policy_of, policy_text
@@ -40,7 +41,7 @@ def _message(kind: str, said: str, shapes: dict[str, Any], held: dict[str, Any],
     tensors: Any = {name: np.zeros(held[name], dtypes[name]) for name in (A, B)}
     ours = kind == "lora.factors"
     return Message(
-        "egress" if ours else "ingress", kind, "run-1", 1, 0, SILO if ours else COORDINATOR, SCHEMA.update_bytes,
+        "egress" if ours else "ingress", Place("run-1", 1, 0, kind), SILO if ours else COORDINATOR, SCHEMA.update_bytes,
         header, tensors,
     )  # fmt: skip
 
@@ -85,7 +86,7 @@ def test_T02_an_empty_tensor_of_any_name_is_refused(names: list[str]) -> None:
     body.tensors.extend(pb.TensorEntry(name=name, shape=(0,)) for name in more)
     tensors: Any = {**dict(message.tensors or {}), **{name: np.zeros(0, np.float32) for name in more}}
     with_more = Message(
-        message.direction, message.kind, "run-1", 1, 0, SILO, message.payload_bytes, body,
+        message.direction, Place("run-1", 1, 0, message.kind), SILO, message.payload_bytes, body,
         {name: tensors[name] for name in sorted(tensors)},
     )  # fmt: skip
     assert decide(measure(message, context()), POLICY, History()).verdict == "allow"

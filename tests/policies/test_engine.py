@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.codec import canonical_json
+from fedsilo.protocol.place import Place
 from policies.engine import Approval, Decision, Facts, History, HistoryBook, Message, decide, measure
 from policies.load import Policy
 from policies.model import PolicyFile
@@ -98,7 +99,7 @@ def _same_without(name: str, key: str) -> bool:
 @given(kind=st.text(max_size=30))
 @settings(max_examples=40, deadline=None)
 def test_T34_an_unknown_kind_is_denied(ruleset: str, kind: str) -> None:
-    message = Message("egress", f"x.{kind}", "run-1", 1, 0, SILO, 1, pb.Heartbeat())
+    message = Message("egress", Place("run-1", 1, 0, f"x.{kind}"), SILO, 1, pb.Heartbeat())
     decision = decide(measure(message, context()), policy_of(policy_text(ruleset)), History())
     assert decision.verdict == "deny" and "KIND_NOT_ALLOWED" in decision.reasons
 

@@ -14,6 +14,7 @@ from fedsilo.protocol.codec import decode_factors, encode_factors
 from fedsilo.protocol.errors import UsageError
 from fedsilo.protocol.freezing import frozen_sha256
 from fedsilo.protocol.methods import METHODS
+from fedsilo.protocol.place import Place
 from fedsilo.protocol.plan import Lora, Plan
 from policies.engine import Approval, Decision, History, Message, decide, measure
 from policies.render import PlanSize
@@ -31,6 +32,7 @@ from tests.policies.setting import (
     policy_of,
     policy_text,
     tensor_message,
+    with_changes,
 )
 
 Arrays = dict[str, np.ndarray[Any, np.dtype[Any]]]
@@ -60,8 +62,8 @@ def _message(kind: str, tensors: Arrays, *, dtype: str, base_digest: str, **chan
         tensors, base_digest=base_digest, schema_sha256=FROZEN.digest, rank=2, scale=2.0, dtype=dtype
     )
     factors = decode_factors(payload)
-    message = Message("egress", kind, "run-1", 1, 0, SILO, len(payload), factors.header, factors.tensors)
-    return dataclasses.replace(message, **changes)
+    message = Message("egress", Place("run-1", 1, 0, kind), SILO, len(payload), factors.header, factors.tensors)
+    return with_changes(message, **changes)
 
 
 def update(tensors: Arrays | None = None, **changes: Any) -> Message:

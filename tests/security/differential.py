@@ -27,6 +27,7 @@ from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.codec import encode, encode_factors, sha256_hex
 from fedsilo.protocol.errors import PeerError
 from fedsilo.protocol.kinds import OUTBOUND_KINDS
+from fedsilo.protocol.place import Place
 from policies import screening
 from policies.engine import Approval, Decision, HistoryBook, Message, decide, measure
 from policies.load import Policy
@@ -123,7 +124,9 @@ class Ends:
             body, tensors = parsed(sent.kind, sent.payload, OUTBOUND_KINDS)
         except PeerError as error:
             return str(error.code)
-        message = Message("egress", sent.kind, sent.run, sent.round, sent.step, SILO, len(sent.payload), body, tensors)
+        message = Message(
+            "egress", Place(sent.run, sent.round, sent.step, sent.kind), SILO, len(sent.payload), body, tensors
+        )
         graded = screened = None
         if isinstance(body, pb.PublicResponses):
             answers = answers_of(body, SILO)

@@ -20,6 +20,7 @@ from fedsilo.audit.transcripts import check_rounds
 from fedsilo.protocol import codec
 from fedsilo.protocol import transcript as transcripts
 from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.place import Place
 from fedsilo.protocol.transcript import is_signed, sign_transcript, silo_id
 from silo.guard.messages import Inbound
 from tests.policies import setting
@@ -85,7 +86,7 @@ def test_T20_only_signatures_that_were_verified_are_recorded(loop: Loop, digest:
     over = loop.shown.digest if digest is None else digest
     body.countersignatures.add(silo="hospital_b", transcript_sha256=over, signature=GARBAGE)
     payload = codec.encode(body)
-    item = Inbound("round.agreed", "run-1", 1, 0, 9, body, payload, codec.sha256_hex(payload), {})
+    item = Inbound(Place("run-1", 1, 0, "round.agreed"), 9, body, payload, codec.sha256_hex(payload), {})
     assert loop.guard._agreement.take_in(item, setting.PLAN) is not None
     (agreed,) = loop.bench.events("round.agreed")
     assert set(agreed["detail"]["signatures"]) == {"hospital_a", "hospital_b"}

@@ -21,6 +21,7 @@ from fedsilo.audit.log import AuditLog
 from fedsilo.protocol import codec
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.errors import OperationError, VerificationError
+from fedsilo.protocol.place import Place
 from fedsilo.protocol.plan import plan_from_canonical
 from fedsilo.protocol.transcript import (
     RoundEnd,
@@ -283,9 +284,9 @@ def test_T20_T39_killed_before_a_rounds_transaction_is_committed(
     kind = {"round.transcript": "round.open"}.get(event, event)
     queue = outbox.queue
 
-    def dies(session: Any, **item: Any) -> None:
-        queue(session, **item)
-        if (item["kind"], item["round_number"]) == (kind, number):
+    def dies(session: Any, silo: str, place: Place, payload: bytes) -> None:
+        queue(session, silo, place, payload)
+        if (place.kind, place.round) == (kind, number):
             raise Killed("killed")
 
     monkeypatch.setattr(outbox, "queue", dies)

@@ -157,7 +157,7 @@ def test_T03_a_release_that_no_record_takes_is_denied_though_persons_agreed(
     bench = Bench(tmp_path / "silo", setting.policy_of(setting.policy_text(first_rounds=1)))
     held = bench.factors()
     assert isinstance(held, Held)
-    release = bench.releases.hold("lora.factors", "run-1", 1, 0, held, deadline_seconds=None)
+    release = bench.releases.hold(held, deadline_seconds=None)
     refused.add(("egress.decision", "lora.factors"))
     shown = {
         "release": release.id,

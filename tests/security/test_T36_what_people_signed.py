@@ -90,7 +90,7 @@ def answered(tmp_path: Path) -> Path:
             if name != "approvals.reject":
                 offered = bench.factors()
                 assert isinstance(offered, Held)
-                release = bench.releases.hold("lora.factors", "run-1", 1, 0, offered, deadline_seconds=None)
+                release = bench.releases.hold(offered, deadline_seconds=None)
             shown = {"release": release.id, "digest": release.digest, "policy_digest": bench.gate.policy.digest}
             shown |= bench.opened(release.id)
             more = {

@@ -38,8 +38,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 def held(bench: Bench, value: str = "factors") -> Release:
     offered = bench.factors() if value == "factors" else bench.responses()
     assert isinstance(offered, Held)
-    kind = "lora.factors" if value == "factors" else "public.responses"
-    return bench.releases.hold(kind, "run-1", 1, 0 if value == "factors" else 2, offered, deadline_seconds=None)
+    return bench.releases.hold(offered, deadline_seconds=None)
 
 
 def arguments(bench: Bench, release: Release) -> dict[str, Any]:

@@ -44,12 +44,15 @@ from fedsilo.files.identity_files import load_identity, load_operator
 from fedsilo.files.task_files import read_tasks
 from fedsilo.protocol import codec, services
 from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.envelope import seal
 from fedsilo.protocol.errors import FedSiloError, NotAllowedError, PeerError, UnreachableError
+from fedsilo.protocol.place import Place
 from silo.config import CoordinatorPlace
-from silo.guard import channel, envelopes
+from silo.guard import channel
 from silo.guard.channel import GrpcChannel
 from silo.guard.coordinator_client import CoordinatorClient
-from silo.guard.messages import Allowed, Counters, Inbound, TlsFiles, parsed
+from silo.guard.gate import check_answer
+from silo.guard.messages import Counters, Inbound, TlsFiles, parsed
 from tests.coordinator_folder import write_coordinator
 from tests.policies.setting import HASH, SCHEMA
 from tests.security.people import CLIENT, SERVER, forge, new_keys
@@ -123,20 +126,20 @@ class Direct:
         )  # hello names it
         self._sender, self._key, self._pinned = sender, key, pinned
 
-    def send(self, kind: str, body: Any, *, run: str = "", **_: Any) -> Inbound:
+    def send(self, place: Place, body: Any, **_: Any) -> Inbound:
         payload = codec.encode(body)
-        message = Allowed(kind, run, 0, 0, payload, codec.sha256_hex(payload), 0, next(self._sequence))
-        envelope = envelopes.sealed(message, federation=FEDERATION, sender=self._sender, key=self._key)
+        envelope = seal(
+            place, codec.sha256_hex(payload), federation=FEDERATION, sender=self._sender,
+            sequence=next(self._sequence), attempt=0, key=self._key,
+        )  # fmt: skip
         reply = self.channel.exchange(envelope, payload, wait_seconds=0.0, reply_bytes_max=1 << 16)
-        envelopes.check(
-            reply.envelope, reply.payload, federation=FEDERATION, coordinator_id=COORDINATOR, key=self._pinned
-        )
+        check_answer(reply.envelope, reply.payload, federation=FEDERATION, coordinator_id=COORDINATOR, key=self._pinned)
         answer, _arrays = parsed(reply.envelope.kind, reply.payload, ALLOWED_KINDS)
         return cast(Any, SimpleNamespace(body=answer))
 
 
 @dataclass
-class Place:
+class Sites:
     """Two sites and a coordinator on disk, and the coordinator running."""
 
     root: Path
@@ -221,7 +224,7 @@ def agreed(root: Path) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sites]:
     root = tmp_path_factory.mktemp("x7")
     init_ca(root / "ca", name=FEDERATION, kind="federation", now=NOW - timedelta(hours=1))
     people: dict[str, Any] = {"alice": ["operator"], "victor": ["viewer"]}
@@ -239,7 +242,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
         specs[name] = {"certificate": files.certificate, "key": files.key, "root": trust}
     process = Processes(specs)
     try:
-        yield Place(root, process, process.ready["main"]["address"], Path(process.ready["main"]["control_socket"]))
+        yield Sites(root, process, process.ready["main"]["address"], Path(process.ready["main"]["control_socket"]))
     finally:
         process.end()
 
@@ -252,7 +255,7 @@ def issued(authority: CertificateAuthority, silo: str, now: datetime) -> tuple[b
     return authority.issue_silo(keys, silo=silo, now=now, lifetime=timedelta(hours=1)).certificate_pem, key
 
 
-def wrong_silo_certificates(place: Place) -> dict[str, tuple[bytes, Any]]:
+def wrong_silo_certificates(place: Sites) -> dict[str, tuple[bytes, Any]]:
     """Name -> certificate and key, each with a signature that is genuine as far as it goes."""
     authority, (forged_key, _, _) = place.authority, new_keys()
     strangers = create_ca(FEDERATION, kind="federation", not_before=NOW - timedelta(days=1), days=30)
@@ -338,7 +341,7 @@ SILO_CASES = {
 
 @pytest.mark.parametrize("case", SILO_CASES)
 def test_T28_T26_a_wrong_silo_certificate_is_named_at_both_ends(
-    place: Place, caplog: pytest.LogCaptureFixture, case: str
+    place: Sites, caplog: pytest.LogCaptureFixture, case: str
 ) -> None:
     pem, key = wrong_silo_certificates(place)[case]
     files = place.files(case.replace(" ", "_").replace("'", ""), pem, key)
@@ -354,15 +357,15 @@ def test_T28_T26_a_wrong_silo_certificate_is_named_at_both_ends(
     assert len(theirs) < 1000 and len(line) < 1500
 
 
-def test_the_right_certificate_is_taken(place: Place) -> None:
+def test_the_right_certificate_is_taken(place: Sites) -> None:
     conversation = place.talk(place.mine, place.address)
     with contextlib.closing(cast(Any, conversation)._gate.channel):
-        answer = conversation.say("control.heartbeat", pb.Heartbeat())
+        answer = conversation.say(Place("", 0, 0, "control.heartbeat"), pb.Heartbeat())
         assert isinstance(answer.body, pb.Ack)
 
 
 def test_T28_a_silo_that_is_not_on_the_list_is_named_at_both_ends(
-    place: Place, caplog: pytest.LogCaptureFixture
+    place: Sites, caplog: pytest.LogCaptureFixture
 ) -> None:
     tls_key, signing_key, keys = new_keys()
     pem = place.authority.issue_silo(keys, silo="stranger", now=NOW).certificate_pem
@@ -375,14 +378,14 @@ def test_T28_a_silo_that_is_not_on_the_list_is_named_at_both_ends(
     )  # fmt: skip
 
 
-def test_T28_no_certificate_at_all_is_named(place: Place) -> None:
+def test_T28_no_certificate_at_all_is_named(place: Sites) -> None:
     """There is no silo's line: a silo without a certificate does not start. The peer sees the connection close."""
     since = len(place.process.lines)
     assert handshake(place, None) == b""
     place.process.said(AT_TLS + r"it shows no certificate; silos dial with the certificate in id/", since)
 
 
-def test_T25_a_client_that_speaks_no_tls_and_a_port_check_are_named(place: Place) -> None:
+def test_T25_a_client_that_speaks_no_tls_and_a_port_check_are_named(place: Sites) -> None:
     """One end only: neither is a silo. TLS 1.2 is refused per call: `test_coordinator_server`."""
     host, _, port = place.address.rpartition(":")
     since = len(place.process.lines)
@@ -396,7 +399,7 @@ def test_T25_a_client_that_speaks_no_tls_and_a_port_check_are_named(place: Place
     place.process.said(AT_TLS + r"it closed the connection in the middle of the handshake; a port check", since)
 
 
-def handshake(place: Place, files: TlsFiles | None) -> bytes:
+def handshake(place: Sites, files: TlsFiles | None) -> bytes:
     """All that a peer gets to see after its part of the handshake."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.load_verify_locations(place.trust)
@@ -416,7 +419,7 @@ def handshake(place: Place, files: TlsFiles | None) -> bytes:
 
 @pytest.mark.parametrize("case", ["expired", "wrong CA", "two names", "a name that is text"])
 def test_T08_a_refused_peer_sees_a_closed_connection_or_a_bare_status_and_no_word_of_the_reason(
-    place: Place, case: str
+    place: Sites, case: str
 ) -> None:
     pem, key = wrong_silo_certificates(place)[case]
     files = place.files("bare", pem, key)
@@ -441,7 +444,7 @@ def test_T08_a_refused_peer_sees_a_closed_connection_or_a_bare_status_and_no_wor
 
 
 def test_T31_a_key_of_another_certificate_and_a_key_that_others_may_read_are_refused_before_dialling(
-    place: Place,
+    place: Sites,
 ) -> None:
     """One end only: the coordinator hears nothing of it."""
     since, folder = len(place.process.lines), place.root / SILO / "id"
@@ -530,7 +533,7 @@ COORDINATOR_CASES = {
 
 @pytest.mark.parametrize("case", COORDINATOR_CASES)
 def test_T30_a_wrong_coordinator_certificate_is_named_at_both_ends_before_anything_is_said(
-    place: Place, caplog: pytest.LogCaptureFixture, case: str
+    place: Sites, caplog: pytest.LogCaptureFixture, case: str
 ) -> None:
     address = place.process.ready[case]["address"]
     at_silo, at_coordinator = COORDINATOR_CASES[case]
@@ -573,7 +576,7 @@ def listening(answer: bytes | ssl.SSLContext | None) -> Iterator[str]:
 
 
 def test_T25_plain_tcp_tls_1_2_and_a_server_that_hangs_up_are_named(
-    place: Place, caplog: pytest.LogCaptureFixture
+    place: Sites, caplog: pytest.LogCaptureFixture
 ) -> None:
     with listening(b"HTTP/1.1 400 Bad Request\r\n\r\n") as address:
         line = place.refused(caplog, place.mine, address)
@@ -592,7 +595,7 @@ def test_T25_plain_tcp_tls_1_2_and_a_server_that_hangs_up_are_named(
 
 
 def test_nobody_there_and_a_name_that_does_not_resolve_are_named(
-    place: Place, caplog: pytest.LogCaptureFixture
+    place: Sites, caplog: pytest.LogCaptureFixture
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
@@ -605,7 +608,7 @@ def test_nobody_there_and_a_name_that_does_not_resolve_are_named(
 
 @pytest.mark.parametrize("seconds_per_read", [1.0, 0.01])
 def test_T23_a_certificate_that_comes_a_byte_at_a_time_is_not_waited_for(
-    place: Place, monkeypatch: pytest.MonkeyPatch, seconds_per_read: float
+    place: Sites, monkeypatch: pytest.MonkeyPatch, seconds_per_read: float
 ) -> None:
     """The whole fetch has one end, and no read may wait longer than what is left of it."""
     passed, reads, waits = [0.0], [0], [0.0]
@@ -653,7 +656,7 @@ HELLO_CASES = {
 
 @pytest.mark.parametrize("field", HELLO_CASES)
 def test_a_hello_that_differs_is_refused_with_both_values_at_both_ends(
-    place: Place, caplog: pytest.LogCaptureFixture, field: str
+    place: Sites, caplog: pytest.LogCaptureFixture, field: str
 ) -> None:
     said, ours, theirs, code, file = HELLO_CASES[field]
     theirs = theirs or agreed(place.root)["public"]
@@ -665,7 +668,7 @@ def test_a_hello_that_differs_is_refused_with_both_values_at_both_ends(
 
 
 def test_a_hello_of_another_protocol_is_refused_with_both_values_at_both_ends(
-    place: Place, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    place: Sites, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("silo.guard.coordinator_client.PROTOCOL_VERSION", 7)
     since = len(place.process.lines)
@@ -675,7 +678,7 @@ def test_a_hello_of_another_protocol_is_refused_with_both_values_at_both_ends(
 
 
 def test_T30_a_coordinator_with_another_signing_key_than_the_pinned_one_is_not_believed(
-    place: Place, caplog: pytest.LogCaptureFixture
+    place: Sites, caplog: pytest.LogCaptureFixture
 ) -> None:
     pinned, since = Ed25519PrivateKey.generate().public_key(), len(place.process.lines)
     for _ in range(2):  # the silo tries again, and that is what the coordinator can see of it
@@ -694,7 +697,7 @@ def test_T30_a_coordinator_with_another_signing_key_than_the_pinned_one_is_not_b
 # ---- people ----------------------------------------------------------------------------------------------------
 
 
-def test_T28_T36_a_command_that_may_not_be_given_is_named_to_the_person_and_in_the_daemon_s_log(place: Place) -> None:
+def test_T28_T36_a_command_that_may_not_be_given_is_named_to_the_person_and_in_the_daemon_s_log(place: Sites) -> None:
     folder, since = place.root / "main" / "id", len(place.process.lines)
 
     def told(command: Any) -> str:
@@ -775,7 +778,7 @@ def test_T37_text_in_a_certificate_cannot_write_lines_or_escapes_into_a_message(
 def test_an_unbelieved_answer_names_both_senders() -> None:
     envelope = pb.Envelope(sender="spiffe://x/coordinator/\x1b[2J" + "z" * 300, federation=FEDERATION)
     with pytest.raises(PeerError) as caught:
-        envelopes.check(envelope, b"", federation=FEDERATION, coordinator_id=COORDINATOR, key=cast(Any, None))
+        check_answer(envelope, b"", federation=FEDERATION, coordinator_id=COORDINATOR, key=cast(Any, None))
     assert caught.value.line.isprintable() and len(caught.value.line) < 400
     assert "the answer comes from 'spiffe://x/coordinator/\\x1b[2J" in caught.value.line
     assert f"the policy pins {COORDINATOR}; is coordinator.address" in caught.value.line

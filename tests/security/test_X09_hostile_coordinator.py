@@ -15,7 +15,7 @@ from fedsilo.protocol import codec
 from fedsilo.protocol._generated import federation_pb2 as pb
 from policies.engine import History, decide
 from policies.rules import RULES
-from silo.guard import envelopes
+from silo.guard import gate
 from silo.guard.ledger import Ledger
 from tests.hostile.attacks import ATTACKS, COORDINATOR
 from tests.hostile.deviations import DEVIATIONS, ESCAPES, TEXT
@@ -242,14 +242,14 @@ def test_T29_T30_a_reply_that_is_not_this_one_of_this_coordinator(attacked: Fede
 def test_T29_T30_without_the_check_of_the_envelope_it_is_believed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    monkeypatch.setattr(envelopes, "check", lambda *_, **__: None)
+    monkeypatch.setattr(gate, "check_answer", lambda *_, **__: None)
     without_a_control(tmp_path, name)
 
 
 def test_T30_without_the_check_of_the_envelope_a_rule_still_knows_the_sender(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(envelopes, "check", lambda *_, **__: None)
+    monkeypatch.setattr(gate, "check_answer", lambda *_, **__: None)
     federation = Federation(tmp_path, ["other_sender"])
     federation.run(rounds=1)
     (record,) = (row for row in federation.records() if row["decision"] == "deny")

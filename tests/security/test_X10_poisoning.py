@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from benchmarks import poisoning
-from benchmarks.poisoning import ATTACKS, KIND, SCHEMA, THRESHOLDS, Guard, Place, Result, norm_of, one
+from benchmarks.poisoning import ATTACKS, KIND, SCHEMA, THRESHOLDS, Guard, OpenRound, Result, norm_of, one
 from fedsilo.protocol import codec
 from fedsilo.protocol._generated import federation_pb2 as pb
 from silo.guard.messages import Allowed
@@ -109,9 +109,9 @@ def test_X10_the_bench_lets_out_what_the_real_gate_lets_out(tmp_path: Path, time
     policy = poisoning.policy_of(4)
     real = Bench(tmp_path / "silo", policy, schema=SCHEMA)
     allowed = real.gate.offer(
-        KIND, pb.Factors(base_digest=setting.BASE_DIGEST), round_number=1, tensors=large_delta(times)
+        real.gate.view.place(KIND, 1), pb.Factors(base_digest=setting.BASE_DIGEST), tensors=large_delta(times)
     )
-    mirrored = Guard(0, policy).offer(large_delta(times), Place(setting.PLAN, 1, setting.BASE_DIGEST, 1.0))
+    mirrored = Guard(0, policy).offer(large_delta(times), OpenRound(setting.PLAN, 1, setting.BASE_DIGEST, 1.0))
     assert isinstance(allowed, Allowed) and mirrored is not None and bytes(allowed.payload) == mirrored
     limit = policy.file.egress.updates[KIND].max_l2
     assert norm_of(dict(codec.decode_factors(mirrored).tensors)) <= limit
@@ -121,7 +121,7 @@ def test_X10_the_bench_lets_out_what_the_real_gate_lets_out(tmp_path: Path, time
 def test_X10_just_over_the_limit_is_refused_by_the_rule_on_the_delta(tmp_path: Path) -> None:
     """Each single tensor is within its own limit, so this is the one rule that stands."""
     coordinator = poisoning.Coordinator(tmp_path, poisoning.policy_of(4), 4)
-    place = Place(poisoning.plan_of(4, 1), 1, setting.BASE_DIGEST, 1.0)
+    place = OpenRound(poisoning.plan_of(4, 1), 1, setting.BASE_DIGEST, 1.0)
     for times, taken in ((1.02, False), (0.98, True)):  # bfloat16 moves a norm by less than 2**-8
         payload = codec.encode_factors(
             large_delta(times), base_digest=setting.BASE_DIGEST, schema_sha256=SCHEMA.digest, rank=SCHEMA.rank,

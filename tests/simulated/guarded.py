@@ -185,11 +185,11 @@ class Bench:
 
     def factors(self, tensors: dict[str, np.ndarray[Any, Any]] | None = None, base: str = setting.BASE_DIGEST) -> Any:
         tensors = small_factors() if tensors is None else tensors
-        return self.gate.offer("lora.factors", pb.Factors(base_digest=base), round_number=1, tensors=tensors)
+        return self.gate.offer(self.gate.view.place("lora.factors", 1), pb.Factors(base_digest=base), tensors=tensors)
 
     def responses(self, *prompts: tuple[int, tuple[str, ...]], step: int = 2) -> Any:
         body = setting.responses_body(*(prompts or ((1, ("12", "12")), (4, ()), (7, ("12",)))))
-        return self.gate.offer("public.responses", body, round_number=1, step=step)
+        return self.gate.offer(self.gate.view.place("public.responses", 1, step), body)
 
     def opened(self, release_id: str) -> dict[str, Any]:
         """What an approval carries of a person who read the facts and opened every finding."""

@@ -14,6 +14,7 @@ from fedsilo.audit.log import AuditLog
 from fedsilo.audit.record import link_of
 from fedsilo.audit.segments import segments
 from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.place import Place
 from silo.guard.answers.curves import FigureHistory
 from silo.guard.answers.queries import Queries
 from tests.policies import setting
@@ -35,7 +36,7 @@ def asked_of(bench: Bench, site: Any = None) -> Queries:
 
 
 def poll(bench: Bench) -> None:
-    bench.gate.send("control.poll", pb.Poll(wait_milliseconds=1000), run="")
+    bench.gate.send(Place("", 0, 0, "control.poll"), pb.Poll(wait_milliseconds=1000))
 
 
 def slow(audit: AuditLog, direction: str, *, control: bool = False) -> list[dict[str, Any]]:

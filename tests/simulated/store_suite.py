@@ -25,6 +25,7 @@ from coordinator.runs import stored_events, stored_life
 from coordinator.store import Store
 from fedsilo.protocol import rounds
 from fedsilo.protocol.errors import OperationError, UsageError
+from fedsilo.protocol.place import Place
 from tests.protocol.paper_run import PaperRun, timeless
 from tests.simulated.paper_federation import plan_of
 
@@ -38,7 +39,7 @@ def run_row(name: str = "run-1", **changes: Any) -> db.Run:
 
 
 def item(session: Session, silo: str, kind: str, run: str = "run-1") -> None:
-    outbox.queue(session, silo=silo, run=run, round_number=0, step=0, kind=kind, payload=b"\x00\xff" + kind.encode())
+    outbox.queue(session, silo, Place(run, 0, 0, kind), b"\x00\xff" + kind.encode())
 
 
 class StoreSuite:

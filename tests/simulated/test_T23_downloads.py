@@ -16,6 +16,7 @@ from coordinator.blobs import BytesPayload
 from fedsilo.protocol import codec
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.errors import OperationError, PeerError, UnreachableError, WireCode
+from fedsilo.protocol.place import Place
 from silo.guard.adapters import AdapterStore
 from silo.guard.coordinator_client import CoordinatorClient
 from silo.guard.run import fetch
@@ -33,17 +34,17 @@ class Talk:
         self.silo = silo
         self.asked: list[int] = []
 
-    def say(self, kind: str, body: pb.Fetch, *, into: Any) -> Any:
+    def say(self, place: Place, body: pb.Fetch, *, into: Any) -> Any:
         self.asked.append(body.offset)
         payload = codec.encode(body)
-        reply = self.silo.exchange(self.silo.envelope(kind, payload), payload, into)
+        reply = self.silo.exchange(self.silo.envelope(place.kind, payload), payload, into)
         content = cast(BytesPayload, reply.payload).data
         if codec.sha256_hex(content) != reply.envelope.payload_digest.hex():
             raise PeerError(WireCode.DIGEST_MISMATCH, "the payload is not the one that its envelope names")
         return SimpleNamespace(kind=reply.envelope.kind, payload=content)
 
 
-class Place:
+class Site:
     """A silo with its adapters, and a run's first adapter at the coordinator."""
 
     def __init__(self, folder: Path) -> None:
@@ -61,7 +62,7 @@ class Place:
 
     def fetch(self, *, cut_at: int | None = None, digest: str = DIGEST) -> Any:
         self.silo.down_bytes = cut_at
-        return fetch(cast(CoordinatorClient, self.talk), self.adapters, digest, bytes_max=len(ADAPTER))
+        return fetch(cast(CoordinatorClient, self.talk), self.adapters, digest, run="", bytes_max=len(ADAPTER))
 
     def partial(self) -> Path:
         [path] = self.folder.glob("*.partial")
@@ -69,13 +70,13 @@ class Place:
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
     divide_sizes(monkeypatch)
-    return Place(tmp_path)
+    return Site(tmp_path)
 
 
 @pytest.mark.parametrize("killed", [False, True])
-def test_T29_a_download_goes_on_at_its_offset_and_is_whole(place: Place, killed: bool) -> None:
+def test_T29_a_download_goes_on_at_its_offset_and_is_whole(place: Site, killed: bool) -> None:
     assert len(ADAPTER) > UNIT_BYTES
     with pytest.raises(LineCut):
         place.fetch(cut_at=UNIT_BYTES)
@@ -89,7 +90,7 @@ def test_T29_a_download_goes_on_at_its_offset_and_is_whole(place: Place, killed:
     assert place.adapters.find(DIGEST) == ADAPTER and list(place.folder.glob("*.partial")) == []
 
 
-def test_T29_a_kept_beginning_that_is_not_the_adapters_is_thrown_away(place: Place) -> None:
+def test_T29_a_kept_beginning_that_is_not_the_adapters_is_thrown_away(place: Site) -> None:
     with pytest.raises(LineCut):
         place.fetch(cut_at=UNIT_BYTES)
     place.partial().write_bytes(bytes(UNIT_BYTES))
@@ -99,7 +100,7 @@ def test_T29_a_kept_beginning_that_is_not_the_adapters_is_thrown_away(place: Pla
     assert place.talk.asked == [0, UNIT_BYTES, 0]
 
 
-def test_what_was_kept_of_another_adapter_goes_and_a_refusal_keeps_nothing(place: Place) -> None:
+def test_what_was_kept_of_another_adapter_goes_and_a_refusal_keeps_nothing(place: Site) -> None:
     with pytest.raises(LineCut):
         place.fetch(cut_at=UNIT_BYTES)
     assert place.fetch(digest="ab" * 32).kind == "control.refusal"
@@ -115,7 +116,7 @@ def test_what_was_kept_of_another_adapter_goes_and_a_refusal_keeps_nothing(place
     assert list(place.folder.glob("*.partial")) == []
 
 
-def test_T23_an_answer_from_elsewhere_than_was_asked_is_refused(place: Place) -> None:
+def test_T23_an_answer_from_elsewhere_than_was_asked_is_refused(place: Site) -> None:
     with pytest.raises(LineCut):
         place.fetch(cut_at=UNIT_BYTES)
     cut = place.silo.service.exchange
@@ -134,7 +135,7 @@ def test_T23_an_answer_from_elsewhere_than_was_asked_is_refused(place: Place) ->
 
 
 @pytest.mark.parametrize(("seconds", "ends"), [(121.0, True), (119.0, False)])
-def test_T24_a_silo_may_take_long_over_a_download_and_not_stand_still(place: Place, seconds: float, ends: bool) -> None:
+def test_T24_a_silo_may_take_long_over_a_download_and_not_stand_still(place: Site, seconds: float, ends: bool) -> None:
     def pace() -> None:
         place.house.clock.seconds += seconds
         place.silo.service.watchdog.look()
@@ -147,7 +148,7 @@ def test_T24_a_silo_may_take_long_over_a_download_and_not_stand_still(place: Pla
     assert place.fetch().payload == ADAPTER
 
 
-def test_T39_an_adapter_is_on_the_disk_before_anything_names_it(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_T39_an_adapter_is_on_the_disk_before_anything_names_it(place: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next one is measured from it (T20): named and lost to a power cut, it would keep the silo out of its run."""
     done: list[tuple[str, int]] = []
     flush, replace = os.fdatasync, Path.replace
@@ -169,7 +170,7 @@ def test_T39_an_adapter_is_on_the_disk_before_anything_names_it(place: Place, mo
     assert ("flushed", len(ADAPTER)) in done[: names.index(DIGEST)]
 
 
-def test_T29_what_lies_there_under_an_adapters_name_is_kept_only_as_it_came(place: Place) -> None:
+def test_T29_what_lies_there_under_an_adapters_name_is_kept_only_as_it_came(place: Site) -> None:
     """As long as the adapter, and other bytes: a disk's after a power cut, where the adapter then comes another way."""
     (place.folder / f"{DIGEST}.partial").write_bytes(bytes(len(ADAPTER)))
     place.adapters.keep(DIGEST, ADAPTER, 1.0)

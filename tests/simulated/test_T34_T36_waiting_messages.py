@@ -32,7 +32,7 @@ def cannot_be_sent(bench: Bench, allowed: Allowed) -> None:
 def approved(bench: Bench, *persons: str) -> Allowed:
     held = bench.factors()
     assert isinstance(held, Held)
-    release = bench.releases.hold("lora.factors", "run-1", 1, 0, held, deadline_seconds=None)
+    release = bench.releases.hold(held, deadline_seconds=None)
     arguments = {
         "release": release.id,
         "digest": release.digest,
@@ -96,7 +96,7 @@ def test_T34_a_later_round_is_judged_as_the_round_of_the_run_that_it_was(tmp_pat
     bench.gate.transmit(first)
     bench.gate.view = replace(bench.gate.view, round=2)
     header = pb.Factors(base_digest=setting.BASE_DIGEST)
-    second = bench.gate.offer("lora.factors", header, round_number=2, tensors=small_factors(0.002))
+    second = bench.gate.offer(bench.gate.view.place("lora.factors", 2), header, tensors=small_factors(0.002))
     assert isinstance(second, Allowed)
     cannot_be_sent(bench, second)
     with closing(bench.restart(asking(first_rounds))) as again:

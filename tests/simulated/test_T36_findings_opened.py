@@ -118,7 +118,7 @@ def test_T40_an_id_cannot_be_found_by_guessing_what_it_says(site: Site) -> None:
 def test_T36_two_persons_each_open_every_finding(tmp_path: Path) -> None:
     with closing(screening.bench(tmp_path, screening.policy(on_hit="hold", persons=2))) as bench:
         held: Any = bench.responses((1, (CANARY,)), (4, ()), (7, ()))
-        release = bench.releases.hold("public.responses", "run-1", 1, 2, held, deadline_seconds=None)
+        release = bench.releases.hold(held, deadline_seconds=None)
         shown = {
             "release": release.id,
             "digest": release.digest,

@@ -48,7 +48,7 @@ def pair(tmp_path: Path) -> Iterator[Bench]:
 
 def answers_held(bench: Bench) -> Release:
     held: Any = bench.responses((1, (CANARY,)), (4, ()), (7, ()))
-    return bench.releases.hold("public.responses", "run-1", 1, 2, held, deadline_seconds=None)
+    return bench.releases.hold(held, deadline_seconds=None)
 
 
 def answer(bench: Bench, release: Release, person: str = "bob", **more: Any) -> Any:
@@ -120,7 +120,7 @@ def test_T36_a_hit_that_comes_or_goes_between_two_persons_voids_the_first_yes(
     pair: Bench, canaries: tuple[str, ...]
 ) -> None:
     held: Any = pair.responses((1, (f"{LATE_CANARY} 12",)), (4, (CANARY,)), (7, ()))
-    release = pair.releases.hold("public.responses", "run-1", 1, 2, held, deadline_seconds=None)
+    release = pair.releases.hold(held, deadline_seconds=None)
     assert say_yes(pair, release, "alice") is None and given(pair, release) == ["alice"]
     pair.gate._screens._canaries = canaries
     with pytest.raises(ConflictError, match="find something else"):

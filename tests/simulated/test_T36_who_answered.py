@@ -43,7 +43,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 def held(bench: Bench, *, deadline_seconds: float | None = None) -> dict[str, Any]:
     offered = bench.factors()
     assert isinstance(offered, Held)
-    release = bench.releases.hold("lora.factors", "run-1", 1, 0, offered, deadline_seconds=deadline_seconds)
+    release = bench.releases.hold(offered, deadline_seconds=deadline_seconds)
     shown = {"release": release.id, "digest": release.digest, "policy_digest": bench.gate.policy.digest}
     return shown | bench.opened(release.id)
 

@@ -16,6 +16,7 @@ import pytest
 from fedsilo.audit.segments import LogLostError
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.errors import FedSiloError, OperationError
+from fedsilo.protocol.place import Place
 from silo.guard.commands import ends_when
 from silo.guard.messages import Allowed
 from tests.policies import setting
@@ -83,16 +84,16 @@ def test_T38_what_was_decided_does_not_leave_when_its_record_is_lost(
     assert lost.value.code == bench.gate.halt_code == "LOG_LOST"
     assert bench.channel.sent == []
     with pytest.raises(OperationError):
-        bench.gate.send("control.heartbeat", pb.Heartbeat(), run="")
+        bench.gate.send(Place("", 0, 0, "control.heartbeat"), pb.Heartbeat())
     assert bench.channel.sent == []
 
 
 @way
 def test_T38_nothing_more_is_decided_into_a_lost_log(bench: Bench, change: Callable[[Path], None]) -> None:
-    bench.gate.send("control.heartbeat", pb.Heartbeat(), run="")
+    bench.gate.send(Place("", 0, 0, "control.heartbeat"), pb.Heartbeat())
     change(_log(bench.folder))
     with pytest.raises(LogLostError):
-        bench.gate.send("control.heartbeat", pb.Heartbeat(), run="")
+        bench.gate.send(Place("", 0, 0, "control.heartbeat"), pb.Heartbeat())
     assert len(bench.channel.sent) == 1
 
 
@@ -117,7 +118,7 @@ def test_T38_a_log_that_is_read_backed_up_and_followed_is_in_its_place(bench: Be
     shutil.copytree(segment.parent, bench.folder / "backup")
     os.utime(segment)
     os.link(segment, bench.folder / "hard_link")
-    bench.gate.send("control.heartbeat", pb.Heartbeat(), run="")
+    bench.gate.send(Place("", 0, 0, "control.heartbeat"), pb.Heartbeat())
     assert len(bench.channel.sent) == 1
 
 

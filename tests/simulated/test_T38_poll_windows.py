@@ -23,6 +23,7 @@ from fedsilo.demo.provision import init_ca, provision_site
 from fedsilo.files.identity_files import load_operator
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.errors import DeniedError, UnreachableError
+from fedsilo.protocol.place import Place
 from tests.policies import setting
 from tests.simulated.coordinator_parts import SILOS, House, SimulatedSilo, joined
 from tests.simulated.guarded import Bench
@@ -64,9 +65,9 @@ def test_the_hour_another_run_and_another_policy_end_a_window(bench: Bench) -> N
     poll(bench)
     bench.clock_now += WINDOW_SECONDS
     poll(bench)
-    bench.gate.send("control.poll", pb.Poll(), run="run-1")
+    bench.gate.send(Place("run-1", 0, 0, "control.poll"), pb.Poll())
     bench.gate.adopt(setting.edited("polls_per_minute: 1200", "polls_per_minute: 1100"))
-    bench.gate.send("control.poll", pb.Poll(), run="run-1")
+    bench.gate.send(Place("run-1", 0, 0, "control.poll"), pb.Poll())
     assert [record["event"] for record in on_polls(bench.folder)] == [
         "egress.decision",
         *["egress.sent", "egress.decision"] * 3,
@@ -89,11 +90,11 @@ def test_what_an_answer_brings_a_refusal_and_a_signature_have_records_of_their_o
     bench.channel.answer = "control.refusal", pb.Refusal(code="HALTED")
     poll(bench)
     bench.channel.answer = "run.end", pb.RunEnd()
-    bench.gate.send("control.poll", pb.Poll(), run="")
+    bench.gate.send(Place("", 0, 0, "control.poll"), pb.Poll())
     came = [record["kind"] for record in read_records(bench.folder / "audit") if record["event"] == "ingress.decision"]
     assert came == ["control.refusal", "run.end"]  # an empty answer to a window has none
-    bench.gate.send("control.heartbeat", pb.Heartbeat())
-    bench.gate.send("control.checkpoint", pb.Checkpoint(), run="")  # its empty answer has one
+    bench.gate.send(bench.gate.view.place("control.heartbeat"), pb.Heartbeat())
+    bench.gate.send(Place("", 0, 0, "control.checkpoint"), pb.Checkpoint())  # its empty answer has one
     came = [record["kind"] for record in read_records(bench.folder / "audit") if record["event"] == "ingress.decision"]
     assert came == ["control.refusal", "run.end", "control.ack"]
     bench.gate.close_windows()

@@ -10,6 +10,7 @@ import pytest
 
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.errors import UnreachableError
+from fedsilo.protocol.place import Place
 from silo.guard.messages import Allowed
 from tests.policies import setting
 from tests.simulated.coordinator_parts import House, joined, until_quiet
@@ -43,7 +44,7 @@ def test_T39_what_a_halted_coordinator_did_not_take_stays_in_the_outbox(bench: B
 
 def test_T39_a_poll_that_a_halted_coordinator_refuses_is_answered_and_waits_for_nothing(bench: Bench) -> None:
     bench.channel.answer = ("control.refusal", pb.Refusal(code="HALTED"))
-    offered = bench.gate.offer("control.heartbeat", pb.Heartbeat(), run="")
+    offered = bench.gate.offer(Place("", 0, 0, "control.heartbeat"), pb.Heartbeat())
     assert isinstance(offered, Allowed)
     assert isinstance(bench.gate.transmit(offered).reply.body, pb.Refusal)
 

@@ -25,6 +25,7 @@ from fedsilo.control.desk import ControlDesk, raise_for_reply
 from fedsilo.protocol._generated import control_pb2
 from fedsilo.protocol.clocks import CERTIFICATE_TIME
 from fedsilo.protocol.errors import ConflictError, FedSiloError, NotAllowedError, UnreachableError
+from fedsilo.protocol.place import Place
 from silo.guard.clock_watch import ClockWatch
 from silo.guard.ledger import Ledger, OutboxItem, Release
 from tests.policies import setting
@@ -459,13 +460,13 @@ def test_T41_by_files_a_weekend_goes_on_and_a_jump_halts(tmp_path: Path) -> None
 def test_T41_what_was_asked_for_in_a_released_time_counts_from_now(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "ledger.sqlite3")
     fields: dict[str, Any] = {
-        "run": "run-1", "round": 1, "step": 0, "kind": "lora.factors", "policy_digest": "", "payload_bytes": 1,
+        "place": Place("run-1", 1, 0, "lora.factors"), "policy_digest": "", "payload_bytes": 1,
         "recorded": {}, "facts": {}, "rules": [], "persons": 1, "expiry_outcome": "denied", "state": "held",
         "revision": 0,
     }  # fmt: skip
     for name, at in (("late", NOW + JUMP), ("early", NOW - HOUR)):
         ledger.hold(Release(id=name, digest=name * 16, requested_at=at, expires_at=at + 2 * HOUR, **fields), b"x")
-        ledger.keep_until_sent(OutboxItem(0, "run-1", 1, 0, "lora.factors", name * 16, 1, 7, at, "allowed", 0, False))
+        ledger.keep_until_sent(OutboxItem(0, fields["place"], name * 16, 1, 7, at, "allowed", 0, False))
     ledger.accept_clock(NOW, 0.0, {})
     late, early = ledger.release("late"), ledger.release("early")
     assert (late.requested_at, late.expires_at) == (NOW, NOW + 2 * HOUR)

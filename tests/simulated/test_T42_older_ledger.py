@@ -495,7 +495,7 @@ def test_T42_what_the_restored_ledger_held_ends_and_is_recorded_as_ended(tmp_pat
     with closing(working(place)) as bench:
         held = bench.factors()
         assert isinstance(held, Held)
-        release = bench.releases.hold("lora.factors", "run-1", 1, 0, held, deadline_seconds=None)
+        release = bench.releases.hold(held, deadline_seconds=None)
     kept = files_of(place)
     with closing(working(place)) as bench:
         bench.gate.record("silo.pause")
@@ -511,7 +511,7 @@ def test_T42_what_the_restored_ledger_held_ends_and_is_recorded_as_ended(tmp_pat
         assert bench.ledger.release(release.id).state == "expired"
         again = bench.factors()
         assert isinstance(again, Held)
-        held_again = bench.releases.hold("lora.factors", "run-1", 1, 0, again, deadline_seconds=None)
+        held_again = bench.releases.hold(again, deadline_seconds=None)
         assert held_again.id == "r1/hospital_a/1"
 
 
@@ -564,7 +564,7 @@ def test_T42_polls_that_shared_a_record_are_counted_and_their_numbers_are_not_us
     kept = files_of(place)
     bench = working(place)
     for _ in range(3):
-        bench.gate.send("control.poll", pb.Poll())
+        bench.gate.send(bench.gate.view.place("control.poll"), pb.Poll())
     if not killed:
         bench.gate.close_windows()
     used = bench.channel.sent[-1][0].sequence
@@ -578,7 +578,7 @@ def test_T42_polls_that_shared_a_record_are_counted_and_their_numbers_are_not_us
     with closing(working(place)) as bench:
         counted = bench.ledger.book
         assert counted is not None and all(counted["days"][day] >= size for day, size in days.items())
-        bench.gate.send("control.poll", pb.Poll())
+        bench.gate.send(bench.gate.view.place("control.poll"), pb.Poll())
         assert bench.channel.sent[-1][0].sequence > used
 
 

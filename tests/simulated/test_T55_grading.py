@@ -15,6 +15,7 @@ import pytest
 from fedsilo.grading.verdict import CRASHED, TIMEOUT, Verdict, judged
 from fedsilo.protocol import codec
 from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.place import Place
 from policies.replay import replay
 from silo.guard.gate import Allowed
 from silo.guard.ledger import Release
@@ -55,7 +56,7 @@ def let_in(bench: Bench, *donors: tuple[int, str, str | None], step: int = 2) ->
     """What of the donors reaches the trainer: (row, whose, text)."""
     bench.channel.answer = ("public.donors", setting.donors_message(*donors).body)
     bench.channel.routing = {"run": "run-1", "round": 1, "step": step}
-    body = bench.gate.send("control.poll", pb.Poll()).body
+    body = bench.gate.send(bench.gate.view.place("control.poll"), pb.Poll()).body
     assert isinstance(body, pb.PublicDonors)
     return [
         (prompt.prompt_index, donor.origin, donor.response.text) for prompt in body.prompts for donor in prompt.donors
@@ -147,7 +148,7 @@ def test_T55_an_answer_of_its_own_that_is_not_graded_in_time_stays_here_and_the_
     # the trainer still counts the one that stayed: its second right answer is its third
     bench.channel.answer = ("public.donors", own_donor(1, 1))
     bench.channel.routing = {"run": "run-1", "round": 1, "step": 2}
-    body = bench.gate.send("control.poll", pb.Poll()).body
+    body = bench.gate.send(bench.gate.view.place("control.poll"), pb.Poll()).body
     assert isinstance(body, pb.PublicDonors) and body.prompts[0].donors[0].position == 2
 
 
@@ -169,7 +170,7 @@ def test_T55_with_screens_what_is_late_and_what_has_a_hit_stay_here_and_each_is_
         }  # fmt: skip
         made.channel.answer = ("public.donors", own_donor(1, 1))
         made.channel.routing = {"run": "run-1", "round": 1, "step": 2}
-        body = made.gate.send("control.poll", pb.Poll()).body
+        body = made.gate.send(made.gate.view.place("control.poll"), pb.Poll()).body
         assert isinstance(body, pb.PublicDonors) and body.prompts[0].donors[0].position == 3
 
 
@@ -302,7 +303,7 @@ def test_T55_what_waits_for_people_expires_while_answers_are_graded(waiting: tup
     ledger, states = loop.bench.ledger, list[str]()
     now = loop.bench.clock_now
     release = Release(
-        id="r1/hospital_a/9", digest="d" * 64, run="run-1", round=1, step=0, kind="lora.factors", policy_digest="",
+        id="r1/hospital_a/9", digest="d" * 64, place=Place("run-1", 1, 0, "lora.factors"), policy_digest="",
         payload_bytes=1, recorded={}, facts={}, rules=[], persons=1, requested_at=now, expires_at=now + 60.0,
         expiry_outcome="denied", state="held", revision=0,
     )  # fmt: skip
@@ -389,7 +390,7 @@ def test_T55_an_approval_waits_for_no_grading(tmp_path: Path) -> None:
     with closing(site.bench(tmp_path, asked, grader=grader)) as made:
         held = made.responses((1, (site.PLANTED["canary"], "so 12")), (4, ()), (7, ()))
         assert isinstance(held, Held) and grader.batches == 1
-        release = made.releases.hold("public.responses", "run-1", 1, 2, held, deadline_seconds=None)
+        release = made.releases.hold(held, deadline_seconds=None)
         shown = {"release": release.id, "digest": release.digest, "policy_digest": asked.digest}
         _, settled = made.releases.approve(command("approvals.approve", shown | made.opened(release.id)))
         assert settled is not None and settled.outcome == "allowed" and grader.batches == 1

@@ -31,7 +31,7 @@ def test_T36_the_first_of_two_approvals_grants_nothing(
     with closing(Bench(tmp_path / "a", setting.policy_of(TWO_PERSONS))) as bench:
         held = bench.factors()
         assert isinstance(held, Held)
-        release = bench.releases.hold("lora.factors", "run-1", 1, 0, held, deadline_seconds=None)
+        release = bench.releases.hold(held, deadline_seconds=None)
         shown = {
             "release": release.id,
             "digest": release.digest,
@@ -50,7 +50,7 @@ def test_T36_a_rejection_is_told_as_one(tmp_path: Path) -> None:
     with closing(Bench(tmp_path / "a", setting.policy_of(TWO_PERSONS))) as bench:
         held = bench.factors()
         assert isinstance(held, Held)
-        release = bench.releases.hold("lora.factors", "run-1", 1, 0, held, deadline_seconds=None)
+        release = bench.releases.hold(held, deadline_seconds=None)
         shown = {
             "release": release.id,
             "digest": release.digest,
@@ -71,7 +71,7 @@ def test_T36_two_releases_of_the_same_bytes_are_told_apart(tmp_path: Path) -> No
         for _ in range(2):
             held = bench.responses((1, (site.PLANTED["canary"],)), (4, ()), (7, ()))
             assert isinstance(held, Held)
-            releases.append(bench.releases.hold("public.responses", "run-1", 1, 2, held, deadline_seconds=None))
+            releases.append(bench.releases.hold(held, deadline_seconds=None))
         for release in releases:
             shown = {
                 "release": release.id,
@@ -105,7 +105,7 @@ def test_T36_what_left_without_a_person_is_told_by_the_line_that_lets_it(tmp_pat
     with closing(Bench(tmp_path / "a", policy)) as bench:
         offered = bench.factors()
         if isinstance(offered, Held):
-            release = bench.releases.hold("lora.factors", "run-1", 1, 0, offered, deadline_seconds=None)
+            release = bench.releases.hold(offered, deadline_seconds=None)
             shown = {
                 "release": release.id,
                 "digest": release.digest,

@@ -13,6 +13,7 @@ from fedsilo.audit.reader import STRIDE, LogPages, line_filter
 from fedsilo.control import audit_queries
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.errors import DeniedError, UsageError
+from fedsilo.protocol.place import Place
 from tests.policies import setting
 from tests.simulated.guarded import Bench
 from tests.simulated.queries import all_pages, long_log, poll, queries_of
@@ -32,10 +33,12 @@ def test_control_messages_are_left_out_where_that_is_asked_and_denied_ones_stay(
     audit = queries_of(bench)["audit"]
     for _ in range(3):
         poll(bench)
-        bench.gate.send("control.checkpoint", pb.Checkpoint(), run="")
+        bench.gate.send(Place("", 0, 0, "control.checkpoint"), pb.Checkpoint())
     bench.factors()
     with pytest.raises(DeniedError):
-        bench.gate.send("control.error", pb.ErrorReport(code="X" * 40_000), run="run-1")  # over the limit of its size
+        bench.gate.send(
+            Place("run-1", 0, 0, "control.error"), pb.ErrorReport(code="X" * 40_000)
+        )  # over the limit of its size
     # an event that only speaks of a control message is none
     bench.audit.append("halt", detail={"about": {"kind": "control.poll"}})
     poll(bench)

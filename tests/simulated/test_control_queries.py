@@ -41,6 +41,7 @@ from fedsilo.protocol.errors import (
     UsageError,
     VerificationError,
 )
+from fedsilo.protocol.place import Place
 from policies.compare import effective
 from policies.load import load_policy
 from silo.guard.ledger import Release
@@ -134,7 +135,7 @@ def test_milliseconds_are_of_one_start_of_the_machine(bench: Bench) -> None:
     """Clocks of two boots do not compare; the outcome counts all the same."""
     outbox = queries_of(bench)["outbox"]
     factors = bench.factors()
-    polled = bench.gate.offer("control.checkpoint", pb.Checkpoint(), run="")
+    polled = bench.gate.offer(Place("", 0, 0, "control.checkpoint"), pb.Checkpoint())
     assert isinstance(factors, Allowed) and isinstance(polled, Allowed)
     bench.audit._boot = "another boot"
     bench.gate.transmit(factors)
@@ -142,7 +143,7 @@ def test_milliseconds_are_of_one_start_of_the_machine(bench: Bench) -> None:
     rows = outbox({"control": True})["messages"]
     assert [(row["outcome"], row["milliseconds"]) for row in rows] == [("sent", None), ("acked", None)]
     assert same(rows, slow(bench.audit, "egress", control=True))
-    bench.gate.send("control.checkpoint", pb.Checkpoint(), run="")
+    bench.gate.send(Place("", 0, 0, "control.checkpoint"), pb.Checkpoint())
     bench.gate.transmit(bench.responses())
     assert all(row["milliseconds"] >= 0 for row in outbox({"control": True})["messages"][:2])
 
@@ -344,7 +345,7 @@ def loop(tmp_path: Path) -> Iterator[Loop]:
 
 def test_a_verification_runs_beside_the_loop_and_says_how_far_it_came(loop: Loop) -> None:
     queries, bench = loop.guard.queries.handlers(), loop.bench
-    bench.gate.send("control.poll", pb.Poll(), run="")
+    bench.gate.send(Place("", 0, 0, "control.poll"), pb.Poll())
     status = queries["audit.status"]({})
     assert (status["verified_to"], status["verified_at"], status["broken"]) == (None, None, None)
     assert status["coordinator"] == "matches" and status["checkpoint"]["cosigned_by"] == [setting.COORDINATOR]
@@ -445,7 +446,7 @@ def test_while_one_verification_goes_on_the_status_answers_and_no_second_begins(
         for _ in range(3):
             assert queries["audit.verify"]({})["verifying"] is True
         assert sum(thread.name == "audit-verify" for thread in threading.enumerate()) == 1
-        bench.gate.send("control.checkpoint", pb.Checkpoint(), run="")  # the gate goes on
+        bench.gate.send(Place("", 0, 0, "control.checkpoint"), pb.Checkpoint())  # the gate goes on
     finally:
         go_on.set()
     ended = settled(queries["audit.status"])
@@ -592,7 +593,7 @@ def test_a_round_that_is_held_and_one_of_figures_alone_are_no_measure_of_the_nex
     leaves(1, "public.responses", 7)
     assert bench.gate.view.round == 1 and left() == day // 27
     kept = Release(
-        id="r1/hospital_a/0", run="run-1", round=1, step=0, kind="lora.factors", digest=sha256_hex(b"held"),
+        id="r1/hospital_a/0", place=Place("run-1", 1, 0, "lora.factors"), digest=sha256_hex(b"held"),
         policy_digest="0" * 64, payload_bytes=4, recorded={}, facts={}, rules=[], persons=1, requested_at=0.0,
         expires_at=1.0, expiry_outcome="denied", state="held", revision=1,
     )  # fmt: skip

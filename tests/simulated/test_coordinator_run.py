@@ -22,6 +22,7 @@ from fedsilo.cli import run as cli_run
 from fedsilo.protocol import codec
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.errors import ConflictError, OperationError, UsageError
+from fedsilo.protocol.place import Place
 from fedsilo.protocol.transcript_checks import verify_record
 from tests.policies.setting import SCHEMA
 from tests.simulated.coordinator_parts import (
@@ -373,7 +374,7 @@ def test_an_item_behind_a_paused_runs_is_acknowledged(tmp_path: Path, monkeypatc
     body = codec.encode(pb.RunEnd(outcome="finished"))
     with house.store.transaction() as session:
         for run in ("run-1", "run-2"):
-            queue(session, silo=silo.name, run=run, round_number=0, step=0, kind="run.end", payload=body)
+            queue(session, silo.name, Place(run, 0, 0, "run.end"), body)
         [first, _] = session.scalars(select(db.OutboxItem).order_by(db.OutboxItem.id)).all()
     silo.join()
 
@@ -399,7 +400,7 @@ def test_what_was_in_a_lost_answer_stays_when_what_is_behind_it_is_acknowledged(
     with house.store.transaction() as session:
         for run in ("run-1", "run-2"):
             body = codec.encode(pb.RunEnd(outcome="finished"))
-            queue(session, silo=silo.name, run=run, round_number=0, step=0, kind="run.end", payload=body)
+            queue(session, silo.name, Place(run, 0, 0, "run.end"), body)
     silo.join()
     silo.say("control.poll", pb.Poll())  # of run-1; the silo never sees it
     with monkeypatch.context() as patched:

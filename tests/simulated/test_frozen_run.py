@@ -192,13 +192,13 @@ def bench(tmp_path: Path) -> Any:
 
 def offered(bench: Bench, tensors: Arrays, kind: str = "lora.factor_b") -> Any:
     header = pb.Factors(base_digest=setting.BASE_DIGEST)
-    return bench.gate.offer(kind, header, round_number=1, tensors=tensors)
+    return bench.gate.offer(bench.gate.view.place(kind, 1), header, tensors=tensors)
 
 
 def test_T36_an_update_of_b_leaves_after_two_people_said_yes_and_holds_b_alone(bench: Bench) -> None:
     held = offered(bench, drawn(1, B))
     assert isinstance(held, Held)
-    release = bench.releases.hold("lora.factor_b", "run-1", 1, 0, held, deadline_seconds=None)
+    release = bench.releases.hold(held, deadline_seconds=None)
     given = {
         "release": release.id,
         "digest": release.digest,
@@ -264,7 +264,7 @@ def test_T06_a_global_adapter_with_another_a_is_not_let_in(bench: Bench) -> None
     def fetch(tensors: Arrays) -> Any:
         bench.channel.answer = ("global.adapter", adapter_answer(tensors))
         body: Message = pb.Fetch(digest="ab" * 32)
-        return bench.gate.send("control.fetch", body)
+        return bench.gate.send(bench.gate.view.place("control.fetch"), body)
 
     changed = {name: values.copy() for name, values in START.items()}
     changed[A].flat[0] += np.float32(1e-3)

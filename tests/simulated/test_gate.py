@@ -23,6 +23,7 @@ from fedsilo.protocol.errors import (
     PeerError,
     UnreachableError,
 )
+from fedsilo.protocol.place import Place
 from silo.guard.messages import Allowed, Denied, Held, IngressDenied
 from tests.policies import setting
 from tests.simulated.guarded import OUR_KEY, Bench, Killed, command, small_factors
@@ -142,7 +143,7 @@ def test_T09_a_metric_off_the_grid_is_denied_and_on_it_passes(bench: Bench) -> N
     def offered(value: float) -> object:
         body = pb.MetricsEval(split="held_out", adapter_digest=setting.BASE_DIGEST)
         body.metrics.add(name="pass_at_1", value=value)
-        return bench.gate.offer("metrics.eval", body, round_number=1)
+        return bench.gate.offer(bench.gate.view.place("metrics.eval", 1), body)
 
     assert isinstance(offered(0.28171234567), Denied)
     assert isinstance(offered(0.2817), Allowed)
@@ -161,14 +162,14 @@ def test_T40_no_answer_and_no_plain_digest_of_it_is_in_the_log(bench: Bench) -> 
 def test_a_policy_that_names_no_kind_lets_not_even_a_poll_out(tmp_path: Path) -> None:
     bench = Bench(tmp_path / "a", setting.policy_of(setting.policy_text("deny_all")))
     with pytest.raises(DeniedError):
-        bench.gate.send("control.poll", pb.Poll())
+        bench.gate.send(bench.gate.view.place("control.poll"), pb.Poll())
     assert bench.channel.sent == []
     assert bench.events("egress.decision")[0]["decision"] == "deny"
     bench.close()
 
 
 def test_a_control_message_passes_the_gate_too(bench: Bench) -> None:
-    bench.gate.send("control.poll", pb.Poll(wait_milliseconds=5))
+    bench.gate.send(bench.gate.view.place("control.poll"), pb.Poll(wait_milliseconds=5))
     assert bench.channel.kinds() == ["control.poll"]
     assert bench.events("egress.decision")[0]["kind"] == "control.poll"
 
@@ -177,10 +178,10 @@ def test_a_control_message_passes_the_gate_too(bench: Bench) -> None:
 
 
 def test_T29_the_sequence_goes_on_after_a_restart(bench: Bench) -> None:
-    bench.gate.send("control.poll", pb.Poll())
-    bench.gate.send("control.poll", pb.Poll())
+    bench.gate.send(bench.gate.view.place("control.poll"), pb.Poll())
+    bench.gate.send(bench.gate.view.place("control.poll"), pb.Poll())
     again = bench.restart()
-    again.gate.send("control.poll", pb.Poll())
+    again.gate.send(again.gate.view.place("control.poll"), pb.Poll())
     numbers = [envelope.sequence for envelope, _ in bench.channel.sent + again.channel.sent]
     assert numbers == sorted(set(numbers)) and len(numbers) == 3
     again.close()
@@ -225,10 +226,10 @@ def test_T39_what_cannot_be_recorded_is_not_sent_and_the_gate_stays_halted(
 
     monkeypatch.setattr(bench.audit, "append", full)
     with pytest.raises(LogFullError):
-        bench.gate.send("control.poll", pb.Poll())
+        bench.gate.send(bench.gate.view.place("control.poll"), pb.Poll())
     monkeypatch.undo()
     with pytest.raises(OperationError) as refused:
-        bench.gate.send("control.poll", pb.Poll())
+        bench.gate.send(bench.gate.view.place("control.poll"), pb.Poll())
     assert refused.value.code == "HALTED"
     assert bench.channel.sent == []
 
@@ -248,7 +249,7 @@ def test_T39_what_cannot_be_recorded_is_not_sent_and_the_gate_stays_halted(
 def test_T29_T30_an_answer_changed_on_the_way_is_refused(bench: Bench, field: str, value: object, code: str) -> None:
     bench.channel.tamper = lambda envelope: setattr(envelope, field, value)
     with pytest.raises(PeerError) as refused:
-        bench.gate.send("control.poll", pb.Poll())
+        bench.gate.send(bench.gate.view.place("control.poll"), pb.Poll())
     assert refused.value.code == code
     assert bench.events("ingress.decision")[-1]["reasons"] == [code]
 
@@ -256,14 +257,14 @@ def test_T29_T30_an_answer_changed_on_the_way_is_refused(bench: Bench, field: st
 def test_T30_another_partys_valid_signature_is_refused(bench: Bench) -> None:
     bench.channel.key = OUR_KEY
     with pytest.raises(PeerError, match="pinned"):
-        bench.gate.send("control.poll", pb.Poll())
+        bench.gate.send(bench.gate.view.place("control.poll"), pb.Poll())
 
 
 def test_T29_a_replayed_answer_is_refused(bench: Bench) -> None:
-    bench.gate.send("control.poll", pb.Poll())
+    bench.gate.send(bench.gate.view.place("control.poll"), pb.Poll())
     bench.channel.sequence -= 1
     with pytest.raises(PeerError) as refused:
-        bench.gate.send("control.poll", pb.Poll())
+        bench.gate.send(bench.gate.view.place("control.poll"), pb.Poll())
     assert refused.value.code == "SEQUENCE_REPLAYED"
 
 
@@ -275,9 +276,9 @@ def test_T12_a_round_that_names_rows_outside_the_public_set_is_denied(bench: Ben
     bench.channel.routing = {"run": "run-1", "round": 2}
     bench.channel.answer = opened(10)  # the set has rows 0 to 9
     with pytest.raises(IngressDenied):
-        bench.gate.send("control.poll", pb.Poll())
+        bench.gate.send(bench.gate.view.place("control.poll"), pb.Poll())
     bench.channel.answer = opened(9)
-    assert bench.gate.send("control.poll", pb.Poll()).kind == "round.open"
+    assert bench.gate.send(bench.gate.view.place("control.poll"), pb.Poll()).kind == "round.open"
 
 
 def test_T21_donors_that_grade_wrong_here_are_dropped_and_counted(bench: Bench) -> None:
@@ -287,7 +288,7 @@ def test_T21_donors_that_grade_wrong_here_are_dropped_and_counted(bench: Bench) 
         row.donors.add(origin="hospital_b").response.CopyFrom(pb.Response(text=text, finish=pb.FINISH_STOP))
     bench.channel.routing = {"run": "run-1", "round": 1, "step": 2}
     bench.channel.answer = ("public.donors", body)
-    taken = bench.gate.send("control.poll", pb.Poll()).body
+    taken = bench.gate.send(bench.gate.view.place("control.poll"), pb.Poll()).body
     assert isinstance(taken, pb.PublicDonors)
     assert [donor.response.text for donor in taken.prompts[0].donors] == ["12"]
     record = bench.events("ingress.decision")[-1]
@@ -305,7 +306,7 @@ def test_T21_wrong_donors_survive_only_where_the_policy_does_not_verify_them(
         row.donors.add(origin="hospital_b").response.CopyFrom(pb.Response(text=text, finish=pb.FINISH_STOP))
     bench.channel.routing = {"run": "run-1", "round": 1, "step": 2}
     bench.channel.answer = ("public.donors", body)
-    taken = bench.gate.send("control.poll", pb.Poll()).body
+    taken = bench.gate.send(bench.gate.view.place("control.poll"), pb.Poll()).body
     assert isinstance(taken, pb.PublicDonors)
     assert [donor.response.text for donor in taken.prompts[0].donors] == survive
     bench.close()
@@ -348,7 +349,7 @@ def test_T07_what_cannot_be_made_fit_is_denied_and_recorded(
 def held(bench: Bench) -> tuple[str, dict[str, str]]:
     offered = bench.factors()
     assert isinstance(offered, Held)
-    release = bench.releases.hold("lora.factors", "run-1", 1, 0, offered, deadline_seconds=None)
+    release = bench.releases.hold(offered, deadline_seconds=None)
     arguments = {
         "release": release.id,
         "digest": release.digest,
@@ -382,7 +383,7 @@ def test_T40_no_plain_digest_of_a_held_answer_is_in_the_log(tmp_path: Path) -> N
     bench = Bench(tmp_path / "a", setting.policy_of(text))
     offered = bench.responses((1, ("12",)))
     assert isinstance(offered, Held)
-    release = bench.releases.hold("public.responses", "run-1", 1, 2, offered, deadline_seconds=None)
+    release = bench.releases.hold(offered, deadline_seconds=None)
     assert codec.sha256_hex(offered.payload) == release.digest not in json.dumps(list(bench.audit.records()))
     asked = bench.events("approval.request")[0]
     assert set(asked["payload"]) == {"bytes", "hmac_sha256"}
@@ -461,7 +462,7 @@ def test_T36_silence_is_a_no_and_a_clock_set_back_revives_nothing(holding: Bench
 def test_a_public_step_held_past_its_deadline_counts_as_missed(holding: Bench) -> None:
     offered = holding.factors()
     assert isinstance(offered, Held)
-    holding.releases.hold("lora.factors", "run-1", 1, 0, offered, deadline_seconds=60.0)
+    holding.releases.hold(offered, deadline_seconds=60.0)
     assert holding.releases.expire() == []
     holding.clock_now += 61
     (settled,) = holding.releases.expire()
@@ -493,7 +494,7 @@ def test_a_person_is_told_which_run_the_difference_is_against(holding: Bench, tm
 
     def shown(run: str) -> str:
         release = replace(
-            holding.ledger.release(name), id=f"r7/{run}", run=run, round=7, digest="1" * 64,
+            holding.ledger.release(name), id=f"r7/{run}", place=Place(run, 7, 0, "lora.factors"), digest="1" * 64,
             payload_bytes=payload_bytes + 5, requested_at=holding.clock_now + 1,
         )  # fmt: skip
         return str(holding.releases.view(release)["difference"])

@@ -130,7 +130,7 @@ def test_T41_a_payload_is_as_old_as_the_time_that_never_goes_back_says(tmp_path:
 def hold(bench: Bench, deadline_seconds: float | None = None) -> Callable[..., Any]:
     held = bench.factors()
     assert isinstance(held, Held)
-    release = bench.releases.hold("lora.factors", "run-1", 1, 0, held, deadline_seconds=deadline_seconds)
+    release = bench.releases.hold(held, deadline_seconds=deadline_seconds)
     shown = {
         "release": release.id,
         "digest": release.digest,
@@ -383,11 +383,11 @@ def test_T29_an_answer_with_a_number_that_nobody_can_sign_is_refused_and_recorde
     with closing(Bench(tmp_path / "a", setting.policy_of(setting.policy_text()))) as bench:
         bench.channel.tamper = lambda envelope: setattr(envelope, "sequence", number)
         with pytest.raises(PeerError) as refused:
-            bench.gate.send("control.poll", pb.Poll())
+            bench.gate.send(bench.gate.view.place("control.poll"), pb.Poll())
         assert refused.value.wire_code == "MALFORMED"
         assert bench.events("ingress.decision")[-1]["reasons"] == ["MALFORMED"]
         bench.channel.tamper = None
-        bench.gate.send("control.poll", pb.Poll())
+        bench.gate.send(bench.gate.view.place("control.poll"), pb.Poll())
 
 
 @pytest.mark.parametrize("scale", [float("nan"), float("inf"), 1.0])
@@ -398,7 +398,7 @@ def test_T04_a_scale_that_is_no_number_is_denied_and_recorded(tmp_path: Path, sc
         )
         bench.channel.routing, bench.channel.answer = {"run": "run-1", "round": 1}, ("reft.aggregate", payload)
         with pytest.raises(PeerError):
-            bench.gate.send("control.poll", pb.Poll())
+            bench.gate.send(bench.gate.view.place("control.poll"), pb.Poll())
         record = bench.events("ingress.decision")[-1]
         assert record["decision"] == "deny"
         assert record["facts"]["final"]["header_scale"] == (1.0 if scale == 1.0 else None)
@@ -422,7 +422,7 @@ def test_T23_answers_of_others_that_are_too_large_are_denied_before_a_screen_rea
             bench.channel.answer = ("public.donors", body)
             before = screens.runs
             try:
-                bench.gate.send("control.poll", pb.Poll())
+                bench.gate.send(bench.gate.view.place("control.poll"), pb.Poll())
             except PeerError:
                 assert runs == 0
             assert screens.runs - before == runs

@@ -55,7 +55,7 @@ def bench_of(folder: Path, ruleset: str, part: str = "give") -> Bench:
 
 def offered(bench: Bench, message: Message) -> Allowed | Denied | Held:
     tensors = None if message.tensors is None else dict(message.tensors)
-    return bench.gate.offer(message.kind, message.body, round_number=1, step=message.step, tensors=tensors)
+    return bench.gate.offer(bench.gate.view.place(message.kind, 1, message.step), message.body, tensors=tensors)
 
 
 @pytest.mark.parametrize("ruleset", [*RULESETS, "further"])
@@ -102,9 +102,9 @@ def test_the_entrance_lets_in_what_its_ruleset_names(tmp_path: Path, ruleset: st
     bench.channel.answer = (kind, payload)
     if getattr(NAMED[ruleset].file.ingress, kind.replace(".", "_")) is None:
         with pytest.raises(IngressDenied, match="KIND_NOT_ALLOWED"):
-            bench.gate.send("control.poll", pb.Poll())
+            bench.gate.send(bench.gate.view.place("control.poll"), pb.Poll())
     else:
-        taken = bench.gate.send("control.poll", pb.Poll())
+        taken = bench.gate.send(bench.gate.view.place("control.poll"), pb.Poll())
         assert (taken.kind, taken.body) == (kind, message.body)
     bench.close()
 

@@ -11,6 +11,7 @@ import pytest
 from coordinator import store as db
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.errors import DeniedError
+from fedsilo.protocol.place import Place
 from silo.guard.context import RunView
 from silo.guard.messages import Allowed, Denied, Held, IngressDenied
 from silo.sampling import Training
@@ -33,27 +34,27 @@ def evaluation(digest: str) -> pb.MetricsEval:
 def test_T09_an_evaluation_leaves_with_the_digest_that_the_coordinator_announced_and_no_other(bench: Bench) -> None:
     first, second = "ab" * 32, "cd" * 32
     bench.gate.view = RunView(setting.PLAN).opened(1, pb.RoundOpen(base_digest="ef" * 32))
-    assert isinstance(bench.gate.offer("metrics.eval", evaluation(first), round_number=1), Denied)
+    assert isinstance(bench.gate.offer(bench.gate.view.place("metrics.eval", 1), evaluation(first)), Denied)
     bench.gate.view = bench.gate.view.evaluating(first)
-    assert isinstance(bench.gate.offer("metrics.eval", evaluation(second), round_number=1), Denied)
+    assert isinstance(bench.gate.offer(bench.gate.view.place("metrics.eval", 1), evaluation(second)), Denied)
     # The next round opens while the trainer still evaluates, and the silo is started again.
     bench.gate.view = bench.gate.view.opened(2, pb.RoundOpen(base_digest=first)).evaluating(second)
     bench.gate.view = RunView.from_json(setting.PLAN, json.loads(json.dumps(bench.gate.view.to_json())))
-    assert isinstance(bench.gate.offer("metrics.eval", evaluation(first), round_number=1), Allowed)
-    assert isinstance(bench.gate.offer("metrics.eval", evaluation(first), round_number=2), Denied)
-    assert isinstance(bench.gate.offer("metrics.eval", evaluation(second), round_number=2), Allowed)
-    assert isinstance(bench.gate.offer("metrics.eval", evaluation(first), round_number=0), Denied)
-    assert isinstance(bench.gate.offer("metrics.eval", evaluation(""), round_number=0), Allowed)
+    assert isinstance(bench.gate.offer(bench.gate.view.place("metrics.eval", 1), evaluation(first)), Allowed)
+    assert isinstance(bench.gate.offer(bench.gate.view.place("metrics.eval", 2), evaluation(first)), Denied)
+    assert isinstance(bench.gate.offer(bench.gate.view.place("metrics.eval", 2), evaluation(second)), Allowed)
+    assert isinstance(bench.gate.offer(bench.gate.view.place("metrics.eval", 0), evaluation(first)), Denied)
+    assert isinstance(bench.gate.offer(bench.gate.view.place("metrics.eval", 0), evaluation("")), Allowed)
 
 
 def test_T09_progress_beyond_the_plan_is_not_said(bench: Bench) -> None:
-    bench.gate.send("control.progress", pb.Progress(round=1, step=4), round_number=1, step=4)
+    bench.gate.send(bench.gate.view.place("control.progress", 1, 4), pb.Progress(round=1, step=4))
     for number, step in ((1, 5), (2, 1)):
         body = pb.Progress(round=number, step=step)
         with pytest.raises(DeniedError):
-            bench.gate.send("control.progress", body, round_number=number, step=step)
+            bench.gate.send(bench.gate.view.place("control.progress", number, step), body)
     with pytest.raises(DeniedError):
-        bench.gate.send("control.progress", pb.Progress(round=1, step=3), round_number=1, step=4)
+        bench.gate.send(bench.gate.view.place("control.progress", 1, 4), pb.Progress(round=1, step=3))
     assert bench.channel.kinds() == ["control.progress"]
 
 
@@ -66,7 +67,7 @@ def test_T36_opening_round_2_first_does_not_free_the_first_release(tmp_path: Pat
     bench = Bench(tmp_path / "a", setting.policy_of(setting.policy_text(first_rounds=1)))
     bench.gate.view = RunView(setting.PLAN, 2, setting.BASE_DIGEST, 1.0, {}, 0, training=Training(6, 1, 4))
     header = pb.Factors(base_digest=setting.BASE_DIGEST)
-    offered = bench.gate.offer("lora.factors", header, round_number=2, tensors=small_factors())
+    offered = bench.gate.offer(bench.gate.view.place("lora.factors", 2), header, tensors=small_factors())
     assert isinstance(offered, Held)
     bench.close()
 
@@ -75,7 +76,7 @@ def test_a_round_that_opens_again_is_its_redelivery_or_not_let_in(bench: Bench) 
     def deliver(body: pb.RoundOpen, number: int) -> None:
         bench.channel.routing = {"run": "run-1", "round": number}
         bench.channel.answer = ("round.open", body)
-        bench.gate.send("control.poll", pb.Poll())
+        bench.gate.send(bench.gate.view.place("control.poll"), pb.Poll())
 
     steps = [pb.PublicStep(step=2, prompt_indices=[1, 4, 7]), pb.PublicStep(step=4, prompt_indices=[0, 2, 3])]
     body = pb.RoundOpen(base_digest="cd" * 32, public_steps=steps)
@@ -95,13 +96,13 @@ def test_a_round_that_opens_again_is_its_redelivery_or_not_let_in(bench: Bench) 
 def test_a_round_that_was_not_let_in_can_be_abstained_from(bench: Bench) -> None:
     body = pb.Abstain(round=3)
     with pytest.raises(DeniedError):
-        bench.gate.send("control.abstain", body, run="run-1", round_number=3)
+        bench.gate.send(Place("run-1", 3, 0, "control.abstain"), body)
     for view in (bench.gate.view.refused(3), RunView().refused(3)):
         bench.gate.view = view
-        bench.gate.send("control.abstain", body, run="run-1", round_number=3)
+        bench.gate.send(Place("run-1", 3, 0, "control.abstain"), body)
     bench.gate.view = bench.gate.view.refused(3)
     with pytest.raises(DeniedError):
-        bench.gate.send("control.abstain", pb.Abstain(round=4), run="run-1", round_number=4)
+        bench.gate.send(Place("run-1", 4, 0, "control.abstain"), pb.Abstain(round=4))
 
 
 def test_T09_the_coordinator_takes_no_evaluation_that_names_another_adapter(tmp_path: Path) -> None:

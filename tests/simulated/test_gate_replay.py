@@ -15,6 +15,7 @@ from fedsilo.audit.reader import read_records
 from fedsilo.cli.audit import app as audit_app
 from fedsilo.cli.policy import app as policy_app
 from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.place import Place
 from policies.engine import decide
 from policies.history import Approval, History
 from policies.replay import replay, replayed
@@ -25,7 +26,7 @@ from tests.simulated.guarded import Bench
 
 def test_every_decision_replays_from_its_own_record(tmp_path: Path) -> None:
     bench = Bench(tmp_path / "a", setting.policy_of(setting.policy_text()))
-    bench.gate.send("control.heartbeat", pb.Heartbeat())
+    bench.gate.send(bench.gate.view.place("control.heartbeat"), pb.Heartbeat())
     bench.responses()
     bench.factors()
     bench.factors()  # the second of a round is denied, by the count of the first
@@ -45,8 +46,8 @@ def test_every_decision_replays_from_its_own_record(tmp_path: Path) -> None:
 def logged(tmp_path: Path) -> Path:
     """A site folder with a log of six decisions, and three policies."""
     bench = Bench(tmp_path / "a", setting.policy_of(setting.policy_text()))
-    bench.gate.send("control.heartbeat", pb.Heartbeat())
-    bench.gate.send("control.checkpoint", pb.Checkpoint(), run="")
+    bench.gate.send(bench.gate.view.place("control.heartbeat"), pb.Heartbeat())
+    bench.gate.send(Place("", 0, 0, "control.checkpoint"), pb.Checkpoint())
     bench.responses()
     bench.factors()
     bench.factors()
@@ -142,7 +143,7 @@ def test_an_approved_plan_replays_with_its_approvals(tmp_path: Path) -> None:
     text = f"{head}ingress:{tail.replace('first_rounds: 0', 'first_rounds: 1', 1)}"
     bench = Bench(tmp_path / "a", setting.policy_of(text))
     plan = pb.RunPlan(canonical_json=setting.PLAN.canonical())
-    held = Inbound("run.plan", "run-1", 0, 0, 1, plan, plan.SerializeToString(deterministic=True), "", {})
+    held = Inbound(Place("run-1", 0, 0, "run.plan"), 1, plan, plan.SerializeToString(deterministic=True), "", {})
     assert bench.gate.decide_inbound(held, ()).verdict == "hold"
     assert bench.gate.decide_inbound(held, (Approval("ada", ("approver",)),)).verdict == "allow"
     again = [row for row in replay(bench.events("ingress.decision"), bench.policy) if row.record["kind"] == "run.plan"]
@@ -197,7 +198,7 @@ def test_a_tighter_clip_is_said_to_have_clipped_first(logged: Path) -> None:
 
 def test_a_record_counts_the_rules_that_do_not_apply_and_lists_the_others(tmp_path: Path) -> None:
     bench = Bench(tmp_path / "a", setting.policy_of(setting.policy_text()))
-    bench.gate.send("control.heartbeat", pb.Heartbeat())
+    bench.gate.send(bench.gate.view.place("control.heartbeat"), pb.Heartbeat())
     bench.factors()
     for record in bench.events("egress.decision"):
         history = History.from_json(json.loads(json.dumps(record["facts"]["history"])))

@@ -149,7 +149,7 @@ def test_own_answers_keep_the_numbers_that_the_trainer_knows(tmp_path: Path) -> 
         donors.prompts[1].donors.add(origin="hospital_a", position=0)
         bench.channel.answer = ("public.donors", donors)
         bench.channel.routing = {"run": "run-1", "round": 1, "step": 2}
-        let_in = bench.gate.send("control.poll", pb.Poll(wait_milliseconds=0))
+        let_in = bench.gate.send(bench.gate.view.place("control.poll"), pb.Poll(wait_milliseconds=0))
         assert isinstance(let_in.body, pb.PublicDonors)
         # The first of three was withheld: 0 and 1 of what was sent are 1 and 2 here, and 2 was never sent.
         assert [[donor.position for donor in prompt.donors] for prompt in let_in.body.prompts] == [[1, 2], [0]]
@@ -166,7 +166,7 @@ def test_T15_a_hit_may_wait_for_as_many_persons_as_the_kind_asks_for(tmp_path: P
         held = bench.responses((0, (site.PLANTED["canary"],)), (2, ()), (3, ()), step=4)
         assert isinstance(held, Held)
         assert held.decision.reasons == ("SCREEN_HIT",)
-        release = bench.releases.hold("public.responses", "run-1", 1, 4, held, deadline_seconds=None)
+        release = bench.releases.hold(held, deadline_seconds=None)
         shown = bench.releases.view(release)
         assert "1 responses with hits (canary/" in shown["findings"]
         arguments: dict[str, Any] = {
@@ -195,7 +195,7 @@ def test_T36_what_persons_approved_and_the_policy_denies_by_then_is_shown_as_den
         for number in range(2):
             held = bench.responses((1, (site.PLANTED["canary"],)), (4, ()), (7, ()))
             assert isinstance(held, Held), number
-            release = bench.releases.hold("public.responses", "run-1", 1, 2, held, deadline_seconds=None)
+            release = bench.releases.hold(held, deadline_seconds=None)
             states.append(release)
         for release in states:
             shown = {
@@ -218,7 +218,7 @@ def test_T36_a_hold_that_is_over_is_approved_by_nobody(tmp_path: Path, late_seco
     with closing(site.bench(tmp_path, asked)) as bench:
         held = bench.responses((1, (site.PLANTED["canary"],)), (4, ()), (7, ()))
         assert isinstance(held, Held)
-        release = bench.releases.hold("public.responses", "run-1", 1, 2, held, deadline_seconds=None)
+        release = bench.releases.hold(held, deadline_seconds=None)
         shown: dict[str, Any] = {
             "release": release.id,
             "digest": release.digest,
@@ -244,7 +244,7 @@ def test_T36_approval_is_of_these_bytes_and_no_others(tmp_path: Path) -> None:
     with closing(site.bench(tmp_path, asked)) as bench:
         held = bench.responses((1, (site.PLANTED["canary"],)), (4, ()), (7, ()))
         assert isinstance(held, Held)
-        release = bench.releases.hold("public.responses", "run-1", 1, 2, held, deadline_seconds=None)
+        release = bench.releases.hold(held, deadline_seconds=None)
         arguments = {"release": release.id, "digest": "0" * 64, "policy_digest": asked.digest}
         with pytest.raises(ConflictError):
             bench.releases.approve(command("approvals.approve", arguments))
@@ -403,7 +403,7 @@ def donated(bench: Bench, *donors: tuple[int, str, str]) -> pb.PublicDonors:
     body = setting.donors_message(*donors).body
     bench.channel.answer = ("public.donors", body)
     bench.channel.routing = {"run": "run-1", "round": 1, "step": 2}
-    let_in = bench.gate.send("control.poll", pb.Poll(wait_milliseconds=0))
+    let_in = bench.gate.send(bench.gate.view.place("control.poll"), pb.Poll(wait_milliseconds=0))
     assert isinstance(let_in.body, pb.PublicDonors)
     return let_in.body
 

@@ -82,7 +82,7 @@ def bench_of(folder: Path, policy: Policy, *, part: str = "give", screens: Scree
 
 def offered(bench: Bench, kind: str, text: str) -> Allowed | Denied:
     message = (answers((0, text)) if kind == "competence.answers" else package((0, text))).message
-    outcome = bench.gate.offer(kind, message.body, round_number=1, step=message.step)
+    outcome = bench.gate.offer(bench.gate.view.place(kind, 1, message.step), message.body)
     assert isinstance(outcome, Allowed | Denied)
     return outcome
 
@@ -202,7 +202,7 @@ def taken(bench: Bench, kind: str, text: str) -> Any:
     message = (package((0, text), inbound=True) if kind == "knowledge.package" else reward_ask((4, (text,)))).message
     bench.channel.routing = {"run": "run-1", "round": 1, "step": message.step}
     bench.channel.answer = (kind, message.body)
-    return bench.gate.send("control.poll", pb.Poll())
+    return bench.gate.send(bench.gate.view.place("control.poll"), pb.Poll())
 
 
 @pytest.mark.parametrize(("kind", "ruleset"), [("knowledge.package", "knexa"), ("reward.ask", "fedgrpo")])
@@ -238,4 +238,4 @@ def test_a_good_package_of_every_ruleset_that_has_one_passes_its_screens(tmp_pat
     for number, ruleset in enumerate(("knexa", "fedid-central")):
         with closing(bench_of(tmp_path / str(number), policy_named(ruleset))) as bench:
             message = good("knowledge.package", ruleset).message
-            assert isinstance(bench.gate.offer(message.kind, message.body, round_number=1), Allowed)
+            assert isinstance(bench.gate.offer(bench.gate.view.place(message.kind, 1), message.body), Allowed)

@@ -45,7 +45,7 @@ def offered(folder: Path, policy: Policy, body: bytes, read_from: bytes | None) 
     try:
         factors = codec.decode_factors(body)
         made = bench.gate.offer(
-            "lora.factors", factors.header, round_number=1, tensors=factors.tensors,
+            bench.gate.view.place("lora.factors", 1), factors.header, tensors=factors.tensors,
             read_from=factors.payload if read_from is None else read_from,
         )  # fmt: skip
         record = bench.events("egress.decision")[0]

@@ -55,7 +55,7 @@ class Running:
         """A factor release that waits, and what a person who approves it was shown."""
         offered = self.bench.factors()
         assert isinstance(offered, Held)
-        release = self.bench.releases.hold("lora.factors", "run-1", 1, 0, offered, deadline_seconds=None)
+        release = self.bench.releases.hold(offered, deadline_seconds=None)
         return release.id, {
             "release": release.id, "digest": release.digest, "policy_digest": self.bench.gate.policy.digest,
             **self.bench.shown(release),

@@ -43,7 +43,7 @@ def test_T36_a_decision_names_the_records_of_the_approvals_it_rests_on(tmp_path:
     bench = Bench(tmp_path / "a", setting.policy_of(TWO_PERSONS))
     held = bench.factors()
     assert isinstance(held, Held)
-    release = bench.releases.hold("lora.factors", "run-1", 1, 0, held, deadline_seconds=None)
+    release = bench.releases.hold(held, deadline_seconds=None)
     shown = {
         "release": release.id,
         "digest": release.digest,

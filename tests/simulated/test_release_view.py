@@ -133,14 +133,12 @@ def offered(site: Site, value: float) -> Any:
     """What the gate says to an update whose values are all the same."""
     tensors = {name: np.full(shape, value, np.float32) for name, shape in schema(site.rank).tensors}
     body = pb.Factors(base_digest=site.bench.gate.view.base_digest)
-    return site.bench.gate.offer("lora.factors", body, round_number=site.round, tensors=tensors)
+    return site.bench.gate.offer(site.bench.gate.view.place("lora.factors", site.round), body, tensors=tensors)
 
 
 def test_T36_bytes_that_were_rejected_in_another_run_are_a_finding_that_names_who_said_no(site: Site) -> None:
     def held() -> Release:
-        return site.bench.releases.hold(
-            "lora.factors", site.run, site.round, 0, offered(site, 1e-3), deadline_seconds=9.0
-        )
+        return site.bench.releases.hold(offered(site, 1e-3), deadline_seconds=9.0)
 
     base, rejected = site.bases[1], held()
     say_no(site, rejected)

@@ -114,7 +114,7 @@ def test_what_never_left_or_came_in_is_in_no_archive(tmp_path: Path) -> None:
     with closing(site.bench(tmp_path / "in", setting.policy_of(plain))) as bench:
         bench.channel.routing = {"run": "run-1", "round": 1, "step": 2}
         bench.channel.answer = ("public.donors", setting.donors_message((1, "hospital_b", "12")).body)
-        bench.gate.send("control.poll", pb.Poll())
+        bench.gate.send(bench.gate.view.place("control.poll"), pb.Poll())
         (row,) = asked(bench, site.policy_text(["charset"], donor_screens=["charset"]))["rows"]
         assert row["why"] == "what came in is not archived"
         assert asked(bench, plain)["rows"] == []

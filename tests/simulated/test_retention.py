@@ -194,7 +194,7 @@ def test_bytes_that_two_messages_share_stay_until_both_are_answered(tmp_path: Pa
     first = bench.responses()
     bench.gate.view = replace(bench.gate.view, round=2)
     second = bench.gate.offer(
-        "public.responses", parsed(first.kind, first.payload, OUTBOUND_KINDS)[0], round_number=2, step=2
+        bench.gate.view.place("public.responses", 2, 2), parsed(first.kind, first.payload, OUTBOUND_KINDS)[0]
     )
     assert isinstance(first, Allowed) and isinstance(second, Allowed) and first.digest == second.digest
     bench.gate.transmit(first)
@@ -246,7 +246,7 @@ def test_what_is_held_takes_room_too(tmp_path: Path, monkeypatch: pytest.MonkeyP
     else:
         offered = bench.factors()
         assert isinstance(offered, Held) and list(kept(bench).values()) == [offered.payload]
-        release = bench.releases.hold("lora.factors", "run-1", 1, 0, offered, deadline_seconds=None)
+        release = bench.releases.hold(offered, deadline_seconds=None)
         bench.archive.expire()
         assert list(kept(bench)) == [release.digest]  # waits for persons, however old
         bench.clock_now += 400 * DAY

@@ -28,6 +28,7 @@ from fedsilo.protocol.errors import (
     UsageError,
 )
 from fedsilo.protocol.kinds import INBOUND_KINDS
+from fedsilo.protocol.place import Place
 from tests.security.people import new_keys
 from tests.simulated.carried_files import carried_by_a_thief, without_its_signature, without_the_first
 from tests.simulated.coordinator_parts import COORDINATOR, FEDERATION, House, SimulatedSilo, hello, until_quiet
@@ -289,7 +290,7 @@ def test_a_plan_in_a_lost_file_is_not_accepted_by_what_comes_over_a_line(
     silos = [SimulatedSilo(house, name) for name in ("hospital_a", "hospital_b", "hospital_c", FOURTH)]
     with house.driver.changing(), house.store.transaction() as session:
         end = codec.encode(pb.RunEnd(outcome="finished"))
-        queue(session, silo=FOURTH, run="run-0", round_number=0, step=0, kind="run.end", payload=end)
+        queue(session, FOURTH, Place("run-0", 0, 0, "run.end"), end)
     for silo in silos:
         silo.join()
     transfers.export_plan(FOURTH, tmp_path / "lost.zip")

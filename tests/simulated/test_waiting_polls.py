@@ -14,6 +14,7 @@ from sqlalchemy import select
 from coordinator import store as db
 from coordinator.driver import Driver
 from coordinator.outbox import queue
+from fedsilo.protocol.place import Place
 from tests.simulated.coordinator_parts import House, house_in_round
 
 WAIT_SECONDS = 60.0  # far above what anything here takes
@@ -50,7 +51,7 @@ def put(house: House, silo: str, *, fail: bool = False) -> None:
     with house.driver.changing():
         try:
             with house.store.transaction() as session:
-                queue(session, silo=silo, run="run-1", round_number=1, step=0, kind="run.end", payload=b"")
+                queue(session, silo, Place("run-1", 1, 0, "run.end"), b"")
                 if fail:
                     raise ZeroDivisionError
         except ZeroDivisionError:

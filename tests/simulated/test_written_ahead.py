@@ -166,7 +166,7 @@ def test_what_a_kill_left_of_it_goes_at_the_next_start(tmp_path: Path, ahead: li
 def offer(bench: Bench, body: bytes) -> Any:
     factors = decode_factors(body)
     return bench.gate.offer(
-        "lora.factors", factors.header, round_number=1, tensors=factors.tensors, read_from=factors.payload
+        bench.gate.view.place("lora.factors", 1), factors.header, tensors=factors.tensors, read_from=factors.payload
     )
 
 

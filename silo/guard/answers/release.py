@@ -292,8 +292,8 @@ class ReleaseView:
     def _as_if_sent(self, release: Release) -> Against:
         """One that did not leave, to set another beside it."""
         item = OutboxItem(
-            0, release.run, release.round, release.step, release.kind, release.digest, release.payload_bytes, 0,
-            release.requested_at, release.state, 0, archived=False,
+            0, release.place, release.digest, release.payload_bytes, 0, release.requested_at, release.state, 0,
+            archived=False,
         )  # fmt: skip
         kept = self._ledger.kept_of_release(release.id)
         return Against(item, release.facts, release.policy_digest, kept, release.id)

@@ -1,0 +1,66 @@
+"""Envelopes: what is signed around the bytes of a message, and what is checked before any of them is believed.
+
+Both parties seal and check by this module, each by the key that it holds of the other (threats T21, T30, B7).
+Does not stop: the owner of a key from signing something false; the same envelope from coming twice, which its sequence
+shows to whoever keeps count (T29).
+"""
+
+from __future__ import annotations
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from fedsilo.protocol import codec
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.errors import PeerError, WireCode
+from fedsilo.protocol.place import Place
+
+
+def place_of(envelope: pb.Envelope) -> Place:
+    """Return where a message belongs, as its envelope says."""
+    return Place(envelope.run, envelope.round, envelope.step, envelope.kind)
+
+
+def seal(
+    place: Place, digest: str, *, federation: str, sender: str, sequence: int, attempt: int, key: Ed25519PrivateKey
+) -> pb.Envelope:
+    """Return the signed envelope of a message.
+
+    Args:
+        place: where it belongs.
+        digest: SHA-256 of its payload.
+        federation: its name.
+        sender: our SPIFFE id.
+        sequence: our number of it, never used before.
+        attempt: which one it is.
+        key: our message-signing key.
+    """
+    envelope = pb.Envelope(
+        federation=federation, run=place.run, round=place.round, step=place.step, attempt=attempt, kind=place.kind,
+        sender=sender, sequence=sequence, payload_digest=bytes.fromhex(digest),
+    )  # fmt: skip
+    envelope.signature = key.sign(codec.signing_bytes(envelope))
+    return envelope
+
+
+def check_signature(envelope: pb.Envelope, key: Ed25519PublicKey, *, what: str, signer: str, hint: str = "") -> None:
+    """Check that the owner of a key signed every field of an envelope.
+
+    Args:
+        envelope: as it came.
+        key: the one that was pinned, or that a certificate vouches for.
+        what: the message, in the words of an error.
+        signer: whose key it is, in the same.
+        hint: for people, where another key signed it.
+
+    Raises:
+        PeerError: nobody can have signed it (`MALFORMED`), or this key did not (`SIGNATURE_INVALID`).
+    """
+    try:
+        signed = codec.signing_bytes(envelope)
+    except ValueError as error:  # a number beyond what canonical JSON carries
+        raise PeerError(WireCode.MALFORMED, f"{what} has an envelope with a number that nobody can sign") from error
+    try:
+        key.verify(envelope.signature, signed)
+    except InvalidSignature as error:
+        raise PeerError(WireCode.SIGNATURE_INVALID, f"{what} is not signed by {signer}", hint=hint) from error

@@ -1,0 +1,42 @@
+"""Where a message belongs: what its envelope, the decision on it, the log and the ledger all say of it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Place(NamedTuple):
+    """One place in a federation.
+
+    Attributes:
+        run: empty outside of any.
+        round, step: 0 outside of one.
+        kind: of the message.
+    """
+
+    run: str
+    round: int
+    step: int
+    kind: str
+
+
+class Placed:
+    """Base class of what has a place; its parts can be read from it directly."""
+
+    place: Place
+
+    @property
+    def run(self) -> str:
+        return self.place.run
+
+    @property
+    def round(self) -> int:
+        return self.place.round
+
+    @property
+    def step(self) -> int:
+        return self.place.step
+
+    @property
+    def kind(self) -> str:
+        return self.place.kind
