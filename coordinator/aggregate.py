@@ -1,22 +1,20 @@
-"""Arithmetic on adapters, tile by tile: the first one, the next one, and the folder people load.
+"""Arithmetic on adapters, tile by tile: the first one, the next one, the folder people load, and how far the silos of a
+committed round drifted apart.
 
 The master is float32 whatever the wire dtype, uploads are deltas against it, and they are combined in roster order,
 because float addition is not associative (methods 1.1, 2.2). Held at a time are a tile of each upload, at most
 `TILES_ELEMENTS` together, what combining them takes, and `WRITTEN_BEHIND` tiles of the result. What the run freezes is
 in no upload and is copied from master to master byte for byte.
 
-How far the silos of a committed round drifted apart, as a note of the run record (methods 2.8).
-
-Read from the uploads that were averaged, one module at a time. The figures are the coordinator's own, which has every
-upload anyway: they tell a reader of the run record how much two silos' updates differ, and nothing of a single one.
-
-No message waits for it: a round is committed without, and `DriftNotes` works it out, one round after the other, while
-the driver's lock is free. What a stop or a kill left over is taken up at the next start. What is left when a run ends,
-as a rule its last round's, is worked out for its record, which is signed at once: there the lock is held, and other
-runs of this coordinator wait for about a second where 16 silos sent 70 MB each.
-
-Of a model with many modules, `MODULES_MAX` are read, the same in every round: those whose names have the smallest
-SHA-256, so no kind or depth is preferred. Distances are then scaled to all modules; the note says of how many they are.
+The drift is a note of the run record (methods 2.8), read from the uploads that were averaged, one module at a time. The
+figures are the coordinator's own, which has every upload anyway: they tell a reader of the run record how much two
+silos' updates differ, and nothing of a single one. No message waits for it: a round is committed without, and
+`DriftNotes` works it out, one round after the other, while the driver's lock is free. What a stop or a kill left over
+is taken up at the next start. What is left when a run ends, as a rule its last round's, is worked out for its record,
+which is signed at once: there the lock is held, and other runs of this coordinator wait for about a second where 16
+silos sent 70 MB each. Of a model with many modules, `MODULES_MAX` are read, the same in every round: those whose names
+have the smallest SHA-256, so no kind or depth is preferred. Distances are then scaled to all modules; the note says of
+how many they are.
 """
 
 from __future__ import annotations

@@ -5,34 +5,25 @@
     FOLDER/audit/            the audit log as of a moment after that one
     FOLDER/blobs/, runs/     payloads, and what ended runs left; neither is ever changed
     FOLDER/requests.jsonl    which signed orders were given, so that none is given twice (T29)
-    FOLDER/files/, keys/     see below
+    FOLDER/files/            coordinator.yaml, charter, LoRA schema, public set, certificates, roles, at their places
+                             below the folder of coordinator.yaml; what lies elsewhere is left out, and named
+    FOLDER/keys/             only where somebody asks for them: the private keys, and a coordinator.yaml whose
+                             database URL has a password
+
+Without `keys/` nobody who gets a backup can speak as the coordinator (T42).
 
 The database is copied first: nothing in it is without its record in the log, or without its payload. So a copy is what
-a kill at some moment would have left, and a restored coordinator goes on from it as after a kill.
+a kill at some moment would have left, and a restored coordinator goes on from it as after a kill. A dump of PostgreSQL
+has the rows of our tables alone; the program that restores it makes the tables, and `tables_digest` says whether they
+are the same ones. A password goes to its programs by their environment, never on their command line.
 
 A copy is older than what it was copied from as soon as that takes one more message. To go on from an older one would
 give the federation two histories (T38): `restore` refuses one that is older than anything it is shown, and a silo that
 has seen more of the log stops, whoever restored it. Only the copy of a coordinator that has ended can take over.
 
 What this does not do: encrypt; the folder holds what silos sent, and is for its owner alone. It does not stop somebody
-who has the signing key, who can sign any copy.
-
-The coordinator's PostgreSQL database as a file and back, by PostgreSQL's own `pg_dump` and `pg_restore`.
-
-The dump has the rows of our tables alone; the tables are made by the program that restores it, and `tables_digest` says
-whether they are the same ones. A password goes to these programs by their environment, never on their command line.
-
-Does not stop: whoever may read the environment of this user's processes, which is this user and root.
-
-The files that coordinator.yaml names, in a backup: what a second machine needs to start, and private keys only where
-somebody asked for them.
-
-    FOLDER/files/    coordinator.yaml, charter, LoRA schema, public set, certificates, roles, at their places below the
-                     folder of coordinator.yaml; what lies elsewhere is left out, and named
-    FOLDER/keys/     the private keys, and a coordinator.yaml whose database URL has a password
-
-Without `keys/` nobody who gets a backup can speak as the coordinator (T42).
-What this does not stop: who has the backup has all that silos sent, and the keys, where they are in it.
+who has the signing key, who can sign any copy; nor whoever may read the environment of this user's processes, which is
+this user and root.
 """
 
 from __future__ import annotations

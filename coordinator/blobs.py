@@ -1,20 +1,18 @@
 """Payloads on disk, named by their SHA-256: uploads, global adapters, and what is still arriving.
 
 A payload is spooled to a local file while its bytes come, hashed on the way, flushed, and only then given its name, so
-a name always stands for complete bytes; uploads, which may be cut and go on, are `Uploads`. The final place is any
-fsspec URL; on a local disk it is a rename.
-What this does not do: encrypt, or delete old rounds.
+a name always stands for complete bytes. The final place is any fsspec URL; on a local disk it is a rename.
 
-Large payloads on their way in: who may send now, and where an upload goes on after it was cut.
-
-An upload gets a place before its first byte is taken: a few at a time, the others wait in the order in which they came,
-and the bytes of whoever waits stay with the sender. What comes is written to `arriving/SILO.DIGEST.partial`. The same
-silo with the same digest goes on at its end, after a cut line as after a kill of either side; the digest is what the
-signed envelope names, so the bytes that come later can only be of the message that the site let out (T29).
+A large payload gets a place before its first byte is taken: a few at a time, the others wait in the order in which they
+came, and the bytes of whoever waits stay with the sender. What comes is written to `arriving/SILO.DIGEST.partial`. The
+same silo with the same digest goes on at its end, after a cut line as after a kill of either side; the digest is what
+the signed envelope names, so the bytes that come later can only be of the message that the site let out (T29).
 
 Bounded (T23): a silo has one place, and its newest call has it; it leaves at most `PARTIALS_PER_SILO_MAX` pieces, none
 larger than its kind may be; what nobody goes on with for `PARTIAL_SECONDS_MAX` is removed.
-What this does not stop: as many silos as there are places, each at the slowest pace that is allowed, delay the others.
+
+What this does not do: encrypt, or delete old rounds. It does not stop as many silos as there are places, each at the
+slowest pace that is allowed, from delaying the others.
 """
 
 from __future__ import annotations

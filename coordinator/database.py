@@ -1,4 +1,8 @@
-"""PostgreSQL under the coordinator: its connections, one coordinator at a time, and what it refuses, by name.
+"""Which database `database:` of coordinator.yaml names, and PostgreSQL under the coordinator: its connections, one
+coordinator at a time, and what it refuses, by name.
+
+SQLite by a path, or PostgreSQL, always by psycopg 3. A connection to another host is TLS with the server's certificate
+and name checked, unless the URL says otherwise; of a unix socket the library takes no notice of that.
 
 *One coordinator.* Whoever opens the database takes an advisory lock for itself, and waits a little for it: a process
 that was killed leaves it when the server notices. Each connection then holds a share of a second lock, and the opener
@@ -12,15 +16,10 @@ first. SERIALIZABLE would add to this that a query of the console may make a rou
 
 *Durability.* A commit waits for the server's disk, also where the server's configuration says otherwise.
 
-What this does not stop: a server that is told to forget (fsync off: told at the start), a promoted replica that has
-not all that was acknowledged (make replication synchronous), and a second server with a copy of the database.
-
-Which database `database:` of coordinator.yaml names, and how its URL may be shown.
-
-SQLite by a path, or PostgreSQL, always by psycopg 3. A connection to another host is TLS with the server's certificate
-and name checked, unless the URL says otherwise; of a unix socket the library takes no notice of that.
-What this does not stop: a password in coordinator.yaml, which whoever may read that file can read; a password file or
-a client certificate, both named in the URL, is better.
+What this does not stop: a password in coordinator.yaml, which whoever may read that file can read (a password file or a
+client certificate, both named in the URL, is better); a server that is told to forget (fsync off: told at the start), a
+promoted replica that has not all that was acknowledged (make replication synchronous), and a second server with a copy
+of the database.
 """
 
 from __future__ import annotations

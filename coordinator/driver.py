@@ -11,9 +11,7 @@
 `server` holds a `Driver` and hands it messages; `Driver` holds runs, store and log and knows nobody above it. Time
 comes in by two clocks, so a test moves it by hand. All state changes happen under one lock, one after the other.
 
-What the rules compare a message with: where its run stands, and what its round asked for.
-
-What the coordinator appends to its audit log beside the decisions on what it took in.
+What it appends to the audit log beside the decisions on what it took in:
 
 *Records of a transaction*: what a round agreed on and came to is in the database before it is in the log, or a kill in
 between would leave a log that tells of a transcript which the restarted coordinator makes differently. So the record
@@ -25,6 +23,7 @@ that is started with another log, or with an older copy, is refused.
 *Refusals*: each is a record, since somebody tried; but who tries is outside, and would fill the disk, which halts the
 coordinator (T23, T24). Each identity has a bucket of single records; what comes beyond it is one record with a number,
 once the bucket is full again.
+
 What this does not bound: messages that the rules allow, which the charter's rates do; and identities, which the
 federation's CA does.
 """

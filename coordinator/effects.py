@@ -1,6 +1,5 @@
-"""What each message from a silo does, once it has passed the ingress. Runs inside the driver's lock and transaction.
-
-What the coordinator's core is put together from, and the few values its modules hand each other.
+"""What each message from a silo does, once it has passed the ingress; and the parts that the coordinator's core is made
+of. Runs inside the driver's lock and transaction.
 """
 
 from __future__ import annotations

@@ -1,14 +1,11 @@
-"""The coordinator process: reads its configuration, wires the parts, serves, and ends cleanly.
+"""The coordinator process: reads its configuration, wires the parts, serves, and ends cleanly; and its clock.
 
 The parts never hold this module; it holds them: identity, charter, store, payloads, audit log, ingress, driver,
-submissions, control desk, servers.
+submissions, control server, servers.
 
-The coordinator's clock, held against the time for which it has run (threat T41); the decision is in
-`fedsilo.protocol.clocks`.
-
-Nobody tells a coordinator the time, so its clock is believed as it is at the start. A jump forward beyond the limit is
-not followed: what is judged, stored and signed goes by the time that has passed, until the clock is as before or an
-approver accepts it. People are told of both.
+Nobody tells a coordinator the time, so its clock is believed as it is at the start (threat T41; the decision is in
+`fedsilo.protocol.clocks`). A jump forward beyond the limit is not followed: what is judged, stored and signed goes by
+the time for which the machine has run, until the clock is as before or an approver accepts it. People are told of both.
 
 Does not stop: a clock that is wrong at the start, which is recorded where the log's latest time is long over; a jump
 below the limit, which is recorded.

@@ -1,16 +1,13 @@
 """Checkpoints at the coordinator: it countersigns each silo's log, hands out its own, and carries between silos (T38).
 
 What a silo shows is a chain: each checkpoint with the proof from the one it showed before. Other silos get the part of
-it that they have not countersigned, and their cosignatures go back to its owner. It is in the database; `ShownSteps`
-has what that lacks after a kill, or when it is an older one. The coordinator is a carrier here and can forge nothing: a
-silo believes another's checkpoint by that silo's own signature and the proofs.
+it that they have not countersigned, and their cosignatures go back to its owner. The coordinator is a carrier here and
+can forge nothing: a silo believes another's checkpoint by that silo's own signature and the proofs.
 
-The steps by which each silo's log grew, kept beside the memory of having countersigned their ends (T38).
-
-Other silos follow a log by the proofs that its owner made from one checkpoint to the next, and the owner proves from
-what was countersigned here last. So where that is remembered and the step that leads there is lost, nobody who stands
-before it can follow any more. The database has the steps, but not as long as the memory is kept: a kill leaves it one
-step behind, and one that was restored from a backup any number. Here a step is on disk before its end is remembered.
+The database has the steps of each log, but not as long as the memory of having countersigned their ends is kept: a kill
+leaves it one step behind, and a restored backup any number. Where that is remembered and the step that leads there is
+lost, nobody who stands before it can follow any more, for the owner proves from what was countersigned here last. So a
+step is on disk before its end is remembered:
 
     AUDIT_FOLDER/shown/SILO/SIZE.step     the wire message LogStep that leads to SIZE records
 

@@ -1,16 +1,13 @@
-"""The queries of the coordinator's desk beside its runs: its log, what it took in and sent, certificates, settings and
-its newest events. The same names and shapes as at a silo's desk, where a silo has the same thing.
+"""The queries of the coordinator's control server beside its runs: its log, what it took in and sent, certificates,
+settings and its newest events. Names and shapes are those of a silo's, where a silo has the same thing.
 
-For whoever may open the control socket; why a whole record may be read there stands in
+For whoever may open the control socket; why a whole record may be read there is said in
 `fedsilo.control.audit_queries`. A coordinator holds no private text, but the names of silos and how they stand are in
 all of this.
 
-The query `outbox` of a coordinator: how much of each kind went to each silo in each round, and what still waits.
-
-Nobody judges what a coordinator sends: each silo does, at its own entrance. So its log has no decision on it, and these
-rows are counts from its database: one for each run, round, kind and receiver. For whoever may open the control socket;
-a payload is told by its size and digest only. With 180,000 rows (three runs of 200 rounds with 50 silos) a page took
-0.3 s on two busy cores.
+Nobody judges what a coordinator sends: each silo does, at its own ingress. So the log has no decision on it, and
+`outbox` counts rows of the database: one for each run, round, kind and receiver. A payload is told by its size and
+digest only. With 180,000 rows (three runs of 200 rounds with 50 silos) a page took 0.3 s on two busy cores.
 
 Does not show: that a silo took something in, beyond its acknowledgement; its own inbox does.
 """

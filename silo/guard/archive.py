@@ -1,18 +1,19 @@
-"""Payloads kept at the site, and what retention does with them (policy blocks `audit` and `retention`).
+"""Payloads kept at the site: what retention does with them (policy blocks `audit` and `retention`), and how people read
+them.
 
 What is about to be sent is on disk before the decision to send is recorded, and stays until it is answered, or as the
 policy says: an auditor can so read later what really left, and text rules can be asked again. Archived payloads older
 than `payload_days` are deleted, and so are the oldest ones when all that is kept would exceed `outbox_max_gb`; each
 deletion is recorded first. What waits for an answer or a person is never deleted: without room for it nothing leaves.
-Reading one is a signed command and is recorded with the person's name.
-Does not stop: whoever is root, or this daemon's user, from reading the files beside the daemon.
 
-What a person sees of a payload: answers beside public prompts, tensors by name, shape, type, norm and histogram.
+Reading one is a signed command and is recorded with the person's name. A person sees answers beside public prompts, and
+tensors by name, shape, type, norm and histogram, never a value. The histogram counts by powers of ten with the sign, on
+edges that are the same for every tensor, so that no edge is a value; the norm has three digits. Texts are given whole
+and unchanged, since JSON escapes them: whoever draws them passes them through the one function that makes text safe
+(T37).
 
-A tensor's values are never shown. The histogram counts by powers of ten with the sign, on edges that are the same for
-every tensor, so that no edge is a value; the norm has three digits. Texts are given whole and unchanged, since JSON
-escapes them: whoever draws them passes them through the one function that makes text safe (T37).
-Does not stop: a person who may read a payload from telling others what it says. The log has who read it.
+Does not stop: whoever is root, or this daemon's user, from reading the files beside the daemon; a reader from telling
+others what a payload says. The log has who read it.
 """
 
 from __future__ import annotations

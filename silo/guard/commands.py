@@ -1,33 +1,28 @@
-"""What persons may order a running guard to do: commands of the control socket, and the lists they read first.
+"""Commands of the control socket: what people may order a running guard to do, and the lists that they read first.
 
-Each command was verified by the desk (certificate, signature, expiry, role) and runs on the loop's thread: between two
-exchanges, or while a message is graded: nothing of that is decided yet, and an order finds all as it was before it
-came. So no order waits for grading, and none finds a message half judged. Each answer names, as `record`, the audit
-log's record of the order itself; what is recorded of its effects comes behind it.
-Does not stop: a person whose role allows the order. The log names who gave it.
+The control server has verified each command (certificate, signature, expiry, role). It runs on the loop's thread,
+between two exchanges, or while a message is graded: nothing of that is decided yet, and a command finds all as it was
+before it came. So no command waits for grading, and none finds a message half judged. Each answer names, as `record`,
+the audit log's record of the command itself; what is recorded of its effects comes behind it.
 
-What people may order about global adapters: accept a held one anyway, refuse it, go back to an earlier one (T52).
+*Global adapters* (T52): accept a held one anyway, refuse it, go back to an earlier one. The command names the run and
+the digest that the person was shown, and is recorded before it is done (T36, T39). Nothing leaves but the one code: an
+accepted adapter is trained on when a round begins with it, or with one that passes against it; the round that is open
+goes on without this silo.
 
-Each order names the run and the digest that the person was shown, and is recorded before it is done (T36, T39). None of
-them sends anything but the one code: an accepted adapter is trained on when a round begins with it, or with one that
-passes against it; the round that is open goes on without this silo.
-Does not stop: what this silo sent while it trained on an adapter that is rolled back; that is in the federation's mean.
+*Halts* (threat model 6): a kind that its screens halted (T18), or all of this silo, where somebody signed two
+transcripts of one round (T20). More hits on one UTC day than `max_hits_per_day` halt the kind: whoever may choose what
+is asked could otherwise learn from what is withheld. The halt outlives the day and every restart. It ends when as many
+approvers as the policy's `approvals.release_after_halt` says have signed a command over exactly this halt.
 
-What halts until persons release it: a kind that its screens halted (T18), or all of this silo, where somebody signed
-two transcripts of one round (T20); threat model 6.
+*Held payloads*: what a held release would send, before it is sent. The action `payload.read` says who may read it, as
+for what has left (`archive.py`). The record with the person is written before the ticket is handed out, and says
+nothing of what was read. The loop only checks and records; the thread that asks makes what is shown, since a tensor of
+many values takes seconds. A ticket holds no content, and is void when the hold has ended.
 
-More hits on one UTC day than `max_hits_per_day` halt the kind: whoever may choose what is asked could otherwise learn
-from what is withheld. The halt outlives the day and every restart. It ends when as many approvers as the policy's
-`approvals.release_after_halt` says have signed a command over exactly this halt.
-Does not stop: approvers who release without looking at what was found.
-
-Reading what a held release would send, before it is sent: a signed command that is recorded, then a ticket.
-
-Who may is told by the action `payload.read`, as for what has left (`archive.py`). The record with the person is written
-before the ticket is handed out, and says nothing of what was read. The loop only checks and records: what is shown is
-made in the thread that asks, since a tensor of many values takes seconds. A ticket holds no content, and is good for
-nothing when the hold has ended.
-Does not stop: a person from approving what he did not read; and whoever is root from reading the files.
+Does not stop: a person whose role allows the command, whom the log names; approvers who release or approve without
+looking; what this silo sent while it trained on an adapter that is rolled back, which is in the federation's mean;
+root, who can read the files.
 """
 
 from __future__ import annotations
@@ -35,7 +30,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from certs.commands import VerifiedCommand
 from fedsilo.audit.log import AuditLog
@@ -73,14 +68,16 @@ from silo.guard.trainer_process.supervisor import TrainerHandle
 
 @dataclass(frozen=True)
 class Orders:
-    """Attributes:
-    publish: tells people what happens.
-    show: shows people the present state.
-    on_loop: runs work on the loop's thread and waits for it.
-    stop: asks the loop to end.
-    fail: ends the loop with a cause.
-    files: of a silo that has no line.
-    watch: what is known of the clock.
+    """What people may order, from the loop and its parts.
+
+    Attributes:
+        publish: tells people what happens.
+        show: shows people the present state.
+        on_loop: runs work on the loop's thread and waits for it.
+        stop: asks the loop to end.
+        fail: ends the loop with a cause.
+        files: of a silo that has no line.
+        watch: what is known of the clock.
     """
 
     site: Site
@@ -101,6 +98,7 @@ class Orders:
 
     def register(self, desk: ControlDesk) -> None:
         """Queries and commands of the control socket."""
+        desk.register_query("adapters", self.runs.acceptance.view)
         desk.register_query("halts", lambda arguments: {"halts": self.halts.rows()})
         for name, action, work in (
             ("approvals.approve", "release.approve", self.approve),
@@ -114,6 +112,9 @@ class Orders:
             ("policy.reload", "change.propose", self.reload),
             ("transfer.export", "transfer.export", self.export_release),
             ("transfer.import", "transfer.import", self.import_plan),
+            ("adapter.accept", "adapter.accept", self.accept_adapter),
+            ("adapter.refuse", "adapter.refuse", self.refuse_adapter),
+            ("adapter.rollback", "adapter.rollback", self.roll_back),
         ):
             desk.register_command(name, action, self._on_loop_with(work))
         if self.watch is not None:
@@ -123,7 +124,6 @@ class Orders:
                 return self.accept_clock(command, watch, desk.accept_clock)
 
             desk.register_command("clock.accept", "halt.release", self._on_loop_with(accept), by_clock=True)
-        AdapterOrders(self).register(desk, self._on_loop_with)
         payloads = HeldPayloads(
             self.ledger, self.audit, lambda: self.site.public.rows,
             record=lambda event, **fields: self.gate.record(event, **fields),  # noqa: PLW0108  # looked up when used
@@ -339,73 +339,35 @@ class Orders:
         self.stop()
         return {"stopping": True, "by": command.person, **told}
 
+    # ---- global adapters -------------------------------------------------------------------------------
 
-# ---- global adapters ---------------------------------------------------------------------------------------------
-
-Work = Callable[[VerifiedCommand], Any]
-
-
-class _Orders(Protocol):
-    @property
-    def runs(self) -> RunManager: ...
-
-    @property
-    def gate(self) -> Gate: ...
-
-    def run_of(self, command: VerifiedCommand) -> SiloRun: ...
-
-    def recorded(
-        self, event: str, command: VerifiedCommand, *, needed: bool, detail: Mapping[str, Any]
-    ) -> dict[str, int]: ...
-
-
-class AdapterOrders:
-    """Args:
-    orders: what all orders share.
-    """
-
-    def __init__(self, orders: _Orders) -> None:
-        self._orders = orders
-
-    def register(self, desk: ControlDesk, on_loop_with: Callable[[Work], Work]) -> None:
-        desk.register_query("adapters", self.view)
-        for name, work in (
-            ("adapter.accept", self.accept), ("adapter.refuse", self.refuse), ("adapter.rollback", self.roll_back),
-        ):  # fmt: skip
-            desk.register_command(name, name, on_loop_with(work))
-
-    def view(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """The query `adapters`."""
-        return self._orders.runs.acceptance.view(arguments)
-
-    def accept(self, command: VerifiedCommand) -> dict[str, Any]:
+    def accept_adapter(self, command: VerifiedCommand) -> dict[str, Any]:
         """Arguments {run, digest}. Raises NotFoundError, ConflictError, OperationError."""
-        digest = self._held(command)
-        told = self._orders.recorded("adapter.accept", command, needed=True, detail={"adapter": digest})
-        runs = self._orders.runs
-        runs.change_view(lambda view: runs.acceptance.accept(digest, view))
+        digest = self._held_adapter(command)
+        told = self.recorded("adapter.accept", command, needed=True, detail={"adapter": digest})
+        self.runs.change_view(lambda view: self.runs.acceptance.accept(digest, view))
         return {"adapter": digest, "accepted": True, **told}
 
-    def refuse(self, command: VerifiedCommand) -> dict[str, Any]:
-        """Arguments {run, digest}. Raises as `accept`."""
-        digest = self._held(command)
-        told = self._orders.recorded("adapter.refuse", command, needed=True, detail={"adapter": digest})
-        self._orders.runs.acceptance.refuse(digest)
+    def refuse_adapter(self, command: VerifiedCommand) -> dict[str, Any]:
+        """Arguments {run, digest}. Raises as `accept_adapter`."""
+        digest = self._held_adapter(command)
+        told = self.recorded("adapter.refuse", command, needed=True, detail={"adapter": digest})
+        self.runs.acceptance.refuse(digest)
         return {"adapter": digest, "accepted": False, **told}
 
     def roll_back(self, command: VerifiedCommand) -> dict[str, Any]:
         """Arguments {run, to}. Raises as `Acceptance.target`; OperationError: the log, or the disk, takes nothing."""
-        run, runs = self._orders.run_of(command), self._orders.runs
-        digest = runs.acceptance.target(run.plan.run, str(command.arguments.get("to", "")))
-        told = self._orders.recorded("adapter.rollback", command, needed=True, detail={"adapter": digest})
-        runs.change_view(lambda view: runs.acceptance.roll_back(digest, view))
-        if left := runs.acceptance.is_refused(self._orders.gate.view.base_digest):
-            runs.abandon_round(WireCode.ADAPTER_REFUSED)
+        run, acceptance = self.run_of(command), self.runs.acceptance
+        digest = acceptance.target(run.plan.run, str(command.arguments.get("to", "")))
+        told = self.recorded("adapter.rollback", command, needed=True, detail={"adapter": digest})
+        self.runs.change_view(lambda view: acceptance.roll_back(digest, view))
+        if left := acceptance.is_refused(self.gate.view.base_digest):
+            self.runs.abandon_round(WireCode.ADAPTER_REFUSED)
         return {"adapter": digest, "round_left": left, **told}
 
-    def _held(self, command: VerifiedCommand) -> str:
-        run, digest = self._orders.run_of(command), str(command.arguments.get("digest", "")).removeprefix("sha256:")
-        self._orders.runs.acceptance.require_held(run.plan.run, digest)
+    def _held_adapter(self, command: VerifiedCommand) -> str:
+        run, digest = self.run_of(command), str(command.arguments.get("digest", "")).removeprefix("sha256:")
+        self.runs.acceptance.require_held(run.plan.run, digest)
         return digest
 
 

@@ -1,26 +1,24 @@
-"""At the start, before anything is written into it: is the ledger the one that the audit log names (threat T42)?
+"""Checks at the start, before anything is written into it, that the ledger is the one that the audit log names (T42).
 
-The log names the ledger's newest head (`ledger.py`). The ledger is as the log says, or one group ahead of it
-where a kill came between the two. If it is missing, behind or changed by hand, the silo does not start: halts would
-vanish, and budgets begin anew. A log that names no head yet, since an earlier version wrote it, says nothing.
+The log names the ledger's newest head (`ledger.py`). The ledger is as the log says, or one group ahead of it where a
+kill came between the two. If it is missing, behind or changed by hand, the silo does not start: halts would vanish, and
+budgets begin anew. A log that names no head yet, since an earlier version wrote it, says nothing.
 
 A legitimate restore goes on where two approvers signed for exactly this ledger beside exactly this log
 (`silo ledger accept`). Their signatures lie beside the policy, like those for a looser one; the guard verifies them
-anew, records who they are, and raises what the ledger says to what the log shows (`recounted`). The record that
-follows names another head, so that the same signatures serve no second time.
-
-Does not stop: older copies of ledger and log together, which the log's witnesses show; the daemon's user, who may
-write a ledger of his own choice; two approvers who agree on it.
-
-What a ledger that was restored from an older copy has to be told again, read from the audit log (threat T42, L4).
+anew, records who they are, and raises the ledger to what the log shows. The record that follows names another head, so
+that the same signatures serve no second time.
 
 Nothing is set to a lower value. Budgets and counters become the larger of what the ledger says and what the log shows
 to have been allowed; a kind that either of them says is halted is halted; every run and every proposal that the log
-names is spent. What waited in the older copy may have left since: holds end, what lay in its outbox is dropped, and a
-run that is open in it is left.
+names is spent (L4). What waited in the older copy may have left since: holds end, what lay in its outbox is dropped,
+and a run that is open in it is left.
 
 Does not count: answers to empty polls, which stand in no record; what retention has reduced to hashes; what stood in a
-newer ledger alone, such as approvals that were given and had not had their effect yet. People give those again.
+newer ledger alone, such as approvals that had not had their effect yet. People give those again.
+
+Does not stop: older copies of ledger and log together, which the log's witnesses show; the daemon's user, who may
+write a ledger of his own choice; two approvers who agree on it.
 """
 
 from __future__ import annotations

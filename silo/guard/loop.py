@@ -1,6 +1,4 @@
-"""What the guard's loop waits for: the trainer's words and its end, work that people or queries ask for, a wake-up.
-
-The guard's main path: one loop, one thread, one exchange with the coordinator at a time.
+"""The guard's main path: one loop, one thread, one exchange with the coordinator at a time.
 
     queue of events (trainer link, signed commands, signals)  ->  loop  ->  SiloRun  ->  Gate  ->  coordinator
 

@@ -1,27 +1,23 @@
-"""A looser policy, proposed by one person and approved by others: files beside the site's policy (threats T34, T36).
-
-    PROPOSALS/ID.json             what is proposed and by whom: the text, signed with the digests before and after
-    PROPOSALS/ID.PERSON.approval  one approver's signature over that proposal
-
-A signature is a control command under the site CA (certs/commands.py) whose life is `approvals.expiry_hours` in place
-of an hour. Files are only carried: whoever reads them verifies each signature anew, against the people of today, with
-a time that never runs backwards (T41). So nothing here needs to be kept from being copied, and a proposal, an approval
-or a text that anybody changed counts for nothing.
-
-Does not stop: as many approvers as the policy asks for, who agree with the proposer. The log then names them.
-
-Which policy is in force at a site, and what it takes to change it (threat T34).
+"""Which policy is in force at a site, and what it takes to change it (threats T34, T36).
 
 In force is the site's own file, tightened by the federation's charter. It changes in two ways only:
 
     at a start    tighter or equal to the one last in force: taken. Looser: only with a proposal that its approvers
-                  signed (proposals.py); else the silo does not start.
+                  signed; else the silo does not start.
     at run time   `silo reload`: tighter or equal: taken between two messages. Looser, or broken: the old one stays.
 
-Which one was last in force stands in the ledger, so an edited file is noticed, and the newest record of the audit log
+A proposal of one person, approved by others, lies in files beside the policy (`signed_files.py`):
+
+    PROPOSALS/ID.json             what is proposed and by whom: the text, signed with the digests before and after
+    PROPOSALS/ID.PERSON.approval  one approver's signature over that proposal
+
+Its signatures live for `approvals.expiry_hours` in place of an hour.
+
+The ledger keeps which policy was last in force, so an edited file is noticed, and the newest record of the audit log
 has to agree, so a ledger that was restored from an older copy is noticed too (T42).
 
-Does not stop: somebody who replaces ledger and audit log by older copies of both; the log's witnesses show that.
+Does not stop: as many approvers as the policy asks for, who agree with the proposer, and whom the log then names;
+somebody who replaces ledger and audit log by older copies of both, which the log's witnesses show.
 """
 
 from __future__ import annotations

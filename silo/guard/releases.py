@@ -1,16 +1,15 @@
-"""Held releases: what waits for persons, what they are shown, and what their answer does (threat T36).
+"""Held releases: what waits for people, what they are shown, and what their answer does (threat T36).
 
 A release is held after clipping and rounding, serialised once; what is approved is that digest under that policy, and
 those very bytes are sent. An approval counts once, names a person and the findings that person opened, and is void when
 the policy changed meanwhile. Nobody's silence is a yes: a hold that expires is a refusal.
-Does not stop: a person who approves what he did not understand; that a finding was opened is all that can be known.
 
-What is kept of a release beside its facts: its base, where its screens found something, where it went (threat T36);
-and at a start the noes that stand in the log alone.
+Beside its facts are kept the base of a release, where its screens found something, and where it went. Texts are
+screened again before each yes, since a canary file or an index may say more by now than when the hold began.
 
-Texts are screened again before each yes, since a canary file or an index may say more by now than when the hold began.
-Does not stop: what the site's screens learn after the yes. The decision that lets the release go screens once more, and
-by a policy that withholds or refuses it denies what it finds then.
+Does not stop: a person who approves without understanding; that a finding was opened is all that can be known. Nor what
+the site's screens learn after the yes; the decision that lets the release go screens once more, and by a policy that
+withholds or refuses it denies what it finds then.
 """
 
 from __future__ import annotations

@@ -1,17 +1,17 @@
-"""The guard's text screens: what they need of this site's own files, and one run over all texts of a message.
+"""The guard's text screens: what they need of this site's own files, one run over all texts of a message, and one over
+archived texts by another policy.
 
-The overlap index of the private records is built by the trainer with a key that the guard hands it (design 8.10). The
-guard never opens the records, only that one file, and as an untrusted one: a plain file of bounded size in the scratch
+The trainer builds the overlap index of the private records with a key that the guard hands it (design 8.10). The guard
+never opens the records, only that one file, and as an untrusted one: a plain file of bounded size in the scratch
 folder, parsed strictly, with the key that its grams are hashed by. Canaries are a file of the site that only the guard
 reads. A screen whose material is missing denies the message (SCREEN_FAILED); `troubles` says why beforehand.
+
+`fedsilo audit replay --rescreen` asks the daemon, since index and canaries live here and the texts do not leave this
+site (T15, T18, T40): a signed command with the policy, by whoever may read payloads. Each payload that is read for it
+stands in the log with the person's name, as one that is shown does. The answer has counts by screen and code, as facts,
+never a text. It does not tell what the screens would have found with the records, the index and the canaries of then.
+
 Does not stop: a trainer that builds its index of other records than it trains on (N1).
-
-Archived texts screened again by another policy, for `fedsilo audit replay --rescreen` (threats T15, T18, T40).
-
-The private index and the canaries live here and the texts do not leave this site, so the daemon is asked: a signed
-command with the policy, by whoever may read payloads. Each payload that is read for it stands in the log with the
-person's name, as one that is shown does. What goes back are counts by screen and code, as facts, never a text.
-Does not tell: what the screens would have found with the records, the index and the canaries of that time.
 """
 
 from __future__ import annotations

@@ -1,16 +1,14 @@
-"""What is checked before a silo opens its mouth: policy, keys, hashes, disk; and where its files are.
+"""Reads a site's files at the start and checks them: policy, keys, hashes, disk; says where the files are.
 
 A site whose policy is missing or wrong, whose public set is not the pinned one, or whose model is not the one that the
-policy names does not start, and the refusal says what to do. Nothing here dials out, so `silo report` may use it. Does
-not check: that the data are what they claim to be.
+policy names does not start, and the refusal says what to do. Nothing here dials out, so `silo report` may use it.
 
-This silo's own certificate in its audit log: in use, replaced by another, soon to expire (threat model 5).
+The site's own certificate is told in its audit log: in use, replaced by another, soon to expire (threat model 5). What
+the log holds already is read from the log itself, so a start that changes nothing adds nothing, and no other file can
+disagree. A certificate that was renewed on the disk counts from the next start on, as everywhere in the guard.
 
-What the log holds already is read from the log itself, so a start that changes nothing adds nothing, and no other file
-can disagree. A certificate that was renewed on the disk counts from the next start on, as everywhere in the guard.
-
-Does not stop: a key that somebody copied; only its certificate is compared. The guard looks once an hour, so one of
-less than three hours may expire without a warning.
+Does not check that the data are what they claim to be. Does not stop a key that somebody copied; only its certificate
+is compared. The guard looks once an hour, so one of less than three hours may expire without a warning.
 """
 
 from __future__ import annotations

@@ -33,10 +33,12 @@ def loop(tmp_path: Path) -> Iterator[Loop]:
 
 @pytest.fixture
 def ask(site: Site, loop: Loop, monkeypatch: pytest.MonkeyPatch) -> Any:
-    from silo.guard.commands import AdapterOrders
-
     orders = dataclasses.replace(loop.guard.orders, on_loop=lambda work: work())
-    AdapterOrders(orders).register(site.desk, lambda work: work)
+    site.desk.register_query("adapters", orders.runs.acceptance.view)
+    for verb, work in (
+        ("accept", orders.accept_adapter), ("refuse", orders.refuse_adapter), ("rollback", orders.roll_back)
+    ):  # fmt: skip
+        site.desk.register_command(f"adapter.{verb}", f"adapter.{verb}", work)
     config = SimpleNamespace(
         silo="hospital_a", federation="cardio-net", control=SimpleNamespace(socket=site.socket),
         identity=SimpleNamespace(certificate=site.folder / "hospital_a.crt"),

@@ -540,7 +540,7 @@ def test_T10_keys_secret_records_and_rules_are_named_to_the_walls(tmp_path: Path
         identity=identity, state_dir=tmp_path / "state", site_secret=None, policy=tmp_path / "policy.yaml",
         charter=tmp_path / "charter.yaml", control=SimpleNamespace(socket=tmp_path / "state/control.sock"),
         data=SimpleNamespace(canaries=tmp_path / "canaries.txt"),
-        coordinator=SimpleNamespace(proxy_credentials=tmp_path / "proxy.txt"),
+        key_files=[identity.key, identity.signing_key, tmp_path / "proxy.txt"],
     )  # fmt: skip
     named = {path.relative_to(tmp_path).as_posix() for path in never_shown(config)}
     assert named == {

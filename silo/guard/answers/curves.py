@@ -1,19 +1,16 @@
-"""This silo's own figures by step or by round: what its trainer reported, kept by `FigureHistory`.
+"""This silo's own figures by step or by round: what its trainer reported, kept beside the ledger so that curves outlive
+a restart.
 
 pass@1 comes with the number of held-out prompts behind it, and a 95 % Wilson interval over prompts: several answers to
 one prompt are no further draws. Where that number is not known, the interval is null, and nobody should draw it.
 
+`figures.jsonl`, mode 0600, has one JSON object a line. A line that a kill tore is dropped at the next start; what
+cannot be read is passed over. The file holds at most `LINES_MAX` lines and is then rewritten with the newest half, in
+one step, so it has some 6 MB, and 16 MB whatever the trainer reports. It is for people only: no rule reads it, and a
+disk that takes nothing more costs the curve, never the run.
+
 Does not show that a figure is true: it is what the trainer said of itself. Figures of other silos are not here: the
 coordinator has those that they released.
-
-The trainer's figures of this silo, task by task, kept beside the ledger so that curves outlive a restart.
-
-One JSON object a line, `figures.jsonl`, mode 0600. A line that a kill tore is dropped at the next start; what cannot be
-read is passed over. The file holds at most `LINES_MAX` lines and is then rewritten with the newest half, in one step,
-so it has some 6 MB, and 16 MB whatever the trainer reports. It is for people only: no rule reads it, and a disk that
-takes nothing more costs the curve, never the run.
-
-Does not show that a figure is true: it is what the trainer said of itself.
 """
 
 from __future__ import annotations

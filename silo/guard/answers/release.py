@@ -1,24 +1,19 @@
 """What people are shown of a held release before they answer (console design 5): facts and digests, never content.
 
 Everything is set beside the last release of the same kind that left: where it went and whose certificate was there, the
-policy it left under, its form, its size and its norm. What is unusual is a finding (`release_findings`) with outcome
-`look`; findings stand first among the rules. Policy allowed all of it: a finding asks a person to look, and denies
-nothing.
+policy it left under, its form, its size and its norm; where none has left, beside the last one that did not. What is
+unusual is a finding (`findings.py`) with outcome `look`; findings come first among the rules. Policy allowed all of it:
+a finding asks a person to look, and denies nothing.
+
+Sentences say what it is made of and who can read it to somebody who does not know what a tensor is. The comparison has
+all figures of both for whoever wants more than one line. Tensors are compared by their norms, one by one where both
+messages are still here, the largest change first; a value of a tensor, an answer or a prompt is never shown.
+
+Does not show: what is in it; what changed inside of equal norms, and nothing of a message that was not archived. A
+figure that is usual says nothing of what a model has learnt by heart.
 
 Does not stop: a change that is small enough each time, since each release is compared with one before it; and what
 happened before the ledger began. The far end's certificate is the one that was seen when the guard last looked.
-
-A release in the words of somebody who does not know what a tensor is: what it is made of, who can read it, and what
-of its figures is unusual beside the site's own earlier ones.
-
-Does not show: what is in it. A figure that is usual says nothing of what a model has learnt by heart.
-
-All of a held release beside the last one of its kind that left, for whoever wants more than the one line of it;
-where none has left, beside the last one that did not.
-
-Figures, digests and names only. Tensors are compared by their norms, one by one where both messages still lie here, the
-largest change first; a value of a tensor, an answer or a prompt is never shown.
-Does not show: what changed inside of equal norms, and nothing of a message that was not archived.
 """
 
 from __future__ import annotations
