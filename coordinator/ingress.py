@@ -25,9 +25,10 @@ from coordinator.members import silo_of
 from fedsilo.grading.answers import AnswerGrading
 from fedsilo.protocol import codec
 from fedsilo.protocol._generated import federation_pb2 as pb
-from fedsilo.protocol.envelope import check_signature, place_of
+from fedsilo.protocol.envelope import check_signature
 from fedsilo.protocol.errors import PeerError, WireCode
 from fedsilo.protocol.kinds import OUTBOUND_KINDS, REFT_KINDS, TENSOR_KINDS
+from fedsilo.protocol.place import Place
 from fedsilo.protocol.plan import Plan
 from policies import engine, screening
 from policies.asked import Asked
@@ -210,7 +211,7 @@ class Ingress:
         envelope = arrived.envelope
         message = engine.Message(
             direction="ingress",
-            place=place_of(envelope),
+            place=Place(envelope.run, envelope.round, envelope.step, envelope.kind),
             sender=envelope.sender,
             payload_bytes=arrived.payload.size_bytes,
             body=arrived.left,

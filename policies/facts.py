@@ -29,51 +29,51 @@ _SPIFFE = re.compile(r"spiffe://[a-z0-9_-]{1,63}/(silo|coordinator)/[a-z0-9_-]{1
 
 def measure(message: Message, context: Context, *, stage: str = FINAL) -> Facts:
     """Facts of a message, JSON-able. Never raises for what a message holds: a failure becomes a fact that denies."""
-    known = message.kind in MESSAGES
+    known = message.place.kind in MESSAGES
     plan = context.plan
     facts: Facts = {
         "direction": message.direction if message.direction in ("egress", "ingress") else "unknown",
         "stage": stage,
-        "kind": message.kind if known else "unknown",
-        "run": message.run if is_name(message.run) else "",
-        "round": message.round,
-        "step": message.step,
+        "kind": message.place.kind if known else "unknown",
+        "run": message.place.run if is_name(message.place.run) else "",
+        "round": message.place.round,
+        "step": message.place.step,
         "sender": message.sender if _SPIFFE.fullmatch(message.sender) else "",
         "sender_expected": bool(context.expected_sender) and message.sender == context.expected_sender,
         "now": float(context.now_seconds),
         "payload_bytes": message.payload_bytes,
-        "run_is_open": plan is not None and message.run == plan.run,
-        "kind_of_method": _kind_of_method(message.kind, plan),
+        "run_is_open": plan is not None and message.place.run == plan.run,
+        "kind_of_method": _kind_of_method(message.place.kind, plan),
         "open_round": context.open_round,
         "open_step": context.open_step,
         "asked_step": context.asked.step,
         "plan_local_steps": plan.local_steps if plan else 0,
         "measured": False,
     }
-    if not known or type(message.body) is not MESSAGES[message.kind]:
+    if not known or type(message.body) is not MESSAGES[message.place.kind]:
         return facts
     try:
         facts["fields_at_fault"] = fields_at_fault(message.body)
-        if message.kind in FACTOR_KINDS:
+        if message.place.kind in FACTOR_KINDS:
             facts.update(tensor_facts(message, context))
-        elif message.kind in REFT_KINDS:
+        elif message.place.kind in REFT_KINDS:
             facts.update(reft_facts(message))
         elif isinstance(message.body, pb.PublicResponses):
             facts.update(response_facts(message.body, context))
         elif isinstance(message.body, pb.PublicDonors):
             facts.update(donor_facts(message.body, context))
         elif isinstance(message.body, pb.MetricsEval):
-            facts.update(_metric_facts(message.body, message.round, context))
+            facts.update(_metric_facts(message.body, message.place.round, context))
         elif isinstance(message.body, pb.RunPlan):
-            facts.update(_plan_facts(message.body, message.run, context))
+            facts.update(_plan_facts(message.body, message.place.run, context))
         elif isinstance(message.body, pb.RoundOpen):
-            facts.update(_round_facts(message.body, message.round, context))
+            facts.update(_round_facts(message.body, message.place.round, context))
         elif isinstance(message.body, pb.RoundAgreed):
             facts.update(_roster_facts([row.silo for row in message.body.countersignatures], plan=plan))
         elif isinstance(message.body, pb.RoundResult):
             judged = [row.silo for row in message.body.verdicts]
             facts.update(_roster_facts(list(message.body.participants), judged, plan=plan))
-        elif message.kind.startswith("control."):
+        elif message.place.kind.startswith("control."):
             facts.update(_control_facts(message, context))
         else:
             facts.update(kind_facts(message, context))
@@ -121,7 +121,7 @@ def _metric_facts(body: pb.MetricsEval, round_number: int, context: Context) -> 
 
 def _control_facts(message: Message, context: Context) -> Facts:
     """Whether round and step of the envelope are free numbers: what bounds them, and whether the body repeats them."""
-    body, place = message.body, (message.round, message.step)
+    body, place = message.body, (message.place.round, message.place.step)
     placed = isinstance(body, pb.Progress | pb.Declined | pb.Abstain)
     said = (body.round, body.step) if isinstance(body, pb.Progress | pb.Declined | pb.Abstain) else place
     carried: Facts = {}

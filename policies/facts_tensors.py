@@ -23,7 +23,7 @@ def tensor_facts(message: Message, context: Context) -> Facts:
     header = message.body
     assert isinstance(header, pb.Factors)  # noqa: S101  # `measure` has compared the type
     schema = context.schema
-    shapes = schema.shapes_of(message.kind) if schema else {}
+    shapes = schema.shapes_of(message.place.kind) if schema else {}
     freeze = schema.freeze if schema else ""
     names = [entry.name for entry in header.tensors]
     given = message.tensors
@@ -47,7 +47,7 @@ def tensor_facts(message: Message, context: Context) -> Facts:
     }
     patterns, elements = BitPatterns(), 0
     squares = square_max = 0.0
-    step = _Step(context.last_adapter if message.kind == "global.adapter" else None, names)
+    step = _Step(context.last_adapter if message.place.kind == "global.adapter" else None, names)
     frozen = FrozenDigest()
     room = np.empty(_TILE_ELEMENTS)  # memory that is new for each tile costs more than the sums
     for entry in header.tensors if given is not None and facts["tensors_given"] else ():
@@ -87,7 +87,7 @@ def tensor_facts(message: Message, context: Context) -> Facts:
         tensor_l2_max=math.sqrt(square_max) if finite else None,
         total_l2_max=total,
     )
-    if message.kind in UPDATE_KINDS:
+    if message.place.kind in UPDATE_KINDS:
         facts.update(records=context.records, epochs=context.epochs, steps=context.steps)
     else:
         plan = context.plan

@@ -16,11 +16,6 @@ from fedsilo.protocol.errors import PeerError, WireCode
 from fedsilo.protocol.place import Place
 
 
-def place_of(envelope: pb.Envelope) -> Place:
-    """Return where a message belongs, as its envelope says."""
-    return Place(envelope.run, envelope.round, envelope.step, envelope.kind)
-
-
 def seal(
     place: Place, digest: str, *, federation: str, sender: str, sequence: int, attempt: int, key: Ed25519PrivateKey
 ) -> pb.Envelope:
@@ -44,14 +39,7 @@ def seal(
 
 
 def check_signature(envelope: pb.Envelope, key: Ed25519PublicKey, *, what: str, signer: str, hint: str = "") -> None:
-    """Check that the owner of a key signed every field of an envelope.
-
-    Args:
-        envelope: as it came.
-        key: the one that was pinned, or that a certificate vouches for.
-        what: the message, in the words of an error.
-        signer: whose key it is, in the same.
-        hint: for people, where another key signed it.
+    """Check that the owner of a key signed every field of an envelope. what, signer: in the words of an error.
 
     Raises:
         PeerError: nobody can have signed it (`MALFORMED`), or this key did not (`SIGNATURE_INVALID`).

@@ -234,7 +234,7 @@ def context_of(
     if view.plan is not None and view.plan.exchange == "round_end":
         # Donors come with the opening and answers leave at the end, those of all steps together.
         rows = view.steps if message.direction == "ingress" else rows_answered(view.plan, view.round, view.steps)
-        open_step = message.step if message.step in rows else 0
+        open_step = message.place.step if message.place.step in rows else 0
     return Context(
         now_seconds=now_seconds,
         expected_sender=expected_sender,
@@ -242,17 +242,17 @@ def context_of(
         schema=site.schema,
         base_digest=view.base_digest,
         base_l2=view.base_l2,
-        last_adapter=site.last_adapter(view, message.kind),
+        last_adapter=site.last_adapter(view, message.place.kind),
         last_adapter_first=view.run != "" and not view.last_adapter,
         last_adapter_rounds=view.rounds_since_last_adapter,
         open_round=view.round,
         open_step=open_step,
         open_steps=view.steps,
         refused_round=view.refused_round,
-        evaluated_digest=view.evaluated.get(message.round, ""),
+        evaluated_digest=view.evaluated.get(message.place.round, ""),
         public_set_sha256=site.public.tasks.sha256,
         public_set_rows=len(site.public.tasks.rows),
-        public_prompt_indices=tuple(rows.get(message.step, ())),
+        public_prompt_indices=tuple(rows.get(message.place.step, ())),
         verdicts=tuple(verdict is True for verdict in graded[0]) if graded else None,
         token_counts=graded[1] if graded else None,
         asked=view.asked,

@@ -225,10 +225,10 @@ class Judge:
 
     def screens_asked(self, message: Message) -> tuple[ScreenName, ...]:
         """The screens that the policy wants run over this message's texts."""
-        return screening.asked(self._block(message), message.kind, message.direction)
+        return screening.asked(self._block(message), message.place.kind, message.direction)
 
     def _block(self, message: Message) -> object:
-        return block_of({"kind": message.kind, "sender": message.sender}, self.policy)[0]
+        return block_of({"kind": message.place.kind, "sender": message.sender}, self.policy)[0]
 
     def screened(self, message: Message, readings: Readings) -> Readings:
         """The same with what the screens find: one run of all of them over all texts, hit or no hit (T18)."""
@@ -248,7 +248,7 @@ class Judge:
         """
         hits = sum(bool(found) for found in screened.hits)
         limit = getattr(self._block(message), "max_hits_per_day", None) or 0
-        halts = self.book.count_hits(message.kind, self.now(), hits, limit)
+        halts = self.book.count_hits(message.place.kind, self.now(), hits, limit)
         self._keep_book()
         place = message.place._asdict()
         if hits:
@@ -457,7 +457,7 @@ class Outcomes:
         self._judge.record(
             event, **allowed.place._asdict(), attempt=allowed.attempt, sequence=allowed.sequence,
             peer=self._coordinator_id, direction="egress",
-            payload=self._judge.digests(allowed.kind, allowed.payload, allowed.digest),
+            payload=self._judge.digests(allowed.place.kind, allowed.payload, allowed.digest),
             link={"decision": allowed.decision_seq, **(links or {})},
             **({"detail": {"carried": True}} if carried else {}),
         )  # fmt: skip

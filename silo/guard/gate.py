@@ -33,7 +33,7 @@ from fedsilo.files.transfer_file import Header
 from fedsilo.protocol import codec
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.codec import Array, Buffer, sha256_hex, sha256_of
-from fedsilo.protocol.envelope import check_signature, place_of, seal
+from fedsilo.protocol.envelope import check_signature, seal
 from fedsilo.protocol.errors import (
     ConflictError,
     DeniedError,
@@ -251,7 +251,7 @@ class Gate:
         offered = message
         facts, decision = self._judge.judge(message, stage=OFFERED, readings=Readings())
         if decision.would_be == "deny":
-            return self._outcomes.denied(facts, decision, self._judge.digests(message.kind, payload))
+            return self._outcomes.denied(facts, decision, self._judge.digests(message.place.kind, payload))
         readings, transform = self._judge.graded(message), dict[str, Any]()
         places = list(range(len(readings.ungraded)))
         if late := sum(readings.ungraded):
@@ -260,7 +260,7 @@ class Gate:
         facts, decision = self._judge.judge(message, stage=OFFERED, readings=readings)
         if decision.verdict == "deny":
             original = Original(len(payload), facts, transform) if transform else None
-            digests = self._judge.digests(message.kind, payload)
+            digests = self._judge.digests(message.place.kind, payload)
             return self._outcomes.denied(facts, decision, digests, original=original)
         readings = self._judge.screened(message, readings)
         if (screened := readings.screened) is not None:
@@ -322,7 +322,7 @@ class Gate:
         if content:
             with self._judge.halting():
                 archived = self._archive.keep(payload, digest)
-        windowed = self._goes_in_window(message)
+        windowed = not content and self._goes_in_window(message)
         try:
             if decision.verdict == "hold":
                 self._judge.record_decision(facts, decision, digests, original=original, history=judged_by)
@@ -348,7 +348,7 @@ class Gate:
 
     def _goes_in_window(self, message: Message) -> bool:
         """Whether a message is an empty poll over a line, which many of share one record."""
-        return not isinstance(self._channel, FileChannel) and polls.is_empty(message.kind, message.body)
+        return not isinstance(self._channel, FileChannel) and polls.is_empty(message.place.kind, message.body)
 
     def _window(
         self, facts: Facts, decision: Decision, digests: Mapping[str, Any], sequence: int, judged_by: dict[str, Any]
@@ -544,14 +544,8 @@ class Gate:
 def check_answer(
     envelope: pb.Envelope, payload: Buffer | None, *, federation: str, coordinator_id: str, key: Ed25519PublicKey
 ) -> None:
-    """Check that the pinned coordinator signed exactly these bytes for this federation.
-
-    Args:
-        envelope: as it came.
-        payload: as it came; None where its digest is compared by whoever reads it.
-        federation: its name.
-        coordinator_id: the pinned SPIFFE id.
-        key: the coordinator's pinned message-signing key.
+    """Check that the pinned coordinator signed exactly these bytes for this federation. payload: None where its digest
+    is compared by whoever reads it.
 
     Raises:
         PeerError: it did not; the code names what is wrong first.
@@ -641,7 +635,14 @@ class Ingress:
         except PeerError as error:
             self._record_refused(envelope.kind, payload, error.wire_code)
             raise
-        message = Message("ingress", place_of(envelope), envelope.sender, len(payload), body, tensors)
+        message = Message(
+            "ingress",
+            Place(envelope.run, envelope.round, envelope.step, envelope.kind),
+            envelope.sender,
+            len(payload),
+            body,
+            tensors,
+        )
         original = None
         if isinstance(body, pb.PublicDonors) and judge.policy.file.ingress.public_donors is not None:
             message, original, facts, decision = self._without_bad_donors(message, body, payload)

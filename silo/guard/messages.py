@@ -130,8 +130,8 @@ class Counters:
     run_paused: bool = False  # its word for it: shown, and nothing follows from it
 
     def count(self, sent: Allowed) -> None:
-        self.messages[sent.kind] = self.messages.get(sent.kind, 0) + 1
-        self.payload_bytes[sent.kind] = self.payload_bytes.get(sent.kind, 0) + len(sent.payload)
+        self.messages[sent.place.kind] = self.messages.get(sent.place.kind, 0) + 1
+        self.payload_bytes[sent.place.kind] = self.payload_bytes.get(sent.place.kind, 0) + len(sent.payload)
 
 
 def factors_header(

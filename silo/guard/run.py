@@ -111,7 +111,7 @@ def fetch(talk: CoordinatorClient, adapters: AdapterStore, digest: str, *, run: 
                     f"the {resumed_at} bytes kept of adapter {digest[:12]} are not its beginning; all of it is fetched"
                 ) from error
             raise
-        if answer.kind != "global.adapter":
+        if answer.place.kind != "global.adapter":
             arriving.drop()
         return answer
 
@@ -151,7 +151,7 @@ def stored_or_fetched(
         raise
     except PeerError as error:
         raise AdapterRefused(error.wire_code, error.message) from error
-    if answer.kind != "global.adapter" or answer.digest != digest:
+    if answer.place.kind != "global.adapter" or answer.digest != digest:
         gate.record(
             "ingress.decision", run=gate.view.run, round=gate.view.round, kind=answer.kind, decision="deny",
             reasons=[WireCode.DIGEST_MISMATCH.value], direction="ingress",

@@ -26,7 +26,9 @@ from fedsilo.files.identity_files import load_identity
 from fedsilo.files.task_files import read_tasks
 from fedsilo.protocol import codec, services
 from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.envelope import seal
 from fedsilo.protocol.errors import ConflictError, FedSiloError, NotAllowedError, UnreachableError
+from fedsilo.protocol.place import Place
 from tests.coordinator_folder import write_coordinator
 from tests.policies.setting import HASH, SCHEMA
 
@@ -77,15 +79,10 @@ def exchange(site: Path, ready: Ready, silo: str, kind: str, body: Any, sequence
         role="silo",
     )
     payload = codec.encode(body)
-    envelope = pb.Envelope(
-        federation="cardio-net",
-        attempt=1,
-        kind=kind,
-        sender=identity.spiffe_id,
-        sequence=sequence,
-        payload_digest=bytes.fromhex(codec.sha256_hex(payload)),
-    )
-    envelope.signature = identity.signing_key.sign(codec.signing_bytes(envelope))
+    envelope = seal(
+        Place("", 0, 0, kind), codec.sha256_hex(payload), federation="cardio-net", attempt=1,
+        sender=identity.spiffe_id, sequence=sequence, key=identity.signing_key,
+    )  # fmt: skip
     root = (site / "main" / "id" / "federation_ca.crt").read_bytes()
     credentials = grpc.ssl_channel_credentials(root, identity.key_pem, identity.certificate_pem)
     with grpc.secure_channel(ready.address, credentials) as channel:

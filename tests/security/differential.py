@@ -124,9 +124,8 @@ class Ends:
             body, tensors = parsed(sent.kind, sent.payload, OUTBOUND_KINDS)
         except PeerError as error:
             return str(error.code)
-        message = Message(
-            "egress", Place(sent.run, sent.round, sent.step, sent.kind), SILO, len(sent.payload), body, tensors
-        )
+        place = Place(sent.run, sent.round, sent.step, sent.kind)
+        message = Message("egress", place, SILO, len(sent.payload), body, tensors)
         graded = screened = None
         if isinstance(body, pb.PublicResponses):
             answers = answers_of(body, SILO)

@@ -36,8 +36,10 @@ from fedsilo.grading.answers import AnswerGrading
 from fedsilo.protocol import codec
 from fedsilo.protocol import method as events
 from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.envelope import seal
 from fedsilo.protocol.kinds import INBOUND_KINDS, UPDATE_KINDS
 from fedsilo.protocol.methods import method_named
+from fedsilo.protocol.place import Place
 from fedsilo.protocol.plan import Plan, plan_from_canonical
 from fedsilo.protocol.services import PROTOCOL_VERSION
 from fedsilo.protocol.transcript import sign_transcript, transcript_from_canonical
@@ -257,18 +259,10 @@ class SimulatedSilo:
 
     def envelope(self, kind: str, payload: bytes, *, run: str = "", number: int = 0, step: int = 0) -> pb.Envelope:
         self.sequences[run] = self.sequences.get(run, 0) + 1
-        envelope = pb.Envelope(
-            federation=FEDERATION,
-            run=run,
-            round=number,
-            step=step,
-            attempt=1,
-            kind=kind,
-            sender=self.peer.spiffe_id,
-            sequence=self.sequences[run],
-            payload_digest=bytes.fromhex(codec.sha256_hex(payload)),
-        )
-        return self.signed(envelope)
+        return seal(
+            Place(run, number, step, kind), codec.sha256_hex(payload), federation=FEDERATION, attempt=1,
+            sender=self.peer.spiffe_id, sequence=self.sequences[run], key=self.key,
+        )  # fmt: skip
 
     def signed(self, envelope: pb.Envelope) -> pb.Envelope:
         envelope.signature = self.key.sign(codec.signing_bytes(envelope))

@@ -36,9 +36,7 @@ def test_control_messages_are_left_out_where_that_is_asked_and_denied_ones_stay(
         bench.gate.send(Place("", 0, 0, "control.checkpoint"), pb.Checkpoint())
     bench.factors()
     with pytest.raises(DeniedError):
-        bench.gate.send(
-            Place("run-1", 0, 0, "control.error"), pb.ErrorReport(code="X" * 40_000)
-        )  # over the limit of its size
+        bench.gate.send(Place("run-1", 0, 0, "control.error"), pb.ErrorReport(code="X" * 40_000))  # too large
     # an event that only speaks of a control message is none
     bench.audit.append("halt", detail={"about": {"kind": "control.poll"}})
     poll(bench)
