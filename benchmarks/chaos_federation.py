@@ -361,7 +361,7 @@ def deaths_of(site: Site) -> Path:
 
 
 def own_trainer(site: Site) -> None:
-    """`trainer.python`: what runs our trainer instead of the one with torch, without walls, which it would not need."""
+    """`trainer.python`: what runs our trainer instead of the one with torch; it needs no sandbox."""
     program = site.folder / "trainer_python"
     run = f'exec {sys.executable} -P -m benchmarks.chaos_trainer --deaths "{deaths_of(site)}" "$@"'
     ours = f'shift 3; export PYTHONPATH="{REPOSITORY}"; {run}'

@@ -262,10 +262,10 @@ def vllm(task: Task) -> Any:
             max_model_tokens=512, kv_cache_bytes=1 << 30,
         ),
     )  # fmt: skip
-    rung = "namespaces" if probing.best_rung() == "namespaces" else "waived"
+    level = "namespaces" if probing.best_level() == "namespaces" else "waived"
     servers = RolloutServers(
         config,
-        rung=rung,
+        level=level,
         never=[],
     )
     servers.start()

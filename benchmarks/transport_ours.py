@@ -89,7 +89,7 @@ def federation(out: Path, shape: Shape, silos: int) -> Iterator[Running]:
 
 
 def others_start_the_trainer(site: Site) -> None:
-    """`trainer.launch: external`, without walls, which is what this trainer has."""
+    """`trainer.launch: external`, without a sandbox, which is what this trainer has."""
     text = site.config.read_text()
     assert text.count("\n  launch: child\n") == 1
     site.config.write_text(text.replace("\n  launch: child\n", "\n  launch: external\n  isolation: waived\n"))

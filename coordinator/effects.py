@@ -274,11 +274,11 @@ class Effects:
                 self._refuse(member, error)
 
     def _note_isolation(self, session: Session, run: ActiveRun, silo: str) -> None:
-        """Behind which walls a silo works on a run, as its guard says: one line at the beginning, one at a change."""
+        """Note the isolation of a silo in a run, as its guard tells it: one line at the beginning, one at a change."""
         member = session.get(db.Member, silo)
-        rung = json.loads(member.hello)["isolation"] if member is not None else ""
-        if rung and rung != (db.isolation_of(session, run.name).get(silo) or [""])[-1]:
-            fields = db.as_json({"silo": silo, "rung": rung})
+        level = json.loads(member.hello)["isolation"] if member is not None else ""
+        if level and level != (db.isolation_of(session, run.name).get(silo) or [""])[-1]:
+            fields = db.as_json({"silo": silo, "rung": level})
             where = {"run": run.name, "round": run.life.open_round, "step": 0, "silo": silo}
             db.keep_figures(session, [where | {"name": db.ISOLATION, "fields": fields}])
 

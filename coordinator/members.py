@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.errors import PeerError, WireCode
-from fedsilo.protocol.isolation import RUNGS
+from fedsilo.protocol.isolation import ISOLATION_LEVELS
 from fedsilo.protocol.services import PROTOCOL_VERSION
 from fedsilo.protocol.text import harmless
 from policies.model import MIN_UPDATES
@@ -136,7 +136,7 @@ def check_hello(hello: pb.Hello, agreed: Agreed, *, silos: int = 1) -> HelloFact
             got = harmless(told, TEXT_CHARACTERS_MAX)
             differ = f"{field} differs: expected {expected or 'none'}, got {got or 'none'}"
             raise PeerError(code, differ, field=field, expected=expected, got=got)
-    for field, allowed in (("role", ROLES), ("isolation", RUNGS)):
+    for field, allowed in (("role", ROLES), ("isolation", ISOLATION_LEVELS)):
         got = harmless(getattr(hello, field), TEXT_CHARACTERS_MAX)
         if got not in allowed:
             raise PeerError(

@@ -659,12 +659,12 @@ def traffic_table(session: Session, run: str | None = None) -> list[dict[str, An
 
 
 def isolation_of(session: Session, run: str) -> dict[str, list[str]]:
-    """The rungs of each silo's trainer in a run, as its guard said them, in that order; more than one if it changed."""
-    rungs: dict[str, list[str]] = {}
+    """The isolation levels of each silo's trainer in a run, in the order in which its guard told them."""
+    levels: dict[str, list[str]] = {}
     query = select(Figure).where(Figure.run == run, Figure.name == ISOLATION).order_by(Figure.id)
     for figure in session.scalars(query):
-        rungs.setdefault(figure.silo, []).append(str(json.loads(figure.fields)["rung"]))
-    return dict(sorted(rungs.items()))
+        levels.setdefault(figure.silo, []).append(str(json.loads(figure.fields)["rung"]))
+    return dict(sorted(levels.items()))
 
 
 ADAPTER_CODES = frozenset({WireCode.ADAPTER_HELD.value, WireCode.ADAPTER_REFUSED.value})

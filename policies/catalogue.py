@@ -15,7 +15,7 @@ from google.protobuf.message import Message
 
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.errors import PeerError, WireCode
-from fedsilo.protocol.isolation import RUNGS
+from fedsilo.protocol.isolation import ISOLATION_LEVELS
 from fedsilo.protocol.kinds import OUTBOUND_KINDS
 from fedsilo.protocol.plan import PLAN_CHARACTERS_MAX
 from fedsilo.protocol.services import NOTE_SIGNATURES_MAX
@@ -57,7 +57,7 @@ NAMES_MAX = 64
 _LOADS = frozenset({"fp32", "bf16", "nf4", "fp8"})
 _CODES: dict[str, frozenset[Any]] = {
     "Hello.load": _LOADS,
-    "Hello.isolation": frozenset(RUNGS),
+    "Hello.isolation": frozenset(ISOLATION_LEVELS),
     "Hello.role": frozenset({"member", "lead"}),
     "Declined.kind": frozenset(OUTBOUND_KINDS),
     "ErrorReport.code": frozenset(code.value for code in WireCode),

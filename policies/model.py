@@ -20,7 +20,7 @@ from pydantic import (
 )
 
 from fedsilo.protocol.freezing import Freeze
-from fedsilo.protocol.isolation import RUNGS, Rung
+from fedsilo.protocol.isolation import ISOLATION_LEVELS, IsolationLevel
 from fedsilo.protocol.kinds import UPDATE_KINDS
 from policies import lattice
 from policies.fields import (
@@ -57,7 +57,7 @@ CLIP_MARGIN = 1 + 2**-6  # rounding to bfloat16 may move a clipped norm up by th
 
 
 class Trainer(Closed):
-    least_isolation: Annotated[Rung, lattice.ladder(*RUNGS)]
+    least_isolation: Annotated[IsolationLevel, lattice.ladder(*ISOLATION_LEVELS)]
 
 
 class Federation(Closed):
@@ -132,7 +132,7 @@ class PublicSetPin(SetPin):
     programs: Annotated[
         Literal["refuse", "sandbox"],
         lattice.ladder("refuse", "sandbox"),
-        Field(description="sandbox: answers of other silos' models may be run here as programs, behind walls"),
+        Field(description="sandbox: answers of other silos' models may be run here as programs, in a sandbox"),
     ] = "refuse"
 
 

@@ -232,7 +232,7 @@ class Trainer(_Closed):
 class Control(_Closed):
     """The site's local socket: reading for its group, changes only as signed commands (design 2)."""
 
-    socket: Path = Path("control.sock")  # not beside the trainer's socket: that folder is inside its walls
+    socket: Path = Path("control.sock")  # not beside the trainer's socket: that folder is inside its sandbox
     group: str = "fedsilo-operators"
 
 
@@ -366,12 +366,12 @@ def _check_trainer_keys(config: SiloConfig, document: strict_yaml.Document) -> N
         (tls and not external, ("trainer", "address"), "a tls: address is for launch: external",
          "a child of the guard talks over a unix socket: unix:run/trainer.sock"),
         (external and trainer.isolation in ("namespaces", "user"), ("trainer", "isolation"),
-         f"the guard builds no {trainer.isolation} walls around a trainer that somebody else starts",
+         f"the guard builds no {trainer.isolation} sandbox around a trainer that somebody else starts",
          "write auto: the guard probes what it got; or container, or waived"),
         (trainer.processes > 1 and external, ("trainer", "processes"), "processes is for launch: child",
          "whoever starts the trainer says it: --processes N, or torchrun"),
         (trainer.processes > 1 and trainer.isolation == "user", ("trainer", "processes"),
-         "walls of rung user let no socket be made, so processes cannot talk to each other",
+         "no socket can be made in a sandbox of isolation level user, so processes cannot talk to each other",
          "isolation: namespaces, or processes: 1"),
         (trainer.shard_base and not external and trainer.processes == 1, ("trainer", "shard_base"),
          "without effect, there is one process", "processes: 2 or more, or remove it"),
@@ -438,7 +438,7 @@ def _resolved(config: SiloConfig, source: Path) -> SiloConfig:
     def absolute(path: Path, base: Path = here) -> Path:
         path = path.expanduser()
         path = path if path.is_absolute() else base / path
-        # Behind walls only what is named is there, so what `folder/..` leads through would be missing.
+        # In a sandbox only what is named is there, so what `folder/..` leads through would be missing.
         return path.resolve() if ".." in path.parts else path
 
     state_dir = absolute(config.state_dir)

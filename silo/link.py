@@ -248,7 +248,7 @@ def dial(address: str, *, tls: LinkSecurity | None = None, timeout_seconds: floa
             connection.connect(rest)
             connection.settimeout(None)
             return Link(connection, GUARD_SAYS)
-        if scheme == "fd":  # behind walls that refuse every new socket (silo.guard.trainer_process.sandbox, rung user)
+        if scheme == "fd":  # a sandbox of level user refuses every new socket (silo.guard.trainer_process)
             return Link(socket.socket(fileno=int(rest)), GUARD_SAYS)
         if scheme == "tls" and tls is not None:
             plain = socket.create_connection(host_and_port(rest), timeout=timeout_seconds)

@@ -425,13 +425,13 @@ def _silos(
     declined = Counter(session.scalars(
         select(db.Figure.silo).where(db.Figure.run == run.name, db.Figure.name == db.PLAN_DECLINED)
     ))  # fmt: skip
-    rungs, standings = db.isolation_of(session, run.name), live.standings
+    levels, standings = db.isolation_of(session, run.name), live.standings
     rows = []
     for silo in names or tuple(members):
         member = members.get(silo)
         hello = json.loads(member.hello) if member else {}
         last_seen, at_round, at_step = live.seen.get(silo, ("", 0, 0))
-        accepted = silo in rungs or bool(facts and silo in facts.roster)
+        accepted = silo in levels or bool(facts and silo in facts.roster)
         plan_word = "declined" if declined[silo] else "accepted" if accepted else "not yet"
         rows.append(
             {

@@ -25,7 +25,7 @@ from typing import Any, Final, Generic, TypeVar
 from fedsilo.audit.consistency import approvals_of
 from fedsilo.audit.polls import ARRIVED, messages_of, permitted_by
 from fedsilo.audit.record import COUNT_MAX, TEXT_CHARACTERS_MAX
-from fedsilo.protocol.isolation import RUNGS
+from fedsilo.protocol.isolation import ISOLATION_LEVELS
 
 OTHERS: Final = "(others)"  # counted together, once there are too many names to list
 REASONS_MAX = 8
@@ -445,7 +445,7 @@ class LogStatistics:
         self.trained: Counter[tuple[str, str]] = Counter()  # (run, bucket of the number of records)
         self.sets: dict[tuple[str, str], int] = {}  # (what, digest) -> rows, 0 where no record says
         self.sets_not_listed = 0  # decisions that name a further one
-        self.rungs: dict[tuple[str, str], list[int]] = {}  # (whose trainer, rung) -> first and last record
+        self.levels: dict[tuple[str, str], list[int]] = {}  # (whose trainer, isolation level) -> first and last record
         self.retention: dict[str, Any] = {"payloads_deleted": 0, "bytes_deleted": 0, "reads": [], "reads_total": 0}
         self.first_seq = 0  # of the first record that is left
         self.first_t = self.last_t = 0
@@ -495,7 +495,7 @@ class LogStatistics:
             self.retention["bytes_deleted"] += count_of(detail.get("bytes"))
         if event in ("policy.load", "start"):
             self._policy(record)
-        self._rung(record["actor"], record.get("detail", {}), record["seq"])
+        self._level(record["actor"], record.get("detail", {}), record["seq"])
         if event in _HALTS:
             self.halts.add(brief(record))
         if event in _INCIDENTS:
@@ -549,11 +549,11 @@ class LogStatistics:
                     row[0], row[2] = row[0] + count, record["seq"]
         if record["kind"] == "control.hello":
             whose = record.get("peer", "") if record["event"] == "ingress.decision" else record["actor"]
-            self._rung(whose, final, record["seq"])
+            self._level(whose, final, record["seq"])
 
-    def _rung(self, whose: str, said: Mapping[str, Any], seq: int) -> None:
-        if (rung := said.get("isolation")) in RUNGS:
-            self.rungs.setdefault((self._whose(whose), rung), [seq, seq])[1] = seq
+    def _level(self, whose: str, said: Mapping[str, Any], seq: int) -> None:
+        if (level := said.get("isolation")) in ISOLATION_LEVELS:
+            self.levels.setdefault((self._whose(whose), level), [seq, seq])[1] = seq
 
     def _read(self, record: Mapping[str, Any]) -> None:
         self.retention["reads_total"] += 1
@@ -664,8 +664,8 @@ class LogStatistics:
             ],
             "donors_dropped_total": self.donors_total,
             "trainers": [
-                {"identity": whose, "isolation": rung, "first": first, "last": last}
-                for (whose, rung), (first, last) in sorted(self.rungs.items())
+                {"identity": whose, "isolation": level, "first": first, "last": last}
+                for (whose, level), (first, last) in sorted(self.levels.items())
             ],
             "key_events": list(self.key_events),
             "key_events_total": self.key_events_total,

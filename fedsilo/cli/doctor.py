@@ -119,7 +119,7 @@ def _installed(program: str) -> Iterator[Finding]:
     found = versions()
     yield Finding("fedsilo", True, f"{found['fedsilo']} on Python {found['python']}, {found['system']}")
     if platform.system() != "Linux":
-        yield Finding("operating system", None, platform.system(), "daemons and their walls are made for Linux")
+        yield Finding("operating system", None, platform.system(), "daemons and their sandboxes are made for Linux")
     wanted = {"torch": "silo's trainer", "transformers": "silo's trainer", "textual": "fedconsole"}
     trainers = install_hint("torch")
     how = {"torch": trainers, "transformers": trainers, "textual": "install FedSilo again"}
@@ -235,14 +235,14 @@ def _way(read: Any) -> Finding:
 
 def _isolation() -> Finding:
     from fedsilo.control.dry_run import is_active
-    from silo.guard.trainer_process.probing import best_rung
+    from silo.guard.trainer_process.probing import best_level
 
     if is_active():
         return Finding("isolation of the trainer", None, "not tried: it takes a folder and a process")
-    rung = best_rung()
-    if rung == "waived":
+    level = best_level()
+    if level == "waived":
         return Finding(
-            "isolation of the trainer", None, "no wall holds here",
+            "isolation of the trainer", None, "no sandbox holds here",
             "run the trainer in a container, or allow user namespaces; a policy decides what it accepts",
         )  # fmt: skip
-    return Finding("isolation of the trainer", True, f"{rung}, tried out")
+    return Finding("isolation of the trainer", True, f"{level}, tried out")

@@ -475,7 +475,7 @@ def _record_text(record: dict[str, Any]) -> str:
         f"run {record['run']}: {record['state']} {_reason(record)}".rstrip(),
         f"method {plan.get('method', '-')}, seed {plan.get('seed', '-')}, submitted by {record['submitted_by']}; "
         f"{_committed(record)} rounds committed",
-        f"walls around the trainers: {isolation_text(record['isolation'])}",
+        f"isolation of the trainers: {isolation_text(record['isolation'])}",
     ]
     if record["rounds"]:
         lines.append(_rounds_text([record["before"], *record["rounds"]]))

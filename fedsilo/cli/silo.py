@@ -97,7 +97,9 @@ def init(
     ] = None,
     rank: Annotated[int, typer.Option("--rank", help="LoRA rank.")] = 32,
     alpha: Annotated[float, typer.Option("--alpha", help="LoRA alpha.")] = 64.0,
-    least_isolation: Annotated[str, typer.Option("--least-isolation", help="Least accepted rung.")] = "namespaces",
+    least_isolation: Annotated[
+        str, typer.Option("--least-isolation", help="Least accepted isolation level.")
+    ] = "namespaces",
     first_rounds: Annotated[int, typer.Option("--first-rounds", help="Rounds in which a person approves.")] = 1,
     silos_on_this_host: Annotated[
         int, typer.Option("--silos-on-this-host", min=1, help="They share the cores: torch threads follow from it.")

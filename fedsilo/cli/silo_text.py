@@ -136,21 +136,21 @@ def _number_text(value: Any) -> str:
 def _trainer_text(trainer: Mapping[str, Any]) -> str:
     if "waiting_for" in trainer:
         return f"not there yet: waiting for it to dial {trainer['waiting_for']}"
-    rung, probes = trainer.get("isolation", "-"), trainer.get("probes", {})
+    level, probes = trainer.get("isolation", "-"), trainer.get("probes", {})
     if why := trainer.get("why_waived"):
-        return f"isolation {rung}: {why}"
+        return f"isolation {level}: {why}"
     silent = [name for name, result in probes.items() if result.get("outcome") == "silent"]
     refused = sum(result.get("outcome") == "refused" for result in probes.values())
     shown = [f"{refused} ways out tried and refused"] if probes else []
     if silent:
         controls = [address for places in trainer.get("controls", {}).values() for address in places]
         shown.append(f"{', '.join(silent)} dropped ({', '.join(controls)} answer the guard, and not the trainer)")
-    return f"isolation {rung}{': ' if shown else ''}{'; '.join(shown)}"
+    return f"isolation {level}{': ' if shown else ''}{'; '.join(shown)}"
 
 
-def isolation_text(rungs: Mapping[str, Any]) -> str:
-    """Walls of each silo's trainer in a run, as the run record names them: {silo: rungs in the order of their time}."""
-    return ", ".join(f"{silo} {' then '.join(names)}" for silo, names in rungs.items()) or "not told"
+def isolation_text(levels: Mapping[str, Any]) -> str:
+    """Return one line on the isolation of each trainer in a run. levels: {silo: isolation levels, oldest first}."""
+    return ", ".join(f"{silo} {' then '.join(names)}" for silo, names in levels.items()) or "not told"
 
 
 def private_text(ready: Mapping[str, Any]) -> str:

@@ -3,8 +3,8 @@
     python -m fedsilo.demo.hostile_trainer --address unix:PATH --attack NAME ... --report FILE
 
 It is the real trainer with a hostile link: it trains as agreed, and in the messages of its choice puts values of its
-own. It runs as the site's own user without walls and may read everything there, so only the guard stands in its way.
-What each attempt was is written to --report for the demo to look up in the guard's audit log.
+own. It runs as the site's own user without a sandbox and may read everything there, so only the guard stands in its
+way. What each attempt was is written to --report for the demo to look up in the guard's audit log.
 """
 
 from __future__ import annotations

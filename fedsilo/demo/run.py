@@ -252,9 +252,9 @@ def _start(
         tries = ", ".join(attack.name for attack in hostile.attacks)
         say(f"{hostile.site.name}'s trainer is hostile: it tries {tries}")
         hostile.start_trainer(children, logs)
-    rungs = {str(silo.ready().get("isolation", "")) for silo in silos}
+    levels = {str(silo.ready().get("isolation", "")) for silo in silos}
     processes = children.count()
-    say(f"{processes} processes run; the trainers' isolation: {', '.join(sorted(rungs)) or 'unknown'}")
+    say(f"{processes} processes run; the trainers' isolation: {', '.join(sorted(levels)) or 'unknown'}")
     return processes
 
 

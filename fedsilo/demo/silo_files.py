@@ -173,7 +173,7 @@ def _config_text(files: SiloFiles, federation: str, address: str, charter_sha256
 
     name = files.name
     sockets = files.sockets.absolute() if files.sockets else None
-    # The trainer's socket has a folder of its own: that folder is inside its walls.
+    # The trainer's socket has a folder of its own: that folder is inside its sandbox.
     trainer = quoted(f"unix:{sockets}/run/trainer.sock" if sockets else "unix:run/trainer.sock")
     control = quoted(sockets / "control.sock" if sockets else "control.sock")
     fields = ", ".join(f"{each}: {quoted(column)}" for each, column in files.fields.items())
@@ -231,7 +231,7 @@ data:
   canaries: {CANARIES}
 model: {{path: {at(files.model)}, load: {files.load}}}
 trainer:
-  # child: the guard starts it behind walls. external: somebody else does, and it dials the address.
+  # child: the guard starts it in a sandbox. external: somebody else does, and it dials the address.
   launch: child
   address: {trainer}
   # Torch threads, or auto: the cores divided by silos_on_this_host.

@@ -1,4 +1,4 @@
-"""What runs inside the walls: one process defines the solution and answers calls, another runs the test program.
+"""What runs inside the sandbox: one process defines the solution and answers calls, another runs the test program.
 
 They share two pipes and nothing else. The solution's process never holds the test program, the verdict's pipe or the
 reference; the examiner never runs a line of the solution: names of the solution stand in its place, and each call goes
@@ -282,7 +282,7 @@ class Solution:
         module = sys.modules["solution"] = ModuleType("solution")
         self.names: dict[str, Any] = vars(module)
         self.names["__builtins__"] = builtins
-        exec(compile(program, "<solution>", "exec"), self.names)  # noqa: S102  # this is what the walls are for
+        exec(compile(program, "<solution>", "exec"), self.names)  # noqa: S102  # this is what the sandbox is for
 
     def serve(self) -> None:
         while True:

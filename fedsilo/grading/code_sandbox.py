@@ -1,4 +1,4 @@
-"""The verifier `code`: runs a model's program and its test in two walled processes, and says whether the test passed.
+"""The verifier `code`: runs a model's program and its test in a sandbox each, and says whether the test passed.
 
     grading process ─▶ solution    defines the program's names, answers calls over a pipe
                     └▶ examiner    runs the test program; it alone can say "passed", over a pipe of its own
@@ -12,13 +12,13 @@ processor time, descriptors and written bytes; no capability; standard streams a
 
     namespaces   user, mount, network, pid, ipc and host name of its own; its root holds an empty read-only folder and
                  Python's own library, nothing else of the machine
-    landlock     where namespaces are refused, as inside a trainer's own walls: no file but Python's own library
+    landlock     where namespaces are refused, as inside a trainer's own sandbox: no file but Python's own library
 
 Where neither can be built nothing is run, and the verifier refuses to start (T22).
 
 What this does not stop: a program that knows the expected answers, or guesses them from the arguments it is given;
 bugs of the kernel in the permitted calls; reading Python's standard library and the shared libraries beside it; timing
-and the load of this machine; a test program that is itself hostile (it runs behind the same walls, but its word is the
+and the load of this machine; a test program that is itself hostile (it runs in the same sandbox, but its word is the
 verdict) or asks too little (docs/how-to/verifiers.md has the kinds). What it costs: threads, subprocesses, files, numpy
 and other installed packages are not there for a solution; a value that is no plain data stays with the solution, and no
 two such values are equal.
@@ -44,7 +44,7 @@ from fedsilo.protocol.errors import UsageError
 from fedsilo.sandbox import kernel, landlock
 from fedsilo.sandbox.seccomp import program_filter
 
-RUNGS = ("namespaces", "landlock")
+LEVELS = ("namespaces", "landlock")
 DEADLINE_SECONDS = 4.0
 SELF_TEST_SECONDS = 10.0
 PROGRAM_CHARACTERS_MAX = 200_000
@@ -98,11 +98,11 @@ class CodeSandbox:
         deadline_seconds: for one program and its test together.
 
     Raises:
-        UsageError: none of the rungs works on this machine; nothing was run.
+        UsageError: no isolation level works on this machine; nothing was run.
     """
 
     def __init__(
-        self, start: Start, *, deadline_seconds: float = DEADLINE_SECONDS, rungs: Sequence[str] = RUNGS
+        self, start: Start, *, deadline_seconds: float = DEADLINE_SECONDS, levels: Sequence[str] = LEVELS
     ) -> None:
         self._start = start
         self._deadline_seconds = SELF_TEST_SECONDS
@@ -116,13 +116,13 @@ class CodeSandbox:
         self._readable = readable_paths()
         self._rules = landlock.rules(version, (landlock.READ, map(Path, self._readable)))
         refused = []
-        for rung in rungs:
-            self.rung = rung
+        for level in levels:
+            self.level = level
             good, why = self._run("def answer():\n    return 41 + 1\n", "assert answer() == 42\n")
             bad, _ = self._run("def answer():\n    return 41 + 1\n", "assert answer() == 43\n")
             if good is CORRECT and bad is WRONG:
                 break
-            refused.append(f"{rung}: {why or good.code.value}")
+            refused.append(f"{level}: {why or good.code.value}")
         else:
             raise UsageError(
                 f"the verifier 'code' runs programs and no sandbox can be built here ({'; '.join(refused)})",
@@ -141,7 +141,7 @@ class CodeSandbox:
         return self._run(program, reference)[0]
 
     def _run(self, program: str, test: str) -> tuple[Verdict, str]:
-        """The verdict, and what kept the walls from being built."""
+        """The verdict, and what kept the sandbox from being built."""
         tested = code.subject(test)
         if tested is None:
             return BAD_REFERENCE, ""
@@ -166,7 +166,7 @@ class CodeSandbox:
     def _begin(self, descriptors: _Descriptors, role: str, program: str, held: dict[str, int], status: int) -> _Process:
         seconds = int(self._deadline_seconds) + 1
         spec = {
-            "rung": self.rung, "role": role, "program": program, "source": self._roles, "descriptors": held,
+            "level": self.level, "role": role, "program": program, "source": self._roles, "descriptors": held,
             "status": status, "seccomp": self._filter, "readable": self._readable, "landlock": self._ruleset,
             "rules": self._rules, "parent": os.getpid(), "limits": _LIMITS | {"RLIMIT_CPU": seconds},
         }  # fmt: skip
@@ -196,14 +196,14 @@ class CodeSandbox:
                 why = os.read(status, 4096)
                 if why:
                     return ERROR, why.decode("utf-8", "replace")
-                waiting.unregister(status)  # both stand behind their walls
+                waiting.unregister(status)  # both sandboxes stand
         return TIMEOUT, ""
 
     def _end(self, processes: list[_Process]) -> None:
         """A keeper is asked, so that it takes its child with it; a program is not."""
         for process in processes:
             if process.poll() is None:
-                process.send_signal(signal.SIGTERM if self.rung == "namespaces" else signal.SIGKILL)
+                process.send_signal(signal.SIGTERM if self.level == "namespaces" else signal.SIGKILL)
         for process in processes:
             try:
                 process.wait(1.0)

@@ -7,8 +7,8 @@
 Only a name is ever configured, never a path to code (T22): what it means was decided by who installed the package. It
 is looked up without being loaded; loaded and run it is in the killable grading process alone, under that process's
 limits on time and memory. What this does not stop: such a verifier is code of the site and may read and send what the
-grading process may; in a silo the trainer's walls are around it, elsewhere nothing is. One that runs programs of a
-model must build walls of its own.
+grading process may; in a silo the trainer's sandbox is around it, elsewhere nothing is. One that runs programs of a
+model must build a sandbox of its own.
 """
 
 from __future__ import annotations

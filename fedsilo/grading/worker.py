@@ -326,7 +326,7 @@ def serve(verifier: str, deadline_seconds: float, memory_bytes_max: int, *, repo
     # whatever a library prints must not mix with the replies
     replies = os.dup(1)
     told = os.dup(2)
-    if reports:  # a child behind walls never gets here, so it needs no /dev/null
+    if reports:  # a child in a sandbox never gets here, so it needs no /dev/null
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     os.dup2(2, 1)
 

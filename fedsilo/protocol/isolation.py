@@ -1,31 +1,31 @@
-"""The isolation rungs a trainer may be under, in one order that silo, policy and coordinator share (threat_model 5)."""
+"""The isolation levels of a trainer, in one order that silo, policy and coordinator share (threat_model 5)."""
 
 from __future__ import annotations
 
 from typing import Final, Literal, get_args
 
-Rung = Literal["namespaces", "user", "container", "waived"]
+IsolationLevel = Literal["namespaces", "user", "container", "waived"]
 
-RUNGS: Final[tuple[Rung, ...]] = get_args(Rung)  # best first
-
-
-def rung_named(name: str) -> Rung:
-    """The rung of that name.
-
-    Raises:
-        ValueError: no rung is called that; the message lists those that exist.
-    """
-    for rung in RUNGS:
-        if rung == name:
-            return rung
-    raise ValueError(f"unknown rung {name!r}; known: {', '.join(RUNGS)}")
+ISOLATION_LEVELS: Final[tuple[IsolationLevel, ...]] = get_args(IsolationLevel)  # best first
 
 
-def rung_at_least(got: str, least: str) -> bool:
-    """Whether `got` isolates no less than `least`; a word that names no rung isolates from nothing.
+def isolation_level(name: str) -> IsolationLevel:
+    """Return the isolation level of that name.
 
     Raises:
-        ValueError: `least` names no rung, so that nothing can be said to meet it.
+        ValueError: no isolation level is called that; the message lists those that exist.
     """
-    floor = RUNGS.index(rung_named(least))
-    return any(rung == got for rung in RUNGS[: floor + 1])
+    for level in ISOLATION_LEVELS:
+        if level == name:
+            return level
+    raise ValueError(f"unknown isolation level {name!r}; known: {', '.join(ISOLATION_LEVELS)}")
+
+
+def isolates_at_least(got: str, least: str) -> bool:
+    """Return True if `got` isolates no less than `least`; a word that names no isolation level isolates from nothing.
+
+    Raises:
+        ValueError: `least` names no isolation level, so that nothing can be said to meet it.
+    """
+    floor = ISOLATION_LEVELS.index(isolation_level(least))
+    return any(level == got for level in ISOLATION_LEVELS[: floor + 1])

@@ -130,7 +130,7 @@ FURTHER = (
 )
 _CONTROL = (
     _control("hello", pb.Hello,
-             "the silo introduces itself: versions, digests of its files, how its trainer is walled off"),
+             "the silo introduces itself: versions, digests of its files, how its trainer is isolated"),
     _control("poll", pb.Poll, "the silo asks whether there is work"),
     _control("fetch", pb.Fetch, "the silo asks for an adapter by its digest"),
     _control("heartbeat", pb.Heartbeat, "the silo says that it is alive"),

@@ -1,11 +1,11 @@
-"""Runs between the grading process and one program: builds the walls, then becomes the program. Executed as a script
+"""Runs between the grading process and one program: builds the sandbox, then becomes the program. Executed as a script
 by `fedsilo/grading/code_sandbox.py`, with `python -I -S`: standard library only, and nothing of the project.
 
-    grading process ─▶ keeper ─ dies with ─▶ first process of a pid namespace: the program      (rung namespaces)
-    grading process ─▶ the program                                                              (rung landlock)
+    grading process ─▶ keeper ─ dies with ─▶ first process of a pid namespace: the program     (namespaces)
+    grading process ─▶ the program                                                             (landlock)
 
 A specification comes on standard input as JSON. What cannot be built is written to the status pipe as one line, and
-nothing runs; an end of file there means that the walls stand. What the walls do not stop is said in code_sandbox.py.
+nothing runs; an end of file there means that the sandbox stands. code_sandbox.py says what the sandbox does not stop.
 """
 
 from __future__ import annotations
@@ -65,9 +65,9 @@ def _limit(limits: dict[str, int]) -> None:
 
 
 def _become(spec: dict[str, Any], status: int) -> NoReturn:
-    """The walls of the rung, then the program. What it does with this process afterwards is its own affair."""
+    """Enter the sandbox, then become the program. What it does with this process afterwards is its own affair."""
     source = compile(spec["source"], "<role>", "exec")
-    if spec["rung"] == "namespaces":
+    if spec["level"] == "namespaces":
         _build_tree(spec["readable"])
     else:
         os.chdir("/")
@@ -104,7 +104,7 @@ def main() -> None:
     if os.getppid() != spec["parent"]:
         os._exit(1)  # it died before that wish was known
     try:
-        if spec["rung"] != "namespaces":
+        if spec["level"] != "namespaces":
             _become(spec, status)
         kernel.enter_namespaces("program")
         wake, waker = os.pipe()

@@ -1,19 +1,19 @@
-"""Probes of the walls, run inside the trainer: each tries one way out and reports whether it was refused.
+"""Probes of the sandbox, run inside the trainer: each tries one way out and reports whether it was refused.
 
     tcp_connect, udp_send, dns_lookup, vsock     a network
     enter_namespaces, ptrace, memory, signal     the guard's process (`guard_pid`) and process 1
     key_files, identity_folder, control_socket   what lies beside the guard
     rollout_sockets                              of the servers that sample: they alone must be reached
 
-Outcome `refused`: the system said no, with the errno. `escaped`: it said yes, or an answer came from outside the walls
-(a refusal by another host is an answer). `silent`: the system let it go and nobody answered, so it was dropped on the
-way or nobody is there; the guard believes silence only at an address that answers itself
+Outcome `refused`: the system said no, with the errno. `escaped`: it said yes, or an answer came from outside the
+sandbox (a refusal by another host is an answer). `silent`: the system let it go and nobody answered, so it was dropped
+on the way or nobody is there; the guard believes silence only at an address that answers itself
 (`silo.guard.trainer_process.probing`), and over IPv4 and IPv6 each for itself. `untried`: the guard named nothing to
 try, such as a file that does not exist.
 
 What this does not show: a way out that is not on the list, a name server that takes longer than DNS_WAIT_SECONDS, and
-anything about a process that lies in its answers; before it trusts walls that it builds, the guard runs these probes
-from a process of its own.
+anything about a process that lies in its answers; before it trusts a sandbox that it builds, the guard runs these
+probes from a process of its own.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def _rollout_sockets(paths: Sequence[str]) -> dict[str, Result]:
 
 
 class _Answered(Exception):
-    """The attempt failed, but something outside the walls answered."""
+    """The attempt failed, but something outside the sandbox answered."""
 
 
 def _first_escape(attempt: Callable[[Any], object], targets: Sequence[Any]) -> Result:
@@ -300,7 +300,7 @@ def _reach(path: str) -> None:
 
 
 def surroundings() -> dict[str, Any]:
-    """What the process can tell of its own walls, for the `ready` message: not proof, but easy to read."""
+    """What the process can tell of its own sandbox, for the `ready` message: not proof, but easy to read."""
     status: dict[str, str] = {}
     with contextlib.suppress(OSError):  # no /proc inside: reported as unknown below
         for line in Path("/proc/self/status").read_text().splitlines():

@@ -1,15 +1,15 @@
-"""Runs between the guard and the trainer: builds the walls, then becomes the trainer. Executed as a script, by
+"""Runs between the guard and the trainer: builds the sandbox, then becomes the trainer. Executed as a script, by
 `silo/guard/trainer_process/sandbox.py`, with `python -I -S`: standard library only, and nothing of the project.
 
-    guard ─ leash ─▶ keeper ─ dies with ─▶ first process of the pid namespace ─▶ trainer       (rung namespaces)
-    guard ─ leash ─▶ keeper ─ dies with ─▶ trainer                                             (rungs user, waived)
+    guard ─ leash ─▶ keeper ─ dies with ─▶ first process of the pid namespace ─▶ trainer       (namespaces)
+    guard ─ leash ─▶ keeper ─ dies with ─▶ trainer                                             (user, waived)
 
 The keeper stays outside, forwards SIGTERM, SIGINT and SIGHUP and returns the trainer's exit status (128 + n after
 signal n). The leash is a pipe whose other end only the guard holds, so the keeper sees the guard die however it dies;
 PR_SET_PDEATHSIG would do for the guard's main thread only. The keeper's own child does hang on PR_SET_PDEATHSIG.
 What is wrong on the way is written to the status pipe as one line; an end of file there means: the trainer runs.
-What it does not stop: what `silo/guard/trainer_process/sandbox.py` says of each rung; and a trainer that kills the
-keeper where both are one user (rung waived, and rung user below Landlock version 6) only ends itself with it.
+What it does not stop: what `silo/guard/trainer_process/sandbox.py` says of each isolation level; and a trainer that
+kills the keeper where both are one user (`waived`, and `user` below Landlock version 6) only ends itself with it.
 """
 
 from __future__ import annotations
@@ -176,13 +176,13 @@ def _execute(spec: dict[str, Any], argv: list[str], kept: list[int], status: int
 
 
 def _inside(spec: dict[str, Any], go: int, status: int) -> NoReturn:
-    """The keeper's child: put up the walls of the rung, then run the trainer."""
+    """Enter the sandbox as the keeper's child, then become the trainer."""
     kernel.die_with_parent("the keeper")
     if not os.read(go, 1):
         os._exit(1)  # the keeper died before that wish was known
     argv: list[str] = spec["argv"]
     kept: list[int] = []
-    if spec["rung"] == "namespaces":
+    if spec["level"] == "namespaces":
         _raise_loopback()
         _build_tree(spec)
         kernel.drop_capabilities()
@@ -192,7 +192,7 @@ def _inside(spec: dict[str, Any], go: int, status: int) -> NoReturn:
             os.close(status)
             _let_go_of_output(os.open(os.devnull, os.O_RDWR))
             os._exit(_wait_and_forward(trainer, None))
-    elif spec["rung"] == "user":
+    elif spec["level"] == "user":
         if spec["dial"]:
             kept = [_dial(spec["dial"])]
             os.set_inheritable(kept[0], True)
@@ -222,7 +222,7 @@ def main() -> NoReturn:
         line += part
     spec = json.loads(line)
     try:
-        if spec["rung"] == "namespaces":
+        if spec["level"] == "namespaces":
             kernel.enter_namespaces("trainer")
         else:
             kernel.adopt_orphans()

@@ -29,7 +29,7 @@ _DAY_SECONDS = 86400
 # Limits that no message shows, by who keeps them instead. A star is any one name.
 BEYOND_MESSAGES: dict[Path, str] = {
     ("mode",): "the gate: in shadow it sends nothing whatever was decided",
-    ("trainer", "least_isolation"): "the guard probes the trainer's walls at start",
+    ("trainer", "least_isolation"): "the guard probes the trainer's sandbox at start",
     ("public_sets", "*", "programs"): "the guard, which does not start with a verifier that runs programs",
     ("federation", "coordinator_key_sha256"): "the channel checks signatures before a message is measured",
     ("lora_schemas", "*", "base_model_sha256"): "a policy in which it differs from model.base_model_sha256 is refused",

@@ -2,11 +2,11 @@
 
 `_table` lists them in order, with what each needs; whoever looks for a check finds its function there. A check may dial
 the coordinator, and says nothing but a TLS hello there. Prompts are rendered, and vLLM is imported, by a process behind
-the trainer's walls: it reads a model folder's template (threat T22), so of its answer nothing is taken but numbers and
-texts of the expected form, and who shows a text makes it printable first (T37).
+the trainer's sandbox: it reads a model folder's template (threat T22), so of its answer nothing is taken but numbers
+and texts of the expected form, and who shows a text makes it printable first (T37).
 
-Does not stop: where the machine builds no walls (`waived`), a template that breaks out of transformers' sandbox may do
-what the person may who runs `silo check`.
+Does not stop: where the machine builds no sandbox (`waived`), a template that breaks out of transformers' sandbox may
+do what the person may who runs `silo check`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from fedsilo.grading.data_findings import HELD_OUT, PRIVATE, find
 from fedsilo.grading.own_verifiers import find_verifier
 from fedsilo.grading.reference_checks import our_parts_check
 from fedsilo.protocol.errors import FedSiloError, NotAllowedError, OperationError, UsageError
-from fedsilo.protocol.isolation import rung_at_least
+from fedsilo.protocol.isolation import isolates_at_least
 from fedsilo.protocol.plan import Plan, plan_from_canonical
 from policies.compare import compare
 from policies.load import Policy
@@ -73,7 +73,7 @@ PINNED = "pinned files"
 BASE_MODEL = "base model"
 TOPICS_SHOWN_MAX = 6
 PREVIEW_SECONDS = 600.0
-ANSWER_BYTES_MAX = 16 << 20  # of a process behind walls
+ANSWER_BYTES_MAX = 16 << 20  # of a process in a sandbox
 IMPORT_SECONDS = 300.0  # vLLM loads torch; from a cold disk that takes a minute or two
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # those of vLLM 0.32's --max-lora-rank
 PAGE = "docs/how-to/vllm.md"
@@ -375,7 +375,7 @@ def verifiers(look: Look) -> str:
     """What grades, and what the coordinator has to agree to where packages brought parts of it.
 
     Raises:
-        UsageError, OperationError: public answers are programs, and there are no walls to run them behind.
+        UsageError, OperationError: public answers are programs, and there is no sandbox to run them in.
     """
     config = look.config
     names = {
@@ -384,7 +384,7 @@ def verifiers(look: Look) -> str:
     told = ", ".join(f"{which} {name}" for which, name in names.items())
     if find_verifier(config.data.public.verifier).executes:
         public_grader(config).close()
-        told += "; public answers run as programs behind walls of their own"
+        told += "; public answers run as programs in a sandbox"
     origins = sorted({each for name in names.values() for each in find_verifier(name).origin})
     if not origins:
         return told
@@ -624,7 +624,7 @@ def preview(config: SiloConfig, *, max_prompt_tokens: int, show: int) -> Preview
         "show": show,
     }
     python = str(config.trainer.python or sys.executable)
-    content, status = _behind_walls(
+    content, status = _in_sandbox(
         config,
         [python, "-P", "-m", "silo.trainer.preview"],
         lambda scratch: trainer_environment(os.environ, threads=1, scratch=scratch),
@@ -691,7 +691,7 @@ def starts_vllm(config: SiloConfig) -> bool:
 
 
 def vllm_there(look: Look) -> str:
-    """Import vLLM with the interpreter that the servers get, behind the walls they get.
+    """Import vLLM with the interpreter that the servers get, in the sandbox they get.
 
     Raises:
         UsageError: it cannot be imported.
@@ -700,7 +700,7 @@ def vllm_there(look: Look) -> str:
     config = look.config
     python = config.rollout.python or Path(sys.executable)
     hint = f"rollout.python: an interpreter that has vLLM; {PAGE}"
-    answer, status = _behind_walls(
+    answer, status = _in_sandbox(
         config,
         [str(python), "-P", "-c", _IMPORT],
         lambda scratch: environment_of(config, scratch),
@@ -763,21 +763,21 @@ def _wrong(config: SiloConfig, key: str, what: str, hint: str) -> UsageError:
     return UsageError(f"{place}: rollout.{key}: {value} {what}", hint=f"{hint}; {PAGE}")
 
 
-# ---- processes behind walls --------------------------------------------------------------------------
+# ---- processes in a sandbox --------------------------------------------------------------------------
 
 
 def _isolation(look: Look) -> str:
     trainer, least = look.config.trainer, look.policy.file.trainer.least_isolation
-    best = probing.best_rung() if trainer.launch == "child" else "container"
-    rung = best if trainer.isolation == "auto" else trainer.isolation
-    if not rung_at_least(rung, least):
+    best = probing.best_level() if trainer.launch == "child" else "container"
+    level = best if trainer.isolation == "auto" else trainer.isolation
+    if not isolates_at_least(level, least):
         giver = "this machine" if trainer.launch == "child" else "a trainer that somebody else starts"
-        raise NotAllowedError(f"{giver} gives {rung}; the policy accepts no less than {least}")
+        raise NotAllowedError(f"{giver} gives {level}; the policy accepts no less than {least}")
     probed = " at best, known when it connects and is probed" if trainer.launch == "external" else ""
-    return f"{rung}{probed} (policy: at least {least})"
+    return f"{level}{probed} (policy: at least {least})"
 
 
-def _behind_walls(
+def _in_sandbox(
     config: SiloConfig,
     command: list[str],
     environment: Callable[[Path], dict[str, str]],
@@ -789,7 +789,7 @@ def _behind_walls(
     accelerators: bool = False,
     errors_too: bool = False,
 ) -> tuple[bytes, int | None]:
-    """Run a program behind the trainer's walls, and return the end of what it prints, and its exit status.
+    """Run a program in the trainer's sandbox, and return the end of what it prints, and its exit status.
 
     Args:
         config: the site.
@@ -805,7 +805,7 @@ def _behind_walls(
     Raises:
         OperationError: it cannot be started.
     """
-    rung = probing.best_rung() if config.trainer.isolation in ("auto", "container") else config.trainer.isolation
+    level = probing.best_level() if config.trainer.isolation in ("auto", "container") else config.trainer.isolation
     with (
         tempfile.TemporaryDirectory(prefix="fedsilo-check-") as folder,
         tempfile.TemporaryFile() as asked,
@@ -815,8 +815,8 @@ def _behind_walls(
         asked.write(question)
         asked.seek(0)
         try:
-            process = sandbox.launch_walled(
-                command, rung=rung, readable=readable, writable=[scratch], env=environment(scratch),
+            process = sandbox.launch_in_sandbox(
+                command, level=level, readable=readable, writable=[scratch], env=environment(scratch),
                 never=never_shown(config), accelerators=accelerators, stdin=asked, stdout=answer,
                 stderr=answer if errors_too else None,
             )  # fmt: skip

@@ -60,7 +60,7 @@ from silo.guard.ledger import LEFT, Approval, Ledger, Release
 from silo.guard.policy_change import reload
 from silo.guard.releases import Releases
 from silo.guard.run import RunManager, SiloRun
-from silo.guard.site import Site, require_rung
+from silo.guard.site import Site, require_isolation
 from silo.guard.trainer_process.supervisor import TrainerHandle
 
 # ---- commands ----------------------------------------------------------------------------------------------------
@@ -322,7 +322,7 @@ class Orders:
             self.runs.settle(settled)
         ends = ""
         try:
-            require_rung(self.trainer.rung, policy)
+            require_isolation(self.trainer.isolation, policy)
         except NotAllowedError as error:
             ends = error.message
             self.fail(error)  # in force all the same: what runs here may not go on under it

@@ -190,10 +190,10 @@ class CoordinatorClient:
                 )
         return Refused(f"the coordinator refuses this silo: {cause}", hint=hint, code=refusal.code or "REFUSED")
 
-    def isolation_is(self, rung: str) -> None:
-        """A trainer was started anew: if its walls are others than the coordinator was told, hello is due again."""
-        if self._isolation_said and rung != self._isolation_said:
-            _log.warning("the trainer's isolation was %s and is %s", self._isolation_said, rung)
+    def isolation_is(self, level: str) -> None:
+        """A trainer was started anew: if its isolation is another than the coordinator was told, hello is due again."""
+        if self._isolation_said and level != self._isolation_said:
+            _log.warning("the trainer's isolation was %s and is %s", self._isolation_said, level)
             self.joined = False
 
     def look_at_policy(self) -> None:

@@ -70,20 +70,20 @@ class Exchange(Protocol):
 class LineExchange:
     """Args:
     gate, ledger, talk, agreement, runs: the guard's parts.
-    rung: the isolation of the trainer, as it was probed.
+    isolation: of the trainer, as it was probed.
     monotonic: seconds.
     """
 
     def __init__(
         self, gate: Gate, ledger: Ledger, talk: CoordinatorClient, agreement: Agreement, runs: RunManager, *,
-        rung: Callable[[], str], monotonic: Callable[[], float],
+        isolation: Callable[[], str], monotonic: Callable[[], float],
     ) -> None:  # fmt: skip
         self._gate = gate
         self._ledger = ledger
         self._talk = talk
         self._agreement = agreement
         self._runs = runs
-        self._rung = rung
+        self._isolation = isolation
         self._monotonic = monotonic
 
     @property
@@ -93,7 +93,7 @@ class LineExchange:
 
     def turn(self) -> None:
         if not self._talk.joined:
-            self._talk.join(self._rung())
+            self._talk.join(self._isolation())
             return
         for item in self._ledger.outbox("allowed"):
             if not self._runs.retry(item):
@@ -175,7 +175,7 @@ class FileExchange:
     Args:
         site: names and keys.
         gate, ledger, talk, agreement, runs: the guard's parts.
-        rung: the isolation of the trainer, as it was probed.
+        isolation: of the trainer, as it was probed.
 
     Attributes:
         open: an export is being written.
@@ -183,7 +183,7 @@ class FileExchange:
 
     def __init__(
         self, site: Site, gate: Gate, ledger: Ledger, talk: CoordinatorClient, agreement: Agreement, runs: RunManager,
-        *, rung: Callable[[], str],
+        *, isolation: Callable[[], str],
     ) -> None:  # fmt: skip
         self._site = site
         self._gate = gate
@@ -191,7 +191,7 @@ class FileExchange:
         self._talk = talk
         self._agreement = agreement
         self._runs = runs
-        self._rung = rung
+        self._isolation = isolation
         self._folder = site.config.state_dir / FOLDER
         make_private_directory(self._folder)
         self._imported = self._folder / "imported.zip"
@@ -400,7 +400,7 @@ class FileExchange:
         }  # fmt: skip
 
     def _say_all(self) -> None:
-        self._talk.join(self._rung())
+        self._talk.join(self._isolation())
         body = pb.Poll(acknowledged_sequence=self._ledger.acknowledged, countersignature=self._countersignature())
         self._talk.say(self._gate.view.place("control.poll"), body)
         for item in self._ledger.outbox("allowed"):

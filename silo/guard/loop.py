@@ -167,11 +167,17 @@ class Guard:
         )  # fmt: skip
         self.files: FileExchange | None = None
         self._line: Exchange = LineExchange(
-            gate, ledger, self._talk, self._agreement, self.runs, rung=lambda: trainer.rung, monotonic=monotonic
+            gate,
+            ledger,
+            self._talk,
+            self._agreement,
+            self.runs,
+            isolation=lambda: trainer.isolation,
+            monotonic=monotonic,
         )
         if site.config.coordinator.by_files:
             self._line = self.files = FileExchange(
-                site, gate, ledger, self._talk, self._agreement, self.runs, rung=lambda: trainer.rung
+                site, gate, ledger, self._talk, self._agreement, self.runs, isolation=lambda: trainer.isolation
             )
         gate.do_aside(self._aside)
         ledger.locked.give_up = self._stopping.is_set

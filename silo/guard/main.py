@@ -57,7 +57,7 @@ from silo.guard.site import (
     load_site_parts,
     never_shown,
     require_authority_files,
-    require_rung,
+    require_isolation,
 )
 from silo.guard.trainer_process.probing import probe_fields, why_waived
 from silo.guard.trainer_process.supervisor import Restart, Supervisor, TrainerHandle, public_grader
@@ -70,7 +70,7 @@ _FILE_ONLY = {"file_only": True}
 
 
 class SupervisedTrainer(TrainerHandle):
-    """The trainer behind a supervisor, started anew for each run, and measured against the policy's least rung."""
+    """The trainer behind a supervisor, started anew for each run, and held to the policy's least isolation."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class SupervisedTrainer(TrainerHandle):
         self._supervisor: Supervisor | None = None
         waits = site.config.trainer.launch == "external"
         self._description: dict[str, Any] = {"waiting_for": site.config.trainer.address} if waits else {}
-        self._rung = "waived"
+        self._isolation = "waived"
 
     def start(self) -> None:
         config = self._site.config
@@ -102,7 +102,7 @@ class SupervisedTrainer(TrainerHandle):
         )  # fmt: skip
         self._supervisor = supervisor
         # Until it has been probed, nothing is known of it.
-        self._rung, self._description = "waived", {}
+        self._isolation, self._description = "waived", {}
         wanted = self._screens.index_wanted(self._policy().file) if self._screens is not None else None
         state = supervisor.start(
             self._site.site_secret,
@@ -126,17 +126,17 @@ class SupervisedTrainer(TrainerHandle):
         """Into the audit log, on the loop's thread; it stands before whatever the next trainer's words lead to."""
         self._events.put(Command(lambda: self._record("trainer.restart", **restart.fields())))
 
-    def _accepted(self, rung: str) -> None:
+    def _accepted(self, isolation: str) -> None:
         assert self._supervisor is not None  # noqa: S101  # it is the one that calls
         state = self._supervisor.state
-        self._rung = rung
+        self._isolation = isolation
         self._description = {
-            "isolation": rung,
+            "isolation": isolation,
             "probes": state.probes,
             "controls": state.controls.as_text(),
-            "why_waived": why_waived(state.probes, state.controls) if rung == "waived" else "",
+            "why_waived": why_waived(state.probes, state.controls) if isolation == "waived" else "",
         }
-        require_rung(rung, self._policy(), self._description["why_waived"])
+        require_isolation(isolation, self._policy(), self._description["why_waived"])
 
     def send(self, message: LinkMessage) -> None:
         if self._supervisor is not None:
@@ -148,8 +148,8 @@ class SupervisedTrainer(TrainerHandle):
             self._supervisor = None
 
     @property
-    def rung(self) -> str:
-        return self._rung
+    def isolation(self) -> str:
+        return self._isolation
 
     @property
     def description(self) -> dict[str, Any]:
@@ -311,7 +311,7 @@ def _serve_locked(site: Site, stack: contextlib.ExitStack, ready: Callable[[dict
             "private": {name: facts.get(name) for name in ("private_rows", "holdout_rows", "dropped")},
             "silo": config.silo,
             "federation": config.federation,
-            "isolation": trainer.rung,
+            "isolation": trainer.isolation,
             "policy": {"name": policy.file.name, "digest": policy.digest},
             "control_socket": str(config.control.socket),
             "coordinator": config.coordinator.address,

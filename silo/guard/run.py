@@ -884,7 +884,7 @@ class RunManager:
             self.decline(plan.run)
             return False
         self._plans.end_hold(plan.run, "ACCEPTED")  # another policy than held it asks for no persons
-        told = {"plan": plan.digest, "isolation": self._trainer.rung}
+        told = {"plan": plan.digest, "isolation": self._trainer.isolation}
         self._gate.record("plan.accept", run=plan.run, kind="run.plan", detail=told)
         self._ledger.start_run(plan.run, item.body.canonical_json)
         self._set_view(self._gate.view)
@@ -897,7 +897,7 @@ class RunManager:
             # A trainer serves one run: its adapter and optimiser are that run's.
             self._trainer.stop()
             self._trainer.start()
-            self._talk.isolation_is(self._trainer.rung)
+            self._talk.isolation_is(self._trainer.isolation)
         self._trainer_used = True
         # Which private rows it trains on: a holdout is one only if it was one whenever this run was worked on.
         split = self._trainer.description.get("ready", {}).get("split", "")

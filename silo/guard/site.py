@@ -40,7 +40,7 @@ from fedsilo.files.task_files import FieldNames, TaskFile, read_tasks
 from fedsilo.grading.own_verifiers import find_verifier, own_verifiers_sha256
 from fedsilo.protocol.codec import canonical_json, sha256_hex
 from fedsilo.protocol.errors import NotAllowedError, UsageError
-from fedsilo.protocol.isolation import rung_at_least
+from fedsilo.protocol.isolation import isolates_at_least
 from fedsilo.protocol.methods import require_exchange
 from fedsilo.protocol.plan import Plan
 from policies.custom_file import custom_of
@@ -131,7 +131,7 @@ def _check_verifiers(config: SiloConfig, policy: Policy) -> None:
 
     Public answers are graded again for the guard (`public_grader` of silo/guard/trainer_process/supervisor.py). They
     come from other silos' models too, so programs among them are run only where the policy says so (T22). No code of a
-    package grades them: the coordinator has none of it, and the walls are for programs.
+    package grades them: the coordinator has none of it, and the sandbox is for programs.
     """
     for verifier in {config.data.verifier, config.held_out_verifier}:
         find_verifier(verifier)
@@ -149,8 +149,8 @@ def _check_verifiers(config: SiloConfig, policy: Policy) -> None:
                 raise UsageError(
                     f"{config.source.name}: data.public.verifier {public.name!r} runs programs that models of other "
                     f"silos wrote; {policy.source}:{line}: public_sets.{name}.programs is refuse",
-                    hint="programs: sandbox, in the policy and in the charter where there is one, lets them run behind "
-                    "walls; or use math, choice, exact, numeric or format",
+                    hint="programs: sandbox, in the policy and in the charter where there is one, lets them run in a "
+                    "sandbox; or use math, choice, exact, numeric or format",
                     code="VERIFIER_EXECUTES",
                 )
 
@@ -319,12 +319,12 @@ def site_secret(config: SiloConfig, *, make: bool) -> bytes:
     return value
 
 
-def require_rung(rung: str, policy: Policy, why: str = "") -> None:
+def require_isolation(level: str, policy: Policy, why: str = "") -> None:
     """Raises NotAllowedError: less than the policy's least isolation of a trainer. why: what the probes showed."""
     least = policy.file.trainer.least_isolation
-    if not rung_at_least(rung, least):
+    if not isolates_at_least(level, least):
         raise NotAllowedError(
-            f"the trainer's isolation is {rung}; the policy accepts no less than {least}",
+            f"the trainer's isolation is {level}; the policy accepts no less than {least}",
             hint=f"{why}{'; ' if why else ''}run on a machine that gives it, or let an approver change "
             "trainer.least_isolation",
             code="ISOLATION",

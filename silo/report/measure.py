@@ -1,5 +1,5 @@
 """Measures what joining was worth to this silo, beside the daemon or without it: reads this site's own state, starts a
-second trainer behind the same walls, and keeps what it finds here.
+second trainer in the same sandbox, and keeps what it finds here.
 
 Nothing is sent: with a trainer that it starts itself, this process opens no connection but the trainer's unix socket,
 and no message kind exists for what it finds. It writes below `state_dir/report` only, and lays
@@ -40,7 +40,7 @@ from silo.guard.site import (
     LOCK,
     effective_policy,
     never_shown,
-    require_rung,
+    require_isolation,
     site_fingerprints,
     site_schema,
     site_secret,
@@ -85,7 +85,7 @@ def report_benefit(config: SiloConfig, *, run: str, samples: int | None, say: Sa
         UsageError: no holdout is set aside, or data, model or schema are not those of the run.
         NotFoundError: no such finished run here, or its adapter is no longer there.
         ConflictError: the run has not ended, or the trainer is external and the daemon runs.
-        NotAllowedError: the policy accepts no trainer behind such walls.
+        NotAllowedError: the policy accepts no trainer in such a sandbox.
         OperationError: the trainer failed.
     """
     if config.data.holdout_share == 0:
@@ -135,7 +135,7 @@ def report_benefit(config: SiloConfig, *, run: str, samples: int | None, say: Sa
             "run": finished.plan.run,
             "method": finished.plan.method,
             "adapter": finished.final_digest,
-            "isolation": trainer.rung,
+            "isolation": trainer.isolation,
             "local_only": {"adapter": sha256_hex(local), "kept": kept is not None},
             **found,
             "definition": DEFINITION,
@@ -284,8 +284,8 @@ class ReportTrainer:
         return self._supervisor.state.ready
 
     @property
-    def rung(self) -> str:
-        return self._supervisor.state.rung
+    def isolation(self) -> str:
+        return self._supervisor.state.isolation
 
     def begin(self, plan: Plan, schema: LoraSchema) -> None:
         self._plan = plan
@@ -359,7 +359,7 @@ def report_trainer(config: SiloConfig, policy: Policy, schema: LoraSchema, say: 
     with (
         lock_exclusively(place / "lock"),
         _address_to_itself(config),
-        # Below /tmp, since a unix socket's path must be short. The walls show the trainer this folder and no other one.
+        # Below /tmp, since a unix socket's path must be short. The sandbox shows the trainer this folder, no other.
         tempfile.TemporaryDirectory(prefix="fedsilo-") as sockets,
         probe_fields_beside_the_daemon(config, os.getpid()) as probe_fields,
     ):
@@ -374,15 +374,15 @@ def report_trainer(config: SiloConfig, policy: Policy, schema: LoraSchema, say: 
         events: queue.Queue[TrainerSaid | TrainerGone] = queue.Queue()
         supervisor = Supervisor(own, events.put, body_bytes_max=max(2 * schema.payload_bytes, SMALL_PAYLOAD_BYTES_MAX))
 
-        def accepted(rung: str) -> None:
+        def accepted(level: str) -> None:
             state = supervisor.state
-            require_rung(rung, policy, why_waived(state.probes, state.controls) if rung == "waived" else "")
+            require_isolation(level, policy, why_waived(state.probes, state.controls) if level == "waived" else "")
 
         secret = site_secret(config, make=False)
         try:
-            say("starting a trainer behind this site's walls")
+            say("starting a trainer in this site's sandbox")
             supervisor.start(secret, probe_fields, never=never_shown(config), accepted=accepted)
-            say(f"isolation {supervisor.state.rung}; {supervisor.state.ready.get('holdout_rows')} rows set aside")
+            say(f"isolation {supervisor.state.isolation}; {supervisor.state.ready.get('holdout_rows')} rows set aside")
             yield ReportTrainer(supervisor, events, place / "logs" / "trainer.log", say, secret)
         finally:
             supervisor.stop()

@@ -15,7 +15,7 @@ from silo.trainer.screen_index import IndexSettings, settings_from
 
 @dataclass(frozen=True)
 class Configuration:
-    """The `configure` message. Paths are as the trainer sees them inside its walls."""
+    """The `configure` message. Paths are as the trainer sees them inside its sandbox."""
 
     silo: str
     model_path: Path

@@ -2,7 +2,7 @@
 
 Covered: libraries that phone home, look up a hub, resolve a name or start a program do so through Python, and raise
 here instead (T10). Not covered: code that leaves Python (ctypes, a C extension), or that alters this module. The
-walls around the process (namespaces, another user, a container) hold those; the guard probes them.
+sandbox around the process (namespaces, another user, a container) holds those; the guard probes them.
 """
 
 from __future__ import annotations
@@ -62,10 +62,10 @@ def verify_hub_offline(modules: Mapping[str, Any]) -> None:
 
 
 class Refusals:
-    """The audit hook. Once installed it stays; `paused` lets the guard's probes test the walls behind it.
+    """The audit hook. Once installed it stays; `paused` lets the guard's probes test the sandbox behind it.
 
     Where rollouts come from servers, unix stream sockets may be made and connected to the paths of `allow`, word for
-    word. What is said there is not looked at: the guard starts these servers behind walls of their own.
+    word. What is said there is not looked at: the guard starts these servers in sandboxes of their own.
     """
 
     def __init__(self) -> None:

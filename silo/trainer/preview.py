@@ -1,7 +1,7 @@
 """What the trainer will make of a site's rows: token lengths, and a few prompts as the model reads them (`silo check`).
 
 `python -P -m silo.trainer.preview`: a request as JSON on standard input, an answer as JSON on standard output. It is a
-process of its own behind the trainer's walls, because a model folder's chat template is rendered in it (threat T22).
+process of its own in the trainer's sandbox, because a model folder's chat template is rendered in it (threat T22).
 It does not load the model. Prompts go back to the guard that asked, and from there to a terminal or nowhere.
 """
 

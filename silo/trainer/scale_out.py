@@ -9,7 +9,8 @@ process keeps its share of the frozen weights alone (`sharding`).
 
 `accelerate` finds device and backend, and joins processes that `accelerate launch` or torchrun started, also on several
 hosts. Processes that this trainer starts itself meet by a file of its scratch folder and talk over the loopback alone,
-so they work behind walls without a network; in rung `user` no socket can be made, and there is one process only.
+so they work in a sandbox without a network; at isolation level `user` no socket can be made, and there is one process
+only.
 
 What goes between them is JSON and plain tensors, never pickle (T22). It does not stop: a process of the same machine
 that may connect to the loopback of an unwalled trainer (gloo asks for no proof), or of the same network for several
@@ -46,7 +47,7 @@ PROCESSES_MAX = 1024
 TIMEOUT = timedelta(days=30)
 LOOPBACK = "lo"
 _PR_SET_PDEATHSIG = 1
-_PASSED_ON = frozenset({"configure", "plan", "task", "stop"})  # what a probe finds holds for all: same walls
+_PASSED_ON = frozenset({"configure", "plan", "task", "stop"})  # what a probe finds holds for all: one sandbox
 
 T = TypeVar("T")
 
@@ -88,7 +89,7 @@ def start_others(size: int) -> Place:
     """
     if not 1 <= size <= PROCESSES_MAX:
         raise UsageError(f"{size} processes cannot be", hint=f"trainer.processes is 1 to {PROCESSES_MAX}")
-    folder = tempfile.mkdtemp(prefix="processes-")  # 0700; behind walls TMPDIR is the scratch folder
+    folder = tempfile.mkdtemp(prefix="processes-")  # 0700; in a sandbox TMPDIR is the scratch folder
     parent = os.getpid()
     for rank in range(1, size):
         if os.fork() == 0:

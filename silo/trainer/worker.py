@@ -4,7 +4,7 @@ On another host it dials `tls:HOST:PORT` with `--certificate`, `--key` and `--si
 link and good for nothing else. A trainer serves one run; who starts it by hand starts it again (`--wait-seconds`).
 
 It holds the private data and the model, and no key and no network: the link to the guard is its only connection
-(design 2). The order of a life: offline settings, dial, `probe` -> `probed`, and only behind walls that suffice
+(design 2). The order of a life: offline settings, dial, `probe` -> `probed`, and only in a sandbox that suffices
 `configure` -> load -> refuse further connections -> `ready`; then `plan` and `task` messages until `stop` or until the
 guard is gone.
 """
@@ -272,7 +272,7 @@ class Worker:
     def _probe(self, fields: dict[str, Any]) -> LinkMessage:
         from fedsilo.sandbox.probes import run_probes
 
-        # The probes try the walls, not the hook in front of them.
+        # The probes try the sandbox, not the hook in front of them.
         with self._refusals.paused() if self._refusals is not None else contextlib.nullcontext():
             return LinkMessage("probed", {"results": run_probes(fields)})
 
@@ -347,7 +347,7 @@ def site_tls(certificate: Path | None, key: Path | None, site_ca: Path | None) -
     """The trainer's end of a TLS link. Raises UsageError, NotFoundError, NotAllowedError: a file is not right."""
     if certificate is None or key is None or site_ca is None:
         raise UsageError("a tls: address needs --certificate, --key and --site-ca")
-    from silo.link_tls import LinkFiles, LinkTls  # behind the guard's own walls there are no certificates to judge
+    from silo.link_tls import LinkFiles, LinkTls  # in the guard's own sandbox there are no certificates to judge
 
     return LinkTls(LinkFiles(certificate, key, site_ca), "trainer")
 

@@ -1,4 +1,4 @@
-"""The verifier `code`: programs behind walls, a verdict that they cannot forge, and a refusal where no wall stands."""
+"""The verifier `code`: programs in a sandbox, a verdict that they cannot forge, and a refusal without one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 
 from fedsilo.grading import VerdictCode, check_reference, code, code_sandbox, require_verifier
 from fedsilo.grading.code_roles import decode
-from fedsilo.grading.code_sandbox import RUNGS, CodeSandbox
+from fedsilo.grading.code_sandbox import LEVELS, CodeSandbox
 from fedsilo.grading.worker import GradingProcess
 from fedsilo.protocol.errors import UsageError
 from fedsilo.sandbox.seccomp import program_filter
@@ -36,18 +36,18 @@ def start(arguments: Sequence[str], standard_input: int, handed_on: Sequence[int
     )
 
 
-@pytest.fixture(scope="module", params=RUNGS)
+@pytest.fixture(scope="module", params=LEVELS)
 def sandbox(request: pytest.FixtureRequest) -> Iterator[CodeSandbox]:
     try:
-        yield CodeSandbox(start, deadline_seconds=DEADLINE_SECONDS, rungs=[request.param])
+        yield CodeSandbox(start, deadline_seconds=DEADLINE_SECONDS, levels=[request.param])
     except UsageError as error:
-        pytest.skip(f"this machine cannot build the rung: {error.message}")
+        pytest.skip(f"this machine cannot build the isolation level: {error.message}")
 
 
 @pytest.fixture(scope="module")
 def impatient(sandbox: CodeSandbox) -> CodeSandbox:
     """For programs that compute until they are ended."""
-    return CodeSandbox(start, deadline_seconds=HARM_SECONDS, rungs=[sandbox.rung])
+    return CodeSandbox(start, deadline_seconds=HARM_SECONDS, levels=[sandbox.level])
 
 
 def indented(program: str) -> str:
@@ -63,7 +63,7 @@ def test_a_right_program_passes_and_a_wrong_one_does_not(sandbox: CodeSandbox) -
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_T22_the_walls_refuse_and_the_program_goes_on(sandbox: CodeSandbox, name: str) -> None:
+def test_T22_the_sandbox_refuses_and_the_program_goes_on(sandbox: CodeSandbox, name: str) -> None:
     reached = "\nelse:\n    raise SystemExit('it was let through')\n"
     caught = f"try:\n{indented(REFUSED[name])}except (OSError, ValueError, MemoryError):\n    pass{reached}"
     assert sandbox.grade(caught + GOOD, TEST).correct
@@ -99,7 +99,7 @@ def test_T22_nothing_is_left_running(sandbox: CodeSandbox) -> None:
         started.append(start(arguments, standard_input, handed_on))
         return started[-1]
 
-    own = CodeSandbox(watched, deadline_seconds=DEADLINE_SECONDS, rungs=[sandbox.rung])
+    own = CodeSandbox(watched, deadline_seconds=DEADLINE_SECONDS, levels=[sandbox.level])
     descriptors = len(list(Path("/proc/self/fd").iterdir()))
     own.grade(HARMFUL["endless_loop"], TEST)
     assert len(started) >= 6 and all(process.returncode is not None for process in started)
@@ -247,11 +247,11 @@ def test_T22_the_coordinator_never_runs_programs() -> None:
         assert "runs_programs" not in keywords and "fedsilo.grading.code_sandbox" not in modules, path
 
 
-def test_T22_without_walls_nothing_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_T22_without_a_sandbox_nothing_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(code_sandbox, "readable_paths", lambda: [str(tmp_path / "nowhere")])
     with pytest.raises(UsageError, match="no sandbox can be built here") as raised:
         CodeSandbox(start)
-    assert raised.value.code == "NO_SANDBOX" and all(rung in raised.value.message for rung in RUNGS)
+    assert raised.value.code == "NO_SANDBOX" and all(level in raised.value.message for level in LEVELS)
     (tmp_path / "sitecustomize.py").write_text(
         "import fedsilo.grading.code_sandbox as sandbox\nsandbox.readable_paths = lambda: ['/nowhere/at/all']\n"
     )

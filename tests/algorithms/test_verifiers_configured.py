@@ -1,4 +1,4 @@
-"""A verifier from the file to the learner: mixtures, those of packages, and programs behind the trainer's walls."""
+"""A verifier from the file to the learner: mixtures, those of packages, and programs in the trainer's sandbox."""
 
 from __future__ import annotations
 
@@ -225,7 +225,7 @@ def test_offers_donors_and_counts_go_by_correctness_and_the_learner_by_reward() 
     assert figures.rejected == {"s1": 1}
 
 
-# ---- programs behind walls -----------------------------------------------------------------------------
+# ---- programs in a sandbox -----------------------------------------------------------------------------
 
 INSIDE = """
 import json, sys
@@ -242,14 +242,14 @@ for process in worker._grading:
 """
 
 
-@pytest.mark.parametrize("rung", ["namespaces", "user"])
-def test_T10_programs_are_graded_inside_the_trainers_walls(rung: str) -> None:
-    if reason := probing.rung_trial(rung):
+@pytest.mark.parametrize("level", ["namespaces", "user"])
+def test_T10_programs_are_graded_inside_the_trainers_sandbox(level: str) -> None:
+    if reason := probing.sandbox_trial(level):
         pytest.skip(f"this machine cannot build it: {reason}")
     wrong = GOOD.replace("x + 1", "x + 3")
     programs = [GOOD, wrong, REFUSED["network"] + GOOD, "import os\nos._exit(0)\n"]
-    process = sandbox.launch_walled(
-        [sys.executable, "-P", "-c", INSIDE], rung=rung, env={"OMP_NUM_THREADS": "1"},
+    process = sandbox.launch_in_sandbox(
+        [sys.executable, "-P", "-c", INSIDE], level=level, env={"OMP_NUM_THREADS": "1"},
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
     texts = [f"```python\n{program}```" for program in programs]
@@ -265,18 +265,18 @@ def code_rows(folder: Path) -> dict[str, Any]:
     return fields
 
 
-@pytest.mark.parametrize("rung", ["namespaces", "user"])
-def test_T10_a_walled_trainer_makes_ready_to_run_programs(folder: Path, rung: str) -> None:
-    if reason := probing.rung_trial(rung):
+@pytest.mark.parametrize("level", ["namespaces", "user"])
+def test_T10_a_sandboxed_trainer_makes_ready_to_run_programs(folder: Path, level: str) -> None:
+    if reason := probing.sandbox_trial(level):
         pytest.skip(f"this machine cannot build it: {reason}")
     fields = code_rows(folder)
     sockets, scratch = folder / "link", folder / "scratch"
     sockets.mkdir()
     scratch.mkdir()
     listener = Listener(f"unix:{sockets}/t.sock", user_ids=frozenset({os.getuid()}))
-    process = sandbox.launch_walled(
+    process = sandbox.launch_in_sandbox(
         [sys.executable, "-P", "-m", "silo.trainer.worker", "--address", f"unix:{sockets}/t.sock"],
-        rung=rung, readable=[folder / "model", *map(Path, fields["private"]), *sorted(folder.glob("*.jsonl"))],
+        level=level, readable=[folder / "model", *map(Path, fields["private"]), *sorted(folder.glob("*.jsonl"))],
         writable=[scratch], socket_dir=sockets,
         env=trainer_environment(os.environ, threads=1, scratch=scratch),
     )  # fmt: skip

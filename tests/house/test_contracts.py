@@ -96,7 +96,7 @@ BREACHES: dict[str, list[tuple[str, str]]] = {
         ("coordinator.planted", "subprocess"),
         ("fedsilo.cli.main", "subprocess"),
     ],
-    "sockets are opened by links and walls only": [
+    "sockets are opened by links and sandboxes only": [
         ("silo.guard.gate", "socket"),
         ("silo.guard.planted", "ssl"),
         ("silo.trainer.session", "socket"),

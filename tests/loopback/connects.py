@@ -1,7 +1,7 @@
 """Where a daemon and what it starts dial, as the kernel is told: also by libraries that pass Python's hooks by.
 
 strace follows the daemon from its first instruction, with the threads and processes that come of it. Does not see: a
-program that hands its socket to a process outside, and io_uring, which the trainer's walls refuse.
+program that hands its socket to a process outside, and io_uring, which the trainer's sandbox refuses.
 """
 
 from __future__ import annotations

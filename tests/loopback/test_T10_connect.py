@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from silo.config import SiloConfig, load_config
-from silo.guard.trainer_process.probing import rung_trial
+from silo.guard.trainer_process.probing import sandbox_trial
 from tests.loopback.connects import Trace, read_trace, start_traced, unavailable
 from tests.loopback.federation import Federation
 
@@ -72,10 +72,10 @@ def test_T10_the_guard_dials_its_coordinator_and_what_was_planted_is_seen(watche
 
 
 def test_T10_the_trainer_reaches_its_guard_alone(watched: Watched) -> None:
-    if reason := rung_trial("namespaces"):
+    if reason := sandbox_trial("namespaces"):
         pytest.skip(f"this machine cannot build the trainer's own network: {reason}")
     assert watched.reached("trainer") - {NO_SERVER} == {watched.link}
-    # It tries more, which also shows that its attempts are seen: the probes of its walls, each refused.
+    # It tries more, which also shows that its attempts are seen: the probes of its sandbox, each refused.
     assert watched.tried("trainer") > {watched.link}
 
 

@@ -1,4 +1,4 @@
-"""What a federation's sites kept of a demo: which walls stood, and logs that nobody can change.
+"""What a federation's sites kept of a demo: which sandboxes stood, and logs that nobody can change.
 
 One real run; tests/loopback/test_demo.py reads the same one.
 """
@@ -20,8 +20,8 @@ SILOS = ["hospital_a", "hospital_b", "hospital_c", "hospital_d"]
 pytestmark = pytest.mark.demo
 
 
-def test_T10_the_walls_have_one_name_in_every_guard_the_record_and_the_report(finished_demo: Demo) -> None:
-    best = probing.best_rung()  # probed by this process, on the machine where the demo's guards probed theirs
+def test_T10_isolation_has_one_name_in_every_guard_the_record_and_the_report(finished_demo: Demo) -> None:
+    best = probing.best_level()  # probed by this process, on the machine where the demo's guards probed theirs
     record = json.loads(Path(finished_demo.data["run_record"]).read_text())["record"]
     assert record["isolation"] == {silo: [best] for silo in SILOS}
     assert {row["silo"]: row["isolation"] for row in record["silos"]} == dict.fromkeys(SILOS, best)

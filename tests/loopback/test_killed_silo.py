@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fedsilo.control.client import ControlClient
-from fedsilo.protocol.isolation import RUNGS
+from fedsilo.protocol.isolation import ISOLATION_LEVELS
 from tests.loopback.conftest import HOLDS
 from tests.loopback.federation import Federation, command, descendants, living, records
 from tests.loopback.test_hold_and_approve import answer, held_release
@@ -49,11 +49,11 @@ def test_the_run_goes_on_without_a_killed_silo_which_then_joins_again(
     assert request.getfixturevalue("undisturbed")["rounds"][0]["participants"] == [survivor, victim]
     lines = records(sites.site(victim).audit_log)
     assert [line["event"] for line in lines].count("start") == 2
-    # one certificate in both lives, told once; and behind which walls the trainer was when the plan was accepted
+    # one certificate in both lives, told once; and in which sandbox the trainer was when the plan was accepted
     (enrolled,) = [line["detail"] for line in lines if line["event"].startswith("key.")]
     assert len(enrolled["fingerprint"]) == 64 and enrolled["identity"].endswith(f"/silo/{victim}")
     accepted = [line["detail"]["isolation"] for line in lines if line["event"] == "plan.accept"]
-    assert accepted and all(rung in RUNGS for rung in accepted)
+    assert accepted and all(level in ISOLATION_LEVELS for level in accepted)
     verdicts = command("fedsilo", "audit", "verify", *(site.audit_log for site in sites.sites.all())).data
     assert all(row["verified"] for row in verdicts)
 

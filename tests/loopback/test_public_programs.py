@@ -1,5 +1,5 @@
 """A federation whose answers to public prompts are programs (docs/decisions/0016): graded by the silo whose model wrote
-them, and again by the one that they come to, each time behind walls."""
+them, and again by the one that they come to, each time in a sandbox."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def let_programs_in(site: Site) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(probing.rung_trial("namespaces") != "", reason="no namespaces on this machine")
+@pytest.mark.skipif(probing.sandbox_trial("namespaces") != "", reason="no namespaces on this machine")
 def test_T14_T22_programs_of_models_are_graded_where_they_are_written_and_where_they_arrive(tmp_path: Path) -> None:
     with federation(
         tmp_path, silos=2, ruleset="pubswap-random", holds=SILOS[0], viewer="dave", write_data=code_folder,

@@ -24,7 +24,7 @@ from tests.loopback.federation import ENVIRONMENT, LIMIT_SECONDS, Federation, Re
 
 SILO, RUN = "hospital_c", "reported"
 ARMS = {"base", "local_only", "federated"}
-# What Python itself is told of each socket; the trainer's own are behind its walls.
+# What Python itself is told of each socket; the trainer's own are inside its sandbox.
 WATCHED = """
 import json, runpy, socket, sys
 out, sys.argv = sys.argv[1], ["fedsilo.cli", *sys.argv[2:]]

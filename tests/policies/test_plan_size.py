@@ -222,7 +222,7 @@ def test_T34_a_site_gets_the_charter_of_the_bundle_beside_its_policy(folder: Pat
     assert (policy.file.ingress.run_plan.rounds[1], together.file.ingress.run_plan.rounds[1]) == (9, 2)
     tightened = {change.name for change in compare(policy.file, together.file) if change.direction == "tighter"}
     assert {"ingress.run.plan.rounds", "budgets.day_bytes"} <= tightened
-    # What is each site's own to say, the charter leaves to it: walls around the trainer, who approves what and when.
+    # What is each site's own to say, the charter leaves to it: isolation of the trainer, who approves what and when.
     assert not [name for name in tightened if "approvals" in name or "isolation" in name]
 
 

@@ -209,10 +209,10 @@ def test_T29_the_coordinators_key_is_compared_with_the_one_that_the_policy_pins(
     assert ("the policy in force names another key" in shown(made)) is not right
 
 
-def test_T10_the_walls_of_a_trainer_are_told_or_said_to_be_missing(tmp_path: Path) -> None:
+def test_T10_the_isolation_of_a_trainer_is_told_or_said_to_be_missing(tmp_path: Path) -> None:
     with open_log(tmp_path / "log") as log:
         log.append("start", detail={"version": "0.1.0", "code": "ab" * 32})
-    assert "Behind which walls the trainer ran is not in this log." in shown(audit_report([tmp_path / "log"]))
+    assert "The isolation level of the trainer is not in this log." in shown(audit_report([tmp_path / "log"]))
     with open_log(tmp_path / "log") as log:
         log.append("start", detail={"version": "0.1.0", "code": "ab" * 32, "isolation": "user"})
         log.append("start", detail={"isolation": "a strong one"})

@@ -1,4 +1,4 @@
-"""What a container runtime does around a process, for the tests: the walls that somebody else builds. Run by root, as
+"""What a container runtime does around a process, for the tests: a sandbox that somebody else builds. Run by root, as
 a script of the standard library alone: `python -I -S container_harness.py SPEC`, and it becomes the program.
 
 SPEC is JSON: `network` (path of a network namespace; "": an empty one of its own; null: this one), `user` (a number, or

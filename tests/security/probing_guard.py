@@ -21,12 +21,12 @@ REPOSITORY = Path(__file__).parents[2]
 
 
 class Enough(FedSiloError):
-    """Ends a start once the rung is known, before data and model are loaded."""
+    """Ends a start once the isolation level is known, before data and model are loaded."""
 
 
 @dataclass(frozen=True)
 class Probed:
-    rung: str
+    isolation: str
     results: dict[str, Any]
     controls: Controls
 
@@ -38,15 +38,15 @@ def probed(config: SiloConfig, fields: dict[str, Any]) -> Probed:
     """Wait for the external trainer as the guard does, and stop once it has been probed."""
     supervisor = Supervisor(config, lambda event: None)
 
-    def enough(rung: str) -> None:
-        raise Enough(rung)
+    def enough(level: str) -> None:
+        raise Enough(level)
 
     try:
         with pytest.raises(Enough):
             supervisor.start(b"s", fields, accepted=enough)
     finally:
         supervisor.stop()
-    return Probed(supervisor.state.rung, supervisor.state.probes, supervisor.state.controls)
+    return Probed(supervisor.state.isolation, supervisor.state.probes, supervisor.state.controls)
 
 
 def probed_by(run: Callable[..., str], config: Path, resolver_file: Path, fields: dict[str, Any]) -> Probed:

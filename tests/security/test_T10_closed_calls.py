@@ -16,7 +16,7 @@ import pytest
 
 from fedsilo.sandbox.seccomp import trainer_filter
 from silo.guard.trainer_process import probing
-from tests.security.wall_harness import run_inside
+from tests.security.sandbox_harness import run_inside
 
 HEADERS = {
     "x86_64": Path("/usr/include/x86_64-linux-gnu/asm/unistd_64.h"),
@@ -161,41 +161,41 @@ def test_T10_calls_in_another_numbering_are_refused(machine: str) -> None:
 @machines
 def test_T10_arguments_decide_where_a_call_is_needed_in_part(machine: str) -> None:
     number = numbers(machine)
-    walled, bare = (trainer_filter(network_by_namespace=each, machine=machine) for each in (True, False))
+    sandboxed, bare = (trainer_filter(network_by_namespace=each, machine=machine) for each in (True, False))
     thread, namespaces = 0x3D0F00, (0x20000, 0x2000000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000)
-    assert verdict(walled, machine, number["clone"], thread) == ALLOW
+    assert verdict(sandboxed, machine, number["clone"], thread) == ALLOW
     for flag in namespaces:
-        assert verdict(walled, machine, number["clone"], thread | flag) == -errno.EPERM
-    assert verdict(walled, machine, number["clone3"], 1, 88) == -errno.ENOSYS
+        assert verdict(sandboxed, machine, number["clone"], thread | flag) == -errno.EPERM
+    assert verdict(sandboxed, machine, number["clone3"], 1, 88) == -errno.ENOSYS
     for request, expected in ((0x5412, -errno.EPERM), (0x541C, -errno.EPERM), (0x5413, ALLOW)):
-        assert verdict(walled, machine, number["ioctl"], 0, request) == expected
-    families = {family: verdict(walled, machine, number["socket"], family, 1) for family in range(46)}
+        assert verdict(sandboxed, machine, number["ioctl"], 0, request) == expected
+    families = {family: verdict(sandboxed, machine, number["socket"], family, 1) for family in range(46)}
     assert {family for family, result in families.items() if result == ALLOW} == {1, 2, 10, 16}
     kinds = {kind: verdict(bare, machine, number["socketpair"], 1, kind) for kind in (1, 1 | 0o2000000, 2, 5)}
     assert kinds == {1: ALLOW, 1 | 0o2000000: ALLOW, 2: -errno.EPERM, 5: -errno.EPERM}
     assert verdict(bare, machine, number["socketpair"], 2, 1) == -errno.EPERM
 
 
-@pytest.mark.parametrize("rung", ["namespaces", "user", "waived"])
-def test_T10_a_trainer_leaves_no_core_dump(rung: str) -> None:
-    if rung != "waived" and (reason := probing.rung_trial(rung)):
+@pytest.mark.parametrize("level", ["namespaces", "user", "waived"])
+def test_T10_a_trainer_leaves_no_core_dump(level: str) -> None:
+    if level != "waived" and (reason := probing.sandbox_trial(level)):
         pytest.skip(f"this machine cannot build it: {reason}")
     before = resource.getrlimit(resource.RLIMIT_CORE)
     resource.setrlimit(resource.RLIMIT_CORE, (before[1], before[1]))
     try:
-        inside = run_inside(rung, "-c", "import resource; print(resource.getrlimit(resource.RLIMIT_CORE))")
+        inside = run_inside(level, "-c", "import resource; print(resource.getrlimit(resource.RLIMIT_CORE))")
     finally:
         resource.setrlimit(resource.RLIMIT_CORE, before)
     assert inside.strip() == "(0, 0)"
     assert before[1] != 0, "this machine allows no core dump to anybody: the test shows nothing"
 
 
-@pytest.mark.parametrize("rung", ["namespaces", "user"])
-def test_T10_the_kernel_refuses_io_uring_inside(rung: str) -> None:
-    if reason := probing.rung_trial(rung):
+@pytest.mark.parametrize("level", ["namespaces", "user"])
+def test_T10_the_kernel_refuses_io_uring_inside(level: str) -> None:
+    if reason := probing.sandbox_trial(level):
         pytest.skip(f"this machine cannot build it: {reason}")
     program = (
         "import ctypes, errno; call = ctypes.CDLL(None, use_errno=True).syscall\n"
         "print([(call(n, 0, 0), errno.errorcode[ctypes.get_errno()])[1] for n in (425, 426, 427)])"
     )
-    assert run_inside(rung, "-c", program).strip() == str(["EPERM"] * 3)
+    assert run_inside(level, "-c", program).strip() == str(["EPERM"] * 3)

@@ -1,4 +1,4 @@
-"""T10, B1: a trainer behind walls that somebody else built, over a unix path as another user and over TLS.
+"""T10, B1: a trainer in a sandbox that somebody else built, over a unix path as another user and over TLS.
 
 The worker is the real one, the link is the real one, and the guard's own code judges. Each wall is also taken away
 alone: exactly what it held back is then reported as reachable, and a policy that asks for a container starts no run.
@@ -50,7 +50,7 @@ from tests.security.network_harness import (
     Networks,
 )
 from tests.security.probing_guard import Probed, probed, probed_by
-from tests.security.wall_harness import Site, reachable_site
+from tests.security.sandbox_harness import Site, reachable_site
 
 REPOSITORY = Path(__file__).parents[2]
 SOMEBODY = 65534
@@ -166,14 +166,14 @@ def test_T10_a_container_over_a_unix_path_holds_by_each_of_its_walls(missing: st
     config = over_unix(home, container.user)
     with container.running(home, "--address", config.trainer.address):
         found = probed(config, site.fields)
-    assert (found.rung, found.escaped()) == ("waived" if open_ways else "container", open_ways)
+    assert (found.isolation, found.escaped()) == ("waived" if open_ways else "container", open_ways)
     assert {name for name, result in found.results.items() if result["outcome"] == "refused"} == (
         NETWORK_PROBES | FILE_PROBES | PROCESS_PROBES | {"vsock"}
     ) - open_ways
 
 
 @root_only
-def test_T10_below_the_policys_least_rung_no_run_starts_and_people_read_why(
+def test_T10_below_the_policys_least_level_no_run_starts_and_people_read_why(
     home: Path, site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(main, "probe_fields", lambda config, process: site.fields)
@@ -186,7 +186,7 @@ def test_T10_below_the_policys_least_rung_no_run_starts_and_people_read_why(
         trainer.stop()
     assert "reachable from inside: dns_lookup, tcp_connect, udp_send" in caught.value.hint
     # The site's people see the same beside the word, in text and in JSON alike.
-    assert (trainer.rung, trainer.description["isolation"]) == ("waived", "waived")
+    assert (trainer.isolation, trainer.description["isolation"]) == ("waived", "waived")
     assert "isolation waived: reachable from inside: dns_lookup" in shown(trainer)
 
 
@@ -204,7 +204,7 @@ def shown(trainer: SupervisedTrainer) -> str:
 
 
 @pytest.mark.parametrize("inside", ["escaped", "refused"])
-def test_T10_the_rung_is_what_was_probed_and_not_what_the_trainer_says(inside: str, home: Path) -> None:
+def test_T10_the_level_is_what_was_probed_and_not_what_the_trainer_says(inside: str, home: Path) -> None:
     config = over_unix(home, None)
     results = REFUSED | {"tcp_connect": {"outcome": inside, "errno": ""}}
 
@@ -222,11 +222,11 @@ def test_T10_the_rung_is_what_was_probed_and_not_what_the_trainer_says(inside: s
     trainer.start()
     trainer.stop()
     thread.join(30)
-    rung = "container" if inside == "refused" else "waived"
-    # `rung` is what hello says; the description is the `trainer` of `silo status --json`.
-    assert (trainer.rung, trainer.description["isolation"]) == (rung, rung)
+    level = "container" if inside == "refused" else "waived"
+    # `isolation` is what hello says; the description is the `trainer` of `silo status --json`.
+    assert (trainer.isolation, trainer.description["isolation"]) == (level, level)
     assert trainer.description["probes"]["tcp_connect"]["outcome"] == inside
-    assert f"isolation {rung}: " in shown(trainer)
+    assert f"isolation {level}: " in shown(trainer)
 
 
 def walls_dial(address: str) -> Any:
@@ -306,7 +306,7 @@ def over_tls(home: Path, site: Site, made: Networks, identities: Identities) -> 
 
 def test_T10_over_tls_without_a_way_but_to_the_guard_it_is_a_container(over_tls: OverTls) -> None:
     found = over_tls.trainer()  # nobody outside needs to answer: the trainer's own system knows no way
-    assert (found.rung, found.controls) == ("container", probing.NO_CONTROLS)
+    assert (found.isolation, found.controls) == ("container", probing.NO_CONTROLS)
     outcomes = {name: result["outcome"] for name, result in found.results.items()}
     # a number of a process of another machine means nothing, so three are not asked for
     assert outcomes == dict.fromkeys(NETWORK_PROBES | FILE_PROBES | {"vsock", "enter_namespaces"}, "refused") | (
@@ -314,7 +314,7 @@ def test_T10_over_tls_without_a_way_but_to_the_guard_it_is_a_container(over_tls:
     )
     assert {found.results[name]["errno"] for name in ("tcp_connect", "udp_send")} == {"ENETUNREACH"}
     key_in_sight = over_tls.trainer(user=None)
-    assert key_in_sight.rung == "waived"
+    assert key_in_sight.isolation == "waived"
     # whether root may enter the first process's namespaces is for the machine to say
     assert key_in_sight.escaped() - {"enter_namespaces"} == FILE_PROBES
 
@@ -347,17 +347,17 @@ DROPPED: dict[str, tuple[Sequence[Way], str, set[str]]] = {
 
 @pytest.mark.parametrize("case", DROPPED)
 def test_T10_over_tls_silence_counts_only_where_the_guard_is_answered(case: str, over_tls: OverTls) -> None:
-    around, rung, open_ways = DROPPED[case]
+    around, level, open_ways = DROPPED[case]
     with contextlib.ExitStack() as stack:
         stack.enter_context(over_tls.made.trainer_sends_everything_to_the_guard())
         for way in around:
             stack.enter_context(way(over_tls.made))
         found = over_tls.trainer()
-    assert (found.rung, found.escaped()) == (rung, open_ways)
+    assert (found.isolation, found.escaped()) == (level, open_ways)
     if case == "everything dropped":
         assert found.controls == Controls(((COORDINATOR, COORDINATOR_PORT),), ((NAME_SERVER, 53),))
         assert {name for name, result in found.results.items() if result["outcome"] == "silent"} == NETWORK_PROBES
-        assert probing.rung_really_got("container", found.results) == "waived"  # without the controls
+        assert probing.proven_level("container", found.results) == "waived"  # without the controls
     if case == "coordinator down":
         why = probing.why_waived(found.results, found.controls)
         assert "no answer, and nothing that answers the guard was tried" in why and "tcp_connect" in why
@@ -427,7 +427,7 @@ def test_T10_a_private_address_is_no_control_for_a_trainer_elsewhere(
     text = f"[{plain}]:8443" if ":" in plain else f"{plain}:8443"
     results: dict[str, Any] = REFUSED | {"tcp_connect": {"outcome": "silent", "silent": [text]}}
     for found, counts in ((elsewhere, host in PUBLIC), (controls(), True), (controls(*over_tls, named), True)):
-        assert probing.rung_really_got("container", results, found) == ("container" if counts else "waived")
+        assert probing.proven_level("container", results, found) == ("container" if counts else "waived")
     if host in PRIVATE:
         shown = status_text({"trainer": {"isolation": "waived", "why_waived": probing.why_waived(results, elsewhere)},
                              "held": []})  # fmt: skip
@@ -459,8 +459,8 @@ KNOWN["both"] = KNOWN["4"].and_also(KNOWN["6"])
 )
 def test_T10_silence_over_one_family_says_nothing_of_the_other(known: str, silent: Any, missing: str) -> None:
     results: dict[str, Any] = REFUSED | {"tcp_connect": {"outcome": "silent", "silent": silent}}
-    rung = probing.rung_really_got("container", results, KNOWN[known])
-    assert rung == ("waived" if missing else "container")
+    level = probing.proven_level("container", results, KNOWN[known])
+    assert level == ("waived" if missing else "container")
     if missing:
         assert f"was tried over {missing} (" in probing.why_waived(results, KNOWN[known])
 
@@ -473,22 +473,22 @@ def test_T10_an_open_ipv6_network_alone_is_no_container(made: Networks) -> None:
         network: dict[str, Any] = {name: seen[name] for name in NETWORK_PROBES}
         outcomes = {name: str(result["outcome"]) for name, result in network.items()}
         answering = made.inside("guard", controls.still_answering)
-        return probing.rung_really_got("container", REFUSED | network, answering), outcomes, network
+        return probing.proven_level("container", REFUSED | network, answering), outcomes, network
 
     refused = dict.fromkeys(NETWORK_PROBES, "refused")
     assert judged(probing.NO_CONTROLS)[:2] == ("container", refused)
     outside = Controls(((COORDINATOR_6, COORDINATOR_PORT),), ((NAME_SERVER_6, 53),))
     with contextlib.ExitStack() as stack:
         stack.enter_context(made.trainer_sends_everything_to_the_guard("-6"))
-        rung, outcomes, _ = judged(probing.NO_CONTROLS)
-        assert (rung, outcomes) == ("waived", refused | {"tcp_connect": "silent", "udp_send": "silent"})
+        level, outcomes, _ = judged(probing.NO_CONTROLS)
+        assert (level, outcomes) == ("waived", refused | {"tcp_connect": "silent", "udp_send": "silent"})
         stack.enter_context(network_harness.coordinator_outside(made, COORDINATOR_6))
         stack.enter_context(network_harness.name_server_outside(made, NAME_SERVER_6))
-        rung, outcomes, _ = judged(outside)  # dropped, where the guard is answered
-        assert (rung, outcomes) == ("container", dict.fromkeys(NETWORK_PROBES, "silent"))
+        level, outcomes, _ = judged(outside)  # dropped, where the guard is answered
+        assert (level, outcomes) == ("container", dict.fromkeys(NETWORK_PROBES, "silent"))
         stack.enter_context(made.guard_forwards())
-        rung, outcomes, _ = judged(outside)
-        assert (rung, outcomes) == ("waived", dict.fromkeys(NETWORK_PROBES, "escaped"))
+        level, outcomes, _ = judged(outside)
+        assert (level, outcomes) == ("waived", dict.fromkeys(NETWORK_PROBES, "escaped"))
 
 
 # ---- paths that may be missing -----------------------------------------------------------------------
@@ -504,7 +504,7 @@ def test_T10_a_path_where_nothing_is_shows_no_wall(missing: str, home: Path, sit
     with container.running(home, "--address", config.trainer.address):
         found = probed(config, fields)
     probe = {"key_paths": "key_files"}.get(missing, missing)
-    assert (found.rung, found.escaped(), found.results[probe]["outcome"]) == ("waived", set(), "untried")
+    assert (found.isolation, found.escaped(), found.results[probe]["outcome"]) == ("waived", set(), "untried")
     assert probing.why_waived(found.results) == f"not tried: {probe}"
 
 
@@ -515,8 +515,8 @@ def test_T10_a_path_that_goes_away_while_it_is_tried_shows_no_wall(site: Site) -
     Path(site.fields["control_socket"]).unlink()
     kept = probing.believable(REFUSED, named)
     assert set(REFUSED) - set(kept) == {"control_socket"}
-    assert probing.rung_really_got("container", REFUSED) == "container"
-    assert probing.rung_really_got("container", kept) == "waived"
+    assert probing.proven_level("container", REFUSED) == "container"
+    assert probing.proven_level("container", kept) == "waived"
 
 
 @root_only
@@ -537,7 +537,7 @@ def test_T10_a_report_without_the_daemon_tries_a_decoy_of_its_control_socket(
     assert not decoy.exists()
     # without a wall around files the decoy is reached, as the socket itself would be
     outcome = "escaped" if user is None else "refused"
-    assert (found.rung, found.results["control_socket"]["outcome"]) == (
+    assert (found.isolation, found.results["control_socket"]["outcome"]) == (
         "waived" if user is None else "container", outcome,
     )  # fmt: skip
 
@@ -575,8 +575,8 @@ def test_T10_no_program_is_taken_from_the_working_folder(home: Path, monkeypatch
         commands.append(list(argv))
         raise OSError("only noted")
 
-    monkeypatch.setattr(sandbox, "launch_walled", noted)
-    probing.rung_trial.__wrapped__("user")
+    monkeypatch.setattr(sandbox, "launch_in_sandbox", noted)
+    probing.sandbox_trial.__wrapped__("user")
     config = load_config(write_config(home))
     config.state_dir.mkdir()
     with pytest.raises(FedSiloError, match="only noted"):
@@ -605,6 +605,6 @@ def test_a_child_is_never_believed_for_its_silence(home: Path) -> None:
     assert probing.controls(config) == probing.NO_CONTROLS
     results: dict[str, Any] = REFUSED | {"tcp_connect": {"outcome": "silent", "silent": ["203.0.113.7:443"]}}
     told = Controls((("203.0.113.7", 443),), ())
-    assert probing.rung_got(config, "namespaces", results, told) == "waived"
+    assert probing.trainer_level(config, "namespaces", results, told) == "waived"
     external = load_config(write_config(home, EXTERNAL))
-    assert probing.rung_got(external, "", results, told) == "container"
+    assert probing.trainer_level(external, "", results, told) == "container"

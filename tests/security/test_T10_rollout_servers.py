@@ -39,7 +39,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 print("a line in the log", flush=True)
 socketserver.ThreadingUnixStreamServer(sys.argv[1], Handler).serve_forever()
 """
-RUNG = probing.best_rung() if probing.best_rung() == "namespaces" else "waived"
+LEVEL = probing.best_level() if probing.best_level() == "namespaces" else "waived"
 
 
 def wait_until(is_so: Callable[[], object]) -> None:
@@ -86,7 +86,7 @@ def started(home: Path) -> Iterator[Callable[..., RolloutServers]]:
     def start(script: str = SERVER, **changes: Any) -> RolloutServers:
         servers = RolloutServers(
             config_of(home, script, **changes),
-            rung=RUNG,
+            level=LEVEL,
             never=[],
         )
         running.append(servers)
@@ -119,10 +119,10 @@ def test_T14_private_and_public_prompts_have_a_server_each(started: Callable[...
     assert (home / "logs" / "rollout_private.log").read_text() == "a line in the log\n"
 
 
-def test_T10_each_server_is_behind_walls_of_its_own(started: Callable[..., RolloutServers]) -> None:
+def test_T10_each_server_is_in_a_sandbox_of_its_own(started: Callable[..., RolloutServers]) -> None:
     servers = started()
     servers.wait_ready()
-    if RUNG != "namespaces":
+    if LEVEL != "namespaces":
         pytest.skip("this machine builds no namespaces")
     networks = set()
     for keeper in servers.process_ids.values():
@@ -259,18 +259,18 @@ def test_a_command_of_the_sites_own(home: Path) -> None:
 
 
 def test_walls_without_a_way_to_a_server_are_refused(home: Path) -> None:
-    with pytest.raises(UsageError, match="rung user"):
+    with pytest.raises(UsageError, match="isolation level user"):
         RolloutServers(
             config_of(home),
-            rung="user",
+            level="user",
             never=[],
         )
     assert (
         RolloutServers(
             config_of(home),
-            rung="container",
+            level="container",
             never=[],
-        )._rung
+        )._level
         == "namespaces"
     )
 

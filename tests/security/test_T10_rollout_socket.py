@@ -90,17 +90,17 @@ def test_an_allowed_way_is_no_escape_and_another_is() -> None:
     tried = ("tcp_connect", "udp_send", "dns_lookup", "enter_namespaces", "key_files", "control_socket")
     results: dict[str, Any] = dict.fromkeys(tried, refused)
     results["rollout_sockets"] = {"outcome": "allowed", "errno": "", "tried": 1}
-    assert probing.rung_really_got("namespaces", results) == "namespaces"
+    assert probing.proven_level("namespaces", results) == "namespaces"
     assert probing.escaped({**results, "control_socket": {"outcome": "allowed"}}) == ["control_socket"]
 
 
 @pytest.mark.skipif(
-    bool(probing.rung_trial("namespaces")), reason=f"no namespaces here: {probing.rung_trial('namespaces')}"
+    bool(probing.sandbox_trial("namespaces")), reason=f"no namespaces here: {probing.sandbox_trial('namespaces')}"
 )
 def test_T10_behind_namespaces_only_the_folder_that_is_shown_is_reached(sockets: tuple[Path, Path]) -> None:
-    process = sandbox.launch_walled(
+    process = sandbox.launch_in_sandbox(
         [sys.executable, "-P", "-m", "fedsilo.sandbox.probes"],
-        rung="namespaces",
+        level="namespaces",
         readable=[sockets[0].parent],
         env={name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ},
         accelerators=False,

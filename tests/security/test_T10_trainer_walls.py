@@ -1,4 +1,4 @@
-"""T10, B1: from inside the trainer's walls every way out is refused; outside them the same attempt succeeds."""
+"""T10, B1: from inside the trainer's sandbox every way out is refused; outside the same attempt succeeds."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from typing import Any
 import pytest
 
 from fedsilo.protocol.errors import UsageError
-from fedsilo.protocol.isolation import rung_at_least
+from fedsilo.protocol.isolation import isolates_at_least
 from fedsilo.sandbox import landlock
 from fedsilo.sandbox.seccomp import trainer_filter
 from silo.guard.trainer_process import probing, sandbox
 from silo.link import LinkMessage, Listener, dial
-from tests.security.wall_harness import PROBES_FILE, Site, probe, probing_program, reachable_site, run_inside
+from tests.security.sandbox_harness import PROBES_FILE, Site, probe, probing_program, reachable_site, run_inside
 
 REPOSITORY = Path(__file__).parents[2]
-WALLS = ("namespaces", "user")
+BUILT_HERE = ("namespaces", "user")
 PROBES = {
     "tcp_connect", "udp_send", "dns_lookup", "vsock", "enter_namespaces", "ptrace", "memory", "signal", "key_files",
     "identity_folder", "control_socket",
@@ -35,10 +35,10 @@ PROBES = {
 OPEN_OUTSIDE = PROBES - {"vsock", "enter_namespaces", "ptrace", "memory"}
 
 
-@pytest.fixture(scope="module", params=WALLS)
-def rung(request: pytest.FixtureRequest) -> str:
+@pytest.fixture(scope="module", params=BUILT_HERE)
+def level(request: pytest.FixtureRequest) -> str:
     name: str = request.param
-    if reason := probing.rung_trial(name):
+    if reason := probing.sandbox_trial(name):
         pytest.skip(f"this machine cannot build it: {reason}")
     return name
 
@@ -46,15 +46,15 @@ def rung(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="module")
 def site() -> Iterator[Site]:
     # below /tmp, which is private inside; short, since a unix socket's path is
-    with tempfile.TemporaryDirectory(prefix="walls-") as folder, reachable_site(Path(folder)) as built:
+    with tempfile.TemporaryDirectory(prefix="sandbox-") as folder, reachable_site(Path(folder)) as built:
         yield built
 
 
-def test_T10_every_probe_is_refused_inside(rung: str, site: Site) -> None:
-    results = probe(rung, site)
+def test_T10_every_probe_is_refused_inside(level: str, site: Site) -> None:
+    results = probe(level, site)
     assert set(results) == PROBES
     assert {name: each["outcome"] for name, each in results.items()} == dict.fromkeys(PROBES, "refused")
-    assert probing.rung_really_got(rung, results) == rung
+    assert probing.proven_level(level, results) == level
 
 
 def test_T10_the_same_probes_succeed_outside(site: Site) -> None:
@@ -62,23 +62,23 @@ def test_T10_the_same_probes_succeed_outside(site: Site) -> None:
     assert set(probing.escaped(results)) >= OPEN_OUTSIDE
     if os.geteuid() == 0:
         assert results["enter_namespaces"]["outcome"] == "escaped"
-    # a wall that is claimed but not there is named for what it is
-    assert probing.rung_really_got("namespaces", results) == "waived"
+    # a sandbox that is claimed but not there is named for what it is
+    assert probing.proven_level("namespaces", results) == "waived"
 
 
 def test_T10_a_probe_that_was_not_tried_proves_nothing() -> None:
     refused = {name: {"outcome": "refused", "errno": "EPERM"} for name in PROBES}
-    assert probing.rung_really_got("user", refused) == "user"
-    assert probing.rung_really_got("user", refused | {"key_files": {"outcome": "untried"}}) == "waived"
-    assert probing.rung_really_got("user", {}) == "waived"
+    assert probing.proven_level("user", refused) == "user"
+    assert probing.proven_level("user", refused | {"key_files": {"outcome": "untried"}}) == "waived"
+    assert probing.proven_level("user", {}) == "waived"
 
 
 @pytest.fixture(scope="module")
 def seen_by_an_ordinary_user() -> dict[str, Any]:
-    """What each rung holds when its guard is an ordinary user: {rung: results, or why it cannot be built}."""
+    """What each isolation level holds when its guard is an ordinary user: {level: results, or why not}."""
     if os.geteuid() != 0 or not Path("/usr/bin/python3").exists():
         pytest.skip("needs root to become a user, and the system's Python, which that user can run")
-    with tempfile.TemporaryDirectory(prefix="walls-") as folder:
+    with tempfile.TemporaryDirectory(prefix="sandbox-") as folder:
         for name in ("fedsilo/protocol", "fedsilo/sandbox", "silo/guard/trainer_process", "tests/security"):
             ignored = shutil.ignore_patterns("__pycache__", "wire")
             shutil.copytree(REPOSITORY / name, Path(folder, "code", name), ignore=ignored)
@@ -91,7 +91,7 @@ def seen_by_an_ordinary_user() -> dict[str, Any]:
         work.mkdir()
         os.chown(work, 65534, 65534)
         answer = subprocess.run(
-            ["/usr/bin/python3", "-P", "-m", "tests.security.wall_harness", str(work / "site")],
+            ["/usr/bin/python3", "-P", "-m", "tests.security.sandbox_harness", str(work / "site")],
             env={"PYTHONPATH": f"{folder}/code", "TMPDIR": str(work), "PYTHONDONTWRITEBYTECODE": "1"},
             cwd=folder, user=65534, group=65534, extra_groups=[], capture_output=True, text=True, timeout=60,
             check=False,
@@ -102,8 +102,8 @@ def seen_by_an_ordinary_user() -> dict[str, Any]:
     return report
 
 
-@pytest.mark.parametrize("built", WALLS)
-def test_T10_an_ordinary_user_builds_the_same_walls(built: str, seen_by_an_ordinary_user: dict[str, Any]) -> None:
+@pytest.mark.parametrize("built", BUILT_HERE)
+def test_T10_an_ordinary_user_builds_the_same_sandboxes(built: str, seen_by_an_ordinary_user: dict[str, Any]) -> None:
     results = seen_by_an_ordinary_user[built]
     if isinstance(results, str):
         pytest.skip(f"this machine does not let ordinary users build it: {results}")
@@ -113,9 +113,9 @@ def test_T10_an_ordinary_user_builds_the_same_walls(built: str, seen_by_an_ordin
 
 @pytest.mark.skipif(os.geteuid() != 0 or not Path("/usr/bin/python3").exists(), reason="needs root to become a user")
 def test_T10_a_root_guard_gives_the_trainer_another_user(site: Site) -> None:
-    if reason := probing.rung_trial("user"):
+    if reason := probing.sandbox_trial("user"):
         pytest.skip(reason)
-    with tempfile.TemporaryDirectory(prefix="walls-") as folder:
+    with tempfile.TemporaryDirectory(prefix="sandbox-") as folder:
         Path(folder).chmod(0o755)
         shutil.copy(PROBES_FILE, folder)
         mine = Path(folder, "mine")
@@ -127,28 +127,28 @@ def test_T10_a_root_guard_gives_the_trainer_another_user(site: Site) -> None:
             "try: open(sys.argv[1])\n"
             "except PermissionError: print('\\n' + json.dumps(found['surroundings']()))\n"
         )
-        process = sandbox.launch_walled(
+        process = sandbox.launch_in_sandbox(
             ["/usr/bin/python3", "-c", program, str(mine)],
-            rung="user", user="nobody", readable=[Path(folder)], env={}, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            level="user", user="nobody", readable=[Path(folder)], env={}, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         )  # fmt: skip
         output, _ = process.communicate(json.dumps(site.fields).encode(), 30)
     results, seen = map(json.loads, output.splitlines())
     assert seen["user_id"] == pwd.getpwnam("nobody").pw_uid
     assert int(seen["capabilities"], 16) == 0
-    assert probing.rung_really_got("user", results) == "user"
+    assert probing.proven_level("user", results) == "user"
 
 
-def test_T10_the_link_to_the_guard_crosses_the_wall(rung: str) -> None:
+def test_T10_the_link_to_the_guard_crosses_the_sandbox(level: str) -> None:
     trainer = (
         "import sys; from silo.link import LinkMessage, dial\n"
         "link = dial(sys.argv[1]); asked = link.receive()\n"
         "link.send(LinkMessage('probed', {'results': asked.fields}, asked.body * 2)); link.receive()"
     )
-    with tempfile.TemporaryDirectory(prefix="walls-") as folder:
+    with tempfile.TemporaryDirectory(prefix="sandbox-") as folder:
         address = f"unix:{folder}/trainer.sock"
         listener = Listener(address, user_ids=frozenset({os.getuid()}))
-        process = sandbox.launch_walled(
-            [sys.executable, "-c", trainer, address], rung=rung, socket_dir=Path(folder), env={}
+        process = sandbox.launch_in_sandbox(
+            [sys.executable, "-c", trainer, address], level=level, socket_dir=Path(folder), env={}
         )
         link = listener.accept(30)
         link.send(LinkMessage("probe", {"n": 7}, b"body"))
@@ -169,8 +169,8 @@ def test_dial_takes_a_connected_descriptor() -> None:
 
 
 @pytest.mark.parametrize("below", ["/tmp", str(Path.home())])  # noqa: S108
-def test_T10_given_paths_are_there_with_given_rights_and_others_are_not(rung: str, below: str) -> None:
-    with tempfile.TemporaryDirectory(prefix="walls-", dir=below) as name:
+def test_T10_given_paths_are_there_with_given_rights_and_others_are_not(level: str, below: str) -> None:
+    with tempfile.TemporaryDirectory(prefix="sandbox-", dir=below) as name:
         folder = Path(name)
         for place in ("model", "blobs", "scratch", "other", "elsewhere"):
             (folder / place).mkdir()
@@ -196,7 +196,7 @@ def test_T10_given_paths_are_there_with_given_rights_and_others_are_not(rung: st
             "    else: print('allowed')\n"
         )
         output = run_inside(
-            rung, "-c", program, name,
+            level, "-c", program, name,
             readable=[folder / "model", folder / "data" / "train.jsonl"], writable=[folder / "scratch"],
         ).splitlines()  # fmt: skip
         assert output == ["weights rows", *["refused"] * 5]
@@ -205,14 +205,14 @@ def test_T10_given_paths_are_there_with_given_rights_and_others_are_not(rung: st
         assert (folder / "elsewhere" / "train.jsonl").read_text() == "rows"
 
 
-def test_T10_no_capability_no_descriptor_no_privilege(rung: str, tmp_path: Path) -> None:
+def test_T10_no_capability_no_descriptor_no_privilege(level: str, tmp_path: Path) -> None:
     program = (
         "import json, os\nfrom fedsilo.sandbox.probes import surroundings\n"
         "print(json.dumps([surroundings(), len(os.listdir('/proc/self/fd')), sorted(os.environ)]))"
     )
     with (tmp_path / "held").open("w") as held:
         os.set_inheritable(held.fileno(), True)
-        seen, descriptors, environment = json.loads(run_inside(rung, "-c", program, env={"GIVEN": "1"}))
+        seen, descriptors, environment = json.loads(run_inside(level, "-c", program, env={"GIVEN": "1"}))
     assert int(seen["capabilities"], 16) == 0
     assert seen["no_new_privileges"] and seen["system_call_filter"]
     assert set(seen["interfaces"]) <= {"lo"}
@@ -220,24 +220,24 @@ def test_T10_no_capability_no_descriptor_no_privilege(rung: str, tmp_path: Path)
     assert set(environment) - {"LC_CTYPE"} == {"GIVEN", "PYTHONNOUSERSITE", "PYTHONSAFEPATH"}
 
 
-@pytest.mark.skipif(not Path("/dev/tty").exists(), reason="needs a device that the wall does not show by itself")
-def test_devices_of_an_accelerator_are_passed_in(rung: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.skipif(not Path("/dev/tty").exists(), reason="needs a device that the sandbox does not show by itself")
+def test_devices_of_an_accelerator_are_passed_in(level: str, monkeypatch: pytest.MonkeyPatch) -> None:
     program = "import os, stat; print(os.path.exists('/dev/tty') and stat.S_ISCHR(os.stat('/dev/tty').st_mode))"
-    hidden = "True" if rung == "user" else "False"  # Landlock hides no names
+    hidden = "True" if level == "user" else "False"  # Landlock hides no names
     monkeypatch.setattr(sandbox, "_ACCELERATORS", ("/dev/tt[y]",))
-    assert run_inside(rung, "-c", program).strip() == "True"
-    assert run_inside(rung, "-c", program, accelerators=False).strip() == hidden
+    assert run_inside(level, "-c", program).strip() == "True"
+    assert run_inside(level, "-c", program, accelerators=False).strip() == hidden
 
 
-def test_T10_a_child_of_the_trainer_works_inside_and_ends_with_it(rung: str) -> None:
+def test_T10_a_child_of_the_trainer_works_inside_and_ends_with_it(level: str) -> None:
     program = (
         "import subprocess, sys\n"
         "child = subprocess.Popen([sys.executable, '-c', 'print(input()); input()'], stdin=subprocess.PIPE,"
         " stdout=subprocess.PIPE, text=True)\n"
         "child.stdin.write('seen\\n'); child.stdin.flush(); print(child.stdout.readline(), end='', flush=True); input()"
     )
-    process = sandbox.launch_walled(
-        [sys.executable, "-c", program], rung=rung, env={}, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    process = sandbox.launch_in_sandbox(
+        [sys.executable, "-c", program], level=level, env={}, stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
     assert process.stdout is not None
     assert process.stdout.readline() == b"seen\n"
@@ -246,15 +246,15 @@ def test_T10_a_child_of_the_trainer_works_inside_and_ends_with_it(rung: str) -> 
     process.stdout.close()
 
 
-@pytest.mark.parametrize("walls", [*WALLS, "waived"])
-def test_the_trainer_dies_when_its_guard_is_killed(walls: str) -> None:
-    if walls != "waived" and (reason := probing.rung_trial(walls)):
+@pytest.mark.parametrize("level", [*BUILT_HERE, "waived"])
+def test_the_trainer_dies_when_its_guard_is_killed(level: str) -> None:
+    if level != "waived" and (reason := probing.sandbox_trial(level)):
         pytest.skip(reason)
     # The trainer holds the write end of this pipe, by its output, as nobody else does once the guard is gone.
     guard = (
         "import sys; from silo.guard.trainer_process import sandbox\n"
         "program = 'print(\"up\", flush=True); import threading; threading.Event().wait()'\n"
-        f"process = sandbox.launch_walled([sys.executable, '-c', program], rung={walls!r}, env={{}})\n"
+        f"process = sandbox.launch_in_sandbox([sys.executable, '-c', program], level={level!r}, env={{}})\n"
         "sys.stdin.read()"
     )
     with subprocess.Popen([sys.executable, "-c", guard], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
@@ -276,37 +276,37 @@ def test_T31_X11_paths_that_would_show_a_key_are_refused(tmp_path: Path) -> None
     key.parent.mkdir()
     key.touch(0o600)
     with pytest.raises(UsageError, match="would show"):
-        sandbox.launch_walled([sys.executable], rung="namespaces", readable=[tmp_path], env={}, never=[key])
+        sandbox.launch_in_sandbox([sys.executable], level="namespaces", readable=[tmp_path], env={}, never=[key])
     with pytest.raises(UsageError, match="whole machine"):
-        sandbox.launch_walled([sys.executable], rung="user", readable=[Path("/")], env={})
+        sandbox.launch_in_sandbox([sys.executable], level="user", readable=[Path("/")], env={})
 
 
-def test_errors_name_what_is_missing(rung: str, tmp_path: Path) -> None:
+def test_errors_name_what_is_missing(level: str, tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="absent"):
-        sandbox.launch_walled([sys.executable], rung=rung, readable=[tmp_path / "absent"], env={})
+        sandbox.launch_in_sandbox([sys.executable], level=level, readable=[tmp_path / "absent"], env={})
     program = tmp_path / "program"
     program.write_text("not a program")
     program.chmod(0o755)
     sandbox._program_paths.cache_clear()
     with pytest.raises(sandbox.IsolationError):
-        sandbox.launch_walled([str(program)], rung=rung, env={})
+        sandbox.launch_in_sandbox([str(program)], level=level, env={})
     with pytest.raises(ValueError, match="not built here"):
-        sandbox.launch_walled([sys.executable], rung="container", env={})
+        sandbox.launch_in_sandbox([sys.executable], level="container", env={})
 
 
 def test_the_ladder_is_ordered() -> None:
     ladder = ["waived", "container", "user", "namespaces"]
     for got_place, got in enumerate(ladder):
         for least_place, least in enumerate(ladder):
-            assert rung_at_least(got, least) == (got_place >= least_place)
-    assert not rung_at_least("moat", "waived")
-    with pytest.raises(ValueError, match="unknown rung"):
-        rung_at_least("user", "moat")
+            assert isolates_at_least(got, least) == (got_place >= least_place)
+    assert not isolates_at_least("moat", "waived")
+    with pytest.raises(ValueError, match="unknown isolation level"):
+        isolates_at_least("user", "moat")
 
 
-def test_best_rung_is_the_first_whose_trial_holds() -> None:
-    held = [rung for rung in WALLS if not probing.rung_trial(rung)]
-    assert probing.best_rung() == (held[0] if held else "waived")
+def test_best_level_is_the_first_whose_trial_holds() -> None:
+    held = [level for level in BUILT_HERE if not probing.sandbox_trial(level)]
+    assert probing.best_level() == (held[0] if held else "waived")
 
 
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])

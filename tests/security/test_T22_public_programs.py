@@ -1,5 +1,5 @@
-"""Public answers that are programs come from other silos' models: graded in a process of its own behind two walls, and
-never where the guard's keys are. Each refusal stands beside the same program without walls, which does get there."""
+"""Public answers that are programs come from other silos' models: graded in a process of its own in two sandboxes, and
+never where the guard's keys are. Each refusal stands beside the same program outside, which does get there."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from silo.guard.trainer_process import probing, sandbox, supervisor
 from tests.algorithms.hostile_programs import GOOD, HARMFUL, TEST
 
 SECRET = "the key of this silo"
-needs_walls = pytest.mark.skipif(probing.rung_trial("namespaces") != "", reason="no namespaces on this machine")
+needs_sandbox = pytest.mark.skipif(probing.sandbox_trial("namespaces") != "", reason="no namespaces on this machine")
 
 
 def site(folder: Path, verifier: str = "code") -> Any:
@@ -79,21 +79,21 @@ def programs(config: Any, port: int) -> dict[str, str]:
     }
 
 
-@needs_walls
+@needs_sandbox
 def test_T14_T22_a_strangers_program_reaches_no_key_no_network_and_no_process(
     config: Any, grader: GradingProcess, tmp_path: Path
 ) -> None:
     with listening() as port:
         hostile = programs(config, port)
-        for program in hostile.values():  # each of them is right where there are no walls
+        for program in hostile.values():  # each of them is right where there are no sandbox
             subprocess.run([sys.executable, "-I", "-c", program + TEST], check=True, cwd=tmp_path)
         verdicts = grader.grade_many([(GOOD, TEST), *((text, TEST) for text in hostile.values()), (GOOD, TEST)])
         assert [verdict.correct for verdict in verdicts] == [True, *[False] * len(hostile), True]
         assert grader.process_id not in (None, os.getpid())
 
 
-@needs_walls
-def test_T22_the_process_that_grades_is_itself_behind_walls(config: Any) -> None:
+@needs_sandbox
+def test_T22_the_process_that_grades_is_itself_behind_sandbox(config: Any) -> None:
     """Should a program leave its sandbox, it stands where there is no key, no file of the site and no network."""
     with listening() as port:
         tries = {
@@ -109,12 +109,12 @@ def test_T22_the_process_that_grades_is_itself_behind_walls(config: Any) -> None
         arguments = [sys.executable, "-P", "-c", code + "print(json.dumps(got))\n"]
         free = subprocess.run(arguments, capture_output=True, check=True)
         assert json.loads(free.stdout) == dict.fromkeys(tries, True)
-        walled = sandbox.launch_over_pipes(arguments, env={}, never=[config.identity.key])
-        said, _ = walled.communicate(timeout=60)
+        sandboxed = sandbox.launch_over_pipes(arguments, env={}, never=[config.identity.key])
+        said, _ = sandboxed.communicate(timeout=60)
         assert json.loads(said) == dict.fromkeys(tries, False)
 
 
-@needs_walls
+@needs_sandbox
 def test_T22_bombs_and_a_killed_process_are_wrong_answers_and_no_pass(grader: GradingProcess) -> None:
     bombs = [HARMFUL[name] + GOOD for name in ("fork_bomb", "thread_bomb")]
     assert not any(verdict.correct for verdict in grader.grade_many([(bomb, TEST) for bomb in bombs]))
@@ -127,11 +127,11 @@ def test_T22_bombs_and_a_killed_process_are_wrong_answers_and_no_pass(grader: Gr
     assert judged(GOOD, "") == (True, False)
     assert grader.process_id is not None
     os.kill(grader.process_id, signal.SIGKILL)
-    # the answer at which it was gone has no verdict; it is started again, behind the same walls, for the next one
+    # the answer at which it was gone has no verdict; it is started again, in the same sandbox, for the next one
     assert judged(GOOD, GOOD) == (None, True)
 
 
-@needs_walls
+@needs_sandbox
 def test_T23_programs_that_take_all_the_time_there_is_hold_the_guard_no_longer_than_the_budget(
     grader: GradingProcess,
 ) -> None:
@@ -143,18 +143,18 @@ def test_T23_programs_that_take_all_the_time_there_is_hold_the_guard_no_longer_t
     assert grader.budget_seconds(512) < 1200  # the largest step of the shipped rulesets
 
 
-@needs_walls
-def test_silo_check_tries_the_walls_and_names_what_grades(config: Any) -> None:
+@needs_sandbox
+def test_silo_check_tries_the_sandbox_and_names_what_grades(config: Any) -> None:
     told = checks.verifiers(checks.Look(config))
-    assert (
-        told == "private exact, public code, held-out exact; public answers run as programs behind walls of their own"
-    )
+    assert told == "private exact, public code, held-out exact; public answers run as programs in a sandbox"
 
 
-def test_T22_without_walls_the_silo_does_not_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_T22_without_a_sandbox_the_silo_does_not_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = site(tmp_path)
-    monkeypatch.setattr(probing, "rung_trial", lambda rung: "no user namespaces")
-    with pytest.raises(UsageError, match="builds no walls of rung namespaces for them: no user namespaces") as caught:
+    monkeypatch.setattr(probing, "sandbox_trial", lambda level: "no user namespaces")
+    with pytest.raises(
+        UsageError, match="builds no sandbox of isolation level namespaces for them: no user namespaces"
+    ) as caught:
         supervisor.public_grader(config)
     assert caught.value.code == "NO_SANDBOX"
     with pytest.raises(UsageError, match="no user namespaces"):
@@ -163,8 +163,8 @@ def test_T22_without_walls_the_silo_does_not_start(tmp_path: Path, monkeypatch: 
     assert checks.verifiers(checks.Look(config)) == "private exact, public choice, held-out exact"
 
 
-@needs_walls
-def test_T31_walls_that_would_show_a_key_are_not_built(tmp_path: Path) -> None:
+@needs_sandbox
+def test_T31_a_sandbox_that_would_show_a_key_is_not_built(tmp_path: Path) -> None:
     config = site(tmp_path)
     config.key_files.append(Path(probing.__file__))
     with pytest.raises(UsageError, match="would show"):
@@ -172,6 +172,6 @@ def test_T31_walls_that_would_show_a_key_are_not_built(tmp_path: Path) -> None:
 
 
 def test_text_is_graded_in_a_plain_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probing, "rung_trial", lambda rung: "no user namespaces")
+    monkeypatch.setattr(probing, "sandbox_trial", lambda level: "no user namespaces")
     with supervisor.public_grader(site(tmp_path, "exact")) as grader:
         assert isinstance(grader, GradingProcess) and grader.grade("a", "a").correct

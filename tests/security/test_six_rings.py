@@ -22,7 +22,7 @@ import pytest
 
 from silo.guard.trainer_process import probing
 from tests.house.tree import Tree, copy_product
-from tests.security.wall_harness import reachable_site, run_inside
+from tests.security.sandbox_harness import reachable_site, run_inside
 
 CONTRACT = "import silo.guard.channel"
 BANNED = "import pickle\nLOADS = pickle.loads"
@@ -154,23 +154,23 @@ def outside(program: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def walled() -> str:
-    if reason := probing.rung_trial("namespaces"):
+def sandboxed() -> str:
+    if reason := probing.sandbox_trial("namespaces"):
         pytest.skip(f"this machine cannot build namespaces: {reason}")
     return "namespaces"
 
 
-def test_only_the_audit_hook_sees_a_program_started_by_another_name(walled: str) -> None:
+def test_only_the_audit_hook_sees_a_program_started_by_another_name(sandboxed: str) -> None:
     hooked, bare = (program_of("audit hook", "start()", hook=hook) for hook in (True, False))
     assert outside(hooked) == "PermissionError"
     assert int(outside(bare)) > 0  # without it a second process exists
-    assert int(run_inside(walled, "-c", bare).strip()) > 0  # and so it does behind the walls
+    assert int(run_inside(sandboxed, "-c", bare).strip()) > 0  # and so it does in a sandbox
 
 
-def test_only_the_namespace_sees_a_connection_past_python(tmp_path: Path, walled: str) -> None:
+def test_only_the_namespace_sees_a_connection_past_python(tmp_path: Path, sandboxed: str) -> None:
     with reachable_site(tmp_path / "r") as site:
         host, port = site.fields["tcp"][0]
         bare, hooked = (program_of("network namespace", f"dial({host!r}, {port})", hook=hook) for hook in (False, True))
         assert outside(bare) == "0"
         assert outside(hooked) == "0"  # the hook hears of sockets that Python makes
-        assert run_inside(walled, "-c", bare).strip() == "-1"
+        assert run_inside(sandboxed, "-c", bare).strip() == "-1"

@@ -372,15 +372,15 @@ def test_B1_a_trainer_with_an_expired_certificate_does_not_dial(
 
 
 class Enough(FedSiloError):
-    """Ends a start once the rung is known, before data and model are loaded."""
+    """Ends a start once the isolation level is known, before data and model are loaded."""
 
 
-def rung_of(config: SiloConfig) -> str:
+def level_of(config: SiloConfig) -> str:
     supervisor, _ = supervised(config)
-    rungs: list[str] = []
+    levels: list[str] = []
 
-    def accepted(rung: str) -> None:
-        rungs.append(rung)
+    def accepted(level: str) -> None:
+        levels.append(level)
         raise Enough("seen")
 
     try:
@@ -388,27 +388,27 @@ def rung_of(config: SiloConfig) -> str:
             supervisor.start(b"s", fields, accepted=accepted)
     finally:
         supervisor.stop()
-    return rungs[0]
+    return levels[0]
 
 
-def test_B1_an_external_trainer_gets_the_rung_that_its_probes_show(home: Path, site: Site) -> None:
+def test_B1_an_external_trainer_gets_the_level_that_its_probes_show(home: Path, site: Site) -> None:
     config = load_config(write_config(home, EXTERNAL, at(f"unix:{home}/run/t.sock")))
     process = worker("--address", config.trainer.address)
-    assert rung_of(config) == "waived"  # a bare process of this machine reads the keys
+    assert level_of(config) == "waived"  # a bare process of this machine reads the keys
     assert process.wait(30) == 0  # the guard went away after it had spoken: an end like any other
 
-    if reason := probing.rung_trial("namespaces"):
-        pytest.skip(f"this machine builds no walls: {reason}")
+    if reason := probing.sandbox_trial("namespaces"):
+        pytest.skip(f"this machine builds no sandbox: {reason}")
     (home / "run").mkdir(exist_ok=True)
     words = ["-m", "silo.trainer.worker", "--address", config.trainer.address, "--wait-seconds", "30"]
-    walled = sandbox.launch_walled(
-        [sys.executable, *words], rung="namespaces", socket_dir=home / "run", env={"OMP_NUM_THREADS": "1"}
+    sandboxed = sandbox.launch_in_sandbox(
+        [sys.executable, *words], level="namespaces", socket_dir=home / "run", env={"OMP_NUM_THREADS": "1"}
     )
-    assert rung_of(config) == "container"  # walls that somebody else built
-    walled.wait(30)
+    assert level_of(config) == "container"  # a sandbox that somebody else built
+    sandboxed.wait(30)
 
 
-def test_B1_a_trainer_below_the_policys_least_rung_sees_no_data(home: Path, site: Site) -> None:
+def test_B1_a_trainer_below_the_policys_least_level_sees_no_data(home: Path, site: Site) -> None:
     config = load_config(write_config(home, EXTERNAL, at(f"unix:{home}/run/t.sock")))
     too_little = "isolation is waived; the policy accepts no less than container"
     for least, cause in (("container", too_little), ("waived", "refuses to configure: .*does not exist")):
@@ -456,7 +456,7 @@ def test_B2_one_trainer_after_the_other_over_tls(home: Path, site: Site) -> None
     assert "guard_pid" not in fields  # a number of another machine means nothing
     assert str(home / "id" / "guard.key") in fields["key_paths"]
     state = supervisor.start(b"secret of a", fields)
-    assert (state.rung, state.ready["private_rows"] + state.ready["holdout_rows"]) == ("waived", 40)
+    assert (state.isolation, state.ready["private_rows"] + state.ready["holdout_rows"]) == ("waived", 40)
     with pytest.raises(LinkClosed, match="cannot reach the guard"):  # it listens to nobody else meanwhile
         dial(config.trainer.address, tls=LinkTls(files, "trainer"))
     supervisor.stop()

@@ -1,4 +1,4 @@
-"""A trainer that dies is started again, behind the same walls, and brought to where it was; the guard sees no more."""
+"""A trainer that dies is started again, in the same sandbox, and brought to where it was; the guard sees no more."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_what_is_given_again(before: Given, resumed: Any, repeated: Any) -> None
 
 @pytest.fixture(scope="module")
 def config() -> Iterator[SiloConfig]:
-    """Of a child in the best walls that this machine builds; a short folder, since a unix socket's path is."""
+    """Of a child in the best sandbox that this machine builds; a short folder, since a unix socket's path is."""
     from tests.algorithms.test_worker import write_tasks
     from tests.algorithms.tiny import make_model, make_tokenizer
 
@@ -89,7 +89,7 @@ def config() -> Iterator[SiloConfig]:
         home = Path(folder)
         (home / "state").mkdir()
         (home / "id").mkdir()
-        for name in ("hospital_a.key", "hospital_a.ed25519"):  # for the probes: no wall hides what is not there
+        for name in ("hospital_a.key", "hospital_a.ed25519"):  # for the probes: no sandbox hides what is not there
             (home / "id" / name).write_text("")
         make_model().save_pretrained(home / "model")
         make_tokenizer().save_pretrained(home / "model")
@@ -242,11 +242,11 @@ def test_one_killed_while_it_is_configured_is_started_once_more(
 
 
 @pytest.mark.torch
-def test_one_that_comes_back_behind_lower_walls_is_not_taken(
+def test_one_that_comes_back_in_a_lesser_sandbox_is_not_taken(
     config: SiloConfig, caplog: pytest.LogCaptureFixture
 ) -> None:
-    if probing.best_rung() == "waived":
-        pytest.skip("this machine builds no walls")
+    if probing.best_level() == "waived":
+        pytest.skip("this machine builds no sandbox")
     lower = config.model_copy(update={"trainer": config.trainer.model_copy(update={"isolation": "waived"})})
     with planned(config) as (site, payload, digest):
         site.supervisor._config = lower
@@ -254,7 +254,7 @@ def test_one_that_comes_back_behind_lower_walls_is_not_taken(
         site.kill()
         assert isinstance(site.events.get(timeout=60), TrainerGone)
         assert [restart.code for restart in site.restarts] == ["ISOLATION"]
-    assert "its walls are waived, and were" in caplog.text
+    assert "its isolation is waived, and was" in caplog.text
 
 
 @pytest.mark.parametrize(("dies", "goes_on"), [(1, True), (RESTARTS_MAX, True), (RESTARTS_MAX + 1, False)])

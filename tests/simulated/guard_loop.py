@@ -91,7 +91,7 @@ def countersigned(log: AuditLog, shown: pb.Checkpoint) -> pb.Checkpoint:
 @dataclass
 class QuietTrainer(TrainerHandle):
     told: list[LinkMessage] = field(default_factory=list)
-    got: str = "namespaces"  # the rung it was probed to have
+    got: str = "namespaces"  # the isolation level it was probed to have
     ready: dict[str, Any] | None = None  # what it says when it is
 
     def start(self) -> None: ...
@@ -102,7 +102,7 @@ class QuietTrainer(TrainerHandle):
     def stop(self) -> None: ...
 
     @property
-    def rung(self) -> str:
+    def isolation(self) -> str:
         return self.got
 
     @property

@@ -317,13 +317,13 @@ class StoreSuite:
             assert session.scalars(select(column).order_by(column)).all() == sorted(names)
             assert session.scalar(select(func.max(column))) == max(names)
 
-    def test_a_silos_codes_and_walls_are_kept_in_their_order_and_each_once(self, opened: Any) -> None:
+    def test_a_silos_codes_and_isolation_levels_are_kept_in_their_order_and_each_once(self, opened: Any) -> None:
         with opened().transaction() as session:
             for code in ("SCREEN", "DECLINED", "SCREEN"):
                 db.note_error(session, run="run-1", round_number=1, silo="a", code=code)
             session.add(db.Figure(run="run-1", round=0, step=0, silo="b", name=db.PLAN_DECLINED, fields="{}"))
-            for rung in ("namespaces", "waived"):
-                fields = db.as_json({"silo": "a", "rung": rung})
+            for level in ("namespaces", "waived"):
+                fields = db.as_json({"silo": "a", "rung": level})
                 session.add(db.Figure(run="run-1", round=0, step=0, silo="a", name=db.ISOLATION, fields=fields))
                 session.flush()
         with opened().transaction() as session:

@@ -83,7 +83,7 @@ def test_a_run_from_submission_to_record(tmp_path: Path) -> None:
     house.close()
 
 
-def test_T10_the_record_names_the_walls_of_each_silo_and_a_change_of_them(tmp_path: Path) -> None:
+def test_T10_the_record_names_the_isolation_of_each_silo_and_a_change_of_it(tmp_path: Path) -> None:
     house, silos = federation(tmp_path)
     house.submit()
     said = dict(zip(SILOS, ("namespaces", "user", "container", "waived"), strict=True))
@@ -94,15 +94,15 @@ def test_T10_the_record_names_the_walls_of_each_silo_and_a_change_of_them(tmp_pa
     for silo in silos:
         silo.poll()  # what it acknowledges, so accepts, and the first round
     assert house.run().state == "running"
-    # hospital_a's guard was killed and found no walls after that; a repeated hello of the others changes nothing
+    # hospital_a's guard was killed and found no sandbox after that; a repeated hello of the others changes nothing
     silos[0].join(isolation="waived")
     silos[1].join(isolation="user")
     record = house.rows(lambda session: run_record(session, session.get_one(db.Run, "run-1"), charter_digest=""))
-    assert record["isolation"] == {name: [rung] for name, rung in said.items()} | {SILOS[0]: ["namespaces", "waived"]}
+    assert record["isolation"] == {name: [level] for name, level in said.items()} | {SILOS[0]: ["namespaces", "waived"]}
     notes = [note for part in (record["before"], *record["rounds"]) for note in part["notes"]]
     assert notes[-1] == {"name": "isolation", "step": 0, "silo": SILOS[0], "rung": "waived"}
     text = cli_run._record_text(record | {"folder": ""})
-    assert "walls around the trainers: hospital_a namespaces then waived, hospital_b user, " in text
+    assert "isolation of the trainers: hospital_a namespaces then waived, hospital_b user, " in text
     house.close()
 
 

@@ -15,6 +15,7 @@ from fedsilo.protocol import codec
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.errors import DeniedError, FedSiloError, UnreachableError
 from fedsilo.protocol.method import ExportDelta
+from silo.config import SiloConfig
 from silo.guard import loop as guard_loop
 from silo.guard.releases import Releases
 from silo.guard.site import never_shown
@@ -385,16 +386,16 @@ def test_T07_the_counts_of_a_run_go_with_it_and_its_name_stays_spent(loop: Loop)
     assert loop.bench.ledger.run_state("run-2") == "running"
 
 
-# ---- the trainer's walls ---------------------------------------------------------------------------
+# ---- the trainer's sandbox ---------------------------------------------------------------------------
 
 
-def test_T10_the_coordinator_hears_of_other_walls_before_anything_of_the_next_run(loop: Loop) -> None:
+def test_T10_the_coordinator_hears_of_another_isolation_before_anything_of_the_next_run(loop: Loop) -> None:
     loop.guard._talk.joined = False
     loop.turn()
     in_round(loop)
     loop.coordinator.says("control.poll", "run.end", pb.RunEnd(outcome="finished"), run="run-1", round=1)
     loop.turn()
-    loop.trainer.got = "waived"  # for run 2 somebody starts it without its walls
+    loop.trainer.got = "waived"  # for run 2 somebody starts it without its sandbox
     loop.offer_plan(setting.PLAN.model_copy(update={"run": "run-2"}))
     assert loop.state()["trainer"] == {"isolation": "waived"}
     taken = loop.coordinator.acknowledged()
@@ -530,10 +531,10 @@ def test_a_command_in_time_is_carried_out_once(loop: Loop) -> None:
     assert done == ["done"]
 
 
-# ---- what the walls must not show --------------------------------------------------------------------
+# ---- what the sandbox must not show --------------------------------------------------------------------
 
 
-def test_T10_keys_secret_records_and_rules_are_named_to_the_walls(tmp_path: Path) -> None:
+def test_T10_keys_secret_records_and_rules_are_kept_out_of_the_sandbox(tmp_path: Path) -> None:
     identity = SimpleNamespace(key=tmp_path / "id/a.key", signing_key=tmp_path / "id/a.ed25519",
                                link_key=tmp_path / "id/guard.key", operators=tmp_path / "id/roles.yaml")  # fmt: skip
     config: Any = SimpleNamespace(
@@ -542,6 +543,7 @@ def test_T10_keys_secret_records_and_rules_are_named_to_the_walls(tmp_path: Path
         data=SimpleNamespace(canaries=tmp_path / "canaries.txt"),
         key_files=[identity.key, identity.signing_key, tmp_path / "proxy.txt"],
     )  # fmt: skip
+    config.key_files = SiloConfig.key_files.fget(config)
     named = {path.relative_to(tmp_path).as_posix() for path in never_shown(config)}
     assert named == {
         "id/a.key", "id/a.ed25519", "id/guard.key", "id/roles.yaml", "policy.yaml", "charter.yaml",

@@ -48,11 +48,11 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
             max_model_tokens=CONTEXT_TOKENS, kv_cache_bytes=256 << 20,
         ),
     )  # fmt: skip
-    # the walls that a trainer gets here; rung user has no way to a server, so there only `waived` is left
-    rung = "namespaces" if probing.best_rung() == "namespaces" else "waived"
+    # the sandbox that a trainer gets here; isolation level user has no way to a server, so there only `waived` is left
+    level = "namespaces" if probing.best_level() == "namespaces" else "waived"
     servers = RolloutServers(
         config,
-        rung=rung,
+        level=level,
         never=[],
     )
     servers.start()

@@ -1,4 +1,4 @@
-"""A trainer behind its walls and the guard that supervises it, with rollouts from a real server: one round's tasks."""
+"""A trainer in its sandbox and the guard that supervises it, with rollouts from a real server: one round's tasks."""
 
 from __future__ import annotations
 
@@ -92,12 +92,12 @@ def guard(home: Path, served: Served) -> Iterator[Guard]:
 
 
 def test_T10_T14_a_round_with_rollouts_from_the_server(guard: Guard, served: Served) -> None:
-    if probing.best_rung() == "user":
-        pytest.skip("behind the walls of rung user there is no way to a server")
+    if probing.best_level() == "user":
+        pytest.skip("in a sandbox of isolation level user there is no way to a server")
     probes = guard.start()
-    assert guard.supervisor.state.rung == probing.best_rung()
+    assert guard.supervisor.state.isolation == probing.best_level()
     assert probes["rollout_sockets"]["outcome"] == "allowed"
-    if guard.supervisor.state.rung == "namespaces":
+    if guard.supervisor.state.isolation == "namespaces":
         assert probes["control_socket"]["outcome"] == probes["tcp_connect"]["outcome"] == "refused"
     shape = make_shape(make_model())
     tensors = [{"name": name, "shape": list(sides)} for name, sides in shape.shapes.items()]
@@ -127,8 +127,8 @@ def test_T10_T14_a_round_with_rollouts_from_the_server(guard: Guard, served: Ser
 def test_a_trainer_that_cannot_reach_its_server_is_not_told_where_the_data_are(
     guard: Guard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if probing.best_rung() != "namespaces":
-        pytest.skip("without walls it reaches every socket")
+    if probing.best_level() != "namespaces":
+        pytest.skip("without a sandbox it reaches every socket")
     monkeypatch.setattr("silo.guard.trainer_process.rollout_server.RolloutServers.shown_to_trainer", [])
     with pytest.raises(OperationError, match="does not reach") as refused:
         guard.start()

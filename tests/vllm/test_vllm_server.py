@@ -334,7 +334,7 @@ def test_T10_the_server_runs_without_network_and_says_nothing_home(served: Serve
         environment = _read(process / "environ").split(b"\0")
         for wanted in (b"VLLM_NO_USAGE_STATS=1", b"DO_NOT_TRACK=1", b"HF_HUB_OFFLINE=1"):
             assert wanted in environment
-        if served.servers._rung == "namespaces":
+        if served.servers._level == "namespaces":
             assert (process / "ns" / "net").readlink() != Path("/proc/self/ns/net").readlink()
             interfaces = (process / "net" / "dev").read_text().splitlines()[2:]
             assert [line.split(":")[0].strip() for line in interfaces] == ["lo"]

@@ -1,13 +1,13 @@
-"""What the probes try from inside the trainer's walls, and what the guard believes of their answers.
+"""What the probes try from inside the trainer's sandbox, and what the guard believes of their answers.
 
-Controls are addresses outside the walls that answer the guard: they make silence inside worth something.
+Controls are addresses outside the sandbox that answer the guard: they make silence inside worth something.
 
 A network that drops packets gives a probe no answer, and so does an address where nobody is. So the guard asks first
 itself, and again afterwards: whoever answered it both times and stays silent towards the trainer cannot be reached
 from there. For TCP this is the federation's coordinator, for UDP and names a name server of this machine; and, for
 either, what the site names in `trainer.must_not_reach`. Silence over IPv4 says nothing of IPv6, nor the other way
 round: each family in which the trainer's packets went out needs a control of its own. Only for a trainer that somebody
-else started; the walls that the guard builds must refuse outright.
+else started; the sandbox that the guard builds must refuse outright.
 
 A private address (RFC 1918, 4193, 6598) may belong to somebody else, or to nobody, where the trainer is; and a network
 may well drop private addresses and let the internet pass. So for a trainer on another machine it is no control unless
@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsilo.protocol.errors import UsageError
-from fedsilo.protocol.isolation import Rung, rung_named
+from fedsilo.protocol.isolation import IsolationLevel, isolation_level
 from fedsilo.sandbox.probes import IPV4, IPV6, QUESTION, Address, address_text, family_of, name_servers
 from silo.config import SiloConfig
 from silo.guard.trainer_process.sandbox import IsolationError, run_in_sandbox
@@ -54,7 +54,7 @@ _PRIVATE = tuple(
 )
 # fields of the `probe` message that name paths, and the probe that tries them
 _PATHS_TRIED = {"key_paths": "key_files", "identity_folder": "identity_folder", "control_socket": "control_socket"}
-# a rung is believed only when at least these were tried
+# an isolation level is believed only when at least these were tried
 _ESSENTIAL = ("tcp_connect", "udp_send", "dns_lookup", "enter_namespaces", "key_files", "control_socket")
 _PROBES_MAX = 32
 ROLLOUT_SOCKETS = "rollout_sockets"  # the probe whose `allowed` is no escape
@@ -218,19 +218,21 @@ def escaped(results: Mapping[str, Mapping[str, Any]], controls: Controls = NO_CO
     )
 
 
-def rung_really_got(built: str, results: Mapping[str, Mapping[str, Any]], controls: Controls = NO_CONTROLS) -> Rung:
-    """The rung to report: the one that was built where every probe was refused, else `waived`.
+def proven_level(
+    built: str, results: Mapping[str, Mapping[str, Any]], controls: Controls = NO_CONTROLS
+) -> IsolationLevel:
+    """The isolation level to report: the one that was built where every probe was refused, else `waived`.
 
-    The answers come from the process inside. They show that the wall stands, not that the process is honest; so they
-    are asked for before the trainer has seen data, and `best_rung` asks a process of our own.
+    The answers come from the process inside. They show that the sandbox stands, not that the process is honest; so they
+    are asked for before the trainer has seen data, and `best_level` asks a process of our own.
 
     Args:
-        built: the rung that was put up, by the guard or by somebody else.
+        built: the isolation level that was built, by the guard or by somebody else.
         results: of the probes.
         controls: what answered the guard before and after the probes were silent there.
     """
     tried = all(results.get(name, {}).get("outcome", "untried") != "untried" for name in _ESSENTIAL)
-    return rung_named(built) if tried and not escaped(results, controls) else "waived"
+    return isolation_level(built) if tried and not escaped(results, controls) else "waived"
 
 
 def why_waived(results: Mapping[str, Mapping[str, Any]], controls: Controls = NO_CONTROLS) -> str:
@@ -262,11 +264,11 @@ def are_results(value: object) -> bool:
 # ---- trying a sandbox that the guard builds -----------------------------------------------------------
 
 
-def best_rung() -> Rung:
-    """The best rung this machine can build for this user, tried once per process (about 0.15 s a rung)."""
-    for rung in ("namespaces", "user"):
-        if not rung_trial(rung):
-            return rung_named(rung)
+def best_level() -> IsolationLevel:
+    """The best isolation level this machine can build for this user, tried once per process (about 0.15 s each)."""
+    for level in ("namespaces", "user"):
+        if not sandbox_trial(level):
+            return isolation_level(level)
     return "waived"
 
 
@@ -275,7 +277,7 @@ def control_socket_to_try(path: Path, group: str) -> Iterator[Path]:
     """What the probes try to reach while the daemon may be down: its control socket, else a decoy beside it.
 
     The decoy has the rights that the daemon gives its own, and answers nothing. Where it cannot be made, `path` itself
-    comes back, where nothing is: so the probe is not tried, and no rung is claimed.
+    comes back, where nothing is: so the probe is not tried, and no isolation level is claimed.
 
     Args:
         path: of the daemon's control socket.
@@ -300,9 +302,9 @@ def control_socket_to_try(path: Path, group: str) -> Iterator[Path]:
 
 
 @functools.cache
-def rung_trial(rung: str) -> str:
-    """Build the wall with decoys behind it and run every probe inside. Returns why it does not hold, or ''."""
-    with tempfile.TemporaryDirectory(prefix="fedsilo-walls-") as folder, socket.socket(socket.AF_UNIX) as control:
+def sandbox_trial(level: str) -> str:
+    """Build a sandbox with decoys outside and run every probe inside. Returns why it does not hold, or ''."""
+    with tempfile.TemporaryDirectory(prefix="fedsilo-sandbox-") as folder, socket.socket(socket.AF_UNIX) as control:
         secret = Path(folder, "identity", "decoy.key")
         secret.parent.mkdir()
         secret.touch(0o600)
@@ -317,7 +319,7 @@ def rung_trial(rung: str) -> str:
             answer, complaint = run_in_sandbox(
                 [sys.executable, "-P", "-m", "fedsilo.sandbox.probes"],
                 json.dumps(fields).encode(),
-                rung=rung,
+                level=level,
                 env={name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ},
                 never=[secret],
                 timeout_seconds=TRIAL_TIMEOUT_SECONDS,
@@ -329,7 +331,7 @@ def rung_trial(rung: str) -> str:
     except ValueError:
         last = complaint.decode("utf-8", "replace").strip().splitlines()[-1:] or ["no message"]
         return f"Python does not start inside: {last[0]}"
-    if rung_really_got(rung, results) != rung:
+    if proven_level(level, results) != level:
         return f"probes got out: {', '.join(escaped(results)) or 'not all were tried'}"
     return ""
 
@@ -338,7 +340,7 @@ def rung_trial(rung: str) -> str:
 
 
 def probe_fields(config: SiloConfig, guard_process: int) -> dict[str, Any]:
-    """What the probes try to reach from inside the trainer's walls. A path may be shared by hosts; a process is not."""
+    """Return what the probes try to reach from inside the sandbox. A path may be shared by hosts; a process is not."""
     keys = [path for path in (*config.key_files, config.identity.link_key) if path is not None]
     fields: dict[str, Any] = {
         "key_paths": [str(path) for path in keys],
@@ -357,7 +359,7 @@ def probe_fields_beside_the_daemon(config: SiloConfig, guard_process: int) -> It
 
 
 def only_what_exists(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields without paths where nothing is: "no such file" would be said there without any wall."""
+    """The fields without paths where nothing is: "no such file" would be said there without any sandbox."""
     kept = dict(fields)
     for name in _PATHS_TRIED:
         value = fields.get(name)
@@ -388,17 +390,17 @@ def controls(config: SiloConfig) -> Controls:
     return found.and_also(named(trainer.must_not_reach)).still_answering()
 
 
-def rung_got(config: SiloConfig, built: str, probes: dict[str, Any], answering: Controls = NO_CONTROLS) -> str:
-    """The rung to report. An external trainer has a container where every probe was refused, else nothing.
+def trainer_level(config: SiloConfig, built: str, probes: dict[str, Any], answering: Controls = NO_CONTROLS) -> str:
+    """The isolation level to report. An external trainer has a container where every probe was refused, else nothing.
 
     Args:
         config: the site.
-        built: for a child, the rung that was built around it.
+        built: for a child, the isolation level of its sandbox.
         probes: what it answered to the probes.
         answering: the `controls` that also answered the guard after the probes.
     """
     if config.trainer.launch == "child":
-        return rung_really_got(built, probes)
+        return proven_level(built, probes)
     if config.trainer.isolation == "waived":
         return "waived"
-    return rung_really_got("container", probes, answering)
+    return proven_level("container", probes, answering)

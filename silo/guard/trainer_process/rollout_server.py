@@ -1,10 +1,10 @@
-"""Starts, watches and ends the rollout servers (vLLM), each behind walls of its own and at a unix socket of its own.
+"""Starts, watches and ends the rollout servers (vLLM), each in a sandbox of its own and at a unix socket of its own.
 
 Private and public prompts go to two servers, so that a public answer cannot hold what a mixed-up batch or a shared
 prefix cache took from a private prompt (T14); where the site gives both one address, the trainer drains the server and
 empties its cache in between. A server that ends, or says that its engine is dead, is killed and started again; the
-trainer waits for it and hands its adapter over anew. Telemetry is off (T10), and in rung `namespaces` there is no
-network.
+trainer waits for it and hands its adapter over anew. Telemetry is off (T10), and at isolation level `namespaces` there
+is no network.
 
 What it does not stop: a public answer that holds private text since the adapter learnt it by heart, which is for the
 screens (T15); with one server, a fault that outlives an emptied cache; a server that logs prompts into state_dir/logs.
@@ -29,7 +29,7 @@ from typing import Any
 from fedsilo.protocol.errors import OperationError, UsageError
 from silo.config import SiloConfig
 from silo.guard.trainer_process import sandbox
-from silo.guard.trainer_process.probing import ROLLOUT_SOCKETS, best_rung
+from silo.guard.trainer_process.probing import ROLLOUT_SOCKETS, best_level
 from silo.unix_http import ServerGone, ask
 
 _log = logging.getLogger("fedsilo.silo.rollout")
@@ -45,7 +45,7 @@ _DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 _ENVIRONMENT = {
     "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
     "VLLM_DO_NOT_TRACK": "1",
-    "VLLM_RPC_BASE_PATH": "/tmp",  # noqa: S108  # a tmpfs of its own in rung namespaces
+    "VLLM_RPC_BASE_PATH": "/tmp",  # noqa: S108  # a tmpfs of its own at isolation level namespaces
     "VLLM_HOST_IP": "127.0.0.1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
@@ -114,11 +114,11 @@ class _Server:
 
     name: str
     socket: Path
-    launch: Callable[[], sandbox.WalledProcess]
+    launch: Callable[[], sandbox.SandboxedProcess]
     timeout_seconds: float
 
     def __post_init__(self) -> None:
-        self.process: sandbox.WalledProcess | None = None
+        self.process: sandbox.SandboxedProcess | None = None
         self.ready = threading.Event()
         self.failed = ""
         self.restarts: list[float] = []
@@ -210,16 +210,16 @@ class RolloutServers:
 
     Args:
         config: the site, whose engine is vLLM.
-        rung: of the walls around the trainer; the servers get the same.
+        level: the trainer's isolation level; the servers get the same.
         never: keys and sockets that no server may see.
 
     Raises:
-        UsageError: behind these walls the trainer could not reach a server.
+        UsageError: in this sandbox the trainer could not reach a server.
     """
 
-    def __init__(self, config: SiloConfig, *, rung: str, never: Sequence[Path]) -> None:
+    def __init__(self, config: SiloConfig, *, level: str, never: Sequence[Path]) -> None:
         self._config = config
-        self._rung = _server_rung(rung)
+        self._level = _server_level(level)
         self._never = never
         self._folder = folder_of(config)
         self.adapters = self._folder / "adapters"
@@ -292,7 +292,7 @@ class RolloutServers:
         found = probes.get(ROLLOUT_SOCKETS, {})
         if found.get("outcome") != "allowed":
             raise OperationError(
-                f"the trainer does not reach {' and '.join(map(str, self.sockets.values()))} from inside its walls "
+                f"the trainer does not reach {' and '.join(map(str, self.sockets.values()))} from inside its sandbox "
                 f"({found.get('errno') or 'not tried'})",
                 hint="an external trainer must see these sockets, and the folder of adapters, at the same paths",
                 code="ROLLOUT_UNREACHED",
@@ -319,14 +319,14 @@ class RolloutServers:
     def _log_path(self, name: str) -> Path:
         return self._logs / f"rollout_{name}.log"
 
-    def _launcher(self, name: str, socket: Path) -> Callable[[], sandbox.WalledProcess]:
-        def launch() -> sandbox.WalledProcess:
+    def _launcher(self, name: str, socket: Path) -> Callable[[], sandbox.SandboxedProcess]:
+        def launch() -> sandbox.SandboxedProcess:
             scratch = self._folder / name / "scratch"
             scratch.mkdir(parents=True, exist_ok=True, mode=0o700)
             with self._log_path(name).open("ab") as log:
-                return sandbox.launch_walled(
+                return sandbox.launch_in_sandbox(
                     command_of(self._config, socket),
-                    rung=self._rung,
+                    level=self._level,
                     readable=[self._config.model.path, self.adapters],
                     writable=[scratch, socket.parent],
                     env=environment_of(self._config, scratch),
@@ -339,13 +339,13 @@ class RolloutServers:
         return launch
 
 
-def _server_rung(rung: str) -> str:
-    if rung == "user":
+def _server_level(level: str) -> str:
+    if level == "user":
         raise UsageError(
-            "behind the walls of rung user a trainer can open no socket, so it reaches no rollout server",
+            "in a sandbox of isolation level user a trainer can open no socket, so it reaches no rollout server",
             hint="trainer.isolation: namespaces where this machine has them, or rollout.engine: embedded",
         )
-    return "namespaces" if rung == "container" else rung
+    return "namespaces" if level == "container" else level
 
 
 def _is_well(socket: Path) -> bool:
@@ -372,7 +372,7 @@ def check(config: SiloConfig) -> str:
     )
     found = f"vllm{' (auto: rollout.url is given)' if rollout.engine == 'auto' else ''} at {places}"
     if config.trainer.launch == "child":
-        _server_rung(best_rung() if config.trainer.isolation == "auto" else config.trainer.isolation)
+        _server_level(best_level() if config.trainer.isolation == "auto" else config.trainer.isolation)
     if rollout.launch == "external":
         return f"{found}; started by somebody else"
     python = Path(rollout.python or sys.executable)

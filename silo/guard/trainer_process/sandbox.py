@@ -1,4 +1,4 @@
-"""Walls around the trainer: a ladder of rungs, each tried before it is claimed (design 2, threats B1, T10, X11).
+"""Starts programs in a sandbox, at one of these isolation levels (design 2, threats B1, T10, X11).
 
     namespaces   user, mount, network, pid, ipc and host-name namespaces; a tree of what is listed and nothing else; no
                  interface but `lo`; no capability, a system-call filter. Also when the guard is root.
@@ -6,7 +6,7 @@
                  Landlock rules for files, the system-call filter refuses every socket but the link to the guard.
     container    a container or unit without network that somebody else builds; here it is only probed. Over TLS its
                  network reaches the guard's address only: whatever else it sends has no route or is dropped.
-    waived       no wall. The trainer still ends with the guard, and keeps no descriptor of it.
+    waived       no sandbox. The trainer still ends with the guard, and keeps no descriptor of it.
 
 What each does not stop, besides bugs in the kernel:
     namespaces   timing and load seen by other processes of the machine; reading /usr (world-readable programs) and the
@@ -19,7 +19,7 @@ What each does not stop, besides bugs in the kernel:
                  they judge; over TLS, other ports of the guard's own address; where packets are dropped, an address
                  beyond those that were tried (see `probing`).
     waived       anything the guard's user may do, keys and network included.
-No rung stops what the trainer writes into the values it hands over: that is the gate's work.
+No isolation level stops what the trainer writes into the values it hands over: that is the gate's work.
 
 In `namespaces` and `user` the trainer has the guard's user number (or the other user's) but no capability, so files
 given as readable must be readable for that user by their mode: a root guard's power to override modes stays outside.
@@ -44,7 +44,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from fedsilo.protocol.errors import OperationError, UsageError
-from fedsilo.protocol.isolation import RUNGS
+from fedsilo.protocol.isolation import ISOLATION_LEVELS
 from fedsilo.sandbox import landlock
 from fedsilo.sandbox.kernel import landlock_version
 from fedsilo.sandbox.seccomp import trainer_filter
@@ -72,12 +72,12 @@ _ENVIRONMENT_SET = {**OFFLINE, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONUNBUFFERED
 
 
 class IsolationError(OperationError):
-    """The wall of a rung cannot be built on this machine, or the trainer cannot be started inside it."""
+    """The sandbox of an isolation level cannot be built on this machine, or the trainer cannot be started inside it."""
 
     default_code = "ISOLATION_FAILED"
 
 
-class WalledProcess(subprocess.Popen[bytes]):
+class SandboxedProcess(subprocess.Popen[bytes]):
     """The trainer's keeper (fedsilo/sandbox/trainer_bootstrap.py).
 
     SIGTERM and SIGINT reach the trainer; SIGKILL ends both.
@@ -88,10 +88,10 @@ class WalledProcess(subprocess.Popen[bytes]):
     leash: IO[bytes]
 
 
-def launch_walled(
+def launch_in_sandbox(
     argv: Sequence[str],
     *,
-    rung: str,
+    level: str,
     readable: Sequence[Path] = (),
     writable: Sequence[Path] = (),
     socket_dir: Path | None = None,
@@ -102,14 +102,14 @@ def launch_walled(
     stdin: int | IO[bytes] | None = subprocess.DEVNULL,
     stdout: int | IO[bytes] | None = None,
     stderr: int | IO[bytes] | None = None,
-) -> WalledProcess:
-    """Start a Python program behind the wall of one rung and return once it runs. Takes about 50 ms.
+) -> SandboxedProcess:
+    """Start a Python program in a sandbox and return once it runs. Takes about 50 ms.
 
     Args:
-        argv: `argv[0]` is an interpreter; its libraries and this project's packages become readable with it. In rung
+        argv: `argv[0]` is an interpreter; its libraries and this project's packages become readable with it. At level
             `user` an argument `unix:PATH` with PATH in `socket_dir` is connected beforehand and becomes `fd:NUMBER`,
             since no socket can be made inside.
-        rung: `namespaces`, `user` or `waived`.
+        level: `namespaces`, `user` or `waived`.
         readable: files and folders, seen inside at the same path. Links on the way, and links directly inside a
             folder to files elsewhere (a model cache), are followed.
         writable: likewise, to read and write; links inside a folder are not followed, since a trainer could lay them.
@@ -117,25 +117,25 @@ def launch_walled(
         env: the whole environment.
         never: keys and control socket: refused when a path above would show one of them.
         accelerators: whether GPU devices are passed in where the machine has them.
-        user: for rung `user` and a root guard, the other user; default `fedsilo-trainer` where it exists.
+        user: for isolation level `user` and a root guard, the other user; default `fedsilo-trainer` where it exists.
         stdin: as in subprocess; by default nothing.
         stdout: as in subprocess.
         stderr: as in subprocess.
 
     Raises:
-        IsolationError: a step of building the wall fails, or the program cannot be executed inside.
+        IsolationError: a step of building the sandbox fails, or the program cannot be executed inside.
         FileNotFoundError: something to be shown does not exist.
         UsageError: `never` would be visible.
-        ValueError: not a rung that can be built here.
+        ValueError: not an isolation level that can be built here.
     """
-    if rung not in RUNGS or rung == "container":
-        raise ValueError(f"rung {rung!r} is not built here; known: namespaces, user, waived")
-    spec: dict[str, Any] = {"rung": rung, "argv": list(argv)}
+    if level not in ISOLATION_LEVELS or level == "container":
+        raise ValueError(f"isolation level {level!r} is not built here; known: namespaces, user, waived")
+    spec: dict[str, Any] = {"level": level, "argv": list(argv)}
     spec["env"] = {**env, "PYTHONSAFEPATH": "1", "PYTHONNOUSERSITE": "1"}
     shown, links = _with_links([*_program_paths(argv[0]), *map(_present, readable)])
     written, more_links = _with_links(map(_present, writable), look_inside=False)
     sockets, still_more = _with_links([_present(socket_dir)] if socket_dir else [], look_inside=False)
-    if rung != "waived":
+    if level != "waived":
         _refuse_to_show(never, [*shown, *written, *sockets])
     devices = [Path(each) for each in _DEVICES if Path(each).exists()]
     facts: list[Path] = []
@@ -143,17 +143,17 @@ def launch_walled(
         devices += found
         facts = [Path(each) for each in _ACCELERATOR_FACTS if Path(each).exists()]
     try:
-        if rung == "namespaces":
+        if level == "namespaces":
             spec["links"] = sorted({**links, **more_links, **still_more}.items())
             modes = dict.fromkeys([*shown, *facts, *sockets], "read") | dict.fromkeys(written, "write")
             modes |= dict.fromkeys(devices, "device")
             # parents first, so that a folder does not cover what was put below it
             spec["binds"] = sorted((os.fspath(path), mode) for path, mode in modes.items())
             spec["seccomp"] = trainer_filter(network_by_namespace=True).hex()
-        elif rung == "user":
+        elif level == "user":
             version = landlock_version()
             if version == 0:
-                raise IsolationError("rung user: this kernel offers no Landlock")
+                raise IsolationError("isolation level user: this kernel offers no Landlock")
             own = [Path(each) for each in _FACTS_BY_RULE if Path(each).exists()]
             spec["landlock"] = landlock.ruleset(version).hex()
             spec["rules"] = landlock.rules(
@@ -167,18 +167,18 @@ def launch_walled(
             spec["dial"] = _link_address(argv, socket_dir)
             spec["user"] = _other_user(user)
     except ValueError as error:
-        raise IsolationError(f"rung {rung}: {error}") from error
+        raise IsolationError(f"isolation level {level}: {error}") from error
     return _start(spec, stdin, stdout, stderr)
 
 
-def launch_over_pipes(argv: Sequence[str], *, env: Mapping[str, str], never: Sequence[Path] = ()) -> WalledProcess:
-    """A program in rung `namespaces` that is shown nothing of the site and talks over its standard input and output.
+def launch_over_pipes(argv: Sequence[str], *, env: Mapping[str, str], never: Sequence[Path] = ()) -> SandboxedProcess:
+    """Start a program at level `namespaces` that sees nothing of the site and talks over standard input and output.
 
     Raises:
-        as `launch_walled`.
+        as `launch_in_sandbox`.
     """
-    return launch_walled(
-        argv, rung="namespaces", env=env, never=never, accelerators=False,
+    return launch_in_sandbox(
+        argv, level="namespaces", env=env, never=never, accelerators=False,
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
     )  # fmt: skip
 
@@ -187,7 +187,7 @@ def run_in_sandbox(
     argv: Sequence[str],
     given: bytes,
     *,
-    rung: str,
+    level: str,
     env: Mapping[str, str],
     never: Sequence[Path],
     timeout_seconds: float,
@@ -195,11 +195,11 @@ def run_in_sandbox(
     """Run a program to its end and return what it wrote to its standard output and error.
 
     Raises:
-        as `launch_walled`; and IsolationError: it did not end in time.
+        as `launch_in_sandbox`; and IsolationError: it did not end in time.
     """
     pipe = subprocess.PIPE
-    process = launch_walled(
-        argv, rung=rung, env=env, never=never, accelerators=False, stdin=pipe, stdout=pipe, stderr=pipe
+    process = launch_in_sandbox(
+        argv, level=level, env=env, never=never, accelerators=False, stdin=pipe, stdout=pipe, stderr=pipe
     )
     with process:
         try:
@@ -214,11 +214,11 @@ def _start(
     stdin: int | IO[bytes] | None,
     stdout: int | IO[bytes] | None,
     stderr: int | IO[bytes] | None,
-) -> WalledProcess:
+) -> SandboxedProcess:
     leash_read, leash_write = os.pipe()
     status_read, status_write = os.pipe()
     try:
-        process = WalledProcess(
+        process = SandboxedProcess(
             [sys.executable, "-I", "-S", "-B", os.fspath(_BOOTSTRAP), str(leash_read), str(status_write)],
             pass_fds=(leash_read, status_write),
             env=dict(spec["env"]),
@@ -244,7 +244,8 @@ def _start(
         process.leash.close()
         process.wait()
         raise IsolationError(
-            f"rung {spec['rung']}: {complaint}", hint="`fedsilo doctor` lists the rungs this machine can build"
+            f"isolation level {spec['level']}: {complaint}",
+            hint="`fedsilo doctor` lists the isolation levels this machine can build",
         )
     return process
 
@@ -388,7 +389,7 @@ def trainer_environment(outer: Mapping[str, str], *, threads: int, scratch: Path
     environment.update(_ENVIRONMENT_SET)
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         environment[name] = str(threads)
-    # A home and a cache of its own: libraries look there, and the real one is outside the walls.
+    # A home and a cache of its own: libraries look there, and the real one is outside the sandbox.
     for name in ("HOME", "HF_HOME", "XDG_CACHE_HOME", "TMPDIR", "TORCHINDUCTOR_CACHE_DIR"):
         environment[name] = str(scratch)
     return environment

@@ -1,10 +1,10 @@
-"""Starts and ends the trainer, and carries the link to it. What
-starts a process puts it behind the walls of `sandbox.py`; beside the trainer that is the grader of public answers.
+"""Starts and ends the trainer, and carries the link to it. What starts a process puts it in a sandbox (`sandbox.py`);
+beside the trainer that is the grader of public answers.
 
 The trainer gets no key, no network and no policy: it is handed data paths, a model folder and a secret that keys the
-choice of private prompts. A child that dies is started again, behind walls no lower than before, and brought to where
-it was (`Given`); the guard hears of it only where that fails, or where it dies `RESTARTS_MAX` times over one
-task. One that breaks the framing, or that somebody else started, is not: the guard is told, abstains and says so.
+choice of private prompts. A child that dies is started again, in no lesser sandbox than before, and brought to where it
+was (`Given`); the guard hears of it only where that fails, or where it dies `RESTARTS_MAX` times over one task. One
+that breaks the framing, or that somebody else started, is not: the guard is told, abstains and says so.
 Does not stop: what a trainer puts into the values it sends; that is for the gate.
 """
 
@@ -44,7 +44,7 @@ _log = logging.getLogger("fedsilo.silo.supervisor")
 STOP_TIMEOUT_SECONDS = 5.0
 RESTARTS_MAX = 2  # without a finished task between; what kills it each time (memory, say) would do so for ever
 _ACCEPT_SLICE_SECONDS = 0.5
-_KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)  # of the process itself, of one that waits for it within walls
+_KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)  # of the process itself, of one that waits for it within a sandbox
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class TrainerGone:
 class TrainerState:
     """What the console shows of the trainer. `controls`: what answered the guard before and after the probes."""
 
-    rung: str = "waived"
+    isolation: str = "waived"
     probes: dict[str, Any] = field(default_factory=dict)
     controls: Controls = NO_CONTROLS
     ready: dict[str, Any] = field(default_factory=dict)
@@ -87,7 +87,7 @@ class TrainerHandle(Protocol):
     def stop(self) -> None: ...
 
     @property
-    def rung(self) -> str: ...
+    def isolation(self) -> str: ...
 
     @property
     def description(self) -> dict[str, Any]: ...
@@ -174,18 +174,18 @@ class Supervisor:
         probe_fields: Mapping[str, Any],
         *,
         never: Sequence[Path] = (),
-        accepted: Callable[[str], None] = lambda rung: None,
+        accepted: Callable[[str], None] = lambda level: None,
         screen_index: Mapping[str, Any] | None = None,
     ) -> TrainerState:
-        """Start (or wait for) the trainer, probe its walls, configure it and wait until it is ready.
+        """Start (or wait for) the trainer, probe its sandbox, configure it and wait until it is ready.
 
         Args:
             site_secret: keys the choice of private prompts.
             probe_fields: what the probes try to reach from inside: key files, the control socket. A path where nothing
                 is counts as not tried.
-            never: files that the walls must not show.
-            accepted: called with the rung that was really got, before the trainer is told where the data are; it
-                raises where that is too little.
+            never: files that the sandbox must not show.
+            accepted: called with the isolation level that was really got, before the trainer is told where the data
+                are; it raises where that is too little.
             screen_index: of `Screens.index_wanted`: the overlap index that it is to make of the private records.
 
         Raises:
@@ -225,9 +225,9 @@ class Supervisor:
         if trainer.launch == "child":
             scratch = self._config.state_dir / "scratch"
             scratch.mkdir(exist_ok=True, mode=0o700)
-            self.state.rung = probing.best_rung() if trainer.isolation == "auto" else trainer.isolation
-            self._start_rollout(self.state.rung, never)
-            self._process = self._launch(self.state.rung, Path(trainer.address.partition(":")[2]), scratch, never)
+            self.state.isolation = probing.best_level() if trainer.isolation == "auto" else trainer.isolation
+            self._start_rollout(self.state.isolation, never)
+            self._process = self._launch(self.state.isolation, Path(trainer.address.partition(":")[2]), scratch, never)
         else:
             self._start_rollout("waived" if trainer.isolation == "waived" else "container", never)
             _log.info(
@@ -245,13 +245,15 @@ class Supervisor:
         self.state.probes = self._ask("probe", fields, "probed").get("results", {})
         if not probing.are_results(self.state.probes):
             raise OperationError(
-                "what the trainer says of its walls is no list of probes",
+                "what the trainer tells of its sandbox is no list of probes",
                 hint=trainer_link.where_it_tells(self._config), code="TRAINER_CONFUSED",
             )  # fmt: skip
         self.state.probes = probing.believable(self.state.probes, named)
         self.state.controls = controls.still_answering()
-        self.state.rung = probing.rung_got(self._config, self.state.rung, self.state.probes, self.state.controls)
-        accepted(self.state.rung)
+        self.state.isolation = probing.trainer_level(
+            self._config, self.state.isolation, self.state.probes, self.state.controls
+        )
+        accepted(self.state.isolation)
         if self._rollout is not None:
             self._rollout.require_reached(self.state.probes)
         return self._ask("configure", self._configuration(site_secret, scratch, screen_index), "ready")
@@ -283,7 +285,7 @@ class Supervisor:
             "screen_index": None if screen_index is None else dict(screen_index),
         }
 
-    def _launch(self, rung: str, socket_path: Path, scratch: Path, never: Sequence[Path]) -> subprocess.Popen[bytes]:
+    def _launch(self, level: str, socket_path: Path, scratch: Path, never: Sequence[Path]) -> subprocess.Popen[bytes]:
         config = self._config
         trainer_link.log_of(config).parent.mkdir(exist_ok=True, mode=0o700)
         self._log_file = trainer_link.log_of(config).open("ab")
@@ -294,17 +296,17 @@ class Supervisor:
             *(self._rollout.shown_to_trainer if self._rollout else ()),
         ]  # fmt: skip
         processes = config.trainer.processes
-        if processes > 1 and rung == "user":
+        if processes > 1 and level == "user":
             raise OperationError(
-                f"{processes} processes cannot talk to each other behind walls of rung user: no socket can be made",
-                hint="trainer.processes: 1, or a machine that gives rung namespaces; `fedsilo doctor` lists the rungs",
+                f"{processes} processes cannot talk to each other at isolation level user: no socket can be made",
+                hint="trainer.processes: 1, or a machine that gives namespaces; `fedsilo doctor` lists the levels",
                 code="ISOLATION",
             )
         many = ["--processes", str(processes)] if processes > 1 else []
         try:
-            return sandbox.launch_walled(
+            return sandbox.launch_in_sandbox(
                 [python, "-P", "-m", "silo.trainer.worker", "--address", config.trainer.address, *many],
-                rung=rung,
+                level=level,
                 readable=readable,
                 writable=[scratch, *([self._rollout.adapters] if self._rollout else [])],
                 socket_dir=socket_path.parent,
@@ -317,10 +319,10 @@ class Supervisor:
         except (OSError, ValueError) as error:
             raise OperationError(f"the trainer cannot be started: {error}", code="TRAINER_START") from error
 
-    def _start_rollout(self, rung: str, never: Sequence[Path]) -> None:
+    def _start_rollout(self, level: str, never: Sequence[Path]) -> None:
         """Start the servers that sample, where the site has them. They outlive a trainer that dies."""
         if self._rollout is None and self._config.rollout.chosen == "vllm":
-            self._rollout = RolloutServers(self._config, rung=rung, never=never)
+            self._rollout = RolloutServers(self._config, level=level, never=never)
             self._rollout.start()
 
     def _accept(self, timeout_seconds: float) -> Link:
@@ -429,10 +431,10 @@ class Supervisor:
             number, self._reviving = self._restarts, True
         status = self._exit_status()
         _log.warning("the trainer died (exit status %s)%s; it is started again", status, self._last_words())
-        rung, ready = self.state.rung, self.state.ready
+        level, ready = self.state.isolation, self.state.ready
         try:
             self._end_process()
-            self.state.ready = self._bring_up(lambda got: require_same_rung(got, rung))
+            self.state.ready = self._bring_up(lambda got: require_same_isolation(got, level))
             if self.state.ready.get("split") != ready.get("split"):
                 raise OperationError("the private rows are not those that it began with", code="TRAINER_DIED")
             repeated = self._go_on()
@@ -591,10 +593,10 @@ class Given:
         return list(self._round)
 
 
-def require_same_rung(got: str, before: str) -> None:
-    """Raises OperationError: other walls than those that the policy and the coordinator were told of."""
+def require_same_isolation(got: str, before: str) -> None:
+    """Raises OperationError: another isolation level than the policy and the coordinator were told of."""
     if got != before:
-        raise OperationError(f"its walls are {got}, and were {before}", code="ISOLATION")
+        raise OperationError(f"its isolation is {got}, and was {before}", code="ISOLATION")
 
 
 def _stands_at(resumed: Mapping[str, Any], task: LinkMessage) -> bool:
@@ -617,36 +619,36 @@ def public_grader(config: SiloConfig) -> GradingProcess:
     """Return the process that grades answers to public prompts; never the guard's own, which holds the keys.
 
         text verifiers   a child that can be killed (`fedsilo.grading.worker`); not started yet
-        `code`           the same child behind walls of rung `namespaces`, started and tried: no network, none of the
-                         site's files, no key, no data, no model. In there each program runs in the sandbox of
-                         `fedsilo.grading.code_sandbox`, so there are two walls between a program and this site. The
-                         answers to a public prompt come from the models of other silos too: such a program is a
+        `code`           the same child in a sandbox of isolation level `namespaces`, started and tried: no network,
+                         none of the site's files, no key, no data, no model. In there each program runs in the sandbox
+                         of `fedsilo.grading.code_sandbox`, so there are two sandboxes between a program and this site.
+                         The answers to a public prompt come from the models of other silos too: such a program is a
                          stranger's (T14, T22).
 
     The guard takes nine bytes an answer from it, and gives the answers of one silo to one step, and all answers of one
     message, no longer than their budget (`fedsilo.grading.answers`), whatever the verifier. An answer of which it says
     nothing in time, or something else than a verdict, is dropped; where it cannot be built the silo does not start.
-    Programs run only where the policy says so for this public set, and the charter as well, where there is one.
-    What this does not stop: faults of the kernel that both walls rest on; a test program of the agreed public set that
+    Programs run only where the policy says so for this public set, and the charter as well, where there is one. What
+    this does not stop: faults of the kernel that both sandboxes rest on; a test program of the agreed public set that
     is itself hostile decides what is right; answers that take all their time make a message late.
 
     Raises:
-        UsageError: the walls or the sandbox cannot be built here, or a path that is needed inside would show a key.
+        UsageError: one of the two sandboxes cannot be built here, or a path that is needed inside would show a key.
         OperationError: the process does not start.
     """
     verifier = config.data.public.verifier
     if not find_verifier(verifier).executes:
         return GradingProcess(verifier)
-    if why := probing.rung_trial("namespaces"):
+    if why := probing.sandbox_trial("namespaces"):
         raise UsageError(
-            f"data.public.verifier {verifier!r} runs programs of other silos' models, and this machine builds no walls "
-            f"of rung namespaces for them: {why}",
-            hint="`fedsilo doctor` lists the rungs; or use a verifier that runs nothing",
+            f"data.public.verifier {verifier!r} runs programs of other silos' models, and this machine builds no "
+            f"sandbox of isolation level namespaces for them: {why}",
+            hint="`fedsilo doctor` lists the isolation levels; or use a verifier that runs nothing",
             code="NO_SANDBOX",
         )
     never = never_shown(config)
 
-    def launch(arguments: Sequence[str], environment: Mapping[str, str]) -> sandbox.WalledProcess:
+    def launch(arguments: Sequence[str], environment: Mapping[str, str]) -> sandbox.SandboxedProcess:
         return sandbox.launch_over_pipes(arguments, env=environment, never=never)
 
     process = GradingProcess(verifier, runs_programs=True, launch=launch)

@@ -1,6 +1,6 @@
 """Where the guard waits for its trainer, who may come, and what a person starts to make it come.
 
-A child dials a unix socket inside its walls. An external trainer (a container, a batch job, a pod) is started by
+A child dials a unix socket inside its sandbox. An external trainer (a container, a batch job, a pod) is started by
 somebody else with `start_command`, again for every run: it ends when the guard tells it to, so whoever starts it starts
 it anew (`Restart=always`, a loop in the job). It dials a unix socket, where the kernel tells whose process it is, or
 `tls:HOST:PORT` of this machine, where it shows a trainer's certificate of the site CA.
@@ -9,7 +9,7 @@ What a TLS address costs: the guard listens on a port (B2 otherwise: a silo open
 for a trainer, and believes nobody without this site's certificate; bind it to an address inside the site.
 
 What it does not stop: a process that holds the trainer's key, or runs as the trainer's user, may come in its place and
-answer the probes as it likes; the rung of an external trainer is what its probes answered, and no more.
+answer the probes as it likes; the isolation level of an external trainer is what its probes answered, and no more.
 """
 
 from __future__ import annotations

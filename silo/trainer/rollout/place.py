@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class RolloutPlace:
-    """Where the servers are, as the trainer sees it inside its walls.
+    """Where the servers are, as the trainer sees it inside its sandbox.
 
     Attributes:
         private, public: sockets; twice the same where one server answers both.

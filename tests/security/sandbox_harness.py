@@ -1,4 +1,4 @@
-"""A small party for the wall tests: a guard's process, keys and sockets, and a child that tries to reach them."""
+"""A small party for the sandbox tests: a guard's process, keys and sockets, and a child that tries to reach them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Site:
 
 @contextlib.contextmanager
 def reachable_site(folder: Path) -> Iterator[Site]:
-    """Everything the probes look for, present and answering: what is refused is refused by the walls alone."""
+    """Everything the probes look for, present and answering: what is refused is refused by the sandbox alone."""
     key = folder / "id" / "site.key"
     key.parent.mkdir(parents=True, mode=0o700)
     key.write_text("secret")
@@ -83,12 +83,12 @@ def reachable_site(folder: Path) -> Iterator[Site]:
             guard.kill()
 
 
-def run_inside(rung: str, *arguments: str, given: str = "", **options: Any) -> str:
-    """Output of a Python child behind the wall; fails loudly when the child fails."""
+def run_inside(level: str, *arguments: str, given: str = "", **options: Any) -> str:
+    """Output of a Python child in the sandbox; fails loudly when the child fails."""
     options.setdefault("env", {})
-    process = sandbox.launch_walled(
+    process = sandbox.launch_in_sandbox(
         [sys.executable, *arguments],
-        rung=rung,
+        level=level,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -99,23 +99,23 @@ def run_inside(rung: str, *arguments: str, given: str = "", **options: Any) -> s
     return output.decode()
 
 
-def probe(rung: str, site: Site) -> dict[str, dict[str, Any]]:
+def probe(level: str, site: Site) -> dict[str, dict[str, Any]]:
     """The probes' answers."""
     result: dict[str, dict[str, Any]] = json.loads(
-        run_inside(rung, "-c", probing_program(), given=json.dumps(site.fields), never=[site.key])
+        run_inside(level, "-c", probing_program(), given=json.dumps(site.fields), never=[site.key])
     )
     return result
 
 
 def main() -> None:
-    """Probe every rung as the current user; print {rung: results or why it cannot be built}. Run by tests as a user."""
+    """Probe every isolation level as the current user; print {level: results, or why not}. Run by tests."""
     report: dict[str, Any] = {}
     with reachable_site(Path(sys.argv[1])) as site:
-        for rung in ("namespaces", "user", "waived"):
+        for level in ("namespaces", "user", "waived"):
             try:
-                report[rung] = probe(rung, site)
+                report[level] = probe(level, site)
             except sandbox.IsolationError as error:
-                report[rung] = error.message
+                report[level] = error.message
     report["uid"] = os.getuid()
     json.dump(report, sys.stdout)
 
