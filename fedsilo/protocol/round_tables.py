@@ -1,4 +1,5 @@
-"""The transition tables of a run: every pair of state and event decided. `rounds.step` asks them.
+"""The transition tables of a run: every pair of state and event decided. `rounds.step` asks those of the coordinator,
+`rounds.silo_step` that of a silo.
 
 A cell accepts (with the next state and what is then to be done), ignores (it was said before, or comes too late to
 matter), or refuses with a code. `docs/explain/rounds.md` is drawn from here.
@@ -35,6 +36,14 @@ class Effect(StrEnum):
     SEND_AWAY = "tell all silos that it is over"
     DISMISS = "tell who never took the plan in that it is over"
     RECORD = "write the run record"
+    # at a silo
+    ENTER = "wait for the others' signatures"
+    NOTE_END = "note what it came to"
+    MISS = "end what is held for it"
+    SHOW = "tell the site's people"
+    WITNESS = "have the log witnessed"
+    DROP = "drop the work on it"
+    END = "end the run here"
 
 
 @dataclass(frozen=True)
@@ -159,7 +168,35 @@ PLACE: Table = _table(("outside", "invited", "working", "contributed", "late", "
     "round over":      (OK,     _to("late"),        _to("late"),        OK,     OK,     OK,                 OK),
 })  # fmt: skip
 
-TABLES: Mapping[str, Table] = {"run": RUN, "silo": SILO, "round": ROUND, "place": PLACE}
+_ENTERS, _BEGINS_HERE = _to("signed", _E.ENTER, _E.SHOW), _to("working", _E.SHOW, _E.TELL)
+_HEARS, _OVER_HERE = _do(_E.SHOW, _E.TELL), (_E.NOTE_END, _E.MISS, _E.SHOW)
+_LEAVES_HERE, _DROPS = _to("left"), _to("left", _E.DROP)
+
+
+def _ends(state: str) -> tuple[Cell, ...]:
+    """Return the row of a round's end: who left it notes the end, and who worked in it tells the method."""
+    unseen, seen = (*_OVER_HERE, _E.WITNESS), (*_OVER_HERE, _E.TELL, _E.WITNESS)
+    return (_to(state, *unseen), _to(state, *unseen), _to(state, *seen), _to(state, _E.NOTE_END), *[_do(*seen)] * 2)
+
+
+AT_SILO: Table = _table(("none", "signed", "working", "left", "committed", "abandoned"), {
+    # none, signed, working, left, committed, abandoned
+    "open":      (_ENTERS, _do(_E.ENTER, _E.SHOW), LATE, IGNORE, LATE, LATE),
+    "refuse":    (_LEAVES_HERE, _LEAVES_HERE,  _DROPS, _do(), _LEAVES_HERE, _LEAVES_HERE),
+    "agree":     (IGNORE,       _BEGINS_HERE,  *[IGNORE] * 4),
+    "too few":   (IGNORE,       OK,            *[IGNORE] * 4),
+    "message":   (_HEARS,       _HEARS,        _HEARS, IGNORE, _HEARS, _HEARS),
+    "commit":    _ends("committed"),
+    "abandon":   _ends("abandoned"),
+    "leave":     (_LEAVES_HERE, _DROPS,        _DROPS, _do(_E.DROP), _DROPS, _DROPS),
+    "run over":  (_do(_E.SHOW, _E.TELL, _E.END), *[_to("abandoned", _E.SHOW, _E.TELL, _E.END)] * 3,
+                  *[_do(_E.SHOW, _E.TELL, _E.END)] * 2),
+    # after a restart, by what the ledger knows of the newest round; a round that it knows nothing of is left
+    "wait on":   (_to("signed"),  *[BAD] * 5),
+    "go on":     (_to("working"), *[BAD] * 5),
+})  # fmt: skip
+
+TABLES: Mapping[str, Table] = {"run": RUN, "silo": SILO, "round": ROUND, "place": PLACE, "at silo": AT_SILO}
 ORDERS = ("start", "pause", "resume", "abort")  # what people may ask of a run
 OVER = frozenset({"finished", "failed", "aborted"})
 ROUND_OVER = frozenset({"committed", "abandoned"})

@@ -1,4 +1,5 @@
-"""The life of a run at the coordinator as transition tables: run, silo in the run, round, silo in the round.
+"""The life of a run as transition tables: at the coordinator (run, silo in the run, round, silo in the round) and at a
+silo (the newest round that it knows of).
 
     life, event, moment  ->  verdict, next life, effects by name
 
@@ -36,6 +37,7 @@ from fedsilo.protocol.method import (
 )
 from fedsilo.protocol.plan import Plan
 from fedsilo.protocol.round_tables import (
+    AT_SILO,
     BAD,
     DENY,
     IGNORE,
@@ -469,3 +471,76 @@ def from_fields(fields: Mapping[str, Any]) -> Event:
     rest = {key: tuple(value) if isinstance(value, list) else value for key, value in fields.items() if key != "event"}
     event: Event = _KINDS[fields["event"]](**rest)
     return event
+
+
+# ---- at a silo -------------------------------------------------------------------------------------------
+
+Mark = tuple[str, int, int, str]  # kind, round, step and digest of a message
+_AGAIN = (Effect.WITNESS, Effect.END)  # what may have failed when a message came first
+
+
+@dataclass(frozen=True)
+class SiloRound:
+    """Where the newest round that a silo knows of stands there; immutable.
+
+    Attributes:
+        round: its number; 0 before the first.
+        state: its state in `AT_SILO`.
+        heard: messages of the run that were acted on.
+    """
+
+    round: int = 0
+    state: str = "none"
+    heard: frozenset[Mark] = frozenset()
+
+
+@dataclass(frozen=True)
+class AtSilo:
+    """An event at a silo: its name in the table and its round; `mark` is that of a message, which may come again."""
+
+    name: str
+    round: int
+    mark: Mark | None = None
+
+
+@dataclass(frozen=True)
+class SiloOutcome:
+    """`life` changes only where the event was accepted. `effects` of one that was ignored: what may not be done yet."""
+
+    verdict: Verdict
+    life: SiloRound
+    effects: tuple[Effect, ...] = ()
+    code: str = ""
+
+
+def message_at_silo(kind: str, number: int, step_number: int, digest: str, *, committed: bool = False) -> AtSilo:
+    """Return the event that a message of the coordinator is. committed: whether a round.result says so."""
+    ended = "commit" if committed else "abandon"
+    names = {"round.open": "open", "round.agreed": "agree", "round.result": ended, "run.end": "run over"}
+    return AtSilo(names.get(kind, "message"), number, (kind, number, step_number, digest))
+
+
+def silo_step(life: SiloRound, event: AtSilo) -> SiloOutcome:
+    """One event at a silo.
+
+    A message that comes again is ignored, whatever has become of the round. A newer round finds none, and ends the work
+    on the one before, unless it is still to be agreed on. Of an older round only its end counts.
+    """
+    if event.mark is not None and event.mark in life.heard:
+        again = AT_SILO["none"][event.name].effects
+        return SiloOutcome(Verdict.IGNORED, life, tuple(effect for effect in again if effect in _AGAIN))
+    of_run = event.name == "run over" or event.round == 0
+    newer, older = (not of_run and event.round > life.round), (not of_run and event.round < life.round)
+    cell = _older(life, event.name) if older else AT_SILO["none" if newer else life.state][event.name]
+    if cell.verdict is not Verdict.ACCEPTED:
+        return SiloOutcome(cell.verdict, life, code=cell.code)
+    overtaken = newer and life.state == "working" and event.name in ("refuse", "commit", "abandon", "leave")
+    heard = life.heard | {event.mark} if event.mark is not None else life.heard
+    after = SiloRound(event.round if newer and cell.next else life.round, cell.next or life.state, heard)
+    return SiloOutcome(Verdict.ACCEPTED, after, ((Effect.DROP,) if overtaken else ()) + cell.effects)
+
+
+def _older(life: SiloRound, name: str) -> Cell:
+    if name in ("commit", "abandon"):
+        return Cell(Verdict.ACCEPTED, effects=(Effect.NOTE_END,))  # two signed ends of one round are evidence
+    return LATE if name == "open" and life.state != "left" else IGNORE

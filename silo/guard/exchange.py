@@ -120,7 +120,7 @@ class LineExchange:
 
     def _poll_seconds(self) -> float:
         run = self._runs.run
-        soon = self._runs.plan_held or bool(self._ledger.releases("held")) or (run is not None and run.paused)
+        soon = bool(self._ledger.releases("held")) or (run is not None and run.paused)
         return SHORT_POLL_SECONDS if soon else LONG_POLL_SECONDS
 
     def _poll(self, wait_seconds: float) -> None:
@@ -152,8 +152,6 @@ def take_in(item: Inbound, runs: RunManager, ledger: Ledger, gate: Gate) -> bool
         raise PeerError(WireCode.MALFORMED, f"what came cannot be written down: {error.message}") from error
     if taken:
         ledger.acknowledge(item.sequence)
-    else:
-        runs.plan_held = True  # it comes again with every poll; do not spin on it
     return taken
 
 

@@ -351,12 +351,7 @@ class Guard:
                 return
 
     def _keep_time(self) -> None:
-        now = self._monotonic()
-        due = [name for at, name in self.runs.deadlines if at <= now]
-        self.runs.deadlines = [(at, name) for at, name in self.runs.deadlines if at > now]
-        for name in due:
-            if self.runs.run is not None:
-                self.runs.run.deadline(name)
+        self.runs.pass_deadlines()
         if self._watch is not None and self._watch.unknown:
             return  # nothing expires by a clock that nobody has vouched for
         for settled in self._releases.expire():

@@ -57,7 +57,8 @@ from fedsilo.protocol.method import (
 from fedsilo.protocol.methods import method_named
 from fedsilo.protocol.place import Place
 from fedsilo.protocol.plan import Plan, plan_from_canonical
-from fedsilo.protocol.rounds import EVALUATION
+from fedsilo.protocol.round_tables import Effect, Verdict
+from fedsilo.protocol.rounds import EVALUATION, AtSilo, SiloRound, message_at_silo, silo_step
 from fedsilo.protocol.transcript import transcript_from_canonical
 from policies.schema import LoraSchema
 from silo.guard.acceptance import Acceptance
@@ -518,7 +519,10 @@ class Hands(Protocol):
 @dataclass
 class SiloRun:
     """Attributes:
+    at: where the newest round stands here.
     task: what the trainer works on; None when it is idle.
+    offered: what was offered in the open round.
+    deadlines: (moment, name), as the method asked for them.
     over: the run has ended here, perhaps while an action of it was carried out; nothing more is.
     """
 
@@ -527,7 +531,10 @@ class SiloRun:
     silo: str
     hands: Hands
     state: Any = None
+    at: SiloRound = field(default_factory=SiloRound)
     task: TrainerTask | MeasureHoldout | None = None
+    offered: set[Place] = field(default_factory=set)
+    deadlines: list[tuple[float, str]] = field(default_factory=list)
     paused: bool = False
     over: bool = False
     _actions: deque[SiloAction] = field(default_factory=deque)
@@ -632,6 +639,8 @@ class SiloRun:
     def abandon_round(self) -> None:
         """Go on as after a restart: what was to be done is dropped, and the method's part waits for the next round."""
         self._actions.clear()
+        self.offered.clear()
+        self.deadlines.clear()
         self._factors = None
         self._task_is_void = self.busy
         self.state = self.method.silo.start(self.plan, self.silo)
@@ -717,8 +726,6 @@ class RunManager:
 
     Attributes:
         run: the part in the open run, if there is one.
-        deadlines: (moment, name), as the method asked for them.
-        plan_held: a plan waits for persons.
     """
 
     def __init__(
@@ -746,14 +753,9 @@ class RunManager:
         self._trainer = trainer
         self._monotonic = monotonic
         self._trainer_used = False
-        self._ignored_round = 0
-        self._offered: set[tuple[str, int, int]] = set()
-        self._fed: set[tuple[str, int, int, str]] = set()
         self.run: SiloRun | None = None
         self.resume = RoundResume(site, gate, ledger)
         self.has_behind = self.resume.has_behind
-        self.deadlines: list[tuple[float, str]] = []
-        self.plan_held = False
         self._plans = HeldPlans(ledger=ledger, releases=releases, publish=publish, talk=talk)
         self.acceptance = Acceptance(site.config, gate=gate, adapters=adapters, publish=publish)
         self.leaving = Leaving(ledger=ledger, gate=gate, talk=talk)
@@ -764,63 +766,75 @@ class RunManager:
     def take_in(self, item: Inbound) -> bool:
         """Act on an item of the coordinator's outbox. False: it is not taken in yet (a plan that persons look at)."""
         _log.info("in: %s %s round %d step %d", item.kind, item.run, item.round, item.step)
-        self.plan_held = False  # the outbox is in order: a plan that still waits is this item
         if isinstance(item.body, pb.RunPlan):
             return self._take_plan(item)
         self.agreement.compare(item, item.body)  # before anything is passed over
         if (run := self.run) is None or item.run != run.plan.run:
             if isinstance(item.body, pb.RunEnd):
                 self._plans.run_ended(item.run, item.body.outcome)
-            return True
-        if isinstance(item.body, pb.RoundResult):
+        else:
             try:
-                self.agreement.require_updates(item, item.body, run.plan)
+                if isinstance(item.body, pb.RoundResult):
+                    self.agreement.require_updates(item, item.body, run.plan)
+                self._take_into(run, item)
             except TooFewUpdates as error:
                 self._leave_for(item, error)
-                return True
-        ignored = 0 < item.round <= self._ignored_round and not isinstance(item.body, pb.RunEnd)
-        if ignored and not isinstance(item.body, pb.RoundResult):
-            return True  # of a round that a restart left; that the run ended counts all the same
-        # The coordinator sends at least once; what was fed is not fed again.
-        mark = (item.kind, item.round, item.step, item.digest)
-        if mark in self._fed:
-            return self._follow(item)  # an exchange may have failed before that
-        try:
-            self.resume.keep_opening(item, self.agreement.waiting)
-            told = self.agreement.take_in(item, run.plan)
-        except TranscriptRefused as error:
-            if self.agreement.refuse(item, error):
-                self._ignored_round = max(self._ignored_round, item.round)
-            return True
-        self._fed.add(mark)
-        if isinstance(item.body, pb.RoundResult):
-            self._set_view(self._gate.view.told(item.round, item.body))  # the next round begins with what it left
-            if ignored:
-                return True
-        if isinstance(item.body, pb.RoundOpen):
-            self._talk.round_opened()
-            self._set_view(self.acceptance.anchored(self._gate.view.opened(item.round, item.body)))
-            if item.round == 1:
-                self._ledger.remember_of_run(item.run, "start_adapter", item.body.base_digest)
-            self._offered.clear()
-        elif item.kind == "public.donors" and run.plan.exchange == "step":  # else what is held is for the next round's
-            self._miss(item.run, item.round, item.step)
-        elif isinstance(item.body, pb.RoundAgreed):
-            self._set_view(self._gate.view)
-        elif isinstance(item.body, pb.RoundResult):
-            self._miss(item.run, item.round, None)
-            if item.body.committed and item.round == self._gate.view.round:
-                self._set_view(self._gate.view.evaluating(item.body.adapter_digest))
-        if (view := self._gate.view.asking(item.body, item.step)) != self._gate.view:
-            self._set_view(view)
-        if told is not None or not isinstance(item.body, pb.RoundAgreed):
-            self._publish(item.kind, {"run": item.run, "round": item.round, "step": item.step})
-        if told is not None:
-            self.resume.keep(told)
-            run.feed(MessageArrived("", told.kind, told.round, told.step, told.body, told.digest))
-        elif isinstance(item.body, pb.RoundResult):
-            self._ignored_round = max(self._ignored_round, item.round)  # it ended before it began here
-        return self._follow(item)
+        return True
+
+    def _take_into(self, run: SiloRun, item: Inbound) -> None:
+        """Act on an item of the open run as the table of its newest round says (`protocol.rounds.silo_step`)."""
+        committed = isinstance(item.body, pb.RoundResult) and item.body.committed
+        event = message_at_silo(item.kind, item.round, item.step, item.digest, committed=committed)
+        outcome, told = silo_step(run.at, event), None
+        if outcome.verdict is not Verdict.IGNORED:
+            try:
+                if outcome.verdict is Verdict.REFUSED:
+                    raise TranscriptRefused(outcome.code, f"round {item.round} opens, which is {run.at.state} here")
+                self.resume.keep_opening(item, self.agreement.waiting)
+                told = self.agreement.take_in(item, run.plan)
+            except TranscriptRefused as error:
+                if not self.agreement.refuse(item, error):
+                    return
+                event = AtSilo("refuse", item.round)
+            if event.name == "agree" and told is None:
+                event = AtSilo("too few", item.round, event.mark)
+            outcome = silo_step(run.at, event)
+            run.at = outcome.life
+        for effect in outcome.effects:
+            self._carry_out(effect, run, item, told)
+
+    def _carry_out(self, effect: Effect, run: SiloRun, item: Inbound, told: Inbound | None) -> None:
+        """told: what the method is told of the item, where the table says that it is told."""
+        match effect, item.body:
+            case Effect.ENTER, pb.RoundOpen() as body:
+                self._talk.round_opened()
+                self._set_view(self.acceptance.anchored(self._gate.view.opened(item.round, body)))
+                if item.round == 1:
+                    self._ledger.remember_of_run(item.run, "start_adapter", body.base_digest)
+                run.offered.clear()
+            case Effect.NOTE_END, pb.RoundResult() as body:
+                self._set_view(self._gate.view.told(item.round, body))  # the next round begins with what it left
+            case Effect.MISS, pb.RoundResult() as body:
+                self._miss(item.run, item.round, None)
+                if body.committed and item.round == self._gate.view.round:
+                    self._set_view(self._gate.view.evaluating(body.adapter_digest))
+            case Effect.SHOW, body:
+                if item.kind == "public.donors" and run.plan.exchange == "step":  # else those of the next round's
+                    self._miss(item.run, item.round, item.step)
+                if (view := self._gate.view.asking(body, item.step)) != self._gate.view:
+                    self._set_view(view)
+                self._publish(item.kind, {"run": item.run, "round": item.round, "step": item.step})
+            case Effect.TELL, _ if told is not None:
+                self.resume.keep(told)
+                run.feed(MessageArrived("", told.kind, told.round, told.step, told.body, told.digest))
+            case Effect.WITNESS, _:
+                self._talk.witness_round(item.round)
+            case Effect.DROP, _:
+                self._drop_round(run)
+            case Effect.END, pb.RunEnd() as body:
+                self._ledger.remember_of_run(item.run, "final_adapter", body.adapter_digest)
+                self.end_run(body.outcome)
+                self._talk.witness()
 
     def _leave_for(self, item: Inbound, error: TooFewUpdates) -> None:
         """This silo's run is over, for good: a coordinator that commits such a round is not given another update."""
@@ -828,16 +842,6 @@ class RunManager:
         self.leaving.begin(item.run)
         self._publish("run.left", {"run": item.run, "round": item.round, "reason": error.reason})
         self.end_run(LEFT)
-
-    def _follow(self, item: Inbound) -> bool:
-        """What the end of a round or run asks for besides what the method does; done once more if it may not be."""
-        if item.kind == "round.result":
-            self._talk.witness_round(item.round)
-        if isinstance(item.body, pb.RunEnd):
-            self._ledger.remember_of_run(item.run, "final_adapter", item.body.adapter_digest)
-            self.end_run(item.body.outcome)
-            self._talk.witness()
-        return True
 
     def _take_plan(self, item: Inbound) -> bool:
         match self._plans.look(item, busy=self.run is not None):
@@ -917,7 +921,7 @@ class RunManager:
             self.run.feed(*told)
 
     def take_up_open_run(self) -> None:
-        """After a restart: go on inside the open round (`round_again`), or from the next where this one was left."""
+        """After a restart: go on inside the open round (`RoundResume`), or from the next where this one was left."""
         self._releases.judge_again()
         self._gate.forget_runs(run["run"] for run in self._ledger.runs() if run["state"] != "running")
         opened = self._ledger.open_run()
@@ -930,13 +934,19 @@ class RunManager:
         self._gate.view = RunView.from_json(plan, view)
         waiting = {release.round for release in self._ledger.releases("held") if release.run == run}
         waiting |= {item.round for item in self._ledger.outbox("allowed") if item.run == run}
-        self._fed |= {(one.kind, one.round, one.step, one.digest) for one in told}
+        assert self.run is not None  # noqa: S101  # it has just begun
+        self.run.at = SiloRound(heard=frozenset((one.kind, one.round, one.step, one.digest) for one in told))
         if self._gate.view.agreeing and self.agreement.resume(plan, round_number):
-            self._ignored_round = round_number - 1
+            self._move(self.run, "wait on", round_number)
             return  # nothing of the round has begun anywhere
         self._set_view(self._gate.view.settled())
-        self._ignored_round = round_number - (begun := self.resume.begun)
-        if not begun:
+        if begun := self.resume.begun:
+            self._move(self.run, "go on", round_number)
+            for one in told:
+                if isinstance(one.body, pb.RoundResult):
+                    self._move(self.run, "commit" if one.body.committed else "abandon", round_number)
+        else:
+            self._move(self.run, "leave", round_number)
             self.resume.leave()
         _log.warning("run %s is taken up again %s round %d", run, "in" if begun else "after", round_number)
         if round_number and not begun and round_number not in waiting:
@@ -951,11 +961,16 @@ class RunManager:
         _log.info("run %s has ended: %s", run.plan.run, outcome)
         self._publish("run.ended", {"run": run.plan.run, "outcome": outcome})
         run.over, self.run = True, None
-        self.deadlines.clear()
-        self._fed.clear()
-        self._ignored_round = 0
         self._gate.view = RunView()
         self._gate.forget_runs([run.plan.run])
+
+    @staticmethod
+    def _move(run: SiloRun, name: str, number: int) -> tuple[Effect, ...]:
+        """What the table makes of an event that is no message; nothing before the first round."""
+        outcome = silo_step(run.at, AtSilo(name, number))
+        if number:
+            run.at = outcome.life
+        return outcome.effects
 
     # ---- trouble -----------------------------------------------------------------------------------
 
@@ -974,15 +989,15 @@ class RunManager:
         """Of this round nothing more is taken in, and nothing more is done. False: it is not the open one."""
         if self.run is None or run != self.run.plan.run:
             return False
-        self._ignored_round = max(self._ignored_round, number)
-        if number != self._gate.view.round:
-            return False
+        effects, is_open = self._move(self.run, "leave", number), number == self._gate.view.round
+        if is_open or Effect.DROP in effects:  # the one before the newest may still be evaluated
+            self._drop_round(self.run)
+        return is_open
+
+    def _drop_round(self, run: SiloRun) -> None:
         self.agreement.drop()
         self.resume.leave()
-        self.run.abandon_round()
-        self._offered.clear()
-        self.deadlines.clear()
-        return True
+        run.abandon_round()
 
     def without_donors(self, run: str, round_number: int, step: int) -> None:
         """The donors of a step are not let in: the step goes on with own answers, as if none had come in time."""
@@ -1003,7 +1018,8 @@ class RunManager:
     @about_its_message
     def offer(self, action: Offer, factors: Factors | None) -> str | None:
         place = self._gate.view.place(action.kind, action.round, action.step)
-        self._offered.add((action.kind, action.round, action.step))
+        if self.run is not None:
+            self.run.offered.add(place)
         if before := self.resume.became_of(place):
             return None if before == "waits" else before
         tensors, read_from = (None, b"") if factors is None else (factors.tensors, factors.payload)
@@ -1088,7 +1104,7 @@ class RunManager:
         self._settled(release, outcome)
 
     def _settle_plan(self, settled: Settled) -> None:
-        run, outcome, self.plan_held = settled.release.run, "denied", False
+        run, outcome = settled.release.run, "denied"
         try:
             if settled.inbound is None:
                 self.decline(run)
@@ -1103,9 +1119,8 @@ class RunManager:
             self._publish("release.settled", {"release": settled.release.id, "outcome": outcome})
 
     def _settled(self, item: Release | OutboxItem, outcome: str) -> None:
-        offered = (item.kind, item.round, item.step)  # what an earlier run left behind says nothing of it in this one
-        if self.run is not None and item.run == self.run.plan.run and offered in self._offered:
-            self.run.settled(*offered, outcome)
+        if self.run is not None and item.place in self.run.offered:  # what an earlier run left behind is none of these
+            self.run.settled(item.kind, item.round, item.step, outcome)
 
     def _miss(self, run: str, round_number: int | None, step: int | None) -> None:
         for settled in self._releases.miss(run, round_number, step):
@@ -1150,7 +1165,24 @@ class RunManager:
             self.abandon_round(code)
 
     def start_deadline(self, name: str, seconds: float) -> None:
-        self.deadlines.append((self._monotonic() + seconds, name))
+        if self.run is not None:
+            self.run.deadlines.append((self._monotonic() + seconds, name))
+
+    @property
+    def deadlines(self) -> list[tuple[float, str]]:
+        """(moment, name) of each that runs."""
+        return self.run.deadlines if self.run is not None else []
+
+    def pass_deadlines(self) -> None:
+        """Tell the method of each deadline that has passed."""
+        if (run := self.run) is None:
+            return
+        now = self._monotonic()
+        due = [name for at, name in run.deadlines if at <= now]
+        run.deadlines = [(at, name) for at, name in run.deadlines if at > now]
+        for name in due:
+            if not run.over:
+                run.deadline(name)
 
     def public_step(self, step: int) -> None:
         self._set_view(self._gate.view.at_step(step))
