@@ -18,14 +18,25 @@ _TITLES = {
         "Why an update is in the aggregate or is not. `refused`: the charter let its update not in; it may come with "
         "another. `late`: the round was over before it came.",
     ),
+    "at silo": (
+        "The round at a silo",
+        "The newest that the silo knows of. `signed`: it signed the transcript and waits for the others; `left`: the "
+        "round goes on without it. A newer round finds `none`; of an older one only the end counts, and a message that "
+        "comes again is ignored.",
+    ),
 }
 _INTRODUCTION = """\
 # Rounds
 
-What happens to a run stands in four tables, [`round_tables.py`](../../fedsilo/protocol/round_tables.py). An event asks
-those that have a row for it, from the run down to the silo's place; the first that refuses decides, and the sender is
-told its code. What is accepted is written down, in the same transaction as all that it changes, before anybody is
-told; a coordinator that starts again folds what is written down and stands where it stood.
+What happens to a run is decided by tables, [`round_tables.py`](../../fedsilo/protocol/round_tables.py): four at the
+coordinator, one at each silo. At the coordinator an event asks those that have a row for it, from the run down to the
+silo's place; the first that refuses decides, and the sender is told its code. What is accepted is written down, in the
+same transaction as all that it changes, before anybody is told; a coordinator that starts again folds what is written
+down and stands where it stood.
+
+**At a silo** the coordinator's messages, a refusal of its own and the order to leave move the newest round. A silo that
+starts again waits on for the signatures, goes on inside the round, or leaves it, by what its ledger knows. Work on a
+round ends with the round: when its end is told, when a newer one ends or is refused, when the silo leaves it.
 
 **Retries.** A contribution is known by run, round, step, attempt, silo, kind and digest. The same digest in the same
 place is ignored and acknowledged, whichever attempt it came with and whatever has become of the run since. Another
@@ -53,7 +64,8 @@ after a restart they count anew: an outage closes no round. When no more message
 to its end.
 
 `tests/protocol/test_rounds_small.py` goes through every history of two silos; `test_rounds.py` tries up to four, with
-retries, late, lost and reordered messages. What this does not stop: a silo that is slow on purpose, up to each
+retries, late, lost and reordered messages; `test_rounds_at_silos.py` runs the silos' table against the coordinator's,
+with kills on both sides. What this does not stop: a silo that is slow on purpose, up to each
 deadline, and with each step of a round anew."""
 
 

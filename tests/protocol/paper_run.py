@@ -94,6 +94,12 @@ class PaperRun:
 
     # ---- what follows --------------------------------------------------------------------------------
 
+    def sent(self, action: m.Send) -> None:
+        """The method sends a message; a test that has silos keeps it for them."""
+
+    def carried_out(self, effect: Effect, event: rounds.Event) -> None:
+        """An effect follows from an event."""
+
     def _cause(self, event: rounds.Event) -> list[rounds.Event]:
         outcome = rounds.step(self.life, event, self.now)
         assert outcome.verdict is not Verdict.REFUSED, (event, outcome.code)
@@ -111,6 +117,7 @@ class PaperRun:
                 follow.append(m.Committed(event.round, f"digest-{event.round}"))
             elif effect is Effect.RECORD:
                 self.ends += 1
+            self.carried_out(effect, event)
         if outcome.then == "start":
             self.begun = self.life.those("accepted")
             follow.append(m.RunStarted(self.begun, BASE))
@@ -124,6 +131,8 @@ class PaperRun:
         if self.plan.exchange == "round_end":
             self._check_donors(actions)
         for action in actions:
+            if isinstance(action, m.Send):
+                self.sent(action)
             match action:
                 case m.Send(body=pb.RoundOpen(), round=number):
                     follow += self._cause(rounds.RoundOpened(number))
