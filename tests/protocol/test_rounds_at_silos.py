@@ -200,6 +200,9 @@ class Federation:
                 assert self.run.outcomes[silo.at.round] == silo.at.state
             if silo.run == "running" and not self.run.outbox[name]:
                 assert not life.over, "nothing tells it that the run is over"
+                if life.open_round and name in life.places:
+                    assert silo.at.round == life.round, "nothing tells it of the round"
+                    assert silo.at.state != "signed" or (life.round, name) not in self.run.agreed
                 if silo.at.state in ("signed", "working"):
                     assert silo.at.round == life.open_round, "it works on a round that is over"
 
