@@ -6,6 +6,7 @@ import gc
 import os
 import shutil
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from xdist.remote import Producer
 
     from tests.scheduling import FederationsBesideTheRest
+    from tests.simulated.guard_loop import Loop
+    from tests.simulated.guarded import Bench
 
 settings.register_profile("fedsilo", deadline=None)
 settings.load_profile("fedsilo")
@@ -69,3 +72,23 @@ def postgresql_url(postgresql: PostgresServer) -> Iterator[str]:
     """Of an empty database."""
     with postgresql.database() as url:
         yield url
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    """A gate with its ledger and log, under the tests' own policy."""
+    from tests.policies import setting
+    from tests.simulated.guarded import Bench
+
+    with closing(Bench(tmp_path / "a", setting.policy_of(setting.policy_text()))) as made:
+        yield made
+
+
+@pytest.fixture
+def loop(tmp_path: Path) -> Iterator[Loop]:
+    """A whole guard under the same policy, without processes."""
+    from tests.policies import setting
+    from tests.simulated.guard_loop import Loop
+
+    with closing(Loop(tmp_path / "a", setting.policy_of(setting.policy_text()))) as made:
+        yield made

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
 from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
@@ -41,12 +40,11 @@ def place(tmp_path: Path) -> PolicySite:
 
 
 @pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Bench]:
-    with closing(Bench(tmp_path / "bench", setting.policy_of(setting.policy_text()))) as made:
-        poll(made)
-        made.gate.transmit(made.responses())
-        assert isinstance(made.responses(), Denied)
-        yield made
+def bench(bench: Bench) -> Bench:
+    poll(bench)
+    bench.gate.transmit(bench.responses())
+    assert isinstance(bench.responses(), Denied)
+    return bench
 
 
 @pytest.fixture

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,7 +19,6 @@ from tests.console import dumps
 from tests.console.desk import SIZES, Desk, console
 from tests.console.states import silo
 from tests.console.test_safe import TOGETHER
-from tests.policies import setting
 from tests.simulated.guarded import Bench
 from tests.simulated.queries import poll, queries_of
 
@@ -433,13 +429,12 @@ async def test_an_answer_of_another_shape_breaks_nothing(answer: Any) -> None:
 
 
 @pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Bench]:
-    with closing(Bench(tmp_path / "bench", setting.policy_of(setting.policy_text()))) as made:
-        poll(made)
-        made.gate.transmit(made.responses())
-        assert isinstance(made.responses(), Denied)
-        made.factors()
-        yield made
+def bench(bench: Bench) -> Bench:
+    poll(bench)
+    bench.gate.transmit(bench.responses())
+    assert isinstance(bench.responses(), Denied)
+    bench.factors()
+    return bench
 
 
 async def test_what_a_real_gate_wrote_is_what_is_shown(bench: Bench) -> None:

@@ -6,7 +6,6 @@ as little as an honest one, and no message ends the silo.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,11 +32,9 @@ MANY = LIST_ITEMS_MAX + 1
 
 
 @pytest.fixture
-def loop(tmp_path: Path) -> Iterator[Loop]:
-    made = Loop(tmp_path / "a", setting.policy_of(setting.policy_text()))
-    made.offer_plan()
-    yield made
-    made.close()
+def loop(loop: Loop) -> Loop:
+    loop.offer_plan()
+    return loop
 
 
 def say(loop: Loop, kind: str, body: Any, number: int = 1) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +15,6 @@ from fedsilo.protocol.errors import OperationError
 from silo.guard.commands import Halts
 from silo.guard.ledger import Ledger
 from silo.guard.messages import ExchangeInterrupted
-from tests.policies import setting
 from tests.simulated.guard_loop import ADAPTER, PEER_KEYS, Loop
 from tests.simulated.guarded import Killed, command
 
@@ -26,12 +23,10 @@ TRAP = "f" * 64
 
 
 @pytest.fixture
-def loop(tmp_path: Path) -> Iterator[Loop]:
-    made = Loop(tmp_path / "a", setting.policy_of(setting.policy_text()))
-    made.offer_plan()
-    made.open_round()
-    yield made
-    made.close()
+def loop(loop: Loop) -> Loop:
+    loop.offer_plan()
+    loop.open_round()
+    return loop
 
 
 def tell_otherwise(loop: Loop) -> None:

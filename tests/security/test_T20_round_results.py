@@ -6,7 +6,7 @@ Two silos that were told of two ends can prove it offline, and a silo believes n
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -124,11 +124,9 @@ def test_T20_a_result_of_another_shape_is_named_malformed(name: str, value: Any)
 
 
 @pytest.fixture
-def loop(tmp_path: Path) -> Iterator[Loop]:
-    made = Loop(tmp_path / "silo", setting.policy_of(setting.policy_text()))
-    made.offer_plan()
-    yield made
-    made.close()
+def loop(loop: Loop) -> Loop:
+    loop.offer_plan()
+    return loop
 
 
 def unsigned(body: pb.RoundResult, loop: Loop) -> None:

@@ -6,7 +6,6 @@ the honest case.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,11 +35,9 @@ LOST = UnreachableError("the line is down")
 
 
 @pytest.fixture
-def loop(tmp_path: Path) -> Iterator[Loop]:
-    made = Loop(tmp_path / "a", setting.policy_of(setting.policy_text()))
-    made.offer_plan()
-    yield made
-    made.close()
+def loop(loop: Loop) -> Loop:
+    loop.offer_plan()
+    return loop
 
 
 def trains(loop: Loop) -> bool:

@@ -6,7 +6,6 @@ decision itself, and everything else is real.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +25,9 @@ UNKNOWN = ("unknown", "deny", ["RECORD_REFUSED"])
 
 
 @pytest.fixture
-def loop(tmp_path: Path) -> Iterator[Loop]:
-    made = Loop(tmp_path / "a", setting.policy_of(setting.policy_text()))
-    made.offer_plan()
-    yield made
-    made.close()
+def loop(loop: Loop) -> Loop:
+    loop.offer_plan()
+    return loop
 
 
 @pytest.fixture

@@ -27,7 +27,6 @@ from silo.guard.screens import Screens
 from silo.guard.trainer_process.supervisor import Supervisor
 from silo.guard.trainer_report import OTHER, REASONS, ValuesUnusable, counts, ready_facts
 from silo.link import LinkMessage
-from tests.policies import setting
 from tests.simulated import screening
 from tests.simulated.guard_loop import Loop
 
@@ -36,12 +35,10 @@ IN_OUR_FORM = f"first\n2026-11-22T17:00:00.000Z INFO hospital_a {PRIVATE}\r{PRIV
 
 
 @pytest.fixture
-def loop(tmp_path: Path) -> Iterator[Loop]:
-    made = Loop(tmp_path / "a", setting.policy_of(setting.policy_text()))
-    made.offer_plan()
-    made.turn()
-    yield made
-    made.close()
+def loop(loop: Loop) -> Loop:
+    loop.offer_plan()
+    loop.turn()
+    return loop
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -126,11 +126,9 @@ def test_T22_a_file_that_is_a_pickle_is_refused(
 
 
 @pytest.fixture
-def loop(tmp_path: Path) -> Iterator[Loop]:
-    made = Loop(tmp_path / "silo", setting.policy_of(setting.policy_text()))
-    made.offer_plan()
-    yield made
-    made.close()
+def loop(loop: Loop) -> Loop:
+    loop.offer_plan()
+    return loop
 
 
 @pytest.mark.parametrize("adapter", ["pickle", "pickle behind a header", "factors"])

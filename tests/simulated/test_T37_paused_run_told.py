@@ -36,13 +36,6 @@ def running(tmp_path: Path) -> Iterator[tuple[House, list[SimulatedSilo], Orders
         yield house, silos, orders_at(house)
 
 
-@pytest.fixture
-def loop(tmp_path: Path) -> Iterator[Loop]:
-    made = Loop(tmp_path / "a", setting.policy_of(setting.policy_text()))
-    yield made
-    made.close()
-
-
 def heartbeat(silo: SimulatedSilo) -> pb.Ack:
     answer = silo.say("control.heartbeat", pb.Heartbeat())
     assert isinstance(answer, pb.Ack)

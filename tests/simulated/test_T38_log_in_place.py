@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -19,16 +19,9 @@ from fedsilo.protocol.errors import FedSiloError, OperationError
 from fedsilo.protocol.place import Place
 from silo.guard.commands import ends_when
 from silo.guard.messages import Allowed
-from tests.policies import setting
 from tests.simulated.coordinator_parts import joined, until_quiet
 from tests.simulated.guarded import Bench
 from tests.simulated.test_coordinator_ingress import code_of
-
-
-@pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Bench]:
-    with closing(Bench(tmp_path / "silo", setting.policy_of(setting.policy_text()))) as made:
-        yield made
 
 
 def _move(path: Path) -> None:

@@ -31,12 +31,6 @@ from tests.simulated.queries import poll
 from tests.simulated.test_coordinator_queries import write_coordinator
 
 
-@pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Bench]:
-    with closing(Bench(tmp_path / "silo", setting.policy_of(setting.policy_text()))) as made:
-        yield made
-
-
 def on_polls(folder: Path) -> list[dict[str, Any]]:
     return [record for record in read_records(folder / "audit") if record.get("kind") == "control.poll"]
 

@@ -7,7 +7,6 @@ import errno
 import os
 import re
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -40,13 +39,6 @@ NEXT = codec.encode_factors(
     base_digest="", schema_sha256=setting.SCHEMA.digest, rank=2, scale=2.0, dtype="float32",
 )  # fmt: skip
 DIGEST = codec.sha256_hex(ADAPTER)
-
-
-@pytest.fixture
-def loop(tmp_path: Path) -> Iterator[Loop]:
-    made = Loop(tmp_path / "a", setting.policy_of(setting.policy_text()))
-    yield made
-    made.close()
 
 
 def evaluated(loop: Loop, number: int, digest: str = "") -> None:

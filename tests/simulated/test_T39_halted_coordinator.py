@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -12,16 +10,9 @@ from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.errors import UnreachableError
 from fedsilo.protocol.place import Place
 from silo.guard.messages import Allowed
-from tests.policies import setting
 from tests.simulated.coordinator_parts import House, joined, until_quiet
 from tests.simulated.guarded import Bench
 from tests.simulated.test_coordinator_ingress import code_of
-
-
-@pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Bench]:
-    with closing(Bench(tmp_path / "silo", setting.policy_of(setting.policy_text()))) as made:
-        yield made
 
 
 @pytest.mark.parametrize("code", ["HALTED", "ROUND_CLOSED"])

@@ -23,7 +23,6 @@ from fedsilo.protocol.errors import OperationError
 from silo.guard import main
 from silo.guard.ledger import Ledger
 from silo.guard.ledger_check import open_ledger
-from tests.policies import setting
 from tests.simulated.coordinator_parts import joined
 from tests.simulated.guard_loop import Loop
 from tests.simulated.guarded import OUR_KEY
@@ -93,13 +92,6 @@ def doing(work: Callable[[], Any]) -> Iterator[list[Any]]:
     finally:
         thread.join(30)
         assert not thread.is_alive()
-
-
-@pytest.fixture
-def loop(tmp_path: Path) -> Iterator[Loop]:
-    made = Loop(tmp_path / "a", setting.policy_of(setting.policy_text()))
-    yield made
-    made.close()
 
 
 def test_T39_a_locked_ledger_is_waited_for_and_named_and_the_silo_goes_on_by_itself(

@@ -5,7 +5,7 @@ refusal stands beside what is let through.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -134,13 +134,6 @@ def test_T58_a_hello_that_asks_for_one_update_or_none_among_several_silos_is_ref
 
 
 # ---- at the silo ---------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def loop(tmp_path: Path) -> Iterator[Loop]:
-    made = Loop(tmp_path / "a", setting.policy_of(setting.policy_text()))
-    yield made
-    made.close()
 
 
 def say_ended(loop: Loop, *participants: str, number: int = 1, adapter: bytes = NEXT) -> None:

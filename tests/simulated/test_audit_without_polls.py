@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -14,15 +13,8 @@ from fedsilo.control import audit_queries
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.errors import DeniedError, UsageError
 from fedsilo.protocol.place import Place
-from tests.policies import setting
 from tests.simulated.guarded import Bench
 from tests.simulated.queries import all_pages, long_log, poll, queries_of
-
-
-@pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Bench]:
-    with closing(Bench(tmp_path / "silo", setting.policy_of(setting.policy_text()))) as made:
-        yield made
 
 
 def is_control(record: dict[str, Any]) -> bool:

@@ -8,7 +8,6 @@ import re
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -62,12 +61,6 @@ from tests.simulated.queries import (
 )
 
 CANARY = "quiet-harbour-lantern"
-
-
-@pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Bench]:
-    with closing(Bench(tmp_path / "a", setting.policy_of(setting.policy_text()))) as made:
-        yield made
 
 
 def denied_factors(bench: Bench) -> None:
@@ -335,12 +328,6 @@ def test_the_audit_pages_are_the_whole_log(bench: Bench) -> None:
     upper = [each for each in whole if "TENSOR_SET" in json.dumps(each)]
     assert upper and audit({"text": "tensor_set"})["records"] == upper
     assert audit({"text": "never said"}) == {"records": [], "size": len(whole), "next": None}
-
-
-@pytest.fixture
-def loop(tmp_path: Path) -> Iterator[Loop]:
-    with closing(Loop(tmp_path / "guard", setting.policy_of(setting.policy_text()))) as made:
-        yield made
 
 
 def test_a_verification_runs_beside_the_loop_and_says_how_far_it_came(loop: Loop) -> None:

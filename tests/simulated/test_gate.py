@@ -33,13 +33,6 @@ B = "model.layers.0.self_attn.q_proj.lora_B"
 
 
 @pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Bench]:
-    made = Bench(tmp_path / "a", setting.policy_of(setting.policy_text()))
-    yield made
-    made.close()
-
-
-@pytest.fixture
 def holding(tmp_path: Path) -> Iterator[Bench]:
     made = Bench(tmp_path / "a", setting.policy_of(setting.policy_text(first_rounds=1)))
     yield made

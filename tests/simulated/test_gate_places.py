@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,13 +17,6 @@ from silo.sampling import Training
 from tests.policies import setting
 from tests.simulated.coordinator_parts import federation, until_quiet
 from tests.simulated.guarded import Bench, small_factors
-
-
-@pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Bench]:
-    made = Bench(tmp_path / "a", setting.policy_of(setting.policy_text()))
-    yield made
-    made.close()
 
 
 def evaluation(digest: str) -> pb.MetricsEval:

@@ -32,13 +32,6 @@ WRONG_ADAPTER = codec.encode_factors(
 )  # fmt: skip
 
 
-@pytest.fixture
-def loop(tmp_path: Path) -> Iterator[Loop]:
-    made = Loop(tmp_path / "a", setting.policy_of(setting.policy_text()))
-    yield made
-    made.close()
-
-
 def in_round(loop: Loop, adapter: bytes = ADAPTER) -> None:
     """Plan accepted, round 1 open, base evaluated; the adapter's fetch is answered with `adapter`."""
     loop.offer_plan()

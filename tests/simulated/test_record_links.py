@@ -3,7 +3,6 @@ approvals that a decision rests on, and the record that the coordinator made of 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,13 +16,6 @@ from tests.simulated.guarded import PROGRAM, Bench, command, small_factors
 
 FIRST_ROUND = setting.policy_text(first_rounds=1)
 TWO_PERSONS = FIRST_ROUND.replace("persons: 1", "persons: 2").replace("policy_change: 1", "policy_change: 2")
-
-
-@pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Bench]:
-    made = Bench(tmp_path / "a", setting.policy_of(setting.policy_text()))
-    yield made
-    made.close()
 
 
 def test_T34_each_decision_names_the_program_that_made_it(bench: Bench) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,13 +16,6 @@ from tests.policies import setting
 from tests.simulated.guard_loop import Loop
 
 REFUSALS = 400  # more than any test here asks for
-
-
-@pytest.fixture
-def loop(tmp_path: Path) -> Iterator[Loop]:
-    made = Loop(tmp_path / "a", setting.policy_of(setting.policy_text()))
-    yield made
-    made.close()
 
 
 def refuses(loop: Loop, *kinds: str, code: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +25,6 @@ UPDATE = codec.encode_factors(
 TASKS = ["LoadAdapter", "PrivateStep", "GeneratePublic", "PublicStep", "PrivateStep", "GeneratePublic", "PublicStep",
          "ExportDelta"]  # fmt: skip
 CONTENT = ("metrics.eval", "public.responses", "lora.factors")
-
-
-@pytest.fixture
-def loop(tmp_path: Path) -> Iterator[Loop]:
-    made = Loop(tmp_path / "a", setting.policy_of(setting.policy_text()))
-    yield made
-    made.close()
 
 
 def begin(loop: Loop) -> None:

@@ -242,13 +242,6 @@ def test_a_share_of_no_draw_has_no_interval() -> None:
 # ---- a silo ----------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def loop(tmp_path: Path) -> Iterator[Loop]:
-    made = Loop(tmp_path / "a", setting.policy_of(setting.policy_text()))
-    yield made
-    made.close()
-
-
 def in_round(loop: Loop) -> None:
     """Round 1 is open, the base was evaluated with 487 held-out prompts of which 3 are too long, a step is done."""
     loop.offer_plan()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,17 +13,14 @@ import pytest
 from silo.guard.answers.curves import FILE, LINE_BYTES_MAX, NAMES_MAX
 from silo.guard.answers.state import _METRICS_KEPT, _METRICS_SHOWN
 from silo.guard.trainer_report import ValuesUnusable
-from tests.policies import setting
 from tests.simulated.guard_loop import Loop
 
 
 @pytest.fixture
-def loop(tmp_path: Path) -> Iterator[Loop]:
-    made = Loop(tmp_path / "a", setting.policy_of(setting.policy_text()))
-    made.offer_plan()
-    made.turn()
-    yield made
-    made.close()
+def loop(loop: Loop) -> Loop:
+    loop.offer_plan()
+    loop.turn()
+    return loop
 
 
 def report(loop: Loop, metrics: dict[str, Any], step: int = 2) -> None:
