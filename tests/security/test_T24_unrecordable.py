@@ -138,14 +138,12 @@ def test_T03_a_decision_that_no_record_takes_lets_nothing_out_and_holds_nothing(
 
 
 def test_T03_a_refusal_that_no_record_takes_keeps_its_reasons_and_is_on_record(
-    tmp_path: Path, refused: set[tuple[str, str]]
+    bench: Bench, refused: set[tuple[str, str]]
 ) -> None:
-    bench = Bench(tmp_path / "silo", setting.policy_of(setting.policy_text()))
     refused.add(("egress.decision", "lora.factors"))
     offered = bench.factors(base="ff" * 32)
     assert isinstance(offered, Denied) and offered.decision.reasons == ("BASE_DIGEST", "RECORD_REFUSED")
     assert decided(bench, "egress.decision") == ("lora.factors", "deny", ["RECORD_REFUSED"])
-    bench.close()
 
 
 def test_T03_a_release_that_no_record_takes_is_denied_though_persons_agreed(

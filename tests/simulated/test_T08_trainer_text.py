@@ -27,6 +27,7 @@ from silo.guard.screens import Screens
 from silo.guard.trainer_process.supervisor import Supervisor
 from silo.guard.trainer_report import OTHER, REASONS, ValuesUnusable, counts, ready_facts
 from silo.link import LinkMessage
+from tests.policies import setting
 from tests.simulated import screening
 from tests.simulated.guard_loop import Loop
 

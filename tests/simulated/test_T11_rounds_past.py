@@ -12,7 +12,6 @@ from fedsilo.protocol._generated import federation_pb2 as pb
 from policies.history import FULL, HistoryBook
 from policies.replay import replay
 from silo.guard.messages import Allowed, Denied
-from tests.policies import setting
 from tests.simulated.coordinator_parts import joined
 from tests.simulated.guarded import Bench
 
@@ -36,8 +35,7 @@ def test_T11_a_coordinator_refuses_and_records_it(tmp_path: Path) -> None:
     house.close()
 
 
-def test_T11_a_gate_denies_and_records_it(tmp_path: Path) -> None:
-    bench = Bench(tmp_path / "a", setting.policy_of(setting.policy_text()))
+def test_T11_a_gate_denies_and_records_it(bench: Bench) -> None:
     bench.gate._judge.book.counts["run-1/first"] = 20
     assert isinstance(bench.factors(), Denied)
     (record,) = bench.events("egress.decision")
@@ -46,7 +44,6 @@ def test_T11_a_gate_denies_and_records_it(tmp_path: Path) -> None:
     assert not any(each.changed for each in replay([record], bench.gate.policy))
     bench.gate._judge.book.counts["run-1/first"] = 1  # the counterpart
     assert isinstance(bench.factors(), Allowed)
-    bench.close()
 
 
 def test_of_a_run_that_ended_no_counts_are_left_and_the_rates_are(tmp_path: Path) -> None:

@@ -17,11 +17,12 @@ from fedsilo.protocol.method import Offer
 from fedsilo.protocol.plan import Plan
 from policies.load import Policy
 from silo.guard.ledger import Release
-from silo.guard.releases import Settled
+from silo.guard.releases import Releases, Settled
+from silo.guard.run import RunManager
 from tests.policies import setting
 from tests.simulated.coordinator_parts import federation, until_quiet
 from tests.simulated.guard_loop import Loop
-from tests.simulated.guarded import Bench, command, small_factors
+from tests.simulated.guarded import Bench, Killed, command, small_factors
 
 OTHER = setting.PLAN.model_copy(update={"run": "run-2"})
 
@@ -52,24 +53,22 @@ def held(loop: Loop, run: str) -> Release:
     return release
 
 
-def approve(loop: Loop, release: Release) -> dict[str, Any]:
+def answer(loop: Loop, name: str, release: Release, **more: str) -> Any:
     shown = {
         "release": release.id,
         "digest": release.digest,
         "policy_digest": loop.bench.gate.policy.digest,
         **loop.bench.shown(release),
     }
-    return loop.guard.orders.approve(command("approvals.approve", shown))
+    return command(f"approvals.{name}", shown | more)
+
+
+def approve(loop: Loop, release: Release) -> dict[str, Any]:
+    return loop.guard.orders.approve(answer(loop, "approve", release))
 
 
 def reject(loop: Loop, release: Release) -> None:
-    shown = {
-        "release": release.id,
-        "digest": release.digest,
-        "policy_digest": loop.bench.gate.policy.digest,
-        **loop.bench.shown(release),
-    }
-    loop.guard.orders.reject(command("approvals.reject", shown | {"reason_code": "CONTENT"}))
+    loop.guard.orders.reject(answer(loop, "reject", release, reason_code="CONTENT"))
 
 
 def run_ends(loop: Loop, run: str, outcome: str = "failed") -> None:
@@ -142,6 +141,46 @@ def test_T36_a_no_that_was_not_heard_acknowledges_nothing(asking: Loop) -> None:
     asking.coordinator.fails_at("control.abstain", UnreachableError("down"))
     reject(asking, held(asking, "run-1"))
     assert asking.bench.ledger.acknowledged == 0
+    asking.coordinator.fails_at("control.abstain", UnreachableError("down"))
+    asking.offer_plan()
+    assert asking.bench.ledger.acknowledged == 0
+    asking.offer_plan()
+    assert asking.bench.ledger.acknowledged == asking.coordinator.sequence - 2
+    assert declined(asking) == ["run-1"] * 3 and asking.trainer.told == []
+
+
+@pytest.mark.parametrize(
+    ("end", "killed", "at"),
+    [
+        (approve, RunManager, "settle"),
+        (reject, RunManager, "settle"),
+        (reject, Releases, "_answer"),
+        (reject, Releases, "_settle"),
+    ],
+)
+def test_T36_T39_an_answer_that_a_kill_cut_short_stands_when_the_plan_comes_again(
+    asking: Loop, monkeypatch: pytest.MonkeyPatch, end: Callable[[Loop, Release], Any], killed: type, at: str
+) -> None:
+    def dies(*_: object, **__: object) -> None:
+        raise Killed
+
+    asking.offer_plan()
+    release = held(asking, "run-1")
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(killed, at, dies)
+        end(asking, release)
+    asking.restart()
+    (given,) = asking.bench.ledger.approvals(release.id)
+    assert (given.verdict, given.record >= 0) == (end.__name__, True)
+    assert asking.trainer.told == []
+    asking.offer_plan()
+    runs, told = asking.bench.ledger.run_state("run-1"), [message.type for message in asking.trainer.told]
+    if end is approve:
+        assert (runs, told) == ("running", ["plan"])
+        assert asking.bench.ledger.acknowledged == asking.coordinator.sequence
+    else:
+        assert (runs, told, declined(asking)[:1]) == ("declined", [], ["run-1"])
+        assert len(asking.bench.events("approval.deny")) == 1
 
 
 # ---- a run that is over ------------------------------------------------------------------------------

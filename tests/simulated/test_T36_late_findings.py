@@ -22,7 +22,6 @@ from silo.guard.archive import TICKET_SECONDS, Tickets
 from silo.guard.commands import HeldPayloads
 from silo.guard.ledger import Approval, Ledger, Release
 from silo.guard.releases import Settled
-from tests.policies import setting
 from tests.simulated import screening
 from tests.simulated.guard_loop import Loop
 from tests.simulated.guarded import Bench, command
@@ -384,9 +383,8 @@ def test_T39_a_reading_that_the_log_does_not_take_halts_the_gate(site: Site, mon
 
 
 def test_a_pause_outlives_a_restart_and_ends_with_the_order_to_go_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    loop: Loop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loop = Loop(tmp_path / "silo", setting.policy_of(setting.policy_text()))
 
     def order(name: str) -> dict[str, Any]:
         orders = dataclasses.replace(loop.guard.orders, on_loop=lambda work: work())
@@ -415,4 +413,3 @@ def test_a_pause_outlives_a_restart_and_ends_with_the_order_to_go_on(
         with pytest.raises(OperationError):
             order("resume")
         assert run.paused
-    loop.close()

@@ -12,7 +12,6 @@ import pytest
 
 from fedsilo.audit.segments import LogFullError
 from fedsilo.protocol.errors import OperationError
-from tests.policies import setting
 from tests.simulated.coordinator_parts import RUN_YAML, House, house_in_round
 from tests.simulated.guard_loop import Loop
 from tests.simulated.test_orders_recorded import Orders, new_desk, orders_at, orders_in
@@ -90,9 +89,8 @@ def refuse_record(*args: Any, **fields: Any) -> None:
 # ---- a silo ------------------------------------------------------------------------------------------
 
 
-def test_T39_a_silo_is_stopped_although_its_log_takes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_T39_a_silo_is_stopped_although_its_log_takes_nothing(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stopping lets less out, so it needs no record; resuming lets more out, so it does."""
-    loop = Loop(tmp_path / "silo", setting.policy_of(setting.policy_text()))
     stopped: list[bool] = []
     orders = dataclasses.replace(loop.guard.orders, on_loop=lambda work: work(), stop=lambda: stopped.append(True))
     desk = new_desk()
@@ -105,7 +103,6 @@ def test_T39_a_silo_is_stopped_although_its_log_takes_nothing(tmp_path: Path, mo
     done = give("stop", request_id="request-2")
     assert stopped == [True] and done == {"stopping": True, "by": "alice"}
     monkeypatch.undo()
-    loop.close()
 
 
 def full(event: str, **fields: Any) -> int:

@@ -24,8 +24,7 @@ from tests.policies import setting
 from tests.simulated.guarded import Bench
 
 
-def test_every_decision_replays_from_its_own_record(tmp_path: Path) -> None:
-    bench = Bench(tmp_path / "a", setting.policy_of(setting.policy_text()))
+def test_every_decision_replays_from_its_own_record(bench: Bench) -> None:
     bench.gate.send(bench.gate.view.place("control.heartbeat"), pb.Heartbeat())
     bench.responses()
     bench.factors()
@@ -36,7 +35,6 @@ def test_every_decision_replays_from_its_own_record(tmp_path: Path) -> None:
         logged = json.loads(json.dumps(record["facts"]))
         again = decide(logged["final"], bench.policy, History.from_json(logged["history"]))
         assert (again.verdict, list(again.reasons)) == (record["decision"], record["reasons"])
-    bench.close()
 
 
 # ---- the commands that ask another policy ------------------------------------------------------------
@@ -196,8 +194,7 @@ def test_a_tighter_clip_is_said_to_have_clipped_first(logged: Path) -> None:
         assert ("would have scaled them down to its clip_l2 first" in shown) is said
 
 
-def test_a_record_counts_the_rules_that_do_not_apply_and_lists_the_others(tmp_path: Path) -> None:
-    bench = Bench(tmp_path / "a", setting.policy_of(setting.policy_text()))
+def test_a_record_counts_the_rules_that_do_not_apply_and_lists_the_others(bench: Bench) -> None:
     bench.gate.send(bench.gate.view.place("control.heartbeat"), pb.Heartbeat())
     bench.factors()
     for record in bench.events("egress.decision"):
@@ -208,7 +205,6 @@ def test_a_record_counts_the_rules_that_do_not_apply_and_lists_the_others(tmp_pa
             "limit" in rule for rule in record["rules"]
         )
         assert record["detail"]["rules_not_applicable"] == len(results) - len(applying) > 0
-    bench.close()
 
 
 def test_tail_shows_what_it_is_asked_for(logged: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,13 +16,11 @@ from fedsilo.protocol.errors import DeniedError, FedSiloError, UnreachableError
 from fedsilo.protocol.method import ExportDelta
 from silo.config import SiloConfig
 from silo.guard import loop as guard_loop
-from silo.guard.releases import Releases
 from silo.guard.site import never_shown
 from silo.guard.trainer_process.supervisor import TrainerGone
 from silo.sampling import PrivateSampler, Training
 from tests.policies import setting
 from tests.simulated.guard_loop import ADAPTER, Loop
-from tests.simulated.guarded import Killed, command
 
 LOST = UnreachableError("the line is down")
 WRONG_ADAPTER = codec.encode_factors(
@@ -263,101 +260,6 @@ def test_a_plan_that_the_policy_denies_is_acknowledged_only_when_the_no_was_hear
         == [record["sequence"] for record in loop.bench.events("ingress.decision") if record["kind"] == "run.plan"][-1]
     )
     assert len(abstained(loop)) == 2
-
-
-def asking_policy() -> Any:
-    """A person approves each plan."""
-    text = setting.policy_text()
-    place = text.index("  run.plan:\n")
-    return setting.policy_of(text[:place] + text[place:].replace("first_rounds: 0", "first_rounds: 1", 1))
-
-
-@pytest.fixture
-def asking(tmp_path: Path) -> Iterator[Loop]:
-    made = Loop(tmp_path / "a", asking_policy())
-    yield made
-    made.close()
-
-
-def answer_of_a_person(loop: Loop, name: str, **more: Any) -> Any:
-    (release,) = loop.bench.ledger.releases("held")
-    shown = {
-        "release": release.id,
-        "digest": release.digest,
-        "policy_digest": loop.policy.digest,
-        **loop.bench.shown(release),
-    }
-    return command(name, shown | more)
-
-
-def test_a_plan_that_a_person_rejects_is_acknowledged_only_when_the_no_was_heard(asking: Loop) -> None:
-    asking.offer_plan()
-    asking.coordinator.fails_at("control.abstain", LOST)
-    asking.guard.orders.reject(answer_of_a_person(asking, "approvals.reject", reason_code="CONTENT"))
-    asking.coordinator.fails_at("control.abstain", LOST)
-    asking.offer_plan()
-    assert asking.bench.ledger.acknowledged == 0
-    asking.offer_plan()
-    assert asking.bench.ledger.acknowledged == asking.coordinator.sequence - 2
-    assert len(abstained(asking)) == 3 and asking.trainer.told == []
-
-
-def test_T39_a_plan_approved_just_before_a_kill_is_accepted_when_it_comes_again(
-    asking: Loop, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asking.offer_plan()
-    assert asking.trainer.told == []
-
-    def killed(*_: object) -> None:
-        raise Killed
-
-    monkeypatch.setattr(asking.guard.runs, "settle", killed)
-    with pytest.raises(Killed):
-        asking.guard.orders.approve(answer_of_a_person(asking, "approvals.approve"))
-    asking.restart()
-    asking.offer_plan()
-    assert asking.bench.ledger.run_state("run-1") == "running"
-    assert [message.type for message in asking.trainer.told] == ["plan"]
-    assert asking.bench.ledger.acknowledged == asking.coordinator.sequence
-
-
-def test_T39_a_plan_rejected_just_before_a_kill_is_declined_when_it_comes_again(
-    asking: Loop, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asking.offer_plan()
-
-    def killed(*_: object) -> None:
-        raise Killed
-
-    monkeypatch.setattr(asking.guard.runs, "settle", killed)
-    with pytest.raises(Killed):
-        asking.guard.orders.reject(answer_of_a_person(asking, "approvals.reject", reason_code="CONTENT"))
-    asking.restart()
-    asking.offer_plan()
-    assert asking.bench.ledger.run_state("run-1") == "declined"
-    assert abstained(asking) == [(0, 0)] and asking.trainer.told == []
-
-
-@pytest.mark.parametrize("at", ["_answer", "_settle"])
-def test_T36_T39_a_no_to_a_plan_that_a_kill_cut_short_stands_when_it_comes_again(
-    asking: Loop, monkeypatch: pytest.MonkeyPatch, at: str
-) -> None:
-    asking.offer_plan()
-
-    def killed(*_: object, **__: object) -> None:
-        raise Killed
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Releases, at, killed)
-        with pytest.raises(Killed):
-            asking.guard.orders.reject(answer_of_a_person(asking, "approvals.reject", reason_code="CONTENT"))
-    (release,) = asking.bench.ledger.releases("held")
-    asking.restart()
-    assert [(one.verdict, one.record >= 0) for one in asking.bench.ledger.approvals(release.id)] == [("reject", True)]
-    asking.offer_plan()
-    assert asking.bench.ledger.run_state("run-1") == "declined"
-    assert abstained(asking)[:1] == [(0, 0)] and asking.trainer.told == []
-    assert len(asking.bench.events("approval.deny")) == 1
 
 
 # ---- runs that are over ------------------------------------------------------------------------------

@@ -24,7 +24,6 @@ from fedsilo.control.desk import ControlDesk, raise_for_reply
 from fedsilo.files.durable import write_private
 from fedsilo.protocol.errors import ConflictError, FedSiloError, NotAllowedError, NotFoundError, OperationError
 from silo.guard.control_socket import ControlServer
-from tests.policies import setting
 from tests.security.people import new_keys
 from tests.simulated.coordinator_parts import House, federation, house_in_round
 from tests.simulated.guard_loop import Loop
@@ -197,8 +196,7 @@ def test_T39_an_order_that_cannot_be_recorded_halts_the_coordinator(
     assert [each[1] for each in orders_in(house.audit.records())] == ["run.pause"]
 
 
-def test_a_silos_orders_are_done_and_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    loop = Loop(tmp_path / "silo", setting.policy_of(setting.policy_text()))
+def test_a_silos_orders_are_done_and_recorded(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
     stopped: list[bool] = []
     orders = dataclasses.replace(
         loop.guard.orders, on_loop=lambda work: work(), stop=lambda: stopped.append(True)
@@ -235,4 +233,3 @@ def test_a_silos_orders_are_done_and_recorded(tmp_path: Path, monkeypatch: pytes
     assert told[0] == (paused["record"], "silo.pause", run.plan.run, "alice")
     kept = [record for record in loop.bench.audit.records() if record["event"].startswith("silo.")]
     assert [len(record["orders"]) for record in kept] == [1, 1, 1]
-    loop.close()

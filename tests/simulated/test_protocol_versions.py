@@ -16,7 +16,6 @@ from fedsilo.protocol import codec
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.errors import PeerError
 from fedsilo.protocol.services import PROTOCOL_VERSION
-from tests.policies import setting
 from tests.simulated.coordinator_parts import House, federation, hello, until_quiet
 from tests.simulated.guard_loop import Loop
 
@@ -65,24 +64,20 @@ def test_the_bytes_of_an_older_silo_are_refused_for_their_version(tmp_path: Path
     house.close()
 
 
-def test_an_older_coordinator_reads_no_hello_of_today(tmp_path: Path) -> None:
+def test_an_older_coordinator_reads_no_hello_of_today(loop: Loop) -> None:
     """It answers before it looks at the version, so the hint of this side is what names it."""
     today = codec.encode(hello())
     with pytest.raises(PeerError) as refused:
         codec.decode(hello_of_version_1(), today)
     assert codec.decode(pb.Hello, today).protocol_min == PROTOCOL_VERSION
-    loop = Loop(tmp_path / "a", setting.policy_of(setting.policy_text()))
     line = loop.guard._talk.refused(pb.Refusal(code=refused.value.code)).line
     assert f"this FedSilo speaks protocol {PROTOCOL_VERSION}" in line and "update the coordinator" in line
-    loop.close()
 
 
-def test_a_silo_that_is_refused_for_its_version_is_told_what_to_do(tmp_path: Path) -> None:
-    loop = Loop(tmp_path / "a", setting.policy_of(setting.policy_text()))
+def test_a_silo_that_is_refused_for_its_version_is_told_what_to_do(loop: Loop) -> None:
     newer, said = str(PROTOCOL_VERSION + 1), str(PROTOCOL_VERSION)
     line = loop.guard._talk.refused(pb.Refusal(code="PROTOCOL_RANGE", field="protocol", expected=newer, got=said)).line
     assert f"it expects {newer}, here it is {said}" in line and "update the older one" in line
-    loop.close()
 
 
 @pytest.mark.parametrize("updated", [False, True])

@@ -29,8 +29,7 @@ def orders_of(loop: Loop) -> Orders:
     return Orders(desk)
 
 
-def test_a_silo_that_left_says_goodbye_until_it_is_heard_and_stays_out_over_a_restart(tmp_path: Path) -> None:
-    loop = Loop(tmp_path / "silo", setting.policy_of(setting.policy_text()))
+def test_a_silo_that_left_says_goodbye_until_it_is_heard_and_stays_out_over_a_restart(loop: Loop) -> None:
     give = orders_of(loop)
     with pytest.raises(NotFoundError):
         give("leave")
@@ -69,7 +68,6 @@ def test_a_silo_that_left_says_goodbye_until_it_is_heard_and_stays_out_over_a_re
     run = loop.guard.runs.run
     assert run is not None and run.plan.run == "run-2"
     assert sent == 1 and not loop.coordinator.bodies("metrics.eval")
-    loop.close()
 
 
 def test_the_coordinator_waits_no_more_for_a_silo_that_left_and_keeps_what_it_gave(tmp_path: Path) -> None:

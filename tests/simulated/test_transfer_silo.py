@@ -21,8 +21,8 @@ from tests.policies import setting
 from tests.simulated.carried_files import carried_by_a_thief, without_its_signature, without_the_first
 from tests.simulated.guard_loop import ADAPTER, Loop, countersigned
 from tests.simulated.guarded import COORDINATOR_KEY, OUR_KEY
-from tests.simulated.test_guard_loop import answer_of_a_person, asking_policy
 from tests.simulated.test_round_end_guard import PLAN, POOL, Work
+from tests.simulated.test_T34_T36_held_plans import approve, asking_policy, held
 
 UPDATE, ANSWERS = "lora.factors", "public.responses"
 Line = tuple[str, Message | bytes, dict[str, Any], tuple[str, int] | None]
@@ -564,7 +564,7 @@ def test_a_plan_that_waits_for_people_waits_over_a_kill(tmp_path: Path) -> None:
         loop.restart()
         loop.turn(2)
         assert len(loop.bench.ledger.releases("held")) == 1
-        loop.guard.orders.approve(answer_of_a_person(loop, "approvals.approve"))
+        approve(loop, held(loop, PLAN.run))
         loop.turn(2)
         assert loop.guard.runs.run is not None
     finally:

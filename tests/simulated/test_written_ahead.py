@@ -20,7 +20,6 @@ from silo.guard import archive as archive_module
 from silo.guard import ledger as payloads_module
 from silo.guard.ledger import Payloads
 from silo.guard.messages import Allowed, Denied
-from tests.policies import setting
 from tests.simulated.guarded import Bench
 from tests.simulated.test_offered_as_rebuilt import BFLOAT16, FLOAT32, body_of, drawn
 
@@ -244,16 +243,14 @@ def test_T39_a_disk_that_refuses_it_halts_the_gate(
 
 
 def test_where_room_has_to_be_made_first_nothing_is_written_before(
-    tmp_path: Path, ahead: list[bytes], monkeypatch: pytest.MonkeyPatch
+    bench: Bench, ahead: list[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bench = Bench(tmp_path / "a", setting.policy_of(setting.policy_text()))
     body = body_of(drawn())
     gigabytes = bench.gate.policy.file.retention.outbox_max_gb
     monkeypatch.setattr(archive_module, "_GB", (len(body) - 1) / gigabytes)
     with pytest.raises(OperationError) as raised:
         offer(bench, body)
     assert raised.value.code == "OUTBOX_FULL" and ahead == []
-    bench.close()
     monkeypatch.setattr(archive_module, "_GB", len(body) / gigabytes)  # the counterpart: just enough
     again = bench.restart()
     assert isinstance(offer(again, body), Allowed) and len(ahead) == 1
