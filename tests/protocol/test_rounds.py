@@ -161,45 +161,6 @@ def test_any_history_keeps_what_it_acknowledged_and_ends_by_its_deadlines(
     assert run.life is before
 
 
-def honest(plan: Plan, silo: str) -> list[rounds.Event]:
-    """What one silo says in a run in which nothing goes wrong, in its order."""
-    said: list[rounds.Event] = [rounds.PlanTaken(silo)]
-    for number in range(1, plan.rounds + 1):
-        said.append(rounds.Signed(silo, number))
-        ahead = plan.exchange == "round_end"  # then the last round's end asks for no answers
-        if plan.public_steps() and plan.method != "fedavg-grpo" and not (ahead and number == plan.rounds):
-            said.append(rounds.Contribution(silo, "public.responses", number, 2, 1, f"{silo}{number}p"))
-        said.append(rounds.Contribution(silo, UPDATE, number, 0, 1, f"{silo}{number}"))
-    return [*said, rounds.Contribution(silo, "metrics.eval", plan.rounds, 0, 1, f"{silo}m")]
-
-
-@settings(max_examples=25, deadline=None)
-@given(st.data(), st.integers(1, 4), st.sampled_from(WORKS))
-def test_honest_silos_in_any_order_with_lost_answers_make_one_and_the_same_run(
-    data: st.DataObject, count: int, works: dict[str, str]
-) -> None:
-    """A silo sends its next message once the one before was taken; acknowledgements are lost now and then, so it sends
-    again, with another attempt, and a message from before may still be on its way."""
-    silos = "abcd"[:count]
-    run = PaperRun(plan_with(silos, **works, quorum=count))
-    waiting = {silo: honest(run.plan, silo) for silo in silos}
-    while any(waiting.values()):
-        silo = data.draw(st.sampled_from([silo for silo in silos if waiting[silo]]))
-        message = waiting[silo][0]
-        verdict = run.say(message).verdict
-        if verdict is Verdict.ACCEPTED:
-            waiting[silo].pop(0)
-            if data.draw(st.booleans()):
-                again = run.say(message)
-                assert again.verdict is Verdict.IGNORED or not isinstance(message, rounds.Contribution)
-    assert run.life.state == "finished"
-    assert [commit.silos for commit in run.commits] == [tuple(silos)] * ROUNDS
-    assert [commit.upload_digests for commit in run.commits] == [
-        tuple(f"{silo}{number}" for silo in silos) for number in (1, 2)
-    ]
-    run.check_replay()
-
-
 @settings(max_examples=25, deadline=None)
 @given(st.data(), st.integers(3, 4), st.booleans())
 def test_whatever_comes_of_updates_and_answers_only_both_make_a_donor(

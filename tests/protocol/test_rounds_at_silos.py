@@ -7,6 +7,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -225,6 +226,14 @@ deeds = st.tuples(st.sampled_from([*HONEST * 8, *TROUBLE, *ORDERS]), of_whom, mo
 def test_a_silo_works_on_no_round_but_one_that_it_signed() -> None:
     begins = {(state, event) for state, row in AT_SILO.items() for event, cell in row.items() if cell.next == "working"}
     assert begins == {("signed", "agree"), ("none", "go on")}
+
+
+@pytest.mark.parametrize("works", WORKS)
+def test_silos_that_do_not_fail_finish_the_run_with_each_update_of_each_round(works: dict[str, str]) -> None:
+    federation = Federation(works, quorum=3, late="", declines=False)
+    federation.ends()
+    assert federation.run.life.state == "finished"
+    assert [commit.silos for commit in federation.run.commits] == [tuple(NAMES)] * ROUNDS
 
 
 @settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
