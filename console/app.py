@@ -24,16 +24,8 @@ from typing import Any, ClassVar
 from textual.binding import Binding, BindingType
 
 from console.actions import PLACES, Entry, History, help_lines, json_lines, matches
-from console.base import Arrived, Console, FedScreen, Remembered, TooSmall, keep_covered
-from console.dialogs import (
-    AskingDialog,
-    ChooseDialog,
-    TextDialog,
-    by_letters,
-    by_place,
-    places_to_go,
-    things_to_do,
-)
+from console.base import Arrived, Console, FedScreen, Remembered, TextDialog, TooSmall, dialog_cells, keep_covered
+from console.dialogs import AskingDialog, ChooseDialog, by_letters, by_place, places_to_go, things_to_do
 from console.feed import Feed, Hand, Source, connect_to
 from console.lock import KeyFiles, KeyGate, Signer, Signing
 from console.recording import Replay
@@ -157,7 +149,7 @@ class FedConsole(Console):
 
     def action_help(self) -> None:
         if not isinstance(self.screen, TextDialog):
-            cells = max(self.size.width * 96 // 100 - 6, 30)
+            cells = dialog_cells(self.size)
             rows = help_lines(self.top.tags, self.top.context(), self.top.why_off, cells)
             self.push_screen(TextDialog(f"Help, {self.top.called}", rows))
 
@@ -169,7 +161,7 @@ class FedConsole(Console):
         if value is None:
             self.say("nothing is selected here")
         else:
-            self.push_screen(TextDialog("JSON", json_lines(value, max(self.size.width * 96 // 100 - 6, 30))))
+            self.push_screen(TextDialog("JSON", json_lines(value, dialog_cells(self.size))))
 
     def action_go_to(self) -> None:
         self.push_screen(ChooseDialog("Go to", places_to_go(self), by_place(self), history=self._typed))

@@ -30,7 +30,18 @@ from textual.screen import ModalScreen, Screen
 from textual.widget import Widget
 from textual.widgets import Input, Static
 
-from console.actions import PLACES, Action, Context, Entry, History, crumbs_line, tabs_line, title_of
+from console.actions import (
+    PLACE_TWINS,
+    PLACES,
+    Action,
+    Context,
+    Entry,
+    History,
+    command_line,
+    crumbs_line,
+    tabs_line,
+    title_of,
+)
 from console.feed import Feed, Person, Source, boot_seconds, waited_seconds
 from console.lock import BURST, BURST_SECONDS, Decision, KeyFiles, KeyGate, Signer, Signing, why_not_release
 from console.recording import NEVER_RECORDED
@@ -69,6 +80,11 @@ FIRST_SCREENS = 2  # Textual's own empty one, and a place
 def is_too_small(size: Size) -> bool:
     """Nothing is drawn by halves: below this size there is one sentence."""
     return size.width < CELLS_MIN or size.height < ROWS_MIN
+
+
+def dialog_cells(size: Size) -> int:
+    """Return the width of a text in a dialog: within its border and beside its scroll bar."""
+    return max(size.width * 96 // 100 - 6, 30)
 
 
 def content_of(lines: Iterable[Line], *, greyed: bool = False, ascii_only: bool = False) -> Content:
@@ -543,6 +559,19 @@ class FedScreen(Screen[None]):
     def fed(self) -> Console:
         return cast("Console", self.app)
 
+    @property
+    def at_a_coordinator(self) -> bool:
+        return isinstance(self.fed.snapshot.state, CoordinatorState)
+
+    @property
+    def daemon_now(self) -> float:
+        """The daemon's clock, in seconds since 1970; 0 while it is not known."""
+        return self.fed.snapshot.server_now(self.fed.now())
+
+    @property
+    def dialog_cells(self) -> int:
+        return dialog_cells(self.app.size)
+
     # ---- what a screen says of itself --------------------------------------------------------------
 
     def wants(self) -> Mapping[str, Question]:
@@ -562,7 +591,8 @@ class FedScreen(Screen[None]):
 
     def twin(self) -> str:
         """The command that tells the same."""
-        return ""
+        twin = PLACE_TWINS.get(self.called)
+        return command_line(twin(self.context())) if twin is not None else ""
 
     def inspected(self) -> Any:
         """The JSON value behind what is selected, for `i`; None when there is none."""
@@ -570,8 +600,7 @@ class FedScreen(Screen[None]):
 
     def context(self) -> Context:
         """What the twins of its actions name."""
-        coordinator = isinstance(self.fed.snapshot.state, CoordinatorState)
-        return Context(coordinator=coordinator, person=self.fed.lock.person, place=self.called)
+        return Context(coordinator=self.at_a_coordinator, person=self.fed.lock.person, place=self.called)
 
     def act(self, action: str) -> None:
         """A changing key of this screen stood alone: open its dialog, or say why not."""
@@ -735,6 +764,84 @@ class FedScreen(Screen[None]):
                     sibling.display = False
                     self._hidden.append(sibling)
             child = parent
+
+
+class TextDialog(ModalScreen[None]):
+    """Something to read, scrolled with the usual keys, left with escape or q. While more is below it says so."""
+
+    CSS = """
+    TextDialog {
+        align: center middle;
+        #box { width: 96%; height: auto; max-height: 90%; border: round $accent; background: $surface;
+               padding: 0 1; overflow-y: auto;
+               border-title-color: $accent; border-subtitle-color: $accent; }
+        &.-ascii #box { border: ascii $accent; }
+    }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape,q", "leave", show=False),
+        Binding("j,down", "scroll(1)", show=False),
+        Binding("k,up", "scroll(-1)", show=False),
+        Binding("space,ctrl+d,pagedown", "pages(1)", show=False),
+        Binding("b,ctrl+u,pageup", "pages(-1)", show=False),
+        Binding("g,home", "end(False)", show=False),
+        Binding("G,end", "end(True)", show=False),
+    ]
+
+    def __init__(self, title: str, lines: list[Line] | Callable[[int], list[Line]]) -> None:
+        """lines: for so many cells, where they are to be cut anew when the terminal changes its size."""
+        super().__init__()
+        self._title = title
+        self._lines = lines
+
+    @property
+    def fed(self) -> Console:
+        return cast("Console", self.app)
+
+    @property
+    def box(self) -> Vertical:
+        return self.query_one("#box", Vertical)
+
+    def compose(self) -> ComposeResult:
+        with Vertical(id="box") as box:
+            box.border_title = Content(f"{self._title}: esc leaves")
+            yield Lines(id="text")
+
+    def on_mount(self) -> None:
+        self.set_class(self.fed.ascii_only, "-ascii")
+        self._draw()
+        for what in ("virtual_size", "scroll_y"):  # whether more is below is known once it is laid out
+            self.watch(self.box, what, self._say_more, init=False)
+
+    def _draw(self) -> None:
+        cells = dialog_cells(self.app.size)
+        self.query_one("#text", Lines).draw(self._lines(cells) if callable(self._lines) else self._lines)
+
+    def _say_more(self) -> None:
+        below = self.box.max_scroll_y > 0 and self.box.scroll_target_y < self.box.max_scroll_y
+        self.box.border_subtitle = "j for more, space a page" if below else ""
+
+    def redraw(self) -> None:
+        """It shows what it was opened with."""
+
+    def on_screen_resume(self) -> None:
+        self.fed.came_on()
+
+    def on_resize(self, event: events.Resize) -> None:
+        self._draw()
+        self._say_more()
+
+    def action_scroll(self, step: int) -> None:
+        self.box.scroll_relative(y=step, animate=False)
+
+    def action_pages(self, pages: int) -> None:
+        self.action_scroll(pages * max(self.box.size.height - 1, 1))
+
+    def action_end(self, last: bool) -> None:
+        self.box.scroll_to(y=self.box.max_scroll_y if last else 0, animate=False)
+
+    def action_leave(self) -> None:
+        self.dismiss(None)
 
 
 class TooSmall(ModalScreen[None]):

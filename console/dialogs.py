@@ -29,7 +29,6 @@ from textual import events, on
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
-from textual.content import Content
 from textual.fuzzy import FuzzySearch
 from textual.screen import ModalScreen, ScreenResultType
 from textual.widgets import Button, Input
@@ -352,84 +351,6 @@ class ConfirmDialog(AskingDialog[Answer | None]):
         reason = "" if self._approve else note_text(self.query_one("#reason", Input).value)
         opened = tuple(finding.id for finding in self._release.noticed) if self._approve else ()
         return Answer(self._release, self._approve, opened, code, reason, self._request_id)
-
-
-class TextDialog(ModalScreen[None]):
-    """Something to read, scrolled with the usual keys, left with escape or q. While more is below it says so."""
-
-    CSS = """
-    TextDialog {
-        align: center middle;
-        #box { width: 96%; height: auto; max-height: 90%; border: round $accent; background: $surface;
-               padding: 0 1; overflow-y: auto;
-               border-title-color: $accent; border-subtitle-color: $accent; }
-        &.-ascii #box { border: ascii $accent; }
-    }
-    """
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape,q", "leave", show=False),
-        Binding("j,down", "scroll(1)", show=False),
-        Binding("k,up", "scroll(-1)", show=False),
-        Binding("space,ctrl+d,pagedown", "pages(1)", show=False),
-        Binding("b,ctrl+u,pageup", "pages(-1)", show=False),
-        Binding("g,home", "end(False)", show=False),
-        Binding("G,end", "end(True)", show=False),
-    ]
-
-    def __init__(self, title: str, lines: list[Line] | Callable[[int], list[Line]]) -> None:
-        """lines: for so many cells, where they are to be cut anew when the terminal changes its size."""
-        super().__init__()
-        self._title = title
-        self._lines = lines
-
-    @property
-    def fed(self) -> Console:
-        return cast("Console", self.app)
-
-    @property
-    def box(self) -> Vertical:
-        return self.query_one("#box", Vertical)
-
-    def compose(self) -> ComposeResult:
-        with Vertical(id="box") as box:
-            box.border_title = Content(f"{self._title}: esc leaves")
-            yield Lines(id="text")
-
-    def on_mount(self) -> None:
-        self.set_class(self.fed.ascii_only, "-ascii")
-        self._draw()
-        for what in ("virtual_size", "scroll_y"):  # whether more is below is known once it is laid out
-            self.watch(self.box, what, self._say_more, init=False)
-
-    def _draw(self) -> None:
-        cells = max(self.app.size.width * 96 // 100 - 6, 30)  # within the border and beside the scroll bar
-        self.query_one("#text", Lines).draw(self._lines(cells) if callable(self._lines) else self._lines)
-
-    def _say_more(self) -> None:
-        below = self.box.max_scroll_y > 0 and self.box.scroll_target_y < self.box.max_scroll_y
-        self.box.border_subtitle = "j for more, space a page" if below else ""
-
-    def redraw(self) -> None:
-        """It shows what it was opened with."""
-
-    def on_screen_resume(self) -> None:
-        self.fed.came_on()
-
-    def on_resize(self, event: events.Resize) -> None:
-        self._draw()
-        self._say_more()
-
-    def action_scroll(self, step: int) -> None:
-        self.box.scroll_relative(y=step, animate=False)
-
-    def action_pages(self, pages: int) -> None:
-        self.action_scroll(pages * max(self.box.size.height - 1, 1))
-
-    def action_end(self, last: bool) -> None:
-        self.box.scroll_to(y=self.box.max_scroll_y if last else 0, animate=False)
-
-    def action_leave(self) -> None:
-        self.dismiss(None)
 
 
 WORD_CHARACTERS_MAX = 80

@@ -28,7 +28,7 @@ from textual.containers import Vertical
 from textual.message import Message
 from textual.widgets import Input
 
-from console.base import FedScreen, Lines, TextLine
+from console.base import FedScreen, Lines, TextDialog, TextLine
 from fedsilo.views import conditions
 from fedsilo.views.columns import GAP_CELLS, MARK_CELLS, Column, Row, choose_columns
 from fedsilo.views.lines import Glyphs, Line, Part, Shown, duration_text, line, pad, safe
@@ -723,3 +723,98 @@ class TablePane(Vertical):
     def _entered(self, event: Input.Submitted) -> None:
         event.stop()
         self.close_filter()
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What a screen with one table is about.
+
+    Attributes:
+        columns: of the table.
+        id_of: what names a row for good.
+        title: of the table.
+        one: title of the dialog with a row whole.
+        keys: the footer.
+        query: that the rows come from, all in one answer; empty where the screen takes them from elsewhere.
+        empty: what would stand in the table.
+        makes: the command that makes some.
+    """
+
+    columns: Sequence[Column]
+    id_of: Callable[[Row], str]
+    title: str
+    one: str
+    keys: str
+    query: str = ""
+    empty: str = "rows"
+    makes: str = ""
+
+
+class TableScreen(FedScreen):
+    """Base class of the screens of one form: lines on top, a table, and a row whole in a dialog.
+
+    A subclass says what it is about, and makes its rows and lines of the answer.
+    """
+
+    subject: ClassVar[Subject]
+    DEFAULT_CSS = "TableScreen #head { padding: 0 2; }"
+
+    def panes(self) -> ComposeResult:
+        yield Lines(id="head")
+        yield self.make_table()
+
+    def make_table(self) -> TablePane:
+        about = self.subject
+        return TablePane(
+            about.columns, about.id_of, title=about.title, key=about.query, empty=about.empty, makes=about.makes
+        )
+
+    @property
+    def table(self) -> TablePane:
+        return self.query_one(TablePane)
+
+    @property
+    def answer(self) -> Any:
+        """The newest answer to the subject's query; None before it came."""
+        return self.fed.snapshot.answers.get(self.subject.query)
+
+    def wants(self) -> Mapping[str, Question]:
+        query = self.subject.query
+        return {query: (query, {})} if query and self.is_mounted and self.table.frozen_at is None else {}
+
+    def draw(self) -> None:
+        rows = self.rows_of(self.answer)
+        if rows is not None:
+            self.table.take_rows(rows)
+            self.took_rows()
+        self.query_one("#head", Lines).draw(self.head_lines(rows or (), self.app.size.width - 4), greyed=self.greyed)
+        self.table.draw()
+
+    def took_rows(self) -> None:
+        """Do what follows from the rows that the table now has, before they are drawn."""
+
+    def rows_of(self, answer: Any) -> Sequence[Row] | None:
+        """Return the rows of an answer; None while there is nothing to say, not even that there are none."""
+        raise NotImplementedError
+
+    def head_lines(self, rows: Sequence[Row], cells: int) -> list[Line]:
+        """Return what stands above the table."""
+        raise NotImplementedError
+
+    def whole_lines(self, row: Row, cells: int) -> list[Line]:
+        """Return a row whole."""
+        raise NotImplementedError
+
+    def on_table_pane_opened(self, message: TablePane.Opened) -> None:
+        self.open_row(message.item)
+
+    def open_row(self, item: Item) -> None:
+        """Show a row whole."""
+        self.app.push_screen(TextDialog(self.subject.one, self.whole_lines(item.row, self.dialog_cells)))
+
+    def inspected(self) -> Any:
+        item = self.table.selected()
+        return dict(item.row) if item else None
+
+    def keys(self) -> Line:
+        return line(self.subject.keys)

@@ -17,8 +17,8 @@ from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical, VerticalScroll
 
 from console.actions import Context, command_line, title_of
-from console.base import FedScreen, Lines
-from console.dialogs import ConfirmDialog, DeferDialog, OrderDialog, TextDialog
+from console.base import FedScreen, Lines, TextDialog
+from console.dialogs import ConfirmDialog, DeferDialog, OrderDialog
 from console.lock import Answer
 from console.orders import Order, PayloadReading, choices, payload_reading
 from console.screens.approvals import HistoryScreen
@@ -418,7 +418,7 @@ class ApprovalScreen(FedScreen):
             self.fed.say(f"{title_of(action)}: {why}")
             return
         if action == "defer":
-            time = self.fed.snapshot.server_now(self.fed.now())
+            time = self.daemon_now
             self.app.push_screen(DeferDialog(self.shown, time, self.fed.lock.person), self._ordered)
             return
         approve = action == "approve"
@@ -483,7 +483,7 @@ class ApprovalScreen(FedScreen):
         if ok and state and state != "held":
             people = (result or {}).get("given")
             given = tuple(map(text_of, people)) if isinstance(people, list) else self.shown.given
-            self.shown = ended(self.shown, state, given, self.fed.snapshot.server_now(self.fed.now()))
+            self.shown = ended(self.shown, state, given, self.daemon_now)
         self._result = line((text, "ok" if ok else "bad"))
         if self.is_mounted:
             self.redraw()
@@ -558,7 +558,7 @@ class ApprovalScreen(FedScreen):
             return ""
         if why := self.why_not(approve=action == "approve"):
             return why
-        late = action == "defer" and not choices(self.shown, self.fed.snapshot.server_now(self.fed.now()))
+        late = action == "defer" and not choices(self.shown, self.daemon_now)
         return "it expires before anybody could be asked again" if late else ""
 
     def inspected(self) -> Any:

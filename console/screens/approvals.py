@@ -10,229 +10,110 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from datetime import UTC, datetime
 from typing import Any, ClassVar
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 
 from console.actions import Context, command_line
-from console.base import FedScreen, Lines
-from console.dialogs import TextDialog
-from console.table_screen import TablePane
-from fedsilo.views import releases, rule_words
-from fedsilo.views.columns import Column, Row
-from fedsilo.views.lines import Line, Part, bytes_text, clip, digest_text, duration_text, line, wrap
-from fedsilo.views.rule_words import reason_text
-from fedsilo.views.state import HIDDEN, CoordinatorState, Question, Release, mapping, number, text_of, whole
+from console.base import Lines
+from console.table_screen import Item, Subject, TablePane, TableScreen
+from fedsilo.views import approvals
+from fedsilo.views.columns import Row
+from fedsilo.views.lines import Line, line, wrap
+from fedsilo.views.state import Question, text_of
 
-HISTORY_KEY = "history"
 AT_A_COORDINATOR = (
     "releases are held and answered at each silo, by its own people; a coordinator is told of none. "
     "Look there: fedconsole or silo approvals list, on the silo's own machine"
 )
-_STYLES = {"held": "warn", "approved": "ok", "denied": "bad", "rejected": "bad"}
 
 
-def _ended_state(row: Row) -> Part:
-    word = text_of(row.get("state"))
-    return word, _STYLES.get(word, "dim")
-
-
-def _answers(row: Row) -> list[Mapping[str, Any]]:
-    told = row.get("answers")
-    return [mapping(one) for one in told] if isinstance(told, list) else []
-
-
-def _who(row: Row) -> Part:
-    if "answers" not in row:
-        return HIDDEN, "dim"
-    # the code alone: what it means stands in the row when it is opened
-    people = [" ".join(filter(None, (text_of(one.get("person")), _verb(one), _code(one)))) for one in _answers(row)]
-    return ", ".join(people) or "nobody", ""
-
-
-def _verb(answer: Mapping[str, Any]) -> str:
-    return {"approve": "yes", "reject": "no"}.get(text_of(answer.get("verdict")), "?")
-
-
-def _code(answer: Mapping[str, Any]) -> str:
-    """The reason code of a no; a yes has none."""
-    return text_of(answer.get("reason")) if _verb(answer) == "no" else ""
-
-
-def _why(answer: Mapping[str, Any]) -> str:
-    """The same with its words."""
-    return f" {reason_text(code)}" if (code := _code(answer)) else ""
-
-
-def _when(row: Row) -> Part:
-    """Of the last answer."""
-    answers = _answers(row)
-    return (text_of(answers[-1].get("at")) if answers else "-" if "answers" in row else HIDDEN), "dim"
-
-
-def _held_at(row: Row) -> str:
-    seconds = number(row.get("held_since"))
-    return datetime.fromtimestamp(min(max(seconds, 0.0), 253_402_300_799), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def _bytes_text(row: Row) -> str:
-    return bytes_text(number(row.get("bytes"))) if "bytes" in row else HIDDEN
-
-
-def _digest_text(row: Row, name: str) -> str:
-    return text_of(row.get(name)) if name in row else HIDDEN
-
-
-HISTORY_COLUMNS = (
-    Column("release", lambda row: (text_of(row.get("id")), "strong"), 18, worth=0, grows=True),
-    Column("kind", lambda row: (text_of(row.get("kind")), ""), 16, worth=3),
-    Column("state", _ended_state, 8, worth=0),
-    Column("answers", _who, 16, worth=1, grows=True),
-    Column("answered", _when, 20, worth=2),
-    Column("held", lambda row: (_held_at(row), "dim"), 20, worth=6, order=lambda row: number(row.get("held_since"))),
-    Column("bytes", lambda row: (_bytes_text(row), ""), 9, worth=7, right=True,
-           order=lambda row: number(row.get("bytes"))),
-    Column("digest", lambda row: (_digest_text(row, "digest")[:12], "accent"), 12, worth=4),
-    Column("policy", lambda row: (_digest_text(row, "policy_digest")[:8], "dim"), 8, worth=5),
-)  # fmt: skip
-
-
-class HistoryScreen(FedScreen):
-    """Args:
-    kind: of message; empty for all.
-    """
-
-    called = "history"
-
-    def __init__(self, kind: str = "") -> None:
-        super().__init__()
-        self._kind = kind
-
-    def panes(self) -> ComposeResult:
-        yield TablePane(
-            HISTORY_COLUMNS, lambda row: text_of(row.get("id")),
-            title=f"Held before{f': {self._kind}' if self._kind else ''}", key=HISTORY_KEY,
-            query=("approvals", {"kind": self._kind} if self._kind else {}), rows_in="releases",
-            empty="releases that were held", makes="a policy that asks for approvals holds the first one",
-        )  # fmt: skip
+class ReleasesScreen(TableScreen):
+    """Base class of the screens with a table of releases; there are none at a coordinator."""
 
     @property
-    def table(self) -> TablePane:
-        return self.query_one(TablePane)
-
-    @property
-    def _at_a_coordinator(self) -> bool:
-        return isinstance(self.fed.snapshot.state, CoordinatorState)
-
-    def wants(self) -> Mapping[str, Question]:
-        return {} if self._at_a_coordinator else self.table.wants()
-
-    def draw(self) -> None:
-        self.table.display = not self._at_a_coordinator
-        self.table.take(self.fed.snapshot)
-        self.table.draw()
-
-    def notices(self, cells: int) -> list[Line]:
-        told = super().notices(cells)
-        return [*told, *wrap(AT_A_COORDINATOR, cells, "warn")] if self._at_a_coordinator else told
-
-    def crumb(self) -> str:
-        return "held before"
-
-    def keys(self) -> Line:
-        if self._at_a_coordinator:
-            return line(" esc Back  : Go to  ? Help  ctrl+q Quit")
-        return line(" enter Open  / Filter  s Sort  w Columns  esc Back  Y Twin  ? Help")
-
-    # ---- keys --------------------------------------------------------------------------------------
-
-    def on_table_pane_opened(self, message: TablePane.Opened) -> None:
-        release = self.fed.snapshot.release(message.item.id)
-        if release is not None:
-            self.fed.open_release(release)
-            return
-        row = message.item.row
-        answers = list[Line]()
-        for one in _answers(row):
-            answers.append(
-                line(
-                    (f"{_verb(one):4}", "ok" if _verb(one) == "yes" else "bad"), text_of(one.get("person")),
-                    (_why(one), "bad"), (f"  {text_of(one.get('at'))}", "dim"),
-                )
-            )  # fmt: skip
-            if note := text_of(one.get("note")):
-                answers += wrap(f'"{note}"', max(self.app.size.width * 96 // 100 - 6, 30), "bad")
-        self.app.push_screen(
-            TextDialog(
-                "Held before",
-                [
-                    line((text_of(row.get("id")), "strong"), f" {text_of(row.get('kind'))} ", _ended_state(row)),
-                    line(("held ", "dim"), _held_at(row), f"  {_bytes_text(row)}"),
-                    *(answers or [line(("nobody answered" if "answers" in row else f"answers {HIDDEN}", "dim"))]),
-                    line(("needed ", "dim"), f"{whole(row.get('needed'))} yes"),
-                    line(("digest ", "dim"), f"sha256:{_digest_text(row, 'digest')}"),
-                    line(("policy ", "dim"), f"sha256:{_digest_text(row, 'policy_digest')}"),
-                    line(("all of it ", "dim"), self.twin()),
-                ],
-            )
-        )
-
-    def _selected_id(self) -> str:
+    def selected_id(self) -> str:
         item = self.table.selected()
         return item.id if item else ""
 
-    def twin(self) -> str:
-        if name := self._selected_id():
-            return command_line(("silo", "approvals", "show", name))
-        return command_line(("silo", "approvals", "history", *(("--kind", self._kind) if self._kind else ())))
+    def notices(self, cells: int) -> list[Line]:
+        told = super().notices(cells)
+        return [*told, *wrap(AT_A_COORDINATOR, cells, "warn")] if self.at_a_coordinator else told
 
     def context(self) -> Context:
-        return replace(super().context(), release=self._selected_id())
+        return replace(super().context(), release=self.selected_id)
 
     def inspected(self) -> Any:
         item = self.table.selected()
         return None if item is None else self.fed.snapshot.release(item.id) or item.row
 
 
-EXPIRES_SOON_SECONDS = 300
+class HistoryScreen(ReleasesScreen):
+    """Releases that were ever held, newest first: who answered, when, on which bytes and under which policy.
+
+    Args:
+        kind: of message; empty for all.
+    """
+
+    called = "history"
+    subject = Subject(
+        approvals.HISTORY_COLUMNS, lambda row: text_of(row.get("id")), title="Held before", one="Held before",
+        keys=" enter Open  / Filter  s Sort  w Columns  esc Back  Y Twin  ? Help", query="approvals",
+        empty="releases that were held", makes="a policy that asks for approvals holds the first one",
+    )  # fmt: skip
+
+    def __init__(self, kind: str = "") -> None:
+        super().__init__()
+        self._kind = kind
+
+    def panes(self) -> ComposeResult:
+        about, kind = self.subject, self._kind
+        yield TablePane(
+            about.columns, about.id_of, title=f"{about.title}{f': {kind}' if kind else ''}", key="history",
+            query=(about.query, {"kind": kind} if kind else {}), rows_in="releases", empty=about.empty,
+            makes=about.makes,
+        )  # fmt: skip
+
+    def wants(self) -> Mapping[str, Question]:
+        return {} if self.at_a_coordinator else self.table.wants()
+
+    def draw(self) -> None:
+        self.table.display = not self.at_a_coordinator
+        self.table.take(self.fed.snapshot)
+        self.table.draw()
+
+    def crumb(self) -> str:
+        return "held before"
+
+    def keys(self) -> Line:
+        return line(" esc Back  : Go to  ? Help  ctrl+q Quit") if self.at_a_coordinator else super().keys()
+
+    # ---- keys --------------------------------------------------------------------------------------
+
+    def open_row(self, item: Item) -> None:
+        release = self.fed.snapshot.release(item.id)
+        if release is not None:
+            self.fed.open_release(release)
+        else:
+            super().open_row(item)
+
+    def whole_lines(self, row: Row, cells: int) -> list[Line]:
+        return approvals.answered_lines(row, self.twin(), cells)
+
+    def twin(self) -> str:
+        if name := self.selected_id:
+            return command_line(("silo", "approvals", "show", name))
+        return command_line(("silo", "approvals", "history", *(("--kind", self._kind) if self._kind else ())))
 
 
-def _state(row: Row) -> Part:
-    word = text_of(row["state"])
-    return word, "warn" if word == "held" else "dim"
-
-
-def _verdicts(row: Row) -> Part:
-    return text_of(row["verdicts"]), "bad" if row["deny"] else "warn" if row["look"] or row["hold"] else ""
-
-
-def _text(name: str) -> Any:
-    return lambda row: (text_of(row[name]), "")
-
-
-def _bytes(row: Row) -> Part:
-    return (HIDDEN if row["bytes"] is None else bytes_text(row["bytes"])), ""
-
-
-COLUMNS = (
-    Column("release", lambda row: (text_of(row["id"]), "strong"), 16, worth=0, grows=True),
-    Column("kind", _text("kind"), 12, worth=1, grows=True),
-    Column("bytes", _bytes, 9, worth=5, right=True, order=lambda row: row["bytes"] or 0.0),
-    Column("state", _state, 8, worth=2),  # all that are listed are held
-    Column("later", lambda row: (row["later"], "dim"), 8, worth=1, right=True, order=lambda row: row["later_seconds"]),
-    Column("verdicts", _verdicts, 12, worth=1, grows=True),  # worst first, so that a cut takes the least of them
-    Column("given", _text("given"), 6, worth=3),
-    Column("held for", _text("age"), 8, worth=1, right=True, order=lambda row: row["held_since"]),
-    Column("ends in", lambda row: (row["ends"], "warn" if row["soon"] else ""), 8, worth=0, right=True,
-           order=lambda row: row["expires_at"]),
-    Column("digest", lambda row: (text_of(row["digest"])[:12], "accent"), 12, worth=7),
-)  # fmt: skip
-
-
-class ApprovalsScreen(FedScreen):
+class ApprovalsScreen(ReleasesScreen):
     called = "approvals"
+    subject = Subject(
+        approvals.HELD_COLUMNS, lambda row: text_of(row.get("id")), title="Approvals", one="Release",
+        keys=" enter Open  n Next  / Filter  s Sort  h History  : Go to  ? Help  ctrl+q Quit",
+        empty="releases that wait for an answer", makes="h opens those that were answered",
+    )  # fmt: skip
     BINDINGS: ClassVar[list[BindingType]] = [Binding("h", "history", show=False)]
     CSS = """
     ApprovalsScreen {
@@ -242,133 +123,49 @@ class ApprovalsScreen(FedScreen):
     """
 
     def panes(self) -> ComposeResult:
-        yield TablePane(
-            COLUMNS, lambda row: text_of(row.get("id")), title="Approvals",
-            empty="releases that wait for an answer", makes="h opens those that were answered", id="releases",
-        )  # fmt: skip
+        yield self.make_table()
         yield Lines(id="preview")
-
-    @property
-    def table(self) -> TablePane:
-        return self.query_one(TablePane)
 
     def draw(self) -> None:
         fed = self.fed
-        now = fed.snapshot.server_now(fed.now())
-        self.table.display = not self._at_a_coordinator
+        now = self.daemon_now
+        self.table.display = not self.at_a_coordinator
         if fed.snapshot.state is not None:
-            self.table.take_rows([_held_row(release, now, fed.lock.person) for release in fed.snapshot.held])
+            self.table.take_rows([approvals.held_row(release, now, fed.lock.person) for release in fed.snapshot.held])
         self.table.draw()
         self._draw_preview()
 
     def _draw_preview(self) -> None:
         """What the one under the cursor asks for, where there is one and it is still held."""
-        fed, box, name = self.fed, self.query_one("#preview", Lines), self._selected_id()
-        release = fed.snapshot.release(name) if name and not self._at_a_coordinator else None
+        fed, box, name = self.fed, self.query_one("#preview", Lines), self.selected_id
+        release = fed.snapshot.release(name) if name and not self.at_a_coordinator else None
         box.display = release is not None
         if release is not None:
             box.border_title = fed.title_of("Under the cursor")
-            box.draw(preview_lines(release, self.app.size.width - 6, fed.glyphs.more), greyed=self.greyed)
-
-    def notices(self, cells: int) -> list[Line]:
-        told = super().notices(cells)
-        return [*told, *wrap(AT_A_COORDINATOR, cells, "warn")] if self._at_a_coordinator else told
-
-    @property
-    def _at_a_coordinator(self) -> bool:
-        return isinstance(self.fed.snapshot.state, CoordinatorState)
+            box.draw(approvals.preview_lines(release, self.app.size.width - 6, fed.glyphs.more), greyed=self.greyed)
 
     @property
     def tags(self) -> frozenset[str]:
-        return super().tags - {self.called} if self._at_a_coordinator else super().tags
+        return super().tags - {self.called} if self.at_a_coordinator else super().tags
 
     def keys(self) -> Line:
-        if self._at_a_coordinator:
+        if self.at_a_coordinator:
             return line(" esc Overview  n Next  : Go to  ? Help  ctrl+q Quit")
-        return line(" enter Open  n Next  / Filter  s Sort  h History  : Go to  ? Help  ctrl+q Quit")
+        return super().keys()
 
     # ---- keys --------------------------------------------------------------------------------------
 
     def action_history(self) -> None:
-        if self._at_a_coordinator:
+        if self.at_a_coordinator:
             self.fed.say("what was held before is at each silo too")
             return
         self.fed.open_below(HistoryScreen())
 
-    def on_table_pane_opened(self, message: TablePane.Opened) -> None:
-        release = self.fed.snapshot.release(message.item.id)
+    def open_row(self, item: Item) -> None:
+        release = self.fed.snapshot.release(item.id)
         if release is not None:
             self.fed.open_release(release)
 
-    def _selected_id(self) -> str:
-        item = self.table.selected()
-        return item.id if item else ""
-
     def twin(self) -> str:
-        name = self._selected_id()
+        name = self.selected_id
         return command_line(("silo", "approvals", "show", name) if name else ("silo", "approvals", "list"))
-
-    def context(self) -> Context:
-        return replace(super().context(), release=self._selected_id())
-
-    def inspected(self) -> Any:
-        item = self.table.selected()
-        return None if item is None else self.fed.snapshot.release(item.id) or item.row
-
-
-def preview_lines(release: Release, cells: int, more: str) -> list[Line]:
-    """What would leave and where to, which bytes these are, why it is held, what is unusual about it and who is asked,
-    a line each; the release itself has the rest.
-
-    Args:
-        release: that is held.
-        cells: of a line.
-        more: sign of what is cut.
-    """
-    hidden, room = release.hidden, cells - releases.LABEL_CELLS
-    kinds = ", ".join(f"{kind.kind} {bytes_text(kind.size_bytes)}" for kind in release.kinds)
-    leaves = HIDDEN if "leaves" in hidden else f"{kinds or '-'} to {release.destination or '-'}"
-    whole = f"sha256:{release.digest}"
-    digest = HIDDEN if "digest" in hidden else whole if len(whole) <= room else f"sha256:{digest_text(release.digest)}"
-    holding = [rule_words.says(rule) for rule in release.rules if rule.outcome == "hold"]
-    held = HIDDEN if "policy" in hidden else "; ".join(holding) or "-"
-    told = [finding.says for finding in release.noticed]
-    told += [
-        rule.measured or rule.rule for rule in release.rules if rule.outcome == "look" and rule.measured not in told
-    ]
-    none = HIDDEN if {"policy", "findings"} & hidden else "; ".join(filter(None, ("none", release.findings)))
-    others = f" (and {len(told) - 1} more)" if len(told) > 1 else ""
-    given = HIDDEN if "given" in hidden else f"{len(release.given)} of {release.needed} approvals"
-    roles = f", by {' or '.join(release.roles)}" if release.roles else ""
-    rows: tuple[tuple[str, Part, str], ...] = (
-        ("leaves", (leaves, ""), ""),
-        ("digest", (digest, "accent"), ""),
-        ("held", (held, "warn"), ""),
-        ("findings", (told[0], "warn") if told else (none, "dim"), others),
-        ("asks", (f"{given}{roles}; enter to read it and answer", ""), ""),
-    )
-    return [
-        row for name, part, behind in rows
-        for row in releases.labelled(name, [line(*clip(line(part), room - len(behind), more), (behind, "dim"))])
-    ]  # fmt: skip
-
-
-def _held_row(release: Release, now: float, person: str) -> dict[str, Any]:
-    left, later = release.left_seconds(now), release.deferred_until(person, now)
-    counts = {name: release.count(name) for name in ("deny", "hold", "look", "ok")}
-    return {
-        "id": release.id,
-        "kind": HIDDEN if "leaves" in release.hidden else ", ".join(kind.kind for kind in release.kinds),
-        "bytes": None if "leaves" in release.hidden else release.size_bytes,
-        "state": release.state,
-        # of the person who looks alone: the release's state, which is shared, says nothing of it
-        "later": duration_text(later - now) if later else "-", "later_seconds": later - now if later else 0.0,
-        "given": HIDDEN if "given" in release.hidden else f"{len(release.given)} of {release.needed}",
-        "verdicts": HIDDEN if "policy" in release.hidden else
-        " ".join(f"{counts[name]} {name}" for name in counts if counts[name] or name == "ok"),
-        "look": counts["look"], "hold": counts["hold"], "deny": counts["deny"],
-        "held_since": release.held_since, "age": duration_text(release.held_seconds(now)),
-        "expires_at": release.expires_at, "ends": "EXPIRED" if left <= 0 else duration_text(left),
-        "soon": left < EXPIRES_SOON_SECONDS,
-        "digest": HIDDEN if "digest" in release.hidden else release.digest,
-    }  # fmt: skip

@@ -15,14 +15,13 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 
 from console.actions import command_line, json_lines
-from console.base import FedScreen, Lines
-from console.dialogs import TextDialog
+from console.base import FedScreen, Lines, TextDialog
 from console.table_screen import Filter, FilterLine, RowLines, Rows, TablePane, Term, parse_filter
 from fedsilo.views import audit
 from fedsilo.views.audit import COLUMNS, CONTROL, CONTROL_NAMES
 from fedsilo.views.conditions import ADDS_CONTROL
 from fedsilo.views.lines import Line, line, wrap
-from fedsilo.views.state import CoordinatorState, Question, Snapshot, mapping, whole
+from fedsilo.views.state import Question, Snapshot, mapping, whole
 
 
 @dataclass(frozen=True)
@@ -207,10 +206,6 @@ class AuditScreen(FedScreen):
         return mapping(self.fed.snapshot.answers.get(STATUS))
 
     @property
-    def _at_coordinator(self) -> bool:
-        return isinstance(self.fed.snapshot.state, CoordinatorState)
-
-    @property
     def _verify_key(self) -> str:
         return f"{VERIFY} {self._asks_to_verify}"
 
@@ -225,7 +220,7 @@ class AuditScreen(FedScreen):
     def draw(self) -> None:
         fed = self.fed
         self._take_verification()
-        self.table.program = "coordinator" if self._at_coordinator else "silo"
+        self.table.program = "coordinator" if self.at_a_coordinator else "silo"
         self.table.ask_for()
         self.table.take(fed.snapshot)
         width = self.app.size.width
@@ -242,8 +237,8 @@ class AuditScreen(FedScreen):
     def _head(self, cells: int) -> list[Line]:
         fed, rows = self.fed, self.table.rows
         told = audit.head_lines(
-            self.status, fed.snapshot.server_now(fed.now()), cells, fed.glyphs, control=self.table.control,
-            at_coordinator=self._at_coordinator,
+            self.status, self.daemon_now, cells, fed.glyphs, control=self.table.control,
+            at_coordinator=self.at_a_coordinator,
         )  # fmt: skip
         if self.status and self.app.size.height >= TALL_ROWS_MIN:
             told += wrap(LIMITS_OF_IT, cells, "dim")
@@ -327,7 +322,7 @@ class AuditScreen(FedScreen):
         self.table.action_newest()
 
     def on_table_pane_opened(self, message: TablePane.Opened) -> None:
-        cells = max(self.app.size.width * 96 // 100 - 6, 30)
+        cells = self.dialog_cells
         record = message.item.row
         body = json_lines(dict(record), cells)
         rows = audit.record_lines(record, self.twin(), body, cells)
@@ -340,7 +335,7 @@ class AuditScreen(FedScreen):
 
     def twin(self) -> str:
         item = self.table.selected() if self.is_mounted else None
-        here = self._at_coordinator
+        here = self.at_a_coordinator
         if item is not None and item.id.isdigit():
             return command_line(audit.show_twin(item.id, at_coordinator=here))
         control = self.is_mounted and self.table.control

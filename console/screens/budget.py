@@ -15,13 +15,12 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 
 from console.actions import command_line
-from console.base import FedScreen, Lines
-from console.dialogs import TextDialog
+from console.base import FedScreen, Lines, TextDialog
 from console.table_screen import RowLines, TablePane
 from fedsilo.views import limits
 from fedsilo.views.columns import Row
 from fedsilo.views.lines import Line, line, wrap
-from fedsilo.views.state import CoordinatorState, Question, mapping, text_of
+from fedsilo.views.state import Question, mapping, text_of
 
 LIMITS = "limits"
 TALL_ROWS_MIN = 36  # below that one table at a time
@@ -76,32 +75,28 @@ class BudgetScreen(FedScreen):
     def answer(self) -> Mapping[str, Any]:
         return mapping(self.fed.snapshot.answers.get(LIMITS))
 
-    @property
-    def _at_a_coordinator(self) -> bool:
-        return isinstance(self.fed.snapshot.state, CoordinatorState)
-
     def wants(self) -> Mapping[str, Question]:
-        return {} if self._at_a_coordinator or not self.is_mounted else {LIMITS: (LIMITS, {})}
+        return {} if self.at_a_coordinator or not self.is_mounted else {LIMITS: (LIMITS, {})}
 
     def draw(self) -> None:
         fed, answer, known = self.fed, self.answer, LIMITS in self.fed.snapshot.answers
         tall = self.app.size.height >= TALL_ROWS_MIN
         width = self.app.size.width - 4
-        rows = limits.limit_rows(answer, fed.snapshot.server_now(fed.now()), fed.glyphs)
+        rows = limits.limit_rows(answer, self.daemon_now, fed.glyphs)
         head: list[Line]
-        if self._at_a_coordinator:
+        if self.at_a_coordinator:
             head = wrap(AT_A_COORDINATOR, width, "warn")
         else:
             head = limits.head_lines(answer, rows, width, fed.glyphs, brief=self.app.size.height < HEAD_ROWS_MIN)
         given: Mapping[str, Sequence[Row]] = {
             "limits": rows, "capacity": limits.capacity_rows(answer), "releases": limits.release_rows(answer),
         }  # fmt: skip
-        if known and not tall and not self._at_a_coordinator:
+        if known and not tall and not self.at_a_coordinator:
             head += [limits.tables_line(CALLED, {name: len(each) for name, each in given.items()}, self._pane)]
         self.query_one("#summary", Lines).draw(head, greyed=self.greyed)
         for name, pane_rows in given.items():
             pane = self.pane(name)
-            pane.display = not self._at_a_coordinator and (name == self._pane or (tall and known))
+            pane.display = not self.at_a_coordinator and (name == self._pane or (tall and known))
             if known:
                 pane.take_rows(pane_rows)
             pane.draw()
@@ -116,7 +111,7 @@ class BudgetScreen(FedScreen):
     # ---- keys --------------------------------------------------------------------------------------
 
     def action_next_pane(self) -> None:
-        if self._at_a_coordinator:
+        if self.at_a_coordinator:
             self.fed.say(AT_A_COORDINATOR)
             return
         self._pane = PANES[(PANES.index(self._pane) + 1) % len(PANES)]
@@ -126,7 +121,7 @@ class BudgetScreen(FedScreen):
         self.redraw()
 
     def on_table_pane_opened(self, message: TablePane.Opened) -> None:
-        cells = max(self.app.size.width * 96 // 100 - 6, 30)
+        cells = self.dialog_cells
         row, answer = message.item.row, self.answer
         match self._pane:
             case "limits":
@@ -149,6 +144,6 @@ class BudgetScreen(FedScreen):
         return dict(item.row) if item else None
 
     def keys(self) -> Line:
-        if self._at_a_coordinator:
+        if self.at_a_coordinator:
             return line(" : Go to  ? Help  ctrl+q Quit")
         return line(" tab Next table  enter Open  / Filter  s Sort  : Go to  ? Help  ctrl+q Quit")

@@ -14,12 +14,11 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 
 from console.actions import command_line
-from console.base import FedScreen, Lines
-from console.dialogs import TextDialog
+from console.base import FedScreen, Lines, TextDialog
 from console.table_screen import RowLines, TablePane
 from fedsilo.views import conditions, curves
 from fedsilo.views.lines import Line, line
-from fedsilo.views.state import CoordinatorState, Question, mapping, text_of
+from fedsilo.views.state import Question, mapping, text_of
 
 TALL_ROWS_MIN = 34  # from there on two plots
 VALUE_LINES_MAX = 4
@@ -77,17 +76,13 @@ class CurvesScreen(FedScreen):
     # ---- what is asked -----------------------------------------------------------------------------
 
     @property
-    def _at_a_coordinator(self) -> bool:
-        return isinstance(self.fed.snapshot.state, CoordinatorState)
-
-    @property
     def key(self) -> str:
         """What the answer is about is in its key, so that no other one is taken for it."""
         return " ".join(["curves", *self._names_asked, self._axis, self._run]).strip()
 
     @property
     def _axis(self) -> str:
-        return self._x or ("round" if self._at_a_coordinator else "step")
+        return self._x or ("round" if self.at_a_coordinator else "step")
 
     @property
     def _names_asked(self) -> list[str]:
@@ -163,7 +158,7 @@ class CurvesScreen(FedScreen):
             return [*told, line(("…", "dim"))] if awaited else told
         names = curves.names_of(answer)
         if not names:
-            makes = "fedsilo run submit run.yaml" + ("" if self._at_a_coordinator else "  at the coordinator")
+            makes = "fedsilo run submit run.yaml" + ("" if self.at_a_coordinator else "  at the coordinator")
             return [*told, *conditions.empty_lines(f"figures of run {text_of(answer.get('run')) or '-'}", makes, cells)]
         if name not in names:
             return [*told, *conditions.empty_lines(f"{curves.title_of(name)} in this run; tab goes to the next figure",
@@ -237,13 +232,13 @@ class CurvesScreen(FedScreen):
         self.redraw()
 
     def on_table_pane_opened(self, message: TablePane.Opened) -> None:
-        cells = max(self.app.size.width * 96 // 100 - 6, 30)
+        cells = self.dialog_cells
         told = curves.point_text(message.item.row, self.answer or self._last, cells)
         self.app.push_screen(TextDialog("Value", [*told, line(("as text ", "dim"), self.twin())]))
 
     def twin(self) -> str:
         run = ("--run", self._run) if self._run else ()
-        party = ("--coordinator", "coordinator.yaml") if self._at_a_coordinator else ("--config", "silo.yaml")
+        party = ("--coordinator", "coordinator.yaml") if self.at_a_coordinator else ("--config", "silo.yaml")
         return command_line(("fedsilo", "curves", *party, *run, "--name", self._shown_name, "--x", self._axis))
 
     def inspected(self) -> Any:

@@ -15,15 +15,14 @@ import re2
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 
-from console.actions import PLACE_TWINS, command_line, json_lines
-from console.base import FedScreen, Lines
-from console.dialogs import TextDialog
-from console.table_screen import NEAR_THE_END_ROWS, Filter, Item, Rows, TablePane, Term
+from console.actions import json_lines
+from console.base import Lines
+from console.table_screen import NEAR_THE_END_ROWS, Filter, Item, Rows, Subject, TablePane, TableScreen, Term
 from fedsilo.views import logs
 from fedsilo.views.columns import GAP_CELLS, MARK_CELLS, Row, choose_columns
-from fedsilo.views.lines import Glyphs, Line, Part, Shown, line, pad, whole
+from fedsilo.views.lines import Glyphs, Line, Part, Shown, pad, whole
 from fedsilo.views.logs import REGEX_SIGN, TEXT
-from fedsilo.views.state import CoordinatorState, Question
+from fedsilo.views.state import Question
 
 PATTERN_BYTES_MAX = 1 << 20  # of memory for one compiled pattern
 INSTRUCTIONS_MAX = 2_000  # of one compiled pattern, as in a site's own patterns (policies/custom_patterns.py)
@@ -165,19 +164,14 @@ class LogRows(Rows):
         return self._drawn[line_number] if 0 <= line_number < len(self._drawn) else ""
 
 
-QUERY = "logs"
-TALL_ROWS_MIN = 30
-
-
 class LogPane(TablePane):
     """The table of lines."""
 
-    def __init__(self, *, id: str | None = None) -> None:
+    def __init__(self, about: Subject) -> None:
         super().__init__(
-            logs.COLUMNS, logs.row_id, title="Log", key=QUERY, empty="lines in this daemon's log",
-            makes="silo start", id=id,
-        )  # fmt: skip
-        self.rows: LogRows = LogRows(logs.COLUMNS, logs.row_id)
+            about.columns, about.id_of, title=about.title, key=about.query, empty=about.empty, makes=about.makes
+        )
+        self.rows: LogRows = LogRows(about.columns, about.id_of)
 
     def say_if_empty(self, least: str, makes: str) -> None:
         """What stands in place of lines: a level that hides them all is not an empty log."""
@@ -191,10 +185,15 @@ class LogPane(TablePane):
         self._changed()
 
 
-class LogsScreen(FedScreen):
+class LogsScreen(TableScreen):
     called = "logs"
+    subject = Subject(
+        logs.COLUMNS, logs.row_id, title="Log", one="Line",
+        keys=" enter JSON  v Level  w Wrap  / Filter  ? Help  ctrl+q Quit", query="logs",
+        empty="lines in this daemon's log", makes="silo start",
+    )  # fmt: skip
     BINDINGS: ClassVar[list[BindingType]] = [Binding("v", "level", show=False)]
-    CSS = "LogsScreen { #head, #whole, #trainer { padding: 0 2; } }"
+    CSS = "LogsScreen { #whole, #trainer { padding: 0 2; } }"
 
     def __init__(self) -> None:
         super().__init__()
@@ -203,49 +202,47 @@ class LogsScreen(FedScreen):
         self._known: Any = None  # the newest answer; one of fewer lines stands while more are asked for
 
     def panes(self) -> ComposeResult:
-        yield Lines(id="head")
-        yield LogPane(id="lines")
+        yield from super().panes()
         yield Lines(id="trainer")
         yield Lines(id="whole")  # last, for its second row is often empty
+
+    def make_table(self) -> LogPane:
+        return LogPane(self.subject)
 
     @property
     def table(self) -> LogPane:
         return self.query_one(LogPane)
 
-    @property
-    def _at_a_coordinator(self) -> bool:
-        return isinstance(self.fed.snapshot.state, CoordinatorState)
-
     def wants(self) -> Mapping[str, Question]:
-        if not self.is_mounted or self.table.frozen_at is not None:
-            return {}
-        return {QUERY: (QUERY, {"lines": self._lines})}
+        return {query: (query, {"lines": self._lines}) for query in super().wants()}
 
     def draw(self) -> None:
-        fed, table, width = self.fed, self.table, self.app.size.width - 4
-        answer = fed.snapshot.answers.get(QUERY)
-        if answer is not None and table.frozen_at is None:
-            self._known = answer
-            table.take_rows(logs.from_level(logs.log_rows(answer), self._least))
-        self._ask_for_more()
-        table.say_if_empty(self._least, "coordinator start" if self._at_a_coordinator else "silo start")
-        head = logs.head_lines(
-            self._known, self._least, self._lines, width, coordinator=self._at_a_coordinator, moved=table.rows.moved,
-            wrapped=table.rows.wrapped, why_not=table.rows.why_not,
-        )  # fmt: skip
-        self.query_one("#head", Lines).draw(head, greyed=self.greyed)
-        trainer = self.query_one("#trainer", Lines)
-        trainer.display = not self._at_a_coordinator
+        width = self.app.size.width - 4
+        if self.answer is not None and self.table.frozen_at is None:
+            self._known = self.answer
+        trainer, whole_text = self.query_one("#trainer", Lines), self.query_one("#whole", Lines)
+        trainer.display, whole_text.display = not self.at_a_coordinator, not self.table.rows.wrapped
+        super().draw()
         trainer.draw(logs.trainer_lines(width))
-        table.draw()
-        whole = self.query_one("#whole", Lines)
-        whole.display = not table.rows.wrapped
-        whole.draw(
-            logs.cursor_lines(item.row if (item := table.selected()) else None, width, fed.glyphs), greyed=self.greyed
-        )
+        item = self.table.selected()
+        told = logs.cursor_lines(item.row if item is not None else None, width, self.fed.glyphs)
+        whole_text.draw(told, greyed=self.greyed)
 
-    def _ask_for_more(self) -> None:
-        """Somebody is near the oldest line that came, or looks for something: then more of them are worth reading."""
+    def rows_of(self, answer: Any) -> Sequence[Row] | None:
+        return None if self._known is None else logs.from_level(logs.log_rows(self._known), self._least)
+
+    def head_lines(self, rows: Sequence[Row], cells: int) -> list[Line]:
+        shown = self.table.rows
+        return logs.head_lines(
+            self._known, self._least, self._lines, cells, coordinator=self.at_a_coordinator, moved=shown.moved,
+            wrapped=shown.wrapped, why_not=shown.why_not,
+        )  # fmt: skip
+
+    def whole_lines(self, row: Row, cells: int) -> list[Line]:
+        return logs.detail_lines(row, json_lines(logs.parsed(row), cells), self.twin(), cells)
+
+    def took_rows(self) -> None:
+        """Ask for more lines where somebody is near the oldest that came, or looks for something."""
         rows = self.table.rows
         index = next((at for at, item in enumerate(rows.shown) if item.id == rows.cursor), 0)
         searched = bool(rows.filter_text) or self._least != logs.SHOWN_FROM[0]
@@ -253,27 +250,14 @@ class LogsScreen(FedScreen):
             self._lines = logs.LINES_MAX
         elif rows.moved and rows.kept >= self._lines and index >= len(rows.shown) - NEAR_THE_END_ROWS:
             self._lines = min(self._lines + logs.LINES_STEP, logs.LINES_MAX)
+        self.table.say_if_empty(self._least, "coordinator start" if self.at_a_coordinator else "silo start")
 
     def action_level(self) -> None:
         """The next level from which on lines are shown; the daemon writes what it wrote."""
         places = logs.SHOWN_FROM
         self._least = places[(places.index(self._least) + 1) % len(places)]
-        if self._known is not None:
-            self.table.take_rows(logs.from_level(logs.log_rows(self._known), self._least))
         self.redraw()
-
-    def on_table_pane_opened(self, message: TablePane.Opened) -> None:
-        cells = max(self.app.size.width * 96 // 100 - 6, 30)
-        row = message.item.row
-        body = json_lines(logs.parsed(row), cells)
-        self.app.push_screen(TextDialog("Line", logs.detail_lines(row, body, self.twin(), cells)))
-
-    def twin(self) -> str:
-        return command_line(PLACE_TWINS[self.called](self.context()))
 
     def inspected(self) -> Any:
         item = self.table.selected()
         return logs.parsed(item.row) if item else None
-
-    def keys(self) -> Line:
-        return line(" enter JSON  v Level  w Wrap  / Filter  ? Help  ctrl+q Quit")

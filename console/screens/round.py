@@ -15,12 +15,12 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 
 from console.actions import PLACE_TWINS, command_line
-from console.base import Lines
-from console.dialogs import OrderingScreen, TextDialog
+from console.base import Lines, TextDialog
+from console.dialogs import OrderingScreen
 from console.table_screen import RowLines, TablePane
 from fedsilo.views import conditions, rounds
 from fedsilo.views.lines import Line, line, safe, wrap
-from fedsilo.views.state import CoordinatorState, Question, mapping, text_of, whole
+from fedsilo.views.state import Question, mapping, text_of, whole
 
 FACT_ROWS_MIN = 30  # below that, parameters and digests are a key away (p)
 
@@ -149,7 +149,7 @@ class RoundScreen(OrderingScreen):
 
     @property
     def _makes(self) -> str:
-        where = "" if isinstance(self.fed.snapshot.state, CoordinatorState) else "  at the coordinator"
+        where = "" if self.at_a_coordinator else "  at the coordinator"
         return f"fedsilo run submit run.yaml{where}"
 
     @property
@@ -199,7 +199,7 @@ class RoundScreen(OrderingScreen):
         self.redraw()
 
     def action_facts(self) -> None:
-        cells = max(self.app.size.width * 96 // 100 - 6, 30)
+        cells = self.dialog_cells
         if self.answer:
             told = rounds.fact_lines(self.answer, cells, whole_digests=True)
             self.app.push_screen(TextDialog("What this round is about", told))
@@ -220,14 +220,14 @@ class RoundScreen(OrderingScreen):
         self.table.query_one(RowLines).focus()
 
     def on_table_pane_opened(self, message: TablePane.Opened) -> None:
-        cells = max(self.app.size.width * 96 // 100 - 6, 30)
+        cells = self.dialog_cells
         told = rounds.silo_text(message.item.row, self.answer, self.before, cells)
         title = f"{safe(text_of(message.item.row.get('silo')), 40)}, round {whole(self.answer.get('round'))}"
         self.app.push_screen(TextDialog(title, [*told, line(""), line(("as text ", "dim"), self.twin())]))
 
     def twin(self) -> str:
         run, number = text_of(self.answer.get("run")), str(whole(self.answer.get("round")) or "")
-        if isinstance(self.fed.snapshot.state, CoordinatorState):
+        if self.at_a_coordinator:
             return command_line(
                 ("fedsilo", "run", "show", run, "--round", number) if run and number
                 else ("fedsilo", "run", "show", run) if run else ("fedsilo", "run", "list")

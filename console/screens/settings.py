@@ -6,51 +6,35 @@ this session: that changes nothing but the view.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
-from textual.app import ComposeResult
-
-from console.actions import PLACE_TWINS, command_line
-from console.base import FedScreen, Lines
-from console.dialogs import TextDialog
-from console.table_screen import TablePane
+from console.table_screen import Item, Subject, TableScreen
 from console.theme import THEMES
 from fedsilo.views import settings
-from fedsilo.views.lines import Line, line
+from fedsilo.views.columns import Row
+from fedsilo.views.lines import Line
 from fedsilo.views.settings import ASCII_ONLY, THEME, Own
-from fedsilo.views.state import CoordinatorState, Question
 
-QUERY = "settings"
 HERE = "here"
 
 
-class SettingsScreen(FedScreen):
+class SettingsScreen(TableScreen):
     called = "settings"
-    CSS = "SettingsScreen { #head { padding: 0 2; } }"
+    subject = Subject(
+        settings.COLUMNS, settings.setting_id, title="Settings", one="Setting",
+        keys=" enter Open or set  / Filter  s Sort  : Go to  ? Help  ctrl+q Quit", query="settings", empty="settings",
+        makes="silo settings",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         super().__init__()
         self._chosen_here: set[str] = set()
         self._answered = False
 
-    def panes(self) -> ComposeResult:
-        yield Lines(id="head")
-        yield TablePane(
-            settings.COLUMNS, settings.setting_id, title="Settings", key=QUERY, empty="settings",
-            makes="silo settings", id="settings",
-        )  # fmt: skip
-
-    @property
-    def table(self) -> TablePane:
-        return self.query_one("#settings", TablePane)
-
     @property
     def _daemon(self) -> str:
-        return "coordinator" if isinstance(self.fed.snapshot.state, CoordinatorState) else "silo"
-
-    def wants(self) -> Mapping[str, Question]:
-        return {QUERY: (QUERY, {})} if self.is_mounted and self.table.frozen_at is None else {}
+        return "coordinator" if self.at_a_coordinator else "silo"
 
     def own(self) -> list[Own]:
         """What this console was started with, and what was chosen since."""
@@ -76,25 +60,26 @@ class SettingsScreen(FedScreen):
         ]  # fmt: skip
 
     def draw(self) -> None:
-        fed, width = self.fed, self.app.size.width - 4
-        answer = fed.snapshot.answers.get(QUERY)
-        rows = settings.setting_rows(answer, self._daemon, self.own())
-        if answer is not None and not self._answered:  # the cursor stood on the console's own, which were alone
+        if self.answer is not None and not self._answered:  # the cursor stood on the console's own, which were alone
             self._answered = True
             if not self.table.rows.moved:
-                self.table.rows.cursor = settings.setting_id(rows[0])
-        self.table.take_rows(rows)
-        head = settings.head_lines(rows, self._daemon, width)
-        self.query_one("#head", Lines).draw(head, greyed=self.greyed)
-        self.table.draw()
+                self.table.rows.cursor = settings.setting_id(self.rows_of(self.answer)[0])
+        super().draw()
 
-    def on_table_pane_opened(self, message: TablePane.Opened) -> None:
-        row = message.item.row
-        cells = max(self.app.size.width * 96 // 100 - 6, 30)
+    def rows_of(self, answer: Any) -> Sequence[Row]:
+        return settings.setting_rows(answer, self._daemon, self.own())
+
+    def head_lines(self, rows: Sequence[Row], cells: int) -> list[Line]:
+        return settings.head_lines(rows, self._daemon, cells)
+
+    def whole_lines(self, row: Row, cells: int) -> list[Line]:
         if row.get("of") != settings.CONSOLE:
-            self.app.push_screen(TextDialog("Setting", settings.detail_lines(row, self.twin(), cells)))
-            return
-        key = row.get("key")
+            return settings.detail_lines(row, self.twin(), cells)
+        return settings.own_lines(next(each for each in self.own() if each.key == row.get("key")), cells)
+
+    def open_row(self, item: Item) -> None:
+        row = item.row
+        key = row.get("key") if row.get("of") == settings.CONSOLE else ""
         if key == THEME:
             self._next_theme()
         elif key == ASCII_ONLY:
@@ -102,8 +87,7 @@ class SettingsScreen(FedScreen):
             self.fed.ascii_only = not self.fed.ascii_only
             self.redraw()
         else:
-            own = next(each for each in self.own() if each.key == key)
-            self.app.push_screen(TextDialog("Setting", settings.own_lines(own, cells)))
+            super().open_row(item)
 
     def _next_theme(self) -> None:
         names = list(THEMES)
@@ -111,13 +95,3 @@ class SettingsScreen(FedScreen):
         self._chosen_here.add(THEME)
         self.fed.theme = names[(here + 1) % len(names)]
         self.redraw()
-
-    def twin(self) -> str:
-        return command_line(PLACE_TWINS[self.called](self.context()))
-
-    def inspected(self) -> Any:
-        item = self.table.selected()
-        return dict(item.row) if item else None
-
-    def keys(self) -> Line:
-        return line(" enter Open or set  / Filter  s Sort  : Go to  ? Help  ctrl+q Quit")

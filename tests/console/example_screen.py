@@ -9,8 +9,7 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 
 from console.actions import command_line
-from console.base import FedScreen, Lines
-from console.dialogs import TextDialog
+from console.base import FedScreen, Lines, TextDialog
 from console.table_screen import TablePane
 from fedsilo.views.columns import Column, Row
 from fedsilo.views.lines import Part, bytes_text, line

@@ -8,7 +8,8 @@ import pytest
 from textual.widgets import Button
 
 from console.actions import ACTIONS
-from console.dialogs import ConfirmDialog, DeferDialog, OrderDialog, TextDialog
+from console.base import TextDialog
+from console.dialogs import ConfirmDialog, DeferDialog, OrderDialog
 from console.screens.approval import ApprovalScreen, ComparisonScreen, PayloadScreen
 from console.screens.approvals import ApprovalsScreen, HistoryScreen
 from console.sharing import released_answer

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from console.actions import command_line
-from console.dialogs import TextDialog
+from console.base import TextDialog
 from console.screens import audit
 from console.screens.audit import LIMITS_OF_IT, AuditScreen
 from console.table_screen import PAGE_ROWS, ROWS_MAX

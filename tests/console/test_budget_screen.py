@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from console.dialogs import TextDialog
+from console.base import TextDialog
 from console.screens.budget import BudgetScreen
 from fedsilo.views import limits
 from fedsilo.views.lines import ASCII, UNICODE, to_text

@@ -14,8 +14,8 @@ import pytest
 from typer.testing import CliRunner
 
 from console import app as app_module
-from console.app import Arrived, Attachment, ContextConsole, is_production
-from console.base import FedScreen
+from console.app import Attachment, ContextConsole, is_production
+from console.base import Arrived, FedScreen
 from console.dialogs import ChooseDialog
 from console.screens.approval import ApprovalScreen
 from console.screens.outbox import OutboxScreen

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from console.dialogs import TextDialog
+from console.base import TextDialog
 from console.screens.curves import CurvesScreen
 from fedsilo.control.figures import FIGURES
 from fedsilo.views import curves

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from console.screens.approvals import HISTORY_COLUMNS
 from console.sharing import released_answer, released_state
 from fedsilo.views import messages, releases
+from fedsilo.views.approvals import HISTORY_COLUMNS
 from fedsilo.views.lines import UNICODE, to_text
 from fedsilo.views.overview import Lock, once_lines, top_bar
 from fedsilo.views.state import Snapshot, changed_since, why_not_answer

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from console.screens.approvals import AT_A_COORDINATOR, HISTORY_COLUMNS, HISTORY_KEY, HistoryScreen
+from console.screens.approvals import AT_A_COORDINATOR, HistoryScreen
+from fedsilo.views.approvals import HISTORY_COLUMNS
 from tests.console.desk import console
 from tests.console.states import coordinator, silo
 
@@ -27,7 +28,7 @@ async def test_what_a_code_means_stands_in_the_row_when_it_is_opened() -> None:
     async with console((80, 24)) as desk:
         await desk.show(silo())
         await desk.open(HistoryScreen())
-        await desk.answer(HISTORY_KEY, {"releases": [row], "total": 1, "next": None})
+        await desk.answer("history", {"releases": [row], "total": 1, "next": None})
         assert "bob no TIMING " in desk.text and "not at this time" not in desk.text
         await desk.press("enter")
         words = " ".join(desk.text.replace("│", " ").split())
@@ -38,7 +39,7 @@ async def test_at_a_coordinator_it_asks_nothing_and_says_where_releases_are() ->
     async with console() as desk:
         await desk.show(silo())
         await desk.open(HistoryScreen())
-        assert HISTORY_KEY in desk.app.wanted and "s Sort" in desk.text
+        assert "history" in desk.app.wanted and "s Sort" in desk.text
         await desk.show(coordinator())
-        assert HISTORY_KEY not in desk.app.screen.wants() and "s Sort" not in desk.text
+        assert "history" not in desk.app.screen.wants() and "s Sort" not in desk.text
         assert AT_A_COORDINATOR[:50] in desk.text and "error" not in desk.text

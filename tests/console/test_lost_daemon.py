@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from console.app import ANSWERS_MAX, BYTES_MAX, Remembered
+from console.base import ANSWERS_MAX, BYTES_MAX, Remembered
 from console.feed import Store
 from console.recording import FORMAT_VERSION, NEVER_RECORDED, Replay
 from console.screens.curves import CurvesScreen

@@ -13,7 +13,8 @@ from textual.widgets import Input
 from benchmarks.release_cases import cases
 from benchmarks.release_cases import site as made
 from benchmarks.release_site import DeskSource
-from console.dialogs import ConfirmDialog, TextDialog
+from console.base import TextDialog
+from console.dialogs import ConfirmDialog
 from console.feed import Person, Store
 from console.lock import KeyFiles, Signing
 from console.screens.approval import ApprovalScreen

@@ -7,8 +7,7 @@ import asyncio
 import pytest
 from textual.pilot import Pilot
 
-from console.base import Arrived
-from console.dialogs import TextDialog
+from console.base import Arrived, TextDialog
 from console.feed import Feed
 from console.recording import Replay
 from console.screens.approval import ApprovalScreen

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from console.dialogs import TextDialog
+from console.base import TextDialog
 from fedsilo.views.lines import line
 from tests.console.desk import SIZES, Desk, console
 from tests.console.states import silo

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from console.dialogs import TextDialog
+from console.base import TextDialog
 from console.screens.round import RoundScreen
 from fedsilo.audit.round_marks import no_run_yet
 from fedsilo.views import rounds

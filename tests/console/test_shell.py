@@ -10,7 +10,8 @@ from textual import events
 
 from console.actions import ACTIONS, JSON_LINES_MAX, actions_on, json_lines, title_of
 from console.app import ToldConsole, ToldLock
-from console.dialogs import ChooseDialog, ConfirmDialog, TextDialog, by_letters, things_to_do
+from console.base import TextDialog
+from console.dialogs import ChooseDialog, ConfirmDialog, by_letters, things_to_do
 from console.feed import Store
 from console.screens.approval import ApprovalScreen
 from console.screens.overview import OverviewScreen

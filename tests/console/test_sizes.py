@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from textual.widgets import Input
 
-from console.base import TooSmall
-from console.dialogs import AskingDialog, ChooseDialog, TextDialog
+from console.base import TextDialog, TooSmall
+from console.dialogs import AskingDialog, ChooseDialog
 from console.screens.approval import ApprovalScreen
 from tests.console.desk import Desk, console, open_dialog, type_word
 from tests.console.states import DIGEST, release, silo

@@ -1,0 +1,202 @@
+"""Releases as rows: those that are held with a preview, and those that were held before with how they ended. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from fedsilo.views import rule_words
+from fedsilo.views.columns import Column, Row
+from fedsilo.views.lines import Line, Part, bytes_text, clip, digest_text, duration_text, line, wrap
+from fedsilo.views.releases import LABEL_CELLS, labelled
+from fedsilo.views.rule_words import reason_text
+from fedsilo.views.state import HIDDEN, Release, mapping, number, text_of, whole
+
+EXPIRES_SOON_SECONDS = 300
+
+_STYLES = {"held": "warn", "approved": "ok", "denied": "bad", "rejected": "bad"}
+
+
+def _ended_state(row: Row) -> Part:
+    word = text_of(row.get("state"))
+    return word, _STYLES.get(word, "dim")
+
+
+def _answers(row: Row) -> list[Mapping[str, Any]]:
+    told = row.get("answers")
+    return [mapping(one) for one in told] if isinstance(told, list) else []
+
+
+def _who(row: Row) -> Part:
+    if "answers" not in row:
+        return HIDDEN, "dim"
+    # the code alone: what it means stands in the row when it is opened
+    people = [" ".join(filter(None, (text_of(one.get("person")), _verb(one), _code(one)))) for one in _answers(row)]
+    return ", ".join(people) or "nobody", ""
+
+
+def _verb(answer: Mapping[str, Any]) -> str:
+    return {"approve": "yes", "reject": "no"}.get(text_of(answer.get("verdict")), "?")
+
+
+def _code(answer: Mapping[str, Any]) -> str:
+    """The reason code of a no; a yes has none."""
+    return text_of(answer.get("reason")) if _verb(answer) == "no" else ""
+
+
+def _why(answer: Mapping[str, Any]) -> str:
+    """The same with its words."""
+    return f" {reason_text(code)}" if (code := _code(answer)) else ""
+
+
+def _when(row: Row) -> Part:
+    """Of the last answer."""
+    answers = _answers(row)
+    return (text_of(answers[-1].get("at")) if answers else "-" if "answers" in row else HIDDEN), "dim"
+
+
+def _held_at(row: Row) -> str:
+    seconds = number(row.get("held_since"))
+    return datetime.fromtimestamp(min(max(seconds, 0.0), 253_402_300_799), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _bytes_text(row: Row) -> str:
+    return bytes_text(number(row.get("bytes"))) if "bytes" in row else HIDDEN
+
+
+def _digest_text(row: Row, name: str) -> str:
+    return text_of(row.get(name)) if name in row else HIDDEN
+
+
+HISTORY_COLUMNS = (
+    Column("release", lambda row: (text_of(row.get("id")), "strong"), 18, worth=0, grows=True),
+    Column("kind", lambda row: (text_of(row.get("kind")), ""), 16, worth=3),
+    Column("state", _ended_state, 8, worth=0),
+    Column("answers", _who, 16, worth=1, grows=True),
+    Column("answered", _when, 20, worth=2),
+    Column("held", lambda row: (_held_at(row), "dim"), 20, worth=6, order=lambda row: number(row.get("held_since"))),
+    Column("bytes", lambda row: (_bytes_text(row), ""), 9, worth=7, right=True,
+           order=lambda row: number(row.get("bytes"))),
+    Column("digest", lambda row: (_digest_text(row, "digest")[:12], "accent"), 12, worth=4),
+    Column("policy", lambda row: (_digest_text(row, "policy_digest")[:8], "dim"), 8, worth=5),
+)  # fmt: skip
+
+
+def answered_lines(row: Row, twin: str, cells: int) -> list[Line]:
+    """Return one release that was held before, whole.
+
+    Args:
+        row: of the query `approvals`.
+        twin: the command that shows all of it.
+        cells: width.
+    """
+    answers = list[Line]()
+    for one in _answers(row):
+        answers.append(
+            line(
+                (f"{_verb(one):4}", "ok" if _verb(one) == "yes" else "bad"), text_of(one.get("person")),
+                (_why(one), "bad"), (f"  {text_of(one.get('at'))}", "dim"),
+            )
+        )  # fmt: skip
+        if note := text_of(one.get("note")):
+            answers += wrap(f'"{note}"', cells, "bad")
+    return [
+        line((text_of(row.get("id")), "strong"), f" {text_of(row.get('kind'))} ", _ended_state(row)),
+        line(("held ", "dim"), _held_at(row), f"  {_bytes_text(row)}"),
+        *(answers or [line(("nobody answered" if "answers" in row else f"answers {HIDDEN}", "dim"))]),
+        line(("needed ", "dim"), f"{whole(row.get('needed'))} yes"),
+        line(("digest ", "dim"), f"sha256:{_digest_text(row, 'digest')}"),
+        line(("policy ", "dim"), f"sha256:{_digest_text(row, 'policy_digest')}"),
+        line(("all of it ", "dim"), twin),
+    ]
+
+
+def _held_state(row: Row) -> Part:
+    word = text_of(row["state"])
+    return word, "warn" if word == "held" else "dim"
+
+
+def _verdicts(row: Row) -> Part:
+    return text_of(row["verdicts"]), "bad" if row["deny"] else "warn" if row["look"] or row["hold"] else ""
+
+
+def _text(name: str) -> Any:
+    return lambda row: (text_of(row[name]), "")
+
+
+def _bytes(row: Row) -> Part:
+    return (HIDDEN if row["bytes"] is None else bytes_text(row["bytes"])), ""
+
+
+HELD_COLUMNS = (
+    Column("release", lambda row: (text_of(row["id"]), "strong"), 16, worth=0, grows=True),
+    Column("kind", _text("kind"), 12, worth=1, grows=True),
+    Column("bytes", _bytes, 9, worth=5, right=True, order=lambda row: row["bytes"] or 0.0),
+    Column("state", _held_state, 8, worth=2),  # all that are listed are held
+    Column("later", lambda row: (row["later"], "dim"), 8, worth=1, right=True, order=lambda row: row["later_seconds"]),
+    Column("verdicts", _verdicts, 12, worth=1, grows=True),  # worst first, so that a cut takes the least of them
+    Column("given", _text("given"), 6, worth=3),
+    Column("held for", _text("age"), 8, worth=1, right=True, order=lambda row: row["held_since"]),
+    Column("ends in", lambda row: (row["ends"], "warn" if row["soon"] else ""), 8, worth=0, right=True,
+           order=lambda row: row["expires_at"]),
+    Column("digest", lambda row: (text_of(row["digest"])[:12], "accent"), 12, worth=7),
+)  # fmt: skip
+
+
+def preview_lines(release: Release, cells: int, more: str) -> list[Line]:
+    """What would leave and where to, which bytes these are, why it is held, what is unusual about it and who is asked,
+    a line each; the release itself has the rest.
+
+    Args:
+        release: that is held.
+        cells: of a line.
+        more: sign of what is cut.
+    """
+    hidden, room = release.hidden, cells - LABEL_CELLS
+    kinds = ", ".join(f"{kind.kind} {bytes_text(kind.size_bytes)}" for kind in release.kinds)
+    leaves = HIDDEN if "leaves" in hidden else f"{kinds or '-'} to {release.destination or '-'}"
+    whole = f"sha256:{release.digest}"
+    digest = HIDDEN if "digest" in hidden else whole if len(whole) <= room else f"sha256:{digest_text(release.digest)}"
+    holding = [rule_words.says(rule) for rule in release.rules if rule.outcome == "hold"]
+    held = HIDDEN if "policy" in hidden else "; ".join(holding) or "-"
+    told = [finding.says for finding in release.noticed]
+    told += [
+        rule.measured or rule.rule for rule in release.rules if rule.outcome == "look" and rule.measured not in told
+    ]
+    none = HIDDEN if {"policy", "findings"} & hidden else "; ".join(filter(None, ("none", release.findings)))
+    others = f" (and {len(told) - 1} more)" if len(told) > 1 else ""
+    given = HIDDEN if "given" in hidden else f"{len(release.given)} of {release.needed} approvals"
+    roles = f", by {' or '.join(release.roles)}" if release.roles else ""
+    rows: tuple[tuple[str, Part, str], ...] = (
+        ("leaves", (leaves, ""), ""),
+        ("digest", (digest, "accent"), ""),
+        ("held", (held, "warn"), ""),
+        ("findings", (told[0], "warn") if told else (none, "dim"), others),
+        ("asks", (f"{given}{roles}; enter to read it and answer", ""), ""),
+    )
+    return [
+        row for name, part, behind in rows
+        for row in labelled(name, [line(*clip(line(part), room - len(behind), more), (behind, "dim"))])
+    ]  # fmt: skip
+
+
+def held_row(release: Release, now: float, person: str) -> dict[str, Any]:
+    left, later = release.left_seconds(now), release.deferred_until(person, now)
+    counts = {name: release.count(name) for name in ("deny", "hold", "look", "ok")}
+    return {
+        "id": release.id,
+        "kind": HIDDEN if "leaves" in release.hidden else ", ".join(kind.kind for kind in release.kinds),
+        "bytes": None if "leaves" in release.hidden else release.size_bytes,
+        "state": release.state,
+        # of the person who looks alone: the release's state, which is shared, says nothing of it
+        "later": duration_text(later - now) if later else "-", "later_seconds": later - now if later else 0.0,
+        "given": HIDDEN if "given" in release.hidden else f"{len(release.given)} of {release.needed}",
+        "verdicts": HIDDEN if "policy" in release.hidden else
+        " ".join(f"{counts[name]} {name}" for name in counts if counts[name] or name == "ok"),
+        "look": counts["look"], "hold": counts["hold"], "deny": counts["deny"],
+        "held_since": release.held_since, "age": duration_text(release.held_seconds(now)),
+        "expires_at": release.expires_at, "ends": "EXPIRED" if left <= 0 else duration_text(left),
+        "soon": left < EXPIRES_SOON_SECONDS,
+        "digest": HIDDEN if "digest" in release.hidden else release.digest,
+    }  # fmt: skip
