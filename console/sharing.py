@@ -2,8 +2,9 @@
 
 Released is what the site's policy has let out already: names, places in the run, digests and sizes that the coordinator
 was told in a message of its own. Local is everything else: figures of the trainer, what a held message is made of,
-findings, people, paths, addresses, the site's rules with their limits. Both are data below; a field that stands in
-neither list counts as local, and tests/console/test_recording.py fails for it.
+findings, people, paths, addresses, the site's rules with their limits. Both are data, below or as marks on the fields
+of `fedsilo.control.answers`; a field of which nothing is said counts as local, and tests/console/test_recording.py
+fails for it.
 
 Does not stop: what a time or a count tells to somebody who knows the site. Whoever shares a recording shares when
 something was held, and how often.
@@ -15,6 +16,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, TypeAlias
+
+from fedsilo.control.answers import Answer, MessageRow, ReleaseRow, released_names
 
 
 class Share(Enum):
@@ -57,18 +60,12 @@ class Question:
 
 
 _SENT = ("outcome", frozenset({"sent", "acked"}))
-_MESSAGE: Mapping[str, Rule] = {
-    "seq": RELEASED, "time": RELEASED, "run": RELEASED, "round": RELEASED, "step": RELEASED, "kind": RELEASED,
-    "items": RELEASED, "bytes": RELEASED, "verdict": RELEASED, "outcome": RELEASED, "peer": RELEASED,
-    "rule": LOCAL, "reasons": LOCAL, "rules": LOCAL, "digest": LOCAL,
-    "digest_keyed": LOCAL, "milliseconds": LOCAL,
-    "messages": RELEASED, "waiting": LOCAL,  # of a coordinator's outbox, whose rows are counts
-}  # fmt: skip
-_RELEASE_ROW: Mapping[str, Rule] = {
-    "id": RELEASED, "kind": RELEASED, "run": RELEASED, "round": RELEASED, "step": RELEASED, "revision": RELEASED,
-    "state": RELEASED, "held_since": RELEASED, "expires_at": RELEASED, "needed": RELEASED,
-    "bytes": LOCAL, "digest": LOCAL, "policy_digest": LOCAL, "given": LOCAL, "answers": LOCAL,
-}  # fmt: skip
+
+
+def _fields(row: type[Answer]) -> Mapping[str, Rule]:
+    """Return the rule that the marks of an answer's fields make."""
+    return {name: RELEASED if shared else LOCAL for name, shared in released_names(row).items()}
+
 
 # A held message was not released, so of what it is made of nothing may be told, not even its size.
 HELD: Mapping[str, Rule] = {
@@ -191,7 +188,7 @@ _CURVES: Mapping[str, Rule] = {
 _PAGE = frozenset({"before", "limit", "control", "kind"})
 _MESSAGES = Question(
     {
-        "messages": Rows(_MESSAGE, _SENT), "next": RELEASED, "total": LOCAL, "held": LOCAL, "denied": LOCAL,
+        "messages": Rows(_fields(MessageRow), _SENT), "next": RELEASED, "total": LOCAL, "held": LOCAL, "denied": LOCAL,
         "message": LOCAL, "outcome": LOCAL, "milliseconds": LOCAL, "would_pass": LOCAL, "waiting": LOCAL,
         "sent": LOCAL,
     },
@@ -200,7 +197,7 @@ _MESSAGES = Question(
 # By name. A query that is local is left out whole, for its arguments may say as much as its answer.
 QUERIES: Mapping[str, Question | Share] = {
     "approvals": Question(
-        {"releases": Rows(_RELEASE_ROW), "total": RELEASED, "next": RELEASED},
+        {"releases": Rows(_fields(ReleaseRow)), "total": RELEASED, "next": RELEASED},
         frozenset({"state", "before", "limit", "kind"}),
     ),
     "approval.comparison": LOCAL, "approvals.payload": LOCAL,

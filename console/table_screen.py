@@ -88,10 +88,11 @@ def parse_filter(text: str, names: Iterable[str]) -> Filter:
 
 @dataclass(frozen=True)
 class Item:
-    """A row with what its cells show."""
+    """A row with what was read from it and what its cells show."""
 
     id: str
     row: Row
+    value: Any
     cells: tuple[Part, ...]
 
 
@@ -102,10 +103,12 @@ class Rows:
     Args:
         columns: what a row shows.
         id_of: a text that names the row for good, such as its sequence number.
+        read: makes the value that the columns show; by default the row itself.
     """
 
     columns: Sequence[Column]
     id_of: Callable[[Row], str]
+    read: Callable[[Row], Any] = mapping
     cursor: str = ""
     moved: bool = False  # somebody placed the cursor
     left: bool = False  # the row under the cursor went away, and the cursor had to go elsewhere
@@ -219,7 +222,8 @@ class Rows:
             if before is not None and before.row == row:
                 made[name] = before
             else:
-                made[name] = Item(name, row, tuple(column.show(row) for column in self.columns))
+                value = self.read(row)
+                made[name] = Item(name, row, value, tuple(column.show(value) for column in self.columns))
         return list(made.values())
 
     def _keep_most(self) -> None:
@@ -314,7 +318,7 @@ class Rows:
             column = self._sorted_by
             order = self.columns[column].order
             self._shown.sort(
-                key=lambda item: _sortable(order(item.row) if order is not None else item.cells[column][0].lower()),
+                key=lambda item: _sortable(order(item.value) if order is not None else item.cells[column][0].lower()),
                 reverse=self._descending,
             )
         if self._aside and any(item.id == self._aside for item in self._shown):
@@ -432,6 +436,7 @@ class TablePane(Vertical):
         title: of the box.
         key: of its answer in `Snapshot.answers`; empty for rows given to `take_rows`.
         query: the query's name and arguments without `limit` and `before`.
+        read: as of `Rows`.
         rows_in: the field of the answer that has the rows.
         empty: what would stand here, such as "messages that left this silo".
         makes: the command that makes some.
@@ -479,13 +484,14 @@ class TablePane(Vertical):
         title: str,
         key: str = "",
         query: Question = ("", {}),
+        read: Callable[[Row], Any] = mapping,
         rows_in: str = "",
         empty: str = "rows",
         makes: str = "",
         id: str | None = None,
     ) -> None:
         super().__init__(id=id)
-        self.rows = Rows(columns, id_of)
+        self.rows = Rows(columns, id_of, read)
         self.frozen_at: float | None = None
         self._columns = columns
         self._title = title
@@ -530,7 +536,7 @@ class TablePane(Vertical):
             return
         text, self._query, self._taken = self.rows.filter_text, query, {}
         self._key = key or " ".join([query[0], *(f"{name} {value}" for name, value in query[1].items())])
-        self.rows = type(self.rows)(self._columns, self.rows.id_of)
+        self.rows = type(self.rows)(self._columns, self.rows.id_of, self.rows.read)
         self.rows.filter(text)
 
     @property

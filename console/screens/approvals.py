@@ -71,8 +71,8 @@ class HistoryScreen(ReleasesScreen):
         about, kind = self.subject, self._kind
         yield TablePane(
             about.columns, about.id_of, title=f"{about.title}{f': {kind}' if kind else ''}", key="history",
-            query=(about.query, {"kind": kind} if kind else {}), rows_in="releases", empty=about.empty,
-            makes=about.makes,
+            query=(about.query, {"kind": kind} if kind else {}), rows_in="releases",
+            read=approvals.release_row, empty=about.empty, makes=about.makes,
         )  # fmt: skip
 
     def wants(self) -> Mapping[str, Question]:
@@ -99,7 +99,7 @@ class HistoryScreen(ReleasesScreen):
             super().open_row(item)
 
     def whole_lines(self, row: Row, cells: int) -> list[Line]:
-        return approvals.answered_lines(row, self.twin(), cells)
+        return approvals.answered_lines(approvals.release_row(row), self.twin(), cells)
 
     def twin(self) -> str:
         if name := self.selected_id:

@@ -62,7 +62,8 @@ class MessagePane(TablePane):
         )
         super().__init__(
             columns, lambda row: text_of(row.get("seq")), title=TITLES[direction], key=direction,
-            query=(direction, {}), rows_in="messages", empty=noun(direction), makes=MAKES, id=f"{program}-{direction}",
+            query=(direction, {}), rows_in="messages", read=messages.message_row, empty=noun(direction), makes=MAKES,
+            id=f"{program}-{direction}",
         )  # fmt: skip
         self.direction = direction
         self._program = program
@@ -206,7 +207,7 @@ class OutboxScreen(FedScreen):
         why = self.query_one("#why", Lines)
         why.display = item is not None and not self._brief_fits and not self._counts
         if item is not None and why.display:
-            why.draw([why_line(item.row, cells, self.fed.glyphs.more)], greyed=self.greyed)
+            why.draw([why_line(item.value, cells, self.fed.glyphs.more)], greyed=self.greyed)
         if item is None or not box.display:
             return
         answer = mapping(self.fed.snapshot.answers.get(_one(self._direction, item.id)))
@@ -249,7 +250,7 @@ class OutboxScreen(FedScreen):
 
     def action_copy_digest(self) -> None:
         item = self.table.selected()
-        digest = copied_digest(item.row) if item is not None else ""
+        digest = copied_digest(item.value.digest, keyed=item.value.digest_keyed) if item is not None else ""
         if digest:
             self.fed.copy(digest)
         else:
@@ -376,7 +377,7 @@ class MessageScreen(FedScreen):
     def action_copy_digest(self) -> None:
         payload = mapping(mapping(mapping(self.fed.snapshot.answers.get(self._key)).get("message")).get("payload"))
         keyed = "sha256" not in payload
-        told = copied_digest({"digest": payload.get("sha256") or payload.get("hmac_sha256"), "digest_keyed": keyed})
+        told = copied_digest(text_of(payload.get("sha256") or payload.get("hmac_sha256")), keyed=keyed)
         if told:
             self.fed.copy(told)
         else:

@@ -12,6 +12,7 @@ from typing import Annotated, Any, TypeAlias
 import typer
 
 from fedsilo.cli.output import emit, table
+from fedsilo.control.answers import CertificateRow, MessageRow, SettingRow, printed_names
 
 LimitOption = Annotated[int, typer.Option("--limit", min=1, max=500, help="Newest so many.")]
 RecordsOption = Annotated[int, typer.Option("--limit", min=1, max=200, help="Newest so many.")]
@@ -66,15 +67,15 @@ def list_messages(
     """Decisions on messages, newest first. query: outbox or inbox."""
     asked = {"limit": limit, "before": before, "control": control, "verdict": verdict or None, "kind": kind or None}
     data = ask(query, asked)
-    columns = ("seq", "time", "kind", "round", "items", "bytes", "verdict", "outcome", "deciding rule")
+    columns = printed_names(MessageRow)
     rows = [
-        (*(row[name] for name in columns[:-1]), " ".join(row["rules"]) or " ".join(row["reasons"]))
+        (*(row[name] for name in columns), " ".join(row["rules"]) or " ".join(row["reasons"]))
         for row in data["messages"]
     ]
     emit(
         f"{program} {query} list", data, json_output=json_output,
         text=lambda: f"{data['total']} messages, {data['held']} held, {data['denied']} denied\n"
-        + table(columns, rows) + older(data["next"]),
+        + table((*columns, "deciding rule"), rows) + older(data["next"]),
     )  # fmt: skip
 
 
@@ -239,11 +240,11 @@ def _status_text(data: Mapping[str, Any]) -> str:
 
 def show_certificates(ask: Ask, program: str, json_output: bool) -> None:
     data = ask("certificates")
-    columns = ("whose", "role", "days_left", "not_after", "subject", "fault")
+    columns = printed_names(CertificateRow)
     emit(f"{program} certs", data, json_output=json_output, text=lambda: table(columns, cells(data, columns)))
 
 
 def show_settings(ask: Ask, program: str, json_output: bool) -> None:
     data = ask("settings")
-    columns = ("key", "value", "origin")
+    columns = printed_names(SettingRow)
     emit(f"{program} settings", data, json_output=json_output, text=lambda: table(columns, cells(data, columns)))

@@ -22,6 +22,7 @@ from fedsilo.cli.desk_answers import (
 )
 from fedsilo.cli.output import JsonOption, emit, guarded, table
 from fedsilo.cli.silo_control import CONFIG_DEFAULT, ConfigOption, client_of, load_site
+from fedsilo.control.answers import LimitRow, printed_names
 
 outbox_app = typer.Typer(no_args_is_help=True, help="Every outbound message and the rules that judged it.")
 inbox_app = typer.Typer(no_args_is_help=True, help="Every message that came in and the rules that judged it.")
@@ -126,7 +127,7 @@ def ledger_show(
 def ledger_limits(config: ConfigOption = CONFIG_DEFAULT, json_output: JsonOption = False) -> None:
     """Every limit of the policy that counts over messages: how much is used, of how much, and where it stands."""
     data = _ask(config, "limits")
-    columns = ("limit", "kind", "used", "max", "unit", "window", "line")
+    columns = printed_names(LimitRow)
     emit(
         "silo ledger limits", data, json_output=json_output,
         text=lambda: f"DP {data['dp']}\n" + table(columns, cells(data["rows"], columns)),

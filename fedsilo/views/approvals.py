@@ -6,30 +6,34 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+from fedsilo.control.answers import ReleaseRow, read
 from fedsilo.views import rule_words
 from fedsilo.views.columns import Column, Row
 from fedsilo.views.lines import Line, Part, bytes_text, clip, digest_text, duration_text, line, wrap
 from fedsilo.views.releases import LABEL_CELLS, labelled
 from fedsilo.views.rule_words import reason_text
-from fedsilo.views.state import HIDDEN, Release, mapping, number, text_of, whole
+from fedsilo.views.state import HIDDEN, Release, mapping, text_of
 
 EXPIRES_SOON_SECONDS = 300
 
 _STYLES = {"held": "warn", "approved": "ok", "denied": "bad", "rejected": "bad"}
 
 
-def _ended_state(row: Row) -> Part:
-    word = text_of(row.get("state"))
-    return word, _STYLES.get(word, "dim")
+def release_row(row: Any) -> ReleaseRow:
+    """Read a row of the releases that were ever held."""
+    return read(ReleaseRow, row)
 
 
-def _answers(row: Row) -> list[Mapping[str, Any]]:
-    told = row.get("answers")
-    return [mapping(one) for one in told] if isinstance(told, list) else []
+def _ended_state(row: ReleaseRow) -> Part:
+    return row.state, _STYLES.get(row.state, "dim")
 
 
-def _who(row: Row) -> Part:
-    if "answers" not in row:
+def _answers(row: ReleaseRow) -> list[Mapping[str, Any]]:
+    return [mapping(one) for one in row.answers] if isinstance(row.answers, list) else []
+
+
+def _who(row: ReleaseRow) -> Part:
+    if "answers" in row.absent:
         return HIDDEN, "dim"
     # the code alone: what it means stands in the row when it is opened
     people = [" ".join(filter(None, (text_of(one.get("person")), _verb(one), _code(one)))) for one in _answers(row)]
@@ -50,40 +54,43 @@ def _why(answer: Mapping[str, Any]) -> str:
     return f" {reason_text(code)}" if (code := _code(answer)) else ""
 
 
-def _when(row: Row) -> Part:
+def _when(row: ReleaseRow) -> Part:
     """Of the last answer."""
     answers = _answers(row)
-    return (text_of(answers[-1].get("at")) if answers else "-" if "answers" in row else HIDDEN), "dim"
+    return (text_of(answers[-1].get("at")) if answers else HIDDEN if "answers" in row.absent else "-"), "dim"
 
 
-def _held_at(row: Row) -> str:
-    seconds = number(row.get("held_since"))
-    return datetime.fromtimestamp(min(max(seconds, 0.0), 253_402_300_799), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+def _held_at(row: ReleaseRow) -> str:
+    seconds = min(max(row.held_since, 0.0), 253_402_300_799)
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def _bytes_text(row: Row) -> str:
-    return bytes_text(number(row.get("bytes"))) if "bytes" in row else HIDDEN
+def _bytes_text(row: ReleaseRow) -> str:
+    return HIDDEN if "bytes" in row.absent else bytes_text(row.bytes)
 
 
-def _digest_text(row: Row, name: str) -> str:
-    return text_of(row.get(name)) if name in row else HIDDEN
+def _digest_text(row: ReleaseRow) -> str:
+    return HIDDEN if "digest" in row.absent else row.digest
+
+
+def _policy_text(row: ReleaseRow) -> str:
+    return HIDDEN if "policy_digest" in row.absent else row.policy_digest
 
 
 HISTORY_COLUMNS = (
-    Column("release", lambda row: (text_of(row.get("id")), "strong"), 18, worth=0, grows=True),
-    Column("kind", lambda row: (text_of(row.get("kind")), ""), 16, worth=3),
+    Column("release", lambda row: (row.id, "strong"), 18, worth=0, grows=True),
+    Column("kind", lambda row: (row.kind, ""), 16, worth=3),
     Column("state", _ended_state, 8, worth=0),
     Column("answers", _who, 16, worth=1, grows=True),
     Column("answered", _when, 20, worth=2),
-    Column("held", lambda row: (_held_at(row), "dim"), 20, worth=6, order=lambda row: number(row.get("held_since"))),
-    Column("bytes", lambda row: (_bytes_text(row), ""), 9, worth=7, right=True,
-           order=lambda row: number(row.get("bytes"))),
-    Column("digest", lambda row: (_digest_text(row, "digest")[:12], "accent"), 12, worth=4),
-    Column("policy", lambda row: (_digest_text(row, "policy_digest")[:8], "dim"), 8, worth=5),
-)  # fmt: skip
+    Column("held", lambda row: (_held_at(row), "dim"), 20, worth=6, order=lambda row: row.held_since),
+    Column("bytes", lambda row: (_bytes_text(row), ""), 9, worth=7, right=True, order=lambda row: row.bytes),
+    Column("digest", lambda row: (_digest_text(row)[:12], "accent"), 12, worth=4),
+    Column("policy", lambda row: (_policy_text(row)[:8], "dim"), 8, worth=5),
+)
 
 
-def answered_lines(row: Row, twin: str, cells: int) -> list[Line]:
+def answered_lines(row: ReleaseRow, twin: str, cells: int) -> list[Line]:
     """Return one release that was held before, whole.
 
     Args:
@@ -102,12 +109,12 @@ def answered_lines(row: Row, twin: str, cells: int) -> list[Line]:
         if note := text_of(one.get("note")):
             answers += wrap(f'"{note}"', cells, "bad")
     return [
-        line((text_of(row.get("id")), "strong"), f" {text_of(row.get('kind'))} ", _ended_state(row)),
+        line((row.id, "strong"), f" {row.kind} ", _ended_state(row)),
         line(("held ", "dim"), _held_at(row), f"  {_bytes_text(row)}"),
-        *(answers or [line(("nobody answered" if "answers" in row else f"answers {HIDDEN}", "dim"))]),
-        line(("needed ", "dim"), f"{whole(row.get('needed'))} yes"),
-        line(("digest ", "dim"), f"sha256:{_digest_text(row, 'digest')}"),
-        line(("policy ", "dim"), f"sha256:{_digest_text(row, 'policy_digest')}"),
+        *(answers or [line((f"answers {HIDDEN}" if "answers" in row.absent else "nobody answered", "dim"))]),
+        line(("needed ", "dim"), f"{row.needed} yes"),
+        line(("digest ", "dim"), f"sha256:{_digest_text(row)}"),
+        line(("policy ", "dim"), f"sha256:{_policy_text(row)}"),
         line(("all of it ", "dim"), twin),
     ]
 

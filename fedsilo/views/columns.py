@@ -20,7 +20,7 @@ class Column:
 
     Args:
         name: its title, and the field name of a filter such as `verdict:deny`.
-        show: text and style of its cell.
+        show: text and style of its cell, of a row or what was read from it.
         cells: its width; a longer text is cut with a sign.
         worth: the columns with the smallest go first into a narrow table; 0 is always there.
         right: aligned to the right.
@@ -29,12 +29,12 @@ class Column:
     """
 
     name: str
-    show: Callable[[Row], Part]
+    show: Callable[[Any], Part]
     cells: int
     worth: int = 1
     right: bool = False
     grows: bool = False
-    order: Callable[[Row], Any] | None = None
+    order: Callable[[Any], Any] | None = None
 
 
 def choose_columns(columns: Sequence[Column], cells: int, *, turn: int = 0) -> list[tuple[Column, int]]:

@@ -16,6 +16,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
+from fedsilo.control.answers import MessageRow, read
 from fedsilo.views import rule_words
 from fedsilo.views.columns import Column, Row
 from fedsilo.views.conditions import control_line, denied_lines
@@ -63,53 +64,56 @@ _MEASURED = "it had"  # a sentence of what would pass that also says what was me
 # ---- rows ------------------------------------------------------------------------------------------
 
 
-def verdict_part(row: Row) -> Part:
-    verdict = text_of(row.get("verdict"))
+def message_row(row: Any) -> MessageRow:
+    """Read a row of an outbox or inbox."""
+    return read(MessageRow, row)
+
+
+def verdict_part(row: MessageRow) -> Part:
     if _hold_end(row):
         return "held", "dim"  # nobody is asked any more
-    return _WORDS.get(verdict, verdict), VERDICT_STYLES.get(verdict, "warn")
+    return _WORDS.get(row.verdict, row.verdict), VERDICT_STYLES.get(row.verdict, "warn")
 
 
-def left_part(row: Row) -> Part:
+def left_part(row: MessageRow) -> Part:
     """Whether it left this silo: yes, no, not yet, unknown; what is none of these is shown as unknown."""
     if end := _hold_end(row):
         return ("later" if end == "approved" else "unknown" if end == "ended" else "no"), "dim"
-    return _LEFT.get((text_of(row.get("verdict")), text_of(row.get("outcome"))), ("unknown", "warn"))
+    return _LEFT.get((row.verdict, row.outcome), ("unknown", "warn"))
 
 
-def _hold_end(row: Row) -> str:
+def _hold_end(row: MessageRow) -> str:
     """How a hold ended; empty of what is held still, and of what never was."""
-    outcome = text_of(row.get("outcome"))
-    return outcome if text_of(row.get("verdict")) == "hold" and outcome in _HOLD_ENDS else ""
+    return row.outcome if row.verdict == "hold" and row.outcome in _HOLD_ENDS else ""
 
 
-def rule_part(row: Row) -> Part:
+def rule_part(row: MessageRow) -> Part:
     """The rule that decided, or the codes where no rule came to judge; of a hold that is over, its end."""
     if end := _hold_end(row):
         return end, "dim"
-    rule = text_of(row.get("rule")) or " ".join(_texts(row.get("reasons")))
+    rule = row.rule or " ".join(row.reasons)
     return (rule, "") if rule else (_nothing(row, "reasons"), "dim")
 
 
-def _nothing(row: Row, name: str) -> str:
+def _nothing(row: MessageRow, name: str) -> str:
     """In place of a field: there is none, or the source does not hold it. A coordinator's rows are counts."""
-    return "-" if name in row or "messages" in row else HIDDEN
+    return "-" if name not in row.absent or "messages" not in row.absent else HIDDEN
 
 
-def digest_part(row: Row) -> Part:
-    return short_digest(text_of(row.get("digest"))) or _nothing(row, "digest"), "dim"
+def digest_part(row: MessageRow) -> Part:
+    return short_digest(row.digest) or _nothing(row, "digest"), "dim"
 
 
 def short_digest(digest: str) -> str:
     return f"{digest[:4]}…{digest[-4:]}" if len(digest) > 12 else digest
 
 
-def _round_part(row: Row) -> Part:
-    return (f"r{text_of(row.get('round'))}", "") if text_of(row.get("run")) else ("-", "dim")
+def _round_part(row: MessageRow) -> Part:
+    return (f"r{row.round}", "") if row.run else ("-", "dim")
 
 
-def _milliseconds_part(row: Row) -> Part:
-    value = row.get("milliseconds")
+def _milliseconds_part(row: MessageRow) -> Part:
+    value = row.milliseconds
     if value is None:
         return "-", "dim"
     return (text_of(value) if number(value) < 10_000 else f"{number(value) / 1000:.0f} s"), ""  # in four cells
@@ -119,19 +123,21 @@ def columns_of(direction: str, *, at_coordinator: bool = False, wide: bool = Fal
     """direction: outbox or inbox. At 80 cells: when, what, how much, the verdict, whether it left, and why; at a
     coordinator also from whom, for it comes from many. In a `wide` table kind and rule stand whole."""
     rows = [
-        Column("record", lambda row: (text_of(row.get("seq")), "dim"), 6, worth=8, right=True, order=_by("seq")),
-        Column("day", lambda row: (text_of(row.get("time"))[5:10], ""), 5, worth=7, order=_by_text("time")),
-        Column("time", lambda row: (text_of(row.get("time"))[11:19], ""), 8, worth=0, order=_by_text("time")),
-        Column("round", _round_part, 5, worth=3, order=_by("round")),
-        Column("kind", lambda row: (text_of(row.get("kind")), ""), 16, worth=0),
-        Column("items", lambda row: (text_of(row.get("items")), ""), 5, worth=4, right=True, order=_by("items")),
-        Column("bytes", lambda row: (bytes_text(number(row.get("bytes"))), ""), 9, worth=1, right=True,
-               order=_by("bytes")),
+        Column("record", lambda row: (text_of(row.seq), "dim"), 6, worth=8, right=True,
+               order=lambda row: number(row.seq)),
+        Column("day", lambda row: (row.time[5:10], ""), 5, worth=7, order=lambda row: row.time),
+        Column("time", lambda row: (row.time[11:19], ""), 8, worth=0, order=lambda row: row.time),
+        Column("round", _round_part, 5, worth=3, order=lambda row: row.round),
+        Column("kind", lambda row: (row.kind, ""), 16, worth=0),
+        Column("items", lambda row: (text_of(row.items), ""), 5, worth=4, right=True,
+               order=lambda row: number(row.items)),
+        Column("bytes", lambda row: (bytes_text(row.bytes), ""), 9, worth=1, right=True,
+               order=lambda row: row.bytes),
         Column("verdict", verdict_part, 7, worth=0),
         Column("left", left_part, 7, worth=0),
         Column("rule", rule_part, 10, worth=2, grows=True),  # short: that of the cursor's row stands below, whole
         Column("digest", digest_part, 9, worth=5),
-        Column("ms", _milliseconds_part, 4, worth=6, right=True, order=_by("milliseconds")),
+        Column("ms", _milliseconds_part, 4, worth=6, right=True, order=lambda row: number(row.milliseconds)),
     ]  # fmt: skip
     if wide:  # of the rest the milliseconds give way first: they stand with one decision
         cells = {"kind": 18, **({"rule": 31} if direction == "outbox" else {})}
@@ -141,26 +147,18 @@ def columns_of(direction: str, *, at_coordinator: bool = False, wide: bool = Fal
         rows = [column for column in rows if column.name not in ("left", "ms")]
         rows = [replace(column, cells=16) if column.name == "rule" else column for column in rows]
         if at_coordinator:
-            name = Column("silo", lambda row: (peer_name(text_of(row.get("peer"))).rpartition("/")[2], ""), 12, worth=0)
+            name = Column("silo", lambda row: (peer_name(row.peer).rpartition("/")[2], ""), 12, worth=0)
             rows.insert([column.name for column in rows].index("kind") + 1, name)
             # why it was refused is worth more than its size, and both do not fit into 80 cells
             rows = [replace(column, worth=3) if column.name == "bytes" else column for column in rows]
         else:
-            rows.append(Column("peer", lambda row: (peer_name(text_of(row.get("peer"))), ""), 16, worth=4))
+            rows.append(Column("peer", lambda row: (peer_name(row.peer), ""), 16, worth=4))
     return tuple(rows)
 
 
 def peer_name(peer: str) -> str:
     """The part of a SPIFFE id behind the federation's name."""
     return peer.removeprefix("spiffe://").partition("/")[2] or peer
-
-
-def _by(name: str) -> Any:
-    return lambda row: number(row.get(name))
-
-
-def _by_text(name: str) -> Any:
-    return lambda row: text_of(row.get(name))
 
 
 def noun(direction: str, verdict: str = "") -> str:
@@ -216,25 +214,24 @@ def brief_lines(direction: str, row: Row, answer: Mapping[str, Any], command: st
         command: its twin.
         cells: width.
     """
-    digest = text_of(row.get("digest"))
-    verdict, style = verdict_part(row)
-    rows = flow([line((verdict, style)), line(_became(direction, row))], cells)
+    message = message_row(row)
+    rows = flow([line(verdict_part(message)), line(_became(direction, message))], cells)
     if direction == "inbox":
-        rows += _labelled("from", text_of(row.get("peer")) or "-", cells)
-    rows += _digest_lines(digest, cells, keyed=row.get("digest_keyed") is True)
+        rows += _labelled("from", message.peer or "-", cells)
+    rows += _digest_lines(message.digest, cells, keyed=message.digest_keyed)
     rows += why_lines(mapping(answer.get("message")) or row, answer, cells)
     return [*rows, *_labelled("as command", command, cells)]
 
 
-def why_line(row: Row, cells: int, more: str) -> Line:
+def why_line(row: MessageRow, cells: int, more: str) -> Line:
     """The message under the cursor in one line, where `brief_lines` have no room: both ends of its digest, its verdict
     and the whole cause."""
     (verdict, style), (rule, _) = verdict_part(row), rule_part(row)
     told = f" {rule}" if rule != "-" else ": no rule stood against it"
     told = f", rules {HIDDEN}" if rule == HIDDEN else told
-    digest = short_digest(text_of(row.get("digest")))
+    digest = short_digest(row.digest)
     ends = ((f"{digest} ", "accent"),) if digest else ()
-    return clip(line((f"record {text_of(row.get('seq'))} ", "dim"), *ends, (verdict, style), told), cells, more)
+    return clip(line((f"record {text_of(row.seq)} ", "dim"), *ends, (verdict, style), told), cells, more)
 
 
 def detail_lines(
@@ -250,7 +247,7 @@ def detail_lines(
         party: whose log it is: silo or coordinator.
     """
     record = mapping(answer.get("message"))
-    row = {"verdict": record.get("decision"), "outcome": answer.get("outcome")}
+    row = message_row({"verdict": record.get("decision"), "outcome": answer.get("outcome")})
     verdict, style = verdict_part(row)
     took = answer.get("milliseconds")
     became = _became(direction, row) + (f", after {text_of(took)} ms" if took is not None else "")
@@ -278,7 +275,7 @@ def why_lines(record: Mapping[str, Any], answer: Mapping[str, Any], cells: int) 
     if verdict == "allow":
         return []
     found = record.get("rules")
-    over = _hold_end({"verdict": verdict, "outcome": answer.get("outcome", record.get("outcome"))})
+    over = _hold_end(message_row({"verdict": verdict, "outcome": answer.get("outcome", record.get("outcome"))}))
     rules = [mapping(rule) if isinstance(rule, Mapping) else {"rule": rule, "outcome": verdict}
              for rule in (found if isinstance(found, list) else [])]  # fmt: skip
     deciding = [rule for rule in rules if text_of(rule.get("outcome")) in ("deny", "hold")]
@@ -307,15 +304,15 @@ def why_lines(record: Mapping[str, Any], answer: Mapping[str, Any], cells: int) 
     return rows
 
 
-def _became(direction: str, row: Row) -> str:
-    verdict, outcome = text_of(row.get("verdict")), text_of(row.get("outcome"))
-    if (end := _hold_end(row)) and direction == "outbox":
+def _became(direction: str, row: MessageRow) -> str:
+    verdict, outcome, end = row.verdict, row.outcome, _hold_end(row)
+    if end and direction == "outbox":
         return _HOLD_ENDS[end]
     if direction == "inbox":
         return {
             "allow": "let in",
             "deny": "nothing of it was used",
-            "hold": f"held no more: {outcome}" if _hold_end(row) else "nothing of it is used",
+            "hold": f"held no more: {outcome}" if end else "nothing of it is used",
         }.get(verdict, f"decided: {verdict}")
     return _BECAME.get((verdict, outcome), f"{verdict}, {outcome or 'no outcome on record'}: count it as gone")
 
@@ -403,10 +400,9 @@ def _digest_lines(digest: str, cells: int, *, keyed: bool) -> list[Line]:
     return _labelled("hmac" if keyed else "sha256", f"{digest[:half]} {digest[half:]}", cells)
 
 
-def copied_digest(row: Row) -> str:
-    """As `y` copies it; empty where there is none."""
-    digest = text_of(row.get("digest"))
-    return f"{'hmac-sha256' if row.get('digest_keyed') is True else 'sha256'}:{digest}" if digest else ""
+def copied_digest(digest: str, *, keyed: bool) -> str:
+    """Return a digest as `y` copies it; empty where there is none."""
+    return f"{'hmac-sha256' if keyed else 'sha256'}:{digest}" if digest else ""
 
 
 def _before_after(value: Any, name: str) -> str:
@@ -439,31 +435,30 @@ def _texts(value: Any) -> Sequence[str]:
 JUDGED_THERE = "each silo judges what comes to it"
 
 
-def state_part(row: Row) -> Part:
+def state_part(row: MessageRow) -> Part:
     """How far it came: what is none of the words of the query is not told as sent."""
-    match text_of(row.get("outcome")):
+    match row.outcome:
         case "acked":
             return "acknowledged", "ok"
         case "sent":
-            return ("some waits", "warn") if whole(row.get("waiting")) else ("sent", "")
+            return ("some waits", "warn") if row.waiting else ("sent", "")
         case "":
             return "not sent yet", "warn"
     return "unknown", "warn"
 
 
-def _waiting_part(row: Row) -> Part:
-    waiting = whole(row.get("waiting"))
-    return (str(waiting), "warn") if waiting else ("-", "dim")
+def _waiting_part(row: MessageRow) -> Part:
+    return (str(row.waiting), "warn") if row.waiting else ("-", "dim")
 
 
 SENT_COLUMNS = (
-    Column("run", lambda row: (text_of(row.get("run")) or "-", ""), 12, worth=5),
-    Column("round", _round_part, 5, worth=0, order=_by("round")),
-    Column("kind", lambda row: (text_of(row.get("kind")), ""), 18, worth=0, grows=True),
-    Column("silo", lambda row: (text_of(row.get("peer")), ""), 14, worth=0, grows=True),
-    Column("messages", lambda row: (text_of(row.get("messages")), ""), 8, worth=2, right=True, order=_by("messages")),
-    Column("bytes", lambda row: (bytes_text(number(row.get("bytes"))), ""), 9, worth=1, right=True, order=_by("bytes")),
-    Column("waits", _waiting_part, 5, worth=3, right=True, order=_by("waiting")),
+    Column("run", lambda row: (row.run or "-", ""), 12, worth=5),
+    Column("round", _round_part, 5, worth=0, order=lambda row: row.round),
+    Column("kind", lambda row: (row.kind, ""), 18, worth=0, grows=True),
+    Column("silo", lambda row: (row.peer, ""), 14, worth=0, grows=True),
+    Column("messages", lambda row: (str(row.messages), ""), 8, worth=2, right=True, order=lambda row: row.messages),
+    Column("bytes", lambda row: (bytes_text(row.bytes), ""), 9, worth=1, right=True, order=lambda row: row.bytes),
+    Column("waits", _waiting_part, 5, worth=3, right=True, order=lambda row: row.waiting),
     Column("state", state_part, 12, worth=0),
 )
 
@@ -496,15 +491,11 @@ def sent_lines(row: Row, answer: Mapping[str, Any], command: str, cells: int) ->
         command: its twin.
         cells: width.
     """
-    shown = mapping(answer.get("message")) or row
-    run = text_of(shown.get("run"))
-    place = f"{run}, round {text_of(shown.get('round'))}" if run else "outside a run"
-    said, style = state_part(shown)
-    rows = flow(
-        [line((text_of(shown.get("kind")), "strong")), line(f"to {text_of(shown.get('peer'))}"), line(place)], cells
-    )
-    counted = f"{text_of(shown.get('messages'))} messages, {bytes_text(number(shown.get('bytes')))}"
-    rows += flow([line((said, style)), line(counted), line((JUDGED_THERE, "dim"))], cells)
+    shown = message_row(mapping(answer.get("message")) or row)
+    place = f"{shown.run}, round {shown.round}" if shown.run else "outside a run"
+    rows = flow([line((shown.kind, "strong")), line(f"to {shown.peer}"), line(place)], cells)
+    counted = f"{shown.messages} messages, {bytes_text(shown.bytes)}"
+    rows += flow([line(state_part(shown)), line(counted), line((JUDGED_THERE, "dim"))], cells)
     items = answer.get("waiting")
     waiting = [mapping(item) for item in items] if isinstance(items, list) else []
     if waiting:
@@ -518,7 +509,7 @@ def sent_lines(row: Row, answer: Mapping[str, Any], command: str, cells: int) ->
                 line(digest[half:]),
             ]  # fmt: skip
             rows += flow(pieces, cells)
-        if (more := whole(shown.get("waiting")) - len(waiting)) > 0:
+        if (more := shown.waiting - len(waiting)) > 0:
             rows.append(line((f"{more} more wait", "dim")))
     return [*rows, line(), *flow([line(("as command", "dim")), line(command)], cells)]
 

@@ -123,7 +123,7 @@ async def test_a_row_is_gone_to_by_its_name_and_a_word_filters() -> None:
      (None, 0, "not sent yet"), ("lost", 0, "unknown"), (7, 0, "unknown")],
 )  # fmt: skip
 def test_what_cannot_be_told_never_counts_as_acknowledged(outcome: Any, waiting: int, told: str) -> None:
-    assert messages.state_part({"outcome": outcome, "waiting": waiting})[0] == told
+    assert messages.state_part(messages.message_row({"outcome": outcome, "waiting": waiting}))[0] == told
 
 
 # ---- with the daemon's own answers -----------------------------------------------------------------

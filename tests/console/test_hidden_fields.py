@@ -10,7 +10,7 @@ import pytest
 
 from console.sharing import released_answer, released_state
 from fedsilo.views import messages, releases
-from fedsilo.views.approvals import HISTORY_COLUMNS
+from fedsilo.views.approvals import HISTORY_COLUMNS, release_row
 from fedsilo.views.lines import UNICODE, to_text
 from fedsilo.views.overview import Lock, once_lines, top_bar
 from fedsilo.views.state import Snapshot, changed_since, why_not_answer
@@ -87,7 +87,7 @@ def test_held_before_says_hidden_for_what_a_recording_does_not_hold() -> None:
     for name, whole in (("answers", "nobody"), ("answered", "-"), ("bytes", "5 B"), ("digest", "abab"),
                         ("policy", POLICY_DIGEST[:8])):  # fmt: skip
         (column,) = (column for column in HISTORY_COLUMNS if column.name == name)
-        assert column.show(left)[0] == "hidden" and column.show(row)[0].startswith(whole)
+        assert column.show(release_row(left))[0] == "hidden" and column.show(release_row(row))[0].startswith(whole)
 
 
 def test_the_outbox_counts_nothing_that_it_was_not_told() -> None:
@@ -99,7 +99,7 @@ def test_the_outbox_counts_nothing_that_it_was_not_told() -> None:
     for told, there, hidden in ((answer, row, False), (kept[0], left, True)):
         text = to_text(messages.summary_lines("outbox", told, None, 100, control=False))
         assert ("denied: hidden" in text) is hidden and ("0 denied" in text) is not hidden
-        parts = messages.rule_part(there)[0], messages.digest_part(there)[0]
+        parts = messages.rule_part(messages.message_row(there))[0], messages.digest_part(messages.message_row(there))[0]
         assert (parts == ("hidden", "hidden")) if hidden else ("hidden" not in parts)
 
 

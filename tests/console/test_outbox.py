@@ -12,7 +12,7 @@ from console.screens.outbox import MessageScreen, OutboxScreen
 from console.table_screen import PAGE_ROWS
 from fedsilo.views.columns import choose_columns
 from fedsilo.views.lines import to_text
-from fedsilo.views.messages import columns_of, detail_lines, left_part, why_lines
+from fedsilo.views.messages import columns_of, detail_lines, left_part, message_row, why_lines
 from fedsilo.views.state import Link, value_text
 from silo.guard.messages import Denied
 from tests.console import dumps
@@ -143,7 +143,7 @@ async def test_the_counts_of_the_daemon_and_the_bytes_out_stand_above(size: tupl
      ("shadow", "", "unknown"), (None, 7, "unknown")],
 )  # fmt: skip
 def test_what_cannot_be_told_never_counts_as_not_left(verdict: Any, outcome: Any, told: str) -> None:
-    assert left_part({"verdict": verdict, "outcome": outcome})[0] == told
+    assert left_part(message_row({"verdict": verdict, "outcome": outcome}))[0] == told
     answer = {"message": {"decision": verdict, "kind": "k"}, "outcome": outcome}
     text = to_text(detail_lines("outbox", answer, "silo outbox show 1", 120))
     assert ("count it as gone" in text) == (told == "unknown")
