@@ -744,6 +744,7 @@ class Subject:
         query: that the rows come from, all in one answer; empty where the screen takes them from elsewhere.
         empty: what would stand in the table.
         makes: the command that makes some.
+        read: makes the value that the columns show; by default the row itself.
     """
 
     columns: Sequence[Column]
@@ -754,6 +755,7 @@ class Subject:
     query: str = ""
     empty: str = "rows"
     makes: str = ""
+    read: Callable[[Row], Any] = mapping
 
 
 class TableScreen(FedScreen):
@@ -772,8 +774,9 @@ class TableScreen(FedScreen):
     def make_table(self) -> TablePane:
         about = self.subject
         return TablePane(
-            about.columns, about.id_of, title=about.title, key=about.query, empty=about.empty, makes=about.makes
-        )
+            about.columns, about.id_of, title=about.title, key=about.query, empty=about.empty, makes=about.makes,
+            read=about.read,
+        )  # fmt: skip
 
     @property
     def table(self) -> TablePane:

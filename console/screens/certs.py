@@ -20,7 +20,7 @@ class CertsScreen(TableScreen):
     subject = Subject(
         certificates.COLUMNS, certificates.certificate_id, title="Certificates", one="Certificate",
         keys=" enter Open, renewal  / Filter  s Sort  : Go to  ? Help  ctrl+q Quit", query="certificates",
-        empty="certificates", makes="fedsilo certs request",
+        empty="certificates", makes="fedsilo certs request", read=certificates.shown,
     )  # fmt: skip
 
     def rows_of(self, answer: Any) -> Sequence[Row] | None:

@@ -79,7 +79,8 @@ def _value(kind: Any, value: Any) -> Any:
     if kind is Any:
         return value
     if isinstance(kind, types.UnionType):
-        return None if value is None else _value(typing.get_args(kind)[0], value)
+        (wanted, _) = typing.get_args(kind)
+        return _value(wanted, value) if isinstance(value, wanted | int if wanted is float else wanted) else None
     if kind is bool:
         return value is True
     if kind is str:

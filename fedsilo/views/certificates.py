@@ -14,11 +14,13 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from fedsilo.control.answers import CertificateRow, read
 from fedsilo.views.columns import Column, Row
 from fedsilo.views.lines import Glyphs, Line, Part, field, line, whole, wrap
-from fedsilo.views.state import SKEW_SECONDS_MAX, Snapshot, mapping, number, text_of, time_of
+from fedsilo.views.state import SKEW_SECONDS_MAX, Snapshot, mapping, text_of, time_of
 
 DAY_SECONDS = 86_400.0
 MARK_DAYS = (1, 7, 30)
@@ -46,10 +48,32 @@ _UNKNOWN_END = "whoever asks for it refuses it from then on."
 # ---- rows ------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class ShownCertificate(CertificateRow):
+    """A certificate with how it stands at the moment it is shown.
+
+    Attributes:
+        left: until its end, in words.
+        days: until its end; 0 where no end can be read or no clock is known.
+        soon: it is good as it is, and within a mark of its end.
+    """
+
+    state: str
+    style: str
+    left: str
+    days: float
+    soon: bool
+
+
+def shown(row: Any) -> ShownCertificate:
+    """Read a row of `certificate_rows`."""
+    return read(ShownCertificate, {**mapping(row), **mapping(mapping(row).get("_"))})
+
+
 def certificate_id(row: Row) -> str:
     """A file holds one certificate; what came without a file is told apart by its fingerprint."""
-    return " ".join(filter(None, (text_of(row.get("whose")), text_of(row.get("file")) or text_of(
-        row.get("fingerprint")))))  # fmt: skip
+    told = read(CertificateRow, row)
+    return " ".join(filter(None, (told.whose, told.file or told.fingerprint)))
 
 
 def certificate_rows(answer: Any, now: float, glyphs: Glyphs) -> list[dict[str, Any]]:
@@ -62,32 +86,37 @@ def certificate_rows(answer: Any, now: float, glyphs: Glyphs) -> list[dict[str, 
     """
     rows: list[dict[str, Any]] = []
     for row in answer if isinstance(answer, list) else ():
-        told = dict(mapping(row))
-        state, style = state_of(told, now, glyphs)
-        left = ends_in_seconds(told, now)
-        told["_"] = {"state": state, "style": style, "left": left_text(left) or "-", "days": left / DAY_SECONDS,
-                     "soon": _ends_soon(told, now)}  # fmt: skip
-        rows.append(told)
+        told = read(CertificateRow, row)
+        state, style = _state_of(told, now, glyphs)
+        left = _ends_in_seconds(told, now)
+        rows.append({**mapping(row), "_": {
+            "state": state, "style": style, "left": left_text(left) or "-", "days": left / DAY_SECONDS,
+            "soon": _ends_soon(told, now),
+        }})  # fmt: skip
     return sorted(rows, key=lambda row: time_of(text_of(row.get("not_after"))) or math.inf)
 
 
-def _ends_soon(row: Row, now: float) -> bool:
+def _ends_soon(row: CertificateRow, now: float) -> bool:
     """It is good as it is, and within a mark of its end."""
-    since, until = time_of(text_of(row.get("not_before"))), time_of(text_of(row.get("not_after")))
-    good = not row.get("fault") and row.get("in_use") is not False and since <= now < until
+    since, until = time_of(row.not_before), time_of(row.not_after)
+    good = not row.fault and row.in_use is not False and since <= now < until
     return good and until - now <= MARK_DAYS[-1] * DAY_SECONDS
 
 
-def ends_in_seconds(row: Row, now: float) -> float:
+def _ends_in_seconds(row: CertificateRow, now: float) -> float:
     """Until the certificate ends, by the daemon's clock; 0 where no end can be read or no clock is known."""
-    until = time_of(text_of(row.get("not_after")))
+    until = time_of(row.not_after)
     return until - now if until and now else 0.0
 
 
-def state_of(row: Row, now: float, glyphs: Glyphs) -> Part:
+def state_of(row: Any, now: float, glyphs: Glyphs) -> Part:
     """Sign and words of how a certificate stands, worst first."""
-    since, until = time_of(text_of(row.get("not_before"))), time_of(text_of(row.get("not_after")))
-    if row.get("fault"):
+    return _state_of(read(CertificateRow, row), now, glyphs)
+
+
+def _state_of(row: CertificateRow, now: float, glyphs: Glyphs) -> Part:
+    since, until = time_of(row.not_before), time_of(row.not_after)
+    if row.fault:
         return f"{glyphs.bad} cannot be read", "bad"
     if not until:
         return f"{glyphs.bad} no end is told", "bad"
@@ -97,7 +126,7 @@ def state_of(row: Row, now: float, glyphs: Glyphs) -> Part:
         return f"{glyphs.bad} NOT YET VALID", "bad"
     if now >= until:
         return f"{glyphs.bad} EXPIRED", "bad"
-    if row.get("in_use") is False:
+    if row.in_use is False:
         return f"{glyphs.need} not in use yet", "warn"
     left = until - now
     mark = next((days for days in MARK_DAYS if left <= days * DAY_SECONDS), 0)
@@ -119,47 +148,33 @@ def left_text(seconds: float) -> str:
     return f"{sign}{size // 3600:.0f} h" if size >= 3600 else f"{sign}{size // 60:.0f} min"
 
 
-def _shown(row: Row, name: str) -> Any:
-    return mapping(row.get("_")).get(name)
-
-
-def _joined(value: Any) -> str:
-    return " ".join(map(text_of, value)) if isinstance(value, list) else text_of(value)
-
-
-def _yes(value: Any) -> str:
-    return "yes" if value is True else "no" if value is False else ""
-
-
-def pinned_word(row: Row) -> str:
-    if not row.get("fingerprint"):
+def _pinned_word(row: CertificateRow) -> str:
+    if not row.fingerprint or row.pinned is None:
         return ""
-    return "root" if row.get("pinned") is True else "by the root" if row.get("pinned") is False else ""
+    return "root" if row.pinned else "by the root"
 
 
 COLUMNS = (
-    Column("whose", lambda row: (text_of(row.get("whose")), ""), 23, worth=0, grows=True),
-    Column("state", lambda row: (text_of(_shown(row, "state")), text_of(_shown(row, "style"))), 17, worth=0),
-    Column("left", lambda row: (text_of(_shown(row, "left")), ""), 6, worth=0, right=True,
-           order=lambda row: _shown(row, "days")),
-    Column("role", lambda row: (text_of(row.get("role")), ""), 11, worth=2),
-    Column("valid until UTC", lambda row: (_minute(row.get("not_after")) or "-", ""), 16, worth=1),
-    Column("pinned", lambda row: (pinned_word(row), ""), 11, worth=5),
-    Column("issuer", lambda row: (text_of(row.get("issuer")), ""), 18, worth=6, grows=True),
-    Column("fingerprint", lambda row: (ends_of(text_of(row.get("fingerprint"))), "dim"), 13, worth=3),
-    Column("names", lambda row: (_joined(row.get("names")), ""), 20, worth=4, grows=True),
-    Column("subject", lambda row: (text_of(row.get("subject")), ""), 16, worth=7, grows=True),
-)  # fmt: skip
+    Column("whose", lambda row: (row.whose, ""), 23, worth=0, grows=True),
+    Column("state", lambda row: (row.state, row.style), 17, worth=0),
+    Column("left", lambda row: (row.left, ""), 6, worth=0, right=True, order=lambda row: row.days),
+    Column("role", lambda row: (row.role, ""), 11, worth=2),
+    Column("valid until UTC", lambda row: (_minute(row.not_after) or "-", ""), 16, worth=1),
+    Column("pinned", lambda row: (_pinned_word(row), ""), 11, worth=5),
+    Column("issuer", lambda row: (row.issuer, ""), 18, worth=6, grows=True),
+    Column("fingerprint", lambda row: (ends_of(row.fingerprint), "dim"), 13, worth=3),
+    Column("names", lambda row: (" ".join(row.names), ""), 20, worth=4, grows=True),
+    Column("subject", lambda row: (row.subject, ""), 16, worth=7, grows=True),
+)
 
 
-def _minute(moment: Any) -> str:
-    return text_of(moment)[:16].replace("T", " ")
+def _minute(moment: str) -> str:
+    return moment[:16].replace("T", " ")
 
 
-def _second(moment: Any) -> str:
+def _second(moment: str) -> str:
     """As in the table, with the seconds."""
-    text = text_of(moment)
-    return f"{text[:19].replace('T', ' ')} UTC" if time_of(text) else text
+    return f"{moment[:19].replace('T', ' ')} UTC" if time_of(moment) else moment
 
 
 def ends_of(fingerprint: str) -> str:
@@ -172,36 +187,37 @@ def ends_of(fingerprint: str) -> str:
 
 def head_lines(rows: Sequence[Row], snapshot: Snapshot, cells: int, glyphs: Glyphs) -> list[Line]:
     """What needs somebody first, and whether the clocks that judge it agree."""
-    alarms = [row for row in rows if _shown(row, "style") in ("bad", "warn")]
-    wrong = [row for row in alarms if not _shown(row, "soon")]
-    ending = [row for row in alarms if _shown(row, "soon")]
+    told_rows = [shown(row) for row in rows]
+    alarms = [row for row in told_rows if row.style in ("bad", "warn")]
+    wrong = [row for row in alarms if not row.soon]
+    ending = [row for row in alarms if row.soon]
     told: list[Line] = []
     for found, what in ((wrong, "to put right"), (ending, "to renew before the end")):
         if found:
-            names = ", ".join(text_of(row.get("whose")) for row in found[:ALARMS_NAMED_MAX])
+            names = ", ".join(row.whose for row in found[:ALARMS_NAMED_MAX])
             more = f" and {len(found) - ALARMS_NAMED_MAX} more" if len(found) > ALARMS_NAMED_MAX else ""
-            bad = any(_shown(row, "style") == "bad" for row in found)
+            bad = any(row.style == "bad" for row in found)
             how = "" if told else " (enter says how)"
             told += wrap(f"{glyphs.need} {len(found)} of {len(rows)} {what}{how}: {names}{more}", cells,
                          "bad" if bad else "warn")[:2]  # fmt: skip
-    if ending and any(_shown(row, "soon") and row not in alarms for row in rows):
+    if ending and any(row.soon and row not in alarms for row in told_rows):
         text = f"{glyphs.need} within: two thirds of its own life are over; {glyphs.live} within: not yet, no alarm"
         told += wrap(text, cells, "dim")[:2]
     if rows and not alarms:
         told += wrap(f"{glyphs.live} {len(rows)} certificates, none is near its end for its kind", cells, "ok")[:1]
-    return [*told, *_next_lines(rows, cells), *clock_lines(snapshot, cells, glyphs)]
+    return [*told, *_next_lines(told_rows, cells), *clock_lines(snapshot, cells, glyphs)]
 
 
-def _next_lines(rows: Sequence[Row], cells: int) -> list[Line]:
+def _next_lines(rows: Sequence[ShownCertificate], cells: int) -> list[Line]:
     """What ends within a day, or else what ends first. People's certificates are made for hours, so their end is no
     alarm, and yet nobody answers a release without one."""
-    ahead = [row for row in rows if number(_shown(row, "days")) > 0]
-    soon = [row for row in ahead if number(_shown(row, "days")) <= 1.0] or ahead[:1]
+    ahead = [row for row in rows if row.days > 0]
+    soon = [row for row in ahead if row.days <= 1.0] or ahead[:1]
     if not soon:
         return []
-    told = [f"{text_of(row.get('whose'))} in {text_of(_shown(row, 'left'))}" for row in soon[:ENDS_NAMED_MAX]]
+    told = [f"{row.whose} in {row.left}" for row in soon[:ENDS_NAMED_MAX]]
     more = f" and {len(soon) - ENDS_NAMED_MAX} more" if len(soon) > ENDS_NAMED_MAX else ""
-    people = any(_life_seconds(row) <= DAY_SECONDS and row.get("role") == "operator" for row in soon)
+    people = any(_life_seconds(row) <= DAY_SECONDS and row.role == "operator" for row in soon)
     name = "ends next "
     shown = wrap(f"{', '.join(told)}{more}", max(cells - len(name), 20))
     lines = [line((name if not index else " " * len(name), "dim"), *row) for index, row in enumerate(shown[:2])]
@@ -209,8 +225,8 @@ def _next_lines(rows: Sequence[Row], cells: int) -> list[Line]:
     return [*lines, *(wrap(hint, cells, "dim")[:1] if people else [])]
 
 
-def _life_seconds(row: Row) -> float:
-    since, until = time_of(text_of(row.get("not_before"))), time_of(text_of(row.get("not_after")))
+def _life_seconds(row: CertificateRow) -> float:
+    since, until = time_of(row.not_before), time_of(row.not_after)
     return until - since if since and until else math.inf
 
 
@@ -234,39 +250,36 @@ def clock_lines(snapshot: Snapshot, cells: int, glyphs: Glyphs) -> list[Line]:
 
 def detail_lines(row: Row, now: float, cells: int, glyphs: Glyphs) -> list[Line]:
     """One certificate: how it stands, what happens when it ends, what renews it, and everything else that is told."""
-    state, style = state_of(row, now, glyphs)
-    left = ends_in_seconds(row, now)
-    lines = [*field("whose", text_of(row.get("whose")), cells, "strong"), *field("state", state, cells, style)]
-    if fault := text_of(row.get("fault")):
-        lines += field("fault", fault, cells, "bad")
-        lines += field("file", text_of(row.get("file")), cells)
-        return [*lines, line(""), *field("look", f"fedsilo certs show {shlex.quote(text_of(row.get('file')))}", cells)]
-    life = time_of(text_of(row.get("not_after"))) - time_of(text_of(row.get("not_before")))
-    until = f"{_second(row.get('not_after'))}  {_left_words(left)}"
-    names = row.get("names")
+    told = read(CertificateRow, row)
+    state, style = _state_of(told, now, glyphs)
+    left = _ends_in_seconds(told, now)
+    lines = [*field("whose", told.whose, cells, "strong"), *field("state", state, cells, style)]
+    if told.fault:
+        lines += field("fault", told.fault, cells, "bad")
+        lines += field("file", told.file, cells)
+        return [*lines, line(""), *field("look", f"fedsilo certs show {shlex.quote(told.file)}", cells)]
+    life = time_of(told.not_after) - time_of(told.not_before)
+    until = f"{_second(told.not_after)}  {_left_words(left)}"
     lines += field("valid until", until, cells)
-    role = text_of(row.get("role"))
-    lines += [line(""), line(("when it ends", "strong")), *wrap(_ENDS.get(role, _UNKNOWN_END), cells)]
+    lines += [line(""), line(("when it ends", "strong")), *wrap(_ENDS.get(told.role, _UNKNOWN_END), cells)]
     lines += [line(""), line(("what renews it", "strong"))]
     for who, command in renewal_of(row):
         lines += wrap(who, cells, "dim")
         lines += [line("  ", *each) for each in whole(command, cells - 2, "accent")]
     lines.append(line(""))
     facts = [
-        ("subject", text_of(row.get("subject"))), ("role", text_of(row.get("role"))),
-        *(("names" if not index else "", text_of(name)) for index, name in enumerate(
-            names if isinstance(names, list) and names else ["none"])),
-        ("issuer", text_of(row.get("issuer"))), ("fingerprint", text_of(row.get("fingerprint"))),
-        ("valid from", _second(row.get("not_before"))),
+        ("subject", told.subject), ("role", told.role),
+        *(("names" if not index else "", name) for index, name in enumerate(told.names or ["none"])),
+        ("issuer", told.issuer), ("fingerprint", told.fingerprint), ("valid from", _second(told.not_before)),
         ("life", f"{left_text(life)} in all" if life > 0 else ""),
         ("pinned", {
             "root": "yes: a root that this daemon takes nobody else's word for",
             "by the root": "no: it is good as long as a pinned root vouches for it",
-        }.get(pinned_word(row), "")),
+        }.get(_pinned_word(told), "")),
         ("in use", {
-            "yes": "yes", "no": "no: the daemon still runs with the one before; it reads the file when it starts",
-        }.get(_yes(row.get("in_use")), "")),
-        ("file", text_of(row.get("file"))), ("revoked", NOT_REVOKED),
+            True: "yes", False: "no: the daemon still runs with the one before; it reads the file when it starts",
+        }.get(told.in_use, "") if told.in_use is not None else ""),
+        ("file", told.file), ("revoked", NOT_REVOKED),
     ]  # fmt: skip
     for name, text in facts:
         lines += field(name, text, cells) if text else []
@@ -275,7 +288,8 @@ def detail_lines(row: Row, now: float, cells: int, glyphs: Glyphs) -> list[Line]
 
 def renewal_of(row: Row) -> list[tuple[str, str]]:
     """Who does what, and the command; the same keys stay, since logs and pins know a party by them."""
-    role, file = text_of(row.get("role")), text_of(row.get("file")) or "FILE.crt"
+    told = read(CertificateRow, row)
+    role, file = told.role, told.file or "FILE.crt"
     if role == CA:
         return [
             ("a root is not renewed: a new one is made, in a new folder", "fedsilo certs ca-init NAME --kind KIND "
@@ -283,9 +297,7 @@ def renewal_of(row: Row) -> list[tuple[str, str]]:
             ("then every party below it asks again, with the keys that it has", "fedsilo certs renew --token TOKEN "
              "--out FOLDER"),
         ]  # fmt: skip
-    names = row.get("names")
-    name = next((text_of(each).rpartition("/")[2] for each in names if text_of(each).startswith("spiffe://")), "") if (
-        isinstance(names, list)) else ""  # fmt: skip
+    name = next((each.rpartition("/")[2] for each in told.names if each.startswith("spiffe://")), "")
     identity = f"{role or 'ROLE'}/{name or 'NAME'}"
     folder = shlex.quote(file.rpartition("/")[0] or ".")
     authority = "the consortium" if role in ("silo", "coordinator") else "this site's CA"

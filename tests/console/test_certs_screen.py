@@ -75,7 +75,8 @@ def test_the_head_counts_what_needs_somebody_and_says_whose_clock_counts() -> No
     soon = [each for each in CERTIFICATES if each["whose"] == "the site CA"]
     assert head([*good, *soon]).startswith("! 1 of 2 to renew before the end (enter says how): the site CA ends next")
     unread = certificates.certificate_rows([{"whose": "x", "fault": "y"}], NOW, UNICODE)
-    assert [cell.show(unread[0])[0] for cell in certificates.COLUMNS if cell.name in ("left", "valid until UTC")] == [
+    told = certificates.shown(unread[0])
+    assert [cell.show(told)[0] for cell in certificates.COLUMNS if cell.name in ("left", "valid until UTC")] == [
         "-", "-"]  # fmt: skip
     people = [certificate(f"the operator {name}", "operator", -0.04, 0.29) for name in ("alice", "bob", "carol")]
     told = head([*good, *people])
