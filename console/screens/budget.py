@@ -52,15 +52,16 @@ class BudgetScreen(FedScreen):
     def panes(self) -> ComposeResult:
         yield Lines(id="summary")
         yield TablePane(
-            limits.LIMIT_COLUMNS, limits.limit_id, title="Limits", key=LIMITS, empty="limits that count over messages",
-            makes="fedsilo policy init", id="limits",
+            limits.LIMIT_COLUMNS, limits.limit_id, title="Limits", key=LIMITS,
+            read=limits.shown_limit, empty="limits that count over messages", makes="fedsilo policy init", id="limits",
         )  # fmt: skip
         yield TablePane(
             limits.CAPACITY_COLUMNS, lambda row: text_of(row.get("kind")), title="Bits per round, of a hostile trainer",
+            read=limits.capacity_row,
             empty="kinds whose values the trainer chooses", makes="fedsilo policy show --effective", id="capacity",
         )  # fmt: skip
         yield TablePane(
-            limits.RELEASE_COLUMNS, limits.release_id, title="Released so far, newest",
+            limits.RELEASE_COLUMNS, limits.release_id, title="Released so far, newest", read=limits.spent_row,
             empty="messages of content that were let out", makes="silo outbox list", id="releases",
         )  # fmt: skip
 

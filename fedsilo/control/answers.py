@@ -196,3 +196,32 @@ class LimitRow(Answer):
     unit: Printed[str]
     window: Printed[str]
     line: Printed[str]
+
+
+@dataclass(frozen=True)
+class CapacityRow(Answer):
+    """How many bits a hostile trainer could carry out in a round with one kind.
+
+    Attributes:
+        planted: the scheme that was tried.
+        planted_bits: what it got out; None where none was tried.
+    """
+
+    kind: str
+    bits: float
+    because: str
+    planted: str
+    planted_bits: float | None
+
+
+@dataclass(frozen=True)
+class SpentRow(Answer):
+    """One message of content that was counted against limits."""
+
+    seq: Any
+    at: str
+    run: str
+    round: int
+    kind: str
+    bytes: float
+    outcome: str

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from fedsilo.control.answers import CapacityRow, LimitRow, SpentRow, read
 from fedsilo.views.columns import Column, Row
 from fedsilo.views.lines import Glyphs, Line, Part, bytes_text, flow, line, wrap
 from fedsilo.views.state import mapping, number, text_of, whole
@@ -34,6 +36,31 @@ def _list(value: Any) -> Sequence[Any]:
 
 
 # ---- rows ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ShownLimit(LimitRow):
+    """A limit as it stands at the moment it is shown: how much of it is used, in words and as a bar."""
+
+    state: str
+    share: float
+    amount: str
+    bar: str
+    percent: str
+    resets: str
+
+
+def shown_limit(row: Any) -> ShownLimit:
+    """Read a row of `limit_rows`."""
+    return read(ShownLimit, row)
+
+
+def capacity_row(row: Any) -> CapacityRow:
+    return read(CapacityRow, row)
+
+
+def spent_row(row: Any) -> SpentRow:
+    return read(SpentRow, row)
 
 
 def amount_text(value: Any, unit: str) -> str:
@@ -142,50 +169,39 @@ def limit_id(row: Row) -> str:
 _STATE_STYLES = {"ok": "ok", "look": "warn", "FULL": "bad"}
 
 
-def _state(row: Row) -> Part:
-    word = text_of(row.get("state"))
-    return word, _STATE_STYLES.get(word, "")
-
-
-def _text(name: str, style: str = "") -> Any:
-    return lambda row: (text_of(row.get(name)), style)
+def _style(row: ShownLimit) -> str:
+    return _STATE_STYLES.get(row.state, "")
 
 
 LIMIT_COLUMNS = (
-    Column("state", _state, 5, worth=0),
+    Column("state", lambda row: (row.state, _style(row)), 5, worth=0),
     # names whole: in 80 cells they are worth more than a share that the amounts beside it say as well
-    Column("limit", _text("limit", "strong"), 27, worth=0, grows=True),
-    Column("kind", _text("kind"), 16, worth=0, grows=True),
-    Column("used of max", _text("amount"), AMOUNT_CELLS, worth=0, right=True,
-           order=lambda row: number(row.get("share"))),
-    Column("share", lambda row: (text_of(row.get("percent")), _state(row)[1]), 5, worth=1, right=True,
-           order=lambda row: number(row.get("share"))),
-    Column("full", lambda row: (text_of(row.get("bar")), _state(row)[1]), BAR_CELLS, worth=3,
-           order=lambda row: number(row.get("share"))),
+    Column("limit", lambda row: (row.limit, "strong"), 27, worth=0, grows=True),
+    Column("kind", lambda row: (row.kind, ""), 16, worth=0, grows=True),
+    Column("used of max", lambda row: (row.amount, ""), AMOUNT_CELLS, worth=0, right=True,
+           order=lambda row: row.share),
+    Column("share", lambda row: (row.percent, _style(row)), 5, worth=1, right=True, order=lambda row: row.share),
+    Column("full", lambda row: (row.bar, _style(row)), BAR_CELLS, worth=3, order=lambda row: row.share),
     # wide, so that it takes no room that the names need
-    Column("unit", _text("unit"), 14, worth=6),
-    Column("window", _text("window"), 6, worth=2),
-    Column("resets", _text("resets"), 16, worth=4),
-    Column("policy", _text("line", "dim"), 16, worth=5),
+    Column("unit", lambda row: (row.unit, ""), 14, worth=6),
+    Column("window", lambda row: (row.window, ""), 6, worth=2),
+    Column("resets", lambda row: (row.resets, ""), 16, worth=4),
+    Column("policy", lambda row: (row.line, "dim"), 16, worth=5),
 )  # fmt: skip
 
 
-def _bits(row: Row) -> Part:
-    return f"{number(row.get('bits')):,.0f}", "strong"
-
-
-def _planted(row: Row) -> Part:
-    bits = row.get("planted_bits")
-    return ("not tried", "dim") if bits is None else (f"{number(bits):,.0f}", "")
+def _planted(row: CapacityRow) -> Part:
+    return ("not tried", "dim") if row.planted_bits is None else (f"{row.planted_bits:,.0f}", "")
 
 
 CAPACITY_COLUMNS = (
-    Column("kind", _text("kind", "strong"), 18, worth=0),
-    Column("bits at most", _bits, 14, worth=0, right=True, order=lambda row: number(row.get("bits"))),
-    Column("as bytes", lambda row: (bytes_text(number(row.get("bits")) / 8), ""), 9, worth=1, right=True,
-           order=lambda row: number(row.get("bits"))),
-    Column("got out, tried", _planted, 14, worth=2, right=True, order=lambda row: number(row.get("planted_bits"))),
-    Column("because", _text("because"), 24, worth=3, grows=True),
+    Column("kind", lambda row: (row.kind, "strong"), 18, worth=0),
+    Column("bits at most", lambda row: (f"{row.bits:,.0f}", "strong"), 14, worth=0, right=True,
+           order=lambda row: row.bits),
+    Column("as bytes", lambda row: (bytes_text(row.bits / 8), ""), 9, worth=1, right=True,
+           order=lambda row: row.bits),
+    Column("got out, tried", _planted, 14, worth=2, right=True, order=lambda row: row.planted_bits or 0.0),
+    Column("because", lambda row: (row.because, ""), 24, worth=3, grows=True),
 )  # fmt: skip
 
 
@@ -198,15 +214,14 @@ def capacity_total(answer: Mapping[str, Any]) -> float:
 
 
 RELEASE_COLUMNS = (
-    Column("at UTC", lambda row: (text_of(row.get("at"))[:19].replace("T", " "), ""), 19, worth=0),
-    Column("round", lambda row: (f"r{text_of(row.get('round'))}", ""), 5, worth=0, right=True,
-           order=lambda row: number(row.get("round"))),
-    Column("kind", _text("kind", "strong"), 16, worth=0, grows=True),
-    Column("bytes", lambda row: (bytes_text(number(row.get("bytes"))), ""), 9, worth=0, right=True,
-           order=lambda row: number(row.get("bytes"))),
-    Column("outcome", _text("outcome"), 10, worth=1),
-    Column("record", _text("seq", "accent"), 8, worth=2, right=True, order=lambda row: number(row.get("seq"))),
-    Column("run", _text("run"), 12, worth=3, grows=True),
+    Column("at UTC", lambda row: (row.at[:19].replace("T", " "), ""), 19, worth=0),
+    Column("round", lambda row: (f"r{row.round}", ""), 5, worth=0, right=True, order=lambda row: row.round),
+    Column("kind", lambda row: (row.kind, "strong"), 16, worth=0, grows=True),
+    Column("bytes", lambda row: (bytes_text(row.bytes), ""), 9, worth=0, right=True, order=lambda row: row.bytes),
+    Column("outcome", lambda row: (row.outcome, ""), 10, worth=1),
+    Column("record", lambda row: (text_of(row.seq), "accent"), 8, worth=2, right=True,
+           order=lambda row: number(row.seq)),
+    Column("run", lambda row: (row.run, ""), 12, worth=3, grows=True),
 )  # fmt: skip
 
 
@@ -291,39 +306,49 @@ def _named(name: str, rows: Sequence[Line], style: str = "dim") -> list[Line]:
 
 
 def limit_text(row: Row, cells: int) -> list[Line]:
-    unit = text_of(row.get("unit"))
-    words = [text_of(row.get(name)) for name in ("state", "percent")]
-    told = "; ".join(f"{word}: {WORDS[word]}" for word in words if word in WORDS)
-    facts = (
-        ("limit", text_of(row.get("limit"))), ("counts", f"{text_of(row.get('kind'))}, in {unit}"),
-        ("used", f"{amount_text(row.get('used'), unit)} of {amount_text(row.get('max'), unit)}"
-                 + (f" ({whole(row.get('used')):,} of {whole(row.get('max')):,} bytes)" if unit == "bytes" else "")),
-        ("state", told or text_of(row.get("state")) or "-"),
-        ("window", f"{text_of(row.get('window'))}; resets: {text_of(row.get('resets'))}"),
-        ("set at", text_of(row.get("line"))),
-    )  # fmt: skip
-    return [part for name, text in facts for part in _named(name, wrap(text, cells - NAME_CELLS))]
+    told = shown_limit(row)
+    words = "; ".join(f"{word}: {WORDS[word]}" for word in (told.state, told.percent) if word in WORDS)
+    counted = f" ({whole(told.used):,} of {whole(told.max):,} bytes)" if told.unit == "bytes" else ""
+    return _facts(
+        cells,
+        ("limit", told.limit),
+        ("counts", f"{told.kind}, in {told.unit}"),
+        ("used", f"{amount_text(told.used, told.unit)} of {amount_text(told.max, told.unit)}{counted}"),
+        ("state", words or told.state or "-"),
+        ("window", f"{told.window}; resets: {told.resets}"),
+        ("set at", told.line),
+    )
 
 
 def capacity_text(row: Row, answer: Mapping[str, Any], cells: int) -> list[Line]:
-    bits, planted = number(row.get("bits")), row.get("planted_bits")
+    told = capacity_row(row)
     tried = (
-        "no scheme that hides bits was tried for this kind" if planted is None
-        else f"{number(planted):,.0f} bits a round were got out by a scheme planted on purpose: "
-        f"{text_of(row.get('planted'))}"
+        "no scheme that hides bits was tried for this kind" if told.planted_bits is None
+        else f"{told.planted_bits:,.0f} bits a round were got out by a scheme planted on purpose: {told.planted}"
     )  # fmt: skip
-    facts = (
-        ("kind", text_of(row.get("kind"))),
-        ("bits", f"{bits:,.0f} a round ({bytes_text(bits / 8)}), if the trainer's owner chose every free value"),
-        ("because", text_of(row.get("because"))), ("tried", tried), ("uncounted", text_of(answer.get("not_counted"))),
-    )  # fmt: skip
-    return [part for name, text in facts for part in _named(name, wrap(text, cells - NAME_CELLS))]
+    every = f"{told.bits:,.0f} a round ({bytes_text(told.bits / 8)}), if the trainer's owner chose every free value"
+    return _facts(
+        cells,
+        ("kind", told.kind),
+        ("bits", every),
+        ("because", told.because),
+        ("tried", tried),
+        ("uncounted", text_of(answer.get("not_counted"))),
+    )
 
 
 def release_text(row: Row, cells: int) -> list[Line]:
-    facts = (
-        ("kind", text_of(row.get("kind"))), ("bytes", f"{whole(row.get('bytes')):,}"), ("at", text_of(row.get("at"))),
-        ("run", f"{text_of(row.get('run'))}, round {text_of(row.get('round'))}"),
-        ("outcome", text_of(row.get("outcome")) or "not known yet"), ("record", text_of(row.get("seq"))),
-    )  # fmt: skip
+    told = spent_row(row)
+    return _facts(
+        cells,
+        ("kind", told.kind),
+        ("bytes", f"{told.bytes:,.0f}"),
+        ("at", told.at),
+        ("run", f"{told.run}, round {told.round}"),
+        ("outcome", told.outcome or "not known yet"),
+        ("record", text_of(told.seq)),
+    )
+
+
+def _facts(cells: int, *facts: tuple[str, str]) -> list[Line]:
     return [part for name, text in facts for part in _named(name, wrap(text, cells - NAME_CELLS))]
