@@ -18,7 +18,6 @@ CLOCKS = "fedsilo.protocol.clocks"
 TRANSCRIPT = "fedsilo.protocol.transcript"
 CODEC = "fedsilo.protocol.codec"
 ENGINE = "policies.engine"
-FACTS = "policies.facts"
 RULES = "policies.rules"
 SCREENS = "policies.screens"
 ARCHIVE = "silo.guard.archive"
@@ -203,7 +202,7 @@ STEPS: tuple[tuple[str, str, str, str], ...] = (
         'self.verdict == "allow" and self.stage == FINAL',
         'self.verdict == "allow"',
     ),
-    ("fields without a class are not looked for", f"{FACTS}:measure", "fields_at_fault(message.body)", "{}"),
+    ("fields without a class are not looked for", f"{ENGINE}:measure", "faults(message.body, CATALOGUE)", "{}"),
     # ---- persons ----
     (
         "what waited to be sent is not judged again",

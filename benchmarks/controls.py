@@ -27,7 +27,7 @@ from typing import Any, get_args
 
 from benchmarks import control_mutants as named
 from benchmarks.mutants import Addition, Edit, Mutant
-from policies.model_screens import ScreenName
+from policies.model import ScreenName
 from policies.rules import RULES
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -88,7 +88,7 @@ _NOT_COPIED = shutil.ignore_patterns(".git", ".venv", "*_cache", "__pycache__", 
 
 _REMOVED_RULE = """
 from dataclasses import replace as _replace
-from policies.rules.base import Judgement as _Judgement
+from policies.rule import Judgement as _Judgement
 RULES = tuple(
     _replace(rule, check=lambda facts, policy, history: _Judgement("ok", 0, 0, ())) if rule.name == {name!r} else rule
     for rule in RULES

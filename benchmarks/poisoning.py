@@ -49,10 +49,10 @@ from fedsilo.protocol.place import Place
 from fedsilo.protocol.plan import Lora, Optimiser, Plan
 from fedsilo.protocol.randomness import generator, seed_of
 from policies.engine import FINAL, OFFERED, HistoryBook, Message, decide, measure
-from policies.load import Policy
+from policies.kinds.adapters import transform_factors
+from policies.model import Policy
 from policies.render import PlanSize
 from policies.schema import LoraSchema
-from policies.transform import transform_factors
 from silo.guard.messages import factors_header, parsed
 from tests.policies import setting
 

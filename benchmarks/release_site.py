@@ -29,7 +29,7 @@ from fedsilo.control.desk import ControlDesk, raise_for_reply
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.codec import sha256_hex
 from fedsilo.protocol.plan import Rollout
-from policies.load import Policy
+from policies.model import Policy
 from policies.render import PlanSize
 from policies.schema import LoraSchema
 from silo.config import CoordinatorPlace

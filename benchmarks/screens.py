@@ -30,7 +30,7 @@ from typing import Any
 
 import numpy as np
 
-from policies.model_screens import ScreenName
+from policies.model import ScreenName
 from policies.screens import Material, screen_texts
 from policies.screens.overlap import OverlapIndex, build_index
 from tests.policies.evasion import EVERYTHING, cases, missed

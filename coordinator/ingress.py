@@ -32,10 +32,10 @@ from fedsilo.protocol.place import Place
 from fedsilo.protocol.plan import Plan
 from policies import engine, screening
 from policies.asked import Asked
-from policies.load import Policy
+from policies.kinds.public_responses import withhold_responses
 from policies.message import FINAL, OFFERED, Screened
+from policies.model import Policy
 from policies.schema import LoraSchema
-from policies.transform import withhold_responses
 
 DIGEST_BYTES = 32
 SIGNATURE_BYTES = 64

@@ -66,7 +66,8 @@ from fedsilo.protocol.clocks import in_words as time_in_words
 from fedsilo.protocol.codec import canonical_json, sha256_hex
 from fedsilo.protocol.errors import ConflictError, FedSiloError, NotFoundError, OperationError, UsageError
 from fedsilo.protocol.kinds import TENSOR_KINDS
-from policies.load import Policy, load_policy
+from policies.load import load_policy
+from policies.model import Policy
 from policies.schema import LoraSchema, schema_from_json
 
 # ---- the clock ---------------------------------------------------------------------------------------------------

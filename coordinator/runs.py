@@ -68,7 +68,7 @@ from fedsilo.protocol.transcript import (
     transcript_from_canonical,
 )
 from policies.asked import Asked
-from policies.transform import blank_responses
+from policies.kinds.public_responses import blank_responses
 
 # ---- the transcript of a round -----------------------------------------------------------------------------------
 

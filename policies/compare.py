@@ -18,8 +18,7 @@ from fedsilo.protocol.errors import UsageError
 from policies import lattice
 from policies.fields import Approvals, MetricField
 from policies.lattice import NothingInCommon, Order
-from policies.load import Policy
-from policies.model import Egress, Ingress, PolicyFile
+from policies.model import Policy, PolicyFile, Side
 
 Direction = Literal["tighter", "looser", "incomparable", "cosmetic"]
 Path = tuple[str, ...]
@@ -158,7 +157,7 @@ def _common_items(path: Path, first: dict[str, Any], second: dict[str, Any]) -> 
 def _without_loose_ends(file: PolicyFile) -> PolicyFile:
     """Drop kinds whose schema or set is not declared any more, for what is absent is denied; and such exemptions."""
 
-    def cleared(side: Egress | Ingress) -> dict[str, Any]:
+    def cleared(side: Side) -> Side:
         values = {}
         for name, field in type(side).model_fields.items():
             block = getattr(side, name)
@@ -167,7 +166,7 @@ def _without_loose_ends(file: PolicyFile) -> PolicyFile:
                 public is not None and public not in file.public_sets
             )
             values[field.alias or name] = None if loose else block
-        return values
+        return type(side).model_validate(values)
 
     screens, overlap = file.text_screens, file.text_screens.overlap
     if overlap is not None and overlap.background_set not in file.public_sets:
@@ -175,8 +174,8 @@ def _without_loose_ends(file: PolicyFile) -> PolicyFile:
     return file.model_copy(
         update={
             "text_screens": screens,
-            "egress": Egress.model_validate(cleared(file.egress)),
-            "ingress": Ingress.model_validate(cleared(file.ingress)),
+            "egress": cleared(file.egress),
+            "ingress": cleared(file.ingress),
         }
     )
 

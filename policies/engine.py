@@ -1,28 +1,35 @@
 """The gate's judgement: facts of one message against one policy, with the history that budgets need.
 
-    measure(message, context) -> facts          (policies/facts.py)
+    measure(message, context) -> facts          (what the kind's file measures, and what every message has)
     decide(facts, policy, history) -> decision  (pure; replays from the audit log alone)
 
-For a tensor kind a sender measures with stage "offered", decides, transforms (policies/transform.py), measures the
+For a tensor kind a sender measures with stage "offered", decides, transforms (in the file of its kind), measures the
 final values and decides again; only a decision on final facts lets anything out.
 
 Every rule is judged, so a refusal explains itself in full. What is unknown denies: a kind or field without a class,
 facts that could not be measured, a rule that fails, an empty list of rules (threat model B5).
+Facts go into the audit log and are all that `decide` sees, so they never hold text, tensor values or a tensor name.
+A name or kind that is not of its closed form becomes "" or "unknown" and is counted instead.
 What this does not stop: information in the allowed values themselves (N1), and text that no screen knows (N3).
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from policies.facts import measure
+from fedsilo.protocol.kinds import MESSAGES
+from fedsilo.protocol.methods import METHODS
+from fedsilo.protocol.plan import Plan
+from policies.field_classes import faults, is_name
 from policies.history import Approval, History, HistoryBook
-from policies.load import Policy
+from policies.kinds import CATALOGUE, KINDS
 from policies.message import EVALUATION_ERRORS, FINAL, OFFERED, Context, Facts, Message
+from policies.model import Policy
+from policies.rule import Judgement, Outcome, Rule, RuleResult
 from policies.rules import RULES
-from policies.rules.base import Judgement, Outcome, Rule, RuleResult
 
 __all__ = [
     "FINAL",
@@ -40,6 +47,7 @@ __all__ = [
 ]
 
 Verdict = Literal["allow", "deny", "hold"]
+_SPIFFE = re.compile(r"spiffe://[a-z0-9_-]{1,63}/(silo|coordinator)/[a-z0-9_-]{1,63}")
 
 
 @dataclass(frozen=True)
@@ -76,6 +84,46 @@ class Decision:
     def explain(self) -> str:
         """One line for each rule that denies or holds: file:line, rule, measured, limit."""
         return "\n".join(result.sentence() for result in self.results if result.outcome in ("deny", "hold"))
+
+
+def measure(message: Message, context: Context, *, stage: str = FINAL) -> Facts:
+    """Facts of a message, JSON-able. Never raises for what a message holds: a failure becomes a fact that denies."""
+    known = message.place.kind in MESSAGES
+    plan = context.plan
+    facts: Facts = {
+        "direction": message.direction if message.direction in ("egress", "ingress") else "unknown",
+        "stage": stage,
+        "kind": message.place.kind if known else "unknown",
+        "run": message.place.run if is_name(message.place.run) else "",
+        "round": message.place.round,
+        "step": message.place.step,
+        "sender": message.sender if _SPIFFE.fullmatch(message.sender) else "",
+        "sender_expected": bool(context.expected_sender) and message.sender == context.expected_sender,
+        "now": float(context.now_seconds),
+        "payload_bytes": message.payload_bytes,
+        "run_is_open": plan is not None and message.place.run == plan.run,
+        "kind_of_method": _kind_of_method(message.place.kind, plan),
+        "open_round": context.open_round,
+        "open_step": context.open_step,
+        "asked_step": context.asked.step,
+        "plan_local_steps": plan.local_steps if plan else 0,
+        "measured": False,
+    }
+    if not known or type(message.body) is not MESSAGES[message.place.kind]:
+        return facts
+    try:
+        facts["fields_at_fault"] = faults(message.body, CATALOGUE)
+        facts.update(KINDS[message.place.kind].measure(message.body, message, context))
+        facts["measured"] = True
+    except EVALUATION_ERRORS as error:
+        facts["measure_error"] = type(error).__name__
+    return facts
+
+
+def _kind_of_method(kind: str, plan: Plan | None) -> bool:
+    """Whether the method of the open run offers this kind."""
+    method = METHODS.get(plan.method) if plan else None
+    return plan is not None and method is not None and kind in method.kinds_under(plan)
 
 
 def decide(facts: Facts, policy: Policy, history: History, *, rules: Sequence[Rule] = RULES) -> Decision:

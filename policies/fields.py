@@ -8,7 +8,7 @@ import time
 import unicodedata
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from policies import lattice
 
@@ -123,3 +123,17 @@ class MetricField(Closed):
     min: Annotated[Number, lattice.LARGEST]
     max: Annotated[Number, lattice.SMALLEST]
     quantum: Annotated[float, BeforeValidator(plain_number), Field(gt=0), lattice.MULTIPLE]
+
+
+class Grid(MetricField):
+    """Numbers from min to max on whole multiples of the quantum."""
+
+    @model_validator(mode="after")
+    def _has_values(self) -> Grid:
+        if self.min > self.max:
+            raise ValueError("min is above max")
+        return self
+
+
+Quantum = Annotated[float, BeforeValidator(plain_number), Field(gt=0), lattice.MULTIPLE]
+Permission = Annotated[Literal["denied", "allowed"], lattice.ladder("denied", "allowed")]

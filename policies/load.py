@@ -1,88 +1,27 @@
-"""Bytes of a policy file in, a checked `Policy` out. Reading the file is the caller's part; rules do no I/O."""
+"""Bytes of a policy file in, a checked `Policy` out, with the site's own patterns where it names a file of them.
+
+Both are read strictly, with file and line of whatever is wrong (T35). Reading the bytes is the caller's part.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Any
+from dataclasses import replace
+from typing import Any, get_args
 
-from fedsilo.protocol.codec import canonical_json, sha256_hex
+from fedsilo.protocol.codec import sha256_hex
 from fedsilo.protocol.errors import UsageError
 from fedsilo.protocol.freezing import FREEZE_OF_KIND, UPDATE_KIND
 from fedsilo.protocol.strict_yaml import Document, Path, load, validate
-from policies.custom_file import Beside, with_custom_file
+from policies.custom_patterns import FILE_NAME, CustomFile, CustomPattern, PatternsFile, compiled
 from policies.fields import epoch_seconds
-from policies.model import PolicyFile
-from policies.model_kinds import GONE, NO_GONE_BLOCKS, GoneBlocks, without_gone
+from policies.kinds import POLICY_FILE
+from policies.model import PatternName, Policy, PolicyFile
+from policies.tombstones import GONE, NO_GONE_BLOCKS, GoneBlocks, without_gone
 
 INIT_HINT = "fedsilo policy init --ruleset pubswap --model DIR --public FILE --federation BUNDLE"
 # What a shipped ruleset cannot know: a file without one of these belongs to no site.
 SITE_KEYS = ("federation", "valid", "model", "lora_schemas", "public_sets")
-
-
-@dataclass(frozen=True)
-class Policy:
-    """A site's policy (or the coordinator's charter): the rules, and where each stands in its file.
-
-    Attributes:
-        file: the validated content.
-        source: file name, for refusals.
-        file_sha256: of the bytes as read; `digest` instead ignores comments and key order.
-        parts: the site's own policy and the federation's charter, where this is what both allow together
-            (`compare.effective`); source, lines and file_sha256 are then those of the site's own.
-        custom_text: bytes of the file of own patterns, as read; None where the site's own policy names none.
-        gone: of a kept policy, the blocks of kinds that are gone; part of its digest, and of nothing else.
-    """
-
-    file: PolicyFile
-    source: str
-    file_sha256: str
-    lines: Mapping[Path, int]
-    parts: tuple[Policy, ...] = ()
-    custom_text: bytes | None = None
-    gone: GoneBlocks = NO_GONE_BLOCKS
-
-    def line_of(self, path: Path) -> int:
-        """Line of a key, or of the nearest key above it that stands in the file."""
-        while path not in self.lines and path:
-            path = path[:-1]
-        return self.lines.get(path, 1)
-
-    @cached_property
-    def digest(self) -> str:
-        """SHA-256 of the canonical JSON after defaults: the policy's identity."""
-        content = self.file.model_dump(mode="json", by_alias=True)
-        content["egress"] |= self.gone.model_dump(mode="json", by_alias=True)
-        return sha256_hex(canonical_json(content))
-
-    @property
-    def own(self) -> Policy:
-        """The site's own policy: where files lie is each site's own matter, and a meet of two places is none."""
-        return self.parts[0] if self.parts else self
-
-    @property
-    def charter(self) -> Policy | None:
-        """The federation's charter that has a part in this policy."""
-        return self.parts[-1] if self.parts else None
-
-    @property
-    def digests(self) -> dict[str, str]:
-        """What a record says of the policy that decided: what is in force, and the files that it is made of."""
-        digests = {"effective": self.digest, "file": self.file_sha256}
-        return digests | {"charter": self.charter.file_sha256} if self.charter else digests
-
-    @cached_property
-    def valid_from_seconds(self) -> int:
-        return epoch_seconds(self.file.valid.from_)
-
-    @cached_property
-    def valid_until_seconds(self) -> int:
-        return epoch_seconds(self.file.valid.until)
-
-    @cached_property
-    def peers(self) -> frozenset[str]:
-        return frozenset(self.file.federation.peers)
 
 
 def load_policy(text: bytes | None, source: str, beside: Beside | None = None, *, kept: bool = False) -> Policy:
@@ -116,7 +55,7 @@ def load_policy(text: bytes | None, source: str, beside: Beside | None = None, *
     if kept and isinstance(egress := document.value.get("egress"), dict):
         gone = validate(GoneBlocks, replace(document, value={kind: egress.get(kind) for kind in GONE}))
         document = replace(document, value=without_gone(document.value))
-    file, digest = validate(PolicyFile, document), sha256_hex(text)
+    file, digest = validate(POLICY_FILE, document), sha256_hex(text)
     policy = Policy(file, source, digest, document.lines, custom_text=custom_text, gone=gone)
     _check_references(policy.file, document)
     return policy
@@ -217,3 +156,122 @@ def _check_screens(file: PolicyFile, refuse: Callable[[Path, str, str], UsageErr
                 "screens need max_hits_per_day",
                 f"how many texts with a hit one day may have before {kind} halts; 0 halts at the first",
             )
+
+
+# ---- the file of a site's own patterns ------------------------------------------------------------
+
+KEY: Path = ("text_screens", "pii_basic", "custom_file")
+HINT = "docs/how-to/screen-answers.md has an example"
+# The bytes of a file in the policy's own folder and its name for messages. Raises UsageError: there is none to read.
+Beside = Callable[[str], tuple[bytes, str]]
+
+
+def custom_of(file: PolicyFile) -> CustomFile | None:
+    """A policy's own patterns, if it has any."""
+    screen = file.text_screens.pii_basic
+    return screen.custom_file if screen is not None else None
+
+
+def custom_in_words(file: PolicyFile) -> str:
+    """How many own patterns, for people; empty where there are none."""
+    custom = custom_of(file)
+    if custom is None:
+        return ""
+    number = len(custom.patterns)
+    return f"{number} own pattern{'' if number == 1 else 's'} of {custom.file}"
+
+
+def with_custom_file(document: Document, beside: Beside | None) -> tuple[Document, bytes | None]:
+    """The policy's document with the file's content in place of its name, and the file's bytes.
+
+    Args:
+        document: of the policy file.
+        beside: reads a file in its folder; None where no file stands beside it.
+
+    Raises:
+        UsageError: not the name of such a file, no such file, or a mistake in it, with its line.
+    """
+    name, place = _named(document), _place(document)
+    if not name:
+        return document, None
+    if beside is None:
+        raise UsageError(
+            f"{place}: {name} cannot be read: this policy is a text without a folder, as a charter is",
+            hint="own patterns stand in a site's own policy; take the key out here",
+            code="NO_CUSTOM_FILE",
+        )
+    try:
+        text, source = beside(name)
+    except UsageError as error:
+        raise UsageError(f"{place}: {error.message}", hint=error.hint, code="NO_CUSTOM_FILE") from error
+    patterns = read_patterns(text, source)
+    return replace(document, value=_replaced(document.value, CustomFile(file=name, patterns=patterns))), text
+
+
+def name_of_custom_file(text: bytes, source: str) -> str:
+    """The file that a policy's text names; empty where it names none. Raises UsageError: no name of such a file."""
+    return _named(load(text, source))
+
+
+def _named(document: Document) -> str:
+    value = document.value
+    for key in KEY[:-1]:
+        value = value.get(key) if isinstance(value, dict) else None
+    name = value.get(KEY[-1]) if isinstance(value, dict) else None
+    if name is None:
+        return ""
+    if not isinstance(name, str) or not FILE_NAME.fullmatch(name):
+        raise UsageError(
+            f"{_place(document)}: must name a file in the policy's own folder, by a name that ends in .patterns.yaml",
+            hint="such as site.patterns.yaml, in small letters, without a folder",
+        )
+    return name
+
+
+def _place(document: Document) -> str:
+    return f"{document.place(KEY)}: {'.'.join(map(str, KEY))}"
+
+
+def read_patterns(text: bytes, source: str) -> tuple[CustomPattern, ...]:
+    """The patterns of a file, in its order.
+
+    Raises:
+        UsageError: names source and line.
+    """
+    # Pure, but with tables that a policy without own patterns does not need.
+    from policies.screens.normalise import fold
+
+    document = load(text, source)
+    if not isinstance(document.value, dict):
+        raise UsageError(f"{source}:1: a file of patterns is a mapping with the key `patterns`", hint=HINT)
+    patterns = validate(PatternsFile, document).patterns
+    first: dict[str, int] = {}
+    for number, pattern in enumerate(patterns):
+        place = f"{document.place(('patterns', number, 'name'))}: patterns.{number}"
+        if pattern.name in get_args(PatternName):
+            raise UsageError(f"{place}.name: {pattern.name} is a shipped pattern's name", hint="choose another")
+        if pattern.name in first:
+            raise UsageError(f"{place}.name: {pattern.name} stands twice", hint=f"first at line {first[pattern.name]}")
+        first[pattern.name] = document.line_of(("patterns", number, "name"))
+        for key, written in (("pattern", pattern.pattern), *(("after_words", word) for word in pattern.after_words)):
+            for character in written:
+                if not character.isascii() and (read := fold(character)) != character:
+                    raise UsageError(
+                        f"{document.place(('patterns', number, key))}: patterns.{number}.{key}: U+{ord(character):04X} "
+                        f"never stands in a text as the screens read it",
+                        hint=f"write {read!r}" if read else "leave it out",
+                    )
+        try:
+            compiled(pattern.pattern, pattern.after_words)
+        except ValueError as error:
+            raise UsageError(
+                f"{document.place(('patterns', number, 'after_words'))}: patterns.{number}: with its words {error}",
+                hint="fewer or shorter words",
+            ) from error
+    return patterns
+
+
+def _replaced(value: Any, custom: CustomFile) -> Any:
+    screens, screen = KEY[0], KEY[1]
+    block = {**value[screens][screen], KEY[2]: custom}
+    return {**value, screens: {**value[screens], screen: block}}

@@ -1,6 +1,6 @@
 """What is judged and what the judge knows: one message, and where the party stands. Plain data.
 
-`measure` (policies/facts.py) turns a message in its context into facts; rules see the facts only.
+`measure` (policies/engine.py) turns a message in its context into facts; rules see the facts only.
 """
 
 from __future__ import annotations

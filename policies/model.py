@@ -7,7 +7,10 @@ same schema. A key stands here only when a rule in `policies/rules` enforces it.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from pydantic import (
     BeforeValidator,
@@ -16,44 +19,38 @@ from pydantic import (
     ValidationInfo,
     field_validator,
     model_serializer,
-    model_validator,
 )
 
+from fedsilo.protocol.codec import canonical_json, sha256_hex
 from fedsilo.protocol.freezing import Freeze
 from fedsilo.protocol.isolation import ISOLATION_LEVELS, IsolationLevel
 from fedsilo.protocol.kinds import UPDATE_KINDS
+from fedsilo.protocol.strict_yaml import Path
 from policies import lattice
+from policies.custom_patterns import CustomFile
 from policies.fields import (
-    Approvals,
     Closed,
     Demand,
-    FloatRange,
     Integer,
     Label,
     Least,
     Limit,
-    MetricField,
-    NormLimit,
     Pinned,
     PinnedNumber,
     PinnedText,
     PositiveLimit,
-    Range,
     Sha256,
-    ShareLimit,
     SpiffeId,
     Text,
     UtcTime,
+    epoch_seconds,
     plain_integer,
+    plain_number,
 )
-from policies.model_audit import Audit, Retention
-from policies.model_kinds import KindsIn, KindsOut
-from policies.model_screens import HitsPerDay, ScreenNames, TextScreens
+from policies.tombstones import NO_GONE_BLOCKS, GoneBlocks
 
-MANTISSA_BITS = {"float32": 23, "bfloat16": 7}  # stored ones
 MIN_UPDATES = 2  # with one update in it, the global adapter is that silo's own
 UNLIMITED = 2**52 - 1  # the largest number that a policy may say
-CLIP_MARGIN = 1 + 2**-6  # rounding to bfloat16 may move a clipped norm up by this factor at most
 
 
 class Trainer(Closed):
@@ -136,166 +133,153 @@ class PublicSetPin(SetPin):
     ] = "refuse"
 
 
-class Quantise(Closed):
-    grid: Annotated[Literal["float32", "bfloat16"], lattice.ladder("bfloat16", "float32")]
+class Side(Closed):
+    """The blocks of one direction, by kind: `policies/kinds` makes one model of them for egress and one for ingress."""
 
+    if TYPE_CHECKING:
 
-class LoraFactors(Closed):
-    """An update of adapter factors. What is not said of its training is denied: absent, `min_records` is more than any
-    site has, and `max_local_epochs` and `max_steps` are 0.
+        def __getattr__(self, kind: str) -> Any:
+            """A kind's block, None where the policy does not name it."""
 
-    Attributes:
-        randomise_low_bits: of each value's mantissa, after rounding; the lowest of it are overwritten by random bits.
-            More than the grid's mantissa has means the whole of it. Absent: none.
-        min_records: distinct private records that a round which trains on any must have been given.
-        max_local_epochs: how often a record may have been given in the round.
-        max_steps: private and public steps of the round.
-    """
-
-    schema_name: PinnedText = Field(alias="schema")
-    clip_l2: NormLimit
-    max_l2: NormLimit
-    max_tensor_l2: NormLimit
-    max_total_l2: NormLimit
-    quantise: Quantise
-    randomise_low_bits: Annotated[Integer, Field(le=MANTISSA_BITS["float32"]), lattice.LARGEST] = 0
-    min_records: Least = UNLIMITED
-    max_local_epochs: Limit = 0
-    max_steps: Limit = 0
-    per_round: Limit
-    secure_aggregation: Annotated[Literal["allowed", "forbidden"], lattice.ladder("forbidden", "allowed")]
-    approvals: Approvals
-
-    @model_validator(mode="after")
-    def _room_for_rounding(self) -> LoraFactors:
-        if self.max_l2 < self.clip_l2 * CLIP_MARGIN:
-            raise ValueError(f"max_l2 must be at least clip_l2 x (1 + 2**-6) = {self.clip_l2 * CLIP_MARGIN:g}")
-        return self
-
-
-class Generation(Closed):
-    max_new_tokens: Limit
-    samples_per_prompt: Limit
-
-
-class PublicResponses(Closed):
-    set: PinnedText
-    content: Annotated[Literal["full_text"], lattice.SAME]
-    logprobs: Annotated[Literal["none"], lattice.SAME]
-    generation: Generation
-    max_prompts_per_step: Limit
-    max_responses_per_step: Limit
-    max_responses_per_round: Limit
-    max_tokens_per_step: Limit
-    max_tokens_per_round: Limit
-    max_bytes_per_response: Limit
-    max_bytes_per_step: Limit
-    max_bytes_per_round: Limit
-    max_bytes_per_day: Annotated[Limit, Field(description="absent: as many as the budgets let through")] = UNLIMITED
-    send_only_verified: Demand
-    screens: ScreenNames = ()
-    on_hit: Annotated[Literal["withhold", "hold"], lattice.ladder("withhold", "hold")] = "withhold"
-    max_hits_per_day: HitsPerDay = None
-    approvals: Approvals
-
-    @model_serializer(mode="wrap")
-    def _as_before(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Without what a file need not say: a policy that never spoke of it keeps its digest."""
-        content: dict[str, Any] = fields(self)
-        if self.max_bytes_per_day == UNLIMITED:
-            del content["max_bytes_per_day"]
-        return content
-
-
-class MetricsEval(Closed):
-    splits: Annotated[tuple[Literal["held_out"], ...], lattice.INTERSECTION]
-    fields: dict[str, MetricField]
-    topics: Annotated[tuple[Text, ...], lattice.INTERSECTION]
-    per_round: Limit
-
-
-class OutboundControl(Closed):
-    kinds: Annotated[
-        tuple[
-            Literal["hello", "poll", "fetch", "heartbeat", "progress", "declined", "abstain", "error", "checkpoint"],
-            ...,
-        ],
-        lattice.INTERSECTION,
-    ]
-
-
-class InboundControl(Closed):
-    kinds: Annotated[tuple[Literal["ack", "refusal", "checkpoint"], ...], lattice.INTERSECTION]
-
-
-class Egress(KindsOut):
-    """A kind that is absent is denied."""
-
-    lora_factors: LoraFactors | None = Field(None, alias="lora.factors")
-    lora_factor_a: LoraFactors | None = Field(None, alias="lora.factor_a")
-    lora_factor_b: LoraFactors | None = Field(None, alias="lora.factor_b")
-    lora_core_r: LoraFactors | None = Field(None, alias="lora.core_r")
-    public_responses: PublicResponses | None = Field(None, alias="public.responses")
-    metrics_eval: MetricsEval | None = Field(None, alias="metrics.eval")
-    control: OutboundControl | None = None
+    def block(self, kind: str) -> Any:
+        """A kind's block; None where the policy does not name it, or there is no such kind."""
+        return getattr(self, kind.replace(".", "_"), None)
 
     @property
-    def updates(self) -> dict[str, LoraFactors]:
+    def updates(self) -> dict[str, Any]:
         """Blocks of the adapter updates that may leave, by kind."""
-        blocks = {kind: getattr(self, kind.replace(".", "_")) for kind in sorted(UPDATE_KINDS)}
+        blocks = {kind: self.block(kind) for kind in sorted(UPDATE_KINDS)}
         return {kind: block for kind, block in blocks.items() if block is not None}
 
 
-class RunPlan(Closed):
-    rounds: Range
-    local_steps: Range
-    prompts_per_step: Range
-    samples_per_prompt: Range
-    max_new_tokens: Range
-    temperature: FloatRange
-    learning_rate: FloatRange
-    approvals: Approvals
+# ---- text_screens: how each text screen is set; that it runs, a kind's key `screens` says ---------
+# A block that is present says how its screen is set; a message kind's key `screens` says that it runs. So a block can
+# only tighten: of two files, the meet has every block that either has, with the tighter settings of both. A kind that
+# names a screen without a block is denied. The screens are in policies/screens, with what each does not stop.
+
+ScreenName = Literal["pii_basic", "overlap", "canary", "charset"]
+# Screens that read the text alone: a party without private data can run them too, and what they find tells nothing of
+# anybody's.
+TextOnlyName = Literal["pii_basic", "charset"]
+TEXT_ONLY: frozenset[ScreenName] = frozenset(get_args(TextOnlyName))
+PatternName = Literal[
+    "email", "phone", "ssn_us", "nhs_number", "iban", "mrn_like", "date_of_birth", "street_address"
+]  # fmt: skip
+Decoder = Literal["base64", "hex", "reversed", "rot13"]
+Alphabet = Literal[
+    "latin", "greek", "cyrillic", "arabic", "hebrew", "devanagari", "thai", "han", "hiragana", "katakana", "hangul",
+    "digits", "punctuation", "math", "symbols",
+]  # fmt: skip
+
+GRAM_WORDS_MIN, GRAM_WORDS_MAX = 3, 64
+FALSE_POSITIVE_RATE_MAX = 0.01
+EDITS_MAX = 4
 
 
-class RoundOpen(Closed):
-    set: PinnedText
-    max_prompts_per_step: Limit
+# The key `screens` of a kind; absent: no screen. Each name needs its definition in `text_screens`.
+ScreenNames = Annotated[tuple[ScreenName, ...], lattice.UNION]
+# The same of what comes in and is refused whole: a screen that knows private data would tell its sender of them (T18).
+TextOnlyNames = Annotated[tuple[TextOnlyName, ...], lattice.UNION]
+# The key `max_hits_per_day` of a kind that leaves; needed where screens are named.
+HitsPerDay = Annotated[Integer | None, lattice.SMALLEST_STATED]
 
 
-class GlobalAdapter(Closed):
-    """Attributes:
-    max_l2: of the whole adapter.
-    max_step_l2: of what changed in it since the last one that was let in, for each round in between.
+def _is_none(value: Any) -> bool:
+    return value is None
+
+
+class PiiBasic(Closed):
+    """Shipped patterns, and a site's own: the policy names their file, and has its content once it is read."""
+
+    patterns: Annotated[tuple[PatternName, ...], Field(min_length=1), lattice.UNION]
+    custom_file: Annotated[
+        CustomFile | None,
+        lattice.DEMANDED,
+        Field(
+            description="name of a file in the policy's own folder that ends in `.patterns.yaml`, with a site's own "
+            "patterns; its content is part of the policy and of its digest; or `null`",
+            # a policy without own patterns is the same whether it says so or not, and so is its digest
+            exclude_if=_is_none,
+        ),
+    ] = None
+
+
+class Overlap(Closed):
+    """Passages of `n` words in a row that the private corpus has too.
+
+    n: where n words in a row match, so do any fewer of them, so a smaller n is tighter.
+    false_positive_rate: of one n-gram that is in neither corpus nor background; a finer index withholds less by
+        mistake, so what it lets through is more: the larger rate is the tighter one.
+    background_set: a public set whose own passages do not count; none subtracts nothing.
     """
 
-    schema_name: PinnedText = Field(alias="schema")
-    max_l2: NormLimit
-    max_step_l2: NormLimit
+    unit: Annotated[Literal["word"], lattice.SAME]
+    n: Annotated[int, BeforeValidator(plain_integer), Field(ge=GRAM_WORDS_MIN, le=GRAM_WORDS_MAX), lattice.SMALLEST]
+    max_matching_ngrams: Limit
+    background_set: Annotated[Text | None, lattice.EXEMPTION] = None
+    false_positive_rate: Annotated[
+        float, BeforeValidator(plain_number), Field(gt=0, le=FALSE_POSITIVE_RATE_MAX), lattice.LARGEST
+    ]
 
 
-class PublicDonors(Closed):
-    set: PinnedText
-    verify_locally: Demand
-    max_donors_per_prompt: Limit
-    max_bytes_per_response: Limit
-    max_share_per_peer: ShareLimit = 1.0  # of all answers that a public step trains on; absent: no peer is limited
-    screens: ScreenNames = ()
+class Canary(Closed):
+    """Planted strings. decode lists what is undone besides what every screen undoes (policies/screens/normalise.py)."""
+
+    max_edit_distance: Annotated[Integer, Field(le=EDITS_MAX), lattice.LARGEST]
+    decode: Annotated[tuple[Decoder, ...], lattice.UNION]
 
 
-class Announcement(Closed):
-    """round.agreed, round.result and run.end carry digests, names and signatures only; naming the kind is all there is
-    to say."""
+class Charset(Closed):
+    """Allowed characters, and the longest run of characters that are neither letters nor digits."""
+
+    allow: Annotated[tuple[Alphabet, ...], lattice.INTERSECTION]
+    max_run_nonword: Limit
 
 
-class Ingress(KindsIn):
-    run_plan: RunPlan | None = Field(None, alias="run.plan")
-    round_open: RoundOpen | None = Field(None, alias="round.open")
-    global_adapter: GlobalAdapter | None = Field(None, alias="global.adapter")
-    public_donors: PublicDonors | None = Field(None, alias="public.donors")
-    round_agreed: Announcement | None = Field(None, alias="round.agreed")
-    round_result: Announcement | None = Field(None, alias="round.result")
-    run_end: Announcement | None = Field(None, alias="run.end")
-    control: InboundControl | None = None
+class TextScreens(Closed):
+    pii_basic: Annotated[PiiBasic | None, lattice.DEMANDED] = None
+    overlap: Annotated[Overlap | None, lattice.DEMANDED] = None
+    canary: Annotated[Canary | None, lattice.DEMANDED] = None
+    charset: Annotated[Charset | None, lattice.DEMANDED] = None
+
+
+# ---- audit and retention: how this site's log is witnessed, and how long what stays here ----------
+
+
+class CheckpointEvery(Closed):
+    records: PositiveLimit = 100
+    rounds: PositiveLimit = 1
+
+
+class Audit(Closed):
+    """Attributes:
+    payload_archive: released payload bytes are kept at the site.
+    witnesses: whose cosignatures count.
+    min_witnesses: so many have countersigned the log as it was after the last round, or no further round opens.
+    """
+
+    payload_archive: Demand = True
+    checkpoint_every: CheckpointEvery = CheckpointEvery()
+    witnesses: Annotated[tuple[Literal["coordinator", "peers"], ...], Field(min_length=1), lattice.INTERSECTION] = (
+        "coordinator",
+        "peers",
+    )
+    min_witnesses: Least = 1
+
+
+class Retention(Closed):
+    """Attributes:
+    records_years: records are kept for at least so long; leaf hashes for good.
+    payload_days: archived payloads are kept for at most so long.
+    outbox_max_gb: outbox and archive together, in 10^9 bytes.
+    """
+
+    records_years: Least = 6
+    payload_days: PositiveLimit = 90
+    outbox_max_gb: PositiveLimit = 50
+
+
+# ---- the file --------------------------------------------------------------------------------
 
 
 class SiteApprovals(Closed):
@@ -313,6 +297,8 @@ class SiteApprovals(Closed):
 
 
 class PolicyFile(Closed):
+    """The content of a policy file; it is read by `policies.kinds.POLICY_FILE`, which has the blocks of all kinds."""
+
     policy_version: Annotated[Literal[1], BeforeValidator(plain_integer), lattice.SAME]
     name: Label
     mode: Annotated[Literal["enforce", "shadow"], lattice.ladder("shadow", "enforce")]
@@ -324,9 +310,73 @@ class PolicyFile(Closed):
     lora_schemas: dict[str, SchemaPin]
     public_sets: dict[str, PublicSetPin]
     held_out: Annotated[SetPin | None, lattice.PIN] = None  # absent: any held-out set
-    egress: Egress
-    ingress: Ingress
+    egress: Side
+    ingress: Side
     text_screens: TextScreens = Field(default_factory=TextScreens)
     approvals: SiteApprovals
     audit: Audit = Audit()
     retention: Retention = Retention()
+
+
+@dataclass(frozen=True)
+class Policy:
+    """A site's policy (or the coordinator's charter): the rules, and where each stands in its file.
+
+    Attributes:
+        file: the validated content.
+        source: file name, for refusals.
+        file_sha256: of the bytes as read; `digest` instead ignores comments and key order.
+        parts: the site's own policy and the federation's charter, where this is what both allow together
+            (`compare.effective`); source, lines and file_sha256 are then those of the site's own.
+        custom_text: bytes of the file of own patterns, as read; None where the site's own policy names none.
+        gone: of a kept policy, the blocks of kinds that are gone; part of its digest, and of nothing else.
+    """
+
+    file: PolicyFile
+    source: str
+    file_sha256: str
+    lines: Mapping[Path, int]
+    parts: tuple[Policy, ...] = ()
+    custom_text: bytes | None = None
+    gone: GoneBlocks = NO_GONE_BLOCKS
+
+    def line_of(self, path: Path) -> int:
+        """Line of a key, or of the nearest key above it that stands in the file."""
+        while path not in self.lines and path:
+            path = path[:-1]
+        return self.lines.get(path, 1)
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of the canonical JSON after defaults: the policy's identity."""
+        content = self.file.model_dump(mode="json", by_alias=True)
+        content["egress"] |= self.gone.model_dump(mode="json", by_alias=True)
+        return sha256_hex(canonical_json(content))
+
+    @property
+    def own(self) -> Policy:
+        """The site's own policy: where files lie is each site's own matter, and a meet of two places is none."""
+        return self.parts[0] if self.parts else self
+
+    @property
+    def charter(self) -> Policy | None:
+        """The federation's charter that has a part in this policy."""
+        return self.parts[-1] if self.parts else None
+
+    @property
+    def digests(self) -> dict[str, str]:
+        """What a record says of the policy that decided: what is in force, and the files that it is made of."""
+        digests = {"effective": self.digest, "file": self.file_sha256}
+        return digests | {"charter": self.charter.file_sha256} if self.charter else digests
+
+    @cached_property
+    def valid_from_seconds(self) -> int:
+        return epoch_seconds(self.file.valid.from_)
+
+    @cached_property
+    def valid_until_seconds(self) -> int:
+        return epoch_seconds(self.file.valid.until)
+
+    @cached_property
+    def peers(self) -> frozenset[str]:
+        return frozenset(self.file.federation.peers)

@@ -16,9 +16,11 @@ from typing import Any
 
 from fedsilo.protocol.codec import DTYPE_ITEM_BYTES
 from fedsilo.protocol.errors import UsageError
-from policies.load import Policy, load_policy
-from policies.model import CLIP_MARGIN, MIN_UPDATES
-from policies.render_kinds import kind_bytes, kind_values
+from policies.kind import Figures
+from policies.kinds import FIGURED
+from policies.kinds.adapters import CLIP_MARGIN
+from policies.load import load_policy
+from policies.model import MIN_UPDATES, Policy
 from policies.schema import LoraSchema
 
 RULESETS = (
@@ -50,6 +52,14 @@ _SIZE_MAX = 10**9
 TEXT_ROUND_BYTES = 10_000_000
 TEXT_DAY_BYTES = 1_000_000_000
 _CONTROL_MESSAGE_BYTES = 32768
+# Largest |R R^T - I| of rows that are orthonormal but for the rounding of the wire's values: two rows of length 1 whose
+# values each move by half a unit in the last place differ by at most twice that in their product (2**-8 for bfloat16).
+_ORTHONORMALITY_ERROR = {"float32": 1e-4, "bfloat16": 2.0**-7}
+_REFT_RANK = 8  # methods 5.7
+_REFT_GROUPS = 2  # prefix and suffix
+_TENSOR_HEADER_BYTES = 48
+_SCORE_BYTES = 32
+_SMALLEST_MESSAGE_BYTES = 65536
 _STRICT_FIRST_ROUNDS = 3  # of pubswap-strict: nobody asks for fewer
 
 
@@ -235,20 +245,12 @@ def _values(site: SiteFacts) -> dict[str, Any]:
         "bytes_per_step": max(step_bytes, response_bytes),
         "bytes_per_round": max(round_of_responses, response_bytes),
         "bytes_per_day": max(round_of_responses, response_bytes) * rounds_per_day,
-        **kind_values(
-            prompts_per_step=size.prompts_per_step,
-            samples_per_prompt=size.samples_per_prompt,
-            local_steps=size.local_steps,
-            rounds=size.rounds,
+        **_kind_values(
+            site,
             rounds_per_day=rounds_per_day,
             movement=0.5 * size.learning_rate * updates,
             step_bytes=step_bytes,
             answer_bytes=size.max_new_tokens * _TOKEN_BYTES_OF_STEP + _HEADER_BYTES_OF_RESPONSE,
-            public_rows=site.public_rows,
-            adapter_bytes=schema.payload_bytes * (4 // DTYPE_ITEM_BYTES[schema.dtype]),
-            update_bytes=schema.update_bytes,
-            hidden_shape=site.hidden_shape,
-            dtype=schema.dtype,
         ),
     }
 
@@ -280,6 +282,58 @@ def _yaml(value: Any) -> str:
     return json.dumps(value, ensure_ascii=True)
 
 
+def _kind_values(
+    site: SiteFacts, *, rounds_per_day: int, movement: float, step_bytes: int, answer_bytes: int
+) -> dict[str, Any]:
+    """Placeholders of the rulesets beside those of PubSwap.
+
+    Args:
+        site: whose policy it is.
+        rounds_per_day: that the site is ready for.
+        movement: of one value in one round, at most.
+        step_bytes: text of the answers to one step's prompts.
+        answer_bytes: of one answer, on average.
+    """
+    size, dtype, (layers, width) = site.size, site.schema.dtype, site.hidden_shape
+    adapter_bytes, update_bytes = site.schema.payload_bytes * (4 // DTYPE_ITEM_BYTES[dtype]), site.schema.update_bytes
+    rank = min(_REFT_RANK, max(width, 1))
+    numbers = 2 * rank * width + rank
+    tensors = layers * _REFT_GROUPS * 3
+    reft_bytes = layers * _REFT_GROUPS * numbers * DTYPE_ITEM_BYTES[dtype] + tensors * _TENSOR_HEADER_BYTES
+    # W starts as a linear layer does, uniform within 1/sqrt(width): one W has norm sqrt(rank/3).
+    start = math.sqrt(rank / 3)
+    reft_moved = size.rounds * movement
+    scores_bytes = size.prompts_per_step * (size.samples_per_prompt * 9 + _SCORE_BYTES)
+    package_bytes = site.public_rows * answer_bytes
+    budgets = {
+        "update": (max(adapter_bytes, _SMALLEST_MESSAGE_BYTES), update_bytes),
+        "package": (max(package_bytes, _SMALLEST_MESSAGE_BYTES), package_bytes),
+        "scores": (max(step_bytes, _SMALLEST_MESSAGE_BYTES), 2 * size.local_steps * scores_bytes),
+        "reft": (max(reft_bytes, _SMALLEST_MESSAGE_BYTES), reft_bytes),
+        "figures": (_SMALLEST_MESSAGE_BYTES, 0),
+    }
+    values: dict[str, Any] = {}
+    for name, (message, a_round) in budgets.items():
+        round_bytes = a_round + _SMALLEST_MESSAGE_BYTES
+        values |= {
+            f"{name}_message_bytes": message,
+            f"{name}_round_bytes": round_bytes,
+            f"{name}_day_bytes": round_bytes * rounds_per_day,
+        }
+    scores_per_day = size.prompts_per_step * size.local_steps * rounds_per_day
+    return values | {
+        "package_bytes": package_bytes,
+        "scores_per_day": scores_per_day,
+        "rewards_per_day": scores_per_day * size.samples_per_prompt,
+        "reft_layers": list(range(layers)),
+        "reft_rank": rank,
+        "reft_width": width,
+        "reft_max_l2": _two_digits(math.sqrt(layers * _REFT_GROUPS) * (start + reft_moved * math.sqrt(numbers))),
+        "reft_max_tensor_l2": _two_digits(2 * (start + reft_moved * math.sqrt(rank * max(width, 1)))),
+        "orthonormality_error": _ORTHONORMALITY_ERROR[dtype],
+    }
+
+
 def worst_case(policy: Policy, schema: LoraSchema | None = None) -> list[dict[str, Any]]:
     """The most that one round may let out, by kind: what the policy allows, whatever a plan asks for.
 
@@ -292,18 +346,10 @@ def worst_case(policy: Policy, schema: LoraSchema | None = None) -> list[dict[st
     """
     egress, budgets = policy.file.egress, policy.file.budgets
     rows: list[tuple[str, int, int]] = []
-    for kind, block in egress.updates.items():
-        size = schema.bytes_of(kind) if schema else budgets.message_bytes
-        rows.append((kind, block.per_round, block.per_round * size))
-    if egress.public_responses:
-        responses = egress.public_responses
-        steps = math.ceil(responses.max_responses_per_round / max(1, responses.max_responses_per_step))
-        rows.append(("public.responses", steps, responses.max_bytes_per_round))
-    if egress.metrics_eval:
-        metrics = egress.metrics_eval
-        numbers = len(metrics.fields) * (len(metrics.topics) + 1)
-        rows.append(("metrics.eval", metrics.per_round, metrics.per_round * (64 + 160 * numbers)))
-    rows += kind_bytes(egress)
+    for kind in FIGURED:
+        block = egress.block(kind.name)
+        if block is not None and kind.largest is not None:
+            rows.append((kind.name, *kind.largest(block, Figures(kind.name, policy.file, schema, 0))))
     return [
         {"kind": kind, "messages": messages, "payload_bytes": min(size, budgets.round_bytes)}
         for kind, messages, size in rows
@@ -314,15 +360,12 @@ def text_warnings(policy: Policy) -> list[str]:
     """What should make a reader stop: more text in a round, or in a day, than the stated thresholds."""
     egress, budgets = policy.file.egress, policy.file.budgets
     # (kind, the key that bounds its text, bytes in a round, bytes in one message)
-    texts: list[tuple[str, str, int, int]] = []
-    if responses := egress.public_responses:
-        size = responses.max_bytes_per_round
-        texts.append(("public.responses", "max_bytes_per_round", size, responses.max_bytes_per_step))
-    if answers := egress.competence_answers:
-        size = answers.max_bytes_per_step
-        texts.append(("competence.answers", "max_bytes_per_step", answers.per_round * size, size))
-    if package := egress.knowledge_package:
-        texts.append(("knowledge.package", "max_bytes", package.per_round * package.max_bytes, package.max_bytes))
+    texts = [
+        (kind.name, *kind.text_bytes(block))
+        for kind in FIGURED
+        if kind.text_bytes is not None and (block := egress.block(kind.name)) is not None
+    ]
+    responses = egress.public_responses
     if not texts:
         return []
     kind, key, _, _ = max(texts, key=lambda row: row[2])

@@ -14,10 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from policies.engine import OFFERED, Decision, History, decide
-from policies.load import Policy
 from policies.message import Facts
-from policies.model_screens import ScreenName
-from policies.rules.base import block_of
+from policies.model import Policy, ScreenName
+from policies.rule import block_of
 from policies.screening import TEXT_KINDS, asked, settings_of
 
 DECISIONS = ("egress.decision", "ingress.decision")

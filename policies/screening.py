@@ -19,8 +19,7 @@ from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.codec import canonical_json, sha256_hex
 from fedsilo.protocol.kinds import TEXT_KINDS_IN, TEXT_KINDS_OUT
 from policies.message import EVALUATION_ERRORS, Facts, Screened
-from policies.model import PolicyFile
-from policies.model_screens import TEXT_ONLY, ScreenName
+from policies.model import TEXT_ONLY, PolicyFile, ScreenName
 from policies.screens import Material, never, screen_texts
 
 __all__ = ["NO_MATERIAL", "TEXT_ONLY", "Material", "Screened", "asked", "kept", "screen", "screen_facts", "settings_of"]

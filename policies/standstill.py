@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from policies.load import Policy
-from policies.model_screens import TextScreens
+from policies.model import Policy, TextScreens
 from policies.schema import LoraSchema
 
 # What every run of every method says.

@@ -295,7 +295,7 @@ def _shown_default(info: FieldInfo, nested: type[BaseModel] | None) -> str:
 def policy_page() -> str:
     from fedsilo.cli.policy import NOTICES
     from policies.custom_patterns import PATTERNS_MAX, CustomPattern
-    from policies.model import PolicyFile
+    from policies.kinds import POLICY_FILE
     from policies.rules import RULES
 
     ruleset = (ROOT / "policies" / "rulesets" / "pubswap.yaml").read_text(encoding="utf-8")
@@ -316,7 +316,7 @@ def policy_page() -> str:
             "fails to give an answer denies. The reason is for the site's own log; the coordinator is told `DECLINED`.",
             markdown_table(("rule", "reason", "kinds", "what it asks"), rules),
             "## The keys\n\n`absent` means that the kind is denied.",
-            model_table(PolicyFile),
+            model_table(POLICY_FILE),
             "## A file of own patterns\n\n`text_screens.pii_basic.custom_file` names it. It has one key, `patterns`: "
             f"a list of at most {PATTERNS_MAX}, each with these keys. "
             "[How to write one](../how-to/screen-answers.md#own-patterns).",
@@ -336,8 +336,8 @@ def policy_page() -> str:
 def rulesets_page() -> str:
     from fedsilo.protocol.strict_yaml import load
     from policies.render import RULESETS
-    from policies.ruleset_methods import METHOD_RULESETS
     from tools.reference_capacity import capacity_parts
+    from tools.ruleset_methods import METHOD_RULESETS
 
     folder = ROOT / "policies" / "rulesets"
     methods = {name: ", ".join(each) for each, name, _ in METHOD_RULESETS}
@@ -370,7 +370,7 @@ def rulesets_page() -> str:
 
 def messages_page() -> str:
     from fedsilo.protocol.kinds import INBOUND_KINDS, OUTBOUND_KINDS
-    from policies.catalogue import FieldClass
+    from policies.field_classes import FieldClass
 
     classes = [(f"`{each.value}`", _comment_of(FieldClass, each.name)) for each in FieldClass]
     return "\n\n".join(
@@ -401,7 +401,7 @@ def _kinds_table(kinds: dict[str, Any]) -> str:
 
 
 def _fields_of(message: Descriptor, prefix: str = "") -> Iterator[str]:
-    from policies.catalogue import field_class
+    from policies.kinds import field_class
 
     for field in message.fields:
         name = f"{prefix}{field.name}{'[]' if field.is_repeated else ''}"

@@ -10,7 +10,8 @@ from fedsilo.files.site_policy import read_ruleset
 from fedsilo.protocol.freezing import freeze_named
 from fedsilo.protocol.strict_yaml import load
 from policies.capacity import ROUND_SECONDS, capacities
-from policies.load import Policy, load_policy
+from policies.load import load_policy
+from policies.model import Policy
 from policies.render import RULESETS, PlanSize, SiteFacts, render_policy
 from policies.schema import LoraSchema
 

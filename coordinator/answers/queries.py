@@ -38,7 +38,7 @@ from fedsilo.control.query_arguments import Asked
 from fedsilo.files.site_files import certificate_file, certificate_row, settings_of
 from fedsilo.protocol.codec import sha256_hex
 from fedsilo.protocol.errors import NotFoundError, UsageError
-from policies.load import Policy
+from policies.model import Policy
 
 LINES_DEFAULT, LINES_MAX = 200, 1_000
 LINE_CHARACTERS_MAX = 500

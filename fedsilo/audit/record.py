@@ -28,7 +28,7 @@ from fedsilo.protocol.text import harmless
 
 if TYPE_CHECKING:
     from policies.engine import Decision, RuleResult
-    from policies.load import Policy
+    from policies.model import Policy
 
 VERSION = 1
 SALT_BYTES = 16

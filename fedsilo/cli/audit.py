@@ -21,7 +21,7 @@ from fedsilo.protocol.text import harmless
 if TYPE_CHECKING:
     from fedsilo.cli.check_reports import Check
     from fedsilo.protocol.errors import UsageError
-    from policies.load import Policy
+    from policies.model import Policy
     from silo.config import SiloConfig
 
 app = typer.Typer(no_args_is_help=True, help="Check, read and hand out audit logs, offline.")

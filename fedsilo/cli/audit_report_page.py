@@ -41,9 +41,10 @@ from fedsilo.protocol.errors import FedSiloError, NotFoundError, UsageError
 from fedsilo.protocol.kinds import KINDS, TENSOR_KINDS
 from fedsilo.protocol.text import harmless
 from policies.capacity import capacities
-from policies.catalogue import FieldClass, field_class
 from policies.compare import compare
-from policies.load import Policy
+from policies.field_classes import FieldClass
+from policies.kinds import field_class
+from policies.model import Policy
 from policies.schema import LoraSchema
 
 SCHEMA = "fedsilo.audit_report/1"

@@ -100,9 +100,9 @@ def _model(kind: str) -> type[BaseModel]:
 
         return CoordinatorConfig
     if kind == "policy":
-        from policies.model import PolicyFile
+        from policies.kinds import POLICY_FILE
 
-        return PolicyFile
+        return POLICY_FILE
     from fedsilo.protocol.plan import Plan
 
     return Plan

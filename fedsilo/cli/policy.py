@@ -26,7 +26,7 @@ from fedsilo.cli.size_options import (
 )
 
 if TYPE_CHECKING:
-    from policies.load import Policy
+    from policies.model import Policy
     from policies.schema import LoraSchema
 
 app = typer.Typer(no_args_is_help=True, help="Write, check and show what may leave a site.")
@@ -158,7 +158,7 @@ def check(file: _FileArgument, charter: _CharterOption = None, json_output: Json
     from fedsilo.files.site_policy import read_effective, read_pinned_schema, read_policy
     from fedsilo.files.task_files import read_tasks
     from fedsilo.protocol.errors import UsageError
-    from policies.custom_file import custom_in_words
+    from policies.load import custom_in_words
     from policies.model import SetPin
     from policies.render import record_warnings, text_warnings, worst_case
     from policies.standstill import standstill_warnings, unused_screen_warnings
@@ -435,7 +435,7 @@ def _summary(policy: Policy, rows: list[dict[str, Any]]) -> list[str]:
 
 
 def _custom_lines(policy: Policy) -> list[str]:
-    from policies.custom_file import custom_in_words, custom_of
+    from policies.load import custom_in_words, custom_of
 
     if (custom := custom_of(policy.file)) is None:
         return []

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from policies.cases.judge import Coverage, Outcome, Tried
     from policies.cases.needs import NotFor
     from policies.cases.site import Site
-    from policies.load import Policy
+    from policies.model import Policy
 
 COMMAND = "policy test"
 CODES = {

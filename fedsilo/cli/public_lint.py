@@ -23,7 +23,7 @@ from pathlib import Path
 from fedsilo.files.durable import read_regular
 from fedsilo.files.task_files import LINE_BYTES_MAX, read_tasks
 from fedsilo.grading.exact import normalise
-from policies.model_screens import ScreenName, TextScreens
+from policies.model import ScreenName, TextScreens
 from policies.screens import Material, screen_texts
 from policies.screens.overlap import OverlapIndex, build_index
 

@@ -31,8 +31,8 @@ from fedsilo.control.query_arguments import Asked
 from fedsilo.protocol.clocks import utc
 from fedsilo.protocol.errors import FedSiloError, NotFoundError, UsageError
 from policies.engine import History, decide
-from policies.load import Policy
 from policies.message import EVALUATION_ERRORS
+from policies.model import Policy
 
 _log = logging.getLogger("fedsilo.audit")
 

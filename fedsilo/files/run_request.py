@@ -23,8 +23,8 @@ from fedsilo.protocol.methods import method_named, require_exchange
 from fedsilo.protocol.place import Place
 from fedsilo.protocol.plan import Plan
 from policies.engine import Context, History, Message, decide, measure
-from policies.load import Policy
-from policies.rules import ingress
+from policies.model import Policy
+from policies.rules import RULES
 from policies.schema import LoraSchema
 
 # What users of other trainers write -> the key here. Names as in TRL's GRPOConfig.
@@ -48,7 +48,7 @@ _KEYS: Mapping[str, tuple[str, ...]] = {
     "plan temperature": ("rollout", "temperature"), "plan learning rate": ("optimiser", "learning_rate"),
     "plan method": ("method",), "plan peers": ("silos",),
 }  # fmt: skip
-_RULES = tuple(rule for rule in ingress.RULES if rule.name in _KEYS)
+_RULES = tuple(rule for rule in RULES if rule.name in _KEYS)
 _ANY_SHA256 = "0" * 64
 ANY_SILOS_MAX = 10_000
 ANY_SILOS = 64  # where neither silos nor quorum are said

@@ -20,8 +20,8 @@ from fedsilo.protocol.codec import sha256_hex
 from fedsilo.protocol.errors import UsageError
 from fedsilo.protocol.freezing import Freeze, freeze_named
 from policies.compare import effective
-from policies.custom_file import Beside
-from policies.load import Policy, load_policy
+from policies.load import Beside, load_policy
+from policies.model import Policy
 from policies.render import (
     PlanSize,
     SiteFacts,

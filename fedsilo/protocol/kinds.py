@@ -16,7 +16,7 @@ from google.protobuf.message import Message
 
 from fedsilo.protocol._generated import federation_pb2 as pb
 
-# Where in a run a message belongs, each with the rule on round and step that follows from it (policies/rules/envelope):
+# Where in a run a message belongs, each with the rule on round and step that follows from it (policies/rules.py):
 # the whole run; the open round; the open public step; a step that the message itself names; the step that was asked
 # about; any round until now; the same, or the base model, which is round 0.
 Place = Literal["", "run", "round", "open step", "named step", "asked step", "past round", "past round or base"]
@@ -78,7 +78,7 @@ def _control(name: str, message: type[Message], words: str, *, sent: bool = True
 
 
 # fmt: off
-_BASIC = (
+_SENT = (
     _update("lora.factors", "what a round of training changed in the adapter: weights of a model"),
     _update("lora.factor_a", "what a round changed in one half (A) of the adapter's weights"),
     _update("lora.factor_b", "what a round changed in one half (B) of the adapter's weights"),
@@ -87,20 +87,6 @@ _BASIC = (
          sent=True, place="open step", text=True, held=True),
     Kind("metrics.eval", pb.MetricsEval, "scores of the model on the held-out set, on a grid that the policy declares",
          sent=True, place="past round or base"),
-    Kind("run.plan", pb.RunPlan, "the coordinator proposes a run: method, sizes, who takes part",
-         taken=True, held=True),
-    Kind("round.open", pb.RoundOpen,
-         "the coordinator opens a round: its public prompts, and what all sign before they train",
-         taken=True, place="run", file="rounds"),
-    Kind("global.adapter", pb.Factors, "the federation's adapter, from which a round starts",
-         taken=True, tensors="adapter", file="adapters"),
-    Kind("public.donors", pb.PublicDonors, "answers to public prompts by other sites' models",
-         taken=True, place="open step", text=True),
-    Kind("round.agreed", pb.RoundAgreed, "all signatures under the round's transcript: training may begin",
-         taken=True, place="round", file="rounds"),
-    Kind("round.result", pb.RoundResult, "whose updates entered the round's result, signed by the coordinator",
-         taken=True, place="run", file="rounds"),
-    Kind("run.end", pb.RunEnd, "the run is over", taken=True, file="rounds"),
 )
 # Kinds of the methods beside PubSwap. A new one is added at the end.
 FURTHER = (
@@ -128,6 +114,23 @@ FURTHER = (
     Kind("knowledge.package", pb.KnowledgePackage, "answers to a public set, with confidences, for another site",
          sent=True, taken=True, place="round", text=True, held=True),
 )
+# What the coordinator says in every run, and what it hands on.
+_TAKEN = (
+    Kind("run.plan", pb.RunPlan, "the coordinator proposes a run: method, sizes, who takes part",
+         taken=True, held=True),
+    Kind("round.open", pb.RoundOpen,
+         "the coordinator opens a round: its public prompts, and what all sign before they train",
+         taken=True, place="run", file="rounds"),
+    Kind("global.adapter", pb.Factors, "the federation's adapter, from which a round starts",
+         taken=True, tensors="adapter", file="adapters"),
+    Kind("public.donors", pb.PublicDonors, "answers to public prompts by other sites' models",
+         taken=True, place="open step", text=True),
+    Kind("round.agreed", pb.RoundAgreed, "all signatures under the round's transcript: training may begin",
+         taken=True, place="round", file="rounds"),
+    Kind("round.result", pb.RoundResult, "whose updates entered the round's result, signed by the coordinator",
+         taken=True, place="run", file="rounds"),
+    Kind("run.end", pb.RunEnd, "the run is over", taken=True, file="rounds"),
+)
 _CONTROL = (
     _control("hello", pb.Hello,
              "the silo introduces itself: versions, digests of its files, how its trainer is isolated"),
@@ -146,7 +149,7 @@ _CONTROL = (
 )
 # fmt: on
 
-KINDS = {kind.name: kind for kind in (*_BASIC, *FURTHER, *_CONTROL)}
+KINDS = {kind.name: kind for kind in (*_SENT, *FURTHER, *_TAKEN, *_CONTROL)}
 MESSAGES = {name: kind.message for name, kind in KINDS.items()}
 OUTBOUND_KINDS = {name: kind.message for name, kind in KINDS.items() if kind.sent}
 INBOUND_KINDS = {name: kind.message for name, kind in KINDS.items() if kind.taken}

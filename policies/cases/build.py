@@ -45,7 +45,7 @@ from policies.cases.values import (
 from policies.fields import epoch_seconds
 from policies.history import Approval, History, bucket_of
 from policies.message import Context, Facts, Message
-from policies.rules.base import block_of
+from policies.rule import block_of
 from policies.schema import LoraSchema
 from policies.screening import texts_of
 

@@ -15,8 +15,9 @@ from policies.cases.needs import unmet
 from policies.cases.screened import screened, screens_of
 from policies.cases.site import Site, kinds_of, named_kinds
 from policies.engine import Decision, History, decide, measure
-from policies.load import Policy, blocks_of
+from policies.load import blocks_of
 from policies.message import EVALUATION_ERRORS, Facts
+from policies.model import Policy
 from policies.rules import RULES
 
 

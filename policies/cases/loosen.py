@@ -19,9 +19,10 @@ from policies.cases.format import ANOTHER
 from policies.cases.site import ANOTHER_DIGEST
 from policies.compare import order_of
 from policies.fields import Approvals, MetricField, epoch_seconds
+from policies.kinds import policy_file
+from policies.kinds.public_donors import PublicDonors
 from policies.lattice import NothingInCommon, Order
-from policies.load import Policy
-from policies.model import UNLIMITED, PolicyFile, PublicDonors
+from policies.model import UNLIMITED, Policy, PolicyFile
 
 Path = tuple[str, ...]
 
@@ -285,7 +286,7 @@ def _with(file: PolicyFile, path: Path, value: Any) -> PolicyFile | None:
     values = file.model_dump(by_alias=True)
     _within(values, path[:-1])[path[-1]] = value
     try:
-        return PolicyFile.model_validate(values)
+        return policy_file(values)
     except ValidationError:
         return None
 

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from policies import screening
-from policies.load import Policy
 from policies.message import Message, Screened
-from policies.model_screens import TextScreens
-from policies.rules.base import block_of
+from policies.model import Policy, TextScreens
+from policies.rule import block_of
 from policies.screens import Material
 from policies.screens.overlap import OverlapIndex, build_index
 

@@ -11,7 +11,7 @@ from fedsilo.protocol.kinds import INBOUND_KINDS, MESSAGES, OUTBOUND_KINDS
 from fedsilo.protocol.methods import METHODS
 from fedsilo.protocol.plan import Lora, Optimiser, Plan, Rollout
 from policies.cases.format import ANOTHER, UNNAMED, UPDATE, Case
-from policies.load import Policy
+from policies.model import Policy
 from policies.schema import LoraSchema
 
 ANOTHER_DIGEST = sha256_hex(ANOTHER.encode())

@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from fedsilo.protocol.errors import OperationError, UsageError
-from policies.model_screens import ScreenName, TextScreens
+from policies.model import ScreenName, TextScreens
 from policies.screens.canary import count_canaries
 from policies.screens.charset import count_characters
 from policies.screens.normalise import Reading, readings, rotated, words

@@ -21,7 +21,7 @@ from itertools import accumulate, pairwise
 import ahocorasick
 
 from fedsilo.protocol.errors import UsageError
-from policies.model_screens import Decoder
+from policies.model import Decoder
 from policies.screens.normalise import Reading, fold, rotated, spelled, squash
 
 LETTERS_OF_A_PIECE_MIN = 4  # a shorter piece occurs in every text

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import Final
 
-from policies.model_screens import Alphabet
+from policies.model import Alphabet
 
 _SCRIPTS: Final[dict[str, Alphabet]] = {
     "LATIN": "latin", "GREEK": "greek", "CYRILLIC": "cyrillic", "ARABIC": "arabic", "HEBREW": "hebrew",

@@ -28,7 +28,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
 
 from fedsilo.protocol.errors import UsageError
-from policies.model_screens import FALSE_POSITIVE_RATE_MAX, GRAM_WORDS_MAX, GRAM_WORDS_MIN
+from policies.model import FALSE_POSITIVE_RATE_MAX, GRAM_WORDS_MAX, GRAM_WORDS_MIN
 from policies.screens.normalise import canonical, fold, words
 
 KEY_BYTES = 32

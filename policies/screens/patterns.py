@@ -24,7 +24,7 @@ from stdnum.gb import nhs
 from stdnum.us import ssn
 
 from policies.custom_patterns import CustomPattern
-from policies.model_screens import PatternName
+from policies.model import PatternName
 from policies.screens.normalise import Reading, classes, holds, rotated, spelled
 
 _AT = re.compile(r"[a-z0-9_+-]@(?:[a-z0-9-]{1,63}\.){1,6}[a-z]{2,24}(?![a-z])")

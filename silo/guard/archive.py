@@ -36,9 +36,8 @@ from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.codec import Array, Buffer
 from fedsilo.protocol.errors import NotAllowedError, NotFoundError, OperationError, UsageError
 from fedsilo.protocol.kinds import INBOUND_KINDS, OUTBOUND_KINDS, TENSOR_KINDS
-from policies.load import Policy
-from policies.model import LoraFactors
-from policies.transform import changes_bytes, transform_factors
+from policies.kinds.adapters import LoraFactors, changes_bytes, transform_factors
+from policies.model import Policy
 from silo.guard.ledger import Ledger, OutboxItem
 from silo.guard.messages import parsed
 

@@ -38,7 +38,7 @@ from fedsilo.protocol.errors import FedSiloError, NotAllowedError, OperationErro
 from fedsilo.protocol.isolation import isolates_at_least
 from fedsilo.protocol.plan import Plan, plan_from_canonical
 from policies.compare import compare
-from policies.load import Policy
+from policies.model import Policy
 from silo.config import SiloConfig, place_of
 from silo.guard.clock_watch import look_offline
 from silo.guard.gate import coordinator_leaf

@@ -34,7 +34,7 @@ from fedsilo.protocol.errors import (
 )
 from fedsilo.protocol.place import Place
 from fedsilo.protocol.services import PROTOCOL_VERSION
-from policies.load import Policy
+from policies.model import Policy
 from silo.guard.framing import Sink
 from silo.guard.gate import Gate
 from silo.guard.messages import Carried, Inbound, NotSent

@@ -51,9 +51,8 @@ from fedsilo.protocol.plan import Plan
 from fedsilo.protocol.transcript import Transcript
 from policies import screening
 from policies.engine import FINAL, Approval, Decision, Facts, History, HistoryBook, Message, RuleResult, decide, measure
-from policies.load import Policy
-from policies.model_screens import ScreenName
-from policies.rules.base import block_of
+from policies.model import Policy, ScreenName
+from policies.rule import block_of
 from policies.screening import Screened
 from silo.guard.context import RunView, SiteView, context_of
 from silo.guard.ledger import UNWRITABLE, Ledger, OutboxItem, Release

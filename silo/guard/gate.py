@@ -47,11 +47,11 @@ from fedsilo.protocol.errors import (
 from fedsilo.protocol.kinds import INBOUND_KINDS, OUTBOUND_KINDS
 from fedsilo.protocol.place import Place
 from policies.engine import OFFERED, Approval, Decision, Facts, Message
-from policies.facts_text import answers_of_step
-from policies.load import Policy
-from policies.rules.ingress import donors_of_one_peer_most
+from policies.kinds.adapters import changes_bytes, transform_factors
+from policies.kinds.public_donors import answers_of_step, donors_of_one_peer_most, drop_wrong_donors, within_share
+from policies.kinds.public_responses import withhold_responses
+from policies.model import Policy
 from policies.screening import screen_facts, texts_of
-from policies.transform import changes_bytes, drop_wrong_donors, transform_factors, withhold_responses, within_share
 from silo.config import CoordinatorPlace
 from silo.guard.archive import Archive
 from silo.guard.channel import Channel, Export, FileChannel, GrpcChannel, server_certificate

@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from policies.fields import Approvals
-from policies.load import Policy
-from policies.model import PolicyFile
-from policies.rules.approvals import asked
+from policies.model import Policy, PolicyFile
+from policies.rules import asked
 from silo.guard.ledger import Release
 
 Later = dict[str, Any]

@@ -55,8 +55,9 @@ from fedsilo.protocol.codec import Buffer, sha256_hex
 from fedsilo.protocol.errors import ConflictError, NotFoundError, OperationError, VerificationError
 from fedsilo.protocol.place import Place, Placed
 from policies.engine import HistoryBook
+from policies.kinds import policy_file
 from policies.model import PolicyFile
-from policies.model_kinds import without_gone
+from policies.tombstones import without_gone
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT NOT NULL);
@@ -180,7 +181,7 @@ class PolicyInForce:
     def file(self) -> PolicyFile | None:
         """The content as this version reads it; None where another version's words do not fit."""
         try:
-            return PolicyFile.model_validate(without_gone(self.content))
+            return policy_file(without_gone(self.content))
         except ValidationError:
             return None
 

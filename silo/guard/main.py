@@ -32,7 +32,7 @@ from fedsilo.grading.answers import AnswerGrading
 from fedsilo.protocol.codec import SMALL_PAYLOAD_BYTES_MAX
 from fedsilo.protocol.errors import ConflictError, FedSiloError, UnreachableError
 from fedsilo.protocol.text import harmless
-from policies.load import Policy
+from policies.model import Policy
 from silo.config import SiloConfig
 from silo.guard.adapters import AdapterStore
 from silo.guard.answers.queries import QUOTED

@@ -44,8 +44,8 @@ from fedsilo.protocol.errors import (
 )
 from fedsilo.protocol.text import harmless
 from policies.compare import Change, compare, effective
-from policies.custom_file import Beside, name_of_custom_file
-from policies.load import Policy, load_policy
+from policies.load import Beside, load_policy, name_of_custom_file
+from policies.model import Policy
 from silo.config import SiloConfig, load_config
 from silo.guard.decisions import orders_of
 from silo.guard.ledger import Ledger, PolicyInForce

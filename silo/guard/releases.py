@@ -36,7 +36,7 @@ from fedsilo.protocol.place import Place
 from policies import engine
 from policies.engine import Decision, Facts
 from policies.fields import Approvals
-from policies.load import Policy
+from policies.model import Policy
 from policies.screening import Screened, screen_facts, texts_of
 from silo.guard.answers.findings import Finding, acknowledged_in, counts, ends_of, unread
 from silo.guard.answers.release import ReleaseComparison, ReleaseView, hit_places, policy_content, who_may_approve

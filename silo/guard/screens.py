@@ -37,10 +37,8 @@ from fedsilo.protocol.kinds import OUTBOUND_KINDS
 from fedsilo.protocol.text import harmless
 from policies import screening
 from policies.compare import effective
-from policies.custom_file import custom_in_words
-from policies.load import Policy, blocks_of, load_policy
-from policies.model import PolicyFile
-from policies.model_screens import ScreenName
+from policies.load import blocks_of, custom_in_words, load_policy
+from policies.model import Policy, PolicyFile, ScreenName
 from policies.replay import DECISIONS, screened_otherwise, screens_asked
 from policies.screening import Material, Screened, screen_facts, texts_of
 from policies.screens.overlap import OverlapIndex

@@ -43,8 +43,8 @@ from fedsilo.protocol.errors import NotAllowedError, UsageError
 from fedsilo.protocol.isolation import isolates_at_least
 from fedsilo.protocol.methods import require_exchange
 from fedsilo.protocol.plan import Plan
-from policies.custom_file import custom_of
-from policies.load import Policy
+from policies.load import custom_of
+from policies.model import Policy
 from policies.schema import LoraSchema
 from silo.config import SiloConfig
 from silo.guard.messages import TlsFiles

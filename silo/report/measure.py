@@ -30,7 +30,7 @@ from fedsilo.protocol.errors import ConflictError, NotFoundError, OperationError
 from fedsilo.protocol.method import PrivateStep, PublicStep, TrainerTask
 from fedsilo.protocol.methods import method_named
 from fedsilo.protocol.plan import Plan, plan_from_canonical
-from policies.load import Policy
+from policies.model import Policy
 from policies.schema import LoraSchema
 from silo.config import Rollout, SiloConfig
 from silo.guard.adapters import AdapterStore

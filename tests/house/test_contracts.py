@@ -32,7 +32,7 @@ BREACHES: dict[str, list[tuple[str, str]]] = {
         ("policies.planted", "certs.names"),
         ("certs.planted", "policies.model"),
         ("certs.identity", "fedsilo.files.durable"),
-        ("fedsilo.protocol.method", "policies.facts"),
+        ("fedsilo.protocol.method", "policies.engine"),
         ("fedsilo.protocol.planted", "certs.encoding"),
     ],
     "only the gate holds the channel": [
@@ -66,7 +66,7 @@ BREACHES: dict[str, list[tuple[str, str]]] = {
         *(("fedsilo.protocol.method", name) for name in ("grpc", "os", "pathlib", "random", "socket", "subprocess")),
         *(("fedsilo.protocol.planted", name) for name in ("secrets", "sqlalchemy", "ssl", "sys", "tempfile", "torch")),
         *(("policies.engine", name) for name in ("asyncio", "http", "io", "logging", "os", "urllib")),
-        *(("policies.rules.planted", name) for name in ("fsspec", "pathlib", "shutil", "sqlite3", "threading", "uuid")),
+        *(("policies.kinds.planted", name) for name in ("fsspec", "pathlib", "shutil", "sqlite3", "threading", "uuid")),
         *(("policies.compare", name) for name in ("ctypes", "multiprocessing", "requests", "select", "signal")),
     ],
     "coordinator, console and command start-up never load torch": [
@@ -76,7 +76,7 @@ BREACHES: dict[str, list[tuple[str, str]]] = {
         ("fedsilo.files.model_folder", "transformers"),
         ("silo.guard.adapters", "torch"),
         ("silo.planted", "torch"),
-        ("policies.facts", "torch"),
+        ("policies.engine", "torch"),
         ("certs.planted", "torch"),
     ],
     "methods do not know each other": [("fedsilo.protocol.methods.planted", "fedsilo.protocol.methods.pubswap")],

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
-from policies.model_screens import Alphabet, Decoder, PatternName, ScreenName, TextScreens
+from policies.model import Alphabet, Decoder, PatternName, ScreenName, TextScreens
 from policies.screens import Hit, Material, screen_texts
 from policies.screens.overlap import OverlapIndex, build_index
 

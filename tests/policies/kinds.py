@@ -13,15 +13,17 @@ import numpy as np
 
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.codec import Array, decode_factors, encode, encode_factors
-from fedsilo.protocol.kinds import INBOUND_KINDS, OUTBOUND_KINDS
+from fedsilo.protocol.kinds import FURTHER as FURTHER_ROWS
+from fedsilo.protocol.kinds import OUTBOUND_KINDS
 from fedsilo.protocol.method import Method
 from fedsilo.protocol.methods import METHODS
 from fedsilo.protocol.place import Place
 from policies.asked import Asked
 from policies.cases.screened import CANARIES, CORPUS, screened
 from policies.engine import Context, Decision, History, Message, decide, measure
-from policies.load import Policy
+from policies.model import Policy
 from policies.render import RULESETS
+from policies.rules import RULES
 from policies.schema import LoraSchema
 from tests.policies.setting import (
     BASE_DIGEST,
@@ -291,9 +293,7 @@ def good(kind: str, ruleset: str, *, inbound: bool = False) -> Case:
     return cases[kind]()
 
 
-FURTHER_INBOUND = tuple(
-    sorted(
-        {"reft.aggregate", "competence.ask", "reward.ask", "match.directive", "knowledge.package"} & set(INBOUND_KINDS)
-    )
-)
+FURTHER_INBOUND = tuple(sorted(row.name for row in FURTHER_ROWS if row.taken))
+# Rules of the kinds of further methods and of no other.
+FURTHER_RULES = tuple(rule for rule in RULES if rule.kinds and rule.kinds <= {row.name for row in FURTHER_ROWS})
 NAMED = {name: policy_named(name) for name in RULESETS}

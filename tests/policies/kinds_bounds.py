@@ -12,7 +12,7 @@ import numpy as np
 from fedsilo.protocol._generated import federation_pb2 as pb
 from policies.asked import Asked
 from policies.engine import History
-from policies.load import Policy
+from policies.model import Policy
 from tests.policies.kinds import (
     ASKED,
     TAKES,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 
 from fedsilo.protocol.errors import UsageError
-from policies.custom_file import Beside
-from policies.load import Policy, load_policy
+from policies.load import Beside, load_policy
+from policies.model import Policy
 from tests.simulated import screening
 
 NAME = "site.patterns.yaml"

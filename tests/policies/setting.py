@@ -14,7 +14,8 @@ from fedsilo.protocol.codec import decode_factors, encode, encode_factors
 from fedsilo.protocol.place import Place
 from fedsilo.protocol.plan import Lora, Plan, Rollout
 from policies.engine import Context, Decision, History, Message, decide, measure
-from policies.load import Policy, load_policy
+from policies.load import load_policy
+from policies.model import Policy
 from policies.render import PlanSize, SiteFacts, render_policy
 from policies.schema import LoraSchema
 

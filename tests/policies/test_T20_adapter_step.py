@@ -12,9 +12,9 @@ import pytest
 
 from fedsilo.protocol.codec import Array
 from fedsilo.protocol.errors import UsageError
-from policies import facts_tensors
 from policies.compare import compare, meet
 from policies.engine import Decision, History, Message, decide, measure
+from policies.kinds import adapters
 from policies.render import RULESETS
 from tests.policies.kinds import NAMED
 from tests.policies.setting import (
@@ -157,7 +157,7 @@ class _Counted(Mapping[str, Array]):
 @pytest.mark.parametrize("tile", [1, 3, 8, 1 << 20])
 def test_T20_the_step_does_not_depend_on_the_tiles(tile: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The values are whole numbers below 2**8, so every sum is exact and all tilings agree bit for bit."""
-    monkeypatch.setattr(facts_tensors, "_TILE_ELEMENTS", tile)
+    monkeypatch.setattr(adapters, "_TILE_ELEMENTS", tile)
     values = np.random.default_rng(1)
     draws = [
         {name: values.integers(-99, 99, array.shape).astype(np.float32) for name, array in zeros().items()}

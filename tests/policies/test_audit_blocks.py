@@ -6,7 +6,7 @@ import pytest
 
 from fedsilo.protocol.errors import UsageError
 from policies.compare import compare, meet
-from policies.model_audit import Audit, Retention
+from policies.model import Audit, Retention
 from tests.policies.setting import edited, policy_of, policy_text
 
 TEXT = policy_text()

@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.bit_patterns import BitPatterns
+from policies.grids import BitPatterns
 
 _EDGES = [0, 1, 0x7FFFFF, 0x800000, 0x7F7FFFFF, 0x7F800000, 0x7F800001, 0x7FC00000, 0x80000000, 0x80000001, 0xFF800000]
 _BITS = st.one_of(

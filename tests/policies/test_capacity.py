@@ -11,7 +11,7 @@ import pytest
 from policies.capacity import capacities
 from policies.engine import History, decide, measure
 from policies.grids import grid_points
-from policies.load import Policy
+from policies.model import Policy
 from tests.policies.setting import SCHEMA, context, edited, metrics_message, policy_of, policy_text
 
 

@@ -11,12 +11,12 @@ from collections.abc import Iterable, Iterator
 
 import pytest
 
-from policies import capacity_kinds
+from policies import counting
 from policies.asked import Asked
 from policies.capacity import capacities
-from policies.capacity_kinds import _log2_choices, _of_steps
+from policies.counting import log2_choices, of_steps
 from policies.grids import grid_points
-from policies.load import Policy
+from policies.model import Policy
 from policies.render import RULESETS, worst_case
 from tests.policies.kinds import (
     ASKED,
@@ -198,15 +198,15 @@ def test_the_largest_numbers_of_a_policy_are_counted_at_once(name: str, keys: tu
 
 @pytest.mark.parametrize("steps", [5, 40, 200])
 def test_what_is_bounded_instead_of_computed_is_no_smaller(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    exact = [_of_steps("kind", 1.0, messages, steps, "")[1] for messages in range(1, steps + 2)]
-    chosen = [_log2_choices(steps, count) for count in range(1, steps)]
-    monkeypatch.setattr(capacity_kinds, "_EXACT_COUNT", 0)
-    monkeypatch.setattr(capacity_kinds, "_EXACT_SUM", 0)
+    exact = [of_steps(1.0, messages, steps, "").bits for messages in range(1, steps + 2)]
+    chosen = [log2_choices(steps, count) for count in range(1, steps)]
+    monkeypatch.setattr(counting, "_EXACT_COUNT", 0)
+    monkeypatch.setattr(counting, "_EXACT_SUM", 0)
     rounding = 1e-9  # of sums of some hundred bits in doubles
-    bounded = [_of_steps("kind", 1.0, messages, steps, "")[1] for messages in range(1, steps + 2)]
+    bounded = [of_steps(1.0, messages, steps, "").bits for messages in range(1, steps + 2)]
     assert all(more >= bits - rounding for more, bits in zip(bounded, exact, strict=True))
     assert any(more > bits for more, bits in zip(bounded, exact, strict=True))
-    again = [_log2_choices(steps, count) for count in range(1, steps)]
+    again = [log2_choices(steps, count) for count in range(1, steps)]
     # an entropy bound is above by at most the log of the number of terms in its sum
     assert all(bits - rounding <= more <= bits + math.log2(steps + 1) for more, bits in zip(again, chosen, strict=True))
 
@@ -215,5 +215,5 @@ def test_the_steps_that_go_without_are_bounded_as_a_sum() -> None:
     """Not as its last term alone, which is less."""
     steps, messages = 5000, 100
     exact = math.log2(sum(math.comb(steps, count) for count in range(messages + 1)))
-    _, bits, _ = _of_steps("kind", 0.0, messages, steps, "")
+    bits = of_steps(0.0, messages, steps, "").bits
     assert math.log2(math.comb(steps, messages)) < exact <= bits < exact + math.log2(steps)

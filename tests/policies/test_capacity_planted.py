@@ -28,12 +28,12 @@ from policies.capacity import (
     _log2_shares,
     capacities,
     capacity_lines,
-    low_bits,
     progress_messages,
 )
 from policies.engine import decide, measure
 from policies.history import HistoryBook
-from policies.load import Policy
+from policies.kinds.adapters import low_bits
+from policies.model import Policy
 from policies.render import RULESETS
 from policies.rules import RULES
 from silo.guard.messages import Allowed

@@ -11,8 +11,8 @@ from google.protobuf.descriptor_pool import DescriptorPool
 
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.kinds import INBOUND_KINDS, MESSAGES, OUTBOUND_KINDS
-from policies import catalogue
-from policies.catalogue import CATALOGUE, field_class, fields_at_fault
+from policies import kinds
+from policies.kinds import CATALOGUE, field_class, fields_at_fault
 from tests.policies.setting import judged, policy_of, policy_text, small_message
 
 DESCRIPTORS = [message.DESCRIPTOR for message in MESSAGES.values()]
@@ -104,7 +104,7 @@ def test_only_answers_to_public_prompts_are_free_text() -> None:
 
 
 def test_a_field_without_a_class_is_noticed_and_denied(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(catalogue.CATALOGUE["Progress"], "step")
+    monkeypatch.delitem(kinds.CATALOGUE["Progress"], "step")
     assert _unclassified() == {"Progress.step"}
     message = small_message("control.progress", pb.Progress(round=1, step=2), round_number=1, step=2)
     decision = judged(message, policy_of(policy_text()))

@@ -19,11 +19,11 @@ from policies import lattice
 from policies.compare import Change, compare, is_tightening, meet, order_of
 from policies.engine import History, decide, measure
 from policies.fields import Approvals
+from policies.kinds import policy_file
 from policies.lattice import NothingInCommon
-from policies.load import Policy
-from policies.model import PolicyFile
-from policies.model_kinds import GONE
-from policies.rules.approvals import asked
+from policies.model import Policy, PolicyFile
+from policies.rules import asked
+from policies.tombstones import GONE
 from tests.policies.evasion import EVERYTHING
 from tests.policies.setting import FROM_COORDINATOR, PLAN, context, good_cases, inbound, policy_of, policy_text
 
@@ -79,7 +79,7 @@ def policies(draw: st.DrawFn) -> PolicyFile:
         parent = value if len(path) == 1 else value[path[0]]
         parent[path[-1]] = None
     try:
-        return PolicyFile.model_validate(value)
+        return policy_file(value)
     except ValueError:
         assume(False)
         raise
@@ -273,7 +273,7 @@ SCREENS: dict[str, Any] = {
 
 
 def with_screens(screens: dict[str, Any]) -> PolicyFile:
-    return PolicyFile.model_validate(copy.deepcopy(BASE) | {"text_screens": screens})
+    return policy_file(copy.deepcopy(BASE) | {"text_screens": screens})
 
 
 def test_T34_a_screen_that_either_file_defines_is_in_the_meet_with_the_tighter_settings_of_both() -> None:
@@ -390,7 +390,7 @@ def test_a_meet_that_demands_more_peers_than_are_left_is_none() -> None:
     files = []
     for some, least in ((peers[:3], 3), (peers[1:], 2)):
         value["federation"] |= {"peers": some, "min_peers": least}
-        files.append(PolicyFile.model_validate(copy.deepcopy(value)))
+        files.append(policy_file(copy.deepcopy(value)))
     with pytest.raises(UsageError, match="fewer peers"):
         meet(*files)
 

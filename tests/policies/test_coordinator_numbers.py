@@ -15,7 +15,7 @@ from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.codec import canonical_json
 from fedsilo.protocol.methods import METHODS
 from policies.engine import Approval, Context, Decision, Facts, History, HistoryBook, Message, decide, measure
-from policies.load import Policy
+from policies.model import Policy
 from policies.render import PlanSize
 from tests.policies.setting import (
     BASE_DIGEST,

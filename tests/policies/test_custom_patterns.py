@@ -19,11 +19,10 @@ from policies.cases.format import load_cases
 from policies.cases.judge import judge, mutate
 from policies.cases.site import Site
 from policies.compare import compare, effective, is_tightening, meet
-from policies.custom_file import custom_in_words, custom_of, read_patterns
 from policies.custom_patterns import INSTRUCTIONS_MAX, PATTERNS_MAX, CustomPattern
-from policies.load import Policy, load_policy
-from policies.model import PolicyFile
-from policies.model_screens import TextScreens
+from policies.kinds import policy_file
+from policies.load import custom_in_words, custom_of, load_policy, read_patterns
+from policies.model import Policy, TextScreens
 from policies.screening import NO_MATERIAL, screen, settings_of
 from policies.screens import Material, ScreenFailed, screen_texts
 from policies.screens.normalise import readings
@@ -279,7 +278,7 @@ def test_a_policy_without_own_patterns_has_the_digest_that_it_would_have_without
 def test_the_dump_of_a_policy_is_the_policy() -> None:
     """The ledger keeps it so."""
     file = own.policy().file
-    assert PolicyFile.model_validate(file.model_dump(mode="json", by_alias=True)) == file
+    assert policy_file(file.model_dump(mode="json", by_alias=True)) == file
 
 
 @pytest.mark.parametrize(

@@ -14,10 +14,10 @@ from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.codec import canonical_json
 from fedsilo.protocol.place import Place
 from policies.engine import Approval, Decision, Facts, History, HistoryBook, Message, decide, measure
-from policies.load import Policy
-from policies.model import PolicyFile
+from policies.kinds import policy_file
+from policies.model import Policy, PolicyFile
+from policies.rule import Judgement, Rule, at_least, at_most
 from policies.rules import RULES
-from policies.rules.base import Judgement, Rule, at_least, at_most
 from tests.policies.setting import (
     GRADED,
     SILO,
@@ -123,7 +123,7 @@ def test_an_absent_kind_is_denied(name: str) -> None:
     raw = POLICY.file.model_dump(mode="json", by_alias=True)
     for side in ("egress", "ingress"):
         raw[side].pop("control" if name.startswith("control.") else name, None)
-    without = Policy(PolicyFile.model_validate(raw), "policy.yaml", "", {})
+    without = Policy(policy_file(raw), "policy.yaml", "", {})
     assert "KIND_NOT_ALLOWED" in decide(CASES[name], without, History()).reasons
 
 
@@ -187,7 +187,7 @@ def _constructed(raw: dict[str, Any]) -> dict[str, Any]:
     from pydantic import ValidationError
 
     try:
-        file = PolicyFile.model_validate(raw)
+        file = policy_file(raw)
     except ValidationError:
         return dict(POLICY.file)
     return dict(file)

@@ -20,11 +20,12 @@ from fedsilo.protocol.kinds import INBOUND_KINDS, OUTBOUND_KINDS
 from policies.asked import Asked
 from policies.compare import is_tightening, meet
 from policies.engine import Approval, History, HistoryBook, decide, measure
-from policies.load import Policy
+from policies.model import Policy
 from policies.render import RULESETS
-from policies.rules import RULES, RULES_OF_KINDS
+from policies.rules import RULES
 from tests.policies.kinds import (
     FURTHER_INBOUND,
+    FURTHER_RULES,
     NAMED,
     OFFERED_KINDS,
     Case,
@@ -144,7 +145,7 @@ def test_a_bound_at_its_limit_and_beyond(rule: str, policy: Policy, at_limit: Ca
 
 
 def test_every_rule_of_the_kinds_is_seen_passing_and_failing() -> None:
-    names = {rule.name for rule in RULES_OF_KINDS}
+    names = {rule.name for rule in FURTHER_RULES}
     assert names <= {rule for rule, *_ in BOUNDS}
     passing = {
         result.rule for _, _, policy, at, _ in BOUNDS for result in at.decided(policy).results if result.outcome == "ok"

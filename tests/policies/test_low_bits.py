@@ -12,9 +12,8 @@ import pytest
 
 from policies.capacity import capacities
 from policies.engine import measure
-from policies.grids import grid_points
-from policies.model import MANTISSA_BITS, LoraFactors
-from policies.transform import quantise, randomise_low_bits, transform_factors
+from policies.grids import MANTISSA_BITS, grid_points
+from policies.kinds.adapters import LoraFactors, quantise, randomise_low_bits, transform_factors
 from tests.policies.setting import context, policy_of
 from tests.policies.test_frozen import FROZEN, STRICT, STRICT_PLAN, TEXT, B, update
 

@@ -18,7 +18,8 @@ from fedsilo.cli.trial import make_trial
 from fedsilo.files.run_request import EXAMPLE
 from fedsilo.protocol.errors import UsageError
 from policies.compare import compare, effective
-from policies.load import Policy, load_policy
+from policies.load import load_policy
+from policies.model import Policy
 from policies.render import TEXT_DAY_BYTES, TEXT_ROUND_BYTES, PlanSize, text_warnings
 from silo.config import load_config
 from silo.guard.site import effective_policy

@@ -14,9 +14,10 @@ from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.codec import canonical_json
 from fedsilo.protocol.plan import Optimiser, Rollout
 from policies.engine import OFFERED, Approval, Decision, History, decide, measure
-from policies.load import Policy
-from policies.rules import RULES, RULES_OF_KINDS, screens
-from policies.rules.metrics import on_grid
+from policies.grids import on_grid
+from policies.model import Policy
+from policies.rules import RULES, SCREENS
+from tests.policies.kinds import FURTHER_RULES
 from tests.policies.setting import (
     COORDINATOR,
     FROM_COORDINATOR,
@@ -454,7 +455,7 @@ def test_every_rule_is_seen_passing_and_failing() -> None:
     passing = {result.rule for decision in decisions for result in decision.results if result.outcome == "ok"}
     assert len({rule.name for rule in RULES}) == len(RULES)
     # those: tests/policies/test_kinds.py, tests/policies/test_screening.py
-    names = [rule.name for rule in RULES if rule not in (*RULES_OF_KINDS, *screens.RULES)]
+    names = [rule.name for rule in RULES if rule not in (*FURTHER_RULES, *SCREENS)]
     assert passing == set(names)
     assert {rule for rule, _, _ in FAILURES} | {"approvals"} == set(names)
 

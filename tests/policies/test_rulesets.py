@@ -21,10 +21,10 @@ from fedsilo.protocol.methods import METHODS
 from fedsilo.protocol.plan import Lora
 from policies.compare import compare
 from policies.render import RULESETS
-from policies.ruleset_methods import METHOD_RULESETS
 from tests.policies.kinds import NAMED, OFFERED_KINDS, R_SCHEMA, SCHEMAS, Case, ruleset_text
 from tests.policies.setting import COORDINATOR, PEERS, PLAN, SCHEMA, SIZE, inbound, policy_of, policy_text
 from tests.policies.test_model_folder import whole_folder
+from tools.ruleset_methods import METHOD_RULESETS
 
 FOLDER = Path(__file__).parents[2] / "policies" / "rulesets"
 

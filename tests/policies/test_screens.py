@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedsilo.protocol.errors import UsageError
-from policies.model_screens import Alphabet, Decoder, PatternName, ScreenName, TextScreens
+from policies.model import Alphabet, Decoder, PatternName, ScreenName, TextScreens
 from policies.screens import Hit, Material, OverlapIndex, ScreenFailed, screen_texts
 from policies.screens.canary import count_canaries
 from policies.screens.charset import count_characters

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from policies.model_screens import ScreenName
+from policies.model import ScreenName
 from policies.screens import Material, OverlapIndex, screen_texts
 from policies.screens.overlap import build_index
 from tests.policies.evasion import EVERYTHING, KEY, Case, cases, hits, material, missed

@@ -14,10 +14,10 @@ from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.errors import UsageError
 from policies.compare import effective
 from policies.history import History
+from policies.kinds import policy_file
 from policies.load import load_policy
-from policies.model import PolicyFile
-from policies.model_kinds import GONE
 from policies.replay import replayed
+from policies.tombstones import GONE
 from tests.policies.setting import policy_of, policy_text
 from tests.simulated.policy_site import PolicySite, text_of
 
@@ -93,9 +93,9 @@ def test_a_policy_that_names_none_keeps_its_digest_in_which_they_are_null(rulese
     content = policy.file.model_dump(mode="json", by_alias=True)
     assert {kind: content["egress"][kind] for kind in GONE} == dict.fromkeys(GONE)
     # what a ledger kept of it is read, with the null and, as a version before the kinds had them, without
-    assert PolicyFile.model_validate(content) == policy.file
+    assert policy_file(content) == policy.file
     content["egress"] = {kind: block for kind, block in content["egress"].items() if kind not in GONE}
-    assert PolicyFile.model_validate(content) == policy.file
+    assert policy_file(content) == policy.file
 
 
 def test_a_kept_policy_that_names_them_is_read_without_them_and_keeps_its_digest() -> None:

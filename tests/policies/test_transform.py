@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from fedsilo.protocol.codec import decode_factors, encode_factors
 from policies.engine import measure
-from policies.transform import changes_bytes, clip_factor, drop_wrong_donors, quantise, transform_factors
+from policies.kinds.adapters import changes_bytes, clip_factor, quantise, transform_factors
+from policies.kinds.public_donors import drop_wrong_donors
 from tests.policies.setting import SCHEMA, context, donors_message, policy_of, policy_text, zeros
 
 VALUES = st.floats(-100, 100, width=32)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from policies.load import Policy
+from policies.model import Policy
 from tests.policies.setting import edited, policy_of, policy_text
 from tests.protocol.audit_parties import COORDINATOR, Clock, exchange, introduce, open_log
 

@@ -9,7 +9,7 @@ import pytest
 from coordinator.members import check_hello
 from fedsilo.protocol.errors import PeerError
 from fedsilo.protocol.isolation import ISOLATION_LEVELS, isolates_at_least, isolation_level
-from policies import catalogue
+from policies import kinds
 from policies.model import Trainer
 from tests.simulated.coordinator_parts import AGREED, hello
 
@@ -36,7 +36,7 @@ def test_coordinator_rules_and_policy_schema_take_exactly_these() -> None:
     assert get_args(Trainer.model_fields["least_isolation"].annotation) == ISOLATION_LEVELS
     for level in (*ISOLATION_LEVELS, "moat"):
         known = level in ISOLATION_LEVELS
-        assert (not catalogue.fields_at_fault(hello(isolation=level))) is known
+        assert (not kinds.fields_at_fault(hello(isolation=level))) is known
         if known:
             assert check_hello(hello(isolation=level), AGREED).isolation == level
         else:

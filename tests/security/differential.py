@@ -30,9 +30,9 @@ from fedsilo.protocol.kinds import OUTBOUND_KINDS
 from fedsilo.protocol.place import Place
 from policies import screening
 from policies.engine import Approval, Decision, HistoryBook, Message, decide, measure
-from policies.load import Policy
+from policies.model import Policy
 from policies.render import RULESETS
-from policies.rules.base import block_of
+from policies.rule import block_of
 from policies.screens.overlap import OverlapIndex, build_index
 from silo.guard.context import RunView, SiteView, context_of
 from silo.guard.messages import parsed

@@ -21,7 +21,7 @@ from fedsilo.audit.log import AuditLog
 from fedsilo.protocol import codec
 from fedsilo.protocol import method as events
 from fedsilo.protocol._generated import federation_pb2 as pb
-from policies.load import Policy
+from policies.model import Policy
 from silo.guard.framing import Reply
 from silo.guard.trainer_process.supervisor import TrainerSaid
 from silo.link import LinkMessage

@@ -15,7 +15,7 @@ import pytest
 from fedsilo.protocol.errors import UsageError
 from fedsilo.protocol.plan import Plan
 from fedsilo.protocol.plan import Rollout as PlanRollout
-from policies.load import Policy
+from policies.model import Policy
 from silo.config import SiloConfig, load_config
 from silo.guard.checks import Look, check_site, rollout_limits, starts_vllm, vllm_there
 from tests.policies.setting import PLAN, SIZE, policy_of, policy_text

@@ -15,7 +15,7 @@ import pytest
 from fedsilo.protocol import codec
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.method import Offer
-from policies.load import Policy
+from policies.model import Policy
 from tests.policies import setting
 from tests.simulated.guard_loop import ADAPTER, Loop
 from tests.simulated.guarded import command, small_factors

@@ -38,8 +38,7 @@ from fedsilo.protocol.errors import FedSiloError
 from fedsilo.protocol.kinds import INBOUND_KINDS, OUTBOUND_KINDS
 from fedsilo.protocol.plan import plan_from_canonical
 from fedsilo.protocol.strict_yaml import load
-from policies.custom_file import read_patterns
-from policies.load import load_policy
+from policies.load import load_policy, read_patterns
 from silo.guard.framing import assemble
 from silo.guard.messages import decoded_factors
 from silo.link import TRAINER_SAYS, Link

@@ -116,11 +116,11 @@ def test_only_the_types_see_a_message_that_nobody_allowed(tree: Tree) -> None:
 CATALOGUE_PROGRAM = """
 import json
 from fedsilo.protocol._generated import federation_pb2 as pb
-from policies import catalogue
+from policies import kinds
 hello = pb.Hello(role="member", note="a private prompt")
-before = catalogue.fields_at_fault(hello)
-catalogue.CATALOGUE["Hello"]["note"] = catalogue.FieldClass.TEXT
-print(json.dumps([before, catalogue.fields_at_fault(hello)]))
+before = kinds.fields_at_fault(hello)
+kinds.CATALOGUE["Hello"]["note"] = kinds.FieldClass.TEXT
+print(json.dumps([before, kinds.fields_at_fault(hello)]))
 """
 
 

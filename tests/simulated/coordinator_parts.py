@@ -43,10 +43,9 @@ from fedsilo.protocol.place import Place
 from fedsilo.protocol.plan import Plan, plan_from_canonical
 from fedsilo.protocol.services import PROTOCOL_VERSION
 from fedsilo.protocol.transcript import sign_transcript, transcript_from_canonical
-from policies.load import Policy
-from policies.model import MIN_UPDATES
+from policies.kinds.adapters import quantise
+from policies.model import MIN_UPDATES, Policy
 from policies.schema import LoraSchema
-from policies.transform import quantise
 from tests.policies.setting import HASH, SCHEMA, policy_of, policy_text
 
 FEDERATION = "cardio-net"

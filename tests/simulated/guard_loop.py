@@ -22,7 +22,7 @@ from fedsilo.protocol import codec
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.plan import Plan
 from fedsilo.protocol.transcript import RoundEnd, Transcript, sign_end, sign_transcript, silo_id
-from policies.load import Policy
+from policies.model import Policy
 from silo.config import Acceptance, CoordinatorPlace
 from silo.guard.adapters import AdapterStore
 from silo.guard.channel import FileChannel

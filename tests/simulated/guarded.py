@@ -23,7 +23,7 @@ from fedsilo.grading.verdict import Verdict, judged
 from fedsilo.protocol import codec
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.errors import UnreachableError
-from policies.load import Policy
+from policies.model import Policy
 from policies.schema import LoraSchema
 from silo.guard.adapters import AdapterStore
 from silo.guard.archive import Archive

@@ -8,7 +8,7 @@ from typing import Any
 
 from fedsilo.files.task_files import Task
 from fedsilo.grading.verdict import Verdict, judged
-from policies.load import Policy
+from policies.model import Policy
 from silo.guard.screens import Screens, index_key
 from silo.trainer.screen_index import provide_index, settings_from
 from tests.policies import setting

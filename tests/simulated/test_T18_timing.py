@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from policies import screening
-from policies.load import Policy
+from policies.model import Policy
 from policies.screens import Hit
 from silo.guard.messages import Allowed
 from tests.policies import setting

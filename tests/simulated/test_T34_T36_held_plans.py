@@ -15,7 +15,7 @@ from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.errors import ConflictError, OperationError, UnreachableError
 from fedsilo.protocol.method import Offer
 from fedsilo.protocol.plan import Plan
-from policies.load import Policy
+from policies.model import Policy
 from silo.guard.ledger import Release
 from silo.guard.releases import Releases, Settled
 from silo.guard.run import RunManager

@@ -11,7 +11,7 @@ import pytest
 from fedsilo.protocol import codec
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.errors import DeniedError, UnreachableError
-from policies.load import Policy
+from policies.model import Policy
 from silo.guard.messages import Allowed, Held
 from tests.policies import setting
 from tests.simulated.guarded import Bench, command, small_factors

@@ -27,8 +27,8 @@ from fedsilo.audit.log import AuditLog
 from fedsilo.protocol import codec
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.errors import VerificationError
-from policies.catalogue import fields_at_fault
-from policies.load import Policy
+from policies.kinds import fields_at_fault
+from policies.model import Policy
 from silo.guard.coordinator_client import Witnessing
 from tests.policies import setting
 from tests.policies.setting import judged

@@ -18,7 +18,7 @@ from fedsilo.protocol import codec
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.errors import ConflictError
 from fedsilo.protocol.transcript import Transcript, transcript_from_canonical
-from policies.load import Policy
+from policies.model import Policy
 from tests.policies import setting
 from tests.security.hostile_bench import Federation
 from tests.simulated.coordinator_parts import RUN_YAML, House, SimulatedSilo, federation, until_quiet

@@ -11,7 +11,7 @@ import pytest
 
 from fedsilo.cli import silo as cli_silo
 from fedsilo.protocol.errors import NotFoundError
-from policies.load import Policy
+from policies.model import Policy
 from silo.config import load_config
 from silo.guard.checks import check_site
 from silo.guard.screens import Screens, read_canaries, site_canaries

@@ -20,8 +20,7 @@ from fedsilo.files.site_policy import read_policy
 from fedsilo.protocol import codec
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.errors import NotAllowedError, UsageError
-from policies.custom_file import custom_of
-from policies.load import load_policy
+from policies.load import custom_of, load_policy
 from silo.guard import policy_change, signed_files
 from silo.guard.checks import check_site
 from silo.guard.messages import Allowed

@@ -15,7 +15,7 @@ from fedsilo.audit.segments import LogFullError
 from fedsilo.protocol import codec
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.errors import ConflictError, DeniedError, OperationError, PeerError, UnreachableError
-from policies.load import Policy
+from policies.model import Policy
 from silo.guard.commands import Halts
 from silo.guard.ledger import Approval
 from silo.guard.messages import Allowed, Held

@@ -14,9 +14,9 @@ import pytest
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.errors import NotFoundError, UsageError
 from fedsilo.protocol.kinds import INBOUND_KINDS, OUTBOUND_KINDS, TEXT_KINDS_IN, TEXT_KINDS_OUT
-from policies.catalogue import CATALOGUE, FieldClass
-from policies.load import Policy
-from policies.model import Egress, Ingress
+from policies.field_classes import FieldClass
+from policies.kinds import CATALOGUE, Egress, Ingress
+from policies.model import Policy
 from policies.render import RULESETS
 from silo.guard.commands import Halts
 from silo.guard.context import RunView

@@ -12,9 +12,9 @@ import pytest
 
 from fedsilo.protocol import codec
 from fedsilo.protocol.errors import PeerError
-from policies import facts_tensors
-from policies.bit_patterns import BitPatterns
-from policies.load import Policy
+from policies.grids import BitPatterns
+from policies.kinds import adapters
+from policies.model import Policy
 from silo.guard.messages import Allowed, Denied, is_rebuilt
 from tests.policies import setting
 from tests.simulated.guarded import Bench, small_factors
@@ -60,7 +60,7 @@ def test_T03_canonical_bytes_leave_as_they_came_and_the_record_is_the_same(
     passes = []
     add = BitPatterns.add
     monkeypatch.setattr(
-        facts_tensors.BitPatterns, "add", lambda self, values, **known: passes.append(add(self, values, **known))
+        adapters.BitPatterns, "add", lambda self, values, **known: passes.append(add(self, values, **known))
     )
     body = body_of(drawn())
     once, record = offered(tmp_path / "once", FLOAT32, body, None)

@@ -20,7 +20,7 @@ from fedsilo.grading.own_verifiers import own_verifiers_sha256
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.errors import PeerError, UsageError
 from fedsilo.protocol.plan import plan_from_canonical
-from policies import catalogue
+from policies import kinds
 from silo.config import config_from
 from silo.guard.site import own_verifiers, require_part, trained_with
 from tests.algorithms.test_grading_mixture import DOSAGE, installed
@@ -83,7 +83,7 @@ A, B = "a" * 64, "b" * 64
 def test_a_coordinator_takes_other_own_verifiers_only_if_mixing_is_allowed(agreed: str, told: str) -> None:
     ours = dataclasses.replace(AGREED, own_verifiers_sha256=agreed)
     said = hello(own_verifiers_sha256=told)
-    assert not catalogue.fields_at_fault(said)
+    assert not kinds.fields_at_fault(said)
     check_hello(said, dataclasses.replace(ours, mixed_verifiers="allow"))
     if agreed == told:
         assert check_hello(said, ours).own_verifiers_sha256 == told

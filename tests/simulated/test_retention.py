@@ -33,7 +33,7 @@ from fedsilo.protocol.errors import (
     VerificationError,
 )
 from fedsilo.protocol.kinds import OUTBOUND_KINDS
-from policies.load import Policy
+from policies.model import Policy
 from silo.guard import archive as archive_module
 from silo.guard import ledger as payloads_module
 from silo.guard.messages import Allowed, Held, parsed

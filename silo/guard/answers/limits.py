@@ -22,8 +22,7 @@ from fedsilo.control.query_arguments import Asked
 from fedsilo.protocol.kinds import KINDS
 from policies.capacity import NOT_COUNTED, capacities
 from policies.history import MINUTE_SECONDS, HistoryBook
-from policies.load import Policy
-from policies.model import UNLIMITED, PolicyFile
+from policies.model import UNLIMITED, Policy, PolicyFile
 from policies.schema import LoraSchema
 from silo.guard.context import RunView
 from silo.guard.ledger import Ledger

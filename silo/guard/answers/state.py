@@ -14,7 +14,7 @@ from typing import Any
 
 from fedsilo.control.desk import ControlDesk
 from fedsilo.protocol.plan import Plan
-from policies.load import Policy
+from policies.model import Policy
 from silo.config import SiloConfig
 from silo.guard.answers.curves import PROMPTS, FigureHistory, prompts_answered
 from silo.guard.context import RunView

@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 from fedsilo.protocol.strict_yaml import Path
 from policies.history import History
-from policies.load import Policy
 from policies.message import OFFERED, Facts
+from policies.model import Policy
 
 # look: allowed, but a person should see it. n.a.: this rule has nothing to say about this kind.
 Outcome = Literal["ok", "look", "hold", "deny", "n.a."]
@@ -69,20 +69,25 @@ class Rule:
     """Attributes:
     name: stable, in the log and on the console.
     reason: code of a refusal, for the site's own eyes.
-    kinds: those it judges; empty is every kind.
-    check: the judgement itself.
+    kinds: those it judges; empty is every kind. A rule in a kind's file that names none judges the kinds that list it.
+    check: the judgement itself, of facts, policy and history.
+    on_block: of facts, the kind's block and its place; it says nothing where the policy does not name the kind.
     """
 
     name: str
     reason: str
     kinds: frozenset[str]
-    check: Callable[[Facts, Policy, History], Judgement]
+    check: Callable[..., Judgement]
+    on_block: bool = False
 
     def applies(self, facts: Facts) -> bool:
         return not self.kinds or facts["kind"] in self.kinds
 
     def judge(self, facts: Facts, policy: Policy, history: History) -> Judgement:
-        return self.check(facts, policy, history)
+        if not self.on_block:
+            return self.check(facts, policy, history)
+        block, path = block_of(facts, policy)
+        return not_applicable() if block is None else self.check(facts, block, path)
 
 
 Check = Callable[[Facts, Policy, History], Judgement]
@@ -93,6 +98,15 @@ def rule(name: str, reason: str, *kinds: str) -> Callable[[Check], Rule]:
 
     def make(check: Check) -> Rule:
         return Rule(name, reason, frozenset(kinds), check)
+
+    return make
+
+
+def block_rule(name: str, reason: str, *kinds: str) -> Callable[[Callable[[Facts, Any, Path], Judgement]], Rule]:
+    """Make a rule of a check on a kind's block."""
+
+    def make(check: Callable[[Facts, Any, Path], Judgement]) -> Rule:
+        return Rule(name, reason, frozenset(kinds), check, on_block=True)
 
     return make
 

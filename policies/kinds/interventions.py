@@ -1,0 +1,228 @@
+"""Facts of interventions (methods 5.1): layers and groups, shapes, finiteness, norms, and whether R is orthonormal.
+
+`reft.intervention` leaves a silo, `reft.aggregate` comes in; whole values both, finite, within the norms, R
+orthonormal (T1, T2, T4, T7). What the rules do not stop: information in the low bits of allowed values, and in the
+choice of R among rotations that do the same (N1, methods 5.1).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from typing import Annotated, Literal
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.codec import DTYPE_ITEM_BYTES
+from fedsilo.protocol.strict_yaml import Path
+from policies import lattice
+from policies.counting import Bits
+from policies.field_classes import FieldClass, FieldTable
+from policies.fields import Approvals, Closed, Integer, Limit, NormLimit, PinnedNumber
+from policies.grids import BitPatterns, grid_points
+from policies.history import History
+from policies.kind import Figures, PolicyKind, fact, limit_rule, some_per_round
+from policies.message import OFFERED, Context, Facts, Message
+from policies.model import Policy
+from policies.rule import Judgement, block_of, block_rule, equal, holds, none_of, not_applicable, rule
+
+_F = FieldClass
+
+LAYERS_MAX = 256
+PARTS = ("R", "W", "b")
+_NAME = re.compile(r"layers\.(0|[1-9][0-9]{0,2})\.(prefix|suffix|tied)\.([RWb])")
+_TENSOR_HEADER_BYTES = 48
+FIELDS: FieldTable = {}  # the header is that of adapters
+
+
+class Interventions(Closed):
+    """Exactly these tensors: W and R (rank x width) and b (rank) of each layer and group, no others."""
+
+    layers: Annotated[
+        tuple[Annotated[Integer, Field(lt=1000)], ...], Field(min_length=1, max_length=LAYERS_MAX), lattice.SAME
+    ]
+    groups: Annotated[tuple[Literal["prefix", "suffix", "tied"], ...], Field(min_length=1), lattice.SAME]
+    rank: PinnedNumber
+    width: PinnedNumber
+    dtype: Annotated[Literal["float32", "bfloat16"], lattice.SAME]
+    max_l2: NormLimit  # of all W and b
+    max_tensor_l2: NormLimit  # of one W or b
+
+    @model_validator(mode="after")
+    def _sorted(self) -> Interventions:
+        for name, values in (("layers", self.layers), ("groups", self.groups)):
+            if tuple(sorted(set(values))) != values:
+                raise ValueError(f"{name} must be in ascending order, each once")
+        if self.rank > self.width:
+            raise ValueError("rank is above width")
+        return self
+
+
+class ReftIntervention(Interventions):
+    """Whole interventions. max_orthonormality_error: largest entry of |R R^T - I|."""
+
+    max_orthonormality_error: NormLimit
+    per_round: Limit
+    approvals: Approvals
+
+
+class ReftAggregate(Interventions):
+    """What the coordinator made of the other silos' interventions. Its R need not be orthonormal: the silo makes it."""
+
+
+def measure(header: pb.Factors, message: Message, context: Context) -> Facts:
+    names = [entry.name for entry in header.tensors]
+    found = {name: match.groups() for name in names if (match := _NAME.fullmatch(name))}
+    layers = sorted({int(layer) for layer, _, _ in found.values()})[:LAYERS_MAX]
+    groups = sorted({group for _, group, _ in found.values()})
+    whole = {f"layers.{layer}.{group}.{part}" for layer, group, part in itertools.product(layers, groups, PARTS)}
+    shapes = [(entry.name, tuple(entry.shape)) for entry in header.tensors]
+    sides = {shape for name, shape in shapes if not name.endswith(".b")}
+    rank, width = next(iter(sides)) if len(sides) == 1 and len(next(iter(sides))) == 2 else (0, 0)
+    given = message.tensors
+    facts: Facts = {
+        "base_digest_empty": header.base_digest == "",
+        "header_schema_empty": header.schema_sha256 == "",
+        "header_rank": header.rank,
+        "header_scale": header.scale if math.isfinite(header.scale) else None,
+        "dtype": header.dtype if header.dtype in DTYPE_ITEM_BYTES else "",
+        "layers": layers,
+        "groups": groups,
+        "rank": rank,
+        "width": width,
+        "tensors": len(names),
+        "tensors_missing": len(whole - set(names)),
+        "tensors_unexpected": len(names) - sum(name in whole for name in names),
+        "tensors_given": given is not None and sorted(given) == names,
+        "shapes_wrong": sum(shape != ((rank,) if name.endswith(".b") else (rank, width)) for name, shape in shapes),
+    }
+    patterns = BitPatterns()
+    squares = square_max = distance_max = 0.0
+    for entry in header.tensors if facts["tensors_given"] else ():
+        array = given[entry.name] if given is not None else np.zeros(0, np.float32)
+        if array.dtype != np.float32 or tuple(array.shape) != tuple(entry.shape):
+            facts["shapes_wrong"] += 1
+            continue
+        patterns.add(np.ascontiguousarray(array).reshape(-1))
+        wide = array.astype(np.float64)
+        if entry.name.endswith(".R"):
+            # its norm follows from its rank; what may differ is how far its rows are from orthonormal
+            distance_max = max(distance_max, _from_orthonormal(wide))
+        else:
+            square = float(np.sum(wide * wide))
+            squares += square
+            square_max = max(square_max, square)
+    finite = patterns.not_finite == 0  # squares of float32 values do not overflow a double
+    facts.update(
+        values_not_finite=patterns.not_finite,
+        values_not_canonical=patterns.not_canonical,
+        values_off_bfloat16=patterns.off_bfloat16,
+        l2=math.sqrt(squares) if finite else None,
+        tensor_l2_max=math.sqrt(square_max) if finite else None,
+        orthonormality_error=distance_max if finite and math.isfinite(distance_max) else None,
+    )
+    return facts
+
+
+def _from_orthonormal(rows: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> float:
+    """Largest entry of |R R^T - I|; infinite where a value is not, and for what cannot have orthonormal rows.
+
+    With no more rows than columns the product is no larger than R itself.
+    """
+    if rows.ndim != 2 or rows.shape[0] > rows.shape[1] or not np.isfinite(rows).all():
+        return math.inf
+    return float(np.max(np.abs(rows @ rows.T - np.eye(rows.shape[0])), initial=0.0))
+
+
+@block_rule("interventions", "TENSOR_SET")
+def tensor_set(facts: Facts, block: Interventions, path: Path) -> Judgement:
+    """W, R and b of each layer and group of the policy, once; none else, and values given for each."""
+    for key in ("layers", "groups"):
+        if tuple(facts[key]) != getattr(block, key):
+            return holds(False, (*path, key), measured=len(facts[key]), limit=list(getattr(block, key)))
+    wrong = facts["tensors_missing"] + facts["tensors_unexpected"]
+    return holds(facts["tensors_given"], path) if wrong == 0 else none_of(wrong, (*path, "layers"))
+
+
+@block_rule("intervention shapes", "TENSOR_SHAPE")
+def shapes(facts: Facts, block: Interventions, path: Path) -> Judgement:
+    for key in ("rank", "width"):
+        if facts[key] != getattr(block, key):
+            return equal(facts[key], getattr(block, key), (*path, key))
+    return none_of(facts["shapes_wrong"], path)
+
+
+@block_rule("intervention header", "HEADER")
+def header(facts: Facts, block: Interventions, path: Path) -> Judgement:
+    """dtype and rank are the policy's; base, schema and scale, which an intervention has not, say nothing."""
+    if facts["dtype"] != block.dtype:
+        return equal(facts["dtype"], block.dtype, (*path, "dtype"))
+    if facts["header_rank"] != block.rank:
+        return equal(facts["header_rank"], block.rank, (*path, "rank"))
+    plain = facts["base_digest_empty"] is True and facts["header_schema_empty"] is True and facts["header_scale"] == 1
+    return holds(plain, path)
+
+
+@rule("finite interventions", "NOT_FINITE")
+def finite(facts: Facts, policy: Policy, history: History) -> Judgement:
+    _, path = block_of(facts, policy)
+    return none_of(facts["values_not_finite"], path)
+
+
+@rule("canonical interventions", "NOT_CANONICAL")
+def canonical(facts: Facts, policy: Policy, history: History) -> Judgement:
+    """No -0 and no denormal: both are a bit pattern more than the number needs."""
+    _, path = block_of(facts, policy)
+    if facts["stage"] == OFFERED and facts["direction"] == "egress":
+        return not_applicable(path)  # the gate writes them as 0
+    return none_of(facts["values_not_canonical"], path)
+
+
+@rule("intervention grid", "VALUE_GRID")
+def grid(facts: Facts, policy: Policy, history: History) -> Judgement:
+    block, path = block_of(facts, policy)
+    if block is None or block.dtype == "float32" or (facts["stage"] == OFFERED and facts["direction"] == "egress"):
+        return not_applicable()
+    return none_of(facts["values_off_bfloat16"], (*path, "dtype"))
+
+
+L2 = limit_rule("L2 of the interventions", "DELTA_L2", "max_l2", fact("l2"))
+TENSOR_L2 = limit_rule("L2 of one intervention tensor", "TENSOR_L2", "max_tensor_l2", fact("tensor_l2_max"))
+ORTHONORMAL = limit_rule(
+    "rows of R orthonormal", "ORTHONORMAL", "max_orthonormality_error", fact("orthonormality_error")
+)
+_RULES = (tensor_set, shapes, header, finite, canonical, grid, L2, TENSOR_L2)
+
+
+def largest(block: ReftIntervention, at: Figures) -> tuple[int, int]:
+    places = len(block.layers) * len(block.groups)
+    values = places * (2 * block.rank * block.width + block.rank)
+    size = values * DTYPE_ITEM_BYTES[block.dtype] + places * 3 * _TENSOR_HEADER_BYTES + 64
+    return block.per_round, block.per_round * size
+
+
+def bits(block: ReftIntervention, at: Figures) -> Bits:
+    places = len(block.layers) * len(block.groups)
+    free = places * (block.rank * block.width + block.rank)  # W and b
+    rotations = places * block.rank * block.width
+    free_bits = math.log2(grid_points(min(block.max_tensor_l2, block.max_l2), block.dtype))
+    # a row of R has length 1 within the tolerance, so none of its values is larger
+    row_bits = math.log2(grid_points(math.sqrt(1 + block.max_orthonormality_error), block.dtype))
+    because = f"{free} values of {free_bits:.1f} bits and {rotations} of {row_bits:.1f} ({block.dtype})"
+    return Bits(block.per_round * (free * free_bits + rotations * row_bits), f"{block.per_round} x {because}")
+
+
+KINDS = (
+    PolicyKind(
+        "reft.intervention",
+        sent=ReftIntervention,
+        measure=measure,
+        rules=(some_per_round, *_RULES, ORTHONORMAL),
+        largest=largest,
+        bits=bits,
+    ),
+    PolicyKind("reft.aggregate", taken=ReftAggregate, measure=measure, rules=_RULES),
+)

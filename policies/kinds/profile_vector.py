@@ -1,0 +1,115 @@
+"""`profile.vector`: what a matchmaker may know of a silo's model and data (methods 3, threats T9, T15)."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated
+
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.strict_yaml import Path
+from policies import lattice
+from policies.counting import EXACT_BITS, Bits, log2_choices, points_of
+from policies.field_classes import FieldClass, FieldTable
+from policies.fields import Approvals, Closed, Grid, Integer, Least, Limit, Positive, PositiveLimit
+from policies.history import History
+from policies.kind import Figures, PolicyKind, off_grid, out_of_range, some_per_round, value_facts
+from policies.message import Context, Facts, Message
+from policies.model import Policy
+from policies.rule import Judgement, at_least, at_most, block_of, block_rule, equal, none_of, not_applicable, rule
+
+_F = FieldClass
+
+FIELDS: FieldTable = {
+    "ProfileVector": {"family": _F.NUMBER, "dynamic": _F.NUMBER, "histogram": _F.NUMBER},
+}
+
+
+class ProfileVector(Closed):
+    """What a matchmaker may know of this silo.
+
+    Attributes:
+        families: of models; 1 where the family is not told.
+        dynamic: how many recent figures, each of `values`.
+        bins, parts: of the histogram of this silo's data; its whole numbers add up to `parts`, or there is none.
+        min_records: private records behind the histogram.
+    """
+
+    families: PositiveLimit
+    dynamic: Annotated[Integer, lattice.SAME]
+    values: Grid
+    bins: Annotated[Integer, lattice.SAME]
+    parts: Annotated[Positive, lattice.SAME]
+    min_records: Least
+    per_round: Limit
+    approvals: Approvals
+
+
+def measure(body: pb.ProfileVector, message: Message, context: Context) -> Facts:
+    return {
+        **value_facts(body.dynamic),
+        "family": body.family,
+        "dynamic": len(body.dynamic),
+        "bins": len(body.histogram),
+        "parts": sum(body.histogram),
+        "usable_records": context.usable_records,
+    }
+
+
+@block_rule("profile shape", "PROFILE_SHAPE", "profile.vector")
+def profile_shape(facts: Facts, block: ProfileVector, path: Path) -> Judgement:
+    """As many figures and bins as the policy says, and a family among its number."""
+    for key in ("dynamic", "bins"):
+        if facts[key] != getattr(block, key):
+            return equal(facts[key], getattr(block, key), (*path, key))
+    return at_most(facts["family"], block.families - 1, (*path, "families"))
+
+
+@block_rule("profile range", "PROFILE_RANGE", "profile.vector")
+def profile_range(facts: Facts, block: ProfileVector, path: Path) -> Judgement:
+    return none_of(out_of_range(facts["values"], block.values) + facts["values_at_fault"], (*path, "values"))
+
+
+@block_rule("profile grid", "PROFILE_GRID", "profile.vector")
+def profile_grid(facts: Facts, block: ProfileVector, path: Path) -> Judgement:
+    return none_of(off_grid(facts["values"], block.values) + facts["values_at_fault"], (*path, "values", "quantum"))
+
+
+@block_rule("histogram adds up", "HISTOGRAM", "profile.vector")
+def histogram(facts: Facts, block: ProfileVector, path: Path) -> Judgement:
+    """Whole parts of one whole: no bin says how many records there are."""
+    return equal(facts["parts"], block.parts if block.bins else 0, (*path, "parts"))
+
+
+@rule("records behind the profile", "MIN_RECORDS", "profile.vector")
+def profile_records(facts: Facts, policy: Policy, history: History) -> Judgement:
+    """Only the site knows how many it has, and the number does not cross the wire."""
+    block, path = block_of(facts, policy)
+    if block is None or facts["direction"] != "egress":
+        return not_applicable()
+    return at_least(facts["usable_records"], block.min_records, (*path, "min_records"))
+
+
+def largest(block: ProfileVector, at: Figures) -> tuple[int, int]:
+    return block.per_round, block.per_round * (block.dynamic * 8 + block.bins * 5 + 24)
+
+
+def bits(block: ProfileVector, at: Figures) -> Bits:
+    points = points_of(block.values)
+    shares = log2_choices(block.parts + block.bins - 1, block.bins - 1) if block.bins else 0.0
+    histograms = f"{round(2**shares)}" if shares < 53 else f"2^{shares:.1f}"
+    because = f"{block.families} families, {block.dynamic} figures of {points} values, {histograms} histograms"
+    one = math.log2(block.families) + block.dynamic * math.log2(max(1, points)) + shares
+    one = one if one > EXACT_BITS else math.log2(2**one + 1)  # or no message
+    return Bits(block.per_round * one, f"{block.per_round} x {because}")
+
+
+KINDS = (
+    PolicyKind(
+        "profile.vector",
+        sent=ProfileVector,
+        measure=measure,
+        rules=(some_per_round, profile_shape, profile_range, profile_grid, histogram, profile_records),
+        largest=largest,
+        bits=bits,
+    ),
+)

@@ -1,0 +1,141 @@
+"""`reward.scalar`: a silo's scores of candidate answers.
+
+What the rules do not stop: a coordinator that learns a stored answer by asking about candidates (methods 4.9).
+"""
+
+from __future__ import annotations
+
+import math
+
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.strict_yaml import Path
+from policies.counting import EXACT_BITS, Bits, log2_states, of_steps, points_of
+from policies.field_classes import FieldClass, FieldTable
+from policies.fields import Closed, Grid, Limit, Permission
+from policies.history import History
+from policies.kind import (
+    CANDIDATES_PER_QUESTION,
+    PER_DAY,
+    Figures,
+    PolicyKind,
+    fact,
+    in_order_asked,
+    limit_rule,
+    off_grid,
+    one_per_step,
+    only_asked,
+    out_of_range,
+    row_facts,
+    some_per_round,
+    value_facts,
+)
+from policies.message import Context, Facts, Message
+from policies.model import Policy
+from policies.rule import Judgement, block_of, block_rule, none_of, not_applicable, rule
+
+_F = FieldClass
+
+FIELDS: FieldTable = {
+    "QuestionRewards": {"question": _F.NUMBER, "rewards": _F.NUMBER, "abstained": _F.NUMBER},
+    "RewardScalar": {},
+}
+
+
+class RewardScalar(Closed):
+    """Scores of candidate answers. Whether one came from a stored answer or from a model is no field of it.
+
+    Attributes:
+        max_per_day: scores, over all questions: who may ask without end can search for a stored answer (methods 4.9).
+        abstain: whether a silo may say that it cannot judge a question.
+    """
+
+    values: Grid
+    max_questions_per_step: Limit
+    max_candidates_per_question: Limit
+    max_per_day: Limit
+    abstain: Permission
+    per_round: Limit
+
+
+def measure(body: pb.RewardScalar, message: Message, context: Context) -> Facts:
+    asked = context.asked.candidates
+    rewards = [row for row in body.questions if not row.abstained]
+    return {
+        **row_facts([row.question for row in body.questions], asked, "questions"),
+        **value_facts(value for row in body.questions for value in row.rewards),
+        "candidates_max": max((len(row.rewards) for row in body.questions), default=0),
+        "candidates_not_asked": sum(len(row.rewards) != asked.get(row.question, -1) for row in rewards),
+        "abstained": len(body.questions) - len(rewards),
+        "abstained_with_rewards": sum(row.abstained and len(row.rewards) > 0 for row in body.questions),
+        "units": sum(len(row.rewards) for row in body.questions),
+    }
+
+
+@rule("a reward for each candidate", "CANDIDATES", "reward.scalar")
+def candidates(facts: Facts, policy: Policy, history: History) -> Judgement:
+    """As many as the coordinator sent; none where the silo abstains."""
+    _, path = block_of(facts, policy)
+    return none_of(facts["candidates_not_asked"] + facts["abstained_with_rewards"], path)
+
+
+@rule("abstaining", "ABSTAIN", "reward.scalar")
+def abstaining(facts: Facts, policy: Policy, history: History) -> Judgement:
+    block, path = block_of(facts, policy)
+    if block is None or block.abstain == "allowed":
+        return not_applicable()
+    return none_of(facts["abstained"], (*path, "abstain"))
+
+
+@block_rule("reward range", "REWARD_RANGE", "reward.scalar")
+def reward_range(facts: Facts, block: RewardScalar, path: Path) -> Judgement:
+    return none_of(out_of_range(facts["values"], block.values) + facts["values_at_fault"], (*path, "values"))
+
+
+@block_rule("reward grid", "REWARD_GRID", "reward.scalar")
+def reward_grid(facts: Facts, block: RewardScalar, path: Path) -> Judgement:
+    """Finite, no -0 and on the grid, so that no digits are free (T9)."""
+    return none_of(off_grid(facts["values"], block.values) + facts["values_at_fault"], (*path, "values", "quantum"))
+
+
+QUESTIONS_PER_STEP = limit_rule("questions per step", "QUESTIONS", "max_questions_per_step", fact("questions"))
+
+
+def largest(block: RewardScalar, at: Figures) -> tuple[int, int]:
+    size = block.max_questions_per_step * (block.max_candidates_per_question * 8 + 24)
+    return block.per_round, block.per_round * size
+
+
+def bits(block: RewardScalar, at: Figures) -> Bits:
+    points = points_of(block.values)
+    abstains = block.abstain == "allowed"
+    questions, candidates = block.max_questions_per_step, block.max_candidates_per_question
+    if (long := candidates * math.log2(max(1, points))) > EXACT_BITS:
+        one = questions * long
+    else:
+        one = log2_states(1 + abstains + points**candidates, questions)
+    because = f"{questions} questions with up to {candidates} rewards of {points} values"
+    return of_steps(one, block.per_round, at.steps, because)
+
+
+KINDS = (
+    PolicyKind(
+        "reward.scalar",
+        sent=RewardScalar,
+        measure=measure,
+        rules=(
+            one_per_step,
+            some_per_round,
+            PER_DAY,
+            only_asked,
+            in_order_asked,
+            candidates,
+            abstaining,
+            reward_range,
+            reward_grid,
+            QUESTIONS_PER_STEP,
+            CANDIDATES_PER_QUESTION,
+        ),
+        largest=largest,
+        bits=bits,
+    ),
+)

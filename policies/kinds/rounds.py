@@ -1,0 +1,142 @@
+"""What the coordinator says about a round and about the end of a run: `round.open`, `round.agreed`, `round.result` and
+`run.end` (threats T12, T20). Prompts come by index; silos are named, each once.
+"""
+
+from __future__ import annotations
+
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.plan import Plan
+from fedsilo.protocol.strict_yaml import Path
+from policies.field_classes import FieldClass, FieldTable, names_of
+from policies.fields import Closed, Limit, PinnedText
+from policies.history import History
+from policies.kind import PolicyKind, rows_of_set, silos_are_peers
+from policies.message import Context, Facts, Message
+from policies.model import Policy
+from policies.rule import Judgement, at_most, block_of, block_rule, holds, none_of, rule
+
+_F = FieldClass
+
+FIELDS: FieldTable = {
+    "PublicStep": {"step": _F.NUMBER, "prompt_indices": _F.NUMBER},
+    "RoundOpen": {"base_digest": _F.DIGEST, "transcript": _F.TRANSCRIPT, "transcript_signature": _F.SIGNATURE},
+    "Countersignature": {
+        "silo": _F.NAME,
+        "transcript_sha256": _F.DIGEST,
+        "signature": _F.SIGNATURE,
+        "certificate_pem": _F.CERTIFICATE,
+    },
+    "RoundAgreed": {"transcript_sha256": _F.DIGEST},
+    "RoundResult": {
+        "committed": _F.NUMBER,
+        "adapter_digest": _F.DIGEST,
+        "participants": _F.NAME,
+        "transcript_sha256": _F.DIGEST,
+        "result_signature": _F.SIGNATURE,
+    },
+    "SiloVerdict": {"silo": _F.NAME, "verdict": frozenset({"accepted", "left_out", "absent"})},
+    "RunEnd": {"outcome": frozenset({"finished", "failed", "aborted"}), "adapter_digest": _F.DIGEST},
+}
+
+
+class RoundOpen(Closed):
+    set: PinnedText
+    max_prompts_per_step: Limit
+
+
+class Announcement(Closed):
+    """round.agreed, round.result and run.end carry digests, names and signatures only; naming the kind is all there is
+    to say."""
+
+
+def _opened(body: pb.RoundOpen, message: Message, context: Context) -> Facts:
+    plan, round_number = context.plan, message.place.round
+    steps = [step.step for step in body.public_steps]
+    indices = [index for step in body.public_steps for index in step.prompt_indices]
+    return {
+        "base_digest_empty": body.base_digest == "",
+        "round_in_plan": plan is not None and 1 <= round_number <= plan.rounds,
+        "repeats_open_round": round_number == context.open_round
+        and body.base_digest == context.base_digest
+        and {step.step: tuple(step.prompt_indices) for step in body.public_steps} == dict(context.open_steps),
+        "steps_repeated": len(steps) - len(set(steps)),
+        "steps_not_in_plan": sum(plan is None or step not in plan.public_steps() for step in steps),
+        "prompts": len(indices),
+        "prompts_not_in_set": sum(index >= context.public_set_rows for index in indices),
+        "prompts_repeated": sum(len(step.prompt_indices) - len(set(step.prompt_indices)) for step in body.public_steps),
+        "prompts_per_step_max": max((len(step.prompt_indices) for step in body.public_steps), default=0),
+        "plan_prompts_per_step": plan.prompts_per_step if plan else 0,
+        "public_set_sha256": context.public_set_sha256,
+        "witnesses": context.witnesses,
+    }
+
+
+def _roster_facts(*lists: list[str], plan: Plan | None) -> Facts:
+    """Silos that a message lists, one row for each of them in each list."""
+    distinct = [set(each) for each in lists]
+    named = set().union(*distinct)
+    names, at_fault = names_of(named)
+    return {
+        "names": names,
+        "names_at_fault": at_fault,
+        "names_repeated": sum(map(len, lists)) - sum(map(len, distinct)),
+        "names_not_in_plan": len(named.difference(plan.silos if plan else ())),
+    }
+
+
+def _agreed(body: pb.RoundAgreed, message: Message, context: Context) -> Facts:
+    return _roster_facts([row.silo for row in body.countersignatures], plan=context.plan)
+
+
+def _result(body: pb.RoundResult, message: Message, context: Context) -> Facts:
+    return _roster_facts(list(body.participants), [row.silo for row in body.verdicts], plan=context.plan)
+
+
+@rule("round is of the plan", "ROUND_NOT_OPEN")
+def round_of_plan(facts: Facts, policy: Policy, history: History) -> Judgement:
+    """The round exists in the plan, and names the adapter it starts from where the policy takes one in."""
+    _, path = block_of(facts, policy)
+    named = facts["base_digest_empty"] is (policy.file.ingress.global_adapter is None)
+    return holds(facts["round_in_plan"] is True and named, path)
+
+
+@rule("rounds go forward", "ROUND_NOT_OPEN")
+def round_forward(facts: Facts, policy: Policy, history: History) -> Judgement:
+    """A round opens once. The same round.open again is its redelivery and changes nothing."""
+    _, path = block_of(facts, policy)
+    fits = facts["round"] > facts["open_round"] or facts["repeats_open_round"] is True
+    return holds(fits, path, measured=facts["round"], limit=f"above the open round {facts['open_round']}")
+
+
+@rule("public steps of the plan", "PUBLIC_STEPS")
+def round_steps(facts: Facts, policy: Policy, history: History) -> Judgement:
+    _, path = block_of(facts, policy)
+    return none_of(facts["steps_repeated"] + facts["steps_not_in_plan"], path)
+
+
+@block_rule("prompts per public step", "PROMPTS")
+def round_prompts(facts: Facts, block: RoundOpen, path: Path) -> Judgement:
+    if facts["prompts_per_step_max"] > facts["plan_prompts_per_step"]:
+        return at_most(facts["prompts_per_step_max"], facts["plan_prompts_per_step"], path)
+    return at_most(facts["prompts_per_step_max"], block.max_prompts_per_step, (*path, "max_prompts_per_step"))
+
+
+@rule("silos of the plan, each once", "ROSTER")
+def roster(facts: Facts, policy: Policy, history: History) -> Judgement:
+    """A list of silos names each at most once, and none that the plan does not name: what is recorded of it is bounded,
+    and says one thing of each (T20)."""
+    _, path = block_of(facts, policy)
+    return none_of(facts["names_repeated"] + facts["names_not_in_plan"], path)
+
+
+KINDS = (
+    PolicyKind(
+        "round.open",
+        taken=RoundOpen,
+        measure=_opened,
+        rules=(round_of_plan, round_forward, round_steps, rows_of_set, round_prompts),
+    ),
+    PolicyKind("round.agreed", taken=Announcement, measure=_agreed, rules=(silos_are_peers, roster)),
+    PolicyKind("round.result", taken=Announcement, measure=_result, rules=(silos_are_peers, roster)),
+    PolicyKind("run.end", taken=Announcement),
+)

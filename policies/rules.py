@@ -1,0 +1,367 @@
+"""All rules, in the order of threat model 4, and those that are not of one kind alone; a kind's are in its file.
+
+An empty list would deny; the engine sees to that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+
+from fedsilo.protocol.kinds import KINDS, OFFERED_KINDS, OUTBOUND_KINDS, TEXT_KINDS_OUT, of_place
+from fedsilo.protocol.transcript import SIGNATURE_BYTES
+from policies import screening
+from policies.field_classes import NAMES_MAX
+from policies.fields import Approvals
+from policies.history import History, bucket_of
+from policies.kind import SHARED, PolicyKind
+from policies.kinds import MODULES
+from policies.message import OFFERED, Facts
+from policies.model import Policy
+from policies.rule import (
+    Judgement,
+    Outcome,
+    Rule,
+    at_least,
+    at_most,
+    block_of,
+    holds,
+    none_of,
+    not_applicable,
+    rule,
+    side_of,
+    within,
+)
+
+# ---- every message: is its kind named, its sender listed, the policy in force, its round open -----
+
+# Where in a run a message belongs is in its row. What may be late belongs to any round until now, of those that its
+# sender's book still counts (`policies.history.ROUNDS_KEPT`).
+_PLACED = of_place("round", "open step", "named step", "asked step", "past round", "past round or base")
+_CONTROL_SENT = tuple(name for name in OUTBOUND_KINDS if KINDS[name].is_control)
+
+
+@rule("measured", "NOT_MEASURED")
+def measured(facts: Facts, policy: Policy, history: History) -> Judgement:
+    """Facts that could not be taken whole are no ground for anything."""
+    good = facts["measured"] is True and "measure_error" not in facts
+    return holds(good, (), measured=facts.get("measure_error", good))
+
+
+@rule("kind", "KIND_NOT_ALLOWED")
+def kind(facts: Facts, policy: Policy, history: History) -> Judgement:
+    """A kind that the policy does not name is denied, in either direction."""
+    block, path = block_of(facts, policy)
+    name = facts["kind"]
+    allowed = name in KINDS and facts["direction"] in ("egress", "ingress") and block is not None
+    if allowed and name.startswith("control."):
+        allowed = name.removeprefix("control.") in block.kinds
+        path = (*path, "kinds")
+    return holds(allowed, path, measured=name, limit="a kind that the policy names")
+
+
+@rule("fields", "FIELD_NOT_ALLOWED")
+def fields(facts: Facts, policy: Policy, history: History) -> Judgement:
+    """Each field has a class in the catalogue and holds what its class allows (T3, T8)."""
+    _, path = block_of(facts, policy)
+    return none_of(sum(facts["fields_at_fault"].values()), path)
+
+
+@rule("sender", "SENDER")
+def sender(facts: Facts, policy: Policy, history: History) -> Judgement:
+    """The sender is the certificate's identity and stands in the policy."""
+    federation = policy.file.federation
+    listed = facts["sender"] in policy.peers or facts["sender"] == federation.coordinator
+    return holds(
+        listed and facts["sender_expected"] is True,
+        ("federation", "peers" if side_of(facts, policy) == "egress" else "coordinator"),
+        measured=facts["sender"],
+        limit="the expected party, listed in the policy",
+    )
+
+
+@rule("valid", "POLICY_NOT_VALID_NOW")
+def valid(facts: Facts, policy: Policy, history: History) -> Judgement:
+    """Seconds UTC; an expired policy lets nothing out."""
+    # The last moment is exclusive: one second before `until` is the last that counts.
+    return within(facts["now"], (policy.valid_from_seconds, policy.valid_until_seconds - 1), ("valid",))
+
+
+@rule("run", "RUN_NOT_OPEN", *_PLACED, *of_place("run"))
+def run(facts: Facts, policy: Policy, history: History) -> Judgement:
+    _, path = block_of(facts, policy)
+    return holds(facts["run_is_open"], path)
+
+
+@rule("kind of the method", "METHOD_KIND", *OFFERED_KINDS)
+def kind_of_method(facts: Facts, policy: Policy, history: History) -> Judgement:
+    """The running method offers this kind: what a policy names for one method is not open to another."""
+    _, path = block_of(facts, policy)
+    if side_of(facts, policy) == "ingress":
+        return not_applicable()  # knowledge.package comes in, too
+    return holds(facts["kind_of_method"], path)
+
+
+@rule("round", "ROUND_NOT_OPEN", *_PLACED)
+def round_and_step(facts: Facts, policy: Policy, history: History) -> Judgement:
+    """The message belongs to the open round, and to its open step where it has a step."""
+    _, path = block_of(facts, policy)
+    name, number, step = facts["kind"], facts["round"], facts["step"]
+    match KINDS[name].place:
+        case "past round" | "past round or base" as place:
+            fits = (place == "past round") <= number <= facts["open_round"] and step == 0
+        case "named step":
+            fits = number == facts["open_round"] >= 1 and 1 <= step <= facts["plan_local_steps"]
+        case "asked step":
+            fits = number == facts["open_round"] >= 1 and step == facts["asked_step"] >= 1
+        case "round":
+            fits = number == facts["open_round"] >= 1 and step == 0
+        case _:
+            fits = number == facts["open_round"] >= 1 and step == facts["open_step"] >= 1
+    open_at = f"{facts['open_round']}.{facts['open_step']}"
+    return holds(fits, path, measured=f"{number}.{step}", limit=f"round.step {open_at}")
+
+
+@rule("place of a control message", "CONTROL_PLACE", *_CONTROL_SENT)
+def control_place(facts: Facts, policy: Policy, history: History) -> Judgement:
+    """Round and step carry nothing but where the run stands (T9): none outside a run, and in a run only with the kinds
+    that say it, at most the open round (an offer may settle after its round) and the plan's last step, as in the body.
+    """
+    _, path = block_of(facts, policy)
+    if side_of(facts, policy) == "ingress":
+        return not_applicable()  # the coordinator's answers take nothing out of a site
+    place = (facts["round"], facts["step"])
+    latest = last_step = 0
+    if facts["place_in_body"] and facts["run_is_open"] is True:
+        latest, last_step = facts["open_round"], facts["plan_local_steps"]
+    within_run = 0 <= place[0] <= latest and 0 <= place[1] <= (last_step if place[0] else 0)
+    refused = facts["kind"] == "control.abstain" and place == (facts["refused_round"], 0)
+    # The sender's own gate knew a run that is over at the receiver; the news of its end may be on the way.
+    over = facts["direction"] == "ingress" and facts["run_is_open"] is False and facts["run"] != ""
+    return holds(
+        facts["place_of_body"] is True and (within_run or refused or (over and facts["place_in_body"])),
+        path,
+        measured=f"{place[0]}.{place[1]}",
+        limit=f"at most round.step {latest}.{last_step}, the same in envelope and body",
+    )
+
+
+_ENVELOPE = (measured, kind, fields, sender, valid, run, kind_of_method, round_and_step, control_place)
+
+
+# ---- budgets --------------------------------------------------------------------------------------
+# Budgets: bytes of a message, a round and a day, and messages a minute (threat T11).
+#
+# Bytes are payload bytes. Round, day and minute budgets bind what silos send; what the coordinator sends a silo is an
+# answer to the silo's own request, so there only the size of a message is limited.
+
+
+@rule("message bytes", "MESSAGE_BYTES")
+def message_bytes(facts: Facts, policy: Policy, history: History) -> Judgement:
+    key = "control_message_bytes" if facts["kind"].startswith("control.") else "message_bytes"
+    return at_most(facts["payload_bytes"], getattr(policy.file.budgets, key), ("budgets", key))
+
+
+@rule("round bytes", "ROUND_BYTES")
+def round_bytes(facts: Facts, policy: Policy, history: History) -> Judgement:
+    """Bytes of one round of one run. Control messages and those of round 0 draw on the day's budget only."""
+    if side_of(facts, policy) == "ingress" or facts["round"] == 0 or facts["kind"].startswith("control."):
+        return not_applicable()
+    total = history.round_bytes + facts["payload_bytes"]
+    return at_most(total, policy.file.budgets.round_bytes, ("budgets", "round_bytes"))
+
+
+@rule("day bytes", "DAY_BYTES")
+def day_bytes(facts: Facts, policy: Policy, history: History) -> Judgement:
+    if side_of(facts, policy) == "ingress":
+        return not_applicable()
+    total = history.day_bytes + facts["payload_bytes"]
+    return at_most(total, policy.file.budgets.day_bytes, ("budgets", "day_bytes"))
+
+
+_RATE_KEYS = {
+    "poll": "polls_per_minute",
+    "control": "control_messages_per_minute",
+    "content": "messages_per_minute",
+}
+
+
+@rule("messages per minute", "MESSAGE_RATE")
+def rate(facts: Facts, policy: Policy, history: History) -> Judgement:
+    """Polls, other control messages and everything else have a bucket each."""
+    if side_of(facts, policy) == "ingress":
+        return not_applicable()
+    key = _RATE_KEYS[bucket_of(facts["kind"])]
+    return at_most(history.messages_in_minute + 1, getattr(policy.file.budgets, key), ("budgets", key))
+
+
+_VOLUME = (message_bytes, round_bytes, day_bytes, rate)
+
+
+# ---- what silos sign for each other ---------------------------------------------------------------
+# Rules on what silos sign for each other: what a silo says of others' logs, who has witnessed its own (T38), and its
+# signature under the transcript of a round (T20).
+
+
+@rule("checkpoints of others", "CHECKPOINTS_OF_OTHERS", "control.checkpoint")
+def others(facts: Facts, policy: Policy, history: History) -> Judgement:
+    """A silo shows no log but its own, and countersigns at most one checkpoint of each other silo at a time."""
+    shown, signed = facts["peer_logs"], facts["countersigned"]
+    # the coordinator carries for every silo; this site looks only at those that its policy lists
+    outward = side_of(facts, policy) == "egress"
+    logs, most = (0, len(policy.peers) - 1) if outward else (NAMES_MAX, NAMES_MAX)
+    return holds(
+        0 <= shown <= logs and 0 <= signed <= most,
+        ("federation", "peers"),
+        measured=f"{shown} logs, {signed} cosignatures",
+        limit=f"at most {logs} logs, {most} cosignatures",
+    )
+
+
+@rule("witnesses", "TOO_FEW_WITNESSES", "round.open")
+def witnesses(facts: Facts, policy: Policy, history: History) -> Judgement:
+    """A further round opens once enough parties have countersigned this site's log as it was after the last one."""
+    _, path = block_of(facts, policy)
+    if facts["direction"] != "ingress" or facts["round"] <= 1:
+        return not_applicable(path)
+    return at_least(facts["witnesses"], policy.file.audit.min_witnesses, ("audit", "min_witnesses"))
+
+
+@rule("countersignature", "COUNTERSIGNATURE", "control.poll")
+def countersignature(facts: Facts, policy: Policy, history: History) -> Judgement:
+    """A poll carries a signature of exactly its length while a round waits for it, and nothing at any other time (T9).
+    Whether it verifies, its receiver looks; there it may also come late."""
+    _, path = block_of(facts, policy)
+    size = facts["countersignature_bytes"]
+    most = SIGNATURE_BYTES if facts["countersigns"] is True or facts["direction"] == "ingress" else 0
+    return holds(size in (0, most), path, measured=size, limit=f"0 or {most} bytes")
+
+
+_AUDIT = (others, witnesses, countersignature)
+
+
+# ---- what text screens found ----------------------------------------------------------------------
+# Rules on what text screens found in the texts of a message (threats T14 to T18, T21).
+#
+# A screen's hit is counted, never quoted: a fact is a code of a closed list and a number. What they do not stop:
+# private text in words that no screen knows (N3), and a trainer that lies about the corpus its overlap index is made
+# of (N1).
+
+
+@rule("screens ran", "SCREEN_FAILED", *screening.TEXT_KINDS)
+def screens_ran(facts: Facts, policy: Policy, history: History) -> Judgement:
+    """Each screen that the policy names ran over every text, with the settings that stand in this very policy."""
+    block, path = block_of(facts, policy)
+    names = screening.asked(block, facts["kind"], facts["direction"])
+    if not names or facts["stage"] == OFFERED:
+        return not_applicable()
+    settings = {name: screening.settings_of(policy.file, name) for name in names}
+    lacking = sum(not digest or facts["screens"].get(name) != digest for name, digest in settings.items())
+    return none_of(lacking, (*path, "screens"))
+
+
+@rule("screen hits", "SCREEN_HIT", *screening.TEXT_KINDS)
+def screen_hits(facts: Facts, policy: Policy, history: History) -> Judgement:
+    """No hit in what goes out or is let in, or, with on_hit hold, persons who have approved exactly these bytes.
+
+    Only responses can be held: of them a hit can be one of many, and a person can look at it.
+    """
+    block, path = block_of(facts, policy)
+    if not screening.asked(block, facts["kind"], facts["direction"]) or facts["stage"] == OFFERED:
+        return not_applicable()
+    hits = facts["responses_hit"]
+    if facts["direction"] == "ingress" or getattr(block, "on_hit", "withhold") == "withhold":
+        return none_of(hits, (*path, "screens"))
+    if hits == 0:
+        return Judgement("ok", 0, 0, (*path, "on_hit"))
+    asked = block.approvals
+    people = {approval.person for approval in history.approvals if set(approval.roles) & set(asked.roles)}
+    outcome: Outcome = "ok" if len(people) >= asked.persons else "hold"
+    return Judgement(outcome, len(people), asked.persons, (*path, "on_hit"), least=True)
+
+
+@rule("screen hits per day", "SCREEN_HALT", *TEXT_KINDS_OUT)
+def hits_per_day(facts: Facts, policy: Policy, history: History) -> Judgement:
+    """Beyond the day's hits the kind is halted, so that nobody asks the screens about the private corpus (T18)."""
+    block, path = block_of(facts, policy)
+    if facts["direction"] != "egress" or not screening.asked(block, facts["kind"], facts["direction"]):
+        return not_applicable()
+    path = (*path, "max_hits_per_day")
+    if history.screen_halted is not False:
+        return holds(False, path, measured="halted", limit="released by persons")
+    return at_most(history.screen_hits_in_day, block.max_hits_per_day, path)
+
+
+SCREENS = (screens_ran, screen_hits, hits_per_day)
+
+
+# ---- approvals ------------------------------------------------------------------------------------
+# Approvals: in the rounds the policy names, a message waits until enough people have approved its bytes (T36).
+#
+# Rounds are counted by what this party has released, not by the number in the envelope, which the coordinator chooses.
+
+
+def asked(block: Approvals, ordinal: int) -> bool:
+    """Whether the message of the run's `ordinal`-th round with such a message waits for people; counted from 1."""
+    return ordinal <= block.first_rounds or (block.then > 0 and ordinal % block.then == 0)
+
+
+@rule("approvals", "APPROVAL", *(name for name, kind in KINDS.items() if kind.held))
+def approvals(facts: Facts, policy: Policy, history: History) -> Judgement:
+    """Distinct people in a named role who approved exactly this payload. The coordinator approves for nobody."""
+    block, path = block_of(facts, policy)
+    releasing = facts["direction"] == ("ingress" if facts["kind"] == "run.plan" else "egress")
+    if block is None or not releasing or facts["stage"] == OFFERED:
+        return not_applicable()
+    path = (*path, "approvals")
+    rules: Approvals = block.approvals
+    if facts["kind"] == "run.plan":
+        # One plan stands for all rounds of its run.
+        waits = rules.first_rounds > 0 or rules.then > 0
+    else:
+        waits = asked(rules, history.rounds_released + 1)
+    if not waits:
+        return Judgement("ok", 0, 0, path)
+    people = {approval.person for approval in history.approvals if set(approval.roles) & set(rules.roles)}
+    return Judgement("ok" if len(people) >= rules.persons else "hold", len(people), rules.persons, path, least=True)
+
+
+_APPROVALS = (approvals,)
+
+
+# ---- all of them --------------------------------------------------------------------------------
+
+
+_OF_POLICIES: tuple[PolicyKind, ...] = tuple(kind for module in MODULES for kind in module.KINDS)
+
+
+def _lists() -> Iterator[Sequence[Rule]]:
+    yield (*_ENVELOPE, *_VOLUME)
+    for kind in _OF_POLICIES:
+        if set(SHARED) & set(kind.rules):
+            yield SHARED
+        yield kind.rules
+    yield (*_AUDIT, *SCREENS, *_APPROVALS)
+
+
+def in_order(lists: Iterable[Sequence[Rule]]) -> list[Rule]:
+    """Return the rules of all lists, each once. The order of each list is kept; what a list has between two rules that
+    are placed already comes before the second."""
+    placed: list[Rule] = []
+    for rules in lists:
+        at = len(placed)
+        for each in reversed(rules):
+            if each in placed:
+                at = placed.index(each)
+            else:
+                placed.insert(at, each)
+    return placed
+
+
+def _with_kinds(made: Rule) -> Rule:
+    """A kind's rule that names no kinds judges those that list it."""
+    listed = frozenset(kind.name for kind in _OF_POLICIES if made in kind.rules)
+    return made if made.kinds else replace(made, kinds=listed)
+
+
+RULES: tuple[Rule, ...] = tuple(map(_with_kinds, in_order(_lists())))
