@@ -163,9 +163,10 @@ def cost(repeats: int) -> dict[str, Any]:
     """One private step of 64 answers of 128 tokens, 7 million numbers: seconds of the checks beside the whole."""
     from benchmarks import learner_model
     from silo.trainer.adapters.lora import LoraAdapter
-    from silo.trainer.agreement_watch import AgreementWatch
+    from silo.trainer.agreement import AgreementWatch
     from silo.trainer.batch import Answer, Group
-    from silo.trainer.rollout.embedded import EmbeddedEngine, Question, Rollout
+    from silo.trainer.rollout.embedded import EmbeddedEngine
+    from silo.trainer.rollout.engine import Question, Rollout
     from silo.trainer.step import Learner
     from tests.algorithms.tiny import make_plan, make_shape, random_factors
 

@@ -28,8 +28,7 @@ from benchmarks.transport_trainer import ConstantTrainer
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.codec import encode, encode_factors
 from silo.link import LinkClosed, LinkMessage
-from silo.trainer.fences import set_offline
-from silo.trainer.worker import dial_patiently
+from silo.trainer.worker import dial_patiently, set_offline
 
 WAIT_SECONDS = 60.0
 UNIT = 2.0**-20  # an update is a whole number of these, at most 64: far below what a policy clips

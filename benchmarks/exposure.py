@@ -55,22 +55,31 @@ from fedsilo.demo.data import DIGIT_LENGTHS, PUBLIC_ROWS, make_digit_set
 from fedsilo.demo.tiny_model import cached_model, recipe_for
 from fedsilo.files.model_folder import lora_schema_of
 from fedsilo.files.task_files import Task
-from fedsilo.protocol import method as m
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.averaging import initial_factors
 from fedsilo.protocol.codec import Array, decode, decode_factors, encode, encode_factors
 from fedsilo.protocol.methods import method_named
 from fedsilo.protocol.plan import Plan
 from fedsilo.protocol.randomness import generator, seed_of
+from fedsilo.protocol.tasks import (
+    Evaluate,
+    ExportDelta,
+    GeneratePublic,
+    LoadAdapter,
+    PrivateStep,
+    PublicStep,
+    TrainerTask,
+)
 from silo.sampling import TaskGiver
 from silo.trainer.adapters.lora import LoraAdapter, LoraShape
 from silo.trainer.batch import stream_of
-from silo.trainer.data import TaskRow
+from silo.trainer.data import TaskRow, TextCodec, load_codec
+from silo.trainer.decoder import token_logp
 from silo.trainer.grading import Grader
-from silo.trainer.layers import token_logp
-from silo.trainer.rollout.embedded import EmbeddedEngine, Question
-from silo.trainer.session import Material, Session
-from silo.trainer.text import TextCodec, load_codec
+from silo.trainer.rollout.embedded import EmbeddedEngine
+from silo.trainer.rollout.engine import Question
+from silo.trainer.run import Material
+from silo.trainer.session import Session
 from silo.trainer.worker import load_model
 from tests.simulated.paper_federation import PaperFederation
 
@@ -182,24 +191,24 @@ class Federation(PaperFederation):
             }
             self.averaged_rounds += 1
 
-    def _body(self, silo: str, task: m.TrainerTask) -> pb.PublicResponses | pb.Factors | pb.MetricsEval | None:
+    def _body(self, silo: str, task: TrainerTask) -> pb.PublicResponses | pb.Factors | pb.MetricsEval | None:
         session, with_rows = self.sessions[silo], self.givers[silo].complete(task)
         match with_rows:
-            case m.Evaluate():
+            case Evaluate():
                 return pb.MetricsEval()  # pass@1 on the held-out file changes nothing here
-            case m.LoadAdapter():
+            case LoadAdapter():
                 self._average()
                 session.carry_out(with_rows, _payload(self.adapter, self.plan))
-            case m.GeneratePublic():
+            case GeneratePublic():
                 return decode(pb.PublicResponses, session.carry_out(with_rows).body)
-            case m.PublicStep(donors=donors):
+            case PublicStep(donors=donors):
                 session.carry_out(with_rows, encode(donors))
-            case m.ExportDelta():
+            case ExportDelta():
                 factors = decode_factors(session.carry_out(with_rows).body)
                 self.uploads[silo] = dict(factors.tensors)
                 self.own[silo] = {name: self.adapter[name] + delta for name, delta in factors.tensors.items()}
                 return factors.header
-            case m.PrivateStep(rows=rows):
+            case PrivateStep(rows=rows):
                 self.rows_given[silo] += len(rows)
                 session.carry_out(with_rows)
         return None

@@ -176,10 +176,11 @@ def load(folder: Any) -> Any:
 
 def ours(seed: int, steps: int) -> dict[str, Any]:
     from fedsilo.protocol.codec import encode_factors
-    from fedsilo.protocol.method import LoadAdapter, PrivateStep
+    from fedsilo.protocol.tasks import LoadAdapter, PrivateStep
     from silo.trainer.adapters.lora import LoraShape
-    from silo.trainer.session import Material, Session
-    from silo.trainer.text import TextCodec
+    from silo.trainer.data import TextCodec
+    from silo.trainer.run import Material
+    from silo.trainer.session import Session
     from tests.algorithms.tiny import Row, make_plan
 
     folder, tokenizer, rows, chosen = make_task(seed, steps)

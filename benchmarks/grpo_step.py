@@ -136,7 +136,8 @@ def ours(task: Task) -> Any:
 
     from silo.trainer.adapters.lora import LoraAdapter, LoraShape
     from silo.trainer.batch import Answer, Group
-    from silo.trainer.rollout.embedded import EmbeddedEngine, Question
+    from silo.trainer.rollout.embedded import EmbeddedEngine
+    from silo.trainer.rollout.engine import Question
     from silo.trainer.step import Learner
     from tests.algorithms.tiny import make_plan
 
@@ -149,7 +150,7 @@ def ours(task: Task) -> Any:
             shapes[f"{name}.lora_B"] = (module.out_features, RANK)
     adapter = LoraAdapter(model, LoraShape(RANK, ALPHA, shapes))
     with torch.no_grad():
-        for name, factor in adapter._factors.items():
+        for name, factor in adapter.factors.items():
             if name.endswith("lora_A"):
                 torch.nn.init.kaiming_uniform_(factor, a=5**0.5)  # as peft draws it
     plan = make_plan(

@@ -23,8 +23,7 @@ from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.codec import encode
 from fedsilo.protocol.plan import plan_from_canonical
 from silo.link import LinkClosed, LinkMessage, MessageLink
-from silo.trainer.fences import set_offline
-from silo.trainer.worker import dial_patiently
+from silo.trainer.worker import dial_patiently, set_offline
 
 # A quarter of a step is sampling (`benchmarks.grpo_step`); an answer is sampled for held-out prompts, too.
 SAMPLING_SHARE = 0.25

@@ -146,7 +146,8 @@ def ours(task: Task) -> Any:
     import torch
 
     from silo.trainer.adapters.lora import LoraAdapter, LoraShape
-    from silo.trainer.rollout.embedded import EmbeddedEngine, Question
+    from silo.trainer.rollout.embedded import EmbeddedEngine
+    from silo.trainer.rollout.engine import Question
 
     torch.set_num_threads(1)
     model = make_model(task)
@@ -243,8 +244,7 @@ def vllm(task: Task) -> Any:
     from silo.guard.trainer_process import probing
     from silo.guard.trainer_process.rollout_server import RolloutServers
     from silo.trainer.adapters.lora import LoraAdapter, LoraShape
-    from silo.trainer.rollout.embedded import Question
-    from silo.trainer.rollout.place import RolloutPlace
+    from silo.trainer.rollout.engine import Question, RolloutPlace
     from silo.trainer.rollout.vllm_server import VllmEngine
 
     torch.set_num_threads(1)

@@ -139,10 +139,11 @@ def shared_cycle(
 
     from silo.trainer.adapters.lora import LoraAdapter, LoraShape
     from silo.trainer.batch import Answer, Group
-    from silo.trainer.rollout.embedded import EmbeddedEngine, Question
+    from silo.trainer.rollout.chosen import shared_engine
+    from silo.trainer.rollout.embedded import EmbeddedEngine
+    from silo.trainer.rollout.engine import Question
     from silo.trainer.scale_out import Place, Processes
     from silo.trainer.sharding import ShardedBase
-    from silo.trainer.shared_work import shared_engine
     from silo.trainer.step import Learner
     from tests.algorithms.tiny import make_plan
 

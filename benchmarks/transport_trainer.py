@@ -23,8 +23,7 @@ from fedsilo.protocol.codec import Array, Buffer, decode_factors, encode, factor
 from fedsilo.sandbox.probes import run_probes
 from silo.link import LinkClosed, LinkMessage, MessageLink
 from silo.room import Room
-from silo.trainer.fences import set_offline
-from silo.trainer.worker import dial_patiently
+from silo.trainer.worker import dial_patiently, set_offline
 
 WAIT_SECONDS = 600.0
 PRIVATE_PROMPTS = 64

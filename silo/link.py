@@ -50,13 +50,12 @@ OFFLINE: Mapping[str, str] = {
     "TOKENIZERS_PARALLELISM": "false",
 }
 
-# guard -> trainer. `task` names one of protocol.method.TrainerTask; its body is the adapter (tensor payload) for
-# LoadAdapter, Evaluate and MeasureHoldout, a PublicDonors message for PublicStep, else empty. `again` is a task whose
-# body the other end keeps by that name; a type of its own, so that an end which keeps none does not take it for a task
-# without a body. `refused` {message} comes first or never.
+# guard -> trainer. `task` names a `protocol.tasks.TrainerTask`, which says itself what its fields and its body are
+# (`fields`, `body`, `read`). `again` is a task whose body the other end keeps by that name; a type of its own, so that
+# an end which keeps none does not take it for a task without a body. `refused` {message} comes first or never.
 _AGAIN = "again"
 GUARD_SAYS = frozenset({"configure", "probe", "plan", "task", _AGAIN, "stop", "refused"})
-# trainer -> guard. `done` carries the body the task makes: PublicResponses, tensor payload (float32) or MetricsEval.
+# trainer -> guard. `done` carries what the task gives (`TrainerTask.gives`; of pb.Factors the float32 payload).
 TRAINER_SAYS = frozenset({"ready", "probed", "planned", "step", "done", "failed"})
 
 

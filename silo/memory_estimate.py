@@ -2,7 +2,7 @@
 
 A run takes turns between two phases, and the peak is that of the larger: `rollout` (keys and values of answers that are
 sampled together, and their logits) and `update` (gradients, what the backward pass needs of each token, one chunk of
-logits). Model, adapter and optimiser stay. The terms follow `silo.trainer.decoder`, `layers`, `step` and
+logits). Model, adapter and optimiser stay. The terms follow `silo.trainer.decoder`, `step` and
 `rollout.embedded`; axes as there. What the terms leave out, what allocators hold back and kernels use as scratch, is
 one measured share (`MARGIN`). For small processes on a CPU the estimate beyond the libraries was within 0.75 and 1.35
 times the measured peak (`tests/algorithms/test_memory_estimate.py`). On a GPU nothing was measured. What other programs
@@ -29,7 +29,7 @@ LIBRARIES_BYTES = 440 << 20
 MARGIN = 0.25  # of all parts but the libraries; fitted to the five processes of the test
 # What the CUDA context and the libraries' kernels take of the card; not measured here, from NVIDIA's own figures.
 CUDA_CONTEXT_BYTES = 600 << 20
-ROOM_UNIT = 8  # `silo.trainer.layers`
+ROOM_UNIT = 8  # `silo.trainer.decoder`
 NF4_BLOCK = 64
 # Of one vLLM 0.32 CPU server and its two processes, its keys and values and its model left out: measured once, and
 # pages that they share are counted more than once.
@@ -172,7 +172,7 @@ def _joined(model: ModelFacts) -> list[tuple[int, int, int]]:
 
 
 def _room(parts: int, rank: int) -> int:
-    """Columns beside a weight for the factors of so many, as `silo.trainer.layers` rounds them up."""
+    """Columns beside a weight for the factors of so many, as `silo.trainer.decoder` rounds them up."""
     return -(-parts * rank // ROOM_UNIT) * ROOM_UNIT
 
 

@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from fedsilo.files.durable import make_private_directory, write_durably
-from fedsilo.protocol.method import ExportDelta, LoadAdapter, PrivateStep, PublicStep, TrainerTask
+from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.plan import Plan
 from fedsilo.protocol.randomness import generator, private_seed_of
+from fedsilo.protocol.tasks import TrainerTask
 
 PROMPTS_MAX = 1 << 31  # a trainer that says more is confused: a pass over them would not fit into memory
 
@@ -129,20 +130,18 @@ class TaskGiver:
         self.training: Training | None = None
 
     def complete(self, task: TrainerTask) -> TrainerTask:
-        """The task as the trainer gets it. After ExportDelta, `training` says what the round's update is made of."""
-        match task:
-            case LoadAdapter(round_number):
-                self._sampler.start_round(round_number)
-                self._times_given.clear()
-                self._steps, self.training = 0, None
-            case PrivateStep():
-                rows = tuple(self._sampler.draw(self._plan.prompts_per_step))
-                self._times_given.update(rows)
-                self._steps += 1
-                return replace(task, rows=rows)
-            case PublicStep():
-                self._steps += 1
-            case ExportDelta():
-                epochs = max(self._times_given.values(), default=0)
-                self.training = Training(len(self._times_given), epochs, self._steps, self._count)
+        """The task as the trainer gets it. After one that gives factors, `training` says what the round's update
+        is made of."""
+        if task.begins_round:
+            self._sampler.start_round(task.round)
+            self._times_given.clear()
+            self._steps, self.training = 0, None
+        if task.draws_rows:
+            rows = tuple(self._sampler.draw(self._plan.prompts_per_step))
+            self._times_given.update(rows)
+            task = replace(task, rows=rows)  # type: ignore[type-var]  # it has that field
+        self._steps += task.trains
+        if task.gives is pb.Factors:
+            epochs = max(self._times_given.values(), default=0)
+            self.training = Training(len(self._times_given), epochs, self._steps, self._count)
         return task

@@ -27,7 +27,7 @@ import numpy as np
 
 from fedsilo.protocol import codec
 from fedsilo.protocol._generated import federation_pb2 as pb
-from fedsilo.protocol.method import LoadAdapter, PrivateStep
+from fedsilo.protocol.tasks import LoadAdapter, PrivateStep
 from silo.guard.trainer_process.supervisor import TrainerSaid
 from silo.link import LinkMessage
 from tests.policies import setting

@@ -206,8 +206,7 @@ def _is_last_evaluation(message: LinkMessage, rounds: int) -> bool:
 
 def main(arguments: Sequence[str] | None = None, link_class: type[HostileLink] = HostileLink) -> int:
     """Dial the guard and train, with a link of that class."""
-    from silo.trainer.fences import set_offline
-    from silo.trainer.worker import Worker, dial_patiently
+    from silo.trainer.worker import Worker, dial_patiently, set_offline
 
     parser = argparse.ArgumentParser(description="A hostile trainer.")
     parser.add_argument("--address", required=True, help="the guard: unix:PATH")

@@ -16,11 +16,11 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from google.protobuf.message import Message
 
-from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.averaging import mean_delta, median_delta, trimmed_mean_delta, update_weights, weighted_delta
 from fedsilo.protocol.codec import Array
 from fedsilo.protocol.freezing import UPDATE_KIND
 from fedsilo.protocol.plan import Plan
+from fedsilo.protocol.tasks import TrainerTask
 
 # ---- coordinator: events ---------------------------------------------------------------------------
 
@@ -164,78 +164,6 @@ SiloEvent = MessageArrived | OfferSettled | TaskDone | DeadlinePassed
 
 
 @dataclass(frozen=True)
-class LoadAdapter:
-    """Make the adapter with this digest the round's start; a fresh optimiser unless the plan keeps its state."""
-
-    round: int
-    digest: str
-
-
-@dataclass(frozen=True)
-class PrivateStep:
-    """`rows`: which of its usable private prompts the trainer is to use, by number. A method leaves them out: whoever
-    gives the task draws them (silo/sampling.py), since no coordinator may choose a silo's records (threat T19)."""
-
-    round: int
-    step: int
-    rows: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True)
-class GeneratePublic:
-    """Answer public prompts with the current local policy. `offer`: correct | all | none (what the message holds)."""
-
-    round: int
-    step: int
-    prompt_indices: tuple[int, ...]
-    offer: str
-
-
-@dataclass(frozen=True)
-class PublicStep:
-    """One GRPO step on the answers generated for this step, after the swap.
-
-    swap: `replace` puts donors in place of wrong own answers (Balanced), `pool` trains on exactly the donors
-    listed (Random), `none` trains on own answers.
-    """
-
-    round: int
-    step: int
-    swap: str
-    donors: pb.PublicDonors
-
-
-@dataclass(frozen=True)
-class AnswerAhead:
-    """Answer the public prompts of the next round's step `for_step` with the policy that `round` has trained. Nothing
-    is trained on these answers here: those that verify are donors for others (methods 2.2, `exchange: round_end`)."""
-
-    round: int
-    for_step: int
-    prompt_indices: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class ExportDelta:
-    """The difference of the local factors to the round's start (methods 2.2)."""
-
-    round: int
-
-
-@dataclass(frozen=True)
-class Evaluate:
-    """pass@1 of an adapter on the held-out set. round 0 with an empty digest is the base model, adapter off."""
-
-    round: int
-    digest: str
-
-
-# Tasks that change what the next one starts from, by name.
-CHANGING = frozenset({"LoadAdapter", "PrivateStep", "GeneratePublic", "PublicStep"})
-TrainerTask = LoadAdapter | PrivateStep | GeneratePublic | PublicStep | AnswerAhead | ExportDelta | Evaluate
-
-
-@dataclass(frozen=True)
 class Train:
     task: TrainerTask
 
@@ -288,6 +216,7 @@ class Method:
         sends_wrong_answers: whether it lives on answers to public prompts that do not verify as well, so that a
             policy that lets only verified ones out cannot serve it.
         exchanges: the values of the plan's `exchange` that its halves carry out; a plan with another is refused.
+        tasks: those that its silo half names. Each is carried out by a module of `silo/trainer/tasks`.
         swaps: whether silos wait for each other's answers at each public step under `exchange: step`.
     """
 
@@ -298,6 +227,7 @@ class Method:
     coordinator: Half[Any, CoordinatorEvent, CoordinatorAction]
     silo: Half[Any, SiloEvent, SiloAction]
     combine: Callable[[Array, Sequence[Array]], Array]
+    tasks: frozenset[type[TrainerTask]]
     sends_wrong_answers: bool = False
     exchanges: frozenset[str] = frozenset({"step"})
     swaps: bool = False

@@ -37,7 +37,7 @@ from fedsilo.control.desk import Publish
 from fedsilo.files.durable import write_durably
 from fedsilo.protocol.codec import Buffer
 from fedsilo.protocol.errors import ConflictError, NotFoundError, OperationError, VerificationError, WireCode
-from fedsilo.protocol.method import LoadAdapter
+from fedsilo.protocol.tasks import LoadAdapter
 from silo.config import Acceptance as AcceptanceLimits
 from silo.config import SiloConfig
 from silo.guard.adapters import AdapterStore

@@ -523,7 +523,7 @@ def _shapes_of(plan: Plan | None, facts: ModelFacts) -> Shapes:
 @dataclass(frozen=True)
 class Lengths:
     """Of one set. Quantiles: smallest, median, 90 %, 99 %, largest. `topics`: rows by topic. The rest counts prompts
-    (`silo.trainer.preview.preview`)."""
+    (`silo.trainer.data.preview`)."""
 
     rows: int
     prompt_tokens: tuple[int, ...]
@@ -626,7 +626,7 @@ def preview(config: SiloConfig, *, max_prompt_tokens: int, show: int) -> Preview
     python = str(config.trainer.python or sys.executable)
     content, status = _in_sandbox(
         config,
-        [python, "-P", "-m", "silo.trainer.preview"],
+        [python, "-P", "-m", "silo.trainer.data"],
         lambda scratch: trainer_environment(os.environ, threads=1, scratch=scratch),
         seconds=PREVIEW_SECONDS,
         readable=[config.model.path, *config.data.private, config.data.public.path, config.data.held_out.path],

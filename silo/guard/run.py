@@ -17,6 +17,8 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
+from google.protobuf.message import Message
+
 from fedsilo.control.desk import Publish
 from fedsilo.files.json_log import about_its_message
 from fedsilo.protocol import codec
@@ -34,31 +36,24 @@ from fedsilo.protocol.errors import (
 )
 from fedsilo.protocol.kinds import INBOUND_KINDS, TENSOR_KINDS
 from fedsilo.protocol.method import (
-    AnswerAhead,
     DeadlinePassed,
-    Evaluate,
-    ExportDelta,
     Fetch,
-    GeneratePublic,
-    LoadAdapter,
     MessageArrived,
     Method,
     Offer,
     OfferSettled,
-    PrivateStep,
-    PublicStep,
     SiloAction,
     SiloEvent,
     StartDeadline,
     TaskDone,
     Train,
-    TrainerTask,
 )
-from fedsilo.protocol.methods import method_named
+from fedsilo.protocol.methods import TASKS, method_named
 from fedsilo.protocol.place import Place
 from fedsilo.protocol.plan import Plan, plan_from_canonical
 from fedsilo.protocol.round_tables import Effect, Verdict
 from fedsilo.protocol.rounds import EVALUATION, AtSilo, SiloRound, message_at_silo, silo_step
+from fedsilo.protocol.tasks import FIRST, LoadAdapter, TrainerTask
 from fedsilo.protocol.transcript import transcript_from_canonical
 from policies.schema import LoraSchema
 from silo.guard.acceptance import Acceptance
@@ -74,7 +69,7 @@ from silo.guard.round_agreement import Agreement, TooFewUpdates, TranscriptRefus
 from silo.guard.site import Site, require_part, trained_with
 from silo.guard.trainer_process.supervisor import TrainerHandle
 from silo.link import LinkClosed, LinkMessage
-from silo.measuring import MeasureHoldout, fields_of
+from silo.measuring import MeasureHoldout
 from silo.sampling import PROMPTS_MAX, TaskGiver, Training
 
 _log = logging.getLogger("fedsilo.silo")
@@ -339,10 +334,6 @@ class Leaving:
 # ---- after a kill --------------------------------------------------------------------------------------------
 
 
-_PLACES = {LoadAdapter: 0, PrivateStep: 1, GeneratePublic: 1, PublicStep: 2}  # in a step
-_PLACES_BY_NAME = {kind.__name__: place for kind, place in _PLACES.items()}
-
-
 class RoundResume:
     """A guard that was killed in a round goes on inside it.
 
@@ -446,25 +437,25 @@ class RoundResume:
         """Where the trainer's kept state stands, as it says: {task, round, step}, or None for the run's beginning."""
         self._stands = None
         if isinstance(resumed, Mapping) and resumed.get("round") == self._round:
-            place, step = _PLACES_BY_NAME.get(resumed.get("task", "")), resumed.get("step")
-            if place is not None and isinstance(step, int):
-                self._stands = (self._round, step, place)
+            task, step = TASKS.get(str(resumed.get("task"))), resumed.get("step")
+            if task is not None and task.changes and isinstance(step, int):
+                self._stands = (self._round, step, task.order)
 
     def has_behind(self, task: TrainerTask) -> bool:
         """Whether the trainer has done this task of the open round already, and is not to do it again.
 
-        Of answers to public prompts only if what became of them is known too, or the step that uses them is done; else
-        the trainer is asked for them again, and gives the same.
+        Where it gives something, such as answers to public prompts, only if what became of that is known too, or the
+        task that uses it is done; else the trainer is asked for it again, and gives the same.
         """
-        if isinstance(task, Evaluate):
-            return bool(self._ledger.became_of(self._gate.view.place(EVALUATION, task.round)))
-        place = _PLACES.get(type(task))
-        if self._stands is None or place is None or task.round != self._round:
+        if not task.changes:
+            offers = task.offers
+            return bool(offers and self._ledger.became_of(self._gate.view.place(offers, task.round, task.of_step)))
+        if self._stands is None or task.round != self._round:
             return False
-        here, stands = (task.round, getattr(task, "step", 0), place), self._stands
-        if isinstance(task, GeneratePublic) and task.offer != "none" and here < stands:
-            self._passed_over.add(("public.responses", task.round, task.step))
-        return here < stands or (here == stands and not isinstance(task, GeneratePublic))
+        here, stands = (task.round, task.of_step, task.order), self._stands
+        if task.offers and here < stands:
+            self._passed_over.add((task.offers, task.round, task.of_step))
+        return here < stands or (here == stands and task.gives is None)
 
     def became_of(self, place: Place) -> str:
         """As the ledger's, of what the open round offered before the kill, and of figures; empty: it was not."""
@@ -532,7 +523,7 @@ class SiloRun:
     hands: Hands
     state: Any = None
     at: SiloRound = field(default_factory=SiloRound)
-    task: TrainerTask | MeasureHoldout | None = None
+    task: TrainerTask | None = None
     offered: set[Place] = field(default_factory=set)
     deadlines: list[tuple[float, str]] = field(default_factory=list)
     paused: bool = False
@@ -573,7 +564,7 @@ class SiloRun:
                 action = self._actions[0]
                 if isinstance(action, Train) and (self.busy or self.paused):
                     return
-                if isinstance(action, Train) and isinstance(action.task, PrivateStep | GeneratePublic):
+                if isinstance(action, Train) and action.task.order == FIRST:
                     self.task = self.hands.to_measure(self._loaded)
                     if self.busy or not self._actions:
                         return
@@ -608,23 +599,19 @@ class SiloRun:
 
     def _train(self, task: TrainerTask) -> SiloEvent | None:
         """Hand the trainer a task; or say at once that it is done, where it was before a kill."""
-        body: Buffer = b""
-        match task:
-            case LoadAdapter(_, digest):
-                body, self._loaded = self.hands.adapter(digest), task
-            case Evaluate(_, digest) if digest:
-                body = self.hands.adapter(digest)
-            case GeneratePublic(_, step):
-                self.hands.public_step(step)
-            case PublicStep():
-                body = codec.encode(task.donors)
+        digest = getattr(task, "digest", "") if task.reads_adapter else ""
+        body = self.hands.adapter(digest) if digest else task.body()
+        if isinstance(task, LoadAdapter):
+            self._loaded = task
+        if task.opens_exchange:
+            self.hands.public_step(task.of_step)
         if self._giver is not None:
             task = self._giver.complete(task)
-        elif isinstance(task, PrivateStep):
+        elif task.draws_rows:
             raise OperationError("the trainer has not said how many private prompts it has", code="TRAINER_CONFUSED")
         if self.hands.has_behind(task):
-            return TaskDone(task, skipped_body(task))
-        self.hands.train(fields_of(task), body)
+            return TaskDone(task, task.gives() if task.gives is not None else None)  # nothing is offered any more
+        self.hands.train(task.fields(), body)
         self.task = task
         return None
 
@@ -659,7 +646,7 @@ class SiloRun:
             OperationError: it is not the task it was given, or its values do not parse.
         """
         task, self.task = self.task, None
-        if task is None or fields.get("task") != type(task).__name__ or fields.get("round") != task.round:
+        if task is None or fields.get("task") != task.name or fields.get("round") != task.round:
             raise OperationError("the trainer finished a task that it was not given", code="TRAINER_CONFUSED")
         if self._task_is_void:
             self._task_is_void = False
@@ -675,20 +662,15 @@ class SiloRun:
             raise OperationError(
                 f"what the trainer offers does not parse: {error.message}", code="TRAINER_CONFUSED"
             ) from error
-        if isinstance(task, ExportDelta) and self._giver is not None and self._giver.training is not None:
+        if task.gives is pb.Factors and self._giver is not None and self._giver.training is not None:
             self.hands.trained(self._giver.training)
         self.feed(TaskDone(task, offered))
 
-    def _parsed(self, task: TrainerTask, body: Buffer) -> pb.PublicResponses | pb.Factors | pb.MetricsEval | None:
-        match task:
-            case GeneratePublic() | AnswerAhead():
-                return codec.decode(pb.PublicResponses, body)
-            case ExportDelta():
-                self._factors = decoded_factors(body)
-                return self._factors.header
-            case Evaluate():
-                return codec.decode(pb.MetricsEval, body)
-        return None
+    def _parsed(self, task: TrainerTask, body: Buffer) -> Message | None:
+        if task.gives is pb.Factors:
+            self._factors = decoded_factors(body)
+            return self._factors.header
+        return None if task.gives is None else codec.decode(task.gives, body)
 
 
 def plan_message(plan: Plan, schema: LoraSchema, *, resume: bool) -> LinkMessage:
@@ -700,16 +682,6 @@ def plan_message(plan: Plan, schema: LoraSchema, *, resume: bool) -> LinkMessage
     }  # fmt: skip
     fields = {"canonical_json": plan.canonical(), "lora_schema": told}
     return LinkMessage("plan", fields | ({"resume": True} if resume else {}))
-
-
-def skipped_body(task: TrainerTask) -> pb.PublicResponses | pb.MetricsEval | None:
-    """What stands for the answer to a task that is not given again: of it nothing is offered any more."""
-    match task:
-        case GeneratePublic():
-            return pb.PublicResponses()
-        case Evaluate():
-            return pb.MetricsEval()
-    return None
 
 
 # ---- the manager ---------------------------------------------------------------------------------------------
@@ -1156,7 +1128,7 @@ class RunManager:
         if isinstance(due, WireCode):
             self.abandon_round(due)
         elif due is not None:
-            self.train(fields_of(due), self.acceptance.payload(), self.acceptance.asked_digest)
+            self.train(due.fields(), self.acceptance.payload(), self.acceptance.asked_digest)
             return due
         return None
 

@@ -22,25 +22,20 @@ from fedsilo.protocol.method import (
     Committed,
     CoordinatorAction,
     CoordinatorEvent,
-    Evaluate,
-    ExportDelta,
     FinishRun,
-    GeneratePublic,
-    LoadAdapter,
     MessageArrived,
     Method,
     Offer,
     OfferSettled,
-    PublicStep,
     RunStarted,
     Send,
     SiloAction,
     SiloEvent,
     TaskDone,
     Train,
-    TrainerTask,
 )
 from fedsilo.protocol.plan import Plan
+from fedsilo.protocol.tasks import TrainerTask
 
 # Carries a task out and gives the body of the trainer's answer.
 DoTask = Callable[[TrainerTask, codec.Buffer], codec.Buffer]
@@ -153,21 +148,13 @@ class _Alone:
                 self.finished = action
 
     def _trained(self, task: TrainerTask) -> Message | None:
-        match task:
-            case Evaluate():
-                return pb.MetricsEval()
-            case LoadAdapter():
-                self.do(task, self.adapter)
-            case GeneratePublic():
-                return codec.decode(pb.PublicResponses, self.do(task, b""))
-            case PublicStep(donors=donors):
-                self.do(task, codec.encode(donors))
-            case ExportDelta():
-                self.upload = codec.decode_factors(self.do(task, b""))
-                return self.upload.header
-            case _:
-                self.do(task, b"")
-        return None
+        if task.gives is pb.MetricsEval and not task.changes:
+            return pb.MetricsEval()  # figures alone
+        body = self.do(task, self.adapter if task.reads_adapter else task.body())
+        if task.gives is pb.Factors:
+            self.upload = codec.decode_factors(body)
+            return self.upload.header
+        return None if task.gives is None else codec.decode(task.gives, body)
 
     def _commit(self) -> None:
         """What the coordinator would make of one upload (coordinator.aggregate), with the same canonical zeros."""

@@ -27,9 +27,9 @@ from fedsilo.files.task_files import read_tasks
 from fedsilo.protocol.averaging import initial_factors
 from fedsilo.protocol.codec import SMALL_PAYLOAD_BYTES_MAX, Buffer, canonical_json, encode_factors, sha256_hex
 from fedsilo.protocol.errors import ConflictError, NotFoundError, OperationError, UsageError
-from fedsilo.protocol.method import PrivateStep, PublicStep, TrainerTask
 from fedsilo.protocol.methods import method_named
 from fedsilo.protocol.plan import Plan, plan_from_canonical
+from fedsilo.protocol.tasks import TrainerTask
 from policies.model import Policy
 from policies.schema import LoraSchema
 from silo.config import Rollout, SiloConfig
@@ -49,7 +49,7 @@ from silo.guard.site import (
 from silo.guard.trainer_process.probing import probe_fields_beside_the_daemon, why_waived
 from silo.guard.trainer_process.supervisor import Supervisor, TrainerGone, TrainerSaid
 from silo.link import LinkClosed, LinkMessage
-from silo.measuring import PromptSet, fields_of
+from silo.measuring import MeasureHoldout, PromptSet
 from silo.report.alone import plan_alone, train_alone
 from silo.report.benefit import ARMS, DEFINITION, Answers, Arm, Holdout, compare
 from silo.sampling import TaskGiver
@@ -297,16 +297,16 @@ class ReportTrainer:
     def task(self, task: TrainerTask, body: Buffer) -> Buffer:
         """One step of local-only."""
         steps = self._plan.local_steps if self._plan else 0
-        if isinstance(task, PrivateStep | PublicStep) and task.step in {1, steps}:
+        if task.trains and task.of_step in {1, steps}:
             rounds = self._plan.rounds if self._plan else 0
-            self._say(f"local-only: round {task.round} of {rounds}, step {task.step} of {steps}")
+            self._say(f"local-only: round {task.round} of {rounds}, step {task.of_step} of {steps}")
         given = self._giver.complete(task) if self._giver else task
-        return self._ask(LinkMessage("task", fields_of(given), body), "done").body
+        return self._ask(LinkMessage("task", given.fields(), body), "done").body
 
     def measure(self, adapter: Buffer, samples: int, rows: PromptSet = "private") -> dict[str, Any]:
         """What a holdout says of an adapter; empty bytes for the base model. Raises OperationError."""
-        fields = {"task": "MeasureHoldout", "round": 0, "samples": samples, "rows": rows}
-        body = self._ask(LinkMessage("task", fields, adapter), "done").body
+        task = MeasureHoldout(samples, rows=rows)
+        body = self._ask(LinkMessage("task", task.fields(), adapter), "done").body
         try:
             verdicts = dict(json.loads(bytes(body)))
             size = len(verdicts["topics"])

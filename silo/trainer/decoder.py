@@ -5,8 +5,12 @@ parameters become views of it, so nothing is held twice; quantised ones (`quanti
 without padding; attention alone sees rows. The K answers to a prompt share it: it is computed once, and gradients flow
 through its keys and values.
 
-Axes: N tokens of a stream, S of them of prompts, P prompts, L longest prefix, r answers of a block, t the longest of
-them, D hidden, H heads, G key-value heads, E numbers of a head.
+Each differentiable piece of a layer has its gradient written out. Only activations and the LoRA factors get gradients,
+so a frozen weight costs one product in the backward pass and not two, and less is kept for it than automatic
+differentiation would keep. All of it is plain torch.
+
+Axes: N tokens of a stream, S of them of prompts, P prompts, L longest prefix, r answers of a block or rank, t the
+longest of them, D hidden or inputs, M outputs, H heads, G key-value heads, E numbers of a head, V vocabulary.
 """
 
 from __future__ import annotations
@@ -20,25 +24,469 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from fedsilo.protocol.errors import UsageError
+from silo.budgets import LOGITS_MAX
 from silo.trainer.batch import Stream
-from silo.trainer.layers import (
-    Factors,
-    JoinedFactors,
-    attention,
-    gather_rows,
-    is_narrow,
-    join_factors,
-    joined_linear,
-    low_rank_linear,
-    rms_norm,
-    room_for,
-    rotate,
-    swiglu,
-)
 from silo.trainer.quantised import QuantisedLinear, QuantisedWeight, side_by_side
+
+
+@dataclass(frozen=True)
+class Factors:
+    """What LoRA adds to some rows of a weight: rows `start` to `stop` of the output get scale * B A x.
+
+    a: [r, D], b: [stop - start, r], both float32 whatever the base is.
+    """
+
+    start: int
+    stop: int
+    a: Tensor
+    b: Tensor
+
+
+# Numbers of a row of bfloat16 are 16 bytes, which a GPU's fast products want rows to be a multiple of.
+ROOM_UNIT = 8
+
+
+def room_for(columns: int) -> int:
+    """Columns beside a weight for so many of factors."""
+    return -(-columns // ROOM_UNIT) * ROOM_UNIT
+
+
+def is_narrow(dtype: torch.dtype) -> bool:
+    """Whether a product's rounding to it may swallow what a low-rank product adds afterwards."""
+    return dtype.itemsize < torch.float32.itemsize
+
+
+def _beside(out: Tensor, rows: Sequence[tuple[int, int]], bs: Sequence[Tensor], scale: float) -> Tensor:
+    """scale * each B in a block of its own, zeros elsewhere. out: [M, room]."""
+    out.zero_()
+    column = 0
+    for (start, stop), b in zip(rows, bs, strict=True):
+        out[start:stop, column : column + b.shape[1]] = b.float() * scale
+        column += b.shape[1]
+    return out
+
+
+def _merged(weight: Tensor, rows: Sequence[tuple[int, int]], factors: Sequence[Tensor], scale: float) -> Tensor:
+    """W + scale B A on the rows that have factors, a copy. weight: [M, D]; factors: A and B in turn."""
+    whole = weight.clone()
+    for (start, stop), a, b in zip(rows, factors[0::2], factors[1::2], strict=True):
+        whole[start:stop].addmm_(b.to(weight.dtype), a.to(weight.dtype), alpha=scale)
+    return whole
+
+
+def _together(x: Tensor, u: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """One product of both parts, rounded once. x: [N, D]; u: [N, parts * r]; weight: [M, D + room]."""
+    parts = [x, u]
+    if unused := weight.shape[1] - x.shape[1] - u.shape[1]:
+        parts.append(x.new_zeros(len(x), unused))
+    return functional.linear(torch.cat(parts, 1), weight, bias)
+
+
+class _LowRankLinear(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        stored: Tensor | QuantisedWeight,
+        bias: Tensor | None,
+        scale: float,
+        rounds_once: bool,
+        roomy: Tensor | None,
+        rows: Sequence[tuple[int, int]],
+        *factors: Tensor,
+    ) -> Tensor:
+        ctx.scale, ctx.rows, ctx.rank, ctx.merged = scale, rows, factors[1].shape[1], False
+        ctx.quantised = None if isinstance(stored, Tensor) else stored
+        if isinstance(stored, Tensor) and rounds_once and not is_narrow(x.dtype):
+            ctx.merged = True
+            ctx.save_for_backward(x, stored, *factors)
+            return functional.linear(x, _merged(stored, rows, factors, scale), bias)
+        weight = stored if isinstance(stored, Tensor) else stored.whole(x.dtype)
+        a = torch.cat(factors[0::2]).to(x.dtype)  # [parts * r, D]
+        bs = [b.to(x.dtype) for b in factors[1::2]]
+        u = x @ a.T  # [N, parts * r]
+        rank = ctx.rank
+        if rounds_once and is_narrow(x.dtype):
+            if roomy is None:
+                room = _beside(weight.new_empty(len(weight), room_for(len(a))), rows, factors[1::2], scale)
+                whole = torch.cat([weight, room], 1)
+            else:
+                # .data: what a backward pass of before still holds of the weight has not been changed by this
+                whole = roomy.data
+                _beside(whole[:, x.shape[1] :], rows, factors[1::2], scale)
+            y = _together(x, u, whole, bias)  # [N, M]
+        else:
+            y = functional.linear(x, weight, bias)
+            for place, ((start, stop), b) in enumerate(zip(rows, bs, strict=True)):
+                y[:, start:stop].addmm_(u[:, place * rank : (place + 1) * rank], b.T, alpha=scale)
+        # Of a quantised weight the few bits are kept, and multiplied out once more in the backward pass.
+        ctx.save_for_backward(x, stored if isinstance(stored, Tensor) else None, a, u, *bs)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> Any:
+        scale, rows, rank = ctx.scale, ctx.rows, ctx.rank
+        wants = ctx.needs_input_grad[7:]  # of A and B in turn
+        if ctx.merged:
+            x, weight, *factors = ctx.saved_tensors
+            u: Any = None
+            a, bs = torch.cat(factors[0::2]).to(x.dtype), [b.to(x.dtype) for b in factors[1::2]]
+            if any(wants[1::2]):
+                u = x @ a.T
+        else:
+            x, weight, a, u, *bs = ctx.saved_tensors
+        v = None
+        if any(wants[0::2]) or not ctx.merged:
+            parts = [dy[:, start:stop] @ b for (start, stop), b in zip(rows, bs, strict=True)]
+            v = torch.cat(parts, dim=1)  # [N, parts * r]
+        dx = None
+        if ctx.needs_input_grad[0] and ctx.merged:
+            dx = dy @ _merged(weight, rows, factors, scale)  # [N, D]
+        elif ctx.needs_input_grad[0]:
+            whole = weight if ctx.quantised is None else ctx.quantised.whole(dy.dtype)
+            dx = (dy @ whole).addmm_(v, a, alpha=scale)
+        da = (v.T @ x).float() * scale if v is not None and any(wants[0::2]) else None  # [parts * r, D]
+        gradients: list[Tensor | None] = []
+        for place, (start, stop) in enumerate(rows):
+            part = slice(place * rank, (place + 1) * rank)
+            gradients.append(da[part] if da is not None and wants[2 * place] else None)
+            gradients.append((dy[:, start:stop].T @ u[:, part]).float() * scale if wants[2 * place + 1] else None)
+        return dx, None, None, None, None, None, None, *gradients
+
+
+class _QuantisedLinear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: QuantisedWeight, bias: Tensor | None) -> Tensor:
+        ctx.weight = weight
+        return functional.linear(x, weight.whole(x.dtype), bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> Any:
+        return dy @ ctx.weight.whole(dy.dtype), None, None
+
+
+def low_rank_linear(
+    x: Tensor,
+    weight: Tensor | QuantisedWeight,
+    bias: Tensor | None,
+    factors: Sequence[Factors],
+    scale: float,
+    *,
+    rounds_once: bool = True,
+    roomy: Tensor | None = None,
+) -> Tensor:
+    """x W^T + bias, and on the rows that have factors scale * x A^T B^T (Hu et al. 2021).
+
+    The factors stay apart from W: added to it in bfloat16, a step of lr 1e-5 survives in the mean over entries alone.
+    Some nine in ten stay as they are and the others jump by a whole spacing: noise of four times the step (measured).
+    In bfloat16 both products are one, [x, x A^T] [W, scale B]^T: rounded by itself, x W^T lies on a grid on which what
+    a small adapter adds is rounded away, every time and not by chance (docs/explain/agreement.md has the shares).
+    In float32 they are added to a copy of W: that rounds by 2^-24 of an entry, as the product itself does, and saves
+    two of six narrow products.
+
+    Args:
+        x: [N, D].
+        weight: [M, D], frozen.
+        bias: [M], frozen.
+        factors: of some rows of the weight, in their order.
+        scale: alpha / r.
+        rounds_once: false computes as vLLM and peft do, which round before they add.
+        roomy: [M, D + room], the memory that `weight` is the left part of, so that it need not be copied to have the
+            factors beside it. The right part is written over.
+
+    Returns:
+        [N, M] in the dtype of x.
+    """
+    if not factors:
+        if isinstance(weight, Tensor):
+            return functional.linear(x, weight, bias)
+        whole: Tensor = _QuantisedLinear.apply(x, weight, bias)
+        return whole
+    rows = [(each.start, each.stop) for each in factors]
+    flat = [tensor for each in factors for tensor in (each.a, each.b)]
+    y: Tensor = _LowRankLinear.apply(x, weight, bias, scale, rounds_once, roomy, rows, *flat)
+    return y
+
+
+@dataclass(frozen=True)
+class JoinedFactors:
+    """All factors of a projection as two matrices in the base's dtype: a [parts * r, D] one below the other, and
+    b [M, room] with scale * each B in a block of its own and zeros elsewhere.
+
+    Attributes:
+        whole: [M, D + room], the weight with b at its side in one piece of memory; None where they are apart.
+        merged: [M, D], the weight with the factors added to it; None where they are not.
+    """
+
+    a: Tensor
+    b: Tensor
+    whole: Tensor | None = None
+    merged: Tensor | None = None
+
+
+def join_factors(
+    factors: Sequence[Factors],
+    weight: Tensor | QuantisedWeight,
+    scale: float,
+    dtype: torch.dtype,
+    roomy: Tensor | None = None,
+) -> JoinedFactors:
+    """A copy: it does not follow what becomes of the factors.
+
+    Args:
+        factors: of some rows of the weight.
+        weight: [M, D].
+        scale: alpha / r.
+        dtype: of the base.
+        roomy: [M, D + room], the memory that `weight` is the left part of. b is written to the right part, over
+            what the last call wrote.
+    """
+    a = torch.cat([each.a.detach() for each in factors]).to(dtype)
+    outputs, inputs = weight.shape
+    room = torch.empty(outputs, room_for(len(a)), dtype=dtype, device=a.device) if roomy is None else roomy[:, inputs:]
+    rows = [(each.start, each.stop) for each in factors]
+    b = _beside(room, rows, [each.b.detach() for each in factors], scale)
+    if isinstance(weight, Tensor) and not is_narrow(dtype):
+        flat = [tensor.detach() for each in factors for tensor in (each.a, each.b)]
+        return JoinedFactors(a, b, merged=_merged(weight, rows, flat, scale))
+    return JoinedFactors(a, b, roomy)
+
+
+def joined_linear(x: Tensor, weight: Tensor | QuantisedWeight, bias: Tensor | None, joined: JoinedFactors) -> Tensor:
+    """`low_rank_linear` without gradients and with fewer products, for the many small batches of sampling."""
+    if joined.merged is not None:
+        return functional.linear(x, joined.merged, bias)
+    u = x @ joined.a.T
+    if joined.whole is not None:
+        return _together(x, u, joined.whole, bias)
+    whole = weight if isinstance(weight, Tensor) else weight.whole(x.dtype)
+    if is_narrow(x.dtype):
+        return _together(x, u, torch.cat([whole, joined.b], 1), bias)
+    return functional.linear(x, whole, bias).addmm_(u, joined.b[:, : u.shape[1]].T)
+
+
+class _RmsNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+        wide = x.float()
+        inverse = torch.rsqrt(wide.square().mean(-1, keepdim=True) + epsilon)  # [..., 1]
+        ctx.save_for_backward(x, inverse, weight)
+        return (wide * inverse).to(x.dtype) * weight
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> Any:
+        x, inverse, weight = ctx.saved_tensors
+        wide = x.float()
+        dn = (dy * weight).float()  # gradient of what was normalised
+        slope = (dn * wide).mean(-1, keepdim=True) * inverse.square()  # [..., 1]
+        return ((dn - wide * slope) * inverse).to(x.dtype), None, None
+
+
+def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    """x / sqrt(mean(x^2) + epsilon) * weight over the last axis (Zhang and Sennrich 2019), the weight frozen."""
+    y: Tensor = _RmsNorm.apply(x, weight, epsilon)
+    return y
+
+
+def _turned(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    half = x.shape[-1] // 2
+    first, second = x[..., :half], x[..., half:]
+    y = torch.empty_like(x)
+    torch.mul(first, cosine, out=y[..., :half]).addcmul_(second, sine, value=-1)
+    torch.mul(second, cosine, out=y[..., half:]).addcmul_(first, sine)
+    return y
+
+
+class _Rotate(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+        ctx.save_for_backward(cosine, sine)
+        return _turned(x, cosine, sine)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> Any:
+        cosine, sine = ctx.saved_tensors
+        return _turned(dy, cosine, -sine), None, None  # the inverse of a rotation turns back
+
+
+def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    """Rotary positions (Su et al. 2021), halves apart as in Llama. x: [N, H, E]; cosine, sine: [N, 1, E / 2]."""
+    y: Tensor = _Rotate.apply(x, cosine, sine)
+    return y
+
+
+class _SwiGlu(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, both: Tensor) -> Tensor:
+        ctx.save_for_backward(both)
+        gate, up = both.chunk(2, dim=-1)
+        return functional.silu(gate).mul_(up)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> Any:
+        (both,) = ctx.saved_tensors
+        gate, up = both.chunk(2, dim=-1)
+        half = gate.shape[-1]
+        dboth = torch.empty_like(both)
+        torch.mul(dy, functional.silu(gate), out=dboth[:, half:])
+        dboth[:, :half] = torch.ops.aten.silu_backward(dy * up, gate)
+        return dboth
+
+
+def swiglu(both: Tensor) -> Tensor:
+    """silu(gate) * up (Shazeer 2020). both: [N, 2 I], gate beside up; returns [N, I]."""
+    y: Tensor = _SwiGlu.apply(both)
+    return y
+
+
+class _GatherRows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, places: Tensor) -> Tensor:
+        ctx.save_for_backward(places)
+        ctx.rows = len(x)
+        return x.index_select(0, places.flatten()).view(*places.shape, *x.shape[1:])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> Any:
+        (places,) = ctx.saved_tensors
+        flat = dy.flatten(0, places.dim() - 1)
+        dx = torch.zeros(ctx.rows, *flat.shape[1:], dtype=torch.float32, device=dy.device)
+        return dx.index_add_(0, places.flatten(), flat.float()).to(dy.dtype), None
+
+
+def gather_rows(x: Tensor, places: Tensor) -> Tensor:
+    """x[places], whose gradient sums in float32 and, on a CPU, in one order whatever the number of threads.
+
+    Plain indexing adds its gradients atomically and in the dtype of x. On CUDA `index_add_` is atomic too, unless
+    `torch.use_deterministic_algorithms` is on.
+
+    Args:
+        x: [N, ...].
+        places: [...] of int64, of any shape; a row may be named many times.
+    """
+    y: Tensor = _GatherRows.apply(x, places)
+    return y
+
+
+def repeats_heads(device: torch.device) -> bool:
+    """Whether masked attention with shared keys wants them repeated: on CUDA the fused kernels take shared keys without
+    a mask alone, and torch falls back to one that writes all scores out (transformers, `integrations/sdpa_attention`).
+    """
+    return device.type == "cuda"
+
+
+def attention(query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | None = None, causal: bool = False) -> Tensor:
+    """softmax(q k^T / sqrt(E)) v.
+
+    Args:
+        query: [R, H, T, E].
+        key: [R, G, W, E], each for H / G heads that lie side by side.
+        value: [R, G, W, E].
+        mask: [R or 1, 1, T, W], added to the scores.
+        causal: query t sees keys 0 to t.
+
+    Returns:
+        [R, H, T, E].
+    """
+    shared = query.shape[1] // key.shape[1]
+    if shared > 1 and mask is not None and repeats_heads(query.device):
+        key, value = key.repeat_interleave(shared, dim=1), value.repeat_interleave(shared, dim=1)
+        shared = 1
+    return functional.scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, is_causal=causal, enable_gqa=shared > 1
+    )
+
+
+class _TokenLogp(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, head: Tensor, targets: Tensor, temperature: float, with_entropy: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        rows = max(LOGITS_MAX // head.shape[0], 1)
+        wanted = ctx.needs_input_grad[0]
+        logp = torch.empty(len(hidden), dtype=torch.float32, device=hidden.device)
+        entropy = torch.empty_like(logp) if with_entropy else None
+        slope = torch.empty_like(hidden) if wanted else None
+        entropy_slope = torch.empty_like(hidden) if wanted and with_entropy else None
+        for start in range(0, len(hidden), rows):
+            part = slice(start, start + rows)
+            chosen_place = targets[part, None]
+            logits = (hidden[part] @ head.T).float()  # [rows, V]
+            if temperature != 1.0:
+                logits /= temperature
+            logits -= logits.amax(1, keepdim=True)
+            chosen = logits.gather(1, chosen_place)
+            probability = logits.exp() if with_entropy else logits.exp_()
+            total = probability.sum(1, keepdim=True)
+            log_total = total.log()
+            logp[part] = (chosen - log_total).squeeze(1)
+            if not wanted and entropy is None:
+                continue
+            probability /= total
+            if entropy is not None:
+                logits -= log_total  # log p
+                each = -torch.bmm(probability.unsqueeze(1), logits.unsqueeze(2)).squeeze(2)  # [rows, 1]
+                entropy[part] = each.squeeze(1)
+                if entropy_slope is not None:
+                    # dH / dlogit_j = -p_j (log p_j + H)
+                    logits.add_(each).mul_(probability)
+                    torch.mul(logits.to(hidden.dtype) @ head, -1 / temperature, out=entropy_slope[part])
+            if slope is not None:
+                # 1 - p of the target before anything is rounded to the head's dtype: a near-certain token keeps its own
+                one = torch.ones_like(chosen)
+                torch.matmul(
+                    probability.neg_().scatter_add_(1, chosen_place, one).to(hidden.dtype), head, out=slope[part]
+                )
+                if temperature != 1.0:
+                    slope[part] /= temperature
+            del logits, probability  # else the next chunk's first product is made beside them
+        ctx.save_for_backward(slope, entropy_slope)
+        return logp, entropy
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dlogp: Tensor, dentropy: Tensor | None) -> Any:
+        slope, entropy_slope = ctx.saved_tensors
+        dhidden = dlogp.unsqueeze(1).to(slope.dtype) * slope
+        if entropy_slope is not None and dentropy is not None:
+            dhidden += dentropy.unsqueeze(1).to(slope.dtype) * entropy_slope
+        return dhidden, None, None, None, None
+
+
+def token_logp(
+    hidden: Tensor, head: Tensor, targets: Tensor, temperature: float, *, with_entropy: bool = False
+) -> tuple[Tensor, Tensor | None]:
+    """Log-probability of each target under the policy that the sampler used, logits / temperature, and the entropy.
+
+    The head is frozen, so the gradient to `hidden` is known in the forward pass, and is kept in place of the logits:
+    d logp / d hidden = sum_v (1[v = target] - p_v) head[v] / temperature. Beside what it returns and keeps, [N, D] in
+    the dtype of `hidden` once for each of the two, it holds at its peak one float32 buffer of `LOGITS_MAX` numbers, two
+    with the entropy, and where the head is narrower than float32 one more of the head's dtype.
+
+    Args:
+        hidden: [N, D].
+        head: [V, D], frozen.
+        targets: [N] token ids.
+        temperature: of the rollout.
+        with_entropy: the entropy in nats too.
+
+    Returns:
+        [N] and [N] or None, float32.
+    """
+    found: tuple[Tensor, Tensor | None] = _TokenLogp.apply(hidden, head, targets, temperature, with_entropy)
+    return found
+
 
 ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 # Kinds of rotary positions whose angles depend on the position alone, not on how long the text turns out to be.
@@ -112,6 +560,7 @@ class Decoder:
         self.key_value_heads: int = config.num_key_value_heads
         self.head_width = _head_width(config)
         self.embedding: Tensor = core.embed_tokens.weight.data
+        self.device = self.embedding.device
         self.head: Tensor = model.lm_head.weight.data
         self._scale = scale
         self._epsilon: float = config.rms_norm_eps
@@ -119,10 +568,6 @@ class Decoder:
         self._rotary = core.rotary_emb
         self.layers = [_layer(f"model.layers.{place}", layer, factors) for place, layer in enumerate(core.layers)]
         _DECODED.add(model)
-
-    @property
-    def device(self) -> torch.device:
-        return self.embedding.device
 
     @contextmanager
     def base_only(self) -> Iterator[None]:

@@ -19,11 +19,13 @@ and stays in the trainer's scratch folder, mode 0600, until another run begins t
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import hmac
 import json
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,14 +37,15 @@ from torch import Tensor
 
 from fedsilo.files.durable import make_private_directory, read_private, remove_durably, write_durably
 from fedsilo.protocol.codec import Buffer
-from fedsilo.protocol.errors import NotFoundError, OperationError
-from fedsilo.protocol.plan import Plan
+from fedsilo.protocol.errors import FedSiloError, NotFoundError, OperationError
+from fedsilo.protocol.methods import TASKS
+from silo.link import LinkMessage
 from silo.trainer.adapters.lora import LoraAdapter
-from silo.trainer.agreement_watch import PREFIX, AgreementWatch
+from silo.trainer.agreement import PREFIX
 from silo.trainer.batch import Answer
 from silo.trainer.data import PromptSet
-from silo.trainer.public import OwnAnswers
-from silo.trainer.step import Learner
+from silo.trainer.run import OpenStep, OwnAnswers, Position, Run
+from silo.trainer.scale_out import Processes
 
 # Raised whenever facts or tensors are laid out otherwise, so that another version's state is refused and not misread.
 FORMAT = 2
@@ -55,25 +58,6 @@ class StateRefused(OperationError):
     """A kept state cannot be gone on from; the message says why. The round is to be started over."""
 
     default_code = "STATE_REFUSED"
-
-
-@dataclass(frozen=True)
-class OpenStep:
-    """Own answers to the public prompts of a step between GeneratePublic and PublicStep."""
-
-    round: int
-    step: int
-    offer: str
-    own: tuple[OwnAnswers, ...]
-
-
-@dataclass(frozen=True)
-class Position:
-    """The last task that changed the session: LoadAdapter, PrivateStep, GeneratePublic or PublicStep."""
-
-    task: str
-    round: int
-    step: int
 
 
 @dataclass(frozen=True)
@@ -106,48 +90,34 @@ class SessionState:
         return Position(**self.facts["position"])
 
 
-class ResumableRun(Protocol):
-    """The part of an open run that changes with its tasks."""
-
-    plan: Plan
-    adapter: LoraAdapter
-    learner: Learner
-    watch: AgreementWatch
-    public: PromptSet
-    base_digest: str
-    open_step: OpenStep | None
-    donors_trained: int
-    position: Position | None
-
-
-def state_of(run: ResumableRun, *, silo: str, split: str, processes: int) -> SessionState:
+def state_of(run: Run) -> SessionState:
     """Copies, so that the run may go on. Raises OperationError: no task has changed anything yet."""
     if run.position is None:
         raise OperationError("no adapter was loaded, so there is no state to keep")
-    agreed, found = run.watch.state()
+    agreed, found = run.engine.watch.state()
     facts = {
         "format": FORMAT,
         "run": run.plan.run,
         "plan": run.plan.digest,
-        "silo": silo,
-        "split": split,
+        "silo": run.material.silo,
+        "split": run.split.digest,
         "position": dataclasses.asdict(run.position),
         "base_digest": run.base_digest,
         "donors_trained": run.donors_trained,
         "open_step": None if run.open_step is None else _open_step_fields(run.open_step),
         "agreement": agreed,
-        "surroundings": surroundings(run.adapter, processes),
+        "surroundings": surroundings(run.adapter, run.processes),
     }
     return SessionState(facts, run.adapter.state() | run.learner.state() | found)
 
 
-def restore(run: ResumableRun, state: SessionState, *, silo: str, split: str) -> None:
+def restore(run: Run, state: SessionState) -> None:
     """Make a run that has just begun stand where the state was taken. Raises StateRefused: nothing was changed."""
-    facts = state.facts
+    facts, silo = state.facts, run.material.silo
     for name, mine in (("format", FORMAT), ("run", run.plan.run), ("plan", run.plan.digest), ("silo", silo)):
         if facts.get(name) != mine:
             raise StateRefused(f"the kept state is of {name} {str(facts.get(name))[:64]!r}, not {str(mine)[:64]!r}")
-    if facts.get("split") != split:
+    if facts.get("split") != run.split.digest:
         raise StateRefused("the private rows, or which of them are held out, are not those of the kept state")
     adapter_names, held = run.adapter.state(), {name: tuple(each.shape) for name, each in state.tensors.items()}
     lacking = sorted(name for name, each in adapter_names.items() if held.get(name) != tuple(each.shape))
@@ -158,7 +128,7 @@ def restore(run: ResumableRun, state: SessionState, *, silo: str, split: str) ->
         position, donors_trained = Position(**facts["position"]), int(facts["donors_trained"])
         base_digest = str(facts["base_digest"])
         others = {name: each for name, each in state.tensors.items() if name not in adapter_names}
-        restore_watch = run.watch.ready_to_restore(facts["agreement"], others)
+        restore_watch = run.engine.watch.ready_to_restore(facts["agreement"], others)
         run.learner.restore({name: each for name, each in others.items() if not name.startswith(PREFIX)})
     except (KeyError, TypeError, ValueError) as error:
         raise StateRefused(f"the kept state lacks or misstates {error}") from error
@@ -283,3 +253,100 @@ def from_bytes(data: bytes, key: bytes) -> SessionState:
     except (KeyError, TypeError, ValueError, safetensors.SafetensorError) as error:
         raise StateRefused(f"the kept state cannot be read: {str(error)[:200]}") from error
     return SessionState(facts, tensors, given)
+
+
+class SharedStateFile(StateFile):
+    """Process 0's file; the others go on from what it read."""
+
+    def __init__(self, file: StateFile, group: Processes) -> None:
+        self.__dict__.update(file.__dict__)
+        self._group = group
+        self.is_written_here = group.rank == 0  # the others need not so much as make the copies
+
+    def save(self, state: SessionState) -> None:
+        if self._group.rank == 0:
+            super().save(state)
+
+    def discard(self) -> None:
+        if self._group.rank == 0:
+            super().discard()
+
+    def read(self) -> bytes | None:
+        data, trouble = None, ""
+        if self._group.rank == 0:
+            try:
+                data = super().read()
+            except FedSiloError as error:
+                trouble = error.message
+        there, trouble = self._group.gather([data is not None, trouble])[0]
+        if trouble:
+            raise StateRefused(trouble)
+        return self._group.broadcast(data or b"") if there else None
+
+
+class Resumable(Protocol):
+    """A session, as far as its state is kept and gone on from."""
+
+    def state(self) -> SessionState: ...
+    def restore(self, state: SessionState) -> bool: ...
+
+
+class KeptState:
+    """Args:
+    session: whose state it is.
+    file: where it is kept.
+    """
+
+    def __init__(self, session: Resumable, file: StateFile) -> None:
+        self._session = session
+        self._file = file
+        self._again: Given | None = None
+
+    def begin(self, *, resume: bool) -> dict[str, Any]:
+        """After `begin_run`: go on from what is kept, or forget it.
+
+        Returns:
+            Fields of `planned`, none unless `resume`: `resumed` {task, round, step, exact}, or null and `not_resumed`,
+            a sentence. exact: what follows has the bits of an undisturbed run.
+        """
+        try:
+            if not resume:
+                self._file.discard()
+                return {}
+            state = self._file.load()
+            if state is None:
+                return {"resumed": None, "not_resumed": "no state was kept"}
+            exact = self._session.restore(state)
+        except FedSiloError as error:
+            return {"resumed": None, "not_resumed": error.message} if resume else {}
+        self._again = state.given
+        return {"resumed": {**dataclasses.asdict(state.position), "exact": exact}}
+
+    def answer_to(self, task: LinkMessage) -> LinkMessage | None:
+        """The answer to a task that was done before the trainer was killed, if the guard asks for that one again."""
+        given, self._again = self._again, None
+        if given is None or not given.answers(task.fields, task.body):
+            return None
+        return LinkMessage("done", given.answer, given.body)
+
+    def keep(self, task: LinkMessage, answer: LinkMessage) -> None:
+        """Before the answer goes out. A disk that refuses costs the state and not the step: that is said in the log."""
+        kind = TASKS.get(str(task.fields.get("task")))
+        if kind is None or not kind.changes or not self._file.is_written_here:
+            return
+        given = Given(task.fields, hashlib.sha256(task.body).hexdigest(), answer.fields, answer.body)
+        try:
+            self._file.save(dataclasses.replace(self._session.state(), given=given))
+        except OperationError as error:
+            with contextlib.suppress(OSError):  # the log may lie on the same disk
+                sys.stderr.write(f"warning: the session's state is not kept: {error.message}\n")
+
+
+def kept_state(
+    session: Resumable, scratch: Path | None, site_secret: bytes, group: Processes | None = None
+) -> KeptState | None:
+    """None without a scratch folder: then nothing is kept, and a killed trainer starts the round over."""
+    if scratch is None:
+        return None
+    file = StateFile(scratch, site_secret)
+    return KeptState(session, file if group is None else SharedStateFile(file, group))

@@ -35,11 +35,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from fedsilo.protocol.errors import FedSiloError, OperationError, PeerError, UsageError
 from silo.link import LinkClosed, LinkMessage, MessageLink
-from silo.trainer import memory_failure
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+OUT_OF_MEMORY = "OUT_OF_MEMORY"  # code of a failure for want of memory
 BAD_TASK = "BAD_TASK"  # code of a task that is refused as it stands, before any work
 PROCESSES_MAX = 1024
 # Between two messages of the guard nobody talks, maybe for days. A process that dies closes its connections, and those
@@ -193,7 +193,7 @@ class Processes:
             told = [failure.code, failure.message]
         elif failure is not None:
             name = type(failure).__name__
-            told = [memory_failure.CODE if memory_failure.is_memory_failure(failure) else "PROCESS_FAILED", name]
+            told = [OUT_OF_MEMORY if is_memory_failure(failure) else "PROCESS_FAILED", name]
         others = self.gather(told)
         for rank, other in enumerate(others):
             if failure is None and other is not None:
@@ -299,3 +299,18 @@ def left_alone(error: RuntimeError) -> bool:
     """Whether a process failed because another one had ended; torch says so by a plain RuntimeError of its backend."""
     words = str(error).lower()
     return not isinstance(error, ProcessLost) and any(word in words for word in ("gloo", "connection", "nccl"))
+
+
+# torch raises a class of its own for an accelerator alone; for the machine's memory a plain RuntimeError.
+_CPU_WORDS = ("defaultcpuallocator", "can't allocate memory")
+
+
+def is_memory_failure(error: BaseException) -> bool:
+    """Return True if a failure is about memory, as torch, numpy or Python itself raise it.
+
+    What it does not see: a process that the kernel kills, which raises nothing.
+    """
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    words = str(error).lower()
+    return isinstance(error, RuntimeError) and any(each in words for each in _CPU_WORDS)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
@@ -24,7 +24,7 @@ from silo.budgets import SCORES_MAX
 from silo.trainer import objective
 from silo.trainer.adapters.lora import LoraAdapter
 from silo.trainer.batch import Answer, Group, Padding, Stream, stream_of
-from silo.trainer.layers import token_logp
+from silo.trainer.decoder import token_logp
 from silo.trainer.scale_out import Processes, dealt
 
 T = TypeVar("T")
@@ -134,7 +134,7 @@ class Learner:
         figures = _Figures()
         for epoch in range(plan.optimiser.epochs):
             self._optimiser.zero_grad(set_to_none=True)
-            figures.start_epoch()
+            figures.deviation = []
             self.together(lambda first=epoch == 0: self._backward_all(parts, figures, first=first))  # type: ignore[misc]
             for parameter in self._adapter.parameters:
                 # no part may be left when every group lacks signal; momentum and weight decay still act
@@ -148,7 +148,7 @@ class Learner:
                 ).backward()
             norm = torch.nn.utils.clip_grad_norm_(self._adapter.parameters, plan.optimiser.grad_norm_max)
             figures.grad_norm = float(norm)
-            self._agree(lambda: _refuse_not_finite(figures.grad_norm))
+            self._refuse_not_finite(figures.grad_norm)
             self._optimiser.step()
         if self._group is not None:
             self._group.require_equal(self._adapter.parameters)
@@ -170,8 +170,13 @@ class Learner:
                 return work()
         return self._group.together(work)
 
-    def _agree(self, judge: Callable[[], None]) -> None:
-        """Of what all processes hold alike; where one has a reason to stop, all stop."""
+    def _refuse_not_finite(self, norm: float) -> None:
+        """Of a sum that all processes hold alike; where one has a reason to stop, all stop."""
+
+        def judge() -> None:
+            if not math.isfinite(norm):
+                raise OperationError("the gradient is not finite; the step was not applied", code="NOT_FINITE")
+
         if self._group is None:
             judge()
         else:
@@ -261,10 +266,10 @@ class Learner:
         wants_all = settings.kl_coefficient > 0 or settings.entropy_coefficient > 0
         trained = (weights > 0) & (torch.ones_like(kept) if wants_all else advantage != 0)  # [R]
         rows = [row for row, wanted in enumerate(trained.tolist()) if wanted]
-        share = self._share(groups, answers, rows)
         parts = []
-        own = self._cut(groups, answers, share)
-        for number, chosen in enumerate(self._filled_up(own, rows)):
+        own = self._cut(groups, answers, self._share(groups, answers, rows, self._group) if self._group else rows)
+        passes = self._filled_up(own, rows, self._group) if self._group and self._equal_passes else own
+        for number, chosen in enumerate(passes):
             places = sorted({answers[row][0] for row in chosen})
             local = {place: index for index, place in enumerate(places)}
             stream = stream_of(
@@ -283,25 +288,23 @@ class Learner:
             parts.append(_Part(stream, weights_of, advantages_of, is_donor, donor_tokens, counts))
         return parts
 
+    @staticmethod
     def _share(
-        self, groups: Sequence[Group], answers: Sequence[tuple[int, Answer]], rows: Sequence[int]
+        groups: Sequence[Group], answers: Sequence[tuple[int, Answer]], rows: Sequence[int], among: Processes
     ) -> Sequence[int]:
         """Of the rows that are trained on, this process's: whole prompts, dealt out by tokens."""
-        if self._group is None:
-            return rows
         tokens = {answers[row][0]: len(groups[answers[row][0]].prompt_ids) for row in rows}
         for row in rows:
             tokens[answers[row][0]] += len(answers[row][1].ids)
         places = sorted(tokens)
-        mine = dealt([tokens[place] for place in places], self._group.size)[self._group.rank]
+        mine = dealt([tokens[place] for place in places], among.size)[among.rank]
         chosen = {places[each] for each in mine}
         return [row for row in rows if answers[row][0] in chosen]
 
-    def _filled_up(self, own: list[list[int]], rows: Sequence[int]) -> list[list[int]]:
+    @staticmethod
+    def _filled_up(own: list[list[int]], rows: Sequence[int], among: Processes) -> list[list[int]]:
         """As many passes as any process makes. What is added is a row of anybody's, and will count for nothing."""
-        if self._group is None or not self._equal_passes:
-            return own
-        most = max(self._group.gather(len(own)))
+        most = max(among.gather(len(own)))
         return own + [list(rows[:1])] * (most - len(own))
 
     def _cut(
@@ -371,23 +374,22 @@ class Learner:
             figures.add_ratio(logp, part, settings, first=first)
 
 
-def _refuse_not_finite(norm: float) -> None:
-    if not math.isfinite(norm):
-        raise OperationError("the gradient is not finite; the step was not applied", code="NOT_FINITE")
-
-
+@dataclass
 class _Figures:
-    """Sums over the parts of a step, on the device until `summary` reads them all at once."""
+    """Sums over the parts of a step, on the device until `summary` reads them all at once.
 
-    def __init__(self) -> None:
-        self.grad_norm = 0.0
-        self._sums: dict[str, Tensor] = {}
-        self._tokens = self._donor_tokens = self._clippable = 0
-        self._deviation_first: list[Tensor] = []
-        self._deviation: list[Tensor] = []
+    Attributes:
+        grad_norm: before clipping, of the last epoch.
+        deviation: largest |rho - 1| of each part, of the epoch that is under way.
+    """
 
-    def start_epoch(self) -> None:
-        self._deviation = []
+    grad_norm: float = 0.0
+    deviation: list[Tensor] = field(default_factory=list)
+    _deviation_first: list[Tensor] = field(default_factory=list)
+    _sums: dict[str, Tensor] = field(default_factory=dict)
+    _tokens: int = 0
+    _donor_tokens: int = 0
+    _clippable: int = 0
 
     def add_sum(self, name: str, per_token: Tensor) -> None:
         more = per_token.detach().sum(dtype=torch.float64)
@@ -395,9 +397,9 @@ class _Figures:
 
     def add_ratio(self, logp: Tensor, part: _Part, settings: Objective, *, first: bool) -> None:
         assert part.logp_old is not None  # noqa: S101  # set by the first forward of the same call
-        self._deviation.append((objective.ratio_of(logp, part.logp_old) - 1).abs().max().double())
+        self.deviation.append((objective.ratio_of(logp, part.logp_old) - 1).abs().max().double())
         if first:
-            self._deviation_first = self._deviation
+            self._deviation_first = self.deviation
             self._tokens += len(logp)
             self._donor_tokens += part.donor_tokens
             self.add_sum("own", logp.masked_fill(part.is_donor, 0.0))
@@ -419,7 +421,7 @@ class _Figures:
         collected = {
             **self._sums,
             **{f"first {place}": each for place, each in enumerate(self._deviation_first)},
-            **{f"last {place}": each for place, each in enumerate(self._deviation)},
+            **{f"last {place}": each for place, each in enumerate(self.deviation)},
         }
         values = torch.stack(list(collected.values())).tolist() if collected else []
         read = dict(zip(collected, values, strict=True))

@@ -7,6 +7,11 @@ It holds the private data and the model, and no key and no network: the link to 
 (design 2). The order of a life: offline settings, dial, `probe` -> `probed`, and only in a sandbox that suffices
 `configure` -> load -> refuse further connections -> `ready`; then `plan` and `task` messages until `stop` or until the
 guard is gone.
+
+What keeps an honest trainer from reaching out by accident are offline settings and a Python audit hook (`Refusals`):
+libraries that phone home, look up a hub, resolve a name or start a program do so through Python, and raise there
+instead (T10). Not covered: code that leaves Python (ctypes, a C extension), or that alters this module. The sandbox
+around the process (namespaces, another user, a container) hold those; the guard probes them.
 """
 
 from __future__ import annotations
@@ -19,24 +24,202 @@ import platform
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedsilo.files.extras import not_installed
+from fedsilo.files.task_files import STANDARD, FieldNames
 from fedsilo.protocol.errors import FedSiloError, NotAllowedError, NotFoundError, OperationError, UsageError
 from fedsilo.protocol.plan import plan_from_canonical
-from silo.link import Link, LinkClosed, LinkMessage, LinkRefused, LinkSecurity, MessageLink, dial
-from silo.trainer import memory_failure
-from silo.trainer.configuration import Configuration, configuration_from
-from silo.trainer.fences import Refusals, set_offline, verify_hub_offline, verify_offline
-from silo.trainer.scale_out import Follower, Leader, Place, left_alone, start_others, started_by_a_launcher
-from silo.trainer.screen_index import provide_index
+from silo.budgets import CACHE_BYTES, MICROBATCH_TOKENS
+from silo.link import OFFLINE, Link, LinkClosed, LinkMessage, LinkRefused, LinkSecurity, MessageLink, dial
+from silo.trainer.data import IndexSettings, provide_index, settings_from
+from silo.trainer.rollout.engine import RolloutPlace, place_from
+from silo.trainer.scale_out import (
+    OUT_OF_MEMORY,
+    Follower,
+    Leader,
+    Place,
+    is_memory_failure,
+    left_alone,
+    start_others,
+    started_by_a_launcher,
+)
+
+GRADING_MODULE = "fedsilo.grading.worker"
+
+# Events of sys.audit that make or use a connection. Reading and writing one already open raises no event.
+_NETWORK_EVENTS = frozenset(
+    {
+        "socket.__new__",
+        "socket.bind",
+        "socket.connect",
+        "socket.sendto",
+        "socket.sendmsg",
+        "socket.getaddrinfo",
+        "socket.gethostbyname",
+        "socket.gethostbyaddr",
+        "socket.getnameinfo",
+        "urllib.Request",
+    }
+)
+_AF_UNIX, _SOCK_STREAM = 1, 1
+_PROCESS_EVENTS = frozenset({"os.system", "os.exec", "os.posix_spawn", "os.fork", "os.forkpty", "pty.spawn"})
+
+
+def set_offline(environment: MutableMapping[str, str]) -> None:
+    """Fill in what is not set. Call before a Hugging Face library is imported: they read it once."""
+    for name, value in OFFLINE.items():
+        environment.setdefault(name, value)
+
+
+def verify_offline(environment: Mapping[str, str]) -> None:
+    """Raises UsageError: a variable is missing or says otherwise."""
+    for name, value in OFFLINE.items():
+        if environment.get(name) != value:
+            raise UsageError(
+                f"the trainer runs with {name}={environment.get(name)!r}; it must be {value!r}",
+                hint=f"start it with {name}={value}, or leave it unset",
+            )
+
+
+def verify_hub_offline(modules: Mapping[str, Any]) -> None:
+    """Raises UsageError: the hub library was imported before its variable was set. modules: sys.modules."""
+    hub = modules.get("huggingface_hub.constants")
+    if hub is not None and not hub.HF_HUB_OFFLINE:
+        raise UsageError("huggingface_hub was loaded before the trainer could switch it offline")
+
+
+class Refusals:
+    """The audit hook. Once installed it stays; `paused` lets the guard's probes test the sandbox behind it.
+
+    Where rollouts come from servers, unix stream sockets may be made and connected to the paths of `allow`, word for
+    word. What is said there is not looked at: the guard starts these servers in sandboxes of their own.
+    """
+
+    def __init__(self) -> None:
+        self._paused = False
+        self._sockets: frozenset[str] = frozenset()
+        self.refused = 0
+
+    def install(self) -> None:
+        sys.addaudithook(self._hook)
+
+    def allow(self, *sockets: Path) -> None:
+        """The unix sockets of rollout servers: the only addresses that may be connected to. Call before `install`."""
+        self._sockets = frozenset(map(str, sockets))
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        self._paused = True
+        try:
+            yield
+        finally:
+            self._paused = False
+
+    def _hook(self, event: str, arguments: tuple[object, ...]) -> None:
+        if self._paused:
+            return
+        if event in _NETWORK_EVENTS or event in _PROCESS_EVENTS:
+            if self._sockets and self._leads_to_a_rollout_server(event, arguments):
+                return
+            self._refuse(event)
+        if event == "subprocess.Popen" and not is_grading_command(arguments):
+            self._refuse(event)
+
+    def _leads_to_a_rollout_server(self, event: str, arguments: tuple[object, ...]) -> bool:
+        """True for a unix stream socket that is made, and for one that is connected to a path that was allowed."""
+        if event == "socket.__new__":
+            return arguments[1:3] == (_AF_UNIX, _SOCK_STREAM)
+        return event == "socket.connect" and arguments[1] in self._sockets
+
+    def _refuse(self, event: str) -> None:
+        self.refused += 1
+        raise PermissionError(f"the trainer may not do this: {event}")
+
+
+def is_grading_command(arguments: tuple[object, ...]) -> bool:
+    """True for this interpreter running the grading child, the one program a trainer starts.
+
+    Args:
+        arguments: of the audit event `subprocess.Popen`: (executable, argument list, folder, environment).
+    """
+    command = arguments[1] if len(arguments) > 1 else None
+    if not isinstance(command, list | tuple):
+        return False
+    words = [os.fsdecode(word) for word in command if isinstance(word, str | bytes | os.PathLike)]
+    return words[:4] == [sys.executable, "-P", "-m", GRADING_MODULE]
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """The `configure` message. Paths are as the trainer sees them inside its sandbox."""
+
+    silo: str
+    model_path: Path
+    load: str
+    private: tuple[Path, ...]
+    verifier: str
+    public_path: Path
+    public_verifier: str
+    held_out_path: Path
+    held_out_verifier: str
+    site_secret: bytes = field(repr=False)
+    threads: int
+    microbatch_tokens: int
+    cache_bytes: int
+    checkpointing: bool
+    shard_base: bool
+    scratch: Path | None
+    holdout_share: float = 0.0
+    fields: FieldNames = STANDARD
+    template: str | None = None  # as in `TextCodec`
+    screen_index: IndexSettings | None = None
+    own_verifiers_sha256: str | None = None  # as the guard finds them; None: not compared
+    rollout: RolloutPlace | None = None  # None: the embedded engine
+    agreement: dict[str, float] = field(default_factory=dict)  # of the engine with the trainer; empty: the defaults
+
+
+def configuration_from(fields: dict[str, Any]) -> Configuration:
+    """Raises UsageError: a field is missing or of another type."""
+    try:
+        scratch = fields.get("scratch")
+        return Configuration(
+            silo=str(fields["silo"]),
+            model_path=Path(fields["model"]["path"]),
+            load=str(fields["model"]["load"]),
+            private=tuple(Path(path) for path in fields["private"]),
+            verifier=str(fields["verifier"]),
+            public_path=Path(fields["public"]["path"]),
+            public_verifier=str(fields["public"]["verifier"]),
+            held_out_path=Path(fields["held_out"]["path"]),
+            held_out_verifier=str(fields["held_out"]["verifier"]),
+            site_secret=bytes.fromhex(fields["site_secret"]),
+            threads=int(fields.get("threads") or 1),
+            microbatch_tokens=int(fields.get("microbatch_tokens") or MICROBATCH_TOKENS),
+            cache_bytes=int(fields.get("cache_bytes") or CACHE_BYTES),
+            checkpointing=bool(fields.get("checkpointing")),
+            shard_base=bool(fields.get("shard_base")),
+            scratch=Path(scratch) if scratch else None,
+            holdout_share=float(fields.get("holdout_share") or 0.0),
+            fields=FieldNames(**fields.get("fields", {})),
+            template=fields.get("template"),
+            screen_index=settings_from(fields.get("screen_index")),
+            own_verifiers_sha256=fields.get("own_verifiers_sha256"),
+            rollout=place_from(fields.get("rollout")),
+            agreement={str(name): float(value) for name, value in dict(fields.get("agreement") or {}).items()},
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise UsageError(f"the trainer's configuration lacks or misstates {error}") from error
+
 
 if TYPE_CHECKING:
     from fedsilo.grading.worker import GradingProcess
     from silo.trainer.grading import Grader
-    from silo.trainer.kept_state import KeptState
+    from silo.trainer.resume import KeptState
     from silo.trainer.scale_out import Processes
     from silo.trainer.session import Session
 
@@ -172,9 +355,10 @@ class Worker:
         from fedsilo.grading.reference_checks import full_check
         from fedsilo.sandbox.probes import surroundings
         from silo.trainer.agreement import limits_from
-        from silo.trainer.kept_state import kept_state
-        from silo.trainer.session import Material, Session
-        from silo.trainer.text import load_codec
+        from silo.trainer.data import load_codec
+        from silo.trainer.resume import kept_state
+        from silo.trainer.run import Material
+        from silo.trainer.session import Session
 
         verify_offline(os.environ)
         verify_hub_offline(sys.modules)
@@ -289,7 +473,7 @@ class Worker:
         return LinkMessage("planned", {"overlong": overlong, "private_prompts": session.private_prompts, **begun})
 
     def _task(self, message: LinkMessage) -> LinkMessage:
-        from silo.trainer.task_fields import task_from_fields
+        from silo.trainer.tasks import task_from_fields
 
         if self._kept is not None and (again := self._kept.answer_to(message)) is not None:
             return again
@@ -299,11 +483,11 @@ class Worker:
         except Exception as error:
             if (group := self._group()) is not None:
                 group.require_agreed(error)
-            if not memory_failure.is_memory_failure(error):
+            if not is_memory_failure(error):
                 raise
             raise OperationError(
                 "the trainer's memory does not suffice; lower trainer.microbatch_tokens or trainer.cache_bytes",
-                code=memory_failure.CODE,
+                code=OUT_OF_MEMORY,
             ) from error
         fields = {"task": type(task).__name__, "round": task.round, "step": getattr(task, "step", 0)}
         failures = {

@@ -17,11 +17,10 @@ from torch import Tensor
 
 from silo.trainer import agreement
 from silo.trainer.adapters.lora import LoraAdapter, LoraShape
-from silo.trainer.agreement import AnswerFigures, Limits
-from silo.trainer.agreement_watch import AgreementWatch, Probe, Row
+from silo.trainer.agreement import AgreementWatch, AnswerFigures, Limits, Probe, Row
 from silo.trainer.batch import Answer, Group
-from silo.trainer.rollout.embedded import EmbeddedEngine, Question, Rollout
-from silo.trainer.rollout.engine import Rows
+from silo.trainer.rollout.embedded import EmbeddedEngine
+from silo.trainer.rollout.engine import Question, Rollout, Rows
 from silo.trainer.step import Learner
 from tests.algorithms.tiny import ALPHA, RANK, make_model, make_plan, make_shape, random_factors
 

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from fedsilo.protocol.method import LoadAdapter, PrivateStep
+from fedsilo.protocol.tasks import LoadAdapter, PrivateStep
 from silo.trainer.quantised import load_quantised
-from silo.trainer.session import Material
+from silo.trainer.run import Material
 from silo.trainer.worker import load_model
 from tests.algorithms import tiny
 

@@ -21,18 +21,19 @@ import torch
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.codec import decode
 from fedsilo.protocol.errors import OperationError
-from fedsilo.protocol.method import Evaluate, GeneratePublic, LoadAdapter, PrivateStep, PublicStep
 from fedsilo.protocol.plan import Plan
+from fedsilo.protocol.tasks import Evaluate, GeneratePublic, LoadAdapter, PrivateStep, PublicStep
 from silo.trainer.adapters.lora import LoraAdapter
-from silo.trainer.agreement import Limits
-from silo.trainer.agreement_watch import AgreementWatch
+from silo.trainer.agreement import AgreementWatch, Limits
 from silo.trainer.batch import Answer, Group
+from silo.trainer.grading import shared_grader
 from silo.trainer.resume import StateFile
-from silo.trainer.rollout.embedded import EmbeddedEngine, Question
+from silo.trainer.rollout.chosen import LedEngine
+from silo.trainer.rollout.embedded import EmbeddedEngine
+from silo.trainer.rollout.engine import Question
 from silo.trainer.scale_out import Place, Processes, ProcessLost
 from silo.trainer.session import Session
 from silo.trainer.sharding import ShardedBase
-from silo.trainer.shared_work import LedEngine, shared_grader
 from silo.trainer.step import Learner
 from tests.algorithms.test_T22_resume import SECRET, bare_session
 from tests.algorithms.tiny import make_adapter, make_model, make_plan, make_shape, random_factors, start_payload
@@ -194,7 +195,7 @@ def memory_short(group: Processes) -> list[Any]:
     time and go on, and then do the step; and both go on after a task that is none. Last, each fails at what nobody
     agreed on, by an error of anybody's or by one of this trainer's own."""
     from silo.link import LinkMessage
-    from silo.trainer import session as session_module
+    from silo.trainer.tasks import public_step
     from silo.trainer.worker import Worker
 
     session, shape = shared_session(group)
@@ -209,7 +210,7 @@ def memory_short(group: Processes) -> list[Any]:
     fields = {"task": "PublicStep", "round": 1, "step": 2, "swap": "replace"}
     task = LinkMessage("task", fields, donors.SerializeToString(deterministic=True))
     assert session._run is not None
-    module: Any = session_module
+    module: Any = public_step
     learner, bound = session._run.learner, module.swap_bound
     snapshot = learner._snapshot
 
@@ -230,7 +231,7 @@ def memory_short(group: Processes) -> list[Any]:
         def broken(error: Exception = alone) -> None:
             raise error
 
-        session._run.engine.rest = broken  # type: ignore[method-assign]
+        session._run.engine.engine.rest = broken  # type: ignore[method-assign]
         try:
             worker._answer(LinkMessage("task", {"task": "PrivateStep", "round": 1, "step": 3, "rows": [0, 1]}))
         except ProcessLost as error:
@@ -282,7 +283,7 @@ class _Counting:
     def close(self) -> None: ...
 
     def generate(self, questions: Any, *, temperature: float, max_new_tokens: int) -> list[Any]:
-        from silo.trainer.rollout.embedded import Rollout
+        from silo.trainer.rollout.engine import Rollout
 
         return [(Rollout((_Counting.made,), True),)]
 

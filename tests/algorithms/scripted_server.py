@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 
 from silo.trainer.adapters.lora import LoraAdapter
-from silo.trainer.rollout.embedded import Question
-from silo.trainer.rollout.place import RolloutPlace, place_from
+from silo.trainer.rollout.engine import Question, RolloutPlace, place_from
 from silo.trainer.rollout.vllm_server import VllmEngine
 from tests.algorithms import tiny
 

@@ -14,10 +14,10 @@ import pytest
 
 from fedsilo.protocol import codec
 from fedsilo.protocol._generated import federation_pb2 as pb
-from fedsilo.protocol.method import GeneratePublic, LoadAdapter
+from fedsilo.protocol.tasks import GeneratePublic, LoadAdapter
 from silo.guard.messages import Allowed, Denied
 from silo.trainer.agreement import Limits
-from silo.trainer.rollout.embedded import Question, Rollout
+from silo.trainer.rollout.engine import Question, Rollout
 from silo.trainer.session import Session
 from tests.algorithms.tiny import Row, make_session, start_payload
 from tests.policies import setting
@@ -96,7 +96,7 @@ def public_message(*, leaks: dict[int, str] | None = None, alias: int = 0, grade
     payload, digest = start_payload(shape)
     session.carry_out(LoadAdapter(1, digest), payload)
     assert session._run is not None
-    session._run.engine = Engine(  # type: ignore[assignment]
+    session._run.engine.engine = Engine(
         words, ["it is 12", "it is 9"], leaks=leaks or {}, name=session._run.adapter.name(), alias=alias
     )
     return codec.decode(pb.PublicResponses, session.carry_out(GeneratePublic(1, 2, (1, 4, 7), "correct")).body)

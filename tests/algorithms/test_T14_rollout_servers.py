@@ -15,8 +15,8 @@ from safetensors.numpy import load_file
 
 from fedsilo.protocol.errors import OperationError
 from silo.trainer.adapters.lora import LoraAdapter
-from silo.trainer.rollout.embedded import EmbeddedEngine, Question
-from silo.trainer.rollout.engine import Rows
+from silo.trainer.rollout.embedded import EmbeddedEngine
+from silo.trainer.rollout.engine import Question, Rows
 from silo.trainer.rollout.vllm_server import VllmEngine
 from tests.algorithms import tiny
 from tests.algorithms.scripted_server import STOP, VOCABULARY, Reply, Scripted, engine_of, generate, place_of, questions
@@ -278,7 +278,7 @@ def test_nothing_is_sampled_before_it_is_said_whose_prompts_come(server: Scripte
 def test_T14_the_session_asks_for_private_and_public_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every call holds prompts of one kind, and every generator belongs to one call: in the embedded engine too."""
     from fedsilo.protocol._generated import federation_pb2 as pb
-    from fedsilo.protocol.method import Evaluate, GeneratePublic, LoadAdapter, PrivateStep, PublicStep
+    from fedsilo.protocol.tasks import Evaluate, GeneratePublic, LoadAdapter, PrivateStep, PublicStep
 
     session, shape = tiny.make_session(
         private=[tiny.Row(f"p{place}", f"a{place}?", "0") for place in range(9)],

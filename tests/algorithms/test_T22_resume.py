@@ -21,13 +21,13 @@ import torch
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.codec import decode
 from fedsilo.protocol.errors import FedSiloError, OperationError
-from fedsilo.protocol.method import ExportDelta, GeneratePublic, LoadAdapter, PrivateStep, PublicStep, TrainerTask
 from fedsilo.protocol.plan import Plan
+from fedsilo.protocol.tasks import ExportDelta, GeneratePublic, LoadAdapter, PrivateStep, PublicStep, TrainerTask
 from silo.link import Link, LinkMessage, Listener
 from silo.trainer.agreement import Limits
-from silo.trainer.fences import OFFLINE
 from silo.trainer.resume import SessionState, StateFile, StateRefused, from_bytes, to_bytes
 from silo.trainer.session import Session
+from silo.trainer.worker import OFFLINE
 from tests.algorithms.test_agreement_faults import StaleEngine
 from tests.algorithms.test_worker import ask, configuration
 from tests.algorithms.tiny import (
@@ -195,8 +195,8 @@ def watched_steps(folder: Path, *, stale: bool, killed_after: frozenset[int]) ->
         run = session._run
         assert run is not None
         if stale:
-            run.engine = StaleEngine(session)
-            run.engine._old = [each.clone() for each in run.adapter.start]
+            run.engine.engine = engine = StaleEngine(session)
+            engine._old = [each.clone() for each in run.adapter.start]
 
     session = begun()
     payload, digest = start_payload(make_shape(make_model()))
@@ -391,7 +391,7 @@ def test_a_killed_worker_goes_on_and_gives_its_last_answer_again(tmp_path: Path)
 
 
 def test_a_run_that_is_not_resumed_forgets_what_was_kept(tmp_path: Path) -> None:
-    from silo.trainer.kept_state import KeptState
+    from silo.trainer.resume import KeptState
 
     plan = make_plan()
     session, shape = bare_session(plan, private=make_rows(9, "p"))

@@ -10,6 +10,7 @@ import pytest
 
 from silo.config import Rollout
 from silo.trainer import agreement
+from silo.trainer.adapters.lora import adapter_name
 from silo.trainer.agreement import (
     BASE,
     PREVIOUS,
@@ -19,7 +20,6 @@ from silo.trainer.agreement import (
     Regression,
     Watch,
     Window,
-    adapter_name,
     divergence,
     limits_from,
     marker_seen,

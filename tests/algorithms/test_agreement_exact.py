@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from silo.trainer import exact
-from silo.trainer.adapters.lora import LoraAdapter
-from silo.trainer.agreement import BASE_NAME
+from silo.trainer import agreement
+from silo.trainer.adapters.lora import BASE_NAME, LoraAdapter
+from silo.trainer.agreement import ExactDecoder
 from silo.trainer.batch import Stream, stream_of
-from silo.trainer.exact import ExactDecoder
-from silo.trainer.layers import token_logp
+from silo.trainer.decoder import token_logp
 from silo.trainer.quantised import Load, load_quantised
-from silo.trainer.rollout.embedded import EmbeddedEngine, Question
+from silo.trainer.rollout.embedded import EmbeddedEngine
+from silo.trainer.rollout.engine import Question
 from tests.algorithms.test_quantised import adapter_of, saved, written_out
 from tests.algorithms.tiny import make_model, make_shape, random_factors
 
@@ -62,7 +62,7 @@ def logp_of(of: LoraAdapter, temperature: float) -> torch.Tensor:
 def test_the_exact_pass_is_the_float32_model(
     temperature: float, words_together: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(exact, "NUMBERS_TOGETHER", words_together * 24)  # the model is 24 wide
+    monkeypatch.setattr(agreement, "NUMBERS_TOGETHER", words_together * 24)  # the model is 24 wide
     stored = adapter(torch.bfloat16)
     got = ExactDecoder(stored.decoder).logp(stream(), temperature)
     twin = rounded_twin(stored)

@@ -16,11 +16,11 @@ import pytest
 import torch
 
 from fedsilo.protocol.errors import OperationError
-from fedsilo.protocol.method import LoadAdapter, PrivateStep
-from silo.trainer import agreement_watch
-from silo.trainer.agreement import AnswerFigures, Limits, divergence
-from silo.trainer.agreement_watch import AgreementWatch
-from silo.trainer.rollout.embedded import EmbeddedEngine, Question, Rollout
+from fedsilo.protocol.tasks import LoadAdapter, PrivateStep
+from silo.trainer import agreement
+from silo.trainer.agreement import AgreementWatch, AnswerFigures, Limits, divergence
+from silo.trainer.rollout.embedded import EmbeddedEngine
+from silo.trainer.rollout.engine import Question, Rollout
 from tests.algorithms.agreement_rig import TEMPERATURE, Fault, Rig, held, put
 from tests.algorithms.tiny import make_plan, make_session, start_payload
 
@@ -168,7 +168,7 @@ def test_an_answer_that_names_another_adapter_stops_the_step_whatever_its_figure
 
 def test_a_marker_too_weak_to_show_is_followed_by_a_stronger_one(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """How strong one must be hangs on the model: in a nearly uniform one little shows."""
-    monkeypatch.setattr(agreement_watch, "MARKER_STRENGTHS", (1e-4, 4.0))
+    monkeypatch.setattr(agreement, "MARKER_STRENGTHS", (1e-4, 4.0))
     figures = rig.check(rig.watch(dataclasses.replace(ALL, marker_pushes=1)), 12, Fault())
     assert figures["marker_contrast"] > 0.2 > 4 * figures["marker_distance"]
 
@@ -346,7 +346,7 @@ def test_a_session_with_a_stale_engine_stops_and_changes_nothing(stale: bool) ->
     session.carry_out(LoadAdapter(1, digest), payload)
     assert session._run is not None
     if stale:
-        session._run.engine = StaleEngine(session)
+        session._run.engine.engine = StaleEngine(session)
     session.carry_out(PrivateStep(1, 1))
     session.carry_out(PrivateStep(1, 2))  # the first has no signal
     before = held(session._run.adapter)
@@ -356,7 +356,7 @@ def test_a_session_with_a_stale_engine_stops_and_changes_nothing(stale: bool) ->
         return
     with pytest.raises(OperationError) as caught:
         session.carry_out(PrivateStep(1, 3))
-    assert caught.value.code in (agreement_watch.STALE, agreement_watch.DISAGREES)
+    assert caught.value.code in (agreement.STALE, agreement.DISAGREES)
     assert all((one == other).all() for one, other in zip(held(session._run.adapter), before, strict=True))
 
 

@@ -13,7 +13,10 @@ from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.averaging import mean_delta
 from fedsilo.protocol.codec import sha256_hex
 from fedsilo.protocol.errors import OperationError
-from fedsilo.protocol.method import (
+from fedsilo.protocol.methods import method_named
+from fedsilo.protocol.plan import Plan
+from fedsilo.protocol.swap import public_batch
+from fedsilo.protocol.tasks import (
     Evaluate,
     ExportDelta,
     GeneratePublic,
@@ -22,9 +25,6 @@ from fedsilo.protocol.method import (
     PublicStep,
     TrainerTask,
 )
-from fedsilo.protocol.methods import method_named
-from fedsilo.protocol.plan import Plan
-from fedsilo.protocol.swap import public_batch
 from policies.schema import LoraSchema
 from silo.report.alone import _Alone, plan_alone, train_alone
 from tests.algorithms.tiny import ZERO_DIGEST, make_plan, make_session, start_payload

@@ -24,11 +24,10 @@ from transformers import (
 )
 
 from fedsilo.protocol.errors import UsageError
-from silo.trainer import layers
 from silo.trainer.batch import stream_of
-from silo.trainer.decoder import Decoder
-from silo.trainer.layers import token_logp
-from silo.trainer.rollout.embedded import EmbeddedEngine, Question
+from silo.trainer.decoder import Decoder, token_logp
+from silo.trainer.rollout.embedded import EmbeddedEngine
+from silo.trainer.rollout.engine import Question
 
 pytestmark = pytest.mark.torch
 CPU = torch.device("cpu")
@@ -120,7 +119,7 @@ def relative(got: torch.Tensor, expected: torch.Tensor) -> float:
 def test_values_and_every_gradient_are_those_of_transformers(
     name: str, checkpointing: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(layers, "LOGITS_MAX", 5 * 64)  # so that logits come in several pieces
+    monkeypatch.setattr("silo.trainer.decoder.LOGITS_MAX", 5 * 64)  # so that logits come in several pieces
     model = make(name)
     factors = make_factors(model)
     flat = [factor for pair in factors.values() for factor in pair]
@@ -184,7 +183,7 @@ def test_no_gradient_is_made_for_a_frozen_factor() -> None:
 def test_logits_never_exist_for_all_tokens_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the head's function allocates at its peak, by torch's own count, stays below one matrix of all logits."""
     tokens, words, width = 4_096, 2_048, 8
-    monkeypatch.setattr(layers, "LOGITS_MAX", 64 * words)
+    monkeypatch.setattr("silo.trainer.decoder.LOGITS_MAX", 64 * words)
     hidden = torch.randn(tokens, width, requires_grad=True)
     head, targets = torch.randn(words, width), torch.randint(words, (tokens,))
     with torch.profiler.profile(profile_memory=True) as profiler:

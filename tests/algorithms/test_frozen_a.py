@@ -18,9 +18,9 @@ from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.averaging import mean_delta
 from fedsilo.protocol.codec import decode_factors, encode_factors, sha256_hex
 from fedsilo.protocol.errors import UsageError
-from fedsilo.protocol.method import ExportDelta, GeneratePublic, LoadAdapter, PrivateStep, PublicStep, TrainerTask
 from fedsilo.protocol.methods import method_named
 from fedsilo.protocol.plan import Plan
+from fedsilo.protocol.tasks import ExportDelta, GeneratePublic, LoadAdapter, PrivateStep, PublicStep, TrainerTask
 from policies.schema import LoraSchema
 from silo.report.alone import plan_alone, train_alone
 from silo.trainer.adapters.lora import LoraAdapter, shape_from_schema
@@ -62,7 +62,7 @@ def trained(silo: str = "a", plan: Plan | None = None, freeze: Any = "A") -> tup
 def factors_of(session: GuidedSession) -> dict[str, torch.Tensor]:
     run = session._run
     assert run is not None
-    return {name: parameter.detach().clone() for name, parameter in run.adapter._factors.items()}
+    return {name: parameter.detach().clone() for name, parameter in run.adapter.factors.items()}
 
 
 def test_T06_after_a_round_a_is_what_was_loaded_and_only_b_is_exported() -> None:
@@ -81,8 +81,8 @@ def test_the_optimiser_holds_b_alone_and_no_gradient_reaches_a() -> None:
     adapter.load(random_factors(adapter.shape, b_scale=0.3))
     plan = frozen_plan(objective={"kl_coefficient": 0.1, "proximal_mu": 0.1})  # the KL term switches the adapter off
     Learner(adapter, plan, microbatch_tokens=10_000).update(GROUPS)
-    a = [each for name, each in adapter._factors.items() if name.endswith(".lora_A")]
-    b = [each for name, each in adapter._factors.items() if name.endswith(".lora_B")]
+    a = [each for name, each in adapter.factors.items() if name.endswith(".lora_A")]
+    b = [each for name, each in adapter.factors.items() if name.endswith(".lora_B")]
     assert [id(each) for each in adapter.parameters] == [id(each) for each in b] and len(a) == len(b) > 0
     assert all(each.grad is None and not each.requires_grad for each in a)
     assert all(each.grad is not None and each.grad.abs().sum() > 0 for each in b)
@@ -94,7 +94,7 @@ def test_the_gradient_of_b_is_the_one_it_has_beside_a_trained_a() -> None:
         adapter.load(random_factors(adapter.shape, b_scale=0.3))
         plan = frozen_plan(optimiser={"epochs": 1, "grad_norm_max": 1e9})
         Learner(adapter, plan, microbatch_tokens=10_000).update(GROUPS)
-        return {name: each.grad for name, each in adapter._factors.items() if each.grad is not None}
+        return {name: each.grad for name, each in adapter.factors.items() if each.grad is not None}
 
     frozen, both = gradients("A"), gradients("none")
     assert len(both) == 2 * len(frozen)

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
-from silo.trainer import layers
+from silo.trainer import decoder
 from silo.trainer.batch import Answer, Group
-from silo.trainer.layers import attention, gather_rows, repeats_heads, token_logp
+from silo.trainer.decoder import attention, gather_rows, repeats_heads, token_logp
 from silo.trainer.step import Learner
 from tests.algorithms.tiny import make_adapter, make_plan
 
@@ -60,17 +60,17 @@ def test_joined_factors_add_what_a_loop_over_rows_adds(parts: list[tuple[int, in
     draws = torch.Generator().manual_seed(3)
     x, weight, bias = (torch.randn(*sides, generator=draws) for sides in ((5, 8), (12, 8), (12,)))
     factors = [
-        layers.Factors(start, stop, torch.randn(2, 8, generator=draws), torch.randn(stop - start, 2, generator=draws))
+        decoder.Factors(start, stop, torch.randn(2, 8, generator=draws), torch.randn(stop - start, 2, generator=draws))
         for start, stop in parts
     ]
     expected = torch.stack([weight.double() @ row.double() + bias.double() for row in x])
     for each in factors:
         for place, row in enumerate(x.double()):
             expected[place, each.start : each.stop] += 1.5 * (each.b.double() @ (each.a.double() @ row))
-    joined = layers.join_factors(factors, weight, 1.5, torch.float32)
-    found = layers.joined_linear(x, weight, bias, joined)
+    joined = decoder.join_factors(factors, weight, 1.5, torch.float32)
+    found = decoder.joined_linear(x, weight, bias, joined)
     assert torch.allclose(found.double(), expected, atol=1e-5)  # float32 on sums of ten numbers of size one
-    assert torch.allclose(found, layers.low_rank_linear(x, weight, bias, factors, 1.5), atol=1e-5)
+    assert torch.allclose(found, decoder.low_rank_linear(x, weight, bias, factors, 1.5), atol=1e-5)
 
 
 def test_factors_beside_the_weight_give_the_bits_of_a_copy_and_copy_no_weight() -> None:
@@ -80,18 +80,18 @@ def test_factors_beside_the_weight_give_the_bits_of_a_copy_and_copy_no_weight() 
     def drawn(*sides: int) -> torch.Tensor:
         return torch.randn(*sides, generator=draws)
 
-    roomy = drawn(16, 24 + layers.room_for(4)).bfloat16()
+    roomy = drawn(16, 24 + decoder.room_for(4)).bfloat16()
     weight, x = roomy[:, :24], drawn(5, 24).bfloat16()
     start = drawn(4, 24), drawn(16, 4), x
     found = []
     for beside in (None, roomy):
         a, b, entry = (each.clone().requires_grad_() for each in start)
-        factors = [layers.Factors(0, 16, a, b)]
-        y = layers.low_rank_linear(entry, weight, None, factors, 0.5, roomy=beside)
+        factors = [decoder.Factors(0, 16, a, b)]
+        y = decoder.low_rank_linear(entry, weight, None, factors, 0.5, roomy=beside)
         if beside is not None:
             beside[:, 24:].data.zero_()
-            others = [layers.Factors(0, 16, torch.ones(4, 24), torch.ones(16, 4))]
-            layers.low_rank_linear(x, weight, None, others, 0.5, roomy=beside)
+            others = [decoder.Factors(0, 16, torch.ones(4, 24), torch.ones(16, 4))]
+            decoder.low_rank_linear(x, weight, None, others, 0.5, roomy=beside)
         y.float().square().sum().backward()  # type: ignore[no-untyped-call]
         assert a.grad is not None and b.grad is not None and entry.grad is not None
         found.append([y.detach(), a.grad.clone(), b.grad.clone(), entry.grad.clone()])
@@ -107,7 +107,7 @@ def test_factors_beside_the_weight_give_the_bits_of_a_copy_and_copy_no_weight() 
             return out
 
     with Sizes(), torch.no_grad():
-        layers.low_rank_linear(x, weight, None, factors, 0.5, roomy=roomy)
+        decoder.low_rank_linear(x, weight, None, factors, 0.5, roomy=roomy)
     assert Sizes.joined < weight.numel()
 
 
@@ -174,7 +174,7 @@ def test_heads_are_repeated_where_a_mask_would_cost_the_fused_kernel(
 
     results = []
     for repeats in (False, True):
-        monkeypatch.setattr(layers, "repeats_heads", lambda device, repeats=repeats: repeats)
+        monkeypatch.setattr(decoder, "repeats_heads", lambda device, repeats=repeats: repeats)
         with Listening():
             found = attention(*inputs, mask=mask, causal=not masked)
         results.append((found, *torch.autograd.grad(found.square().sum(), inputs)))
@@ -197,7 +197,7 @@ def test_the_head_holds_what_its_docstring_says(
 ) -> None:
     """Its peak beyond what was there before, in buffers of float32, by torch's own count of every allocation."""
     tokens, words, width = 512, 2_048, 8
-    monkeypatch.setattr(layers, "LOGITS_MAX", 64 * words)
+    monkeypatch.setattr(decoder, "LOGITS_MAX", 64 * words)
     hidden = torch.randn(tokens, width, dtype=dtype, requires_grad=True)
     head, targets = torch.randn(words, width, dtype=dtype), torch.randint(words, (tokens,))
     token_logp(hidden, head, targets, 0.7, with_entropy=with_entropy)  # what the libraries allocate once

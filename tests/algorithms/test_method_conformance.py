@@ -17,6 +17,7 @@ from fedsilo.protocol.averaging import mean_delta
 from fedsilo.protocol.errors import UsageError
 from fedsilo.protocol.methods import METHODS, method_named
 from fedsilo.protocol.swap import public_batch
+from fedsilo.protocol.tasks import GeneratePublic, LoadAdapter, PrivateStep, PublicStep
 from tests.simulated.paper_federation import PaperFederation, plan_of
 
 NAMES = sorted(METHODS)
@@ -42,6 +43,7 @@ def test_any_interleaving_finishes_with_the_same_training(name: str, exchange: s
     assert played.trained == reference.trained
     for silo in played.plan.silos:
         assert {kind for kind, _, _ in played.offered[silo]} <= METHODS[name].kinds
+        assert {type(task) for task in played.trained[silo]} <= METHODS[name].tasks
 
 
 @pytest.mark.parametrize(("name", "exchange"), WORKS)
@@ -64,8 +66,8 @@ def test_denials_and_vanished_silos_end_the_run_within_its_deadlines(
     assert all(set(commit.silos) == uploaders for commit in played.commits)
 
 
-def public_steps(played: PaperFederation, silo: str) -> list[m.PublicStep]:
-    return [task for task in played.trained[silo] if isinstance(task, m.PublicStep)]
+def public_steps(played: PaperFederation, silo: str) -> list[PublicStep]:
+    return [task for task in played.trained[silo] if isinstance(task, PublicStep)]
 
 
 def test_balanced_fills_the_weak_silo_to_half_and_leaves_the_strong_alone() -> None:
@@ -119,7 +121,7 @@ def test_a_silo_late_for_a_public_step_is_no_donor_but_receives_donors() -> None
     played = federation("pubswap", rounds=1)
     state, _ = half.on_event(half.start(plan, "coordinator"), m.RunStarted(plan.silos, "d"))
     bodies = {
-        silo: played._body(silo, m.GeneratePublic(1, 2, public_batch(plan, 1, 2), "correct")) for silo in plan.silos
+        silo: played._body(silo, GeneratePublic(1, 2, public_batch(plan, 1, 2), "correct")) for silo in plan.silos
     }
 
     def arrive(state: object, silo: str) -> tuple[object, tuple[object, ...]]:
@@ -149,7 +151,7 @@ def test_a_silo_late_under_random_gets_the_group_that_all_got(late: tuple[str, .
         in_time = [silo for silo in plan.silos if silo not in late]
         events: list[m.CoordinatorEvent] = []
         for silo in (*in_time, *late):
-            body = played._body(silo, m.GeneratePublic(1, 2, public_batch(plan, 1, 2), "all"))
+            body = played._body(silo, GeneratePublic(1, 2, public_batch(plan, 1, 2), "all"))
             assert body is not None
             events.append(m.MessageArrived(silo, "public.responses", 1, 2, body, ""))
         events.insert(len(in_time), m.DeadlinePassed("public/1/2"))
@@ -217,7 +219,7 @@ def test_below_quorum_the_round_is_abandoned_and_the_base_kept() -> None:
     played.run()
     assert played.commits == []
     assert played.outcome == m.FinishRun("failed", "NO_ROUND_COMMITTED")
-    loads = [task for task in played.trained["a"] if isinstance(task, m.LoadAdapter)]
+    loads = [task for task in played.trained["a"] if isinstance(task, LoadAdapter)]
     assert {task.digest for task in loads} == {"digest-0"}
 
 
@@ -225,9 +227,9 @@ def test_steps_follow_the_swap_period_and_restart_each_round() -> None:
     played = federation("pubswap", swap_period=3)
     played.run()
     steps = [
-        (task.round, task.step, isinstance(task, m.PublicStep))
+        (task.round, task.step, isinstance(task, PublicStep))
         for task in played.trained["a"]
-        if isinstance(task, m.PrivateStep | m.PublicStep)
+        if isinstance(task, PrivateStep | PublicStep)
     ]
     assert steps == [(r, s, s == 3) for r in (1, 2) for s in (1, 2, 3, 4)]
 

@@ -100,7 +100,7 @@ def test_silo_start_says_it_before_anything_is_opened(library: str, tmp_path: Pa
 def test_silo_check_fails_by_it_where_the_trainer_is_a_child_of_this_guard(
     library: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    code = f"import sys; sys.modules[{library!r}] = None; from silo.trainer.preview import main; main()"
+    code = f"import sys; sys.modules[{library!r}] = None; from silo.trainer.data import main; main()"
     asked = subprocess.run([sys.executable, "-c", code], input="{}", capture_output=True, text=True, check=True)
     told = json.loads(asked.stdout)["error"]
     assert told["code"] == "EXTRA_MISSING" and library in told["message"] and COMMAND in told["hint"]

@@ -17,7 +17,7 @@ from fedsilo.files import model_facts
 from fedsilo.files.model_facts import read_model_facts
 from fedsilo.protocol.errors import UsageError
 from silo.trainer import decoder
-from silo.trainer.text import load_codec
+from silo.trainer.data import load_codec
 from tests.algorithms.tiny import make_model, make_tokenizer
 
 pytestmark = pytest.mark.torch

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from silo.trainer import objective
-from silo.trainer.layers import token_logp
+from silo.trainer.decoder import token_logp
 
 pytestmark = pytest.mark.torch
 CLIP = {"clip_low": 0.2, "clip_high": 0.25}

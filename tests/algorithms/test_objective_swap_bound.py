@@ -10,12 +10,11 @@ import torch
 from torch import Tensor
 
 from fedsilo.protocol._generated import federation_pb2 as pb
-from fedsilo.protocol.method import PublicStep
+from fedsilo.protocol.tasks import PublicStep
 from silo.trainer.adapters.lora import LoraAdapter
 from silo.trainer.batch import Answer, Group
-from silo.trainer.public import SwapFigures
-from silo.trainer.step_figures import memory_peak_bytes, rate, swap_metrics
-from silo.trainer.swap_bound import SwapBound, gradient_change, is_due, swap_bound
+from silo.trainer.run import memory_peak_bytes, rate
+from silo.trainer.tasks.public_step import SwapBound, SwapFigures, gradient_change, is_due, swap_bound, swap_metrics
 from tests.algorithms.test_session import begun, generated
 from tests.algorithms.test_update import plain_logp
 from tests.algorithms.tiny import make_adapter, make_plan, peft_twin

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
-from fedsilo.protocol.method import LoadAdapter, PrivateStep
+from fedsilo.protocol.tasks import LoadAdapter, PrivateStep
 from silo.trainer import step
 from silo.trainer.agreement import Limits
 from silo.trainer.batch import Answer, Group, Padding, stream_of

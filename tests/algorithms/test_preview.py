@@ -12,7 +12,7 @@ from fedsilo.files.task_files import STANDARD, Task, TaskFile
 from fedsilo.protocol.errors import UsageError
 from silo.config import SiloConfig, load_config
 from silo.guard import checks
-from silo.trainer.preview import PROMPT_CHARACTERS_MAX, preview, quantiles, request_from, spread
+from silo.trainer.data import PROMPT_CHARACTERS_MAX, preview, quantiles, request_from, spread
 from tests.algorithms.tiny import make_model, make_tokenizer
 
 pytestmark = pytest.mark.torch

@@ -10,7 +10,7 @@ import pytest
 from fedsilo.files.model_folder import read_fingerprints
 from fedsilo.files.prompt_template import read_template
 from fedsilo.protocol.errors import NotFoundError, UsageError
-from silo.trainer.text import TextCodec, load_codec
+from silo.trainer.data import TextCodec, load_codec
 from tests.algorithms.tiny import make_model, make_tokenizer
 
 pytestmark = pytest.mark.torch

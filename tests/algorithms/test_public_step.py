@@ -14,7 +14,9 @@ from fedsilo.protocol.swap import balanced_donors, random_group
 from silo.trainer.batch import Answer
 from silo.trainer.data import Prompt
 from silo.trainer.objective import group_advantages
-from silo.trainer.public import DonorIntake, OwnAnswers, offered_answers, responses_message
+from silo.trainer.run import OwnAnswers
+from silo.trainer.tasks.generate_public import offered_answers, responses_message
+from silo.trainer.tasks.public_step import DonorIntake
 from tests.algorithms.tiny import make_codec
 
 pytestmark = pytest.mark.torch

@@ -15,10 +15,11 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from fedsilo.protocol.errors import UsageError
-from fedsilo.protocol.method import LoadAdapter, PrivateStep
+from fedsilo.protocol.tasks import LoadAdapter, PrivateStep
 from silo.trainer.adapters.lora import LoraAdapter
 from silo.trainer.batch import stream_of
-from silo.trainer.layers import token_logp
+from silo.trainer.data import load_codec
+from silo.trainer.decoder import token_logp
 from silo.trainer.quantised import (
     BLOCK,
     FP8_MAX,
@@ -31,8 +32,8 @@ from silo.trainer.quantised import (
     quantise,
     side_by_side,
 )
-from silo.trainer.rollout.embedded import EmbeddedEngine, Question
-from silo.trainer.text import load_codec
+from silo.trainer.rollout.embedded import EmbeddedEngine
+from silo.trainer.rollout.engine import Question
 from silo.trainer.worker import load_model
 from tests.algorithms.tiny import make_model, make_session, make_shape, make_tokenizer, random_factors, start_payload
 

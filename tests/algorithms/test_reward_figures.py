@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from silo.trainer.batch import Answer, Group
-from silo.trainer.reward_figures import reward_metrics, zero_variance_share
+from silo.trainer.run import reward_metrics, zero_variance_share
 from silo.trainer.step import Learner
 from tests.algorithms.tiny import make_adapter, make_plan
 

@@ -16,7 +16,8 @@ from fedsilo.protocol.errors import OperationError
 from silo.budgets import CACHE_BYTES
 from silo.trainer.batch import prefixes_of
 from silo.trainer.rollout import embedded
-from silo.trainer.rollout.embedded import EmbeddedEngine, Question, pick_tokens
+from silo.trainer.rollout.embedded import EmbeddedEngine, pick_tokens
+from silo.trainer.rollout.engine import Question
 from tests.algorithms.tiny import make_adapter, peft_twin
 
 pytestmark = pytest.mark.torch

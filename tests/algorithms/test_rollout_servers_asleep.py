@@ -72,7 +72,7 @@ def test_a_server_that_a_trainer_left_asleep_is_woken_by_the_next(
 
 def test_a_session_that_ends_leaves_no_adapter_with_its_server(server: Scripted) -> None:
     """Else the weights that were trained on private rows would lie in a server of the site that goes on."""
-    from fedsilo.protocol.method import LoadAdapter, PrivateStep
+    from fedsilo.protocol.tasks import LoadAdapter, PrivateStep
     from silo.link import LinkMessage
     from silo.trainer.agreement import Limits
     from silo.trainer.worker import Worker

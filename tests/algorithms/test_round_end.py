@@ -14,6 +14,7 @@ from fedsilo.protocol.donor_pool import donors_taken, drawn_donors
 from fedsilo.protocol.methods import METHODS
 from fedsilo.protocol.plan import Plan
 from fedsilo.protocol.swap import public_batch
+from fedsilo.protocol.tasks import AnswerAhead, PublicStep
 from tests.simulated.paper_federation import PaperFederation, correct_by_name, plan_of
 
 UPDATE = "lora.factors"
@@ -33,11 +34,11 @@ def played(plan: Plan | None = None, seed: int = 0, **keywords: object) -> Paper
     return federation
 
 
-def public_steps(federation: PaperFederation, silo: str) -> dict[tuple[int, int], m.PublicStep]:
-    return {(task.round, task.step): task for task in federation.trained[silo] if isinstance(task, m.PublicStep)}
+def public_steps(federation: PaperFederation, silo: str) -> dict[tuple[int, int], PublicStep]:
+    return {(task.round, task.step): task for task in federation.trained[silo] if isinstance(task, PublicStep)}
 
 
-def origins(task: m.PublicStep) -> set[str]:
+def origins(task: PublicStep) -> set[str]:
     return {donor.origin for row in task.donors.prompts for donor in row.donors}
 
 
@@ -152,7 +153,7 @@ def test_a_slow_silo_gets_donors_and_answers_for_the_steps_it_takes() -> None:
     assert set(public_steps(federation, "b")) == {(number, step) for number in (1, 2, 3) for step in (2, 4)}
     sent = Counter((note.step, note.fields["silo"]) for note in federation.notes if note.name == "donors_sent")
     assert sent == {(step, silo): 2 for step in (2, 4) for silo in "abc" if (step, silo) != (4, "a")}
-    answered = [task.for_step for task in federation.trained["a"] if isinstance(task, m.AnswerAhead)]
+    answered = [task.for_step for task in federation.trained["a"] if isinstance(task, AnswerAhead)]
     assert answered == [2, 2]
     slow = public_steps(played(plan_with(silo_steps={"b": 2})), "a")
     assert [origins(slow[2, step]) for step in (2, 4)] == [{"b", "c"}, {"c"}]
@@ -182,9 +183,9 @@ def test_a_silo_that_is_late_for_a_round_offers_its_figures_with_the_next() -> N
         body = pb.RoundResult(committed=True, adapter_digest=f"digest-{number}")
         return m.MessageArrived("", "round.result", number, 0, body, "")
 
-    asked = goes(opening(1), m.AnswerAhead)[-1]
-    assert isinstance(asked, m.Train) and isinstance(asked.task, m.AnswerAhead)
-    assert not goes(result(1), m.AnswerAhead) and not goes(opening(2), m.AnswerAhead), "it is at work"
-    done = goes(m.TaskDone(asked.task, answers._body("a", asked.task)), m.AnswerAhead)
+    asked = goes(opening(1), AnswerAhead)[-1]
+    assert isinstance(asked, m.Train) and isinstance(asked.task, AnswerAhead)
+    assert not goes(result(1), AnswerAhead) and not goes(opening(2), AnswerAhead), "it is at work"
+    done = goes(m.TaskDone(asked.task, answers._body("a", asked.task)), AnswerAhead)
     offered = [(each.kind, each.round) for each in done if isinstance(each, m.Offer)]
     assert offered == [("metrics.eval", 0), ("metrics.eval", 1), (UPDATE, 2)], "no answers to a round that is open"

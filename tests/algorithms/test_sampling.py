@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from fedsilo.protocol import method as m
+from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.methods import METHODS
 from fedsilo.protocol.plan import Plan
+from fedsilo.protocol.tasks import ExportDelta, GeneratePublic, LoadAdapter, PrivateStep, PublicStep
 from silo.sampling import TaskGiver, Training
 from tests.simulated.paper_federation import PaperFederation, plan_of
 
@@ -21,13 +22,13 @@ def giver(count: int, state_path: Path | None = None, *, secret: bytes = SECRET,
 
 
 def rows_of_round(given: TaskGiver, number: int, private_steps: int) -> list[tuple[int, ...]]:
-    given.complete(m.LoadAdapter(number, ""))
+    given.complete(LoadAdapter(number, ""))
     rows = []
     for step in range(1, private_steps + 1):
-        task = given.complete(m.PrivateStep(number, step))
-        assert isinstance(task, m.PrivateStep) and (task.round, task.step) == (number, step)
+        task = given.complete(PrivateStep(number, step))
+        assert isinstance(task, PrivateStep) and (task.round, task.step) == (number, step)
         rows.append(task.rows)
-    given.complete(m.ExportDelta(number))
+    given.complete(ExportDelta(number))
     return rows
 
 
@@ -47,22 +48,22 @@ def test_T07_what_is_counted_is_what_was_given(count: int, private_steps: int) -
 
 def test_T07_public_steps_count_as_steps_and_as_no_record() -> None:
     given = giver(40)
-    given.complete(m.LoadAdapter(1, ""))
+    given.complete(LoadAdapter(1, ""))
     for step in (1, 2):
-        given.complete(m.GeneratePublic(1, step, (0,), "correct"))
-        given.complete(m.PublicStep(1, step, "none", m.pb.PublicDonors()))
+        given.complete(GeneratePublic(1, step, (0,), "correct"))
+        given.complete(PublicStep(1, step, "none", pb.PublicDonors()))
     assert given.training is None, "nothing is said of a round that has not ended"
-    given.complete(m.ExportDelta(1))
+    given.complete(ExportDelta(1))
     assert given.training == Training(0, 0, 2, 40)
 
 
 def test_a_round_begins_with_nothing_counted() -> None:
     given = giver(40)
     rows_of_round(given, 1, 5)
-    given.complete(m.LoadAdapter(2, ""))
+    given.complete(LoadAdapter(2, ""))
     assert given.training is None
-    given.complete(m.PrivateStep(2, 1))
-    given.complete(m.ExportDelta(2))
+    given.complete(PrivateStep(2, 1))
+    given.complete(ExportDelta(2))
     assert given.training == Training(3, 1, 1, 40)
 
 
@@ -74,7 +75,7 @@ def test_T19_rows_follow_from_the_site_secret_and_no_method_names_any() -> None:
     for method in METHODS.values():
         played = PaperFederation(plan_of(method=method.name), method, lambda ready: 0)
         played.run()
-        private = [task for tasks in played.trained.values() for task in tasks if isinstance(task, m.PrivateStep)]
+        private = [task for tasks in played.trained.values() for task in tasks if isinstance(task, PrivateStep)]
         assert private and all(task.rows == () for task in private)
 
 
@@ -84,8 +85,8 @@ def test_a_guard_that_is_started_again_repeats_a_round_and_goes_on_after_it(tmp_
     state = tmp_path / "deep" / "sampler.json"
     assert rows_of_round(giver(50, state), 1, 4) == whole[0]
     torn = giver(50, state)
-    torn.complete(m.LoadAdapter(2, ""))
-    torn.complete(m.PrivateStep(2, 1))
+    torn.complete(LoadAdapter(2, ""))
+    torn.complete(PrivateStep(2, 1))
     assert rows_of_round(giver(50, state), 2, 4) == whole[1]
     again = giver(50, state)
     assert rows_of_round(again, 3, 4) == whole[2] and again.training == Training(12, 1, 4, 50)

@@ -20,11 +20,11 @@ import torch
 
 from fedsilo.protocol.codec import decode_factors
 from fedsilo.protocol.errors import UsageError
-from fedsilo.protocol.method import ExportDelta, LoadAdapter, PrivateStep
+from fedsilo.protocol.tasks import ExportDelta, LoadAdapter, PrivateStep
 from silo.config import load_config
 from silo.link import Link, Listener
-from silo.trainer.fences import OFFLINE
 from silo.trainer.scale_out import Place, dealt, start_others, started_by_a_launcher
+from silo.trainer.worker import OFFLINE
 from tests.algorithms.scale_out_side import CASES, Found
 from tests.algorithms.test_T22_resume import bare_session
 from tests.algorithms.test_worker import ask, configuration

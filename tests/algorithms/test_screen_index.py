@@ -12,7 +12,7 @@ from policies.screens import Material, screen_texts
 from policies.screens.overlap import OverlapIndex
 from silo.guard.screens import Screens, index_key
 from silo.link import Link, LinkMessage
-from silo.trainer.screen_index import IndexSettings, provide_index, settings_from
+from silo.trainer.data import IndexSettings, provide_index, settings_from
 from tests.algorithms.test_worker import configuration, folder, guard_end
 from tests.simulated.screening import PRIVATE, PUBLIC, policy
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,9 @@ from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.averaging import mean_delta
 from fedsilo.protocol.codec import decode, decode_factors, encode_factors
 from fedsilo.protocol.errors import FedSiloError, OperationError, PeerError, UsageError
-from fedsilo.protocol.method import (
+from fedsilo.protocol.methods import METHODS
+from fedsilo.protocol.plan import Plan
+from fedsilo.protocol.tasks import (
     AnswerAhead,
     Evaluate,
     ExportDelta,
@@ -21,24 +24,17 @@ from fedsilo.protocol.method import (
     LoadAdapter,
     PrivateStep,
     PublicStep,
+    TrainerTask,
 )
-from fedsilo.protocol.plan import Plan
+from silo.measuring import MeasureHoldout
 from silo.sampling import PrivateSampler
 from silo.trainer.adapters.lora import LoraShape
 from silo.trainer.agreement import Limits
-from silo.trainer.evaluation import DONORS_TRAINED
 from silo.trainer.grading import grade_distinct
 from silo.trainer.session import Session
-from silo.trainer.task_fields import task_from_fields
-from tests.algorithms.tiny import (
-    ZERO_DIGEST,
-    Row,
-    make_plan,
-    make_session,
-    payload_of,
-    random_factors,
-    start_payload,
-)
+from silo.trainer.tasks import CARRIED_OUT, task_from_fields
+from silo.trainer.tasks.evaluate import DONORS_TRAINED
+from tests.algorithms.tiny import ZERO_DIGEST, Row, make_plan, make_session, payload_of, random_factors, start_payload
 
 pytestmark = pytest.mark.torch
 
@@ -198,7 +194,7 @@ def test_own_answers_differ_between_silos_steps_and_rounds_but_not_between_runs(
 def drawn_by(session: Session) -> list[tuple[Any, ...]]:
     """Filled with the tokens of whatever the session's engine answers from here on."""
     assert session._run is not None
-    engine, seen = session._run.engine, []
+    engine, seen = session._run.engine.engine, []
     plain = engine.generate
 
     def spy(questions: Any, **settings: Any) -> Any:
@@ -236,10 +232,10 @@ def test_the_engine_rests_while_the_update_is_made() -> None:
     session, _ = begun()
     assert session._run is not None
     told: list[str] = []
-    run = session._run
-    generate, rest, update = run.engine.generate, run.engine.rest, run.learner.update
-    run.engine.generate = lambda *a, **b: (told.append("generate"), generate(*a, **b))[1]  # type: ignore[method-assign,func-returns-value]
-    run.engine.rest = lambda: (told.append("rest"), rest())[1]  # type: ignore[method-assign,func-returns-value]
+    run, engine = session._run, session._run.engine.engine
+    generate, rest, update = engine.generate, engine.rest, run.learner.update
+    engine.generate = lambda *a, **b: (told.append("generate"), generate(*a, **b))[1]  # type: ignore[method-assign,func-returns-value]
+    engine.rest = lambda: (told.append("rest"), rest())[1]  # type: ignore[method-assign,func-returns-value]
     run.learner.update = lambda groups: (told.append("update"), update(groups))[1]  # type: ignore[method-assign,func-returns-value]
     session.carry_out(PrivateStep(1, 1))
     generated(session)
@@ -459,22 +455,25 @@ def test_schema_of_another_model_is_refused() -> None:
         LoraAdapter(make_model(), LoraShape(4, 8.0, {"model.norm.lora_A": (4, 24), "model.norm.lora_B": (24, 4)}))
 
 
-@pytest.mark.parametrize(
-    ("fields", "task"),
-    [
-        ({"task": "PrivateStep", "round": 2, "step": 3, "rows": [4, 0]}, PrivateStep(2, 3, (4, 0))),
-        ({"task": "LoadAdapter", "round": 2, "digest": "d"}, LoadAdapter(2, "d")),
-        (
-            {"task": "GeneratePublic", "round": 1, "step": 2, "prompt_indices": [3, 1], "offer": "all"},
-            GeneratePublic(1, 2, (3, 1), "all"),
-        ),
-        ({"task": "AnswerAhead", "round": 1, "for_step": 2, "prompt_indices": [3, 1]}, AnswerAhead(1, 2, (3, 1))),
-        ({"task": "ExportDelta", "round": 2}, ExportDelta(2)),
-        ({"task": "Evaluate", "round": 0, "digest": ""}, Evaluate(0, "")),
-    ],
-)
-def test_tasks_are_read_from_the_link(fields: dict[str, Any], task: Any) -> None:
-    assert task_from_fields(fields, b"") == task
+TASKS = (
+    LoadAdapter(2, "d"), PrivateStep(2, 3, (4, 0)), GeneratePublic(1, 2, (3, 1), "all"), AnswerAhead(1, 2, (3, 1)),
+    PublicStep(1, 2, "pool", pb.PublicDonors(prompts=[pb.PromptDonors(prompt_index=3)])), ExportDelta(2),
+    Evaluate(0, ""), MeasureHoldout(2, 3, "held_out"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
+def test_a_task_is_read_as_it_was_written(task: TrainerTask) -> None:
+    assert task_from_fields(json.loads(json.dumps(task.fields())), task.body()) == task
+
+
+def test_every_task_is_carried_out() -> None:
+    assert (
+        {type(task) for task in TASKS}
+        == set(CARRIED_OUT)
+        >= {task for method in METHODS.values() for task in method.tasks}
+    )
+    assert PrivateStep(2, 3, (4, 0)).fields() == {"task": "PrivateStep", "round": 2, "step": 3, "rows": [4, 0]}
 
 
 @pytest.mark.parametrize(

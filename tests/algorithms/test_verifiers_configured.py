@@ -28,9 +28,9 @@ from silo.guard.trainer_process.sandbox import trainer_environment
 from silo.link import Link, LinkMessage, Listener
 from silo.trainer.batch import Group
 from silo.trainer.grading import Mark, grade_distinct
-from silo.trainer.public import OwnAnswers, offered_answers
 from silo.trainer.resume import _answer_fields
-from silo.trainer.reward_figures import reward_metrics
+from silo.trainer.run import OwnAnswers, reward_metrics
+from silo.trainer.tasks.generate_public import offered_answers
 from tests.algorithms.hostile_programs import GOOD, REFUSED, TEST
 from tests.algorithms.test_grading_mixture import installed
 from tests.algorithms.test_public_step import CODEC, Answer, DonorIntake, Prompt, donor
@@ -229,7 +229,7 @@ def test_offers_donors_and_counts_go_by_correctness_and_the_learner_by_reward() 
 
 INSIDE = """
 import json, sys
-from silo.trainer.fences import Refusals
+from silo.trainer.worker import Refusals
 from silo.trainer.worker import Worker
 refusals = Refusals()
 worker = Worker(None, refusals)

@@ -17,11 +17,19 @@ import torch
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.codec import decode, decode_factors
 from fedsilo.protocol.errors import UsageError
-from fedsilo.protocol.method import LoadAdapter
+from fedsilo.protocol.tasks import LoadAdapter
 from silo.link import Link, LinkClosed, LinkMessage, Listener
-from silo.trainer.configuration import configuration_from
-from silo.trainer.fences import OFFLINE, Refusals, is_grading_command, set_offline, verify_hub_offline, verify_offline
-from silo.trainer.worker import Worker, main
+from silo.trainer.worker import (
+    OFFLINE,
+    Refusals,
+    Worker,
+    configuration_from,
+    is_grading_command,
+    main,
+    set_offline,
+    verify_hub_offline,
+    verify_offline,
+)
 from tests.algorithms.tiny import (
     make_model,
     make_plan,
@@ -233,7 +241,7 @@ REACHING_OUT = {
 @pytest.mark.parametrize("attempt", REACHING_OUT.values(), ids=REACHING_OUT)
 def test_T10_the_hook_refuses_to_reach_out(attempt: str) -> None:  # threat id
     code = (
-        "from silo.trainer.fences import Refusals\n"
+        "from silo.trainer.worker import Refusals\n"
         "fences = Refusals(); fences.install()\n"
         f"try:\n    {attempt}\n"
         "except PermissionError: print('refused', fences.refused)\n"

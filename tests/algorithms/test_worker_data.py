@@ -10,9 +10,8 @@ import pytest
 import torch
 
 from silo.link import Link
-from silo.trainer.configuration import Configuration, configuration_from
 from silo.trainer.quantised import QuantisedLinear
-from silo.trainer.worker import load_model
+from silo.trainer.worker import Configuration, configuration_from, load_model
 from tests.algorithms.test_worker import ask, configuration, folder, guard_end, make_model
 from tests.algorithms.tiny import make_plan, make_rows, make_shape, start_payload
 

@@ -16,13 +16,14 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from fedsilo.protocol.codec import encode_factors, sha256_hex
 from fedsilo.protocol.freezing import Freeze
-from fedsilo.protocol.method import TrainerTask
 from fedsilo.protocol.plan import Plan
+from fedsilo.protocol.tasks import TrainerTask
 from silo.measuring import MeasureHoldout
 from silo.sampling import TaskGiver
 from silo.trainer.adapters.lora import LoraAdapter, LoraShape
-from silo.trainer.session import Done, Material, Session
-from silo.trainer.text import TextCodec
+from silo.trainer.data import TextCodec
+from silo.trainer.run import Done, Material
+from silo.trainer.session import Session
 
 ALPHABET = "0123456789abcdefghi=?"
 ZERO_DIGEST = "0" * 64
@@ -131,8 +132,8 @@ def peft_twin(adapter: LoraAdapter, seed: int = 0) -> Any:
         twin = get_peft_model(make_model(seed), config).eval()
     for module in shape.modules:
         layer = twin.get_base_model().get_submodule(module)
-        layer.lora_A["default"].weight = adapter._factors[f"{module}.lora_A"]
-        layer.lora_B["default"].weight = adapter._factors[f"{module}.lora_B"]
+        layer.lora_A["default"].weight = adapter.factors[f"{module}.lora_A"]
+        layer.lora_B["default"].weight = adapter.factors[f"{module}.lora_B"]
     return twin
 
 
@@ -197,7 +198,7 @@ class GuidedSession(Session):
         self.giver = TaskGiver(plan, self.private_prompts, self._material.site_secret, self.state_path)
         return overlong
 
-    def carry_out(self, task: TrainerTask | MeasureHoldout, body: bytes = b"") -> Done:
+    def carry_out(self, task: TrainerTask, body: bytes = b"") -> Done:
         return super().carry_out(task if isinstance(task, MeasureHoldout) else self.giver.complete(task), body)
 
 

@@ -45,7 +45,7 @@ BREACHES: dict[str, list[tuple[str, str]]] = {
     "the way out never imports private data": [
         ("silo.guard.gate", "silo.trainer.data"),
         ("silo.guard.planted", "silo.trainer.session"),
-        ("silo.config", "silo.trainer.text"),
+        ("silo.config", "silo.trainer.data"),
         ("fedsilo.cli.planted", "silo.trainer.worker"),
     ],
     "private data never imports the way out": [
@@ -106,7 +106,7 @@ BREACHES: dict[str, list[tuple[str, str]]] = {
     "no party speaks anything but its own protocol": [
         ("silo.guard.planted", "http"),
         ("silo.trainer.session", "requests"),
-        ("silo.trainer.text", "huggingface_hub"),
+        ("silo.trainer.data", "huggingface_hub"),
         ("coordinator.planted", "smtplib"),
         ("console.planted", "httpx"),
         ("fedsilo.cli.planted", "wandb"),

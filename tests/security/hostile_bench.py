@@ -19,8 +19,8 @@ from coordinator import outbox
 from coordinator import store as db
 from fedsilo.audit.log import AuditLog
 from fedsilo.protocol import codec
-from fedsilo.protocol import method as events
 from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.tasks import Evaluate, TrainerTask
 from policies.model import Policy
 from silo.guard.framing import Reply
 from silo.guard.trainer_process.supervisor import TrainerSaid
@@ -112,8 +112,8 @@ class ScriptedTrainer(QuietTrainer):
 class HonestB(SimulatedSilo):
     """hospital_b: every answer of it is right, so hospital_a gets donors whenever it has fewer than half."""
 
-    def work(self, task: events.TrainerTask) -> Any:
-        if isinstance(task, events.Evaluate):
+    def work(self, task: TrainerTask) -> Any:
+        if isinstance(task, Evaluate):
             body = pb.MetricsEval(split="held_out", adapter_digest=task.digest)
             body.metrics.add(name="pass_at_1", value=0.25)
             return body

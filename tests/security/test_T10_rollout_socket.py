@@ -19,7 +19,7 @@ from silo.guard.trainer_process import probing, sandbox
 HOOK = (
     "import sys, socket\n"
     "from pathlib import Path\n"
-    "from silo.trainer.fences import Refusals\n"
+    "from silo.trainer.worker import Refusals\n"
     "from silo.unix_http import ServerGone, ask\n"
     "fences = Refusals()\n"
     "if sys.argv[1]: fences.allow(Path(sys.argv[1]))\n"

@@ -135,7 +135,7 @@ def program_of(ring: str, call: str, *, hook: bool) -> str:
     """A child that carries out a breach and prints what came of it, or `PermissionError` when Python refused."""
     _, code = DYNAMIC[ring]
     return f"""
-{"from silo.trainer.fences import Refusals; Refusals().install()" if hook else ""}
+{"from silo.trainer.worker import Refusals; Refusals().install()" if hook else ""}
 {code}
 import os
 try:

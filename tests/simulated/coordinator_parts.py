@@ -42,6 +42,7 @@ from fedsilo.protocol.methods import method_named
 from fedsilo.protocol.place import Place
 from fedsilo.protocol.plan import Plan, plan_from_canonical
 from fedsilo.protocol.services import PROTOCOL_VERSION
+from fedsilo.protocol.tasks import AnswerAhead, Evaluate, ExportDelta, GeneratePublic, TrainerTask
 from fedsilo.protocol.transcript import sign_transcript, transcript_from_canonical
 from policies.kinds.adapters import quantise
 from policies.model import MIN_UPDATES, Policy
@@ -368,18 +369,18 @@ class SimulatedSilo:
 
     # ---- in place of a trainer -----------------------------------------------------------------------
 
-    def work(self, task: events.TrainerTask) -> Any:
+    def work(self, task: TrainerTask) -> Any:
         match task:
-            case events.GeneratePublic(_, _, indices) | events.AnswerAhead(_, _, indices):
+            case GeneratePublic(_, _, indices) | AnswerAhead(_, _, indices):
                 return self.answers(indices)
-            case events.Evaluate(number, digest):
+            case Evaluate(number, digest):
                 value = round(0.25 + 0.1 * number, 4)
                 metrics = [
                     pb.Metric(name="pass_at_1", value=value),
                     pb.Metric(name="pass_at_1", topic="rotate", value=value),
                 ]
                 return pb.MetricsEval(split="held_out", adapter_digest=digest, metrics=metrics)
-            case events.ExportDelta(number):
+            case ExportDelta(number):
                 return codec.decode_factors(self.delta_payload(number)).header
         return None
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from fedsilo.protocol import method as m
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.plan import Lora, Plan
+from fedsilo.protocol.tasks import AnswerAhead, Evaluate, ExportDelta, GeneratePublic, TrainerTask
 
 DIGEST = "0" * 64
 
@@ -54,7 +55,7 @@ class PaperFederation:
     deny: Callable[[str, str, int, int], str] = lambda silo, kind, round_number, step: "sent"
     gone: frozenset[str] = frozenset()
     offered: dict[str, list[tuple[str, int, int]]] = field(default_factory=dict)
-    trained: dict[str, list[m.TrainerTask]] = field(default_factory=dict)
+    trained: dict[str, list[TrainerTask]] = field(default_factory=dict)
     commits: list[m.Commit] = field(default_factory=list)
     deadlines: list[tuple[float, str, str]] = field(default_factory=list)  # (due, silo or "", name)
     now_seconds: float = 0.0
@@ -136,15 +137,15 @@ class PaperFederation:
                 case m.Fetch():
                     pass
 
-    def _body(self, silo: str, task: m.TrainerTask) -> pb.PublicResponses | pb.Factors | pb.MetricsEval | None:
+    def _body(self, silo: str, task: TrainerTask) -> pb.PublicResponses | pb.Factors | pb.MetricsEval | None:
         match task:
-            case m.GeneratePublic(_, _, indices, offer):
+            case GeneratePublic(_, _, indices, offer):
                 return self._answers(silo, indices, offer)
-            case m.AnswerAhead(_, _, indices):
+            case AnswerAhead(_, _, indices):
                 return self._answers(silo, indices, "correct")
-            case m.ExportDelta():
+            case ExportDelta():
                 return pb.Factors()
-            case m.Evaluate():
+            case Evaluate():
                 return pb.MetricsEval()
         return None
 

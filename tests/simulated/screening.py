@@ -10,7 +10,7 @@ from fedsilo.files.task_files import Task
 from fedsilo.grading.verdict import Verdict, judged
 from policies.model import Policy
 from silo.guard.screens import Screens, index_key
-from silo.trainer.screen_index import provide_index, settings_from
+from silo.trainer.data import provide_index, settings_from
 from tests.policies import setting
 from tests.simulated.guarded import Bench
 

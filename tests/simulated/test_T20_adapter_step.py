@@ -16,7 +16,7 @@ import pytest
 
 from fedsilo.protocol import codec
 from fedsilo.protocol._generated import federation_pb2 as pb
-from fedsilo.protocol.method import Evaluate
+from fedsilo.protocol.tasks import Evaluate
 from silo.guard import adapters
 from silo.guard.adapters import AdapterStore
 from silo.guard.context import RunView

@@ -21,15 +21,7 @@ from fedsilo.protocol import codec
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.errors import OperationError
 from tests.simulated.coordinator_parts import House, until_quiet
-from tests.simulated.lines import (
-    UNIT_BYTES,
-    Call,
-    LineCut,
-    LineSilo,
-    divide_sizes,
-    line_federation,
-    restarted,
-)
+from tests.simulated.lines import UNIT_BYTES, Call, LineCut, LineSilo, divide_sizes, line_federation, restarted
 
 NAMES = ("hospital_a", "hospital_b")
 RUN = """\

@@ -29,7 +29,7 @@ from silo.guard.loop import Command
 from silo.guard.trainer_process.supervisor import TrainerGone
 from silo.guard.trainer_process.trainer_link import where_it_tells
 from silo.link import LinkMessage
-from silo.trainer.kept_state import KeptState
+from silo.trainer.resume import KeptState
 from tests.coordinator_folder import write_coordinator
 from tests.policies import setting
 from tests.simulated.guard_loop import ADAPTER, Loop

@@ -25,14 +25,8 @@ from fedsilo.control.desk import ControlDesk
 from fedsilo.files.task_files import read_tasks
 from fedsilo.protocol import codec
 from fedsilo.protocol._generated import federation_pb2 as pb
-from fedsilo.protocol.errors import (
-    ConflictError,
-    NotAllowedError,
-    NotFoundError,
-    OperationError,
-    VerificationError,
-)
-from fedsilo.protocol.method import Evaluate
+from fedsilo.protocol.errors import ConflictError, NotAllowedError, NotFoundError, OperationError, VerificationError
+from fedsilo.protocol.tasks import Evaluate
 from silo.config import Acceptance
 from silo.guard import checks
 from silo.guard.adapters import AdapterStore

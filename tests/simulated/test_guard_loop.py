@@ -13,7 +13,7 @@ import pytest
 from fedsilo.protocol import codec
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.errors import DeniedError, FedSiloError, UnreachableError
-from fedsilo.protocol.method import ExportDelta
+from fedsilo.protocol.tasks import ExportDelta
 from silo.config import SiloConfig
 from silo.guard import loop as guard_loop
 from silo.guard.site import never_shown

@@ -17,7 +17,7 @@ import pytest
 
 from silo.guard.trainer_process.sandbox import trainer_environment
 from silo.link import GUARD_SAYS, LARGE_BODY_BYTES, TRAINER_SAYS, Link, LinkBroken, LinkMessage
-from silo.trainer import fences
+from silo.trainer import worker
 
 
 @pytest.fixture
@@ -83,8 +83,8 @@ def test_T23_a_body_over_the_guards_bound_is_not_read(ends: tuple[socket.socket,
 
 def test_T10_both_sides_of_the_link_switch_off_the_same_things() -> None:
     given = trainer_environment({}, threads=1, scratch=Path("/scratch"))
-    fences.verify_offline(given)
-    assert {"VLLM_NO_USAGE_STATS", "WANDB_MODE", "DISABLE_TELEMETRY"} <= fences.OFFLINE.keys() <= given.keys()
+    worker.verify_offline(given)
+    assert {"VLLM_NO_USAGE_STATS", "WANDB_MODE", "DISABLE_TELEMETRY"} <= worker.OFFLINE.keys() <= given.keys()
 
 
 class Counting:

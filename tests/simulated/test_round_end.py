@@ -23,15 +23,8 @@ from fedsilo.protocol.errors import FedSiloError
 from fedsilo.protocol.methods import METHODS
 from fedsilo.protocol.plan import plan_from_canonical
 from fedsilo.protocol.swap import public_batch
-from tests.simulated.coordinator_parts import (
-    REFERENCES,
-    RUN_YAML,
-    SILOS,
-    House,
-    SimulatedSilo,
-    federation,
-    until_quiet,
-)
+from fedsilo.protocol.tasks import PublicStep
+from tests.simulated.coordinator_parts import REFERENCES, RUN_YAML, SILOS, House, SimulatedSilo, federation, until_quiet
 from tests.simulated.test_coordinator_killed import Federation, Killer
 
 ROUND_END = RUN_YAML.replace("rounds: 2", "rounds: 3") + "exchange: round_end\n"
@@ -67,11 +60,11 @@ def watch(silo: SimulatedSilo, tasks: list[Any], last: int) -> None:
     silo.work, silo.react = noted, heard  # type: ignore[method-assign]
 
 
-def public_steps(tasks: list[Any]) -> dict[tuple[int, int], events.PublicStep]:
-    return {(task.round, task.step): task for task in tasks if isinstance(task, events.PublicStep)}
+def public_steps(tasks: list[Any]) -> dict[tuple[int, int], PublicStep]:
+    return {(task.round, task.step): task for task in tasks if isinstance(task, PublicStep)}
 
 
-def origins(task: events.PublicStep) -> Counter[str]:
+def origins(task: PublicStep) -> Counter[str]:
     return Counter(donor.origin for row in task.donors.prompts for donor in row.donors)
 
 

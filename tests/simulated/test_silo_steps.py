@@ -14,10 +14,10 @@ from safetensors.numpy import load_file
 
 from fedsilo.files.run_request import check_form, read_request
 from fedsilo.protocol import codec
-from fedsilo.protocol import method as events
 from fedsilo.protocol.averaging import mean_delta, update_weights, weighted_delta
 from fedsilo.protocol.errors import FedSiloError, UsageError
 from fedsilo.protocol.methods import METHODS, require_exchange
+from fedsilo.protocol.tasks import PrivateStep
 from tests.policies import setting
 from tests.simulated.coordinator_parts import RUN_YAML, federation, until_quiet
 
@@ -71,7 +71,7 @@ def test_a_run_in_which_some_take_fewer_steps_ends_with_the_adapter_of_its_weigh
         work, own = silo.work, taken[silo.name]
 
         def counted(task: Any, work: Any = work, own: Any = own) -> Any:
-            if isinstance(task, events.PrivateStep):
+            if isinstance(task, PrivateStep):
                 own.append((task.round, task.step))
             return work(task)
 

@@ -16,10 +16,10 @@ import pytest
 
 from fedsilo.protocol.errors import OperationError
 from silo.trainer.adapters.lora import LoraAdapter
+from silo.trainer.agreement import ExactDecoder
 from silo.trainer.batch import stream_of
-from silo.trainer.exact import ExactDecoder
-from silo.trainer.rollout.embedded import EmbeddedEngine, Question, Rollout
-from silo.trainer.rollout.place import RolloutPlace
+from silo.trainer.rollout.embedded import EmbeddedEngine
+from silo.trainer.rollout.engine import Question, Rollout, RolloutPlace
 from silo.trainer.rollout.vllm_server import VllmEngine
 from silo.unix_http import ask
 from tests.algorithms.tiny import make_shape, random_factors

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from fedsilo.protocol.errors import UsageError
 from fedsilo.protocol.method import Method
 from fedsilo.protocol.methods import pubswap
 from fedsilo.protocol.plan import Plan
+from fedsilo.protocol.tasks import TrainerTask
 
 METHODS: dict[str, Method] = {
     method.name: method for method in (pubswap.BALANCED, pubswap.RANDOM, pubswap.NO_SWAP, pubswap.FEDAVG_GRPO)
 }
+# Tasks that methods name, by name.
+TASKS: Mapping[str, type[TrainerTask]] = {task.name: task for method in METHODS.values() for task in method.tasks}
 
 
 def method_named(name: str) -> Method:

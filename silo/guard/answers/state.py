@@ -14,13 +14,13 @@ from typing import Any
 
 from fedsilo.control.desk import ControlDesk
 from fedsilo.protocol.plan import Plan
+from fedsilo.protocol.tasks import TrainerTask
 from policies.model import Policy
 from silo.config import SiloConfig
 from silo.guard.answers.curves import PROMPTS, FigureHistory, prompts_answered
 from silo.guard.context import RunView
 from silo.guard.messages import Counters
 from silo.guard.trainer_report import PROMPT_SETS, ValuesUnusable, counts, number, phase_in, ready_facts
-from silo.measuring import GuardTask
 
 # Of what the trainer reports with a finished task, this is shown.
 _METRICS_SHOWN = (
@@ -48,7 +48,7 @@ class RunStatus:
     """
 
     plan: Plan
-    task: GuardTask | None
+    task: TrainerTask | None
     paused: bool
     adapter_held: str
 
@@ -112,7 +112,7 @@ class Status:
         self._desk = desk
         self._history = history
         self._clock = clock
-        self._phase: tuple[GuardTask | None, str] = (None, "")
+        self._phase: tuple[TrainerTask | None, str] = (None, "")
         self._finished: tuple[str, int, int] = ("", 0, 0)  # run, round and step of the last step that is done
         self._metrics: dict[str, Any] = {}
         self._overlong: dict[str, Any] = {}
@@ -122,7 +122,7 @@ class Status:
 
     # ---- the trainer's reports ---------------------------------------------------------------------
 
-    def step(self, fields: Mapping[str, Any], task: GuardTask) -> None:
+    def step(self, fields: Mapping[str, Any], task: TrainerTask) -> None:
         """Keep what the trainer does now, at the task that it was given. Raises ValuesUnusable."""
         self._phase = task, phase_in(fields)
 
@@ -130,7 +130,7 @@ class Status:
         """Keep how many prompts are too long for the run's plan. Raises ValuesUnusable."""
         self._overlong = counts("overlong", fields.get("overlong", {}), PROMPT_SETS)
 
-    def metrics(self, fields: Mapping[str, Any], task: GuardTask, view: RunView, trainer: Mapping[str, Any]) -> None:
+    def metrics(self, fields: Mapping[str, Any], task: TrainerTask, view: RunView, trainer: Mapping[str, Any]) -> None:
         """Keep the last value of each figure with where it comes from, and tell the watchers.
 
         Args:

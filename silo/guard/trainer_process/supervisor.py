@@ -29,7 +29,7 @@ from fedsilo.grading.own_verifiers import find_verifier
 from fedsilo.grading.worker import GradingProcess
 from fedsilo.protocol.codec import SMALL_PAYLOAD_BYTES_MAX, Buffer
 from fedsilo.protocol.errors import FedSiloError, OperationError, UsageError
-from fedsilo.protocol.method import CHANGING
+from fedsilo.protocol.methods import TASKS
 from fedsilo.protocol.text import harmless
 from silo.config import SiloConfig
 from silo.guard.site import never_shown, own_verifiers
@@ -561,9 +561,10 @@ class Given:
             self._goes_on = isinstance(message.fields.get("resumed"), Mapping)
         elif message.type == "done" and self.task is not None:
             task, self.task = self.task, None
-            if task.fields.get("task") not in CHANGING:
+            kind = TASKS.get(str(task.fields.get("task")))
+            if kind is None or not kind.changes:
                 return
-            if task.fields["task"] == "LoadAdapter":
+            if kind.begins_round:
                 self._round.clear()
                 self._rounds += 1
                 self._goes_on = False
@@ -588,7 +589,8 @@ class Given:
         keeps_optimiser = self.plan is not None and '"state":"keep"' in _optimiser_of(self.plan)
         if keeps_optimiser and (self._rounds > 1 or resumed is not None):
             return None  # its moments are not those of the round's start, and nothing leads back to them
-        if self.task is not None and self.task.fields.get("task") == "LoadAdapter" and not keeps_optimiser:
+        given = TASKS.get(str(self.task.fields.get("task"))) if self.task is not None else None
+        if given is not None and given.begins_round and not keeps_optimiser:
             return []
         return list(self._round)
 
@@ -600,7 +602,8 @@ def require_same_isolation(got: str, before: str) -> None:
 
 
 def _stands_at(resumed: Mapping[str, Any], task: LinkMessage) -> bool:
-    if task.fields.get("task") not in CHANGING:
+    kind = TASKS.get(str(task.fields.get("task")))
+    if kind is None or not kind.changes:
         return False
     place = (task.fields["task"], task.fields.get("round"), task.fields.get("step", 0))
     return (resumed.get("task"), resumed.get("round"), resumed.get("step")) == place

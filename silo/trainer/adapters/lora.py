@@ -10,6 +10,7 @@ bit: then the mean of the silos' products is the product of the means.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,13 +18,24 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsilo.protocol.codec import Array
 from fedsilo.protocol.errors import PeerError, UsageError, WireCode
 from fedsilo.protocol.freezing import Freeze, freeze_named, is_frozen
-from silo.trainer.agreement import BASE_NAME, adapter_name
 from silo.trainer.decoder import Decoder
+
+BASE_NAME = "base"  # what an engine calls itself that computes no adapter
+
+
+def adapter_name(tensors: Mapping[str, NDArray[np.float32]], scale: float) -> str:
+    """Digest of an adapter's factors, names, shapes and scale: what its rollouts must name."""
+    digest = hashlib.sha256(f"{scale!r}".encode())
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"\n{name} {tensor.shape}\n".encode())
+        digest.update(np.ascontiguousarray(tensor, dtype=np.float32).data)
+    return digest.hexdigest()
 
 
 @dataclass(frozen=True)
@@ -64,6 +76,12 @@ class LoraAdapter:
         base: a Hugging Face causal LM, which is frozen.
         shape: the schema; every module it names must be a linear layer of the base with these sides.
 
+    Attributes:
+        factors: all by wire name, the frozen ones among them, as `decoder` computes with them.
+        parameters: those that are trained, in the order of their wire names.
+        trained_names: wire names of `parameters`.
+        start: theta_p, the trained factors at the round's start, in the order of `parameters`.
+
     Raises:
         UsageError: the schema does not fit the base model, or its architecture is not supported.
     """
@@ -73,78 +91,60 @@ class LoraAdapter:
         self.shape = shape
         device = next(base.parameters()).device
         # zero until a round's adapter is loaded: the coordinator draws A, once for all (methods 2.1)
-        self._factors: dict[str, torch.nn.Parameter] = {
+        self.factors: dict[str, torch.nn.Parameter] = {
             name: torch.nn.Parameter(torch.zeros(sides, device=device), requires_grad=not is_frozen(name, shape.freeze))
             for name, sides in sorted(shape.shapes.items())
         }
-        self._trained = {name: each for name, each in self._factors.items() if each.requires_grad}
-        pairs = {name: (self._factors[f"{name}.lora_A"], self._factors[f"{name}.lora_B"]) for name in shape.modules}
+        self._trained = {name: each for name, each in self.factors.items() if each.requires_grad}
+        pairs = {name: (self.factors[f"{name}.lora_A"], self.factors[f"{name}.lora_B"]) for name in shape.modules}
         self.decoder = Decoder(base, pairs, shape.scale)
-        self._start = [parameter.detach().clone() for parameter in self.parameters]
-
-    @property
-    def parameters(self) -> list[torch.nn.Parameter]:
-        """Factors that are trained, in the order of their wire names."""
-        return list(self._trained.values())
-
-    @property
-    def trained_names(self) -> list[str]:
-        """Wire names of `parameters`."""
-        return list(self._trained)
-
-    @property
-    def factors(self) -> Mapping[str, Tensor]:
-        """All factors by wire name, the frozen ones among them, as `decoder` computes with them."""
-        return self._factors
+        self.parameters = list(self._trained.values())
+        self.trained_names = list(self._trained)
+        self.start = [parameter.detach().clone() for parameter in self.parameters]
 
     def name(self) -> str:
         """What rollouts must call what `decoder` computes: the digest of its adapter, or `BASE_NAME` with it off."""
         if not self.decoder.adapted:
             return BASE_NAME
-        held = {name: each.detach().cpu().numpy() for name, each in self._factors.items()}
+        held = {name: each.detach().cpu().numpy() for name, each in self.factors.items()}
         return adapter_name(held, self.shape.scale)
-
-    @property
-    def start(self) -> list[Tensor]:
-        """theta_p: the trained factors at the round's start, in the order of `parameters`."""
-        return self._start
 
     def load(self, tensors: Mapping[str, Array]) -> None:
         """Make these factors the round's start. Raises PeerError: names or shapes differ from the schema."""
         self._write(tensors)
-        self._start = [parameter.detach().clone() for parameter in self.parameters]
+        self.start = [parameter.detach().clone() for parameter in self.parameters]
 
     def delta(self) -> dict[str, Array]:
         """Trained factors minus the round's start, float32, by wire name (methods 2.2)."""
         return {
             name: (parameter.detach() - start).cpu().numpy().astype(np.float32)
-            for (name, parameter), start in zip(self._trained.items(), self._start, strict=True)
+            for (name, parameter), start in zip(self._trained.items(), self.start, strict=True)
         }
 
     def state(self) -> dict[str, Tensor]:
         """All factors and the round's start: copies on the CPU, as `factor.NAME` and `start.NAME`."""
-        held: dict[str, Tensor] = {f"factor.{name}": each for name, each in self._factors.items()}
-        held |= {f"start.{name}": each for name, each in zip(self._trained, self._start, strict=True)}
+        held: dict[str, Tensor] = {f"factor.{name}": each for name, each in self.factors.items()}
+        held |= {f"start.{name}": each for name, each in zip(self._trained, self.start, strict=True)}
         return {name: each.detach().to("cpu", copy=True) for name, each in held.items()}
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         """Go back to a `state`, bit for bit. Raises KeyError: a tensor is missing."""
         with torch.no_grad():
-            for name, parameter in self._factors.items():
+            for name, parameter in self.factors.items():
                 parameter.copy_(tensors[f"factor.{name}"])
         device = self.decoder.device
-        self._start = [tensors[f"start.{name}"].to(device, copy=True) for name in self._trained]
+        self.start = [tensors[f"start.{name}"].to(device, copy=True) for name in self._trained]
 
     def policy(self) -> dict[str, Array]:
         """The factors that `decoder` computes with, float32, by wire name; all zeros while the base alone counts."""
-        held = {name: parameter.detach().float().cpu().numpy() for name, parameter in self._factors.items()}
+        held = {name: parameter.detach().float().cpu().numpy() for name, parameter in self.factors.items()}
         return held if self.decoder.adapted else {name: np.zeros_like(values) for name, values in held.items()}
 
     def drift(self) -> float:
         """||theta - theta_p|| over all trained factors (methods 2.8)."""
         squares = [
             (parameter.detach() - start).square().sum()
-            for parameter, start in zip(self.parameters, self._start, strict=True)
+            for parameter, start in zip(self.parameters, self.start, strict=True)
         ]
         return float(torch.stack(squares).sum().sqrt())
 
@@ -157,13 +157,13 @@ class LoraAdapter:
     @contextmanager
     def replaced_by(self, tensors: Mapping[str, Array]) -> Iterator[None]:
         """Inside, `decoder` computes another adapter; afterwards the local factors are back, bit for bit."""
-        held = {name: parameter.detach().clone() for name, parameter in self._factors.items()}
+        held = {name: parameter.detach().clone() for name, parameter in self.factors.items()}
         self._write(tensors)
         try:
             yield
         finally:
             with torch.no_grad():
-                for name, parameter in self._factors.items():
+                for name, parameter in self.factors.items():
                     parameter.copy_(held[name])
 
     def _write(self, tensors: Mapping[str, Array]) -> None:
@@ -172,7 +172,7 @@ class LoraAdapter:
             differing = sorted(set(got.items()) ^ set(self.shape.shapes.items()))[0][0]
             raise PeerError(WireCode.SCHEMA_MISMATCH, f"the adapter does not fit the LoRA schema at {differing[:80]!r}")
         with torch.no_grad():
-            for name, parameter in self._factors.items():
+            for name, parameter in self.factors.items():
                 parameter.copy_(torch.from_numpy(np.array(tensors[name], dtype=np.float32)))
 
 

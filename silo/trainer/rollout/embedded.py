@@ -10,7 +10,6 @@ log-probabilities that it returns are for the proof of agreement alone: the trai
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -21,6 +20,7 @@ from fedsilo.protocol.errors import OperationError
 from silo.budgets import CACHE_BYTES
 from silo.trainer.batch import prefixes_of
 from silo.trainer.decoder import Decoder
+from silo.trainer.rollout.engine import Question, Rollout
 
 # Rows are dropped from the cache once this share of those held has finished: dropping copies the cache.
 FINISHED_SHARE_DROPPED = 0.25
@@ -31,31 +31,6 @@ UNIFORMS_BLOCK = 32
 TOKENS_BETWEEN_LOOKS = 8
 # Probabilities are summed by so many words at a time, and one such sum is opened for a draw.
 WORDS_TOGETHER = 512
-
-
-@dataclass(frozen=True)
-class Rollout:
-    """One sampled answer.
-
-    Attributes:
-        ids: generated tokens, the end-of-sequence token included.
-        finished: it was emitted before the limit.
-        logp: of each token under the distribution it was drawn from, temperature included; empty where none was drawn.
-        adapter: name of the adapter that the engine computed with, as `silo.trainer.agreement.adapter_name` writes it.
-    """
-
-    ids: tuple[int, ...]
-    finished: bool
-    logp: tuple[float, ...] = field(default=(), compare=False)  # its last bits hang on who else was in the batch
-    adapter: str = ""
-
-
-@dataclass(frozen=True)
-class Question:
-    """A prompt and one source of randomness per answer wanted; None asks for the most likely token each time."""
-
-    prompt_ids: tuple[int, ...]
-    draws: tuple[np.random.Generator | None, ...]
 
 
 def pick_tokens(logits: Tensor, uniforms: Tensor, temperature: float) -> tuple[Tensor, Tensor]:

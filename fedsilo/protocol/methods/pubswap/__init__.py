@@ -23,6 +23,15 @@ from fedsilo.protocol.codec import Array
 from fedsilo.protocol.method import Half, Method
 from fedsilo.protocol.methods.pubswap import round_end, step
 from fedsilo.protocol.plan import Plan
+from fedsilo.protocol.tasks import (
+    AnswerAhead,
+    Evaluate,
+    ExportDelta,
+    GeneratePublic,
+    LoadAdapter,
+    PrivateStep,
+    PublicStep,
+)
 
 Event = TypeVar("Event", contravariant=True)
 Action = TypeVar("Action", covariant=True)
@@ -42,12 +51,13 @@ class ByExchange(Generic[Event, Action]):
 
 
 _KINDS = frozenset({"lora.factors", "metrics.eval"})
+_TASKS = frozenset({Evaluate, LoadAdapter, PrivateStep, GeneratePublic, PublicStep, ExportDelta})
 
 
 def _method(name: str, summary: str, swap: step.Swap, kinds: frozenset[str], ruleset: str) -> Method:
     combine: Callable[[Array, Sequence[Array]], Array] = mean_delta
     return Method(
-        name, summary, kinds, ruleset, step.Coordinator(swap), step.Silo(swap), combine,
+        name, summary, kinds, ruleset, step.Coordinator(swap), step.Silo(swap), combine, _TASKS,
         sends_wrong_answers=swap == "random", swaps=swap in ("balanced", "random"),
     )  # fmt: skip
 
@@ -62,6 +72,7 @@ BALANCED = replace(
     ),
     coordinator=ByExchange({"step": step.Coordinator("balanced"), "round_end": round_end.Coordinator("balanced")}),
     silo=ByExchange({"step": step.Silo("balanced"), "round_end": round_end.Silo("balanced")}),
+    tasks=_TASKS | {AnswerAhead},
     exchanges=frozenset({"step", "round_end"}),
 )
 RANDOM = _method(

@@ -27,12 +27,8 @@ from dataclasses import dataclass, replace
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.donor_pool import drawn_donors, rows_ahead
 from fedsilo.protocol.method import (
-    AnswerAhead,
     CoordinatorAction,
-    Evaluate,
-    ExportDelta,
     Fetch,
-    GeneratePublic,
     MessageArrived,
     Note,
     Offer,
@@ -40,11 +36,11 @@ from fedsilo.protocol.method import (
     Send,
     SiloAction,
     SiloEvent,
-    TrainerTask,
 )
 from fedsilo.protocol.methods.pubswap import step as by_step
 from fedsilo.protocol.plan import Plan
 from fedsilo.protocol.swap import public_batch
+from fedsilo.protocol.tasks import AnswerAhead, Evaluate, ExportDelta, GeneratePublic, TrainerTask
 
 CoordinatorState = by_step.CoordinatorState
 _Actions = tuple[CoordinatorAction, ...]

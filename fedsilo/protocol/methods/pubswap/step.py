@@ -14,18 +14,12 @@ from fedsilo.protocol.method import (
     CoordinatorAction,
     CoordinatorEvent,
     DeadlinePassed,
-    Evaluate,
-    ExportDelta,
     Fetch,
     FinishRun,
-    GeneratePublic,
-    LoadAdapter,
     MessageArrived,
     Note,
     Offer,
     OfferSettled,
-    PrivateStep,
-    PublicStep,
     RunStarted,
     Send,
     SiloAbstained,
@@ -36,11 +30,19 @@ from fedsilo.protocol.method import (
     StartDeadline,
     TaskDone,
     Train,
-    TrainerTask,
 )
 from fedsilo.protocol.plan import Plan
 from fedsilo.protocol.randomness import generator, seed_of
 from fedsilo.protocol.swap import balanced_donors, public_batch, random_group
+from fedsilo.protocol.tasks import (
+    Evaluate,
+    ExportDelta,
+    GeneratePublic,
+    LoadAdapter,
+    PrivateStep,
+    PublicStep,
+    TrainerTask,
+)
 
 Swap = Literal["balanced", "random", "none", "no-public"]
 # The silo waits this much longer than the coordinator, so that a reply sent at the coordinator's deadline arrives.

@@ -1,0 +1,79 @@
+"""GeneratePublic: answers to the public prompts of a step, which wait for donors and are offered to others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.codec import Buffer, encode
+from fedsilo.protocol.randomness import generator, seed_of
+from fedsilo.protocol.tasks import GeneratePublic
+from silo.trainer.batch import Answer
+from silo.trainer.data import Prompt
+from silo.trainer.run import Done, OpenStep, OwnAnswers, Run, Step
+
+
+def carry_out(run: Run, task: GeneratePublic, body: Buffer) -> Done:
+    """Raises OperationError: the engine does not agree."""
+
+    def draw(prompt: Prompt, sample: int) -> np.random.Generator:
+        key = (run.material.silo, task.round, task.step, prompt.row, sample)
+        return generator(seed_of(run.plan.seed, "public-rollout", *key))
+
+    step, message = answered(run, (task.round, task.step), task.prompt_indices, task.offer, draw)
+    run.open_step = OpenStep(task.round, task.step, task.offer, step.own)
+    return Done(step.metrics, encode(message))
+
+
+def answered(
+    run: Run,
+    where: tuple[int, int],
+    indices: Sequence[int],
+    offer: str,
+    draw: Callable[[Prompt, int], np.random.Generator],
+) -> tuple[Step, pb.PublicResponses]:
+    """Answer public prompts, as far as they are short enough, and say what leaves of that.
+
+    Args:
+        run: the open run.
+        where: as of `Step`.
+        indices: of the prompts, in the order of the message.
+        offer: as of `responses_message`.
+        draw: by prompt and sample.
+    """
+    prompts = [run.public.by_row[index] for index in indices if index in run.public.by_row]
+    step = Step(run, where)
+    step.rollout("public", prompts, lambda place, sample: draw(prompts[place], sample))
+    step.grade(run.material.public_grader)
+    codec = run.material.codec
+    step.metrics["reencoding_mismatches"] = sum(
+        codec.answer_ids(answer.text, finished=answer.finished) != answer.ids
+        for own in step.own
+        for answer in own.answers
+    )
+    own = {each.prompt.row: each for each in step.own}
+    return step, responses_message(run.plan.public_set_sha256, indices, own, offer)
+
+
+def offered_answers(own: OwnAnswers, offer: str) -> tuple[Answer, ...]:
+    """What the message holds for this prompt, in the order `Donor.position` counts. offer: correct | all | none."""
+    if offer == "correct":
+        return tuple(answer for answer in own.answers if answer.correct)
+    return own.answers if offer == "all" else ()
+
+
+def responses_message(
+    public_set_sha256: str, indices: Sequence[int], own: Mapping[int, OwnAnswers], offer: str
+) -> pb.PublicResponses:
+    """Every prompt of the step is listed with K', also one with nothing correct or overlong (methods 2.4)."""
+    message = pb.PublicResponses(public_set_sha256=public_set_sha256)
+    for index in indices:
+        row = message.prompts.add(prompt_index=index)
+        if index not in own:
+            continue
+        row.samples = len(own[index].answers)
+        for answer in offered_answers(own[index], offer):
+            row.responses.add(text=answer.text, finish=pb.FINISH_STOP if answer.finished else pb.FINISH_LENGTH)
+    return message

@@ -1,0 +1,329 @@
+"""PublicStep: one GRPO step on own answers to public prompts and the donors that come in their place (methods 2.2, 2.3,
+2.4).
+
+Donors are untrusted: each is encoded and graded here again. One that fails is dropped, the own answer stays, and
+the silo that sent it is counted. Correct own answers are never removed and a silo is never its own donor.
+
+What one swapped answer does to the gradient is measured for the drift bound (methods 2.8): beta_i(x) is the largest
+change of a group's gradient when one local answer gives way to a donor's. Measured is one such exchange for a few
+prompts, so what is reported bounds the supremum from below and says nothing of other prompts. The gradient is that of
+the first update, where every ratio is 1, without KL and entropy: those do not hang on the exchange.
+
+Axes as in `batch`: M answer tokens.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.codec import Buffer
+from fedsilo.protocol.errors import OperationError
+from fedsilo.protocol.plan import Plan
+from fedsilo.protocol.randomness import generator, seed_of
+from fedsilo.protocol.swap import donors_wanted, replaced_positions
+from fedsilo.protocol.tasks import PublicStep
+from silo.trainer import objective
+from silo.trainer.adapters.lora import LoraAdapter
+from silo.trainer.batch import Answer, Group, stream_of
+from silo.trainer.data import Prompt, TextCodec
+from silo.trainer.decoder import token_logp
+from silo.trainer.grading import Grader, grade_distinct
+from silo.trainer.run import Done, OwnAnswers, Run, Step, mean, reward_metrics, zero_variance_share
+from silo.trainer.scale_out import BAD_TASK
+from silo.trainer.tasks.generate_public import offered_answers
+
+
+def carry_out(run: Run, task: PublicStep, body: Buffer) -> Done:
+    """Raises OperationError: no answers wait for this step, there is no such swap, or a gradient is not finite."""
+    opened = run.open_step
+    if opened is None or (opened.round, opened.step) != (task.round, task.step):
+        raise OperationError(f"no public answers were generated for round {task.round} step {task.step}", code=BAD_TASK)
+    donors = {row.prompt_index: list(row.donors) for row in task.donors.prompts}
+    site = run.material
+    intake = DonorIntake(site.silo, site.codec, site.public_grader, run.plan.rollout.max_new_tokens)
+
+    def random_of(prompt: Prompt) -> np.random.Generator:
+        return generator(seed_of(run.plan.seed, "replaced", site.silo, task.round, task.step, prompt.row))
+
+    before = [Group(own.prompt.ids, own.answers) for own in opened.own]
+    match task.swap:
+        case "replace":
+            groups, figures = intake.balanced(opened.own, donors, random_of)
+        case "pool":
+            groups, figures = intake.pooled(opened.own, donors, opened.offer)
+        case "none":
+            groups, figures = before, SwapFigures()
+        case _:
+            raise OperationError(f"there is no swap {task.swap!r}", code=BAD_TASK)
+    bound = None
+    if task.swap == "replace" and is_due(task.step, run.plan.swap_period):
+        # a pass through the model, as the update's: one process that fails at it must not leave the others waiting
+        bound = run.learner.together(lambda: swap_bound(run.adapter, run.plan, before, groups, figures.alphas))
+    step = Step(run, (task.round, task.step))
+    step.metrics |= {"zero_variance_share_before": zero_variance_share(before), **swap_metrics(figures, bound)}
+    step.metrics |= reward_metrics(before)
+    step.update(groups)
+    # after the update: one that fails has trained on no donor, and the step may be asked for once more
+    run.open_step = None
+    run.donors_trained += figures.used
+    return Done(step.metrics)
+
+
+@dataclass
+class SwapFigures:
+    """Counts over the prompts of one public step.
+
+    Attributes:
+        wanted: donors Balanced asks for, sum of m.
+        found: donors the coordinator sent.
+        used: donors trained on.
+        rejected: {silo: donors of it that failed here}.
+        alphas: m'/K of each prompt (methods 2.8).
+    """
+
+    wanted: int = 0
+    found: int = 0
+    used: int = 0
+    rejected: Counter[str] = field(default_factory=Counter)
+    alphas: list[float] = field(default_factory=list)
+
+
+class DonorIntake:
+    """Turns donors into answers this silo may train on.
+
+    Args:
+        silo: own name.
+        codec: the shared tokenizer.
+        grader: own grading of public answers.
+        max_new_tokens: a donor that encodes to more is refused.
+    """
+
+    def __init__(self, silo: str, codec: TextCodec, grader: Grader, max_new_tokens: int) -> None:
+        self._silo = silo
+        self._codec = codec
+        self._grader = grader
+        self._max_new_tokens = max_new_tokens
+
+    def balanced(
+        self,
+        own: Sequence[OwnAnswers],
+        donors: Mapping[int, Sequence[pb.Donor]],
+        random_of: Callable[[Prompt], np.random.Generator],
+    ) -> tuple[list[Group], SwapFigures]:
+        """`swap: replace`: up to m verified donors take the place of wrong own answers, drawn uniformly.
+
+        Args:
+            own: this silo's answers, one entry a prompt.
+            donors: by prompt index, in the coordinator's order.
+            random_of: keyed generator for the choice of the answers that give way.
+        """
+        figures = SwapFigures()
+        graded = self._graded(own, donors, figures)
+        groups = []
+        for one in own:
+            correct = [answer.correct for answer in one.answers]
+            wanted = donors_wanted(sum(correct), len(correct))
+            good: list[Answer] = []
+            for donor, answer in graded[one.prompt.row]:
+                if donor.origin == self._silo or answer is None or not answer.correct:
+                    figures.rejected[donor.origin] += 1
+                elif len(good) < wanted:
+                    good.append(answer)
+            places = replaced_positions(correct, len(good), random_of(one.prompt))
+            answers = list(one.answers)
+            for place, answer in zip(places, good, strict=True):
+                answers[place] = answer
+            groups.append(Group(one.prompt.ids, tuple(answers)))
+            figures.wanted += wanted
+            figures.used += len(places)
+            figures.alphas.append(len(places) / len(answers))
+        return groups, figures
+
+    def pooled(
+        self, own: Sequence[OwnAnswers], donors: Mapping[int, Sequence[pb.Donor]], offer: str
+    ) -> tuple[list[Group], SwapFigures]:
+        """`swap: pool`: train on exactly the answers listed; wrong ones belong to the group too (methods 2.2, Random).
+
+        At most K of a prompt count, each once: what a list holds beyond is refused, else its length would set how much
+        one prompt weighs, and how much memory the update takes.
+
+        Args:
+            own: this silo's answers, one entry a prompt.
+            donors: by prompt index, in the coordinator's order.
+            offer: what this silo's own message held; own answers are named by their place in it.
+        """
+        figures = SwapFigures()
+        within: dict[int, Sequence[pb.Donor]] = {}
+        for one in own:
+            listed, most = donors.get(one.prompt.row, ()), len(one.answers)
+            within[one.prompt.row] = listed[:most]
+            figures.found += sum(donor.origin != self._silo for donor in listed[most:])
+            figures.rejected.update(donor.origin for donor in listed[most:])
+        graded = self._graded(own, within, figures)
+        groups = []
+        for one in own:
+            left = dict(enumerate(offered_answers(one, offer)))
+            answers: list[Answer] = []
+            for donor, answer in graded[one.prompt.row]:
+                if donor.origin == self._silo and not donor.HasField("response") and donor.position in left:
+                    answers.append(left.pop(donor.position))
+                elif donor.origin == self._silo or answer is None:
+                    figures.rejected[donor.origin] += 1
+                else:
+                    answers.append(answer)
+            # an empty list is a prompt the coordinator pooled nothing for
+            group = Group(one.prompt.ids, tuple(answers) or one.answers)
+            used = sum(bool(answer.donor) for answer in group.answers)
+            groups.append(group)
+            figures.used += used
+            figures.alphas.append(used / len(group.answers))
+        return groups, figures
+
+    def _graded(
+        self, own: Sequence[OwnAnswers], donors: Mapping[int, Sequence[pb.Donor]], figures: SwapFigures
+    ) -> dict[int, list[tuple[pb.Donor, Answer | None]]]:
+        """Donors by prompt row, each encoded and graded here; None where it cannot be used, and for a repeat."""
+        listed: list[tuple[int, pb.Donor, Answer | None, str]] = []
+        for one in own:
+            seen: set[tuple[str, int]] = set()
+            for donor in donors.get(one.prompt.row, ()):
+                figures.found += donor.origin != self._silo
+                repeated = (donor.origin, donor.position) in seen
+                seen.add((donor.origin, donor.position))
+                answer = None if repeated or donor.origin == self._silo else self._encoded(donor)
+                listed.append((one.prompt.row, donor, answer, one.prompt.reference))
+        usable = [(answer.text, reference) for _, _, answer, reference in listed if answer is not None]
+        marks = iter(grade_distinct(self._grader, usable))
+        graded: dict[int, list[tuple[pb.Donor, Answer | None]]] = {one.prompt.row: [] for one in own}
+        for row, donor, answer, _ in listed:
+            scored = None if answer is None else replace(answer, **next(marks)._asdict())
+            graded[row].append((donor, scored))
+        return graded
+
+    def _encoded(self, donor: pb.Donor) -> Answer | None:
+        if not donor.origin:  # an answer of nobody's counts as an own one
+            return None
+        if not donor.HasField("response") or donor.response.finish == pb.FINISH_UNSPECIFIED:
+            return None
+        finished = donor.response.finish == pb.FINISH_STOP
+        ids = self._codec.answer_ids(donor.response.text, finished=finished)
+        if len(ids) > self._max_new_tokens or self._codec.has_special(ids, finished=finished):
+            return None
+        return Answer(ids, donor.response.text, finished, donor=donor.origin)
+
+
+# Public steps from one measurement to the next, and prompts of each: a hundredth of a step's time.
+STEPS_BETWEEN = 8
+PROMPTS_MAX = 2
+
+
+@dataclass(frozen=True)
+class SwapBound:
+    """beta_mean, beta_max: norm of the gradient's change, over the prompts that were looked at.
+
+    omega: K * mean(alpha) * beta_mean, the bound's proxy.
+    """
+
+    beta_mean: float
+    beta_max: float
+    omega: float
+
+
+def is_due(step: int, swap_period: int) -> bool:
+    """At the first public step of a round and every `STEPS_BETWEEN` after it. step: in the round, from 1."""
+    return step // swap_period % STEPS_BETWEEN == 1 % STEPS_BETWEEN
+
+
+def swap_bound(
+    adapter: LoraAdapter, plan: Plan, before: Sequence[Group], after: Sequence[Group], alphas: Sequence[float]
+) -> SwapBound | None:
+    """Take one donor of the first few swapped groups back out, and see what that does to the gradient.
+
+    Args:
+        adapter: at the step's start; neither it nor its gradients are changed.
+        plan: objective and temperature.
+        before: own answers, group by group.
+        after: the same groups with donors, each in the place of the answer that gave way.
+        alphas: m'/K of each.
+
+    Returns:
+        None where nothing was swapped.
+    """
+    betas: list[float] = []
+    for own, swapped in zip(before, after, strict=True):
+        places = [place for place, answer in enumerate(swapped.answers) if answer.donor]
+        if not places or len(own.answers) != len(swapped.answers) or len(betas) == PROMPTS_MAX:
+            continue
+        place = places[0]
+        back = Group(swapped.prompt_ids, _with(swapped.answers, place, own.answers[place]))
+        betas.append(gradient_change(adapter, plan, back, swapped))
+    if not betas:
+        return None
+    beta_mean = sum(betas) / len(betas)
+    samples = max(len(group.answers) for group in after)
+    return SwapBound(beta_mean, max(betas), samples * sum(alphas) / max(len(alphas), 1) * beta_mean)
+
+
+def gradient_change(adapter: LoraAdapter, plan: Plan, one: Group, other: Group) -> float:
+    """Norm of the difference of two groups' gradients over the trained factors. Both are of one prompt."""
+    coefficients: dict[tuple[int, ...], float] = {}
+    for group, sign in ((one, 1.0), (other, -1.0)):
+        for answer, weight in zip(group.answers, _weights(group, plan), strict=True):
+            # the same tokens in both have the same gradient, so only what is left of their weights counts
+            coefficients[answer.ids] = coefficients.get(answer.ids, 0.0) + sign * weight
+    kept = {ids: value for ids, value in coefficients.items() if ids and value}
+    if not kept:
+        return 0.0
+    decoder = adapter.decoder
+    stream = stream_of([one.prompt_ids], [(0, ids) for ids in kept], decoder.device)
+    logp, _ = token_logp(
+        decoder.hidden(stream, checkpointing=True), decoder.head, stream.targets, plan.rollout.temperature
+    )  # [M]
+    weights = torch.tensor(list(kept.values()), device=decoder.device).repeat_interleave(stream.lengths)  # [M]
+    gradients = torch.autograd.grad((weights * logp).sum(), adapter.parameters)
+    return float(torch.stack([each.square().sum() for each in gradients]).sum().sqrt())
+
+
+def _weights(group: Group, plan: Plan) -> list[float]:
+    """A_k times the weight of a token, of each answer of a group that is a step by itself."""
+    settings = plan.objective
+    rewards = torch.tensor([answer.reward for answer in group.answers])  # [K]
+    advantages = objective.group_advantages(rewards, std=settings.advantage_std, epsilon=settings.advantage_epsilon)
+    count = len(group.answers)
+    weights = objective.row_weights(
+        torch.tensor([len(answer.ids) for answer in group.answers]),
+        torch.full((count,), count),
+        1,
+        settings.token_aggregation,
+        kept=torch.tensor([answer.finished or not settings.mask_truncated for answer in group.answers]),
+    )
+    found: list[float] = (advantages * weights).tolist()
+    return found
+
+
+def _with(answers: tuple[Answer, ...], place: int, answer: Answer) -> tuple[Answer, ...]:
+    return (*answers[:place], answer, *answers[place + 1 :])
+
+
+def swap_metrics(figures: SwapFigures, bound: SwapBound | None) -> dict[str, Any]:
+    """alpha is m'/K of a prompt: the share of its answers that donors took the place of."""
+    found: dict[str, Any] = {
+        "donors_wanted": figures.wanted,
+        "donors_found": figures.found,
+        "donors_used": figures.used,
+        "donors_rejected": dict(figures.rejected),
+        "alpha_mean": mean(figures.alphas),
+        "alpha_max": max(figures.alphas, default=0.0),
+        "alpha_histogram": {f"{alpha:.3f}": count for alpha, count in sorted(Counter(figures.alphas).items())},
+        "swapped_share": mean([float(alpha > 0) for alpha in figures.alphas]),
+    }
+    if bound is not None:
+        found |= {"beta_mean": bound.beta_mean, "beta_max": bound.beta_max, "omega": bound.omega}
+    return found
