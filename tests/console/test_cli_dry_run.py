@@ -297,7 +297,8 @@ class _Registered:
 def test_commands_stand_for_the_actions_that_the_daemons_register() -> None:
     desk: Any = _Registered()
     nothing: dict[str, Any] = {
-        each.name: SimpleNamespace(queries=dict, record=dict) for each in dataclasses.fields(Orders)
+        each.name: SimpleNamespace(queries=dict, record=dict, acceptance=SimpleNamespace(view=dict))
+        for each in dataclasses.fields(Orders)
     }
     Orders(**nothing).register(desk)
     assert len(desk.actions) >= 8

@@ -248,8 +248,8 @@ def test_where_there_is_room_a_rule_stands_whole_in_its_row_and_a_long_time_in_i
     assert shown["rule"] >= len("public prompts of the open step") and {"record", "digest"} <= set(shown)
     assert shown["kind"] >= len("control.checkpoint")
     (milliseconds,) = [column for column in columns_of("outbox") if column.name == "ms"]
-    assert milliseconds.show({"milliseconds": 9_999})[0] == "9999"
-    assert milliseconds.show({"milliseconds": 12_345})[0] == "12 s"
+    assert milliseconds.show(message_row({"milliseconds": 9_999}))[0] == "9999"
+    assert milliseconds.show(message_row({"milliseconds": 12_345}))[0] == "12 s"
 
 
 async def test_a_wide_terminal_shows_the_deciding_rule_whole() -> None:

@@ -19,7 +19,7 @@ from policies import lattice
 from policies.compare import Change, compare, is_tightening, meet, order_of
 from policies.engine import History, decide, measure
 from policies.fields import Approvals
-from policies.kinds import policy_file
+from policies.kinds import POLICY_FILE, policy_file
 from policies.lattice import NothingInCommon
 from policies.model import Policy, PolicyFile
 from policies.rules import asked
@@ -250,7 +250,7 @@ def test_approval_rounds_of_the_meet_contain_those_of_both_over_hundreds_of_roun
 
 def test_every_field_of_the_schema_carries_an_order_or_is_a_block() -> None:
     """A field added without one would compare as if it did not exist."""
-    without, seen, pending = set(), set[type[BaseModel]](), list[type[BaseModel]]([PolicyFile])
+    without, seen, pending = set(), set[type[BaseModel]](), list[type[BaseModel]]([POLICY_FILE])
     while pending:
         made = pending.pop()
         seen.add(made)

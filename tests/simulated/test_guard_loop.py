@@ -436,7 +436,7 @@ def test_T10_keys_secret_records_and_rules_are_kept_out_of_the_sandbox(tmp_path:
         identity=identity, state_dir=tmp_path / "state", site_secret=None, policy=tmp_path / "policy.yaml",
         charter=tmp_path / "charter.yaml", control=SimpleNamespace(socket=tmp_path / "state/control.sock"),
         data=SimpleNamespace(canaries=tmp_path / "canaries.txt"),
-        key_files=[identity.key, identity.signing_key, tmp_path / "proxy.txt"],
+        coordinator=SimpleNamespace(proxy_credentials=tmp_path / "proxy.txt"),
     )  # fmt: skip
     config.key_files = SiloConfig.key_files.fget(config)
     named = {path.relative_to(tmp_path).as_posix() for path in never_shown(config)}

@@ -52,7 +52,8 @@ def supervised(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(main, "probe_fields", lambda config, process_id: {})
     monkeypatch.setattr(main, "never_shown", lambda config: [])
     gate = loop.bench.gate
-    site: Any = SimpleNamespace(config=None, schema=setting.SCHEMA, site_secret=b"")
+    config = SimpleNamespace(trainer=SimpleNamespace(launch="guard"))
+    site: Any = SimpleNamespace(config=config, schema=setting.SCHEMA, site_secret=b"")
     trainer = SupervisedTrainer(
         site, loop.events, lambda: False,
         record=lambda event, **fields: gate.record(event, run=gate.view.run or None, **fields),
