@@ -41,7 +41,8 @@ class Talk:
         content = cast(BytesPayload, reply.payload).data
         if codec.sha256_hex(content) != reply.envelope.payload_digest.hex():
             raise PeerError(WireCode.DIGEST_MISMATCH, "the payload is not the one that its envelope names")
-        return SimpleNamespace(place=Place(place.run, place.round, place.step, reply.envelope.kind), payload=content)
+        answered = reply.envelope.kind
+        return SimpleNamespace(place=place._replace(kind=answered), kind=answered, payload=content)
 
 
 class Site:
