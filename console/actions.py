@@ -108,7 +108,7 @@ def crumbs_line(trail: Sequence[str], here: str, cells: int, glyphs: Glyphs) -> 
 
 @dataclass
 class History:
-    """What was typed after `:`, newest last; up and down walk through it."""
+    """History of the lines typed after `:`, newest last; the up and down keys walk through it."""
 
     lines: list[str] = field(default_factory=list)
     _at: int = 0

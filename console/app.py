@@ -352,7 +352,7 @@ class Attachment:
 
 
 def is_production(name: str) -> bool:
-    """Whether a context is called so: prod, production or live, alone or as a part of the name."""
+    """Return True if the context's name contains prod, production or live."""
     parts = name.lower().replace(":", "-").replace("_", "-").replace(".", "-").split("-")
     return any(part in PRODUCTION for part in parts)
 
@@ -381,7 +381,7 @@ class ContextConsole(FedConsole):
 
     @property
     def here(self) -> Attachment:
-        """What is attached now."""
+        """Return what is attached now."""
         return self._here
 
     @property
@@ -414,7 +414,7 @@ class ContextConsole(FedConsole):
     # ---- going to another --------------------------------------------------------------------------
 
     def go_to_context(self, typed: str) -> None:
-        """What followed `:ctx`: a name or its beginning; nothing lists them."""
+        """Open the context whose name, or its beginning, followed `:ctx`; without one, list the contexts."""
         names = list(self._attachments)
         if not typed:
             self.push_screen(ChooseDialog("Contexts", self._entries("{}"), by_letters))

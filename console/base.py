@@ -1,4 +1,4 @@
-"""What all screens share: the app as they know it, the frame around their own panes, content made only of safe parts.
+"""Base classes of all screens: the app as they know it, the frame around their panes, content made only of safe parts.
 
 `Console` shows one daemon's snapshots and asks people before anything is signed. It holds no state of its own. A reader
 thread posts frozen snapshots (`Arrived`); screens only draw the last one, and the one on top says what else the reader
@@ -183,7 +183,7 @@ class Remembered:
         )
 
     def _keep(self, key: str, question: Question, answer: Any, at: float) -> None:
-        """As the newest; the oldest go, as many as are too many or too large."""
+        """Keep this as the newest entry; drop the oldest while there are too many or they are too large."""
         known = self._answers.pop(key, None)
         size = self._sizes.pop(key, 0)
         if known is None or known[2] != at:
