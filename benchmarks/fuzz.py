@@ -52,7 +52,7 @@ def frames() -> tuple[Parse, list[bytes]]:
     from fedsilo.protocol import codec
     from fedsilo.protocol._generated import federation_pb2 as pb
     from fedsilo.protocol.kinds import INBOUND_KINDS, OUTBOUND_KINDS
-    from silo.guard.framing import assemble
+    from silo.guard.channel import assemble
     from tests.policies.setting import responses_body
 
     kinds = {**OUTBOUND_KINDS, **INBOUND_KINDS}

@@ -43,6 +43,7 @@ from coordinator.blobs import Blobs, BytesPayload, FilePayload
 from coordinator.ingress import Ingress, OpenPlace
 from fedsilo.protocol import codec
 from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.envelope import parsed
 from fedsilo.protocol.kinds import OUTBOUND_KINDS
 from fedsilo.protocol.methods import method_named
 from fedsilo.protocol.place import Place
@@ -53,7 +54,7 @@ from policies.kinds.adapters import transform_factors
 from policies.model import Policy
 from policies.render import PlanSize
 from policies.schema import LoraSchema
-from silo.guard.messages import factors_header, parsed
+from silo.guard.gate import factors_header
 from tests.policies import setting
 
 METHOD, RULESET, KIND = "fedavg-grpo", "fedavg", "lora.factors"

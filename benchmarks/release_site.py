@@ -35,7 +35,7 @@ from policies.schema import LoraSchema
 from silo.config import CoordinatorPlace
 from silo.guard.adapters import AdapterStore
 from silo.guard.answers.state import RunStatus
-from silo.guard.context import RunView
+from silo.guard.decisions import RunView
 from silo.guard.ledger import Release
 from silo.guard.loop import Guard
 from silo.guard.messages import Held

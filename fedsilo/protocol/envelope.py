@@ -1,4 +1,4 @@
-"""Envelopes: what is signed around the bytes of a message, and what is checked before any of them is believed.
+"""Envelopes: what is signed around the bytes of a message, and what is checked before any of them is believed or read.
 
 Both parties seal and check by this module, each by the key that it holds of the other (threats T21, T30, B7).
 Does not stop: the owner of a key from signing something false; the same envelope from coming twice, which its sequence
@@ -7,12 +7,17 @@ shows to whoever keeps count (T29).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from google.protobuf.message import Message as ProtobufMessage
 
 from fedsilo.protocol import codec
 from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.codec import Array, Buffer
 from fedsilo.protocol.errors import PeerError, WireCode
+from fedsilo.protocol.kinds import TENSOR_KINDS
 from fedsilo.protocol.place import Place
 
 
@@ -52,3 +57,19 @@ def check_signature(envelope: pb.Envelope, key: Ed25519PublicKey, *, what: str, 
         key.verify(envelope.signature, signed)
     except InvalidSignature as error:
         raise PeerError(WireCode.SIGNATURE_INVALID, f"{what} is not signed by {signer}", hint=hint) from error
+
+
+def parsed(
+    kind: str, payload: Buffer, kinds: Mapping[str, type[ProtobufMessage]]
+) -> tuple[ProtobufMessage, Mapping[str, Array] | None]:
+    """Canonical bytes as a message, and arrays for a tensor kind.
+
+    Raises:
+        PeerError: unknown kind, or not canonical.
+    """
+    if kind not in kinds:
+        raise PeerError(WireCode.UNKNOWN_KIND, "a message of this kind does not belong here")
+    if kind in TENSOR_KINDS:
+        factors = codec.decode_factors(payload)
+        return factors.header, factors.tensors
+    return codec.decode(kinds[kind], payload), None

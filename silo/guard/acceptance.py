@@ -41,7 +41,7 @@ from fedsilo.protocol.tasks import LoadAdapter
 from silo.config import Acceptance as AcceptanceLimits
 from silo.config import SiloConfig
 from silo.guard.adapters import AdapterStore
-from silo.guard.context import RunView
+from silo.guard.decisions import RunView
 from silo.guard.gate import Gate
 from silo.measuring import MeasureHoldout, PromptSet
 from silo.report.benefit import CONFIDENCE, POWER, difference_interval, student_quantile

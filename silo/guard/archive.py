@@ -34,12 +34,12 @@ from fedsilo.control.desk import ControlDesk
 from fedsilo.files.task_files import Task
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.codec import Array, Buffer
+from fedsilo.protocol.envelope import parsed
 from fedsilo.protocol.errors import NotAllowedError, NotFoundError, OperationError, UsageError
 from fedsilo.protocol.kinds import INBOUND_KINDS, OUTBOUND_KINDS, TENSOR_KINDS
 from policies.kinds.adapters import LoraFactors, changes_bytes, transform_factors
 from policies.model import Policy
 from silo.guard.ledger import Ledger, OutboxItem
-from silo.guard.messages import parsed
 
 FULL = "OUTBOX_FULL"
 TICKET_SECONDS = 120.0  # the console and the command line hand it in at once

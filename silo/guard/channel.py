@@ -5,17 +5,19 @@ Only `gate.py` imports this module, so nothing can be sent, and nothing gets int
 gRPC's own texts never leave this module upwards towards the peer, and what the peer's gRPC layer says is used for a
 local log line only (threat T8). Compression, proxies, retries and name-service lookups beyond the address itself are
 off: what the gate recorded is what crosses.
-Does not stop: the coordinator's host seeing when and how much is sent; whoever carries a file from reading it. It holds
+Does not stop: a coordinator that never asks for a large payload: the call ends when it has waited for that long enough;
+its host seeing when and how much is sent; whoever carries a file from reading it. It holds
 what crosses a line, without the line's TLS: the medium has to be guarded as the line would be.
 """
 
 from __future__ import annotations
 
 import contextlib
+import queue
 import socket
 import ssl
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -31,10 +33,9 @@ from fedsilo.files.transfer_file import Header, TransferWriter
 from fedsilo.protocol import codec, services
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.clocks import CERTIFICATE_TIME
-from fedsilo.protocol.errors import FedSiloError, NotAllowedError, OperationError, UnreachableError
+from fedsilo.protocol.errors import FedSiloError, NotAllowedError, OperationError, PeerError, UnreachableError, WireCode
 from fedsilo.protocol.text import harmless
-from silo.guard.framing import Reply, Sink, Uplink, assemble
-from silo.guard.messages import Carried, ExchangeInterrupted, NotSent, TlsFiles
+from silo.guard.messages import Carried, ExchangeInterrupted, NotSent, Reply, Sink, TlsFiles
 from silo.guard.proxied import Proxy, unread_environment
 
 # Longest time for connecting and for the coordinator's own work, beyond the wait a poll asks for.
@@ -528,3 +529,101 @@ class FileChannel:
         """Nothing is ever in flight."""
 
     def close(self) -> None: ...
+
+
+# ---- messages as frames, without a connection -----------------------------------------------------------------
+# A large payload waits for the coordinator's word and is sent from the offset that it names: what it has of the same
+# bytes already is not sent again, and nothing else depends on that number. A large answer goes on where it was cut,
+# behind what a `Sink` has kept of it; its digest is compared when it is whole (T29).
+
+
+class Uplink:
+    """One message on its way up: a small payload follows its opening at once, a large one when the coordinator says.
+
+    Args:
+        envelope: signed.
+        payload: its bytes.
+    """
+
+    def __init__(self, envelope: pb.Envelope, payload: codec.Buffer) -> None:
+        self._envelope = envelope
+        self._payload = payload
+        self.asks = len(payload) > codec.UNASKED_BYTES_MAX
+        self._told = False
+        self._word: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+
+    def frames(self) -> Iterator[codec.Frame]:
+        """What is sent. Waits for the word, or for the end."""
+        yield codec.opening(self._envelope, self._payload)
+        offset = self._word.get() if self.asks else 0
+        if offset is not None:
+            yield from codec.chunk_frames(self._payload, offset)
+
+    def end(self) -> None:
+        """The call is over: no word will come."""
+        self._word.put(None)
+
+    def after_word(self, answers: Iterable[codec.Frame], admitted: Callable[[], object]) -> Iterator[codec.Frame]:
+        """The frames of the answer; the word, where one is due, is taken out of them.
+
+        Args:
+            answers: of the coordinator.
+            admitted: called when the word has come.
+
+        Raises:
+            PeerError: a word that nobody waits for, or an offset that the payload does not have.
+        """
+        for frame in answers:
+            if isinstance(frame, codec.Chunk) or frame.WhichOneof("part") != "admitted":
+                yield frame
+                continue
+            if not self.asks or self._told or frame.admitted.offset > len(self._payload):
+                raise PeerError(WireCode.MALFORMED, "the coordinator names an offset that nobody asked for")
+            self._told = True
+            admitted()
+            self._word.put(frame.admitted.offset)
+
+
+def assemble(frames: Iterable[codec.Frame], payload_bytes_max: int, into: Sink | None = None) -> Reply:
+    """One message out of its frames.
+
+    Args:
+        frames: of the answer.
+        payload_bytes_max: largest payload that is taken.
+        into: see `Channel.exchange`.
+
+    Raises:
+        PeerError: no opening, a second one, more bytes than declared or allowed, or fewer, or not from where they were
+            asked for.
+        OperationError: the disk does not keep them.
+    """
+    stream: Iterator[codec.Frame] = iter(frames)
+    first = next(stream, None)
+    if first is None or isinstance(first, codec.Chunk) or first.WhichOneof("part") != "opening":
+        raise PeerError(WireCode.MALFORMED, "the reply does not begin with an opening")
+    codec.require_known(first)
+    expected, offset = first.opening.payload_bytes, first.opening.offset
+    if expected > payload_bytes_max:
+        raise PeerError(WireCode.TOO_LARGE, f"the reply declares {expected} bytes, the limit is {payload_bytes_max}")
+    if into is not None and first.opening.envelope.payload_digest.hex() != into.digest:
+        into = None
+    if into is not None and offset == 0:
+        into.restart()
+    if offset != (0 if into is None else into.size_bytes):
+        raise PeerError(WireCode.MALFORMED, "the reply does not begin where it was asked to")
+    parts = []
+    total = offset
+    for frame in stream:
+        chunk = frame.chunk  # asked for once: a protobuf frame makes a copy each time
+        if frame.WhichOneof("part") != "chunk" or len(chunk) > codec.CHUNK_BYTES_MAX:
+            raise PeerError(WireCode.MALFORMED, "the reply has a frame that is not a chunk of at most 1 MiB")
+        total += len(chunk)
+        if total > expected:
+            raise PeerError(WireCode.MALFORMED, "the reply is longer than it declared")
+        if into is None:
+            parts.append(chunk)
+        else:
+            into.write(chunk)
+    if total != expected:
+        raise PeerError(WireCode.MALFORMED, f"the reply has {total} bytes, it declared {expected}")
+    return Reply(first.opening.envelope, b"".join(parts) if into is None or not total else into.view())

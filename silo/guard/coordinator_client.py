@@ -35,9 +35,8 @@ from fedsilo.protocol.errors import (
 from fedsilo.protocol.place import Place
 from fedsilo.protocol.services import PROTOCOL_VERSION
 from policies.model import Policy
-from silo.guard.framing import Sink
 from silo.guard.gate import Gate
-from silo.guard.messages import Carried, Inbound, NotSent
+from silo.guard.messages import Carried, Inbound, NotSent, Sink
 from silo.guard.site import Site, own_verifiers
 
 _log = logging.getLogger("fedsilo.silo")

@@ -40,10 +40,9 @@ from fedsilo.protocol.kinds import OUTBOUND_KINDS
 from fedsilo.protocol.place import Place
 from fedsilo.protocol.transcript import sign_transcript, transcript_from_canonical
 from silo.guard.coordinator_client import NOTHING_YET, CoordinatorClient, seconds_between
-from silo.guard.framing import Reply
 from silo.guard.gate import Gate, check_answer
 from silo.guard.ledger import Ledger
-from silo.guard.messages import Inbound, IngressDenied
+from silo.guard.messages import Inbound, IngressDenied, Reply
 from silo.guard.round_agreement import Agreement
 from silo.guard.run import RunManager
 from silo.guard.site import Site

@@ -15,6 +15,7 @@ coordinator that says false things of the right form.
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -33,7 +34,7 @@ from fedsilo.files.transfer_file import Header
 from fedsilo.protocol import codec
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.codec import Array, Buffer, sha256_hex, sha256_of
-from fedsilo.protocol.envelope import check_signature, seal
+from fedsilo.protocol.envelope import check_signature, parsed, seal
 from fedsilo.protocol.errors import (
     ConflictError,
     DeniedError,
@@ -44,29 +45,31 @@ from fedsilo.protocol.errors import (
     UsageError,
     WireCode,
 )
-from fedsilo.protocol.kinds import INBOUND_KINDS, OUTBOUND_KINDS
+from fedsilo.protocol.kinds import INBOUND_KINDS, OUTBOUND_KINDS, REFT_KINDS
 from fedsilo.protocol.place import Place
 from policies.engine import OFFERED, Approval, Decision, Facts, Message
 from policies.kinds.adapters import changes_bytes, transform_factors
 from policies.kinds.public_donors import answers_of_step, donors_of_one_peer_most, drop_wrong_donors, within_share
 from policies.kinds.public_responses import withhold_responses
 from policies.model import Policy
+from policies.schema import LoraSchema
 from policies.screening import screen_facts, texts_of
 from silo.config import CoordinatorPlace
 from silo.guard.archive import Archive
 from silo.guard.channel import Channel, Export, FileChannel, GrpcChannel, server_certificate
-from silo.guard.context import RunView, SiteView
 from silo.guard.decisions import (
     Aside,
     Judge,
     Outcomes,
     Readings,
+    RunView,
+    SiteView,
     answered,
     once_more,
     overruled,
+    places_by_row,
     tensor_digests,
 )
-from silo.guard.framing import Reply, Sink
 from silo.guard.ledger import Ledger, OutboxItem
 from silo.guard.messages import (
     Allowed,
@@ -78,14 +81,12 @@ from silo.guard.messages import (
     IngressDenied,
     NotSent,
     Original,
+    Reply,
     Sent,
+    Sink,
     TlsFiles,
-    factors_header,
-    is_rebuilt,
-    parsed,
 )
 from silo.guard.proxied import proxy_of
-from silo.guard.public import places_by_row
 from silo.guard.screens import Screens
 
 # Tensor replies are bounded by the schema; everything else by this (threat T23).
@@ -385,7 +386,7 @@ class Gate:
                 reply_bytes_max=max(_SMALL_REPLY_BYTES_MAX, 2 * self._site.schema.payload_bytes),
             )  # fmt: skip
         except Carried:
-            self._count_sent(allowed, carried=True)
+            self._record_sent(allowed, carried=True)
             raise
         except FedSiloError as error:
             if isinstance(error, PeerError):
@@ -396,7 +397,7 @@ class Gate:
             if isinstance(error, UnreachableError | NotAllowedError) and not isinstance(error, NotSent):
                 self.counters.last_fault = error.message
             raise
-        self._count_sent(allowed)
+        self._record_sent(allowed)
         self.counters.last_contact, self.counters.last_fault = self._clock(), ""
         try:
             inbound = self._ingress.let_in(reply.envelope, reply.payload, to_window=allowed.window is not None)
@@ -408,9 +409,10 @@ class Gate:
         self._outcomes.answered(allowed, inbound.body)
         return Sent(inbound)
 
-    def _count_sent(self, allowed: Allowed, *, carried: bool = False) -> None:
+    def _record_sent(self, allowed: Allowed, *, carried: bool = False) -> None:
         self._outcomes.record("egress.sent", allowed, carried=carried)
-        self.counters.count(allowed)
+        self.counters.messages[allowed.kind] += 1
+        self.counters.payload_bytes[allowed.kind] += len(allowed.payload)
 
     def retry(self, item: OutboxItem) -> Sent:
         """Send an allowed content message again, under a new sequence. Raises as `once_more` and `transmit`."""
@@ -539,6 +541,58 @@ class Gate:
         """Parse our own rebuilt bytes again, so that what is judged is what is sent."""
         body, tensors = parsed(place.kind, payload, OUTBOUND_KINDS)
         return Message("egress", place, self._site.spiffe_id, len(payload), body, tensors)
+
+
+def factors_header(
+    kind: str, schema: LoraSchema, header: pb.Factors, tensors: Mapping[str, Array], read_from: Buffer = b""
+) -> tuple[pb.Factors, int, Mapping[str, Array]]:
+    """Header rebuilt from values (B4), bytes of the whole payload, and the values; of the trainer's header only what
+    the rules judge is taken over.
+
+    Args:
+        kind: of the update.
+        schema: of the run's base model.
+        header: the trainer's.
+        tensors: float32 arrays by wire name.
+        read_from: a payload that header and values are read from, in place of those two.
+
+    Raises:
+        PeerError: it is no payload.
+    """
+    if read_from:
+        factors = codec.decode_factors(read_from)
+        header, tensors = factors.header, factors.tensors
+    if kind in REFT_KINDS:
+        # No schema names these tensors: the policy does, and its rules compare rank, dtype and base.
+        made = codec.factors_head(
+            tensors, base_digest=header.base_digest, schema_sha256="", rank=header.rank, scale=1.0, dtype=header.dtype
+        )
+    else:
+        made = codec.factors_head(
+            tensors, base_digest=header.base_digest, schema_sha256=schema.digest, rank=schema.rank, scale=schema.scale,
+            dtype=schema.dtype,
+        )  # fmt: skip
+    return *made, tensors
+
+
+def is_rebuilt(read_from: Buffer, header: pb.Factors, payload_bytes: int, facts: Facts) -> bool:
+    """Whether bytes already are what would be rebuilt from the header and the values that were read from them (B4):
+    this header, then every value in its place and in canonical form (T4), and nothing besides. They may be sent then,
+    and what was measured of them holds.
+
+    Args:
+        read_from: what `factors_header` read the values from.
+        header: from `factors_header`.
+        payload_bytes: from `factors_header`.
+        facts: of these values.
+    """
+    start = codec.factors_start(header)
+    return (
+        len(read_from) == payload_bytes
+        and read_from[: len(start)] == start
+        and facts.get("values_not_canonical") == 0
+        and facts.get("elements") == sum(math.prod(entry.shape) for entry in header.tensors)
+    )
 
 
 def check_answer(

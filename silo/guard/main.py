@@ -39,13 +39,12 @@ from silo.guard.answers.queries import QUOTED
 from silo.guard.archive import Archive
 from silo.guard.checks import look_at_coordinator
 from silo.guard.clock_watch import ClockWatch
-from silo.guard.context import SiteView
 from silo.guard.control_socket import ControlServer
+from silo.guard.decisions import PublicView, SiteView, token_counter
 from silo.guard.gate import Gate, open_channel
 from silo.guard.ledger_check import open_ledger
 from silo.guard.loop import Command, Event, Guard
 from silo.guard.policy_change import take_over
-from silo.guard.public import PublicView, token_counter
 from silo.guard.releases import Releases
 from silo.guard.screens import Rescreening, Screens, index_key, site_canaries
 from silo.guard.site import (

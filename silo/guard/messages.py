@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from google.protobuf.message import Message as ProtobufMessage
 
 from fedsilo.audit.polls import PollWindow
 from fedsilo.protocol import codec
 from fedsilo.protocol._generated import federation_pb2 as pb
-from fedsilo.protocol.codec import Array, Buffer
+from fedsilo.protocol.codec import Buffer
+from fedsilo.protocol.envelope import parsed
 from fedsilo.protocol.errors import OperationError, PeerError, UnreachableError, WireCode
-from fedsilo.protocol.kinds import INBOUND_KINDS, REFT_KINDS, TENSOR_KINDS
+from fedsilo.protocol.kinds import INBOUND_KINDS
 from fedsilo.protocol.place import Place, Placed
 from policies.engine import Decision, Facts
-from policies.schema import LoraSchema
 from silo.guard.ledger import Release
 
 
@@ -33,6 +32,26 @@ class Inbound(Placed):
     digest: str
     facts: Facts
     needs_approval: Decision | None = None
+
+
+@dataclass(frozen=True)
+class Reply:
+    """One message from the coordinator, complete and within its declared length, not yet verified."""
+
+    envelope: pb.Envelope
+    payload: codec.Buffer
+
+
+class Sink(Protocol):
+    """Where the bytes of one awaited payload are kept as they come: `silo.guard.adapters.Arriving`."""
+
+    digest: str
+
+    @property
+    def size_bytes(self) -> int: ...
+    def write(self, chunk: codec.Buffer) -> None: ...
+    def restart(self) -> None: ...
+    def view(self) -> memoryview: ...
 
 
 @dataclass(frozen=True)
@@ -123,94 +142,14 @@ class Counters:
     """For the console: payload bytes that left, by kind, how the connection is, and what the coordinator claims of the
     run."""
 
-    messages: dict[str, int] = field(default_factory=dict)
-    payload_bytes: dict[str, int] = field(default_factory=dict)
+    messages: Counter[str] = field(default_factory=Counter)
+    payload_bytes: Counter[str] = field(default_factory=Counter)
     last_contact: float = 0.0
     last_fault: str = ""
     run_paused: bool = False  # its word for it: shown, and nothing follows from it
-
-    def count(self, sent: Allowed) -> None:
-        self.messages[sent.place.kind] = self.messages.get(sent.place.kind, 0) + 1
-        self.payload_bytes[sent.place.kind] = self.payload_bytes.get(sent.place.kind, 0) + len(sent.payload)
-
-
-def factors_header(
-    kind: str, schema: LoraSchema, header: pb.Factors, tensors: Mapping[str, Array], read_from: Buffer = b""
-) -> tuple[pb.Factors, int, Mapping[str, Array]]:
-    """Header rebuilt from values (B4), bytes of the whole payload, and the values; of the trainer's header only what
-    the rules judge is taken over.
-
-    Args:
-        kind: of the update.
-        schema: of the run's base model.
-        header: the trainer's.
-        tensors: float32 arrays by wire name.
-        read_from: a payload that header and values are read from, in place of those two.
-
-    Raises:
-        PeerError: it is no payload.
-    """
-    if read_from:
-        factors = decoded_factors(read_from)
-        header, tensors = factors.header, factors.tensors
-    if kind in REFT_KINDS:
-        # No schema names these tensors: the policy does, and its rules compare rank, dtype and base.
-        made = codec.factors_head(
-            tensors, base_digest=header.base_digest, schema_sha256="", rank=header.rank, scale=1.0, dtype=header.dtype
-        )
-    else:
-        made = codec.factors_head(
-            tensors, base_digest=header.base_digest, schema_sha256=schema.digest, rank=schema.rank, scale=schema.scale,
-            dtype=schema.dtype,
-        )  # fmt: skip
-    return *made, tensors
-
-
-def is_rebuilt(read_from: Buffer, header: pb.Factors, payload_bytes: int, facts: Facts) -> bool:
-    """Whether bytes already are what would be rebuilt from the header and the values that were read from them (B4):
-    this header, then every value in its place and in canonical form (T4), and nothing besides. They may be sent then,
-    and what was measured of them holds.
-
-    Args:
-        read_from: what `factors_header` read the values from.
-        header: from `factors_header`.
-        payload_bytes: from `factors_header`.
-        facts: of these values.
-    """
-    start = codec.factors_start(header)
-    return (
-        len(read_from) == payload_bytes
-        and read_from[: len(start)] == start
-        and facts.get("values_not_canonical") == 0
-        and facts.get("elements") == sum(math.prod(entry.shape) for entry in header.tensors)
-    )
-
-
-def decoded_factors(payload: Buffer) -> codec.Factors:
-    """Raises PeerError: not canonical, or shapes that no array can have."""
-    try:
-        return codec.decode_factors(payload)
-    except (OverflowError, ValueError) as error:
-        raise PeerError(WireCode.MALFORMED, "a tensor has a shape that no array can have") from error
 
 
 def held_plan(release: Release, payload: bytes) -> Inbound:
     """A held message that came in, as it did. Raises PeerError: as `parsed`."""
     body, _ = parsed(release.kind, payload, INBOUND_KINDS)
     return Inbound(release.place, 0, body, payload, release.digest, dict(release.facts))
-
-
-def parsed(
-    kind: str, payload: Buffer, kinds: Mapping[str, type[ProtobufMessage]]
-) -> tuple[ProtobufMessage, Mapping[str, Array] | None]:
-    """Canonical bytes as a message, and arrays for a tensor kind.
-
-    Raises:
-        PeerError: unknown kind, or not canonical.
-    """
-    if kind not in kinds:
-        raise PeerError(WireCode.UNKNOWN_KIND, "a message of this kind does not belong here")
-    if kind in TENSOR_KINDS:
-        factors = decoded_factors(payload)
-        return factors.header, factors.tensors
-    return codec.decode(kinds[kind], payload), None

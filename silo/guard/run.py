@@ -23,7 +23,8 @@ from fedsilo.control.desk import Publish
 from fedsilo.files.json_log import about_its_message
 from fedsilo.protocol import codec
 from fedsilo.protocol._generated import federation_pb2 as pb
-from fedsilo.protocol.codec import Buffer, Factors
+from fedsilo.protocol.codec import Buffer, Factors, decode_factors
+from fedsilo.protocol.envelope import parsed
 from fedsilo.protocol.errors import (
     ConflictError,
     DeniedError,
@@ -58,12 +59,11 @@ from fedsilo.protocol.transcript import transcript_from_canonical
 from policies.schema import LoraSchema
 from silo.guard.acceptance import Acceptance
 from silo.guard.adapters import AdapterStore
-from silo.guard.context import RunView
 from silo.guard.coordinator_client import CoordinatorClient
-from silo.guard.decisions import halts, in_turn
+from silo.guard.decisions import RunView, halts, in_turn
 from silo.guard.gate import Gate
 from silo.guard.ledger import LEFT, Ledger, OutboxItem, Release
-from silo.guard.messages import Allowed, Denied, Held, Inbound, IngressDenied, decoded_factors, parsed
+from silo.guard.messages import Allowed, Denied, Held, Inbound, IngressDenied
 from silo.guard.releases import Releases, Settled
 from silo.guard.round_agreement import Agreement, TooFewUpdates, TranscriptRefused, Waiting
 from silo.guard.site import Site, require_part, trained_with
@@ -668,7 +668,7 @@ class SiloRun:
 
     def _parsed(self, task: TrainerTask, body: Buffer) -> Message | None:
         if task.gives is pb.Factors:
-            self._factors = decoded_factors(body)
+            self._factors = decode_factors(body)
             return self._factors.header
         return None if task.gives is None else codec.decode(task.gives, body)
 

@@ -32,6 +32,7 @@ from certs.commands import VerifiedCommand
 from fedsilo.audit.log import AuditLog
 from fedsilo.control.desk import ControlDesk
 from fedsilo.files.durable import read_private
+from fedsilo.protocol.envelope import parsed
 from fedsilo.protocol.errors import FedSiloError, NotFoundError, UsageError
 from fedsilo.protocol.kinds import OUTBOUND_KINDS
 from fedsilo.protocol.text import harmless
@@ -44,7 +45,6 @@ from policies.screening import Material, Screened, screen_facts, texts_of
 from policies.screens.overlap import OverlapIndex
 from silo.config import SiloConfig, place_of
 from silo.guard.ledger import Ledger, OutboxItem
-from silo.guard.messages import parsed
 from silo.guard.trainer_report import TEXT_CHARACTERS_MAX
 
 _log = logging.getLogger("fedsilo.silo")

@@ -10,7 +10,7 @@ import pytest
 from fedsilo.protocol import codec
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.errors import PeerError
-from silo.guard.framing import assemble
+from silo.guard.channel import assemble
 from tests.simulated.lines import Call, LineSilo, line_federation
 
 LATER = b"\xfa\x01\x06canary"  # field 31, of six bytes

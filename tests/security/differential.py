@@ -25,6 +25,7 @@ from fedsilo.grading.answers import AnswerGrading
 from fedsilo.grading.verdict import Verdict, judged
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.codec import encode, encode_factors, sha256_hex
+from fedsilo.protocol.envelope import parsed
 from fedsilo.protocol.errors import PeerError
 from fedsilo.protocol.kinds import OUTBOUND_KINDS
 from fedsilo.protocol.place import Place
@@ -34,9 +35,7 @@ from policies.model import Policy
 from policies.render import RULESETS
 from policies.rule import block_of
 from policies.screens.overlap import OverlapIndex, build_index
-from silo.guard.context import RunView, SiteView, context_of
-from silo.guard.messages import parsed
-from silo.guard.public import PublicView, answers_of
+from silo.guard.decisions import PublicView, RunView, SiteView, answers_of, context_of
 from silo.sampling import Training
 from tests.policies.kinds import ASKED, OFFERED_KINDS, PROBE, SCHEMAS, TAKES, good, policy_named
 from tests.policies.setting import BASE_DIGEST, COORDINATOR, HASH, NOW, PLAN, SCHEMA, SILO

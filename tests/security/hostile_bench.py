@@ -22,7 +22,7 @@ from fedsilo.protocol import codec
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.tasks import Evaluate, TrainerTask
 from policies.model import Policy
-from silo.guard.framing import Reply
+from silo.guard.messages import Reply
 from silo.guard.trainer_process.supervisor import TrainerSaid
 from silo.link import LinkMessage
 from tests.hostile.coordinator import HostileReplies

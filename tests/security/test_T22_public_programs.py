@@ -23,7 +23,7 @@ from fedsilo.grading.answers import AnswerGrading
 from fedsilo.grading.worker import GradingProcess
 from fedsilo.protocol.errors import UsageError
 from silo.guard import checks
-from silo.guard.public import Answer, PublicView
+from silo.guard.decisions import Answer, PublicView
 from silo.guard.site import AUDIT, LEDGER
 from silo.guard.trainer_process import probing, sandbox, supervisor
 from tests.algorithms.hostile_programs import GOOD, HARMFUL, TEST

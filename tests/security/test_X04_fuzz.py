@@ -34,13 +34,13 @@ from fedsilo.demo.wire_recorder import Unreadable, read_recording
 from fedsilo.files.model_folder import lora_schema_of, read_fingerprints
 from fedsilo.protocol import codec
 from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.codec import decode_factors
 from fedsilo.protocol.errors import FedSiloError
 from fedsilo.protocol.kinds import INBOUND_KINDS, OUTBOUND_KINDS
 from fedsilo.protocol.plan import plan_from_canonical
 from fedsilo.protocol.strict_yaml import load
 from policies.load import load_policy, read_patterns
-from silo.guard.framing import assemble
-from silo.guard.messages import decoded_factors
+from silo.guard.channel import assemble
 from silo.link import TRAINER_SAYS, Link
 from tests.policies.own_patterns import PATTERNS
 from tests.policies.setting import PLAN, SCHEMA, policy_text, responses_body, zeros
@@ -99,7 +99,7 @@ def test_X04_messages(data: st.DataObject, kind: str) -> None:
 @fuzzed
 @given(spoilt(FACTORS))
 def test_X04_tensor_payloads(payload: bytes) -> None:
-    answers_or_refuses(lambda: decoded_factors(payload))
+    answers_or_refuses(lambda: decode_factors(payload))
 
 
 @fuzzed
@@ -214,7 +214,7 @@ def test_what_is_spoilt_here_was_good(good: bytes) -> None:
     """The counterpart: a parser that refuses everything would pass all of the above."""
     accepted = 0
     for parse in (
-        lambda: decoded_factors(good), lambda: codec.decode(pb.PublicResponses, good),
+        lambda: decode_factors(good), lambda: codec.decode(pb.PublicResponses, good),
         lambda: parse_checkpoint(parse_note(good.decode()).text), lambda: load_policy(good, "policy.yaml"),
         lambda: plan_from_canonical(good.decode()),
     ):  # fmt: skip

@@ -44,7 +44,7 @@ from fedsilo.files.identity_files import load_identity, load_operator
 from fedsilo.files.task_files import read_tasks
 from fedsilo.protocol import codec, services
 from fedsilo.protocol._generated import federation_pb2 as pb
-from fedsilo.protocol.envelope import seal
+from fedsilo.protocol.envelope import parsed, seal
 from fedsilo.protocol.errors import FedSiloError, NotAllowedError, PeerError, UnreachableError
 from fedsilo.protocol.place import Place
 from silo.config import CoordinatorPlace
@@ -52,7 +52,7 @@ from silo.guard import channel
 from silo.guard.channel import GrpcChannel
 from silo.guard.coordinator_client import CoordinatorClient
 from silo.guard.gate import check_answer
-from silo.guard.messages import Counters, Inbound, TlsFiles, parsed
+from silo.guard.messages import Counters, Inbound, TlsFiles
 from tests.coordinator_folder import write_coordinator
 from tests.policies.setting import HASH, SCHEMA
 from tests.security.people import CLIENT, SERVER, forge, new_keys

@@ -27,9 +27,9 @@ from silo.config import Acceptance, CoordinatorPlace
 from silo.guard.adapters import AdapterStore
 from silo.guard.channel import FileChannel
 from silo.guard.clock_watch import ClockWatch
-from silo.guard.context import RunView
-from silo.guard.framing import Reply
+from silo.guard.decisions import RunView
 from silo.guard.loop import Event, Guard, Wake
+from silo.guard.messages import Reply
 from silo.guard.trainer_process.supervisor import TrainerHandle, TrainerSaid
 from silo.link import LinkMessage
 from tests.policies import setting

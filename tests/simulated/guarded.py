@@ -29,11 +29,10 @@ from silo.guard.adapters import AdapterStore
 from silo.guard.archive import Archive
 from silo.guard.channel import FileChannel
 from silo.guard.clock_watch import ClockWatch
-from silo.guard.context import RunView, SiteView
-from silo.guard.framing import Reply
+from silo.guard.decisions import PublicView, RunView, SiteView
 from silo.guard.gate import Gate
 from silo.guard.ledger import Head, Ledger
-from silo.guard.public import PublicView
+from silo.guard.messages import Reply
 from silo.guard.releases import Releases
 from silo.guard.screens import Screens
 from silo.sampling import Training

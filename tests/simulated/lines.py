@@ -18,7 +18,8 @@ from fedsilo.files import partial_file
 from fedsilo.protocol import codec
 from fedsilo.protocol._generated import federation_pb2 as pb
 from policies.schema import LoraSchema
-from silo.guard.framing import Sink, Uplink, assemble
+from silo.guard.channel import Uplink, assemble
+from silo.guard.messages import Sink
 from tests.policies.setting import SCHEMA, policy_of, policy_text
 from tests.simulated.coordinator_parts import House, SimulatedSilo
 

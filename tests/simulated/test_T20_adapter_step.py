@@ -19,7 +19,7 @@ from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.tasks import Evaluate
 from silo.guard import adapters
 from silo.guard.adapters import AdapterStore
-from silo.guard.context import RunView
+from silo.guard.decisions import RunView
 from tests.policies import setting
 from tests.simulated.guard_loop import Loop
 

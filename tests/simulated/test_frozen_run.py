@@ -21,7 +21,7 @@ from fedsilo.protocol.errors import UsageError
 from fedsilo.protocol.freezing import frozen_sha256
 from fedsilo.protocol.methods import METHODS
 from silo.guard.adapters import AdapterStore
-from silo.guard.context import RunView
+from silo.guard.decisions import RunView
 from silo.guard.messages import Allowed, Denied, Held, IngressDenied
 from silo.sampling import Training
 from tests.policies import setting

@@ -11,7 +11,7 @@ from fedsilo.protocol import codec
 from fedsilo.protocol._generated import federation_pb2 as pb
 from policies.engine import Message
 from policies.render import RULESETS
-from silo.guard.context import RunView
+from silo.guard.decisions import RunView
 from silo.guard.messages import Allowed, Denied, Held, IngressDenied
 from silo.sampling import Training
 from tests.policies import setting

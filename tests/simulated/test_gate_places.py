@@ -11,7 +11,7 @@ from coordinator import store as db
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.errors import DeniedError
 from fedsilo.protocol.place import Place
-from silo.guard.context import RunView
+from silo.guard.decisions import RunView
 from silo.guard.messages import Allowed, Denied, Held, IngressDenied
 from silo.sampling import Training
 from tests.policies import setting

@@ -19,7 +19,7 @@ from policies.kinds import CATALOGUE, Egress, Ingress
 from policies.model import Policy
 from policies.render import RULESETS
 from silo.guard.commands import Halts
-from silo.guard.context import RunView
+from silo.guard.decisions import RunView
 from silo.guard.messages import Allowed, Denied, IngressDenied
 from silo.guard.screens import Screens
 from tests.policies import setting

@@ -15,7 +15,8 @@ from fedsilo.protocol.errors import PeerError
 from policies.grids import BitPatterns
 from policies.kinds import adapters
 from policies.model import Policy
-from silo.guard.messages import Allowed, Denied, is_rebuilt
+from silo.guard.gate import is_rebuilt
+from silo.guard.messages import Allowed, Denied
 from tests.policies import setting
 from tests.simulated.guarded import Bench, small_factors
 

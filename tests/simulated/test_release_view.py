@@ -18,12 +18,12 @@ import pytest
 from benchmarks.release_site import Site, policy, schema
 from certs.roles import Roles
 from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.envelope import parsed
 from fedsilo.protocol.kinds import OUTBOUND_KINDS
 from policies.model import Policy
 from silo.guard.answers import findings, release
 from silo.guard.answers.release import COSINE_BYTES_MAX, ON_REJECT, on_approve
 from silo.guard.ledger import PolicyInForce, Release
-from silo.guard.messages import parsed
 from silo.guard.releases import Releases
 from tests.simulated import screening
 from tests.simulated.guarded import command

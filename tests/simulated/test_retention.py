@@ -24,6 +24,7 @@ from fedsilo.audit.segments import segments
 from fedsilo.cli.audit import app
 from fedsilo.files.durable import remove_durably, write_durably
 from fedsilo.protocol.codec import sha256_hex
+from fedsilo.protocol.envelope import parsed
 from fedsilo.protocol.errors import (
     DeniedError,
     NotAllowedError,
@@ -36,7 +37,7 @@ from fedsilo.protocol.kinds import OUTBOUND_KINDS
 from policies.model import Policy
 from silo.guard import archive as archive_module
 from silo.guard import ledger as payloads_module
-from silo.guard.messages import Allowed, Held, parsed
+from silo.guard.messages import Allowed, Held
 from tests.policies import setting
 from tests.protocol.audit_parties import Clock, append_send, open_log
 from tests.simulated.guarded import Bench, Killed, MemoryChannel, command

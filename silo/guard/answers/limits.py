@@ -24,7 +24,7 @@ from policies.capacity import NOT_COUNTED, capacities
 from policies.history import MINUTE_SECONDS, HistoryBook
 from policies.model import UNLIMITED, Policy, PolicyFile
 from policies.schema import LoraSchema
-from silo.guard.context import RunView
+from silo.guard.decisions import RunView
 from silo.guard.ledger import Ledger
 
 RELEASES_SHOWN = 50

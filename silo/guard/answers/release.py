@@ -31,6 +31,7 @@ from fedsilo.audit.record import shown_digest
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.clocks import utc
 from fedsilo.protocol.codec import Array, canonical_json, sha256_hex
+from fedsilo.protocol.envelope import parsed
 from fedsilo.protocol.errors import FedSiloError
 from fedsilo.protocol.kinds import OUTBOUND_KINDS, TENSOR_KINDS, UPDATE_KINDS
 from policies.model import PolicyFile
@@ -51,7 +52,6 @@ from silo.guard.answers.findings import (
 )
 from silo.guard.later_rounds import Later
 from silo.guard.ledger import Approval, Ledger, OutboxItem, PolicyInForce, Release
-from silo.guard.messages import parsed
 
 STAYS = ("prompts", "answers", "per-sample rewards", "gradients", "optimiser", "rollouts")
 BUDGET = "DP off"

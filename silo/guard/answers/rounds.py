@@ -25,7 +25,7 @@ from fedsilo.protocol.errors import NotFoundError
 from fedsilo.protocol.plan import Plan, plan_from_canonical
 from fedsilo.protocol.plan_facts import digests_of, parameters_of
 from silo.guard.answers.limits import FIGURES
-from silo.guard.context import RunView
+from silo.guard.decisions import RunView
 from silo.guard.ledger import Ledger
 
 ROUNDS_LISTED = 200  # the newest

@@ -18,7 +18,7 @@ from fedsilo.protocol.tasks import TrainerTask
 from policies.model import Policy
 from silo.config import SiloConfig
 from silo.guard.answers.curves import PROMPTS, FigureHistory, prompts_answered
-from silo.guard.context import RunView
+from silo.guard.decisions import RunView
 from silo.guard.messages import Counters
 from silo.guard.trainer_report import PROMPT_SETS, ValuesUnusable, counts, number, phase_in, ready_facts
 
