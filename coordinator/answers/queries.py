@@ -29,9 +29,8 @@ from certs.roles import Roles
 from coordinator import store as db
 from coordinator.config import CoordinatorConfig
 from coordinator.witnessing import Relay
+from fedsilo.audit.index import LogIndex
 from fedsilo.audit.log import AuditLog
-from fedsilo.audit.message_index import MessageIndex
-from fedsilo.audit.reader import LogPages
 from fedsilo.control.audit_queries import AuditView, MessageView
 from fedsilo.control.desk import ControlDesk, QueryHandler
 from fedsilo.control.query_arguments import Asked
@@ -74,12 +73,11 @@ class Panel:
         self._store = store
         self._desk = desk
         self._now_seconds = now_seconds
-        pages = LogPages(audit.directory)
-        index = MessageIndex(pages, lambda: audit.size)
-        self._messages = MessageView(index, pages, lambda: charter, program="coordinator")
+        index = LogIndex(audit.directory, lambda: audit.size)
+        self._messages = MessageView(index, lambda: charter, program="coordinator")
         self._sent = SentView(store.transaction)
         self._records = AuditView(
-            audit, pages, witnesses=lambda: silos, contradicting=lambda: relay.contradicting, now_seconds=now_seconds
+            audit, index, witnesses=lambda: silos, contradicting=lambda: relay.contradicting, now_seconds=now_seconds
         )
 
     def queries(self) -> dict[str, QueryHandler]:

@@ -25,8 +25,7 @@ from sqlalchemy.orm import Session
 from coordinator import runs
 from coordinator import store as db
 from coordinator.driver import Driver
-from fedsilo.audit.reader import LogPages
-from fedsilo.audit.round_marks import Mark, RoundMarks, no_run_yet
+from fedsilo.audit.index import LogIndex, Mark, no_run_yet
 from fedsilo.control.query_arguments import Asked
 from fedsilo.protocol.errors import NotFoundError, WireCode
 from fedsilo.protocol.plan import Plan, plan_from_canonical
@@ -73,7 +72,7 @@ class RoundView:
         self._driver = driver
         self._charter_digest = charter_digest
         audit = driver.parts.audit
-        self._marks = RoundMarks(LogPages(audit.directory), lambda: audit.size, messages=False)
+        self._index = LogIndex(audit.directory, lambda: audit.size)
 
     def round(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """One round; without `round` the newest, without `run` of the newest run. Raises UsageError, NotFoundError."""
@@ -84,7 +83,7 @@ class RoundView:
             if run is None:
                 return no_run_yet("coordinator")
             row = round_row(session, run, number)
-            marks = self._marks.of(run.name, row.number) if row is not None else ()
+            marks = self._index.marks(run.name, row.number, messages=False) if row is not None else ()
             live = self._live(session, run)
             return round_answer(session, run, row, marks, charter_digest=self._charter_digest, live=live)
 

@@ -20,6 +20,7 @@ import contextlib
 import hashlib
 import itertools
 import json
+import os
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -30,9 +31,10 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedsilo.audit.checkpoint import Checkpoint, VerifierKey, cosigner_key, log_key, open_checkpoint, sign_checkpoint
+from fedsilo.audit.index import remove_index
 from fedsilo.audit.merkle import HASH_BYTES, MerkleTree, leaf_hash
 from fedsilo.audit.polls import ARRIVED, closing_after_crash, messages_of, permitted_by
-from fedsilo.audit.reader import LogPages, read_note, read_records, read_records_of
+from fedsilo.audit.reader import read_note, read_records, segment_lines
 from fedsilo.audit.record import CLOCK_ACCEPTED, NO_PREVIOUS, SALT_BYTES, link_of, parse_record, record_line
 from fedsilo.audit.segments import RESERVE_BYTES, SegmentWriter, packed_leaves, reduced_segments, segments
 from fedsilo.audit.segments import LogFullError as LogFullError
@@ -245,7 +247,7 @@ class AuditLog(Witnessed):
         with self._mutex:
             old: list[tuple[int, int, Path]] = []
             for (first, path), (following, _) in itertools.pairwise(segments(self.directory)):
-                if max(record["t"] for record in read_records_of(path)) >= before_t:
+                if max(parse_record(line)["t"] for _, line, _ in segment_lines(path, first)) >= before_t:
                     break
                 cosigned = self.first_cosigned(following)
                 if cosigned is not None and cosigned * 1000 >= before_t:
@@ -261,6 +263,8 @@ class AuditLog(Witnessed):
                 leaves = b"".join(self._tree.leaf(index) for index in range(first, following))
                 write_durably(path.with_suffix(".leaves"), leaves, mode=0o640)
                 remove_durably(path)
+            with contextlib.suppress(OSError):  # whoever asks next finds that it is of records that are gone
+                remove_index(self.directory)
             return old[-1][1]
 
     def close(self) -> None:
@@ -460,25 +464,24 @@ def _take_hashes(state: LoadedLog, first: int, path: Path) -> None:
 
 
 def _read_segment(state: LoadedLog, path: Path, *, last: bool) -> None:
-    data = path.read_bytes()
     offset = 0
-    while offset < len(data):
-        end = data.find(b"\n", offset)
-        line = data[offset : end if end >= 0 else len(data)]
-        final = last and (end < 0 or end + 1 == len(data))
-        try:
-            if end < 0:
-                raise VerificationError("the line is not complete")
-            record = parse_record(line) if final else json.loads(line)
-            if record["seq"] != state.tree.size or record["link"]["previous"] != state.previous:
-                raise VerificationError("it does not follow the record before")
-        except (VerificationError, ValueError, KeyError, TypeError) as error:
-            if not final:
-                raise VerificationError(f"{path}: record {state.tree.size} is damaged: {error}") from error
-            state.torn = TornTail(path, offset, data[offset:])
-            return
-        _take_in(state, line, record)
-        offset = end + 1
+    with path.open("rb") as stream:
+        size = os.fstat(stream.fileno()).st_size
+        while line := stream.readline():
+            final = last and offset + len(line) >= size
+            try:
+                if not line.endswith(b"\n"):
+                    raise VerificationError("the line is not complete")
+                record = parse_record(line[:-1]) if final else json.loads(line)
+                if record["seq"] != state.tree.size or record["link"]["previous"] != state.previous:
+                    raise VerificationError("it does not follow the record before")
+            except (VerificationError, ValueError, KeyError, TypeError) as error:
+                if not final:
+                    raise VerificationError(f"{path}: record {state.tree.size} is damaged: {error}") from error
+                state.torn = TornTail(path, offset, line)
+                return
+            _take_in(state, line[:-1], record)
+            offset += len(line)
 
 
 def _take_in(state: LoadedLog, line: bytes, record: dict[str, Any]) -> None:
@@ -540,14 +543,14 @@ class LogCheck:
     """One pass over a log.
 
     Args:
-        pages: the log.
+        directory: the log's folder.
         key: that its checkpoints are signed with.
         size: records to check, from the first on.
         told: called with the number of records that are checked, again and again.
     """
 
-    def __init__(self, pages: LogPages, key: VerifierKey, size: int, told: Callable[[int], None]) -> None:
-        self._pages = pages
+    def __init__(self, directory: Path, key: VerifierKey, size: int, told: Callable[[int], None]) -> None:
+        self._directory = directory
         self._key = key
         self._size = size
         self._told = told
@@ -570,7 +573,7 @@ class LogCheck:
     def _notes(self) -> dict[int, bytes]:
         """Roots by size, each from a note with the log's own signature."""
         roots: dict[int, bytes] = {}
-        for path in sorted((self._pages.directory / "checkpoints").glob("*.note")):
+        for path in sorted((self._directory / "checkpoints").glob("*.note")):
             try:
                 checkpoint = open_checkpoint(read_note(path), self._key)
             except VerificationError as error:
@@ -580,7 +583,7 @@ class LogCheck:
         return roots
 
     def _reduced(self, notes: dict[int, bytes]) -> None:
-        for first, path in reduced_segments(self._pages.directory):
+        for first, path in reduced_segments(self._directory):
             if first != self._tree.size:
                 raise _BrokenError(self._tree.size, f"{path.name} does not follow record {self._tree.size - 1}")
             packed = packed_leaves(path)
@@ -589,17 +592,25 @@ class LogCheck:
             self._previous = packed[-HASH_BYTES:].hex()
 
     def _records(self, notes: dict[int, bytes]) -> None:
-        while (at := self._tree.size) < self._size:
-            self._told(at)
-            block = self._pages.lines(at, min(at + BLOCK_RECORDS, self._size))
-            if not block:
-                raise _BrokenError(at, f"record {at} and what follows it are gone")
-            for number, line in block:
-                if number != self._tree.size:
-                    raise _BrokenError(self._tree.size, f"records {self._tree.size} to {number - 1} are gone")
-                self._line(number, line)
-                self._add(leaf_hash(line), notes)
         self._told(self._tree.size)
+        for number, line in self._lines():
+            if number != (at := self._tree.size):
+                raise _BrokenError(at, f"records {at} to {number - 1} are gone")
+            self._line(number, line)
+            self._add(leaf_hash(line), notes)
+            if (number + 1) % BLOCK_RECORDS == 0:
+                self._told(number + 1)
+        if (at := self._tree.size) < self._size:
+            raise _BrokenError(at, f"record {at} and what follows it are gone")
+        self._told(at)
+
+    def _lines(self) -> Iterator[tuple[int, bytes]]:
+        """The lines on disk, up to the size that is checked, whatever lacks between them."""
+        for first, path in segments(self._directory):
+            for number, line, _ in segment_lines(path, first):
+                if number >= self._size:
+                    return
+                yield number, line
 
     def _line(self, number: int, line: bytes) -> None:
         try:

@@ -1,12 +1,13 @@
-"""Reads an audit log: records in order, records by their number, and records as they are appended.
+"""Reads an audit log: records in order, and records as they are appended.
 
 Reading needs no lock of the log: only complete lines count, a daemon that writes on adds to the last segment only, and
 a line that is longer than any record is refused before it is in memory. A torn last line is no record yet.
 
+    segment_lines              of one segment, from a place on; everything below reads by it
     read_lines, read_records   from a record on, to the end that the log has by then
-    LogPages                   any range, by the place of every `STRIDE`-th record, which is counted once: 8 bytes for
-                               32 records; a page then costs the lines that it shows and at most `STRIDE` more
-    LogReader                  on from a place, checking each record and its link, as the log grows
+    LogReader                  on from a record, checking each record and its link, as the log grows
+
+Where a record lies without reading what is before it, and what a log tells of messages and rounds, is `index.py`'s.
 
 Does not show that a record is genuine, and signatures are not looked at: `log.LogCheck` and `audit_verify` do that.
 """
@@ -14,10 +15,8 @@ Does not show that a record is genuine, and signatures are not looked at: `log.L
 from __future__ import annotations
 
 import json
-import threading
-from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,6 @@ from fedsilo.audit.record import LINE_BYTES_MAX, NO_PREVIOUS, link_of, parse_rec
 from fedsilo.audit.segments import packed_leaves, reduced_segments, segments
 from fedsilo.protocol.errors import (
     NotFoundError,
-    OperationError,
     VerificationError,
 )
 
@@ -71,6 +69,29 @@ def removed(directory: Path, seq: int) -> NotFoundError:
     )
 
 
+def segment_lines(path: Path, number: int, offset: int = 0) -> Iterator[tuple[int, bytes, int]]:
+    """(number, line without its end, where the next one begins) of every complete line of a segment.
+
+    Args:
+        path: of the segment.
+        number: of the record that begins at `offset`.
+        offset: in bytes.
+
+    Raises:
+        VerificationError: a line is longer than any record; no more of it is read.
+    """
+    with path.open("rb") as stream:
+        stream.seek(offset)
+        while line := stream.readline(LINE_BYTES_MAX + 1):
+            if not line.endswith(b"\n"):
+                if len(line) > LINE_BYTES_MAX:
+                    raise VerificationError(f"{path}: record {number} has more than {LINE_BYTES_MAX} bytes")
+                return  # being written right now, or torn: not a record (yet)
+            offset += len(line)
+            yield number, line[:-1], offset
+            number += 1
+
+
 def read_lines(directory: Path, start: int = 0) -> Iterator[tuple[int, bytes]]:
     """(number, line without newline) of every complete line from record `start` on that retention did not remove.
 
@@ -83,18 +104,12 @@ def read_lines(directory: Path, start: int = 0) -> Iterator[tuple[int, bytes]]:
         following = files[position + 1][0] if position + 1 < len(files) else None
         if following is not None and following <= start:
             continue
-        number = first
-        with path.open("rb") as stream:
-            while line := stream.readline(LINE_BYTES_MAX + 1):  # no more of it, whatever a foreign folder holds
-                if len(line) > LINE_BYTES_MAX and not line.endswith(b"\n"):
-                    raise VerificationError(f"{path}: record {number} has more than {LINE_BYTES_MAX} bytes")
-                if not line.endswith(b"\n"):
-                    break  # being written right now, or torn: not a record (yet)
-                if number >= start:
-                    yield number, line[:-1]
-                number += 1
-        if following is not None and number != following:
-            raise VerificationError(f"{path} ends before record {number}; the next segment starts at {following}")
+        number = first - 1
+        for number, line, _ in segment_lines(path, first):
+            if number >= start:
+                yield number, line
+        if following is not None and number + 1 != following:
+            raise VerificationError(f"{path} ends before record {number + 1}; the next segment starts at {following}")
 
 
 def read_records(directory: Path, start: int = 0) -> Iterator[dict[str, Any]]:
@@ -105,13 +120,6 @@ def read_records(directory: Path, start: int = 0) -> Iterator[dict[str, Any]]:
         except VerificationError as error:
             raise VerificationError(f"{directory}: record {number}: {error.message}") from error
         yield record
-
-
-def read_records_of(path: Path) -> Iterator[dict[str, Any]]:
-    """Parsed records of one segment. Raises VerificationError."""
-    with path.open("rb") as stream:
-        for line in stream:
-            yield parse_record(line.rstrip(b"\n"))
 
 
 # ---- notes and keys ----------------------------------------------------------------------------------------------
@@ -137,168 +145,11 @@ def read_note(path: Path) -> str:
         raise VerificationError(f"{path} is damaged") from error
 
 
-# ---- records by their number -------------------------------------------------------------------------------------
+# ---- lines that somebody asks for --------------------------------------------------------------------------------
 
-STRIDE = 32
-BLOCK_LINES = 128  # read at a time, at least, while something is looked for
 LOOK_RECORDS = 2_000  # whoever asks with a filter looks at so many records a call
 _CONTROL = b'"kind":"control.'  # as canonical JSON spells it
 DAMAGED = "damaged"  # the event of what stands in for a line that is no record
-_CHUNK_BYTES = 1 << 20
-
-
-@dataclass
-class _Segment:
-    """What is known of one file: where every `STRIDE`-th line begins, and how far it was counted."""
-
-    first: int
-    path: Path
-    places: array[int] = field(default_factory=lambda: array("Q", [0]))
-    lines: int = 0  # complete ones
-    counted_bytes: int = 0  # up to the end of the last complete line
-
-    def count(self) -> None:
-        """Take in the lines that were added since."""
-        if not self.path.exists() or self.path.stat().st_size < self.counted_bytes:  # cut since: nothing of it holds
-            self.places, self.lines, self.counted_bytes = array("Q", [0]), 0, 0
-        with self.path.open("rb") as stream:
-            stream.seek(self.counted_bytes)
-            start = self.counted_bytes
-            while chunk := stream.read(_CHUNK_BYTES):
-                at = chunk.find(b"\n")
-                while at >= 0:
-                    self.lines += 1
-                    self.counted_bytes = start + at + 1
-                    if self.lines % STRIDE == 0:
-                        self.places.append(self.counted_bytes)
-                    at = chunk.find(b"\n", at + 1)
-                start += len(chunk)
-
-
-@dataclass(frozen=True)
-class Back:
-    """What a look backwards found.
-
-    Attributes:
-        lines: (number, line) of what was wanted, newest first.
-        next: ask again with this as `before`; None where nothing older is left.
-    """
-
-    lines: list[tuple[int, bytes]]
-    next: int | None
-
-
-class LogPages:
-    """Thread-safe.
-
-    Args:
-        directory: the log's folder.
-
-    Attributes:
-        lines_read: lines taken from the disk so far, which is what a page costs.
-    """
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self.lines_read = 0
-        self._lock = threading.Lock()
-        self._known: dict[Path, _Segment] = {}
-
-    @property
-    def first(self) -> int:
-        """Number of the first record that retention left; 0 for a log without any."""
-        return next((first for first, _ in segments(self.directory)), 0)
-
-    def lines(self, start: int, end: int) -> list[tuple[int, bytes]]:
-        """(number, line without its end) of the records from `start` up to and without `end` that are there.
-
-        Raises:
-            NotFoundError: no such log.
-            VerificationError: a line is longer than any record.
-            OperationError: a segment cannot be read.
-        """
-        return self._ranges([(start, end)])
-
-    def at(self, numbers: Iterable[int]) -> dict[int, bytes]:
-        """The lines of these records, by number, as far as they are there.
-
-        Raises:
-            NotFoundError, VerificationError, OperationError: as `lines`.
-        """
-        return dict(self._ranges([(number, number + 1) for number in numbers]))
-
-    def _ranges(self, ranges: Iterable[tuple[int, int]]) -> list[tuple[int, bytes]]:
-        found: list[tuple[int, bytes]] = []
-        with self._lock:
-            try:
-                files = segments(self.directory)
-                self._known = {path: self._known.get(path) or _Segment(first, path) for first, path in files}
-                for start, end in ranges:
-                    for position, (first, path) in enumerate(files):
-                        following = files[position + 1][0] if position + 1 < len(files) else end
-                        if first < end and (following > start or position + 1 == len(files)):
-                            found += self._of_segment(self._known[path], max(start, first), end)
-            except OSError as error:  # also: retention removed a segment just now
-                raise OperationError(f"{self.directory}: {error.strerror}", hint="ask again") from error
-        return found
-
-    def _of_segment(self, segment: _Segment, start: int, end: int) -> Iterator[tuple[int, bytes]]:
-        if end > segment.first + segment.lines:
-            segment.count()
-        end = min(end, segment.first + segment.lines)
-        if start >= end:
-            return
-        stride = (start - segment.first) // STRIDE
-        number = segment.first + stride * STRIDE
-        with segment.path.open("rb") as stream:
-            stream.seek(segment.places[stride])
-            while number < end and (line := stream.readline(LINE_BYTES_MAX + 1)):
-                self.lines_read += 1
-                if not line.endswith(b"\n") and len(line) > LINE_BYTES_MAX:
-                    raise VerificationError(f"{segment.path}: record {number} has more than {LINE_BYTES_MAX} bytes")
-                if number >= start:
-                    yield number, line.removesuffix(b"\n")
-                number += 1
-
-    def records(self, start: int, end: int) -> list[dict[str, Any]]:
-        """The same parsed, oldest first; for a line that is no record, what `record_at` makes of it.
-
-        Raises:
-            NotFoundError, VerificationError, OperationError: as `lines`.
-        """
-        return [record_at(number, line) for number, line in self.lines(start, end)]
-
-    def back(self, before: int, wanted: Callable[[bytes], bool], *, limit: int, look_max: int) -> Back:
-        """The newest lines before a number that are wanted.
-
-        Args:
-            before: the first number that is not looked at.
-            wanted: of a line.
-            limit: how many.
-            look_max: lines looked at, at most; then `next` says where to go on.
-
-        Raises:
-            NotFoundError, VerificationError, OperationError: as `lines`.
-        """
-        found: list[tuple[int, bytes]] = []
-        first, at = self.first, before
-        lowest = max(first, before - look_max)
-        while at > lowest and len(found) < limit:
-            # as much as is lacking, since mostly every line is wanted; else so much that few files are opened for it
-            start = max(lowest, at - max(limit - len(found), BLOCK_LINES))
-            block = [item for item in self.lines(start, at) if wanted(item[1])]
-            found += reversed(block)
-            at = start
-        if len(found) > limit:
-            found = found[:limit]
-        if len(found) == limit and found:
-            at = found[-1][0]
-        return Back(found, at if at > first else None)
-
-    def forget(self) -> None:
-        """Count every segment anew: the folder was changed by somebody else than the log's own writer."""
-        with self._lock:
-            self._known = {}
 
 
 def line_filter(event: str = "", text: str = "", *, control: bool = True) -> Callable[[bytes], bool]:
@@ -395,13 +246,12 @@ class LogReader:
     def _read_segment(self, found: list[tuple[bytes, dict[str, Any], Place]], records_max: int) -> None:
         """Take in the complete lines that this segment has by now."""
         assert self._segment is not None  # noqa: S101 - the caller found one
-        with self._segment.open("rb") as stream:
-            stream.seek(self._offset)
-            while len(found) < records_max and (line := stream.readline()).endswith(b"\n"):
-                record = self._checked(line[:-1])
-                self.place = Place(self.place.seq + 1, link_of(line[:-1]))
-                self._offset += len(line)
-                found.append((line[:-1], record, self.place))
+        for seq, line, offset in segment_lines(self._segment, self.place.seq, self._offset):
+            record = self._checked(line)
+            self.place, self._offset = Place(seq + 1, link_of(line)), offset
+            found.append((line, record, self.place))
+            if len(found) == records_max:
+                return
 
     def _go_to_next_segment(self) -> bool:
         """Whether there is more to read: a segment that follows, or a line written while the folder was looked at."""
@@ -412,10 +262,8 @@ class LogReader:
         if following[0] == self.place.seq:
             self._segment, self._offset = following[1], 0
             return True
-        with self._segment.open("rb") as stream:
-            stream.seek(self._offset)
-            if stream.readline().endswith(b"\n"):
-                return True
+        if next(segment_lines(self._segment, self.place.seq, self._offset), None) is not None:
+            return True
         raise VerificationError(
             f"{self._segment} ends before record {self.place.seq}; the next segment starts at {following[0]}"
         )
@@ -430,13 +278,11 @@ class LogReader:
             return False
         number, self._segment = holding[-1]
         self._offset = 0
-        with self._segment.open("rb") as stream:
-            while number < self.place.seq:
-                line = stream.readline()
-                if not line.endswith(b"\n"):
-                    raise VerificationError(f"{self._directory} ends at record {number - 1}, before {self.place.seq}")
-                self._offset += len(line)
-                number += 1
+        lines = segment_lines(self._segment, number)
+        while number < self.place.seq:
+            if (found := next(lines, None)) is None:
+                raise VerificationError(f"{self._directory} ends at record {number - 1}, before {self.place.seq}")
+            number, self._offset = found[0] + 1, found[2]
         return True
 
     def _checked(self, line: bytes) -> dict[str, Any]:

@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from fedsilo.audit.checkpoint import cosigned_at, cosigner_key, parse_checkpoint, parse_note, parse_verifier_key
+from fedsilo.audit.index import DECISION_EVENTS, HOLD_ENDS, LogIndex, parsed
 from fedsilo.audit.log import AuditLog, Broken, LogCheck
-from fedsilo.audit.message_index import DECISION_EVENTS, HOLD_ENDS, MessageIndex, parsed
-from fedsilo.audit.reader import LOOK_RECORDS, LogPages, line_filter, read_note, record_at
+from fedsilo.audit.reader import LOOK_RECORDS, line_filter, read_note, record_at
 from fedsilo.audit.record import rules_of
 from fedsilo.control.query_arguments import Asked
 from fedsilo.protocol.clocks import utc
@@ -55,7 +55,7 @@ class _Verification:
 class AuditView:
     """Args:
     audit: the log.
-    pages: the same, by position.
+    index: of the same log.
     witnesses: SPIFFE ids of the parties whose cosignatures count: a silo's coordinator, or a coordinator's silos.
     contradicting: those of them that showed a note signed with this log's key for a history that it does not have.
     now_seconds: UTC.
@@ -65,7 +65,7 @@ class AuditView:
     def __init__(
         self,
         audit: AuditLog,
-        pages: LogPages,
+        index: LogIndex,
         *,
         witnesses: Callable[[], Collection[str]],
         contradicting: Callable[[], Collection[str]],
@@ -73,7 +73,7 @@ class AuditView:
         word_as: str = "",
     ) -> None:
         self._audit = audit
-        self._pages = pages
+        self._index = index
         self._witnesses = witnesses
         self._contradicting = contradicting
         self._now_seconds = now_seconds
@@ -106,7 +106,7 @@ class AuditView:
         control = arguments.get("control") is None or asked.flag("control")
         wanted = line_filter(asked.text("event"), asked.text("text"), control=control)
         before = size if before is None else min(before, size)
-        back = self._pages.back(before, wanted, limit=limit, look_max=LOOK_RECORDS)
+        back = self._index.back(before, wanted, limit=limit, look_max=LOOK_RECORDS)
         return {"records": [record_at(*item) for item in back.lines], "size": size, "next": back.next}
 
     # ---- verification ------------------------------------------------------------------------------
@@ -127,8 +127,7 @@ class AuditView:
         broken: Broken | None = Broken(0, "the verification itself failed")
         try:
             key = parse_verifier_key(read_note(self._audit.directory / "keys" / "log.vkey").partition("\n")[0])
-            # by places of its own: those of the pages may be of a file that was changed since
-            broken = LogCheck(LogPages(self._audit.directory), key, size, self._progress).run()
+            broken = LogCheck(self._audit.directory, key, size, self._progress).run()
         except (FedSiloError, OSError) as error:
             broken = Broken(self._state.looked_at, f"it cannot be read: {error}")
         finally:
@@ -137,7 +136,6 @@ class AuditView:
                     verified_to=size if broken is None else broken.seq, verified_at=utc(self._now_seconds()),
                     broken=broken, of=size, looked_at=size,
                 )  # fmt: skip
-        self._pages.forget()
         if broken is not None:
             _log.critical("audit log: record %d: %s", broken.seq, broken.why)
 
@@ -200,7 +198,7 @@ class AuditView:
         return sorted(name for name, key in keys.items() if cosigned_at(note, key) is not None)
 
     def _time_of(self, seq: int) -> str:
-        found = self._pages.records(seq, seq + 1)
+        found = self._index.records(seq, seq + 1)
         return utc(found[0]["t"] / 1000) if found and found[0]["t"] else ""
 
     def _words(self) -> dict[str, Any]:
@@ -229,17 +227,13 @@ _WORDS = {"egress": ("outbound", "outbox"), "ingress": ("inbound", "inbox")}
 
 class MessageView:
     """Args:
-    index: the messages.
-    pages: the log that they are in.
+    index: of the log.
     policy: the one in force.
     program: whose commands tell the same: silo or coordinator.
     """
 
-    def __init__(
-        self, index: MessageIndex, pages: LogPages, policy: Callable[[], Policy], *, program: str = "silo"
-    ) -> None:
+    def __init__(self, index: LogIndex, policy: Callable[[], Policy], *, program: str = "silo") -> None:
         self._index = index
-        self._pages = pages
         self._policy = policy
         self._program = program
 
@@ -254,7 +248,7 @@ class MessageView:
             {"messages": [...], "total", "held", "denied", "next"}: the counts are of all messages, whatever was asked
             for. A page may have fewer rows than its limit; only "next": null says that nothing older is left. For one:
             {"message", "outcome", "milliseconds", "would_pass"}. The outcome of a message that was held says how the
-            hold ended (`message_index.HOLD_ENDS`), and is empty while people are asked. Milliseconds are those from the
+            hold ended (`index.HOLD_ENDS`), and is empty while people are asked. Milliseconds are those from the
             decision to the sending, null where it was not sent or the machine was started in between.
 
         Raises:
@@ -286,7 +280,7 @@ class MessageView:
         return {"messages": page.rows, **self._index.totals(direction, control=control), "next": page.next}
 
     def _one(self, direction: str, sequence: int) -> dict[str, Any]:
-        line = next(iter(self._pages.lines(sequence, sequence + 1)), None)
+        line = next(iter(self._index.lines(sequence, sequence + 1)), None)
         record = parsed(*line) if line else None
         word, noun = _WORDS[direction]
         if record is None or record["event"] != DECISION_EVENTS[direction]:

@@ -20,8 +20,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 import fedsilo
+from fedsilo.audit.index import LogIndex
 from fedsilo.audit.log import AuditLog
-from fedsilo.audit.message_index import MessageIndex
 from fedsilo.control.desk import ControlDesk
 from fedsilo.files import long_lived
 from fedsilo.files.disk_space import require_space
@@ -322,7 +322,7 @@ def _serve_locked(site: Site, stack: contextlib.ExitStack, ready: Callable[[dict
     guard.run()
 
 
-def _fold(index: MessageIndex) -> None:
+def _fold(index: LogIndex) -> None:
     try:
         index.catch_up()
     except FedSiloError as error:  # whoever asks is told the same

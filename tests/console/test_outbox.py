@@ -41,7 +41,7 @@ WOULD_PASS = "public prompts of the open step: at most 0 pass, it had 1 (policy.
 
 
 def message(seq: int, verdict: str = "", **changes: Any) -> dict[str, Any]:
-    """A row as `fedsilo.audit.message_index.row_of` makes it."""
+    """A row as `fedsilo.audit.index.row_of` makes it."""
     verdict = verdict or ("deny" if seq % 10 == 0 else "hold" if seq % 17 == 0 else "allow")
     factors = seq % 3 == 0
     rule = {"deny": DENIED["rule"], "hold": "approvals"}.get(verdict, "")

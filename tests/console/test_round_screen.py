@@ -9,7 +9,7 @@ import pytest
 
 from console.base import TextDialog
 from console.screens.round import RoundScreen
-from fedsilo.audit.round_marks import no_run_yet
+from fedsilo.audit.index import no_run_yet
 from fedsilo.views import rounds
 from fedsilo.views.lines import ASCII, UNICODE, to_text
 from fedsilo.views.state import Link

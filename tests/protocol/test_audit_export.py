@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+import fedsilo
 from fedsilo.audit.export import (
     LINE_BYTES_MAX,
     WITHHELD,
@@ -23,7 +24,9 @@ from fedsilo.audit.export import (
     export_line,
     read_position,
 )
-from fedsilo.audit.reader import LogReader, Place
+from fedsilo.audit.log import AuditLog
+from fedsilo.audit.reader import LogReader, Place, read_lines
+from fedsilo.audit.record import NO_PREVIOUS, link_of
 from fedsilo.cli.audit import app
 from fedsilo.protocol.errors import ConflictError, NotFoundError, VerificationError
 from tests.protocol.audit_export_child import export_all
@@ -326,3 +329,203 @@ def test_a_position_survives_being_read_back(tmp_path: Path) -> None:
     position.save(tmp_path / "p")
     assert read_position(tmp_path / "p", log="key", target="target") == position
     assert (tmp_path / "p").stat().st_mode & 0o777 == 0o600
+
+
+# ---- after retention (T38, T39) ------------------------------------------------------------------------
+
+ALL_AGES = 2**52  # milliseconds since 1970: older than this is every record
+
+
+def exported(log: Path, to: Path, *words: str) -> Any:
+    return invoke("--log", log, "--format", "jsonl", "--to", to, *words)
+
+
+def fill(log: AuditLog, count: int) -> None:
+    for _ in range(count):
+        append_send(log, log.size)
+
+
+@pytest.fixture
+def reduced(tmp_path: Path) -> tuple[Path, int, int]:
+    """A log, its first record that is left, and its size."""
+    with open_log(tmp_path / "log", segment_bytes_max=3000) as log:
+        fill(log, 20)
+        first = log.remove_old(ALL_AGES)
+        size = log.size
+    assert 5 < first < size - 1
+    return tmp_path / "log", first, size
+
+
+@pytest.mark.parametrize("behind", [0, 1])
+def test_T39_an_export_begins_where_retention_left_records(
+    reduced: tuple[Path, int, int], tmp_path: Path, behind: int
+) -> None:
+    """The first one that is left is chained to a leaf hash, the second to a record."""
+    log, first, size = reduced
+    made = exported(log, tmp_path / "out", "--first", str(first + behind))
+    assert made.exit_code == 0, made.output
+    assert numbers(tmp_path / "out") == list(range(first + behind, size))
+
+
+def test_T38_a_range_with_proofs_says_where_retention_makes_it_begin(
+    reduced: tuple[Path, int, int], tmp_path: Path
+) -> None:
+    log, first, size = reduced
+    for asked in (2, first):
+        words = ["export", "--log", str(log), "--out", str(tmp_path / f"{asked}"), "--first", str(asked), "--json"]
+        answer = json.loads(CliRunner().invoke(app, words).stdout)
+        assert [answer["data"][key] for key in ("first", "last", "left_out")] == [first, size - 1, 0]
+        said = f"without records 2 to {first - 1}: retention removed what they said"
+        assert answer["warnings"] == [said] * (asked == 2)
+        assert CliRunner().invoke(app, ["prove", "--check", str(tmp_path / f"{asked}")]).exit_code == 0
+
+
+@pytest.mark.parametrize("start", [0, 1, -1])
+def test_T39_a_record_that_retention_removed_is_not_there_and_the_first_that_is_left_is_named(
+    reduced: tuple[Path, int, int], tmp_path: Path, start: int
+) -> None:
+    log, first, _ = reduced
+    wanted = start if start >= 0 else first - 1
+    refused = exported(log, tmp_path / "out", "--first", str(wanted))
+    assert refused.exit_code == 8, refused.output
+    assert f"only the leaf hash of record {wanted}: retention removed" in refused.stderr
+    assert f"the first record that is left is {first}" in refused.stderr
+
+
+def test_T38_a_changed_leaf_hash_or_a_missing_one_ends_an_export_with_status_7(
+    reduced: tuple[Path, int, int], tmp_path: Path
+) -> None:
+    log, first, _ = reduced
+    leaves = sorted(log.glob("*.leaves"))[-1]
+    whole = leaves.read_bytes()
+    for number, damaged in enumerate((whole[:-1] + bytes([whole[-1] ^ 1]), whole[:-3], b"")):
+        leaves.write_bytes(damaged)
+        refused = exported(log, tmp_path / f"out{number}", "--first", str(first))
+        assert refused.exit_code == 7, refused.output
+    leaves.write_bytes(whole)
+    assert exported(log, tmp_path / "good", "--first", str(first)).exit_code == 0
+
+
+def test_T38_records_that_are_gone_without_leaf_hashes_are_an_accusation(
+    reduced: tuple[Path, int, int], tmp_path: Path
+) -> None:
+    log, _, _ = reduced
+    for path in log.glob("*.leaves"):
+        path.unlink()
+    refused = exported(log, tmp_path / "out")
+    assert refused.exit_code == 7 and "are gone" in refused.stderr
+
+
+def test_T38_T39_a_position_is_checked_against_the_leaf_hash_that_retention_left(tmp_path: Path) -> None:
+    """An export that kept up goes on; one that retention overtook is told so; a false position is an accusation."""
+    with open_log(tmp_path / "log", segment_bytes_max=3000) as log:
+        fill(log, 20)
+        links = [NO_PREVIOUS, *(link_of(line) for _, line in read_lines(tmp_path / "log"))]
+        first = log.remove_old(ALL_AGES)
+    assert 5 < first < len(links) - 2
+    for seq in (first, first + 1, len(links) - 1):
+        (found, *_) = LogReader(tmp_path / "log", Place(seq, links[seq])).read()
+        assert found[1]["seq"] == seq
+    for seq in (0, 1, first - 1):
+        with pytest.raises(NotFoundError, match=f"only the leaf hash of record {seq}: retention removed"):
+            LogReader(tmp_path / "log", Place(seq, links[seq]))
+    for seq in (1, first, first + 1):
+        with pytest.raises(VerificationError, match=f"record {seq - 1}, which was exported, is gone or was changed"):
+            LogReader(tmp_path / "log", Place(seq, "ab" * 32))
+
+
+def test_T39_an_export_that_retention_overtook_keeps_what_it_has(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with open_log(tmp_path / "log", segment_bytes_max=1) as log:  # so each further record begins a segment
+        fill(log, 3)
+        before = log.size
+        assert exported(tmp_path / "log", out).exit_code == 0
+        fill(log, 3)
+        assert log.remove_old(ALL_AGES) > before
+        again = exported(tmp_path / "log", out)
+        assert again.exit_code == 8 and f"only the leaf hash of record {before}" in again.stderr
+        assert numbers(out) == list(range(before))
+
+
+# ---- what a kill tore, and what others wrote (T39) ------------------------------------------------------
+
+
+def lines_of(log: Path, version: str = fedsilo.__version__) -> list[bytes]:
+    """What an export of this version writes for each record."""
+    return [export_line(event, version).encode() + b"\n" for event in events(log)]
+
+
+@pytest.mark.parametrize("rest", [b"x\n", b"x", b"\n", b"{", b'{"schema":"fedsilo.audit/1"'])
+def test_T39_what_somebody_else_wrote_behind_the_position_is_refused_and_kept(tmp_path: Path, rest: bytes) -> None:
+    """Where no record follows, nothing there can be ours, not even what a line begins with."""
+    log, out = tmp_path / "log", tmp_path / "out"
+    with open_log(log) as opened:
+        append_send(opened, 1)
+    assert exported(log, out).exit_code == 0
+    whole = out.read_bytes() + rest
+    out.write_bytes(whole)
+    refused = exported(log, out)
+    assert refused.exit_code == 6 and "holds what this export did not write" in refused.output
+    assert out.read_bytes() == whole
+
+
+def test_T39_what_is_behind_the_position_must_be_how_the_next_records_begin(tmp_path: Path) -> None:
+    log, out = tmp_path / "log", tmp_path / "out"
+    with open_log(log) as opened:
+        append_send(opened, 1)
+    assert exported(log, out).exit_code == 0
+    done, position = out.read_bytes(), (tmp_path / "out.position").read_bytes()
+    with open_log(log) as opened:
+        append_send(opened, 2)
+    lines = lines_of(log)
+    assert b"".join(lines[:2]) == done
+    next_line, last_line = lines[2:]
+    ours = [b"", next_line[:1], next_line[:-1], next_line, next_line + last_line[:9], next_line + last_line]
+    foreign = [b"x\n", next_line[:9] + b"x", next_line + b"x\n", last_line, next_line + last_line + b"\n"]
+    for rest in ours + foreign:
+        out.write_bytes(done + rest)
+        (tmp_path / "out.position").write_bytes(position)
+        made = exported(log, out)
+        assert made.exit_code == (0 if rest in ours else 6), (rest, made.output)
+        assert out.read_bytes() == (b"".join(lines) if rest in ours else done + rest)
+
+
+@pytest.mark.parametrize("version", ["0.0.1", "99.0.0"])
+def test_T39_a_line_torn_by_a_program_of_another_version_is_mended(tmp_path: Path, version: str) -> None:
+    """A line says the version; after a kill and an upgrade the torn one is still known by the version killed."""
+    log, out = tmp_path / "log", tmp_path / "out"
+    with open_log(log) as opened:
+        append_send(opened, 1)
+        append_send(opened, 2)
+    lines = lines_of(log, version)
+    previous = json.loads(lines[2])["previous"]
+    target = f"jsonl {out.absolute()}"
+    Position(LogReader(log).key, target, Place(2, previous), len(lines[0] + lines[1]), version).save(
+        tmp_path / "out.position"
+    )
+    out.write_bytes(b"".join(lines[:3]) + lines[3][:-20])
+    assert exported(log, out).exit_code == 0
+    assert numbers(out) == [0, 1, 2, 3]
+    versions = [json.loads(line)["product_version"] for line in out.read_bytes().splitlines()]
+    assert versions == [version, version, fedsilo.__version__, fedsilo.__version__]
+
+
+@pytest.mark.parametrize("change", [b"x\n", b""])
+def test_T39_a_file_that_grows_or_shrinks_by_another_hand_ends_a_running_export(tmp_path: Path, change: bytes) -> None:
+    """Else what is written next would stand where the position does not say."""
+    out = tmp_path / "out"
+    with open_log(tmp_path / "log") as log:
+        append_send(log, 1)
+
+        def interfere(log: AuditLog = log) -> bool:
+            """Stands for the daemon and for whoever else writes to the file."""
+            out.write_bytes(out.read_bytes() + change if change else b"")
+            append_send(log, 2)
+            return log.size < 6
+
+        reader = LogReader(tmp_path / "log")
+        sink = FileSink(out, None, reader.place)
+        work = Export(reader, sink, "0.1.0", tmp_path / "position", "t", wait=interfere)
+        with pytest.raises(ConflictError, match="were written"):
+            work.run()
+        assert work.records == 2

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from coordinator.answers.rounds import RoundView
-from fedsilo.audit.round_marks import Mark
+from fedsilo.audit.index import Mark
 from fedsilo.protocol import codec
 from fedsilo.protocol._generated import federation_pb2 as pb
 from silo.guard.answers import rounds

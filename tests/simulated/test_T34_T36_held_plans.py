@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from fedsilo.audit.message_index import MessageIndex
-from fedsilo.audit.reader import LogPages
+from fedsilo.audit.index import LogIndex
 from fedsilo.protocol import codec
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.errors import ConflictError, OperationError, UnreachableError
@@ -124,7 +123,7 @@ def test_T36_a_plan_that_came_again_waits_once_and_is_held_no_longer_when_it_was
     asking: Loop, end: Callable[[Loop, Release], Any]
 ) -> None:
     audit = asking.bench.audit
-    index = MessageIndex(LogPages(audit.directory), lambda: audit.size)
+    index = LogIndex(audit.directory, lambda: audit.size)
     for _ in range(3):
         asking.offer_plan()
     assert index.totals("ingress")["held"] == 1

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from fedsilo.audit import message_index
-from fedsilo.audit.message_index import HOLD_ENDS
+from fedsilo.audit.index import HOLD_ENDS
 from fedsilo.audit.notes import forget, note_of, notes_of
 from fedsilo.audit.proofs import check
 from fedsilo.audit.record import note_text
@@ -217,7 +216,7 @@ def ended(bench: Bench, end: str) -> None:
                     bench.releases.approve(command("approvals.approve", shown, person=person))
 
 
-@pytest.mark.parametrize("end", [*HOLD_ENDS[:-2], ""])
+@pytest.mark.parametrize("end", [*HOLD_ENDS[:-1], ""])
 def test_a_hold_that_is_over_is_counted_as_held_no_more_and_its_row_says_how_it_ended(bench: Bench, end: str) -> None:
     outbox = queries_of(bench)["outbox"]
     if end:
@@ -247,17 +246,3 @@ def test_the_same_bytes_held_again_wait_although_a_person_refused_them_before(be
     held(bench)
     answer = outbox({})
     assert ([row["outcome"] for row in answer["messages"]], answer["held"]) == (["", "rejected"], 1)
-
-
-def test_of_a_hold_too_old_to_be_indexed_it_is_known_whether_it_is_over(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(message_index, "ROWS_MAX", 4)
-    outbox = queries_of(bench)["outbox"]
-    ended(bench, "rejected")
-    held(bench)
-    for _ in range(6):
-        bench.responses()
-    old = [row for row in outbox({"limit": 100})["messages"] if row["verdict"] == "hold"]
-    assert [row["outcome"] for row in old] == ["", "ended"] and outbox({})["held"] == 1
-    assert [bool(outbox({"seq": row["seq"]})["would_pass"]) for row in old] == [True, False]

@@ -20,17 +20,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from certs.roles import Roles
-from fedsilo.audit import message_index
+from fedsilo.audit import index as audit_index
 from fedsilo.audit.checkpoint import cosign
+from fedsilo.audit.index import BLOCK_LINES, STRIDE, LogIndex
 from fedsilo.audit.log import AuditLog
-from fedsilo.audit.message_index import MessageIndex
-from fedsilo.audit.reader import BLOCK_LINES, STRIDE, LogPages
+from fedsilo.audit.reader import LOOK_RECORDS, line_filter
 from fedsilo.audit.segments import segments
 from fedsilo.control import audit_queries
 from fedsilo.control.desk import ControlDesk
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.codec import sha256_hex
 from fedsilo.protocol.errors import (
+    DeniedError,
     FedSiloError,
     NotAllowedError,
     NotFoundError,
@@ -200,17 +201,15 @@ def test_one_message_says_what_would_have_passed(bench: Bench) -> None:
 @given(
     st.lists(st.sampled_from(["allow", "deny", "hold", "poll", "sent", "other"]), max_size=25),
     st.lists(st.sampled_from(["allow", "deny", "poll", "sent"]), max_size=8),
-    st.integers(1, 7), st.booleans(), st.sampled_from(["", "allow", "deny"]), st.sampled_from([4, 250_000]),
+    st.integers(1, 7), st.booleans(), st.sampled_from(["", "allow", "deny"]), st.sampled_from([3, 8_192]),
 )  # fmt: skip
 def test_all_pages_together_are_the_whole_list_whatever_is_appended_meanwhile(
-    first: list[str], later: list[str], limit: int, control: bool, verdict: str, rows_max: int
+    first: list[str], later: list[str], limit: int, control: bool, verdict: str, fold_records: int
 ) -> None:
     with tempfile.TemporaryDirectory() as place, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(message_index, "ROWS_MAX", rows_max)  # so few are indexed, and the rest is read back
-        patch.setattr(message_index, "ROWS_READY", 3)
-        patch.setattr(message_index, "LOOK_RECORDS", 6)
+        patch.setattr(audit_index, "FOLD_RECORDS", fold_records)  # a transaction
         with AuditLog(Path(place) / "log", origin="log", key=OUR_KEY, actor="a", reserve_bytes=0) as log:
-            index = MessageIndex(LogPages(log.directory), lambda: log.size)
+            index = LogIndex(log.directory, lambda: log.size)
             for what in first:
                 append(log, what)
             index.catch_up()
@@ -243,25 +242,6 @@ def append(log: AuditLog, what: str) -> None:
         log.append("screen.hit", kind="metrics.eval")
 
 
-def test_of_more_messages_than_are_indexed_the_newest_are_and_memory_is_bounded(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(message_index, "ROWS_MAX", 8)
-    monkeypatch.setattr(message_index, "ROWS_READY", 3)
-    site = asked_of(bench)
-    for what in (
-        "poll", "allow", "sent", "poll", "allow", "allow", "deny", "allow", "sent", "allow", "deny", "allow", "sent",
-        "allow",
-    ):  # fmt: skip
-        append(bench.audit, what)
-        assert same(all_pages(site.handlers()["outbox"], {"limit": 2}), slow(bench.audit, "egress"))
-    side = site.index._sides["egress"]
-    assert len(side.ready) == 3
-    assert 0 < len(side.all) == len(side.outcomes) == len(side.monotonic) == len(side.elapsed) <= 8
-    assert sum(map(len, side.by.values())) == 3 * len(side.all)
-    assert site.handlers()["outbox"]({})["total"] == 9
-
-
 def test_pages_hold_while_another_thread_appends(bench: Bench) -> None:
     queries = queries_of(bench)
     for _ in range(20):
@@ -284,32 +264,28 @@ def test_pages_hold_while_another_thread_appends(bench: Bench) -> None:
 
 def test_100000_records_are_browsed_by_reading_a_page_at_a_time(tmp_path: Path) -> None:
     with long_log(tmp_path / "log", 100_000) as log:
-        pages = LogPages(log.directory)
-        index = MessageIndex(pages, lambda: log.size)
-        view = audit_queries.AuditView(log, pages, witnesses=tuple, contradicting=tuple, now_seconds=time.time)
+        index = LogIndex(log.directory, lambda: log.size)
+        view = audit_queries.AuditView(log, index, witnesses=tuple, contradicting=tuple, now_seconds=time.time)
         index.catch_up()
-        assert len(index._sides["egress"].ready) == message_index.ROWS_READY
-        folded = pages.lines_read
-        assert folded <= log.size + log.size // message_index.FOLD_RECORDS * STRIDE
+        assert index.lines_read <= log.size + log.size // audit_index.FOLD_RECORDS * STRIDE
         cost = 200 + BLOCK_LINES + 2 * STRIDE
         for before in (None, 50_001, 777):
-            read = pages.lines_read
+            read = index.lines_read
             page = view.page({"before": before, "limit": 200})
             assert len(page["records"]) == 200 and page["records"][0]["seq"] == (before or log.size) - 1
-            assert pages.lines_read - read <= cost
-        read = pages.lines_read
-        newest = index.page("egress", limit=500)
-        assert pages.lines_read == read and len(newest.rows) == 500  # kept ready
+            assert index.lines_read - read <= cost
+        read = index.lines_read
+        assert len(index.page("egress", limit=500).rows) == 500
         assert index.page("egress", limit=100, verdict="deny").rows[0]["verdict"] == "deny"
-        read = pages.lines_read
         old = index.page("egress", before=20_000, limit=10)
         assert len(old.rows) == 10 and old.rows[0]["seq"] < 20_000 and old.rows[0]["kind"] == "metrics.eval"
-        assert pages.lines_read - read <= 10 * STRIDE  # by position, one at a time
         totals = index.totals("egress")
         assert totals["total"] == 5_000 and totals["denied"] == len(range(1, 100_001, 60))
-        read = pages.lines_read
+        assert index.lines_read == read
         view.page({"text": "no such text anywhere"})
-        assert pages.lines_read - read <= 2 * (audit_queries.LOOK_RECORDS + 16 * STRIDE)
+        assert index.lines_read - read <= 2 * (LOOK_RECORDS + 16 * STRIDE)
+        again = LogIndex(log.directory, lambda: log.size)
+        assert again.totals("egress") == totals and again.lines_read <= STRIDE  # after a restart
 
 
 # ---- the audit log ---------------------------------------------------------------------------------
@@ -450,6 +426,7 @@ def test_what_retention_removed_is_the_end_of_every_list(tmp_path: Path) -> None
     before = queries["outbox"]({})["messages"]
     removed = bench.audit.remove_old(int((bench.clock_now - 2 * 86_400) * 1000))
     assert removed > 0
+    assert 0 < len(queries["outbox"]({})["messages"]) < len(before)  # the index holds nothing of what was removed
     records = all_pages(queries["audit"], {"limit": 5})
     assert records[-1]["seq"] == removed and records == list(bench.audit.records())[::-1]
     again = bench.restart()
@@ -689,3 +666,63 @@ def test_T40_nothing_private_is_in_any_answer(bench: Bench, tmp_path: Path) -> N
     assert queries["logs"]({"lines": 1})["lines"] == shown["lines"][-1:]
     with pytest.raises(NotAllowedError, match="may quote private text"):
         queries["logs"]({"source": "trainer"})
+
+
+# ---- the audit log without control messages ----------------------------------------------------------
+
+
+def is_control(record: dict[str, Any]) -> bool:
+    return str(record.get("kind", "")).startswith("control.") and record.get("decision") != "deny"
+
+
+def test_control_messages_are_left_out_where_that_is_asked_and_denied_ones_stay(bench: Bench) -> None:
+    audit = queries_of(bench)["audit"]
+    for _ in range(3):
+        poll(bench)
+        bench.gate.send(Place("", 0, 0, "control.checkpoint"), pb.Checkpoint())
+    bench.factors()
+    with pytest.raises(DeniedError):
+        bench.gate.send(Place("run-1", 0, 0, "control.error"), pb.ErrorReport(code="X" * 40_000))  # too large
+    # an event that only speaks of a control message is none
+    bench.audit.append("halt", detail={"about": {"kind": "control.poll"}})
+    poll(bench)
+    whole = list(bench.audit.records())[::-1]
+    kept = [each for each in whole if not is_control(each)]
+    assert all_pages(audit, {"limit": 2, "control": False}) == kept
+    assert {each["event"] for each in kept} >= {"halt", "egress.decision"} and len(whole) - len(kept) >= 8
+    assert [each["kind"] for each in kept if each.get("decision") == "deny"] == ["control.error"]
+    for arguments in ({}, {"control": True}, {"control": None}):
+        assert audit(arguments)["records"] == whole
+    decided = audit({"control": False, "event": "egress.decision"})["records"]
+    assert decided == [each for each in kept if each["event"] == "egress.decision"]
+    for wrong in ("no", 0):
+        with pytest.raises(UsageError, match="control is true or false"):
+            audit({"control": wrong})
+
+
+@pytest.mark.parametrize(
+    ("decision", "stays"), [('"allow"', False), ("null", False), ('"deny"', True), ('"hold"', True)]
+)
+def test_only_a_control_message_that_went_through_is_left_out(decision: str, stays: bool) -> None:
+    wanted = line_filter("", "", control=False)
+    assert wanted(f'{{"kind":"control.poll","decision":{decision}}}'.encode()) is stays
+
+
+def test_a_damaged_line_is_never_left_out() -> None:
+    for line in (b'{"kind":"control.poll"', b'["kind":"control.poll"]', b'[{"kind":"control.poll"}]'):
+        assert line_filter(control=False)(line)
+    assert not line_filter(control=False)(b'{"event":"egress.sent","kind":"control.poll"}')
+
+
+def test_a_page_looks_at_so_many_records_at_most(tmp_path: Path) -> None:
+    with closing(long_log(tmp_path / "log", 6_000)) as log:
+        index = LogIndex(log.directory, lambda: log.size)
+        index.catch_up()
+        view = audit_queries.AuditView(log, index, witnesses=tuple, contradicting=tuple, now_seconds=lambda: 0.0)
+        read = index.lines_read
+        answer = view.page({"control": False, "limit": 200, "event": "egress.decision"})
+        # one in twenty records is a decision on content
+        assert len(answer["records"]) == audit_queries.LOOK_RECORDS // 20 and answer["next"] is not None
+        assert index.lines_read - read <= audit_queries.LOOK_RECORDS + 16 * STRIDE
+        page = view.page({"control": False, "limit": 20})
+        assert {each["kind"] for each in page["records"]} == {"metrics.eval"} and len(page["records"]) == 20

@@ -19,14 +19,18 @@ from certs.authority import create_ca
 from certs.commands import sign_command
 from certs.roles import Roles
 from coordinator.control import Control
+from fedsilo.audit.segments import LogFullError
 from fedsilo.cli import run as cli_run
 from fedsilo.control.desk import ControlDesk, raise_for_reply
 from fedsilo.files.durable import write_private
 from fedsilo.protocol.errors import ConflictError, FedSiloError, NotAllowedError, NotFoundError, OperationError
+from silo.guard.commands import HeldPayloads
 from silo.guard.control_socket import ControlServer
 from tests.security.people import new_keys
-from tests.simulated.coordinator_parts import House, federation, house_in_round
+from tests.simulated.coordinator_parts import RUN_YAML, House, federation, house_in_round
 from tests.simulated.guard_loop import Loop
+from tests.simulated.guarded import command
+from tests.simulated.test_policy_reload import TIGHTER, Running, holding, wording
 
 NOW = datetime.now(UTC)
 CA = create_ca("consortium", kind="site", not_before=NOW - timedelta(days=1), days=30)
@@ -233,3 +237,128 @@ def test_a_silos_orders_are_done_and_recorded(loop: Loop, monkeypatch: pytest.Mo
     assert told[0] == (paused["record"], "silo.pause", run.plan.run, "alice")
     kept = [record for record in loop.bench.audit.records() if record["event"].startswith("silo.")]
     assert [len(record["orders"]) for record in kept] == [1, 1, 1]
+
+
+# ---- a party that is halted, or that halts by an order (T39) --------------------------------------------
+
+
+def refuse(event: str, **fields: Any) -> int:
+    raise OperationError("the disk is full", code="STATE_UNWRITABLE")
+
+
+def told(give: Orders, name: str, request: str, **arguments: Any) -> OperationError:
+    with pytest.raises(OperationError) as caught:
+        give(name, request_id=request, **arguments)
+    return caught.value
+
+
+def test_T39_a_halted_coordinator_takes_no_order_but_abort(
+    running: tuple[House, Orders], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house, give = running
+    another = RUN_YAML.replace("run-1", "run-2")
+    with monkeypatch.context() as failing:
+        failing.setattr(house.audit, "append", refuse)
+        paused = told(give, "run.pause", "request-1", run="run-1")
+        assert paused.message.startswith("run.pause of run 'run-1' is done, but not in the audit log yet: the disk")
+        assert (house.run().state, house.driver.halted) == ("paused", "STATE_UNWRITABLE")
+    size = house.audit.size
+    # although the log would take records again: what is halted stays so until it is started again
+    for number, (name, arguments) in enumerate(
+        [("run.resume", {"run": "run-1"}), ("run.submit", {"text": another}), ("run.start", {"run": "run-1"})]
+    ):
+        error = told(give, name, f"refused-{number}", **arguments)
+        assert error.code == "HALTED" and "run.abort" in error.message
+    assert house.run().state == "paused" and house.submissions.waiting == {} and house.audit.size == size
+    with monkeypatch.context() as failing:
+        failing.setattr(house.audit, "append", refuse)
+        error = told(give, "run.abort", "request-2", run="run-1")
+    assert (error.code, house.run().state) == ("STATE_UNWRITABLE", "aborted")
+    assert "run.abort of run 'run-1' is done" in error.message and "do not give it again" in error.hint
+    house.driver.pending.take_up()  # as the next start does
+    assert [each[1] for each in orders_in(house.audit.records())] == ["run.pause", "run.abort"]
+
+
+def test_T39_the_counterpart_the_same_orders_while_it_is_not_halted(running: tuple[House, Orders]) -> None:
+    house, give = running
+    for number, (name, arguments, state) in enumerate(
+        [("run.pause", {"run": "run-1"}, "paused"), ("run.resume", {"run": "run-1"}, "running")]
+    ):
+        give(name, request_id=f"request-{number}", **arguments)
+        assert house.run().state == state
+    give("run.abort", request_id="request-7", run="run-1")
+    assert give("run.submit", request_id="request-8", text=RUN_YAML.replace("run-1", "run-2"))["run"] == "run-2"
+
+
+def test_T39_of_an_order_that_the_database_refuses_nobody_is_told_that_it_is_done(
+    running: tuple[House, Orders], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house, give = running
+    with monkeypatch.context() as failing:
+        failing.setattr(house.driver.pending, "record", refuse_record)
+        assert told(give, "run.abort", "request-1", run="run-1").message == "the database is full"
+    assert house.run().state == "running" and house.driver.halted
+    assert give("run.abort", request_id="request-2", run="run-1")["state"] == "aborted"
+
+
+def refuse_record(*args: Any, **fields: Any) -> None:
+    raise OperationError("the database is full")
+
+
+# ---- a silo ------------------------------------------------------------------------------------------
+
+
+def test_T39_a_silo_is_stopped_although_its_log_takes_nothing(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stopping lets less out, so it needs no record; resuming lets more out, so it does."""
+    stopped: list[bool] = []
+    orders = dataclasses.replace(loop.guard.orders, on_loop=lambda work: work(), stop=lambda: stopped.append(True))
+    desk = new_desk()
+    orders.register(desk)
+    give = Orders(desk)
+    loop.offer_plan()
+    loop.turn()
+    monkeypatch.setattr(loop.bench.audit, "append", full)
+    assert "no space" in told(give, "resume", "request-1").message
+    done = give("stop", request_id="request-2")
+    assert stopped == [True] and done == {"stopping": True, "by": "alice"}
+    monkeypatch.undo()
+
+
+def full(event: str, **fields: Any) -> int:
+    raise LogFullError("no space left for the audit log")
+
+
+# ---- the record of an order that a person is told ------------------------------------------------------
+
+__all__ = ["holding"]  # a fixture
+ANSWERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "approve": ("approval.grant", {}),
+    "reject": ("approval.deny", {"reason_code": "CONTENT"}),
+    "defer": ("release.defer", {"until_seconds": 600}),
+}
+
+
+@pytest.mark.parametrize("verb", ANSWERS)
+def test_an_answer_to_a_release_names_its_record(holding: Running, verb: str) -> None:
+    event, more = ANSWERS[verb]
+    bench = holding.bench
+    release, shown = holding.hold()
+    if "until_seconds" in more:
+        more = {"until_seconds": bench.clock_now + more["until_seconds"]}
+    order = getattr(holding.loop.guard.orders, verb)
+    told = order(command(f"approvals.{verb}", shown | bench.opened(release) | more))
+    (record,) = bench.events(event)
+    assert told["record"] == record["seq"] and record["detail"]["person"] == "alice"
+    if verb == "approve":  # the decision on it and its sending stand behind it
+        assert told["audit_size"] > told["record"] + 1
+
+
+def test_a_look_at_held_bytes_and_a_reload_name_their_records(holding: Running) -> None:
+    bench = holding.bench
+    _, shown = holding.hold()
+    payloads = HeldPayloads(bench.ledger, bench.audit, tuple)
+    told = payloads.ask(command("approvals.payload", {name: shown[name] for name in ("release", "digest")}))
+    assert told["record"] == bench.events("payload.read")[0]["seq"]
+    assert payloads.fetch({"ticket": told["ticket"]})["sha256"] == shown["digest"]
+    holding.place.policy_is(wording(TIGHTER, first_rounds=1))
+    assert holding.reload()["record"] == bench.events("policy.load")[-1]["seq"]

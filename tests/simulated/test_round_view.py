@@ -13,9 +13,8 @@ import pytest
 from coordinator import store as db
 from coordinator.answers.curves import CurveView
 from coordinator.answers.rounds import RoundView
-from fedsilo.audit import round_marks
-from fedsilo.audit.reader import LogPages
-from fedsilo.audit.round_marks import RoundMarks
+from fedsilo.audit import index as audit_index
+from fedsilo.audit.index import LogIndex
 from fedsilo.protocol import codec
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.errors import NotFoundError, OperationError, UsageError
@@ -448,7 +447,7 @@ def test_over_a_log_that_is_not_read_to_its_end_the_answer_says_so(loop: Loop, m
     in_round(loop)
     ask = loop.guard.queries.handlers()["round"]
     with monkeypatch.context() as patch:
-        patch.setattr(round_marks, "FOLD_RECORDS", 1)
+        patch.setattr(audit_index, "ASKED_RECORDS", 1)
         with pytest.raises(NotFoundError, match="read so far") as early:
             ask({"round": 1})
         assert early.value.code == "NOT_READ_YET" and "ask again" in early.value.hint
@@ -462,21 +461,20 @@ def test_over_a_log_that_is_not_read_to_its_end_the_answer_says_so(loop: Loop, m
 def test_a_long_log_is_folded_a_part_at_a_time_and_never_beyond_its_bounds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(round_marks, "FOLD_RECORDS", 900)
-    monkeypatch.setattr(round_marks, "ROUNDS_MAX", 2)
-    monkeypatch.setattr(round_marks, "MARKS_MAX", 40)
+    monkeypatch.setattr(audit_index, "ASKED_RECORDS", 900)
+    monkeypatch.setattr(audit_index, "ROUNDS_MAX", 2)
+    monkeypatch.setattr(audit_index, "MARKS_MAX", 40)
     with closing(long_log(tmp_path / "log", 4_000)) as audit:
-        pages = LogPages(audit.directory)
-        marks = RoundMarks(pages, lambda: audit.size, messages=True)
+        index = LogIndex(audit.directory, lambda: audit.size)
         asked = 0
-        while not marks.complete:
-            before = pages.lines_read
-            marks.of("run-1", 0)
-            assert pages.lines_read - before <= 900 + 64
+        while not index.complete:
+            before = index.lines_read
+            index.marks("run-1", 0)
+            assert index.lines_read - before <= 900 + 64
             asked += 1
-        assert asked == 5 and marks.rounds_of("run-1") == [2, 3]
-        assert all(len(marks.of("run-1", number)) == 40 for number in marks.rounds_of("run-1"))
-        assert {mark.kind for mark in marks.of("run-1", 3)} == {"metrics.eval"}
-        assert json.dumps([mark.at for mark in marks.of("run-1", 3)]) == json.dumps(
-            sorted(mark.at for mark in marks.of("run-1", 3))
+        assert asked == 5 and index.rounds_of("run-1") == [2, 3]
+        assert all(len(index.marks("run-1", number)) == 40 for number in index.rounds_of("run-1"))
+        assert {mark.kind for mark in index.marks("run-1", 3)} == {"metrics.eval"}
+        assert json.dumps([mark.at for mark in index.marks("run-1", 3)]) == json.dumps(
+            sorted(mark.at for mark in index.marks("run-1", 3))
         )

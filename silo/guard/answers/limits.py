@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedsilo.audit.message_index import HOLD_ENDS, MessageIndex
+from fedsilo.audit.index import HOLD_ENDS, LogIndex
 from fedsilo.control.query_arguments import Asked
 from fedsilo.protocol.kinds import KINDS
 from policies.capacity import NOT_COUNTED, capacities
@@ -75,7 +75,7 @@ class LimitsView:
     def __init__(
         self,
         ledger: Ledger,
-        index: MessageIndex,
+        index: LogIndex,
         *,
         policy: Callable[[], Policy],
         view: Callable[[], RunView],

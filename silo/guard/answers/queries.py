@@ -15,10 +15,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from fedsilo.audit.index import LogIndex
 from fedsilo.audit.log import AuditLog
-from fedsilo.audit.message_index import MessageIndex
-from fedsilo.audit.reader import LogPages
-from fedsilo.audit.round_marks import RoundMarks
 from fedsilo.audit.witness import OWN_HISTORY_LOST
 from fedsilo.control.audit_queries import AuditView, MessageView
 from fedsilo.control.desk import QueryHandler
@@ -53,7 +51,7 @@ class Queries:
         clock: UTC seconds.
 
     Attributes:
-        index: of the messages in the log.
+        index: of the log.
         records: of the log, and its verification.
     """
 
@@ -73,22 +71,33 @@ class Queries:
         self._ledger = ledger
         self._releases = releases
         self._clock = clock
-        pages = LogPages(audit.directory)
-        self.index = MessageIndex(pages, lambda: audit.size)
-        self._messages = MessageView(self.index, pages, lambda: gate.policy)
+        self.index = LogIndex(audit.directory, lambda: audit.size)
+        self._messages = MessageView(self.index, lambda: gate.policy)
         self.records = AuditView(
-            audit, pages, witnesses=self._coordinator, contradicting=self._contradicting, now_seconds=clock,
-            word_as="coordinator",
-        )  # fmt: skip
-        self._limits = LimitsView(
-            ledger, self.index, policy=lambda: gate.policy, view=lambda: gate.view, schema=site.schema,
+            audit,
+            self.index,
+            witnesses=self._coordinator,
+            contradicting=self._contradicting,
             now_seconds=clock,
-        )  # fmt: skip
+            word_as="coordinator",
+        )
+        self._limits = LimitsView(
+            ledger,
+            self.index,
+            policy=lambda: gate.policy,
+            view=lambda: gate.view,
+            schema=site.schema,
+            now_seconds=clock,
+        )
         self._curves = CurveView(lambda: site.config.silo, ledger, history)
         self._rounds = RoundView(
-            lambda: site.config.silo, ledger, RoundMarks(pages, lambda: audit.size, messages=True),
-            view=lambda: gate.view, policy=lambda: gate.policy.digest, now_seconds=clock,
-        )  # fmt: skip
+            lambda: site.config.silo,
+            ledger,
+            self.index,
+            view=lambda: gate.view,
+            policy=lambda: gate.policy.digest,
+            now_seconds=clock,
+        )
 
     def handlers(self) -> dict[str, QueryHandler]:
         """Return each query by its name."""

@@ -1,7 +1,7 @@
 """What this silo knows of one round, for its own people: its phases with their durations, and of the others only what
 the coordinator told it.
 
-Read from this silo's audit log (`fedsilo.audit.round_marks`) and its ledger. A phase ends with the record that says so:
+Read from this silo's audit log (`fedsilo.audit.index`) and its ledger. A phase ends with the record that says so:
 training with the decision on what it made, approval with the decision on what people approved, with a person's no or
 with the end of the hold, pooling with the donors that came. A silo that kept its update in reads in its own row whether
 its people rejected it or a rule refused it, with the codes; the coordinator was told the one word `declined` (B6). Of
@@ -17,7 +17,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from fedsilo.audit.round_marks import Mark, RoundMarks, no_run_yet
+from fedsilo.audit.index import LogIndex, Mark, no_run_yet
 from fedsilo.control.query_arguments import Asked
 from fedsilo.protocol.clocks import utc
 from fedsilo.protocol.codec import sha256_hex
@@ -43,7 +43,7 @@ class RoundView:
     Args:
         silo: this one's name.
         ledger: read only.
-        marks: of this silo's log.
+        index: of this silo's log.
         view: of the run, as the gate has it.
         now_seconds: UTC.
         policy: digest of what is in force.
@@ -53,7 +53,7 @@ class RoundView:
         self,
         silo: Callable[[], str],
         ledger: Ledger,
-        marks: RoundMarks,
+        index: LogIndex,
         *,
         view: Callable[[], RunView],
         policy: Callable[[], str],
@@ -61,7 +61,7 @@ class RoundView:
     ) -> None:
         self._silo = silo
         self._ledger = ledger
-        self._marks = marks
+        self._index = index
         self._view = view
         self._policy = policy
         self._now = now_seconds
@@ -78,16 +78,18 @@ class RoundView:
             raise NotFoundError(f"this silo took part in no run {run!r}", hint="silo ledger show")
         text, view = self._ledger.plan_of(run), self._view()
         plan = plan_from_canonical(text) if text else None
-        rounds = [each for each in self._marks.rounds_of(run) if _at(self._marks.of(run, each), *_OPENED) is not None]
+        rounds = [
+            each for each in self._index.rounds_of(run) if _at(self._index.marks(run, each), *_OPENED) is not None
+        ]
         if number is not None and number not in rounds:
-            if not self._marks.complete:
+            if not self._index.complete:
                 raise NotFoundError(
                     f"round {number} of run {run} is not in the part of this silo's log that was read so far",
                     hint="ask again: each question reads on", code="NOT_READ_YET",
                 )  # fmt: skip
             raise NotFoundError(f"this silo knows of no round {number} of run {run}", hint="silo round")
         here = number or (rounds[-1] if rounds else 0)
-        marks = self._marks.of(run, here) if here else ()
+        marks = self._index.marks(run, here) if here else ()
         running = state == "running" and view.run == run and view.round == here
         return self._answer(run, state, plan, rounds, here, marks, running)
 
@@ -125,7 +127,7 @@ class RoundView:
         }  # fmt: skip
 
     def _state_word(self, number: int, *, running: bool, ended: bool) -> str:
-        if not self._marks.complete:
+        if not self._index.complete:
             return NOT_READ_YET
         if not number:
             return "no round yet"
@@ -134,7 +136,7 @@ class RoundView:
     def _listed(self, run: str, rounds: list[int], open_round: int) -> list[dict[str, Any]]:
         listed = []
         for number in rounds[-ROUNDS_LISTED:]:
-            marks = self._marks.of(run, number)
+            marks = self._index.marks(run, number)
             opened, closed = _at(marks, *_OPENED), _at(marks, _RESULT)
             listed.append(
                 {
