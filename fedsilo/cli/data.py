@@ -144,7 +144,7 @@ def check(
 
 
 def _emit_folder(command: str, folder: Any, json_output: bool) -> None:
-    """Show what a data folder holds; `folder` is a fedsilo.demo.data_folder.DataFolder."""
+    """Show what a data folder holds; `folder` is a fedsilo.demo.data.DataFolder."""
     from fedsilo.files.task_files import read_tasks
 
     files = []

@@ -53,7 +53,7 @@ def version(json_output: JsonOption = False) -> None:
     import platform
     from importlib import metadata
 
-    from fedsilo.demo.examples import examples_folder
+    from fedsilo.demo.data import examples_folder
 
     libraries = ("torch", "transformers", "grpcio", "protobuf", "cryptography", "numpy")
     versions = {"fedsilo": fedsilo.__version__, "python": platform.python_version()}

@@ -20,7 +20,7 @@ from fedsilo.protocol.errors import ConflictError, HeldError, OperationError, Un
 
 if TYPE_CHECKING:
     from fedsilo.demo.attacks import Attack, Hostile
-    from fedsilo.demo.data_folder import DataFolder
+    from fedsilo.demo.data import DataFolder
     from fedsilo.demo.result import Result
     from fedsilo.demo.sites import Site, Sites
     from fedsilo.demo.wire import Witness
@@ -94,7 +94,7 @@ def run_demo(options: DemoOptions, say: Say, *, attend: Callable[[Site], None] |
             a library that is not installed.
         OperationError: a process did not start, or ended by itself.
     """
-    from fedsilo.demo.data_folder import read_data_folder
+    from fedsilo.demo.data import read_data_folder
     from fedsilo.demo.result import result_of
     from fedsilo.demo.sites import Wanted, free_port, make_sites
     from fedsilo.files.extras import need

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from certs.roles import Role
-from fedsilo.demo.data_folder import DataFolder
+from fedsilo.demo.data import DataFolder
 
 FEDERATION = "demo"
 COORDINATOR = "main"

@@ -11,9 +11,14 @@ from typer.testing import CliRunner
 
 from fedsilo.cli import data as cli_data
 from fedsilo.demo import digit_tasks
-from fedsilo.demo.data import make_digit_set, write_digit_folder, write_sets_folder
-from fedsilo.demo.data_folder import read_data_folder, silo_names
-from fedsilo.demo.examples import examples_folder
+from fedsilo.demo.data import (
+    examples_folder,
+    make_digit_set,
+    read_data_folder,
+    silo_names,
+    write_digit_folder,
+    write_sets_folder,
+)
 from fedsilo.files.task_files import read_tasks
 from fedsilo.grading import check_reference, grade
 from fedsilo.protocol.errors import ConflictError, FedSiloError, NotFoundError, UsageError

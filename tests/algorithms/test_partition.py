@@ -7,7 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from fedsilo.demo.partition import mean_total_variation, split_dirichlet_equal_size
+from fedsilo.demo.data import mean_total_variation, split_dirichlet_equal_size
 from fedsilo.protocol.errors import UsageError
 from fedsilo.protocol.randomness import generator, seed_of
 

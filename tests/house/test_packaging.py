@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from setuptools import PEP420PackageFinder
 
-from fedsilo.demo import examples
+from fedsilo.demo import data
 from tests.house.tree import ROOT, SETTINGS
 
 
@@ -24,9 +24,9 @@ def test_every_example_is_in_the_wheel_under_the_folder_that_version_names(monke
     kept = subprocess.run(
         ["git", "ls-files", "examples"], cwd=ROOT, check=True, capture_output=True, text=True
     ).stdout.split()  # fmt: skip
-    assert examples.examples_folder() == ROOT / "examples"
-    monkeypatch.setattr(examples, "__file__", "/env/lib/python3/site-packages/fedsilo/demo/examples.py")
-    installed = examples.examples_folder().relative_to(sysconfig.get_path("data"))
+    assert data.examples_folder() == ROOT / "examples"
+    monkeypatch.setattr(data, "__file__", "/env/lib/python3/site-packages/fedsilo/demo/data.py")
+    installed = data.examples_folder().relative_to(sysconfig.get_path("data"))
     assert {target: path.relative_to(ROOT) for target, path in packed.items()} == {
         installed / Path(name).relative_to("examples"): Path(name) for name in kept
     }

@@ -22,14 +22,12 @@ from typing import Any
 
 from fedsilo.cli.run import ENDED
 from fedsilo.control.client import ControlClient
-from fedsilo.demo.canaries import make_canaries
-from fedsilo.demo.data import write_digit_folder
-from fedsilo.demo.data_folder import DataFolder
+from fedsilo.demo.data import DataFolder, write_digit_folder
 from fedsilo.demo.processes import Child, Children
 from fedsilo.demo.provision import enrol_operator, write_roles
 from fedsilo.demo.sites import FEDERATION, SILO_PEOPLE, Site, Sites, Wanted, free_port, make_sites
 from fedsilo.demo.tiny_model import cached_model, recipe_for
-from fedsilo.demo.wire import WireVerdict, Witness, search_recordings
+from fedsilo.demo.wire import WireVerdict, Witness, make_canaries, search_recordings
 
 LOCAL_STEPS = 4
 SWAP_PERIOD = 2

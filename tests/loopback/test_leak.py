@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from fedsilo.audit.polls import KINDS
-from fedsilo.demo.canaries import Canary, make_canaries
-from fedsilo.demo.wire import search_recordings
+from fedsilo.demo.wire import Canary, make_canaries, search_recordings
 from fedsilo.demo.wire_recorder import recordings
 from tests.loopback.federation import SHORT, Demo, command, counted, demo, living, records
 

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from fedsilo.demo.data import make_digit_set
-from fedsilo.demo.data_folder import DataFolder, Lengths, write_data_folder
+from fedsilo.demo.data import DataFolder, Lengths, make_digit_set, write_data_folder
 from fedsilo.demo.digit_tasks import OPERATIONS, TOPICS, answer, digit_strings, question
 from fedsilo.demo.sites import Site
 from fedsilo.demo.tiny_model import cached_model, recipe_for

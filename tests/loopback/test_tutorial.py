@@ -29,7 +29,7 @@ from pathlib import Path
 
 import pytest
 
-from fedsilo.demo.data_folder import read_data_folder
+from fedsilo.demo.data import read_data_folder
 from fedsilo.demo.sites import Site, Sites, free_port
 from fedsilo.demo.wire import Witness
 from tests.loopback.federation import ENVIRONMENT, LIMIT_SECONDS, nothing_planted_crossed

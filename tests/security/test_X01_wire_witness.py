@@ -17,7 +17,9 @@ from hyperframe.frame import ContinuationFrame, DataFrame, Frame, HeadersFrame, 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsilo.demo.canaries import (
+from fedsilo.demo.data import silo_names, to_json_lines
+from fedsilo.demo.provision import init_ca, provision_site
+from fedsilo.demo.wire import (
     CONFIG,
     COUNT,
     FORMS,
@@ -27,10 +29,8 @@ from fedsilo.demo.canaries import (
     make_canaries,
     normalised,
     rows_of,
+    search_recordings,
 )
-from fedsilo.demo.data_folder import silo_names, to_json_lines
-from fedsilo.demo.provision import init_ca, provision_site
-from fedsilo.demo.wire import search_recordings
 from fedsilo.demo.wire_recorder import EndKeys, Unreadable, WireRecorder, read_recording
 from fedsilo.files.task_files import read_tasks
 from fedsilo.grading import grade
