@@ -121,7 +121,7 @@ def init(
     --learning-rate put the site's own numbers in its place.
     """
     from fedsilo.demo.provision import people_of, take_from_bundle, write_roles
-    from fedsilo.demo.silo_files import SiloFiles, write_silo_files
+    from fedsilo.demo.sites import SiloFiles, write_silo_files
     from fedsilo.files.durable import undone_on_failure
     from fedsilo.files.prompt_template import choice_of
     from fedsilo.files.site_policy import read_bundle

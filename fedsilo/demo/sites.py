@@ -1,16 +1,259 @@
-"""The demo's five sites on disk: certificates, configurations and policies, made by the functions behind
-`fedsilo certs`, `coordinator init` and `silo init`."""
+"""Writes the files of a new site (configuration, policy, LoRA schema, canaries), as `silo init` does, and the demo's
+whole sites, by the functions behind `fedsilo certs`, `coordinator init` and `silo init`.
+
+A site's configuration is `examples/hospital_a.yaml` in content; its comments are written along, so that the site's own
+file explains itself.
+"""
 
 from __future__ import annotations
 
 import json
+import secrets
 import socket
+import string
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from certs.roles import Role
+from coordinator.setup import InitInputs, init_coordinator
 from fedsilo.demo.data import DataFolder
+from fedsilo.demo.provision import init_ca, provision_site
+from fedsilo.files.durable import make_private_directory, write_durably, write_private
+from fedsilo.files.site_policy import SiteInputs, charter_of, make_site_policy, read_bundle
+from fedsilo.files.task_files import read_tasks
+from fedsilo.protocol.errors import ConflictError, UsageError
+from fedsilo.protocol.randomness import seed_of
+from fedsilo.protocol.transcript import silo_id
+from policies.compare import effective
+from policies.load import load_policy
+from policies.render import PlanSize
+from silo.config import config_from
+from silo.guard.screens import read_canaries
+
+CANARIES = "canaries.txt"
+_CANARIES = 8
+# 117 random bits; as letters alone, since digits read as letters are one and the same to the screen.
+_CANARY_GROUPS = _CANARY_LETTERS = 5
+
+HOLDOUT_SHARE = 0.1  # what `silo init` writes; a configuration that says nothing sets nothing aside
+
+
+@dataclass(frozen=True)
+class SiloFiles:
+    """Attributes:
+    out: folder of the site; keys are expected in `out/id`.
+    bundle: federation.json, written by `coordinator init`.
+    address: of the coordinator; empty takes the bundle's.
+    sockets: folder for the sockets, where paths below `out` would be too long for the kernel.
+    site_secret: file with the site secret; None lets the guard make one.
+    limits: numbers of a plan's size that the site says itself; all others come from the bundle.
+    """
+
+    name: str
+    out: Path
+    bundle: Path
+    model: Path
+    private: Path
+    verifier: str
+    public: Path
+    public_verifier: str
+    held_out: Path
+    held_out_verifier: str = ""
+    holdout_share: float = HOLDOUT_SHARE
+    role: str = "member"
+    ruleset: str = "pubswap"
+    load: str = ""  # empty takes the bundle's, or fp32
+    rank: int = 32
+    alpha: float = 64.0
+    least_isolation: str = "namespaces"
+    first_rounds: int = 1
+    address: str = ""
+    collection: str = ""
+    threads: int | str = "auto"
+    microbatch_tokens: int = 16384
+    silos_on_this_host: int = 1
+    sockets: Path | None = None
+    site_secret: Path | None = None
+    limits: Mapping[str, float] = field(default_factory=dict)
+    template: str | Path | None = None  # None: the model folder's
+    fields: Mapping[str, str] = field(default_factory=dict)  # name of a field -> what the private file calls it
+
+
+def write_silo_files(files: SiloFiles, *, now_seconds: float) -> dict[str, Any]:
+    """Write `silo.yaml`, `policy.yaml`, `lora_schema.json` and `canaries.txt` into the site's folder, and the
+    federation's charter beside them where the bundle carries one. Canaries that are there already stay: they may be
+    planted by now.
+
+    Args:
+        files: what the site has.
+        now_seconds: start of the policy's validity.
+
+    Returns:
+        {"config", "policy", "schema", "canaries", "control_socket"} and perhaps "charter": paths; "plan_size": what
+        the limits allow; "warnings": of the policy, for a person.
+
+    Raises:
+        ConflictError: one of the files exists.
+        UsageError, NotAllowedError: a named file is missing or wrong, or the canaries that are there.
+    """
+    out = files.out
+    paths = {"config": out / "silo.yaml", "policy": out / "policy.yaml", "schema": out / "lora_schema.json"}
+    bundle = read_bundle(files.bundle)
+    charter = charter_of(bundle, files.bundle)
+    if silo_id(bundle["federation"], files.name) not in bundle["peers"]:
+        raise UsageError(
+            f"{files.bundle} names no silo {files.name}: {', '.join(bundle['peers'])}",
+            hint="give one of these names, or ask the coordinator for a federation.json that names this site",
+        )
+    if charter is not None:
+        paths["charter"] = out / "charter.yaml"
+    for path in paths.values():
+        if path.exists():
+            raise ConflictError(f"{path} exists already", hint="write into an empty folder, or move it away")
+    made = make_site_policy(
+        SiteInputs(
+            ruleset=files.ruleset,
+            model=files.model,
+            public=files.public,
+            bundle=files.bundle,
+            now_seconds=now_seconds,
+            site=files.name,
+            held_out=files.held_out,
+            schema_file=paths["schema"].name,
+            rank=files.rank,
+            alpha=files.alpha,
+            least_isolation=files.least_isolation,
+            first_rounds=files.first_rounds,
+            limits=files.limits,
+            template=files.template,
+        )
+    )
+    canaries = out / CANARIES
+    if canaries.exists():
+        read_canaries(canaries)
+    address = files.address or str(bundle.get("coordinator_address", ""))
+    if charter is not None:
+        effective(load_policy(made.policy_text.encode(), str(paths["policy"])), charter.policy)
+    stated = str(bundle.get("load", "fp32"))
+    warnings = list(made.warnings)
+    if files.load and files.load != stated and "load" in bundle:
+        warnings.append(
+            f"the federation's bundle says load: {stated}, and this silo says {files.load}: the coordinator compares "
+            "them and refuses another one, unless its mixed_base is allow"
+        )
+    files = replace(files, load=files.load or stated)
+    text = _config_text(files, str(bundle["federation"]), address, charter.policy.digest if charter else "")
+    socket = config_from(text.encode(), paths["config"]).control.socket  # before anything is written
+    make_private_directory(out)
+    if charter is not None:
+        write_durably(paths["charter"], charter.text)
+    write_durably(paths["schema"], made.schema_text)
+    write_durably(paths["policy"], made.policy_text.encode())
+    if not canaries.exists():
+        write_private(canaries, "".join(f"{random_canary()}\n" for _ in range(_CANARIES)).encode())
+    write_durably(paths["config"], text.encode())
+    return {
+        **{name: str(path) for name, path in paths.items()},
+        "canaries": str(canaries),
+        "control_socket": str(socket),
+        "plan_size": made.size.to_json(),
+        "warnings": warnings,
+    }
+
+
+def random_canary() -> str:
+    """A text that nobody writes by chance, and that a person can plant in a record: groups of letters."""
+    groups = (
+        "".join(secrets.choice(string.ascii_lowercase) for _ in range(_CANARY_LETTERS)) for _ in range(_CANARY_GROUPS)
+    )
+    return "-".join(groups)
+
+
+def _config_text(files: SiloFiles, federation: str, address: str, charter_sha256: str) -> str:
+    def quoted(value: object) -> str:
+        # A JSON string is a YAML string, whatever is in it.
+        return json.dumps(str(value))
+
+    def at(path: Path) -> str:
+        return quoted(path.absolute())
+
+    name = files.name
+    sockets = files.sockets.absolute() if files.sockets else None
+    # The trainer's socket has a folder of its own: that folder is inside its sandbox.
+    trainer = quoted(f"unix:{sockets}/run/trainer.sock" if sockets else "unix:run/trainer.sock")
+    control = quoted(sockets / "control.sock" if sockets else "control.sock")
+    fields = ", ".join(f"{each}: {quoted(column)}" for each, column in files.fields.items())
+    fields = f"\n  # What the private files call the fields.\n  fields: {{{fields}}}" if fields else ""
+    template = at(files.template) if isinstance(files.template, Path) else str(files.template or "")
+    template = f"\n  # How a prompt becomes text; the policy pins its hash.\n  template: {template}" if template else ""
+    secret = "null" if files.site_secret is None else at(files.site_secret)
+    return f"""\
+# The site {name}. `silo start --config silo.yaml` runs it; `silo check --config silo.yaml` tries all but starting.
+# Relative paths are taken from this file's folder. examples/hospital_a.yaml explains every key at length.
+silo: {name}
+# member, or lead: trains like a member; no built-in method asks more of it yet.
+role: {files.role}
+federation: {federation}
+coordinator: {{address: {quoted(address)}}}
+# What must survive a restart: counters, held releases, audit log. One daemon at a time holds it.
+state_dir: state
+# Keys are made on this site by `fedsilo certs request` and never leave it; mode 0600.
+identity:
+  certificate: id/{name}.crt
+  key: id/{name}.key
+  signing_key: id/{name}.ed25519
+  federation_ca: id/federation_ca.crt
+  site_ca: id/site_ca.crt
+  operators: id/roles.yaml
+  coordinator_key: id/coordinator.pub
+# What may leave and what is let in.
+policy: policy.yaml
+# The federation's charter: in force is what both allow. Its digest is that of the bundle; null: no charter.
+charter: {"charter.yaml" if charter_sha256 else "null"}
+charter_sha256: {quoted(charter_sha256) if charter_sha256 else "null"}
+data:
+  # Budgets are counted against this name, whatever the run.
+  collection: {quoted(files.collection or name)}
+  # Private prompts; they never leave this machine.
+  private: [{at(files.private)}]
+  # math | choice | exact | numeric | format | code, a mixture such as math*0.9+format*0.1, or a package's own
+  # (docs/how-to/verifiers.md).
+  verifier: {files.verifier}{fields}{template}
+  # Share of the private rows (of the groups, where rows have one) that is never trained on, 0 to 0.5, so that
+  # `silo report benefit` can tell whether joining helped. Changing it spoils the holdout for the runs before.
+  holdout_share: {files.holdout_share}
+  # This site's own copies; the policy pins the same hashes.
+  public:
+    path: {at(files.public)}
+    sha256: "{read_tasks(files.public).sha256}"
+    verifier: {files.public_verifier}
+  held_out:
+    path: {at(files.held_out)}
+    sha256: "{read_tasks(files.held_out).sha256}"
+    verifier: {files.held_out_verifier or files.public_verifier}
+  # Random texts that must never leave, one a line. Plant some of them in records or files that nobody should repeat:
+  # the screen `canary` of a policy stops every text that holds one. Keep the file secret, mode 0600; the guard alone
+  # reads it. One of them found at anybody else's place proves that something of this site has leaked.
+  canaries: {CANARIES}
+model: {{path: {at(files.model)}, load: {files.load}}}
+trainer:
+  # child: the guard starts it in a sandbox. external: somebody else does, and it dials the address.
+  launch: child
+  address: {trainer}
+  # Torch threads, or auto: the cores divided by silos_on_this_host.
+  threads: {files.threads}
+  microbatch_tokens: {files.microbatch_tokens}
+control: {{socket: {control}}}
+silos_on_this_host: {files.silos_on_this_host}
+# File with 32 bytes as hex that key the choice of private prompts; null: made in state_dir.
+site_secret: {secret}
+"""
+
+
+# ---- the sites of the demo -------------------------------------------------------------------------------------------
 
 FEDERATION = "demo"
 COORDINATOR = "main"
@@ -69,13 +312,6 @@ class Wanted:
 
 def make_sites(wanted: Wanted) -> Sites:
     """Write everything below `wanted.out`. Raises FedSiloError as the commands it stands for."""
-    from coordinator.setup import InitInputs, init_coordinator
-    from fedsilo.demo.provision import init_ca, provision_site
-    from fedsilo.demo.silo_files import SiloFiles, write_silo_files
-    from fedsilo.files.durable import write_private
-    from fedsilo.protocol.randomness import seed_of
-    from policies.render import PlanSize
-
     size = PlanSize(
         local_steps=wanted.local_steps,
         swap_period=wanted.swap_period,

@@ -11,7 +11,7 @@ import pytest
 from fedsilo.cli.demo_report import report
 from fedsilo.demo import attacks as demo_attacks
 from fedsilo.demo.attacks import LEAK, check_attacks
-from fedsilo.demo.result import _worse
+from fedsilo.demo.run import _worse
 from fedsilo.grading import grade
 from fedsilo.protocol import codec
 from fedsilo.protocol._generated import federation_pb2 as pb

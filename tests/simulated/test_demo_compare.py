@@ -8,7 +8,7 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedsilo.audit.log import AuditLog
-from fedsilo.demo.result import _what_left
+from fedsilo.demo.run import _what_left
 from fedsilo.demo.sites import Site, Sites
 
 SILO, COORDINATOR = "spiffe://demo/silo/hospital_a", "spiffe://demo/coordinator/main"
