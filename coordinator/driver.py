@@ -56,12 +56,12 @@ from fedsilo.audit.log import AuditLog
 from fedsilo.audit.polls import PollWindows
 from fedsilo.protocol import rounds
 from fedsilo.protocol._generated import federation_pb2 as pb
-from fedsilo.protocol.donor_pool import rows_answered
 from fedsilo.protocol.errors import ConflictError, FedSiloError, OperationError, PeerError, WireCode
 from fedsilo.protocol.method import DeadlinePassed
 from fedsilo.protocol.place import Place
 from fedsilo.protocol.plan import plan_from_canonical
 from fedsilo.protocol.round_tables import Verdict, is_over
+from fedsilo.protocol.swap import rows_answered
 from policies.asked import Asked
 from policies.engine import HistoryBook
 

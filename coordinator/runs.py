@@ -36,7 +36,6 @@ from coordinator.blobs import Blobs, whole
 from fedsilo.protocol import rounds
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.codec import FactorsReader, decode, encode
-from fedsilo.protocol.donor_pool import pool_digests
 from fedsilo.protocol.errors import ConflictError, OperationError, PeerError, WireCode
 from fedsilo.protocol.kinds import OUTBOUND_KINDS, TENSOR_KINDS
 from fedsilo.protocol.method import (
@@ -58,6 +57,7 @@ from fedsilo.protocol.methods import method_named
 from fedsilo.protocol.place import Place
 from fedsilo.protocol.plan import Plan
 from fedsilo.protocol.round_tables import CONFLICT, ROUND_OVER, Effect, Verdict, possible
+from fedsilo.protocol.swap import pool_digests
 from fedsilo.protocol.transcript import (
     RoundEnd,
     Transcript,

@@ -6,7 +6,8 @@ are called between them, in whichever package:
 - delta: from taking up that the trainer is done with `ExportDelta` to handing `lora.factors` to the channel;
 - response: from taking up that it is done with `GeneratePublic` to handing `public.responses` to the channel;
 - adapter: from the channel's answer to `control.fetch` to telling the trainer `LoadAdapter`;
-- private_step: the first private step of a round in the trainer, without the link to the guard.
+- private_step: the first private step of a round in the trainer, without the link to the guard and what the guard does
+  before it: drawing the rows.
 
 The edges are what the harness of the tests puts in place of the world: the queue of events, the channel and the
 trainer. So a path does not depend on how the product calls its own parts. Each is the first of its kind in a fresh
@@ -149,14 +150,15 @@ def _result(task: dict[str, Any]) -> bytes:
 
 def private_step() -> dict[str, int]:
     """Return the figures of a trainer's first private step, on the small model of its tests."""
-    from tests.algorithms.tiny import make_session, start_payload  # torch takes seconds to load
+    from silo.trainer.session import Session  # torch takes seconds to load
+    from tests.algorithms.tiny import make_session, start_payload
 
     session, shape = make_session()
     adapter, digest = start_payload(shape)
     session.carry_out(LoadAdapter(1, digest), adapter)
-    tracer = Tracer()
+    task, tracer = session.giver.complete(PrivateStep(1, 1)), Tracer()  # its rows are drawn by the guard
     tracer.start()
-    session.carry_out(PrivateStep(1, 1))
+    Session.carry_out(session, task)
     tracer.stop()
     return tracer.figures()
 

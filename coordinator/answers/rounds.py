@@ -28,8 +28,7 @@ from coordinator.driver import Driver
 from fedsilo.audit.index import LogIndex, Mark, no_run_yet
 from fedsilo.control.query_arguments import Asked
 from fedsilo.protocol.errors import NotFoundError, WireCode
-from fedsilo.protocol.plan import Plan, plan_from_canonical
-from fedsilo.protocol.plan_facts import digests_of, parameters_of
+from fedsilo.protocol.plan import Plan, digests_of, parameters_of, plan_from_canonical
 from fedsilo.protocol.round_tables import is_over
 
 ROUNDS_LISTED = 200  # the newest

@@ -3,11 +3,12 @@ draws prompts and donors, the silo decides which of its own answers they replace
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
 import numpy as np
 
+from fedsilo.protocol.codec import canonical_json, sha256_hex
 from fedsilo.protocol.plan import Plan
 from fedsilo.protocol.randomness import generator, seed_of
 
@@ -86,3 +87,101 @@ def replaced_positions(rewards: Sequence[float], donors: int, random: np.random.
     """Which own answers give way to donors: wrong ones only, uniformly (methods 2.2). Returned in ascending order."""
     wrong = [position for position, reward in enumerate(rewards) if reward < 0.5]
     return tuple(sorted(draw_without_replacement(wrong, donors, random)))
+
+
+# ---- the pool of donors under `exchange: round_end` ----
+#
+# While round r is open, each silo sends its correct answers to the public prompts of round r+1 beside its update, one
+# message for each public step. When round r closes, the answers of the silos whose update came are the pool of round
+# r+1; nothing is added to it afterwards. As that round opens, the coordinator draws for each silo, step and prompt as
+# many donors as Balanced could ever need, in an order keyed by (run seed, round, step, prompt, silo). The silo
+# generates its own answers, counts its correct ones, and takes the first m' of its list. The first m' of a uniform
+# permutation are a uniform draw of m' without replacement, so the rule is that of `balanced_donors`, and nobody waits
+# for anybody inside a round.
+#
+# What it does not give: proof that an answer is correct (the receiver verifies donors again), or fresh donors: they
+# were written by the policies that their silos had a round ago.
+
+
+def rows_ahead(plan: Plan, round_number: int) -> dict[int, tuple[int, ...]]:
+    """Rows of the public set that a silo answers at the end of a round, by the public step of the next that uses them.
+
+    None at the end of the last round, where the plan exchanges at each step, and where there is nobody to answer for.
+    """
+    if plan.exchange != "round_end" or not 1 <= round_number < plan.rounds or len(plan.silos) == 1:
+        return {}
+    return {step: public_batch(plan, round_number + 1, step) for step in plan.public_steps()}
+
+
+def rows_answered(plan: Plan, round_number: int, asked: Mapping[int, tuple[int, ...]]) -> Mapping[int, tuple[int, ...]]:
+    """Rows of the public set that a silo's answers in an open round are about, by their step.
+
+    Args:
+        plan: of the run.
+        round_number: of the open round; 0 is none.
+        asked: rows of each of its public steps, as its opening said.
+    """
+    return rows_ahead(plan, round_number) if plan.exchange == "round_end" else asked
+
+
+def drawn_donors(
+    answers: Mapping[str, Sequence[T | None]], plan: Plan, round_number: int, step: int, prompt: int, receiver: str
+) -> tuple[tuple[str, int, T], ...]:
+    """The donors that one silo gets for one prompt of one public step, best first: the order of the draw.
+
+    At most floor(K/2), which is what Balanced needs where the silo has none correct. Equal texts of two silos, or of
+    one, are different donors (methods 2.4); none is listed twice, and no silo is its own donor.
+
+    Args:
+        answers: of the pool to this step's prompt, by silo, each silo's in the order it sent them; None is no donor.
+        plan: of the run.
+        round_number: of the step.
+        step: which one of the round.
+        prompt: its row in the public set.
+        receiver: the silo that the donors are for.
+
+    Returns:
+        (origin, position among the origin's answers, answer).
+    """
+    candidates = [
+        (silo, position, answer)
+        for silo in sorted(answers)
+        if silo != receiver
+        for position, answer in enumerate(answers[silo])
+        if answer is not None
+    ]
+    random = generator(seed_of(plan.seed, "pool-donors", round_number, step, prompt, receiver))
+    return draw_without_replacement(candidates, donors_wanted(0, plan.samples_per_prompt), random)
+
+
+def donors_taken(drawn: Sequence[tuple[str, int, T]], correct: int, samples: int) -> tuple[tuple[str, int, T], ...]:
+    """What a silo with `correct` correct of `samples` fresh answers takes of its list: as many as Balanced replaces."""
+    return tuple(drawn[: donors_wanted(correct, samples)])
+
+
+def pool_digests(given: Iterable[tuple[str, str, int, str]], update_kind: str) -> dict[str, str]:
+    """The pool that a round's messages make, as the transcript of the next round names it.
+
+    Args:
+        given: (silo, kind, step, digest of the payload) of each message that was taken in the round.
+        update_kind: of the plan.
+
+    Returns:
+        by silo whose update and answers both came, `answers_digest` of these.
+    """
+    given = list(given)
+    updated = {silo for silo, kind, _, _ in given if kind == update_kind}
+    answers: dict[str, dict[int, str]] = {}
+    for silo, kind, step, digest in given:
+        if kind == "public.responses" and silo in updated:
+            answers.setdefault(silo, {})[step] = digest
+    return {silo: answers_digest(answers[silo]) for silo in sorted(answers)}
+
+
+def answers_digest(digests: Mapping[int, str]) -> str:
+    """One digest of a silo's answers for a round, as the round's transcript names them.
+
+    Args:
+        digests: SHA-256 of the payload of each of its messages, by public step.
+    """
+    return sha256_hex(canonical_json({str(step): digests[step] for step in sorted(digests)}))

@@ -45,7 +45,6 @@ from fedsilo.files.task_files import TaskFile
 from fedsilo.grading.answers import AnswerGrading
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.codec import Array, Buffer, sha256_hex
-from fedsilo.protocol.donor_pool import answers_digest, rows_answered
 from fedsilo.protocol.errors import (
     DeniedError,
     FedSiloError,
@@ -58,6 +57,7 @@ from fedsilo.protocol.errors import (
 from fedsilo.protocol.kinds import TENSOR_KINDS
 from fedsilo.protocol.place import Place
 from fedsilo.protocol.plan import Plan
+from fedsilo.protocol.swap import answers_digest, rows_answered
 from fedsilo.protocol.transcript import Transcript, transcript_from_canonical
 from policies import screening
 from policies.asked import Asked

@@ -22,10 +22,10 @@ import hmac
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from fedsilo.files.extras import need
 from fedsilo.files.model_folder import ending_ids, vocabulary_rows
@@ -500,3 +500,33 @@ def main() -> int:
 
 if __name__ == "__main__":
     sys.exit(main())
+
+
+# ---- verdicts: whoever grades is a callable, so that a killable child process or a plain function may answer ----
+
+
+class Mark(NamedTuple):
+    """What one answer got.
+
+    Attributes:
+        correct: counts, donors and pass@1 go by this.
+        reward: 0 to 1; what the learner gets. Only a mixture of verifiers gives others than 0 and 1.
+    """
+
+    correct: bool
+    reward: float
+
+
+# (text of an answer, reference) pairs -> what each got, in order. A plain bool is a mark whose reward is 0 or 1.
+Grader = Callable[[Sequence[tuple[str, str]]], Sequence[Mark | bool]]
+
+
+def mark_of(said: Mark | bool) -> Mark:
+    return said if isinstance(said, Mark) else Mark(bool(said), float(said))
+
+
+def grade_distinct(grader: Grader, pairs: Sequence[tuple[str, str]]) -> list[Mark]:
+    """Mark of every pair; equal pairs, common among K answers to one prompt, are graded once."""
+    distinct = list(dict.fromkeys(pairs))
+    marks = dict(zip(distinct, map(mark_of, grader(distinct)), strict=True)) if distinct else {}
+    return [marks[pair] for pair in pairs]

@@ -25,8 +25,7 @@ from silo.trainer import objective
 from silo.trainer.adapters.lora import LoraAdapter
 from silo.trainer.agreement import Limits, ProvenEngine
 from silo.trainer.batch import Answer, Group
-from silo.trainer.data import Prompt, PromptSet, Split, TaskRow, TextCodec
-from silo.trainer.grading import Grader, grade_distinct
+from silo.trainer.data import Grader, Prompt, PromptSet, Split, TaskRow, TextCodec, grade_distinct
 from silo.trainer.rollout.engine import Question, Rollout, RolloutPlace, Rows
 from silo.trainer.step import Learner
 

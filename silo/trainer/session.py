@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from fedsilo.protocol.codec import Buffer
 from fedsilo.protocol.errors import OperationError, UsageError
@@ -19,8 +19,7 @@ from fedsilo.protocol.tasks import TrainerTask
 from silo.room import Room
 from silo.trainer.adapters.lora import LoraAdapter, LoraShape
 from silo.trainer.agreement import AgreementWatch, ProvenEngine, keyed_draw
-from silo.trainer.data import PromptSet, encode_prompts, split_holdout
-from silo.trainer.grading import shared_grader
+from silo.trainer.data import Grader, Mark, PromptSet, encode_prompts, mark_of, split_holdout
 from silo.trainer.resume import SessionState, restore, same_surroundings, state_of
 from silo.trainer.rollout.chosen import engine_for, shared_engine
 from silo.trainer.run import Done, Material, Position, Run
@@ -190,3 +189,15 @@ def _with_shared_graders(material: Material, group: Processes) -> Material:
         public_grader=shared_grader(material.public_grader, group),
         held_out_grader=shared_grader(material.held_out_grader, group),
     )
+
+
+def shared_grader(grader: Grader, group: Processes) -> Grader:
+    """Each process grades every so many-th answer; all get all verdicts, and so the same ones."""
+
+    def grade(pairs: Sequence[tuple[str, str]]) -> list[Mark]:
+        mine = list(pairs)[group.rank :: group.size]
+        shares = group.gather([mark_of(each) for each in group.together(lambda: grader(mine) if mine else [])])
+        # JSON brings a mark back as a list
+        return [Mark(*shares[place % group.size][place // group.size]) for place in range(len(pairs))]
+
+    return grade

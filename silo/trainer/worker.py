@@ -218,7 +218,7 @@ def configuration_from(fields: dict[str, Any]) -> Configuration:
 
 if TYPE_CHECKING:
     from fedsilo.grading.worker import GradingProcess
-    from silo.trainer.grading import Grader
+    from silo.trainer.data import Grader
     from silo.trainer.resume import KeptState
     from silo.trainer.scale_out import Processes
     from silo.trainer.session import Session
@@ -441,7 +441,7 @@ class Worker:
 
     def _grader(self, verifier: str) -> Grader:
         from fedsilo.grading.worker import GradingProcess
-        from silo.trainer.grading import Mark
+        from silo.trainer.data import Mark
 
         process = GradingProcess(verifier, runs_programs=True)
         self._grading.append(process)

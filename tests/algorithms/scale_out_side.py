@@ -26,13 +26,12 @@ from fedsilo.protocol.tasks import Evaluate, GeneratePublic, LoadAdapter, Privat
 from silo.trainer.adapters.lora import LoraAdapter
 from silo.trainer.agreement import AgreementWatch, Limits
 from silo.trainer.batch import Answer, Group
-from silo.trainer.grading import shared_grader
 from silo.trainer.resume import StateFile
 from silo.trainer.rollout.chosen import LedEngine
 from silo.trainer.rollout.embedded import EmbeddedEngine
 from silo.trainer.rollout.engine import Question
 from silo.trainer.scale_out import Place, Processes, ProcessLost
-from silo.trainer.session import Session
+from silo.trainer.session import Session, shared_grader
 from silo.trainer.sharding import ShardedBase
 from silo.trainer.step import Learner
 from tests.algorithms.test_T22_resume import SECRET, bare_session

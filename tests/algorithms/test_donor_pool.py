@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsilo.protocol.donor_pool import answers_digest, donors_taken, drawn_donors, rows_ahead
+from fedsilo.protocol import swap
 from fedsilo.protocol.plan import Plan
 from fedsilo.protocol.randomness import generator
-from fedsilo.protocol.swap import balanced_donors, public_batch, replaced_positions
+from fedsilo.protocol.swap import answers_digest, donors_taken, drawn_donors, public_batch, rows_ahead
 from tests.simulated.paper_federation import plan_of
 
 PLAN = plan_of(exchange="round_end", rounds=3, samples_per_prompt=8)  # public steps 2 and 4 of 4, two prompts of nine
@@ -110,7 +110,9 @@ def test_donors_are_those_drawn_by_hand(counts: list[int], samples: int, seed: i
                 while after + 1 <= samples / 2 and left:
                     after, left = after + 1, left - 1
                 assert len(taken) == after - correct and taken == drawn[: len(taken)]
-                wrong = replaced_positions([1.0] * correct + [0.0] * (samples - correct), len(taken), generator(seed))
+                wrong = swap.replaced_positions(
+                    [1.0] * correct + [0.0] * (samples - correct), len(taken), generator(seed)
+                )
                 assert len(wrong) == len(taken), "every donor finds a wrong answer to replace"
                 assert all(place >= correct for place in wrong), "own correct answers survive"
 
@@ -125,7 +127,7 @@ def test_the_hand_made_groups_take_as_many_as_in_step_mode(fresh: tuple[int, ...
     for silo, correct, expected in zip(silos, fresh, donors, strict=True):
         taken = donors_taken(drawn_donors(pool, plan, 2, 2, prompt, silo), correct, 8)
         answers = {name: ["x"] * (correct if name == silo else 8) for name in silos}
-        assert len(taken) == expected == len(balanced_donors(answers, silo, 8, generator(0)))
+        assert len(taken) == expected == len(swap.balanced_donors(answers, silo, 8, generator(0)))
         assert all(origin != silo for origin, _, _ in taken)
 
 

@@ -10,10 +10,9 @@ import pytest
 
 from fedsilo.protocol import method as m
 from fedsilo.protocol._generated import federation_pb2 as pb
-from fedsilo.protocol.donor_pool import donors_taken, drawn_donors
 from fedsilo.protocol.methods import METHODS
 from fedsilo.protocol.plan import Plan
-from fedsilo.protocol.swap import public_batch
+from fedsilo.protocol.swap import donors_taken, drawn_donors, public_batch
 from fedsilo.protocol.tasks import AnswerAhead, PublicStep
 from tests.simulated.paper_federation import PaperFederation, correct_by_name, plan_of
 

@@ -30,7 +30,7 @@ from silo.measuring import MeasureHoldout
 from silo.sampling import PrivateSampler
 from silo.trainer.adapters.lora import LoraShape
 from silo.trainer.agreement import Limits
-from silo.trainer.grading import grade_distinct
+from silo.trainer.data import grade_distinct
 from silo.trainer.session import Session
 from silo.trainer.tasks import CARRIED_OUT, task_from_fields
 from silo.trainer.tasks.evaluate import DONORS_TRAINED

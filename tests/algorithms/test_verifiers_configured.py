@@ -27,7 +27,7 @@ from silo.guard.trainer_process import probing, sandbox
 from silo.guard.trainer_process.sandbox import trainer_environment
 from silo.link import Link, LinkMessage, Listener
 from silo.trainer.batch import Group
-from silo.trainer.grading import Mark, grade_distinct
+from silo.trainer.data import Mark, grade_distinct
 from silo.trainer.resume import _answer_fields
 from silo.trainer.run import OwnAnswers, reward_metrics
 from silo.trainer.tasks.generate_public import offered_answers

@@ -18,8 +18,7 @@ from fedsilo.protocol import codec
 from fedsilo.protocol.averaging import mean_delta, median_delta, trimmed_mean_delta
 from fedsilo.protocol.errors import FedSiloError, PeerError, UsageError
 from fedsilo.protocol.methods import METHODS, require_exchange
-from fedsilo.protocol.plan import plan_from_canonical
-from fedsilo.protocol.plan_facts import parameters_of
+from fedsilo.protocol.plan import parameters_of, plan_from_canonical
 from tests.policies import setting
 from tests.simulated.coordinator_parts import RUN_YAML, federation, until_quiet
 

@@ -18,11 +18,10 @@ from fedsilo.protocol import method as events
 from fedsilo.protocol import rounds
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.codec import canonical_json, sha256_hex
-from fedsilo.protocol.donor_pool import rows_ahead
 from fedsilo.protocol.errors import FedSiloError
 from fedsilo.protocol.methods import METHODS
 from fedsilo.protocol.plan import plan_from_canonical
-from fedsilo.protocol.swap import public_batch
+from fedsilo.protocol.swap import public_batch, rows_ahead
 from fedsilo.protocol.tasks import PublicStep
 from tests.simulated.coordinator_parts import REFERENCES, RUN_YAML, SILOS, House, SimulatedSilo, federation, until_quiet
 from tests.simulated.test_coordinator_killed import Federation, Killer

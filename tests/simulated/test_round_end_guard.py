@@ -11,10 +11,9 @@ import pytest
 
 from fedsilo.protocol import codec
 from fedsilo.protocol._generated import federation_pb2 as pb
-from fedsilo.protocol.donor_pool import rows_ahead
 from fedsilo.protocol.errors import UnreachableError
 from fedsilo.protocol.plan import Plan
-from fedsilo.protocol.swap import public_batch
+from fedsilo.protocol.swap import public_batch, rows_ahead
 from silo.guard.round_agreement import Agreement
 from tests.policies import setting
 from tests.simulated.guard_loop import ADAPTER, Loop

@@ -22,8 +22,7 @@ from fedsilo.control.query_arguments import Asked
 from fedsilo.protocol.clocks import utc
 from fedsilo.protocol.codec import sha256_hex
 from fedsilo.protocol.errors import NotFoundError
-from fedsilo.protocol.plan import Plan, plan_from_canonical
-from fedsilo.protocol.plan_facts import digests_of, parameters_of
+from fedsilo.protocol.plan import Plan, digests_of, parameters_of, plan_from_canonical
 from silo.guard.answers.limits import FIGURES
 from silo.guard.decisions import RunView
 from silo.guard.ledger import Ledger

@@ -11,8 +11,7 @@ from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.codec import Buffer, encode
 from fedsilo.protocol.randomness import generator, seed_of
 from fedsilo.protocol.tasks import Evaluate
-from silo.trainer.data import Prompt
-from silo.trainer.grading import Grader, grade_distinct
+from silo.trainer.data import Grader, Prompt, grade_distinct
 from silo.trainer.rollout.engine import Question
 from silo.trainer.run import Done, Run
 

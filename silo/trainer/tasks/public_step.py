@@ -32,9 +32,8 @@ from fedsilo.protocol.tasks import PublicStep
 from silo.trainer import objective
 from silo.trainer.adapters.lora import LoraAdapter
 from silo.trainer.batch import Answer, Group, stream_of
-from silo.trainer.data import Prompt, TextCodec
+from silo.trainer.data import Grader, Prompt, TextCodec, grade_distinct
 from silo.trainer.decoder import token_logp
-from silo.trainer.grading import Grader, grade_distinct
 from silo.trainer.run import Done, OwnAnswers, Run, Step, mean, reward_metrics, zero_variance_share
 from silo.trainer.scale_out import BAD_TASK
 from silo.trainer.tasks.generate_public import offered_answers

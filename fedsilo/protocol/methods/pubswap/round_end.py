@@ -25,7 +25,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fedsilo.protocol._generated import federation_pb2 as pb
-from fedsilo.protocol.donor_pool import drawn_donors, rows_ahead
 from fedsilo.protocol.method import (
     CoordinatorAction,
     Fetch,
@@ -39,7 +38,7 @@ from fedsilo.protocol.method import (
 )
 from fedsilo.protocol.methods.pubswap import step as by_step
 from fedsilo.protocol.plan import Plan
-from fedsilo.protocol.swap import public_batch
+from fedsilo.protocol.swap import drawn_donors, public_batch, rows_ahead
 from fedsilo.protocol.tasks import AnswerAhead, Evaluate, ExportDelta, GeneratePublic, TrainerTask
 
 CoordinatorState = by_step.CoordinatorState
