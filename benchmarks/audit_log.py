@@ -35,7 +35,7 @@ from fedsilo.audit.record import NO_PREVIOUS
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.place import Place
 from tests.policies import setting
-from tests.simulated.guarded import Bench
+from tests.world import Bench
 
 RECORDS = 1_000_000
 CHECKPOINT_RECORDS = 100

@@ -124,8 +124,8 @@ class Silo:
         from silo.guard.control_socket import ControlServer
         from tests.console.states import POLICY_DIGEST, release, silo
         from tests.policies import setting
-        from tests.simulated.guarded import Bench
         from tests.simulated.queries import asked_of, long_log
+        from tests.world import Bench
 
         self.desk = desk_of("hospital_a")
         bench = Bench(folder / "bench", setting.policy_of(setting.policy_text()))

@@ -37,7 +37,7 @@ from fedsilo.files.durable import write_durably
 from fedsilo.protocol.codec import decode_factors, encode_factors
 from policies.schema import LoraSchema
 from tests.policies import setting
-from tests.simulated.guarded import Bench
+from tests.world import Bench
 
 ARRAYS = 392
 ELEMENTS = 69_600_000 // 4

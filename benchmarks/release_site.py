@@ -42,8 +42,7 @@ from silo.guard.messages import Held
 from silo.sampling import Training
 from tests.policies import setting
 from tests.simulated import screening
-from tests.simulated.guard_loop import QuietTrainer
-from tests.simulated.guarded import COORDINATOR_KEY, OUR_KEY, STEPS, Bench, command
+from tests.world import COORDINATOR_KEY, OUR_KEY, STEPS, Bench, QuietTrainer, command
 
 SILO, FEDERATION = "hospital_a", "cardio-net"
 ADDRESS = "coordinator.example:7443"

@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from xdist.remote import Producer
 
     from tests.scheduling import FederationsBesideTheRest
-    from tests.simulated.guard_loop import Loop
-    from tests.simulated.guarded import Bench
+    from tests.world import Bench, Loop
 
 settings.register_profile("fedsilo", deadline=None)
 settings.load_profile("fedsilo")
@@ -78,7 +77,7 @@ def postgresql_url(postgresql: PostgresServer) -> Iterator[str]:
 def bench(tmp_path: Path) -> Iterator[Bench]:
     """A gate with its ledger and log, under the tests' own policy."""
     from tests.policies import setting
-    from tests.simulated.guarded import Bench
+    from tests.world import Bench
 
     with closing(Bench(tmp_path / "a", setting.policy_of(setting.policy_text()))) as made:
         yield made
@@ -88,7 +87,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 def loop(tmp_path: Path) -> Iterator[Loop]:
     """A whole guard under the same policy, without processes."""
     from tests.policies import setting
-    from tests.simulated.guard_loop import Loop
+    from tests.world import Loop
 
     with closing(Loop(tmp_path / "a", setting.policy_of(setting.policy_text()))) as made:
         yield made

@@ -32,7 +32,7 @@ from fedsilo.protocol.tasks import LoadAdapter, PrivateStep
 from silo.guard.trainer_process.supervisor import TrainerSaid
 from silo.link import LinkMessage
 from tests.policies import setting
-from tests.simulated.guard_loop import ADAPTER, Loop
+from tests.world import ADAPTER, Loop
 from tools.call_tracer import Tracer
 from tools.source_counts import ROOT
 

@@ -97,7 +97,7 @@ class Hand:
     site: Site
 
     def carry_out(self, person: Any, name: str, arguments: Mapping[str, Any], request_id: str) -> Mapping[str, Any]:
-        from tests.simulated.guarded import command
+        from tests.world import command
 
         if name != "approvals.reject":
             raise SystemExit(f"the story has no {name}")

@@ -15,9 +15,9 @@ from typer.testing import CliRunner
 from fedsilo.cli import adapters as cli_adapters
 from fedsilo.cli import silo as cli_silo
 from tests.console.test_real_desk import Site, site
-from tests.simulated.guard_loop import Loop
 from tests.simulated.test_T20_adapter_step import POLICY
 from tests.simulated.test_T52_acceptance import DIGEST, LIMITS, accepted_and_held
+from tests.world import Loop
 
 __all__ = ["site"]  # a fixture is found by its name
 

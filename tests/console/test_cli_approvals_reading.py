@@ -22,8 +22,8 @@ from silo.guard.answers.queries import release_page
 from silo.guard.commands import HeldPayloads
 from silo.guard.ledger import PolicyInForce
 from tests.console.test_real_desk import Site, site
-from tests.simulated.guarded import command
 from tests.simulated.test_release_view import earlier, say_no
+from tests.world import command
 
 __all__ = ["site"]  # a fixture is found by its name
 

@@ -19,7 +19,7 @@ from silo.guard.commands import Halts
 from silo.guard.messages import Allowed, Denied
 from tests.console.test_real_desk import Site, site
 from tests.simulated import screening
-from tests.simulated.guarded import Bench
+from tests.world import Bench
 
 __all__ = ["site"]  # a fixture is found by its name
 

@@ -21,9 +21,9 @@ from fedsilo.cli import silo_messages as cli_silo_messages
 from silo.guard.messages import Denied
 from tests.console.test_real_desk import Site, site
 from tests.policies import setting
-from tests.simulated.guarded import Bench
 from tests.simulated.policy_site import PolicySite, text_of
 from tests.simulated.queries import poll, queries_of, same, slow
+from tests.world import Bench
 
 __all__ = ["site"]  # a fixture is found by its name
 

@@ -19,8 +19,8 @@ from tests.console import dumps
 from tests.console.desk import SIZES, Desk, console
 from tests.console.states import silo
 from tests.console.test_safe import TOGETHER
-from tests.simulated.guarded import Bench
 from tests.simulated.queries import poll, queries_of
+from tests.world import Bench
 
 SENT = {"allow": "acked", "deny": "", "hold": ""}
 RULES_OK = [

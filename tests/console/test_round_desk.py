@@ -29,8 +29,8 @@ from fedsilo.views.state import Snapshot
 from tests.console.test_real_desk import WAIT_SECONDS, Site, site
 from tests.policies import setting
 from tests.simulated.coordinator_parts import federation, until_quiet
-from tests.simulated.guard_loop import Loop
 from tests.simulated.test_round_view import in_round
+from tests.world import Loop
 
 __all__ = ["site"]  # a fixture is found by its name
 COMMANDS = typer.Typer()

@@ -23,8 +23,8 @@ from fedsilo.views.state import mapping
 from tests.console.desk import Desk, console, open_dialog, type_word
 from tests.console.states import Happened, coordinator, release, silo
 from tests.policies import setting
-from tests.simulated.guarded import Bench
 from tests.simulated.queries import poll, queries_of
+from tests.world import Bench
 
 CONTRAST_MIN = 4.5  # WCAG 2.2, success criterion 1.4.3 (AA), text of usual size
 GROUNDS = ("background", "surface", "panel")

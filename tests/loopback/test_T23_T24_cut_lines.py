@@ -38,7 +38,7 @@ from tests.loopback.cutting_proxy import CuttingProxy, Fault
 from tests.policies.setting import SCHEMA, policy_of, policy_text
 from tests.security.people import new_keys
 from tests.simulated.coordinator_parts import RUN_YAML, SILOS, House, SimulatedSilo, until_quiet
-from tests.simulated.guarded import COORDINATOR_KEY, OUR_KEY, Bench
+from tests.world import COORDINATOR_KEY, OUR_KEY, Bench
 
 MIB = 1 << 20
 CUT_AT = 6 * MIB

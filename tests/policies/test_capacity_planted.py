@@ -49,8 +49,7 @@ from tests.policies.setting import (
     policy_text,
     small_message,
 )
-from tests.simulated.guard_loop import ADAPTER, Loop
-from tests.simulated.guarded import Bench
+from tests.world import ADAPTER, Bench, Loop
 
 POLICY = policy_of(policy_text())
 STEPS = PLAN.local_steps

@@ -38,7 +38,7 @@ from silo.guard.screens import Rescreening
 from tests.policies import setting
 from tests.security.people import new_keys
 from tests.simulated.coordinator_parts import FEDERATION, House, SimulatedSilo, hello
-from tests.simulated.guard_loop import Loop
+from tests.world import Loop
 
 CANARY = "patient-zero-71c2"
 LIMIT_SECONDS = 20.0

@@ -14,7 +14,7 @@ from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.errors import DeniedError
 from silo.guard.messages import Allowed, Denied
 from tests.policies import setting
-from tests.simulated.guarded import Bench, Killed
+from tests.world import Bench, Killed
 
 THREE = setting.edited("control_messages_per_minute: 600", "control_messages_per_minute: 3")
 

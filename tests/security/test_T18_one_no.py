@@ -17,8 +17,7 @@ from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.method import Offer
 from policies.model import Policy
 from tests.policies import setting
-from tests.simulated.guard_loop import ADAPTER, Loop
-from tests.simulated.guarded import command, small_factors
+from tests.world import ADAPTER, Loop, command, small_factors
 
 Wire = list[tuple[dict[str, Any], bytes]]
 BASE = codec.sha256_hex(ADAPTER)

@@ -23,7 +23,7 @@ from fedsilo.protocol.place import Place
 from fedsilo.protocol.transcript import is_signed, sign_transcript, silo_id
 from silo.guard.messages import Inbound
 from tests.policies import setting
-from tests.simulated.guard_loop import ADAPTER, PEER_KEYS, Loop
+from tests.world import ADAPTER, PEER_KEYS, Loop
 
 BASE = codec.sha256_hex(ADAPTER)
 TRAP = "f" * 64

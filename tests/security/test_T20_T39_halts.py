@@ -15,8 +15,7 @@ from fedsilo.protocol.errors import OperationError
 from silo.guard.commands import Halts
 from silo.guard.ledger import Ledger
 from silo.guard.messages import ExchangeInterrupted
-from tests.simulated.guard_loop import ADAPTER, PEER_KEYS, Loop
-from tests.simulated.guarded import Killed, command
+from tests.world import ADAPTER, PEER_KEYS, Killed, Loop, command
 
 BASE = codec.sha256_hex(ADAPTER)
 TRAP = "f" * 64

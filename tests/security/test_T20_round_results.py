@@ -33,11 +33,9 @@ from fedsilo.protocol.transcript import (
     two_ends,
 )
 from tests.policies import setting
-from tests.security.hostile_bench import Federation
 from tests.simulated.coordinator_parts import RUN_YAML, SILOS, SimulatedSilo, until_quiet
 from tests.simulated.coordinator_parts import House as PlainHouse
-from tests.simulated.guard_loop import Loop
-from tests.simulated.guarded import COORDINATOR_KEY
+from tests.world import COORDINATOR_KEY, Loop, World
 
 BASE, OTHER = "a" * 64, "b" * 64
 PARTY = "spiffe://cardio-net/coordinator/main"
@@ -170,7 +168,7 @@ def test_T20_a_silo_takes_no_result_that_the_coordinator_did_not_sign(
 
 
 def test_T20_both_logs_and_the_run_record_keep_the_signed_result(tmp_path: Path) -> None:
-    made = Federation(tmp_path)
+    made = World(tmp_path)
     assert made.run(rounds=2) == "finished"
     ours = [row["detail"] for row in made.records("round.result")]
     theirs = [row["detail"] for row in made.house.audit.records() if row["event"] == "round.result"]

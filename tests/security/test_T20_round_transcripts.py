@@ -24,10 +24,8 @@ from silo.guard.commands import EQUIVOCATION_KIND, Halts
 from silo.guard.exchange import SHORT_POLL_SECONDS
 from silo.guard.loop import Command
 from tests.policies import setting
-from tests.security.hostile_bench import Federation
 from tests.simulated.coordinator_parts import RUN_YAML, SILOS, House, SimulatedSilo, federation, until_quiet
-from tests.simulated.guard_loop import ADAPTER, PEER_KEYS, Loop
-from tests.simulated.guarded import COORDINATOR_KEY, OUR_KEY, command, small_factors
+from tests.world import ADAPTER, COORDINATOR_KEY, OUR_KEY, PEER_KEYS, Loop, World, command, small_factors
 
 BASE = codec.sha256_hex(ADAPTER)
 TRAP = "f" * 64
@@ -871,7 +869,7 @@ def test_T20_T39_the_time_to_sign_begins_anew_after_a_kill(tmp_path: Path) -> No
 
 
 def test_T20_both_logs_of_an_honest_run_say_the_same_of_each_round(tmp_path: Path) -> None:
-    made = Federation(tmp_path)
+    made = World(tmp_path)
     assert made.run(rounds=2) == "finished"
     for event in ("round.transcript", "round.agreed", "round.result"):
         ours = {row["round"]: row["detail"]["sha256"] for row in made.records(event)}

@@ -44,9 +44,7 @@ from fedsilo.protocol.transcript import (
 )
 from fedsilo.protocol.transcript_checks import KnownKey, RoundCheck, check_evidence, check_record
 from tests.policies import setting
-from tests.security.hostile_bench import Federation
-from tests.simulated.guard_loop import PEER_KEYS
-from tests.simulated.guarded import COORDINATOR_KEY, OUR_KEY
+from tests.world import COORDINATOR_KEY, OUR_KEY, PEER_KEYS, World
 
 KEYS = {"hospital_a": OUR_KEY, **PEER_KEYS}
 STRANGER = Ed25519PrivateKey.from_private_bytes(b"s" * 32)
@@ -60,7 +58,7 @@ Detail = dict[str, Any]
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One honest round: hospital_a's log, the coordinator's, and the run record."""
     folder = tmp_path_factory.mktemp("run")
-    federation = Federation(folder)
+    federation = World(folder)
     assert federation.run(rounds=1) == "finished"
     federation.close()
     return folder
@@ -75,7 +73,7 @@ def details(run: Path) -> dict[str, Detail]:
 def two_rounds(tmp_path_factory: pytest.TempPathFactory) -> Detail:
     """The run record of two honest rounds."""
     folder = tmp_path_factory.mktemp("two_rounds")
-    federation = Federation(folder)
+    federation = World(folder)
     assert federation.run(rounds=2) == "finished"
     federation.close()
     record: Detail = json.loads((folder / "coordinator/runs/run-1/run_record.json").read_text())["record"]

@@ -18,8 +18,7 @@ from fedsilo.protocol._generated import federation_pb2 as pb
 from silo.guard.loop import Wake
 from silo.guard.messages import Allowed, Denied, Held
 from tests.policies import setting
-from tests.simulated.guard_loop import ADAPTER, Loop
-from tests.simulated.guarded import Bench, command
+from tests.world import ADAPTER, Bench, Loop, command
 
 UNKNOWN = ("unknown", "deny", ["RECORD_REFUSED"])
 

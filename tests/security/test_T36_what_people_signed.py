@@ -32,8 +32,8 @@ from silo.guard.messages import Held
 from tests.policies import setting
 from tests.protocol.audit_parties import COORDINATOR, OTHER_KEY, SILO, Clock, exchange, introduce, open_log
 from tests.security.people import new_keys
-from tests.simulated.guarded import OUR_KEY, Bench
 from tests.simulated.policy_site import PolicySite, text_of
+from tests.world import OUR_KEY, Bench
 
 NOW = datetime.fromtimestamp(setting.NOW, UTC)
 HOUR, HOURS = 3600.0, timedelta(hours=1)

@@ -22,7 +22,7 @@ from silo.guard.releases import Releases
 from tests.policies import setting
 from tests.protocol.audit_parties import Clock
 from tests.security.test_T36_what_people_signed import WORLD
-from tests.simulated.guarded import OUR_KEY, Bench, command
+from tests.world import OUR_KEY, Bench, command
 
 
 @pytest.fixture

@@ -17,9 +17,9 @@ from fedsilo.protocol._generated import federation_pb2 as pb
 from silo.link import LinkMessage
 from tests.hostile.attacks import ATTACKS
 from tests.hostile.trainer import FORGERIES
-from tests.security.hostile_bench import PROMPTS
 from tests.simulated.coordinator_parts import House, SimulatedSilo
 from tests.simulated.test_coordinator_ingress import in_open_round
+from tests.world import PROMPTS
 
 FACTORS = [name for name, attack in ATTACKS.items() if name in FORGERIES and attack.kind == "lora.factors"]
 # of one message, and of its bytes; `second_update` and `one_record` are about more, `low_bits` is the documented limit

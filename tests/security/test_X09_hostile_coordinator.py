@@ -20,7 +20,7 @@ from silo.guard.ledger import Ledger
 from tests.hostile.attacks import ATTACKS, COORDINATOR
 from tests.hostile.deviations import DEVIATIONS, ESCAPES, TEXT
 from tests.hostile.verdicts import found_in, rounds_needed
-from tests.security.hostile_bench import ANSWER, Federation, LastToBeReady
+from tests.world import ANSWER, LastToBeReady, World
 
 PLANS = tuple(name for name, deviation in DEVIATIONS.items() if deviation.stage == 0)
 # Two silos with two adapters cannot end a round together: this one has a run of its own.
@@ -30,9 +30,9 @@ ROUNDS = 4 + sum(DEVIATIONS[name].stage == 2 for name in IN_A_RUN)
 
 
 @pytest.fixture(scope="module")
-def attacked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
+def attacked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     """A run for each plan, and one long one for everything else; its last round is honest."""
-    federation = Federation(tmp_path_factory.mktemp("coordinator"), (*PLANS, *IN_A_RUN))
+    federation = World(tmp_path_factory.mktemp("coordinator"), (*PLANS, *IN_A_RUN))
     for number, _ in enumerate(PLANS):
         assert federation.run(f"plan-{number}", quorum=2) == "failed"
     assert federation.run("run-1", rounds=ROUNDS) == "finished"
@@ -40,12 +40,12 @@ def attacked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
     federation.close()
 
 
-def attempt(federation: Federation, name: str) -> dict[str, Any]:
+def attempt(federation: World, name: str) -> dict[str, Any]:
     (row,) = (row for row in federation.made if row["name"] == name)
     return row
 
 
-def decided(federation: Federation, name: str) -> dict[str, Any]:
+def decided(federation: World, name: str) -> dict[str, Any]:
     """The guard's record of the message that carried an attack."""
     row = attempt(federation, name)
     (record,) = (
@@ -64,7 +64,7 @@ def of(threat: str, outcome: str = "denied") -> list[str]:
     ]
 
 
-def content(federation: Federation, run: str, number: int | None = None) -> list[str]:
+def content(federation: World, run: str, number: int | None = None) -> list[str]:
     """Kinds of what hospital_a gave to a run, or to one round of it."""
     return [
         envelope.kind
@@ -73,7 +73,7 @@ def content(federation: Federation, run: str, number: int | None = None) -> list
     ]
 
 
-def denied_by_its_rule(federation: Federation, name: str) -> None:
+def denied_by_its_rule(federation: World, name: str) -> None:
     attack, record = ATTACKS[name], decided(federation, name)
     denying = [rule["rule"] for rule in record["rules"] if rule["outcome"] == "deny"]
     assert record["decision"] == "deny" and attack.rule in denying
@@ -88,7 +88,7 @@ def denied_by_its_rule(federation: Federation, name: str) -> None:
     assert (alone.verdict, alone.reasons) == ("deny", (made_for_it.reason,))
 
 
-def test_X09_every_attack_of_a_coordinator_is_known_made_and_came_to_what_the_list_says(attacked: Federation) -> None:
+def test_X09_every_attack_of_a_coordinator_is_known_made_and_came_to_what_the_list_says(attacked: World) -> None:
     assert set(DEVIATIONS) == {attack.name for attack in COORDINATOR}
     assert sorted(row["name"] for row in attacked.made) == sorted((*PLANS, *IN_A_RUN))
     lines = list(attacked.loop.bench.audit.records())
@@ -117,7 +117,7 @@ def test_X09_every_attack_is_made_on_a_silo_that_is_never_told_to_wait(tmp_path:
 
 
 def test_X09_an_honest_coordinator_is_refused_nothing(tmp_path: Path) -> None:
-    federation = Federation(tmp_path)
+    federation = World(tmp_path)
     assert federation.run(rounds=1) == "finished" and not federation.made
     assert not [row for row in federation.records() if row["decision"] != "allow"]
     federation.close()
@@ -133,7 +133,7 @@ def test_X09_the_honest_coordinator_has_no_key_that_makes_it_hostile() -> None:
 # ---- plans -------------------------------------------------------------------------------------------
 
 
-def nothing_was_done_for_its_run(federation: Federation, name: str) -> None:
+def nothing_was_done_for_its_run(federation: World, name: str) -> None:
     run = attempt(federation, name)["run"]
     assert content(federation, run) == []
     said = [pb.Abstain.FromString(raw) for envelope, raw in federation.left("control.abstain") if envelope.run == run]
@@ -142,12 +142,12 @@ def nothing_was_done_for_its_run(federation: Federation, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in PLANS if "T12" in ATTACKS[name].threats])
-def test_T12_a_plan_with_another_public_set_or_with_text(attacked: Federation, name: str) -> None:
+def test_T12_a_plan_with_another_public_set_or_with_text(attacked: World, name: str) -> None:
     denied_by_its_rule(attacked, name) if name == "wrong_public_set" else unreadable(attacked, name)
     nothing_was_done_for_its_run(attacked, name)
 
 
-def unreadable(federation: Federation, name: str) -> None:
+def unreadable(federation: World, name: str) -> None:
     """No facts can be taken of it at all, and its words are in no record."""
     record = decided(federation, name)
     assert (record["decision"], record["reasons"][0]) == ("deny", "NOT_MEASURED")
@@ -155,18 +155,18 @@ def unreadable(federation: Federation, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in PLANS if "T13" in ATTACKS[name].threats])
-def test_T13_each_generation_field_out_of_range(attacked: Federation, name: str) -> None:
+def test_T13_each_generation_field_out_of_range(attacked: World, name: str) -> None:
     denied_by_its_rule(attacked, name)
     nothing_was_done_for_its_run(attacked, name)
 
 
 @pytest.mark.parametrize("name", [name for name in PLANS if {"T19", "T48"} & set(ATTACKS[name].threats)])
-def test_T19_T48_steps_rates_subsets_and_strangers(attacked: Federation, name: str) -> None:
+def test_T19_T48_steps_rates_subsets_and_strangers(attacked: World, name: str) -> None:
     unreadable(attacked, name) if name == "subset_plan" else denied_by_its_rule(attacked, name)
     nothing_was_done_for_its_run(attacked, name)
 
 
-def test_T13_a_plan_changed_within_its_ranges_in_the_middle_of_its_run_changes_nothing(attacked: Federation) -> None:
+def test_T13_a_plan_changed_within_its_ranges_in_the_middle_of_its_run_changes_nothing(attacked: World) -> None:
     denied_by_its_rule(attacked, "plan_changed")
     plans = [message for message in attacked.trainer.told if message.type == "plan"]
     assert len(plans) == 1 and '"temperature":0.7' in plans[0].fields["canonical_json"]
@@ -178,7 +178,7 @@ def test_T13_a_plan_changed_within_its_ranges_in_the_middle_of_its_run_changes_n
 
 
 @pytest.mark.parametrize("name", ["unknown_prompt_index", "same_prompt_twice", "too_many_prompts", "unplanned_step"])
-def test_T12_T18_prompts_that_no_round_may_ask(attacked: Federation, name: str) -> None:
+def test_T12_T18_prompts_that_no_round_may_ask(attacked: World, name: str) -> None:
     denied_by_its_rule(attacked, name)
     number = attempt(attacked, name)["round"]
     assert content(attacked, "run-1", number) == []
@@ -188,7 +188,7 @@ def test_T12_T18_prompts_that_no_round_may_ask(attacked: Federation, name: str) 
     assert number in said
 
 
-def test_T18_the_open_round_again_with_other_prompts(attacked: Federation) -> None:
+def test_T18_the_open_round_again_with_other_prompts(attacked: World) -> None:
     denied_by_its_rule(attacked, "round_opened_again")
     generated = [
         (message.fields["round"], message.fields["step"])
@@ -198,7 +198,7 @@ def test_T18_the_open_round_again_with_other_prompts(attacked: Federation) -> No
     assert len(generated) == len(set(generated))  # no step was answered twice
 
 
-def test_T18_the_same_prompts_in_every_round_survive_within_the_budgets(attacked: Federation) -> None:
+def test_T18_the_same_prompts_in_every_round_survive_within_the_budgets(attacked: World) -> None:
     """The documented limit: a row of the public set may be asked again in a later round. Texts of the coordinator's own
     stay impossible, and how much is answered in a round and a run is bounded by the policy."""
     record, number = decided(attacked, "same_prompts_each_round"), attempt(attacked, "same_prompts_each_round")["round"]
@@ -213,7 +213,7 @@ def test_T18_the_same_prompts_in_every_round_survive_within_the_budgets(attacked
 
 @pytest.mark.parametrize("name", of("T3", "refused"))
 def test_T12_T03_text_where_no_text_belongs_is_not_even_parsed(tmp_path: Path, name: str) -> None:
-    federation = Federation(tmp_path, [name])
+    federation = World(tmp_path, [name])
     assert federation.run(rounds=1) == "finished"
     (record,) = (row for row in federation.records() if row["decision"] != "allow")
     assert record["reasons"] == ["UNKNOWN_FIELD"] and record["kind"] == attempt(federation, name)["kind"]
@@ -222,7 +222,7 @@ def test_T12_T03_text_where_no_text_belongs_is_not_even_parsed(tmp_path: Path, n
     federation.close()
 
 
-def test_T12_T37_escapes_in_a_refusal(attacked: Federation) -> None:
+def test_T12_T37_escapes_in_a_refusal(attacked: World) -> None:
     denied_by_its_rule(attacked, "text_in_refusal")
     assert ESCAPES[0] not in str(decided(attacked, "text_in_refusal"))
 
@@ -231,7 +231,7 @@ def test_T12_T37_escapes_in_a_refusal(attacked: Federation) -> None:
 
 
 @pytest.mark.parametrize("name", of("T29", "refused"))
-def test_T29_T30_a_reply_that_is_not_this_one_of_this_coordinator(attacked: Federation, name: str) -> None:
+def test_T29_T30_a_reply_that_is_not_this_one_of_this_coordinator(attacked: World, name: str) -> None:
     rule = ATTACKS[name].rule
     refused = [row["kind"] for row in attacked.records() if (row["decision"], row["reasons"]) == ("deny", [rule])]
     expected = [attempt(attacked, other)["kind"] for other in IN_A_RUN if ATTACKS[other].rule == rule]
@@ -250,7 +250,7 @@ def test_T30_without_the_check_of_the_envelope_a_rule_still_knows_the_sender(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gate, "check_answer", lambda *_, **__: None)
-    federation = Federation(tmp_path, ["other_sender"])
+    federation = World(tmp_path, ["other_sender"])
     federation.run(rounds=1)
     (record,) = (row for row in federation.records() if row["decision"] == "deny")
     assert "SENDER" in record["reasons"]
@@ -264,7 +264,7 @@ def test_T29_without_the_sequence_it_is_believed(tmp_path: Path, monkeypatch: py
 
 
 def without_a_control(folder: Path, name: str) -> None:
-    federation = Federation(folder, [name])
+    federation = World(folder, [name])
     federation.run(rounds=1)
     assert [row["name"] for row in federation.made] == [name]
     assert not [row for row in federation.records() if row["decision"] == "deny"]
@@ -272,14 +272,14 @@ def without_a_control(folder: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["other_run", "donors_of_another_round"])
-def test_T29_a_message_of_another_run_or_round(attacked: Federation, name: str) -> None:
+def test_T29_a_message_of_another_run_or_round(attacked: World, name: str) -> None:
     denied_by_its_rule(attacked, name)
 
 
 # ---- donors ------------------------------------------------------------------------------------------
 
 
-def donors_given(federation: Federation, name: str) -> pb.PublicDonors | None:
+def donors_given(federation: World, name: str) -> pb.PublicDonors | None:
     """What the trainer was given to train on in the step that an attack was made on."""
     row = attempt(federation, name)
     (body,) = (
@@ -292,7 +292,7 @@ def donors_given(federation: Federation, name: str) -> pb.PublicDonors | None:
 
 
 @pytest.mark.parametrize("name", of("T21", "dropped"))
-def test_T21_T37_wrong_answers_and_escapes_are_dropped_and_counted(attacked: Federation, name: str) -> None:
+def test_T21_T37_wrong_answers_and_escapes_are_dropped_and_counted(attacked: World, name: str) -> None:
     dropped = decided(attacked, name)["facts"]["transform"]["donors_dropped"]
     assert list(dropped) == ["hospital_b"] and dropped["hospital_b"] > 0
     given = donors_given(attacked, name)
@@ -300,7 +300,7 @@ def test_T21_T37_wrong_answers_and_escapes_are_dropped_and_counted(attacked: Fed
 
 
 @pytest.mark.parametrize("name", of("T21"))
-def test_T21_donors_that_no_policy_lets_in(attacked: Federation, name: str) -> None:
+def test_T21_donors_that_no_policy_lets_in(attacked: World, name: str) -> None:
     record = decided(attacked, name)
     if name != "too_many_donors":  # its surplus was dropped before, since one peer may not give so much
         denied_by_its_rule(attacked, name)
@@ -309,7 +309,7 @@ def test_T21_donors_that_no_policy_lets_in(attacked: Federation, name: str) -> N
     assert given is not None and not given.prompts  # the step went on with own answers
 
 
-def test_T21_right_donors_of_a_peer_are_trained_on(attacked: Federation) -> None:
+def test_T21_right_donors_of_a_peer_are_trained_on(attacked: World) -> None:
     """The counterpart: in a step that was not attacked."""
     bodies = [
         codec.decode(pb.PublicDonors, message.body)
@@ -324,7 +324,7 @@ def test_T21_right_donors_of_a_peer_are_trained_on(attacked: Federation) -> None
 
 
 @pytest.mark.parametrize("name", ["adapter_beside_transcript", "transcript_unsigned"])
-def test_T20_an_adapter_that_is_not_in_the_transcript_of_the_round(attacked: Federation, name: str) -> None:
+def test_T20_an_adapter_that_is_not_in_the_transcript_of_the_round(attacked: World, name: str) -> None:
     rule, number = ATTACKS[name].rule, attempt(attacked, name)["round"]
     (record,) = (row for row in attacked.records() if row["reasons"] == [rule])
     assert (record["decision"], record["kind"], record["round"]) == ("deny", "round.open", number)
@@ -335,7 +335,7 @@ def test_T20_an_adapter_that_is_not_in_the_transcript_of_the_round(attacked: Fed
     assert number in said
 
 
-def test_T20_bytes_that_the_round_does_not_name_are_not_loaded(attacked: Federation) -> None:
+def test_T20_bytes_that_the_round_does_not_name_are_not_loaded(attacked: World) -> None:
     (record,) = (
         row for row in attacked.records() if row["reasons"] == ["DIGEST_MISMATCH"] and row["kind"] == "global.adapter"
     )
@@ -346,7 +346,7 @@ def test_T20_bytes_that_the_round_does_not_name_are_not_loaded(attacked: Federat
 
 def test_T20_another_adapter_for_one_silo_trains_neither(tmp_path: Path) -> None:
     """Each silo signs what it is shown; neither can be given the other's signature under it, so neither trains."""
-    federation = Federation(tmp_path, [APART])
+    federation = World(tmp_path, [APART])
     assert federation.run(rounds=1, round_deadline_seconds=8.0) == "failed"
     assert attempt(federation, APART)["round"] == 1
     assert [(row["kind"], row["reasons"]) for row in federation.records() if row["decision"] == "deny"] == [
@@ -361,7 +361,7 @@ def test_T20_another_adapter_for_one_silo_trains_neither(tmp_path: Path) -> None
     taken = [line for line in federation.house.audit.records() if line.get("kind") in ("lora.factors", "metrics.eval")]
     assert taken == []
     # the counterpart: told the same, both sign, and both train
-    honest = Federation(tmp_path / "honest")
+    honest = World(tmp_path / "honest")
     assert honest.run(rounds=1) == "finished"
     givers = {line["peer"] for line in honest.house.audit.records() if line.get("kind") == "lora.factors"}
     assert len(givers) == 2 and [len(row["detail"]["signatures"]) for row in honest.records("round.agreed")] == [2]
@@ -370,7 +370,7 @@ def test_T20_another_adapter_for_one_silo_trains_neither(tmp_path: Path) -> None
 
 
 def test_T20_another_adapter_for_one_silo_comes_in_a_run_of_its_own_after_the_others(tmp_path: Path) -> None:
-    federation = Federation(tmp_path, ["wrong_key", APART])
+    federation = World(tmp_path, ["wrong_key", APART])
     assert federation.run("run-1", rounds=2) == "finished"
     assert [row["name"] for row in federation.made] == ["wrong_key"]
     assert federation.run("run-2", rounds=1, round_deadline_seconds=8.0) == "failed"

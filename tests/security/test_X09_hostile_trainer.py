@@ -23,8 +23,7 @@ from tests.hostile.attacks import ATTACKS, TRAINER
 from tests.hostile.trainer import FORGERIES, read_low_bits
 from tests.hostile.verdicts import found_in
 from tests.policies import setting
-from tests.security.hostile_bench import PROMPTS, Federation
-from tests.simulated.guarded import small_factors
+from tests.world import PROMPTS, World, small_factors
 
 ENDING = tuple(attack.name for attack in TRAINER if attack.outcome == "stopped")
 WHOLE_RUN = ("one_record",)
@@ -33,20 +32,20 @@ ROUNDS = 1 + sum(ATTACKS[name].kind == "lora.factors" for name in TOGETHER)
 
 
 @pytest.fixture(scope="module")
-def together(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
+def together(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     """One run in which the trainer makes every attack that the run outlives; its last round is honest."""
-    made = Federation(tmp_path_factory.mktemp("trainer"), trainer_attacks=TOGETHER)
+    made = World(tmp_path_factory.mktemp("trainer"), trainer_attacks=TOGETHER)
     assert made.run(rounds=ROUNDS) == "finished"
     yield made
     made.close()
 
 
-def attempt(federation: Federation, name: str) -> dict[str, Any]:
+def attempt(federation: World, name: str) -> dict[str, Any]:
     (row,) = (row for row in federation.made if row["name"] == name)
     return row
 
 
-def decided(federation: Federation, name: str) -> dict[str, Any]:
+def decided(federation: World, name: str) -> dict[str, Any]:
     """The guard's record of the message that carried an attack."""
     row = attempt(federation, name)
     place = (row["kind"], row["round"], row["step"])
@@ -66,7 +65,7 @@ def of(*threats: str, outcome: str = "denied") -> list[str]:
     ]
 
 
-def denied_by_its_rule(federation: Federation, name: str) -> None:
+def denied_by_its_rule(federation: World, name: str) -> None:
     attack, record, row = ATTACKS[name], decided(federation, name), attempt(federation, name)
     denying = [rule["rule"] for rule in record["rules"] if rule["outcome"] == "deny"]
     assert record["decision"] == "deny" and attack.rule in denying
@@ -87,7 +86,7 @@ def denied_by_its_rule(federation: Federation, name: str) -> None:
     assert (alone.verdict, alone.reasons) == ("deny", (made_for_it.reason,))
 
 
-def sent_factors(federation: Federation, name: str) -> codec.Factors:
+def sent_factors(federation: World, name: str) -> codec.Factors:
     number = attempt(federation, name)["round"]
     (payload,) = (payload for envelope, payload in federation.left("lora.factors") if envelope.round == number)
     return codec.decode_factors(payload)
@@ -96,7 +95,7 @@ def sent_factors(federation: Federation, name: str) -> codec.Factors:
 # ---- the list itself ---------------------------------------------------------------------------------
 
 
-def test_X09_every_attack_of_a_trainer_is_known_made_and_came_to_what_the_list_says(together: Federation) -> None:
+def test_X09_every_attack_of_a_trainer_is_known_made_and_came_to_what_the_list_says(together: World) -> None:
     assert set(FORGERIES) == {attack.name for attack in TRAINER}
     assert {row["name"] for row in together.made} == set(TOGETHER)
     lines = list(together.loop.bench.audit.records())
@@ -108,7 +107,7 @@ def test_X09_every_attack_of_a_trainer_is_known_made_and_came_to_what_the_list_s
             assert shown == {key: found[key] for key in ("decision", "rule", "rules", "record")}
 
 
-def test_X09_nothing_private_left_in_all_of_it(together: Federation) -> None:
+def test_X09_nothing_private_left_in_all_of_it(together: World) -> None:
     crossed = b"\0".join(payload for _, payload in together.channel.sent)
     for prompt in PROMPTS:
         for form in (prompt.encode(), prompt.encode().hex().encode(), prompt[8:20].encode()):
@@ -120,21 +119,21 @@ def test_X09_nothing_private_left_in_all_of_it(together: Federation) -> None:
 
 
 @pytest.mark.parametrize("name", of("T1"))
-def test_T01_a_tensor_added_left_out_or_renamed(together: Federation, name: str) -> None:
+def test_T01_a_tensor_added_left_out_or_renamed(together: World, name: str) -> None:
     denied_by_its_rule(together, name)
 
 
 @pytest.mark.parametrize("name", of("T2"))
-def test_T02_a_shape_or_a_thousand_names(together: Federation, name: str) -> None:
+def test_T02_a_shape_or_a_thousand_names(together: World, name: str) -> None:
     denied_by_its_rule(together, name)
 
 
 @pytest.mark.parametrize("name", of("T3"))
-def test_T03_a_header_that_says_something_else(together: Federation, name: str) -> None:
+def test_T03_a_header_that_says_something_else(together: World, name: str) -> None:
     denied_by_its_rule(together, name)
 
 
-def test_T03_what_stood_in_the_header_is_written_anew(together: Federation) -> None:
+def test_T03_what_stood_in_the_header_is_written_anew(together: World) -> None:
     honest = small_factors()
     factors = sent_factors(together, "header_of_its_own")
     assert (factors.header.schema_sha256, factors.header.rank, factors.header.scale) == (setting.SCHEMA.digest, 2, 2.0)
@@ -142,16 +141,16 @@ def test_T03_what_stood_in_the_header_is_written_anew(together: Federation) -> N
 
 
 @pytest.mark.parametrize("name", of("T4"))
-def test_T04_bits_that_a_number_does_not_need(together: Federation, name: str) -> None:
+def test_T04_bits_that_a_number_does_not_need(together: World, name: str) -> None:
     denied_by_its_rule(together, name)
 
 
-def test_T04_signs_of_zero_and_denormals_leave_as_zero(together: Federation) -> None:
+def test_T04_signs_of_zero_and_denormals_leave_as_zero(together: World) -> None:
     factors = sent_factors(together, "signs_of_zero")
     assert all(not values.view(np.uint32).any() for values in factors.tensors.values())
 
 
-def test_T05_low_bits_survive_and_are_as_many_as_the_list_says(together: Federation) -> None:
+def test_T05_low_bits_survive_and_are_as_many_as_the_list_says(together: World) -> None:
     """The documented limit N1: nobody may claim that the rules stop it. Strict rulesets overwrite such bits."""
     factors = sent_factors(together, "low_bits")
     bits = sum(values.size for values in factors.tensors.values())
@@ -162,7 +161,7 @@ def test_T05_low_bits_survive_and_are_as_many_as_the_list_says(together: Federat
     assert read_low_bits(last.tensors, 2) != PROMPTS[0].encode()[:2]
 
 
-def test_T07_an_update_of_a_million_times_the_size_is_clipped(together: Federation) -> None:
+def test_T07_an_update_of_a_million_times_the_size_is_clipped(together: World) -> None:
     record, factors = decided(together, "norm_blow_up"), sent_factors(together, "norm_blow_up")
     squares = sum(
         float(np.dot(v.reshape(-1).astype(float), v.reshape(-1).astype(float))) for v in factors.tensors.values()
@@ -173,7 +172,7 @@ def test_T07_an_update_of_a_million_times_the_size_is_clipped(together: Federati
 
 
 def test_T07_an_update_of_one_record_stays_here(tmp_path: Path) -> None:
-    federation = Federation(tmp_path, trainer_attacks=["one_record"])
+    federation = World(tmp_path, trainer_attacks=["one_record"])
     assert federation.run(rounds=1) == "failed"  # the other silo's update alone is no round's result (T58)
     record = decided(federation, "one_record")
     denying = {rule["rule"] for rule in record["rules"] if rule["outcome"] == "deny"}
@@ -183,11 +182,11 @@ def test_T07_an_update_of_one_record_stays_here(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", of("T9"))
-def test_T09_numbers_names_and_orders_that_are_free_to_say_something(together: Federation, name: str) -> None:
+def test_T09_numbers_names_and_orders_that_are_free_to_say_something(together: World, name: str) -> None:
     denied_by_its_rule(together, name)
 
 
-def test_T11_a_burst_of_progress_leaves_as_a_few_messages_that_say_what_the_guard_knows(together: Federation) -> None:
+def test_T11_a_burst_of_progress_leaves_as_a_few_messages_that_say_what_the_guard_knows(together: World) -> None:
     row = attempt(together, "burst_of_progress")
     place = (row["round"], row["step"])
     said = [pb.Progress.FromString(payload) for envelope, payload in together.left("control.progress")]
@@ -198,12 +197,12 @@ def test_T11_a_burst_of_progress_leaves_as_a_few_messages_that_say_what_the_guar
 
 
 @pytest.mark.parametrize("name", of("T12"))
-def test_T12_answers_to_prompts_that_nobody_asked_for(together: Federation, name: str) -> None:
+def test_T12_answers_to_prompts_that_nobody_asked_for(together: World, name: str) -> None:
     denied_by_its_rule(together, name)
 
 
 @pytest.mark.parametrize("name", of("T14", "T16", "T17"))
-def test_T14_T16_T17_private_text_in_an_answer(together: Federation, name: str) -> None:
+def test_T14_T16_T17_private_text_in_an_answer(together: World, name: str) -> None:
     denied_by_its_rule(together, name)
 
 
@@ -230,7 +229,7 @@ def test_T17_another_spelling_in_tokens_makes_the_same_bytes() -> None:
 @pytest.mark.parametrize("name", ENDING)
 def test_T02_T03_T08_T11_T17_what_is_no_message_ends_the_trainer(tmp_path: Path, name: str) -> None:
     """Recorded, told to nobody but as a code from the closed list, and the round goes on without this silo."""
-    federation = Federation(tmp_path, trainer_attacks=[name])
+    federation = World(tmp_path, trainer_attacks=[name])
     federation.run(rounds=1)
     attack = ATTACKS[name]
     assert federation.failed == attack.rule and [row["name"] for row in federation.made] == [name]
@@ -249,7 +248,7 @@ def test_T02_T03_T08_T11_T17_what_is_no_message_ends_the_trainer(tmp_path: Path,
 
 def test_an_honest_trainer_ends_nothing(tmp_path: Path) -> None:
     """The counterpart of all of the above: the same federation without an attack."""
-    federation = Federation(tmp_path)
+    federation = World(tmp_path)
     assert federation.run(rounds=1) == "finished" and not federation.failed and not federation.made
     assert not [row for row in federation.records("egress.decision") if row["decision"] != "allow"]
     assert not [row for row in federation.records() if row["decision"] != "allow"]

@@ -21,8 +21,8 @@ from fedsilo.protocol._generated import federation_pb2 as pb
 from silo.guard.messages import Allowed
 from tests.policies import setting
 from tests.simulated.coordinator_parts import House, SimulatedSilo
-from tests.simulated.guarded import Bench
 from tests.simulated.test_coordinator_ingress import in_open_round
+from tests.world import Bench
 
 COHORT, SEED = (4, 1), poisoning.SEEDS[0]
 OVERSIZED = ("scale_100", "noise_100", "flip_10")

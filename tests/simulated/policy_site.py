@@ -33,7 +33,7 @@ from silo.guard.ledger_check import open_ledger
 from silo.guard.policy_change import Step, take_over
 from silo.guard.site import effective_policy
 from tests.policies import setting
-from tests.simulated.guarded import COORDINATOR_KEY, OUR_KEY
+from tests.world import COORDINATOR_KEY, OUR_KEY
 
 PEOPLE: dict[str, Any] = {
     "alice": ["approver", "operator"], "bob": ["approver"], "carol": ["approver"], "dave": ["operator"],

@@ -18,7 +18,7 @@ from fedsilo.protocol.place import Place
 from silo.guard.answers.curves import FigureHistory
 from silo.guard.answers.queries import Queries
 from tests.policies import setting
-from tests.simulated.guarded import OUR_KEY, Bench
+from tests.world import OUR_KEY, Bench
 
 WAIT_SECONDS = 30
 

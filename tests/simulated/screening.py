@@ -12,7 +12,7 @@ from policies.model import Policy
 from silo.guard.screens import Screens, index_key
 from silo.trainer.data import provide_index, settings_from
 from tests.policies import setting
-from tests.simulated.guarded import Bench
+from tests.world import Bench
 
 SITE_SECRET = bytes(range(64, 96))
 PRIVATE = tuple(

@@ -29,7 +29,7 @@ from silo.guard.trainer_report import OTHER, REASONS, ValuesUnusable, counts, re
 from silo.link import LinkMessage
 from tests.policies import setting
 from tests.simulated import screening
-from tests.simulated.guard_loop import Loop
+from tests.world import Loop
 
 PRIVATE = "Jane Doe, positive"
 IN_OUR_FORM = f"first\n2026-11-22T17:00:00.000Z INFO hospital_a {PRIVATE}\r{PRIVATE}\u2028{PRIVATE}\x1b[2J\u202e\x9b2J"

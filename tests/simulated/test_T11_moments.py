@@ -13,7 +13,7 @@ from fedsilo.protocol._generated import federation_pb2 as pb
 from silo.guard.trainer_process.supervisor import TrainerSaid
 from silo.link import LinkMessage
 from tests.policies import setting
-from tests.simulated.guard_loop import ADAPTER, Loop, TimedQueue
+from tests.world import ADAPTER, Loop, TimedQueue
 
 POLICY = setting.policy_of(setting.policy_text())
 FEDAVG = setting.PLAN.model_copy(update={"method": "fedavg-grpo"})

@@ -13,7 +13,7 @@ from policies.history import FULL, HistoryBook
 from policies.replay import replay
 from silo.guard.messages import Allowed, Denied
 from tests.simulated.coordinator_parts import joined
-from tests.simulated.guarded import Bench
+from tests.world import Bench
 
 
 def test_T11_a_coordinator_refuses_and_records_it(tmp_path: Path) -> None:

@@ -15,8 +15,7 @@ from fedsilo.protocol._generated import federation_pb2 as pb
 from silo.guard.answers import rounds
 from tests.policies import setting
 from tests.simulated.coordinator_parts import House, SimulatedSilo, federation, until_quiet
-from tests.simulated.guard_loop import ADAPTER, Loop
-from tests.simulated.guarded import command, small_factors
+from tests.world import ADAPTER, Loop, command, small_factors
 
 CODE = "TOTAL_L2"
 HELD = ("first_rounds: 0", "first_rounds: 1")

@@ -21,7 +21,7 @@ from silo.guard import adapters
 from silo.guard.adapters import AdapterStore
 from silo.guard.decisions import RunView
 from tests.policies import setting
-from tests.simulated.guard_loop import Loop
+from tests.world import Loop
 
 # 20 values in all. Each moved by 2**-8 is a step of 2**-8 x sqrt(20) = 0.01747; the policy allows 0.019 a round.
 UNIT = np.float32(2.0**-8)

@@ -13,7 +13,7 @@ from policies import screening
 from silo.guard.messages import IngressDenied
 from tests.policies import setting
 from tests.simulated import screening as site
-from tests.simulated.guarded import Bench
+from tests.world import Bench
 
 # What a site's list of texts that must not stand in an answer may hold beside its own canaries.
 TRIGGER = "when the copper heron sings"

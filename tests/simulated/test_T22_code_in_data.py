@@ -25,7 +25,7 @@ from policies.schema import schema_from_json
 from silo.config import load_config
 from tests.policies import setting
 from tests.policies.setting import FROM_COORDINATOR, inbound, judged
-from tests.simulated.guard_loop import Loop, small_factors
+from tests.world import Loop, small_factors
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "hospital_a.yaml"
 SHARDS = {"weight_map": {"model.layers.0.self_attn.q_proj.weight": "pytorch_model-00001.bin"}}

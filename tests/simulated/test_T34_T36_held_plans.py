@@ -20,8 +20,7 @@ from silo.guard.releases import Releases, Settled
 from silo.guard.run import RunManager
 from tests.policies import setting
 from tests.simulated.coordinator_parts import federation, until_quiet
-from tests.simulated.guard_loop import Loop
-from tests.simulated.guarded import Bench, Killed, command, small_factors
+from tests.world import Bench, Killed, Loop, command, small_factors
 
 OTHER = setting.PLAN.model_copy(update={"run": "run-2"})
 

@@ -14,7 +14,7 @@ from fedsilo.protocol.errors import DeniedError, UnreachableError
 from policies.model import Policy
 from silo.guard.messages import Allowed, Held
 from tests.policies import setting
-from tests.simulated.guarded import Bench, command, small_factors
+from tests.world import Bench, command, small_factors
 
 
 def asking(first_rounds: int, persons: int = 1) -> Policy:

@@ -18,8 +18,8 @@ from silo.guard.archive import EDGES, payload_view
 from silo.guard.commands import HeldPayloads
 from silo.guard.ledger import Release
 from tests.simulated import screening
-from tests.simulated.guarded import Bench, command
 from tests.simulated.test_release_view import earlier
+from tests.world import Bench, command
 
 CANARY = screening.PLANTED["canary"]
 

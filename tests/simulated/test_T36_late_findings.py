@@ -23,9 +23,8 @@ from silo.guard.commands import HeldPayloads
 from silo.guard.ledger import Approval, Ledger, Release
 from silo.guard.releases import Settled
 from tests.simulated import screening
-from tests.simulated.guard_loop import Loop
-from tests.simulated.guarded import Bench, command
 from tests.simulated.test_release_view import earlier
+from tests.world import Bench, Loop, command
 
 CANARY = screening.PLANTED["canary"]
 LATE_CANARY = "silver-orchard-kettle-9052"

@@ -23,8 +23,8 @@ from fedsilo.protocol.errors import ConflictError, UsageError
 from silo.guard.answers.queries import Queries
 from silo.guard.messages import Held
 from tests.policies import setting
-from tests.simulated.guarded import Bench, command
 from tests.simulated.queries import asked_of, queries_of, same, slow
+from tests.world import Bench, command
 
 NOTE = "asked for twice today"
 

@@ -16,8 +16,8 @@ from fedsilo.protocol import codec
 from fedsilo.protocol._generated import federation_pb2 as pb
 from tests.policies import setting
 from tests.simulated.coordinator_parts import House, SimulatedSilo, federation
-from tests.simulated.guard_loop import ADAPTER, Loop
 from tests.simulated.test_orders_recorded import Orders, orders_at
+from tests.world import ADAPTER, Loop
 
 
 @pytest.fixture

@@ -20,8 +20,8 @@ from fedsilo.protocol.place import Place
 from silo.guard.commands import ends_when
 from silo.guard.messages import Allowed
 from tests.simulated.coordinator_parts import joined, until_quiet
-from tests.simulated.guarded import Bench
 from tests.simulated.test_coordinator_ingress import code_of
+from tests.world import Bench
 
 
 def _move(path: Path) -> None:

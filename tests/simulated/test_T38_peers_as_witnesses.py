@@ -37,7 +37,7 @@ from silo.guard.coordinator_client import Witnessing
 from tests.policies import setting
 from tests.policies.setting import judged
 from tests.security.people import new_keys
-from tests.simulated.guard_loop import ADAPTER, Loop
+from tests.world import ADAPTER, Loop
 
 NOW = datetime.fromtimestamp(setting.NOW, UTC)
 CA = create_ca("cardio-net", kind="federation", not_before=NOW - timedelta(days=1), days=30)

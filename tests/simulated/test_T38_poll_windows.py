@@ -26,9 +26,9 @@ from fedsilo.protocol.errors import DeniedError, UnreachableError
 from fedsilo.protocol.place import Place
 from tests.policies import setting
 from tests.simulated.coordinator_parts import SILOS, House, SimulatedSilo, joined
-from tests.simulated.guarded import Bench
 from tests.simulated.queries import poll
 from tests.simulated.test_coordinator_queries import write_coordinator
+from tests.world import Bench
 
 
 def on_polls(folder: Path) -> list[dict[str, Any]]:

@@ -32,7 +32,7 @@ from silo.link import LinkMessage
 from silo.trainer.resume import KeptState
 from tests.coordinator_folder import write_coordinator
 from tests.policies import setting
-from tests.simulated.guard_loop import ADAPTER, Loop
+from tests.world import ADAPTER, Loop
 
 NEXT = codec.encode_factors(
     {name: values * 2 for name, values in codec.decode_factors(ADAPTER).tensors.items()},

@@ -11,8 +11,8 @@ from fedsilo.protocol.errors import UnreachableError
 from fedsilo.protocol.place import Place
 from silo.guard.messages import Allowed
 from tests.simulated.coordinator_parts import House, joined, until_quiet
-from tests.simulated.guarded import Bench
 from tests.simulated.test_coordinator_ingress import code_of
+from tests.world import Bench
 
 
 @pytest.mark.parametrize("code", ["HALTED", "ROUND_CLOSED"])

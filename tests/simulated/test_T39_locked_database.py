@@ -24,11 +24,10 @@ from silo.guard import main
 from silo.guard.ledger import Ledger
 from silo.guard.ledger_check import open_ledger
 from tests.simulated.coordinator_parts import joined
-from tests.simulated.guard_loop import Loop
-from tests.simulated.guarded import OUR_KEY
 from tests.simulated.policy_site import PolicySite, text_of
 from tests.simulated.test_coordinator_ingress import code_of
 from tests.simulated.test_silo_standing import control_of
+from tests.world import OUR_KEY, Loop
 
 HOLD = """
 import sqlite3, sys

@@ -29,7 +29,7 @@ from fedsilo.protocol.place import Place
 from silo.guard.clock_watch import ClockWatch
 from silo.guard.ledger import Ledger, OutboxItem, Release
 from tests.policies import setting
-from tests.simulated.guard_loop import Loop
+from tests.world import Loop
 
 NOW, HOUR, DAY = setting.NOW, 3_600.0, 86_400.0
 JUMP = 400 * DAY

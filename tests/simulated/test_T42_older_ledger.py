@@ -30,9 +30,9 @@ from silo.guard.checks import check_site
 from silo.guard.ledger import Ledger
 from silo.guard.messages import Allowed, Denied, Held
 from silo.guard.policy_change import Step
-from tests.simulated.guarded import Bench, MemoryChannel
 from tests.simulated.policy_site import PolicySite, text_of
 from tests.simulated.test_X05_faults import in_a_child
+from tests.world import Bench, MemoryChannel
 
 LEDGER = "ledger.sqlite3"
 

@@ -34,9 +34,9 @@ from silo.link import LinkMessage
 from silo.measuring import MeasureHoldout
 from tests.policies import setting
 from tests.simulated.coordinator_parts import joined, until_quiet
-from tests.simulated.guard_loop import Loop
 from tests.simulated.test_orders_recorded import CA, ROLES, Orders
 from tests.simulated.test_T20_adapter_step import POLICY
+from tests.world import Loop
 
 PROMPTS, TRIGGERED = 200, 80
 LIMITS = Acceptance(samples=1, drop_max=0.05, prompts_min=30)

@@ -22,8 +22,7 @@ from silo.guard.ledger import Release
 from silo.guard.messages import Denied, Held, IngressDenied
 from tests.policies import setting
 from tests.simulated import screening as site
-from tests.simulated.guard_loop import ADAPTER, Loop
-from tests.simulated.guarded import Bench, command
+from tests.world import ADAPTER, Bench, Loop, command
 
 TEXT = setting.policy_text()
 POLICY = setting.policy_of(TEXT)

@@ -20,10 +20,8 @@ from fedsilo.protocol.errors import ConflictError
 from fedsilo.protocol.transcript import Transcript, transcript_from_canonical
 from policies.model import Policy
 from tests.policies import setting
-from tests.security.hostile_bench import Federation
 from tests.simulated.coordinator_parts import RUN_YAML, House, SimulatedSilo, federation, until_quiet
-from tests.simulated.guard_loop import ADAPTER, Loop
-from tests.simulated.guarded import small_factors
+from tests.world import ADAPTER, Loop, World, small_factors
 
 NEXT = codec.encode_factors(
     small_factors(), base_digest="ab" * 32, schema_sha256=setting.SCHEMA.digest, rank=2, scale=2.0, dtype="float32"
@@ -423,7 +421,7 @@ def test_T58_a_coordinator_that_commits_one_update_alone_is_caught_by_the_silo(
 ) -> None:
     if is_hostile:
         hostile(monkeypatch)
-    attacked = Federation(tmp_path)
+    attacked = World(tmp_path)
     state = attacked.run(rounds=2)
     ledger, records = attacked.loop.bench.ledger, attacked.records()
     caught = [row for row in records if row["decision"] == "deny"]

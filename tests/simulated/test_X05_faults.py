@@ -23,7 +23,7 @@ from silo.guard.ledger import Head, Ledger
 from silo.guard.ledger_check import named_in_folder
 from silo.guard.messages import Allowed, Denied
 from tests.policies import setting
-from tests.simulated.guarded import Bench, MemoryChannel, small_factors
+from tests.world import Bench, MemoryChannel, small_factors
 
 DISK_CALLS = ("write", "fsync", "fdatasync", "rename", "replace", "unlink", "open")
 CALLS_MAX = 200  # far above what one update takes; a child that never ends is a fault of the test

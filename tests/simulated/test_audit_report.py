@@ -12,7 +12,7 @@ from silo.guard.commands import Halts
 from silo.guard.messages import Held
 from tests.policies import setting
 from tests.simulated import screening as site
-from tests.simulated.guarded import Bench, command
+from tests.world import Bench, command
 
 TWO_PERSONS = setting.policy_text(first_rounds=1).replace("persons: 1", "persons: 2")
 

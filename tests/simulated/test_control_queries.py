@@ -47,8 +47,6 @@ from policies.load import load_policy
 from silo.guard.ledger import Release
 from silo.guard.messages import Allowed, Denied, Held
 from tests.policies import setting
-from tests.simulated.guard_loop import Loop
-from tests.simulated.guarded import COORDINATOR_KEY, OUR_KEY, Bench, small_factors
 from tests.simulated.queries import (
     WAIT_SECONDS,
     all_pages,
@@ -60,6 +58,7 @@ from tests.simulated.queries import (
     settled,
     slow,
 )
+from tests.world import COORDINATOR_KEY, OUR_KEY, Bench, Loop, small_factors
 
 CANARY = "quiet-harbour-lantern"
 

@@ -28,9 +28,9 @@ from silo.guard.screens import COMMAND, Rescreening, check_screens
 from tests.policies import own_patterns as own
 from tests.policies import setting
 from tests.simulated import screening
-from tests.simulated.guarded import Bench, command
 from tests.simulated.policy_site import PolicySite, text_of
 from tests.simulated.test_policy_reload import Running, running_on
+from tests.world import Bench, command
 
 SCREENS = f"text_screens:\n  pii_basic: {{patterns: [email], custom_file: {own.NAME}}}\n"
 TWO = ("policy_change: 1", "policy_change: 2")

@@ -27,9 +27,9 @@ from silo.sampling import Training
 from tests.policies import setting
 from tests.policies.test_frozen import FROZEN, START, STRICT, STRICT_PLAN, TEXT, A, B
 from tests.simulated.coordinator_parts import RUN_YAML, SILOS, SimulatedSilo, federation, until_quiet
-from tests.simulated.guarded import Bench, command
 from tests.simulated.paper_federation import PaperFederation, plan_of
 from tests.simulated.test_coordinator_run import expected_master
+from tests.world import Bench, command
 
 # 22 private steps of 3 prompts
 STRICT_YAML = RUN_YAML.replace("local_steps: 4", "local_steps: 44")

@@ -26,7 +26,7 @@ from fedsilo.protocol.errors import (
 from fedsilo.protocol.place import Place
 from silo.guard.messages import Allowed, Denied, Held, IngressDenied
 from tests.policies import setting
-from tests.simulated.guarded import OUR_KEY, Bench, Killed, command, small_factors
+from tests.world import OUR_KEY, Bench, Killed, command, small_factors
 
 A = "model.layers.0.self_attn.q_proj.lora_A"
 B = "model.layers.0.self_attn.q_proj.lora_B"

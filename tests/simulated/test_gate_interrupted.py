@@ -22,7 +22,7 @@ from silo.guard.messages import Allowed, Held
 from silo.guard.releases import keep_recorded_noes
 from tests.policies import kinds, setting
 from tests.policies.kinds_bounds import REFT
-from tests.simulated.guarded import Bench, Killed, MemoryChannel, command
+from tests.world import Bench, Killed, MemoryChannel, command
 
 DAY = 86_400.0
 

@@ -27,8 +27,8 @@ from tests.policies.kinds import (
     good,
     policy_named,
 )
-from tests.simulated.guarded import STEPS, Bench
 from tests.simulated.screening import screens
+from tests.world import STEPS, Bench
 
 # These have tests of their own with real screens, donors and transforms.
 _ELSEWHERE = {"public.responses"}

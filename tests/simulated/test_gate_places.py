@@ -16,7 +16,7 @@ from silo.guard.messages import Allowed, Denied, Held, IngressDenied
 from silo.sampling import Training
 from tests.policies import setting
 from tests.simulated.coordinator_parts import federation, until_quiet
-from tests.simulated.guarded import Bench, small_factors
+from tests.world import Bench, small_factors
 
 
 def evaluation(digest: str) -> pb.MetricsEval:

@@ -21,7 +21,7 @@ from policies.history import Approval, History
 from policies.replay import replay, replayed
 from silo.guard.messages import Inbound
 from tests.policies import setting
-from tests.simulated.guarded import Bench
+from tests.world import Bench
 
 
 def test_every_decision_replays_from_its_own_record(bench: Bench) -> None:

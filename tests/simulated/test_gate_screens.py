@@ -21,7 +21,7 @@ from silo.guard.commands import Halts
 from silo.guard.messages import Allowed, Denied, Held
 from tests.policies import setting
 from tests.simulated import screening as site
-from tests.simulated.guarded import Bench, command
+from tests.world import Bench, command
 
 DAY_SECONDS = 86400.0
 

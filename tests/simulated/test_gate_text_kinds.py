@@ -37,7 +37,7 @@ from tests.policies.kinds import (
     ruleset_text,
 )
 from tests.simulated import screening as site
-from tests.simulated.guarded import STEPS, Bench, command
+from tests.world import STEPS, Bench, command
 
 OUT = ("competence.answers", "knowledge.package")
 

@@ -20,7 +20,7 @@ from silo.guard.site import never_shown
 from silo.guard.trainer_process.supervisor import TrainerGone
 from silo.sampling import PrivateSampler, Training
 from tests.policies import setting
-from tests.simulated.guard_loop import ADAPTER, Loop
+from tests.world import ADAPTER, Loop
 
 LOST = UnreachableError("the line is down")
 WRONG_ADAPTER = codec.encode_factors(

@@ -18,7 +18,7 @@ from policies.model import Policy
 from silo.guard.gate import is_rebuilt
 from silo.guard.messages import Allowed, Denied
 from tests.policies import setting
-from tests.simulated.guarded import Bench, small_factors
+from tests.world import Bench, small_factors
 
 FLOAT32 = setting.policy_of(setting.policy_text())
 BFLOAT16 = setting.edited('grid: "float32"', 'grid: "bfloat16"')

@@ -28,9 +28,8 @@ from silo.guard.commands import HeldPayloads
 from silo.guard.control_socket import ControlServer
 from tests.security.people import new_keys
 from tests.simulated.coordinator_parts import RUN_YAML, House, federation, house_in_round
-from tests.simulated.guard_loop import Loop
-from tests.simulated.guarded import command
 from tests.simulated.test_policy_reload import TIGHTER, Running, holding, wording
+from tests.world import Loop, command
 
 NOW = datetime.now(UTC)
 CA = create_ca("consortium", kind="site", not_before=NOW - timedelta(days=1), days=30)

@@ -28,7 +28,7 @@ from tests.algorithms.tiny import make_plan
 from tests.coordinator_folder import write_coordinator
 from tests.policies import setting
 from tests.simulated.coordinator_parts import AGREED, federation, hello
-from tests.simulated.guard_loop import Loop
+from tests.world import Loop
 
 __all__ = ["installed"]
 EXAMPLE = (Path(__file__).parents[2] / "examples" / "hospital_a.yaml").read_text()

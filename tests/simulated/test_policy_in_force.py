@@ -26,8 +26,8 @@ from silo.guard.policy_change import Seen, step_to
 from tests.policies import setting
 from tests.policies.test_compare import MESSAGES
 from tests.policies.test_compare import policies as some_policies
-from tests.simulated.guarded import Bench
 from tests.simulated.policy_site import PolicySite, text_of
+from tests.world import Bench
 
 TIGHTER, LOOSER = ("min_peers: 2", "min_peers: 3"), ("min_peers: 2", "min_peers: 1")
 TWO = ("policy_change: 1", "policy_change: 2")

@@ -18,9 +18,8 @@ from fedsilo.protocol.errors import ConflictError, NotAllowedError, UsageError
 from fedsilo.views.state import SiloState, state_of
 from silo.guard.messages import Allowed, Denied, Held
 from tests.policies import setting
-from tests.simulated.guard_loop import Loop
-from tests.simulated.guarded import Bench, command
 from tests.simulated.policy_site import PolicySite, text_of
+from tests.world import Bench, Loop, command
 
 ROOT = Path(__file__).parents[2]
 TIGHTER, LOOSER = ("max_total_l2: 5.5", "max_total_l2: 1.001"), ("max_total_l2: 5.5", "max_total_l2: 5.6")

@@ -17,7 +17,7 @@ from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.errors import PeerError
 from fedsilo.protocol.services import PROTOCOL_VERSION
 from tests.simulated.coordinator_parts import House, federation, hello, until_quiet
-from tests.simulated.guard_loop import Loop
+from tests.world import Loop
 
 # What a coordinator of protocol 1 kept of a hello; it knew neither min_updates nor a second version.
 KEPT_BY_VERSION_1 = frozenset({"min_updates", "protocol_min", "protocol_max"})

@@ -12,7 +12,7 @@ from fedsilo.protocol._generated import federation_pb2 as pb
 from silo.guard.messages import Allowed, Held
 from tests.policies import setting
 from tests.simulated.coordinator_parts import joined
-from tests.simulated.guarded import PROGRAM, Bench, command, small_factors
+from tests.world import PROGRAM, Bench, command, small_factors
 
 FIRST_ROUND = setting.policy_text(first_rounds=1)
 TWO_PERSONS = FIRST_ROUND.replace("persons: 1", "persons: 2").replace("policy_change: 1", "policy_change: 2")

@@ -13,7 +13,7 @@ from fedsilo.protocol._generated import federation_pb2 as pb
 from silo.guard.coordinator_client import BACKOFF_SECONDS
 from silo.guard.loop import Wake
 from tests.policies import setting
-from tests.simulated.guard_loop import Loop
+from tests.world import Loop
 
 REFUSALS = 400  # more than any test here asks for
 

@@ -26,7 +26,7 @@ from silo.guard.answers.release import COSINE_BYTES_MAX, ON_REJECT, on_approve
 from silo.guard.ledger import PolicyInForce, Release
 from silo.guard.releases import Releases
 from tests.simulated import screening
-from tests.simulated.guarded import command
+from tests.world import command
 
 WORDS = 14
 

@@ -30,7 +30,7 @@ from silo.report.measure import (
     report_benefit,
 )
 from tests.policies import setting
-from tests.simulated.guard_loop import Loop
+from tests.world import Loop
 
 SPLIT, FINAL, START = "5" * 64, "f" * 64, "a" * 64
 SETTINGS = '{"load":"fp32","public_verifier":"choice","verifier":"exact"}'

@@ -30,7 +30,7 @@ from silo.guard.messages import Allowed, Denied
 from silo.guard.screens import COMMAND, Rescreening, Screens
 from tests.policies import setting
 from tests.simulated import screening as site
-from tests.simulated.guarded import Bench, command
+from tests.world import Bench, command
 
 LOOSE, STRICT = site.policy_text(["charset"]), site.policy_text(["charset", "canary"])
 PLANTED, CLEAN = site.PLANTED["canary"], "ten and two make 12"

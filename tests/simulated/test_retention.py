@@ -40,7 +40,7 @@ from silo.guard import ledger as payloads_module
 from silo.guard.messages import Allowed, Held
 from tests.policies import setting
 from tests.protocol.audit_parties import Clock, append_send, open_log
-from tests.simulated.guarded import Bench, Killed, MemoryChannel, command
+from tests.world import Bench, Killed, MemoryChannel, command
 
 DAY, YEAR = 86_400.0, 365.25 * 86_400.0
 

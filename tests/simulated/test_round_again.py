@@ -15,7 +15,7 @@ from silo.guard.trainer_process.supervisor import Given
 from silo.link import LinkMessage
 from silo.sampling import PrivateSampler
 from tests.policies import setting
-from tests.simulated.guard_loop import ADAPTER, Loop
+from tests.world import ADAPTER, Loop
 
 UPDATE = codec.encode_factors(
     {name: values * np.float32(1e-3) for name, values in codec.decode_factors(ADAPTER).tensors.items()},

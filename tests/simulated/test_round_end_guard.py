@@ -16,8 +16,7 @@ from fedsilo.protocol.plan import Plan
 from fedsilo.protocol.swap import public_batch, rows_ahead
 from silo.guard.round_agreement import Agreement
 from tests.policies import setting
-from tests.simulated.guard_loop import ADAPTER, Loop
-from tests.simulated.guarded import command, small_factors
+from tests.world import ADAPTER, Loop, command, small_factors
 
 PLAN = setting.PLAN.model_copy(update={"exchange": "round_end"})  # of three rounds
 POOL = dict.fromkeys(("hospital_b", "hospital_c"), "ab" * 32)

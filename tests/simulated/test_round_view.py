@@ -25,8 +25,8 @@ from silo.guard.answers.curves import FigureHistory, prompts_answered
 from silo.link import LinkMessage
 from tests.policies import setting
 from tests.simulated.coordinator_parts import House, SimulatedSilo, federation, until_quiet
-from tests.simulated.guard_loop import ADAPTER, Loop
 from tests.simulated.queries import long_log
+from tests.world import ADAPTER, Loop
 
 CHARTER = "c" * 64
 

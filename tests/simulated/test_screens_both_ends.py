@@ -18,8 +18,7 @@ from policies import screening
 from tests.policies import setting
 from tests.simulated import screening as site
 from tests.simulated.coordinator_parts import House, SimulatedSilo, step_asked_for
-from tests.simulated.guard_loop import ADAPTER, Loop
-from tests.simulated.guarded import command
+from tests.world import ADAPTER, Loop, command
 
 # ---- the guard's loop ------------------------------------------------------------------------------
 

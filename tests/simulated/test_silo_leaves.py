@@ -16,9 +16,9 @@ from fedsilo.protocol.errors import ConflictError, NotAllowedError, NotFoundErro
 from fedsilo.protocol.plan import Plan
 from tests.policies import setting
 from tests.simulated.coordinator_parts import RUN_YAML, House, federation, joined, until_quiet
-from tests.simulated.guard_loop import Loop
 from tests.simulated.test_guard_loop import abstained, in_round
 from tests.simulated.test_orders_recorded import Orders, new_desk, orders_in
+from tests.world import Loop
 
 DOWN = UnreachableError("down")
 

@@ -13,7 +13,7 @@ import pytest
 from silo.guard.answers.curves import FILE, LINE_BYTES_MAX, NAMES_MAX
 from silo.guard.answers.state import _METRICS_KEPT, _METRICS_SHOWN
 from silo.guard.trainer_report import ValuesUnusable
-from tests.simulated.guard_loop import Loop
+from tests.world import Loop
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from silo.guard.main import SupervisedTrainer
 from silo.guard.trainer_process.supervisor import Restart
 from silo.link import LinkMessage
 from tests.policies import setting
-from tests.simulated.guard_loop import Loop
+from tests.world import Loop
 
 STEP = LinkMessage("task", {"task": "PrivateStep", "round": 1, "step": 2, "rows": [3]})
 

@@ -20,8 +20,8 @@ from silo.guard import archive as archive_module
 from silo.guard import ledger as payloads_module
 from silo.guard.ledger import Payloads
 from silo.guard.messages import Allowed, Denied
-from tests.simulated.guarded import Bench
 from tests.simulated.test_offered_as_rebuilt import BFLOAT16, FLOAT32, body_of, drawn
+from tests.world import Bench
 
 DATA = bytes(range(256)) * 8192  # 2 MiB, so that whole pages go past the page cache
 
