@@ -88,7 +88,7 @@ _NOT_COPIED = shutil.ignore_patterns(".git", ".venv", "*_cache", "__pycache__", 
 
 _REMOVED_RULE = """
 from dataclasses import replace as _replace
-from policies.rule import Judgement as _Judgement
+from policies.kind import Judgement as _Judgement
 RULES = tuple(
     _replace(rule, check=lambda facts, policy, history: _Judgement("ok", 0, 0, ())) if rule.name == {name!r} else rule
     for rule in RULES

@@ -62,8 +62,8 @@ from fedsilo.protocol.place import Place
 from fedsilo.protocol.plan import plan_from_canonical
 from fedsilo.protocol.round_tables import Verdict, is_over
 from fedsilo.protocol.swap import rows_answered
-from policies.asked import Asked
 from policies.engine import HistoryBook
+from policies.message import Asked
 
 NORMS_KEPT = 16  # of adapters that were noted last; any other is read for its norm
 

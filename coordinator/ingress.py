@@ -30,10 +30,9 @@ from fedsilo.protocol.errors import PeerError, WireCode
 from fedsilo.protocol.kinds import OUTBOUND_KINDS, REFT_KINDS, TENSOR_KINDS
 from fedsilo.protocol.place import Place
 from fedsilo.protocol.plan import Plan
-from policies import engine, screening
-from policies.asked import Asked
+from policies import engine, screens
 from policies.kinds.public_responses import withhold_responses
-from policies.message import FINAL, OFFERED, Screened
+from policies.message import FINAL, OFFERED, Asked, Screened
 from policies.model import Policy
 from policies.schema import LoraSchema
 
@@ -199,10 +198,8 @@ class Ingress:
             verdicts = list(self._grading.grade(arrived.silo, place, pairs))
         late = tuple(place for place, verdict in enumerate(verdicts) if verdict is None)
         arrived = replace(arrived, ungraded=late)
-        names = screening.asked(self.policy.file.egress.public_responses, arrived.envelope.kind, "ingress")
-        screened = screening.screen(
-            self.policy.file, names, list(screening.texts_of(arrived.left)), screening.NO_MATERIAL
-        )
+        names = screens.asked(self.policy.file.egress.public_responses, arrived.envelope.kind, "ingress")
+        screened = screens.screen(self.policy.file, names, list(screens.texts_of(arrived.left)), screens.NO_MATERIAL)
         graded = tuple(verdict for verdict in verdicts if verdict is not None)
         return replace(arrived, verdicts=None if self._grading is None else graded, screened=screened)
 

@@ -67,8 +67,8 @@ from fedsilo.protocol.transcript import (
     sign_transcript,
     transcript_from_canonical,
 )
-from policies.asked import Asked
 from policies.kinds.public_responses import blank_responses
+from policies.message import Asked
 
 # ---- the transcript of a round -----------------------------------------------------------------------------------
 

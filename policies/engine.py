@@ -23,12 +23,11 @@ from typing import Any, Literal
 from fedsilo.protocol.kinds import MESSAGES
 from fedsilo.protocol.methods import METHODS
 from fedsilo.protocol.plan import Plan
-from policies.field_classes import faults, is_name
 from policies.history import Approval, History, HistoryBook
+from policies.kind import Judgement, Outcome, Rule, RuleResult, faults, is_name
 from policies.kinds import CATALOGUE, KINDS
 from policies.message import EVALUATION_ERRORS, FINAL, OFFERED, Context, Facts, Message
 from policies.model import Policy
-from policies.rule import Judgement, Outcome, Rule, RuleResult
 from policies.rules import RULES
 
 __all__ = [

@@ -1,5 +1,8 @@
-"""What a kind's file is made of: its blocks of a policy, how it is measured, its rules and its figures; and the facts
-and rules that several kinds share (the set they name, how many, how large, on which grid, about what was asked).
+"""What a kind's file is made of: the class of each field, its blocks of a policy, how it is measured, its rules and its
+figures; and the facts and rules that several kinds share (the set they name, how many, how large, on which grid, about
+what was asked).
+
+A field without a class is denied, in both directions; `policies.kinds.CATALOGUE` has the classes of all files.
 
 What the shared rules do not stop: information in the allowed values themselves (N1).
 """
@@ -8,34 +11,313 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from enum import StrEnum
+from typing import Any, Literal
+
+from google.protobuf.message import Message as ProtobufMessage
 
 from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.errors import PeerError
+from fedsilo.protocol.plan import PLAN_CHARACTERS_MAX
+from fedsilo.protocol.services import NOTE_SIGNATURES_MAX
 from fedsilo.protocol.strict_yaml import Path
-from policies.counting import Bits
-from policies.field_classes import digest_of
+from fedsilo.protocol.transcript import SIGNATURE_BYTES, transcript_from_canonical
 from policies.fields import Closed, MetricField
-from policies.grids import on_grid
+from policies.grids import Bits, on_grid
 from policies.history import History
-from policies.message import Context, Facts, Message
+from policies.message import OFFERED, Context, Facts, Message
 from policies.model import Policy, PolicyFile
-from policies.rule import (
-    Judgement,
-    Rule,
-    at_most,
-    block_of,
-    block_rule,
-    equal,
-    names_pinned_set,
-    none_of,
-    not_applicable,
-    rule,
-    within,
-)
 from policies.schema import LoraSchema
-from policies.screening import screen_facts
+from policies.screens import screen_facts
+
+# ---- fields ----------------------------------------------------------------------------------------
+
+
+class FieldClass(StrEnum):
+    """What a field may hold; `_SHAPES` gives the test each value must pass."""
+
+    DIGEST = "digest"  # SHA-256 as 64 hex digits, or empty
+    NAME = "name"  # silo or metric name of the plan's form
+    NAME_OR_NONE = "name_or_none"  # the same, or empty
+    TOPIC = "topic"  # label of a public set; the metrics rule knows which
+    CODE = "code"  # one of a closed list
+    NUMBER = "number"
+    TEXT = "text"  # free text: answers of models to public prompts, and nothing else
+    TENSOR_NAME = "tensor_name"  # compared with the schema, or with the layers of the policy, by the tensor rules
+    SHAPE = "shape"
+    HASH = "hash"  # 32 raw bytes of a Merkle proof
+    NOTE = "note"  # C2SP signed note of an audit log, or empty
+    CERTIFICATE = "certificate"  # one certificate in PEM, or empty
+    PLAN = "plan"  # canonical JSON of a Plan, parsed by the plan rules
+    TRANSCRIPT = "transcript"  # canonical JSON of a round's Transcript: names, numbers and digests alone; or empty
+    SIGNATURE = "signature"  # 64 bytes of Ed25519, or empty
+    SHORT = "short"  # at most 128 printable characters, from the coordinator only
+
+
+# A field's class, or for a code the closed list it is from. By message, then by field; a field that holds a message is
+# walked into and needs no line.
+FieldTable = dict[str, dict[str, FieldClass | frozenset[Any]]]
+
+_DIGEST = re.compile(r"([0-9a-f]{64})?")
+_NAME = re.compile(r"[a-z][a-z0-9_-]{0,62}")
+_NOTE_BODY = r"[^\n]{1,256}\n[0-9]{1,20}\n[A-Za-z0-9+/=]{44}\n([!-~][ -~]{0,255}\n){0,4}"
+_NOTE_SIGNATURES = f"(\u2014 [^\\n ]{{1,256}} [A-Za-z0-9+/=]{{1,512}}\\n){{1,{NOTE_SIGNATURES_MAX}}}"
+_NOTE = re.compile(rf"({_NOTE_BODY}\n{_NOTE_SIGNATURES})?")
+_CERTIFICATE = re.compile(
+    "(-----BEGIN CERTIFICATE-----\\n([A-Za-z0-9+/=]{1,64}\\n){1,128}-----END CERTIFICATE-----\\n)?"
+)
+TOPIC_CHARACTERS_MAX = 128
+NAMES_MAX = 64
+_F = FieldClass
+
+
+def is_name(value: str) -> bool:
+    return bool(_NAME.fullmatch(value))
+
+
+def is_transcript(value: str) -> bool:
+    try:
+        transcript_from_canonical(value)
+    except PeerError:
+        return False
+    return True
+
+
+def digest_of(value: str) -> str:
+    """The value where it is a digest, else empty: what is none may be any text, and facts hold none."""
+    return value if _DIGEST.fullmatch(value) else ""
+
+
+def names_of(values: Iterable[str]) -> tuple[list[str], int]:
+    """The distinct values that are names, sorted, and how many others there were."""
+    distinct = sorted(set(values))
+    good = [value for value in distinct if is_name(value)][:NAMES_MAX]
+    return good, len(distinct) - len(good)
+
+
+_SHAPES: dict[FieldClass, Callable[[Any], bool]] = {
+    _F.DIGEST: lambda value: bool(_DIGEST.fullmatch(value)),
+    _F.NAME: is_name,
+    _F.NAME_OR_NONE: lambda value: value == "" or is_name(value),
+    _F.TOPIC: lambda value: len(value) <= TOPIC_CHARACTERS_MAX and value.isprintable(),
+    _F.NUMBER: math.isfinite,
+    _F.TEXT: lambda _value: True,
+    _F.TENSOR_NAME: lambda _value: True,
+    _F.SHAPE: lambda _value: True,
+    _F.HASH: lambda value: len(value) == 32,
+    _F.NOTE: lambda value: bool(_NOTE.fullmatch(value)),
+    _F.CERTIFICATE: lambda value: bool(_CERTIFICATE.fullmatch(value)),
+    _F.PLAN: lambda value: len(value) <= PLAN_CHARACTERS_MAX,
+    _F.TRANSCRIPT: lambda value: value == "" or is_transcript(value),
+    _F.SIGNATURE: lambda value: len(value) in (0, SIGNATURE_BYTES),
+    _F.SHORT: lambda value: len(value) <= 128 and value.isprintable(),
+}
+
+
+def fits(kind: FieldClass | frozenset[Any], value: Any) -> bool:
+    """Return True if a value is what its field's class allows."""
+    return value in kind if isinstance(kind, frozenset) else _SHAPES[kind](value)
+
+
+def faults(message: ProtobufMessage, classes: FieldTable) -> dict[str, int]:
+    """Fields of a message (and the messages in it) that have no class or hold what their class forbids.
+
+    Returns:
+        count by place, such as {"Hello.role": 1}. Places come from our own descriptors, so they carry no text.
+    """
+    found: dict[str, int] = {}
+    _walk(message, classes, found)
+    return found
+
+
+def _walk(message: ProtobufMessage, classes: FieldTable, found: dict[str, int]) -> None:
+    name = message.DESCRIPTOR.name
+    for field, value in message.ListFields():
+        values = value if field.is_repeated else (value,)
+        if field.message_type is not None:
+            for child in values:
+                _walk(child, classes, found)
+            continue
+        place = f"{name}.{field.name}"
+        kind = classes.get(name, {}).get(field.name)
+        bad = len(values) if kind is None else sum(not fits(kind, item) for item in values)
+        if bad:
+            found[place] = found.get(place, 0) + bad
+
+
+# ---- rules -----------------------------------------------------------------------------------------
+
+# look: allowed, but a person should see it. n.a.: this rule has nothing to say about this kind.
+Outcome = Literal["ok", "look", "hold", "deny", "n.a."]
+Measured = float | int | str | bool | None
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """Attributes:
+    path: the key in the policy file that the limit stands under.
+    least: the limit is the least that is allowed.
+    """
+
+    outcome: Outcome
+    measured: Measured
+    limit: Any
+    path: Path
+    least: bool = False
+
+
+@dataclass(frozen=True)
+class RuleResult:
+    """One rule's verdict, with the file and line of the limit it applied (line 0: the rule did not apply).
+
+    Attributes:
+        least: the limit is the least that is allowed; for the sentence, and not recorded.
+    """
+
+    rule: str
+    reason: str
+    outcome: Outcome
+    measured: Measured
+    limit: Any
+    file: str
+    line: int
+    least: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        limit = list(self.limit) if isinstance(self.limit, tuple | frozenset) else self.limit
+        return {
+            "rule": self.rule,
+            "reason": self.reason,
+            "outcome": self.outcome,
+            "measured": self.measured,
+            "limit": limit,
+            "file": self.file,
+            "line": self.line,
+        }
+
+    def sentence(self) -> str:
+        bound = "at least" if self.least else "limit"
+        return f"{self.file}:{self.line}: {self.rule}: measured {self.measured}, {bound} {self.limit} [{self.reason}]"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Attributes:
+    name: stable, in the log and on the console.
+    reason: code of a refusal, for the site's own eyes.
+    kinds: those it judges; empty is every kind. A rule in a kind's file that names none judges the kinds that list it.
+    check: the judgement itself, of facts, policy and history.
+    on_block: of facts, the kind's block and its place; it says nothing where the policy does not name the kind.
+    """
+
+    name: str
+    reason: str
+    kinds: frozenset[str]
+    check: Callable[..., Judgement]
+    on_block: bool = False
+
+    def applies(self, facts: Facts) -> bool:
+        return not self.kinds or facts["kind"] in self.kinds
+
+    def judge(self, facts: Facts, policy: Policy, history: History) -> Judgement:
+        if not self.on_block:
+            return self.check(facts, policy, history)
+        block, path = block_of(facts, policy)
+        return not_applicable() if block is None else self.check(facts, block, path)
+
+
+Check = Callable[[Facts, Policy, History], Judgement]
+
+
+def rule(name: str, reason: str, *kinds: str) -> Callable[[Check], Rule]:
+    """Make a rule of a check; no kinds means every kind."""
+
+    def make(check: Check) -> Rule:
+        return Rule(name, reason, frozenset(kinds), check)
+
+    return make
+
+
+def block_rule(name: str, reason: str, *kinds: str) -> Callable[[Callable[[Facts, Any, Path], Judgement]], Rule]:
+    """Make a rule of a check on a kind's block."""
+
+    def make(check: Callable[[Facts, Any, Path], Judgement]) -> Rule:
+        return Rule(name, reason, frozenset(kinds), check, on_block=True)
+
+    return make
+
+
+def at_most(measured: float | None, limit: float, path: Path) -> Judgement:
+    """A missing number or NaN is a refusal: `not (a <= b)` is true for both."""
+    fits = measured is not None and measured <= limit
+    return Judgement("ok" if fits else "deny", measured, limit, path)
+
+
+def at_least(measured: float | None, limit: float, path: Path) -> Judgement:
+    fits = measured is not None and measured >= limit
+    return Judgement("ok" if fits else "deny", measured, limit, path, least=True)
+
+
+def within(measured: float | None, bounds: tuple[float, float], path: Path) -> Judgement:
+    fits = measured is not None and bounds[0] <= measured <= bounds[1]
+    return Judgement("ok" if fits else "deny", measured, list(bounds), path)
+
+
+def equal(measured: Measured, limit: Measured, path: Path) -> Judgement:
+    return Judgement("ok" if measured == limit and measured is not None else "deny", measured, limit, path)
+
+
+def holds(condition: object, path: Path, *, measured: Measured = None, limit: Any = True) -> Judgement:
+    """A yes-or-no fact: anything but True is a refusal."""
+    fits = condition is True
+    return Judgement("ok" if fits else "deny", fits if measured is None else measured, limit, path)
+
+
+def none_of(measured: object, path: Path) -> Judgement:
+    """A count that must be zero."""
+    good = type(measured) is int and measured == 0
+    return Judgement("ok" if good else "deny", measured if isinstance(measured, int) else None, 0, path)
+
+
+def not_applicable(path: Path = ()) -> Judgement:
+    return Judgement("n.a.", None, None, path)
+
+
+def not_judged_yet(facts: Facts, path: Path) -> Judgement:
+    """What grading would tell. An offer is judged by all other rules first, so that nothing is graded for a message
+    that is refused anyway (T55); nothing passes on that alone, since what is final without it is refused."""
+    return not_applicable(path) if facts["stage"] == OFFERED else holds(False, path)
+
+
+def side_of(facts: Facts, policy: Policy) -> str:
+    """Which block of the policy speaks: what the coordinator sends is `ingress` for a silo, and what silos send is
+    `egress`, for the silo that sends it and for the coordinator that checks it again with its charter."""
+    return "ingress" if facts["sender"] == policy.file.federation.coordinator else "egress"
+
+
+def block_of(facts: Facts, policy: Policy) -> tuple[Any, Path]:
+    """The policy's block for this message's kind (None if absent) and its place in the file."""
+    side, kind = side_of(facts, policy), facts["kind"]
+    block = getattr(policy.file, side)
+    if kind.startswith("control."):
+        return block.control, (side, "control")
+    return getattr(block, kind.replace(".", "_"), None), (side, kind)
+
+
+def names_pinned_set(facts: Facts, policy: Policy) -> Judgement:
+    """Whether the message names the set that its block pins, and the party's own copy is that set (T12)."""
+    block, _ = block_of(facts, policy)
+    if block is None:
+        return not_applicable()
+    pin, path = policy.file.public_sets[block.set], ("public_sets", block.set, "sha256")
+    own = equal(facts["public_set_sha256"], pin.sha256, path)
+    return own if own.outcome == "deny" else equal(facts["header_set_sha256"], pin.sha256, path)
+
+
+# ---- kinds -----------------------------------------------------------------------------------------
 
 VALUES_MAX = 256
 
@@ -179,7 +461,7 @@ def _out_of_order(indices: list[int], order: tuple[int, ...]) -> int:
     return sum(later < earlier for earlier, later in itertools.pairwise(places))
 
 
-# ---- rules -----------------------------------------------------------------------------------------
+# ---- rules of several kinds ------------------------------------------------------------------------
 
 
 def limit_rule(name: str, reason: str, key: str, measured: Callable[[Facts, History], float | None]) -> Rule:

@@ -16,8 +16,7 @@ from fedsilo.protocol.strict_yaml import Document, Path, load, validate
 from policies.custom_patterns import FILE_NAME, CustomFile, CustomPattern, PatternsFile, compiled
 from policies.fields import epoch_seconds
 from policies.kinds import POLICY_FILE
-from policies.model import PatternName, Policy, PolicyFile
-from policies.tombstones import GONE, NO_GONE_BLOCKS, GoneBlocks, without_gone
+from policies.model import GONE, NO_GONE_BLOCKS, GoneBlocks, PatternName, Policy, PolicyFile, without_gone
 
 INIT_HINT = "fedsilo policy init --ruleset pubswap --model DIR --public FILE --federation BUNDLE"
 # What a shipped ruleset cannot know: a file without one of these belongs to no site.

@@ -1,4 +1,5 @@
-"""What is judged and what the judge knows: one message, and where the party stands. Plain data.
+"""What is judged and what the judge knows: one message, where the party stands, and what the coordinator has asked of
+a silo. Plain data.
 
 `measure` (policies/engine.py) turns a message in its context into facts; rules see the facts only.
 """
@@ -6,17 +7,89 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from google.protobuf.message import Message as ProtobufMessage
 
+from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.codec import Array
 from fedsilo.protocol.errors import FedSiloError
 from fedsilo.protocol.place import Place, Placed
 from fedsilo.protocol.plan import Plan
-from policies.asked import Asked
 from policies.schema import LoraSchema
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the coordinator has asked of one silo: the only things an answer of that silo may be about.
+
+    Both parties keep it in the same way, the silo from what it has let in and the coordinator from what it has sent, so
+    both judge an answer alike (X3). Nothing asked is the strictest: any answer is about something else then.
+    What this does not stop: questions chosen so that honest answers say much (methods 4.9); per-day limits bound that.
+
+    Attributes:
+        step: of the open round, that the questions below belong to; 0 is none.
+        exemplars: question -> rows of the exemplar set, in the order of the step's competence.ask.
+        candidates: question -> number of candidate answers, in the order of the step's reward.ask.
+        match, peer, part: of the last match.directive; part is "give" or "take".
+    """
+
+    step: int = 0
+    exemplars: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    candidates: Mapping[int, int] = field(default_factory=dict)
+    match: int = 0
+    peer: str = ""
+    part: str = ""
+
+    def after(self, body: ProtobufMessage, step: int = 0) -> Asked:
+        """With what a message from the coordinator asks; the same where it asks nothing.
+
+        Args:
+            body: of the message.
+            step: of its envelope.
+        """
+        match body:
+            case pb.RoundOpen():
+                return self._at(0)
+            case pb.CompetenceAsk():
+                return replace(self._at(step), exemplars={row.question: tuple(row.exemplars) for row in body.questions})
+            case pb.RewardAsk():
+                return replace(self._at(step), candidates={row.question: len(row.candidates) for row in body.questions})
+            case pb.MatchDirective():
+                return replace(self, match=body.match, peer=body.peer, part=body.part)
+        return self
+
+    def _at(self, step: int) -> Asked:
+        """A step's questions end when the next step asks."""
+        return self if step == self.step else replace(self, step=step, exemplars={}, candidates={})
+
+    @property
+    def exemplar_rows(self) -> tuple[int, ...]:
+        """Every row asked for, each once, in the order of its first question."""
+        return tuple(dict.fromkeys(row for rows in self.exemplars.values() for row in rows))
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "step": self.step,
+            "exemplars": [[question, list(rows)] for question, rows in self.exemplars.items()],
+            "candidates": [[question, count] for question, count in self.candidates.items()],
+            "match": self.match,
+            "peer": self.peer,
+            "part": self.part,
+        }
+
+    @staticmethod
+    def from_json(value: Mapping[str, Any]) -> Asked:
+        return Asked(
+            step=int(value.get("step", 0)),
+            exemplars={int(question): tuple(rows) for question, rows in value.get("exemplars", ())},
+            candidates={int(question): int(count) for question, count in value.get("candidates", ())},
+            match=int(value.get("match", 0)),
+            peer=str(value.get("peer", "")),
+            part=str(value.get("part", "")),
+        )
+
 
 Facts = dict[str, Any]
 
@@ -59,7 +132,7 @@ class Message(Placed):
 
 @dataclass(frozen=True)
 class Screened:
-    """What text screens found in the texts of one message (policies/screening.py).
+    """What text screens found in the texts of one message (policies/screens/__init__.py).
 
     Attributes:
         ran: screens that ran over every text, by name: the digest of the settings they ran with.

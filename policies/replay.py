@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from policies.engine import OFFERED, Decision, History, decide
+from policies.kind import block_of
 from policies.message import Facts
 from policies.model import Policy, ScreenName
-from policies.rule import block_of
-from policies.screening import TEXT_KINDS, asked, settings_of
+from policies.screens import TEXT_KINDS, asked, settings_of
 
 DECISIONS = ("egress.decision", "ingress.decision")
 # Verdicts that no rule gave, so that no rule can give them again.

@@ -10,17 +10,15 @@ from dataclasses import replace
 
 from fedsilo.protocol.kinds import KINDS, OFFERED_KINDS, OUTBOUND_KINDS, TEXT_KINDS_OUT, of_place
 from fedsilo.protocol.transcript import SIGNATURE_BYTES
-from policies import screening
-from policies.field_classes import NAMES_MAX
+from policies import screens
 from policies.fields import Approvals
 from policies.history import History, bucket_of
-from policies.kind import SHARED, PolicyKind
-from policies.kinds import MODULES
-from policies.message import OFFERED, Facts
-from policies.model import Policy
-from policies.rule import (
+from policies.kind import (
+    NAMES_MAX,
+    SHARED,
     Judgement,
     Outcome,
+    PolicyKind,
     Rule,
     at_least,
     at_most,
@@ -32,6 +30,9 @@ from policies.rule import (
     side_of,
     within,
 )
+from policies.kinds import MODULES
+from policies.message import OFFERED, Facts
+from policies.model import Policy
 
 # ---- every message: is its kind named, its sender listed, the policy in force, its round open -----
 
@@ -248,26 +249,26 @@ _AUDIT = (others, witnesses, countersignature)
 # of (N1).
 
 
-@rule("screens ran", "SCREEN_FAILED", *screening.TEXT_KINDS)
+@rule("screens ran", "SCREEN_FAILED", *screens.TEXT_KINDS)
 def screens_ran(facts: Facts, policy: Policy, history: History) -> Judgement:
     """Each screen that the policy names ran over every text, with the settings that stand in this very policy."""
     block, path = block_of(facts, policy)
-    names = screening.asked(block, facts["kind"], facts["direction"])
+    names = screens.asked(block, facts["kind"], facts["direction"])
     if not names or facts["stage"] == OFFERED:
         return not_applicable()
-    settings = {name: screening.settings_of(policy.file, name) for name in names}
+    settings = {name: screens.settings_of(policy.file, name) for name in names}
     lacking = sum(not digest or facts["screens"].get(name) != digest for name, digest in settings.items())
     return none_of(lacking, (*path, "screens"))
 
 
-@rule("screen hits", "SCREEN_HIT", *screening.TEXT_KINDS)
+@rule("screen hits", "SCREEN_HIT", *screens.TEXT_KINDS)
 def screen_hits(facts: Facts, policy: Policy, history: History) -> Judgement:
     """No hit in what goes out or is let in, or, with on_hit hold, persons who have approved exactly these bytes.
 
     Only responses can be held: of them a hit can be one of many, and a person can look at it.
     """
     block, path = block_of(facts, policy)
-    if not screening.asked(block, facts["kind"], facts["direction"]) or facts["stage"] == OFFERED:
+    if not screens.asked(block, facts["kind"], facts["direction"]) or facts["stage"] == OFFERED:
         return not_applicable()
     hits = facts["responses_hit"]
     if facts["direction"] == "ingress" or getattr(block, "on_hit", "withhold") == "withhold":
@@ -284,7 +285,7 @@ def screen_hits(facts: Facts, policy: Policy, history: History) -> Judgement:
 def hits_per_day(facts: Facts, policy: Policy, history: History) -> Judgement:
     """Beyond the day's hits the kind is halted, so that nobody asks the screens about the private corpus (T18)."""
     block, path = block_of(facts, policy)
-    if facts["direction"] != "egress" or not screening.asked(block, facts["kind"], facts["direction"]):
+    if facts["direction"] != "egress" or not screens.asked(block, facts["kind"], facts["direction"]):
         return not_applicable()
     path = (*path, "max_hits_per_day")
     if history.screen_halted is not False:

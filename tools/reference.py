@@ -370,7 +370,7 @@ def rulesets_page() -> str:
 
 def messages_page() -> str:
     from fedsilo.protocol.kinds import INBOUND_KINDS, OUTBOUND_KINDS
-    from policies.field_classes import FieldClass
+    from policies.kind import FieldClass
 
     classes = [(f"`{each.value}`", _comment_of(FieldClass, each.name)) for each in FieldClass]
     return "\n\n".join(

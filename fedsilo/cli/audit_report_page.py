@@ -42,7 +42,7 @@ from fedsilo.protocol.kinds import KINDS, TENSOR_KINDS
 from fedsilo.protocol.text import harmless
 from policies.capacity import capacities
 from policies.compare import compare
-from policies.field_classes import FieldClass
+from policies.kind import FieldClass
 from policies.kinds import field_class
 from policies.model import Policy
 from policies.schema import LoraSchema

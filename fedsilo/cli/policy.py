@@ -158,10 +158,10 @@ def check(file: _FileArgument, charter: _CharterOption = None, json_output: Json
     from fedsilo.files.site_policy import read_effective, read_pinned_schema, read_policy
     from fedsilo.files.task_files import read_tasks
     from fedsilo.protocol.errors import UsageError
+    from policies.capacity import standstill_warnings, unused_screen_warnings
     from policies.load import custom_in_words
     from policies.model import SetPin
     from policies.render import record_warnings, text_warnings, worst_case
-    from policies.standstill import standstill_warnings, unused_screen_warnings
 
     policy = read_policy(existing_policy(file))
     schema = None

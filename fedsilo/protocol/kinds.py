@@ -3,7 +3,7 @@
 A kind is this row, its protobuf message in `federation.proto`, and its file in `policies/kinds`, which has its block of
 a policy, its facts, its rules, its figures and a good example. Whatever lists kinds elsewhere reads the rows.
 
-Three kinds of an earlier version are gone (`policies/tombstones.py`); their names and their protobuf numbers are not
+Three kinds of an earlier version are gone (`policies/model.py`); their names and their protobuf numbers are not
 used again.
 """
 

@@ -22,7 +22,6 @@ from fedsilo.protocol.place import Place
 from fedsilo.protocol.plan import Plan
 from fedsilo.protocol.strict_yaml import Path
 from fedsilo.protocol.transcript import SIGNATURE_BYTES
-from policies.asked import Asked
 from policies.cases import format as form
 from policies.cases.amount import Amount
 from policies.cases.format import ANOTHER, Case
@@ -44,10 +43,10 @@ from policies.cases.values import (
 )
 from policies.fields import epoch_seconds
 from policies.history import Approval, History, bucket_of
-from policies.message import Context, Facts, Message
-from policies.rule import block_of
+from policies.kind import block_of
+from policies.message import Asked, Context, Facts, Message
 from policies.schema import LoraSchema
-from policies.screening import texts_of
+from policies.screens import texts_of
 
 _BASE_DIGEST = sha256_hex(b"base adapter of the round")
 _ANOTHER_RUN = "another-run"

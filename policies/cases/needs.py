@@ -17,7 +17,7 @@ from pydantic import BaseModel
 from fedsilo.protocol.strict_yaml import Path
 from policies.cases.format import Case
 from policies.cases.site import Site, kinds_of, sender_of
-from policies.rule import block_of
+from policies.kind import block_of
 
 _PRODUCT = r"[a-z0-9_.]+(?: x [a-z0-9_.]+)*"
 _FORM = re.compile(rf"({_PRODUCT}) (>=|>) ({_PRODUCT})")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from policies import screening
+from policies import screens
+from policies.kind import block_of
 from policies.message import Message, Screened
 from policies.model import Policy, TextScreens
-from policies.rule import block_of
 from policies.screens import Material
 from policies.screens.overlap import OverlapIndex, build_index
 
@@ -21,7 +21,7 @@ _KEY = bytes(32)
 def screens_of(message: Message, policy: Policy) -> tuple[TextScreens | None, tuple[Any, ...]]:
     """What decides a screen's result beside the texts: its settings, and which screens the policy asks for."""
     block, _ = block_of({"kind": message.kind, "sender": message.sender}, policy)
-    names = screening.asked(block, message.kind, message.direction)
+    names = screens.asked(block, message.kind, message.direction)
     return (policy.file.text_screens, names) if names else (None, ())
 
 
@@ -35,4 +35,4 @@ def screened(message: Message, policy: Policy, corpus: Sequence[str], canaries: 
         built = build_index(corpus, key=_KEY, n=overlap.n, false_positive_rate=overlap.false_positive_rate)
         index = OverlapIndex.from_bytes(built, key=_KEY)
     material = Material(overlap=index, canaries=tuple(canaries))
-    return screening.screen(policy.file, names, list(screening.texts_of(message.body)), material)
+    return screens.screen(policy.file, names, list(screens.texts_of(message.body)), material)

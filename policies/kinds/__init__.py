@@ -15,10 +15,8 @@ from google.protobuf.message import Message
 from pydantic import Field, create_model
 
 from fedsilo.protocol import kinds as registry
-from policies.field_classes import FieldClass, FieldTable, faults
-from policies.kind import PolicyKind
-from policies.model import PolicyFile, Side
-from policies.tombstones import GONE, Gone
+from policies.kind import FieldClass, FieldTable, PolicyKind, faults
+from policies.model import GONE, Gone, PolicyFile, Side
 
 
 def _modules() -> Iterator[ModuleType]:

@@ -22,26 +22,28 @@ from fedsilo.protocol.freezing import FREEZE_OF_KIND, FrozenDigest, is_frozen
 from fedsilo.protocol.kinds import UPDATE_KINDS
 from fedsilo.protocol.strict_yaml import Path
 from policies import lattice
-from policies.counting import Bits
-from policies.field_classes import FieldClass, FieldTable, digest_of
 from policies.fields import Approvals, Closed, Integer, Least, Limit, NormLimit, PinnedText
-from policies.grids import MANTISSA_BITS, BitPatterns, grid_points
+from policies.grids import MANTISSA_BITS, BitPatterns, Bits, grid_points
 from policies.history import History
-from policies.kind import Figures, PolicyKind
-from policies.message import OFFERED, Context, Facts, Message
-from policies.model import UNLIMITED, Policy, SchemaPin
-from policies.rule import (
+from policies.kind import (
+    FieldClass,
+    FieldTable,
+    Figures,
     Judgement,
+    PolicyKind,
     at_least,
     at_most,
     block_of,
     block_rule,
+    digest_of,
     equal,
     holds,
     none_of,
     not_applicable,
     rule,
 )
+from policies.message import OFFERED, Context, Facts, Message
+from policies.model import UNLIMITED, Policy, SchemaPin
 
 _F = FieldClass
 

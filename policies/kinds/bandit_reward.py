@@ -6,15 +6,25 @@ import math
 
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.strict_yaml import Path
-from policies.counting import Bits, multiples
-from policies.field_classes import FieldClass, FieldTable
 from policies.fields import Closed, Limit, NormLimit, Quantum
-from policies.grids import on_grid
+from policies.grids import Bits, multiples, on_grid
 from policies.history import History
-from policies.kind import Figures, PolicyKind, limit_rule, value_facts
+from policies.kind import (
+    FieldClass,
+    FieldTable,
+    Figures,
+    Judgement,
+    PolicyKind,
+    block_of,
+    block_rule,
+    holds,
+    limit_rule,
+    none_of,
+    rule,
+    value_facts,
+)
 from policies.message import Context, Facts, Message
 from policies.model import Policy
-from policies.rule import Judgement, block_of, block_rule, holds, none_of, rule
 
 _F = FieldClass
 

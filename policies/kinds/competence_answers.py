@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from fedsilo.protocol._generated import federation_pb2 as pb
-from policies.counting import Bits, answer_bits, text_in_words
-from policies.field_classes import FieldClass, FieldTable
 from policies.fields import Approvals, Closed, Limit, PinnedText
+from policies.grids import Bits, answer_bits, text_in_words
 from policies.kind import (
     PER_DAY,
     TEXT_BYTES,
     UNITS_PER_STEP,
+    FieldClass,
+    FieldTable,
     Figures,
     PolicyKind,
     fact,

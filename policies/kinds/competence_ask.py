@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from fedsilo.protocol._generated import federation_pb2 as pb
-from policies.field_classes import FieldClass, FieldTable
 from policies.fields import Closed, Limit, PinnedText, Range
 from policies.kind import (
     QUESTIONS_ASKED,
+    FieldClass,
+    FieldTable,
     PolicyKind,
     exemplar_counts,
     exemplars_of_score,

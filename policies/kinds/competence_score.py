@@ -7,28 +7,32 @@ learns from well chosen exemplars; `max_per_day` bounds how often it may ask (me
 from __future__ import annotations
 
 from fedsilo.protocol._generated import federation_pb2 as pb
-from policies.counting import Bits, log2_states, of_steps
-from policies.field_classes import FieldClass, FieldTable
 from policies.fields import Closed, Limit, PinnedText, Range
+from policies.grids import Bits, log2_states, of_steps
 from policies.history import History
 from policies.kind import (
     PER_DAY,
     UNITS_PER_STEP,
+    FieldClass,
+    FieldTable,
     Figures,
+    Judgement,
     PolicyKind,
+    block_of,
     exemplar_counts,
     exemplars_of_score,
     in_order_asked,
+    none_of,
     one_per_step,
     only_asked,
     pinned_set,
     row_facts,
+    rule,
     set_facts,
     some_per_round,
 )
 from policies.message import Context, Facts, Message
 from policies.model import Policy
-from policies.rule import Judgement, block_of, none_of, rule
 
 _F = FieldClass
 

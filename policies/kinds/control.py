@@ -14,9 +14,8 @@ from fedsilo.protocol.isolation import ISOLATION_LEVELS
 from fedsilo.protocol.kinds import KINDS as ROWS
 from fedsilo.protocol.kinds import OUTBOUND_KINDS
 from policies import lattice
-from policies.field_classes import FieldClass, FieldTable
 from policies.fields import Closed
-from policies.kind import PolicyKind
+from policies.kind import FieldClass, FieldTable, PolicyKind
 from policies.message import Context, Facts, Message
 
 _F = FieldClass

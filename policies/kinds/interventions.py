@@ -19,15 +19,28 @@ from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.codec import DTYPE_ITEM_BYTES
 from fedsilo.protocol.strict_yaml import Path
 from policies import lattice
-from policies.counting import Bits
-from policies.field_classes import FieldClass, FieldTable
 from policies.fields import Approvals, Closed, Integer, Limit, NormLimit, PinnedNumber
-from policies.grids import BitPatterns, grid_points
+from policies.grids import BitPatterns, Bits, grid_points
 from policies.history import History
-from policies.kind import Figures, PolicyKind, fact, limit_rule, some_per_round
+from policies.kind import (
+    FieldClass,
+    FieldTable,
+    Figures,
+    Judgement,
+    PolicyKind,
+    block_of,
+    block_rule,
+    equal,
+    fact,
+    holds,
+    limit_rule,
+    none_of,
+    not_applicable,
+    rule,
+    some_per_round,
+)
 from policies.message import OFFERED, Context, Facts, Message
 from policies.model import Policy
-from policies.rule import Judgement, block_of, block_rule, equal, holds, none_of, not_applicable, rule
 
 _F = FieldClass
 

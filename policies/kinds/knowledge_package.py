@@ -12,28 +12,38 @@ from typing import Annotated, Literal
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.strict_yaml import Path
 from policies import lattice
-from policies.counting import Bits, answer_bits, points_of, text_in_words
-from policies.field_classes import FieldClass, FieldTable, names_of
 from policies.fields import Approvals, Closed, Grid, Limit, PinnedText
+from policies.grids import Bits, answer_bits, points_of, text_in_words
 from policies.history import History
 from policies.kind import (
     TEXT_BYTES,
+    FieldClass,
+    FieldTable,
     Figures,
+    Judgement,
     PolicyKind,
+    block_of,
+    block_rule,
+    equal,
     fact,
     finishes,
+    holds,
     limit_rule,
+    names_of,
+    none_of,
+    not_applicable,
     off_grid,
     out_of_range,
     pinned_set,
+    rule,
     set_facts,
+    side_of,
     some_per_round,
     text_facts,
     value_facts,
 )
 from policies.message import Context, Facts, Message
 from policies.model import HitsPerDay, Policy, ScreenNames, TextOnlyNames
-from policies.rule import Judgement, block_of, block_rule, equal, holds, none_of, not_applicable, rule, side_of
 
 _F = FieldClass
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from fedsilo.protocol._generated import federation_pb2 as pb
-from policies.field_classes import FieldClass, FieldTable, names_of
 from policies.fields import Closed
 from policies.history import History
-from policies.kind import PolicyKind
+from policies.kind import FieldClass, FieldTable, Judgement, PolicyKind, block_of, holds, names_of, none_of, rule
 from policies.message import Context, Facts, Message
 from policies.model import Policy
-from policies.rule import Judgement, block_of, holds, none_of, rule
 
 _F = FieldClass
 

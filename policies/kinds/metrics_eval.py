@@ -12,15 +12,26 @@ import numpy as np
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.strict_yaml import Path
 from policies import lattice
-from policies.counting import Bits, points_of
-from policies.field_classes import FieldClass, FieldTable, is_name
 from policies.fields import Closed, Limit, MetricField, Text
-from policies.grids import on_grid
+from policies.grids import Bits, on_grid, points_of
 from policies.history import History
-from policies.kind import Figures, PolicyKind
+from policies.kind import (
+    FieldClass,
+    FieldTable,
+    Figures,
+    Judgement,
+    PolicyKind,
+    at_most,
+    block_of,
+    block_rule,
+    holds,
+    is_name,
+    none_of,
+    not_applicable,
+    rule,
+)
 from policies.message import Context, Facts, Message
 from policies.model import Policy
-from policies.rule import Judgement, at_most, block_of, block_rule, holds, none_of, not_applicable, rule
 
 _F = FieldClass
 

@@ -8,14 +8,30 @@ from typing import Annotated
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.strict_yaml import Path
 from policies import lattice
-from policies.counting import EXACT_BITS, Bits, log2_choices, points_of
-from policies.field_classes import FieldClass, FieldTable
 from policies.fields import Approvals, Closed, Grid, Integer, Least, Limit, Positive, PositiveLimit
+from policies.grids import EXACT_BITS, Bits, log2_choices, points_of
 from policies.history import History
-from policies.kind import Figures, PolicyKind, off_grid, out_of_range, some_per_round, value_facts
+from policies.kind import (
+    FieldClass,
+    FieldTable,
+    Figures,
+    Judgement,
+    PolicyKind,
+    at_least,
+    at_most,
+    block_of,
+    block_rule,
+    equal,
+    none_of,
+    not_applicable,
+    off_grid,
+    out_of_range,
+    rule,
+    some_per_round,
+    value_facts,
+)
 from policies.message import Context, Facts, Message
 from policies.model import Policy
-from policies.rule import Judgement, at_least, at_most, block_of, block_rule, equal, none_of, not_applicable, rule
 
 _F = FieldClass
 

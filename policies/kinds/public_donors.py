@@ -9,13 +9,28 @@ from collections.abc import Sequence
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.plan import Plan
 from fedsilo.protocol.strict_yaml import Path
-from policies.field_classes import FieldClass, FieldTable, names_of
 from policies.fields import Closed, Demand, Limit, PinnedText, ShareLimit
 from policies.history import History
-from policies.kind import PolicyKind, index_facts, rows_of_set, silos_are_peers, text_facts
+from policies.kind import (
+    FieldClass,
+    FieldTable,
+    Judgement,
+    PolicyKind,
+    at_most,
+    block_of,
+    block_rule,
+    index_facts,
+    names_of,
+    none_of,
+    not_applicable,
+    not_judged_yet,
+    rows_of_set,
+    rule,
+    silos_are_peers,
+    text_facts,
+)
 from policies.message import OFFERED, Context, Facts, Message
 from policies.model import Policy, ScreenNames
-from policies.rule import Judgement, at_most, block_of, block_rule, none_of, not_applicable, not_judged_yet, rule
 
 _F = FieldClass
 

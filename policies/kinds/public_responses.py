@@ -15,26 +15,31 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.strict_yaml import Path
 from policies import lattice
-from policies.counting import Bits
-from policies.field_classes import FieldClass, FieldTable, digest_of
 from policies.fields import Approvals, Closed, Demand, Limit, PinnedText
+from policies.grids import Bits
 from policies.history import History
-from policies.kind import Figures, PolicyKind, index_facts, text_facts
-from policies.message import OFFERED, Context, Facts, Message
-from policies.model import UNLIMITED, HitsPerDay, Policy, ScreenNames
-from policies.rule import (
+from policies.kind import (
+    FieldClass,
+    FieldTable,
+    Figures,
     Judgement,
+    PolicyKind,
     Rule,
     at_most,
     block_of,
     block_rule,
+    digest_of,
     holds,
+    index_facts,
     names_pinned_set,
     none_of,
     not_applicable,
     not_judged_yet,
     rule,
+    text_facts,
 )
+from policies.message import OFFERED, Context, Facts, Message
+from policies.model import UNLIMITED, HitsPerDay, Policy, ScreenNames
 
 _F = FieldClass
 

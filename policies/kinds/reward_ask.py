@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 from fedsilo.protocol._generated import federation_pb2 as pb
-from policies.field_classes import FieldClass, FieldTable
 from policies.fields import Closed, Limit, PinnedText
 from policies.history import History
 from policies.kind import (
     CANDIDATES_PER_QUESTION,
     QUESTIONS_ASKED,
+    FieldClass,
+    FieldTable,
+    Judgement,
     PolicyKind,
+    block_of,
     fact,
     finishes,
     limit_rule,
+    none_of,
     pinned_set,
     question_facts,
     questions_in_set,
+    rule,
     set_facts,
     text_facts,
 )
 from policies.message import Context, Facts, Message
 from policies.model import Policy, TextOnlyNames
-from policies.rule import Judgement, block_of, none_of, rule
 
 _F = FieldClass
 

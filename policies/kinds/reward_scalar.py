@@ -9,29 +9,35 @@ import math
 
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.strict_yaml import Path
-from policies.counting import EXACT_BITS, Bits, log2_states, of_steps, points_of
-from policies.field_classes import FieldClass, FieldTable
 from policies.fields import Closed, Grid, Limit, Permission
+from policies.grids import EXACT_BITS, Bits, log2_states, of_steps, points_of
 from policies.history import History
 from policies.kind import (
     CANDIDATES_PER_QUESTION,
     PER_DAY,
+    FieldClass,
+    FieldTable,
     Figures,
+    Judgement,
     PolicyKind,
+    block_of,
+    block_rule,
     fact,
     in_order_asked,
     limit_rule,
+    none_of,
+    not_applicable,
     off_grid,
     one_per_step,
     only_asked,
     out_of_range,
     row_facts,
+    rule,
     some_per_round,
     value_facts,
 )
 from policies.message import Context, Facts, Message
 from policies.model import Policy
-from policies.rule import Judgement, block_of, block_rule, none_of, not_applicable, rule
 
 _F = FieldClass
 

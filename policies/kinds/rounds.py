@@ -7,13 +7,25 @@ from __future__ import annotations
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.plan import Plan
 from fedsilo.protocol.strict_yaml import Path
-from policies.field_classes import FieldClass, FieldTable, names_of
 from policies.fields import Closed, Limit, PinnedText
 from policies.history import History
-from policies.kind import PolicyKind, rows_of_set, silos_are_peers
+from policies.kind import (
+    FieldClass,
+    FieldTable,
+    Judgement,
+    PolicyKind,
+    at_most,
+    block_of,
+    block_rule,
+    holds,
+    names_of,
+    none_of,
+    rows_of_set,
+    rule,
+    silos_are_peers,
+)
 from policies.message import Context, Facts, Message
 from policies.model import Policy
-from policies.rule import Judgement, at_most, block_of, block_rule, holds, none_of, rule
 
 _F = FieldClass
 

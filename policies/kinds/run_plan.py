@@ -8,14 +8,14 @@ from fedsilo.protocol.kinds import KINDS as ROWS
 from fedsilo.protocol.kinds import UPDATE_KINDS
 from fedsilo.protocol.methods import METHODS
 from fedsilo.protocol.plan import plan_from_canonical
-from policies.field_classes import NAMES_MAX, FieldClass, FieldTable
 from policies.fields import Approvals, Closed, FloatRange, Range
 from policies.history import History
-from policies.kind import PolicyKind, strangers
-from policies.message import Context, Facts, Message
-from policies.model import Policy
-from policies.rule import (
+from policies.kind import (
+    NAMES_MAX,
+    FieldClass,
+    FieldTable,
     Judgement,
+    PolicyKind,
     Rule,
     at_least,
     at_most,
@@ -25,8 +25,11 @@ from policies.rule import (
     none_of,
     not_applicable,
     rule,
+    strangers,
     within,
 )
+from policies.message import Context, Facts, Message
+from policies.model import Policy
 
 _F = FieldClass
 

@@ -59,8 +59,7 @@ from fedsilo.protocol.place import Place
 from fedsilo.protocol.plan import Plan
 from fedsilo.protocol.swap import answers_digest, rows_answered
 from fedsilo.protocol.transcript import Transcript, transcript_from_canonical
-from policies import screening
-from policies.asked import Asked
+from policies import screens
 from policies.engine import (
     FINAL,
     Approval,
@@ -74,10 +73,10 @@ from policies.engine import (
     decide,
     measure,
 )
+from policies.kind import block_of
+from policies.message import Asked, Screened
 from policies.model import Policy, ScreenName
-from policies.rule import block_of
 from policies.schema import LoraSchema
-from policies.screening import Screened
 from silo.guard.adapters import AdapterStore
 from silo.guard.ledger import UNWRITABLE, Ledger, OutboxItem, Release
 from silo.guard.messages import Allowed, Denied, Inbound, NotSent, Original, Sent
@@ -123,7 +122,7 @@ class Readings:
         graded = self.graded
         if graded is not None:
             graded = (tuple(graded[0][place] for place in places), tuple(graded[1][place] for place in places))
-        return Readings(graded, None if self.screened is None else screening.kept(self.screened, places))
+        return Readings(graded, None if self.screened is None else screens.kept(self.screened, places))
 
     @property
     def ungraded(self) -> list[bool]:
@@ -587,7 +586,7 @@ class Judge:
 
     def screens_asked(self, message: Message) -> tuple[ScreenName, ...]:
         """The screens that the policy wants run over this message's texts."""
-        return screening.asked(self._block(message), message.place.kind, message.direction)
+        return screens.asked(self._block(message), message.place.kind, message.direction)
 
     def _block(self, message: Message) -> object:
         return block_of({"kind": message.place.kind, "sender": message.sender}, self.policy)[0]
@@ -597,7 +596,7 @@ class Judge:
         names = self.screens_asked(message)
         if not names:
             return readings
-        texts = list(screening.texts_of(message.body))
+        texts = list(screens.texts_of(message.body))
         return replace(readings, screened=self._screens.screen(self.policy, names, texts))
 
     # ---- counting ----------------------------------------------------------------------------------
@@ -614,7 +613,7 @@ class Judge:
         self._keep_book()
         place = message.place._asdict()
         if hits:
-            found = screening.totals(screened.hits)
+            found = screens.totals(screened.hits)
             self.record("screen.hit", **place, direction=message.direction, detail={"responses": hits, "hits": found})
         if halts:
             self.record("halt", **place, reasons=["SCREEN_HALT"], detail={"limit": limit})

@@ -53,7 +53,7 @@ from policies.kinds.public_donors import answers_of_step, donors_of_one_peer_mos
 from policies.kinds.public_responses import withhold_responses
 from policies.model import Policy
 from policies.schema import LoraSchema
-from policies.screening import screen_facts, texts_of
+from policies.screens import screen_facts, texts_of
 from silo.config import CoordinatorPlace
 from silo.guard.archive import Archive
 from silo.guard.channel import Channel, Export, FileChannel, GrpcChannel, server_certificate

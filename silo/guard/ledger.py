@@ -56,8 +56,7 @@ from fedsilo.protocol.errors import ConflictError, NotFoundError, OperationError
 from fedsilo.protocol.place import Place, Placed
 from policies.engine import HistoryBook
 from policies.kinds import policy_file
-from policies.model import PolicyFile
-from policies.tombstones import without_gone
+from policies.model import PolicyFile, without_gone
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT NOT NULL);

@@ -36,8 +36,9 @@ from fedsilo.protocol.place import Place
 from policies import engine
 from policies.engine import Decision, Facts
 from policies.fields import Approvals
+from policies.message import Screened
 from policies.model import Policy
-from policies.screening import Screened, screen_facts, texts_of
+from policies.screens import screen_facts, texts_of
 from silo.guard.answers.findings import Finding, acknowledged_in, counts, ends_of, unread
 from silo.guard.answers.release import ReleaseComparison, ReleaseView, hit_places, policy_content, who_may_approve
 from silo.guard.decisions import halted_error, release_fields

@@ -47,7 +47,7 @@ from fedsilo.protocol.transcript import (
     silo_id,
     transcript_from_canonical,
 )
-from policies.field_classes import digest_of
+from policies.kind import digest_of
 from silo.guard.coordinator_client import CoordinatorClient, Witnessing
 from silo.guard.decisions import pool_stands
 from silo.guard.gate import Gate

@@ -36,12 +36,13 @@ from fedsilo.protocol.envelope import parsed
 from fedsilo.protocol.errors import FedSiloError, NotFoundError, UsageError
 from fedsilo.protocol.kinds import OUTBOUND_KINDS
 from fedsilo.protocol.text import harmless
-from policies import screening
+from policies import screens
 from policies.compare import effective
 from policies.load import blocks_of, custom_in_words, load_policy
+from policies.message import Screened
 from policies.model import Policy, PolicyFile, ScreenName
 from policies.replay import DECISIONS, screened_otherwise, screens_asked
-from policies.screening import Material, Screened, screen_facts, texts_of
+from policies.screens import Material, screen_facts, texts_of
 from policies.screens.overlap import OverlapIndex
 from silo.config import SiloConfig, place_of
 from silo.guard.ledger import Ledger, OutboxItem
@@ -105,7 +106,7 @@ class Screens:
         # An index that exempts what this policy does not would find too little: then the screen fails instead (T15).
         index = None if self._misfit(policy.file) else self._index
         material = Material(overlap=index, canaries=self._canaries)
-        return screening.screen(policy.file, names, texts, material, time_is_over=lambda: self._monotonic() > end)
+        return screens.screen(policy.file, names, texts, material, time_is_over=lambda: self._monotonic() > end)
 
     def index_wanted(self, file: PolicyFile) -> dict[str, Any] | None:
         """What the trainer is told to build, as a field of `configure`; None where no kind is screened for overlap.

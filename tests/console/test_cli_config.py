@@ -22,7 +22,7 @@ from fedsilo.cli.contexts import changing
 from fedsilo.cli.doctor import CLOCK_BEHIND_SECONDS_MAX, Finding, findings
 from fedsilo.files import disk_space
 from fedsilo.files.durable import holder_of, lock_exclusively
-from policies.tombstones import GONE
+from policies.model import GONE
 from silo.guard import proxied
 from tests.console.test_real_desk import Site, site
 from tests.simulated.policy_site import PolicySite, text_of

@@ -18,9 +18,9 @@ from fedsilo.protocol.kinds import OUTBOUND_KINDS
 from fedsilo.protocol.method import Method
 from fedsilo.protocol.methods import METHODS
 from fedsilo.protocol.place import Place
-from policies.asked import Asked
 from policies.cases.screened import CANARIES, CORPUS, screened
 from policies.engine import Context, Decision, History, Message, decide, measure
+from policies.message import Asked
 from policies.model import Policy
 from policies.render import RULESETS
 from policies.rules import RULES

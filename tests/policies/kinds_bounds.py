@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from fedsilo.protocol._generated import federation_pb2 as pb
-from policies.asked import Asked
 from policies.engine import History
+from policies.message import Asked
 from policies.model import Policy
 from tests.policies.kinds import (
     ASKED,

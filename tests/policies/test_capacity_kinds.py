@@ -11,11 +11,10 @@ from collections.abc import Iterable, Iterator
 
 import pytest
 
-from policies import counting
-from policies.asked import Asked
+from policies import grids
 from policies.capacity import capacities
-from policies.counting import log2_choices, of_steps
-from policies.grids import grid_points
+from policies.grids import grid_points, log2_choices, of_steps
+from policies.message import Asked
 from policies.model import Policy
 from policies.render import RULESETS, worst_case
 from tests.policies.kinds import (
@@ -200,8 +199,8 @@ def test_the_largest_numbers_of_a_policy_are_counted_at_once(name: str, keys: tu
 def test_what_is_bounded_instead_of_computed_is_no_smaller(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
     exact = [of_steps(1.0, messages, steps, "").bits for messages in range(1, steps + 2)]
     chosen = [log2_choices(steps, count) for count in range(1, steps)]
-    monkeypatch.setattr(counting, "_EXACT_COUNT", 0)
-    monkeypatch.setattr(counting, "_EXACT_SUM", 0)
+    monkeypatch.setattr(grids, "_EXACT_COUNT", 0)
+    monkeypatch.setattr(grids, "_EXACT_SUM", 0)
     rounding = 1e-9  # of sums of some hundred bits in doubles
     bounded = [of_steps(1.0, messages, steps, "").bits for messages in range(1, steps + 2)]
     assert all(more >= bits - rounding for more, bits in zip(bounded, exact, strict=True))

@@ -21,9 +21,8 @@ from policies.engine import History, decide, measure
 from policies.fields import Approvals
 from policies.kinds import POLICY_FILE, policy_file
 from policies.lattice import NothingInCommon
-from policies.model import Policy, PolicyFile
+from policies.model import GONE, Policy, PolicyFile
 from policies.rules import asked
-from policies.tombstones import GONE
 from tests.policies.evasion import EVERYTHING
 from tests.policies.setting import FROM_COORDINATOR, PLAN, context, good_cases, inbound, policy_of, policy_text
 

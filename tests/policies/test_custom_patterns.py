@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from fedsilo.files.site_policy import read_effective, read_policy
 from fedsilo.protocol.errors import UsageError
+from policies.capacity import unused_screen_warnings
 from policies.cases.format import load_cases
 from policies.cases.judge import judge, mutate
 from policies.cases.site import Site
@@ -23,11 +24,9 @@ from policies.custom_patterns import INSTRUCTIONS_MAX, PATTERNS_MAX, CustomPatte
 from policies.kinds import policy_file
 from policies.load import custom_in_words, custom_of, load_policy, read_patterns
 from policies.model import Policy, TextScreens
-from policies.screening import NO_MATERIAL, screen, settings_of
-from policies.screens import Material, ScreenFailed, screen_texts
+from policies.screens import NO_MATERIAL, Material, ScreenFailed, screen, screen_texts, settings_of
 from policies.screens.normalise import readings
 from policies.screens.patterns import count_patterns
-from policies.standstill import unused_screen_warnings
 from tests.policies import own_patterns as own
 from tests.policies.setting import SCHEMA
 

@@ -14,9 +14,9 @@ from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.codec import canonical_json
 from fedsilo.protocol.place import Place
 from policies.engine import Approval, Decision, Facts, History, HistoryBook, Message, decide, measure
+from policies.kind import Judgement, Rule, at_least, at_most
 from policies.kinds import policy_file
 from policies.model import Policy, PolicyFile
-from policies.rule import Judgement, Rule, at_least, at_most
 from policies.rules import RULES
 from tests.policies.setting import (
     GRADED,

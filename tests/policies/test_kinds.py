@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.codec import canonical_json
 from fedsilo.protocol.kinds import INBOUND_KINDS, OUTBOUND_KINDS
-from policies.asked import Asked
 from policies.compare import is_tightening, meet
 from policies.engine import Approval, History, HistoryBook, decide, measure
+from policies.message import Asked
 from policies.model import Policy
 from policies.render import RULESETS
 from policies.rules import RULES

@@ -12,7 +12,7 @@ from fedsilo.protocol.errors import UsageError
 from policies.compare import compare, is_tightening, meet
 from policies.engine import History, HistoryBook, decide, measure
 from policies.message import Screened
-from policies.screening import NO_MATERIAL, Material, asked, kept, screen, screen_facts, settings_of
+from policies.screens import NO_MATERIAL, Material, asked, kept, screen, screen_facts, settings_of
 from tests.policies import setting
 from tests.simulated import screening as site
 

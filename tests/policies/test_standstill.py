@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from policies.capacity import standstill_warnings, unused_screen_warnings
 from policies.compare import effective
 from policies.load import load_policy
 from policies.render import RULESETS
-from policies.standstill import standstill_warnings, unused_screen_warnings
 from tests.policies import setting
 from tests.policies.test_cli_policy import _init, _run, site
 from tests.simulated import screening

@@ -16,8 +16,8 @@ from policies.compare import effective
 from policies.history import History
 from policies.kinds import policy_file
 from policies.load import load_policy
+from policies.model import GONE
 from policies.replay import replayed
-from policies.tombstones import GONE
 from tests.policies.setting import policy_of, policy_text
 from tests.simulated.policy_site import PolicySite, text_of
 

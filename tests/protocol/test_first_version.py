@@ -23,7 +23,7 @@ import pytest
 
 from policies.compare import compare, effective
 from policies.load import load_policy
-from policies.tombstones import GONE
+from policies.model import GONE
 from silo.guard.ledger import Ledger
 from silo.guard.policy_change import Seen, step_to
 from tests.answers import ROOT, unpacked

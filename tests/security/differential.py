@@ -29,11 +29,11 @@ from fedsilo.protocol.envelope import parsed
 from fedsilo.protocol.errors import PeerError
 from fedsilo.protocol.kinds import OUTBOUND_KINDS
 from fedsilo.protocol.place import Place
-from policies import screening
+from policies import screens
 from policies.engine import Approval, Decision, HistoryBook, Message, decide, measure
+from policies.kind import block_of
 from policies.model import Policy
 from policies.render import RULESETS
-from policies.rule import block_of
 from policies.screens.overlap import OverlapIndex, build_index
 from silo.guard.decisions import PublicView, RunView, SiteView, answers_of, context_of
 from silo.sampling import Training
@@ -79,14 +79,14 @@ class _Tasks:
 
 
 @cache
-def _material(ruleset: str) -> screening.Material:
+def _material(ruleset: str) -> screens.Material:
     settings = policy_named(ruleset).file.text_screens.overlap
     if settings is None:
-        return screening.NO_MATERIAL
+        return screens.NO_MATERIAL
     key = bytes(32)
     records = ["the patient came in at night with a cough that had lasted for nine days"]
     data = build_index(records, key=key, n=settings.n, false_positive_rate=settings.false_positive_rate)
-    return screening.Material(overlap=OverlapIndex.from_bytes(data, key=key), canaries=("zebra-4711-canary",))
+    return screens.Material(overlap=OverlapIndex.from_bytes(data, key=key), canaries=("zebra-4711-canary",))
 
 
 @dataclass
@@ -130,9 +130,9 @@ class Ends:
             answers = answers_of(body, SILO)
             graded = self._site.public.judge(answers, (sent.run, sent.round, sent.step))
         block = block_of({"kind": sent.kind, "sender": SILO}, self.policy)[0]
-        if names := screening.asked(block, sent.kind, "egress"):
-            texts = list(screening.texts_of(body))
-            screened = screening.screen(self.policy.file, names, texts, _material(self.ruleset))
+        if names := screens.asked(block, sent.kind, "egress"):
+            texts = list(screens.texts_of(body))
+            screened = screens.screen(self.policy.file, names, texts, _material(self.ruleset))
         view = RunView(
             plan=self._plan, round=1, base_digest=BASE_DIGEST, base_l2=1.0, steps={2: (1, 4, 7), 4: (0, 9, 2)},
             open_step=2, evaluated={1: BASE_DIGEST}, training=Training(64, 1, 4), asked=sent.asked,

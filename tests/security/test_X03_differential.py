@@ -13,7 +13,7 @@ from fedsilo.protocol.codec import encode
 from fedsilo.protocol.kinds import OUTBOUND_KINDS
 from policies import engine
 from policies.engine import HistoryBook
-from policies.rule import Judgement
+from policies.kind import Judgement
 from policies.rules import RULES
 from tests.policies.kinds import a_method_that_sends_everything, profile
 from tests.security.differential import ONE_SIDED, Ends, Report, Sent, compare, generate

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from policies import screening
+from policies import screens
 from policies.model import Policy
 from policies.screens import Hit
 from silo.guard.messages import Allowed
@@ -56,7 +56,7 @@ class Measured:
         self._policy = roomy_policy()
         self._screens = site.screens(folder / "scratch")
         self.screened: list[float] = []
-        real = screening.screen_texts
+        real = screens.screen_texts
 
         def timed(definitions: Any, names: Any, material: Any, texts: Any, *more: Any) -> Any:
             begun = time.thread_time()
@@ -66,7 +66,7 @@ class Measured:
             self.screened.append(time.thread_time() - begun)
             return found
 
-        monkeypatch.setattr(screening, "screen_texts", timed)
+        monkeypatch.setattr(screens, "screen_texts", timed)
 
     def seconds(self, first: str, *, withheld: int) -> float:
         """One message of twelve answers through a gate of its own."""

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fedsilo.protocol._generated import federation_pb2 as pb
-from policies import screening
+from policies import screens
 from silo.guard.messages import IngressDenied
 from tests.policies import setting
 from tests.simulated import screening as site
@@ -94,7 +94,7 @@ def test_T21_a_screen_of_donors_that_fails_lets_none_in(tmp_path: Path, monkeypa
     def broken(*_arguments: Any) -> Any:
         raise RecursionError
 
-    monkeypatch.setattr(screening, "screen_texts", broken)
+    monkeypatch.setattr(screens, "screen_texts", broken)
     with closing(bench(tmp_path, ["canary"])) as screened:
         screened.channel.answer = ("public.donors", setting.donors_message((1, "hospital_b", GOOD)).body)
         screened.channel.routing = {"run": "run-1", "round": 1, "step": 2}

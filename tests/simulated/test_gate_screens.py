@@ -15,7 +15,7 @@ import pytest
 from fedsilo.protocol import codec
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.errors import ConflictError, NotAllowedError, NotFoundError
-from policies import screening
+from policies import screens
 from policies.replay import replayed
 from silo.guard.commands import Halts
 from silo.guard.messages import Allowed, Denied, Held
@@ -116,13 +116,13 @@ def test_T18_the_screens_run_once_over_all_texts_hit_or_no_hit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, planted: str | None
 ) -> None:
     runs: list[tuple[tuple[str, ...], int]] = []
-    real = screening.screen_texts
+    real = screens.screen_texts
 
     def counted(definitions: Any, names: Any, material: Any, texts: Any, *more: Any) -> Any:
         runs.append((tuple(names), len(texts)))
         return real(definitions, names, material, texts, *more)
 
-    monkeypatch.setattr(screening, "screen_texts", counted)
+    monkeypatch.setattr(screens, "screen_texts", counted)
     with closing(site.bench(tmp_path, site.policy())) as bench:
         first = site.PLANTED[planted] if planted else "12"
         assert isinstance(bench.responses((1, (first, "12", "12")), (4, ("12",)), (7, ())), Allowed)
@@ -274,7 +274,7 @@ def test_a_screen_that_raises_denies_the_message_and_withholds_nothing(
         raise RecursionError
 
     with monkeypatch.context() as patch:
-        patch.setattr(screening, "screen_texts", broken)
+        patch.setattr(screens, "screen_texts", broken)
         assert reasons(bench.responses((1, ("12",)), (4, ()), (7, ()))) == ("SCREEN_FAILED",)
     assert bench.events("egress.decision")[0]["facts"]["transform"] == {"responses_withheld": 0}
     assert isinstance(bench.responses((1, ("12",)), (4, ()), (7, ())), Allowed)

@@ -14,7 +14,7 @@ import pytest
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.errors import NotFoundError, UsageError
 from fedsilo.protocol.kinds import INBOUND_KINDS, OUTBOUND_KINDS, TEXT_KINDS_IN, TEXT_KINDS_OUT
-from policies.field_classes import FieldClass
+from policies.kind import FieldClass
 from policies.kinds import CATALOGUE, Egress, Ingress
 from policies.model import Policy
 from policies.render import RULESETS

@@ -22,7 +22,7 @@ from fedsilo.cli.audit_report_page import LogStatistics
 from fedsilo.control.desk import ControlDesk
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.errors import UsageError
-from policies import screening
+from policies import screens
 from policies.replay import replay
 from policies.screens import ScreenFailed
 from silo.guard import screens as guard_screens
@@ -136,7 +136,7 @@ def test_T40_each_reading_is_recorded_with_the_person_and_no_text_goes_back_or_i
 
 
 def test_a_screen_that_cannot_run_here_is_named_and_nothing_is_read(bench: Bench, tmp_path: Path) -> None:
-    for screens, names, said in (
+    for own, names, said in (
         (Screens(), ["charset", "canary"], "screen canary cannot run: data.canaries names no file"),
         (
             Screens(canaries=(site.CANARY,)),
@@ -146,7 +146,7 @@ def test_a_screen_that_cannot_run_here_is_named_and_nothing_is_read(bench: Bench
         (bench.screens, ["charset", "overlap"], "made with other settings"),
     ):
         policy = site.policy_text(names).replace("n: 8,", "n: 5," if "other settings" in said else "n: 8,")
-        rows = asked(bench, policy, screens=screens)["rows"]
+        rows = asked(bench, policy, screens=own)["rows"]
         assert len(rows) == 2 and all(said in row["why"] for row in rows)
     assert bench.events("payload.read") == []
     # the counterpart: with the index as the policy wants it, both are judged
@@ -268,7 +268,7 @@ def test_T23_a_run_of_screens_that_fails_counts_as_a_payload_read(
     def failing(*_: object) -> None:
         raise ScreenFailed("so it is")
 
-    monkeypatch.setattr(screening, "screen_texts", failing)
+    monkeypatch.setattr(screens, "screen_texts", failing)
     answer = asked(bench)
     assert [row["why"] for row in answer["rows"]] == ["screens canary, charset failed here"]
     assert answer["next"] is not None and len(bench.events("payload.read")) == 1

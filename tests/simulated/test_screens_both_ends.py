@@ -14,7 +14,7 @@ from fedsilo.grading.answers import AnswerGrading
 from fedsilo.protocol import codec
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.errors import ConflictError, NotAllowedError, NotFoundError
-from policies import screening
+from policies import screens
 from tests.policies import setting
 from tests.simulated import screening as site
 from tests.simulated.coordinator_parts import House, SimulatedSilo, step_asked_for
@@ -140,7 +140,7 @@ def test_a_screen_that_fails_at_the_coordinator_denies(tmp_path: Path, monkeypat
         raise ValueError
 
     with monkeypatch.context() as patch:
-        patch.setattr(screening, "screen_texts", broken)
+        patch.setattr(screens, "screen_texts", broken)
         assert isinstance(answer(house, silo, "so it is "), pb.Refusal)
     record = next(each for each in house.audit.records() if each.get("decision") == "deny")
     assert record["reasons"] == ["SCREEN_FAILED"]

@@ -22,7 +22,7 @@ from typing import Any
 from fedsilo.protocol.errors import UsageError
 from policies.compare import compare
 from policies.model import PolicyFile
-from policies.screening import hits_in_words
+from policies.screens import hits_in_words
 from silo.guard.ledger import Approval, OutboxItem, PolicyInForce, Release
 
 Finding = dict[str, Any]

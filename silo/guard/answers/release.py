@@ -35,7 +35,7 @@ from fedsilo.protocol.envelope import parsed
 from fedsilo.protocol.errors import FedSiloError
 from fedsilo.protocol.kinds import OUTBOUND_KINDS, TENSOR_KINDS, UPDATE_KINDS
 from policies.model import PolicyFile
-from policies.screening import hits_in_words
+from policies.screens import hits_in_words
 from silo.guard.answers.findings import (
     COUNTED,
     EVIDENCE_MAX,
@@ -451,7 +451,7 @@ def hit_places(body: ProtobufMessage, hits: Sequence[Mapping[str, int]]) -> list
 
     Args:
         body: of the message.
-        hits: for each text, in the order of `policies.screening.texts_of`.
+        hits: for each text, in the order of `policies.screens.texts_of`.
     """
     if isinstance(body, pb.PublicResponses):
         places = [
