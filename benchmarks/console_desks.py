@@ -23,7 +23,7 @@ from typing import Any
 
 from certs.authority import create_ca
 from certs.roles import Roles
-from fedsilo.control.desk import ControlDesk
+from fedsilo.control.server import ControlServer
 
 SOCKET = "c.sock"
 SILOS = 50
@@ -35,11 +35,11 @@ RECORDS = 100_000
 SLICE_SECONDS = 0.01
 
 
-def desk_of(site: str) -> ControlDesk:
+def desk_of(site: str) -> ControlServer:
     now = datetime.now(UTC)
     authority = create_ca(site, kind="site", not_before=now - timedelta(days=1), days=30)
     roles = Roles(site, {"alice": frozenset({"approver"})})
-    return ControlDesk(site, authority.certificate_pem, roles, lambda: datetime.now(UTC))
+    return ControlServer(site, authority.certificate_pem, roles, lambda: datetime.now(UTC))
 
 
 def _moment() -> str:
@@ -121,7 +121,7 @@ class Silo:
     """The queries of a guard over a real gate and a long log; every query is the guard's own."""
 
     def __init__(self, folder: Path) -> None:
-        from silo.guard.control_socket import ControlServer
+        from silo.guard.control_socket import ControlSocket
         from tests.console.states import POLICY_DIGEST, release, silo
         from tests.policies import setting
         from tests.simulated.queries import asked_of, long_log
@@ -136,7 +136,7 @@ class Silo:
         self._state = silo(release()) | {"audit": {"size": bench.audit.size}}
         self._digest = POLICY_DIGEST
         self.tell(0.0)
-        self._server = ControlServer(self.desk, folder / SOCKET, "no-such-group")
+        self._server = ControlSocket(self.desk, folder / SOCKET, "no-such-group")
 
     def tell(self, seconds: float) -> None:
         self.desk.set_state(self._state | {"step": int(seconds) % 8}, policy_digest=self._digest)

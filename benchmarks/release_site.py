@@ -25,7 +25,7 @@ from certs.enrolment import EnrolmentKeys
 from certs.roles import Role, Roles
 from fedsilo.control.client import Event
 from fedsilo.control.client import Snapshot as Reading
-from fedsilo.control.desk import ControlDesk, raise_for_reply
+from fedsilo.control.server import ControlServer, raise_for_reply
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.codec import sha256_hex
 from fedsilo.protocol.plan import Rollout
@@ -107,7 +107,7 @@ class Site:
     seed: int
     policy: Policy
     rank: int = 8
-    desk: ControlDesk = field(init=False)
+    desk: ControlServer = field(init=False)
 
     def __post_init__(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -176,7 +176,7 @@ class Site:
                 template_sha256=setting.HASH["template"],
             ),
         )  # fmt: skip
-        self.desk = ControlDesk(
+        self.desk = ControlServer(
             SILO, b"", Roles(SILO, PEOPLE), lambda: datetime.fromtimestamp(self.bench.clock_now, UTC),
             federation=FEDERATION,
         )  # fmt: skip
@@ -266,7 +266,7 @@ class Site:
 class DeskSource:
     """A desk without a socket, as a `console.feed.Source`."""
 
-    desk: ControlDesk
+    desk: ControlServer
 
     def snapshot(self) -> Reading:
         seen = self.desk.snapshot()

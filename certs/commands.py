@@ -2,7 +2,7 @@
 
 The signature (ECDSA P-256, SHA-256, the key of the operator's certificate) covers federation, site, name, arguments,
 request id and expiry. An approval's arguments hold the digests of what was shown, so approve-then-swap does not verify
-and an old approval expires (threat T36). Replays are the desk's work (`fedsilo.control.desk`): same request id,
+and an old approval expires (threat T36). Replays are the desk's work (`fedsilo.control.server`): same request id,
 same reply.
 
 What is signed is kept with the audit record of the order, and a log is handed to others. So what may not be in a log

@@ -46,8 +46,7 @@ from sqlalchemy import URL, Connection, create_engine, select, text
 from sqlalchemy.exc import SQLAlchemyError
 
 from coordinator.config import CoordinatorConfig
-from coordinator.database import POSTGRESQL, database_url, is_secret, require_driver, shown_url
-from coordinator.store import Base, LogPlace, Run, Store
+from coordinator.store import POSTGRESQL, Base, LogPlace, Run, Store, database_url, is_secret, require_driver, shown_url
 from coordinator.witnessing import FOLDER as SHOWN
 from fedsilo.audit.checkpoint import log_key, open_checkpoint
 from fedsilo.audit.log import LoadedLog, load
@@ -61,7 +60,7 @@ from fedsilo.files.durable import (
     write_durably,
     write_private,
 )
-from fedsilo.files.read_only import read_only_address
+from fedsilo.files.sqlite_file import read_only_address
 from fedsilo.protocol.codec import canonical_json, sha256_hex
 from fedsilo.protocol.errors import ConflictError, NotFoundError, OperationError, UsageError, VerificationError
 

@@ -36,8 +36,7 @@ import fsspec
 from sqlalchemy import select
 
 from coordinator import store as db
-from fedsilo.files.durable import FLUSHED_BYTES, EarlyFlush, disk_error, fsync_directory, leave_page_cache
-from fedsilo.files.partial_file import PartialFile
+from fedsilo.files.durable import FLUSHED_BYTES, EarlyFlush, PartialFile, disk_error, fsync_directory, leave_page_cache
 from fedsilo.protocol.codec import CHUNK_BYTES_MAX, SMALL_PAYLOAD_BYTES_MAX, Buffer, sha256_hex
 from fedsilo.protocol.errors import OperationError, PeerError, WireCode
 

@@ -122,7 +122,7 @@ class CoordinatorConfig(_Closed):
     @property
     def shown_database(self) -> str:
         """`database` without a password: what settings show of it."""
-        from coordinator.database import shown_url  # SQLAlchemy takes time to load
+        from coordinator.store import shown_url  # SQLAlchemy takes time to load
 
         return shown_url(self.database) if self.database else ""
 
@@ -151,7 +151,7 @@ def load_config(path: Path) -> CoordinatorConfig:
     if len(set(config.silos)) != len(config.silos):
         raise UsageError(f"{path}:{document.line_of(('silos',))}: a silo is listed twice")
     if config.database:
-        from coordinator.database import database_url  # SQLAlchemy takes time to load
+        from coordinator.store import database_url  # SQLAlchemy takes time to load
 
         try:
             database_url(config.database)

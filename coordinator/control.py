@@ -22,7 +22,7 @@ from coordinator.driver import Driver
 from coordinator.record import Outcome, run_record
 from coordinator.runs import ActiveRun
 from coordinator.submission import Record, Submissions
-from fedsilo.control.desk import ControlDesk
+from fedsilo.control.server import ControlServer
 from fedsilo.protocol.clocks import TOLD_SECONDS, apart
 from fedsilo.protocol.errors import ConflictError, NotFoundError, OperationError, UsageError
 
@@ -41,7 +41,7 @@ class Control:
 
     def __init__(
         self,
-        desk: ControlDesk,
+        desk: ControlServer,
         driver: Driver,
         submissions: Submissions,
         outcome: Outcome,

@@ -47,9 +47,8 @@ from coordinator import store as db
 from coordinator.aggregate import DriftNotes, l2_norm
 from coordinator.blobs import AnyPayload, Blobs, BytesPayload
 from coordinator.effects import CONTRIBUTIONS, Effects, MemberState, Parts, Prepared, Taken, ack, contribution_of
-from coordinator.ingress import Arrived, OpenPlace, Ruling
-from coordinator.members import SILENT_SECONDS, standing
-from coordinator.replies import Reply
+from coordinator.ingress import SILENT_SECONDS, Arrived, OpenPlace, Ruling, standing
+from coordinator.outbox import Reply
 from coordinator.runs import ActiveRun, Agreements, Surroundings, stored_life
 from fedsilo.audit import polls
 from fedsilo.audit.log import AuditLog

@@ -20,9 +20,8 @@ from coordinator import outbox
 from coordinator import store as db
 from coordinator.aggregate import l2_norm
 from coordinator.blobs import AnyPayload, Blobs
-from coordinator.ingress import Arrived, Ingress
-from coordinator.members import Agreed, check_hello, check_kept, facts_as_fields, hello_as_fields
-from coordinator.replies import Replies, Reply
+from coordinator.ingress import Agreed, Arrived, Ingress, check_hello, check_kept, facts_as_fields, hello_as_fields
+from coordinator.outbox import Replies, Reply
 from coordinator.runs import ActiveRun
 from coordinator.witnessing import Relay
 from fedsilo.audit.checkpoint import Checkpoint

@@ -38,24 +38,27 @@ from coordinator.config import CoordinatorConfig, load_config
 from coordinator.control import Control
 from coordinator.driver import Driver
 from coordinator.effects import Parts
-from coordinator.ingress import Ingress
-from coordinator.members import Agreed
+from coordinator.ingress import Agreed, Ingress
 from coordinator.native_log import NativeLog
+from coordinator.outbox import Replies
 from coordinator.record import Outcome
-from coordinator.replies import Replies
 from coordinator.server import FederationService, control_server, federation_server
 from coordinator.store import Store
 from coordinator.submission import Submissions
 from coordinator.transfer import Transfers
 from fedsilo.audit.log import AuditLog
 from fedsilo.audit.record import CLOCK_ACCEPTED
-from fedsilo.control.desk import ControlDesk
+from fedsilo.control.server import ControlServer
 from fedsilo.files import long_lived
-from fedsilo.files.disk_space import require_space
-from fedsilo.files.durable import lock_exclusively, make_private_directory, read_regular, require_authority
+from fedsilo.files.durable import (
+    lock_exclusively,
+    make_private_directory,
+    read_regular,
+    require_authority,
+    require_space,
+)
 from fedsilo.files.identity_files import load_identity, load_site
-from fedsilo.files.json_log import shape
-from fedsilo.files.quiet_log import QuietLog
+from fedsilo.files.logs import QuietLog, shape
 from fedsilo.files.run_request import Fixed
 from fedsilo.files.task_files import TaskFile, read_tasks
 from fedsilo.grading import require_verifier
@@ -397,7 +400,7 @@ class Coordinator:
         self._latest = self.audit.latest_time
         self._watch.begin(self._latest)
         site_ca_pem, roles = load_site(config.identity.site_ca, config.identity.operators, site=config.site)
-        self.desk = ControlDesk(
+        self.desk = ControlServer(
             config.site, site_ca_pem, roles, self.now, journal=config.state_dir / "requests.jsonl",
             federation=config.federation, wall=lambda: datetime.fromtimestamp(self._watch.wall(), UTC),
         )  # fmt: skip

@@ -31,7 +31,7 @@ from typing import TextIO
 from urllib.parse import unquote
 
 from fedsilo.files.durable import write_all
-from fedsilo.files.quiet_log import QuietLog
+from fedsilo.files.logs import QuietLog
 from fedsilo.protocol.text import harmless
 
 _log = logging.getLogger("fedsilo.coordinator")

@@ -1,4 +1,4 @@
-"""gRPC, thin: mutual TLS and framing in front of the `Driver`, a unix socket in front of the `ControlDesk`.
+"""gRPC, thin: mutual TLS and framing in front of the `Driver`, a unix socket in front of the `ControlServer`.
 
 Every call is judged anew: TLS 1.3, one certificate of a silo of this federation, valid now (threats T25, T26, T28). A
 call may send only what it announced and open only so many at a time (T23), and it ends when the next MiB, up or down,
@@ -33,11 +33,10 @@ from coordinator.blobs import AnyPayload, Blobs, BytesPayload, LineClosed, Uploa
 from coordinator.config import Limits
 from coordinator.driver import Driver
 from coordinator.native_log import address_of, host_of
-from coordinator.replies import Reply
-from fedsilo.control import places as control_places
-from fedsilo.control.desk import ControlDesk
-from fedsilo.files.json_log import about
-from fedsilo.files.quiet_log import QuietLog
+from coordinator.outbox import Reply
+from fedsilo.control.server import THREADS as CONTROL_THREADS
+from fedsilo.control.server import ControlServer, NoSlotError, query_slots, watch_slots
+from fedsilo.files.logs import QuietLog, about
 from fedsilo.protocol import codec, services
 from fedsilo.protocol._generated import control_pb2
 from fedsilo.protocol._generated import federation_pb2 as pb
@@ -97,7 +96,7 @@ class _Boundary:
                 f"refused {host} {certificate}", f"refused calls from {host}", f"refused a call from {error.line}"
             )
             self._context.abort(grpc.StatusCode.UNAUTHENTICATED, "")
-        if isinstance(error, _TooManyCallsError | control_places.NoPlace):
+        if isinstance(error, _TooManyCallsError | NoSlotError):
             self._quiet.say(error.message, error.message, error.message)
             self._context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "")
         if isinstance(error, FedSiloError):
@@ -441,10 +440,10 @@ def _refuse_port_in_use(listen: str) -> None:
 class ControlService:
     """The unix socket: reading for whoever may open it, changes only as signed commands (the desk verifies)."""
 
-    def __init__(self, desk: ControlDesk) -> None:
+    def __init__(self, desk: ControlServer) -> None:
         self._desk = desk
         self._quiet = QuietLog(log)
-        self._watchers, self._readers = control_places.watchers(), control_places.readers()
+        self._watchers, self._readers = watch_slots(), query_slots()
 
     def snapshot(self, _request: control_pb2.SnapshotRequest, context: grpc.ServicerContext) -> control_pb2.Snapshot:
         with _Boundary(context, self._quiet), self._readers.taken():
@@ -467,12 +466,12 @@ class ControlService:
             return self._desk.execute(request)
 
 
-def control_server(desk: ControlDesk, path: Path, group: str) -> grpc.Server:
+def control_server(desk: ControlServer, path: Path, group: str) -> grpc.Server:
     """Listen on the control socket; returns the server, not yet started.
 
     The socket is 0660 for `group` where that group exists and this user may give it away, else 0600.
     """
-    server = grpc.server(ThreadPoolExecutor(control_places.THREADS, thread_name_prefix="control"))
+    server = grpc.server(ThreadPoolExecutor(CONTROL_THREADS, thread_name_prefix="control"))
     service = ControlService(desk)
     behaviours: dict[str, Any] = {
         "Snapshot": service.snapshot, "Watch": service.watch, "Query": service.query, "Execute": service.execute,

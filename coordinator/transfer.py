@@ -28,8 +28,8 @@ from coordinator import outbox
 from coordinator import store as db
 from coordinator.blobs import AnyPayload, BytesPayload, chunks
 from coordinator.driver import Driver
-from coordinator.replies import Reply
-from fedsilo.control.desk import ControlDesk
+from coordinator.outbox import Reply
+from fedsilo.control.server import ControlServer
 from fedsilo.files.transfer_file import Carried, Header, TransferFile, TransferWriter
 from fedsilo.protocol import codec
 from fedsilo.protocol._generated import federation_pb2 as pb
@@ -61,7 +61,7 @@ class Transfers:
         self._now = now
         self._charter_digest = charter_digest
 
-    def register(self, desk: ControlDesk) -> None:
+    def register(self, desk: ControlServer) -> None:
         desk.register_command("transfer.export", "transfer.export", self._ordered_export)
         desk.register_command("transfer.import", "transfer.import", self._ordered_import)
 

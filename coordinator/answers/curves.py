@@ -22,7 +22,7 @@ from coordinator import store as db
 from coordinator.answers.rounds import run_row
 from coordinator.driver import Driver
 from fedsilo.control.figures import unit_of
-from fedsilo.control.query_arguments import Asked
+from fedsilo.control.server import QueryArguments
 from fedsilo.protocol.intervals import wilson_interval
 from fedsilo.protocol.plan import Plan, plan_from_canonical
 
@@ -49,7 +49,7 @@ class CurveView:
 
 def curves_answer(session: Session, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """What the query `curves` answers. Raises UsageError: an argument; NotFoundError: no such run."""
-    asked = Asked(arguments, "run", "names", "x")
+    asked = QueryArguments(arguments, "run", "names", "x")
     x = asked.text("x", among=("round", "step")) or "round"
     names = frozenset(name.strip() for name in asked.text("names").split(",") if name.strip())
     run = run_row(session, asked.text("run"))

@@ -32,8 +32,7 @@ from coordinator.witnessing import Relay
 from fedsilo.audit.index import LogIndex
 from fedsilo.audit.log import AuditLog
 from fedsilo.control.audit_queries import AuditView, MessageView
-from fedsilo.control.desk import ControlDesk, QueryHandler
-from fedsilo.control.query_arguments import Asked
+from fedsilo.control.server import ControlServer, QueryArguments, QueryHandler
 from fedsilo.files.site_files import certificate_file, certificate_row, settings_of
 from fedsilo.protocol.codec import sha256_hex
 from fedsilo.protocol.errors import NotFoundError, UsageError
@@ -63,7 +62,7 @@ class Panel:
         self,
         audit: AuditLog,
         store: db.Store,
-        desk: ControlDesk,
+        desk: ControlServer,
         relay: Relay,
         *,
         charter: Policy,
@@ -116,7 +115,7 @@ class Panel:
             UsageError: an argument that is not one of these.
             NotFoundError: the log of a trainer.
         """
-        asked = Asked(arguments, "lines", "source")
+        asked = QueryArguments(arguments, "lines", "source")
         wanted = asked.number("lines", default=LINES_DEFAULT, least=1, most=LINES_MAX) or LINES_DEFAULT
         if asked.text("source", among=("coordinator", "guard", "trainer")) == "trainer":
             raise NotFoundError("a coordinator has no trainer", hint="silo logs --trainer, at a silo")
@@ -155,7 +154,7 @@ class Files:
         Raises:
             UsageError: an argument; it takes none.
         """
-        Asked(arguments)
+        QueryArguments(arguments)
         files, now = self._config.identity, self._now_seconds()
         named: list[tuple[str, Path, str]] = [
             ("this coordinator", files.certificate, self._running),
@@ -176,7 +175,7 @@ class Files:
         Raises:
             UsageError: an argument; it takes none.
         """
-        Asked(arguments)
+        QueryArguments(arguments)
         return settings_of(self._config, self._config.source)
 
 
@@ -227,7 +226,7 @@ class SentView:
             UsageError: an argument that is not one of these.
             NotFoundError: no such row.
         """
-        asked = Asked(arguments, "seq", "before", "limit", "control", "kind", "run", "silo", "waiting")
+        asked = QueryArguments(arguments, "seq", "before", "limit", "control", "kind", "run", "silo", "waiting")
         name = asked.text("seq", most=NAME_CHARACTERS_MAX)
         if name:
             if sum(value is not None for value in arguments.values()) > 1:

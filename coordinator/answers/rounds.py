@@ -26,7 +26,7 @@ from coordinator import runs
 from coordinator import store as db
 from coordinator.driver import Driver
 from fedsilo.audit.index import LogIndex, Mark, no_run_yet
-from fedsilo.control.query_arguments import Asked
+from fedsilo.control.server import QueryArguments
 from fedsilo.protocol.errors import NotFoundError, WireCode
 from fedsilo.protocol.plan import Plan, digests_of, parameters_of, plan_from_canonical
 from fedsilo.protocol.round_tables import is_over
@@ -75,7 +75,7 @@ class RoundView:
 
     def round(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """One round; without `round` the newest, without `run` of the newest run. Raises UsageError, NotFoundError."""
-        asked = Asked(arguments, "run", "round")
+        asked = QueryArguments(arguments, "run", "round")
         name, number = asked.text("run"), asked.number("round", least=1)
         with self._driver.parts.store.transaction() as session:
             run = run_row(session, name)

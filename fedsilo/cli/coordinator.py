@@ -182,7 +182,7 @@ def check(config: ConfigOption = CONFIG_DEFAULT, json_output: JsonOption = False
     """Read everything a start needs and compare it; changes nothing."""
     from coordinator.config import load_config
     from coordinator.main import check as check_files
-    from fedsilo.files.disk_space import free_bytes
+    from fedsilo.files.durable import free_bytes
 
     checked = check_files(load_config(config))
     data = {

@@ -122,7 +122,7 @@ def check(
     """Read a task file as a silo would: count and list bad lines; 5 % or more is an error."""
     from fedsilo.files.task_files import read_tasks, refuse_bad_references
     from fedsilo.grading.own_verifiers import find_verifier
-    from fedsilo.grading.reference_checks import full_check
+    from fedsilo.grading.worker import full_check
 
     find_verifier(verifier)
     with full_check(verifier) as is_readable:

@@ -164,7 +164,7 @@ def _configured(config: Path | None) -> tuple[BaseModel | None, Finding]:
 
 
 def _disk(folder: Path) -> Finding:
-    from fedsilo.files.disk_space import DISK_BYTES_MIN, free_bytes
+    from fedsilo.files.durable import DISK_BYTES_MIN, free_bytes
 
     free = free_bytes(folder)
     told = f"{free} bytes free for {folder}"

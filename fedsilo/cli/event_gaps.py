@@ -1,6 +1,6 @@
 """A stream of events whose gaps are said: nobody takes a list with holes for all that happened.
 
-Sequences count up by one at the daemon (`fedsilo.control.desk`), which says itself what it has forgotten. What is
+Sequences count up by one at the daemon (`fedsilo.control.server`), which says itself what it has forgotten. What is
 lost after that, on the way or by a reader, shows here as a sequence that was left out. A daemon that was started anew
 counts from another number and says that an unknown number, -1, is missing.
 Does not notice: that a daemon lost the file in which it counts its lives, where it has told more events since than the
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from fedsilo.control.client import Event
 
-EVENTS_MISSED, EVENTS_A_LIFE = "events.missed", 10**9  # as in fedsilo/control/desk.py, without loading gRPC
+EVENTS_MISSED, EVENTS_A_LIFE = "events.missed", 10**9  # as in fedsilo/control/server.py, without loading gRPC
 
 
 def gap_text(missed: int) -> str:

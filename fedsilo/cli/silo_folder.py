@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from fedsilo.control.query_arguments import Asked
+from fedsilo.control.server import QueryArguments
 from fedsilo.protocol.clocks import utc
 from fedsilo.protocol.errors import NotFoundError, OperationError
 from policies.model import PolicyFile
@@ -84,7 +84,7 @@ class SiloFolder:
         with self._ledger() as ledger:
             if name == "approvals":
                 return release_page(ledger, arguments)
-            release = ledger.release(Asked(arguments, "release").text("release"))
+            release = ledger.release(QueryArguments(arguments, "release").text("release"))
             return self._view(ledger, release) if name == "approval" else self._comparison(ledger, release)
 
     @contextmanager

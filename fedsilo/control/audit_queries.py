@@ -27,7 +27,7 @@ from fedsilo.audit.index import DECISION_EVENTS, HOLD_ENDS, LogIndex, parsed
 from fedsilo.audit.log import AuditLog, Broken, LogCheck
 from fedsilo.audit.reader import LOOK_RECORDS, line_filter, read_note, record_at
 from fedsilo.audit.record import rules_of
-from fedsilo.control.query_arguments import Asked
+from fedsilo.control.server import QueryArguments
 from fedsilo.protocol.clocks import utc
 from fedsilo.protocol.errors import FedSiloError, NotFoundError, UsageError
 from policies.engine import History, decide
@@ -100,7 +100,7 @@ class AuditView:
             UsageError: an argument that is not one of these.
             FedSiloError: the log cannot be read.
         """
-        asked = Asked(arguments, "before", "limit", "event", "text", "control")
+        asked = QueryArguments(arguments, "before", "limit", "event", "text", "control")
         size, before = self._audit.size, asked.number("before")
         limit = asked.limit(default=RECORDS_DEFAULT, most=RECORDS_MAX)
         control = arguments.get("control") is None or asked.flag("control")
@@ -113,7 +113,7 @@ class AuditView:
 
     def verify(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Begin to verify all records that there are by now, unless that is going on already; the status at once."""
-        Asked(arguments)
+        QueryArguments(arguments)
         with self._lock:
             begins = not self._state.running
             if begins:
@@ -155,7 +155,7 @@ class AuditView:
         Raises:
             FedSiloError: the log cannot be read.
         """
-        Asked(arguments)
+        QueryArguments(arguments)
         with self._lock:
             state = self._state
             shown = {
@@ -262,7 +262,7 @@ class MessageView:
         return self._answer("ingress", arguments)
 
     def _answer(self, direction: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        asked = Asked(arguments, "seq", "before", "limit", "control", "verdict", "kind")
+        asked = QueryArguments(arguments, "seq", "before", "limit", "control", "verdict", "kind")
         sequence = asked.number("seq")
         if sequence is not None:
             if sum(value is not None for value in arguments.values()) > 1:

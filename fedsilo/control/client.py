@@ -20,8 +20,8 @@ from typing import Any
 import grpc
 
 from certs.commands import sign_command
-from fedsilo.control.desk import raise_for_reply
 from fedsilo.control.dry_run import Signing, would_sign
+from fedsilo.control.server import raise_for_reply
 from fedsilo.files.identity_files import load_operator
 from fedsilo.protocol import services
 from fedsilo.protocol._generated import control_pb2

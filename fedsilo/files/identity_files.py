@@ -96,7 +96,7 @@ def load_link(
 
 
 def load_site(site_ca: Path, operators: Path, *, site: str) -> tuple[bytes, Roles]:
-    """The site CA (PEM) and the site's roles, as `ControlDesk` takes them.
+    """The site CA (PEM) and the site's roles, as `ControlServer` takes them.
 
     Raises:
         NotFoundError: a file is missing.

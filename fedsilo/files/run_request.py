@@ -73,7 +73,7 @@ objective: {kl_coefficient: 0.0}
 
 
 class Agreement(Protocol):
-    """Hashes that all silos share (`coordinator.members.Agreed`)."""
+    """Hashes that all silos share (`coordinator.ingress.Agreed`)."""
 
     @property
     def base_model_sha256(self) -> str: ...

@@ -11,8 +11,7 @@ import re
 import unicodedata
 
 from fedsilo.grading.exact import normalise
-from fedsilo.grading.extraction import CutOff, after_last_cue, final_boxed, outside_thinking
-from fedsilo.grading.retraction import SECOND_THOUGHT, taken_back
+from fedsilo.grading.extraction import SECOND_THOUGHT, CutOff, after_last_cue, final_boxed, outside_thinking, taken_back
 from fedsilo.grading.verdict import BAD_REFERENCE, NO_ANSWER, Verdict, judged
 
 CHARACTERS_MAX = 2_000

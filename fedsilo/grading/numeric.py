@@ -14,8 +14,14 @@ from fractions import Fraction
 from itertools import islice
 
 from fedsilo.grading import layout
-from fedsilo.grading.extraction import CutOff, after_last_cue, final_boxed, outside_thinking
-from fedsilo.grading.retraction import SECOND_THOUGHT, last_is_taken_back
+from fedsilo.grading.extraction import (
+    SECOND_THOUGHT,
+    CutOff,
+    after_last_cue,
+    final_boxed,
+    last_is_taken_back,
+    outside_thinking,
+)
 from fedsilo.grading.verdict import BAD_REFERENCE, NO_ANSWER, Verdict, judged
 
 CHARACTERS_MAX = 64

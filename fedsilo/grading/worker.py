@@ -28,12 +28,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import IO
 
-from fedsilo.grading import RESPONSE_CHARACTERS_MAX
+from fedsilo.grading import RESPONSE_CHARACTERS_MAX, VERIFIERS, check_reference, mixture
 from fedsilo.grading.own_verifiers import Grade, find_verifier, load_grade
 from fedsilo.grading.verdict import CRASHED, ERROR, TIMEOUT, TOO_COSTLY, Verdict, VerdictCode
 from fedsilo.protocol.errors import FedSiloError, OperationError, UsageError
@@ -392,3 +393,44 @@ if __name__ == "__main__":
         int(sys.argv[3]) if len(sys.argv) > 3 else MEMORY_BYTES_MAX,
         reports=sys.argv[4:] == ["reports"],
     )
+
+
+# ---- reference answers -----------------------------------------------------------------------------------------------
+
+
+Check = Callable[[str], bool]
+
+
+def our_parts_check(verifier: str) -> Check:
+    """Asks FedSilo's own parts of a verifier alone; starts no process. Says yes for what only a package can say.
+
+    Raises:
+        UsageError: the name is none.
+    """
+    ours = [part for part in mixture.parse(verifier) if part.verifier in VERIFIERS]
+    return lambda answer: all(check_reference(part.verifier, part.form or answer) for part in ours)
+
+
+@contextmanager
+def full_check(verifier: str) -> Iterator[Check]:
+    """Asks every part. An own verifier that fails or hangs on a reference has not said that it is a bad one.
+
+    Raises:
+        UsageError: unknown, or not what a verifier must be. OperationError: no process can be started.
+    """
+    ours = our_parts_check(verifier)
+    with ExitStack() as stack:
+        brought = [
+            stack.enter_context(GradingProcess(part.verifier))
+            for part in mixture.parse(verifier)
+            if part.verifier not in VERIFIERS
+        ]
+        for process in brought:
+            process.wait_ready()
+
+        def check(answer: str) -> bool:
+            return ours(answer) and all(
+                process.grade("", answer).code is not VerdictCode.BAD_REFERENCE for process in brought
+            )
+
+        yield check

@@ -222,7 +222,7 @@ class Member:
     """A silo as the coordinator sees it: what the silo released, nothing else."""
 
     silo: str
-    state: str  # as the coordinator puts it, in one word for all who ask: `coordinator.members.standing`
+    state: str  # as the coordinator puts it, in one word for all who ask: `coordinator.ingress.standing`
     last_seen: float  # seconds since 1970; 0 when never
     round: int
     step: int

@@ -33,7 +33,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fedsilo.control.desk import Publish
+from fedsilo.control.server import Publish
 from fedsilo.files.durable import write_durably
 from fedsilo.protocol.codec import Buffer
 from fedsilo.protocol.errors import ConflictError, NotFoundError, OperationError, VerificationError, WireCode

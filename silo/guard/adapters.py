@@ -18,8 +18,14 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from fedsilo.files.durable import disk_error, fsync_directory, leave_page_cache, make_private_directory, write_durably
-from fedsilo.files.partial_file import PartialFile
+from fedsilo.files.durable import (
+    PartialFile,
+    disk_error,
+    fsync_directory,
+    leave_page_cache,
+    make_private_directory,
+    write_durably,
+)
 from fedsilo.protocol.codec import Array, Buffer, decode_factors, sha256_hex
 from fedsilo.protocol.errors import OperationError
 

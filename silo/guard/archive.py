@@ -30,7 +30,7 @@ from google.protobuf import json_format
 from certs.commands import VerifiedCommand
 from fedsilo.audit import notes as audit_notes
 from fedsilo.audit.log import AuditLog
-from fedsilo.control.desk import ControlDesk
+from fedsilo.control.server import ControlServer
 from fedsilo.files.task_files import Task
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.codec import Array, Buffer
@@ -193,7 +193,7 @@ class Archive:
 
     # ---- reading -----------------------------------------------------------------------------------
 
-    def register(self, desk: ControlDesk, on_loop: Callable[[Callable[[], Any]], Any]) -> None:
+    def register(self, desk: ControlServer, on_loop: Callable[[Callable[[], Any]], Any]) -> None:
         """The command that asks and the query that fetches.
 
         They are two, since the desk remembers the answer of every command: this one's is a ticket, good for one look.

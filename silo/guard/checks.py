@@ -25,15 +25,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from certs.identity import peer_identity
-from fedsilo.files.disk_space import require_space
-from fedsilo.files.durable import holder_of
+from fedsilo.files.durable import holder_of, require_space
 from fedsilo.files.identity_files import load_site
 from fedsilo.files.model_facts import ModelFacts, read_model_facts
 from fedsilo.files.prompt_template import read_template
 from fedsilo.files.task_files import TaskFile, listed, read_tasks, read_usable
 from fedsilo.grading.data_findings import HELD_OUT, PRIVATE, find
 from fedsilo.grading.own_verifiers import find_verifier
-from fedsilo.grading.reference_checks import our_parts_check
+from fedsilo.grading.worker import our_parts_check
 from fedsilo.protocol.errors import FedSiloError, NotAllowedError, OperationError, UsageError
 from fedsilo.protocol.isolation import isolates_at_least
 from fedsilo.protocol.plan import Plan, plan_from_canonical

@@ -37,7 +37,7 @@ from fedsilo.audit.log import AuditLog
 from fedsilo.audit.record import CLOCK_ACCEPTED
 from fedsilo.audit.segments import LogLostError
 from fedsilo.audit.witness import OWN_HISTORY_LOST
-from fedsilo.control.desk import ControlDesk, Publish
+from fedsilo.control.server import ControlServer, Publish
 from fedsilo.files.task_files import Task
 from fedsilo.protocol.clocks import CLOCK_UNKNOWN, HALTING
 from fedsilo.protocol.codec import canonical_json, sha256_hex
@@ -96,7 +96,7 @@ class Orders:
     files: FileExchange | None = None
     watch: ClockWatch | None = None
 
-    def register(self, desk: ControlDesk) -> None:
+    def register(self, desk: ControlServer) -> None:
         """Queries and commands of the control socket."""
         desk.register_query("adapters", self.runs.acceptance.view)
         desk.register_query("halts", lambda arguments: {"halts": self.halts.rows()})
@@ -526,7 +526,7 @@ class HeldPayloads:
         self._record = record or audit.append
         self._tickets = Tickets()
 
-    def register(self, desk: ControlDesk, on_loop: Callable[[Callable[[], Any]], Any]) -> None:
+    def register(self, desk: ControlServer, on_loop: Callable[[Callable[[], Any]], Any]) -> None:
         desk.register_command(COMMAND, "payload.read", lambda command: self.ask(command, on_loop))
         desk.register_query(QUERY, self.fetch)
 

@@ -1,4 +1,4 @@
-"""The site's control socket: a thin gRPC face of the `ControlDesk` on a unix socket.
+"""The site's control socket: a thin gRPC face of the `ControlServer` on a unix socket.
 
 Whoever may open the socket may read; a change is a command that carries an operator's signature, which the desk
 verifies. What fails here leaves as a bare status, never with a text (threat T8). Nothing of the network is served.
@@ -18,8 +18,8 @@ from typing import Any
 
 import grpc
 
-from fedsilo.control import places as control_places
-from fedsilo.control.desk import ControlDesk
+from fedsilo.control.server import THREADS as CONTROL_THREADS
+from fedsilo.control.server import ControlServer, NoSlotError, query_slots, watch_slots
 from fedsilo.protocol import services
 from fedsilo.protocol._generated import control_pb2
 from fedsilo.protocol.errors import ConflictError
@@ -30,7 +30,7 @@ WATCH_SLICE_SECONDS = 1.0
 STOP_GRACE_SECONDS = 1.0
 
 
-class ControlServer:
+class ControlSocket:
     """Serves until `close`.
 
     Args:
@@ -42,11 +42,11 @@ class ControlServer:
         ConflictError: the socket cannot be made.
     """
 
-    def __init__(self, desk: ControlDesk, path: Path, group: str) -> None:
+    def __init__(self, desk: ControlServer, path: Path, group: str) -> None:
         self._desk = desk
         self._path = path
-        self._watchers, self._readers = control_places.watchers(), control_places.readers()
-        self._server = grpc.server(ThreadPoolExecutor(control_places.THREADS, thread_name_prefix="control"))
+        self._watchers, self._readers = watch_slots(), query_slots()
+        self._server = grpc.server(ThreadPoolExecutor(CONTROL_THREADS, thread_name_prefix="control"))
         behaviours: dict[str, Any] = {
             "Snapshot": self._snapshot,
             "Watch": self._watch,
@@ -118,7 +118,7 @@ class _Boundary:
     ) -> None:
         if error is None or isinstance(error, GeneratorExit):
             return
-        if isinstance(error, control_places.NoPlace):
+        if isinstance(error, NoSlotError):
             self._context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "")
         _log.error("a control call failed", exc_info=(type(error), error, trace))
         self._context.abort(grpc.StatusCode.INTERNAL, "")

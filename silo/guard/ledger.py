@@ -49,8 +49,7 @@ from pydantic import ValidationError
 
 from fedsilo.audit.record import COUNT_MAX
 from fedsilo.files.durable import WrittenAhead, make_private_directory, remove_durably, write_durably
-from fedsilo.files.locked_file import TRY_SECONDS, LockedFile
-from fedsilo.files.read_only import read_only_address
+from fedsilo.files.sqlite_file import TRY_SECONDS, LockedFile, read_only_address
 from fedsilo.protocol.codec import Buffer, sha256_hex
 from fedsilo.protocol.errors import ConflictError, NotFoundError, OperationError, VerificationError
 from fedsilo.protocol.place import Place, Placed

@@ -22,8 +22,8 @@ from typing import Any
 
 from fedsilo.audit.log import AuditLog
 from fedsilo.audit.record import RecordError
-from fedsilo.control.desk import ControlDesk
-from fedsilo.files.disk_space import require_space
+from fedsilo.control.server import ControlServer
+from fedsilo.files.durable import require_space
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.clocks import CERTIFICATE_TIME, CLOCK_UNKNOWN, in_words
 from fedsilo.protocol.errors import (
@@ -115,7 +115,7 @@ class Guard:
         releases: Releases,
         adapters: AdapterStore,
         trainer: TrainerHandle,
-        desk: ControlDesk,
+        desk: ControlServer,
         events: queue.Queue[Event],
         code_sha256: str,
         monotonic: Callable[[], float] = time.monotonic,
@@ -669,7 +669,7 @@ class Guard:
         """Show people the present state."""
         self.status.show(self.moment())
 
-    def register(self, desk: ControlDesk) -> None:
+    def register(self, desk: ControlServer) -> None:
         """Queries and commands of the control socket."""
         for name, answer in self.queries.handlers().items():
             desk.register_query(name, answer)

@@ -22,12 +22,10 @@ from typing import Any
 import fedsilo
 from fedsilo.audit.index import LogIndex
 from fedsilo.audit.log import AuditLog
-from fedsilo.control.desk import ControlDesk
+from fedsilo.control.server import ControlServer
 from fedsilo.files import long_lived
-from fedsilo.files.disk_space import require_space
-from fedsilo.files.durable import lock_exclusively, make_private_directory
-from fedsilo.files.json_log import JsonLines
-from fedsilo.files.one_line import keep_to_one_line
+from fedsilo.files.durable import lock_exclusively, make_private_directory, require_space
+from fedsilo.files.logs import JsonLines, keep_to_one_line
 from fedsilo.grading.answers import AnswerGrading
 from fedsilo.protocol.codec import SMALL_PAYLOAD_BYTES_MAX
 from fedsilo.protocol.errors import ConflictError, FedSiloError, UnreachableError
@@ -39,7 +37,7 @@ from silo.guard.answers.queries import QUOTED
 from silo.guard.archive import Archive
 from silo.guard.checks import look_at_coordinator
 from silo.guard.clock_watch import ClockWatch
-from silo.guard.control_socket import ControlServer
+from silo.guard.control_socket import ControlSocket
 from silo.guard.decisions import PublicView, SiteView, token_counter
 from silo.guard.gate import Gate, open_channel
 from silo.guard.ledger_check import open_ledger
@@ -253,7 +251,7 @@ def _serve_locked(site: Site, stack: contextlib.ExitStack, ready: Callable[[dict
     _shape(config, lambda: {"run": gate.view.run, "round": gate.view.round, "step": gate.view.open_step})
     address = {"address": config.coordinator.address}
     releases = Releases(gate, ledger, silo=config.silo, destination=address, roles=site.roles)
-    desk = ControlDesk(
+    desk = ControlServer(
         config.silo,
         site.site_ca_pem,
         site.roles,
@@ -284,7 +282,7 @@ def _serve_locked(site: Site, stack: contextlib.ExitStack, ready: Callable[[dict
     Rescreening(ledger, audit, screens).register(desk, guard.on_loop)
     # before anybody can look: a trainer takes minutes to load a large model, and what is held is held meanwhile
     guard.show()
-    control = ControlServer(desk, config.control.socket, config.control.group)
+    control = ControlSocket(desk, config.control.socket, config.control.group)
     stack.callback(control.close)
     if not config.coordinator.by_files:
         try:

@@ -19,8 +19,8 @@ from typing import Any, Literal, Protocol
 
 from google.protobuf.message import Message
 
-from fedsilo.control.desk import Publish
-from fedsilo.files.json_log import about_its_message
+from fedsilo.control.server import Publish
+from fedsilo.files.logs import about_its_message
 from fedsilo.protocol import codec
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.codec import Buffer, Factors, decode_factors

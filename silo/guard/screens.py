@@ -30,7 +30,7 @@ from typing import Any
 
 from certs.commands import VerifiedCommand
 from fedsilo.audit.log import AuditLog
-from fedsilo.control.desk import ControlDesk
+from fedsilo.control.server import ControlServer
 from fedsilo.files.durable import read_private
 from fedsilo.protocol.envelope import parsed
 from fedsilo.protocol.errors import FedSiloError, NotFoundError, UsageError
@@ -318,7 +318,7 @@ class Rescreening:
         self._audit = audit
         self._screens = screens
 
-    def register(self, desk: ControlDesk, on_loop: Callable[[Callable[[], Any]], Any]) -> None:
+    def register(self, desk: ControlServer, on_loop: Callable[[Callable[[], Any]], Any]) -> None:
         """The command, for whom `audit show --payload` is too."""
         desk.register_command(COMMAND, "payload.read", lambda command: on_loop(lambda: self.rescreen(command)))
 

@@ -31,7 +31,7 @@ from fedsilo.files.extras import need
 from fedsilo.files.model_folder import ending_ids, vocabulary_rows
 from fedsilo.files.task_files import FieldNames, Task, TaskFile, read_tasks, read_usable
 from fedsilo.grading.exact import normalise
-from fedsilo.grading.reference_checks import full_check
+from fedsilo.grading.worker import full_check
 from fedsilo.protocol.codec import canonical_json
 from fedsilo.protocol.errors import FedSiloError, UsageError
 from policies.screens.overlap import OverlapIndex, build_index

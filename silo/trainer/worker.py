@@ -352,7 +352,7 @@ class Worker:
         from fedsilo.files.task_files import listed, read_tasks, read_usable
         from fedsilo.grading.data_findings import find as find_repeated
         from fedsilo.grading.own_verifiers import own_verifiers_sha256
-        from fedsilo.grading.reference_checks import full_check
+        from fedsilo.grading.worker import full_check
         from fedsilo.sandbox.probes import surroundings
         from silo.trainer.agreement import limits_from
         from silo.trainer.data import load_codec

@@ -20,7 +20,7 @@ from fedsilo.cli import fedsilo as cli_fedsilo
 from fedsilo.cli import silo as cli_silo
 from fedsilo.cli.contexts import changing
 from fedsilo.cli.doctor import CLOCK_BEHIND_SECONDS_MAX, Finding, findings
-from fedsilo.files import disk_space
+from fedsilo.files import durable
 from fedsilo.files.durable import holder_of, lock_exclusively
 from policies.model import GONE
 from silo.guard import proxied
@@ -209,7 +209,7 @@ def test_doctor_finds_a_clock_behind_the_log_and_a_full_disk(
     later = log.stat().st_mtime + CLOCK_BEHIND_SECONDS_MAX + 60
     os.utime(log, (later, later))
     assert found("silo", config)["clock"].ok is False
-    monkeypatch.setattr(disk_space, "DISK_BYTES_MIN", 1 << 62)
+    monkeypatch.setattr(durable, "DISK_BYTES_MIN", 1 << 62)
     answer = CliRunner().invoke(cli_silo.app, ["doctor", "--config", str(config), "--json"])
     told = json.loads(answer.stdout)
     assert answer.exit_code == 1 and "disk" in told["error"]["message"] and "clock" in told["error"]["message"]
@@ -228,7 +228,7 @@ def test_a_check_that_cannot_be_done_is_a_finding_and_the_others_go_on(
     good = found("silo", config)
     assert all(good[name].ok is not False for name in ("configuration", "disk", "clock", "control socket"))
     for check, where, what in (
-        ("disk", disk_space.shutil, "disk_usage"), ("clock", Path, "iterdir"),
+        ("disk", durable.shutil, "disk_usage"), ("clock", Path, "iterdir"),
         ("configuration", Path, "exists"),
     ):  # fmt: skip
         with monkeypatch.context() as patch:

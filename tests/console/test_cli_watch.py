@@ -22,9 +22,9 @@ from fedsilo.cli.common_options import Common
 from fedsilo.cli.daemons import Daemon
 from fedsilo.cli.desk_answers import seen_text
 from fedsilo.cli.event_gaps import EVENTS_A_LIFE, gaps_told
-from fedsilo.control import desk as control_desk
+from fedsilo.control import server as control_desk
 from fedsilo.control.client import ControlClient, Event
-from fedsilo.control.desk import ControlDesk
+from fedsilo.control.server import ControlServer
 from fedsilo.protocol.errors import UnreachableError
 from tests.console.states import POLICY_DIGEST, coordinator
 from tests.console.test_real_desk import WAIT_SECONDS, Site, site
@@ -149,14 +149,14 @@ def test_what_a_daemon_told_before_it_was_started_anew_is_said_to_be_missing_how
     """Else who goes on after the fifth event is told of the sixth of another life, and takes it for what came next."""
     assert EVENTS_A_LIFE == control_desk.EVENTS_A_LIFE
 
-    def life(events: int) -> ControlDesk:
+    def life(events: int) -> ControlServer:
         roles = Roles("hospital_a", {})
-        desk = ControlDesk("hospital_a", b"", roles, lambda: datetime.now(UTC), journal=tmp_path / "requests.jsonl")
+        desk = ControlServer("hospital_a", b"", roles, lambda: datetime.now(UTC), journal=tmp_path / "requests.jsonl")
         for _ in range(events):
             desk.publish("message.decided", {})
         return desk
 
-    def told(desk: ControlDesk, since: int) -> list[tuple[int, Any]]:
+    def told(desk: ControlServer, since: int) -> list[tuple[int, Any]]:
         rows = [Event(each.sequence, each.time, each.name, json.loads(each.fields_json))
                 for each in desk.events_since(since, 0.0)]  # fmt: skip
         return [(each.sequence, each.fields.get("missed")) for each in gaps_told(iter(rows), since)]

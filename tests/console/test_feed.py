@@ -17,7 +17,7 @@ from certs.roles import Roles
 from console import feed as feed_module
 from console.feed import EVENTS_WAITING_MAX, QUESTIONS_MAX, SAMPLES_WAITING_MAX, Feed, Waiting
 from fedsilo.control.client import Event
-from fedsilo.control.desk import ControlDesk
+from fedsilo.control.server import ControlServer
 from fedsilo.protocol.errors import NotAllowedError, NotFoundError, UnreachableError
 from fedsilo.views.state import Snapshot
 from tests.console.states import Reading, coordinator, silo
@@ -212,7 +212,7 @@ class Eventful(Daemon):
 
     def __init__(self, kept: int) -> None:
         super().__init__()
-        self.desk = ControlDesk("hospital_a", b"", Roles("hospital_a", {}), lambda: datetime.now(UTC))
+        self.desk = ControlServer("hospital_a", b"", Roles("hospital_a", {}), lambda: datetime.now(UTC))
         self.desk._events = type(self.desk._events)(maxlen=kept)
 
     def snapshot(self) -> Reading:

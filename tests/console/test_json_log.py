@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from fedsilo.files.json_log import FIELDS, JsonLines, about, about_its_message, shape
+from fedsilo.files.logs import FIELDS, JsonLines, about, about_its_message, shape
 
 PRIVATE = "patient 4711 has a fever"
 HOSTILE = 'run\n{"level": "info", "message": "all is well"}\x1b[31m\u202e\x00\ud800 [link] </script>'

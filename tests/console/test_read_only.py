@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fedsilo.files.read_only import read_only_address
+from fedsilo.files.sqlite_file import read_only_address
 from silo.guard.ledger import Ledger
 
 

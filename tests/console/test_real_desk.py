@@ -20,11 +20,11 @@ from certs.enrolment import EnrolmentKeys
 from certs.roles import Roles
 from console.feed import Feed, Hand, connect_to, unlock
 from fedsilo.control.client import ControlClient
-from fedsilo.control.desk import ControlDesk
+from fedsilo.control.server import ControlServer
 from fedsilo.files.durable import write_private
 from fedsilo.protocol.errors import ConflictError, FedSiloError, NotAllowedError, OperationError, UnreachableError
 from fedsilo.views.state import Snapshot
-from silo.guard.control_socket import ControlServer
+from silo.guard.control_socket import ControlSocket
 from tests.console.states import DIGEST, POLICY_DIGEST, release, silo
 
 WAIT_SECONDS = 20
@@ -32,7 +32,7 @@ WAIT_SECONDS = 20
 
 @dataclass
 class Site:
-    desk: ControlDesk
+    desk: ControlServer
     socket: Path
     folder: Path
     approved: list[VerifiedCommand]
@@ -52,7 +52,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
         (tmp_path / f"{name}.crt").write_bytes(issued.certificate_pem)
         write_private(tmp_path / f"{name}.key", pem)
     roles = Roles("hospital_a", {"alice": frozenset({"approver"}), "bob": frozenset({"viewer"})})
-    desk = ControlDesk(
+    desk = ControlServer(
         "hospital_a", authority.certificate_pem, roles, lambda: datetime.now(UTC), federation="cardio-net"
     )
     approved: list[VerifiedCommand] = []
@@ -65,7 +65,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
 
     desk.register_command("approvals.approve", "release.approve", approve)
     desk.set_state(silo(release()), policy_digest=POLICY_DIGEST)
-    server = ControlServer(desk, tmp_path / "c.sock", "no-such-group")
+    server = ControlSocket(desk, tmp_path / "c.sock", "no-such-group")
     yield Site(desk, tmp_path / "c.sock", tmp_path, approved)
     server.close()
 
@@ -136,7 +136,7 @@ def test_a_daemon_that_ends_while_it_is_asked_is_unreachable_and_no_fault_of_its
         raise OperationError("too late")
 
     monkeypatch.setattr(site.desk, "snapshot", waits)
-    server = ControlServer(site.desk, site.socket.with_name("ending.sock"), "no-such-group")
+    server = ControlSocket(site.desk, site.socket.with_name("ending.sock"), "no-such-group")
     outcome: list[FedSiloError] = []
 
     def ask() -> None:

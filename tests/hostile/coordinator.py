@@ -24,7 +24,7 @@ from sqlalchemy.orm import Session
 
 from coordinator import outbox
 from coordinator.blobs import AnyPayload, BytesPayload
-from coordinator.replies import Replies, Reply
+from coordinator.outbox import Replies, Reply
 from fedsilo.protocol import codec
 from fedsilo.protocol.place import Place
 from tests.hostile.deviations import DEVIATIONS, Memory, Said

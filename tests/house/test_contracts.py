@@ -22,7 +22,7 @@ BREACHES: dict[str, list[tuple[str, str]]] = {
         ("fedsilo.control.client", "coordinator.record"),
         ("console.planted", "silo.link"),
         ("fedsilo.control.planted", "silo.config"),
-        ("fedsilo.audit.planted", "fedsilo.control.desk"),
+        ("fedsilo.audit.planted", "fedsilo.control.server"),
         ("fedsilo.grading.planted", "fedsilo.audit.log"),
         ("fedsilo.sandbox.planted", "fedsilo.grading.worker"),
         ("fedsilo.files.planted", "fedsilo.sandbox.probes"),
@@ -87,7 +87,7 @@ BREACHES: dict[str, list[tuple[str, str]]] = {
         ("coordinator.planted", "grpc"),
         ("console.feed", "grpc"),
         ("fedsilo.cli.planted", "grpc"),
-        ("fedsilo.control.desk", "grpc"),
+        ("fedsilo.control.server", "grpc"),
     ],
     "processes are started by the supervisor only": [
         ("silo.guard.gate", "subprocess"),

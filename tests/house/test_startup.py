@@ -73,7 +73,7 @@ def test_nothing_but_the_trainer_loads_torch(clean_tree: Tree) -> None:
 def test_a_module_that_loads_torch_is_named(tree: Tree) -> None:
     (tree.root / "torch.py").write_text('"""Stands in for the real one, which takes seconds."""\n')
     tree.plant("coordinator.planted", "import torch")
-    names = ["coordinator.members", "coordinator.planted", "coordinator.store"]
+    names = ["coordinator.ingress", "coordinator.planted", "coordinator.store"]
     assert _import_each(tree, names) == ["coordinator.planted torch"]
 
 

@@ -26,7 +26,7 @@ from coordinator.blobs import PLACES
 from coordinator.config import Limits
 from coordinator.server import FederationService, federation_server
 from fedsilo.audit.reader import read_lines
-from fedsilo.files.partial_file import PartialFile
+from fedsilo.files.durable import PartialFile
 from fedsilo.protocol import codec
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.errors import UnreachableError
@@ -287,9 +287,9 @@ def test_T24_a_delayed_line_is_only_slow(place: Place) -> None:
 _WRITES = """
 import os, signal, sys
 from pathlib import Path
-from fedsilo.files import partial_file
-partial_file.FLUSHED_BYTES = 1000
-file = partial_file.PartialFile(Path(sys.argv[1]), whole_bytes=10_000)
+from fedsilo.files import durable
+durable.FLUSHED_BYTES = 1000
+file = durable.PartialFile(Path(sys.argv[1]), whole_bytes=10_000)
 for at in range(0, int(sys.argv[2]), 100):
     file.write(bytes([at // 100]) * 100)
 os.kill(os.getpid(), signal.SIGKILL)

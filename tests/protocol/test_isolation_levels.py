@@ -6,7 +6,7 @@ from typing import get_args
 
 import pytest
 
-from coordinator.members import check_hello
+from coordinator.ingress import check_hello
 from fedsilo.protocol.errors import PeerError
 from fedsilo.protocol.isolation import ISOLATION_LEVELS, isolates_at_least, isolation_level
 from policies import kinds

@@ -27,13 +27,12 @@ from certs.roles import ACTIONS, Roles
 from coordinator import server
 from coordinator.config import Limits
 from coordinator.control import Control
-from fedsilo.control.desk import ControlDesk
-from fedsilo.control.places import WATCHERS_MAX
+from fedsilo.control.server import WATCHERS_MAX, ControlServer
 from fedsilo.protocol import codec, services
 from fedsilo.protocol._generated import control_pb2
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.errors import ConflictError, NotAllowedError, OperationError, PeerError, WireCode
-from silo.guard.control_socket import ControlServer
+from silo.guard.control_socket import ControlSocket
 from silo.guard.screens import Rescreening
 from tests.policies import setting
 from tests.security.people import new_keys
@@ -216,7 +215,7 @@ def test_T08_a_refusal_carries_its_code_and_none_of_its_words(
 
 @dataclass
 class Socket:
-    desk: ControlDesk
+    desk: ControlServer
     path: Path
     sign: Callable[[str, str], control_pb2.Command]
 
@@ -252,7 +251,7 @@ def socket(request: pytest.FixtureRequest, tmp_path: Path, operator: tuple[Any, 
     """The desk of a real guard, or of a real coordinator, with all that they register, behind its real server."""
     everything = frozenset().union(*ACTIONS.values())
     roles = Roles("hospital_a", {"alice": everything})
-    desk = ControlDesk("hospital_a", SITE_CA.certificate_pem, roles, lambda: datetime.now(UTC))
+    desk = ControlServer("hospital_a", SITE_CA.certificate_pem, roles, lambda: datetime.now(UTC))
     path = tmp_path / "c.sock"
     with contextlib.ExitStack() as stack:
         if request.param == "silo":
@@ -261,7 +260,7 @@ def socket(request: pytest.FixtureRequest, tmp_path: Path, operator: tuple[Any, 
             loop.guard._archive = loop.bench.archive
             loop.guard.register(desk)
             Rescreening(loop.bench.ledger, loop.bench.audit, loop.bench.screens).register(desk, loop.guard.on_loop)
-            stack.callback(ControlServer(desk, path, "no-such-group").close)
+            stack.callback(ControlSocket(desk, path, "no-such-group").close)
         else:
             house = House(tmp_path / "house")
             stack.callback(house.close)

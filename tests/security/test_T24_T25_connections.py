@@ -35,7 +35,7 @@ from certs.names import coordinator_dns_name
 from coordinator import store as db
 from coordinator.blobs import BytesPayload
 from coordinator.config import Limits, load_config
-from coordinator.replies import Reply
+from coordinator.outbox import Reply
 from coordinator.server import FederationService, federation_server
 from fedsilo.demo.provision import init_ca, provision_site
 from fedsilo.files.identity_files import load_identity

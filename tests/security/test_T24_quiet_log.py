@@ -15,8 +15,8 @@ from certs.commands import sign_command
 from certs.roles import Roles
 from coordinator.config import Limits
 from coordinator.server import FederationService
-from fedsilo.control.desk import REFUSALS_LOGGED_MAX, ControlDesk
-from fedsilo.files.quiet_log import KINDS_MAX, QuietLog
+from fedsilo.control.server import REFUSALS_LOGGED_MAX, ControlServer
+from fedsilo.files.logs import KINDS_MAX, QuietLog
 from tests.security.people import new_keys
 
 NOW = datetime(2026, 12, 1, 12, 0, 0, tzinfo=UTC)
@@ -93,7 +93,7 @@ def test_T24_refused_commands_do_not_fill_the_log_and_cannot_hide_a_person_s(
 ) -> None:
     authority = create_ca("hospital_a", kind="site", not_before=NOW, days=30)
     strangers = create_ca("hospital_a", kind="site", not_before=NOW, days=30)
-    desk = ControlDesk(
+    desk = ControlServer(
         "hospital_a", authority.certificate_pem, Roles("hospital_a", {"victor": frozenset({"viewer"})}), lambda: NOW
     )
     desk.register_command("stop", "silo.stop", lambda command: None)

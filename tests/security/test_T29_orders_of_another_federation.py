@@ -15,7 +15,7 @@ from certs.commands import VerifiedCommand, sign_command
 from certs.roles import Roles
 from fedsilo.audit.audit_verify import verify_logs
 from fedsilo.audit.orders import check_orders
-from fedsilo.control.desk import ControlDesk, raise_for_reply
+from fedsilo.control.server import ControlServer, raise_for_reply
 from fedsilo.protocol._generated import control_pb2
 from fedsilo.protocol.errors import NotAllowedError
 from silo.guard import policy_change, signed_files
@@ -38,7 +38,7 @@ class Guard:
     done: list[VerifiedCommand] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.desk = ControlDesk("hospital_a", CA.certificate_pem, ROLES, lambda: NOW, federation=self.federation)
+        self.desk = ControlServer("hospital_a", CA.certificate_pem, ROLES, lambda: NOW, federation=self.federation)
         self.desk.register_command("stop", "silo.stop", self.stop)
 
     def stop(self, command: VerifiedCommand) -> dict[str, Any]:

@@ -17,11 +17,11 @@ from certs.commands import sign_command
 from certs.enrolment import EnrolmentKeys
 from certs.roles import Roles
 from fedsilo.control.client import COMMAND_VALID_SECONDS, ControlClient
-from fedsilo.control.desk import ControlDesk
+from fedsilo.control.server import ControlServer
 from fedsilo.protocol._generated import control_pb2
 from fedsilo.protocol.clocks import COMMAND_TIME
 from fedsilo.protocol.errors import NotAllowedError
-from silo.guard.control_socket import ControlServer
+from silo.guard.control_socket import ControlSocket
 
 HOUR = timedelta(hours=1)
 REAL = datetime.now(UTC)  # the person's clock, which is this machine's
@@ -42,9 +42,9 @@ def order(number: int) -> control_pb2.Command:
 def daemon(folder: Path, ahead: timedelta) -> Iterator[ControlClient]:
     """A daemon whose clock is so far ahead."""
     roles = Roles("hospital_a", {"alice": frozenset({"operator"})})
-    desk = ControlDesk("hospital_a", CA.certificate_pem, roles, lambda: datetime.now(UTC) + ahead)
+    desk = ControlServer("hospital_a", CA.certificate_pem, roles, lambda: datetime.now(UTC) + ahead)
     desk.register_command("pause", "silo.pause", lambda command: {"paused": True})
-    server = ControlServer(desk, folder / "control.sock", grp.getgrgid(os.getgid()).gr_name)
+    server = ControlSocket(desk, folder / "control.sock", grp.getgrgid(os.getgid()).gr_name)
     try:
         with ControlClient(folder / "control.sock") as client:
             yield client
@@ -87,7 +87,7 @@ def test_T41_where_time_stands_still_the_refusal_says_so(tmp_path: Path) -> None
     """The clock was an hour and a half ahead once, and is right now."""
     shows = [datetime.now(UTC) + 1.5 * HOUR]
     roles = Roles("hospital_a", {"alice": frozenset({"operator"})})
-    desk = ControlDesk(
+    desk = ControlServer(
         "hospital_a", CA.certificate_pem, roles, lambda: shows[0], journal=tmp_path / "requests.jsonl"
     )  # fmt: skip
     desk.execute(order(10_000_004))

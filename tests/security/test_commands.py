@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from certs.authority import create_ca
 from certs.commands import VerifiedCommand, sign_command, verify_command
 from certs.roles import ACTIONS, ROLES, Roles, load_roles, may, render_roles
-from fedsilo.control.desk import EVENTS_KEPT_MAX, ControlDesk, raise_for_reply
+from fedsilo.control.server import EVENTS_KEPT_MAX, ControlServer, raise_for_reply
 from fedsilo.protocol._generated import control_pb2
 from fedsilo.protocol.errors import (
     ConflictError,
@@ -71,14 +71,14 @@ class Clock:
 
 @dataclass
 class World:
-    desk: ControlDesk
+    desk: ControlServer
     clock: Clock
     done: list[VerifiedCommand]
 
 
 def a_world(journal: Path | None = None, clock: Clock | None = None) -> World:
     clock = clock or Clock()
-    desk = ControlDesk("hospital_a", SITE_CA.certificate_pem, ROLES_HERE, clock, journal=journal)
+    desk = ControlServer("hospital_a", SITE_CA.certificate_pem, ROLES_HERE, clock, journal=journal)
     done: list[VerifiedCommand] = []
 
     def approve(command: VerifiedCommand) -> dict[str, Any]:
@@ -170,7 +170,7 @@ def test_T28_people_of_other_roots_are_strangers() -> None:
 
 def test_T28_a_desk_refuses_roles_of_another_site() -> None:
     with pytest.raises(UsageError, match="site 'hospital_a', this daemon serves 'hospital_b'"):
-        ControlDesk("hospital_b", SITE_CA.certificate_pem, ROLES_HERE, Clock())
+        ControlServer("hospital_b", SITE_CA.certificate_pem, ROLES_HERE, Clock())
     with pytest.raises(ValueError, match="not an action"):
         a_world().desk.register_command("x", "do.anything", lambda command: None)
 
@@ -239,7 +239,7 @@ def test_T36_a_later_signature_that_cannot_be_remembered_is_not_answered(
     first = world.desk.execute(ALICE.signs())
     later = ALICE.signs(expires=NOW + timedelta(minutes=9))
     with monkeypatch.context() as patch:
-        patch.setattr("fedsilo.control.request_journal.write_all", no_space)
+        patch.setattr("fedsilo.control.server.write_all", no_space)
         assert isinstance(refused(world.desk.execute(later)), OperationError)
         assert world.desk.execute(ALICE.signs()) == first  # nothing more is to be remembered of this one
     assert world.desk.execute(later) == first and len(world.done) == 1

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from coordinator.native_log import NativeLog, address_of, handshake_fault, host_of
-from fedsilo.files.quiet_log import KINDS_MAX
+from fedsilo.files.logs import KINDS_MAX
 
 SAID = "I1120 14:20:54.0 8839 ssl_transport_security.cc:2563] Handshake failed with error SSL_ERROR_SSL: "
 LIBRARY = SAID + "error:1000007d:SSL routines:OPENSSL_internal:"

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from fedsilo.files.disk_space import require_space
+from fedsilo.files.durable import require_space
 
 PROGRAM = """
 import os, sys
 from pathlib import Path
-from fedsilo.files.disk_space import require_space
+from fedsilo.files.durable import require_space
 from fedsilo.protocol.errors import OperationError
 if os.geteuid() == 0:
     os.setgroups([])

@@ -23,10 +23,9 @@ from coordinator import store as db
 from coordinator.blobs import AnyPayload, Blobs
 from coordinator.driver import Driver
 from coordinator.effects import Parts
-from coordinator.ingress import Ingress
-from coordinator.members import Agreed
+from coordinator.ingress import Agreed, Ingress
+from coordinator.outbox import Replies, Reply
 from coordinator.record import Outcome
-from coordinator.replies import Replies, Reply
 from coordinator.store import Store
 from coordinator.submission import Submissions
 from fedsilo.audit.log import AuditLog

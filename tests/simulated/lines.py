@@ -12,9 +12,9 @@ from certs.identity import PeerIdentity
 from coordinator import blobs, server
 from coordinator.blobs import BytesPayload
 from coordinator.config import Limits
-from coordinator.replies import Reply
+from coordinator.outbox import Reply
 from coordinator.server import FederationService
-from fedsilo.files import partial_file
+from fedsilo.files import durable
 from fedsilo.protocol import codec
 from fedsilo.protocol._generated import federation_pb2 as pb
 from policies.schema import LoraSchema
@@ -41,7 +41,7 @@ def divide_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     ):  # fmt: skip
         assert getattr(place, name) == 256 * UNIT_BYTES
         monkeypatch.setattr(place, name, UNIT_BYTES)
-    monkeypatch.setattr(partial_file, "FLUSHED_BYTES", UNIT_BYTES // 2)
+    monkeypatch.setattr(durable, "FLUSHED_BYTES", UNIT_BYTES // 2)
 
 
 class LineCut(ConnectionError):

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from fedsilo.files.one_line import keep_to_one_line
+from fedsilo.files.logs import keep_to_one_line
 from fedsilo.files.task_files import read_tasks, refuse_bad_references
 from fedsilo.protocol.errors import OperationError, UsageError
 from fedsilo.protocol.text import harmless

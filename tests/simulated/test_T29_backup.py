@@ -15,7 +15,7 @@ from sqlalchemy import String, select
 from coordinator import backup, witnessing
 from coordinator import store as db
 from coordinator.backup import DATABASE, DUMP, MANIFEST, Kept, make_backup, restore_backup, take_out, verified_backup
-from coordinator.database import database_url
+from coordinator.store import database_url
 from fedsilo.audit.audit_verify import verify_logs
 from fedsilo.audit.checkpoint import Offer
 from fedsilo.audit.log import AuditLog

@@ -16,7 +16,7 @@ import pytest
 from benchmarks.release_site import Site, policy
 from certs.roles import Roles
 from fedsilo.audit.segments import LogFullError
-from fedsilo.control.desk import ControlDesk
+from fedsilo.control.server import ControlServer
 from fedsilo.protocol.errors import ConflictError, NotAllowedError, OperationError
 from silo.guard.archive import TICKET_SECONDS, Tickets
 from silo.guard.commands import HeldPayloads
@@ -364,7 +364,7 @@ def test_a_ticket_ends_with_its_hold_and_with_its_time(site: Site) -> None:
 
 def test_T39_a_reading_that_the_log_does_not_take_halts_the_gate(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     held, bench = site.hold_responses(3, 5), site.bench
-    desk = ControlDesk("hospital_a", b"", Roles("hospital_a", {}), lambda: datetime.now(UTC))
+    desk = ControlServer("hospital_a", b"", Roles("hospital_a", {}), lambda: datetime.now(UTC))
     dataclasses.replace(site.guard.orders, on_loop=lambda work: work()).register(desk)
     ask = desk._commands["approvals.payload"].handler
     assert ask(asked(held))["ticket"] and bench.gate.halted == ""

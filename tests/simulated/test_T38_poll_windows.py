@@ -18,7 +18,7 @@ from coordinator.main import Coordinator, check
 from fedsilo.audit.audit_verify import verify_logs
 from fedsilo.audit.polls import POLLS_MAX, WINDOW_SECONDS
 from fedsilo.audit.reader import read_records
-from fedsilo.control.desk import raise_for_reply
+from fedsilo.control.server import raise_for_reply
 from fedsilo.demo.provision import init_ca, provision_site
 from fedsilo.files.identity_files import load_operator
 from fedsilo.protocol._generated import federation_pb2 as pb

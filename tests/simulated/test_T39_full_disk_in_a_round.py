@@ -17,9 +17,8 @@ import pytest
 from coordinator.config import load_config as load_coordinator_config
 from coordinator.main import check as check_coordinator
 from fedsilo.demo.provision import init_ca, provision_site
-from fedsilo.files import disk_space
-from fedsilo.files.disk_space import DISK_BYTES_MIN, free_bytes
-from fedsilo.files.durable import DiskFullError, disk_error, write_durably
+from fedsilo.files import durable
+from fedsilo.files.durable import DISK_BYTES_MIN, DiskFullError, disk_error, free_bytes, write_durably
 from fedsilo.protocol import codec
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.errors import OperationError
@@ -155,7 +154,7 @@ def test_T39_a_trainer_that_ended_where_the_disk_is_full_ends_no_run(
     loop: Loop, monkeypatch: pytest.MonkeyPatch, free: int
 ) -> None:
     begin(loop)
-    monkeypatch.setattr(disk_space, "free_bytes", lambda folder: free)
+    monkeypatch.setattr(durable, "free_bytes", lambda folder: free)
     loop.events.put(TrainerGone(1))
     loop.turn()
     full_disk = free < DISK_BYTES_MIN
@@ -173,7 +172,7 @@ def test_T39_a_trainer_that_ended_where_the_disk_is_full_ends_no_run(
 def test_a_trainer_that_ended_is_told_with_where_to_look(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launch: str, free: int, told: str
 ) -> None:
-    monkeypatch.setattr(disk_space, "free_bytes", lambda folder: free)
+    monkeypatch.setattr(durable, "free_bytes", lambda folder: free)
     config: Any = SimpleNamespace(state_dir=tmp_path, trainer=SimpleNamespace(launch=launch))
     assert re.fullmatch(told, where_it_tells(config))
 
@@ -187,7 +186,7 @@ def test_T39_a_trainer_that_breaks_the_rules_is_recorded_whatever_space_there_is
 ) -> None:
     """It writes below the same folder, and could else hide by filling it."""
     begin(loop)
-    monkeypatch.setattr(disk_space, "free_bytes", lambda folder: 0)
+    monkeypatch.setattr(durable, "free_bytes", lambda folder: 0)
     loop.events.put(TrainerGone(None, "no message"))
     loop.turn()
     denied = [row["reasons"] for row in loop.bench.events("egress.decision") if row["decision"] == "deny"]
@@ -282,7 +281,7 @@ def test_T39_a_coordinator_does_not_start_below_what_a_record_takes(
     people = {"alice": ["operator"]}
     provision_site(tmp_path / "main", site="main", federation_ca=tmp_path / "ca", people=people, is_coordinator=True)
     config = load_coordinator_config(write_coordinator(tmp_path / "main", ("hospital_a", "hospital_b")))
-    monkeypatch.setattr(disk_space, "free_bytes", lambda folder: free)
+    monkeypatch.setattr(durable, "free_bytes", lambda folder: free)
     if free >= DISK_BYTES_MIN:
         assert check_coordinator(config).config == config
         return

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from fedsilo.files import locked_file
+from fedsilo.files import sqlite_file
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.errors import OperationError
 from silo.guard import main
@@ -96,7 +96,7 @@ def doing(work: Callable[[], Any]) -> Iterator[list[Any]]:
 def test_T39_a_locked_ledger_is_waited_for_and_named_and_the_silo_goes_on_by_itself(
     loop: Loop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(locked_file, "TRY_SECONDS", 0.05)
+    monkeypatch.setattr(sqlite_file, "TRY_SECONDS", 0.05)
     loop.offer_plan()
     ledger, polls = loop.bench.ledger, len(loop.coordinator.bodies("control.poll"))
     database = loop.folder / "ledger.sqlite3"

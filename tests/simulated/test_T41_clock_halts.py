@@ -21,7 +21,7 @@ from certs.roles import Roles
 from fedsilo.audit.audit_verify import verify_logs
 from fedsilo.audit.orders import check_orders
 from fedsilo.audit.polls import WINDOW_SECONDS
-from fedsilo.control.desk import ControlDesk, raise_for_reply
+from fedsilo.control.server import ControlServer, raise_for_reply
 from fedsilo.protocol._generated import control_pb2
 from fedsilo.protocol.clocks import CERTIFICATE_TIME
 from fedsilo.protocol.errors import ConflictError, FedSiloError, NotAllowedError, UnreachableError
@@ -57,7 +57,7 @@ class Site:
     def begin(self) -> None:
         watch = self.loop.bench.watch
         assert watch is not None
-        self.desk = ControlDesk(
+        self.desk = ControlServer(
             "hospital_a", SITE_CA.certificate_pem, ROLES_HERE, lambda: utc(watch.time()),
             journal=self.loop.folder / "requests.jsonl", shows=lambda: utc(watch.people_time()),
             wall=lambda: utc(watch.wall()),

@@ -14,7 +14,7 @@ import pytest
 from certs.commands import sign_command
 from coordinator.config import load_config
 from coordinator.main import Coordinator, check
-from fedsilo.control.desk import raise_for_reply
+from fedsilo.control.server import raise_for_reply
 from fedsilo.demo.provision import init_ca, provision_site
 from fedsilo.files.identity_files import load_operator
 from fedsilo.protocol.errors import ConflictError, NotAllowedError, NotFoundError

@@ -21,7 +21,7 @@ from sqlalchemy import select
 
 from coordinator import store as db
 from coordinator.answers.rounds import RoundView
-from fedsilo.control.desk import ControlDesk
+from fedsilo.control.server import ControlServer
 from fedsilo.files.task_files import read_tasks
 from fedsilo.protocol import codec
 from fedsilo.protocol._generated import federation_pb2 as pb
@@ -162,7 +162,7 @@ def orders_of(loop: Loop) -> Orders:
     """alice is an approver, bob an operator."""
     people = {"alice": frozenset({"approver"}), "bob": frozenset({"operator"})}
     roles = dataclasses.replace(ROLES, people=people)
-    desk = ControlDesk("consortium", CA.certificate_pem, roles, lambda: datetime.now(UTC))
+    desk = ControlServer("consortium", CA.certificate_pem, roles, lambda: datetime.now(UTC))
     dataclasses.replace(loop.guard.orders, on_loop=lambda work: work()).register(desk)
     return Orders(desk)
 

@@ -27,7 +27,7 @@ from fedsilo.audit.log import AuditLog
 from fedsilo.audit.reader import LOOK_RECORDS, line_filter
 from fedsilo.audit.segments import segments
 from fedsilo.control import audit_queries
-from fedsilo.control.desk import ControlDesk
+from fedsilo.control.server import ControlServer
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.codec import sha256_hex
 from fedsilo.protocol.errors import (
@@ -596,7 +596,7 @@ NAMES = ("seq", "before", "limit", "control", "verdict", "kind", "event", "text"
 
 
 def test_a_guard_registers_each_query_once_and_they_answer(loop: Loop) -> None:
-    desk = ControlDesk("hospital_a", b"", Roles("hospital_a", {}), lambda: datetime.now(UTC))
+    desk = ControlServer("hospital_a", b"", Roles("hospital_a", {}), lambda: datetime.now(UTC))
     loop.guard.register(desk)
     for name in ("approvals", "outbox", "inbox", "audit", "audit.status", "limits", "ledger", "halts"):
         reply = desk.query(name, "")
@@ -607,7 +607,7 @@ def test_a_guard_registers_each_query_once_and_they_answer(loop: Loop) -> None:
 
 def test_hostile_arguments_are_refused_in_words_and_never_fail(bench: Bench) -> None:
     a_round(bench)
-    desk = ControlDesk("hospital_a", b"", Roles("hospital_a", {}), lambda: datetime.now(UTC))
+    desk = ControlServer("hospital_a", b"", Roles("hospital_a", {}), lambda: datetime.now(UTC))
     site = SimpleNamespace(
         schema=setting.SCHEMA, config=SimpleNamespace(state_dir=bench.folder, source=Path("silo.yaml"))
     )

@@ -22,7 +22,7 @@ from fedsilo.audit.checkpoint import Checkpoint, cosign, sign_checkpoint
 from fedsilo.audit.merkle import leaf_hash
 from fedsilo.audit.segments import segments
 from fedsilo.control.audit_queries import with_rules
-from fedsilo.control.desk import ControlDesk
+from fedsilo.control.server import ControlServer
 from fedsilo.demo.provision import init_ca, provision_site
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.errors import NotFoundError, UsageError
@@ -42,15 +42,15 @@ from tests.simulated.queries import all_pages, same, settled, slow
 NAMES = tuple(f"spiffe://{FEDERATION}/silo/{name}" for name in SILOS)
 
 
-def panel_of(house: House, desk: ControlDesk | None = None) -> Panel:
+def panel_of(house: House, desk: ControlServer | None = None) -> Panel:
     return Panel(
         house.audit, house.store, desk or desk_of(), house.driver.effects.relay, charter=house.policy, silos=NAMES,
         now_seconds=house.clock,
     )  # fmt: skip
 
 
-def desk_of() -> ControlDesk:
-    return ControlDesk("main", b"", Roles("main", {}), lambda: datetime(2027, 1, 15, 8, tzinfo=UTC))
+def desk_of() -> ControlServer:
+    return ControlServer("main", b"", Roles("main", {}), lambda: datetime(2027, 1, 15, 8, tzinfo=UTC))
 
 
 def deny(silo: SimulatedSilo) -> Any:

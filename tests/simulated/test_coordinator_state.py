@@ -19,7 +19,7 @@ from coordinator.control import REFRESH_SECONDS, Control
 from coordinator.main import Coordinator, check
 from fedsilo.audit.segments import segments
 from fedsilo.cli import run as cli_run
-from fedsilo.control.desk import ControlDesk
+from fedsilo.control.server import ControlServer
 from fedsilo.demo.provision import init_ca, provision_site
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.errors import OperationError
@@ -31,13 +31,13 @@ from tests.simulated.test_coordinator_queries import desk_of
 CONFIG: Any = SimpleNamespace(coordinator="main", site="main", federation="cardio-net", state_dir="state", silos=SILOS)
 
 
-def shown(desk: ControlDesk) -> dict[str, Any]:
+def shown(desk: ControlServer) -> dict[str, Any]:
     state: dict[str, Any] = json.loads(desk.snapshot().state_json)
     return state
 
 
 @pytest.fixture
-def joined(tmp_path: Path) -> Iterator[tuple[House, list[SimulatedSilo], Control, ControlDesk]]:
+def joined(tmp_path: Path) -> Iterator[tuple[House, list[SimulatedSilo], Control, ControlServer]]:
     house, silos = federation(tmp_path)
     desk, outcome = desk_of(), None
     with closing(house):
@@ -48,7 +48,7 @@ def joined(tmp_path: Path) -> Iterator[tuple[House, list[SimulatedSilo], Control
         yield house, silos, made, desk
 
 
-def last_seen(desk: ControlDesk) -> list[str]:
+def last_seen(desk: ControlServer) -> list[str]:
     return [row["last_seen"] for row in shown(desk)["silos"]]
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from coordinator.config import load_config
-from coordinator.database import database_url, shown_url
+from coordinator.store import database_url, shown_url
 from fedsilo.files.site_files import settings_of
 from fedsilo.protocol.errors import UsageError
 from tests.coordinator_folder import write_coordinator

@@ -9,7 +9,7 @@ from typing import get_args
 
 import pytest
 
-from coordinator.members import check_hello
+from coordinator.ingress import check_hello
 from fedsilo.protocol.errors import PeerError, UsageError
 from silo.config import LoadType, config_from, load_config
 from silo.guard.checks import compare_load

@@ -21,11 +21,11 @@ from certs.roles import Roles
 from coordinator.control import Control
 from fedsilo.audit.segments import LogFullError
 from fedsilo.cli import run as cli_run
-from fedsilo.control.desk import ControlDesk, raise_for_reply
+from fedsilo.control.server import ControlServer, raise_for_reply
 from fedsilo.files.durable import write_private
 from fedsilo.protocol.errors import ConflictError, FedSiloError, NotAllowedError, NotFoundError, OperationError
 from silo.guard.commands import HeldPayloads
-from silo.guard.control_socket import ControlServer
+from silo.guard.control_socket import ControlSocket
 from tests.security.people import new_keys
 from tests.simulated.coordinator_parts import RUN_YAML, House, federation, house_in_round
 from tests.simulated.test_policy_reload import TIGHTER, Running, holding, wording
@@ -41,7 +41,7 @@ NOBODY: Any = None  # a party's configuration, for what these handlers do not re
 
 @dataclass
 class Orders:
-    desk: ControlDesk
+    desk: ControlServer
 
     def __call__(self, name: str, person: str = "alice", request_id: str = "request-1", **arguments: Any) -> Any:
         reply = self.desk.execute(
@@ -55,8 +55,8 @@ class Orders:
         return json.loads(reply.result_json)
 
 
-def new_desk() -> ControlDesk:
-    return ControlDesk("consortium", CA.certificate_pem, ROLES, lambda: datetime.now(UTC))
+def new_desk() -> ControlServer:
+    return ControlServer("consortium", CA.certificate_pem, ROLES, lambda: datetime.now(UTC))
 
 
 def orders_at(house: House) -> Orders:
@@ -165,7 +165,7 @@ def test_the_command_line_repeats_an_order_without_doing_it_twice_and_aborts_wha
         done = CliRunner().invoke(cli_run.app, [*words, *proof])
         return done.exit_code, json.loads(done.stdout)
 
-    with closing(ControlServer(give.desk, tmp_path / "c.sock", "no-such-group")):
+    with closing(ControlSocket(give.desk, tmp_path / "c.sock", "no-such-group")):
         paused = ask("pause", "run-1", "--request-id", "pause-00001")
         assert paused[0] == 0 and ask("resume", "run-1", "--request-id", "resume-00001")[0] == 0
         assert ask("pause", "run-1", "--request-id", "pause-00001") == paused and house.run().state == "running"

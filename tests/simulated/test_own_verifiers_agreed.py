@@ -13,8 +13,8 @@ import pytest
 
 from coordinator import store as db
 from coordinator.config import load_config
+from coordinator.ingress import check_hello
 from coordinator.main import check
-from coordinator.members import check_hello
 from fedsilo.demo.provision import init_ca, provision_site
 from fedsilo.grading.own_verifiers import own_verifiers_sha256
 from fedsilo.protocol._generated import federation_pb2 as pb

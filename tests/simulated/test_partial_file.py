@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsilo.files import partial_file
-from fedsilo.files.partial_file import PartialFile
+from fedsilo.files import durable
+from fedsilo.files.durable import PartialFile
 
 WHOLE_BYTES = 40_000
 # a piece, or the line is cut and the file opened again, or all of it comes anew
@@ -23,7 +23,7 @@ EVENTS = st.lists(st.one_of(st.integers(1, 9000), st.sampled_from(("cut", "again
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(partial_file, "FLUSHED_BYTES", 16384)
+    monkeypatch.setattr(durable, "FLUSHED_BYTES", 16384)
 
 
 @given(events=EVENTS, hashed=st.booleans())

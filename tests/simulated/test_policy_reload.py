@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from fedsilo.cli.silo_text import status_text
-from fedsilo.control.desk import ControlDesk, raise_for_reply
+from fedsilo.control.server import ControlServer, raise_for_reply
 from fedsilo.protocol.errors import ConflictError, NotAllowedError, UsageError
 from fedsilo.views.state import SiloState, state_of
 from silo.guard.messages import Allowed, Denied, Held
@@ -210,7 +210,7 @@ def test_T34_a_tighter_policy_that_this_silo_was_not_started_with_is_refused(tmp
 def test_T34_only_a_signed_command_of_who_may_propose_reloads(running: Running) -> None:
     """Through the desk that stands behind the control socket, with real signatures."""
     place = running.place
-    desk = ControlDesk("hospital_a", place.authority.certificate_pem, place.site().roles, lambda: place.now)
+    desk = ControlServer("hospital_a", place.authority.certificate_pem, place.site().roles, lambda: place.now)
     running.loop.guard.register(desk)
     place.policy_is(wording(TIGHTER))
     expires = place.now + timedelta(minutes=5)

@@ -19,7 +19,7 @@ from certs.roles import may
 from fedsilo.cli import audit as cli_audit
 from fedsilo.cli import silo_control
 from fedsilo.cli.audit_report_page import LogStatistics
-from fedsilo.control.desk import ControlDesk
+from fedsilo.control.server import ControlServer
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.errors import UsageError
 from policies import screens
@@ -191,7 +191,7 @@ def test_T28_who_may_read_payloads_may_ask(bench: Bench) -> None:
         def register_command(self, name: str, action: str, handler: Any) -> None:
             registered[name] = action
 
-    desk: ControlDesk = Desk()  # type: ignore[assignment]
+    desk: ControlServer = Desk()  # type: ignore[assignment]
     Rescreening(bench.ledger, bench.audit, bench.screens).register(desk, lambda work: work())
     assert registered == {COMMAND: "payload.read"}
     assert may(["auditor"], "payload.read") and not may(["viewer"], "payload.read")

@@ -12,7 +12,7 @@ import pytest
 
 from coordinator.answers.rounds import RoundView
 from coordinator.control import Control
-from coordinator.members import SILENT_SECONDS, standing
+from coordinator.ingress import SILENT_SECONDS, standing
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.errors import ConflictError, WireCode
 from fedsilo.views.lines import UNICODE

@@ -11,14 +11,13 @@ from typing import Any
 import pytest
 from sqlalchemy import select, text
 
-from coordinator import database
+from coordinator import store
 from coordinator import store as db
 from coordinator.answers.curves import curves_answer
 from coordinator.answers.queries import SentView
 from coordinator.backup import snapshot_of, told_to_programs
-from coordinator.database import CONNECTIONS, DatabaseLostError, database_url
 from coordinator.record import run_record
-from coordinator.store import Store
+from coordinator.store import CONNECTIONS, DatabaseLostError, Store, database_url
 from fedsilo.audit.segments import segments
 from fedsilo.files.durable import DiskFullError
 from fedsilo.protocol.errors import ConflictError, FedSiloError, OperationError, UsageError
@@ -34,7 +33,7 @@ OURS = (
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Waits for nobody: for tests in which the other coordinator stays."""
-    monkeypatch.setattr(database, "WAIT_SECONDS", 0.05)
+    monkeypatch.setattr(store, "WAIT_SECONDS", 0.05)
 
 
 class TestPostgresql(StoreSuite):
@@ -110,8 +109,8 @@ class TestPostgresql(StoreSuite):
             session.add(run_row())
         with second.transaction() as session:
             assert session.scalars(select(db.Run.name)).all() == []
-        for store in (first, second):
-            store.close()
+        for each in (first, second):
+            each.close()
 
     # ---- refusals by name ------------------------------------------------------------------------------
 

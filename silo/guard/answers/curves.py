@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsilo.control.figures import unit_of
-from fedsilo.control.query_arguments import Asked
+from fedsilo.control.server import QueryArguments
 from fedsilo.files.durable import write_all, write_durably
 from fedsilo.protocol.clocks import utc
 from fedsilo.protocol.errors import FedSiloError, NotFoundError
@@ -58,7 +58,7 @@ class CurveView:
             UsageError: an argument.
             NotFoundError: no such run.
         """
-        asked = Asked(arguments, "run", "names", "x")
+        asked = QueryArguments(arguments, "run", "names", "x")
         x = asked.text("x", among=("round", "step")) or "step"
         names = frozenset(name.strip() for name in asked.text("names").split(",") if name.strip())
         wanted, known = asked.text("run"), self._history.runs()

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsilo.audit.index import HOLD_ENDS, LogIndex
-from fedsilo.control.query_arguments import Asked
+from fedsilo.control.server import QueryArguments
 from fedsilo.protocol.kinds import KINDS
 from policies.capacity import NOT_COUNTED, capacities
 from policies.history import MINUTE_SECONDS, HistoryBook
@@ -101,7 +101,7 @@ class LimitsView:
             UsageError: an argument; it takes none.
             FedSiloError: the log cannot be read.
         """
-        Asked(arguments)
+        QueryArguments(arguments)
         policy, view = self._policy(), self._view()
         book = HistoryBook.from_json(self._ledger.book or {})
         now = max(self._now_seconds(), self._ledger.latest_time)

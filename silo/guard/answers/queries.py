@@ -19,8 +19,7 @@ from fedsilo.audit.index import LogIndex
 from fedsilo.audit.log import AuditLog
 from fedsilo.audit.witness import OWN_HISTORY_LOST
 from fedsilo.control.audit_queries import AuditView, MessageView
-from fedsilo.control.desk import QueryHandler
-from fedsilo.control.query_arguments import Asked
+from fedsilo.control.server import QueryArguments, QueryHandler
 from fedsilo.files.site_files import certificate_file, settings_of
 from fedsilo.protocol.clocks import utc
 from fedsilo.protocol.errors import NotAllowedError, NotFoundError
@@ -121,7 +120,7 @@ class Queries:
 
     def _named(self, arguments: Mapping[str, Any]) -> Release:
         """Return the release that a query names. Raises UsageError, NotFoundError."""
-        return self._ledger.release(Asked(arguments, "release").text("release"))
+        return self._ledger.release(QueryArguments(arguments, "release").text("release"))
 
     def _coordinator(self) -> tuple[str, ...]:
         return (self._gate.policy.file.federation.coordinator,)
@@ -143,7 +142,7 @@ def release_page(ledger: Ledger, arguments: Mapping[str, Any]) -> dict[str, Any]
     Raises:
         UsageError: an argument.
     """
-    asked = Asked(arguments, "before", "limit", "state", "kind")
+    asked = QueryArguments(arguments, "before", "limit", "state", "kind")
     limit = asked.limit(default=PAGE_DEFAULT, most=PAGE_MAX)
     rows, total = ledger.release_page(
         state=asked.text("state", among=STATES), kind=asked.text("kind"), before=asked.number("before"),
@@ -194,7 +193,7 @@ def ledger_page(ledger: Ledger, arguments: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         UsageError: an argument.
     """
-    asked = Asked(arguments, "before", "limit")
+    asked = QueryArguments(arguments, "before", "limit")
     limit = asked.limit(default=PAGE_DEFAULT, most=PAGE_MAX)
     rows, total = ledger.outbox_page(asked.number("before"), limit + 1)
     shown = rows[:limit]
@@ -228,7 +227,7 @@ def certificates(site: Site, arguments: Mapping[str, Any], now: float) -> list[d
     Raises:
         UsageError: an argument; it takes none.
     """
-    Asked(arguments)
+    QueryArguments(arguments)
     files = site.config.identity
     running = site.identity.peer.fingerprint
     named: list[tuple[str, Path | None, str]] = [
@@ -253,7 +252,7 @@ def settings(site: Site, arguments: Mapping[str, Any]) -> list[dict[str, Any]]:
     Raises:
         UsageError: an argument; it takes none.
     """
-    Asked(arguments)
+    QueryArguments(arguments)
     return settings_of(site.config, site.config.source)
 
 
@@ -269,7 +268,7 @@ def log_lines(site: Site, arguments: Mapping[str, Any]) -> dict[str, Any]:
         NotAllowedError: the trainer's log.
         NotFoundError: there is no log.
     """
-    asked = Asked(arguments, "lines", "source")
+    asked = QueryArguments(arguments, "lines", "source")
     wanted = asked.number("lines", default=LINES_DEFAULT, least=1, most=LINES_MAX) or LINES_DEFAULT
     if asked.text("source", among=("guard", "trainer")) == "trainer":
         raise NotAllowedError(

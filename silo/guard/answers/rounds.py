@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fedsilo.audit.index import LogIndex, Mark, no_run_yet
-from fedsilo.control.query_arguments import Asked
+from fedsilo.control.server import QueryArguments
 from fedsilo.protocol.clocks import utc
 from fedsilo.protocol.codec import sha256_hex
 from fedsilo.protocol.errors import NotFoundError
@@ -67,7 +67,7 @@ class RoundView:
 
     def round(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """One round; without `round` the newest, without `run` of the newest run. Raises UsageError, NotFoundError."""
-        asked = Asked(arguments, "run", "round")
+        asked = QueryArguments(arguments, "run", "round")
         name, number = asked.text("run"), asked.number("round", least=1)
         run = name or self._ledger.last_run()[0]
         if not run:

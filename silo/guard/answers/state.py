@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from fedsilo.control.desk import ControlDesk
+from fedsilo.control.server import ControlServer
 from fedsilo.protocol.plan import Plan
 from fedsilo.protocol.tasks import TrainerTask
 from policies.model import Policy
@@ -102,7 +102,7 @@ class Status:
         self,
         config: SiloConfig,
         certificate_until: datetime,
-        desk: ControlDesk,
+        desk: ControlServer,
         history: FigureHistory,
         *,
         clock: Callable[[], float] = time.time,

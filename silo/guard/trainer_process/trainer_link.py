@@ -21,8 +21,7 @@ import sys
 from pathlib import Path
 
 from certs.encoding import public_key_bytes, read_one_certificate
-from fedsilo.files.disk_space import require_space
-from fedsilo.files.durable import DiskFullError
+from fedsilo.files.durable import DiskFullError, require_space
 from fedsilo.files.identity_files import read_public
 from fedsilo.protocol.errors import NotAllowedError, OperationError, UsageError
 from fedsilo.protocol.text import harmless

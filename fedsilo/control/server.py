@@ -1,37 +1,328 @@
-"""What stands behind a control socket, without grpc: guard and coordinator serve the same desk.
+"""The server behind a control socket, without grpc: guard and coordinator have one each.
 
-Reading (snapshot, events, queries) is for whoever may open the socket. A change is a signed command, and in this order:
-verify certificate and signature under the site CA, expiry by max(seen, now) so a clock set back revives nothing (T41),
-the request id (same request: same reply; another under the same id: refused), the role, then the handler. With a
-journal both survive a restart, so a captured command cannot be replayed into a fresh process (T36).
+Reading (snapshot, events, queries) is for whoever may open the socket. A query's argument that is not known, not of its
+type or out of range is a UsageError, and says so without quoting it: what is quoted would be shown on an operator's
+terminal (threat T37). null stands for an argument that was left out.
+
+A change is a signed command, and in this order: verify certificate and signature under the site CA, expiry by
+max(seen, now) so a clock set back revives nothing (T41), the request id (same request: same reply; another under the
+same id: refused), the role, then the handler. With a journal both survive a restart, so a captured command cannot be
+replayed into a fresh process (T36).
+
+The journal has one JSON object a line: {"seen"} | {"accepted"} | {"id","digest","expires","seen"} | {"id","reply"} |
+{"id","until"}, begun before the work, finished after it, each durable. A line torn by a power cut is dropped at the
+next start; a command begun and never finished is reported as such and not carried out anew. Entries go an hour after
+the last command under their request id has expired: the verification refuses each of them by itself then, whoever
+captured it, and whoever asks again, signed anew, is given the reply until then. `seen` never goes back (T41), but where
+a person accepted a clock that had been found wrong.
+
+A watch holds its thread for as long as somebody watches, and a query for as long as the daemon's loop takes. Each kind
+has so many slots, and one call more is refused at once; the threads beyond those are the commands'.
 
 Thread-safe. Commands run one at a time; reading never waits for a command.
-Does not cover: who may open the socket (file mode and group, the server's work).
+Does not cover: who may open the socket (file mode and group); somebody in its group who takes all slots of one kind:
+reading is then refused, and commands are not.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import logging
+import os
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 from certs.commands import VerifiedCommand, verify_command
 from certs.roles import ACTIONS, Roles, may
-from fedsilo.control.request_journal import RememberedRequest, RequestJournal
-from fedsilo.files.durable import write_durably
-from fedsilo.files.json_log import about
-from fedsilo.files.quiet_log import QuietLog
+from fedsilo.audit.record import COUNT_MAX
+from fedsilo.files.durable import write_all, write_durably
+from fedsilo.files.logs import QuietLog, about
 from fedsilo.protocol import errors
 from fedsilo.protocol._generated import control_pb2
 from fedsilo.protocol.clocks import COMMAND_TIME, TOLD_SECONDS, in_words
-from fedsilo.protocol.errors import ConflictError, FedSiloError, NotAllowedError, NotFoundError, UsageError
+from fedsilo.protocol.errors import (
+    ConflictError,
+    FedSiloError,
+    NotAllowedError,
+    NotFoundError,
+    OperationError,
+    UsageError,
+)
+
+TEXT_CHARACTERS_MAX = 256
+
+
+class QueryArguments:
+    """The arguments of one query.
+
+    Args:
+        arguments: as they came.
+        known: names that this query takes.
+
+    Raises:
+        UsageError: another name.
+    """
+
+    def __init__(self, arguments: Mapping[str, Any], *known: str) -> None:
+        self._arguments = arguments
+        if unknown := arguments.keys() - set(known):
+            takes = f"it takes {', '.join(known)}" if known else "it takes none"
+            raise UsageError(f"{len(unknown)} of the query's arguments are not known: {takes}")
+
+    def number(self, name: str, *, default: int | None = None, least: int = 0, most: int = COUNT_MAX) -> int | None:
+        """A whole number from `least` to `most`. Raises UsageError."""
+        value = self._arguments.get(name)
+        if value is None:
+            return default
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            raise UsageError(f"{name} is a whole number from {least} to {most}")
+        return value
+
+    def limit(self, *, default: int, most: int) -> int:
+        """How many rows at most. Raises UsageError."""
+        value = self.number("limit", default=default, least=1, most=most)
+        return default if value is None else value
+
+    def flag(self, name: str) -> bool:
+        """Raises UsageError."""
+        value = self._arguments.get(name)
+        if value is not None and not isinstance(value, bool):
+            raise UsageError(f"{name} is true or false")
+        return bool(value)
+
+    def text(self, name: str, *, among: Collection[str] = (), most: int = TEXT_CHARACTERS_MAX) -> str:
+        """Printable text of at most `most` characters, empty where there is none; one of `among`, where that is given.
+        Raises UsageError."""
+        value = self._arguments.get(name)
+        if value is None:
+            return ""
+        if not isinstance(value, str) or len(value) > most or not value.isprintable():
+            raise UsageError(f"{name} is printable text of at most {most} characters")
+        if value and among and value not in among:
+            raise UsageError(f"{name} is one of: {', '.join(sorted(among))}")
+        return value
+
+
+# ---- which commands were seen ----------------------------------------------------------------------------------------
+
+
+PRIVATE_MODE = 0o600
+KEPT_AFTER_EXPIRY = timedelta(hours=1)
+
+
+@dataclass(frozen=True)
+class RememberedRequest:
+    """`expires` is that of the command signed for longest. `reply` is None while, or for ever after a crash in which,
+    the command is not finished.
+    """
+
+    digest: str
+    expires: datetime
+    reply: bytes | None = None
+
+
+class RequestJournal:
+    """The memory of one desk; the desk's lock guards it.
+
+    Args:
+        path: its file, or None to remember in this process only.
+        now: time of the start; entries that expired an hour before are forgotten.
+
+    Raises:
+        ConflictError: the file is damaged before its last line.
+        OperationError: it cannot be read or written.
+    """
+
+    def __init__(self, path: Path | None, *, now: datetime) -> None:
+        self._path = path
+        self._seen = now
+        self._requests: dict[str, RememberedRequest] = {}
+        if path is not None:
+            self._load(path)
+            self._forget_expired()
+            self._compact(path)
+
+    def latest(self, now: datetime) -> datetime:
+        """max(seen, now): time as far as this desk is concerned."""
+        self._seen = max(self._seen, now)
+        return self._seen
+
+    def accept(self, now: datetime) -> None:
+        """A person accepted the clock as it is: no later time is seen any more, durably. Raises OperationError."""
+        self._append({"accepted": now.isoformat()})
+        self._seen = now
+
+    def find(self, request_id: str) -> RememberedRequest | None:
+        self._forget_expired()
+        return self._requests.get(request_id)
+
+    def begin(self, command: VerifiedCommand, now: datetime) -> None:
+        """Remember, durably, that the work on `command` starts. Raises OperationError: then it must not start."""
+        self._append(
+            {
+                "id": command.request_id,
+                "digest": command.digest,
+                "expires": command.expires.isoformat(),
+                "seen": now.isoformat(),
+            }
+        )
+        self._requests[command.request_id] = RememberedRequest(command.digest, command.expires)
+
+    def extend(self, command: VerifiedCommand) -> None:
+        """Keep the entry of a request id that is asked again for as long as the later signature counts, durably.
+
+        Raises:
+            OperationError: then the signature must not be answered either: it would outlive what is remembered.
+        """
+        known = self._requests[command.request_id]
+        if command.expires <= known.expires:
+            return
+        self._append({"id": command.request_id, "until": command.expires.isoformat()})
+        self._requests[command.request_id] = replace(known, expires=command.expires)
+
+    def finish(self, request_id: str, reply: bytes) -> None:
+        """Remember the reply, durably. Raises OperationError."""
+        self._requests[request_id] = replace(self._requests[request_id], reply=reply)
+        self._append({"id": request_id, "reply": reply.hex()})
+
+    def _forget_expired(self) -> None:
+        self._requests = {
+            identifier: request
+            for identifier, request in self._requests.items()
+            if request.expires + KEPT_AFTER_EXPIRY > self._seen
+        }
+
+    def _load(self, path: Path) -> None:
+        try:
+            lines = path.read_bytes().split(b"\n")
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise OperationError(f"cannot read {path}: {error.strerror}") from error
+        # What follows the last newline is empty, or a line that a crash tore: its command was never carried out.
+        for number, line in enumerate(lines[:-1], start=1):
+            try:
+                self._take(json.loads(line))
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                raise ConflictError(
+                    f"{path}:{number}: damaged",
+                    hint="move it away when no signed command of the last hour can be replayed any more",
+                ) from error
+
+    def _take(self, entry: dict[str, str]) -> None:
+        if "reply" in entry:
+            known = self._requests.get(entry["id"])
+            if known is not None:
+                self._requests[entry["id"]] = replace(known, reply=bytes.fromhex(entry["reply"]))
+            return
+        if "accepted" in entry:
+            self._seen = datetime.fromisoformat(entry["accepted"])
+            return
+        if "until" in entry:
+            known = self._requests[entry["id"]]
+            expires = max(known.expires, datetime.fromisoformat(entry["until"]))
+            self._requests[entry["id"]] = replace(known, expires=expires)
+            return
+        self._seen = max(self._seen, datetime.fromisoformat(entry["seen"]))
+        if "id" in entry:
+            self._requests[entry["id"]] = RememberedRequest(entry["digest"], datetime.fromisoformat(entry["expires"]))
+
+    def _compact(self, path: Path) -> None:
+        entries: list[dict[str, str]] = [{"seen": self._seen.isoformat()}]
+        for identifier, request in self._requests.items():
+            entries.append(
+                {
+                    "id": identifier,
+                    "digest": request.digest,
+                    "expires": request.expires.isoformat(),
+                    "seen": self._seen.isoformat(),
+                }
+            )
+            if request.reply is not None:
+                entries.append({"id": identifier, "reply": request.reply.hex()})
+        write_durably(path, b"".join(_line(entry) for entry in entries), PRIVATE_MODE)
+
+    def _append(self, entry: dict[str, str]) -> None:
+        if self._path is None:
+            return
+        try:
+            descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                before = os.fstat(descriptor).st_size
+                try:
+                    write_all(descriptor, _line(entry))
+                    os.fsync(descriptor)
+                except OSError:
+                    # A half-written line would hide the next one from the reader.
+                    os.ftruncate(descriptor, before)
+                    raise
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            raise OperationError(
+                f"cannot write {self._path}: {error.strerror}", hint="no command is carried out until it can be"
+            ) from error
+
+
+def _line(entry: dict[str, str]) -> bytes:
+    return json.dumps(entry, separators=(",", ":")).encode("ascii") + b"\n"
+
+
+# ---- slots for calls -------------------------------------------------------------------------------------------------
+
+
+WATCHERS_MAX = 64
+READERS_MAX = 32
+_FOR_COMMANDS = 16  # one is carried out at a time, the others wait for it; a call that is refused is through at once
+THREADS = WATCHERS_MAX + READERS_MAX + _FOR_COMMANDS
+
+
+class NoSlotError(OperationError):
+    """So many calls of the kind are open already."""
+
+    default_code = "TOO_MANY_CALLS"
+
+
+class CallSlots:
+    """One kind of call.
+
+    Args:
+        kind: in words.
+        most: how many may be open at a time.
+    """
+
+    def __init__(self, kind: str, most: int) -> None:
+        self._cause = f"{most} {kind} of the control socket are open, which is the most"
+        self._free = threading.Semaphore(most)
+
+    @contextlib.contextmanager
+    def taken(self) -> Iterator[None]:
+        """Hold a place while the block runs. Raises NoSlotError."""
+        if not self._free.acquire(blocking=False):
+            raise NoSlotError(self._cause, hint="end some of those that watch")
+        try:
+            yield
+        finally:
+            self._free.release()
+
+
+def watch_slots() -> CallSlots:
+    return CallSlots("watches", WATCHERS_MAX)
+
+
+def query_slots() -> CallSlots:
+    return CallSlots("queries", READERS_MAX)
+
+
+# ---- the server ------------------------------------------------------------------------------------------------------
+
 
 _log = logging.getLogger("fedsilo.control")
 
@@ -72,7 +363,7 @@ class _Command:
     by_clock: bool
 
 
-class ControlDesk:
+class ControlServer:
     """The state, events, queries and commands of one daemon.
 
     Args:

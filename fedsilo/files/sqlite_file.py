@@ -1,8 +1,8 @@
-"""A database file that another process has locked, such as a backup tool: wait until it lets go, and say so meanwhile.
+"""SQLite files that another process may hold: wait for a lock and say so, or read without leaving anything beside it.
 
-Nothing is lost by waiting: a round's deadlines go on at the other parties, and whoever waits goes on by itself with
-whatever they left it. A full disk, or any other fault, is no lock and is raised at once. Who holds the lock is not
-known: SQLite's locks carry no name.
+Nothing is lost by waiting for a lock, such as a backup tool's: a round's deadlines go on at the other parties, and
+whoever waits goes on by itself with whatever they left it. A full disk, or any other fault, is no lock and is raised at
+once. Who holds the lock is not known: SQLite's locks carry no name.
 Does not stop: a lock that is never released. It is named for as long as it lasts, and a stop ends the wait.
 """
 
@@ -94,3 +94,19 @@ class LockedFile:
     def _count(self, change: int) -> None:
         with self._counting:
             self._waiters += change
+
+
+# ---- reading only ----------------------------------------------------------------------------------------------------
+
+
+def read_only_address(path: Path) -> str:
+    """The SQLite URI of a database in WAL mode that is only read.
+
+    Without a log of its own (-wal) such a database is complete. Read as immutable, SQLite takes no lock and makes no
+    files beside it, so a folder that nobody may write to can be read too. With one, its content counts, and SQLite
+    needs its shared memory.
+
+    Does not cover: a daemon that starts meanwhile. What is read then may be of two moments; open it for each question.
+    """
+    complete = "" if path.with_name(f"{path.name}-wal").exists() else "&immutable=1"
+    return f"{path.absolute().as_uri()}?mode=ro{complete}"
