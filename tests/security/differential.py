@@ -56,7 +56,9 @@ ONE_SIDED: dict[tuple[str, str], str] = {
     ("countersignature", "silo"): "a signature may come once more after its round has begun",
     ("place of a control message", "silo"): "a run that is over there may be open here still",
     ("round", "silo"): "answers may come for any public step of the open round: silos are not in lockstep",
+    ("screens ran", "coordinator"): "an answer to no prompt of the set is refused before texts are screened",
 }
+_UNKNOWN_PROMPT = "public prompts of the open step"
 _ANSWERS_OF_A_STEP = ("public.responses",)
 PERSONS = tuple(Approval(person, ("approver",)) for person in ("ada", "bob"))
 POLICIES = (*(name for name in RULESETS if name != "deny_all"), "further")
@@ -449,7 +451,11 @@ def _compare_one(report: Report, sent: Sent, ruleset: str, silo: Decision | str,
         return
     for rule in refused[0] ^ refused[1]:
         end = "silo" if rule in refused[0] else "coordinator"
-        named = (rule, end) in ONE_SIDED and (rule != "round" or sent.kind in _ANSWERS_OF_A_STEP)
+        named = (rule, end) in ONE_SIDED
+        if rule == "round":
+            named = named and sent.kind in _ANSWERS_OF_A_STEP
+        elif rule == "screens ran":
+            named = end == "coordinator" and _UNKNOWN_PROMPT in refused[0] & refused[1]
         if named:
             report.explained[f"{rule} ({end})"] += 1
         else:
