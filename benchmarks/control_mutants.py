@@ -176,7 +176,7 @@ STEPS: tuple[tuple[str, str, str, str], ...] = (
         "max(latest, t)",
     ),
     ("budgets of a released time are refilled", f"{DECISIONS}:Judge.accept_clock", "self.book.turn_back(now)", "pass"),
-    ("short payloads have plain digests in the log", f"{DECISIONS}:payload_digests", "kind in TENSOR_KINDS", "True"),
+    ("short payloads have plain digests in the log", f"{DECISIONS}:Judge.digests", "kind in TENSOR_KINDS", "True"),
     # ---- bytes ----
     ("bytes that are not canonical are read", f"{CODEC}:decode", "canonical != payload", "False"),
     ("-0 and denormals travel", f"{CODEC}:canonical_values", "bits[(bits & np.uint32(0x7F800000)) == 0] = 0", "pass"),
@@ -371,7 +371,7 @@ STEPS: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         "an adapter of another run is not measured",
-        f"{RUN}:stored_or_fetched",
+        f"{RUN}:RunManager.adapter",
         'None if view.last_adapter in ("", digest) else view.step_from',
         "None",
     ),

@@ -42,9 +42,6 @@ class Training:
     steps: int
     of: int = 0
 
-    def to_json(self) -> dict[str, int]:
-        return {"records": self.records, "epochs": self.epochs, "steps": self.steps, "of": self.of}
-
     @staticmethod
     def from_json(value: Any) -> Training | None:
         if value is None:

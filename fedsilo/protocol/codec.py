@@ -276,19 +276,11 @@ class RandomAccess(Protocol):
 
 @dataclass(frozen=True)
 class InMemory:
-    data: bytes
+    """A payload in memory; of a view nothing is copied."""
 
-    def read_at(self, offset: int, length: int) -> bytes:
-        return self.data[offset : offset + length]
+    data: Buffer
 
-
-@dataclass(frozen=True)
-class _Viewed:
-    """The same without copying what is read."""
-
-    data: memoryview
-
-    def read_at(self, offset: int, length: int) -> memoryview:
+    def read_at(self, offset: int, length: int) -> Buffer:
         return self.data[offset : offset + length]
 
 
@@ -356,7 +348,7 @@ class FactorsReader:
 
 def decode_factors(payload: Buffer) -> Factors:
     """Whole tensor payload in memory; float32 arrays are read-only views of it. Raises PeerError as the reader does."""
-    reader = FactorsReader(_Viewed(memoryview(payload)), len(payload))
+    reader = FactorsReader(InMemory(memoryview(payload)), len(payload))
     return Factors(reader.header, dict(reader.tensors()), payload)
 
 

@@ -37,7 +37,7 @@ from fedsilo.protocol.codec import Array, Buffer
 from fedsilo.protocol.envelope import parsed
 from fedsilo.protocol.errors import NotAllowedError, NotFoundError, OperationError, UsageError
 from fedsilo.protocol.kinds import INBOUND_KINDS, OUTBOUND_KINDS, TENSOR_KINDS
-from policies.kinds.adapters import LoraFactors, changes_bytes, transform_factors
+from policies.kinds.adapters import LoraFactors
 from policies.model import Policy
 from silo.guard.ledger import Ledger, OutboxItem
 
@@ -112,7 +112,7 @@ class Archive:
             dtype: of the update.
         """
         # clipping is for a few: it is likely to leave as it came where nothing else is done to its values
-        if block is None or not changes_bytes(transform_factors(0.0, block, secrets.token_bytes)[1], dtype):
+        if block is None or not (block.randomise_low_bits or block.quantise.grid not in ("float32", dtype)):
             self.begin(offered)
         try:
             yield

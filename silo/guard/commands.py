@@ -345,7 +345,7 @@ class Orders:
         """Arguments {run, digest}. Raises NotFoundError, ConflictError, OperationError."""
         digest = self._held_adapter(command)
         told = self.recorded("adapter.accept", command, needed=True, detail={"adapter": digest})
-        self.runs.change_view(lambda view: self.runs.acceptance.accept(digest, view))
+        self.runs.set_view(self.runs.acceptance.accept(digest, self.gate.view))
         return {"adapter": digest, "accepted": True, **told}
 
     def refuse_adapter(self, command: VerifiedCommand) -> dict[str, Any]:
@@ -360,7 +360,7 @@ class Orders:
         run, acceptance = self.run_of(command), self.runs.acceptance
         digest = acceptance.target(run.plan.run, str(command.arguments.get("to", "")))
         told = self.recorded("adapter.rollback", command, needed=True, detail={"adapter": digest})
-        self.runs.change_view(lambda view: acceptance.roll_back(digest, view))
+        self.runs.set_view(acceptance.roll_back(digest, self.gate.view))
         if left := acceptance.is_refused(self.gate.view.base_digest):
             self.runs.abandon_round(WireCode.ADAPTER_REFUSED)
         return {"adapter": digest, "round_left": left, **told}

@@ -30,7 +30,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -79,7 +79,7 @@ from policies.model import Policy, ScreenName
 from policies.schema import LoraSchema
 from silo.guard.adapters import AdapterStore
 from silo.guard.ledger import UNWRITABLE, Ledger, OutboxItem, Release
-from silo.guard.messages import Allowed, Denied, Inbound, NotSent, Original, Sent
+from silo.guard.messages import Allowed, Denied, Original
 from silo.guard.screens import Screens
 from silo.sampling import Training
 
@@ -297,9 +297,6 @@ class RunView:
         """The coordinator's message was let in."""
         return replace(self, asked=self.asked.after(body, step))
 
-    def at_step(self, step: int) -> RunView:
-        return replace(self, open_step=step)
-
     def told(self, round_number: int, body: pb.RoundResult) -> RunView:
         """A round is over, whether or not this silo was in it."""
         adapter = body.adapter_digest if body.committed else self.told_adapter
@@ -313,9 +310,6 @@ class RunView:
     def refused(self, round_number: int) -> RunView:
         """Its round.open was not let in, and the coordinator is to be told which."""
         return replace(self, refused_round=round_number)
-
-    def trained(self, training: Training) -> RunView:
-        return replace(self, training=training)
 
     def witnessed(self, witnesses: int) -> RunView:
         return replace(self, witnesses=witnesses)
@@ -361,7 +355,7 @@ class RunView:
             "evaluated": {str(number): digest for number, digest in self.evaluated.items()},
             "asked": self.asked.to_json(),
             "usable_records": self.usable_records,
-            "training": None if self.training is None else self.training.to_json(),
+            "training": None if self.training is None else asdict(self.training),
         }
 
     @staticmethod
@@ -682,23 +676,29 @@ class Judge:
         """Write a decision into the log, with everything it replays from: `history` are the counts it was judged by,
         `archived` says that the payload is kept at the site, `approvals` are numbers of the records of persons' yes,
         `detail` is what the record says besides."""
-        fields = decision_fields(
-            facts, decision, self.policy, peer=self.site.coordinator_id,
-            payload_digests=digests,
-            history=history or self.book.view(facts).to_json(), schema_sha256=self.site.schema.digest,
-            code_sha256=self._code_sha256,
-        )  # fmt: skip
+        payload = dict(digests)
+        recorded = {"final": dict(facts), "history": dict(history or self.book.view(facts).to_json())}
+        fields: dict[str, Any] = {
+            **{name: facts[name] for name in ("kind", "run", "round", "step", "direction")},
+            "peer": self.site.coordinator_id,
+            "decision": decision.verdict,
+            "reasons": list(decision.reasons),
+            **rules_of(decision, self.policy),
+            "facts": recorded,
+            "policy": {**self.policy.digests, "code": self._code_sha256, "schema": self.site.schema.digest},
+            "payload": payload,
+        }
         if original is not None:
-            fields["payload"] |= {"bytes_before": original.payload_bytes}
+            payload["bytes_before"] = original.payload_bytes
             if original.digest:
-                fields["payload"] |= {"sha256_before": original.digest}
-            fields["facts"] |= {"offered": original.facts, "transform": original.transform}
+                payload["sha256_before"] = original.digest
+            recorded |= {"offered": original.facts, "transform": original.transform}
         if archived:
-            fields["payload"] |= {"archived": True}
+            payload["archived"] = True
         if approvals:
             fields["link"] = {"approvals": list(approvals)}
         if detail:
-            fields["detail"] = {**fields.get("detail", {}), **detail}
+            fields["detail"] = {**fields["detail"], **detail}  # beside what is said of the rules
         event = "egress.decision" if facts["direction"] == "egress" else "ingress.decision"
         return self.record(event, sequence=sequence, **fields)
 
@@ -727,11 +727,12 @@ class Judge:
             return audit_notes.keep(self._audit.directory, sealed)
 
     def digests(self, kind: str, payload: Buffer, digest: str = "") -> dict[str, Any]:
-        """Size and digest of a payload as they may stand in the log: keyed where the content can be guessed (T40).
-
-        digest: its SHA-256, where it is known already.
+        """Return size and digest of a payload as the log may hold them: plain only where nobody can guess the content,
+        which is tensors, else keyed (T40). digest: its SHA-256, where it is known already.
         """
-        return payload_digests(kind, payload, self._site_key, digest)
+        if kind in TENSOR_KINDS:
+            return tensor_digests(len(payload), digest or sha256_hex(payload))
+        return {"bytes": len(payload), "hmac_sha256": keyed_digest(self._site_key, bytes(payload))}
 
     @contextlib.contextmanager
     def halting(self) -> Iterator[None]:
@@ -864,21 +865,6 @@ class Outcomes:
 # ---- out of the outbox -------------------------------------------------------------------------------
 
 
-def in_turn(allowed: Allowed, ledger: Ledger, transmit: Callable[[Allowed], Sent]) -> Inbound:
-    """Send what was just allowed, unless something that was allowed before it still waits: content leaves in the order
-    in which it was allowed. With the last update the coordinator closes a round, and refuses answers that come later.
-
-    Returns:
-        what the coordinator answers.
-
-    Raises:
-        NotSent: it waits behind that in the outbox, and both go out with the next turn. Further as `transmit`.
-    """
-    if any(item.id < (allowed.outbox_id or 0) for item in ledger.outbox("allowed")):
-        raise NotSent(f"{allowed.kind} of round {allowed.round} waits behind what was allowed before it")
-    return transmit(allowed).reply
-
-
 def once_more(item: OutboxItem, *, judge: Judge, ledger: Ledger, outcomes: Outcomes) -> Allowed:
     """A message of the outbox, to be transmitted again.
 
@@ -961,45 +947,6 @@ def _given(ledger: Ledger, run: str, number: int) -> set[str]:
 # ---- fields of records -------------------------------------------------------------------------------
 
 
-def decision_fields(
-    facts: Facts,
-    decision: Decision,
-    policy: Policy,
-    *,
-    payload_digests: Mapping[str, Any],
-    peer: str,
-    history: Mapping[str, Any],
-    schema_sha256: str,
-    code_sha256: str,
-) -> dict[str, Any]:
-    """Fields for `egress.decision` and `ingress.decision`.
-
-    Args:
-        facts: of the final values.
-        decision: on these facts.
-        policy: the one that decided.
-        payload_digests: size and digest of the bytes.
-        peer: SPIFFE id of the other side.
-        history: the view that budgets were judged by; with the facts it replays the decision.
-        schema_sha256: of the site's LoRA schema.
-        code_sha256: of the program that decided.
-    """
-    return {
-        "kind": facts["kind"],
-        "run": facts["run"],
-        "round": facts["round"],
-        "step": facts["step"],
-        "peer": peer,
-        "direction": facts["direction"],
-        "decision": decision.verdict,
-        "reasons": list(decision.reasons),
-        **rules_of(decision, policy),
-        "facts": {"final": dict(facts), "history": dict(history)},
-        "policy": {**policy.digests, "code": code_sha256, "schema": schema_sha256},
-        "payload": dict(payload_digests),
-    }
-
-
 def release_fields(
     release: Release,
     *,
@@ -1058,13 +1005,6 @@ def overruled(decision: Decision, reason: str, measured: str) -> Decision:
     result = RuleResult("transform", reason, "deny", measured, None, file, 0)
     reasons = (*decision.reasons, reason) if decision.verdict == "deny" else (reason,)
     return replace(decision, verdict="deny", would_be="deny", results=(*decision.results, result), reasons=reasons)
-
-
-def payload_digests(kind: str, payload: Buffer, site_key: bytes, digest: str = "") -> dict[str, Any]:
-    """Size and digest of a payload: plain only where nobody can guess the content, which is tensors (T40)."""
-    if kind in TENSOR_KINDS:
-        return tensor_digests(len(payload), digest or sha256_hex(payload))
-    return {"bytes": len(payload), "hmac_sha256": keyed_digest(site_key, bytes(payload))}
 
 
 def tensor_digests(payload_bytes: int, digest: str) -> dict[str, Any]:

@@ -409,6 +409,18 @@ class Gate:
         self._outcomes.answered(allowed, inbound.body)
         return Sent(inbound)
 
+    def transmit_in_turn(self, allowed: Allowed) -> Sent:
+        """Send what was just allowed, unless something that was allowed before it still waits: content leaves in the
+        order in which it was allowed. With the last update the coordinator closes a round, and refuses answers that
+        come later.
+
+        Raises:
+            NotSent: it waits behind that in the outbox, and both go out with the next turn. Further as `transmit`.
+        """
+        if any(item.id < (allowed.outbox_id or 0) for item in self._ledger.outbox("allowed")):
+            raise NotSent(f"{allowed.kind} of round {allowed.round} waits behind what was allowed before it")
+        return self.transmit(allowed)
+
     def _record_sent(self, allowed: Allowed, *, carried: bool = False) -> None:
         self._outcomes.record("egress.sent", allowed, carried=carried)
         self.counters.messages[allowed.kind] += 1

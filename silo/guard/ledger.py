@@ -194,10 +194,6 @@ class Head(NamedTuple):
     def named(cls, field: Mapping[str, Any]) -> Head:
         return cls(int(field["groups"]), str(field["head"]))
 
-    def field(self) -> dict[str, Any]:
-        """The field `ledger` of a record."""
-        return self._asdict()
-
 
 @dataclass(frozen=True)
 class Heads:
@@ -432,7 +428,7 @@ class Ledger:
                 yield None
                 return
             self._group_open = False
-            yield heads.newest.field()
+            yield heads.newest._asdict()
             self._named = heads.newest
 
     def finding_key(self) -> bytes:
@@ -1094,7 +1090,8 @@ def _heads_of(text: str | None) -> Heads | None:
     if text is None:
         return None
     kept = json.loads(text)
-    return Heads(Head.named(kept), str(kept["before"]), tuple(Head(int(n), str(head)) for n, head in kept["logged"]))
+    newest = Head(int(kept["groups"]), str(kept["head"]))
+    return Heads(newest, str(kept["before"]), tuple(Head(int(n), str(head)) for n, head in kept["logged"]))
 
 
 def _add_missing_columns(database: sqlite3.Connection) -> None:

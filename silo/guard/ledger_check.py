@@ -77,7 +77,7 @@ class Disagreement:
     @property
     def arguments(self) -> dict[str, Any]:
         """What an approver signs: exactly this ledger beside exactly this log."""
-        return {"code": self.code, "ledger": self.ledger and self.ledger.field(), "log": self.log.field()}
+        return {"code": self.code, "ledger": self.ledger and self.ledger._asdict(), "log": self.log._asdict()}
 
     @property
     def digest(self) -> str:

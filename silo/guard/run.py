@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from google.protobuf.message import Message
 
@@ -60,7 +60,7 @@ from policies.schema import LoraSchema
 from silo.guard.acceptance import Acceptance
 from silo.guard.adapters import AdapterStore
 from silo.guard.coordinator_client import CoordinatorClient
-from silo.guard.decisions import RunView, halts, in_turn
+from silo.guard.decisions import RunView, halts
 from silo.guard.gate import Gate
 from silo.guard.ledger import LEFT, Ledger, OutboxItem, Release
 from silo.guard.messages import Allowed, Denied, Held, Inbound, IngressDenied
@@ -70,7 +70,7 @@ from silo.guard.site import Site, require_part, trained_with
 from silo.guard.trainer_process.supervisor import TrainerHandle
 from silo.link import LinkClosed, LinkMessage
 from silo.measuring import MeasureHoldout
-from silo.sampling import PROMPTS_MAX, TaskGiver, Training
+from silo.sampling import PROMPTS_MAX, TaskGiver
 
 _log = logging.getLogger("fedsilo.silo")
 
@@ -114,48 +114,6 @@ def fetch(talk: CoordinatorClient, adapters: AdapterStore, digest: str, *, run: 
 
 class AdapterRefused(PeerError):
     """The coordinator answered, but not with the adapter that the round is about."""
-
-
-def stored_or_fetched(
-    digest: str, adapters: AdapterStore, gate: Gate, talk: CoordinatorClient, *, bytes_max: int, in_use: Collection[str]
-) -> Buffer:
-    """The payload, as it was let in under this run's plan and measured from its last adapter (T6, T20).
-
-    Args:
-        digest: of the payload.
-        adapters: where it is looked for, and kept.
-        gate: lets it in.
-        talk: with the coordinator.
-        bytes_max: largest payload that it may be.
-        in_use: digests of others that stay in the store.
-
-    Raises:
-        AdapterRefused: another payload came.
-        IngressDenied: this site's policy does not let it in.
-        UnreachableError, NotAllowedError, DeniedError: nothing came.
-    """
-    view = gate.view
-    frozen = view.plan.lora.frozen_sha256 if view.plan is not None else ""
-    # One that was measured from another than this run's last adapter was never measured from that (T20).
-    after = None if view.last_adapter in ("", digest) else view.step_from
-    stored = adapters.find(digest, frozen_sha256=frozen, after=after)
-    if stored is not None:
-        return stored
-    try:
-        answer = fetch(talk, adapters, digest, run=view.run, bytes_max=bytes_max)
-    except IngressDenied:
-        raise
-    except PeerError as error:
-        raise AdapterRefused(error.wire_code, error.message) from error
-    if answer.place.kind != "global.adapter" or answer.digest != digest:
-        gate.record(
-            "ingress.decision", run=gate.view.run, round=gate.view.round, kind=answer.kind, decision="deny",
-            reasons=[WireCode.DIGEST_MISMATCH.value], direction="ingress",
-            payload=gate.digests(answer.kind, answer.payload),
-        )  # fmt: skip
-        raise AdapterRefused(WireCode.DIGEST_MISMATCH, f"the coordinator did not give adapter {digest[:12]}")
-    adapters.keep(digest, answer.payload, answer.facts.get("l2"), frozen, view.step_from, {*view.adapters, *in_use})
-    return answer.payload
 
 
 # ---- plans ---------------------------------------------------------------------------------------------------
@@ -471,56 +429,23 @@ class RoundResume:
 _NOTHING = LoadAdapter(0, "")
 
 
-class Hands(Protocol):
-    """What a run may ask of the daemon."""
-
-    def train(self, fields: dict[str, Any], body: Buffer) -> None:
-        """Hand the trainer one task."""
-
-    def offer(self, action: Offer, factors: codec.Factors | None) -> str | None:
-        """Hand the gate a message. `sent`, `denied` or `missed`; None: it is held, and `settled` follows."""
-
-    def adapter(self, digest: str) -> Buffer:
-        """The payload of a global adapter, fetched if it is not here yet."""
-
-    def start_deadline(self, name: str, seconds: float) -> None: ...
-
-    def public_step(self, step: int) -> None:
-        """The exchange of this public step is open from now on."""
-
-    def task_giver(self, private_prompts: int) -> TaskGiver:
-        """Draws the rows of this run's private steps."""
-
-    def has_behind(self, task: TrainerTask) -> bool:
-        """The trainer has done this before a kill."""
-
-    def to_measure(self, loaded: LoadAdapter) -> MeasureHoldout | None:
-        """Before anything is trained from an adapter: what the trainer was told to measure first.
-
-        None: nothing; or the round is not gone on with here.
-        """
-
-    def measured(self, body: Buffer) -> None:
-        """The trainer's answer to that."""
-
-    def trained(self, training: Training) -> None:
-        """What the open round's update was trained on, before the update is offered."""
-
-
 @dataclass
 class SiloRun:
-    """Attributes:
-    at: where the newest round stands here.
-    task: what the trainer works on; None when it is idle.
-    offered: what was offered in the open round.
-    deadlines: (moment, name), as the method asked for them.
-    over: the run has ended here, perhaps while an action of it was carried out; nothing more is.
+    """The method's half in one run, and the actions it asked for that are not carried out yet.
+
+    Attributes:
+        manager: trains, offers and fetches for it.
+        at: where the newest round stands here.
+        task: what the trainer works on; None when it is idle.
+        offered: places of what was offered in the open round.
+        deadlines: (moment, name), as the method asked for them.
+        over: the run has ended here, perhaps while an action of it was carried out; nothing more is.
     """
 
     plan: Plan
     method: Method
     silo: str
-    hands: Hands
+    manager: RunManager
     state: Any = None
     at: SiloRound = field(default_factory=SiloRound)
     task: TrainerTask | None = None
@@ -540,14 +465,14 @@ class SiloRun:
 
     @property
     def busy(self) -> bool:
-        """Whether the trainer works, so that the coordinator has to wait for us and not we for it."""
+        """Return True while the trainer works, so that the coordinator has to wait for us and not we for it."""
         return self.task is not None
 
     def feed(self, *events: SiloEvent) -> None:
-        """One event after the other; afterwards everything that can be done now is done.
+        """Hand the method one event after the other, then carry out everything that can be done now.
 
         Raises:
-            FedSiloError: of the hands: an exchange failed, or the gate is halted.
+            FedSiloError: an exchange failed, or the gate is halted.
         """
         for event in events:
             self.state, actions = self.method.silo.on_event(self.state, event)
@@ -565,7 +490,7 @@ class SiloRun:
                 if isinstance(action, Train) and (self.busy or self.paused):
                     return
                 if isinstance(action, Train) and action.task.order == FIRST:
-                    self.task = self.hands.to_measure(self._loaded)
+                    self.task = self.manager.measure_first(self._loaded)
                     if self.busy or not self._actions:
                         return
                 if isinstance(action, Offer):
@@ -586,13 +511,14 @@ class SiloRun:
             case Train(task):
                 return self._train(task)
             case Fetch(digest):
-                self.hands.adapter(digest)
+                self.manager.adapter(digest)
             case StartDeadline(name, seconds):
-                self.hands.start_deadline(name, seconds)
+                self.deadlines.append((self.manager.monotonic() + seconds, name))
             case Offer():
-                outcome = self.hands.offer(action, self._factors if action.kind in TENSOR_KINDS else None)
+                factors = None
                 if action.kind in TENSOR_KINDS:
-                    self._factors = None
+                    factors, self._factors = self._factors, None
+                outcome = self.manager.offer(action, factors)
                 if outcome is not None:
                     return OfferSettled(action.kind, action.round, action.step, outcome)
         return None
@@ -600,18 +526,18 @@ class SiloRun:
     def _train(self, task: TrainerTask) -> SiloEvent | None:
         """Hand the trainer a task; or say at once that it is done, where it was before a kill."""
         digest = getattr(task, "digest", "") if task.reads_adapter else ""
-        body = self.hands.adapter(digest) if digest else task.body()
+        body = self.manager.adapter(digest) if digest else task.body()
         if isinstance(task, LoadAdapter):
             self._loaded = task
         if task.opens_exchange:
-            self.hands.public_step(task.of_step)
+            self.manager.change_view(open_step=task.of_step)
         if self._giver is not None:
             task = self._giver.complete(task)
         elif task.draws_rows:
             raise OperationError("the trainer has not said how many private prompts it has", code="TRAINER_CONFUSED")
-        if self.hands.has_behind(task):
+        if self.manager.resume.has_behind(task):
             return TaskDone(task, task.gives() if task.gives is not None else None)  # nothing is offered any more
-        self.hands.train(task.fields(), body)
+        self.manager.train(task, body)
         self.task = task
         return None
 
@@ -621,7 +547,7 @@ class SiloRun:
         if type(count) is not int or not 1 <= count <= PROMPTS_MAX:
             raise OperationError("the trainer says no number of private prompts", code="TRAINER_CONFUSED")
         if self._giver is None:
-            self._giver = self.hands.task_giver(count)
+            self._giver = self.manager.task_giver(count)
 
     def abandon_round(self) -> None:
         """Go on as after a restart: what was to be done is dropped, and the method's part waits for the next round."""
@@ -632,15 +558,8 @@ class SiloRun:
         self._task_is_void = self.busy
         self.state = self.method.silo.start(self.plan, self.silo)
 
-    def deadline(self, name: str) -> None:
-        self.feed(DeadlinePassed(name))
-
-    def settled(self, kind: str, round_number: int, step: int, outcome: str) -> None:
-        """A held offer came to its end."""
-        self.feed(OfferSettled(kind, round_number, step, outcome))
-
     def done(self, fields: Mapping[str, Any], body: Buffer) -> None:
-        """The trainer finished its task: parse what it offers.
+        """Parse what the trainer's finished task gives, and hand it to the method.
 
         Raises:
             OperationError: it is not the task it was given, or its values do not parse.
@@ -653,24 +572,23 @@ class SiloRun:
             self.advance()
             return
         if isinstance(task, MeasureHoldout):
-            self.hands.measured(body)
+            self.manager.measured(body)
             self.advance()
             return
+        offered: Message | None = None
         try:
-            offered = self._parsed(task, body)
+            if task.gives is pb.Factors:
+                self._factors = decode_factors(body)
+                offered = self._factors.header
+            elif task.gives is not None:
+                offered = codec.decode(task.gives, body)
         except PeerError as error:
             raise OperationError(
                 f"what the trainer offers does not parse: {error.message}", code="TRAINER_CONFUSED"
             ) from error
         if task.gives is pb.Factors and self._giver is not None and self._giver.training is not None:
-            self.hands.trained(self._giver.training)
+            self.manager.change_view(training=self._giver.training)
         self.feed(TaskDone(task, offered))
-
-    def _parsed(self, task: TrainerTask, body: Buffer) -> Message | None:
-        if task.gives is pb.Factors:
-            self._factors = decode_factors(body)
-            return self._factors.header
-        return None if task.gives is None else codec.decode(task.gives, body)
 
 
 def plan_message(plan: Plan, schema: LoraSchema, *, resume: bool) -> LinkMessage:
@@ -723,11 +641,10 @@ class RunManager:
         self._talk = talk
         self.agreement = agreement
         self._trainer = trainer
-        self._monotonic = monotonic
+        self.monotonic = monotonic
         self._trainer_used = False
         self.run: SiloRun | None = None
         self.resume = RoundResume(site, gate, ledger)
-        self.has_behind = self.resume.has_behind
         self._plans = HeldPlans(ledger=ledger, releases=releases, publish=publish, talk=talk)
         self.acceptance = Acceptance(site.config, gate=gate, adapters=adapters, publish=publish)
         self.leaving = Leaving(ledger=ledger, gate=gate, talk=talk)
@@ -780,21 +697,21 @@ class RunManager:
         match effect, item.body:
             case Effect.ENTER, pb.RoundOpen() as body:
                 self._talk.round_opened()
-                self._set_view(self.acceptance.anchored(self._gate.view.opened(item.round, body)))
+                self.set_view(self.acceptance.anchored(self._gate.view.opened(item.round, body)))
                 if item.round == 1:
                     self._ledger.remember_of_run(item.run, "start_adapter", body.base_digest)
                 run.offered.clear()
             case Effect.NOTE_END, pb.RoundResult() as body:
-                self._set_view(self._gate.view.told(item.round, body))  # the next round begins with what it left
+                self.set_view(self._gate.view.told(item.round, body))  # the next round begins with what it left
             case Effect.MISS, pb.RoundResult() as body:
                 self._miss(item.run, item.round, None)
                 if body.committed and item.round == self._gate.view.round:
-                    self._set_view(self._gate.view.evaluating(body.adapter_digest))
+                    self.set_view(self._gate.view.evaluating(body.adapter_digest))
             case Effect.SHOW, body:
                 if item.kind == "public.donors" and run.plan.exchange == "step":  # else those of the next round's
                     self._miss(item.run, item.round, item.step)
                 if (view := self._gate.view.asking(body, item.step)) != self._gate.view:
-                    self._set_view(view)
+                    self.set_view(view)
                 self._publish(item.kind, {"run": item.run, "round": item.round, "step": item.step})
             case Effect.TELL, _ if told is not None:
                 self.resume.keep(told)
@@ -863,7 +780,7 @@ class RunManager:
         told = {"plan": plan.digest, "isolation": self._trainer.isolation}
         self._gate.record("plan.accept", run=plan.run, kind="run.plan", detail=told)
         self._ledger.start_run(plan.run, item.body.canonical_json)
-        self._set_view(self._gate.view)
+        self.set_view(self._gate.view)
         _log.info("run %s: method %s, %d rounds of %d steps", plan.run, plan.method, plan.rounds, plan.local_steps)
         self._publish("run.accepted", {"run": plan.run, "method": plan.method})
         return True
@@ -911,7 +828,7 @@ class RunManager:
         if self._gate.view.agreeing and self.agreement.resume(plan, round_number):
             self._move(self.run, "wait on", round_number)
             return  # nothing of the round has begun anywhere
-        self._set_view(self._gate.view.settled())
+        self.set_view(self._gate.view.settled())
         if begun := self.resume.begun:
             self._move(self.run, "go on", round_number)
             for one in told:
@@ -975,12 +892,14 @@ class RunManager:
         """The donors of a step are not let in: the step goes on with own answers, as if none had come in time."""
         if self.run is not None and self.run.plan.run == run:
             self._miss(run, round_number, step)
-            self.run.deadline(f"donors/{round_number}/{step}")
+            self.run.feed(DeadlinePassed(f"donors/{round_number}/{step}"))
 
-    def change_view(self, change: Callable[[RunView], RunView]) -> None:
-        self._set_view(change(self._gate.view))
+    def change_view(self, **fields: Any) -> None:
+        """Change fields of the open run's view, and keep it."""
+        self.set_view(replace(self._gate.view, **fields))
 
-    def _set_view(self, view: RunView) -> None:
+    def set_view(self, view: RunView) -> None:
+        """Judge by this view of the open run from here on, and keep it."""
         self._gate.view = view
         if view.run:
             self._ledger.save_view(view.run, view.to_json())
@@ -1012,12 +931,15 @@ class RunManager:
             _log.warning("held: %s of round %d waits for approval as %s", action.kind, action.round, held.id)
             self._publish("release.held", {"release": held.id, "kind": held.kind})
             return None
-        return self._outcome_of(offered, lambda: in_turn(offered, self._ledger, self._gate.transmit))
+        return self._send(offered)
 
-    def _outcome_of(self, content: Allowed | OutboxItem, exchange: Callable[[], Inbound]) -> str | None:
-        """Send, and say what became of it; None: it lies in the outbox and goes out when the coordinator answers."""
+    def _send(self, content: Allowed | OutboxItem) -> str | None:
+        """Send, and return what became of it. None: it lies in the outbox and goes out when the coordinator answers."""
         try:
-            reply = exchange()
+            if isinstance(content, OutboxItem):
+                reply = self._gate.retry(content).reply
+            else:
+                reply = self._gate.transmit_in_turn(content).reply
         except (UnreachableError, NotAllowedError) as error:
             self._talk.back_off(error)
             return None
@@ -1026,7 +948,7 @@ class RunManager:
             _log.error("the answer to %s of round %d was refused: %s", content.kind, content.round, error.message)
             self._talk.back_off(error)
             return "sent"
-        self._talk.last_sent = self._monotonic()
+        self._talk.last_sent = self.monotonic()
         if isinstance(reply.body, pb.Ack) and reply.body.pending:
             self._talk.poll_now = True
         return self._outcome_said(content.kind, content.round, reply)
@@ -1047,7 +969,7 @@ class RunManager:
     def retry(self, item: OutboxItem) -> bool:
         """Send what the outbox kept. False: the coordinator still does not answer."""
         try:
-            outcome: str | None = self._outcome_of(item, lambda: self._gate.retry(item).reply)
+            outcome = self._send(item)
         except DeniedError as error:
             outcome = "denied"
             self._declined(item.place, error.message)
@@ -1063,9 +985,9 @@ class RunManager:
             return
         self._publish("release.settled", {"release": release.id, "outcome": settled.outcome})
         if (allowed := settled.allowed) is not None:
-            outcome = self._outcome_of(allowed, lambda: in_turn(allowed, self._ledger, self._gate.transmit))
-            if outcome is None:
+            if (sent := self._send(allowed)) is None:
                 return
+            outcome = sent
         elif settled.outcome == "missed":
             outcome = "missed"
             if self._gate.view.round == release.round and self._gate.view.run == release.run:
@@ -1092,7 +1014,7 @@ class RunManager:
 
     def _settled(self, item: Release | OutboxItem, outcome: str) -> None:
         if self.run is not None and item.place in self.run.offered:  # what an earlier run left behind is none of these
-            self.run.settled(item.kind, item.round, item.step, outcome)
+            self.run.feed(OfferSettled(item.kind, item.round, item.step, outcome))
 
     def _miss(self, run: str, round_number: int | None, step: int | None) -> None:
         for settled in self._releases.miss(run, round_number, step):
@@ -1107,38 +1029,76 @@ class RunManager:
         body = pb.Declined(kind=place.kind, round=place.round, step=place.step)
         self._talk.tell(place._replace(kind="control.declined"), body)
 
-    # ---- hands of the run ----------------------------------------------------------------
+    # ---- what a run asks for -----------------------------------------------------------------------
 
-    def train(self, fields: dict[str, Any], body: Buffer, digest: str = "") -> None:
+    def train(self, task: TrainerTask | MeasureHoldout, body: Buffer, digest: str = "") -> None:
+        """Hand the trainer a task. digest: of the adapter that crosses, where no field names it."""
+        fields = task.fields()
         try:  # an adapter has a name: it is measured and then trained on, and crosses once
             self._trainer.send(LinkMessage("task", fields, body, digest or str(fields.get("digest", ""))))
         except LinkClosed as error:
             raise OperationError("the trainer is gone", code="TRAINER_DIED") from error
 
     def adapter(self, digest: str) -> Buffer:
-        bytes_max = 2 * self._site.schema.payload_bytes  # as of what the gate takes
-        kept = self.acceptance.kept(self._gate.view.run)
-        stored = stored_or_fetched(digest, self._adapters, self._gate, self._talk, bytes_max=bytes_max, in_use=kept)
-        if digest == self._gate.view.base_digest:
-            self._set_view(self._gate.view.with_base_l2(self._adapters.l2(digest)))
-        return stored
+        """Return the payload of a global adapter, let in under this run's plan and measured from its last adapter (T6,
+        T20). It is fetched if it is not here.
 
-    def to_measure(self, loaded: LoadAdapter) -> MeasureHoldout | None:
+        Raises:
+            AdapterRefused: another payload came.
+            IngressDenied: this site's policy does not let it in.
+            UnreachableError, NotAllowedError, DeniedError: nothing came.
+        """
+        view = self._gate.view
+        frozen = view.plan.lora.frozen_sha256 if view.plan is not None else ""
+        # One that was measured from another than this run's last adapter was never measured from that (T20).
+        after = None if view.last_adapter in ("", digest) else view.step_from
+        payload: Buffer | None = self._adapters.find(digest, frozen_sha256=frozen, after=after)
+        if payload is None:
+            answer = self._fetched(digest)
+            payload, in_use = answer.payload, {*view.adapters, *self.acceptance.kept(view.run)}
+            self._adapters.keep(digest, payload, answer.facts.get("l2"), frozen, view.step_from, in_use)
+        if digest == view.base_digest:
+            self.set_view(self._gate.view.with_base_l2(self._adapters.l2(digest)))
+        return payload
+
+    def _fetched(self, digest: str) -> Inbound:
+        """Fetch an adapter, and record where another payload comes. Raises as `adapter`."""
+        view, bytes_max = self._gate.view, 2 * self._site.schema.payload_bytes  # as of what the gate takes
+        try:
+            answer = fetch(self._talk, self._adapters, digest, run=view.run, bytes_max=bytes_max)
+        except IngressDenied:
+            raise
+        except PeerError as error:
+            raise AdapterRefused(error.wire_code, error.message) from error
+        if answer.kind != "global.adapter" or answer.digest != digest:
+            self._gate.record(
+                "ingress.decision",
+                run=view.run,
+                round=view.round,
+                kind=answer.kind,
+                decision="deny",
+                reasons=[WireCode.DIGEST_MISMATCH.value],
+                direction="ingress",
+                payload=self._gate.digests(answer.kind, answer.payload),
+            )
+            raise AdapterRefused(WireCode.DIGEST_MISMATCH, f"the coordinator did not give adapter {digest[:12]}")
+        return answer
+
+    def measure_first(self, loaded: LoadAdapter) -> MeasureHoldout | None:
+        """Return what the trainer is told to measure before anything is trained from an adapter. None: nothing, or the
+        round is not gone on with here."""
         due = self.acceptance.due(self._gate.view.run, loaded)
         if isinstance(due, WireCode):
             self.abandon_round(due)
         elif due is not None:
-            self.train(due.fields(), self.acceptance.payload(), self.acceptance.asked_digest)
+            self.train(due, self.acceptance.payload(), self.acceptance.asked_digest)
             return due
         return None
 
     def measured(self, body: Buffer) -> None:
+        """Take the trainer's measurement, and abandon the round where it lets the adapter not in."""
         if (code := self.acceptance.take(body)) is not None:
             self.abandon_round(code)
-
-    def start_deadline(self, name: str, seconds: float) -> None:
-        if self.run is not None:
-            self.run.deadlines.append((self._monotonic() + seconds, name))
 
     @property
     def deadlines(self) -> list[tuple[float, str]]:
@@ -1149,22 +1109,17 @@ class RunManager:
         """Tell the method of each deadline that has passed."""
         if (run := self.run) is None:
             return
-        now = self._monotonic()
+        now = self.monotonic()
         due = [name for at, name in run.deadlines if at <= now]
         run.deadlines = [(at, name) for at, name in run.deadlines if at > now]
         for name in due:
             if not run.over:
-                run.deadline(name)
-
-    def public_step(self, step: int) -> None:
-        self._set_view(self._gate.view.at_step(step))
+                run.feed(DeadlinePassed(name))
 
     def task_giver(self, private_prompts: int) -> TaskGiver:
+        """Return what draws the rows of the run's private steps."""
         plan = self._gate.view.plan
         assert plan is not None  # noqa: S101  # only a run asks, and it has one
-        self._set_view(replace(self._gate.view, usable_records=private_prompts))
+        self.change_view(usable_records=private_prompts)
         state_path = self._site.config.state_dir / "sampler" / f"{plan.run}.json"
         return TaskGiver(plan, private_prompts, self._site.site_secret, state_path)
-
-    def trained(self, training: Training) -> None:
-        self._set_view(self._gate.view.trained(training))

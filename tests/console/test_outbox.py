@@ -69,7 +69,7 @@ def page(newest: int, oldest: int = 1, rows: list[dict[str, Any]] | None = None,
 
 
 def decision(seq: int, verdict: str, **changes: Any) -> dict[str, Any]:
-    """The answer to the query for one, with the record as `silo.guard.decisions.decision_fields` makes it."""
+    """The answer to the query for one, with the record as `silo.guard.decisions.Judge.record_decision` makes it."""
     held = {"rule": "approvals", "outcome": "hold", "reason": "APPROVAL", "measured": 0, "limit": 1, "line": 85}
     facts = {"payload_bytes": 1_992_294, "tensors": 28, "elements": 124_416, "l2": 0.93217}
     record = {

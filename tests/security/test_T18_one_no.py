@@ -129,7 +129,7 @@ def test_T18_a_no_to_what_would_leave_is_the_same_bytes_whether_a_rule_or_a_pers
     }.items():
         loop.offer_plan()
         loop.open_round()
-        loop.guard.runs.public_step(2)
+        loop.guard.runs.change_view(open_step=2)
         since = len(loop.coordinator.sent)
         settled = loop.guard.runs.offer(Offer("public.responses", 1, 2, body), None)
         assert settled == ("denied" if name == "rule" else None)

@@ -12,7 +12,7 @@ from fedsilo.audit.index import LogIndex
 from fedsilo.protocol import codec
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.errors import ConflictError, OperationError, UnreachableError
-from fedsilo.protocol.method import Offer
+from fedsilo.protocol.method import Offer, OfferSettled
 from fedsilo.protocol.plan import Plan
 from policies.model import Policy
 from silo.guard.ledger import Release
@@ -382,10 +382,10 @@ def test_T36_the_no_to_what_an_earlier_run_left_behind_settles_nothing_of_this_o
     holding.restart()
     holding.offer_plan(OTHER)
     factors_held(holding, OTHER)
-    heard: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(holding.guard.runs.run, "settled", lambda *told: heard.append(told))
+    heard: list[Any] = []
+    monkeypatch.setattr(holding.guard.runs.run, "feed", lambda *events: heard.extend(events))
     reject(holding, held(holding, of))
-    assert heard == ([("lora.factors", 1, 0, "denied")] if of == "run-2" else [])
+    assert heard == ([OfferSettled("lora.factors", 1, 0, "denied")] if of == "run-2" else [])
 
 
 # ---- at the coordinator ----------------------------------------------------------------------------------

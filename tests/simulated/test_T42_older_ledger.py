@@ -229,7 +229,7 @@ def test_T42_a_record_names_the_head_once_and_one_that_fails_names_none(place: P
         first, second = bench.audit.append("silo.pause"), bench.audit.append("silo.resume")
         records = {record["seq"]: record for record in bench.audit.records()}
         assert "ledger" in records[first] and "ledger" not in records[second]
-        assert bench.ledger.heads is not None and records[first]["ledger"] == bench.ledger.heads.newest.field()
+        assert bench.ledger.heads is not None and records[first]["ledger"] == bench.ledger.heads.newest._asdict()
     (result,) = verify_logs([place.folder / "state" / "audit"])
     assert result["verified"]
 

@@ -471,7 +471,7 @@ def test_what_is_used_and_its_limit_are_what_the_next_decision_is_judged_by(benc
     rows = {(row["limit"], row["kind"]): row for row in answer["rows"]}
     assert rows["per_round", "lora.factors"]["used"] == rows["per_round", "lora.factors"]["max"] == 1
     assert rows["polls_per_minute", "control.poll"]["used"] == 1
-    bench.gate.view = bench.gate.view.at_step(4)
+    bench.gate.view = replace(bench.gate.view, open_step=4)
     bench.responses((0, ("12",)), (2, ()), (3, ()), step=4)  # nothing stands against it, so that all of it is judged
     decided = bench.events("egress.decision")[-1]
     rules = {rule["rule"]: rule for rule in decided["rules"]}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import closing
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -220,7 +221,7 @@ def test_T15_archived_texts_are_screened_again_with_own_patterns(
     draft.with_name(own.NAME).write_text(own.PATTERNS)
     with closing(screening.bench(tmp_path / "bench", setting.policy_of(loose))) as bench:
         for step, text in ((2, own.FOUND["study_number"]), (4, "ten and two make 12")):
-            bench.gate.view = bench.gate.view.at_step(step)
+            bench.gate.view = replace(bench.gate.view, open_step=step)
             rows = {2: (1, 4, 7), 4: (0, 2, 3)}[step]
             offered = bench.responses((rows[0], (text, "12")), (rows[1], ()), (rows[2], ()), step=step)
             assert isinstance(offered, Allowed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -222,18 +223,18 @@ def test_T06_an_update_with_a_is_denied_at_the_silo(bench: Bench) -> None:
 
 
 def test_T07_a_round_of_one_record_is_denied_and_the_record_says_so(bench: Bench) -> None:
-    bench.gate.view = bench.gate.view.trained(Training(1, 1, 44))
+    bench.gate.view = replace(bench.gate.view, training=Training(1, 1, 44))
     denied = offered(bench, drawn(1, B))
     assert isinstance(denied, Denied) and denied.decision.reasons == ("MIN_RECORDS",)
     (record,) = bench.events("egress.decision")
     facts = record["facts"]["final"]
     assert (facts["records"], facts["epochs"], facts["steps"]) == (1, 1, 44)
-    bench.gate.view = bench.gate.view.trained(Training(64, 2, 44))
+    bench.gate.view = replace(bench.gate.view, training=Training(64, 2, 44))
     assert isinstance(offered(bench, drawn(1, B)), Held)
 
 
 def test_T07_what_a_round_was_trained_on_survives_a_restart_and_ends_with_the_round() -> None:
-    view = RunView(STRICT_PLAN, 1, setting.BASE_DIGEST).trained(Training(64, 2, 44))
+    view = RunView(STRICT_PLAN, 1, setting.BASE_DIGEST, training=Training(64, 2, 44))
     again = RunView.from_json(STRICT_PLAN, json.loads(json.dumps(view.to_json())))
     assert again.training == Training(64, 2, 44)
     assert again.opened(2, pb.RoundOpen(base_digest="cd" * 32)).training is None

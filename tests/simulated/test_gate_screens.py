@@ -7,6 +7,7 @@ import itertools
 import json
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -162,7 +163,7 @@ def test_T15_a_hit_may_wait_for_as_many_persons_as_the_kind_asks_for(tmp_path: P
     asked = site.policy(on_hit="hold", persons=2)
     with closing(site.bench(tmp_path, asked)) as bench:
         assert isinstance(bench.responses((1, ("12",)), (4, ()), (7, ())), Allowed)  # no hit, nobody is asked
-        bench.gate.view = bench.gate.view.at_step(4)
+        bench.gate.view = replace(bench.gate.view, open_step=4)
         held = bench.responses((0, (site.PLANTED["canary"],)), (2, ()), (3, ()), step=4)
         assert isinstance(held, Held)
         assert held.decision.reasons == ("SCREEN_HIT",)
@@ -314,7 +315,7 @@ def test_T14_an_index_that_is_not_the_trainers_file_for_this_key_is_none(tmp_pat
 
 def halted(bench: Bench, step: int = 2) -> Any:
     """A message without any hit."""
-    bench.gate.view = bench.gate.view.at_step(step)
+    bench.gate.view = replace(bench.gate.view, open_step=step)
     rows = (1, 4, 7) if step == 2 else (0, 2, 3)
     return bench.responses((rows[0], ("12",)), (rows[1], ()), (rows[2], ()), step=step)
 
@@ -327,7 +328,7 @@ def test_T18_more_hits_than_the_day_may_have_halt_the_kind_until_approvers_relea
     asked = site.policy(max_hits_per_day=2, release=2)
     bench = site.bench(tmp_path, asked)
     assert isinstance(with_hits(bench, 2), Allowed)  # as many as the limit: still withheld and sent
-    bench.gate.view = bench.gate.view.at_step(4)
+    bench.gate.view = replace(bench.gate.view, open_step=4)
     over = bench.responses((0, (site.PLANTED["pii_basic"],)), (2, ()), (3, ()), step=4)
     assert reasons(over) == ("SCREEN_HALT",)
     assert [record["reasons"] for record in bench.events("halt")] == [["SCREEN_HALT"]]
@@ -390,7 +391,7 @@ def test_T18_a_new_day_begins_with_no_hits(tmp_path: Path) -> None:
     bench = site.bench(tmp_path, site.policy(max_hits_per_day=1))
     assert isinstance(with_hits(bench, 1), Allowed)
     bench.clock_now += DAY_SECONDS
-    bench.gate.view = bench.gate.view.at_step(4)
+    bench.gate.view = replace(bench.gate.view, open_step=4)
     offered = bench.responses((0, (site.PLANTED["canary"],)), (2, ()), (3, ()), step=4)
     assert isinstance(offered, Allowed)
     bench.close()

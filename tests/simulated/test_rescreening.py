@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -41,7 +42,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
     """Two messages have left under a policy that screens for characters alone: the first one with a canary."""
     with closing(site.bench(tmp_path, setting.policy_of(LOOSE))) as made:
         for step, text in ((2, PLANTED), (4, CLEAN)):
-            made.gate.view = made.gate.view.at_step(step)
+            made.gate.view = replace(made.gate.view, open_step=step)
             rows = {2: (1, 4, 7), 4: (0, 2, 3)}[step]
             offered = made.responses((rows[0], (text, "12")), (rows[1], ()), (rows[2], ()), step=step)
             assert isinstance(offered, Allowed)

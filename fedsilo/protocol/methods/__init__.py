@@ -10,9 +10,7 @@ from fedsilo.protocol.methods import pubswap
 from fedsilo.protocol.plan import Plan
 from fedsilo.protocol.tasks import TrainerTask
 
-METHODS: dict[str, Method] = {
-    method.name: method for method in (pubswap.BALANCED, pubswap.RANDOM, pubswap.NO_SWAP, pubswap.FEDAVG_GRPO)
-}
+METHODS: dict[str, Method] = {method.name: method for method in (*pubswap.METHODS,)}
 # Tasks that methods name, by name.
 TASKS: Mapping[str, type[TrainerTask]] = {task.name: task for method in METHODS.values() for task in method.tasks}
 

@@ -84,3 +84,4 @@ RANDOM = _method(
 )
 NO_SWAP = _method("public-no-swap", "public steps on own answers only (control)", "none", _KINDS, "fedavg")
 FEDAVG_GRPO = _method("fedavg-grpo", "private GRPO steps and averaging only (control)", "no-public", _KINDS, "fedavg")
+METHODS = (BALANCED, RANDOM, NO_SWAP, FEDAVG_GRPO)

@@ -1,0 +1,48 @@
+"""What CONTRIBUTING.md adds step by step is added to a copy of the checkout, and works there."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+from tests.house.tree import ROOT, Tree
+
+BLOCK = re.compile(r"^```(python|diff)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def walk(title: str) -> list[tuple[str, str]]:
+    """The blocks of one walk, with the language of each."""
+    page = (ROOT / "CONTRIBUTING.md").read_text()
+    text = page.partition(f"\n## Walk: {title}\n")[2].partition("\n## ")[0]
+    return BLOCK.findall(text)
+
+
+def apply(root: Path, language: str, block: str) -> Path:
+    """Write a block into the file that its first line names, behind what earlier blocks wrote there; the file."""
+    if language == "python":
+        name, text = block.removeprefix("# ").split("\n", 1)
+        path = root / name
+        path.write_text(f"{path.read_text()}\n\n{text}" if path.exists() else text)
+        return path
+    head, *hunks = re.split(r"^@@.*\n", block, flags=re.MULTILINE)
+    path = root / head.splitlines()[1].removeprefix("+++ b/")
+    for hunk in hunks:
+        before, after = (
+            "".join(line[1:] for line in hunk.splitlines(keepends=True) if line[0] in marks) for marks in ("- ", "+ ")
+        )
+        assert path.read_text().count(before) == 1, before
+        path.write_text(path.read_text().replace(before, after))
+    return path
+
+
+def test_a_task_and_a_method_are_added_as_the_page_says(tree: Tree) -> None:
+    shutil.copytree(ROOT / "tests", tree.root / "tests", ignore=shutil.ignore_patterns("__pycache__", "vectors"))
+    written = {apply(tree.root, *block).relative_to(tree.root) for block in walk("a trainer task and a method")}
+    names = [str(path) for path in written]
+    assert tree.run("ruff", "check", *names).stdout == "All checks passed!\n"
+    assert tree.run("ruff", "format", "--check", *names).returncode == 0
+    ours = (*(name for name in names if name.startswith("tests")), "tests/algorithms/test_method_conformance.py")
+    done = tree.run("python", "-m", "pytest", "-q", "-n0", "-k", "lookahead or half_of_the_way", *ours)
+    assert done.returncode == 0 and " failed" not in done.stdout, done.stdout
+    assert "lookahead" not in (ROOT / "fedsilo/protocol/methods/__init__.py").read_text(), "the checkout stays as it is"
