@@ -78,26 +78,26 @@ _log = logging.getLogger("fedsilo.silo")
 # ---- adapters in ---------------------------------------------------------------------------------------------
 
 
-def fetch(talk: CoordinatorClient, adapters: AdapterStore, digest: str, *, run: str, bytes_max: int) -> Inbound:
-    """Ask for an adapter and let the answer in.
+def fetch(client: CoordinatorClient, adapters: AdapterStore, digest: str, *, run: str, bytes_max: int) -> Inbound:
+    """Ask for an adapter, let the answer in and return it.
 
     Args:
-        talk: with the coordinator.
-        adapters: keep what comes.
+        client: of the coordinator.
+        adapters: store what comes.
         digest: of the adapter.
         run: that it is for.
         bytes_max: largest payload that it may be.
 
     Raises:
-        UnreachableError: the line was cut, what came is kept; or what was kept is not the beginning of the adapter
-            and is removed. Ask again.
-        PeerError: the answer was refused; nothing is kept.
-        OperationError: the disk does not keep it.
+        UnreachableError: the line was cut, and what came is stored; or what was stored is not the beginning of the
+            adapter, and is removed. Ask again.
+        PeerError: the answer was refused; nothing is stored.
+        OperationError: the disk refused it.
     """
     with adapters.arriving(digest, bytes_max) as arriving:
         resumed_at = arriving.size_bytes
         try:
-            answer = talk.say(
+            answer = client.say(
                 Place(run, 0, 0, "control.fetch"), pb.Fetch(digest=digest, offset=resumed_at), into=arriving
             )
         except PeerError as error:
@@ -146,7 +146,7 @@ class HeldPlans:
         self._talk = talk
 
     def look(self, item: Inbound, *, busy: bool) -> Ruling:
-        """What to do with a plan that the rules let in; one that asks for persons is held here.
+        """Return what to do with a plan that the rules let in, and hold it where the policy asks for persons.
 
         Args:
             item: the plan.
@@ -188,7 +188,7 @@ class HeldPlans:
         self._talk.decline(run)
 
     def spend(self, run: str, reason: str) -> None:
-        """Nothing comes of this run here: its name is spent, and persons are not asked any more.
+        """Spend the run's name: it never begins here, and persons are not asked about its plan any more.
 
         Args:
             run: its name.
@@ -200,20 +200,21 @@ class HeldPlans:
         self._ledger.decline_run(run)
 
     def end_hold(self, run: str, reason: str) -> None:
-        """Persons are not asked about this plan any more, since an answer would come too late."""
+        """Stop asking persons about this plan, since an answer would come too late."""
         for settled in self._releases.end_plan(run, reason):
-            told = {"release": settled.release.id, "outcome": settled.outcome, "reason": reason}
-            self._publish("release.settled", told)
+            event = {"release": settled.release.id, "outcome": settled.outcome, "reason": reason}
+            self._publish("release.settled", event)
 
     def acknowledge(self, run: str) -> None:
-        """The no to a held plan was heard, so it is taken in, as after a rule's no. Else it came once more and brought
-        a second no of persons only (T18)."""
+        """Acknowledge a held plan whose refusal was heard, as after a rule's no. Else it would come once more, and only
+        persons' refusals would be said twice (T18)."""
         for sequence in self._ledger.remembered_of_run(run, _SEQUENCE):
             self._ledger.acknowledge(int(sequence))
 
     def run_ended(self, run: str, outcome: str) -> None:
-        """The coordinator ended a run that is not open here. Where persons still look at its plan, a yes would join a
-        run that is over, and nothing would ever end it here. A run that was never heard of leaves no trace (T24)."""
+        """Spend the name of a run that the coordinator ended and that is not open here. Where persons still look at its
+        plan, a yes would join a run that is over, and nothing would ever end it here. A run that was never heard of
+        leaves no trace (T24)."""
         if self._ledger.run_state(run) or not self._known(run):
             return
         _log.warning("run %s ended (%s) before its plan was accepted here", run, outcome)
@@ -232,8 +233,7 @@ _GOODBYE = "goodbye"
 
 
 class Leaving:
-    """This silo leaves its run for good, by a person's order: nothing more of it leaves here, and the coordinator is
-    told.
+    """Leaves a run for good, by a person's order: nothing more of it is sent, and the coordinator is informed.
 
     That it left is on the disk before anything else, so a restart does not go on with the run, and a plan of that name
     is declined ever after. What was held ends, and what lay in the outbox is dropped: whether it had arrived stays
@@ -258,7 +258,7 @@ class Leaving:
         ]  # fmt: skip
 
     def begin(self, run: str) -> None:
-        """Nothing of the run is sent any more, also after a restart.
+        """Send nothing of the run any more, also after a restart.
 
         Raises:
             OperationError: the ledger, or the log, takes nothing.
@@ -274,7 +274,7 @@ class Leaving:
                 self._ledger.settle_outbox(item.id, "dropped")
 
     def say_goodbye(self) -> None:
-        """Of each run that was left and whose goodbye is not known to have been heard.
+        """Say goodbye to each run that was left and whose goodbye is not known to have been heard.
 
         Raises:
             UnreachableError, NotAllowedError, PeerError: not yet; it is said again.
@@ -293,16 +293,16 @@ class Leaving:
 
 
 class RoundResume:
-    """A guard that was killed in a round goes on inside it.
+    """Resumes the round in which a guard was killed.
 
-        what the method is told of the open round  ->  in the ledger, before the method hears of it
-        killed, started again                      ->  the trainer says where its own kept state stands
-        planned                                    ->  the method is told the same again: tasks that the trainer has
-                                                       behind it are not given again, nor is what was offered offered
+        message for the method       ->  in the ledger, before the method gets it
+        killed, started again        ->  the trainer reports after which task its state was saved
+        planned                      ->  the method gets the same messages again: tasks that the trainer has done are
+                                         not given again, and offers are not made again
 
     The method's half is pure, the rows of each step are drawn again from the site's secret (`silo.sampling`), and the
     trainer's answers follow from seeds: so the round comes out as it would have, and every message leaves once. Where
-    the trainer kept nothing, it does the round over, with the same result. Figures that were offered once are neither
+    the trainer saved nothing, it does the round over, with the same result. Figures that were offered once are neither
     measured nor offered again, in whichever round or process the method asks for them next; unless a rule denied them,
     of which the ledger has no trace: then they are measured, and denied, again.
 
@@ -313,77 +313,75 @@ class RoundResume:
     Args:
         site: what the round was agreed on, but for the policy.
         gate: knows the policy in force.
-        ledger: keeps what the method was told.
+        ledger: stores the messages that the method gets.
 
     Attributes:
-        waiting: what the method is to be told again, once the trainer is ready for the plan.
+        waiting: messages that the method gets again, once the trainer is ready for the plan.
     """
 
     def __init__(self, site: Site, gate: Gate, ledger: Ledger) -> None:
         self._site, self._gate = site, gate
         self._ledger = ledger
-        self._stands: tuple[int, int, int] | None = None  # round, step and place of the trainer
+        self._saved_after: tuple[int, int, int] | None = None  # round, step and order of the trainer's task
         self._passed_over: set[tuple[str, int, int]] = set()
         self._run, self._round = "", 0
         self.waiting: list[MessageArrived] = []
 
     @property
     def begun(self) -> bool:
-        """Whether the opening of a round is to be told again, so that the trainer goes on from what it kept."""
-        return any(one.kind == "round.open" for one in self.waiting)
+        """Return True if the opening of a round waits, so that the trainer goes on from the state it saved."""
+        return any(message.kind == "round.open" for message in self.waiting)
 
-    def keep_opening(self, item: Inbound, waits: Waiting | None) -> None:
-        """Where an item may let a round begin: its opening, before the transcript says that it has begun."""
+    def store_opening(self, item: Inbound, waits: Waiting | None) -> None:
+        """Store a round's opening where an item may let the round begin, before the transcript records that it has."""
         if waits is not None and isinstance(item.body, pb.RoundAgreed):
-            self.keep(waits.opening)
+            self.store(waits.opening)
 
-    def keep(self, told: Inbound) -> None:
-        """The method is about to be told this."""
-        if told.kind == "run.end" or not told.round:
+    def store(self, item: Inbound) -> None:
+        """Store a message in the ledger before the method gets it."""
+        if item.kind == "run.end" or not item.round:
             return
-        kept = {"kind": told.kind, "round": told.round, "step": told.step, "digest": told.digest}
-        kept["payload"] = bytes(told.payload).hex()
-        opens = told.kind == "round.open"
-        self._ledger.keep_of_round(told.run, kept, opens=opens)
-        if opens and (told.run, told.round) != (self._run, self._round):
+        message = {"kind": item.kind, "round": item.round, "step": item.step, "digest": item.digest}
+        message["payload"] = bytes(item.payload).hex()
+        opens = item.kind == "round.open"
+        self._ledger.keep_of_round(item.run, message, opens=opens)
+        if opens and (item.run, item.round) != (self._run, self._round):
             self._forget()
 
     def leave(self) -> None:
-        """The round goes on without this silo."""
+        """Forget the round, which goes on without this silo."""
         self._forget()
         self._ledger.forget_round()
 
     def _forget(self) -> None:
-        self._stands, self._run, self._round, self.waiting = None, "", 0, []
+        self._saved_after, self._run, self._round, self.waiting = None, "", 0, []
         self._passed_over.clear()
 
     def find(self, run: str, round_number: int) -> list[MessageArrived]:
-        """What the method was told of a round that this silo was in; it waits to be told again."""
-        kept = self._ledger.kept_of_round(run, round_number)
-        if any(one["kind"] == "round.open" for one in kept) and not self._is_agreed(run, round_number):
+        """Return the messages that the method got of a round that this silo was in, and have them wait."""
+        stored = self._ledger.kept_of_round(run, round_number)
+        if any(message["kind"] == "round.open" for message in stored) and not self._is_agreed(run, round_number):
             if self._waits(run, round_number):
                 # killed as it was agreed on: that comes again, and what came before it (donors) does not
-                kept = [one for one in kept if one["kind"] != "round.open"]
+                stored = [message for message in stored if message["kind"] != "round.open"]
             else:
                 self.leave()
-                kept = []
-        self._run, self._round = (run, round_number) if kept else ("", 0)
-        self.waiting = [
-            MessageArrived(
-                "", one["kind"], one["round"], one["step"],
-                parsed(one["kind"], bytes.fromhex(one["payload"]), INBOUND_KINDS)[0], one["digest"],
-            )
-            for one in kept
-        ]  # fmt: skip
+                stored = []
+        self._run, self._round = (run, round_number) if stored else ("", 0)
+        self.waiting = []
+        for message in stored:
+            kind, payload = message["kind"], bytes.fromhex(message["payload"])
+            body, _ = parsed(kind, payload, INBOUND_KINDS)
+            self.waiting.append(MessageArrived("", kind, message["round"], message["step"], body, message["digest"]))
         return self.waiting
 
     def _waits(self, run: str, round_number: int) -> bool:
-        """Whether the transcript of the round still waits for signatures, as far as this site knows."""
+        """Return True if the round's transcript still waits for signatures, as far as this site knows."""
         signed = self._ledger.transcript(run, round_number)
         return bool(signed and signed["opening"] and not signed.get("agreed") and not signed["others"])
 
     def _is_agreed(self, run: str, round_number: int) -> bool:
-        """Whether the round had begun, and what it was agreed on is what this site has after the restart (T20)."""
+        """Return True if the round had begun, agreed on what this site has after the restart (T20)."""
         signed = self._ledger.transcript(run, round_number)
         if signed is None or not signed.get("agreed") or signed["others"]:
             return False
@@ -391,16 +389,16 @@ class RoundResume:
         named = (transcript.policies.get(site.config.silo), transcript.schema_sha256, transcript.public_set_sha256)
         return named == (self._gate.policy.digest, site.schema.digest, site.public.sha256)
 
-    def trainer_stands(self, resumed: object) -> None:
-        """Where the trainer's kept state stands, as it says: {task, round, step}, or None for the run's beginning."""
-        self._stands = None
+    def trainer_saved(self, resumed: object) -> None:
+        """Note after which task the trainer's state was saved: {task, round, step}, or None for the run's start."""
+        self._saved_after = None
         if isinstance(resumed, Mapping) and resumed.get("round") == self._round:
             task, step = TASKS.get(str(resumed.get("task"))), resumed.get("step")
             if task is not None and task.changes and isinstance(step, int):
-                self._stands = (self._round, step, task.order)
+                self._saved_after = (self._round, step, task.order)
 
-    def has_behind(self, task: TrainerTask) -> bool:
-        """Whether the trainer has done this task of the open round already, and is not to do it again.
+    def is_done(self, task: TrainerTask) -> bool:
+        """Return True if the trainer has done this task of the open round already, and is not to do it again.
 
         Where it gives something, such as answers to public prompts, only if what became of that is known too, or the
         task that uses it is done; else the trainer is asked for it again, and gives the same.
@@ -408,19 +406,21 @@ class RoundResume:
         if not task.changes:
             offers = task.offers
             return bool(offers and self._ledger.became_of(self._gate.view.place(offers, task.round, task.of_step)))
-        if self._stands is None or task.round != self._round:
+        saved = self._saved_after
+        if saved is None or task.round != self._round:
             return False
-        here, stands = (task.round, task.of_step, task.order), self._stands
-        if task.offers and here < stands:
+        here = (task.round, task.of_step, task.order)
+        if task.offers and here < saved:
             self._passed_over.add((task.offers, task.round, task.of_step))
-        return here < stands or (here == stands and task.gives is None)
+        return here < saved or (here == saved and task.gives is None)
 
     def became_of(self, place: Place) -> str:
-        """As the ledger's, of what the open round offered before the kill, and of figures; empty: it was not."""
+        """Return what became of an offer made before the kill, or of figures, as the ledger says it;
+        empty: none was made."""
         if place.kind != EVALUATION and (place.run, place.round) != (self._run, self._round):
             return ""
-        found = self._ledger.became_of(place)
-        return found or ("denied" if (place.kind, place.round, place.step) in self._passed_over else "")
+        outcome = self._ledger.became_of(place)
+        return outcome or ("denied" if (place.kind, place.round, place.step) in self._passed_over else "")
 
 
 # ---- one run -------------------------------------------------------------------------------------------------
@@ -535,7 +535,7 @@ class SiloRun:
             task = self._giver.complete(task)
         elif task.draws_rows:
             raise OperationError("the trainer has not said how many private prompts it has", code="TRAINER_CONFUSED")
-        if self.manager.resume.has_behind(task):
+        if self.manager.resume.is_done(task):
             return TaskDone(task, task.gives() if task.gives is not None else None)  # nothing is offered any more
         self.manager.train(task, body)
         self.task = task
@@ -592,13 +592,11 @@ class SiloRun:
 
 
 def plan_message(plan: Plan, schema: LoraSchema, *, resume: bool) -> LinkMessage:
-    """A plan for the trainer. resume: it is to go on from the state that it kept, and to say where that stands."""
+    """Return a plan for the trainer. resume: it goes on from the state that it saved, and reports after which task."""
     shapes = [{"name": name, "shape": list(shape)} for name, shape in schema.tensors]
-    told = {
-        "base_model_sha256": schema.base_model_sha256, "rank": schema.rank, "alpha": schema.alpha,
-        "dtype": schema.dtype, "targets": schema.targets, "freeze": schema.freeze, "tensors": shapes,
-    }  # fmt: skip
-    fields = {"canonical_json": plan.canonical(), "lora_schema": told}
+    names = ("base_model_sha256", "rank", "alpha", "dtype", "targets", "freeze")
+    lora = {**{name: getattr(schema, name) for name in names}, "tensors": shapes}
+    fields = {"canonical_json": plan.canonical(), "lora_schema": lora}
     return LinkMessage("plan", fields | ({"resume": True} if resume else {}))
 
 
@@ -674,26 +672,26 @@ class RunManager:
         """Act on an item of the open run as the table of its newest round says (`protocol.rounds.silo_step`)."""
         committed = isinstance(item.body, pb.RoundResult) and item.body.committed
         event = message_at_silo(item.kind, item.round, item.step, item.digest, committed=committed)
-        outcome, told = silo_step(run.at, event), None
+        outcome, message = silo_step(run.at, event), None
         if outcome.verdict is not Verdict.IGNORED:
             try:
                 if outcome.verdict is Verdict.REFUSED:
                     raise TranscriptRefused(outcome.code, f"round {item.round} opens, which is {run.at.state} here")
-                self.resume.keep_opening(item, self.agreement.waiting)
-                told = self.agreement.take_in(item, run.plan)
+                self.resume.store_opening(item, self.agreement.waiting)
+                message = self.agreement.take_in(item, run.plan)
             except TranscriptRefused as error:
                 if not self.agreement.refuse(item, error):
                     return
                 event = AtSilo("refuse", item.round)
-            if event.name == "agree" and told is None:
+            if event.name == "agree" and message is None:
                 event = AtSilo("too few", item.round, event.mark)
             outcome = silo_step(run.at, event)
             run.at = outcome.life
         for effect in outcome.effects:
-            self._carry_out(effect, run, item, told)
+            self._carry_out(effect, run, item, message)
 
-    def _carry_out(self, effect: Effect, run: SiloRun, item: Inbound, told: Inbound | None) -> None:
-        """told: what the method is told of the item, where the table says that it is told."""
+    def _carry_out(self, effect: Effect, run: SiloRun, item: Inbound, message: Inbound | None) -> None:
+        """Carry out one effect of an item. message: for the method, where the table says that it gets one."""
         match effect, item.body:
             case Effect.ENTER, pb.RoundOpen() as body:
                 self._talk.round_opened()
@@ -713,9 +711,10 @@ class RunManager:
                 if (view := self._gate.view.asking(body, item.step)) != self._gate.view:
                     self.set_view(view)
                 self._publish(item.kind, {"run": item.run, "round": item.round, "step": item.step})
-            case Effect.TELL, _ if told is not None:
-                self.resume.keep(told)
-                run.feed(MessageArrived("", told.kind, told.round, told.step, told.body, told.digest))
+            case Effect.TELL, _ if message is not None:
+                self.resume.store(message)
+                arrived = (message.kind, message.round, message.step, message.body, message.digest)
+                run.feed(MessageArrived("", *arrived))
             case Effect.WITNESS, _:
                 self._talk.witness_round(item.round)
             case Effect.DROP, _:
@@ -777,8 +776,8 @@ class RunManager:
             self.decline(plan.run)
             return False
         self._plans.end_hold(plan.run, "ACCEPTED")  # another policy than held it asks for no persons
-        told = {"plan": plan.digest, "isolation": self._trainer.isolation}
-        self._gate.record("plan.accept", run=plan.run, kind="run.plan", detail=told)
+        detail = {"plan": plan.digest, "isolation": self._trainer.isolation}
+        self._gate.record("plan.accept", run=plan.run, kind="run.plan", detail=detail)
         self._ledger.start_run(plan.run, item.body.canonical_json)
         self.set_view(self._gate.view)
         _log.info("run %s: method %s, %d rounds of %d steps", plan.run, plan.method, plan.rounds, plan.local_steps)
@@ -802,12 +801,12 @@ class RunManager:
         self._trainer.send(plan_message(plan, self._site.schema, resume=self.resume.begun))
 
     def planned(self, fields: Mapping[str, Any]) -> None:
-        """The trainer is ready for the plan; what a kill interrupted goes on."""
+        """Go on with what a kill interrupted: the trainer is ready for the plan."""
         if self.run is not None:
             self.run.planned(fields)
-            self.resume.trainer_stands(fields.get("resumed"))
-            told, self.resume.waiting = self.resume.waiting, []
-            self.run.feed(*told)
+            self.resume.trainer_saved(fields.get("resumed"))
+            messages, self.resume.waiting = self.resume.waiting, []
+            self.run.feed(*messages)
 
     def take_up_open_run(self) -> None:
         """After a restart: go on inside the open round (`RoundResume`), or from the next where this one was left."""
@@ -818,22 +817,22 @@ class RunManager:
             return
         run, canonical, view = opened
         plan, round_number = plan_from_canonical(canonical), int(view.get("round", 0))
-        told = self.resume.find(run, round_number)
+        messages = self.resume.find(run, round_number)
         self._begin(plan)
         self._gate.view = RunView.from_json(plan, view)
         waiting = {release.round for release in self._ledger.releases("held") if release.run == run}
         waiting |= {item.round for item in self._ledger.outbox("allowed") if item.run == run}
         assert self.run is not None  # noqa: S101  # it has just begun
-        self.run.at = SiloRound(heard=frozenset((one.kind, one.round, one.step, one.digest) for one in told))
+        self.run.at = SiloRound(heard=frozenset((each.kind, each.round, each.step, each.digest) for each in messages))
         if self._gate.view.agreeing and self.agreement.resume(plan, round_number):
             self._move(self.run, "wait on", round_number)
             return  # nothing of the round has begun anywhere
         self.set_view(self._gate.view.settled())
         if begun := self.resume.begun:
             self._move(self.run, "go on", round_number)
-            for one in told:
-                if isinstance(one.body, pb.RoundResult):
-                    self._move(self.run, "commit" if one.body.committed else "abandon", round_number)
+            for each in messages:
+                if isinstance(each.body, pb.RoundResult):
+                    self._move(self.run, "commit" if each.body.committed else "abandon", round_number)
         else:
             self._move(self.run, "leave", round_number)
             self.resume.leave()
@@ -855,7 +854,7 @@ class RunManager:
 
     @staticmethod
     def _move(run: SiloRun, name: str, number: int) -> tuple[Effect, ...]:
-        """What the table makes of an event that is no message; nothing before the first round."""
+        """Move by an event that is no message, and return its effects; before the first round nothing moves."""
         outcome = silo_step(run.at, AtSilo(name, number))
         if number:
             run.at = outcome.life
@@ -951,9 +950,9 @@ class RunManager:
         self._talk.last_sent = self.monotonic()
         if isinstance(reply.body, pb.Ack) and reply.body.pending:
             self._talk.poll_now = True
-        return self._outcome_said(content.kind, content.round, reply)
+        return self._outcome_of_reply(content.kind, content.round, reply)
 
-    def _outcome_said(self, kind: str, round_number: int, reply: Inbound) -> str:
+    def _outcome_of_reply(self, kind: str, round_number: int, reply: Inbound) -> str:
         self._publish("sent", {"kind": kind, "round": round_number})
         if not isinstance(reply.body, pb.Refusal):
             return "sent"
@@ -963,7 +962,7 @@ class RunManager:
     def answered(self, item: OutboxItem, sequence: int, reply: Inbound) -> None:
         """What left in a file under `sequence` was answered in another. Raises UnreachableError: it was not taken."""
         self._gate.answered_later(item, sequence, reply)
-        self._settled(item, self._outcome_said(item.kind, item.round, reply))
+        self._settled(item, self._outcome_of_reply(item.kind, item.round, reply))
 
     @about_its_message
     def retry(self, item: OutboxItem) -> bool:

@@ -37,12 +37,16 @@ def apply(root: Path, language: str, block: str) -> Path:
 
 
 def test_a_task_and_a_method_are_added_as_the_page_says(tree: Tree) -> None:
-    shutil.copytree(ROOT / "tests", tree.root / "tests", ignore=shutil.ignore_patterns("__pycache__", "vectors"))
+    for each in ("tests", "tools"):
+        shutil.copytree(ROOT / each, tree.root / each, ignore=shutil.ignore_patterns("__pycache__", "vectors"))
     written = {apply(tree.root, *block).relative_to(tree.root) for block in walk("a trainer task and a method")}
     names = [str(path) for path in written]
     assert tree.run("ruff", "check", *names).stdout == "All checks passed!\n"
     assert tree.run("ruff", "format", "--check", *names).returncode == 0
-    ours = (*(name for name in names if name.startswith("tests")), "tests/algorithms/test_method_conformance.py")
-    done = tree.run("python", "-m", "pytest", "-q", "-n0", "-k", "lookahead or half_of_the_way", *ours)
-    assert done.returncode == 0 and " failed" not in done.stdout, done.stdout
+    ours = [name for name in names if name.startswith("tests")]
+    ours += ["tests/algorithms/test_method_conformance.py", "tests/policies/test_rulesets.py"]
+    done = tree.run("python", "-m", "pytest", "-vv", "-n0", "-k", "lookahead or half_of_the_way", *ours)
+    assert done.returncode == 0, done.stdout
+    for test in ("half_of_the_way_is_taken_back", "same_training[lookahead-step]", "in_its_ruleset[lookahead]"):
+        assert f"{test} PASSED" in done.stdout, done.stdout
     assert "lookahead" not in (ROOT / "fedsilo/protocol/methods/__init__.py").read_text(), "the checkout stays as it is"
