@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import sys
 import threading
 import time
@@ -88,15 +89,14 @@ class Coordinator:
     """A desk whose state is told anew twice a second."""
 
     def __init__(self, folder: Path) -> None:
-        from coordinator.server import control_server
+        from fedsilo.control.socket_server import ControlSocket
 
         self.desk = desk_of("consortium")
         self._round = 1
         self._step = 0
         self.desk.register_query("run", lambda _: run_record(self._round))
         self.tell(0.0)
-        self._server = control_server(self.desk, folder / SOCKET, "no-such-group")
-        self._server.start()
+        self._server = ControlSocket(self.desk, folder / SOCKET, "no-such-group", log=logging.getLogger()).start()
 
     def tell(self, seconds: float) -> None:
         self._step += 1
@@ -121,7 +121,7 @@ class Silo:
     """The queries of a guard over a real gate and a long log; every query is the guard's own."""
 
     def __init__(self, folder: Path) -> None:
-        from silo.guard.control_socket import ControlSocket
+        from fedsilo.control.socket_server import ControlSocket
         from tests.console.states import POLICY_DIGEST, release, silo
         from tests.policies import setting
         from tests.simulated.queries import asked_of, long_log
@@ -136,7 +136,7 @@ class Silo:
         self._state = silo(release()) | {"audit": {"size": bench.audit.size}}
         self._digest = POLICY_DIGEST
         self.tell(0.0)
-        self._server = ControlSocket(self.desk, folder / SOCKET, "no-such-group")
+        self._server = ControlSocket(self.desk, folder / SOCKET, "no-such-group", log=logging.getLogger()).start()
 
     def tell(self, seconds: float) -> None:
         self.desk.set_state(self._state | {"step": int(seconds) % 8}, policy_digest=self._digest)

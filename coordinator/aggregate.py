@@ -358,9 +358,14 @@ class DriftNotes:
     """
 
     def __init__(
-        self, blobs: Blobs, store: Store, runs: Mapping[str, Noting], changed: threading.Condition,
-        is_over: Callable[[], bool], halt: Callable[[OperationError], None],
-    ) -> None:  # fmt: skip
+        self,
+        blobs: Blobs,
+        store: Store,
+        runs: Mapping[str, Noting],
+        changed: threading.Condition,
+        is_over: Callable[[], bool],
+        halt: Callable[[OperationError], None],
+    ) -> None:
         self._blobs = blobs
         self._store = store
         self._runs = runs

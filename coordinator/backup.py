@@ -146,9 +146,15 @@ def _run(program: str, address: URL, *options: str) -> None:
     command = [program, "--data-only", "--no-owner", "--no-privileges", "--no-password", f"--dbname={where}", *options]
     try:
         done = subprocess.run(
-            command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-            text=True, errors="replace", check=False,
-        )  # fmt: skip
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            check=False,
+        )
     except OSError as error:
         raise OperationError(f"{program} cannot be run: {error.strerror}", hint=_NEEDED) from error
     if done.returncode != 0:
@@ -167,9 +173,15 @@ def public_files(config: CoordinatorConfig) -> list[Path]:
     files = config.identity
     return [
         *([config.source] if not _has_password(config) else []),
-        config.charter, config.expected.lora_schema, config.public.path, files.certificate, files.federation_ca,
-        files.site_ca, files.operators, files.signing_key.parent / "coordinator.pub",
-    ]  # fmt: skip
+        config.charter,
+        config.expected.lora_schema,
+        config.public.path,
+        files.certificate,
+        files.federation_ca,
+        files.site_ca,
+        files.operators,
+        files.signing_key.parent / "coordinator.pub",
+    ]
 
 
 def private_files(config: CoordinatorConfig) -> list[Path]:
@@ -219,14 +231,16 @@ def take_out(backup: Path, files: Mapping[str, Any], folder: Path) -> list[Path]
         data = read_regular(backup / name)
         if sha256_hex(data) != told["sha256"]:
             raise VerificationError(
-                f"{backup / name} was changed while the backup was being restored", code="BACKUP_DAMAGED",
+                f"{backup / name} was changed while the backup was being restored",
+                code="BACKUP_DAMAGED",
                 hint="who else may write there? take a copy",
-            )  # fmt: skip
+            )
         if (folder / place).exists() and read_regular(folder / place) != data:
             raise ConflictError(
-                f"{folder / place} is there already, and differs: nothing is replaced", code="EXISTS",
+                f"{folder / place} is there already, and differs: nothing is replaced",
+                code="EXISTS",
                 hint="name an empty folder's coordinator.yaml with --config, or move that file away",
-            )  # fmt: skip
+            )
         found[folder / place] = data
     written = []
     for path, data in found.items():
@@ -328,11 +342,15 @@ def make_backup(
         log = _log_of(out / "audit", kept.origin, key.public_key())
         _require_fitting(place, log, kept.origin)
         manifest = {
-            "format": FORMAT, "origin": kept.origin, "made_at": now, "running": running, "payloads": kept.payloads,
+            "format": FORMAT,
+            "origin": kept.origin,
+            "made_at": now,
+            "running": running,
+            "payloads": kept.payloads,
             "tables": tables_digest(),
             "log": {"size": log.tree.size, "root": log.tree.root().hex()},
             "files": {name: _digest(out / name) for name in _files(out)},
-        }  # fmt: skip
+        }
         document = {"manifest": manifest, "signature": key.sign(_PREFIX + canonical_json(manifest)).hex()}
         write_durably(out / MANIFEST, json.dumps(document, indent=1, sort_keys=True).encode() + b"\n", 0o600)
     return manifest
@@ -412,9 +430,10 @@ def _copy_payloads(source: Path, target: Path) -> None:
         make_private_directory(target / path.parent.name)
         if _copy(path, target / path.parent.name / path.name) != path.name:
             raise VerificationError(
-                f"payload {path} is damaged: its content has another SHA-256 than its name", code="PAYLOAD_DAMAGED",
+                f"payload {path} is damaged: its content has another SHA-256 than its name",
+                code="PAYLOAD_DAMAGED",
                 hint="take that file from an older backup",
-            )  # fmt: skip
+            )
 
 
 def _copy_runs(source: Path, target: Path, ended: set[str]) -> None:
@@ -439,9 +458,10 @@ def _require_fitting(place: tuple[int, int, str], log: LoadedLog, origin: str) -
     if size > log.tree.size or (rooted and log.tree.root(rooted).hex() != root):
         raise VerificationError(
             f"database and audit log do not belong together: the log has {log.tree.size} records, the database was "
-            f"used with {size} at least of {origin}", code="LOG_BEHIND",
+            f"used with {size} at least of {origin}",
+            code="LOG_BEHIND",
             hint="is another copy of the log where the coordinator looked for it?",
-        )  # fmt: skip
+        )
 
 
 # ---- and back --------------------------------------------------------------------------------------------
@@ -455,17 +475,19 @@ def read_manifest(folder: Path, key: Ed25519PublicKey) -> dict[str, Any]:
         VerificationError: damaged, or not signed by that key (`BACKUP_DAMAGED`).
         UsageError: of another version.
     """
-    document = read_regular(folder / MANIFEST, hint="name the folder that `coordinator backup` wrote",
-                            bytes_max=MANIFEST_BYTES_MAX)  # fmt: skip
+    document = read_regular(
+        folder / MANIFEST, hint="name the folder that `coordinator backup` wrote", bytes_max=MANIFEST_BYTES_MAX
+    )
     try:
         parsed = json.loads(document)
         manifest = dict(parsed["manifest"])
         key.verify(bytes.fromhex(parsed["signature"]), _PREFIX + canonical_json(manifest))
     except (InvalidSignature, ValueError, KeyError, TypeError, RecursionError) as error:
         raise VerificationError(
-            f"{folder / MANIFEST} is not signed by that key", code="BACKUP_DAMAGED",
+            f"{folder / MANIFEST} is not signed by that key",
+            code="BACKUP_DAMAGED",
             hint="is it this coordinator's backup, and the whole of it?",
-        ) from error  # fmt: skip
+        ) from error
     if manifest.get("format") != FORMAT:
         raise UsageError(f"{folder} is a backup of another version: {manifest.get('format')!r}")
     return manifest
@@ -534,8 +556,9 @@ def restore_backup(
             if (kept.state_dir / name).exists():
                 raise ConflictError(
                     f"{kept.state_dir / name} is there already: nothing is replaced",
-                    hint="move the old state folder away, and keep it: it is evidence", code="EXISTS",
-                )  # fmt: skip
+                    hint="move the old state folder away, and keep it: it is evidence",
+                    code="EXISTS",
+                )
         try:
             _put_state(folder, files, kept, backed_up)
         except BaseException:
@@ -594,9 +617,10 @@ def put_verified(source: Path, target: Path, told: Mapping[str, Any]) -> None:
     if copied != told["sha256"]:
         target.unlink(missing_ok=True)
         raise VerificationError(
-            f"{source} was changed while the backup was being restored", hint="who else may write there? take a copy",
+            f"{source} was changed while the backup was being restored",
+            hint="who else may write there? take a copy",
             code="BACKUP_DAMAGED",
-        )  # fmt: skip
+        )
 
 
 def _remove(path: Path) -> None:
@@ -611,8 +635,9 @@ def _require_not_behind(path: Path, log: LoadedLog, origin: str, key: Ed25519Pub
         raise ConflictError(
             f"the backup's audit log has {log.tree.size} records, and {path} is a checkpoint of {note.size}: a "
             "coordinator that went on from it would have two histories",
-            hint="take the newest backup; docs/how-to/backup.md says what to do without one", code="LOG_BEHIND",
-        )  # fmt: skip
+            hint="take the newest backup; docs/how-to/backup.md says what to do without one",
+            code="LOG_BEHIND",
+        )
     if log.tree.root(note.size) != note.root:
         raise VerificationError(f"{path} is of another history than the backup's audit log", code="BACKUP_DAMAGED")
 
@@ -634,9 +659,10 @@ def _put_database(folder: Path, files: Mapping[str, Any], kept: Kept, log: Loade
             if place is not None and place.size > log.tree.size:
                 raise ConflictError(
                     f"the backup's audit log has {log.tree.size} records, and the database there was used with "
-                    f"{place.size}", hint="a standby on the same database needs the log, and no backup",
+                    f"{place.size}",
+                    hint="a standby on the same database needs the log, and no backup",
                     code="LOG_BEHIND",
-                )  # fmt: skip
+                )
             tables = Base.metadata.sorted_tables
             if any(session.execute(select(table).limit(1)).first() is not None for table in tables):
                 raise ConflictError("the database is not empty: nothing is replaced", code="EXISTS")

@@ -227,8 +227,10 @@ class Control:
 
         def carry_out(command: VerifiedCommand) -> dict[str, Any]:
             detail = {
-                "person": command.person, "certificate": command.certificate_fingerprint, "request": command.request_id,
-            }  # fmt: skip
+                "person": command.person,
+                "certificate": command.certificate_fingerprint,
+                "request": command.request_id,
+            }
             done: list[str] = []
 
             def record(session: Session, run: str) -> None:
@@ -241,8 +243,9 @@ class Control:
                 if self._driver.halted and verb != "abort":
                     raise OperationError(
                         f"the coordinator is halted ({self._driver.halted}): of all orders it takes run.abort alone",
-                        hint="its log says why; put that right and start it again", code="HALTED",
-                    )  # fmt: skip
+                        hint="its log says why; put that right and start it again",
+                        code="HALTED",
+                    )
                 before = audit.size
                 try:
                     result = work(command, record)
@@ -252,8 +255,9 @@ class Control:
                         raise
                     raise OperationError(
                         f"{event} of run {done[0]!r} is done, but not in the audit log yet: {error.message}",
-                        hint="do not give it again: the next start records it", code=error.code,
-                    ) from error  # fmt: skip
+                        hint="do not give it again: the next start records it",
+                        code=error.code,
+                    ) from error
                 there = (each["seq"] for each in audit.records(before) if each.get("detail") == detail)
                 return result | {"record": next(there), "audit_size": audit.size}
 

@@ -175,8 +175,9 @@ class Pending:
             raise ConflictError(
                 f"{audit.directory} has {found} records and is not the log that the database was used with: that "
                 f"one is of {origin} and has {place.size} at least",
-                hint="bring the audit folder as the last coordinator left it", code="LOG_BEHIND",
-            )  # fmt: skip
+                hint="bring the audit folder as the last coordinator left it",
+                code="LOG_BEHIND",
+            )
         with self._store.transaction() as session:
             session.merge(db.LogPlace(origin=origin, size=found, rooted=found, root=audit.root_at(found).hex()))
 
@@ -272,9 +273,14 @@ class Refusals:
     def _tell(self, identity: str, held: Counter[str]) -> None:
         log.warning("refused %s: %d more, counted only", identity, held.total())
         self._append(
-            "ingress.decision", kind="unknown", decision="deny", reasons=[MORE_REFUSALS], direction="ingress",
-            peer=identity[:128], detail={"messages": held.total(), "reasons": dict(held.most_common(_NAMED_MAX))},
-        )  # fmt: skip
+            "ingress.decision",
+            kind="unknown",
+            decision="deny",
+            reasons=[MORE_REFUSALS],
+            direction="ingress",
+            peer=identity[:128],
+            detail={"messages": held.total(), "reasons": dict(held.most_common(_NAMED_MAX))},
+        )
 
 
 # ---- the driver --------------------------------------------------------------------------------------------------
@@ -317,8 +323,13 @@ class Driver:
         self.effects = Effects(self.parts, self.runs, self.seen, self._changed.notify_all, self.replies.last_sequence)
         self.drift = DriftNotes(self.parts.blobs, self.parts.store, self.runs, self._changed, self._is_over, self.halt)
         self.around = Surroundings(
-            blobs=self.parts.blobs, now=self.parts.now, monotonic=self.parts.monotonic, publish=self.parts.publish,
-            undone=self.parts.store.once_undone, checkpoint=self._checkpoint, finished=self.parts.finished,
+            blobs=self.parts.blobs,
+            now=self.parts.now,
+            monotonic=self.parts.monotonic,
+            publish=self.parts.publish,
+            undone=self.parts.store.once_undone,
+            checkpoint=self._checkpoint,
+            finished=self.parts.finished,
             agreements=Agreements(
                 self.parts.spiffe_id,
                 self.parts.signing_key,
@@ -326,7 +337,7 @@ class Driver:
                 self.pending.record,
             ),
             note_norm=self._places.note_norm,
-        )  # fmt: skip
+        )
 
     # ---- life ----------------------------------------------------------------------------------------
 
@@ -461,10 +472,13 @@ class Driver:
         for silo in self.parts.silos:
             seen = self.seen.get(silo)
             words[silo] = standing(
-                kept.get(silo, ""), by_files=silo in by_files, refused=bool(seen and seen.refusal),
-                silent_seconds=None if seen is None else now - seen.heard_at, up_seconds=now - self._up_since,
+                kept.get(silo, ""),
+                by_files=silo in by_files,
+                refused=bool(seen and seen.refusal),
+                silent_seconds=None if seen is None else now - seen.heard_at,
+                up_seconds=now - self._up_since,
                 greetings=seen.greetings if seen else 0,
-            )  # fmt: skip
+            )
         return words
 
     def wait_for_pending(self, silo: str, timeout: float) -> bool:
@@ -537,9 +551,18 @@ class Driver:
             return Prepared(), error
 
     def _settle(
-        self, session: Session, peer: PeerIdentity, arrived: Arrived, ruling: Ruling, book: HistoryBook,
-        place: OpenPlace, prepared: Prepared, *, told: bool, number: int,
-    ) -> Taken:  # fmt: skip
+        self,
+        session: Session,
+        peer: PeerIdentity,
+        arrived: Arrived,
+        ruling: Ruling,
+        book: HistoryBook,
+        place: OpenPlace,
+        prepared: Prepared,
+        *,
+        told: bool,
+        number: int,
+    ) -> Taken:
         """Count a message that was judged, do what it asks for if it may, and seal the answer."""
         silo, envelope = arrived.silo, arrived.envelope
         db.raise_sequence(session, silo, envelope.run, envelope.sequence)
@@ -556,9 +579,16 @@ class Driver:
         return taken
 
     def _done(
-        self, session: Session, peer: PeerIdentity, arrived: Arrived, ruling: Ruling, book: HistoryBook,
-        prepared: Prepared, *, told: bool,
-    ) -> Taken:  # fmt: skip
+        self,
+        session: Session,
+        peer: PeerIdentity,
+        arrived: Arrived,
+        ruling: Ruling,
+        book: HistoryBook,
+        prepared: Prepared,
+        *,
+        told: bool,
+    ) -> Taken:
         silo, envelope = arrived.silo, arrived.envelope
         if ruling.decision.verdict != "allow":
             refusal = self._why_denied(arrived, ruling)
@@ -683,9 +713,13 @@ class Driver:
                 self.parts.publish("refused", {"peer": peer.spiffe_id, "code": error.code})
                 kind = envelope.kind if silo else "unknown"
                 self.parts.audit.append(
-                    "ingress.decision", kind=kind, decision="deny", reasons=[error.code], direction="ingress",
+                    "ingress.decision",
+                    kind=kind,
+                    decision="deny",
+                    reasons=[error.code],
+                    direction="ingress",
                     peer=peer.spiffe_id[:128],
-                )  # fmt: skip
+                )
             taken = self._refusal(error, envelope, peer.name if listed else "")
             return self._reply(peer.name if listed else peer.spiffe_id, taken)
         except OperationError as failure:
@@ -734,9 +768,14 @@ class Driver:
         self, session: Session, silo: str, run: str, number: int, kind: str, direction: str, payload_bytes: int
     ) -> None:
         db.count_message(
-            session, silo=silo, run=run, round_number=number, kind=kind, direction=direction,
+            session,
+            silo=silo,
+            run=run,
+            round_number=number,
+            kind=kind,
+            direction=direction,
             payload_bytes=payload_bytes,
-        )  # fmt: skip
+        )
 
     def _record(self, arrived: Arrived, ruling: Ruling, objection: PeerError | None) -> int:
         """What became of a message. One that the rules allowed and that was refused all the same was not let in: it
@@ -770,9 +809,14 @@ class Driver:
         if not allowed or not polls.is_empty(envelope.kind, arrived.body):
             return append()
         window = self._polls.take(
-            envelope.sender, envelope.kind, run=envelope.run, policy=decision.policy_sha256,
-            now=self.parts.ingress.now_seconds(), sequence=envelope.sequence, decide=append,
-        )  # fmt: skip
+            envelope.sender,
+            envelope.kind,
+            run=envelope.run,
+            policy=decision.policy_sha256,
+            now=self.parts.ingress.now_seconds(),
+            sequence=envelope.sequence,
+            decide=append,
+        )
         window.passed(arrived.payload.size_bytes)
         return window.decision
 

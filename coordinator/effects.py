@@ -121,9 +121,14 @@ def contribution_of(arrived: Arrived) -> rounds.Contribution:
     """A message as the tables of a run know it."""
     envelope = arrived.envelope
     return rounds.Contribution(
-        arrived.silo, envelope.kind, envelope.round, envelope.step, envelope.attempt, arrived.payload.digest,
+        arrived.silo,
+        envelope.kind,
+        envelope.round,
+        envelope.step,
+        envelope.attempt,
+        arrived.payload.digest,
         arrived.ungraded,
-    )  # fmt: skip
+    )
 
 
 class Effects:
@@ -138,9 +143,13 @@ class Effects:
     """
 
     def __init__(
-        self, parts: Parts, runs: dict[str, ActiveRun], seen: dict[str, MemberState], notify: Callable[[], None],
+        self,
+        parts: Parts,
+        runs: dict[str, ActiveRun],
+        seen: dict[str, MemberState],
+        notify: Callable[[], None],
         last_sent: Callable[[Session, str], int],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._parts = parts
         self._runs = runs
         self._seen = seen
@@ -307,9 +316,17 @@ class Effects:
         kept = self._parts.blobs.keep(arrived.payload)
         norm = l2 or (l2_norm(kept) if arrived.tensors is not None else 0.0)
         db.keep_upload(
-            session, run=run.name, round=envelope.round, step=envelope.step, kind=envelope.kind, silo=silo,
-            digest=kept.digest, payload_bytes=kept.size_bytes, norm=norm, received_at=self._parts.now(),
-        )  # fmt: skip
+            session,
+            run=run.name,
+            round=envelope.round,
+            step=envelope.step,
+            kind=envelope.kind,
+            silo=silo,
+            digest=kept.digest,
+            payload_bytes=kept.size_bytes,
+            norm=norm,
+            received_at=self._parts.now(),
+        )
         if isinstance(arrived.body, pb.MetricsEval):
             self._keep_metrics(session, run.name, silo, envelope.round, arrived.body)
         log.info(
@@ -317,9 +334,15 @@ class Effects:
         )
         self._parts.publish(
             "upload",
-            {"run": run.name, "round": envelope.round, "step": envelope.step, "silo": silo, "kind": envelope.kind,
-             "bytes": kept.size_bytes},
-        )  # fmt: skip
+            {
+                "run": run.name,
+                "round": envelope.round,
+                "step": envelope.step,
+                "silo": silo,
+                "kind": envelope.kind,
+                "bytes": kept.size_bytes,
+            },
+        )
         run.apply(session, contribution_of(arrived), arrived.body)
         self.forget_ended()
         self._notify()

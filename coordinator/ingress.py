@@ -190,10 +190,13 @@ def _check_protocol(low: int, high: int) -> None:
     if not low <= PROTOCOL_VERSION <= high:
         got = f"{low}-{high}" if low != high else str(low)
         raise PeerError(
-            WireCode.PROTOCOL_RANGE, f"no common protocol version: expected {PROTOCOL_VERSION}, got {got}",
+            WireCode.PROTOCOL_RANGE,
+            f"no common protocol version: expected {PROTOCOL_VERSION}, got {got}",
             hint="use one version of FedSilo on both sides: update the older one",
-            field="protocol", expected=str(PROTOCOL_VERSION), got=got,
-        )  # fmt: skip
+            field="protocol",
+            expected=str(PROTOCOL_VERSION),
+            got=got,
+        )
 
 
 def hello_as_fields(hello: pb.Hello) -> dict[str, str]:

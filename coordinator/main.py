@@ -42,13 +42,14 @@ from coordinator.ingress import Agreed, Ingress
 from coordinator.native_log import NativeLog
 from coordinator.outbox import Replies
 from coordinator.record import Outcome
-from coordinator.server import FederationService, control_server, federation_server
+from coordinator.server import FederationService, federation_server
 from coordinator.store import Store
 from coordinator.submission import Submissions
 from coordinator.transfer import Transfers
 from fedsilo.audit.log import AuditLog
 from fedsilo.audit.record import CLOCK_ACCEPTED
 from fedsilo.control.server import ControlServer
+from fedsilo.control.socket_server import ControlSocket
 from fedsilo.files import long_lived
 from fedsilo.files.durable import (
     lock_exclusively,
@@ -343,14 +344,18 @@ class Coordinator:
         with self.driver.changing():
             self.driver.close_windows()  # or polls would go on under one whose hour is in the released time
             number = self.audit.append(
-                CLOCK_ACCEPTED, policy={"effective": self._checked.charter.digest},
+                CLOCK_ACCEPTED,
+                policy={"effective": self._checked.charter.digest},
                 detail={
-                    "person": command.person, "certificate": command.certificate_fingerprint,
-                    "request": command.request_id, "halt": stands["digest"], "latest": int(stands["latest"]),
+                    "person": command.person,
+                    "certificate": command.certificate_fingerprint,
+                    "request": command.request_id,
+                    "halt": stands["digest"],
+                    "latest": int(stands["latest"]),
                     "off_seconds": stands.get("ahead_seconds", 0) or stands["behind_seconds"],
                 },
                 **({"orders": [dict(command.order)]} if command.order else {}),
-            )  # fmt: skip
+            )
             self.desk.accept_clock()
             with self._latest_lock:
                 self._watch.accept()
@@ -401,9 +406,14 @@ class Coordinator:
         self._watch.begin(self._latest)
         site_ca_pem, roles = load_site(config.identity.site_ca, config.identity.operators, site=config.site)
         self.desk = ControlServer(
-            config.site, site_ca_pem, roles, self.now, journal=config.state_dir / "requests.jsonl",
-            federation=config.federation, wall=lambda: datetime.fromtimestamp(self._watch.wall(), UTC),
-        )  # fmt: skip
+            config.site,
+            site_ca_pem,
+            roles,
+            self.now,
+            journal=config.state_dir / "requests.jsonl",
+            federation=config.federation,
+            wall=lambda: datetime.fromtimestamp(self._watch.wall(), UTC),
+        )
         self.desk.register_command("clock.accept", "halt.release", self.accept_clock, by_clock=True)
         stack.callback(self.desk.close)
         outcome = Outcome(
@@ -449,9 +459,14 @@ class Coordinator:
     def _register_panel(self, roles: Roles) -> None:
         checked, config, now = self._checked, self._checked.config, self.seconds
         panel = Panel(
-            self.audit, self.store, self.desk, self.driver.effects.relay, charter=checked.charter,
-            silos=tuple(f"spiffe://{config.federation}/silo/{silo}" for silo in config.silos), now_seconds=now,
-        )  # fmt: skip
+            self.audit,
+            self.store,
+            self.desk,
+            self.driver.effects.relay,
+            charter=checked.charter,
+            silos=tuple(f"spiffe://{config.federation}/silo/{silo}" for silo in config.silos),
+            now_seconds=now,
+        )
         self.control.clock = self.clock
         self.control.log_broken = lambda: panel.log_broken
         files = Files(config, checked.identity.certificate_pem, roles, panel, now)
@@ -517,7 +532,7 @@ class Coordinator:
         silos = len(config.silos)
         self._watchdog, self._uploads = service.watchdog, service.uploads
         federation, port = federation_server(service, identity, config.listen, silos=silos, limits=config.limits)
-        control = control_server(self.desk, config.control.socket, config.control.group)
+        control = ControlSocket(self.desk, config.control.socket, config.control.group, log=log)
         address = f"{config.listen.rpartition(':')[0]}:{port}"
         self.control.address = address
         self.audit.append("start", policy={"effective": self._checked.charter.digest}, detail={"port": port})
@@ -531,10 +546,8 @@ class Coordinator:
             self.driver.stop()
             service.uploads.stop()
             federation.stop(DRAIN_SECONDS).wait()
-            self.desk.close()
-            control.stop(DRAIN_SECONDS).wait()
+            control.close(DRAIN_SECONDS)
             drift.join(DRAIN_SECONDS)
-            config.control.socket.unlink(missing_ok=True)
             try:
                 self.audit.append("stop")
             except OperationError as error:
@@ -575,10 +588,7 @@ class Coordinator:
 
 
 def run_coordinator(
-    config_path: Path,
-    *,
-    ready: Callable[[Ready], None],
-    replies: Callable[..., Replies] = Replies,
+    config_path: Path, *, ready: Callable[[Ready], None], replies: Callable[..., Replies] = Replies
 ) -> None:
     """Run until SIGTERM or SIGINT.
 

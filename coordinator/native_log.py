@@ -1,13 +1,12 @@
 """Failed TLS handshakes as log lines of ours.
 
-gRPC refuses a client with a wrong or expired certificate below Python: no call is made, and all it says are lines in
+gRPC refuses a client with a wrong or expired certificate below Python: no call is made, and all it says are messages in
 its own words on file descriptor 2. While `NativeLog` is open that descriptor is a pipe: what is said about a handshake
 becomes one warning with the peer's address, the cause in words and a hint (the same cause from the same host at most
-every ten seconds, then a count, so that a peer cannot fill the log: T24); every other line goes to the real stderr as
-it is. The TLS library names the cause, and gRPC's handshake trace (`ENVIRONMENT`) says it again with the address two
-lines below. Where there is a trace, it is what is told; what the library alone says is told when no trace has followed
-for some time. A failure whose address does not come, or may be another's, is logged without one. Whose certificate it
-was, gRPC does not say: the client's own log does.
+every ten seconds, then a count, so that a peer cannot fill the log: T24); all else goes to the real stderr as it is.
+Cause and address are in one message of gRPC's handshake trace (`ENVIRONMENT`); what the TLS library says of the same
+failure is logged, without an address, only where there is no trace. Whose certificate it was, gRPC does not say: the
+client's own log does.
 
 A line that the real stderr does not take (a full disk, a closed terminal) is lost; what comes after it is not. A crash
 of the C library itself may lose its last words.
@@ -16,6 +15,7 @@ of the C library itself may lose its last words.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import os
 import re
@@ -23,7 +23,6 @@ import selectors
 import sys
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
@@ -36,14 +35,15 @@ from fedsilo.protocol.text import harmless
 
 _log = logging.getLogger("fedsilo.coordinator")
 
-TRACE_SECONDS = 0.5  # how long the trace may take to name the address of a failure
-LINE_BYTES_MAX = 1 << 16  # what is longer goes on as it is
+COUNT_SECONDS = 0.5  # between two looks whether a count is due
+READ_BYTES_MAX = 1 << 16  # a message is written at once, and is shorter
 # Read by gRPC when it loads; a verbosity of NONE or ERROR would hide the handshakes.
 ENVIRONMENT = {"GRPC_VERBOSITY": "", "GRPC_TRACE": "handshaker"}
 _STDERR = 2
 _END = b"\0end of the native log\n"
 # One message of the C library: level, date, time, thread, file, line; further lines of it have no such head.
 _HEAD = re.compile(r"[IWEF]\d{4} [\d:.]+ +\d+ (?P<file>[\w./]+):\d+\] (?P<text>.*)")
+_NEXT_MESSAGE = re.compile(r"^(?=[IWEF]\d{4} [\d:.]+ +\d+ [\w./]+:\d+\] )", re.MULTILINE)
 _LIBRARY_FILE = "ssl_transport_security.cc"
 _TRACES = frozenset({"handshaker.cc", "channel_trace.h", "trace.cc"})
 _REST_OF_TRACE = ("=== Source Location Trace", "src/core/", " shutdown=")
@@ -141,12 +141,7 @@ class NativeLog:
         self._presented = presented
         self._real = _STDERR
         self._quiet = QuietLog(_log, monotonic=monotonic)
-        self._heard: Counter[Fault] = Counter()  # from the library; the trace is still to tell them
-        self._owed = 0  # addresses still to come, of failures that the trace told
-        self._failing: Fault | None = None  # whose the next address is
-        self._overdue: tuple[Counter[Fault], int] = Counter(), 0  # of these, what was there at the last pause
         self._traced = False  # there is a trace
-        self._tracing = False  # the last line with a head was the trace's, but for the library's
 
     def __enter__(self) -> NativeLog:
         self._real = os.dup(_STDERR)
@@ -181,95 +176,45 @@ class NativeLog:
                 os.close(descriptor)
 
     def _read(self) -> None:
-        held, due = b"", 0.0
         with os.fdopen(self._reading, "rb", 0) as pipe, selectors.DefaultSelector() as ready:
             ready.register(pipe, selectors.EVENT_READ)
-            while True:
-                waits = self._heard or self._owed or self._quiet.holding
-                now = time.monotonic()
-                if waits and now >= due:
-                    due = now + TRACE_SECONDS
-                    with _Boundary():
-                        self.pause()
+            held, ended = b"", False
+            while not ended:
+                if not ready.select(COUNT_SECONDS if self._quiet.holding else None):
+                    self._quiet.flush()
                     continue
-                if not ready.select(due - now if waits else None):
-                    continue
-                data = pipe.read(LINE_BYTES_MAX)
+                data = pipe.read(READ_BYTES_MAX)
                 text, end, _ = (held + data).partition(_END)
-                *lines, held = text.split(b"\n")
-                for line in lines:
-                    with _Boundary():
-                        self.take(line + b"\n")
-                if end or not data or len(held) > LINE_BYTES_MAX:
-                    self._write(held)
-                    held = b""
-                if end or not data:
-                    with _Boundary():
-                        self.finish()
-                    return
+                ended = bool(end) or not data
+                whole = len(text) if ended or len(text) > READ_BYTES_MAX else text.rfind(b"\n") + 1
+                self.take(text[:whole])
+                held = text[whole:]
+            self._quiet.flush(everything=True)
 
-    def take(self, line: bytes) -> None:
-        """One line of the C library."""
-        text = line.decode("utf-8", "replace").rstrip("\n")
-        head = _HEAD.match(text)
+    def take(self, data: bytes) -> None:
+        """Log or pass on whole messages of the C library."""
+        for message in _NEXT_MESSAGE.split(data.decode("utf-8", "surrogateescape")):
+            with _Boundary():
+                self._take(message)
+
+    def _take(self, message: str) -> None:
+        head = _HEAD.match(message)
         if head is None:
-            if self._owed and text.startswith(" shutdown="):
-                self._settled(owed=1)
-                self._tell_failing(text)
-            elif not ((self._tracing or self._owed) and (not text or text.startswith(_REST_OF_TRACE))):
-                self._tracing = False
-                self._write(line)
+            self._write(message)
             return
-        said, fault, library = head["text"], handshake_fault(text), head["file"] == _LIBRARY_FILE
-        self._tracing = head["file"] in _TRACES or (library and self._tracing)
-        self._traced |= self._tracing
-        if fault is not None and said.startswith(_FAILED):
-            self._settled(fault)
-            self._trace_tells(fault, said)
-        elif fault is not None and library and self._traced:
-            self._heard[fault] += 1
+        fault, library = handshake_fault(head["text"]), head["file"] == _LIBRARY_FILE
+        if head["file"] in _TRACES:
+            self._traced = True
+            if fault is not None and head["text"].startswith(_FAILED):
+                self._tell(fault, message)
+            _, *rest = message.splitlines(keepends=True)
+            foreign = itertools.dropwhile(lambda line: not line.strip() or line.startswith(_REST_OF_TRACE), rest)
+            self._write("".join(foreign))
         elif fault is not None and library:
-            self._tell(fault)
-        elif fault is None and not self._tracing:
-            self._write(line)
-
-    def pause(self) -> None:
-        """Some time has passed: what was open before it is told as it is."""
-        heard, owed = self._overdue
-        for fault in heard.elements():
-            self._tell(fault)
-        if owed:
-            self._tell_failing()
-        self._settled(*heard.elements(), owed=owed)
-        self._overdue = self._heard.copy(), self._owed
-        self._quiet.flush()
-
-    def finish(self) -> None:
-        """Tell what is left, counts too."""
-        self._overdue = self._heard, self._owed
-        self.pause()
-        self._quiet.flush(everything=True)
-
-    def _settled(self, *heard: Fault, owed: int = 0) -> None:
-        self._heard -= Counter(heard)
-        self._owed -= owed
-        self._overdue = self._overdue[0] & self._heard, min(self._overdue[1], self._owed)
-
-    def _trace_tells(self, fault: Fault, said: str) -> None:
-        if " shutdown=" in said:
-            self._tell(fault, said)
-            return
-        if self._owed:  # two at once: nobody knows whose the next address is
-            self._tell_failing()
-            self._tell(fault)
+            if not self._traced:
+                self._tell(fault)
         else:
-            self._failing = fault
-        self._owed += 1
-
-    def _tell_failing(self, trace: str = "") -> None:
-        fault, self._failing = self._failing, None
-        if fault is not None:
-            self._tell(fault, trace)
+            self._write(message)
 
     def _tell(self, fault: Fault, trace: str = "") -> None:
         peer = _PEER.search(trace)
@@ -286,9 +231,9 @@ class NativeLog:
             with _Boundary():
                 self._report(fault.cause, address)
 
-    def _write(self, data: bytes) -> None:
+    def _write(self, text: str) -> None:
         with contextlib.suppress(OSError):
-            write_all(self._real, data)
+            write_all(self._real, text.encode("utf-8", "surrogateescape"))
 
 
 class _Boundary:

@@ -51,20 +51,19 @@ class Replies:
         self._reserved: dict[str, int] = {}
 
     def seal(
-        self,
-        session: Session,
-        silo: str,
-        place: Place,
-        *,
-        body: Message | None,
-        payload: AnyPayload | None,
+        self, session: Session, silo: str, place: Place, *, body: Message | None, payload: AnyPayload | None
     ) -> Reply:
         """One reply: either `payload` as it is, or the canonical bytes of `body`."""
         content = payload if payload is not None else BytesPayload(codec.encode(body) if body is not None else b"")
         envelope = seal(
-            place, content.digest, federation=self._federation, sender=self._sender,
-            sequence=self._next_sequence(session, silo), attempt=1, key=self._key,
-        )  # fmt: skip
+            place,
+            content.digest,
+            federation=self._federation,
+            sender=self._sender,
+            sequence=self._next_sequence(session, silo),
+            attempt=1,
+            key=self._key,
+        )
         return Reply(envelope, content)
 
     def last_sequence(self, session: Session, silo: str) -> int:
@@ -114,11 +113,12 @@ _GIVE = (
 _COUNT_AS_LOST = (
     update(_ITEMS)
     .where(
-        where_its(OutboxItem.silo), OutboxItem.delivered_sequence > 0,
+        where_its(OutboxItem.silo),
+        OutboxItem.delivered_sequence > 0,
         OutboxItem.id.not_in(bindparam("but", expanding=True)),
     )
     .values(delivered_sequence=LOST)
-)  # fmt: skip
+)
 
 
 def _known(session: Session) -> Known:

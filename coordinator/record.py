@@ -113,19 +113,30 @@ def _round_figures(session: Session, run: str, number: int) -> dict[str, Any]:
         "public_steps": json.loads(row.public_steps) if row else {},
         "transcript": runs.figures(session, run, number),
         "uploads": [
-            {"silo": upload.silo, "kind": upload.kind, "step": upload.step, "sha256": upload.digest,
-             "bytes": upload.payload_bytes, "l2": upload.norm}
+            {
+                "silo": upload.silo,
+                "kind": upload.kind,
+                "step": upload.step,
+                "sha256": upload.digest,
+                "bytes": upload.payload_bytes,
+                "l2": upload.norm,
+            }
             for upload in sorted(session.scalars(uploads), key=lambda item: (item.silo, item.kind, item.step))
         ],
         "donors_sent": donors,
         "metrics": metrics,
         "traffic": [
-            {"silo": item.silo, "direction": item.direction, "kind": item.kind, "messages": item.messages,
-             "bytes": item.payload_bytes}
+            {
+                "silo": item.silo,
+                "direction": item.direction,
+                "kind": item.kind,
+                "messages": item.messages,
+                "bytes": item.payload_bytes,
+            }
             for item in sorted(session.scalars(traffic), key=lambda item: (item.silo, item.direction, item.kind))
         ],
         "notes": notes,
-    }  # fmt: skip
+    }
 
 
 def sign_record(record: Mapping[str, Any], signer: str, key: Ed25519PrivateKey) -> bytes:

@@ -134,9 +134,13 @@ class Agreements:
             _check_readable(transcript)
             signature = sign_transcript(transcript, self.coordinator_id, self.signing_key)
             row = db.RoundTranscript(
-                run=plan.run, round=number, digest=transcript.digest, canonical=transcript.canonical(),
-                signature=signature, state="signing",
-            )  # fmt: skip
+                run=plan.run,
+                round=number,
+                digest=transcript.digest,
+                canonical=transcript.canonical(),
+                signature=signature,
+                state="signing",
+            )
             detail = {"sha256": transcript.digest, "transcript": transcript.to_json()}
             detail |= {"party": self.coordinator_id, "signature": signature.hex()}
             session.add(row)
@@ -162,11 +166,15 @@ class Agreements:
             return False
         session.add(
             db.RoundSignature(
-                run=plan.run, round=number, silo=peer.name, signature=signature,
-                public_key=peer.signing_public_key.public_bytes_raw(), certificate=peer.certificate_pem.decode("ascii"),
+                run=plan.run,
+                round=number,
+                silo=peer.name,
+                signature=signature,
+                public_key=peer.signing_public_key.public_bytes_raw(),
+                certificate=peer.certificate_pem.decode("ascii"),
                 delivered=False,
             )
-        )  # fmt: skip
+        )
         session.flush()
         return True
 
@@ -259,9 +267,11 @@ def _agreed(
     for each in signed:
         needless = each.silo == receiver or (each.silo, receiver) in known
         body.countersignatures.add(
-            silo=each.silo, transcript_sha256=row.digest, signature=each.signature,
+            silo=each.silo,
+            transcript_sha256=row.digest,
+            signature=each.signature,
             certificate_pem="" if needless else each.certificate,
-        )  # fmt: skip
+        )
     return encode(body)
 
 
@@ -320,8 +330,9 @@ def _check_readable(transcript: Transcript) -> None:
         raise OperationError(
             f"round {transcript.round} of {transcript.run}: no party could read its transcript, so it is not signed: "
             f"{error.message}",
-            hint="compare what the silos said in their hello: `coordinator silos list --json`", code="TRANSCRIPT",
-        ) from error  # fmt: skip
+            hint="compare what the silos said in their hello: `coordinator silos list --json`",
+            code="TRANSCRIPT",
+        ) from error
 
 
 def _min_updates(session: Session, plan: Plan, roster: tuple[str, ...]) -> int:
@@ -454,9 +465,12 @@ class ActiveRun:
             raise PeerError(code, f"{name} of {silo} for round {asked}: another is there, or the round is to come")
         number = self.life.open_round
         raise PeerError(
-            code, f"{name} of {silo} came for round {asked}; open is {number or 'none'}",
-            field="round", expected=str(number), got=str(asked),
-        )  # fmt: skip
+            code,
+            f"{name} of {silo} came for round {asked}; open is {number or 'none'}",
+            field="round",
+            expected=str(number),
+            got=str(asked),
+        )
 
     def apply(self, session: Session, event: rounds.Event, body: Message | None = None) -> bool:
         """Keep an event and carry out what it leads to, all in the caller's transaction. False: it is to be ignored.

@@ -1,4 +1,4 @@
-"""gRPC, thin: mutual TLS and framing in front of the `Driver`, a unix socket in front of the `ControlServer`.
+"""gRPC, thin: mutual TLS and framing in front of the `Driver`.
 
 Every call is judged anew: TLS 1.3, one certificate of a silo of this federation, valid now (threats T25, T26, T28). A
 call may send only what it announced and open only so many at a time (T23), and it ends when the next MiB, up or down,
@@ -11,10 +11,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import grp
 import hashlib
 import logging
-import os
 import resource
 import socket
 import threading
@@ -22,7 +20,6 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -34,11 +31,8 @@ from coordinator.config import Limits
 from coordinator.driver import Driver
 from coordinator.native_log import address_of, host_of
 from coordinator.outbox import Reply
-from fedsilo.control.server import THREADS as CONTROL_THREADS
-from fedsilo.control.server import ControlServer, NoSlotError, query_slots, watch_slots
 from fedsilo.files.logs import QuietLog, about
 from fedsilo.protocol import codec, services
-from fedsilo.protocol._generated import control_pb2
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.errors import ConflictError, FedSiloError, NotAllowedError, OperationError, PeerError, WireCode
 
@@ -63,9 +57,14 @@ _OPTIONS = (
 def _about(peer: PeerIdentity, envelope: pb.Envelope) -> contextlib.AbstractContextManager[None]:
     """Log lines are about this message; what is told of a refused one is what its sender claims."""
     return about(
-        run=envelope.run, round=envelope.round, step=envelope.step, attempt=envelope.attempt, silo=peer.name,
-        kind=envelope.kind, sequence=envelope.sequence,
-    )  # fmt: skip
+        run=envelope.run,
+        round=envelope.round,
+        step=envelope.step,
+        attempt=envelope.attempt,
+        silo=peer.name,
+        kind=envelope.kind,
+        sequence=envelope.sequence,
+    )
 
 
 class _TooShortError(PeerError):
@@ -96,7 +95,7 @@ class _Boundary:
                 f"refused {host} {certificate}", f"refused calls from {host}", f"refused a call from {error.line}"
             )
             self._context.abort(grpc.StatusCode.UNAUTHENTICATED, "")
-        if isinstance(error, _TooManyCallsError | NoSlotError):
+        if isinstance(error, _TooManyCallsError):
             self._quiet.say(error.message, error.message, error.message)
             self._context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "")
         if isinstance(error, FedSiloError):
@@ -205,9 +204,12 @@ class FederationService:
                     yield frame
 
     def _take(
-        self, peer: PeerIdentity, requests: Iterator[codec.Frame], context: grpc.ServicerContext,
+        self,
+        peer: PeerIdentity,
+        requests: Iterator[codec.Frame],
+        context: grpc.ServicerContext,
         stack: contextlib.ExitStack,
-    ) -> Generator[codec.Frame, None, Reply | tuple[pb.Envelope, AnyPayload, Callable[[], None]]]:  # fmt: skip
+    ) -> Generator[codec.Frame, None, Reply | tuple[pb.Envelope, AnyPayload, Callable[[], None]]]:
         """The complete message, with what removes its bytes; or the refusal that answers its opening or what came after
         it."""
         envelope = pb.Envelope()
@@ -232,9 +234,14 @@ class FederationService:
                 return self._driver.refuse(peer, envelope, error)
 
     def _take_large(
-        self, silo: str, envelope: pb.Envelope, announced: int, requests: Iterator[codec.Frame],
-        context: grpc.ServicerContext, stack: contextlib.ExitStack,
-    ) -> Generator[codec.Frame, None, tuple[AnyPayload, Callable[[], None]]]:  # fmt: skip
+        self,
+        silo: str,
+        envelope: pb.Envelope,
+        announced: int,
+        requests: Iterator[codec.Frame],
+        context: grpc.ServicerContext,
+        stack: contextlib.ExitStack,
+    ) -> Generator[codec.Frame, None, tuple[AnyPayload, Callable[[], None]]]:
         """What a silo may send when its turn comes, and what removes it. Both are good until `stack` is left."""
         self.watchdog.rest(context)  # it waits for others
         if not context.add_callback(self.uploads.wake):
@@ -378,9 +385,7 @@ def federation_server(
     # a waiting poll holds a thread: two per silo for polls, the rest for everything else
     server = grpc.server(ThreadPoolExecutor(4 + 3 * silos, thread_name_prefix="federation"), options=options)
     handler = grpc.stream_stream_rpc_method_handler(
-        service.exchange,
-        request_deserializer=codec.frame_of,
-        response_serializer=codec.frame_bytes,
+        service.exchange, request_deserializer=codec.frame_of, response_serializer=codec.frame_bytes
     )
     method = services.EXCHANGE.rpartition("/")[2]
     server.add_generic_rpc_handlers(
@@ -432,69 +437,3 @@ def _refuse_port_in_use(listen: str) -> None:
             f"cannot listen on {listen}: {error.strerror}",
             hint=f"port {port} is taken; stop what holds it (`ss -ltnp 'sport = :{port}'`) or choose another `listen:`",
         ) from error
-
-
-# ---- control ----------------------------------------------------------------------------------------
-
-
-class ControlService:
-    """The unix socket: reading for whoever may open it, changes only as signed commands (the desk verifies)."""
-
-    def __init__(self, desk: ControlServer) -> None:
-        self._desk = desk
-        self._quiet = QuietLog(log)
-        self._watchers, self._readers = watch_slots(), query_slots()
-
-    def snapshot(self, _request: control_pb2.SnapshotRequest, context: grpc.ServicerContext) -> control_pb2.Snapshot:
-        with _Boundary(context, self._quiet), self._readers.taken():
-            return self._desk.snapshot()
-
-    def watch(self, request: control_pb2.WatchRequest, context: grpc.ServicerContext) -> Iterator[control_pb2.Event]:
-        with _Boundary(context, self._quiet), self._watchers.taken():
-            sequence = request.since_sequence
-            while context.is_active() and not self._desk.closed:
-                for event in self._desk.events_since(sequence, 1.0):
-                    sequence = event.sequence
-                    yield event
-
-    def query(self, request: control_pb2.QueryRequest, context: grpc.ServicerContext) -> control_pb2.QueryReply:
-        with _Boundary(context, self._quiet), self._readers.taken():
-            return self._desk.query(request.name, request.arguments_json)
-
-    def execute(self, request: control_pb2.Command, context: grpc.ServicerContext) -> control_pb2.CommandReply:
-        with _Boundary(context, self._quiet):
-            return self._desk.execute(request)
-
-
-def control_server(desk: ControlServer, path: Path, group: str) -> grpc.Server:
-    """Listen on the control socket; returns the server, not yet started.
-
-    The socket is 0660 for `group` where that group exists and this user may give it away, else 0600.
-    """
-    server = grpc.server(ThreadPoolExecutor(CONTROL_THREADS, thread_name_prefix="control"))
-    service = ControlService(desk)
-    behaviours: dict[str, Any] = {
-        "Snapshot": service.snapshot, "Watch": service.watch, "Query": service.query, "Execute": service.execute,
-    }  # fmt: skip
-    handlers = {}
-    methods: dict[str, tuple[Any, Any, bool]] = dict(services.CONTROL_METHODS)
-    for name, (request, reply, streams) in methods.items():
-        make = grpc.unary_stream_rpc_method_handler if streams else grpc.unary_unary_rpc_method_handler
-        handlers[name] = make(
-            behaviours[name], request_deserializer=request.FromString, response_serializer=reply.SerializeToString
-        )
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(services.CONTROL_SERVICE, handlers),))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.unlink(missing_ok=True)  # the state folder's lock is held: no other daemon can be behind it
-    # nobody may connect between the socket's making and its mode
-    before = os.umask(0o177)
-    try:
-        server.add_insecure_port(f"unix:{path}")
-    except RuntimeError as error:
-        raise ConflictError(f"cannot listen on the control socket {path}") from error
-    finally:
-        os.umask(before)
-    with contextlib.suppress(KeyError, PermissionError):
-        os.chown(path, -1, grp.getgrnam(group).gr_gid)
-        path.chmod(0o660)
-    return server

@@ -88,18 +88,24 @@ from fedsilo.protocol.text import harmless
 POSTGRESQL = "postgresql+psycopg"
 EXAMPLES = "sqlite:////PATH or postgresql://USER@HOST/NAME"
 _DRIVERS = {
-    "sqlite": "sqlite", "sqlite+pysqlite": "sqlite", "postgres": POSTGRESQL, "postgresql": POSTGRESQL,
+    "sqlite": "sqlite",
+    "sqlite+pysqlite": "sqlite",
+    "postgres": POSTGRESQL,
+    "postgresql": POSTGRESQL,
     POSTGRESQL: POSTGRESQL,
-}  # fmt: skip
+}
 # What SQLAlchemy would hand to the driver's `connect`, as text, which it does not take.
 _DRIVERS_OWN = frozenset({"autocommit", "conninfo", "context", "cursor_factory", "prepare_threshold", "row_factory"})
 _SECRETS = ("password", "secret", "scram_")
 _THIS_MACHINE = frozenset({"localhost", "127.0.0.1", "::1"})
 # Of PostgreSQL, where the URL does not say them. The last four find a server that is gone without a word.
 _DEFAULTS = {
-    "connect_timeout": "10", "keepalives_idle": "30", "keepalives_interval": "10", "keepalives_count": "3",
+    "connect_timeout": "10",
+    "keepalives_idle": "30",
+    "keepalives_interval": "10",
+    "keepalives_count": "3",
     "tcp_user_timeout": "60000",
-}  # fmt: skip
+}
 
 
 def database_url(text: str) -> URL:
@@ -156,8 +162,12 @@ def _parsed(text: str) -> URL | None:
 
 def _hosts(url: URL) -> set[str]:
     told = [url.host or "", *_all(url, "host"), *_all(url, "hostaddr")]
-    return {host.rpartition(":")[0] or host if host.count(":") == 1 else host
-            for each in told for host in each.split(",") if host}  # fmt: skip
+    return {
+        host.rpartition(":")[0] or host if host.count(":") == 1 else host
+        for each in told
+        for host in each.split(",")
+        if host
+    }
 
 
 def _all(url: URL, name: str) -> tuple[str, ...]:
@@ -228,8 +238,9 @@ def open_engine(url: URL, shown: str) -> Engine:
         engine.dispose()
         raise OperationError(
             f"the database {shown} cannot be opened: {_said(error)}",
-            hint="is the server up, and may this user open that database?", code="DATABASE_UNREACHABLE",
-        ) from error  # fmt: skip
+            hint="is the server up, and may this user open that database?",
+            code="DATABASE_UNREACHABLE",
+        ) from error
     except BaseException:
         engine.dispose()
         raise
@@ -241,8 +252,9 @@ def require_driver() -> None:
     if importlib.util.find_spec("psycopg") is None:
         raise UsageError(
             "`database:` names PostgreSQL, and its driver is not installed",
-            hint=install_hint("psycopg"), code="EXTRA_MISSING",
-        )  # fmt: skip
+            hint=install_hint("psycopg"),
+            code="EXTRA_MISSING",
+        )
 
 
 def named(error: DBAPIError) -> FedSiloError | None:
@@ -257,9 +269,10 @@ def named(error: DBAPIError) -> FedSiloError | None:
         return DatabaseLostError(f"the connection to the database is lost: {_said(error)}", hint=LOST_HINT)
     if state in ("40001", "40P01"):
         return OperationError(
-            f"somebody else writes the coordinator's database: {_said(error)}", code="DATABASE_CONFLICT",
+            f"somebody else writes the coordinator's database: {_said(error)}",
+            code="DATABASE_CONFLICT",
             hint="nothing but the coordinator may write there; then start it again",
-        )  # fmt: skip
+        )
     # classes of the standard: resources, limits, an operator's doing, the system, and a server that only reads
     if state[:2] in ("53", "54", "57", "58", "XX") or state in ("25006", "55P03") or state in _REFUSED:
         return OperationError(f"the coordinator's database refuses: {_said(error)}", hint="the server's log says more")
@@ -296,8 +309,9 @@ class _Sole:
         if len(set(self._processes)) < len(self._processes):
             raise UsageError(
                 f"between here and the database {self.shown} a pooler shares connections out by transaction",
-                hint="name the server itself, or set the pooler to pool by session", code="DATABASE_POOLED",
-            )  # fmt: skip
+                hint="name the server itself, or set the pooler to pool by session",
+                code="DATABASE_POOLED",
+            )
 
     def _look(self, cursor: Any) -> None:
         cursor.execute(_SERVER)
@@ -305,13 +319,15 @@ class _Sole:
         if encoding != "UTF8":
             raise UsageError(
                 f"the database {self.shown} keeps text as {encoding}",
-                hint="make it with: createdb --template template0 --encoding UTF8 NAME", code="DATABASE_ENCODING",
-            )  # fmt: skip
+                hint="make it with: createdb --template template0 --encoding UTF8 NAME",
+                code="DATABASE_ENCODING",
+            )
         if replica:
             raise OperationError(
-                f"the database {self.shown} is a replica, which takes nothing", code="DATABASE_UNREACHABLE",
+                f"the database {self.shown} is a replica, which takes nothing",
+                code="DATABASE_UNREACHABLE",
                 hint="name the primary, or add target_session_attrs=read-write to the URL",
-            )  # fmt: skip
+            )
         if fsync == "off":
             log.warning("the database server runs with fsync off: what is acknowledged may not survive a power cut")
 
@@ -791,9 +807,10 @@ def named_errors() -> Iterator[None]:
             raise found from error
         if any(word in str(error.orig) for word in ("file is not a database", "malformed")):
             raise OperationError(
-                f"the coordinator's database is damaged: {error.orig}", code="DATABASE_DAMAGED",
+                f"the coordinator's database is damaged: {error.orig}",
+                code="DATABASE_DAMAGED",
                 hint="keep it, it is evidence, and take state_dir from a backup: docs/how-to/backup.md",
-            ) from error  # fmt: skip
+            ) from error
         if not isinstance(error, OperationalError):
             raise
         if "disk is full" in str(error.orig) or "disk I/O" in str(error.orig):

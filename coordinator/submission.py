@@ -144,7 +144,7 @@ class Submissions:
                 raise ConflictError(
                     f"{len(ready)} silos are here, the quorum is {quorum}",
                     hint="coordinator silos list: one that is silent or was refused does not count",
-                )  # fmt: skip
+                )
             record(session, name)
             self._start(session, name, ready)
             return {"run": name, "state": "started", "silos": list(ready)}
@@ -172,8 +172,9 @@ class Submissions:
             raise ConflictError(
                 f"{document.place(('exchange',))}: exchange: step needs answers inside a round, and these silos only "
                 f"exchange files: {', '.join(by_files)}",
-                hint="exchange: round_end, or name the other silos in `silos:`", code="BY_FILES",
-            )  # fmt: skip
+                hint="exchange: round_end, or name the other silos in `silos:`",
+                code="BY_FILES",
+            )
 
     @staticmethod
     def _refuse_too_few(session: Session, document: strict_yaml.Document, plan: Plan) -> None:
@@ -182,8 +183,9 @@ class Submissions:
             raise ConflictError(
                 f"{document.place(('silos',))}: {len(plan.silos)} silos, and a policy among them asks for means of "
                 f"{least} updates or more (federation.min_updates)",
-                hint="name more silos", code="MIN_UPDATES",
-            )  # fmt: skip
+                hint="name more silos",
+                code="MIN_UPDATES",
+            )
 
     def _quorum(self, session: Session, plan: Plan, ready: tuple[str, ...]) -> int:
         """Of the run that begins with these: as it was asked for, and never below what one of their policies asks."""
@@ -197,8 +199,9 @@ class Submissions:
             if busy := [silo for silo in plan.silos if silo in silos]:
                 raise ConflictError(
                     f"run {name!r} has not ended, and {', '.join(busy)} {'is' if len(busy) == 1 else 'are'} in it",
-                    hint="wait for it, abort it, or name other silos in `silos:`", code="SILO_BUSY",
-                )  # fmt: skip
+                    hint="wait for it, abort it, or name other silos in `silos:`",
+                    code="SILO_BUSY",
+                )
 
     def _all_here(self, session: Session) -> set[str]:
         """Silos that a run can begin with: one that joined once and is silent now would be waited for in vain."""

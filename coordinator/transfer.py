@@ -82,9 +82,13 @@ class Transfers:
 
     def _record(self, event: str, command: VerifiedCommand, told: dict[str, Any]) -> dict[str, Any]:
         detail = {
-            "person": command.person, "certificate": command.certificate_fingerprint, "request": command.request_id,
-            "silo": told["silo"], "sha256": told["sha256"], "messages": len(told["messages"]),
-        }  # fmt: skip
+            "person": command.person,
+            "certificate": command.certificate_fingerprint,
+            "request": command.request_id,
+            "silo": told["silo"],
+            "sha256": told["sha256"],
+            "messages": len(told["messages"]),
+        }
         with self._driver.changing():
             policy, orders = {"effective": self._charter_digest}, [dict(command.order)] if command.order else None
             number = self._parts.audit.append(event, detail=detail, policy=policy, orders=orders)
@@ -129,9 +133,12 @@ class Transfers:
     def _take(self, peer: PeerIdentity, file: TransferFile, message: Carried) -> dict[str, Any]:
         envelope = message.envelope
         row: dict[str, Any] = {
-            "kind": envelope.kind, "run": envelope.run, "round": envelope.round, "step": envelope.step,
+            "kind": envelope.kind,
+            "run": envelope.run,
+            "round": envelope.round,
+            "step": envelope.step,
             "bytes": message.payload_bytes,
-        }  # fmt: skip
+        }
         with self._parts.store.transaction() as session:
             if envelope.sequence <= db.sequence_of(session, peer.name, envelope.run, "in"):
                 return row | {"answer": _BEFORE, "code": ""}
@@ -163,10 +170,14 @@ class Transfers:
     def _keep(session: Session, silo: str, asked: pb.Envelope, reply: Reply) -> None:
         session.add(
             db.CarriedAnswer(
-                silo=silo, sequence=reply.envelope.sequence, asked_run=asked.run, asked_sequence=asked.sequence,
-                envelope=reply.envelope.SerializeToString(deterministic=True), payload=_bytes(reply.payload),
+                silo=silo,
+                sequence=reply.envelope.sequence,
+                asked_run=asked.run,
+                asked_sequence=asked.sequence,
+                envelope=reply.envelope.SerializeToString(deterministic=True),
+                payload=_bytes(reply.payload),
             )
-        )  # fmt: skip
+        )
 
     @staticmethod
     def _forget(session: Session, silo: str, poll: bytes) -> None:
@@ -223,9 +234,13 @@ class Transfers:
             digest = file.finish()
             rows = file.messages
         return {
-            "silo": silo, "file": str(path), "sha256": digest, "bytes": path.stat().st_size, "messages": rows,
+            "silo": silo,
+            "file": str(path),
+            "sha256": digest,
+            "bytes": path.stat().st_size,
+            "messages": rows,
             "waits_for": waits_for,
-        }  # fmt: skip
+        }
 
     def _sealed(self, session: Session, silo: str) -> list[Reply]:
         """Each item under a new sequence. The newest one counts as its delivery: of two files, the silo may have taken
@@ -250,9 +265,14 @@ class Transfers:
             envelope = reply.envelope
             number = envelope.round if envelope.run and db.is_round(session, envelope.run, envelope.round) else 0
             db.count_message(
-                session, silo=silo, run=envelope.run, round_number=number, kind=envelope.kind, direction="out",
+                session,
+                silo=silo,
+                run=envelope.run,
+                round_number=number,
+                kind=envelope.kind,
+                direction="out",
                 payload_bytes=reply.payload.size_bytes,
-            )  # fmt: skip
+            )
         return replies
 
     def _waits_for(self, session: Session, silo: str) -> list[str]:

@@ -78,9 +78,10 @@ _UNSEEN = (
     .limit(STEPS_MAX)
 )
 _CHAIN = select(
-    func.min(_SHOWN_ROWS.c.size).label("oldest"), func.max(_SHOWN_ROWS.c.size).label("newest"),
+    func.min(_SHOWN_ROWS.c.size).label("oldest"),
+    func.max(_SHOWN_ROWS.c.size).label("newest"),
     func.count().label("steps"),
-).where(_SHOWN_ROWS.c.silo == bindparam("owner"))  # fmt: skip
+).where(_SHOWN_ROWS.c.silo == bindparam("owner"))
 _SHOW = insert(_SHOWN_ROWS)
 _SLOWEST = select(func.min(_SIGNED_ROWS.c.size)).where(_SIGNED_ROWS.c.silo == _SHOWN_ROWS.c.silo).scalar_subquery()
 _PRUNE = delete(_SHOWN_ROWS).where(
@@ -239,11 +240,16 @@ def _keep_step(session: Session, steps: ShownSteps, peer: PeerIdentity, offer: O
     connection.execute(
         _SHOW,
         [
-            {"silo": peer.name, "size": end, "previous_size": step.previous_size, "note": step.note,
-             "consistency": b"".join(step.consistency)}
+            {
+                "silo": peer.name,
+                "size": end,
+                "previous_size": step.previous_size,
+                "note": step.note,
+                "consistency": b"".join(step.consistency),
+            }
             for end, step in lacking
         ],
-    )  # fmt: skip
+    )
     if chain.steps + len(lacking) > CHAIN_MAX:
         # also where nobody countersigns it: its owner alone decides how often it shows one
         newest = select(db.ShownCheckpoint.size).where(own).order_by(db.ShownCheckpoint.size.desc())

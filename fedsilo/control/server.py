@@ -16,24 +16,19 @@ the last command under their request id has expired: the verification refuses ea
 captured it, and whoever asks again, signed anew, is given the reply until then. `seen` never goes back (T41), but where
 a person accepted a clock that had been found wrong.
 
-A watch holds its thread for as long as somebody watches, and a query for as long as the daemon's loop takes. Each kind
-has so many slots, and one call more is refused at once; the threads beyond those are the commands'.
-
 Thread-safe. Commands run one at a time; reading never waits for a command.
-Does not cover: who may open the socket (file mode and group); somebody in its group who takes all slots of one kind:
-reading is then refused, and commands are not.
+Does not cover: who may open the socket (`fedsilo.control.socket_server`).
 """
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 import logging
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -275,52 +270,6 @@ def _line(entry: dict[str, str]) -> bytes:
     return json.dumps(entry, separators=(",", ":")).encode("ascii") + b"\n"
 
 
-# ---- slots for calls -------------------------------------------------------------------------------------------------
-
-
-WATCHERS_MAX = 64
-READERS_MAX = 32
-_FOR_COMMANDS = 16  # one is carried out at a time, the others wait for it; a call that is refused is through at once
-THREADS = WATCHERS_MAX + READERS_MAX + _FOR_COMMANDS
-
-
-class NoSlotError(OperationError):
-    """So many calls of the kind are open already."""
-
-    default_code = "TOO_MANY_CALLS"
-
-
-class CallSlots:
-    """One kind of call.
-
-    Args:
-        kind: in words.
-        most: how many may be open at a time.
-    """
-
-    def __init__(self, kind: str, most: int) -> None:
-        self._cause = f"{most} {kind} of the control socket are open, which is the most"
-        self._free = threading.Semaphore(most)
-
-    @contextlib.contextmanager
-    def taken(self) -> Iterator[None]:
-        """Hold a place while the block runs. Raises NoSlotError."""
-        if not self._free.acquire(blocking=False):
-            raise NoSlotError(self._cause, hint="end some of those that watch")
-        try:
-            yield
-        finally:
-            self._free.release()
-
-
-def watch_slots() -> CallSlots:
-    return CallSlots("watches", WATCHERS_MAX)
-
-
-def query_slots() -> CallSlots:
-    return CallSlots("queries", READERS_MAX)
-
-
 # ---- the server ------------------------------------------------------------------------------------------------------
 
 
@@ -382,9 +331,17 @@ class ControlServer:
     """
 
     def __init__(
-        self, site: str, site_ca_pem: bytes, roles: Roles, clock: Clock, *, journal: Path | None = None,
-        shows: Clock | None = None, wall: Clock | None = None, federation: str = "",
-    ) -> None:  # fmt: skip
+        self,
+        site: str,
+        site_ca_pem: bytes,
+        roles: Roles,
+        clock: Clock,
+        *,
+        journal: Path | None = None,
+        shows: Clock | None = None,
+        wall: Clock | None = None,
+        federation: str = "",
+    ) -> None:
         if roles.site != site:
             raise UsageError(f"roles.yaml is of site {roles.site!r}, this daemon serves {site!r}")
         self._site = site
@@ -518,9 +475,13 @@ class ControlServer:
                 known = self._commands.get(command.name)
                 by = self._wall() if known is not None and known.by_clock else max(now, self._shows())
                 verified = verify_command(
-                    command, federation=self._federation, site=self._site, site_ca_pem=self._site_ca_pem,
-                    roles=self._roles, now=by,
-                )  # fmt: skip
+                    command,
+                    federation=self._federation,
+                    site=self._site,
+                    site_ca_pem=self._site_ca_pem,
+                    roles=self._roles,
+                    now=by,
+                )
                 person = verified.person
                 remembered = self._requests.find(verified.request_id)
                 if remembered is not None:

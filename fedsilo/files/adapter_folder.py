@@ -113,17 +113,28 @@ def adapter_sha256(folder: Path, lora: Mapping[str, Any]) -> str:
             if other := sorted(key for key in keys if config.get(key, ...) != ours.get(key, ...)):
                 raise ValueError(f"{CONFIG} says otherwise in {', '.join(other)[:200]}")
             header, _ = factors_head(
-                factors, base_digest="", schema_sha256=lora["schema_sha256"], rank=rank, scale=alpha / rank,
+                factors,
+                base_digest="",
+                schema_sha256=lora["schema_sha256"],
+                rank=rank,
+                scale=alpha / rank,
                 dtype="float32",
-            )  # fmt: skip
+            )
             for piece in factors_pieces(header, factors):
                 digest.update(piece)
     except NotFoundError:
         raise
     except (
-        SafetensorError, UsageError, OSError, ArithmeticError, AttributeError, KeyError, RecursionError, TypeError,
+        SafetensorError,
+        UsageError,
+        OSError,
+        ArithmeticError,
+        AttributeError,
+        KeyError,
+        RecursionError,
+        TypeError,
         ValueError,
-    ) as error:  # fmt: skip
+    ) as error:
         raise VerificationError(f"{folder} is no adapter as `fedsilo run export` writes it: {error}") from error
     return digest.hexdigest()
 

@@ -269,15 +269,17 @@ def _require_ours(path: Path, place: Path, status: os.stat_result) -> None:
     if status.st_uid not in (os.geteuid(), 0):
         raise NotAllowedError(
             f"{whose} belongs to user {status.st_uid}, who can change what this party obeys",
-            hint=f"chown it to root or to user {os.geteuid()}", code="WRITABLE_BY_OTHERS",
-        )  # fmt: skip
+            hint=f"chown it to root or to user {os.geteuid()}",
+            code="WRITABLE_BY_OTHERS",
+        )
     if stat.S_ISLNK(status.st_mode) or (stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX):
         return
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise NotAllowedError(
             f"{whose} has mode {stat.S_IMODE(status.st_mode):04o}: others can change what this party obeys",
-            hint=f"chmod go-w {place}", code="WRITABLE_BY_OTHERS",
-        )  # fmt: skip
+            hint=f"chmod go-w {place}",
+            code="WRITABLE_BY_OTHERS",
+        )
 
 
 def read_regular(path: Path, *, hint: str = "", bytes_max: int = _INPUT_BYTES_MAX) -> bytes:

@@ -210,12 +210,14 @@ def _header_of(path: Path) -> dict[str, _Placed]:
             header = json.loads(file.read(length))
         found = {
             str(name): (
-                tuple(int(side) for side in entry["shape"]), str(entry["dtype"]), path,
+                tuple(int(side) for side in entry["shape"]),
+                str(entry["dtype"]),
+                path,
                 (8 + length + int(entry["data_offsets"][0]), 8 + length + int(entry["data_offsets"][1])),
             )
             for name, entry in header.items()
             if name != "__metadata__"
-        }  # fmt: skip
+        }
     except FileNotFoundError as error:
         raise _refused(f"{path} does not exist", "copy the whole folder again") from error
     except (OSError, ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:

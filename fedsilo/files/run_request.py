@@ -29,25 +29,38 @@ from policies.schema import LoraSchema
 
 # What users of other trainers write -> the key here. Names as in TRL's GRPOConfig.
 OUR_NAMES: Mapping[str, str] = {
-    "beta": "objective.kl_coefficient", "epsilon": "objective.clip_low", "epsilon_high": "objective.clip_high",
-    "delta": "objective.dual_clip", "entropy_coef": "objective.entropy_coefficient",
+    "beta": "objective.kl_coefficient",
+    "epsilon": "objective.clip_low",
+    "epsilon_high": "objective.clip_high",
+    "delta": "objective.dual_clip",
+    "entropy_coef": "objective.entropy_coefficient",
     "loss_type": "objective.token_aggregation",
-    "scale_rewards": "objective.advantage_std", "mask_truncated_completions": "objective.mask_truncated",
-    "num_iterations": "optimiser.epochs", "max_grad_norm": "optimiser.grad_norm_max",
-    "adam_beta1": "optimiser.adam_beta1", "adam_beta2": "optimiser.adam_beta2",
+    "scale_rewards": "objective.advantage_std",
+    "mask_truncated_completions": "objective.mask_truncated",
+    "num_iterations": "optimiser.epochs",
+    "max_grad_norm": "optimiser.grad_norm_max",
+    "adam_beta1": "optimiser.adam_beta1",
+    "adam_beta2": "optimiser.adam_beta2",
     "adam_epsilon": "optimiser.adam_epsilon",
-    "num_generations": "samples_per_prompt", "max_completion_length": "rollout.max_new_tokens",
-    "max_prompt_length": "rollout.max_prompt_tokens", "max_steps": "local_steps",
-}  # fmt: skip
+    "num_generations": "samples_per_prompt",
+    "max_completion_length": "rollout.max_new_tokens",
+    "max_prompt_length": "rollout.max_prompt_tokens",
+    "max_steps": "local_steps",
+}
 EXPLAINED = "docs/explain/objective.md"
 # Rules of a policy about a plan -> the key of run.yaml that they bound. Those left out judge what nobody chooses, the
 # roster, which stands only when the run starts, or several keys together: of these each site's own limits decide.
 _KEYS: Mapping[str, tuple[str, ...]] = {
-    "plan rounds": ("rounds",), "plan local steps": ("local_steps",), "plan prompts per step": ("prompts_per_step",),
-    "plan samples per prompt": ("samples_per_prompt",), "plan max new tokens": ("rollout", "max_new_tokens"),
-    "plan temperature": ("rollout", "temperature"), "plan learning rate": ("optimiser", "learning_rate"),
-    "plan method": ("method",), "plan peers": ("silos",),
-}  # fmt: skip
+    "plan rounds": ("rounds",),
+    "plan local steps": ("local_steps",),
+    "plan prompts per step": ("prompts_per_step",),
+    "plan samples per prompt": ("samples_per_prompt",),
+    "plan max new tokens": ("rollout", "max_new_tokens"),
+    "plan temperature": ("rollout", "temperature"),
+    "plan learning rate": ("optimiser", "learning_rate"),
+    "plan method": ("method",),
+    "plan peers": ("silos",),
+}
 _RULES = tuple(rule for rule in RULES if rule.name in _KEYS)
 _ANY_SHA256 = "0" * 64
 ANY_SILOS_MAX = 10_000
@@ -158,11 +171,15 @@ def size_of_run(text: bytes, source: str) -> dict[str, int | float]:
     # one without a name gets it when it is submitted
     plan = check_form(replace(document, value={"run": "any", **document.value}))
     return {
-        "rounds": plan.rounds, "local_steps": plan.local_steps, "swap_period": plan.swap_period,
-        "prompts_per_step": plan.prompts_per_step, "samples_per_prompt": plan.samples_per_prompt,
-        "max_new_tokens": plan.rollout.max_new_tokens, "epochs": plan.optimiser.epochs,
+        "rounds": plan.rounds,
+        "local_steps": plan.local_steps,
+        "swap_period": plan.swap_period,
+        "prompts_per_step": plan.prompts_per_step,
+        "samples_per_prompt": plan.samples_per_prompt,
+        "max_new_tokens": plan.rollout.max_new_tokens,
+        "epochs": plan.optimiser.epochs,
         "learning_rate": plan.optimiser.learning_rate,
-    }  # fmt: skip
+    }
 
 
 def check_form(document: strict_yaml.Document) -> Plan:
@@ -175,10 +192,15 @@ def check_form(document: strict_yaml.Document) -> Plan:
     most = quorum if isinstance(quorum, int) and 1 <= quorum <= ANY_SILOS_MAX else 1
     silos = silos_of(document, tuple(f"any{number}" for number in range(most)))
     fixed: dict[str, Any] = {
-        "federation": "any", "lora": {"schema_sha256": _ANY_SHA256}, "base_model_sha256": _ANY_SHA256,
-        "tokenizer_sha256": _ANY_SHA256, "template_sha256": _ANY_SHA256, "public_set_sha256": _ANY_SHA256,
-        "public_set_rows": 1, "held_out_sha256": _ANY_SHA256,
-    }  # fmt: skip
+        "federation": "any",
+        "lora": {"schema_sha256": _ANY_SHA256},
+        "base_model_sha256": _ANY_SHA256,
+        "tokenizer_sha256": _ANY_SHA256,
+        "template_sha256": _ANY_SHA256,
+        "public_set_sha256": _ANY_SHA256,
+        "public_set_rows": 1,
+        "held_out_sha256": _ANY_SHA256,
+    }
     fields = fixed | dict(document.value) | {"silos": list(silos)}
     if isinstance(fields["lora"], Mapping):
         fields["lora"] = {**fixed["lora"], **fields["lora"]}

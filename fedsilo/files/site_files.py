@@ -42,9 +42,7 @@ def certificate_file(whose: str, path: Path, now_seconds: float, running: str = 
     return certificate_row(whose, pem, now_seconds, file=str(path), running=running)
 
 
-def certificate_row(
-    whose: str, pem: bytes, now_seconds: float, *, file: str = "", running: str = ""
-) -> dict[str, Any]:  # fmt: skip
+def certificate_row(whose: str, pem: bytes, now_seconds: float, *, file: str = "", running: str = "") -> dict[str, Any]:
     """The same of a certificate that somebody showed. pem: it, and never a key."""
     try:
         found = describe_certificate(pem)
@@ -69,9 +67,20 @@ def certificate_row(
 
 def _row(whose: str, file: str) -> dict[str, Any]:
     return {
-        "subject": "", "role": "", "names": [], "issuer": "", "fingerprint": "", "not_before": "", "not_after": "",
-        "days_left": 0, "pinned": False, "whose": whose, "file": file, "in_use": True, "fault": "",
-    }  # fmt: skip
+        "subject": "",
+        "role": "",
+        "names": [],
+        "issuer": "",
+        "fingerprint": "",
+        "not_before": "",
+        "not_after": "",
+        "days_left": 0,
+        "pinned": False,
+        "whose": whose,
+        "file": file,
+        "in_use": True,
+        "fault": "",
+    }
 
 
 def _role_of(names: list[str]) -> str:

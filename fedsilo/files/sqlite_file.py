@@ -87,9 +87,10 @@ class LockedFile:
 
     def _error(self) -> OperationError:
         return OperationError(
-            f"{self._path} is locked by another process", code=LOCKED,
+            f"{self._path} is locked by another process",
+            code=LOCKED,
             hint=f"`fuser {self._path}` names it: a backup tool? the file itself is whole, and there is space",
-        )  # fmt: skip
+        )
 
     def _count(self, change: int) -> None:
         with self._counting:

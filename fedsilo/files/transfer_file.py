@@ -154,9 +154,14 @@ class TransferWriter:
         """Make it durable and give it its name. Returns its SHA-256."""
         header = self._header
         manifest = {
-            "format": FORMAT, "federation": header.federation, "from": header.sender, "to": header.receiver,
-            "written_at": header.written_at, "certificate": header.certificate_pem, "messages": self._rows,
-        }  # fmt: skip
+            "format": FORMAT,
+            "federation": header.federation,
+            "from": header.sender,
+            "to": header.receiver,
+            "written_at": header.written_at,
+            "certificate": header.certificate_pem,
+            "messages": self._rows,
+        }
         text = json.dumps(manifest, indent=1).encode()
         with self._writing():
             self._archive.writestr(_entry(_MANIFEST), text)
@@ -387,10 +392,15 @@ def _row(message: Carried) -> dict[str, Any]:
     """A message as the manifest lists it."""
     envelope = message.envelope
     row: dict[str, Any] = {
-        "kind": envelope.kind, "run": envelope.run, "round": envelope.round, "step": envelope.step,
-        "attempt": envelope.attempt, "sequence": envelope.sequence, "bytes": message.payload_bytes,
+        "kind": envelope.kind,
+        "run": envelope.run,
+        "round": envelope.round,
+        "step": envelope.step,
+        "attempt": envelope.attempt,
+        "sequence": envelope.sequence,
+        "bytes": message.payload_bytes,
         "sha256": message.digest,
-    }  # fmt: skip
+    }
     if message.answers is not None:
         row["answers"] = {"run": message.answers[0], "sequence": message.answers[1]}
     return row

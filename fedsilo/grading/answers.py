@@ -77,9 +77,12 @@ class AnswerGrading:
     """
 
     def __init__(
-        self, graders: Sequence[Grader], budget_seconds: Callable[[int], float], *,
+        self,
+        graders: Sequence[Grader],
+        budget_seconds: Callable[[int], float],
+        *,
         monotonic: Callable[[], float] = time.monotonic,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._free: queue.LifoQueue[Grader] = queue.LifoQueue()  # so that one that was never needed never starts
         for grader in graders:
             self._free.put(grader)

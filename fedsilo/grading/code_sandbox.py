@@ -166,10 +166,19 @@ class CodeSandbox:
     def _begin(self, descriptors: _Descriptors, role: str, program: str, held: dict[str, int], status: int) -> _Process:
         seconds = int(self._deadline_seconds) + 1
         spec = {
-            "level": self.level, "role": role, "program": program, "source": self._roles, "descriptors": held,
-            "status": status, "seccomp": self._filter, "readable": self._readable, "landlock": self._ruleset,
-            "rules": self._rules, "parent": os.getpid(), "limits": _LIMITS | {"RLIMIT_CPU": seconds},
-        }  # fmt: skip
+            "level": self.level,
+            "role": role,
+            "program": program,
+            "source": self._roles,
+            "descriptors": held,
+            "status": status,
+            "seccomp": self._filter,
+            "readable": self._readable,
+            "landlock": self._ruleset,
+            "rules": self._rules,
+            "parent": os.getpid(),
+            "limits": _LIMITS | {"RLIMIT_CPU": seconds},
+        }
         # a file without a name: a pipe would block where the specification is larger than the pipe
         text = os.memfd_create("specification", os.MFD_CLOEXEC)
         descriptors.add(text)

@@ -82,13 +82,19 @@ def find(private: Sequence[TaskFile], public: TaskFile, held_out: TaskFile) -> l
     same. A row counts once per pair of sets: as the same, else as alike.
     """
     sets = {PRIVATE: tuple(private), PUBLIC: (public,), HELD_OUT: (held_out,)}
-    keys = {name: [(file, task, *_keys_of(task.prompt)) for file in files for task in file.rows] for name, files in
-            sets.items()}  # fmt: skip
+    keys = {
+        name: [(file, task, *_keys_of(task.prompt)) for file in files for task in file.rows]
+        for name, files in sets.items()
+    }
     found: list[Finding] = []
     for where, also in (
-        (PRIVATE, HELD_OUT), (PRIVATE, PUBLIC), (PUBLIC, HELD_OUT),
-        (PRIVATE, PRIVATE), (PUBLIC, PUBLIC), (HELD_OUT, HELD_OUT),
-    ):  # fmt: skip
+        (PRIVATE, HELD_OUT),
+        (PRIVATE, PUBLIC),
+        (PUBLIC, HELD_OUT),
+        (PRIVATE, PRIVATE),
+        (PUBLIC, PUBLIC),
+        (HELD_OUT, HELD_OUT),
+    ):
         found += _compare(where, keys[where], also, keys[also])
     return sorted(found, key=lambda each: each.alike)
 

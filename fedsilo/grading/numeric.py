@@ -27,10 +27,7 @@ from fedsilo.grading.verdict import BAD_REFERENCE, NO_ANSWER, Verdict, judged
 CHARACTERS_MAX = 64
 EXPONENT_MAX = 400
 TAIL_CHARACTERS = 2_000  # where a final number is looked for: a search over more could be quadratic
-_NUMBER = re.compile(
-    r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+)?(?:[eE][-+]?\d{1,4})?(?:\s*/\s*\d+)?%?",
-    re.ASCII,
-)
+_NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+)?(?:[eE][-+]?\d{1,4})?(?:\s*/\s*\d+)?%?", re.ASCII)
 SIGN = str.maketrans({"\u2212": "-", "\uff0d": "-", "\u2013": "-"})
 _MIXED = re.compile(r"(-?)(\d+)\s*(?:\\frac\{(\d+)\}\{(\d+)\}|\s(\d+)\s*/\s*(\d+))")
 _PLAIN_FRACTION = re.compile(r"(-?)\s*\\frac\{\s*(-?[\d.]+)\s*\}\{\s*(-?[\d.]+)\s*\}")

@@ -23,6 +23,7 @@ import fedsilo
 from fedsilo.audit.index import LogIndex
 from fedsilo.audit.log import AuditLog
 from fedsilo.control.server import ControlServer
+from fedsilo.control.socket_server import ControlSocket
 from fedsilo.files import long_lived
 from fedsilo.files.durable import lock_exclusively, make_private_directory, require_space
 from fedsilo.files.logs import JsonLines, keep_to_one_line
@@ -37,7 +38,6 @@ from silo.guard.answers.queries import QUOTED
 from silo.guard.archive import Archive
 from silo.guard.checks import look_at_coordinator
 from silo.guard.clock_watch import ClockWatch
-from silo.guard.control_socket import ControlSocket
 from silo.guard.decisions import PublicView, SiteView, token_counter
 from silo.guard.gate import Gate, open_channel
 from silo.guard.ledger_check import open_ledger
@@ -282,7 +282,9 @@ def _serve_locked(site: Site, stack: contextlib.ExitStack, ready: Callable[[dict
     Rescreening(ledger, audit, screens).register(desk, guard.on_loop)
     # before anybody can look: a trainer takes minutes to load a large model, and what is held is held meanwhile
     guard.show()
-    control = ControlSocket(desk, config.control.socket, config.control.group)
+    control = ControlSocket(
+        desk, config.control.socket, config.control.group, log=logging.getLogger("fedsilo.silo.control")
+    ).start()
     stack.callback(control.close)
     if not config.coordinator.by_files:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 from collections.abc import Iterator
@@ -21,10 +22,10 @@ from certs.roles import Roles
 from console.feed import Feed, Hand, connect_to, unlock
 from fedsilo.control.client import ControlClient
 from fedsilo.control.server import ControlServer
+from fedsilo.control.socket_server import ControlSocket
 from fedsilo.files.durable import write_private
 from fedsilo.protocol.errors import ConflictError, FedSiloError, NotAllowedError, OperationError, UnreachableError
 from fedsilo.views.state import Snapshot
-from silo.guard.control_socket import ControlSocket
 from tests.console.states import DIGEST, POLICY_DIGEST, release, silo
 
 WAIT_SECONDS = 20
@@ -65,7 +66,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
 
     desk.register_command("approvals.approve", "release.approve", approve)
     desk.set_state(silo(release()), policy_digest=POLICY_DIGEST)
-    server = ControlSocket(desk, tmp_path / "c.sock", "no-such-group")
+    server = ControlSocket(desk, tmp_path / "c.sock", "no-such-group", log=logging.getLogger()).start()
     yield Site(desk, tmp_path / "c.sock", tmp_path, approved)
     server.close()
 
@@ -136,7 +137,9 @@ def test_a_daemon_that_ends_while_it_is_asked_is_unreachable_and_no_fault_of_its
         raise OperationError("too late")
 
     monkeypatch.setattr(site.desk, "snapshot", waits)
-    server = ControlSocket(site.desk, site.socket.with_name("ending.sock"), "no-such-group")
+    server = ControlSocket(
+        site.desk, site.socket.with_name("ending.sock"), "no-such-group", log=logging.getLogger()
+    ).start()
     outcome: list[FedSiloError] = []
 
     def ask() -> None:

@@ -56,7 +56,7 @@ BREACHES: dict[str, list[tuple[str, str]]] = {
     "a report to the site itself never imports the way out": [
         ("silo.report.measure", "silo.guard.gate"),
         ("silo.report.benefit", "silo.guard.channel"),
-        ("silo.report.planted", "silo.guard.control_socket"),
+        ("silo.report.planted", "fedsilo.control.socket_server"),
         ("silo.report.alone", "grpc"),
     ],
     "every folder has a floor": [("fedsilo.protocol.planted", "fedsilo.files.durable")],

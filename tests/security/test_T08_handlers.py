@@ -9,6 +9,7 @@ either.
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -27,12 +28,12 @@ from certs.roles import ACTIONS, Roles
 from coordinator import server
 from coordinator.config import Limits
 from coordinator.control import Control
-from fedsilo.control.server import WATCHERS_MAX, ControlServer
+from fedsilo.control.server import ControlServer
+from fedsilo.control.socket_server import WATCHERS_MAX, ControlSocket
 from fedsilo.protocol import codec, services
 from fedsilo.protocol._generated import control_pb2
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.errors import ConflictError, NotAllowedError, OperationError, PeerError, WireCode
-from silo.guard.control_socket import ControlSocket
 from silo.guard.screens import Rescreening
 from tests.policies import setting
 from tests.security.people import new_keys
@@ -260,15 +261,13 @@ def socket(request: pytest.FixtureRequest, tmp_path: Path, operator: tuple[Any, 
             loop.guard._archive = loop.bench.archive
             loop.guard.register(desk)
             Rescreening(loop.bench.ledger, loop.bench.audit, loop.bench.screens).register(desk, loop.guard.on_loop)
-            stack.callback(ControlSocket(desk, path, "no-such-group").close)
         else:
             house = House(tmp_path / "house")
             stack.callback(house.close)
             config: Any = None  # it is for what the handlers show, and none of them gets that far
             Control(desk, house.driver, house.submissions, config, config, house.policy.digest)
-            listening = server.control_server(desk, path, "no-such-group")
-            listening.start()
-            stack.callback(lambda: listening.stop(None).wait())
+        listening = ControlSocket(desk, path, "no-such-group", log=logging.getLogger()).start()
+        stack.callback(listening.close)
         key, certificate = operator
 
         def sign(name: str, request_id: str) -> control_pb2.Command:

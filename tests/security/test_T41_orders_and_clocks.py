@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import grp
+import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,10 +19,10 @@ from certs.enrolment import EnrolmentKeys
 from certs.roles import Roles
 from fedsilo.control.client import COMMAND_VALID_SECONDS, ControlClient
 from fedsilo.control.server import ControlServer
+from fedsilo.control.socket_server import ControlSocket
 from fedsilo.protocol._generated import control_pb2
 from fedsilo.protocol.clocks import COMMAND_TIME
 from fedsilo.protocol.errors import NotAllowedError
-from silo.guard.control_socket import ControlSocket
 
 HOUR = timedelta(hours=1)
 REAL = datetime.now(UTC)  # the person's clock, which is this machine's
@@ -44,7 +45,9 @@ def daemon(folder: Path, ahead: timedelta) -> Iterator[ControlClient]:
     roles = Roles("hospital_a", {"alice": frozenset({"operator"})})
     desk = ControlServer("hospital_a", CA.certificate_pem, roles, lambda: datetime.now(UTC) + ahead)
     desk.register_command("pause", "silo.pause", lambda command: {"paused": True})
-    server = ControlSocket(desk, folder / "control.sock", grp.getgrgid(os.getgid()).gr_name)
+    server = ControlSocket(
+        desk, folder / "control.sock", grp.getgrgid(os.getgid()).gr_name, log=logging.getLogger()
+    ).start()
     try:
         with ControlClient(folder / "control.sock") as client:
             yield client

@@ -116,7 +116,7 @@ def test_T24_the_same_cause_from_one_host_is_counted_and_the_count_is_told_when_
         "refused a connection in the TLS handshake: it does not speak TLS; is that a silo? there is no plaintext mode"
     )
     count = "refused connections in the TLS handshake: it does not speak TLS: {} more"
-    assert said == [line, count.format(2), line, count.format(1)]  # the last one by finish()
+    assert said == [line, count.format(2), line, count.format(1)]  # the last one at the end
 
 
 def traced(host: str, thread: int = 8839, cause: str = "CERTIFICATE_VERIFY_FAILED: certificate has expired") -> str:
@@ -131,7 +131,7 @@ def lines_of(text: str) -> list[str]:
 
 def test_T24_peers_of_several_hosts_are_told_apart() -> None:
     """Five certificates that expired in one night are five lines, however close together."""
-    said = logged_of([line for host in range(5) for line in lines_of(traced(f"192.0.2.{host}") * 2)], moments=[0.0])
+    said = logged_of([traced(f"192.0.2.{host}") * 2 for host in range(5)], moments=[0.0])
     assert [line.partition(" in the")[0] for line in said] == [
         *(f"refused a connection from 192.0.2.{host}:37602" for host in range(5)),
         *(f"refused connections from 192.0.2.{host}" for host in range(5)),
@@ -140,84 +140,20 @@ def test_T24_peers_of_several_hosts_are_told_apart() -> None:
 
 
 def test_T24_however_many_hosts_there_are_the_lines_stay_few() -> None:
-    said = logged_of([line for host in range(200) for line in lines_of(traced(f"192.0.2.{host}"))], moments=[0.0])
+    said = logged_of([traced(f"192.0.2.{host}") for host in range(200)], moments=[0.0])
     assert len(said) == KINDS_MAX + 2  # one each, one for all others, and the count of those
     assert said[-1].endswith(f"and lines of other kinds or from elsewhere: {200 - KINDS_MAX - 1} more")
 
 
-def test_a_failure_whose_message_another_thread_interrupts_keeps_its_address(
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    other = "I1120 14:20:54.1    7777 handshaker.cc:80] handshake_manager 0x9: adding handshaker security [0x2]\n"
-    foreign = "I1120 14:20:54.1    7777 server.cc:1] a line of the library\n"
-    for between in (other, foreign):
-        lines = lines_of(traced("192.0.2.1"))
-        end = next(number for number, line in enumerate(lines) if line.startswith(" shutdown="))
-        with NativeLog() as log:
-            said = logged_of([*lines[:end], between, *lines[end:]], log=log)
-        assert [line.partition(" in the")[0] for line in said] == ["refused a connection from 192.0.2.1:37602"]
-    assert capfd.readouterr().err == foreign  # and no line of the trace
-
-
-def test_a_failure_of_which_two_threads_speak_is_told_once() -> None:
-    """Seen with grpcio: one thread logs what the TLS library says, and another one the handshake's end."""
-    text = traced("192.0.2.1")
-    number = next(number for number, line in enumerate(lines_of(text)) if line.startswith(LIBRARY))
-    hopping = [line.replace(" 8839 ", " 7777 ") if at == number else line for at, line in enumerate(lines_of(text))]
-    assert hopping != lines_of(text)
-    assert [line.partition(" in the")[0] for line in logged_of(hopping)] == [
-        "refused a connection from 192.0.2.1:37602"
-    ]
-
-
 @pytest.mark.parametrize("alike", [True, False])
 def test_T24_failures_at_once_are_told_once_each(alike: bool, capfd: pytest.CaptureFixture[str]) -> None:
-    """All library lines before the traces; and one that falls inside another's trace."""
+    """What the TLS library says of all of them comes before the trace, which may be another thread's."""
     both = [lines_of(traced(f"192.0.2.{n}", n, "HTTP_REQUEST: x" if alike or n % 2 else "NEW: x")) for n in range(8)]
-    before, traces = [line for lines in both for line in lines[:4]], [line for lines in both for line in lines[4:]]
-    inside = [*both[0][:5], both[1][3], *both[0][5:9], both[2][3], *both[0][9:], *both[1][4:], *both[2][4:]]
-    for lines, told in (before + traces, 8), (inside, 3):
-        reported: list[str] = []
-        log = NativeLog(lambda cause, peer, reported=reported: reported.append(peer))  # type: ignore[misc]
-        assert len(logged_of(lines, log=log)) == told
-        assert reported == [f"192.0.2.{n}:37602" for n in range(told)]
+    reported: list[str] = []
+    texts = ["".join(line for lines in both for line in lines[:4]), *("".join(lines[4:]) for lines in both)]
+    assert len(logged_of(texts, lambda cause, peer: reported.append(peer))) == 8
+    assert reported == [f"192.0.2.{n}:37602" for n in range(8)]
     assert capfd.readouterr().err == ""
-
-
-def test_a_failure_whose_address_never_comes_or_may_be_another_s_is_told_without_it() -> None:
-    def opening(text: str) -> list[str]:
-        return [line for line in lines_of(text) if not line.startswith((" shutdown", "=== ", "src/", "\n"))][:-1]
-
-    bare = "refused a connection in the TLS handshake: "
-    first, second = traced("192.0.2.1"), traced("192.0.2.2", 7777, "HTTP_REQUEST: x")
-    ends = [next(line for line in lines_of(text) if line.startswith(" shutdown=")) for text in (first, second)]
-    alone = logged_of(opening(first))
-    mixed = logged_of([*opening(first), *opening(second), *ends])
-    assert [line.startswith(bare) for line in (*alone, *mixed)] == [True] * 3
-    assert ["expired" in alone[0], "expired" in mixed[0], "speak TLS" in mixed[1]] == [True] * 3
-
-
-@pytest.mark.parametrize(
-    "form",
-    [
-        lambda text: text.replace("CallNextHandshakerLocked", "CallNext"),  # other words
-        lambda text: text.replace("handshaker.cc", "handshake_manager.cc").replace("NextHandshakerL", "NextL"),
-        lambda text: "".join(line for line in lines_of(text) if "Locked: error=UNK" not in line),  # no such line
-    ],
-)
-def test_a_failure_that_the_trace_tells_otherwise_is_logged_once_and_without_address(
-    form: Callable[[str], str],
-) -> None:
-    said = logged_of(lines_of(TRACED) + lines_of(form(traced("192.0.2.1", 7777, "HTTP_REQUEST: x"))))
-    assert len(said) == 2 and "[::1]:37602" in said[0]
-    assert said[1].startswith("refused a connection in the TLS handshake: it does not speak TLS")
-
-
-def test_what_is_left_open_is_told_by_the_second_pause_and_not_by_the_first() -> None:
-    """The next line may be on its way when the first comes."""
-    log = NativeLog()
-    told = [logged_of(lines, log=log, end=log.pause) for lines in (lines_of(TRACED)[:4], [], [])]
-    assert [len(said) for said in told] == [0, 1, 0]
 
 
 def test_a_stderr_that_takes_nothing_costs_the_lines_and_not_the_reader() -> None:
@@ -241,22 +177,6 @@ def test_a_stderr_that_takes_nothing_costs_the_lines_and_not_the_reader() -> Non
     assert reported == ["192.0.2.1:37602"] * 2
 
 
-def test_a_stderr_that_takes_a_few_bytes_at_a_time_gets_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    written = bytearray()
-    log = NativeLog()
-    log._real = -7
-
-    def three(descriptor: int, data: bytes) -> int:
-        assert descriptor == -7
-        written.extend(bytes(data[:3]))
-        return min(3, len(data))
-
-    with monkeypatch.context() as patched:
-        patched.setattr("fedsilo.files.durable.os.write", three)
-        log.take(b"a line of the library\n")
-    assert bytes(written) == b"a line of the library\n"
-
-
 def test_a_report_that_fails_costs_nothing_but_the_report(caplog: pytest.LogCaptureFixture) -> None:
     told: list[str] = []
 
@@ -278,26 +198,24 @@ def test_lines_without_an_end_are_not_kept_for_ever(capfd: pytest.CaptureFixture
 
 
 def logged_of(
-    lines: Sequence[str],
+    texts: Sequence[str],
+    report: Callable[[str, str], None] = lambda cause, peer: None,
     *,
     presented: str = "",
     moments: Sequence[float] = (),
-    log: NativeLog | None = None,
-    end: Callable[[], None] | None = None,
 ) -> list[str]:
-    """The log's lines for some lines of the library, taken at these seconds; the last of them stays."""
+    """The log's lines for what the library writes, taken at these seconds; the last of them stays."""
     times = iter(moments or itertools.count(0.0, 60.0))
     last = moments[-1] if moments else 0.0
-    log = log or NativeLog(presented=presented, monotonic=lambda: next(times, last))
     records: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: records.append(record.getMessage())  # type: ignore[method-assign]
     logger = logging.getLogger("fedsilo.coordinator")
     logger.addHandler(handler)
     try:
-        for line in lines:
-            log.take(line.encode())
-        (end or log.finish)()
+        with NativeLog(report, presented=presented, monotonic=lambda: next(times, last)):
+            for text in texts:
+                os.write(2, text.encode())
     finally:
         logger.removeHandler(handler)
     return records

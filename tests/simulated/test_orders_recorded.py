@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
@@ -22,10 +23,10 @@ from coordinator.control import Control
 from fedsilo.audit.segments import LogFullError
 from fedsilo.cli import run as cli_run
 from fedsilo.control.server import ControlServer, raise_for_reply
+from fedsilo.control.socket_server import ControlSocket
 from fedsilo.files.durable import write_private
 from fedsilo.protocol.errors import ConflictError, FedSiloError, NotAllowedError, NotFoundError, OperationError
 from silo.guard.commands import HeldPayloads
-from silo.guard.control_socket import ControlSocket
 from tests.security.people import new_keys
 from tests.simulated.coordinator_parts import RUN_YAML, House, federation, house_in_round
 from tests.simulated.test_policy_reload import TIGHTER, Running, holding, wording
@@ -165,7 +166,7 @@ def test_the_command_line_repeats_an_order_without_doing_it_twice_and_aborts_wha
         done = CliRunner().invoke(cli_run.app, [*words, *proof])
         return done.exit_code, json.loads(done.stdout)
 
-    with closing(ControlSocket(give.desk, tmp_path / "c.sock", "no-such-group")):
+    with closing(ControlSocket(give.desk, tmp_path / "c.sock", "no-such-group", log=logging.getLogger()).start()):
         paused = ask("pause", "run-1", "--request-id", "pause-00001")
         assert paused[0] == 0 and ask("resume", "run-1", "--request-id", "resume-00001")[0] == 0
         assert ask("pause", "run-1", "--request-id", "pause-00001") == paused and house.run().state == "running"
