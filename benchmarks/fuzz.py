@@ -124,9 +124,8 @@ def policy() -> tuple[Parse, list[bytes]]:
 def cases() -> tuple[Parse, list[bytes]]:
     """Case files of `fedsilo policy test`, and the messages that are made of them."""
     from fedsilo.protocol.errors import UsageError
-    from policies.cases.format import load_cases
-    from policies.cases.judge import judge
-    from policies.cases.site import Site
+    from policies.cases import judge, load_cases
+    from policies.examples import Site
     from tests.policies.setting import SCHEMA, policy_of, policy_text
 
     site = Site(policy_of(policy_text()), SCHEMA)

@@ -65,10 +65,14 @@ def _spiffe(value: str) -> str:
 
 
 def _utc(value: str) -> str:
-    if not _UTC.fullmatch(value):
+    if not is_utc(value):
         raise ValueError('must look like "2027-06-01T00:00:00Z"')
     time.strptime(value, "%Y-%m-%dT%H:%M:%SZ")
     return value
+
+
+def is_utc(value: str) -> bool:
+    return bool(_UTC.fullmatch(value))
 
 
 def epoch_seconds(utc: str) -> int:

@@ -122,6 +122,12 @@ def points_of(grid: MetricField) -> int:
     return multiples(grid.min, grid.max, grid.quantum)
 
 
+def lowest(grid: MetricField) -> float:
+    """Return the smallest multiple of the quantum that is in range; never -0.0."""
+    step = Decimal(repr(float(grid.quantum)))
+    return float(math.ceil(Decimal(repr(float(grid.min))) / step) * step) + 0.0
+
+
 def multiples(low: float, high: float, quantum: float) -> int:
     """As decimals, the way a policy spells them; never less than 0."""
     step = Fraction(repr(float(quantum)))

@@ -13,15 +13,16 @@ import itertools
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal
 
 from google.protobuf.message import Message as ProtobufMessage
 
 from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.codec import Array, sha256_hex
 from fedsilo.protocol.errors import PeerError
-from fedsilo.protocol.plan import PLAN_CHARACTERS_MAX
+from fedsilo.protocol.plan import PLAN_CHARACTERS_MAX, Plan
 from fedsilo.protocol.services import NOTE_SIGNATURES_MAX
 from fedsilo.protocol.strict_yaml import Path
 from fedsilo.protocol.transcript import SIGNATURE_BYTES, transcript_from_canonical
@@ -135,14 +136,14 @@ def faults(message: ProtobufMessage, classes: FieldTable) -> dict[str, int]:
 
 def _walk(message: ProtobufMessage, classes: FieldTable, found: dict[str, int]) -> None:
     name = message.DESCRIPTOR.name
-    for field, value in message.ListFields():
-        values = value if field.is_repeated else (value,)
-        if field.message_type is not None:
+    for of, value in message.ListFields():
+        values = value if of.is_repeated else (value,)
+        if of.message_type is not None:
             for child in values:
                 _walk(child, classes, found)
             continue
-        place = f"{name}.{field.name}"
-        kind = classes.get(name, {}).get(field.name)
+        place = f"{name}.{of.name}"
+        kind = classes.get(name, {}).get(of.name)
         bad = len(values) if kind is None else sum(not fits(kind, item) for item in values)
         if bad:
             found[place] = found.get(place, 0) + bad
@@ -339,6 +340,55 @@ class Figures:
     steps: int
 
 
+ANOTHER = "another"  # wherever a name is asked for: one that no policy lists
+BASE_DIGEST = sha256_hex(b"base adapter of the round")  # of the adapter that an example's round starts from
+EXAMPLE_TEXT = "the answer is 12"
+
+
+@dataclass(frozen=True)
+class Around:
+    """What an example is made for.
+
+    Attributes:
+        kind: of the message.
+        policy: the one that is to let it through.
+        block: the kind's, on the side that it goes.
+        schema: the policy's LoRA schema; None where it is not at hand.
+        plan: of the run that is open.
+        sent: whether a silo sends it, so that it comes in otherwise.
+    """
+
+    kind: str
+    policy: Policy
+    block: Any
+    schema: LoraSchema | None
+    plan: Plan
+    sent: bool
+
+    @property
+    def set_sha256(self) -> str:
+        """Digest of the set that the block names."""
+        return self.policy.file.public_sets[self.block.set].sha256
+
+    @property
+    def rows(self) -> range:
+        """Rows that the open public step asks for."""
+        return range(self.plan.prompts_per_step)
+
+    def answer(self, limit: int) -> pb.Response:
+        """Return an answer of so many bytes at most."""
+        return pb.Response(text=EXAMPLE_TEXT[:limit], finish=pb.FINISH_STOP)
+
+
+@dataclass(frozen=True)
+class Example:
+    """A good message: its payload, and fields of the context that the judging party knows because of it."""
+
+    body: ProtobufMessage
+    known: Mapping[str, Any] = field(default_factory=dict)
+    tensors: Mapping[str, Array] | None = None
+
+
 def no_facts(body: Any, message: Message, context: Context) -> Facts:
     return {}
 
@@ -349,6 +399,7 @@ class PolicyKind:
 
     Attributes:
         name: of the row.
+        example: a good message of it, under a policy that names it.
         sent, taken: its block under egress and under ingress; None where it does not go that way.
         measure: (body, message, context) -> what its rules judge, beside the facts that every message has.
         rules: those that judge it beside the ones on every message, in the order in which they speak.
@@ -358,6 +409,7 @@ class PolicyKind:
     """
 
     name: str
+    example: Callable[[Around], Example]
     sent: type[Closed] | None = None
     taken: type[Closed] | None = None
     measure: Callable[[Any, Message, Context], Facts] = no_facts

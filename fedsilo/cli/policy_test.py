@@ -11,10 +11,8 @@ from fedsilo.cli.output import JsonOption, emit, existing, existing_policy, guar
 
 if TYPE_CHECKING:
     from fedsilo.cli.check_reports import Check
-    from policies.cases.format import Case
-    from policies.cases.judge import Coverage, Outcome, Tried
-    from policies.cases.needs import NotFor
-    from policies.cases.site import Site
+    from policies.cases import Case, Coverage, NotFor, Outcome, Tried
+    from policies.examples import Site
     from policies.model import Policy
 
 COMMAND = "policy test"
@@ -50,16 +48,15 @@ def test(
     from fedsilo.cli.check_reports import output_format, written
     from fedsilo.files.site_policy import read_policy
     from fedsilo.protocol.errors import OperationError
-    from policies.cases import judge
-    from policies.cases.needs import not_for
+    from policies import cases as engine
 
     form = output_format(output, json_output)
     tested = read_policy(existing_policy(policy))
     site = _site(tested, policy.parent)
     cases = [case for folder in folders for case in read_cases(folder)]
-    outcomes, left_out = list(judge.judge(cases, site)), list(not_for(cases, site))
-    covered = judge.coverage(outcomes, site) if show_coverage else None
-    tried = list(judge.mutate(outcomes, site)) if mutate else None
+    outcomes, left_out = list(engine.judge(cases, site)), list(engine.not_for(cases, site))
+    covered = engine.coverage(outcomes, site) if show_coverage else None
+    tried = list(engine.mutate(outcomes, site)) if mutate else None
     wrong = _wrong(outcomes, covered, fail_under, tried)
     data = {
         "policy_sha256": tested.digest,
@@ -87,7 +84,7 @@ def read_cases(folder: Path) -> list[Case]:
         UsageError: no case at all, or a mistake in a file, with its line.
     """
     from fedsilo.protocol.errors import UsageError
-    from policies.cases.format import load_cases
+    from policies.cases import load_cases
 
     files = [existing(folder)]
     if folder.is_dir():
@@ -107,7 +104,7 @@ def _plain(file: Path) -> bytes:
 def _site(policy: Policy, folder: Path) -> Site:
     """The policy with its LoRA schema. A schema that is not there matters only to a case with tensors."""
     from fedsilo.files.site_policy import read_pinned_schema
-    from policies.cases.site import Site
+    from policies.examples import Site
 
     pins = policy.file.lora_schemas
     present = any((folder / pin.file).is_file() for pin in pins.values())

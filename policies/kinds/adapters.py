@@ -10,14 +10,16 @@ do not stop: information in the low bits of allowed values (N1), and a trainer t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import Field, model_validator
 
 from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.averaging import initial_factors
 from fedsilo.protocol.codec import DTYPE_ITEM_BYTES, Array, from_bfloat16_bits, to_bfloat16_bits
+from fedsilo.protocol.errors import UsageError
 from fedsilo.protocol.freezing import FREEZE_OF_KIND, FrozenDigest, is_frozen
 from fedsilo.protocol.kinds import UPDATE_KINDS
 from fedsilo.protocol.strict_yaml import Path
@@ -26,6 +28,9 @@ from policies.fields import Approvals, Closed, Integer, Least, Limit, NormLimit,
 from policies.grids import MANTISSA_BITS, BitPatterns, Bits, grid_points
 from policies.history import History
 from policies.kind import (
+    BASE_DIGEST,
+    Around,
+    Example,
     FieldClass,
     FieldTable,
     Figures,
@@ -628,10 +633,63 @@ _RULES = (
     local_epochs,
     steps,
 )
+
+
+class _OneValue(Mapping[str, Array]):
+    """Tensors full of one value, and the frozen ones as the seed draws them; made when they are looked at, so that a
+    model's whole adapter is never in memory."""
+
+    def __init__(self, shapes: Mapping[str, tuple[int, ...]], value: float, freeze: str, seed: int) -> None:
+        self._shapes, self._value, self._freeze, self._seed = shapes, value, freeze, seed
+
+    def __getitem__(self, name: str) -> Array:
+        if is_frozen(name, self._freeze):
+            return initial_factors([(name, self._shapes[name])], self._seed)[name]
+        return np.full(self._shapes[name], self._value, np.float32)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted(self._shapes))
+
+    def __len__(self) -> int:
+        return len(self._shapes)
+
+
+def example(at: Around) -> Example:
+    """Return an update, or a whole adapter, of half the length that it may have or less.
+
+    Raises:
+        UsageError: the schema is not at hand.
+    """
+    schema, block = at.schema, at.block
+    if schema is None:
+        raise UsageError(
+            f"{at.kind} needs the policy's LoRA schema, which is not there",
+            hint="put the schema file where the policy names it, or write it with `fedsilo policy schema make`",
+        )
+    shapes = schema.shapes_of(at.kind)
+    longest = min(getattr(block, key) for key in ("max_l2", "max_tensor_l2", "max_total_l2") if hasattr(block, key))
+    value = longest / 2 / math.sqrt(max(1, sum(math.prod(shape) for shape in shapes.values())))
+    value = 2.0 ** math.floor(math.log2(value)) if value > 0 else 0.0  # which every grid has
+    # a whole adapter travels as the coordinator's float32 master, whatever the deltas travel in
+    header = pb.Factors(
+        base_digest=BASE_DIGEST if at.sent else "",
+        schema_sha256=schema.digest,
+        rank=schema.rank,
+        scale=schema.scale,
+        dtype=schema.dtype if at.sent else "float32",
+        tensors=[pb.TensorEntry(name=name, shape=shapes[name]) for name in sorted(shapes)],
+    )
+    known: Facts = {"last_adapter_first": True}
+    if at.sent:
+        trained = (("records", "min_records"), ("epochs", "max_local_epochs"), ("steps", "max_steps"))
+        known = {"base_l2": 0.0, **{name: getattr(block, key) for name, key in trained}}
+    return Example(header, known, _OneValue(shapes, value, "" if at.sent else schema.freeze, at.plan.seed))
+
+
 KINDS = (
     *(
-        PolicyKind(kind, sent=LoraFactors, measure=measure, rules=_RULES, largest=largest, bits=bits)
+        PolicyKind(kind, example, sent=LoraFactors, measure=measure, rules=_RULES, largest=largest, bits=bits)
         for kind in _UPDATES
     ),
-    PolicyKind("global.adapter", taken=GlobalAdapter, measure=measure, rules=_RULES),
+    PolicyKind("global.adapter", example, taken=GlobalAdapter, measure=measure, rules=_RULES),
 )

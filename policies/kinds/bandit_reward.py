@@ -10,6 +10,8 @@ from policies.fields import Closed, Limit, NormLimit, Quantum
 from policies.grids import Bits, multiples, on_grid
 from policies.history import History
 from policies.kind import (
+    Around,
+    Example,
     FieldClass,
     FieldTable,
     Figures,
@@ -23,7 +25,7 @@ from policies.kind import (
     rule,
     value_facts,
 )
-from policies.message import Context, Facts, Message
+from policies.message import Asked, Context, Facts, Message
 from policies.model import Policy
 
 _F = FieldClass
@@ -85,9 +87,15 @@ def bits(block: BanditReward, at: Figures) -> Bits:
     return Bits(block.per_match * math.log2(points + 1), f"for each match {block.per_match} x one of {points} values")
 
 
+def example(at: Around) -> Example:
+    taken = Asked(match=1, peer=at.plan.silos[-1], part="take")
+    return Example(pb.BanditReward(match=1, value=0.0), {"asked": taken})
+
+
 KINDS = (
     PolicyKind(
         "bandit.reward",
+        example,
         sent=BanditReward,
         measure=measure,
         rules=(reward_match, reward_bound, reward_on_grid, PER_MATCH),

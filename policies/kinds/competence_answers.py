@@ -9,6 +9,8 @@ from policies.kind import (
     PER_DAY,
     TEXT_BYTES,
     UNITS_PER_STEP,
+    Around,
+    Example,
     FieldClass,
     FieldTable,
     Figures,
@@ -25,7 +27,7 @@ from policies.kind import (
     some_per_round,
     text_facts,
 )
-from policies.message import Context, Facts, Message
+from policies.message import Asked, Context, Facts, Message
 from policies.model import HitsPerDay, ScreenNames
 
 _F = FieldClass
@@ -78,9 +80,18 @@ def bits(block: CompetenceAnswers, at: Figures) -> Bits:
     return Bits(block.per_round * answer_bits(*sizes), f"{block.per_round} x {text_in_words(*sizes)}")
 
 
+def example(at: Around) -> Example:
+    answers = [pb.ExemplarAnswer(exemplar=0, answer=at.answer(at.block.max_bytes_per_answer))]
+    return Example(
+        pb.CompetenceAnswers(exemplar_set_sha256=at.set_sha256, answers=answers),
+        {"asked": Asked(step=1, exemplars={0: (0,)})},
+    )
+
+
 KINDS = (
     PolicyKind(
         "competence.answers",
+        example,
         sent=CompetenceAnswers,
         measure=measure,
         rules=(

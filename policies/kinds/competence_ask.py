@@ -6,6 +6,8 @@ from fedsilo.protocol._generated import federation_pb2 as pb
 from policies.fields import Closed, Limit, PinnedText, Range
 from policies.kind import (
     QUESTIONS_ASKED,
+    Around,
+    Example,
     FieldClass,
     FieldTable,
     PolicyKind,
@@ -47,9 +49,15 @@ def measure(body: pb.CompetenceAsk, message: Message, context: Context) -> Facts
     }
 
 
+def example(at: Around) -> Example:
+    question = pb.QuestionExemplars(question=0, exemplars=range(at.block.exemplars[0]))
+    return Example(pb.CompetenceAsk(exemplar_set_sha256=at.set_sha256, questions=[question]))
+
+
 KINDS = (
     PolicyKind(
         "competence.ask",
+        example,
         taken=CompetenceAsk,
         measure=measure,
         rules=(pinned_set, exemplars_of_score, questions_in_set, QUESTIONS_ASKED),

@@ -13,6 +13,8 @@ from policies.history import History
 from policies.kind import (
     PER_DAY,
     UNITS_PER_STEP,
+    Around,
+    Example,
     FieldClass,
     FieldTable,
     Figures,
@@ -31,7 +33,7 @@ from policies.kind import (
     set_facts,
     some_per_round,
 )
-from policies.message import Context, Facts, Message
+from policies.message import Asked, Context, Facts, Message
 from policies.model import Policy
 
 _F = FieldClass
@@ -86,9 +88,19 @@ def bits(block: CompetenceScore, at: Figures) -> Bits:
     return of_steps(one, block.per_round, at.steps, because)
 
 
+def example(at: Around) -> Example:
+    exemplars = at.block.exemplars[0]
+    scores = [pb.QuestionScore(question=0, matched=exemplars)]
+    return Example(
+        pb.CompetenceScore(exemplar_set_sha256=at.set_sha256, scores=scores),
+        {"asked": Asked(step=1, exemplars={0: tuple(range(exemplars))})},
+    )
+
+
 KINDS = (
     PolicyKind(
         "competence.score",
+        example,
         sent=CompetenceScore,
         measure=measure,
         rules=(

@@ -12,10 +12,10 @@ from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.errors import WireCode
 from fedsilo.protocol.isolation import ISOLATION_LEVELS
 from fedsilo.protocol.kinds import KINDS as ROWS
-from fedsilo.protocol.kinds import OUTBOUND_KINDS
+from fedsilo.protocol.kinds import MESSAGES, OUTBOUND_KINDS
 from policies import lattice
 from policies.fields import Closed
-from policies.kind import FieldClass, FieldTable, PolicyKind
+from policies.kind import Around, Example, FieldClass, FieldTable, PolicyKind
 from policies.message import Context, Facts, Message
 
 _F = FieldClass
@@ -106,9 +106,23 @@ def measure(body: Any, message: Message, context: Context) -> Facts:
     }
 
 
+def example(at: Around) -> Example:
+    """Return the plainest message: what must be said of a closed list, and the round that is open."""
+    body = MESSAGES[at.kind]()
+    fields = body.DESCRIPTOR.fields_by_name
+    for name, value in (("round", 1), ("kind", "metrics.eval"), ("code", WireCode.INTERNAL.value)):
+        if name in fields:
+            setattr(body, name, value)
+    return Example(body)
+
+
 KINDS = tuple(
     PolicyKind(
-        name, sent=OutboundControl if row.sent else None, taken=InboundControl if row.taken else None, measure=measure
+        name,
+        example,
+        sent=OutboundControl if row.sent else None,
+        taken=InboundControl if row.taken else None,
+        measure=measure,
     )
     for name, row in ROWS.items()
     if row.is_control

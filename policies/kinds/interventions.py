@@ -23,6 +23,8 @@ from policies.fields import Approvals, Closed, Integer, Limit, NormLimit, Pinned
 from policies.grids import BitPatterns, Bits, grid_points
 from policies.history import History
 from policies.kind import (
+    Around,
+    Example,
     FieldClass,
     FieldTable,
     Figures,
@@ -228,14 +230,28 @@ def bits(block: ReftIntervention, at: Figures) -> Bits:
     return Bits(block.per_round * (free * free_bits + rotations * row_bits), f"{block.per_round} x {because}")
 
 
+def example(at: Around) -> Example:
+    """Return interventions that change nothing: R is a part of the identity, W and b are 0."""
+    block, tensors = at.block, {}
+    for layer, group in itertools.product(block.layers, block.groups):
+        place = f"layers.{layer}.{group}"
+        tensors[f"{place}.R"] = np.eye(block.rank, block.width, dtype=np.float32)
+        tensors[f"{place}.W"] = np.zeros((block.rank, block.width), np.float32)
+        tensors[f"{place}.b"] = np.zeros(block.rank, np.float32)
+    entries = [pb.TensorEntry(name=name, shape=tensors[name].shape) for name in sorted(tensors)]
+    header = pb.Factors(rank=block.rank, scale=1.0, dtype=block.dtype, tensors=entries)
+    return Example(header, tensors=tensors)
+
+
 KINDS = (
     PolicyKind(
         "reft.intervention",
+        example,
         sent=ReftIntervention,
         measure=measure,
         rules=(some_per_round, *_RULES, ORTHONORMAL),
         largest=largest,
         bits=bits,
     ),
-    PolicyKind("reft.aggregate", taken=ReftAggregate, measure=measure, rules=_RULES),
+    PolicyKind("reft.aggregate", example, taken=ReftAggregate, measure=measure, rules=_RULES),
 )

@@ -13,10 +13,12 @@ from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.strict_yaml import Path
 from policies import lattice
 from policies.fields import Approvals, Closed, Grid, Limit, PinnedText
-from policies.grids import Bits, answer_bits, points_of, text_in_words
+from policies.grids import Bits, answer_bits, lowest, points_of, text_in_words
 from policies.history import History
 from policies.kind import (
     TEXT_BYTES,
+    Around,
+    Example,
     FieldClass,
     FieldTable,
     Figures,
@@ -42,7 +44,7 @@ from policies.kind import (
     text_facts,
     value_facts,
 )
-from policies.message import Context, Facts, Message
+from policies.message import Asked, Context, Facts, Message
 from policies.model import HitsPerDay, Policy, ScreenNames, TextOnlyNames
 
 _F = FieldClass
@@ -179,9 +181,20 @@ def bits(block: KnowledgePackage, at: Figures) -> Bits:
     return Bits(block.per_round * one, f"{block.per_round} x {text_in_words(*sizes)}")
 
 
+def example(at: Around) -> Example:
+    block = at.block
+    matched, _, part = _with_a_peer(block)
+    peer = at.plan.silos[-1] if matched else ""
+    confidence = lowest(block.confidence) if at.sent and block.confidence is not None else None
+    entry = pb.PackageEntry(prompt_index=0, answer=at.answer(block.max_bytes_per_answer), confidence=confidence)
+    body = pb.KnowledgePackage(transfer_set_sha256=at.set_sha256, match=int(matched), peer=peer, entries=[entry])
+    return Example(body, {"asked": Asked(match=1, peer=peer, part=part)} if matched else {})
+
+
 KINDS = (
     PolicyKind(
         "knowledge.package",
+        example,
         sent=KnowledgePackage,
         taken=PackageIn,
         measure=measure,

@@ -5,7 +5,19 @@ from __future__ import annotations
 from fedsilo.protocol._generated import federation_pb2 as pb
 from policies.fields import Closed
 from policies.history import History
-from policies.kind import FieldClass, FieldTable, Judgement, PolicyKind, block_of, holds, names_of, none_of, rule
+from policies.kind import (
+    Around,
+    Example,
+    FieldClass,
+    FieldTable,
+    Judgement,
+    PolicyKind,
+    block_of,
+    holds,
+    names_of,
+    none_of,
+    rule,
+)
 from policies.message import Context, Facts, Message
 from policies.model import Policy
 
@@ -52,4 +64,10 @@ def match_peer(facts: Facts, policy: Policy, history: History) -> Judgement:
     return none_of(sum(prefix + name not in policy.peers for name in facts["names"]), path)
 
 
-KINDS = (PolicyKind("match.directive", taken=MatchDirective, measure=measure, rules=(match_forward, match_peer)),)
+def example(at: Around) -> Example:
+    return Example(pb.MatchDirective(match=1, peer=at.plan.silos[-1], part="take"))
+
+
+KINDS = (
+    PolicyKind("match.directive", example, taken=MatchDirective, measure=measure, rules=(match_forward, match_peer)),
+)

@@ -13,9 +13,12 @@ from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.strict_yaml import Path
 from policies import lattice
 from policies.fields import Closed, Limit, MetricField, Text
-from policies.grids import Bits, on_grid, points_of
+from policies.grids import Bits, lowest, on_grid, points_of
 from policies.history import History
 from policies.kind import (
+    BASE_DIGEST,
+    Around,
+    Example,
     FieldClass,
     FieldTable,
     Figures,
@@ -163,9 +166,15 @@ def figures(block: MetricsEval) -> tuple[float, str]:
     return block.per_round * carried, told
 
 
+def example(at: Around) -> Example:
+    metrics = [pb.Metric(name=name, value=lowest(grid)) for name, grid in sorted(at.block.fields.items())]
+    return Example(pb.MetricsEval(split=at.block.splits[0], adapter_digest=BASE_DIGEST, metrics=metrics))
+
+
 KINDS = (
     PolicyKind(
         "metrics.eval",
+        example,
         sent=MetricsEval,
         measure=measure,
         rules=(split, adapter, names, order, ranges, grid, per_round),

@@ -9,9 +9,11 @@ from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.strict_yaml import Path
 from policies import lattice
 from policies.fields import Approvals, Closed, Grid, Integer, Least, Limit, Positive, PositiveLimit
-from policies.grids import EXACT_BITS, Bits, log2_choices, points_of
+from policies.grids import EXACT_BITS, Bits, log2_choices, lowest, points_of
 from policies.history import History
 from policies.kind import (
+    Around,
+    Example,
     FieldClass,
     FieldTable,
     Figures,
@@ -119,9 +121,17 @@ def bits(block: ProfileVector, at: Figures) -> Bits:
     return Bits(block.per_round * one, f"{block.per_round} x {because}")
 
 
+def example(at: Around) -> Example:
+    block = at.block
+    histogram = [block.parts, *(0,) * (block.bins - 1)] if block.bins else []
+    body = pb.ProfileVector(family=0, dynamic=[lowest(block.values)] * block.dynamic, histogram=histogram)
+    return Example(body, {"usable_records": block.min_records})
+
+
 KINDS = (
     PolicyKind(
         "profile.vector",
+        example,
         sent=ProfileVector,
         measure=measure,
         rules=(some_per_round, profile_shape, profile_range, profile_grid, histogram, profile_records),

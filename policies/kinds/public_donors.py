@@ -12,6 +12,8 @@ from fedsilo.protocol.strict_yaml import Path
 from policies.fields import Closed, Demand, Limit, PinnedText, ShareLimit
 from policies.history import History
 from policies.kind import (
+    Around,
+    Example,
     FieldClass,
     FieldTable,
     Judgement,
@@ -168,9 +170,16 @@ def within_share(body: pb.PublicDonors, keep: Sequence[bool], most: int) -> list
     return within
 
 
+def example(at: Around) -> Example:
+    donor = pb.Donor(origin=at.plan.silos[-1], response=at.answer(at.block.max_bytes_per_response))
+    body = pb.PublicDonors(prompts=[pb.PromptDonors(prompt_index=row, donors=[donor]) for row in at.rows])
+    return Example(body, {"public_prompt_indices": tuple(at.rows)})
+
+
 KINDS = (
     PolicyKind(
         "public.donors",
+        example,
         taken=PublicDonors,
         measure=measure,
         rules=(

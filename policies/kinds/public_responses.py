@@ -19,6 +19,8 @@ from policies.fields import Approvals, Closed, Demand, Limit, PinnedText
 from policies.grids import Bits
 from policies.history import History
 from policies.kind import (
+    Around,
+    Example,
     FieldClass,
     FieldTable,
     Figures,
@@ -260,9 +262,23 @@ def _steps(block: PublicResponses) -> int:
     return math.ceil(block.max_responses_per_round / max(1, block.max_responses_per_step))
 
 
+def example(at: Around) -> Example:
+    prompts = [
+        pb.PromptResponses(
+            prompt_index=row,
+            samples=at.plan.samples_per_prompt,
+            responses=[at.answer(at.block.max_bytes_per_response)],
+        )
+        for row in at.rows
+    ]
+    body = pb.PublicResponses(public_set_sha256=at.set_sha256, prompts=prompts)
+    return Example(body, {"public_prompt_indices": tuple(at.rows)})
+
+
 KINDS = (
     PolicyKind(
         "public.responses",
+        example,
         sent=PublicResponses,
         measure=measure,
         rules=(

@@ -8,6 +8,8 @@ from policies.history import History
 from policies.kind import (
     CANDIDATES_PER_QUESTION,
     QUESTIONS_ASKED,
+    Around,
+    Example,
     FieldClass,
     FieldTable,
     Judgement,
@@ -67,9 +69,18 @@ def candidates_differ(facts: Facts, policy: Policy, history: History) -> Judgeme
 CANDIDATE_BYTES = limit_rule(
     "bytes of one candidate", "RESPONSE_BYTES", "max_bytes_per_candidate", fact("text_bytes_max")
 )
+
+
+def example(at: Around) -> Example:
+    candidates = [at.answer(at.block.max_bytes_per_candidate)]
+    question = pb.QuestionCandidates(question=0, candidates=candidates)
+    return Example(pb.RewardAsk(question_set_sha256=at.set_sha256, questions=[question]))
+
+
 KINDS = (
     PolicyKind(
         "reward.ask",
+        example,
         taken=RewardAsk,
         measure=measure,
         rules=(

@@ -10,11 +10,13 @@ import math
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.strict_yaml import Path
 from policies.fields import Closed, Grid, Limit, Permission
-from policies.grids import EXACT_BITS, Bits, log2_states, of_steps, points_of
+from policies.grids import EXACT_BITS, Bits, log2_states, lowest, of_steps, points_of
 from policies.history import History
 from policies.kind import (
     CANDIDATES_PER_QUESTION,
     PER_DAY,
+    Around,
+    Example,
     FieldClass,
     FieldTable,
     Figures,
@@ -36,7 +38,7 @@ from policies.kind import (
     some_per_round,
     value_facts,
 )
-from policies.message import Context, Facts, Message
+from policies.message import Asked, Context, Facts, Message
 from policies.model import Policy
 
 _F = FieldClass
@@ -123,9 +125,15 @@ def bits(block: RewardScalar, at: Figures) -> Bits:
     return of_steps(one, block.per_round, at.steps, because)
 
 
+def example(at: Around) -> Example:
+    body = pb.RewardScalar(questions=[pb.QuestionRewards(question=0, rewards=[lowest(at.block.values)])])
+    return Example(body, {"asked": Asked(step=1, candidates={0: 1})})
+
+
 KINDS = (
     PolicyKind(
         "reward.scalar",
+        example,
         sent=RewardScalar,
         measure=measure,
         rules=(

@@ -7,9 +7,13 @@ from __future__ import annotations
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.plan import Plan
 from fedsilo.protocol.strict_yaml import Path
+from fedsilo.protocol.transcript import SIGNATURE_BYTES
 from policies.fields import Closed, Limit, PinnedText
 from policies.history import History
 from policies.kind import (
+    BASE_DIGEST,
+    Around,
+    Example,
     FieldClass,
     FieldTable,
     Judgement,
@@ -141,14 +145,34 @@ def roster(facts: Facts, policy: Policy, history: History) -> Judgement:
     return none_of(facts["names_repeated"] + facts["names_not_in_plan"], path)
 
 
+def _opening(at: Around) -> Example:
+    base = "" if at.policy.file.ingress.global_adapter is None else BASE_DIGEST
+    steps = [pb.PublicStep(step=step, prompt_indices=at.rows) for step in at.plan.public_steps()]
+    return Example(pb.RoundOpen(base_digest=base, public_steps=steps))
+
+
+def _signed(at: Around) -> Example:
+    signed = pb.Countersignature(silo=at.plan.silos[0], signature=bytes(SIGNATURE_BYTES))
+    return Example(pb.RoundAgreed(countersignatures=[signed]))
+
+
+def _committed(at: Around) -> Example:
+    return Example(pb.RoundResult(committed=True, adapter_digest=BASE_DIGEST, participants=at.plan.silos[:1]))
+
+
+def _ended(at: Around) -> Example:
+    return Example(pb.RunEnd(outcome="finished", adapter_digest=BASE_DIGEST))
+
+
 KINDS = (
     PolicyKind(
         "round.open",
+        _opening,
         taken=RoundOpen,
         measure=_opened,
         rules=(round_of_plan, round_forward, round_steps, rows_of_set, round_prompts),
     ),
-    PolicyKind("round.agreed", taken=Announcement, measure=_agreed, rules=(silos_are_peers, roster)),
-    PolicyKind("round.result", taken=Announcement, measure=_result, rules=(silos_are_peers, roster)),
-    PolicyKind("run.end", taken=Announcement),
+    PolicyKind("round.agreed", _signed, taken=Announcement, measure=_agreed, rules=(silos_are_peers, roster)),
+    PolicyKind("round.result", _committed, taken=Announcement, measure=_result, rules=(silos_are_peers, roster)),
+    PolicyKind("run.end", _ended, taken=Announcement),
 )

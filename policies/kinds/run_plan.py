@@ -12,6 +12,8 @@ from policies.fields import Approvals, Closed, FloatRange, Range
 from policies.history import History
 from policies.kind import (
     NAMES_MAX,
+    Around,
+    Example,
     FieldClass,
     FieldTable,
     Judgement,
@@ -290,4 +292,10 @@ RULES = (
     plan_fits,
     plan_records,
 )
-KINDS = (PolicyKind("run.plan", taken=RunPlan, measure=measure, rules=RULES),)
+
+
+def example(at: Around) -> Example:
+    return Example(pb.RunPlan(canonical_json=at.plan.canonical()))
+
+
+KINDS = (PolicyKind("run.plan", example, taken=RunPlan, measure=measure, rules=RULES),)

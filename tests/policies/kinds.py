@@ -18,8 +18,8 @@ from fedsilo.protocol.kinds import OUTBOUND_KINDS
 from fedsilo.protocol.method import Method
 from fedsilo.protocol.methods import METHODS
 from fedsilo.protocol.place import Place
-from policies.cases.screened import CANARIES, CORPUS, screened
 from policies.engine import Context, Decision, History, Message, decide, measure
+from policies.examples import CANARIES, CORPUS, screened
 from policies.message import Asked
 from policies.model import Policy
 from policies.render import RULESETS

@@ -18,12 +18,11 @@ from tests.policies.setting import SCHEMA, policy_text
 from tests.protocol.audit_parties import COORDINATOR, append_send, exchange, introduce, open_log
 
 CASES = """
-message: {kind: public.responses}
+kind: public.responses
 cases:
   - {name: good, expect: allow}
   - name: a prompt too many
-    message: {prompts: limit + 1}
-    setting: {plan: {prompts_per_step: limit + 1}}
+    facts: {prompts: max_prompts_per_step + 1, plan_prompts_per_step: max_prompts_per_step + 1}
     expect: deny
     reasons: [PROMPTS]
 """
@@ -66,7 +65,7 @@ def test_cases_that_hold_exit_0_and_one_that_does_not_1(folder: Path) -> None:
     answer = json.loads(run(folder, "--json").stdout)
     assert answer["ok"] and [case["passed"] for case in answer["data"]["cases"]] == [True, True]
     extra = folder / "cases" / "more" / "wrong.yml"
-    extra.write_text("\nname: hopeful\nmessage: {kind: public.responses, prompts: 0, set: another}\nexpect: allow\n")
+    extra.write_text("\nname: hopeful\nkind: public.responses\nfacts: {header_set_sha256: another}\nexpect: allow\n")
     failed = run(folder, "--output", "json")
     assert failed.exit_code == 1 and json.loads(failed.stdout)["error"]["code"] == "CASES_FAILED"
     text = run(folder)
@@ -77,7 +76,7 @@ def test_cases_that_hold_exit_0_and_one_that_does_not_1(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "words", "options"),
     [
-        ("name: a\nexpect: allow\n", "a message has a kind", ()),
+        ("name: a\nexpect: allow\n", "kind", ()),
         (None, "there are no case files", ()),
         (CASES, "--output 'html' is not known", ("--output", "html")),
         (CASES, "are two forms", ("--output", "junit", "--json")),
@@ -114,7 +113,7 @@ def test_coverage_below_what_is_asked_and_a_survivor_exit_1(folder: Path) -> Non
 
 def test_junit_and_sarif_say_the_same_as_the_text(folder: Path) -> None:
     (folder / "cases" / "wrong cases.yaml").write_text(
-        "name: 'hopeful <b>'\nmessage: {kind: public.responses, set: another}\nexpect: allow\n"
+        "name: 'hopeful <b>'\nkind: public.responses\nfacts: {header_set_sha256: another}\nexpect: allow\n"
     )
     found = run(folder, "--output", "junit", "--mutate")
     assert found.exit_code == 1
@@ -136,11 +135,13 @@ def test_junit_and_sarif_say_the_same_as_the_text(folder: Path) -> None:
 
 def test_T37_a_name_that_turns_text_around_is_refused_with_its_line(folder: Path) -> None:
     place = folder / "cases" / "wrong cases.yaml"
-    place.write_text("message: {kind: public.responses, set: another}\nname: 'hopeful\u202e <b>'\nexpect: allow\n")
+    place.write_text(
+        "kind: public.responses\nfacts: {header_set_sha256: another}\nname: 'hopeful\u202e <b>'\nexpect: allow\n"
+    )
     refused = run(folder)
-    assert refused.exit_code == 2 and "wrong cases.yaml:2: " in refused.stderr
+    assert refused.exit_code == 2 and "wrong cases.yaml:3: " in refused.stderr
     assert "invisible characters: U+202E" in refused.stderr and "\u202e" not in refused.stderr
-    place.write_text("message: {kind: public.responses, set: another}\nname: 'hopeful <b>'\nexpect: deny\n")
+    place.write_text("kind: public.responses\nfacts: {header_set_sha256: another}\nname: 'hopeful <b>'\nexpect: deny\n")
     assert run(folder).exit_code == 0
 
 

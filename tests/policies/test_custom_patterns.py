@@ -16,11 +16,10 @@ from hypothesis import strategies as st
 from fedsilo.files.site_policy import read_effective, read_policy
 from fedsilo.protocol.errors import UsageError
 from policies.capacity import unused_screen_warnings
-from policies.cases.format import load_cases
-from policies.cases.judge import judge, mutate
-from policies.cases.site import Site
+from policies.cases import judge, load_cases, mutate
 from policies.compare import compare, effective, is_tightening, meet
 from policies.custom_patterns import INSTRUCTIONS_MAX, PATTERNS_MAX, CustomPattern
+from policies.examples import Site
 from policies.kinds import policy_file
 from policies.load import custom_in_words, custom_of, load_policy, read_patterns
 from policies.model import Policy, TextScreens
@@ -359,10 +358,10 @@ def test_X02_adding_patterns_never_lets_a_text_pass_that_was_stopped(
 
 def test_T15_an_own_pattern_that_is_taken_away_is_noticed_by_its_case_and_not_without_it() -> None:
     cases = """
-message: {kind: public.responses, prompts: 1}
+kind: public.responses
 cases:
   - {name: none, expect: allow}
-  - {name: study, message: {responses: {text: the study HX-4711}}, expect: deny, reasons: [SCREEN_HIT]}
+  - {name: study, text: the study HX-4711, expect: deny, reasons: [SCREEN_HIT]}
 """
     site = Site(own.policy(), SCHEMA)
     outcomes = list(judge(load_cases(cases.encode(), "c.yaml"), site))

@@ -15,10 +15,10 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from policies import lattice
-from policies.cases.format import ANOTHER
-from policies.cases.site import ANOTHER_DIGEST
 from policies.compare import order_of
+from policies.examples import ANOTHER_DIGEST
 from policies.fields import Approvals, MetricField, epoch_seconds
+from policies.kind import ANOTHER
 from policies.kinds import policy_file
 from policies.kinds.public_donors import PublicDonors
 from policies.lattice import NothingInCommon, Order
