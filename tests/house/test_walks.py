@@ -36,6 +36,22 @@ def apply(root: Path, language: str, block: str) -> Path:
     return path
 
 
+def test_a_kind_is_added_as_the_page_says(tree: Tree) -> None:
+    for each in ("tests", "tools"):
+        shutil.copytree(ROOT / each, tree.root / each, ignore=shutil.ignore_patterns("__pycache__", "vectors"))
+    written = {apply(tree.root, *block).relative_to(tree.root) for block in walk("a message kind")}
+    assert len(written) == 3 + 1, "three files and a test"
+    names = [str(path) for path in written if path.suffix == ".py"]
+    assert tree.run("ruff", "check", *names).stdout == "All checks passed!\n"
+    assert tree.run("ruff", "format", "--check", *names).returncode == 0
+    out = "fedsilo/protocol/_generated"
+    options = ["-Ifedsilo/protocol", f"--python_out={out}", f"--pyi_out={out}", "federation.proto", "control.proto"]
+    assert tree.run("python", "-m", "grpc_tools.protoc", *options).returncode == 0
+    ours = ["tests/policies/test_demo_numbers.py", "tests/policies/test_examples.py::test_every_row_has_its_file"]
+    done = tree.run("python", "-m", "pytest", "-vv", "-n0", *ours)
+    assert done.returncode == 0 and done.stdout.count(" PASSED") == 2 * 5 + 1, done.stdout
+
+
 def test_a_task_and_a_method_are_added_as_the_page_says(tree: Tree) -> None:
     for each in ("tests", "tools"):
         shutil.copytree(ROOT / each, tree.root / each, ignore=shutil.ignore_patterns("__pycache__", "vectors"))
