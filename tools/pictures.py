@@ -51,7 +51,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=None, help="of the demo; default 3")
     options = parser.parse_args()
 
-    from fedsilo.cli.demo_report import report
+    from fedsilo.cli.demo import report
     from fedsilo.demo.run import DemoOptions, run_demo
     from fedsilo.demo.tiny_model import cache_folder
 

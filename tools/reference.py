@@ -21,7 +21,7 @@ from google.protobuf.descriptor import Descriptor
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from fedsilo.cli.common_options import PANEL
+from fedsilo.cli.output import PANEL
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "docs" / "reference"
@@ -109,9 +109,9 @@ def _tree(app: Any) -> Any:
 
 def programs() -> Iterator[tuple[str, Any]]:
     """(name, command tree) of each of the four programs."""
+    from fedsilo.cli import console as cli_serve
     from fedsilo.cli import coordinator as cli_coordinator
     from fedsilo.cli import fedsilo as cli_fedsilo
-    from fedsilo.cli import serve as cli_serve
     from fedsilo.cli import silo as cli_silo
 
     yield "silo", _tree(cli_silo.app)
@@ -122,7 +122,7 @@ def programs() -> Iterator[tuple[str, Any]]:
 
 def subcommands(command: Any, words: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Every command below one that does something by itself, with the words that name it."""
-    from fedsilo.cli.command_schema import commands_below
+    from fedsilo.cli.contract import commands_below
 
     yield from commands_below(command, words)
 

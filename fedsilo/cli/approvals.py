@@ -1,4 +1,9 @@
-"""`silo approvals`: what is held for persons, every fact about it, and their answers, each signed by a person."""
+"""`silo approvals`: what is held for persons, every fact about it, and their answers, each signed by a person.
+
+With --offline the ledger of the state folder is read, by the guard's own readers, and nothing is locked, so a daemon
+that works on the folder is not disturbed; nothing can be answered. Does not verify anything: the ledger carries no
+signature, only the audit log does (`fedsilo audit verify`).
+"""
 
 from __future__ import annotations
 
@@ -6,34 +11,374 @@ import re
 import shutil
 import textwrap
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from fedsilo.cli import approvals_reading as cli_approvals_reading
-from fedsilo.cli.approvals_reading import OfflineOption
-from fedsilo.cli.desk_answers import recorded
-from fedsilo.cli.output import JsonOption, emit, guarded, table
-from fedsilo.cli.silo_control import (
-    CONFIG_DEFAULT,
-    ConfigOption,
+from fedsilo.cli.daemons import (
+    SILO_YAML,
     OperatorOption,
     RequestOption,
+    SiloOption,
     client_of,
     command,
+    confirm,
     load_site,
+    require_terminal,
+    type_back,
 )
-from fedsilo.cli.typed_back import confirm, require_terminal, type_back
-from fedsilo.protocol.errors import ConflictError, HeldError, NotFoundError, UsageError
+from fedsilo.cli.desk_answers import recorded
+from fedsilo.cli.output import JsonOption, emit, guarded, table
+from fedsilo.protocol.clocks import utc
+from fedsilo.protocol.errors import ConflictError, HeldError, NotFoundError, OperationError, UsageError
 from fedsilo.protocol.text import harmless
 
 if TYPE_CHECKING:
+    from fedsilo.control.client import ControlClient
+    from policies.model import PolicyFile
     from silo.config import SiloConfig
+    from silo.guard.ledger import Ledger, Release
+    from silo.guard.releases import Releases
+
+
+# ---- a folder without its daemon -------------------------------------------------------------------------------------
+
+
+UNREAD = "what held releases are made of: the policy in force was written by another version"
+
+CERTIFICATE = "certificate"  # a row of a comparison
+CERTIFICATE_UNKNOWN = "the coordinator's certificate is not on disk, so it is not compared"
+
+
+@dataclass(frozen=True)
+class _InForce:
+    """As much of a policy as showing a release asks for: the ledger keeps its content, not its lines."""
+
+    file: PolicyFile | None
+    digest: str
+    source: str = "the site's policy"
+    charter: None = None
+
+    @property
+    def own(self) -> _InForce:
+        return self
+
+
+@dataclass(frozen=True)
+class _NoGate:
+    """In place of the gate for showing a release. Anything else that a release does with a gate fails."""
+
+    policy: _InForce
+
+
+class SiloFolder:
+    """A silo's state folder as the source of the queries `approval`, `approval.comparison` and `approvals`.
+
+    Args:
+        state_dir: the silo's.
+        silo: its name.
+        address: of its coordinator, as its configuration says.
+
+    Raises:
+        NotFoundError: there is no ledger. OperationError: it cannot be read.
+    """
+
+    def __init__(self, state_dir: Path, silo: str, address: str) -> None:
+        from silo.guard.site import LEDGER
+
+        self._path = state_dir / LEDGER
+        self._silo = silo
+        self._destination = {"address": address}
+        if not self._path.is_file():
+            raise NotFoundError(f"{state_dir} holds no ledger", hint="did this silo ever start?")
+        with self._ledger() as ledger:
+            self._as_of = ledger.latest_time
+            policy = ledger.policy_in_force
+        self._policy = _InForce(policy.file if policy else None, policy.digest if policy else "")
+
+    def banner(self) -> str:
+        """What people are told of answers that no daemon gave."""
+        return f"OFFLINE, as of {utc(self._as_of)}: what the folder holds; no daemon was asked"
+
+    def query(self, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """One answer. Raises NotFoundError: no such release. OperationError: the ledger cannot be read."""
+
+        from fedsilo.control.server import QueryArguments
+        from silo.guard.answers.queries import release_page
+
+        with self._ledger() as ledger:
+            if name == "approvals":
+                return release_page(ledger, arguments)
+            release = ledger.release(QueryArguments(arguments, "release").text("release"))
+            return self._view(ledger, release) if name == "approval" else self._comparison(ledger, release)
+
+    @contextmanager
+    def _ledger(self) -> Iterator[Ledger]:
+        import sqlite3
+
+        from silo.guard.ledger import Ledger
+
+        try:
+            ledger = Ledger(self._path, read_only=True)
+            try:
+                yield ledger
+            finally:
+                ledger.close()
+        except sqlite3.Error as error:
+            hint = "is it a ledger of this version?"
+            raise OperationError(f"cannot read {self._path}: {error}", hint=hint) from error
+
+    def _releases(self, ledger: Ledger) -> Releases:
+        from silo.guard.gate import Gate
+        from silo.guard.releases import Releases
+
+        return Releases(cast(Gate, _NoGate(self._policy)), ledger, silo=self._silo, destination=self._destination)
+
+    def _view(self, ledger: Ledger, release: Release) -> dict[str, Any]:
+        """As the daemon shows it; of a policy that cannot be read, only what the ledger alone knows, with `missing`."""
+
+        from silo.guard.answers.release import given_of
+
+        if self._policy.file is not None:
+            return self._releases(ledger).view(release)
+        answers = ledger.approvals(release.id)
+        return {
+            "id": release.id, "digest": release.digest, "revision": release.revision, "state": release.state,
+            "run": release.run, "round": release.round, "step": release.step, "held_since": release.requested_at,
+            "expires_at": release.expires_at, "policy": {"digest": release.policy_digest, "rules": release.rules},
+            "approvers": {"needed": release.persons, "roles": [], "people": [], "given": given_of(answers)},
+            "missing": UNREAD,
+        }  # fmt: skip
+
+    def _comparison(self, ledger: Ledger, release: Release) -> dict[str, Any]:
+        """Without the far end's certificate, which the running guard alone has seen, so it is not called changed."""
+        told = self._releases(ledger).comparison(release)
+        known = [row for row in told["rows"] if row["what"] != CERTIFICATE]
+        if len(known) < len(told["rows"]):
+            told["note"] = "; ".join(filter(None, (told["note"], CERTIFICATE_UNKNOWN)))
+        return told | {"rows": known}
+
+
+# ---- reading ---------------------------------------------------------------------------------------------------------
+
+
+PAGE_ROWS = 500  # the daemon's most
+PEOPLE_SHOWN = 8
+OfflineOption = Annotated[
+    bool, typer.Option("--offline", help="Read the site's state folder; no daemon is asked, and it need not run.")
+]
+ReleaseArgument = Annotated[str, typer.Argument(help="Such as r1/hospital_a/0.")]
+
+
+@contextmanager
+def source_of(site: SiloConfig, *, offline: bool) -> Iterator[tuple[ControlClient | SiloFolder, list[str]]]:
+    """What answers queries, and what a person is told of it: the daemon, or what its state folder holds.
+
+    Raises:
+        NotFoundError: there is no ledger in the folder. OperationError: it cannot be read.
+    """
+    if not offline:
+        with client_of(site) as client:
+            yield client, []
+        return
+
+    folder = SiloFolder(site.state_dir, site.silo, site.coordinator.address)
+    yield folder, [folder.banner()]
+
+
+def every_page(client: ControlClient | SiloFolder, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """All releases that the arguments choose, newest first, page after page."""
+    releases: list[Any] = []
+    before = None
+    while True:
+        page = client.query("approvals", {**arguments, "limit": PAGE_ROWS, "before": before})
+        releases += page["releases"]
+        before = page.get("next")
+        if before is None:
+            return {"releases": releases}
+
+
+def add_to(app: typer.Typer) -> None:
+    """The commands below, under `silo approvals`."""
+    app.command("payload")(payload)
+    app.command("diff")(diff)
+    app.command("history")(history)
+
+
+@guarded("silo approvals payload")
+def payload(
+    release: ReleaseArgument, operator: OperatorOption, config: SiloOption = SILO_YAML,
+    json_output: JsonOption = False,
+) -> None:  # fmt: skip
+    """What would leave: answers beside their public prompts, tensors by name, shape, norm and histogram. Recorded."""
+    site = load_site(config)
+    with client_of(site) as client:
+        shown = client.query("approval", {"release": release})
+    ticket = command(site, operator, "approvals.payload", {"release": release, "digest": shown["digest"]}, "")
+    with client_of(site) as client:
+        data = client.query("approvals.payload", {"ticket": ticket["ticket"]})
+    emit("silo approvals payload", data, json_output=json_output, text=lambda: payload_text(data))
+
+
+def payload_text(data: Mapping[str, Any]) -> str:
+    """Linear text; `emit` spells out what a terminal obeys or hides."""
+    lines = [f"{data['release']} {data['kind']}, {data['bytes']} bytes, sha256:{data['sha256']}"]
+    for row in data.get("answers", ()):
+        known = row["prompt"] is not None
+        lines += ["", f"public row {row['row']}", *_quoted(row["prompt"] if known else "not in this site's public set")]
+        for number, text in enumerate(row["answers"], 1):
+            lines += [f"answer {number} of {len(row['answers'])}, {len(text)} characters", *_quoted(text)]
+    if "tensors" in data:
+        rows = [
+            (one["name"], "x".join(map(str, one["shape"])), one["type"], one["norm"], _histogram(one["histogram"]))
+            for one in data["tensors"]
+        ]
+        edges = ", ".join(f"{edge:g}" for edge in data["edges"])
+        lines += [table(("tensor", "shape", "type", "L2", "negative|zero|positive"), rows), f"counts from {edges} up"]
+    if "content" in data:
+        import json
+
+        lines.append(json.dumps(data["content"], indent=2, ensure_ascii=False))
+    return "\n".join(lines)
+
+
+def _quoted(text: str) -> list[str]:
+    """Each line behind a bar, so that no answer can pass for a line of ours."""
+    return [f"  | {row}" for row in text.split("\n")]
+
+
+def _histogram(counts: Mapping[str, Any]) -> str:
+    bad = f" not finite {counts['not_finite']}" if counts["not_finite"] else ""
+    return f"{_counts(counts['negative'])}|{counts['zero']}|{_counts(counts['positive'])}{bad}"
+
+
+def _counts(numbers: list[int]) -> str:
+    return " ".join(map(str, numbers))
+
+
+@guarded("silo approvals diff")
+def diff(
+    release: ReleaseArgument, config: SiloOption = SILO_YAML, offline: OfflineOption = False,
+    json_output: JsonOption = False,
+) -> None:  # fmt: skip
+    """All of a release beside the last one of its kind that left, or, where none has, that did not."""
+    with source_of(load_site(config), offline=offline) as (source, told):
+        data = source.query("approval.comparison", {"release": release})
+    emit("silo approvals diff", data, json_output=json_output, text=lambda: diff_text(data), warnings=told)
+
+
+def diff_text(data: Mapping[str, Any]) -> str:
+    against = data["against"]
+    if against is None:
+        return f"{data['release']}: {data['note']}"
+    state = against.get("state", "left")
+    people = ", ".join(against["approved_by"])
+    became = [f"left {against['at']}", f"approved by {people}" if people else "nobody was asked"]
+    if state != "left":
+        by = ", ".join(against["rejected_by"])
+        became = [f"held since {against['at']}", f"{state}{f' by {by}' if by else ''}: it did not leave"]
+    lines = [
+        f"{data['release']} against round {against['round']} of {against['run']}: {became[0]}",
+        became[1],
+        table(
+            ("", "what", "before", "now"),
+            [("DIFFERS" if row["differs"] else "same", row["what"], row["before"], row["now"]) for row in data["rows"]],
+        ),
+    ]
+    if data["tensors"]:
+        rows = [
+            (one["name"], _number(one["before"]), _number(one["now"]), f"x{one['times']:.2f}" if one["times"] else "")
+            for one in data["tensors"]
+        ]
+        lines += [
+            f"L2 of {len(rows)} of {data['tensors_total']} tensors, largest change first",
+            table(("tensor", "before", "now", "times"), rows),
+        ]
+    return "\n".join([*lines, *([f"note: {data['note']}"] if data["note"] else [])])
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3g}"
+
+
+@guarded("silo approvals history")
+def history(
+    config: SiloOption = SILO_YAML,
+    kind: Annotated[str, typer.Option("--kind", help="Only of this message kind.")] = "",
+    limit: Annotated[int, typer.Option("--limit", min=1, max=500, help="Rows of one page.")] = 100,
+    before: Annotated[int | None, typer.Option("--before", min=0, help="`next` of the page before.")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Every page.")] = False,
+    offline: OfflineOption = False,
+    json_output: JsonOption = False,
+) -> None:
+    """Releases that were ever held, newest first: who answered, when, and on which bytes."""
+    chosen = {"kind": kind} if kind else {}
+    with source_of(load_site(config), offline=offline) as (source, told):
+        if everything:
+            data = every_page(source, chosen)
+        else:
+            data = source.query("approvals", {**chosen, "limit": limit, "before": before})
+    rows = [
+        (row["id"], row["kind"], row["state"], _answers(row), row["digest"][:12], row["policy_digest"][:8])
+        for row in data["releases"]
+    ]
+    more = f"\nolder ones: --before {data['next']}" if data.get("next") is not None else ""
+    header = ("release", "kind", "state", "answers", "sha256", "policy")
+    emit(
+        "silo approvals history", data, json_output=json_output,
+        text=lambda: (table(header, rows) if rows else "nothing was ever held") + more, warnings=told,
+    )  # fmt: skip
+
+
+def _answers(row: Mapping[str, Any]) -> str:
+    """Who answered what and when; of a no also the reason code and the note, where the daemon tells them."""
+    told = (
+        " ".join(filter(None, (one["person"], one["verdict"], one.get("reason"), one["at"], _noted(one))))
+        for one in row["answers"]
+    )
+    return ", ".join(told) or "nobody"
+
+
+def _noted(answer: Mapping[str, Any]) -> str:
+    """What a person wrote to a no, in quotes."""
+    return f'"{answer["note"]}"' if answer.get("note") else ""
+
+
+def answered_lines(approvers: Mapping[str, Any]) -> list[str]:
+    """How many said yes of how many that are needed, and a line for each answer: a no is none of them.
+
+    Args:
+        approvers: {"needed", "roles", "people", "given"} of the query `approval`; given has yes and no, and people are
+            the names behind the roles, where they are known.
+    """
+    given, people = approvers["given"], approvers.get("people", ())
+    count = sum(one["verdict"] == "approve" for one in given)
+    more = [f"and {len(people) - PEOPLE_SHOWN} more"] if len(people) > PEOPLE_SHOWN else []
+    roles, names = " or ".join(approvers["roles"]), ", ".join([*people[:PEOPLE_SHOWN], *more])
+    who = f", by {roles}{': ' if names else ''}{names}" if roles else ""
+    words = {"approve": "approved", "reject": "REJECTED"}
+    return [
+        f"approvals {count} of {approvers['needed']} given{who}",
+        *(
+            "  " + " ".join(
+                [f"{words.get(one['verdict'], one['verdict'])} by {one['person']} at {utc(one['at'])}",
+                 *([f"reason {one['reason']}"] if one.get("reason") else []), *filter(None, [_noted(one)])]
+            )
+            for one in given
+        ),
+    ]  # fmt: skip
+
+
+# ---- answering -------------------------------------------------------------------------------------------------------
+
 
 app = typer.Typer(no_args_is_help=True, help="Releases that wait for persons.")
-cli_approvals_reading.add_to(app)
+add_to(app)
 
 MINUTES_MAX = 527_040.0  # 366 days; a release expires long before
 _COLUMNS_MIN, _COLUMNS_MAX = 60, 120
@@ -43,13 +388,13 @@ _OF_ONE = re.compile(r"/\d+$")
 @app.command("list")
 @guarded("silo approvals list")
 def approvals_list(
-    config: ConfigOption = CONFIG_DEFAULT,
+    config: SiloOption = SILO_YAML,
     everything: Annotated[bool, typer.Option("--all", help="Settled ones too.")] = False,
     json_output: JsonOption = False,
 ) -> None:
     """Releases that wait for persons."""
     with client_of(load_site(config)) as client:
-        data = cli_approvals_reading.every_page(client, {} if everything else {"state": "held"})
+        data = every_page(client, {} if everything else {"state": "held"})
         data["halts"] = client.query("halts", {})["halts"]
     rows = [
         (
@@ -82,12 +427,12 @@ def _halt_line(row: Mapping[str, Any]) -> str:
 @guarded("silo approvals show")
 def approvals_show(
     release: Annotated[str, typer.Argument(help="Such as r1/hospital_a/0.")],
-    config: ConfigOption = CONFIG_DEFAULT,
+    config: SiloOption = SILO_YAML,
     offline: OfflineOption = False,
     json_output: JsonOption = False,
 ) -> None:
     """Every fact a person needs before answering, or of a release that is over, who answered; never the content."""
-    with cli_approvals_reading.source_of(load_site(config), offline=offline) as (source, told):
+    with source_of(load_site(config), offline=offline) as (source, told):
         data = source.query("approval", {"release": release})
     emit("silo approvals show", data, json_output=json_output, text=lambda: _release_text(data), warnings=told)
 
@@ -101,7 +446,7 @@ def _release_text(data: Mapping[str, Any], *, columns: int | None = None) -> str
                 f"release {data['id']}  sha256:{data['digest']}  {data['state']}, revision {data['revision']}",
                 f"run {data['run']}, round {data['round']}; held since {_utc(data['held_since'])}, "
                 f"its time {'is' if data['state'] == 'held' else 'was'} until {_utc(data['expires_at'])}",
-                *cli_approvals_reading.answered_lines(data["approvers"]),
+                *answered_lines(data["approvers"]),
                 f"policy {policy['digest']}, verdicts as the ledger has them:",
                 *(_rule_line(rule) for rule in policy["rules"]),
                 f"not told here: {data['missing']}; its running daemon tells it",
@@ -114,7 +459,7 @@ def _release_text(data: Mapping[str, Any], *, columns: int | None = None) -> str
     lines = [
         f"release {data['id']}  sha256:{data['digest']}  {data['state']}, revision {data['revision']}",
         f"asked by {data['asked_by']}; {'expires' if held else 'its time was until'} {_utc(data['expires_at'])}",
-        *cli_approvals_reading.answered_lines(data["approvers"]),
+        *answered_lines(data["approvers"]),
         *(f"put off by {person} until {_utc(until)}" for person, until in data.get("deferred", {}).items()),
         *([f"FINDINGS {len(noticed)}: each is read before a yes, and named with --ack-finding ID"] if noticed else []),
         *(row for one in noticed for row in _finding_lines(one)),
@@ -226,7 +571,7 @@ def approve(
         list[str], typer.Option("--ack-finding", help="Id of a finding that you have read; once for each.")
     ] = [],  # noqa: B006  # typer reads the default, nobody changes it
     request_id: RequestOption = "",
-    config: ConfigOption = CONFIG_DEFAULT,
+    config: SiloOption = SILO_YAML,
     json_output: JsonOption = False,
 ) -> None:
     """Approve exactly these bytes under this policy, with every finding read.
@@ -277,7 +622,7 @@ def _held_of_round(config: SiloConfig, group: str) -> list[str]:
         NotFoundError: none waits. UsageError: no terminal, on which each is read.
     """
     with client_of(config) as client:
-        held = cli_approvals_reading.every_page(client, {"state": "held"})["releases"]
+        held = every_page(client, {"state": "held"})["releases"]
     of_round = [row for row in held if str(row["id"]).rpartition("/")[0] == group]
     if not of_round:
         raise NotFoundError(f"nothing is held of {group!r}", hint="silo approvals list shows what is")
@@ -299,7 +644,7 @@ def reject(
     expect_digest: Annotated[str, typer.Option("--expect-digest", help="SHA-256 that you were shown.")] = "",
     expect_policy: Annotated[str, typer.Option("--expect-policy", help="Policy digest that you were shown.")] = "",
     request_id: RequestOption = "",
-    config: ConfigOption = CONFIG_DEFAULT,
+    config: SiloOption = SILO_YAML,
     json_output: JsonOption = False,
 ) -> None:
     """Say no. The coordinator learns only that this silo declined."""
@@ -329,7 +674,7 @@ def defer(
     expect_digest: Annotated[str, typer.Option("--expect-digest", help="SHA-256 that you were shown.")] = "",
     expect_policy: Annotated[str, typer.Option("--expect-policy", help="Policy digest that you were shown.")] = "",
     request_id: RequestOption = "",
-    config: ConfigOption = CONFIG_DEFAULT,
+    config: SiloOption = SILO_YAML,
     json_output: JsonOption = False,
 ) -> None:
     """Put an answer off, for yourself only. It stops no clock: what expires is refused."""
@@ -371,7 +716,7 @@ def release(
     operator: OperatorOption,
     expect_digest: Annotated[str, typer.Option("--expect-digest", help="Of the halt, as you were shown it.")] = "",
     request_id: RequestOption = "",
-    config: ConfigOption = CONFIG_DEFAULT,
+    config: SiloOption = SILO_YAML,
     json_output: JsonOption = False,
 ) -> None:
     """Let a kind leave again that its text screens halted, or this silo go on after two transcripts of one round

@@ -1,28 +1,399 @@
-"""`fedsilo audit`: check, read and hand out audit logs, offline and without the daemon."""
+"""`fedsilo audit`: check, read and hand out audit logs, offline and without the daemon.
+
+A command that reads a log for somebody is no verification. `reading_warnings` says so, or does one where that takes no
+noticeable time.
+"""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedsilo.cli import audit_export as cli_audit_export
-from fedsilo.cli import audit_report as cli_audit_report
-from fedsilo.cli.audit_folders import existing_log, reading_warnings, told_apart, verification_warnings
+from fedsilo.cli.daemons import SILO_YAML
 from fedsilo.cli.desk_answers import NoControlOption
 from fedsilo.cli.output import JsonOption, emit, existing, existing_policy, guarded, table
-from fedsilo.cli.silo_control import CONFIG_DEFAULT
+from fedsilo.protocol.errors import NotFoundError
 from fedsilo.protocol.text import harmless
 
 if TYPE_CHECKING:
+    from certs.identity import Identity
     from fedsilo.cli.check_reports import Check
-    from fedsilo.protocol.errors import UsageError
+    from fedsilo.protocol.errors import FedSiloError, UsageError
     from policies.model import Policy
     from silo.config import SiloConfig
+
+
+# ---- folders of logs -------------------------------------------------------------------------------------------------
+
+
+VERIFIED_BYTES_MAX = 8 << 20  # of a log that is verified before it is shown: about half a second
+_OWN_KEY = Path("keys") / "log.vkey"
+
+
+def log_folder(path: Path) -> Path:
+    """The log folder itself where the state folder around it was named."""
+    inner = path / "audit"
+    return inner if not (path / _OWN_KEY).exists() and _looks_like_a_log(inner) else path
+
+
+def existing_log(path: Path) -> Path:
+    """`log_folder`, which must hold a log: a wrong path must not read as a log that somebody tampered with.
+
+    Raises:
+        NotFoundError: nothing is there, or something else.
+    """
+    folder = log_folder(path)
+    if existing(folder).is_dir() and (folder / "proofs.json").exists():
+        raise NotFoundError(
+            f"{folder} is no log folder; it is an export with proofs",
+            hint=f"check it with: fedsilo audit prove --check {folder}",
+        )
+    if _looks_like_a_log(folder):
+        return folder
+    around = any(folder.glob("*/state/audit/keys"))
+    hint = f"did you mean {folder}/*/state?" if around else "a log is STATE_DIR/audit"
+    raise NotFoundError(f"{folder} is no log folder", hint=hint)
+
+
+def _looks_like_a_log(folder: Path) -> bool:
+    return any((folder / part).exists() for part in ("keys", "checkpoints")) or any(folder.glob("*.jsonl"))
+
+
+def told_apart(results: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Results of `verify_logs` whose `log` names one folder: its path stands in front of the name that its key has
+    wherever two have that name, or the path does not say it, as with another party's key in a folder.
+    """
+    from fedsilo.audit.audit_verify import shown
+
+    listed = list(results)
+    named = Counter(result["log"] for result in listed)
+
+    def name(result: Mapping[str, Any]) -> str:
+        log, path = str(result["log"]), Path(result["path"])
+        if not result["origin"]:
+            return shown(path)
+        return log if named[log] == 1 and log in path.absolute().parts else f"{shown(path)} ({log})"
+
+    return [{**result, "log": name(result)} for result in listed]
+
+
+def verification_warnings(results: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What is no fault of a log, and what whoever relies on the verification has to know all the same.
+
+    Args:
+        results: of `verify_logs`, named as `told_apart` names them, or not.
+
+    Returns:
+        a line for each: a copy that ends before another, records that nobody signed yet, records that retention
+        removed, witnesses that nobody vouches for.
+    """
+    from fedsilo.audit.transcripts import unvouched_warnings
+
+    return [
+        *(f"{result['log']}: {notice}" for result in results for notice in result["notices"]),
+        *(f"{result['log']}: {result['unsigned']} newest records not signed yet" for result in results
+          if result["unsigned"]),
+        *(f"{result['log']}: leaf hashes only of the first {result['hashes_only']} records: retention removed the rest"
+          for result in results if result["hashes_only"]),
+        *unvouched_warnings(results),
+    ]  # fmt: skip
+
+
+def reading_warnings(folder: Path) -> list[str]:
+    """What whoever reads this log must know: that it does not verify, or, of a large one, that nobody looked."""
+    from fedsilo.audit.audit_verify import verify_logs
+
+    size = sum(path.stat().st_size for path in folder.glob("*.jsonl") if path.is_file())
+    if size > VERIFIED_BYTES_MAX:
+        return [f"nothing of this log was verified, it has {size >> 20} MiB: run fedsilo audit verify {folder}"]
+    (result,) = verify_logs([folder])
+    if result["verified"]:
+        return []
+    return [f"this log does not verify, what is shown may be false: {first_of(result['problems'])}"]
+
+
+def first_of(problems: Sequence[str]) -> str:
+    """The first problem, and how many there are besides."""
+    return problems[0] + (f" (and {len(problems) - 1} other problems)" if problems[1:] else "")
+
+
+# ---- `fedsilo audit export` ------------------------------------------------------------------------------------------
+
+
+_POLL_SECONDS = 0.5
+_FORMAT = "jsonl"
+
+
+@guarded("audit export")
+def export(
+    log: Annotated[Path, typer.Option("--log", help="Folder of the audit log, or the state folder around it.")],
+    out: Annotated[
+        Path | None, typer.Option("--out", help="With proofs: new folder for records.jsonl and proofs.json.")
+    ] = None,
+    first: Annotated[
+        int, typer.Option("--first", min=0, help="First record; with --to only where there is no position yet.")
+    ] = 0,
+    last: Annotated[
+        int | None, typer.Option("--last", min=0, help="With --out: last record; by default the newest.")
+    ] = None,
+    format_name: Annotated[str, typer.Option("--format", help="With --to: jsonl, a JSON object a line.")] = "",
+    to: Annotated[Path | None, typer.Option("--to", help="File to append to; each record once.")] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Go on with what is appended, until SIGTERM or Ctrl-C.")
+    ] = False,
+    position: Annotated[
+        Path | None, typer.Option("--position", help="Where to remember how far it got; by default beside --to.")
+    ] = None,
+    json_output: JsonOption = False,
+) -> None:
+    """Records with proofs into a folder (--out), or every record as a JSON line appended to a file (--to)."""
+    from fedsilo.protocol.errors import UsageError
+
+    folder = existing_log(log)
+    if out is not None:
+        if format_name or to or follow:
+            raise UsageError("--out is for a range with proofs; --format, --to and --follow are for streams")
+        from fedsilo.audit.proofs import export_range
+        from fedsilo.files.durable import removed_on_failure
+
+        with removed_on_failure(out):
+            data = export_range(folder, out, first, last)
+        left_out, begins = data["left_out"], data["first"]
+        warnings = []
+        if begins > first:
+            warnings.append(f"without records {first} to {begins - 1}: retention removed what they said")
+        if left_out:
+            warnings.append(
+                f"without the {left_out} newest records: no signed checkpoint covers them yet; export again after one"
+            )
+        emit(
+            "audit export",
+            data,
+            json_output=json_output,
+            warnings=warnings,
+            text=f"{data['records']} records ({begins} to {data['last']}), all proved against the checkpoint at "
+            f"{data['checkpoint_size']}, in {out}",
+        )
+        return
+    if format_name not in ("", _FORMAT):
+        raise UsageError(
+            f"unknown format {format_name!r}: records are JSON lines",
+            hint="give --format jsonl; a log shipper makes anything else of them",
+        )
+    if not format_name or to is None:
+        raise UsageError("give --out FOLDER, or --format jsonl with --to FILE")
+    if last is not None:
+        raise UsageError("--last is for --out; a stream ends at the newest record")
+    data = _stream(folder, to, position or Path(f"{to}.position"), first=first, follow=follow)
+    emit(
+        "audit export",
+        data,
+        json_output=json_output,
+        text=f"{data['records']} records to {data['to']} as {_FORMAT}; the next is {data['next']}",
+    )
+
+
+def _stream(folder: Path, to: Path, position_path: Path, *, first: int, follow: bool) -> dict[str, Any]:
+    """Export until there is nothing more, or until a signal with `follow`."""
+    import signal
+    import threading
+
+    import fedsilo
+    from fedsilo.audit.export import Export, FileSink, lines_after, read_position
+    from fedsilo.audit.reader import LogReader, log_key_of
+    from fedsilo.files.durable import lock_exclusively
+
+    stop = threading.Event()
+    target = f"{_FORMAT} {to.absolute()}"
+    with lock_exclusively(position_path.with_name(f"{position_path.name}.lock")):
+        found = read_position(position_path, log=log_key_of(folder)[0], target=target)
+        reader = LogReader(folder, found.place if found else None, first=first)
+        following = lines_after(folder, found.place, found.product_version or fedsilo.__version__) if found else ()
+        sink = FileSink(to, found, reader.place, following)
+        if follow:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(number, lambda *_: stop.set())
+        work = Export(
+            reader, sink, fedsilo.__version__, position_path, target,
+            wait=(lambda: not stop.wait(_POLL_SECONDS)) if follow else None, stopped=stop.is_set,
+        )  # fmt: skip
+        work.run()
+    return {
+        "to": str(to), "format": _FORMAT, "records": work.records, "next": reader.place.seq,
+        "position": str(position_path),
+    }  # fmt: skip
+
+
+# ---- `fedsilo audit report` ------------------------------------------------------------------------------------------
+
+
+@guarded("audit report")
+def report(
+    logs: Annotated[
+        list[Path], typer.Argument(metavar="LOG...", help="Log folders: the first is reported on, the others vouch.")
+    ],
+    out: Annotated[Path, typer.Option("--out", help="New folder for report.html and report.json.")],
+    policy: Annotated[
+        list[Path] | None, typer.Option("--policy", help="A version of the site's policy; once for each version.")
+    ] = None,
+    charter: Annotated[
+        Path | None, typer.Option("--charter", help="The federation's charter that was in force with each of them.")
+    ] = None,
+    schema: Annotated[
+        Path | None, typer.Option("--lora-schema", help="LoRA schema; by default the one that the policy pins.")
+    ] = None,
+    sign: Annotated[
+        Path | None, typer.Option("--sign", help="Configuration of this site: its signing key signs all files.")
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option("--config", help="The site's configuration: names the collection of private records.")
+    ] = None,
+    evidence: Annotated[
+        list[Path] | None,
+        typer.Option("--evidence", help="A file named with its SHA-256, such as a junit.xml; once for each."),
+    ] = None,
+    site_ca: Annotated[
+        list[Path] | None,
+        typer.Option("--site-ca", metavar="FILE", help="CA certificate of a site, for what its people signed; repeat."),
+    ] = None,
+    json_output: JsonOption = False,
+) -> None:
+    """What left, who allowed it, and whether the logs verify: report.html, .json and .csv. Exit status 7 if not; 1 if
+    all verify, and prove that somebody signed two transcripts, or two results, of one round.
+
+    report.sha256 lists the files with their digests. With --sign, where the key is: report.sha256.sig, an Ed25519
+    signature over that list and so over all of them, and report.pub, its key, which is to be compared with the one that
+    the site published. Check both with
+    `openssl pkeyutl -verify -rawin -pubin -inkey report.pub -in report.sha256 -sigfile report.sha256.sig` and
+    `sha256sum --check report.sha256`.
+    """
+    from certs.encoding import public_key_pem
+    from fedsilo.cli.audit_report import audit_report, checksums, evidence_of, inventory_csv, page
+    from fedsilo.files.durable import removed_on_failure, write_durably
+    from fedsilo.files.site_policy import read_effective, read_schema
+    from fedsilo.protocol.errors import ConflictError
+
+    if out.exists():
+        raise ConflictError(f"{out} exists already")
+    signer = _signer(sign) if sign else None
+    policies = {path: read_effective(existing_policy(path), charter, kept=True) for path in policy or ()}
+    folders = [existing_log(log) for log in logs]
+    collection = _collection(config) if config else ("", "")
+    made = audit_report(
+        folders,
+        policies=list(policies.values()),
+        folders={item.digest: path.parent for path, item in policies.items()},
+        schema=read_schema(schema) if schema else None,
+        collection=collection,
+        evidence=[evidence_of(path) for path in evidence or ()],
+        signer=(signer.spiffe_id, signer.peer.signing_public_key.public_bytes_raw()) if signer else None,
+        site_cas=[existing(path).read_bytes() for path in site_ca or ()],
+    )
+    made["verification"] = told_apart(made["verification"])
+    made["warnings"] = [*verification_warnings(made["verification"]), *_warnings(made, collection[0])]
+    files = {
+        "report.json": json.dumps(made, indent=1, allow_nan=False).encode() + b"\n",
+        "report.csv": inventory_csv(made).encode(),
+        "report.html": page(made).encode(),
+    }
+    listed = checksums(files)
+    if signer is not None:
+        files |= {"report.sha256.sig": signer.signing_key.sign(listed)}
+        files |= {"report.pub": public_key_pem(signer.peer.signing_public_key)}
+    with removed_on_failure(out):
+        out.mkdir(parents=True)
+        for name, data in {**files, "report.sha256": listed}.items():
+            write_durably(out / name, data)
+    emit(
+        "audit report",
+        {
+            "out": str(out),
+            "signed_by": signer.spiffe_id if signer else "",
+            **{key: made[key] for key in _TOLD},
+        },
+        json_output=json_output,
+        text=f"{made['in_words']}\n{_counted(made)} according to {made['records']} records{_since(made)}; "
+        f"{out / 'report.html'}",
+        warnings=made["warnings"],
+        error=_trouble(made),
+    )
+
+
+_TOLD = ("in_words", "log", "records", "counted_from", "complete", "left_counted", "left_total", "arrived_total")
+
+
+def _since(made: dict[str, Any]) -> str:
+    return f", from record {made['counted_from']} on" if made["counted_from"] else ""
+
+
+def _counted(made: dict[str, Any]) -> str:
+    if made["left_counted"]:
+        total = made["left_total"]
+        return f"{total['messages']} messages, {total['bytes']} bytes left {made['log']}"
+    total = made["arrived_total"]
+    return (
+        f"this log has no records of what its owner sent; {total['messages']} messages, {total['bytes']} bytes came in "
+        f"at {made['log']}"
+    )
+
+
+def _warnings(made: dict[str, Any], configured: str) -> list[str]:
+    """What a reader of the report has to know before it is passed on."""
+    found = []
+    if made["signature"]["trouble"]:
+        found.append(f"the report is {made['signature']['trouble']}")
+    if configured and configured != made["origin"]:
+        found.append(f"--config is that of {configured}, not of the log's owner: its collection is not told")
+    if made["policies_not_loaded"]:
+        found.append(
+            f"{len(made['policies_not_loaded'])} of the policies given were never loaded according to this log: their "
+            "figures are not told; give --charter where one was in force"
+        )
+    return found
+
+
+def _collection(config: Path) -> tuple[str, str]:
+    """Whose configuration it is, and what it calls the private records. Raises NotFoundError, UsageError."""
+    from silo.config import load_config
+
+    read = load_config(config)
+    return f"spiffe://{read.federation}/silo/{read.silo}", read.data.collection
+
+
+def _signer(config: Path) -> Identity:
+    """The site's identity with its keys, which only its own user may read. Raises NotAllowedError, NotFoundError."""
+    from silo.config import load_config
+    from silo.guard.site import site_identity
+
+    return site_identity(load_config(config))
+
+
+def _trouble(made: dict[str, Any]) -> FedSiloError | None:
+    from fedsilo.audit.transcripts import findings_of
+    from fedsilo.protocol.errors import OperationError, VerificationError
+
+    failed = [item["log"] for item in made["verification"] if not item["verified"]]
+    if failed or made["unreadable"]:
+        return VerificationError(
+            f"the report was written, but these logs do not verify: {', '.join(failed) or made['log']}",
+            hint="`fedsilo audit verify` with all parties' logs says where to look",
+        )
+    if findings := findings_of(made["verification"]):
+        return OperationError(
+            f"the report was written, and holds {len(findings)} finding{'s' * (len(findings) > 1)}: {findings[0]}",
+            hint="the logs verify; what they hold is evidence against the signer: keep them",
+            code="EQUIVOCATION",
+        )
+    return None
+
+
+# ---- commands --------------------------------------------------------------------------------------------------------
+
 
 app = typer.Typer(no_args_is_help=True, help="Check, read and hand out audit logs, offline.")
 
@@ -61,7 +432,7 @@ def verify(
     from fedsilo.audit.orders import check_orders
     from fedsilo.audit.transcripts import check_rounds, findings_of
     from fedsilo.cli.check_reports import output_format, written
-    from fedsilo.protocol.errors import FedSiloError, OperationError, VerificationError
+    from fedsilo.protocol.errors import OperationError, VerificationError
 
     form = output_format(output, json_output)
     folders = [existing_log(log) for log in logs]
@@ -113,7 +484,7 @@ def show(
         bool, typer.Option("--payload", help="What left under it, from the archive of a running silo; recorded there.")
     ] = False,
     config: Annotated[Path, typer.Option("--config", help="The site's configuration file, for --payload.")] = (
-        CONFIG_DEFAULT
+        SILO_YAML
     ),
     operator: Annotated[str, typer.Option("--operator", help="Who reads it, an auditor or approver.")] = "",
     json_output: JsonOption = False,
@@ -144,7 +515,7 @@ def _record_text(record: Mapping[str, Any], folder: Path) -> str:
 
 
 def _show_payload(seq: int, config: Path, operator: str, *, json_output: bool) -> None:
-    from fedsilo.cli.silo_control import client_of, command, load_site
+    from fedsilo.cli.daemons import client_of, command, load_site
     from fedsilo.protocol.errors import UsageError
 
     if not operator:
@@ -311,7 +682,7 @@ def replay(
         bool, typer.Option("--rescreen", help="Ask a running silo to screen archived texts again; recorded there.")
     ] = False,
     config: Annotated[Path, typer.Option("--config", help="The site's configuration file, for --rescreen.")] = (
-        CONFIG_DEFAULT
+        SILO_YAML
     ),
     operator: Annotated[str, typer.Option("--operator", help="Who asks it, an auditor or approver.")] = "",
     json_output: JsonOption = False,
@@ -321,7 +692,7 @@ def replay(
     Where that policy's text screens are other ones, recorded facts do not tell: --rescreen takes the archived texts.
     """
     from fedsilo.audit.reader import read_records
-    from fedsilo.cli.silo_control import load_site
+    from fedsilo.cli.daemons import load_site
     from fedsilo.files.site_policy import read_effective
     from fedsilo.protocol.errors import UsageError
     from policies.replay import replay as decide_again
@@ -352,7 +723,7 @@ def _rescreened(
 ) -> dict[int, dict[str, Any]]:
     """What a running silo finds in its archived texts by this policy's screens, by record; command after command, since
     one looks at so many."""
-    from fedsilo.cli.silo_control import command
+    from fedsilo.cli.daemons import command
     from fedsilo.protocol.errors import ConflictError, UsageError
     from silo.guard.screens import COMMAND
 
@@ -425,7 +796,6 @@ def prove(
 def _check_proof(path: Path, key: str, *, json_output: bool) -> None:
     from fedsilo.audit.audit_verify import shown
     from fedsilo.audit.proofs import check
-    from fedsilo.cli.audit_folders import first_of
     from fedsilo.protocol.errors import VerificationError
 
     data = check(path, key)
@@ -445,8 +815,8 @@ def _unproved(data: dict[str, Any]) -> str:
     return f"unproved: {data['records'] - data['proved']} of {data['records']} records"
 
 
-app.command("export")(cli_audit_export.export)
-app.command("report")(cli_audit_report.report)
+app.command("export")(export)
+app.command("report")(report)
 
 
 def _where_to_look(failed: list[dict[str, Any]]) -> list[str]:

@@ -1,18 +1,189 @@
-"""`fedsilo certs`: authorities, enrolment and a look at what is installed. Thin; the work is in `provision`."""
+"""`fedsilo certs`: authorities, enrolment, renewal, trials and a look at what is installed. Most of the work is in
+`fedsilo.demo.provision`.
+
+Renewal is a request with the keys that are there, since an audit log and other sites' pins know a party by its signing
+key. What the folder holds is compared with the token first, since a person and a daemon may share a name and a folder:
+a token for `operator/hospital_a` must not be answered with the daemon's keys (threat T31). Not judged: whether the old
+certificate is still good, which is why somebody renews, and who issued it, which the authority knows.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import shutil
+import tempfile
+from collections.abc import Sequence
 from datetime import UTC
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from fedsilo.cli.input_files import named_as_input
+from fedsilo.cli.options import named_as_input
 from fedsilo.cli.output import JsonOption, emit, guarded, table
+from fedsilo.files.durable import make_private_directory, read_private, write_durably
+from fedsilo.protocol.errors import ConflictError, NotAllowedError, NotFoundError, OperationError, UsageError
 
 if TYPE_CHECKING:
     from fedsilo.demo.provision import Enrolment
+
+
+# ---- renewal ---------------------------------------------------------------------------------------------------------
+
+
+_ENROL = "enrol with new keys: `fedsilo certs request`"
+
+
+def request_renewal(directory: Path, token: str) -> Enrolment:
+    """Write `<name>.request.json` for the identity of `token`, made with its keys in `directory`.
+
+    Raises:
+        UsageError: not a token.
+        NotFoundError: no certificate or key of that name.
+        NotAllowedError: the certificate there is another identity's, a key is not the certificate's, or others may
+            read it.
+    """
+
+    from certs.encoding import load_signing_key, load_tls_key, read_one_certificate
+    from certs.enrolment import identity_of_token, make_request
+    from certs.identity import named_in
+    from fedsilo.demo.provision import Enrolment
+    from fedsilo.files.identity_files import read_public
+
+    identity = identity_of_token(token)
+    certificate, key, signing, request = (
+        directory / f"{identity.name}{end}" for end in (".crt", ".key", ".ed25519", ".request.json")
+    )
+    try:
+        pem = read_public(certificate)
+    except NotFoundError as error:
+        raise NotFoundError(f"{error.message}: nothing is there to renew", hint=_ENROL) from error
+    held, held_signing_key = named_in(pem)
+    if held != identity:
+        raise NotAllowedError(
+            f"{certificate} is the certificate of {held}, the token is for {identity}",
+            hint="use the folder with that identity's keys, or ask for a token for this one",
+        )
+    tls_key = load_tls_key(read_private(key))
+    if read_one_certificate(pem, what=str(certificate)).public_key() != tls_key.public_key():
+        raise NotAllowedError(f"{key} does not match {certificate}", hint=_ENROL)
+    signing_key = None
+    if held_signing_key is not None:
+        signing_key = load_signing_key(read_private(signing))
+        if signing_key.public_key() != held_signing_key:
+            raise NotAllowedError(f"{signing} is not the key that {certificate} certifies", hint=_ENROL)
+    # Private: whoever reads the token in it could enrol first.
+    write_durably(request, make_request(tls_key=tls_key, signing_key=signing_key, token=token), 0o600)
+    return Enrolment(identity, request, key, None if signing_key is None else signing)
+
+
+# ---- a trial ---------------------------------------------------------------------------------------------------------
+
+
+COORDINATOR_FOLDER = "coordinator"
+AUTHORITY_FOLDER = "federation_ca"
+COORDINATOR = "main"
+PEOPLE_OF_COORDINATOR = ("carol",)
+PEOPLE_OF_SILO = ("alice", "bob")
+# A silo's name is that of its folder, of its files in id/ and of its site: names that any of these has already.
+RESERVED_NAMES = frozenset(
+    {
+        *(COORDINATOR_FOLDER, AUTHORITY_FOLDER, "site_ca", "guard", "trainer", COORDINATOR),
+        *PEOPLE_OF_COORDINATOR,
+        *PEOPLE_OF_SILO,
+    }
+)
+
+
+def checked_silos(names: Sequence[str]) -> tuple[str, ...]:
+    """The silos' names. Raises UsageError: none, not a name, one twice, or one that something else has."""
+
+    from certs.names import checked_name
+
+    silos = tuple(checked_name(name) for name in names)
+    taken = sorted(RESERVED_NAMES.intersection(silos))
+    if taken:
+        raise UsageError(
+            f"a silo cannot be called {taken[0]!r} here: the trial has something else of that name",
+            hint=f"names that are taken: {', '.join(sorted(RESERVED_NAMES))}",
+        )
+    if not silos or len(set(silos)) != len(silos):
+        raise UsageError("--silos names each silo once", hint="--silos hospital_a,hospital_b")
+    return silos
+
+
+def make_trial(
+    federation: str, silos: Sequence[str], out: Path, *, dns_names: Sequence[str], ip_addresses: Sequence[str]
+) -> None:
+    """Make `out` with a folder for the federation CA, the coordinator and each silo.
+
+    It is made beside `out` and renamed, so that a failure leaves nothing that a second try would stumble over.
+
+    Args:
+        federation: its name.
+        silos: as `checked_silos` takes them.
+        out: a folder that does not exist or is empty.
+        dns_names: host names silos dial.
+        ip_addresses: addresses silos dial.
+
+    Raises:
+        UsageError: a name that cannot be.
+        ConflictError: `out` is not empty, or cannot be put there.
+        OperationError: nothing can be made beside it.
+    """
+    names = checked_silos(silos)
+    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
+        raise ConflictError(f"{out} is not an empty folder", hint="name a new folder")
+    target = out.resolve()
+    if target == Path.cwd():
+        raise ConflictError(f"{out} is the current folder", hint="name a new folder")
+    make_private_directory(target.parent)
+    try:
+        unfinished = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    except OSError as error:
+        raise OperationError(f"cannot make a folder in {target.parent}: {error.strerror}") from error
+    with contextlib.ExitStack() as undo:
+        undo.callback(shutil.rmtree, unfinished, ignore_errors=True)
+        _fill(unfinished, federation, names, dns_names, ip_addresses)
+        try:
+            unfinished.rename(target)
+        except OSError as error:
+            raise ConflictError(f"cannot put it at {out}: {error.strerror}", hint="name a new folder") from error
+        undo.pop_all()
+
+
+def _fill(
+    folder: Path, federation: str, silos: Sequence[str], dns_names: Sequence[str], ip_addresses: Sequence[str]
+) -> None:
+    from certs.authority import DAEMON_LIFETIME_MAX
+    from fedsilo.demo.provision import init_ca, provision_site
+
+    authority = folder / AUTHORITY_FOLDER
+    init_ca(authority, name=federation, kind="federation")
+    identities = provision_site(
+        folder / COORDINATOR_FOLDER,
+        site=COORDINATOR,
+        federation_ca=authority,
+        people=dict.fromkeys(PEOPLE_OF_COORDINATOR, ("operator", "approver")),
+        is_coordinator=True,
+        dns_names=dns_names,
+        ip_addresses=ip_addresses,
+        operator_lifetime=DAEMON_LIFETIME_MAX,
+    )
+    alice, bob = PEOPLE_OF_SILO
+    for silo in silos:
+        provision_site(
+            folder / silo,
+            site=silo,
+            federation_ca=authority,
+            people={alice: ("approver", "operator"), bob: ("approver",)},
+            coordinator_public_key=(identities / "coordinator.pub").read_bytes(),
+            operator_lifetime=DAEMON_LIFETIME_MAX,
+        )
+
+
+# ---- commands --------------------------------------------------------------------------------------------------------
+
 
 app = typer.Typer(no_args_is_help=True, help="Certificate authorities, enrolment and identities.")
 
@@ -111,9 +282,8 @@ def renew(
     json_output: JsonOption = False,
 ) -> None:
     """Make a request with the keys that are there: the audit log and other sites' pins know a party by them."""
-    from fedsilo.cli import renewal
 
-    enrolment = renewal.renew(out, token)
+    enrolment = request_renewal(out, token)
     emit(
         "certs renew",
         _of_enrolment(enrolment),
@@ -184,12 +354,11 @@ def trial(
     Whoever runs this holds every party's keys and could speak for each of them: for data that may be seen by all. In a
     real federation each site makes its own: ca-init, invite, request, sign.
     """
-    from fedsilo.cli import trial as trials
 
     names = [name.strip() for name in silos.split(",") if name.strip()]
-    trials.make_trial(federation, names, out, dns_names=dns or ("localhost",), ip_addresses=ip or ("127.0.0.1", "::1"))
-    folders = {name: str(out / name) for name in (trials.COORDINATOR_FOLDER, *names)}
-    authority = out / trials.AUTHORITY_FOLDER
+    make_trial(federation, names, out, dns_names=dns or ("localhost",), ip_addresses=ip or ("127.0.0.1", "::1"))
+    folders = {name: str(out / name) for name in (COORDINATOR_FOLDER, *names)}
+    authority = out / AUTHORITY_FOLDER
     emit(
         "certs trial",
         {"federation": federation, "folders": folders, "federation_ca": str(authority)},

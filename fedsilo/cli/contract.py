@@ -1,14 +1,19 @@
 """What every command promises beside its options: whether it changes anything, may be repeated, streams, waits, and
-with which exit statuses it ends. One table; `--schema`, `--dry-run`, `--timeout` and the reference are made from it.
+with which exit statuses it ends. One table; `--schema`, `--dry-run`, `--timeout`, the reference and the table of roles
+are made from it.
 
 A command that is missing here fails `tests/console/test_cli_contract.py`. The sentence of `changes` is what `--dry-run`
-says, so it names every kind of thing that the command may touch.
+says, so it names every kind of thing that the command may touch. The table of roles does not show what needs no
+signature: a command that only reads is open to whoever may open the daemon's socket, or the file that it reads.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
 
 PROGRAMS = ("silo", "coordinator", "fedconsole", "fedsilo")
 
@@ -295,3 +300,116 @@ COMMANDS: Mapping[str, Facts] = {
     "fedsilo data check": _READS,
     "fedsilo public lint": _READS,
 }  # fmt: skip
+
+
+# ---- `--schema` ------------------------------------------------------------------------------------------------------
+
+
+def schema_of(name: str, command: Any) -> dict[str, Any]:
+    """Of one command.
+
+    Args:
+        name: all words of it, such as "silo pause".
+        command: as typer made it.
+    """
+    facts = facts_of(name)
+    shown = [each for each in command.params if each.name != "help"]
+    return {
+        "name": name,
+        "help": " ".join((command.help or "").split()),
+        "arguments": [_parameter(each) for each in shown if each.param_type_name == "argument"],
+        "options": [_parameter(each) for each in shown if each.param_type_name == "option"],
+        "changes_state": bool(facts.changes),
+        "changes": facts.changes,
+        "dry_run": facts.dry_run if facts.changes else "",
+        "idempotent": facts.idempotent,
+        "streams": facts.streams,
+        "waits": facts.waits,
+        "exit_codes": {str(code): EXIT_MEANINGS[code] for code in facts.exit_codes},
+    }
+
+
+def commands_below(command: Any, words: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Every command below one that does something by itself, with the words that name it."""
+    below = getattr(command, "commands", None)
+    if below is None:
+        yield words, command
+        return
+    if getattr(command, "invoke_without_command", False):
+        yield words, command
+    for name, found in below.items():
+        yield from commands_below(found, (*words, name))
+
+
+def _parameter(parameter: Any) -> dict[str, Any]:
+    is_option = parameter.param_type_name == "option"
+    kind, choices = _kind(parameter.type_descriptor.annotation)
+    found: dict[str, Any] = {
+        "name": parameter.name if is_option else _argument_name(parameter),
+        "type": kind,
+        "required": bool(parameter.required),
+        "default": _default(parameter),
+        "multiple": bool(getattr(parameter, "multiple", False)) or parameter.nargs == -1,
+        "help": " ".join((parameter.help or "").split()),
+    }
+    if choices:
+        found["choices"] = choices
+    if is_option:
+        found["name"] = max(parameter.opts, key=len).lstrip("-")
+        found["flags"] = [*parameter.opts, *parameter.secondary_opts]
+        found["environment"] = parameter.envvar if isinstance(parameter.envvar, str) else ""
+    return found
+
+
+def _kind(annotation: Any) -> tuple[str, list[str]]:
+    """What a value is, and which it may be where there is a list: of `list[str] | None` it is a str."""
+    origin, parts = get_origin(annotation), get_args(annotation)
+    if origin is Literal:
+        return "text", [str(each) for each in parts]
+    if origin is not None:
+        return _kind(next(each for each in parts if each is not type(None)))
+    if isinstance(annotation, type) and issubclass(annotation, Enum):
+        return "text", [str(each.value) for each in annotation]
+    return _KINDS[annotation], []
+
+
+_KINDS: Mapping[Any, str] = {bool: "boolean", int: "integer", float: "number", str: "text", Path: "path"}
+
+
+def _argument_name(parameter: Any) -> str:
+    return str(parameter.metavar or parameter.name).strip("{}[]").removesuffix("...").upper()
+
+
+def _default(parameter: Any) -> Any:
+    value = parameter.default
+    if parameter.required or callable(value) or value is None:
+        return None
+    value = getattr(value, "value", value)
+    if isinstance(value, list | tuple):
+        return [str(each) for each in value]
+    return value if isinstance(value, bool | int | float | str) else str(value)
+
+
+# ---- who may give which command --------------------------------------------------------------------------------------
+
+
+OPTION = {"fedsilo audit show": "--payload", "fedsilo audit replay": "--rescreen"}  # only with it they are signed
+
+
+def role_table() -> str:
+    """Markdown: a line for each command that a person signs, a column for each role that may sign one."""
+
+    from certs.roles import ACTIONS, ROLES
+
+    signed = {name: facts for name, facts in COMMANDS.items() if facts.action}
+    roles = [role for role in ROLES if any(role in ACTIONS[facts.action] for facts in signed.values())]
+    head = f"| command | action | {' | '.join(roles)} |\n|---|---|{'---|' * len(roles)}\n"
+    return head + "".join(_line(name, facts, roles) for name, facts in signed.items())
+
+
+def _line(name: str, facts: Facts, roles: Sequence[str]) -> str:
+    from certs.roles import ACTIONS
+
+    command = f"{name} {OPTION[name]}" if name in OPTION else name
+    cells = ("yes" if role in ACTIONS[facts.action] else "" for role in roles)
+    return f"| `{command}` | `{facts.action}` | {' | '.join(cells)} |\n"

@@ -1,16 +1,90 @@
-"""`fedsilo curves`, `silo round`: what the console's places 4 and 2 ask the daemon, as text, CSV or JSON."""
+"""`fedsilo curves`, `silo round`: what the console's places 4 and 2 ask the daemon, as text, CSV, JSON or event files.
+
+TensorBoard gets one folder a silo, so that it draws the silos of one figure into one plot; what belongs to no silo is
+under `all`. A file holds all values that there are and is replaced as a whole, so that writing again adds what is new.
+"""
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from fedsilo.cli.daemons import ContextOption, Daemon, context_daemon, party_text
+from fedsilo.cli.daemons import (
+    SILO_YAML,
+    ContextOption,
+    Daemon,
+    SiloOption,
+    client_of,
+    context_daemon,
+    load_site,
+    party_text,
+)
 from fedsilo.cli.output import JsonOption, emit, guarded, table
-from fedsilo.cli.silo_control import CONFIG_DEFAULT, ConfigOption, client_of, load_site
+from fedsilo.files.durable import make_private_directory, write_durably
+from fedsilo.files.extras import install_hint
+from fedsilo.protocol.errors import OperationError, UsageError
+
+# ---- TensorBoard -----------------------------------------------------------------------------------------------------
+
+
+FILE = "events.out.tfevents.fedsilo"
+VERSION = "brain.Event:2"  # of the format
+
+
+def write_events(folder: Path, answer: Mapping[str, Any]) -> list[Path]:
+    """Write `folder/RUN/SILO/events.out.tfevents.fedsilo`, of each silo in the answer.
+
+    Args:
+        folder: TensorBoard's --logdir; made where it is missing.
+        answer: of the query `curves`.
+
+    Raises:
+        UsageError: the `science` extra is not installed.
+        OperationError: the disk refused, or the daemon names a run or a silo by what is no name (T37).
+    """
+    try:
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.summary.writer.record_writer import RecordWriter
+    except ImportError as error:
+        raise UsageError("tensorboard is not installed", hint=install_hint("tensorboard")) from error
+    by_silo: dict[str, list[Any]] = {}
+    for series in answer["series"]:
+        events = by_silo.setdefault(series["silo"] or "all", [Event(file_version=VERSION)])
+        for point in series["points"]:
+            value = Summary.Value(tag=series["name"], simple_value=point["value"])
+            events.append(Event(step=point["x"], summary=Summary(value=[value])))
+    written = []
+    for silo, events in sorted(by_silo.items()):
+        content = io.BytesIO()
+        records = RecordWriter(content)
+        for event in events:
+            records.write(event.SerializeToString())
+        path = folder / _plain_name(answer["run"]) / _plain_name(silo) / FILE
+        make_private_directory(path.parent)
+        write_durably(path, content.getvalue(), mode=0o600)  # a silo's figures tell something of its prompts
+        written.append(path)
+    return written
+
+
+def _plain_name(name: str) -> str:
+    from pydantic import TypeAdapter, ValidationError
+
+    from fedsilo.protocol.plan import Name
+
+    try:
+        return TypeAdapter(Name).validate_python(name)
+    except ValidationError as error:
+        told = f"the daemon names a run or a silo {name[:80]!r}, which is no name"
+        raise OperationError(told, code="ANSWER_UNUSABLE") from error
+
+
+# ---- commands --------------------------------------------------------------------------------------------------------
+
 
 TEXT_CELLS = 100
 CSV_COLUMNS = ("run", "name", "silo", "source", "unit", "x", "round", "step", "value", "low", "high", "n", "n_exact")
@@ -67,7 +141,6 @@ def curves(
 def _events(folder: Path | None, data: Mapping[str, Any]) -> list[Path]:
     if folder is None:
         return []
-    from fedsilo.cli.tensorboard_files import write_events
 
     return write_events(folder, data)
 
@@ -75,7 +148,7 @@ def _events(folder: Path | None, data: Mapping[str, Any]) -> list[Path]:
 def _daemon(context: str, config: Path | None, coordinator: Path | None) -> Daemon:
     if coordinator is None:
         chosen = context_daemon("", context, config)
-        return chosen or Daemon(load_site(config or CONFIG_DEFAULT).control.socket)
+        return chosen or Daemon(load_site(config or SILO_YAML).control.socket)
     from coordinator.config import load_config
 
     return Daemon(load_config(coordinator).control.socket)
@@ -136,7 +209,7 @@ def _told(data: Mapping[str, Any], whose: str, header: tuple[str, ...], rows: Se
 def silo_round(
     run: Annotated[str, typer.Option("--run", help="Which run; the newest by default.")] = "",
     number: Annotated[int | None, typer.Option("--round", min=1, help="Which round; the newest by default.")] = None,
-    config: ConfigOption = CONFIG_DEFAULT,
+    config: SiloOption = SILO_YAML,
     json_output: JsonOption = False,
 ) -> None:
     """One round as this silo knows it: its own phases with their durations, and the verdict on each other silo."""

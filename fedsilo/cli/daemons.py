@@ -1,7 +1,9 @@
-"""Which daemon or configuration file a command is about, where it may be a silo's or the coordinator's."""
+"""Which daemon or configuration file a command is about, and commands that a person signs for it."""
 
 from __future__ import annotations
 
+import sys
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import typer
 
-from fedsilo.protocol.errors import ConflictError, UsageError
+from fedsilo.protocol.errors import ConflictError, NotFoundError, UsageError
+from fedsilo.protocol.text import harmless
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -165,3 +168,96 @@ def read_configuration(path: Path) -> tuple[Kind, BaseModel]:
     from policies.load import load_policy
 
     return kind, load_policy(path.read_bytes(), str(path)).own.file
+
+
+# ---- one site --------------------------------------------------------------------------------------------------------
+
+
+SILO_YAML = Path("silo.yaml")
+SiloOption = Annotated[Path, typer.Option("--config", help="The site's configuration file.")]
+OperatorOption = Annotated[
+    str, typer.Option("--operator", help="Who signs: id/NAME.crt and id/NAME.key beside the site's own certificate.")
+]
+RequestOption = Annotated[
+    str, typer.Option("--request-id", help="Give the same again to repeat a request without doing it twice.")
+]
+
+
+def load_site(path: Path) -> SiloConfig:
+    from silo.config import load_config
+
+    return load_config(path)
+
+
+def client_of(config: SiloConfig) -> ControlClient:
+    from fedsilo.control.client import ControlClient
+
+    return ControlClient(config.control.socket)
+
+
+def command(config: SiloConfig, operator: str, name: str, arguments: Mapping[str, Any], request_id: str) -> Any:
+    """Carry out a command as a person; what the daemon answered."""
+    from fedsilo.control.client import Operator, sign_as
+
+    folder = config.identity.certificate.parent
+    if not (folder / f"{operator}.crt").exists():
+        keys = (path.stem for path in folder.glob("*.key"))
+        people = ", ".join(sorted(name for name in keys if name != config.silo and (folder / f"{name}.crt").exists()))
+        raise NotFoundError(
+            f"{folder / operator}.crt does not exist", hint=f"there are keys of: {people or 'nobody'} (--operator NAME)"
+        )
+    person = Operator(config.silo, folder / f"{operator}.crt", folder / f"{operator}.key", config.federation)
+    signed = sign_as(person, name, arguments, request_id=request_id)
+    with client_of(config) as client:
+        return client.execute(signed)
+
+
+# ---- what is shown and typed back ------------------------------------------------------------------------------------
+
+
+CHARACTERS = 4
+
+
+def require_terminal(options: str, hint: str) -> None:
+    """Raises UsageError: nobody can be asked, and `options` were not given."""
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise UsageError(f"without a terminal this needs {options}", hint=hint)
+
+
+def type_back(digest: str) -> None:
+    """Ask for the end of what stands on the screen. Raises UsageError: something else was typed."""
+    if typer.prompt(f"type its last {CHARACTERS} characters").strip().lower() != digest[-CHARACTERS:]:
+        raise UsageError(
+            f"these are not the last {CHARACTERS} characters of what stands above",
+            hint="nothing was changed; ask again",
+        )
+
+
+def confirm(digest: str, expected: str, shown: str, *, hint: str, json_output: bool = False) -> None:
+    """Nobody signs what was not shown.
+
+    Args:
+        digest: of what is there now.
+        expected: what the person names; empty: it is shown and typed back.
+        shown: text.
+        hint: where the digest is found.
+        json_output: nothing but JSON may be printed, so nobody can be asked.
+
+    Raises:
+        ConflictError: another digest was named (STALE_VIEW).
+        UsageError: none was named and there is no terminal, or something else was typed.
+    """
+    if expected:
+        if expected.removeprefix("sha256:") != digest:
+            raise ConflictError(f"what is there now has the digest {digest}", hint="read it again", code="STALE_VIEW")
+        return
+    if json_output:
+        raise UsageError("with --json this needs --expect-digest", hint=hint)
+    require_terminal("--expect-digest", hint)
+    typer.echo(harmless(f"{shown}\nsha256:{digest}", lines=True))
+    type_back(digest)
+
+
+def clock_now() -> str:
+    """A line on this machine's clock, as it is accepted."""
+    return f"this machine's clock shows {time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())}: that is what is accepted"

@@ -9,7 +9,7 @@ from fedsilo.cli import audit as cli_audit
 from fedsilo.cli import bundle as cli_bundle
 from fedsilo.cli import certs as cli_certs
 from fedsilo.cli import config as cli_config
-from fedsilo.cli import context as cli_context
+from fedsilo.cli import config as cli_context
 from fedsilo.cli import curves as cli_curves
 from fedsilo.cli import data as cli_data
 from fedsilo.cli import demo as cli_demo
@@ -41,7 +41,7 @@ app.add_typer(cli_data.data_app, name="data")
 app.add_typer(cli_public.app, name="public")
 app.command("grade")(cli_grade.grade)
 app.add_typer(cli_config.app, name="config")
-app.add_typer(cli_context.app, name="context")
+app.add_typer(cli_context.context_app, name="context")
 app.command("bundle")(cli_bundle.bundle)
 doctor.add_to(app, "fedsilo")
 

@@ -13,8 +13,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedsilo.cli.output import JsonOption, emit, guarded
-from fedsilo.cli.standard_streams import write_err, write_out
+from fedsilo.cli.output import JsonOption, emit, guarded, write_err, write_out
 
 if TYPE_CHECKING:
     from fedsilo.grading.worker import GradingProcess
@@ -63,7 +62,7 @@ def grade(
     Exit code 0 means that every line was answered, whatever the verdicts. A case takes at most 5 seconds. Where an
     own verifier fails, standard error says on which line, why, and where in its code.
     """
-    from fedsilo.cli.input_files import require_plain_file
+    from fedsilo.cli.options import require_plain_file
     from fedsilo.grading.own_verifiers import find_verifier
     from fedsilo.grading.worker import GradingProcess
 

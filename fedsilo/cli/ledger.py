@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fedsilo.cli.daemons import SILO_YAML, OperatorOption, SiloOption, confirm, load_site
 from fedsilo.cli.output import JsonOption, emit, guarded, table
-from fedsilo.cli.silo_control import CONFIG_DEFAULT, ConfigOption, OperatorOption, load_site
-from fedsilo.cli.typed_back import confirm
 from fedsilo.protocol.errors import ConflictError, HeldError, UsageError
 
 if TYPE_CHECKING:
@@ -23,7 +22,7 @@ _CLOCKS_DIFFER = timedelta(minutes=5)  # a guard whose clock is behind must not 
 @guarded("silo ledger accept")
 def accept(
     operator: OperatorOption,
-    config: ConfigOption = CONFIG_DEFAULT,
+    config: SiloOption = SILO_YAML,
     expect_digest: Annotated[
         str, typer.Option("--expect-digest", help="Digest of what you were shown, in place of typing its end.")
     ] = "",

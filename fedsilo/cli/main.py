@@ -8,10 +8,8 @@ from collections.abc import Callable
 
 import typer
 
-from fedsilo.cli.common_options import no_color
-from fedsilo.cli.output import ended_by, in_one_envelope
+from fedsilo.cli.output import ended_by, in_one_envelope, no_color, open_all
 from fedsilo.cli.own_names import refuse_overwritten
-from fedsilo.cli.standard_streams import open_all
 
 # Objects made and not freed between two looks for garbage (Python's own: 700). In cycles they may hold some 10 MB.
 GARBAGE_THRESHOLD = 100_000
@@ -68,7 +66,7 @@ def coordinator_main() -> None:
 
 def console_main() -> None:
     def load() -> typer.Typer:
-        from fedsilo.cli import serve as cli_serve
+        from fedsilo.cli import console as cli_serve
 
         return cli_serve.program
 

@@ -1,37 +1,326 @@
 """How every command answers: one JSON envelope or plain text on stdout, one line of cause and one of hint on stderr.
 
-`guarded` also gives every command the options of common_options.py and ends a fault of ours with a report file.
-
     {"schema": "fedsilo.cli/1", "command": ..., "ok": ..., "data": ..., "warnings": [...],
      "error": null | {"code", "message", "hint", "retryable"}}
 
-Text that came from elsewhere may carry terminal escapes or bidirectional overrides (threat T37): `plain` takes their
+`guarded` also gives every command the options that all have (--schema, --quiet, --no-color and, where contract.py says
+that something is changed or waited for, --dry-run and --timeout) and ends a fault of ours with a report file.
+
+Text that came from elsewhere may carry terminal escapes or bidirectional overrides (threat T37): `harmless` takes their
 power before anything is printed. JSON needs no such care, it escapes by itself.
+
+An answer that cannot be written (a full disk, a closed descriptor) ends its command with exit status 1 and one line on
+stderr, also with --json; where stderr takes nothing either, the exit status is all that is told. A reader that closed
+its pipe (`| head`) is no error.
+Does not stop: a disk that takes the bytes and loses them later; what the command did before it answered stays done. Nor
+does a dry run stop a refusal by the daemon: it judges by its own copy of roles and CA, at its own time, and it may have
+changed what the command is about.
 """
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import functools
+import inspect
+import io
 import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TextIO, TypeVar, get_args, get_origin
 
 import typer
 
-from fedsilo.cli import common_options
 from fedsilo.cli.contract import BUG_EXIT_CODE, INTERRUPTED_EXIT_CODE, facts_of, full_name
-from fedsilo.cli.standard_streams import OutputLostError, output_lost, silence, write_err, write_out
-from fedsilo.protocol.errors import FedSiloError, NotFoundError, OperationError, UnreachableError, UsageError
+from fedsilo.protocol.errors import (
+    FedSiloError,
+    NotAllowedError,
+    NotFoundError,
+    OperationError,
+    UnreachableError,
+    UsageError,
+)
 from fedsilo.protocol.text import harmless
 
 if TYPE_CHECKING:
-    from fedsilo.control.dry_run import DryRun
+    from fedsilo.control.dry_run import DryRun, Signing
+
+
+# ---- streams ---------------------------------------------------------------------------------------------------------
+
+
+_PRINTING = ("typer", "rich")  # they open no file
+
+
+class OutputLostError(OperationError):
+    """The answer could not be written to stdout."""
+
+    default_code = "OUTPUT_LOST"
+
+    def __init__(self, error: OSError) -> None:
+        super().__init__(
+            f"the answer could not be written to stdout: {error.strerror or error}",
+            hint="what the command does may be done all the same: look before you repeat it",
+        )
+
+
+def open_all() -> None:
+    """Give a process that was started with closed streams all three of them.
+
+    Without them the next file or socket that is opened would get a stream's number, and what is printed would go
+    there. Nothing can be read from stdin then; what is written to stdout fails (it is opened for reading only), so
+    that the caller who closed it learns that there was an answer; what is written to stderr is dropped.
+    """
+    for number, flags in ((0, os.O_RDONLY), (1, os.O_RDONLY), (2, os.O_WRONLY)):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, flags)  # gets the lowest free number, which is this one
+            os.set_inheritable(number, True)
+    # None where the descriptor was closed when the interpreter started
+    if sys.stdin is None:
+        sys.stdin = os.fdopen(0, encoding="utf-8", closefd=False)
+    if sys.stdout is None:
+        sys.stdout = os.fdopen(1, "w", encoding="utf-8", closefd=False)
+    if sys.stderr is None:
+        sys.stderr = os.fdopen(2, "w", encoding="utf-8", closefd=False)
+    for stream in (sys.stdout, sys.stderr, sys.__stderr__):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # what this terminal has no sign for
+
+
+def takes_signs() -> bool:
+    """Whether every character can be written to the terminal as itself; where not, screens are drawn in ASCII."""
+    try:
+        return codecs.lookup(sys.stdout.encoding or "ascii").name.startswith("utf")
+    except LookupError:
+        return False
+
+
+def write_out(text: str) -> None:
+    """Write to stdout, and see that it arrived.
+
+    Raises:
+        OutputLostError: it takes nothing. BrokenPipeError: its reader went away.
+    """
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        silence(sys.stdout)
+        raise OutputLostError(error) from error
+
+
+def write_err(text: str) -> None:
+    """Write to stderr; nothing is told where it takes nothing, as there is no further place to tell it."""
+    try:
+        sys.stderr.write(text)
+        sys.stderr.flush()
+    except OSError:
+        silence(sys.stderr)
+
+
+def output_lost(error: OSError) -> OutputLostError | None:
+    """Whether an error comes from printing by a library, as of help and versions; None: it is of something else."""
+    import traceback
+
+    frames = list(traceback.walk_tb(error.__traceback__))
+    if not frames or frames[-1][0].f_globals.get("__name__", "").partition(".")[0] not in _PRINTING:
+        return None
+    silence(sys.stdout)
+    return OutputLostError(error)
+
+
+def silence(stream: TextIO) -> None:
+    """Let go nowhere what is left in a stream, or the interpreter would complain of it when it flushes at its end."""
+    with contextlib.suppress(OSError, ValueError):  # a stream without a descriptor, as in a test, has no such end
+        descriptor = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(descriptor, stream.fileno())
+        os.close(descriptor)
+
+
+# ---- what a dry run says of a signature ------------------------------------------------------------------------------
+
+
+# Command -> action of certs/roles.py, where they are not called the same. The daemons register them
+# (silo/guard/commands.py); a test compares.
+ACTIONS_OF_COMMANDS: Mapping[str, str] = {
+    "pause": "silo.pause", "resume": "silo.resume", "stop": "silo.stop", "leave": "silo.leave",
+    "policy.reload": "change.propose", "policy.propose": "change.propose", "policy.approve": "change.approve",
+    "audit.rescreen": "payload.read", "clock.accept": "halt.release",
+    "approvals.approve": "release.approve", "approvals.reject": "release.reject",
+    "approvals.release": "halt.release", "approvals.defer": "release.defer", "approvals.payload": "payload.read",
+}  # fmt: skip
+SITE_CA, ROLES = "site_ca.crt", "roles.yaml"
+
+
+def told_of(signing: Signing) -> dict[str, Any]:
+    """The command, and the person's roles as the files beside the certificate have them (none there: none told).
+
+    Raises:
+        NotAllowedError: the certificate is not of that site or is over, or no role of the person allows the command.
+        UsageError: roles.yaml is wrong.
+    """
+    from certs.identity import operator_identity
+    from certs.roles import may
+    from fedsilo.files.identity_files import load_site, read_public
+
+    folder = signing.certificate.parent
+    told: dict[str, Any] = {
+        "site": signing.site, "person": signing.certificate.stem, "roles": [], "name": signing.name,
+        "arguments": {key: value for key, value in signing.arguments.items() if key != "text"},
+    }  # fmt: skip
+    if not (folder / SITE_CA).exists() or not (folder / ROLES).exists():
+        return told
+    ca, roles = load_site(folder / SITE_CA, folder / ROLES, site=signing.site)
+    person = operator_identity(read_public(signing.certificate), ca, datetime.now(UTC)).person
+    held = roles.of(person)
+    action = ACTIONS_OF_COMMANDS.get(signing.name, signing.name)
+    if not may(held, action):
+        raise NotAllowedError(
+            f"{person} may not {action} at {signing.site}: roles {', '.join(sorted(held)) or 'none'}",
+            hint=f"may: {', '.join(roles.who_may(action)) or 'nobody'}",
+        )
+    return told | {"person": person, "roles": sorted(held)}
+
+
+# ---- the options of every command ------------------------------------------------------------------------------------
+
+
+PANEL = "Every command"
+SECONDS_MIN, SECONDS_MAX = 0.001, 31_536_000.0  # a year; the kernel's own limit of a wait is some hundred years
+NO_COLOR = "NO_COLOR"  # https://no-color.org
+
+quiet: ContextVar[bool] = ContextVar("quiet", default=False)
+
+
+@dataclass(frozen=True)
+class Common:
+    """What was chosen of them for one call."""
+
+    quiet: bool = False
+    dry_run: bool = False
+    timeout_seconds: float | None = None
+
+    @contextmanager
+    def in_force(self) -> Iterator[None]:
+        """Within, answers are hushed and the control client waits no longer than was said."""
+        hushed = quiet.set(self.quiet)
+        try:
+            if self.timeout_seconds is None:
+                yield
+                return
+            from fedsilo.control.client import timeout_chosen
+
+            waiting = timeout_chosen.set(self.timeout_seconds)
+            try:
+                yield
+            finally:
+                timeout_chosen.reset(waiting)
+        finally:
+            quiet.reset(hushed)
+
+
+def no_color(wanted: bool) -> None:
+    """For this process and those that it starts; whatever draws reads the variable."""
+    if wanted:
+        os.environ[NO_COLOR] = "1"
+
+
+def signature_with(function: Callable[..., Any], command: str) -> inspect.Signature:
+    """The function's signature as typer reads it, with the common options behind its own."""
+    signature = inspect.signature(function, eval_str=True)
+    own = {flag for each in signature.parameters.values() for flag in _flags(each.annotation)}
+    parameters = list(signature.parameters.values())
+    for flag, name, annotation, default in _offered(command):
+        if flag not in own:
+            parameters.append(
+                inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+            )
+    return signature.replace(parameters=parameters)
+
+
+def taken_from(arguments: dict[str, Any]) -> Common:
+    """Take the common options out of what typer hands over."""
+    arguments.pop("common_schema", None)
+    arguments.pop("common_no_color", None)
+    return Common(
+        arguments.pop("common_quiet", False),
+        arguments.pop("common_dry_run", False),
+        arguments.pop("common_timeout", None),
+    )
+
+
+def _offered(command: str) -> Iterator[tuple[str, str, Any, Any]]:
+    """(flag, parameter, annotation, default) of each option that this command gets."""
+    facts = facts_of(command)
+    schema = typer.Option(
+        "--schema", is_eager=True, callback=_printing_schema(command), rich_help_panel=PANEL,
+        help="Print as JSON what this command takes and promises, and end.",
+    )  # fmt: skip
+    yield "--schema", "common_schema", Annotated[bool, schema], False
+    if facts.changes and facts.dry_run == "--dry-run":
+        yield "--dry-run", "common_dry_run", _DRY_RUN, False
+    if facts.waits:
+        yield "--timeout", "common_timeout", _TIMEOUT, None
+    yield "--quiet", "common_quiet", _QUIET, False
+    yield "--no-color", "common_no_color", _NO_COLOR, False
+
+
+_DRY_RUN = Annotated[
+    bool,
+    typer.Option(
+        "--dry-run", rich_help_panel=PANEL,
+        help="Read and check, and say what would be changed first; nothing is signed, sent or written.",
+    ),
+]  # fmt: skip
+_TIMEOUT = Annotated[
+    float | None,
+    typer.Option(
+        "--timeout", min=SECONDS_MIN, max=SECONDS_MAX, rich_help_panel=PANEL,
+        help="Seconds to wait for each answer, or for the end of a stream; then exit 3. Default: 30, no end.",
+    ),
+]  # fmt: skip
+_QUIET = Annotated[bool, typer.Option("--quiet", rich_help_panel=PANEL, help="No text but errors; the status tells.")]
+_NO_COLOR = Annotated[
+    bool,
+    typer.Option(
+        "--no-color", is_eager=True, callback=no_color, rich_help_panel=PANEL, help="As the variable NO_COLOR."
+    ),
+]
+
+
+def _printing_schema(command: str) -> Callable[[typer.Context, bool], None]:
+    def show(context: typer.Context, wanted: bool) -> None:
+        if not wanted or context.resilient_parsing:
+            return
+        from fedsilo.cli.contract import schema_of
+
+        write_out(envelope(command, schema_of(full_name(command), context.command)) + "\n")
+        raise typer.Exit
+
+    return show
+
+
+def _flags(annotation: Any) -> Iterator[str]:
+    """The spellings of an option, from its annotation."""
+    for part in get_args(annotation) if get_origin(annotation) is Annotated else ():
+        for declared in (getattr(part, "default", None), *(getattr(part, "param_decls", None) or ())):
+            if isinstance(declared, str):
+                yield declared
+
+
+# ---- answers ---------------------------------------------------------------------------------------------------------
+
 
 SCHEMA = "fedsilo.cli/1"
 TRACEBACK_VARIABLE = "FEDSILO_TRACEBACK"  # set: a fault of ours stays a traceback, for who works on the code
@@ -64,7 +353,7 @@ VersionOption = Annotated[
 def _print_schemas(context: typer.Context, wanted: bool) -> None:
     if not wanted or context.resilient_parsing:
         return
-    from fedsilo.cli.command_schema import commands_below, schema_of
+    from fedsilo.cli.contract import commands_below, schema_of
 
     program = context.command_path
     schemas = [schema_of(" ".join(words), command) for words, command in commands_below(context.command, (program,))]
@@ -143,7 +432,7 @@ def emit(
     if json_output:
         _write_answer(envelope(command, data, warnings=warning_list, error=error) + "\n", error)
     else:
-        if not common_options.quiet.get():
+        if not quiet.get():
             body = text if isinstance(text, str) else text()
             _write_answer(harmless(body, lines=True).rstrip("\n") + "\n" if body else "", error)
             for warning in warning_list:
@@ -228,14 +517,14 @@ class guarded:  # noqa: N801 - used as a decorator and as a context, both of whi
         @functools.wraps(function)
         def guarded_function(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
             wanted = bool(kwargs.get("json_output", self._json_output) or kwargs.get("output") == "json")
-            common = common_options.taken_from(kwargs)
+            common = taken_from(kwargs)
             with guarded(self._command, json_output=wanted), common.in_force():
                 if not common.dry_run:
                     return function(*args, **kwargs)
                 with _trying(self._command, json_output=wanted):
                     return function(*args, **kwargs)
 
-        guarded_function.__signature__ = common_options.signature_with(  # type: ignore[attr-defined]
+        guarded_function.__signature__ = signature_with(  # type: ignore[attr-defined]
             function, self._command
         )
         guarded_function.__annotations__ = {}  # all in the signature; typer would evaluate them a second time
@@ -346,7 +635,6 @@ def _trying(command: str, *, json_output: bool) -> Iterator[None]:
             _dry_run.reset(token)
     if not trying.what:
         return
-    from fedsilo.cli.dry_signing import told_of
 
     data: dict[str, Any] = {"dry_run": True, "changes": facts_of(command).changes}
     data["first"] = {"what": trying.what, "target": trying.target}

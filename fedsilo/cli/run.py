@@ -65,7 +65,7 @@ def submit(
     json_output: JsonOption = False,
 ) -> None:
     """Submit a run; it starts when the silos it names have joined. --dry-run checks it as the coordinator will."""
-    from fedsilo.cli.input_files import read_document
+    from fedsilo.cli.options import read_document
     from fedsilo.control.dry_run import is_active
 
     arguments = {"text": read_document(file), "source": str(file)[:128]}
@@ -88,7 +88,7 @@ def _check_request(text: str, source: str, config: Path) -> None:
     """
     from dataclasses import replace
 
-    from fedsilo.cli.standard_streams import write_err
+    from fedsilo.cli.output import write_err
     from fedsilo.files.run_request import check_form, check_request, read_request
 
     document = read_request(text.encode(), source)
@@ -162,8 +162,8 @@ def watch(
     Each has a sequence; a watch that broke off goes on with --since. Events that the coordinator has forgotten since,
     or that came faster than they were read, are said to be missing, with their number where it is known.
     """
-    from fedsilo.cli.event_gaps import EVENTS_MISSED, gap_text, gaps_told, up_to
-    from fedsilo.cli.standard_streams import write_err
+    from fedsilo.cli.output import write_err
+    from fedsilo.cli.watch import EVENTS_MISSED, gap_text, gaps_told, up_to
     from fedsilo.protocol.errors import OperationError, UnreachableError
 
     place = _Place(run, since, f" --socket {socket}" if socket else "" if config == _CONFIG else f" --config {config}")
@@ -324,7 +324,7 @@ def export(
     with removed_on_failure(out):
         shutil.copytree(record["folder"], out, dirs_exist_ok=True)
         if find_spec("tensorboard") is not None:
-            from fedsilo.cli.tensorboard_files import write_events
+            from fedsilo.cli.curves import write_events
 
             write_events(out / "tensorboard", curves)
     adapter = out / "adapter"
@@ -352,8 +352,8 @@ def verify(
     Without --log and --ca, silo keys are as the coordinator states them: then it may have invented the silos.
     """
     from fedsilo.audit.transcripts import silo_keys
-    from fedsilo.cli.audit_folders import log_folder
-    from fedsilo.cli.input_files import named_as_input
+    from fedsilo.cli.audit import log_folder
+    from fedsilo.cli.options import named_as_input
     from fedsilo.files.durable import read_regular
     from fedsilo.files.identity_files import load_coordinator_key
     from fedsilo.protocol.errors import VerificationError
@@ -468,7 +468,7 @@ def _reason(run: dict[str, Any]) -> str:
 
 
 def _record_text(record: dict[str, Any]) -> str:
-    from fedsilo.cli.silo_text import isolation_text
+    from fedsilo.cli.silo import isolation_text
 
     plan = record["plan"] or record.get("request", {})  # it has no plan before it begins
     lines = [

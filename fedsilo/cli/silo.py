@@ -1,11 +1,14 @@
 """`silo`: set up, check, run and steer one site. Reading goes to the daemon's control socket; every change is a command
-signed with a person's key (`--operator`), so an approval names somebody."""
+signed with a person's key (`--operator`), so an approval names somebody. What `silo report` says is answered from this
+site's state and sent nowhere."""
 
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import sys
+import textwrap
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,50 +16,497 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedsilo.cli import adapters as cli_adapters
 from fedsilo.cli import approvals as cli_approvals
 from fedsilo.cli import curves as cli_curves
 from fedsilo.cli import doctor
-from fedsilo.cli import report as cli_report
 from fedsilo.cli import silo_messages as cli_silo_messages
 from fedsilo.cli import transfer as cli_transfer
-from fedsilo.cli.daemons import ContextOption, context_daemon
-from fedsilo.cli.desk_answers import recorded
-from fedsilo.cli.output import JsonOption, PersonOption, TimeoutOption, emit, guarded, table, takes_version
-from fedsilo.cli.silo_control import (
-    CONFIG_DEFAULT,
-    ConfigOption,
+from fedsilo.cli.daemons import (
+    SILO_YAML,
+    ContextOption,
     OperatorOption,
     RequestOption,
+    SiloOption,
     client_of,
+    clock_now,
     command,
+    confirm,
+    context_daemon,
     load_site,
 )
-from fedsilo.cli.site_options import VERIFIERS, TemplateOption
-from fedsilo.cli.size_options import (
+from fedsilo.cli.desk_answers import recorded
+from fedsilo.cli.options import (
+    VERIFIERS,
     LearningRateOption,
     LocalStepsOption,
     PromptsOption,
     RoundsOption,
     SamplesOption,
     SwapPeriodOption,
+    TemplateOption,
     TokensOption,
     given,
     size_text,
 )
-from fedsilo.cli.typed_back import clock_now, confirm
+from fedsilo.cli.output import JsonOption, PersonOption, TimeoutOption, emit, guarded, table, takes_version
 from fedsilo.protocol.errors import NotFoundError, UsageError
+from fedsilo.protocol.text import harmless
 
 if TYPE_CHECKING:
     from silo.config import SiloConfig
+    from silo.guard.checks import Preview
+
+
+# ---- `silo adapters` and `silo rollback` -----------------------------------------------------------------------------
+
+
+adapters_app = typer.Typer(no_args_is_help=True, help="Global adapters at this site: accepted, held, refused.")
+DigestArgument = Annotated[str, typer.Argument(help="Of a held adapter, whole, as `silo adapters list` shows it.")]
+RunOption = Annotated[str, typer.Option("--run", help="Name of the run, as `silo adapters list` shows it.")]
+
+
+@adapters_app.command("list")
+@guarded("silo adapters list")
+def list_(config: SiloOption = SILO_YAML, json_output: JsonOption = False) -> None:
+    """Adapters that this silo trained from, newest first, and those that wait for a person.
+
+    The figures are of this site's own prompts and are told to nobody else.
+    """
+    with client_of(load_site(config)) as client:
+        data = client.query("adapters", {})
+    emit("silo adapters list", data, json_output=json_output, text=lambda: _adapters_text(data))
+
+
+@adapters_app.command()
+@guarded("silo adapters accept")
+def accept(
+    digest: DigestArgument, operator: OperatorOption, run: RunOption, config: SiloOption = SILO_YAML,
+    request_id: RequestOption = "", json_output: JsonOption = False,
+) -> None:  # fmt: skip
+    """Train on the held adapter all the same, from the next round that begins with it or passes against it."""
+    arguments = {"run": run, "digest": digest}
+    data = command(load_site(config), operator, "adapter.accept", arguments, request_id)
+    emit(
+        "silo adapters accept", data, json_output=json_output,
+        text=f"accepted adapter {data['adapter'][:12]}: what comes next is compared with it{recorded(data)}",
+    )  # fmt: skip
+
+
+@adapters_app.command()
+@guarded("silo adapters refuse")
+def refuse(
+    digest: DigestArgument, operator: OperatorOption, run: RunOption, config: SiloOption = SILO_YAML,
+    request_id: RequestOption = "", json_output: JsonOption = False,
+) -> None:  # fmt: skip
+    """Never train on the held adapter in this run."""
+    arguments = {"run": run, "digest": digest}
+    data = command(load_site(config), operator, "adapter.refuse", arguments, request_id)
+    emit(
+        "silo adapters refuse", data, json_output=json_output,
+        text=f"refused adapter {data['adapter'][:12]}: rounds that begin with it go on without this silo"
+        + recorded(data),
+    )  # fmt: skip
+
+
+def rollback(
+    operator: OperatorOption,
+    run: RunOption,
+    to: Annotated[
+        str, typer.Option("--to", help="Digest of an accepted adapter, or its beginning. Default: the last one.")
+    ] = "",
+    config: SiloOption = SILO_YAML, request_id: RequestOption = "", json_output: JsonOption = False,
+) -> None:  # fmt: skip
+    """Go back to an accepted adapter, whose file is hashed first; what came after it is refused.
+
+    The last accepted one where an adapter is held, else the one before it. What was sent meanwhile stays with the
+    others.
+    """
+    arguments = {"run": run, "to": to}
+    data = command(load_site(config), operator, "adapter.rollback", arguments, request_id)
+    left = "; the open round goes on without this silo" if data["round_left"] else ""
+    emit(
+        "silo rollback", data, json_output=json_output,
+        text=f"back to adapter {data['adapter']}: what comes next is compared with it{left}{recorded(data)}",
+    )  # fmt: skip
+
+
+def add_to(silo: typer.Typer) -> None:
+    """Both, under `silo`."""
+    silo.add_typer(adapters_app, name="adapters")
+    silo.command("rollback")(guarded("silo rollback")(rollback))
+
+
+def _adapters_text(data: Mapping[str, Any]) -> str:
+    limits = data["limits"]
+    lines = [
+        f"run {data['run'] or '-'}",
+        "adapters are not measured: silo.yaml has no acceptance:"
+        if limits is None
+        else f"measured on {' and '.join(limits['prompts'])}: held for a drop beyond {100 * limits['drop_max']:.1f} "
+        f"points, or with fewer than {limits['prompts_min']} prompts",
+    ]
+    for held in data["held"]:
+        lines += [
+            f"HELD: adapter {held['digest']} of round {held['round']}",
+            f"  {held['said']}",
+            f"  silo adapters accept|refuse {held['digest']} --run {data['run']} --operator NAME, or silo rollback",
+        ]
+    rows = [(each["round"], each["digest"], each["how"], _points_text(each["figures"])) for each in data["accepted"]]
+    lines.append(table(("round", "accepted", "how", "points"), rows) if rows else "none is accepted yet")
+    lines += [f"refused: {digest}" for digest in data["refused"]]
+    return "\n".join(lines)
+
+
+def _points_text(figures: Mapping[str, Mapping[str, Any]]) -> str:
+    return "; ".join(
+        f"{name} {100 * each['difference']:+.1f} [{100 * each['interval'][0]:+.1f}, {100 * each['interval'][1]:+.1f}], "
+        f"would show a drop of {100 * each['detectable']:.1f}"
+        if each["interval"]
+        else f"{name}: {each['prompts']} prompts, too few"
+        for name, each in figures.items()
+    )
+
+
+# ---- `silo report` ---------------------------------------------------------------------------------------------------
+
+
+report_app = typer.Typer(
+    no_args_is_help=True, help="What a run was worth to this site, and what it showed of it; never sent."
+)
+
+_COLUMNS = 80
+_ARMS = {"base": "base", "local_only": "local-only", "federated": "federated"}
+_DIFFERENCES = {
+    "federated_minus_local_only": "federated - local-only",
+    "federated_minus_base": "federated - base",
+    "local_only_minus_base": "local-only - base",
+}
+
+
+# Without it typer would make the one command of this report the report itself.
+@report_app.callback()
+def report() -> None:
+    """What a run was worth to this site; shown here and never sent."""
+
+
+@report_app.command()
+@guarded("silo report benefit")
+def benefit(
+    config: Annotated[Path, typer.Option("--config", help="The site's configuration file.")] = Path("silo.yaml"),
+    run: Annotated[str, typer.Option("--run", help="A finished run; by default the latest.")] = "",
+    samples: Annotated[
+        int | None, typer.Option("--samples", min=1, max=1024, help="Answers a prompt; default: as the run evaluates.")
+    ] = None,
+    json_output: JsonOption = False,
+) -> None:
+    """Did joining help? Base, local-only and federated adapter on this site's own private holdout."""
+    from silo.config import load_config
+    from silo.report.measure import report_benefit
+
+    def say(line: str) -> None:
+        sys.stderr.write(f"{harmless(line, lines=True)}\n")
+        sys.stderr.flush()
+
+    found = report_benefit(load_config(config), run=run, samples=samples, say=say)
+    emit("silo report benefit", found, json_output=json_output, text=lambda: benefit_text(found))
+
+
+@report_app.command("case-mix")
+@guarded("silo report case-mix")
+def case_mix(
+    config: Annotated[Path, typer.Option("--config", help="The site's configuration file.")] = Path("silo.yaml"),
+    run: Annotated[str, typer.Option("--run", help="A finished run; by default the latest.")] = "",
+    samples: Annotated[
+        int, typer.Option("--samples", min=1, max=1024, help="Answers to each public question, with and without.")
+    ] = 32,
+    json_output: JsonOption = False,
+) -> None:
+    """What the first update of a run shows of this site's case mix, to whoever reads it alone (N7)."""
+    from silo.config import load_config
+    from silo.report.case_mix import report_case_mix
+
+    def say(line: str) -> None:
+        sys.stderr.write(f"{harmless(line, lines=True)}\n")
+        sys.stderr.flush()
+
+    found = report_case_mix(load_config(config), run=run, samples=samples, say=say)
+    emit("silo report case-mix", found, json_output=json_output, text=lambda: case_mix_text(found))
+
+
+def case_mix_text(found: Mapping[str, Any]) -> str:
+    """The report in lines of at most 80 columns."""
+    head = (
+        f"run {found['run']} ({found['method']}), round {found['round']}, update {found['update'][:12]}; shown here "
+        "and never sent."
+    )
+    lines = [*_wrapped(head), "", f"{'topic':30}{'gain, points':>14}{'questions':>11}{'private rows':>14}"]
+    for row in found["topics"]:
+        name = harmless(row["topic"])
+        lines.append(
+            f"{name if len(name) <= 29 else name[:28] + '+':30}{100 * row['gain']:+14.1f}{row['questions']:11}"
+            f"{row['private_rows']:8} {100 * row['private_share']:3.0f} %"
+        )
+    correlation = found["rank_correlation"]
+    told = "" if correlation is None else f" Rank correlation of gain and rows: {correlation:.2f}."
+    return "\n".join([*lines, "", *_wrapped(found["sentence"] + told), "", *_wrapped(f"{found['definition']}.")])
+
+
+def benefit_text(found: Mapping[str, Any]) -> str:
+    """The report in lines of at most 80 columns."""
+    holdout = found["holdout"]
+    left_out = "".join(
+        f", {holdout[name]} {words} and left out"
+        for name, words in (("left_out_overlong", "too long"), ("left_out_public", "also public"))
+        if holdout[name]
+    )
+    groups = f" in {holdout['groups']} groups" if holdout["groups"] != holdout["prompts"] else ""
+    head = (
+        f"run {found['run']} ({found['method']}), adapter {found['adapter'][:12]}; trainer isolation "
+        f"{found['isolation']}; holdout {holdout['prompts']} prompts{groups}{left_out}, "
+        f"{holdout['samples_per_prompt']} samples each. Shown here and never sent."
+    )
+    lines = [*_wrapped(head), "", f"{'pass@1, %':26}{'mean':>6}  {'95 % interval':16}{'greedy':>6}"]
+    for arm, name in _ARMS.items():
+        row = found["arms"][arm]
+        lines.append(f"{name:26}{100 * row['pass_at_1']:6.1f}  {_ends(row['interval']):16}{100 * row['greedy']:6.1f}")
+    lines += ["", "paired difference, points"]
+    for key, name in _DIFFERENCES.items():
+        row = found["differences"][key]
+        lines.append(f"{name:26}{100 * row['mean']:+6.1f}  {_ends(row['interval'], signed=True)}")
+    lines += ["", f"{'federated - local-only':26}{'mean':>6}  {'95 % interval':16}{'prompts':>7}"]
+    for topic, part in found["per_topic"].items():
+        row = part["differences"]["federated_minus_local_only"]
+        shown = harmless(topic)
+        name = shown if len(shown) <= 25 else shown[:24] + "+"
+        lines.append(f"{name:26}{100 * row['mean']:+6.1f}  {_ends(row['interval'], signed=True):16}{part['prompts']:7}")
+    verdict = found["verdict"]
+    reach = verdict["detectable"]
+    sentence = verdict["sentence"] + (
+        f". A true difference of {100 * reach:.1f} points is one that such a holdout shows 4 times in 5."
+        if reach is not None
+        else "."
+    )
+    lines += ["", *_wrapped(sentence), ""]
+    for name in ("local_only", "interval"):
+        lines += _wrapped(f"{_ARMS.get(name, name)}: {found['definition'][name]}.")
+    return "\n".join(lines)
+
+
+def _wrapped(text: str) -> list[str]:
+    """An interval stays on one line."""
+    lines = textwrap.wrap(re.sub(r"(\[[^],]*), ([^]]*\])", "\\1,\u00a0\\2", text), _COLUMNS, break_on_hyphens=False)
+    return [line.replace("\u00a0", " ") for line in lines]
+
+
+def _ends(ends: list[float] | None, *, signed: bool = False) -> str:
+    if ends is None:
+        return "too few"
+    low, high = (f"{100 * end:{'+' if signed else ''}.1f}" for end in ends)
+    return f"[{low}, {high}]"
+
+
+# ---- what `silo status` prints ---------------------------------------------------------------------------------------
+
+
+def _audit_text(audit: Mapping[str, Any]) -> str:
+    broken = audit.get("broken")
+    return f"{audit.get('size', 0)} records" + (
+        f", BROKEN at record {broken['seq']}: {broken['why']}" if broken else ""
+    )
+
+
+def status_text(state: Mapping[str, Any], *, reached_by: str = "") -> str:
+    """A silo's state as a table.
+
+    Args:
+        state: as its daemon shows it.
+        reached_by: what stands behind a further command so that it reaches this silo.
+    """
+    if "held" not in state:  # it answers before it has a state
+        return table(("what", "now"), [("state", "starting: not all of it stands yet")])
+    trainer, policy, link = state.get("trainer", {}), state.get("policy", {}), state.get("coordinator", {})
+    rows = [
+        ("silo", f"{state.get('silo')} ({state.get('role')}) of {state.get('federation')}"),
+        ("state", _phase_text(state)),
+        ("run", _run_text(state)),
+        ("trainer", _trainer_text(trainer)),
+        ("private", private_text(trainer.get("ready", {}))),
+        ("policy", f"{policy.get('name')} {str(policy.get('digest'))[:12]}, DP off"),
+        *(
+            ("made of", f"{part['file']} {part['digest'][:12]}")
+            for part in (policy.get("made_of", ()) if len(policy.get("made_of", ())) > 1 else ())
+        ),
+        *_clock_rows(state.get("clock") or {}),
+        ("coordinator", f"{link.get('address')} {link.get('link')} {link.get('fault', '')}"),
+        ("audit", _audit_text(state.get("audit", {}))),
+    ]
+    rows += _figure_rows(state.get("metrics", {}))
+    rows += [
+        ("left", f"{row['messages']} {row['kind']}, {row['bytes']} bytes since it was started")
+        for row in state.get("left", ())
+    ]
+    rows += [
+        ("HELD", f"{row['id']} {row['leaves']['bytes']} bytes: silo approvals show {row['id']}{reached_by}")
+        for row in state["held"]
+    ]
+    if state.get("adapter_held"):
+        rows.append(("HELD", f"adapter {state['adapter_held'][:12]}: silo adapters list{reached_by}"))
+    return table(("what", "now"), rows)
+
+
+def _clock_rows(clock: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Nothing while this machine's clock and the coordinator's agree."""
+    halt = clock.get("halt")
+    rows = [("CLOCK", f"{clock['told']}: compare both machines' clocks")] if clock.get("told") else []
+    if halt:
+        rows.append(
+            ("CLOCK", "nothing goes on until an approver accepts it: silo resume --accept-clock --operator NAME")
+        )
+    return rows
+
+
+_BY_SILO = ("left", "declined")
+
+
+def _run_text(state: Mapping[str, Any]) -> str:
+    if not state.get("run"):
+        run, became = (state.get("last_run") or {}).get("run"), (state.get("last_run") or {}).get("state")
+        if became == "running":
+            return f"{run} is not taken up: this silo starts, or is halted"
+        return (
+            f"none is open; the last: {run}, {became}{' by this silo' if became in _BY_SILO else ''}"
+            if run
+            else "none is open"
+        )
+    at = f"{state['run']} round {state.get('round')} of {state.get('rounds')} step {state.get('step')}"
+    return f"{at}, paused by the coordinator" if state.get("run_paused") else at
+
+
+def _phase_text(state: Mapping[str, Any]) -> str:
+    if state.get("halted"):
+        return f"{state.get('phase')}: {state['halted']}"
+    if state.get("waits"):
+        return f"WAITS: {state['waits']}"
+    # while a release is held, or a task is finished, the phase is that
+    paused = state.get("paused") and state.get("phase") != "paused"
+    return f"{state.get('phase')}{', paused: no further step is begun' if paused else ''}"
+
+
+# What the trainer reports of its newest task of each sort, in words; none of it leaves by being shown.
+_FIGURES = {
+    "reward_mean": "mean reward of its answers",
+    "zero_variance_share": "share of prompts whose answers all earned the same",
+    "tokens": "tokens of its answers",
+    "kl": "KL divergence from the base model, nats a token",
+    "clip_share": "share of tokens that the objective clipped",
+    "donors_used": "donor answers used",
+    "donors_wanted": "donor answers wanted",
+    "donors_found": "donor answers found",
+    "donors_rejected": "donor answers rejected, by reason",
+    "drift": "L2 distance that the factors moved in this round",
+    "pass_at_1": "pass@1 on the held-out set",
+    "pass_at_1_greedy": "pass@1 on the held-out set, greedy",
+    "seconds": "seconds it took",
+    "rollout_kl": "KL divergence of the rollout engine from the trainer, nats a token",
+    "stale_detectable_steps": "steps by which a stale rollout engine would have been noticed",
+    "rollout_tokens_per_second": "tokens of rollouts a second",
+    "memory_peak_bytes": "most memory that the trainer held, bytes",
+}
+
+
+def _figure_rows(metrics: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """A line for each figure, with the task that it is of: figures of different tasks stand side by side."""
+    rows = []
+    for name, item in metrics.items():
+        step = f" step {item['step']}" if item.get("step") else ""
+        words = _FIGURES.get(name, name.replace("_", " "))
+        rows.append(
+            ("figure", f"{item['task']} of round {item['round']}{step}: {words}: {_number_text(item['value'])}")
+        )
+    return rows
+
+
+def _number_text(value: Any) -> str:
+    """Four digits that mean something; a mapping of counts as its items."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {_number_text(count)}" for name, count in value.items()) or "none"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _trainer_text(trainer: Mapping[str, Any]) -> str:
+    if "waiting_for" in trainer:
+        return f"not there yet: waiting for it to dial {trainer['waiting_for']}"
+    level, probes = trainer.get("isolation", "-"), trainer.get("probes", {})
+    if why := trainer.get("why_waived"):
+        return f"isolation {level}: {why}"
+    silent = [name for name, result in probes.items() if result.get("outcome") == "silent"]
+    refused = sum(result.get("outcome") == "refused" for result in probes.values())
+    shown = [f"{refused} ways out tried and refused"] if probes else []
+    if silent:
+        controls = [address for places in trainer.get("controls", {}).values() for address in places]
+        shown.append(f"{', '.join(silent)} dropped ({', '.join(controls)} answer the guard, and not the trainer)")
+    return f"isolation {level}{': ' if shown else ''}{'; '.join(shown)}"
+
+
+def isolation_text(levels: Mapping[str, Any]) -> str:
+    """Return one line on the isolation of each trainer in a run. levels: {silo: isolation levels, oldest first}."""
+    return ", ".join(f"{silo} {' then '.join(names)}" for silo, names in levels.items()) or "not told"
+
+
+def private_text(ready: Mapping[str, Any]) -> str:
+    """How many private rows are used and what was left out, from what the trainer said when it was ready."""
+    dropped = ready.get("dropped") or {}
+    reasons = ", ".join(f"{count} {reason}" for reason, count in dropped.items())
+    left_out = f", {sum(dropped.values())} lines left out ({reasons}): `silo check` lists them" if dropped else ""
+    held_back = ready.get("holdout_rows")
+    aside = f" to train on, {held_back} set aside" if held_back else ""
+    return f"{ready.get('private_rows', '-')} rows{aside}{left_out}"
+
+
+# ---- what `silo check` prints of prompts -----------------------------------------------------------------------------
+
+
+_LABELS = {"private": "private", "public": "public", "held_out": "held-out"}
+TOPICS_SHOWN_MAX = 12
+
+
+def prompts_text(found: Preview) -> str:
+    """Lengths of the three sets, their topics, and the prompts that were asked for, each as the model reads it."""
+    rows = [
+        (_LABELS[name], str(each.rows), *map(str, each.prompt_tokens or "-----"), _answers(each.answer_tokens))
+        for name, each in found.sets.items()
+    ]
+    text = "\n\ntokens of a prompt\n" + table(
+        ("set", "rows", "least", "median", "90 %", "99 %", "most", "answer, median to most"), rows
+    )
+    topics = sorted({topic for each in found.sets.values() for topic in each.topics})
+    shown = [
+        (topic[:40], *(str(each.topics.get(topic, 0)) for each in found.sets.values()))
+        for topic in topics[:TOPICS_SHOWN_MAX]
+    ]
+    text += "\n\nrows by topic\n" + table(("topic", *(_LABELS[name] for name in found.sets)), shown)
+    if len(topics) > TOPICS_SHOWN_MAX:
+        text += f"\nand {len(topics) - TOPICS_SHOWN_MAX} more topics"
+    for each in found.prompts:
+        text += f"\n\n--- {each.id[:80]}, {each.file}:{each.line}, {each.tokens} tokens, as the model reads it"
+        text += "".join(f"\n| {line}" for line in each.text.split("\n"))
+    return text
+
+
+def _answers(tokens: tuple[int, ...]) -> str:
+    return f"{tokens[1]} to {tokens[4]}" if tokens else "-"
+
+
+# ---- `silo` ----------------------------------------------------------------------------------------------------------
+
 
 app = typer.Typer(no_args_is_help=True, help="One site: guard and trainer, approvals, what left and what was held.")
 takes_version(app)
 app.add_typer(cli_approvals.app, name="approvals")
 cli_silo_messages.add_to(app)
 app.command("round")(cli_curves.silo_round)
-app.add_typer(cli_report.app, name="report")
-cli_adapters.add_to(app)
+app.add_typer(report_app, name="report")
+add_to(app)
 cli_transfer.add_to_silo(app)
 doctor.add_to(app, "silo")
 
@@ -191,7 +641,7 @@ def _fields_of(given_fields: Sequence[str]) -> dict[str, str]:
 
 @app.command()
 @guarded("silo join")
-def join(config: ConfigOption = CONFIG_DEFAULT, json_output: JsonOption = False) -> None:
+def join(config: SiloOption = SILO_YAML, json_output: JsonOption = False) -> None:
     """Dial the coordinator once, judge its certificate and compare it with the policy's pins. Sends no message."""
     from datetime import UTC, datetime
 
@@ -224,7 +674,7 @@ def join(config: ConfigOption = CONFIG_DEFAULT, json_output: JsonOption = False)
 @app.command()
 @guarded("silo check")
 def check(
-    config: ConfigOption = CONFIG_DEFAULT,
+    config: SiloOption = SILO_YAML,
     offline: Annotated[bool, typer.Option("--offline", help="Do not dial the coordinator.")] = False,
     prompts: Annotated[
         int | None,
@@ -237,7 +687,6 @@ def check(
     """Check files, keys, policy, data, model, isolation and the line to the coordinator; start and send nothing."""
     import copy
 
-    from fedsilo.cli.silo_check_text import prompts_text
     from silo.guard.checks import as_fields, check_site
 
     # What is written to a file or to another program tends to be kept and sent on, so private prompts are not in it
@@ -266,7 +715,7 @@ def check(
 @app.command()
 @guarded("silo start")
 def start(
-    config: ConfigOption = CONFIG_DEFAULT,
+    config: SiloOption = SILO_YAML,
     quiet: Annotated[bool, typer.Option("--quiet", help="Log to the file in state_dir only.")] = False,
     json_output: JsonOption = False,
 ) -> None:
@@ -279,7 +728,6 @@ def start(
 
     one_thread_for_sums(os.environ)
     refuse_foreign_names()
-    from fedsilo.cli.silo_text import private_text
     from silo.guard.main import prepare_logging, serve
     from silo.guard.site import thread_warning
 
@@ -314,10 +762,9 @@ def status(
     json_output: JsonOption = False,
 ) -> None:
     """What the silo does now, what waits for persons, what left."""
-    from fedsilo.cli.silo_text import status_text
 
-    chosen = context_daemon("silo", context, config, here=CONFIG_DEFAULT)
-    with chosen.connect() if chosen is not None else client_of(load_site(config or CONFIG_DEFAULT)) as client:
+    chosen = context_daemon("silo", context, config, here=SILO_YAML)
+    with chosen.connect() if chosen is not None else client_of(load_site(config or SILO_YAML)) as client:
         snapshot = client.snapshot()
     state = {**snapshot.state, "time": snapshot.time}
     file = config if chosen is None else chosen.config
@@ -330,7 +777,7 @@ def status(
 @app.command()
 @guarded("silo logs")
 def logs(
-    config: ConfigOption = CONFIG_DEFAULT,
+    config: SiloOption = SILO_YAML,
     lines: Annotated[int, typer.Option("--lines", min=1, help="Last so many.")] = 50,
     trainer: Annotated[bool, typer.Option("--trainer", help="The trainer's log in place of the guard's.")] = False,
     json_output: JsonOption = False,
@@ -351,7 +798,7 @@ def logs(
 @app.command()
 @guarded("silo pause")
 def pause(
-    operator: OperatorOption, config: ConfigOption = CONFIG_DEFAULT, request_id: RequestOption = "",
+    operator: OperatorOption, config: SiloOption = SILO_YAML, request_id: RequestOption = "",
     json_output: JsonOption = False,
 ) -> None:  # fmt: skip
     """Finish the step at hand and begin no other until `silo resume`."""
@@ -366,7 +813,7 @@ def pause(
 @app.command()
 @guarded("silo resume")
 def resume(
-    operator: OperatorOption, config: ConfigOption = CONFIG_DEFAULT, request_id: RequestOption = "",
+    operator: OperatorOption, config: SiloOption = SILO_YAML, request_id: RequestOption = "",
     accept_clock: Annotated[
         bool,
         typer.Option("--accept-clock", help="Go on after a clock that was wrong: it counts as it is now (approvers)."),
@@ -413,7 +860,7 @@ def _clock_halt_shown(site: SiloConfig, *, json_output: bool) -> str:
 def leave(
     operator: OperatorOption,
     run: Annotated[str, typer.Option("--run", help="Name of the run, as `silo status` shows it.")],
-    config: ConfigOption = CONFIG_DEFAULT, request_id: RequestOption = "", json_output: JsonOption = False,
+    config: SiloOption = SILO_YAML, request_id: RequestOption = "", json_output: JsonOption = False,
 ) -> None:  # fmt: skip
     """Leave the open run for good, tell the coordinator, and stay in the federation. It cannot be undone.
 
@@ -427,7 +874,7 @@ def leave(
 @app.command("reload")
 @guarded("silo reload")
 def reload_(
-    operator: OperatorOption, config: ConfigOption = CONFIG_DEFAULT, request_id: RequestOption = "",
+    operator: OperatorOption, config: SiloOption = SILO_YAML, request_id: RequestOption = "",
     json_output: JsonOption = False,
 ) -> None:  # fmt: skip
     """Read policy and charter again and put them in force, if nothing in them is looser; else the old ones stay."""
@@ -443,7 +890,7 @@ def reload_(
 @app.command()
 @guarded("silo stop")
 def stop(
-    operator: OperatorOption, config: ConfigOption = CONFIG_DEFAULT, request_id: RequestOption = "",
+    operator: OperatorOption, config: SiloOption = SILO_YAML, request_id: RequestOption = "",
     timeout: TimeoutOption = 30.0, json_output: JsonOption = False,
 ) -> None:  # fmt: skip
     """End guard and trainer, and wait for it. The open round goes on without this silo."""

@@ -12,6 +12,7 @@ import typer
 from fedsilo.cli import desk_answers
 from fedsilo.cli import ledger as cli_ledger
 from fedsilo.cli.daemon_audit import audit_app
+from fedsilo.cli.daemons import SILO_YAML, SiloOption, client_of, load_site
 from fedsilo.cli.desk_answers import (
     BeforeOption,
     ControlOption,
@@ -21,7 +22,6 @@ from fedsilo.cli.desk_answers import (
     cells,
 )
 from fedsilo.cli.output import JsonOption, emit, guarded, table
-from fedsilo.cli.silo_control import CONFIG_DEFAULT, ConfigOption, client_of, load_site
 from fedsilo.control.answers import LimitRow, printed_names
 
 outbox_app = typer.Typer(no_args_is_help=True, help="Every outbound message and the rules that judged it.")
@@ -35,7 +35,7 @@ def add_to(app: typer.Typer) -> None:
     app.add_typer(inbox_app, name="inbox")
     app.add_typer(ledger_app, name="ledger")
     ledger_app.command("accept")(cli_ledger.accept)
-    app.add_typer(audit_app("silo", CONFIG_DEFAULT, _ask), name="audit")
+    app.add_typer(audit_app("silo", SILO_YAML, _ask), name="audit")
     app.command()(certs)
     app.command()(settings)
 
@@ -64,7 +64,7 @@ def _show(query: str, seq: int, config: Any, json_output: bool) -> None:
 @outbox_app.command("list")
 @guarded("silo outbox list")
 def outbox_list(
-    config: ConfigOption = CONFIG_DEFAULT, limit: LimitOption = 100, before: BeforeOption = None,
+    config: SiloOption = SILO_YAML, limit: LimitOption = 100, before: BeforeOption = None,
     control: ControlOption = False, verdict: VerdictOption = "", kind: KindOption = "", json_output: JsonOption = False,
 ) -> None:  # fmt: skip
     """Outbound messages, newest first: what was decided on each, and whether it left."""
@@ -75,7 +75,7 @@ def outbox_list(
 @guarded("silo outbox show")
 def outbox_show(
     seq: Annotated[int, typer.Argument(min=0, help="Number of the decision, from `silo outbox list`.")],
-    config: ConfigOption = CONFIG_DEFAULT,
+    config: SiloOption = SILO_YAML,
     json_output: JsonOption = False,
 ) -> None:
     """One decision with every rule's verdict, and what would have passed."""
@@ -85,7 +85,7 @@ def outbox_show(
 @inbox_app.command("list")
 @guarded("silo inbox list")
 def inbox_list(
-    config: ConfigOption = CONFIG_DEFAULT, limit: LimitOption = 100, before: BeforeOption = None,
+    config: SiloOption = SILO_YAML, limit: LimitOption = 100, before: BeforeOption = None,
     control: ControlOption = False, verdict: VerdictOption = "", kind: KindOption = "", json_output: JsonOption = False,
 ) -> None:  # fmt: skip
     """What came in, newest first, and what was decided on each."""
@@ -96,7 +96,7 @@ def inbox_list(
 @guarded("silo inbox show")
 def inbox_show(
     seq: Annotated[int, typer.Argument(min=0, help="Number of the decision, from `silo inbox list`.")],
-    config: ConfigOption = CONFIG_DEFAULT,
+    config: SiloOption = SILO_YAML,
     json_output: JsonOption = False,
 ) -> None:
     """One decision with every rule's verdict, and what would have been let in."""
@@ -109,7 +109,7 @@ def inbox_show(
 @ledger_app.command("show")
 @guarded("silo ledger show")
 def ledger_show(
-    config: ConfigOption = CONFIG_DEFAULT, limit: LimitOption = 100, before: BeforeOption = None,
+    config: SiloOption = SILO_YAML, limit: LimitOption = 100, before: BeforeOption = None,
     json_output: JsonOption = False,
 ) -> None:  # fmt: skip
     """Runs, budget counts and a page of outgoing content, newest first, as remembered over restarts."""
@@ -124,7 +124,7 @@ def ledger_show(
 
 @ledger_app.command("limits")
 @guarded("silo ledger limits")
-def ledger_limits(config: ConfigOption = CONFIG_DEFAULT, json_output: JsonOption = False) -> None:
+def ledger_limits(config: SiloOption = SILO_YAML, json_output: JsonOption = False) -> None:
     """Every limit of the policy that counts over messages: how much is used, of how much, and where it stands."""
     data = _ask(config, "limits")
     columns = printed_names(LimitRow)
@@ -136,7 +136,7 @@ def ledger_limits(config: ConfigOption = CONFIG_DEFAULT, json_output: JsonOption
 
 @ledger_app.command("forecast")
 @guarded("silo ledger forecast")
-def ledger_forecast(config: ConfigOption = CONFIG_DEFAULT, json_output: JsonOption = False) -> None:
+def ledger_forecast(config: SiloOption = SILO_YAML, json_output: JsonOption = False) -> None:
     """How many rounds like the last one still fit into the policy's limits of a day, and what one may carry out."""
     from policies.capacity import capacity_lines
 
@@ -160,12 +160,12 @@ def ledger_forecast(config: ConfigOption = CONFIG_DEFAULT, json_output: JsonOpti
 
 
 @guarded("silo certs")
-def certs(config: ConfigOption = CONFIG_DEFAULT, json_output: JsonOption = False) -> None:
+def certs(config: SiloOption = SILO_YAML, json_output: JsonOption = False) -> None:
     """This site's certificates and the authorities above them, as a running silo sees them."""
     desk_answers.show_certificates(partial(_ask, config), "silo", json_output)
 
 
 @guarded("silo settings")
-def settings(config: ConfigOption = CONFIG_DEFAULT, json_output: JsonOption = False) -> None:
+def settings(config: SiloOption = SILO_YAML, json_output: JsonOption = False) -> None:
     """Every setting that a running silo uses, and where it comes from."""
     desk_answers.show_settings(partial(_ask, config), "silo", json_output)

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fedsilo.cli import silo_control
+from fedsilo.cli import daemons
 from fedsilo.cli.coordinator_messages import CONFIG_DEFAULT as COORDINATOR_DEFAULT
 from fedsilo.cli.coordinator_messages import ConfigOption as CoordinatorOption
 from fedsilo.cli.desk_answers import recorded
@@ -31,13 +31,13 @@ def add_to_coordinator(app: typer.Typer) -> None:
 
 @guarded("silo export-release")
 def export_release(
-    operator: silo_control.OperatorOption, out: OutOption,
-    config: silo_control.ConfigOption = silo_control.CONFIG_DEFAULT, request_id: silo_control.RequestOption = "",
+    operator: daemons.OperatorOption, out: OutOption,
+    config: daemons.SiloOption = daemons.SILO_YAML, request_id: daemons.RequestOption = "",
     json_output: JsonOption = False,
 ) -> None:  # fmt: skip
     """Write what this silo may say by now into a file for the coordinator. What has no answer yet is in it again."""
-    site = silo_control.load_site(config)
-    data = silo_control.command(site, operator, "transfer.export", {"path": str(out.absolute())}, request_id)
+    site = daemons.load_site(config)
+    data = daemons.command(site, operator, "transfer.export", {"path": str(out.absolute())}, request_id)
     warnings = [f"{len(data['held'])} held for people and not in it: {', '.join(data['held'])}"] if data["held"] else []
     if data["working"]:
         warnings.append("the trainer is still at work: what it comes to is not in it")
@@ -50,13 +50,13 @@ def export_release(
 
 @guarded("silo import-plan")
 def import_plan(
-    file: FileArgument, operator: silo_control.OperatorOption,
-    config: silo_control.ConfigOption = silo_control.CONFIG_DEFAULT, request_id: silo_control.RequestOption = "",
+    file: FileArgument, operator: daemons.OperatorOption,
+    config: daemons.SiloOption = daemons.SILO_YAML, request_id: daemons.RequestOption = "",
     json_output: JsonOption = False,
 ) -> None:  # fmt: skip
     """Take the coordinator's file: answers, plans, rounds, adapters, each let in by the policy when it is its turn."""
-    site = silo_control.load_site(config)
-    data = silo_control.command(site, operator, "transfer.import", {"path": str(file.absolute())}, request_id)
+    site = daemons.load_site(config)
+    data = daemons.command(site, operator, "transfer.import", {"path": str(file.absolute())}, request_id)
     new = sum(not row["taken_before"] for row in data["messages"])
     emit(
         "silo import-plan", data, json_output=json_output,
@@ -68,8 +68,8 @@ def import_plan(
 @guarded("coordinator export-plan")
 def export_plan(
     silo: Annotated[str, typer.Option("--silo", help="For which one, from `coordinator silos list`.")],
-    operator: silo_control.OperatorOption, out: OutOption, config: CoordinatorOption = COORDINATOR_DEFAULT,
-    request_id: silo_control.RequestOption = "", json_output: JsonOption = False,
+    operator: daemons.OperatorOption, out: OutOption, config: CoordinatorOption = COORDINATOR_DEFAULT,
+    request_id: daemons.RequestOption = "", json_output: JsonOption = False,
 ) -> None:  # fmt: skip
     """Write what waits for a silo into a file for it: answers, plans, rounds and the adapters that they name."""
     data = coordinator_command(
@@ -87,8 +87,8 @@ def export_plan(
 
 @guarded("coordinator import-release")
 def import_release(
-    file: FileArgument, operator: silo_control.OperatorOption, config: CoordinatorOption = COORDINATOR_DEFAULT,
-    request_id: silo_control.RequestOption = "", json_output: JsonOption = False,
+    file: FileArgument, operator: daemons.OperatorOption, config: CoordinatorOption = COORDINATOR_DEFAULT,
+    request_id: daemons.RequestOption = "", json_output: JsonOption = False,
 ) -> None:  # fmt: skip
     """Take a silo's file: each message is judged as one that came over a line. The answers are in its next file."""
     data = coordinator_command(config, operator, "transfer.import", {"path": str(file.absolute())}, request_id)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsilo.cli.report import benefit_text
+from fedsilo.cli.silo import benefit_text
 from silo.report.benefit import (
     ARMS,
     DEFINITION,

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from fedsilo.cli import adapters as cli_adapters
+from fedsilo.cli import silo as cli_adapters
 from fedsilo.cli import silo as cli_silo
 from tests.console.test_real_desk import Site, site
 from tests.simulated.test_T20_adapter_step import POLICY

@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 
 from benchmarks import release_site
 from fedsilo.cli import approvals as cli_approvals
-from fedsilo.cli import approvals_reading as cli_approvals_reading
-from fedsilo.cli.silo_folder import UNREAD
+from fedsilo.cli import approvals as cli_approvals_reading
+from fedsilo.cli.approvals import UNREAD
 from fedsilo.protocol.clocks import utc
 from silo.guard.answers.queries import release_page
 from silo.guard.commands import HeldPayloads

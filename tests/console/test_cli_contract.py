@@ -17,8 +17,7 @@ from typer.testing import CliRunner
 
 from certs.roles import ACTIONS
 from console import actions
-from fedsilo.cli.command_schema import commands_below, schema_of
-from fedsilo.cli.contract import ALWAYS, COMMANDS, EXIT_MEANINGS
+from fedsilo.cli.contract import ALWAYS, COMMANDS, EXIT_MEANINGS, commands_below, schema_of
 from fedsilo.cli.output import JsonOption, emit, guarded
 from fedsilo.protocol.errors import FedSiloError, UsageError
 from tools.reference import programs

@@ -26,8 +26,7 @@ from fedsilo.cli import approvals as cli_approvals
 from fedsilo.cli import fedsilo as cli_fedsilo
 from fedsilo.cli import policy as cli_policy
 from fedsilo.cli import silo as cli_silo
-from fedsilo.cli.dry_signing import ACTIONS_OF_COMMANDS
-from fedsilo.cli.output import JsonOption, emit, guarded
+from fedsilo.cli.output import ACTIONS_OF_COMMANDS, JsonOption, emit, guarded
 from fedsilo.control.client import ControlClient, Operator, sign_as
 from fedsilo.control.dry_run import DryRun, dry_run, is_active
 from silo.guard.commands import Orders

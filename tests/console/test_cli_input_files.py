@@ -15,8 +15,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from typer.testing import CliRunner
 
 from certs.encoding import public_key_pem
+from fedsilo.cli import console as cli_serve
 from fedsilo.cli import fedsilo as cli_fedsilo
-from fedsilo.cli import serve as cli_serve
 from fedsilo.files.durable import read_regular, removed_on_failure
 from fedsilo.files.site_policy import read_bundle
 from fedsilo.protocol import strict_yaml

@@ -16,7 +16,7 @@ from fedsilo.cli import fedsilo as cli_fedsilo
 from fedsilo.cli import metrics as cli_metrics
 from fedsilo.cli import metrics_page
 from fedsilo.cli.daemons import Daemon
-from fedsilo.cli.exposition import seconds_of
+from fedsilo.cli.metrics_page import seconds_of
 from fedsilo.protocol.errors import UsageError
 from tests.console.states import POLICY_DIGEST, coordinator, release, silo
 from tests.console.test_real_desk import Site, site

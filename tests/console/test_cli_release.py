@@ -125,7 +125,7 @@ def test_a_whole_round_is_read_before_any_of_it_is_approved_and_the_update_goes_
         return {"release": arguments["release"], "state": "approved", "given": [operator], "needed": 1}
 
     shown = {"state": "held", "revision": 1, "policy": {"digest": "ef" * 32}, "noticed": []}
-    monkeypatch.setattr(cli_approvals.cli_approvals_reading, "every_page", lambda client, wanted: {"releases": rows})
+    monkeypatch.setattr(cli_approvals, "every_page", lambda client, wanted: {"releases": rows})
     site.desk.register_query(
         "approval", lambda arguments: {**shown, "id": arguments["release"], "digest": digests[arguments["release"]]}
     )

@@ -120,7 +120,7 @@ def test_a_terminal_without_unicode_gets_ascii(encoding: str, screen: str) -> No
 
 @pytest.mark.parametrize(("encoding", "written"), [("latin-1", b"a \\u2192 \xe9"), ("utf-8", "a \u2192 \xe9".encode())])
 def test_no_answer_fails_for_a_sign_that_the_terminal_lacks(encoding: str, written: bytes) -> None:
-    program = "from fedsilo.cli.standard_streams import *; open_all(); "
+    program = "from fedsilo.cli.output import *; open_all(); "
     program += "write_out('a ' + chr(0x2192) + ' ' + chr(0xe9) + ' ' + chr(0xdcff))"
     ended = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, check=True, timeout=60,

@@ -11,7 +11,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from typer.testing import CliRunner
 
 from fedsilo.cli import fedsilo as cli_fedsilo
-from fedsilo.cli.tensorboard_files import FILE
+from fedsilo.cli.curves import FILE
 from tests.console.states import POLICY_DIGEST, coordinator
 from tests.console.test_real_desk import Site, site
 

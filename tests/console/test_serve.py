@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from console import serving
 from console.serving import Address, Door, Ping, Refusal, Told, Typed
-from fedsilo.cli import serve as cli_serve
+from fedsilo.cli import console as cli_serve
 from fedsilo.protocol.errors import UsageError
 
 HERE = Address("127.0.0.1:8123")

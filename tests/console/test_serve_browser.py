@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 
 from console.feed import Hand, unlock
 from console.serving import MESSAGE_BYTES_MAX, TYPED_BYTES_MAX, ConsoleServer, Serving, serving
-from fedsilo.cli.serve import console_command, console_environment, program
+from fedsilo.cli.console import console_command, console_environment, program
 from tests.console.states import DIGEST, POLICY_DIGEST, release, silo
 from tests.console.test_real_desk import Site, site
 from tests.console.test_safe import TOGETHER
@@ -269,7 +269,7 @@ async def test_a_fault_in_the_console_of_a_browser_leaves_a_report_and_ends_with
         "    private = 'PRIVATE-VALUE'\n"
         "    raise LookupError(private)\n"
         "console.app.run = run\n"
-        "from fedsilo.cli.serve import session_program\n"
+        "from fedsilo.cli.console import session_program\n"
         "session_program(['--lifeline', sys.argv[1], '--socket', 'none.sock'])\n"
     )
     watched, held = os.pipe()

@@ -8,7 +8,7 @@ import sys
 import pytest
 import typer
 
-from fedsilo.cli.typed_back import confirm
+from fedsilo.cli.daemons import confirm
 from fedsilo.protocol.errors import ConflictError, UsageError
 
 DIGEST = "ab" * 31 + "c0de"

@@ -49,7 +49,7 @@ def test_every_file_of_a_package_that_is_no_code_is_in_the_wheel() -> None:
     ).stdout.split()  # fmt: skip
     others = [Path(name) for name in kept if not name.endswith(".py")]
     patterns = SETTINGS["tool"]["setuptools"]["package-data"]["*"]
-    assert Path("fedsilo/cli/audit_report_page.html") in others
+    assert Path("fedsilo/cli/audit_report.html") in others
     assert [path for path in others if not any(path.match(pattern) for pattern in patterns)] == []
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fedsilo.cli.demo_report import report
+from fedsilo.cli.demo import report
 from silo.guard.trainer_process import probing
 from tests.loopback.federation import Demo, command
 

@@ -14,7 +14,7 @@ from fedsilo.cli import coordinator as cli_coordinator
 from fedsilo.cli import policy as cli_policy
 from fedsilo.cli import run as cli_run
 from fedsilo.cli import silo as cli_silo
-from fedsilo.cli.trial import make_trial
+from fedsilo.cli.certs import make_trial
 from fedsilo.files.run_request import EXAMPLE
 from fedsilo.protocol.errors import UsageError
 from policies.compare import compare, effective

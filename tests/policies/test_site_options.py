@@ -10,7 +10,7 @@ import pytest
 
 from fedsilo.cli import coordinator as cli_coordinator
 from fedsilo.cli import silo as cli_silo
-from fedsilo.cli.site_options import VERIFIERS
+from fedsilo.cli.options import VERIFIERS
 from fedsilo.grading import VERIFIERS as BUILT_IN
 from fedsilo.protocol.codec import sha256_hex
 from policies.load import load_policy

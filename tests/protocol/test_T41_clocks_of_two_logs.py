@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from fedsilo.audit.consistency import CLOCKS_APART_MILLISECONDS
 from fedsilo.cli.audit import app
-from fedsilo.cli.audit_report_page import audit_report, page
+from fedsilo.cli.audit_report import audit_report, page
 from tests.protocol.audit_parties import open_log
 from tests.protocol.test_audit_consistency import Pair
 

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from fedsilo.audit.audit_verify import verify_logs
 from fedsilo.audit.consistency import CLOCKS_APART_MILLISECONDS, DIFFERENCES_MAX, check_consistency
 from fedsilo.cli.audit import app
-from fedsilo.cli.audit_report_page import audit_report, page
+from fedsilo.cli.audit_report import audit_report, page
 from tests.protocol.audit_parties import COORDINATOR, SILO, Clock, open_log
 
 FACTORS = "ef" * 32

@@ -18,7 +18,7 @@ from fedsilo.audit.reader import NOTE_BYTES_MAX, read_lines, read_note
 from fedsilo.audit.record import LINE_BYTES_MAX
 from fedsilo.audit.segments import LEAVES_BYTES_MAX
 from fedsilo.audit.transcripts import check_rounds
-from fedsilo.cli import audit_folders
+from fedsilo.cli import audit
 from fedsilo.cli.audit import app
 from fedsilo.protocol.errors import VerificationError
 from tests.policies.setting import policy_text
@@ -318,7 +318,7 @@ def test_T38_whoever_reads_a_log_that_does_not_verify_is_told(honest: tuple[Path
 def test_T38_whoever_reads_a_log_too_large_to_verify_at_once_is_told(
     honest: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(audit_folders, "VERIFIED_BYTES_MAX", 100)
+    monkeypatch.setattr(audit, "VERIFIED_BYTES_MAX", 100)
     for words in readings(honest[0], tmp_path):
         told = invoke(*words)
         assert told.exit_code == 0
@@ -342,7 +342,7 @@ def test_T38_what_a_verification_warns_of_is_told_by_one_function(honest: tuple[
     ):
         results = audit_verify.verify_logs(list(folders))
         check_rounds(results, list(folders))
-        lines = audit_folders.verification_warnings(audit_folders.told_apart(results))
+        lines = audit.verification_warnings(audit.told_apart(results))
         told = invoke("verify", *folders)
         assert told.stderr == "".join(f"warning: {line}\n" for line in lines)
         assert len(said) <= len(lines) <= 2 * len(said) and all(text in told.stderr for text in said)

@@ -24,18 +24,9 @@ from fedsilo.audit.log import AuditLog
 from fedsilo.audit.orders import ORDERS_IN_WORDS
 from fedsilo.audit.record import COUNT_MAX, EVENTS
 from fedsilo.audit.statistics import DONOR_ROWS_MAX, OTHERS, LogStatistics, bucket, moment
-from fedsilo.cli import audit_report as cli_audit_report
+from fedsilo.cli import audit as cli_audit_report
 from fedsilo.cli.audit import app
-from fedsilo.cli.audit_report_page import (
-    ORIENTATION,
-    RESIDUALS,
-    audit_report,
-    held_by,
-    inventory_csv,
-    page,
-    text,
-    words_of,
-)
+from fedsilo.cli.audit_report import ORIENTATION, RESIDUALS, audit_report, held_by, inventory_csv, page, text, words_of
 from fedsilo.protocol.errors import UsageError
 from fedsilo.protocol.kinds import MESSAGES
 from policies.capacity import capacities

@@ -27,7 +27,7 @@ from typing import Any
 
 import pytest
 
-from fedsilo.cli.silo_text import status_text
+from fedsilo.cli.silo import status_text
 from fedsilo.protocol.errors import FedSiloError, NotAllowedError
 from fedsilo.sandbox import probes
 from silo.config import SiloConfig, load_config

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from fedsilo.cli import public_lint
+from fedsilo.cli import public
 from fedsilo.cli.public import app
 from fedsilo.demo.data import write_digit_folder
 from fedsilo.files.durable import write_private
@@ -124,7 +124,7 @@ def test_T12_the_demos_own_set_and_rows_of_a_public_benchmark_are_clean(tmp_path
     samples = sorted((Path(__file__).parents[2] / "examples" / "data").glob("*.jsonl"))
     assert len(samples) == 3
     for path in samples:
-        assert public_lint.lint(path, private=[], canaries=(), n=8) == []
+        assert public.lint_set(path, private=[], canaries=(), n=8) == []
 
 
 def test_a_missing_file_or_a_readable_list_of_canaries_is_refused(tmp_path: Path, canaries: Path) -> None:

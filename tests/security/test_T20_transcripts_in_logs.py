@@ -32,7 +32,7 @@ from fedsilo.audit.log import AuditLog
 from fedsilo.audit.transcripts import check_rounds
 from fedsilo.cli import audit as cli_audit
 from fedsilo.cli import run as cli_run
-from fedsilo.cli.audit_report_page import audit_report, page
+from fedsilo.cli.audit_report import audit_report, page
 from fedsilo.protocol import codec
 from fedsilo.protocol.transcript import (
     RoundEnd,

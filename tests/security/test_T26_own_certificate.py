@@ -14,7 +14,7 @@ from certs.authority import create_ca
 from certs.encoding import private_key_pem
 from certs.identity import Identity, peer_identity
 from fedsilo.audit.log import AuditLog
-from fedsilo.cli.audit_report_page import audit_report
+from fedsilo.cli.audit_report import audit_report
 from silo.guard.site import OwnCertificate
 from tests.security.people import new_keys
 

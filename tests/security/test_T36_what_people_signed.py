@@ -25,7 +25,7 @@ from fedsilo.audit.log import AuditLog
 from fedsilo.audit.orders import check_orders
 from fedsilo.audit.proofs import check
 from fedsilo.cli.audit import app
-from fedsilo.cli.audit_report_page import audit_report, page
+from fedsilo.cli.audit_report import audit_report, page
 from fedsilo.protocol.codec import sha256_hex
 from fedsilo.protocol.errors import NotAllowedError, UsageError
 from silo.guard.messages import Held

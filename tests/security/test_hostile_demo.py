@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsilo.cli.demo_report import report
+from fedsilo.cli.demo import report
 from fedsilo.demo import attacks as demo_attacks
 from fedsilo.demo.attacks import LEAK, check_attacks
 from fedsilo.demo.run import _worse

@@ -17,17 +17,8 @@ from typer.testing import CliRunner
 import fedsilo
 from fedsilo.cli import main as cli
 from fedsilo.cli import run as cli_run
-from fedsilo.cli.output import (
-    TRACEBACK_VARIABLE,
-    JsonOption,
-    emit,
-    envelope,
-    existing,
-    facts_text,
-    guarded,
-    table,
-)
-from fedsilo.cli.silo_text import status_text
+from fedsilo.cli.output import TRACEBACK_VARIABLE, JsonOption, emit, envelope, existing, facts_text, guarded, table
+from fedsilo.cli.silo import status_text
 from fedsilo.protocol.errors import ConflictError, NotFoundError, UnreachableError, VerificationError
 from fedsilo.protocol.text import harmless
 from tools.reference import programs

@@ -78,7 +78,7 @@ def test_a_trial_that_fails_half_way_leaves_nothing_and_the_next_one_succeeds(
         return provision_site(folder, **site)
 
     with monkeypatch.context() as patched:
-        patched.setattr("fedsilo.cli.trial.provision_site", second_site_fails)
+        patched.setattr("fedsilo.demo.provision.provision_site", second_site_fails)
         status, envelope = certs("trial", "cardio-net", "--silos", ",".join(SILOS), "--out", out)
     assert (status, envelope["error"]["message"]) == (1, "the disk is full")
     assert made == ["coordinator", "hospital_a"] and list(tmp_path.iterdir()) == []

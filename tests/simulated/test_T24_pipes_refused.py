@@ -17,7 +17,7 @@ from certs.authority import create_ca
 from coordinator import main
 from coordinator.config import load_config as load_coordinator
 from fedsilo.audit import proofs as audit_proofs
-from fedsilo.cli.public_lint import lint
+from fedsilo.cli.public import lint_set
 from fedsilo.demo.data import DESCRIPTION, read_data_folder
 from fedsilo.files.site_files import certificate_file, settings_of
 from fedsilo.files.task_files import read_tasks
@@ -49,7 +49,7 @@ READERS: dict[str, Reader] = {
     "coordinator.yaml": ("coordinator.yaml", UNKNOWN_KEY, "no_such_key", load_coordinator),
     "charter": ("charter.yaml", b"as it stands", "as it stands", lambda path: main._read(path, "coordinator init")),
     "tasks": ("tasks.jsonl", TASK, "how many?", read_tasks),
-    "public set": ("public.jsonl", b"no task\n", "Finding(", lambda path: lint(path, private=(), canaries=(), n=8)),
+    "public set": ("public.jsonl", b"no task\n", "Finding(", lambda path: lint_set(path, private=(), canaries=(), n=8)),
     "data folder": (DESCRIPTION, UNKNOWN_KEY, "no_such_key", lambda path: read_data_folder(path.parent)),
     "proof": ("proof.json", b"[]", "is no proof", audit_proofs.check),
     "export": (audit_proofs.RECORDS, b"no line end", "whole line", an_export),

@@ -17,7 +17,7 @@ from fedsilo.audit.notes import forget, note_of, notes_of
 from fedsilo.audit.proofs import check
 from fedsilo.audit.record import note_text
 from fedsilo.cli.audit import app
-from fedsilo.cli.audit_report_page import audit_report, page
+from fedsilo.cli.audit_report import audit_report, page
 from fedsilo.protocol.clocks import utc
 from fedsilo.protocol.errors import ConflictError, UsageError
 from silo.guard.answers.queries import Queries

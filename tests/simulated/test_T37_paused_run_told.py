@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsilo.cli.silo_text import status_text
+from fedsilo.cli.silo import status_text
 from fedsilo.protocol import codec
 from fedsilo.protocol._generated import federation_pb2 as pb
 from tests.policies import setting

@@ -11,7 +11,7 @@ import pytest
 
 from fedsilo.cli.coordinator import status_text as coordinator_text
 from fedsilo.cli.doctor import findings
-from fedsilo.cli.silo_text import status_text
+from fedsilo.cli.silo import status_text
 from fedsilo.protocol.errors import OperationError
 from fedsilo.views.overview import needs_of
 from fedsilo.views.state import Snapshot, state_of

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fedsilo.cli.audit_report_page import audit_report, page
+from fedsilo.cli.audit_report import audit_report, page
 from silo.guard.commands import Halts
 from silo.guard.messages import Held
 from tests.policies import setting

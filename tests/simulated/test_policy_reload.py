@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from fedsilo.cli.silo_text import status_text
+from fedsilo.cli.silo import status_text
 from fedsilo.control.server import ControlServer, raise_for_reply
 from fedsilo.protocol.errors import ConflictError, NotAllowedError, UsageError
 from fedsilo.views.state import SiloState, state_of

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fedsilo.cli.silo_text import private_text
+from fedsilo.cli.silo import private_text
 from fedsilo.files.durable import lock_exclusively
 from fedsilo.protocol.codec import encode_factors, sha256_hex
 from fedsilo.protocol.errors import ConflictError, FedSiloError, NotFoundError, OperationError, UsageError

@@ -18,8 +18,8 @@ from typer.testing import CliRunner
 
 from certs.roles import may
 from fedsilo.cli import audit as cli_audit
-from fedsilo.cli import silo_control
-from fedsilo.cli.audit_report_page import LogStatistics
+from fedsilo.cli import daemons
+from fedsilo.cli.audit_report import LogStatistics
 from fedsilo.control.server import ControlServer
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.errors import UsageError
@@ -214,8 +214,8 @@ def answering(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         given = command(name, dict(arguments), person=operator)
         return Rescreening(bench.ledger, bench.audit, bench.screens).rescreen(given)
 
-    monkeypatch.setattr(silo_control, "command", carry_out)
-    monkeypatch.setattr(silo_control, "load_site", lambda path: Config())
+    monkeypatch.setattr(daemons, "command", carry_out)
+    monkeypatch.setattr(daemons, "load_site", lambda path: Config())
     return people
 
 
