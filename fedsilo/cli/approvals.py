@@ -32,8 +32,7 @@ from fedsilo.cli.daemons import (
     require_terminal,
     type_back,
 )
-from fedsilo.cli.desk_answers import recorded
-from fedsilo.cli.output import JsonOption, emit, guarded, table
+from fedsilo.cli.output import JsonOption, emit, guarded, recorded, table
 from fedsilo.protocol.clocks import utc
 from fedsilo.protocol.errors import ConflictError, HeldError, NotFoundError, OperationError, UsageError
 from fedsilo.protocol.text import harmless

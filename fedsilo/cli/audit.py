@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedsilo.cli.daemons import SILO_YAML
-from fedsilo.cli.desk_answers import NoControlOption
+from fedsilo.cli.messages import NoControlOption
 from fedsilo.cli.output import JsonOption, emit, existing, existing_policy, guarded, table
 from fedsilo.protocol.errors import NotFoundError
 from fedsilo.protocol.text import harmless

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import time
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedsilo.cli import coordinator_messages as cli_coordinator_messages
 from fedsilo.cli import doctor
+from fedsilo.cli import messages as cli_messages
 from fedsilo.cli import transfer as cli_transfer
-from fedsilo.cli.coordinator_messages import CONFIG_DEFAULT, ConfigOption
-from fedsilo.cli.daemons import ContextOption, OperatorOption, RequestOption, clock_now, confirm, context_daemon
-from fedsilo.cli.desk_answers import recorded, seen_text, standing_text
+from fedsilo.cli.daemons import (
+    COORDINATOR_YAML,
+    ContextOption,
+    CoordinatorOption,
+    OperatorOption,
+    RequestOption,
+    clock_now,
+    confirm,
+    context_daemon,
+    coordinator_query,
+)
 from fedsilo.cli.options import (
     VERIFIERS,
     LearningRateOption,
@@ -27,7 +36,17 @@ from fedsilo.cli.options import (
     given,
     size_text,
 )
-from fedsilo.cli.output import JsonOption, PersonOption, TimeoutOption, emit, facts_text, guarded, table, takes_version
+from fedsilo.cli.output import (
+    JsonOption,
+    PersonOption,
+    TimeoutOption,
+    emit,
+    facts_text,
+    guarded,
+    recorded,
+    table,
+    takes_version,
+)
 from fedsilo.protocol.errors import NotFoundError
 
 if TYPE_CHECKING:
@@ -49,7 +68,7 @@ def add_to(app: typer.Typer) -> None:
 @guarded("coordinator backup")
 def backup(
     out: Annotated[Path, typer.Option("--out", help="New folder; it holds what silos sent, so keep it as state_dir.")],
-    config: ConfigOption = CONFIG_DEFAULT,
+    config: CoordinatorOption = COORDINATOR_YAML,
     with_keys: Annotated[
         bool, typer.Option("--with-keys", help="The private keys too: who has the backup is then the coordinator.")
     ] = False,
@@ -94,7 +113,7 @@ def backup(
 @guarded("coordinator restore")
 def restore(
     folder: Annotated[Path, typer.Argument(metavar="BACKUP", help="Folder that `coordinator backup` wrote.")],
-    config: ConfigOption = CONFIG_DEFAULT,
+    config: CoordinatorOption = COORDINATOR_YAML,
     key: Annotated[
         Path | None,
         typer.Option("--key", help="coordinator.pub from elsewhere than the backup. Default: id/ beside --config."),
@@ -152,13 +171,34 @@ def _kept(config: CoordinatorConfig) -> Kept:
 # ---- commands --------------------------------------------------------------------------------------------------------
 
 
+MINUTES_FROM_SECONDS = 120  # an age is told in minutes from here on
+
 app = typer.Typer(no_args_is_help=True, help="Set up, start and look at the coordinator of a federation.")
 silos_app = typer.Typer(no_args_is_help=True, help="The silos of the federation.")
 takes_version(app)
 app.add_typer(silos_app, name="silos")
 doctor.add_to(app, "coordinator")
 
-cli_coordinator_messages.add_to(app)
+_messages = cli_messages.Program(
+    "coordinator",
+    COORDINATOR_YAML,
+    CoordinatorOption,
+    coordinator_query,
+    {
+        "outbox": "What was sent to each silo, and what still waits for one.",
+        "inbox": "Every message that came in and the rules that judged it.",
+        "outbox list": "What was sent, newest round first: one row for each round, kind and silo. Each silo judges "
+        "what comes to it.",
+        "outbox show": "What went to one silo of one kind in one round, and what of it waits.",
+        "inbox list": "What silos sent, newest first, and what the charter decided on each.",
+        "inbox show": "One decision with every rule's verdict, and what would have been let in.",
+        "audit list": cli_messages.RECORDS_HELP.format("coordinator"),
+        "audit show": cli_messages.RECORD_HELP.format("coordinator"),
+        "certs": "The coordinator's certificates, the authorities above them, and what each silo showed last.",
+        "settings": "Every setting that a running coordinator uses, and where it comes from.",
+    },
+)
+cli_messages.add_to(app, _messages)
 add_to(app)
 cli_transfer.add_to_coordinator(app)
 
@@ -284,7 +324,7 @@ def _require_context(run: Path, asked_tokens: int, model: Path) -> None:
 
 @app.command()
 @guarded("coordinator check")
-def check(config: ConfigOption = CONFIG_DEFAULT, json_output: JsonOption = False) -> None:
+def check(config: CoordinatorOption = COORDINATOR_YAML, json_output: JsonOption = False) -> None:
     """Read everything a start needs and compare it; changes nothing."""
     from coordinator.config import load_config
     from coordinator.main import check as check_files
@@ -311,7 +351,7 @@ def check(config: ConfigOption = CONFIG_DEFAULT, json_output: JsonOption = False
 
 @app.command()
 @guarded("coordinator start")
-def start(config: ConfigOption = CONFIG_DEFAULT, json_output: JsonOption = False) -> None:
+def start(config: CoordinatorOption = COORDINATOR_YAML, json_output: JsonOption = False) -> None:
     """Serve until SIGTERM or Ctrl-C. Prints one line when silos may dial."""
     import logging
     import os
@@ -361,8 +401,8 @@ def status(
     json_output: JsonOption = False,
 ) -> None:
     """State of the running coordinator: address, silos, runs."""
-    chosen = context_daemon("coordinator", context, config, here=CONFIG_DEFAULT)
-    state, now = _state_of(chosen.connect()) if chosen else _state(_load(config or CONFIG_DEFAULT))
+    chosen = context_daemon("coordinator", context, config, here=COORDINATOR_YAML)
+    state, now = _state_of(chosen.connect()) if chosen else _state(_load(config or COORDINATOR_YAML))
 
     emit("coordinator status", state, json_output=json_output, text=lambda: status_text(state, now))
 
@@ -387,7 +427,7 @@ def status_text(state: dict[str, Any], now: str) -> str:
 @app.command("accept-clock")
 @guarded("coordinator accept-clock")
 def accept_clock(
-    operator: OperatorOption, config: ConfigOption = CONFIG_DEFAULT,
+    operator: OperatorOption, config: CoordinatorOption = COORDINATOR_YAML,
     expect_digest: Annotated[
         str, typer.Option("--expect-digest", help="Of the clock, as `coordinator status` showed it to you.")
     ] = "",
@@ -418,7 +458,7 @@ def accept_clock(
 @app.command()
 @guarded("coordinator stop")
 def stop(
-    config: ConfigOption = CONFIG_DEFAULT,
+    config: CoordinatorOption = COORDINATOR_YAML,
     timeout: TimeoutOption = 30.0,
     json_output: JsonOption = False,
 ) -> None:
@@ -442,7 +482,7 @@ def stop(
 
 @silos_app.command("list")
 @guarded("coordinator silos list")
-def silos_list(config: ConfigOption = CONFIG_DEFAULT, json_output: JsonOption = False) -> None:
+def silos_list(config: CoordinatorOption = COORDINATOR_YAML, json_output: JsonOption = False) -> None:
     """Which silos have joined, were refused (and why), or are absent."""
     state, now = _state(_load(config))
     rows = state["silos"]
@@ -453,7 +493,7 @@ def silos_list(config: ConfigOption = CONFIG_DEFAULT, json_output: JsonOption = 
 @guarded("coordinator silos show")
 def silos_show(
     name: Annotated[str, typer.Argument(help="Of the silo, from `coordinator silos list`.")],
-    config: ConfigOption = CONFIG_DEFAULT,
+    config: CoordinatorOption = COORDINATOR_YAML,
     json_output: JsonOption = False,
 ) -> None:
     """One silo: whether it joined, what it said of itself, and when it was last heard."""
@@ -475,7 +515,7 @@ def silos_show(
 @app.command()
 @guarded("coordinator logs")
 def logs(
-    config: ConfigOption = CONFIG_DEFAULT,
+    config: CoordinatorOption = COORDINATOR_YAML,
     follow: Annotated[bool, typer.Option("--follow", help="Go on as events happen.")] = False,
     json_output: JsonOption = False,
 ) -> None:
@@ -513,14 +553,37 @@ def _state_of(daemon: ControlClient) -> tuple[dict[str, Any], str]:
         return reading.state, reading.time
 
 
+def seen_text(last_seen: str, now: str) -> str:
+    """How long ago that was.
+
+    Args:
+        last_seen: UTC as the coordinator tells it; empty where it heard nothing since its own start.
+        now: the coordinator's time.
+    """
+    seconds = _seconds_between(last_seen, now) if last_seen else None
+    if seconds is None:
+        return last_seen or "-"
+    whole = max(int(seconds), 0)
+    return f"{whole} s ago" if whole < MINUTES_FROM_SECONDS else f"{whole // 60} min ago"
+
+
+def _seconds_between(earlier: str, later: str) -> float | None:
+    try:
+        return (datetime.fromisoformat(later) - datetime.fromisoformat(earlier)).total_seconds()
+    except (ValueError, TypeError):
+        return None
+
+
 def _silo_table(rows: list[dict[str, Any]], now: str) -> str:
+    from fedsilo.views.overview import standing_text
+
     clocks = [f"the clock of {row['silo']} is {row['clock']}" for row in rows if row.get("clock")]
     shown = table(
         ("silo", "state", "last seen", "round.step", "refused because"),
         (
             (
                 row["silo"],
-                standing_text(row),
+                standing_text(row["state"]),
                 seen_text(row["last_seen"], now),
                 f"{row['round']}.{row['step']}" if row["round"] else "-",
                 _reason(row["refusal"]),

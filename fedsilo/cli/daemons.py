@@ -173,8 +173,9 @@ def read_configuration(path: Path) -> tuple[Kind, BaseModel]:
 # ---- one site --------------------------------------------------------------------------------------------------------
 
 
-SILO_YAML = Path("silo.yaml")
+SILO_YAML, COORDINATOR_YAML = Path("silo.yaml"), Path("coordinator.yaml")
 SiloOption = Annotated[Path, typer.Option("--config", help="The site's configuration file.")]
+CoordinatorOption = Annotated[Path, typer.Option("--config", help="coordinator.yaml.")]
 OperatorOption = Annotated[
     str, typer.Option("--operator", help="Who signs: id/NAME.crt and id/NAME.key beside the site's own certificate.")
 ]
@@ -193,6 +194,21 @@ def client_of(config: SiloConfig) -> ControlClient:
     from fedsilo.control.client import ControlClient
 
     return ControlClient(config.control.socket)
+
+
+def silo_query(config: Path, query: str, arguments: Mapping[str, Any] | None = None) -> Any:
+    """What a running silo answers."""
+    with client_of(load_site(config)) as client:
+        return client.query(query, arguments)
+
+
+def coordinator_query(config: Path, query: str, arguments: Mapping[str, Any] | None = None) -> Any:
+    """What a running coordinator answers."""
+    from coordinator.config import load_config
+    from fedsilo.control.client import ControlClient
+
+    with ControlClient(load_config(config).control.socket) as client:
+        return client.query(query, arguments)
 
 
 def command(config: SiloConfig, operator: str, name: str, arguments: Mapping[str, Any], request_id: str) -> Any:

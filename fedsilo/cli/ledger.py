@@ -1,14 +1,16 @@
-"""`silo ledger accept`: an approver signs that a restored ledger may go on beside today's log. Files only."""
+"""`silo ledger`: what the guard remembers; and `accept`, with which an approver signs, from files only, that a restored
+ledger may go on beside today's log."""
 
 from __future__ import annotations
 
 import time
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedsilo.cli.daemons import SILO_YAML, OperatorOption, SiloOption, confirm, load_site
+from fedsilo.cli.daemons import SILO_YAML, OperatorOption, SiloOption, confirm, load_site, silo_query
+from fedsilo.cli.messages import BeforeOption, LimitOption, columns_text, older
 from fedsilo.cli.output import JsonOption, emit, guarded, table
 from fedsilo.protocol.errors import ConflictError, HeldError, UsageError
 
@@ -16,9 +18,61 @@ if TYPE_CHECKING:
     from silo.config import SiloConfig
     from silo.guard.ledger_check import Disagreement
 
+app = typer.Typer(no_args_is_help=True, help="What the guard remembers: runs, budgets, outgoing content.")
+
 _CLOCKS_DIFFER = timedelta(minutes=5)  # a guard whose clock is behind must not find it valid for too long
 
 
+@app.command("show")
+@guarded("silo ledger show")
+def show(
+    config: SiloOption = SILO_YAML,
+    limit: LimitOption = 100,
+    before: BeforeOption = None,
+    json_output: JsonOption = False,
+) -> None:
+    """Runs, budget counts and a page of outgoing content, newest first, as remembered over restarts."""
+    data = silo_query(config, "ledger", {"limit": limit, "before": before})
+    columns = ("kind", "run", "round", "bytes", "state", "at")
+
+    def text() -> str:
+        rows = ([row[name] for name in columns] for row in data["content"])
+        return f"DP {data['dp']}\n{table(columns, rows)}{older(data['next'])}"
+
+    emit("silo ledger show", data, json_output=json_output, text=text)
+
+
+@app.command("limits")
+@guarded("silo ledger limits")
+def limits(config: SiloOption = SILO_YAML, json_output: JsonOption = False) -> None:
+    """Every limit of the policy that counts over messages: how much is used, of how much, and where it stands."""
+    data = silo_query(config, "limits")
+
+    def text() -> str:
+        from fedsilo.views.limits import LIMIT_COLUMNS, limit_rows, shown_limit
+        from fedsilo.views.lines import UNICODE
+
+        rows = map(shown_limit, limit_rows(data, time.time(), UNICODE))
+        return f"DP {data['dp']}\n{columns_text(LIMIT_COLUMNS, rows)}"
+
+    emit("silo ledger limits", data, json_output=json_output, text=text)
+
+
+@app.command("forecast")
+@guarded("silo ledger forecast")
+def forecast(config: SiloOption = SILO_YAML, json_output: JsonOption = False) -> None:
+    """How many rounds like the last one still fit into the policy's limits of a day, and what one may carry out."""
+    from policies.capacity import capacity_lines
+
+    found = silo_query(config, "limits")
+    data: dict[str, Any] = {name: found[name] for name in ("forecast", "dp", "capacity", "not_counted")}
+    left = data["forecast"]["rounds_left"]
+    head = f"rounds left: {'not known' if left is None else left}: {data['forecast']['bound_by']}\nDP {data['dp']}"
+    text = "\n".join([head, *capacity_lines(data["capacity"])])
+    emit("silo ledger forecast", data, json_output=json_output, text=text)
+
+
+@app.command("accept")
 @guarded("silo ledger accept")
 def accept(
     operator: OperatorOption,

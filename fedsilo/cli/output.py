@@ -672,6 +672,15 @@ def table(header: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
     )
 
 
+def recorded(data: Mapping[str, Any]) -> str:
+    """Where the party's own audit log has an order: `record` of the daemon's answer; nothing where it tells none.
+
+    Never the log's size, `audit_size`: with others writing, that is some later record.
+    """
+    number = data.get("record")
+    return "" if number is None else f", audit record {number}"
+
+
 def facts_text(fields: Mapping[str, Any]) -> str:
     """Fields of an event as people read them: `silos=hospital_a,hospital_b passed=412`."""
     return " ".join(f"{key}={_fact_text(value)}" for key, value in fields.items())

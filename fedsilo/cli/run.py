@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedsilo.cli.desk_answers import recorded
-from fedsilo.cli.output import JsonOption, emit, existing, facts_text, guarded, table
+from fedsilo.cli.output import JsonOption, emit, existing, facts_text, guarded, recorded, table
 
 if TYPE_CHECKING:
     from fedsilo.control.client import ControlClient

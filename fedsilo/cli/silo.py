@@ -19,7 +19,8 @@ import typer
 from fedsilo.cli import approvals as cli_approvals
 from fedsilo.cli import curves as cli_curves
 from fedsilo.cli import doctor
-from fedsilo.cli import silo_messages as cli_silo_messages
+from fedsilo.cli import ledger as cli_ledger
+from fedsilo.cli import messages as cli_messages
 from fedsilo.cli import transfer as cli_transfer
 from fedsilo.cli.daemons import (
     SILO_YAML,
@@ -33,8 +34,8 @@ from fedsilo.cli.daemons import (
     confirm,
     context_daemon,
     load_site,
+    silo_query,
 )
-from fedsilo.cli.desk_answers import recorded
 from fedsilo.cli.options import (
     VERIFIERS,
     LearningRateOption,
@@ -48,7 +49,7 @@ from fedsilo.cli.options import (
     given,
     size_text,
 )
-from fedsilo.cli.output import JsonOption, PersonOption, TimeoutOption, emit, guarded, table, takes_version
+from fedsilo.cli.output import JsonOption, PersonOption, TimeoutOption, emit, guarded, recorded, table, takes_version
 from fedsilo.protocol.errors import NotFoundError, UsageError
 from fedsilo.protocol.text import harmless
 
@@ -503,7 +504,25 @@ def _answers(tokens: tuple[int, ...]) -> str:
 app = typer.Typer(no_args_is_help=True, help="One site: guard and trainer, approvals, what left and what was held.")
 takes_version(app)
 app.add_typer(cli_approvals.app, name="approvals")
-cli_silo_messages.add_to(app)
+_messages = cli_messages.Program(
+    "silo",
+    SILO_YAML,
+    SiloOption,
+    silo_query,
+    {
+        "outbox": "Every outbound message and the rules that judged it.",
+        "inbox": "Every message that came in and the rules that judged it.",
+        "outbox list": "Outbound messages, newest first: what was decided on each, and whether it left.",
+        "outbox show": "One decision with every rule's verdict, and what would have passed.",
+        "inbox list": "What came in, newest first, and what was decided on each.",
+        "inbox show": "One decision with every rule's verdict, and what would have been let in.",
+        "audit list": cli_messages.RECORDS_HELP.format("silo"),
+        "audit show": cli_messages.RECORD_HELP.format("silo"),
+        "certs": "This site's certificates and the authorities above them, as a running silo sees them.",
+        "settings": "Every setting that a running silo uses, and where it comes from.",
+    },
+)
+cli_messages.add_to(app, _messages, cli_ledger.app)
 app.command("round")(cli_curves.silo_round)
 app.add_typer(report_app, name="report")
 add_to(app)

@@ -10,10 +10,8 @@ from typing import Annotated, Any
 import typer
 
 from fedsilo.cli import daemons
-from fedsilo.cli.coordinator_messages import CONFIG_DEFAULT as COORDINATOR_DEFAULT
-from fedsilo.cli.coordinator_messages import ConfigOption as CoordinatorOption
-from fedsilo.cli.desk_answers import recorded
-from fedsilo.cli.output import JsonOption, emit, guarded, table
+from fedsilo.cli.daemons import COORDINATOR_YAML, CoordinatorOption
+from fedsilo.cli.output import JsonOption, emit, guarded, recorded, table
 
 OutOption = Annotated[Path, typer.Option("--out", help="File to write. The daemon writes it, so name a folder it may.")]
 FileArgument = Annotated[Path, typer.Argument(help="The file that was carried here. The daemon reads it.")]
@@ -68,7 +66,7 @@ def import_plan(
 @guarded("coordinator export-plan")
 def export_plan(
     silo: Annotated[str, typer.Option("--silo", help="For which one, from `coordinator silos list`.")],
-    operator: daemons.OperatorOption, out: OutOption, config: CoordinatorOption = COORDINATOR_DEFAULT,
+    operator: daemons.OperatorOption, out: OutOption, config: CoordinatorOption = COORDINATOR_YAML,
     request_id: daemons.RequestOption = "", json_output: JsonOption = False,
 ) -> None:  # fmt: skip
     """Write what waits for a silo into a file for it: answers, plans, rounds and the adapters that they name."""
@@ -87,7 +85,7 @@ def export_plan(
 
 @guarded("coordinator import-release")
 def import_release(
-    file: FileArgument, operator: daemons.OperatorOption, config: CoordinatorOption = COORDINATOR_DEFAULT,
+    file: FileArgument, operator: daemons.OperatorOption, config: CoordinatorOption = COORDINATOR_YAML,
     request_id: daemons.RequestOption = "", json_output: JsonOption = False,
 ) -> None:  # fmt: skip
     """Take a silo's file: each message is judged as one that came over a line. The answers are in its next file."""

@@ -2,8 +2,7 @@
 
 Clients read these from the daemon's JSON. `read` trusts no shape in it: what is missing or of another type becomes an
 empty value, and what is missing is named in `absent`, for a share-safe recording leaves fields out. A field stays at
-the site unless it is marked as released (console design 9); the printed ones are the columns of the command's table, in
-their order. Pure.
+the site unless it is marked as released (console design 9). Pure.
 
 Does not stop: a released field whose content says more than it should. Released is what the site's policy has let out
 already, or what the coordinator was told in a message of its own.
@@ -20,9 +19,8 @@ from typing import Annotated, Any, TypeAlias, TypeVar
 
 Row = TypeVar("Row", bound="Answer")
 Value = TypeVar("Value")
-_RELEASED, _PRINTED = "released", "printed"
+_RELEASED = "released"
 Released = Annotated[Value, _RELEASED]
-Printed = Annotated[Value, _PRINTED]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,11 +37,6 @@ class Answer:
 def released_names(row: type[Answer]) -> dict[str, bool]:
     """Return each field's name, and whether a share-safe recording may hold it."""
     return {name: _RELEASED in marks for name, (_, marks) in _fields_of(row).items()}
-
-
-def printed_names(row: type[Answer]) -> tuple[str, ...]:
-    """Return the columns that a command prints, in their order."""
-    return tuple(name for name, (_, marks) in _fields_of(row).items() if _PRINTED in marks)
 
 
 def read(row: type[Row], told: Any) -> Row:
@@ -104,16 +97,16 @@ class MessageRow(Answer):
         waiting: of a count, how many wait for the silo.
     """
 
-    seq: Released[Printed[Any]]
-    time: Released[Printed[str]]
+    seq: Released[Any]
+    time: Released[str]
     run: Released[str]
-    kind: Released[Printed[str]]
-    round: Released[Printed[int]]
+    kind: Released[str]
+    round: Released[int]
     step: Released[int]
-    items: Released[Printed[int | None]]
-    bytes: Released[Printed[float]]
-    verdict: Released[Printed[str]]
-    outcome: Released[Printed[str]]
+    items: Released[int | None]
+    bytes: Released[float]
+    verdict: Released[str]
+    outcome: Released[str]
     peer: Released[str]
     rule: str
     reasons: tuple[str, ...]
@@ -156,12 +149,12 @@ class ReleaseRow(Answer):
 class CertificateRow(Answer):
     """One certificate that a daemon shows, or the authority above it."""
 
-    whose: Printed[str]
-    role: Printed[str]
-    days_left: Printed[Any]
-    not_after: Printed[str]
-    subject: Printed[str]
-    fault: Printed[str]
+    whose: str
+    role: str
+    days_left: Any
+    not_after: str
+    subject: str
+    fault: str
     not_before: str
     file: str
     fingerprint: str
@@ -175,9 +168,9 @@ class CertificateRow(Answer):
 class SettingRow(Answer):
     """One setting, and where its value comes from."""
 
-    key: Printed[str]
-    value: Printed[Any]
-    origin: Printed[str]
+    key: str
+    value: Any
+    origin: str
 
 
 @dataclass(frozen=True)
@@ -189,13 +182,13 @@ class LimitRow(Answer):
         line: where the policy says so.
     """
 
-    limit: Printed[str]
-    kind: Printed[str]
-    used: Printed[Any]
-    max: Printed[Any]
-    unit: Printed[str]
-    window: Printed[str]
-    line: Printed[str]
+    limit: str
+    kind: str
+    used: Any
+    max: Any
+    unit: str
+    window: str
+    line: str
 
 
 @dataclass(frozen=True)

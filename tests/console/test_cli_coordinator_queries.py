@@ -76,7 +76,7 @@ def test_outbox_and_inbox_say_what_the_daemon_says(house: House, ask: Any) -> No
     assert ask("outbox", "list", "--control")[1]["data"]["sent"] > listed["data"]["sent"]
     assert ask("outbox", "show", first["seq"])[1]["data"] == {"message": first, "waiting": []}
     code, text = ask("outbox", "show", first["seq"], text=True)
-    assert code == 0 and "round.open to hospital_a: 1 sent" in text
+    assert code == 0 and "round.open  to hospital_a  run-1, round 2" in text
     code, text = ask("outbox", "list", text=True)
     assert code == 0 and "messages sent, 0 wait" in text
     assert ask("outbox", "show", "no such row")[0] == 2 and ask("outbox", "show", "run-1/9/x/y")[0] == 8

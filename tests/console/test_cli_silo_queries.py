@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 from benchmarks.release_cases import site as made
 from console.sharing import SILO, unclassified
 from fedsilo.audit.segments import segments
+from fedsilo.cli import daemons
 from fedsilo.cli import silo as cli_silo
-from fedsilo.cli import silo_messages as cli_silo_messages
 from silo.guard.messages import Denied
 from tests.console.test_real_desk import Site, site
 from tests.policies import setting
@@ -54,7 +54,7 @@ def ask(site: Site, bench: Bench, place: PolicySite, monkeypatch: pytest.MonkeyP
     for name, answer in queries_of(bench, parts).items():
         site.desk.register_query(name, answer)
     config = SimpleNamespace(control=SimpleNamespace(socket=site.socket))
-    monkeypatch.setattr(cli_silo_messages, "load_site", lambda path: config)
+    monkeypatch.setattr(daemons, "load_site", lambda path: config)
 
     def run(*arguments: str, text: bool = False) -> tuple[int, Any]:
         result = CliRunner().invoke(cli_silo.app, [*arguments, *([] if text else ["--json"])])
@@ -77,7 +77,7 @@ def test_outbox_and_inbox_say_what_the_log_says(bench: Bench, ask: Any) -> None:
     code, shown = ask("outbox", "show", str(newest["seq"]))
     assert code == 0 and "at most 1 pass, it had 2" in " ".join(shown["data"]["would_pass"])
     code, text = ask("outbox", "show", str(newest["seq"]), text=True)
-    assert code == 0 and "would pass: one message per step" in text
+    assert code == 0 and "DENY one message per step: at most 1 pass" in text
     code, text = ask("outbox", "list", text=True)
     assert code == 0 and "2 messages, 0 held, 1 denied" in text
     assert same(ask("inbox", "list", "--control")[1]["data"]["messages"], slow(bench.audit, "ingress", control=True))

@@ -18,8 +18,8 @@ from certs.roles import Roles, load_roles
 from fedsilo.cli import bundle as cli_bundle
 from fedsilo.cli import fedsilo as cli_fedsilo
 from fedsilo.cli.bundle import SHOWN_TEXTS, collected, shareable
+from fedsilo.cli.coordinator import seen_text
 from fedsilo.cli.daemons import Daemon
-from fedsilo.cli.desk_answers import seen_text
 from fedsilo.cli.output import Common
 from fedsilo.cli.watch import EVENTS_A_LIFE, gaps_told
 from fedsilo.control import server as control_desk
