@@ -446,7 +446,7 @@ class Loop:
             code_sha256="0" * 64, monotonic=lambda: self.clock, watch=bench.watch,
             archive=bench.archive if self.watched else None,
         )  # fmt: skip
-        self.guard._talk.joined = not self.watched
+        self.guard._client.joined = not self.watched
         bench.audit.append("start")
         if not self.by_files and not self.watched:
             bench.audit.take(self._offer(bench), setting.COORDINATOR)  # as joining does
@@ -486,7 +486,7 @@ class Loop:
             if self.watched:
                 self.bench.clock_now += self.turn_seconds
                 self.coordinator_now += self.turn_seconds
-            self.guard._talk.poll_now = True
+            self.guard._client.poll_now = True
             if self.events.empty():
                 self.events.put(Wake())  # else a halted guard waits for something to come
             self.guard._turn()
@@ -726,7 +726,7 @@ class World:
             SimpleNamespace(sha256=agreed.public_set_sha256),
             SimpleNamespace(sha256=agreed.held_out_sha256),
         )
-        guard._talk.joined = False
+        guard._client.joined = False
 
     def _trainer_says(self, message: LinkMessage) -> None:
         self.loop.events.put(TrainerSaid(message))
@@ -770,12 +770,12 @@ class World:
 
     def turn(self) -> None:
         guard = self.loop.guard
-        self.loop.clock = max(self.loop.clock, guard._talk.retry_at) + 0.1
+        self.loop.clock = max(self.loop.clock, guard._client.retry_at) + 0.1
         self.loop.bench.clock_now += 0.2
         self.house.advance(0.2)
-        guard._talk.poll_now = True
+        guard._client.poll_now = True
         if not self.asks():
-            guard._talk.retry_at = self.loop.clock + MOMENT_SECONDS  # only what its trainer said is dealt with
+            guard._client.retry_at = self.loop.clock + MOMENT_SECONDS  # only what its trainer said is dealt with
         guard._turn()
 
     def asks(self) -> bool:

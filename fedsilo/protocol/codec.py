@@ -97,9 +97,10 @@ def require_known(message: Message) -> None:
     message.DiscardUnknownFields()
     if message.ByteSize() != size_bytes:
         raise PeerError(
-            WireCode.UNKNOWN_FIELD, f"{type(message).__name__} has a field that this protocol does not have",
+            WireCode.UNKNOWN_FIELD,
+            f"{type(message).__name__} has a field that this protocol does not have",
             hint="the other side is newer, or says what it may not; use one version of FedSilo on both sides",
-        )  # fmt: skip
+        )
 
 
 def signing_bytes(envelope: pb.Envelope) -> bytes:

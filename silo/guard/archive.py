@@ -232,19 +232,29 @@ class Archive:
         self._ledger.payloads.read(entry.digest)
         on_loop(
             lambda: self._record(
-                "payload.read", kind=entry.kind, run=entry.run, round=entry.round, step=entry.step,
+                "payload.read",
+                kind=entry.kind,
+                run=entry.run,
+                round=entry.round,
+                step=entry.step,
                 detail={"person": command.person, "certificate": command.certificate_fingerprint},
                 link={"decision": entry.decision_seq},
             )
-        )  # fmt: skip
+        )
         return {"ticket": self._tickets.hand_out(lambda: self._content(entry))}
 
     def _content(self, entry: OutboxItem) -> dict[str, Any]:
         payload = self._ledger.payloads.read(entry.digest)
         return {
-            "seq": entry.decision_seq, "kind": entry.kind, "run": entry.run, "round": entry.round, "step": entry.step,
-            "bytes": len(payload), "sha256": entry.digest, "content": content(payload, entry.kind),
-        }  # fmt: skip
+            "seq": entry.decision_seq,
+            "kind": entry.kind,
+            "run": entry.run,
+            "round": entry.round,
+            "step": entry.step,
+            "bytes": len(payload),
+            "sha256": entry.digest,
+            "content": content(payload, entry.kind),
+        }
 
     def _entry(self, seq: int) -> OutboxItem:
         """Raises NotFoundError."""
@@ -325,6 +335,9 @@ def tensor_row(name: str, values: Array) -> dict[str, Any]:
         "not_finite": int(bad.sum()),
     }
     return {
-        "name": name, "shape": list(values.shape), "type": str(values.dtype), "norm": f"{np.linalg.norm(flat):.3g}",
+        "name": name,
+        "shape": list(values.shape),
+        "type": str(values.dtype),
+        "norm": f"{np.linalg.norm(flat):.3g}",
         "histogram": dict(counted),
-    }  # fmt: skip
+    }

@@ -80,9 +80,14 @@ class Channel(Protocol):
     """What the gate needs; the tests put an in-memory one in its place."""
 
     def exchange(
-        self, envelope: pb.Envelope, payload: codec.Buffer, *, wait_seconds: float, reply_bytes_max: int,
+        self,
+        envelope: pb.Envelope,
+        payload: codec.Buffer,
+        *,
+        wait_seconds: float,
+        reply_bytes_max: int,
         into: Sink | None = None,
-    ) -> Reply: ...  # fmt: skip
+    ) -> Reply: ...
 
     def interrupt(self, *, for_good: bool = False) -> None: ...
 
@@ -112,9 +117,14 @@ class GrpcChannel:
         self._channel: grpc.Channel | None = None
 
     def exchange(
-        self, envelope: pb.Envelope, payload: codec.Buffer, *, wait_seconds: float, reply_bytes_max: int,
+        self,
+        envelope: pb.Envelope,
+        payload: codec.Buffer,
+        *,
+        wait_seconds: float,
+        reply_bytes_max: int,
         into: Sink | None = None,
-    ) -> Reply:  # fmt: skip
+    ) -> Reply:
         """Send one message, wait for the one that answers it.
 
         Args:
@@ -500,9 +510,14 @@ class FileChannel:
         self._file: TransferWriter | None = None
 
     def exchange(
-        self, envelope: pb.Envelope, payload: codec.Buffer, *, wait_seconds: float, reply_bytes_max: int,
+        self,
+        envelope: pb.Envelope,
+        payload: codec.Buffer,
+        *,
+        wait_seconds: float,
+        reply_bytes_max: int,
         into: Sink | None = None,
-    ) -> Reply:  # fmt: skip
+    ) -> Reply:
         """Write one message.
 
         Raises:

@@ -125,9 +125,11 @@ class Orders:
 
             desk.register_command("clock.accept", "halt.release", self._on_loop_with(accept), by_clock=True)
         payloads = HeldPayloads(
-            self.ledger, self.audit, lambda: self.site.public.rows,
+            self.ledger,
+            self.audit,
+            lambda: self.site.public.rows,
             record=lambda event, **fields: self.gate.record(event, **fields),  # noqa: PLW0108  # looked up when used
-        )  # fmt: skip
+        )
         payloads.register(desk, self.on_loop)
 
     def _on_loop_with(self, work: Callable[[VerifiedCommand], Any]) -> Callable[[VerifiedCommand], Any]:
@@ -138,8 +140,9 @@ class Orders:
         if self.watch is not None and self.watch.unknown and command.name.startswith("approvals."):
             raise ConflictError(
                 "nobody has vouched for this machine's clock yet: the silo asks its coordinator first",
-                hint="give the command again in a minute; `silo status` says how it stands", code=CLOCK_UNKNOWN,
-            )  # fmt: skip
+                hint="give the command again in a minute; `silo status` says how it stands",
+                code=CLOCK_UNKNOWN,
+            )
         return work(command)
 
     def accept_clock(
@@ -159,9 +162,12 @@ class Orders:
         before, halted, code = self.gate.now(), self.gate.halted, self.gate.halt_code
         fault = watch.begin_acceptance(command)
         detail = {
-            "code": fault.code, "halt": fault.digest, "showed": int(fault.showed),
-            "latest": int(max(before, fault.showed)), "off_seconds": int(fault.seconds),
-        }  # fmt: skip
+            "code": fault.code,
+            "halt": fault.digest,
+            "showed": int(fault.showed),
+            "latest": int(max(before, fault.showed)),
+            "off_seconds": int(fault.seconds),
+        }
         if halted == fault.message:
             self.gate.halt("", "")  # a halted gate records nothing
         try:
@@ -189,18 +195,23 @@ class Orders:
         if self.ledger.release(release.id).state == "denied":
             state = "denied"  # a plan that was approved and cannot begin here
         return {
-            "release": release.id, "state": "sent" if state == "allowed" else state,
-            "given": [item.person for item in yeses], "needed": release.persons, "record": record,
+            "release": release.id,
+            "state": "sent" if state == "allowed" else state,
+            "given": [item.person for item in yeses],
+            "needed": release.persons,
+            "record": record,
             "audit_size": self.audit.size,
-        }  # fmt: skip
+        }
 
     def reject(self, command: VerifiedCommand) -> dict[str, Any]:
         settled = self.releases.reject(command)
         self.runs.settle(settled)
         return {
-            "release": settled.release.id, "state": "rejected", "record": settled.record,
+            "release": settled.release.id,
+            "state": "rejected",
+            "record": settled.record,
             "audit_size": self.audit.size,
-        }  # fmt: skip
+        }
 
     def defer(self, command: VerifiedCommand) -> dict[str, Any]:
         """The person is asked later; shown at once, so that no console asks again in between."""
@@ -208,9 +219,13 @@ class Orders:
         until = self.ledger.deferred(release.id)[command.person]
         self.show()
         return {
-            "release": release.id, "state": "held", "deferred_until": until, "expires_at": release.expires_at,
-            "record": number, "audit_size": self.audit.size,
-        }  # fmt: skip
+            "release": release.id,
+            "state": "held",
+            "deferred_until": until,
+            "expires_at": release.expires_at,
+            "record": number,
+            "audit_size": self.audit.size,
+        }
 
     def release_halt(self, command: VerifiedCommand) -> dict[str, Any]:
         answer = self.halts.release(command)
@@ -285,9 +300,10 @@ class Orders:
         if shown is not None and shown != here:
             now = f"in run {here!r}" if here else "in no run"
             raise ConflictError(
-                f"this silo is {now}, the order is of {str(shown)[:64]!r}", code="STALE_VIEW",
+                f"this silo is {now}, the order is of {str(shown)[:64]!r}",
+                code="STALE_VIEW",
                 hint="look again: `silo status`" if here else "an order about a run is given while it is open here",
-            )  # fmt: skip
+            )
 
     def recorded(
         self, event: str, command: VerifiedCommand, *, needed: bool, detail: Mapping[str, Any] | None = None
@@ -301,9 +317,11 @@ class Orders:
             detail: what it is about.
         """
         told = {
-            "person": command.person, "certificate": command.certificate_fingerprint, "request": command.request_id,
+            "person": command.person,
+            "certificate": command.certificate_fingerprint,
+            "request": command.request_id,
             **(detail or {}),
-        }  # fmt: skip
+        }
         run = {"run": self.gate.view.run} if self.gate.view.run else {}
         try:
             policy = {"effective": self.gate.policy.digest}
@@ -452,14 +470,23 @@ class Halts:
         try:
             # Recorded first: no yes counts that nobody finds in the log.
             number = self._gate.record(
-                "approval.grant", kind=kind, reasons=["EQUIVOCATION" if told else "SCREEN_HALT"],
+                "approval.grant",
+                kind=kind,
+                reasons=["EQUIVOCATION" if told else "SCREEN_HALT"],
                 detail={"person": command.person, "certificate": command.certificate_fingerprint, "since": int(since)},
-                policy={"effective": self._gate.policy.digest}, **orders_of(command.order),
-            )  # fmt: skip
+                policy={"effective": self._gate.policy.digest},
+                **orders_of(command.order),
+            )
             yes = Approval(
-                _name(digest), command.person, command.certificate_fingerprint, digest, "approve", "",
-                self._gate.now(), record=number,
-            )  # fmt: skip
+                _name(digest),
+                command.person,
+                command.certificate_fingerprint,
+                digest,
+                "approve",
+                "",
+                self._gate.now(),
+                record=number,
+            )
             self._ledger.approve(yes, again=True)
             given = self._given(kind, since)
             if len(given) >= needed:
@@ -478,9 +505,12 @@ class Halts:
             self._gate.release_halt(kind, given)
             return
         self._gate.record(
-            "release", kind=kind, reasons=["EQUIVOCATION"], detail={"persons": given},
+            "release",
+            kind=kind,
+            reasons=["EQUIVOCATION"],
+            detail={"persons": given},
             policy={"effective": self._gate.policy.digest},
-        )  # fmt: skip
+        )
         self._ledger.keep_equivocation({})
 
     def _given(self, kind: str, since: float) -> list[str]:
@@ -581,17 +611,28 @@ class HeldPayloads:
         release = self._held(release_id)
         payload = self._ledger.payloads.read(release.digest)
         return {
-            "release": release.id, "kind": release.kind, "run": release.run, "round": release.round,
-            "step": release.step, "bytes": len(payload), "sha256": release.digest,
+            "release": release.id,
+            "kind": release.kind,
+            "run": release.run,
+            "round": release.round,
+            "step": release.step,
+            "bytes": len(payload),
+            "sha256": release.digest,
             **payload_view(payload, release.kind, self._prompts()),
-        }  # fmt: skip
+        }
 
     def _recorded(self, command: VerifiedCommand) -> int:
         """Once more only what is held: it may have ended while its bytes were read."""
         release = self._shown(command)
         return self._record(
-            "payload.read", kind=release.kind, run=release.run, round=release.round, step=release.step,
+            "payload.read",
+            kind=release.kind,
+            run=release.run,
+            round=release.round,
+            step=release.step,
             detail={
-                "person": command.person, "certificate": command.certificate_fingerprint, "release": release.id,
+                "person": command.person,
+                "certificate": command.certificate_fingerprint,
+                "release": release.id,
             },
-        )  # fmt: skip
+        )

@@ -68,18 +68,18 @@ class Exchange(Protocol):
 
 class LineExchange:
     """Args:
-    gate, ledger, talk, agreement, runs: the guard's parts.
+    gate, ledger, client, agreement, runs: the guard's parts.
     isolation: of the trainer, as it was probed.
     monotonic: seconds.
     """
 
     def __init__(
-        self, gate: Gate, ledger: Ledger, talk: CoordinatorClient, agreement: Agreement, runs: RunManager, *,
+        self, gate: Gate, ledger: Ledger, client: CoordinatorClient, agreement: Agreement, runs: RunManager, *,
         isolation: Callable[[], str], monotonic: Callable[[], float],
     ) -> None:  # fmt: skip
         self._gate = gate
         self._ledger = ledger
-        self._talk = talk
+        self._client = client
         self._agreement = agreement
         self._runs = runs
         self._isolation = isolation
@@ -88,11 +88,11 @@ class LineExchange:
     @property
     def waits(self) -> bool:
         run = self._runs.run
-        return run is None or not run.busy or self._talk.poll_now  # the poll itself is the wait
+        return run is None or not run.busy or self._client.poll_now  # the poll itself is the wait
 
     def turn(self) -> None:
-        if not self._talk.joined:
-            self._talk.join(self._isolation())
+        if not self._client.joined:
+            self._client.join(self._isolation())
             return
         for item in self._ledger.outbox("allowed"):
             if not self._runs.retry(item):
@@ -100,22 +100,22 @@ class LineExchange:
         self._runs.leaving.say_goodbye()
         if (run := self._runs.run) is not None:
             run.advance()
-        if self._talk.relay():
+        if self._client.relay():
             return  # the next round opens once enough parties have countersigned our log
         # A lost poll may not silence our signature while the trainer works.
         signs = self._agreement.waiting is not None and self._quiet_seconds >= SHORT_POLL_SECONDS
-        if run is None or not run.busy or self._talk.poll_now or signs:
+        if run is None or not run.busy or self._client.poll_now or signs:
             self._poll(0.0 if run is not None and run.busy else self._poll_seconds())
         else:
             self.beat()
 
     def beat(self) -> None:
         if self._quiet_seconds >= HEARTBEAT_SECONDS:
-            self._talk.say(self._gate.view.place("control.heartbeat"), pb.Heartbeat())
+            self._client.say(self._gate.view.place("control.heartbeat"), pb.Heartbeat())
 
     @property
     def _quiet_seconds(self) -> int:
-        return seconds_between(self._talk.last_sent, self._monotonic())
+        return seconds_between(self._client.last_sent, self._monotonic())
 
     def _poll_seconds(self) -> float:
         run = self._runs.run
@@ -123,19 +123,19 @@ class LineExchange:
         return SHORT_POLL_SECONDS if soon else LONG_POLL_SECONDS
 
     def _poll(self, wait_seconds: float) -> None:
-        self._talk.poll_now = False
+        self._client.poll_now = False
         body = pb.Poll(
             wait_milliseconds=int(wait_seconds * 1000), acknowledged_sequence=self._ledger.acknowledged,
             countersignature=self._agreement.countersignature,
         )  # fmt: skip
-        item = self._talk.say(self._gate.view.place("control.poll"), body, wait_seconds=wait_seconds)
+        item = self._client.say(self._gate.view.place("control.poll"), body, wait_seconds=wait_seconds)
         if item.kind in {"control.ack", "control.refusal"}:
             return
         if take_in(item, self._runs, self._ledger, self._gate):
             # Something came, so more may wait; the answer to what is said while the trainer works tells as much.
-            self._talk.poll_now = self._runs.run is None or not self._runs.run.busy
+            self._client.poll_now = self._runs.run is None or not self._runs.run.busy
         else:
-            self._talk.retry_at = self._monotonic() + SHORT_POLL_SECONDS
+            self._client.retry_at = self._monotonic() + SHORT_POLL_SECONDS
 
 
 def take_in(item: Inbound, runs: RunManager, ledger: Ledger, gate: Gate) -> bool:
@@ -171,7 +171,7 @@ class FileExchange:
 
     Args:
         site: names and keys.
-        gate, ledger, talk, agreement, runs: the guard's parts.
+        gate, ledger, client, agreement, runs: the guard's parts.
         isolation: of the trainer, as it was probed.
 
     Attributes:
@@ -179,13 +179,13 @@ class FileExchange:
     """
 
     def __init__(
-        self, site: Site, gate: Gate, ledger: Ledger, talk: CoordinatorClient, agreement: Agreement, runs: RunManager,
+        self, site: Site, gate: Gate, ledger: Ledger, client: CoordinatorClient, agreement: Agreement, runs: RunManager,
         *, isolation: Callable[[], str],
     ) -> None:  # fmt: skip
         self._site = site
         self._gate = gate
         self._ledger = ledger
-        self._talk = talk
+        self._client = client
         self._agreement = agreement
         self._runs = runs
         self._isolation = isolation
@@ -200,9 +200,9 @@ class FileExchange:
         self._stuck = False
         self.open = False
         if self._exports:
-            talk.was_shown(self._exports[-1].get("shown_size", 0))
-        talk.carrier = self
-        talk.joined = True  # as far as can be known here; hello is said with every export
+            client.was_shown(self._exports[-1].get("shown_size", 0))
+        client.carrier = self
+        client.joined = True  # as far as can be known here; hello is said with every export
 
     # ---- the coordinator's turn --------------------------------------------------------------------
 
@@ -217,7 +217,7 @@ class FileExchange:
             run.advance()
         if (message := self._next()) is None:
             return
-        self._talk.count_witnesses()
+        self._client.count_witnesses()
         sequence = message.envelope.sequence
         if self._held is None or self._held.sequence != sequence:
             try:
@@ -258,14 +258,14 @@ class FileExchange:
         """An answer to a message that left in a file."""
         asked = next((row for row in self._sent() if (row["run"], row["sequence"]) == place), None)
         if isinstance(answer.body, pb.Checkpoint):
-            self._talk.witnessed(answer.body)
+            self._client.witnessed(answer.body)
         if asked is None:
             return
         if isinstance(answer.body, pb.Refusal) and answer.body.code == WireCode.HALTED:  # it was not taken, and stays
             _log.warning("the coordinator was halted or stopping, and did not take %s: it is said again", asked["kind"])
             return
         if isinstance(answer.body, pb.Refusal) and asked["kind"] == "control.hello":
-            refused = self._talk.refused(answer.body)
+            refused = self._client.refused(answer.body)
             _log.error("%s; %s", refused.message, refused.hint)
             self._gate.counters.last_fault = refused.message
         for item in self._ledger.outbox("allowed"):
@@ -318,7 +318,7 @@ class FileExchange:
         if self._file is not None:
             self._file.close()
         self._file, self._held, self._stuck = TransferFile(self._imported), None, False
-        self._talk.retry_at = 0.0
+        self._client.retry_at = 0.0
         return {"file": str(path), "sha256": digest, "messages": rows, **told}
 
     def _check_receiver(self, file: TransferFile) -> None:
@@ -378,7 +378,7 @@ class FileExchange:
             finally:
                 self.open = False
             rows = file.messages
-            export = {"written_at": written_at, "shown_size": self._talk.shown_size, "messages": rows}
+            export = {"written_at": written_at, "shown_size": self._client.shown_size, "messages": rows}
             self._exports = [*self._exports, export][-EXPORTS_REMEMBERED:]
             with self._gate.halting():
                 write_durably(self._exports_path, json.dumps(self._exports).encode(), mode=0o600)
@@ -397,15 +397,15 @@ class FileExchange:
         }  # fmt: skip
 
     def _say_all(self) -> None:
-        self._talk.join(self._isolation())
+        self._client.join(self._isolation())
         body = pb.Poll(acknowledged_sequence=self._ledger.acknowledged, countersignature=self._countersignature())
-        self._talk.say(self._gate.view.place("control.poll"), body)
+        self._client.say(self._gate.view.place("control.poll"), body)
         for item in self._ledger.outbox("allowed"):
             self._runs.retry(item)
         for word in list(self._words):
             said = codec.decode(OUTBOUND_KINDS[word["kind"]], bytes.fromhex(word["body"]))
             try:
-                self._talk.say(_place_of(word)[0], said)
+                self._client.say(_place_of(word)[0], said)
             except DeniedError as error:
                 _log.warning("%s is not said: %s", word["kind"], error.message)
 

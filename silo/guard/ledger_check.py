@@ -230,10 +230,12 @@ def _restore(site: Site, audit: AuditLog, found: Disagreement, now: float, give_
     # Recorded first, and without a head: killed in between, the same signatures are found again, and count once.
     if found.digest not in said.restored:
         audit.append(
-            "ledger.check", reasons=[RESTORED], link={"approvals": list(given)},
+            "ledger.check",
+            reasons=[RESTORED],
+            link={"approvals": list(given)},
             detail={"code": found.code, "shown": found.digest, **_groups(found)},
             **orders_of(*(command.order for command in given.values())),
-        )  # fmt: skip
+        )
         for fields in said.waiting.values():
             audit.append("approval.expire", reasons=[RESTORED], **fields)
     ledger = Ledger(site.config.state_dir / LEDGER, give_up=give_up)
@@ -243,8 +245,9 @@ def _restore(site: Site, audit: AuditLog, found: Disagreement, now: float, give_
         ledger.close()
     _log.warning(
         "the restored ledger was accepted by %s: its budgets and counters are no lower than the log says; %s",
-        " and ".join(given), ", ".join(f"{name.replace('_', ' ')}: {count}" for name, count in ended.items()),
-    )  # fmt: skip
+        " and ".join(given),
+        ", ".join(f"{name.replace('_', ' ')}: {count}" for name, count in ended.items()),
+    )
 
 
 def _policy_to_follow(site: Site, named: str) -> PolicyInForce | None:

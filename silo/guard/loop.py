@@ -147,11 +147,11 @@ class Guard:
             audit, lambda: gate.policy, own_id=site.config.spiffe_id, trust_root_pem=site.identity.trust_root_pem,
             now_seconds=gate.now,
         )  # fmt: skip
-        self._talk = CoordinatorClient(
+        self._client = CoordinatorClient(
             site, gate, witnessing, code_sha256=code_sha256, monotonic=monotonic,
             compare=self._compare_clocks,
         )  # fmt: skip
-        self._agreement = Agreement(site=site, gate=gate, ledger=ledger, witnessing=witnessing, talk=self._talk)
+        self._agreement = Agreement(site=site, gate=gate, ledger=ledger, witnessing=witnessing, client=self._client)
         try:
             newest = list(audit.records(max(0, audit.size - RECORDS_LOOKED_AT)))
             self._agreement.take_up(newest)
@@ -163,13 +163,13 @@ class Guard:
             gate.halt(watch.fault.message, watch.fault.code)
         self.runs = RunManager(
             site=site, gate=gate, ledger=ledger, releases=releases, adapters=adapters, publish=desk.publish,
-            talk=self._talk, agreement=self._agreement, trainer=trainer, monotonic=monotonic,
+            client=self._client, agreement=self._agreement, trainer=trainer, monotonic=monotonic,
         )  # fmt: skip
         self.files: FileExchange | None = None
         self._line: Exchange = LineExchange(
             gate,
             ledger,
-            self._talk,
+            self._client,
             self._agreement,
             self.runs,
             isolation=lambda: trainer.isolation,
@@ -177,7 +177,7 @@ class Guard:
         )
         if site.config.coordinator.by_files:
             self._line = self.files = FileExchange(
-                site, gate, ledger, self._talk, self._agreement, self.runs, isolation=lambda: trainer.isolation
+                site, gate, ledger, self._client, self._agreement, self.runs, isolation=lambda: trainer.isolation
             )
         gate.do_aside(self._aside)
         ledger.locked.give_up = self._stopping.is_set
@@ -249,13 +249,13 @@ class Guard:
                 raise
         except (UnreachableError, NotAllowedError) as error:
             self._go_on_unvouched(error)
-            self._talk.back_off(error)
+            self._client.back_off(error)
         except DeniedError as error:
             self._denied(error)
         except PeerError as error:
             _log.error("the coordinator's answer was refused: %s [%s]", error.line, error.code)
             self._go_on_unvouched(error)
-            self._talk.back_off(error)
+            self._client.back_off(error)
         except VerificationError as error:
             _log.critical("checkpoint: %s", error.message)
             self._gate.halt(error.message, error.code)
@@ -277,7 +277,7 @@ class Guard:
             self._refuse(error)
         except AdapterRefused as error:
             _log.error("%s", error.message)
-            self._talk.back_off(error)
+            self._client.back_off(error)
             self.runs.abandon_round()
         except OperationError as error:
             if self._gate.halted or not (error.code.startswith("TRAINER") or isinstance(error, LinkClosed)):
@@ -299,7 +299,7 @@ class Guard:
             # An event that waits comes before a long poll, and a flood of them does not keep back what is due.
             waits = bool(self._later) or not self._events.empty()
             due = now >= self._look_at or (run is not None and run.busy)
-            if (due or not waits) and not self.stopping and now >= self._talk.retry_at:
+            if (due or not waits) and not self.stopping and now >= self._client.retry_at:
                 self._exchange()
         finally:
             self._look_at = self._next_look()
@@ -312,8 +312,8 @@ class Guard:
         """Seconds until something is due, by this guard's clock alone."""
         now = self._monotonic()
         moments = [self._look_at, *(at for at, _ in self.runs.deadlines)]
-        if now < self._talk.retry_at:
-            moments.append(self._talk.retry_at)
+        if now < self._client.retry_at:
+            moments.append(self._client.retry_at)
         elif self._line.waits and not self._gate.halted:
             return 0.0
         return max(0.0, min(moments) - now)
@@ -378,11 +378,11 @@ class Guard:
                     "by this machine's clock the policy is not valid, and nobody has vouched for the clock",
                     hint="look at the clock, then at `valid` in the policy", code=CLOCK_UNKNOWN,
                 )  # fmt: skip
-            self._talk.joined = False  # hello and a checkpoint first: its signature under that says what time it is
+            self._client.joined = False  # hello and a checkpoint first: its signature under that says what time it is
         self._take_up()
-        self._talk.look_at_policy()
+        self._client.look_at_policy()
         self._line.turn()
-        if self._watch is not None and unknown and self._watch.unknown and self._talk.joined:
+        if self._watch is not None and unknown and self._watch.unknown and self._client.joined:
             self._watch.nobody_answers()  # it answers, and signs no time
 
     # ---- the clock -----------------------------------------------------------------------------------
@@ -454,11 +454,11 @@ class Guard:
         if task is None or before == self._progress_tick or not self._may_speak:
             return
         number, step = task.round, getattr(task, "step", 0)
-        self._talk.tell(self._gate.view.place("control.progress", number, step), pb.Progress(round=number, step=step))
+        self._client.tell(self._gate.view.place("control.progress", number, step), pb.Progress(round=number, step=step))
 
     @property
     def _may_speak(self) -> bool:
-        return self._talk.joined and not self._gate.halted and self._monotonic() >= self._talk.retry_at
+        return self._client.joined and not self._gate.halted and self._monotonic() >= self._client.retry_at
 
     @property
     def _trainer_log(self) -> str:
@@ -475,14 +475,14 @@ class Guard:
             require_space(self._site.config.state_dir)
         self._publish("trainer.failed", {"code": error.code})
         run = self._gate.view.run
-        if run and self._talk.joined:
+        if run and self._client.joined:
             # what it said is no message, so no rule has judged it; the log still says that there was something (T3)
             self._gate.record(
                 "egress.decision", run=run, round=self._gate.view.round, kind="unknown", decision="deny",
                 reasons=[error.code], direction="egress",
             )  # fmt: skip
-            self._talk.tell_declined(run, WireCode.INTERNAL)
-            self._talk.abstain(run, heard=False)
+            self._client.tell_declined(run, WireCode.INTERNAL)
+            self._client.abstain(run, heard=False)
             self._ledger.end_run(run, "left")
         self.runs.run = None
         self._failure = error
@@ -529,7 +529,7 @@ class Guard:
         if envelope.kind == "global.adapter":
             self.runs.abandon_round()
         elif envelope.kind.startswith("control."):
-            self._talk.tell_declined(envelope.run)
+            self._client.tell_declined(envelope.run)
         else:
             try:
                 self._go_on_without(envelope)
@@ -538,7 +538,7 @@ class Guard:
                 _log.warning("%s comes again: %s", envelope.kind, failure.message)
             else:
                 self._ledger.acknowledge(envelope.sequence)
-        self._talk.back_off(error)
+        self._client.back_off(error)
 
     def _go_on_without(self, envelope: pb.Envelope) -> None:
         match envelope.kind:
@@ -547,11 +547,11 @@ class Guard:
                 self.runs.decline(envelope.run)
             case "round.open":
                 self._gate.view = self._gate.view.refused(envelope.round)
-                self._talk.decline(envelope.run, envelope.round)
+                self._client.decline(envelope.run, envelope.round)
             case "round.agreed" if (waiting := self._agreement.waiting) and waiting.opening.round == envelope.round:
                 self._agreement.stand_aside()
             case other:
-                self._talk.tell_declined(envelope.run)
+                self._client.tell_declined(envelope.run)
                 if other == "public.donors":
                     self.runs.without_donors(envelope.run, envelope.round, envelope.step)
 
@@ -560,20 +560,20 @@ class Guard:
         the policy does not name at all is the end, since this silo could never take part."""
         if self._watch is not None and self._watch.unknown:
             self._watch.nobody_answers()
-        elif not self._talk.policy_said and error.code != "MESSAGE_RATE":
+        elif not self._client.policy_said and error.code != "MESSAGE_RATE":
             self._failure = error
             return
-        self._talk.back_off(error)
+        self._client.back_off(error)
 
     def _leave(self) -> None:
         """Say goodbye as far as possible, then end the trainer."""
         with contextlib.suppress(FedSiloError):
             self._gate.close_windows()
             self._gate.record("stop", detail={"run": self._gate.view.run})
-        if self._talk.joined and not self._gate.halted and not self._gate.counters.last_fault:
+        if self._client.joined and not self._gate.halted and not self._gate.counters.last_fault:
             self._agreement.leave(self.runs.run.plan.run if self.runs.run is not None else "")
             try:
-                self._talk.witness()
+                self._client.witness()
             except FedSiloError as error:
                 _log.info("last checkpoint not exchanged: %s", error.message)
         with contextlib.suppress(FedSiloError):

@@ -95,20 +95,20 @@ class Agreement:
         gate: records; knows the policy in force.
         ledger: keeps transcripts and evidence over a kill.
         witnessing: knows the peers' keys.
-        talk: the conversation with the coordinator, which also knows which policy that was told of.
+        client: of the coordinator, which also knows which policy that was told of.
 
     Attributes:
         waiting: the round that waits for the others, if one does.
     """
 
     def __init__(
-        self, *, site: Site, gate: Gate, ledger: Ledger, witnessing: Witnessing, talk: CoordinatorClient
+        self, *, site: Site, gate: Gate, ledger: Ledger, witnessing: Witnessing, client: CoordinatorClient
     ) -> None:
         self._site = site
         self._gate = gate
         self._ledger = ledger
         self._witnessing = witnessing
-        self._talk = talk
+        self._client = client
         self.waiting: Waiting | None = None
         self._short: tuple[str, int] = ("", 0)  # the round whose lack of signatures is on record
 
@@ -185,10 +185,10 @@ class Agreement:
         """
         self.record_refused(item, error)
         if isinstance(item.body, pb.RoundResult):
-            self._talk.tell_declined(item.run)
+            self._client.tell_declined(item.run)
             return False
         self._gate.view = self._gate.view.refused(item.round)
-        self._talk.decline(item.run, item.round)
+        self._client.decline(item.run, item.round)
         self.drop()
         return True
 
@@ -391,7 +391,7 @@ class Agreement:
             "silos": config.silo in transcript.silos and set(transcript.silos) <= set(plan.silos),
             "plan_sha256": transcript.plan_sha256 == plan.digest,
             "policies": transcript.policies.get(config.silo)
-            in {self._gate.policy.digest, self._talk.policy_said} - {""},
+            in {self._gate.policy.digest, self._client.policy_said} - {""},
             "base_digest": transcript.base_digest == body.base_digest
             and self._gate.view.told_adapter in ("", body.base_digest),
             "schema_sha256": transcript.schema_sha256 == self._site.schema.digest,
@@ -454,7 +454,7 @@ class Agreement:
                 waits on, so that it can be said again.
         """
         if (waiting := self.waiting) is not None:
-            self._talk.decline(waiting.transcript.run, waiting.transcript.round)
+            self._client.decline(waiting.transcript.run, waiting.transcript.round)
             self.drop()
 
     def leave(self, run: str) -> None:
@@ -464,7 +464,7 @@ class Agreement:
         view = self._gate.view = self._gate.view.settled()
         if run and view.round:
             self._ledger.save_view(run, view.to_json())
-            self._talk.abstain(run, view.round, heard=False)
+            self._client.abstain(run, view.round, heard=False)
 
     def _close(self, *, agreed: bool) -> None:
         assert self.waiting is not None  # noqa: S101  # the callers looked

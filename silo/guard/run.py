@@ -136,14 +136,14 @@ class HeldPlans:
         ledger: which names of runs are spent, and under which sequence a held plan first came.
         releases: the inbox where plans wait.
         publish: tells people.
-        talk: says no to the coordinator.
+        client: says no to the coordinator.
     """
 
-    def __init__(self, *, ledger: Ledger, releases: Releases, publish: Publish, talk: CoordinatorClient) -> None:
+    def __init__(self, *, ledger: Ledger, releases: Releases, publish: Publish, client: CoordinatorClient) -> None:
         self._ledger = ledger
         self._releases = releases
         self._publish = publish
-        self._talk = talk
+        self._client = client
 
     def look(self, item: Inbound, *, busy: bool) -> Ruling:
         """Return what to do with a plan that the rules let in, and hold it where the policy asks for persons.
@@ -185,7 +185,7 @@ class HeldPlans:
             UnreachableError, NotAllowedError, PeerError, DeniedError: it is not known to have been heard.
         """
         self.spend(run, "DECLINED")
-        self._talk.decline(run)
+        self._client.decline(run)
 
     def spend(self, run: str, reason: str) -> None:
         """Spend the run's name: it never begins here, and persons are not asked about its plan any more.
@@ -245,17 +245,18 @@ class Leaving:
     others; it is in this silo's log, and so is its answer.
 
     Args:
-        ledger, gate, talk: the guard's parts.
+        ledger, gate, client: the guard's parts.
     """
 
-    def __init__(self, *, ledger: Ledger, gate: Gate, talk: CoordinatorClient) -> None:
+    def __init__(self, *, ledger: Ledger, gate: Gate, client: CoordinatorClient) -> None:
         self._ledger = ledger
         self._gate = gate
-        self._talk = talk
+        self._client = client
         self._due = [
-            run["run"] for run in ledger.runs()
+            run["run"]
+            for run in ledger.runs()
             if run["state"] == LEFT and not ledger.remembered_of_run(run["run"], _GOODBYE)
-        ]  # fmt: skip
+        ]
 
     def begin(self, run: str) -> None:
         """Send nothing of the run any more, also after a restart.
@@ -268,9 +269,15 @@ class Leaving:
         for item in self._ledger.outbox("allowed"):
             if item.run == run:
                 self._gate.record(
-                    "egress.indeterminate", kind=item.kind, run=run, round=item.round, step=item.step,
-                    reasons=[RUN_LEFT], link={"decision": item.decision_seq}, direction="egress",
-                )  # fmt: skip
+                    "egress.indeterminate",
+                    kind=item.kind,
+                    run=run,
+                    round=item.round,
+                    step=item.step,
+                    reasons=[RUN_LEFT],
+                    link={"decision": item.decision_seq},
+                    direction="egress",
+                )
                 self._ledger.settle_outbox(item.id, "dropped")
 
     def say_goodbye(self) -> None:
@@ -281,12 +288,12 @@ class Leaving:
         """
         for run in list(self._due):
             try:
-                self._talk.abstain(run)
+                self._client.abstain(run)
             except DeniedError as error:
                 _log.warning("run %s: the goodbye may not be said, so others wait up to each deadline: %s", run, error)
             self._ledger.remember_of_run(run, _GOODBYE, "said")
             self._due.remove(run)
-            self._talk.witness()
+            self._client.witness()
 
 
 # ---- after a kill --------------------------------------------------------------------------------------------
@@ -607,7 +614,7 @@ class RunManager:
     """Args:
         site, gate, ledger, releases, adapters: the guard's parts.
         publish: tells people what happens.
-        talk: the conversation with the coordinator.
+        client: of the coordinator.
         agreement: what is signed before a round begins.
         trainer: carries out tasks; begun anew for each run.
         monotonic: seconds; deadlines go by it.
@@ -625,7 +632,7 @@ class RunManager:
         releases: Releases,
         adapters: AdapterStore,
         publish: Publish,
-        talk: CoordinatorClient,
+        client: CoordinatorClient,
         agreement: Agreement,
         trainer: TrainerHandle,
         monotonic: Callable[[], float],
@@ -636,16 +643,16 @@ class RunManager:
         self._releases = releases
         self._adapters = adapters
         self._publish = publish
-        self._talk = talk
+        self._client = client
         self.agreement = agreement
         self._trainer = trainer
         self.monotonic = monotonic
         self._trainer_used = False
         self.run: SiloRun | None = None
         self.resume = RoundResume(site, gate, ledger)
-        self._plans = HeldPlans(ledger=ledger, releases=releases, publish=publish, talk=talk)
+        self._plans = HeldPlans(ledger=ledger, releases=releases, publish=publish, client=client)
         self.acceptance = Acceptance(site.config, gate=gate, adapters=adapters, publish=publish)
-        self.leaving = Leaving(ledger=ledger, gate=gate, talk=talk)
+        self.leaving = Leaving(ledger=ledger, gate=gate, client=client)
 
     # ---- what comes in -----------------------------------------------------------------------------
 
@@ -694,7 +701,7 @@ class RunManager:
         """Carry out one effect of an item. message: for the method, where the table says that it gets one."""
         match effect, item.body:
             case Effect.ENTER, pb.RoundOpen() as body:
-                self._talk.round_opened()
+                self._client.round_opened()
                 self.set_view(self.acceptance.anchored(self._gate.view.opened(item.round, body)))
                 if item.round == 1:
                     self._ledger.remember_of_run(item.run, "start_adapter", body.base_digest)
@@ -716,13 +723,13 @@ class RunManager:
                 arrived = (message.kind, message.round, message.step, message.body, message.digest)
                 run.feed(MessageArrived("", *arrived))
             case Effect.WITNESS, _:
-                self._talk.witness_round(item.round)
+                self._client.witness_round(item.round)
             case Effect.DROP, _:
                 self._drop_round(run)
             case Effect.END, pb.RunEnd() as body:
                 self._ledger.remember_of_run(item.run, "final_adapter", body.adapter_digest)
                 self.end_run(body.outcome)
-                self._talk.witness()
+                self._client.witness()
 
     def _leave_for(self, item: Inbound, error: TooFewUpdates) -> None:
         """This silo's run is over, for good: a coordinator that commits such a round is not given another update."""
@@ -766,12 +773,17 @@ class RunManager:
                     raise
             _log.error("plan of run %s refused: %s", plan.run, error.message)
             self._gate.record(
-                "ingress.decision", run=plan.run, kind="run.plan", decision="deny", reasons=[error.code],
-                payload=self._gate.digests("run.plan", item.payload), direction="ingress",
-            )  # fmt: skip
+                "ingress.decision",
+                run=plan.run,
+                kind="run.plan",
+                decision="deny",
+                reasons=[error.code],
+                payload=self._gate.digests("run.plan", item.payload),
+                direction="ingress",
+            )
             self._plans.spend(plan.run, error.code)
             if error.code.startswith("TRAINER"):
-                self._talk.abstain(plan.run, heard=False)
+                self._client.abstain(plan.run, heard=False)
                 raise
             self.decline(plan.run)
             return False
@@ -789,7 +801,7 @@ class RunManager:
             # A trainer serves one run: its adapter and optimiser are that run's.
             self._trainer.stop()
             self._trainer.start()
-            self._talk.isolation_is(self._trainer.isolation)
+            self._client.isolation_is(self._trainer.isolation)
         self._trainer_used = True
         # Which private rows it trains on: a holdout is one only if it was one whenever this run was worked on.
         split = self._trainer.description.get("ready", {}).get("split", "")
@@ -838,7 +850,7 @@ class RunManager:
             self.resume.leave()
         _log.warning("run %s is taken up again %s round %d", run, "in" if begun else "after", round_number)
         if round_number and not begun and round_number not in waiting:
-            self._talk.abstain(run, round_number, heard=False)
+            self._client.abstain(run, round_number, heard=False)
 
     def end_run(self, outcome: str) -> None:
         if (run := self.run) is None:
@@ -871,7 +883,7 @@ class RunManager:
         self.sit_out(run, number)
         self._publish("round.abandoned", {"run": run, "round": number})
         if number:
-            self._talk.decline(run, number, heard=False, code=code)
+            self._client.decline(run, number, heard=False, code=code)
 
     def sit_out(self, run: str, number: int) -> bool:
         """Of this round nothing more is taken in, and nothing more is done. False: it is not the open one."""
@@ -940,16 +952,16 @@ class RunManager:
             else:
                 reply = self._gate.transmit_in_turn(content).reply
         except (UnreachableError, NotAllowedError) as error:
-            self._talk.back_off(error)
+            self._client.back_off(error)
             return None
         except PeerError as error:
             # The answer is worth nothing, but the bytes are out, and they are not offered a second time.
             _log.error("the answer to %s of round %d was refused: %s", content.kind, content.round, error.message)
-            self._talk.back_off(error)
+            self._client.back_off(error)
             return "sent"
-        self._talk.last_sent = self.monotonic()
+        self._client.last_sent = self.monotonic()
         if isinstance(reply.body, pb.Ack) and reply.body.pending:
-            self._talk.poll_now = True
+            self._client.poll_now = True
         return self._outcome_of_reply(content.kind, content.round, reply)
 
     def _outcome_of_reply(self, kind: str, round_number: int, reply: Inbound) -> str:
@@ -990,7 +1002,7 @@ class RunManager:
         elif settled.outcome == "missed":
             outcome = "missed"
             if self._gate.view.round == release.round and self._gate.view.run == release.run:
-                self._talk.abstain(release.run, release.round, release.step, heard=False)
+                self._client.abstain(release.run, release.round, release.step, heard=False)
         else:
             outcome = "denied"
             self._declined(release.place, release.state)
@@ -1026,7 +1038,7 @@ class RunManager:
         _log.warning("denied by this site's policy: %s of round %d: %s", place.kind, place.round, reasons)
         self._publish("denied", {"kind": place.kind, "round": place.round, "step": place.step})
         body = pb.Declined(kind=place.kind, round=place.round, step=place.step)
-        self._talk.tell(place._replace(kind="control.declined"), body)
+        self._client.tell(place._replace(kind="control.declined"), body)
 
     # ---- what a run asks for -----------------------------------------------------------------------
 
@@ -1064,7 +1076,7 @@ class RunManager:
         """Fetch an adapter, and record where another payload comes. Raises as `adapter`."""
         view, bytes_max = self._gate.view, 2 * self._site.schema.payload_bytes  # as of what the gate takes
         try:
-            answer = fetch(self._talk, self._adapters, digest, run=view.run, bytes_max=bytes_max)
+            answer = fetch(self._client, self._adapters, digest, run=view.run, bytes_max=bytes_max)
         except IngressDenied:
             raise
         except PeerError as error:

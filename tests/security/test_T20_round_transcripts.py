@@ -147,7 +147,7 @@ def test_T20_a_refused_round_is_acknowledged_only_when_the_no_was_heard(loop: Lo
 
 
 def test_T20_another_policy_in_force_is_told_before_the_next_round(loop: Loop) -> None:
-    loop.guard._talk.joined = False
+    loop.guard._client.joined = False
     loop.turn()
     tighter = setting.policy_of(setting.policy_text().replace("min_peers: 2", "min_peers: 3"))
     loop.bench.gate.adopt(tighter)

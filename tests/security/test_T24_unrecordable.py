@@ -50,7 +50,7 @@ def decided(bench: Bench, event: str) -> tuple[str, str, list[str]]:
 
 def heartbeat(loop: Loop) -> None:
     """The trainer works, so this is what the silo says next; the coordinator refuses it."""
-    loop.guard._talk.poll_now = False
+    loop.guard._client.poll_now = False
     loop.clock = 3600.0 * (loop.clock // 3600.0 + 1)
     loop.events.put(Wake())
     loop.guard._turn()  # the moment for progress, of which there is one every ten seconds

@@ -125,7 +125,7 @@ def story(folder: Path, monkeypatch: pytest.MonkeyPatch, *, paused: bool) -> tup
         for _ in range(times):
             turn()
             told.append(shown(loop)["run_paused"])
-            talk, seconds = guard._talk, guard._line._poll_seconds()
+            talk, seconds = guard._client, guard._line._poll_seconds()
             next_steps.append((talk.poll_now, talk.joined, talk.retry_at, guard._patience(), seconds))
 
     monkeypatch.setattr(loop, "turn", seen)

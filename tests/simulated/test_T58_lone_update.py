@@ -388,7 +388,7 @@ def test_T58_a_transcript_that_binds_fewer_updates_than_the_policy_is_not_signed
 @pytest.mark.parametrize("count", [2, 3])
 def test_T58_hello_says_what_the_policy_in_force_asks_for(tmp_path: Path, count: int) -> None:
     loop = Loop(tmp_path / "a", asks_for(count))
-    loop.guard._talk.joined = False
+    loop.guard._client.joined = False
     loop.turn()
     ((_, raw),) = loop.coordinator.bodies("control.hello")
     assert pb.Hello.FromString(raw).min_updates == count

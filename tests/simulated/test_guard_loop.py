@@ -153,7 +153,7 @@ def test_an_adapter_that_a_lost_line_kept_back_is_fetched_again(loop: Loop) -> N
 def after_hellos(loop: Loop, number: int) -> FedSiloError | None:
     """The guard's end, if so many hellos within a minute are one."""
     for _ in range(number):
-        loop.guard._talk.joined = False
+        loop.guard._client.joined = False
         loop.turn()
     return loop.guard._failure
 
@@ -162,12 +162,12 @@ def test_T11_a_hello_over_the_rate_waits_and_ends_neither_silo_nor_run(tmp_path:
     text = setting.policy_text().replace("control_messages_per_minute: 600", "control_messages_per_minute: 4")
     loop = Loop(tmp_path / "a", setting.policy_of(text))
     try:
-        assert after_hellos(loop, 6) is None and not loop.guard._talk.joined
+        assert after_hellos(loop, 6) is None and not loop.guard._client.joined
         denied = [row for row in loop.bench.events("egress.decision") if row["decision"] == "deny"]
         assert {(row["kind"], *row["reasons"]) for row in denied} == {("control.hello", "MESSAGE_RATE")}
         loop.bench.clock_now += 61.0
         loop.turn()
-        assert loop.guard._talk.joined and loop.guard._failure is None
+        assert loop.guard._client.joined and loop.guard._failure is None
     finally:
         loop.close()
 
@@ -285,7 +285,7 @@ def test_T07_the_counts_of_a_run_go_with_it_and_its_name_stays_spent(loop: Loop)
 
 
 def test_T10_the_coordinator_hears_of_another_isolation_before_anything_of_the_next_run(loop: Loop) -> None:
-    loop.guard._talk.joined = False
+    loop.guard._client.joined = False
     loop.turn()
     in_round(loop)
     loop.coordinator.says("control.poll", "run.end", pb.RunEnd(outcome="finished"), run="run-1", round=1)
@@ -323,7 +323,7 @@ def test_T21_a_step_whose_donors_are_denied_goes_on_without_them_at_once(loop: L
     )
     loop.clock = -1e6  # no deadline comes near
     loop.coordinator.says("control.poll", "public.donors", body, run="run-1", round=1, step=2)
-    loop.guard._talk.retry_at, loop.guard._talk.poll_now = loop.clock, True
+    loop.guard._client.retry_at, loop.guard._client.poll_now = loop.clock, True
     loop.guard._turn()
     assert loop.trainer.tasks()[-1] == "PublicStep"
     assert loop.trainer.told[-1].fields["swap"] == swap

@@ -145,7 +145,7 @@ def test_the_guard_tells_its_own_verifiers_in_the_hello(tmp_path: Path, installe
         for verifier in ("exact", "dosage"):
             config = loop.guard._site.config
             cast(Any, config).data.verifier = verifier
-            loop.guard._talk.join("namespaces")
+            loop.guard._client.join("namespaces")
             (_, payload) = loop.coordinator.bodies("control.hello")[-1]
             assert pb.Hello.FromString(payload).own_verifiers_sha256 == own_verifiers_sha256([verifier])
     finally:

@@ -70,13 +70,15 @@ def test_an_older_coordinator_reads_no_hello_of_today(loop: Loop) -> None:
     with pytest.raises(PeerError) as refused:
         codec.decode(hello_of_version_1(), today)
     assert codec.decode(pb.Hello, today).protocol_min == PROTOCOL_VERSION
-    line = loop.guard._talk.refused(pb.Refusal(code=refused.value.code)).line
+    line = loop.guard._client.refused(pb.Refusal(code=refused.value.code)).line
     assert f"this FedSilo speaks protocol {PROTOCOL_VERSION}" in line and "update the coordinator" in line
 
 
 def test_a_silo_that_is_refused_for_its_version_is_told_what_to_do(loop: Loop) -> None:
     newer, said = str(PROTOCOL_VERSION + 1), str(PROTOCOL_VERSION)
-    line = loop.guard._talk.refused(pb.Refusal(code="PROTOCOL_RANGE", field="protocol", expected=newer, got=said)).line
+    line = loop.guard._client.refused(
+        pb.Refusal(code="PROTOCOL_RANGE", field="protocol", expected=newer, got=said)
+    ).line
     assert f"it expects {newer}, here it is {said}" in line and "update the older one" in line
 
 

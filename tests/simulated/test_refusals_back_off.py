@@ -70,17 +70,17 @@ def test_a_yes_ends_the_back_off(loop: Loop) -> None:
         for_seconds(loop, 0.05)
     loop.coordinator.says("control.poll", "control.refusal", pb.Refusal(code="HALTED"))
     (asked,) = for_seconds(loop, 0.05)
-    assert 0.7 * BACKOFF_SECONDS[0] <= loop.guard._talk.retry_at - asked <= 1.3 * BACKOFF_SECONDS[0]
+    assert 0.7 * BACKOFF_SECONDS[0] <= loop.guard._client.retry_at - asked <= 1.3 * BACKOFF_SECONDS[0]
 
 
 def test_whatever_is_refused_backs_off_and_not_twice_for_one_trouble(loop: Loop) -> None:
     refuses(loop, "control.poll", "control.heartbeat", "control.checkpoint", "control.abstain", code="HALTED")
-    loop.guard._talk.checkpoints_wait = True
+    loop.guard._client.checkpoints_wait = True
     said = for_seconds(loop, 120.0)
     assert 5 <= len(said) <= 17
-    refused_at = loop.guard._talk.retry_at
-    loop.guard._talk.abstain("run-1", 1, heard=False)  # as a person's no would, meanwhile
-    assert loop.guard._talk.retry_at == refused_at
+    refused_at = loop.guard._client.retry_at
+    loop.guard._client.abstain("run-1", 1, heard=False)  # as a person's no would, meanwhile
+    assert loop.guard._client.retry_at == refused_at
 
 
 def test_two_silos_do_not_come_again_at_the_same_time(tmp_path: Path) -> None:
@@ -99,16 +99,16 @@ def _pairs(times: list[float]) -> list[tuple[float, float]]:
 
 
 def test_a_hello_to_a_halted_coordinator_is_said_again_and_ends_nothing(loop: Loop) -> None:
-    loop.guard._talk.joined = False
+    loop.guard._client.joined = False
     for _ in range(3):
         loop.coordinator.says("control.hello", "control.refusal", pb.Refusal(code="HALTED"))
     said = for_seconds(loop, 30.0)
     assert len(loop.coordinator.bodies("control.hello")) == 4 and said
-    assert loop.guard._failure is None and loop.guard._talk.joined
+    assert loop.guard._failure is None and loop.guard._client.joined
 
 
 def test_a_hello_that_is_refused_for_good_is_the_end(loop: Loop) -> None:
-    loop.guard._talk.joined = False
+    loop.guard._client.joined = False
     loop.coordinator.says("control.hello", "control.refusal", pb.Refusal(code="NOT_A_MEMBER"))
     loop.turn()
     assert loop.guard._failure is not None and loop.guard._failure.code == "NOT_A_MEMBER"

@@ -142,7 +142,7 @@ def test_the_pool_with_this_sites_own_answers_is_signed_also_after_a_kill(loop: 
     opened(loop).until()
     digests = {str(step): codec.sha256_hex(bytes(payload)) for kind, step, payload in crossed(loop) if kind == ANSWERS}
     loop.restart()
-    loop.guard._talk.joined = True
+    loop.guard._client.joined = True
     own = {"hospital_a": codec.sha256_hex(json.dumps(digests, separators=(",", ":")).encode())}
     assert told_of_a_pool(loop, 2, own) == []
     assert loop.guard._agreement.waiting is not None
@@ -271,7 +271,7 @@ def test_a_killed_guard_sends_what_it_had_decided_and_nothing_twice(loop: Loop) 
     work.until()
     assert [item.kind for item in loop.bench.ledger.outbox("allowed")] == [ANSWERS, ANSWERS, UPDATE]
     loop.restart()
-    loop.guard._talk.joined = True
+    loop.guard._client.joined = True
     loop.turn(6)
     assert sent(loop) == [(ANSWERS, 1, 2), (ANSWERS, 1, 4), (UPDATE, 1, 0)], "the update last, again"
     assert loop.bench.ledger.outbox("allowed") == []

@@ -57,9 +57,17 @@ _TASKS = frozenset({Evaluate, LoadAdapter, PrivateStep, GeneratePublic, PublicSt
 def _method(name: str, summary: str, swap: step.Swap, kinds: frozenset[str], ruleset: str) -> Method:
     combine: Callable[[Array, Sequence[Array]], Array] = mean_delta
     return Method(
-        name, summary, kinds, ruleset, step.Coordinator(swap), step.Silo(swap), combine, _TASKS,
-        sends_wrong_answers=swap == "random", swaps=swap in ("balanced", "random"),
-    )  # fmt: skip
+        name,
+        summary,
+        kinds,
+        ruleset,
+        step.Coordinator(swap),
+        step.Silo(swap),
+        combine,
+        _TASKS,
+        sends_wrong_answers=swap == "random",
+        swaps=swap in ("balanced", "random"),
+    )
 
 
 BALANCED = replace(
