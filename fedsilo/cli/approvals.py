@@ -166,6 +166,7 @@ class SiloFolder:
 # ---- reading ---------------------------------------------------------------------------------------------------------
 
 
+TEXT_CELLS = 100
 PAGE_ROWS = 500  # the daemon's most
 PEOPLE_SHOWN = 8
 OfflineOption = Annotated[
@@ -221,43 +222,14 @@ def payload(
     ticket = command(site, operator, "approvals.payload", {"release": release, "digest": shown["digest"]}, "")
     with client_of(site) as client:
         data = client.query("approvals.payload", {"ticket": ticket["ticket"]})
-    emit("silo approvals payload", data, json_output=json_output, text=lambda: payload_text(data))
+    emit("silo approvals payload", data, json_output=json_output, text=lambda: _payload_text(data))
 
 
-def payload_text(data: Mapping[str, Any]) -> str:
-    """Linear text; `emit` spells out what a terminal obeys or hides."""
-    lines = [f"{data['release']} {data['kind']}, {data['bytes']} bytes, sha256:{data['sha256']}"]
-    for row in data.get("answers", ()):
-        known = row["prompt"] is not None
-        lines += ["", f"public row {row['row']}", *_quoted(row["prompt"] if known else "not in this site's public set")]
-        for number, text in enumerate(row["answers"], 1):
-            lines += [f"answer {number} of {len(row['answers'])}, {len(text)} characters", *_quoted(text)]
-    if "tensors" in data:
-        rows = [
-            (one["name"], "x".join(map(str, one["shape"])), one["type"], one["norm"], _histogram(one["histogram"]))
-            for one in data["tensors"]
-        ]
-        edges = ", ".join(f"{edge:g}" for edge in data["edges"])
-        lines += [table(("tensor", "shape", "type", "L2", "negative|zero|positive"), rows), f"counts from {edges} up"]
-    if "content" in data:
-        import json
+def _payload_text(data: Mapping[str, Any]) -> str:
+    from fedsilo.views.lines import UNICODE, to_text
+    from fedsilo.views.releases import payload_lines
 
-        lines.append(json.dumps(data["content"], indent=2, ensure_ascii=False))
-    return "\n".join(lines)
-
-
-def _quoted(text: str) -> list[str]:
-    """Each line behind a bar, so that no answer can pass for a line of ours."""
-    return [f"  | {row}" for row in text.split("\n")]
-
-
-def _histogram(counts: Mapping[str, Any]) -> str:
-    bad = f" not finite {counts['not_finite']}" if counts["not_finite"] else ""
-    return f"{_counts(counts['negative'])}|{counts['zero']}|{_counts(counts['positive'])}{bad}"
-
-
-def _counts(numbers: list[int]) -> str:
-    return " ".join(map(str, numbers))
+    return to_text(payload_lines(data, TEXT_CELLS, UNICODE))
 
 
 @guarded("silo approvals diff")
@@ -268,41 +240,14 @@ def diff(
     """All of a release beside the last one of its kind that left, or, where none has, that did not."""
     with source_of(load_site(config), offline=offline) as (source, told):
         data = source.query("approval.comparison", {"release": release})
-    emit("silo approvals diff", data, json_output=json_output, text=lambda: diff_text(data), warnings=told)
+    emit("silo approvals diff", data, json_output=json_output, text=lambda: _diff_text(data), warnings=told)
 
 
-def diff_text(data: Mapping[str, Any]) -> str:
-    against = data["against"]
-    if against is None:
-        return f"{data['release']}: {data['note']}"
-    state = against.get("state", "left")
-    people = ", ".join(against["approved_by"])
-    became = [f"left {against['at']}", f"approved by {people}" if people else "nobody was asked"]
-    if state != "left":
-        by = ", ".join(against["rejected_by"])
-        became = [f"held since {against['at']}", f"{state}{f' by {by}' if by else ''}: it did not leave"]
-    lines = [
-        f"{data['release']} against round {against['round']} of {against['run']}: {became[0]}",
-        became[1],
-        table(
-            ("", "what", "before", "now"),
-            [("DIFFERS" if row["differs"] else "same", row["what"], row["before"], row["now"]) for row in data["rows"]],
-        ),
-    ]
-    if data["tensors"]:
-        rows = [
-            (one["name"], _number(one["before"]), _number(one["now"]), f"x{one['times']:.2f}" if one["times"] else "")
-            for one in data["tensors"]
-        ]
-        lines += [
-            f"L2 of {len(rows)} of {data['tensors_total']} tensors, largest change first",
-            table(("tensor", "before", "now", "times"), rows),
-        ]
-    return "\n".join([*lines, *([f"note: {data['note']}"] if data["note"] else [])])
+def _diff_text(data: Mapping[str, Any]) -> str:
+    from fedsilo.views.lines import to_text
+    from fedsilo.views.releases import comparison_lines
 
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3g}"
+    return to_text(comparison_lines(data, TEXT_CELLS))
 
 
 @guarded("silo approvals history")
