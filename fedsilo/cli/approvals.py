@@ -147,12 +147,19 @@ class SiloFolder:
             return self._releases(ledger).view(release)
         answers = ledger.approvals(release.id)
         return {
-            "id": release.id, "digest": release.digest, "revision": release.revision, "state": release.state,
-            "run": release.run, "round": release.round, "step": release.step, "held_since": release.requested_at,
-            "expires_at": release.expires_at, "policy": {"digest": release.policy_digest, "rules": release.rules},
+            "id": release.id,
+            "digest": release.digest,
+            "revision": release.revision,
+            "state": release.state,
+            "run": release.run,
+            "round": release.round,
+            "step": release.step,
+            "held_since": release.requested_at,
+            "expires_at": release.expires_at,
+            "policy": {"digest": release.policy_digest, "rules": release.rules},
             "approvers": {"needed": release.persons, "roles": [], "people": [], "given": given_of(answers)},
             "missing": UNREAD,
-        }  # fmt: skip
+        }
 
     def _comparison(self, ledger: Ledger, release: Release) -> dict[str, Any]:
         """Without the far end's certificate, which the running guard alone has seen, so it is not called changed."""
@@ -212,9 +219,8 @@ def add_to(app: typer.Typer) -> None:
 
 @guarded("silo approvals payload")
 def payload(
-    release: ReleaseArgument, operator: OperatorOption, config: SiloOption = SILO_YAML,
-    json_output: JsonOption = False,
-) -> None:  # fmt: skip
+    release: ReleaseArgument, operator: OperatorOption, config: SiloOption = SILO_YAML, json_output: JsonOption = False
+) -> None:
     """What would leave: answers beside their public prompts, tensors by name, shape, norm and histogram. Recorded."""
     site = load_site(config)
     with client_of(site) as client:
@@ -234,9 +240,11 @@ def _payload_text(data: Mapping[str, Any]) -> str:
 
 @guarded("silo approvals diff")
 def diff(
-    release: ReleaseArgument, config: SiloOption = SILO_YAML, offline: OfflineOption = False,
+    release: ReleaseArgument,
+    config: SiloOption = SILO_YAML,
+    offline: OfflineOption = False,
     json_output: JsonOption = False,
-) -> None:  # fmt: skip
+) -> None:
     """All of a release beside the last one of its kind that left, or, where none has, that did not."""
     with source_of(load_site(config), offline=offline) as (source, told):
         data = source.query("approval.comparison", {"release": release})
@@ -274,9 +282,12 @@ def history(
     more = f"\nolder ones: --before {data['next']}" if data.get("next") is not None else ""
     header = ("release", "kind", "state", "answers", "sha256", "policy")
     emit(
-        "silo approvals history", data, json_output=json_output,
-        text=lambda: (table(header, rows) if rows else "nothing was ever held") + more, warnings=told,
-    )  # fmt: skip
+        "silo approvals history",
+        data,
+        json_output=json_output,
+        text=lambda: (table(header, rows) if rows else "nothing was ever held") + more,
+        warnings=told,
+    )
 
 
 def _answers(row: Mapping[str, Any]) -> str:
@@ -309,13 +320,17 @@ def answered_lines(approvers: Mapping[str, Any]) -> list[str]:
     return [
         f"approvals {count} of {approvers['needed']} given{who}",
         *(
-            "  " + " ".join(
-                [f"{words.get(one['verdict'], one['verdict'])} by {one['person']} at {utc(one['at'])}",
-                 *([f"reason {one['reason']}"] if one.get("reason") else []), *filter(None, [_noted(one)])]
+            "  "
+            + " ".join(
+                [
+                    f"{words.get(one['verdict'], one['verdict'])} by {one['person']} at {utc(one['at'])}",
+                    *([f"reason {one['reason']}"] if one.get("reason") else []),
+                    *filter(None, [_noted(one)]),
+                ]
             )
             for one in given
         ),
-    ]  # fmt: skip
+    ]
 
 
 # ---- answering -------------------------------------------------------------------------------------------------------
@@ -353,10 +368,12 @@ def approvals_list(
     ]
     header = ("release", "kind", "bytes", "state", "approvals", "sha256")
     emit(
-        "silo approvals list", data, json_output=json_output,
+        "silo approvals list",
+        data,
+        json_output=json_output,
         text=lambda: table(header, rows) if rows else "nothing is held",
         warnings=[_halt_line(row) for row in data["halts"]],
-    )  # fmt: skip
+    )
 
 
 def _halt_line(row: Mapping[str, Any]) -> str:
@@ -425,7 +442,7 @@ def _release_text(data: Mapping[str, Any], *, columns: int | None = None) -> str
             for verdict in (("approve", "later", "reject") if held else ())
             if data["consequences"].get(verdict)
         ),
-    ]  # fmt: skip
+    ]
     if columns is not None:
         lines = [row for line in lines for row in _folded(line, columns)]
     return "\n".join(lines)
@@ -543,12 +560,15 @@ def approve(
     waiting = [answer for answer in answers if answer["state"] == "held"]
     data = answers[0] if group == [release] else {"releases": answers}
     emit(
-        "silo approvals approve", data, json_output=json_output, error=_still_held(waiting[0]) if waiting else None,
+        "silo approvals approve",
+        data,
+        json_output=json_output,
+        error=_still_held(waiting[0]) if waiting else None,
         text="\n".join(
             f"{each['release']}: {each['state']}, {len(each['given'])} of {each['needed']} approvals{recorded(each)}"
             for each in answers
         ),
-    )  # fmt: skip
+    )
 
 
 def _still_held(answer: Mapping[str, Any]) -> HeldError:
@@ -627,10 +647,12 @@ def defer(
     arguments = _shown(loaded, release, expect_digest, expect_policy) | {"until_seconds": seconds}
     data = command(loaded, operator, "approvals.defer", arguments, request_id)
     emit(
-        "silo approvals defer", data, json_output=json_output,
+        "silo approvals defer",
+        data,
+        json_output=json_output,
         text=f"{data['release']}: you are asked again at {_utc(data['deferred_until'])}; it expires at "
         f"{_utc(data['expires_at'])}{recorded(data)}",
-    )  # fmt: skip
+    )
 
 
 def _until(minutes: float | None, until: str, request_id: str) -> float:
@@ -670,9 +692,11 @@ def release(
     data = command(loaded, operator, "approvals.release", {"kind": kind, "digest": digest}, request_id)
     state = "may leave again" if data["released"] else "still halted"
     emit(
-        "silo approvals release", data, json_output=json_output,
+        "silo approvals release",
+        data,
+        json_output=json_output,
         text=f"{data['kind']}: {state}, {len(data['given'])} of {data['needed']} approvers{recorded(data)}",
-    )  # fmt: skip
+    )
 
 
 def _halt_shown(config: SiloConfig, kind: str, expected: str = "") -> str:
@@ -690,9 +714,14 @@ def _halt_shown(config: SiloConfig, kind: str, expected: str = "") -> str:
 
 
 def _shown(
-    config: SiloConfig, release: str, digest: str, policy: str, *, facts: str = "",
+    config: SiloConfig,
+    release: str,
+    digest: str,
+    policy: str,
+    *,
+    facts: str = "",
     acknowledged: Sequence[str] | None = None,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """Digests for a signed answer: as given, or, on a terminal, of what is shown here and typed back. With
     `acknowledged`, ids of findings that were read, it is for a yes: that has the digest of the facts too, and the
     other findings are shown and typed back, each alone.

@@ -96,12 +96,19 @@ def verification_warnings(results: Sequence[Mapping[str, Any]]) -> list[str]:
 
     return [
         *(f"{result['log']}: {notice}" for result in results for notice in result["notices"]),
-        *(f"{result['log']}: {result['unsigned']} newest records not signed yet" for result in results
-          if result["unsigned"]),
-        *(f"{result['log']}: leaf hashes only of the first {result['hashes_only']} records: retention removed the rest"
-          for result in results if result["hashes_only"]),
+        *(
+            f"{result['log']}: {result['unsigned']} newest records not signed yet"
+            for result in results
+            if result["unsigned"]
+        ),
+        *(
+            f"{result['log']}: leaf hashes only of the first {result['hashes_only']} records: "
+            "retention removed the rest"
+            for result in results
+            if result["hashes_only"]
+        ),
         *unvouched_warnings(results),
-    ]  # fmt: skip
+    ]
 
 
 def reading_warnings(folder: Path) -> list[str]:
@@ -219,14 +226,22 @@ def _stream(folder: Path, to: Path, position_path: Path, *, first: int, follow: 
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, lambda *_: stop.set())
         work = Export(
-            reader, sink, fedsilo.__version__, position_path, target,
-            wait=(lambda: not stop.wait(_POLL_SECONDS)) if follow else None, stopped=stop.is_set,
-        )  # fmt: skip
+            reader,
+            sink,
+            fedsilo.__version__,
+            position_path,
+            target,
+            wait=(lambda: not stop.wait(_POLL_SECONDS)) if follow else None,
+            stopped=stop.is_set,
+        )
         work.run()
     return {
-        "to": str(to), "format": _FORMAT, "records": work.records, "next": reader.place.seq,
+        "to": str(to),
+        "format": _FORMAT,
+        "records": work.records,
+        "next": reader.place.seq,
         "position": str(position_path),
-    }  # fmt: skip
+    }
 
 
 # ---- `fedsilo audit report` ------------------------------------------------------------------------------------------
@@ -500,10 +515,12 @@ def show(
     folder = existing_log(log)
     record = _record(folder, seq)
     emit(
-        "audit show", record, json_output=json_output,
+        "audit show",
+        record,
+        json_output=json_output,
         warnings=[*reading_warnings(folder), *_note_troubles([record], folder)],
         text=lambda: _record_text(record, folder),
-    )  # fmt: skip
+    )
 
 
 def _record_text(record: Mapping[str, Any], folder: Path) -> str:
@@ -525,9 +542,11 @@ def _show_payload(seq: int, config: Path, operator: str, *, json_output: bool) -
     with client_of(site) as client:
         data = client.query("payload", dict(ticket))
     emit(
-        "audit show", data, json_output=json_output,
+        "audit show",
+        data,
+        json_output=json_output,
         text=lambda: harmless(json.dumps(data, indent=2, ensure_ascii=False), lines=True),
-    )  # fmt: skip
+    )
 
 
 @app.command()
@@ -634,9 +653,12 @@ def release_story(
         or (record["event"] == "screen.hit" and _place(record) in places)  # its record has no digest
     ]
     emit(
-        "audit release", records, json_output=json_output, text=lambda: _records_text(records, folder),
+        "audit release",
+        records,
+        json_output=json_output,
+        text=lambda: _records_text(records, folder),
         warnings=[*reading_warnings(folder), *_note_troubles(records, folder)],
-    )  # fmt: skip
+    )
 
 
 def _note_troubles(records: Iterable[Mapping[str, Any]], folder: Path) -> list[str]:
@@ -713,9 +735,12 @@ def replay(
     again = sum(row.rescreened for row in judged)
     data = {"decisions": len(judged), "changed": changed, "not_replayed": passed_over, "rescreened": again}
     emit(
-        "audit replay", data, json_output=json_output, text=lambda: _replay_text(data),
+        "audit replay",
+        data,
+        json_output=json_output,
+        text=lambda: _replay_text(data),
         warnings=reading_warnings(folder),
-    )  # fmt: skip
+    )
 
 
 def _rescreened(
@@ -788,9 +813,12 @@ def prove(
     folder = existing_log(log)
     data = proof_of(folder, seq)
     emit(
-        "audit prove", data, json_output=json_output, warnings=reading_warnings(folder),
+        "audit prove",
+        data,
+        json_output=json_output,
+        warnings=reading_warnings(folder),
         text=lambda: json.dumps(data, indent=2, ensure_ascii=False),
-    )  # fmt: skip
+    )
 
 
 def _check_proof(path: Path, key: str, *, json_output: bool) -> None:
@@ -849,8 +877,11 @@ def _verification_checks(results: list[dict[str, Any]]) -> list[Check]:
 
     return [
         Check(
-            result["log"], f"{result['log']} verifies" if not number else f"problem {number}", "LOG_NOT_VERIFIED",
-            problem, result["path"],
+            result["log"],
+            f"{result['log']} verifies" if not number else f"problem {number}",
+            "LOG_NOT_VERIFIED",
+            problem,
+            result["path"],
         )
         for result in results
         for number, problem in enumerate(result["problems"] or ([""] if result["verified"] else ["not verified"]))
@@ -858,7 +889,7 @@ def _verification_checks(results: list[dict[str, Any]]) -> list[Check]:
         Check(result["log"], f"equivocation {number}", "EQUIVOCATION", finding, result["path"])
         for result in results
         for number, finding in enumerate(findings_of([result]))
-    ]  # fmt: skip
+    ]
 
 
 def _verification_text(results: list[dict[str, Any]]) -> str:
@@ -938,10 +969,16 @@ def _time_text(milliseconds: int) -> str:
 
 def _replay_text(data: dict[str, Any]) -> str:
     rows = [
-        [str(row["seq"]), row["kind"], f"{row['round']}.{row['step']}", row["recorded"], row["replayed"],
-         ", ".join(row["reasons"] or row["recorded_reasons"])]
+        [
+            str(row["seq"]),
+            row["kind"],
+            f"{row['round']}.{row['step']}",
+            row["recorded"],
+            row["replayed"],
+            ", ".join(row["reasons"] or row["recorded_reasons"]),
+        ]
         for row in data["changed"]
-    ]  # fmt: skip
+    ]
     again = data["decisions"] - len(data["not_replayed"])
     screened = f", {data['rescreened']} of them with their archived texts screened again" if data["rescreened"] else ""
     lines = [f"{again} decisions judged again{screened}; {len(rows)} change"]

@@ -166,12 +166,17 @@ def inventory_csv(report: Mapping[str, Any]) -> str:
     header = ("direction", "kind", "messages", "bytes", *VERDICTS, "acked", "indeterminate")
     rows = [
         (
-            direction, _sheet_name(row["kind"]), row["messages"], row["bytes"],
-            *(row["decisions"][verdict] for verdict in VERDICTS), row.get("acked"), row.get("indeterminate"),
+            direction,
+            _sheet_name(row["kind"]),
+            row["messages"],
+            row["bytes"],
+            *(row["decisions"][verdict] for verdict in VERDICTS),
+            row.get("acked"),
+            row.get("indeterminate"),
         )
         for direction, part in (("egress", "left"), ("ingress", "arrived"))
         for row in report[part]
-    ]  # fmt: skip
+    ]
     return csv_text(header, rows)
 
 
@@ -318,13 +323,23 @@ def data_inventory(totals: LogStatistics, policies: Sequence[Policy], collection
         pins = [("public set", name, pin) for name, pin in policy.file.public_sets.items()]
         for what, name, pin in [*pins, *([("held-out set", "", held_out)] if held_out is not None else [])]:
             rows[pin.sha256] = {
-                "what": what, "name": name, "sha256": pin.sha256, "rows": pin.rows, "licence": pin.licence,
-                "in_policy": True, "in_records": False,
-            }  # fmt: skip
+                "what": what,
+                "name": name,
+                "sha256": pin.sha256,
+                "rows": pin.rows,
+                "licence": pin.licence,
+                "in_policy": True,
+                "in_records": False,
+            }
     for (fact, digest), count in sorted(totals.sets.items()):
         unknown = {
-            "what": _SET_WORDS[fact], "name": "", "sha256": digest, "rows": count, "licence": "", "in_policy": False,
-        }  # fmt: skip
+            "what": _SET_WORDS[fact],
+            "name": "",
+            "sha256": digest,
+            "rows": count,
+            "licence": "",
+            "in_policy": False,
+        }
         rows.setdefault(digest, unknown)["in_records"] = True
     return {
         "collection": collection,
@@ -350,9 +365,12 @@ def certificates(totals: LogStatistics) -> list[dict[str, Any]]:
             continue
         whose = text_of(detail.get("identity") or detail.get("spiffe_id") or event["actor"])
         rows[whose, fingerprint] = {
-            "identity": whose, "fingerprint": fingerprint, "valid_until": _moment(detail.get("not_after")),
-            "event": event["event"], "seq": event["seq"],
-        }  # fmt: skip
+            "identity": whose,
+            "fingerprint": fingerprint,
+            "valid_until": _moment(detail.get("not_after")),
+            "event": event["event"],
+            "seq": event["seq"],
+        }
     for person, fingerprint in totals.approvals.persons:
         if person == OTHERS:
             continue
@@ -527,16 +545,25 @@ _PROBLEMS_MAX = 200
 _NOT_PLANTED = "none was planted in this kind"
 _WAYS = {"egress": "on its way out", "ingress": "on its way in"}
 _ANSWER_WORDS = {
-    "request": "asked", "grant": "approved", "deny": "rejected", "expire": "expired", "halt": "agreed to end a halt",
-}  # fmt: skip
+    "request": "asked",
+    "grant": "approved",
+    "deny": "rejected",
+    "expire": "expired",
+    "halt": "agreed to end a halt",
+}
 _STATES = {
-    "held": "held", "granted": "granted", "refused": "approved, and denied by the rules", "rejected": "rejected",
+    "held": "held",
+    "granted": "granted",
+    "refused": "approved, and denied by the rules",
+    "rejected": "rejected",
     "expired": "expired",
-}  # fmt: skip
+}
 _CERTIFICATE_WORDS = {
-    "key.renew": "replaced the one before", "key.expire_warn": "expires soon", "key.enrol": "the first in use",
+    "key.renew": "replaced the one before",
+    "key.expire_warn": "expires soon",
+    "key.enrol": "the first in use",
     "approval": "answered about releases",
-}  # fmt: skip
+}
 
 
 def page(report: Mapping[str, Any]) -> str:
@@ -544,24 +571,41 @@ def page(report: Mapping[str, Any]) -> str:
     counts = report["verification"][0].get("orders", {})
     listed = (f"{_ANSWER_WORDS[name]} {count}" for name, count in report["approvals_not_listed"].items())
     return _template().render(
-        report=report, rows=_rows(report), top=_top(report), proof=_proof(report), not_listed=", ".join(listed),
+        report=report,
+        rows=_rows(report),
+        top=_top(report),
+        proof=_proof(report),
+        not_listed=", ".join(listed),
         signatures=f"What people signed is kept in the log and was checked here: {orders_in_words(counts)}."
         if any(counts.values())
         else "The log has no record of what a person ordered.",
-        orientation=ORIENTATION, others=OTHERS,
-    )  # fmt: skip
+        orientation=ORIENTATION,
+        others=OTHERS,
+    )
 
 
 @functools.cache
 def _template() -> jinja2.Template:
     environment = jinja2.Environment(
-        loader=jinja2.PackageLoader(__package__, ""), autoescape=True, undefined=jinja2.StrictUndefined,
-        finalize=_escaped, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
-    )  # fmt: skip
+        loader=jinja2.PackageLoader(__package__, ""),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        finalize=_escaped,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
     environment.globals |= {
-        "code": code, "digest": digest, "badge": badge, "verdict": verdict, "cell": _cell, "when": when, "size": size,
-        "number_marks": _number_marks, "change_rows": _change_rows,
-    }  # fmt: skip
+        "code": code,
+        "digest": digest,
+        "badge": badge,
+        "verdict": verdict,
+        "cell": _cell,
+        "when": when,
+        "size": size,
+        "number_marks": _number_marks,
+        "change_rows": _change_rows,
+    }
     return environment.get_template("audit_report.html")
 
 
@@ -758,10 +802,14 @@ def _sums(rows: Iterable[Mapping[str, Any]], name: str) -> list[tuple[str, tuple
 
 def _change_rows(changes: Iterable[Mapping[str, Any]]) -> list[tuple[Any, ...]]:
     return [
-        (code(row["field"]), _value(row["before"]), _value(row["after"]),
-         verdict(row["direction"] in ("tighter", "cosmetic"), row["direction"]))
+        (
+            code(row["field"]),
+            _value(row["before"]),
+            _value(row["after"]),
+            verdict(row["direction"] in ("tighter", "cosmetic"), row["direction"]),
+        )
         for row in changes
-    ]  # fmt: skip
+    ]
 
 
 def _value(value: Any) -> str:
@@ -775,12 +823,16 @@ def _capacity_rows(rows: Sequence[Mapping[str, Any]]) -> list[tuple[Any, ...]]:
     most = max((row["bits"] for row in rows), default=0.0) or 1.0
     bar = Markup('{} bits, {}<span class="bar" style="width:{}%"></span>')
     return [
-        (code(row["kind"]),
-         bar.format(text(round(row["bits"])), size(row["bits"], "bits"), f"{max(1.0, 100 * row['bits'] / most):.1f}"),
-         row["because"],
-         f"{round(row['planted_bits']):,} bits: {row['planted']}" if row["planted"] else _NOT_PLANTED)
+        (
+            code(row["kind"]),
+            bar.format(
+                text(round(row["bits"])), size(row["bits"], "bits"), f"{max(1.0, 100 * row['bits'] / most):.1f}"
+            ),
+            row["because"],
+            f"{round(row['planted_bits']):,} bits: {row['planted']}" if row["planted"] else _NOT_PLANTED,
+        )
         for row in rows
-    ]  # fmt: skip
+    ]
 
 
 def _state(item: Mapping[str, Any]) -> Markup:
@@ -822,17 +874,25 @@ def _set_row(item: Mapping[str, Any]) -> tuple[Any, ...]:
     unknown = "the policy states none" if item["in_policy"] else "no policy that names it was given"
     places = [name for name, there in (("policy", item["in_policy"]), ("records", item["in_records"])) if there]
     return (
-        item["what"], code(item["name"]) if item["name"] else "", whole(item["sha256"]), item["rows"] or "not recorded",
-        str(item["licence"]) if item["licence"] else unknown, " and ".join(places),
-    )  # fmt: skip
+        item["what"],
+        code(item["name"]) if item["name"] else "",
+        whole(item["sha256"]),
+        item["rows"] or "not recorded",
+        str(item["licence"]) if item["licence"] else unknown,
+        " and ".join(places),
+    )
 
 
 def _event_row(item: Mapping[str, Any]) -> tuple[Any, ...]:
     detail = ", ".join(f"{name} {value}" for name, value in item["detail"].items())
     return (
-        item["seq"], when(item["t"]), code(item["event"]), code(item["kind"]) if item["kind"] else "",
-        ", ".join(item["reasons"]), detail,
-    )  # fmt: skip
+        item["seq"],
+        when(item["t"]),
+        code(item["event"]),
+        code(item["kind"]) if item["kind"] else "",
+        ", ".join(item["reasons"]),
+        detail,
+    )
 
 
 def _vouched(item: Mapping[str, Any]) -> Any:
@@ -862,15 +922,19 @@ def _top(report: Mapping[str, Any]) -> dict[str, Any]:
     else:
         level, words = "good", "every log given verifies"
     return {
-        "level": level, "words": words, "findings": findings[:_TOLD_MAX], "warnings": warnings[:_TOLD_MAX],
+        "level": level,
+        "words": words,
+        "findings": findings[:_TOLD_MAX],
+        "warnings": warnings[:_TOLD_MAX],
         "more": max(0, len(findings) - _TOLD_MAX) + max(0, len(warnings) - _TOLD_MAX),
-    }  # fmt: skip
+    }
 
 
 def _proof(report: Mapping[str, Any]) -> dict[str, Any]:
     """What the verification found wrong, and who signed two things."""
     told = [(item["log"], problem) for item in report["verification"] for problem in item["problems"]]
     return {
-        "problems": told[:_PROBLEMS_MAX], "problems_more": len(told) - _PROBLEMS_MAX,
+        "problems": told[:_PROBLEMS_MAX],
+        "problems_more": len(told) - _PROBLEMS_MAX,
         "findings": findings_of(report["verification"]),
-    }  # fmt: skip
+    }

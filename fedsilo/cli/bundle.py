@@ -44,11 +44,28 @@ _PATH = r"file:|~[A-Za-z_]|~?/(?![/\s])|\.\.?/(?!\s)|[A-Za-z]:\\"
 _TELLING_NOTHING = ("", "silo.yaml", "coordinator.yaml", "policy.yaml", "state")  # as paths: everybody's names
 _HIDDEN_BLOCKS = ("data.", "identity.", "model.", "control.")
 # Of settings that are text: names that every message carries, and words of a fixed choice.
-SHOWN_TEXTS = frozenset({
-    "silo", "role", "federation", "coordinator", "site", "silos", "log_level", "log_format", "rollout.engine",
-    "trainer.launch", "trainer.devices", "trainer.threads", "trainer.isolation", "expected.load", "expected.mixed_base",
-    "expected.mixed_verifiers", "public.verifier", "held_out.verifier",
-})  # fmt: skip
+SHOWN_TEXTS = frozenset(
+    {
+        "silo",
+        "role",
+        "federation",
+        "coordinator",
+        "site",
+        "silos",
+        "log_level",
+        "log_format",
+        "rollout.engine",
+        "trainer.launch",
+        "trainer.devices",
+        "trainer.threads",
+        "trainer.isolation",
+        "expected.load",
+        "expected.mixed_base",
+        "expected.mixed_verifiers",
+        "public.verifier",
+        "held_out.verifier",
+    }
+)
 
 
 @guarded("bundle")

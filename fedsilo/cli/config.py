@@ -46,9 +46,11 @@ def show(
     ]
     columns = ("key", "value", "origin") if origin else ("key", "value")
     emit(
-        "config show", {"file": str(path), "kind": kind, "settings": rows}, json_output=json_output,
+        "config show",
+        {"file": str(path), "kind": kind, "settings": rows},
+        json_output=json_output,
         text=lambda: table(columns, ([_shown(row[name]) for name in columns] for row in rows)),
-    )  # fmt: skip
+    )
 
 
 @app.command("validate")
@@ -70,11 +72,14 @@ def validate(
             rows.append({"file": str(path), "kind": "", "ok": False, "found": error.message})
             first = first or error
     emit(
-        "config validate", {"files": rows}, json_output=json_output, error=first,
+        "config validate",
+        {"files": rows},
+        json_output=json_output,
+        error=first,
         text=lambda: table(
             ("", "file", "kind"), (("ok" if row["ok"] else "WRONG", row["file"], row["kind"]) for row in rows)
         ),
-    )  # fmt: skip
+    )
 
 
 @app.command("schema")
@@ -140,18 +145,27 @@ def list_contexts(json_output: JsonOption = False) -> None:
     current, path = contexts.current_context(), contexts.contexts_path()
     rows = [
         {
-            "name": entry.name, "current": entry.name == current, "kind": entry.kind, "site": entry.site,
-            "socket": str(entry.socket), "config": str(entry.config or ""), "place": entry.place,
+            "name": entry.name,
+            "current": entry.name == current,
+            "kind": entry.kind,
+            "site": entry.site,
+            "socket": str(entry.socket),
+            "config": str(entry.config or ""),
+            "place": entry.place,
         }
         for entry in contexts.contexts().values()
-    ]  # fmt: skip
+    ]
     columns = ("name", "kind", "site", "socket")
     emit(
-        "context list", {"file": str(path), "current": current, "contexts": rows}, json_output=json_output,
-        text=lambda: table(
-            ("", *columns), (("*" if row["current"] else "", *(row[name] for name in columns)) for row in rows)
-        ) if rows else f"{path} keeps none",
-    )  # fmt: skip
+        "context list",
+        {"file": str(path), "current": current, "contexts": rows},
+        json_output=json_output,
+        text=lambda: (
+            table(("", *columns), (("*" if row["current"] else "", *(row[name] for name in columns)) for row in rows))
+            if rows
+            else f"{path} keeps none"
+        ),
+    )
 
 
 @context_app.command("use")
@@ -213,9 +227,11 @@ def add(
         current = contexts.current_context() or name
         path = contexts.write(known, current)
     emit(
-        "context add", {"file": str(path), "name": name, "current": current}, json_output=json_output,
+        "context add",
+        {"file": str(path), "name": name, "current": current},
+        json_output=json_output,
         text=f"{name} stands for the {entry.kind} {entry.site} at {entry.socket}".replace("  ", " "),
-    )  # fmt: skip
+    )
 
 
 @context_app.command("remove")

@@ -44,7 +44,8 @@ def fedconsole(
     context: Annotated[
         list[str] | None,
         typer.Option(
-            "--context", metavar="CONTEXT",
+            "--context",
+            metavar="CONTEXT",
             help="silo:NAME=SOCKET, coordinator=SOCKET, one of them behind LABEL=, or a name that `fedsilo context "
             "list` shows. Again for more of them: :ctx NAME goes from one to another.",
         ),
@@ -60,7 +61,8 @@ def fedconsole(
     include_local: Annotated[
         str,
         typer.Option(
-            "--include-local", metavar="LOCAL",
+            "--include-local",
+            metavar="LOCAL",
             help="The word LOCAL: record also what policy did not release, in a file for this site's people only.",
         ),
     ] = "",
@@ -78,7 +80,7 @@ def fedconsole(
     ] = False,
     version: VersionOption = False,
     json_output: JsonOption = False,
-) -> None:  # fmt: skip
+) -> None:
     """Open the console, or with --once print what it would show."""
     from fedsilo.protocol.errors import UsageError
 
@@ -111,9 +113,11 @@ def fedconsole(
             origins = _origins(theme, ascii_only=ascii_only, read_only=read_only, no_mouse=no_mouse)
             files = operator_certificate, operator_key
             options: dict[str, Any] = {
-                "ascii_only": ascii_only or not takes_signs(), "theme_name": chosen,
-                "mouse": not no_mouse, "origins": origins,
-            }  # fmt: skip
+                "ascii_only": ascii_only or not takes_signs(),
+                "theme_name": chosen,
+                "mouse": not no_mouse,
+                "origins": origins,
+            }
             if entries and record is None:
                 _open_contexts(entries, files, read_only=read_only, **options)
             else:
@@ -176,9 +180,14 @@ def open_console(
 
     files = KeyFiles(certificate, key) if certificate is not None and key is not None else None
     run(
-        socket, key_files=files, site=site, leaving=leaving or LEAVING, read_only=read_only,
-        ascii_only=ascii_only or not takes_signs(), theme_name=theme,
-    )  # fmt: skip
+        socket,
+        key_files=files,
+        site=site,
+        leaving=leaving or LEAVING,
+        read_only=read_only,
+        ascii_only=ascii_only or not takes_signs(),
+        theme_name=theme,
+    )
 
 
 # ---- what is looked at -----------------------------------------------------------------------------
@@ -320,10 +329,14 @@ def _open_contexts(entries: Sequence[ContextEntry], files: Files, *, read_only: 
         key_files = KeyFiles(certificate, key) if certificate is not None and key is not None else None
         attachments.append(
             Attachment(
-                entry.name, connect_to(entry.socket), str(entry.socket), entry.site,
-                None if read_only else Hand(entry.socket), key_files,
+                entry.name,
+                connect_to(entry.socket),
+                str(entry.socket),
+                entry.site,
+                None if read_only else Hand(entry.socket),
+                key_files,
             )
-        )  # fmt: skip
+        )
     # what has no label of its own is called as the bar names it anyway
     named = entries[0].name not in (f"silo:{entries[0].site}", "coordinator", NO_NAME)
     console = ContextConsole(attachments, named=named, read_only=read_only, **options)
@@ -387,9 +400,14 @@ def _print_once(watched: _Watched, screen: str, *, ascii_only: bool, json_output
             from console.app import screen_text
 
             return screen_text(
-                watched.connect, screen, watched.told, cells=size.columns, rows=size.lines,
-                read_only=True, ascii_only=ascii_only,
-            )  # fmt: skip
+                watched.connect,
+                screen,
+                watched.told,
+                cells=size.columns,
+                rows=size.lines,
+                read_only=True,
+                ascii_only=ascii_only,
+            )
         return (in_ascii if ascii_only else str)(f"{told}\n{shown}" if told else shown)
 
     data = {"time": reading.time, "policy_digest": reading.policy_digest, "state": reading.state}
@@ -470,7 +488,8 @@ def serve(
     behind_proxy: Annotated[
         str,
         typer.Option(
-            "--behind-proxy", metavar="ORIGIN",
+            "--behind-proxy",
+            metavar="ORIGIN",
             help="https://HOST of a proxy with TLS and a login of its own. Without it only loopback is listened on.",
         ),
     ] = "",
@@ -480,7 +499,7 @@ def serve(
     ascii_only: AsciiOption = False,
     theme: ThemeOption = "",
     json_output: JsonOption = False,
-) -> None:  # fmt: skip
+) -> None:
     """Show the console in one browser, read-only, until Ctrl-C. Nothing can be approved or rejected there."""
     from console.serving import Serving, check_bind
     from console.serving import serve as serve_until_told
@@ -508,11 +527,19 @@ def serve(
             from fedsilo.files.durable import write_private
 
             write_private(url_file, f"{url}\n".encode())
-            emit("fedconsole serve", {**where, "url_file": str(url_file)}, json_output=json_output,
-                 text=f"The start URL is in {url_file}; it is good once, for 10 minutes. Ctrl-C ends.")  # fmt: skip
+            emit(
+                "fedconsole serve",
+                {**where, "url_file": str(url_file)},
+                json_output=json_output,
+                text=f"The start URL is in {url_file}; it is good once, for 10 minutes. Ctrl-C ends.",
+            )
         else:
-            emit("fedconsole serve", {**where, "url": url}, json_output=json_output,
-                 text=f"Open this once, within 10 minutes:\n\n  {url}\n\nRead-only. Ctrl-C ends.")  # fmt: skip
+            emit(
+                "fedconsole serve",
+                {**where, "url": url},
+                json_output=json_output,
+                text=f"Open this once, within 10 minutes:\n\n  {url}\n\nRead-only. Ctrl-C ends.",
+            )
 
     serve_until_told(how, ready, lambda line: typer.echo(f"fedconsole serve: {harmless(line, lines=True)}", err=True))
 

@@ -234,9 +234,15 @@ def _parse(text: bytes, file: Path) -> tuple[dict[str, ContextEntry], str]:
         if (entry.operator_certificate is None) != (entry.operator_key is None):
             raise UsageError(f"{place}: operator_certificate and operator_key go together", hint="name both, or none")
         entries[name] = ContextEntry(
-            name, entry.kind, file.parent / entry.socket, entry.site, _below(file, entry.config),
-            _below(file, entry.operator_certificate), _below(file, entry.operator_key), place,
-        )  # fmt: skip
+            name,
+            entry.kind,
+            file.parent / entry.socket,
+            entry.site,
+            _below(file, entry.config),
+            _below(file, entry.operator_certificate),
+            _below(file, entry.operator_key),
+            place,
+        )
     if found.current and found.current not in entries:
         hint = f"one of {', '.join(entries)}" if entries else "leave it out"
         raise UsageError(f"{document.place(('current',))}: there is no context {found.current!r}", hint=hint)
@@ -255,9 +261,13 @@ def _text_of(entries: Mapping[str, ContextEntry], current: str) -> str:
     for name, entry in entries.items():
         rows.append(f"  {_quoted(name)}:\n")
         fields = {
-            "kind": entry.kind, "site": entry.site, "socket": entry.socket, "config": entry.config,
-            "operator_certificate": entry.operator_certificate, "operator_key": entry.operator_key,
-        }  # fmt: skip
+            "kind": entry.kind,
+            "site": entry.site,
+            "socket": entry.socket,
+            "config": entry.config,
+            "operator_certificate": entry.operator_certificate,
+            "operator_key": entry.operator_key,
+        }
         rows += [f"    {field}: {_quoted(str(value))}\n" for field, value in fields.items() if value]
     return "".join(rows)
 

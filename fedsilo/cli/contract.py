@@ -101,7 +101,8 @@ COMMANDS: Mapping[str, Facts] = {
     "silo check": Facts(exits=(3, 4, 5, 6, 7, 8)),
     "silo start": Facts(
         changes="runs guard and trainer: messages that the policy lets out leave this site, and state_dir is written",
-        idempotent=False, exits=(3, 4, 5, 6, 7, 8),
+        idempotent=False,
+        exits=(3, 4, 5, 6, 7, 8),
     ),
     "silo status": _ASKS,
     "silo round": _ASKS,
@@ -110,23 +111,24 @@ COMMANDS: Mapping[str, Facts] = {
     "silo resume": _commands_daemon("the trainer goes on", "silo.resume"),
     "silo leave": _commands_daemon("this silo is out of its run for good; the run goes on without it", "silo.leave"),
     "silo export-release": _commands_daemon(
-        "writes --out: messages that the policy lets out, for somebody to carry to the coordinator", "transfer.export",
+        "writes --out: messages that the policy lets out, for somebody to carry to the coordinator",
+        "transfer.export",
         exits=(*_SIGNED, 5),
     ),
     "silo import-plan": _commands_daemon(
-        "the silo takes in a file of the coordinator's, as far as its policy and its people let it", "transfer.import",
+        "the silo takes in a file of the coordinator's, as far as its policy and its people let it",
+        "transfer.import",
         exits=(*_SIGNED, 7),
     ),
     "silo adapters list": _ASKS,
     "silo adapters accept": _commands_daemon(
         "signs that this silo trains on a held adapter all the same", "adapter.accept"
     ),
-    "silo adapters refuse": _commands_daemon(
-        "signs that this silo does not train on a held adapter", "adapter.refuse"
-    ),
+    "silo adapters refuse": _commands_daemon("signs that this silo does not train on a held adapter", "adapter.refuse"),
     "silo rollback": _commands_daemon(
         "this silo goes back to an accepted adapter and refuses those after it; what it sent stays with the others",
-        "adapter.rollback", exits=(*_SIGNED, 7),
+        "adapter.rollback",
+        exits=(*_SIGNED, 7),
     ),
     "silo reload": _commands_daemon(
         "puts the policy file in force, unless something in it is looser", "change.propose", exits=(*_SIGNED, 5)
@@ -136,10 +138,12 @@ COMMANDS: Mapping[str, Facts] = {
     "silo approvals show": _ASKS,
     "silo approvals approve": _commands_daemon(
         "signs that the shown bytes may leave; with the last approver needed they are sent and cannot be called back",
-        "release.approve", exits=(*_SIGNED, 5, 7, 9),
+        "release.approve",
+        exits=(*_SIGNED, 5, 7, 9),
     ),
     "silo approvals reject": _commands_daemon(
-        "signs that the shown bytes may not leave; the round goes on without them", "release.reject",
+        "signs that the shown bytes may not leave; the round goes on without them",
+        "release.reject",
         exits=(*_SIGNED, 5),
     ),
     "silo approvals release": _commands_daemon("signs that a halted kind, or this silo, may go on", "halt.release"),
@@ -160,7 +164,8 @@ COMMANDS: Mapping[str, Facts] = {
     "silo ledger forecast": _ASKS,
     "silo ledger accept": _writes(
         "writes a signature into proposals/ beside the policy; with the second one the silo starts with this ledger",
-        action="halt.release", exits=(4, 6, 8, 9),
+        action="halt.release",
+        exits=(4, 6, 8, 9),
     ),
     "silo audit list": _ASKS,
     "silo audit show": _ASKS,
@@ -177,7 +182,8 @@ COMMANDS: Mapping[str, Facts] = {
     ),
     "coordinator check": Facts(exits=(4, 6, 7, 8)),
     "coordinator start": Facts(
-        changes="serves the federation: silos are answered, and state_dir is written", idempotent=False,
+        changes="serves the federation: silos are answered, and state_dir is written",
+        idempotent=False,
         exits=(4, 6, 7, 8),
     ),
     "coordinator status": _ASKS,
@@ -192,7 +198,8 @@ COMMANDS: Mapping[str, Facts] = {
     ),
     "coordinator import-release": _commands_daemon(
         "takes in a silo's file: its hello, signatures, answers and updates, as the charter lets them",
-        "transfer.import", exits=(*_SIGNED, 7),
+        "transfer.import",
+        exits=(*_SIGNED, 7),
     ),
     "coordinator logs": Facts(streams=True, waits=True, exits=_ASKED),
     "coordinator silos list": _ASKS,
@@ -210,11 +217,14 @@ COMMANDS: Mapping[str, Facts] = {
     "coordinator doctor": _READS,
     # ---- fedconsole --------------------------------------------------------------------------------
     "fedconsole": Facts(
-        changes="what a person unlocks and answers in it; with --record a new file", idempotent=False,
-        exits=(3, 4, 6, 7, 8), dry_run="--read-only",
+        changes="what a person unlocks and answers in it; with --record a new file",
+        idempotent=False,
+        exits=(3, 4, 6, 7, 8),
+        dry_run="--read-only",
     ),
     "fedconsole serve": Facts(
-        changes="listens on this machine and starts a console that can only look", idempotent=False,
+        changes="listens on this machine and starts a console that can only look",
+        idempotent=False,
         exits=(3, 4, 6, 7, 8),
     ),
     # ---- fedsilo -----------------------------------------------------------------------------------
@@ -243,11 +253,11 @@ COMMANDS: Mapping[str, Facts] = {
     "fedsilo run start": _commands_daemon("starts a waiting run with the silos that have joined", "run.start"),
     "fedsilo run pause": _commands_daemon("the run delivers nothing more until it is resumed", "run.pause"),
     "fedsilo run resume": _commands_daemon("the run goes on", "run.resume"),
-    "fedsilo run abort": _commands_daemon(
-        "ends the run; the adapter of its last committed round stays", "run.abort"
-    ),
+    "fedsilo run abort": _commands_daemon("ends the run; the adapter of its last committed round stays", "run.abort"),
     "fedsilo run export": Facts(
-        changes="writes run_record.json, adapter/ and tensorboard/ into a new folder", idempotent=False, waits=True,
+        changes="writes run_record.json, adapter/ and tensorboard/ into a new folder",
+        idempotent=False,
+        waits=True,
         exits=(*_ASKED, 6),
     ),
     "fedsilo run verify": _VERIFIES,
@@ -262,25 +272,29 @@ COMMANDS: Mapping[str, Facts] = {
         "signs a proposal and writes it beside the policy", exits=_SIGNED, action="change.propose"
     ),
     "fedsilo policy activate": _writes(
-        "signs an approval of a proposal; with the last one needed the policy file is replaced", exits=(*_SIGNED, 7, 9),
+        "signs an approval of a proposal; with the last one needed the policy file is replaced",
+        exits=(*_SIGNED, 7, 9),
         action="change.approve",
     ),
     "fedsilo policy schema make": _writes("writes a LoRA schema"),
     "fedsilo audit verify": _VERIFIES,
     "fedsilo audit show": Facts(
-        changes="with --payload the silo records in its audit log who read it", waits=True, exits=(*_SIGNED, 7),
+        changes="with --payload the silo records in its audit log who read it",
+        waits=True,
+        exits=(*_SIGNED, 7),
         action="payload.read",
     ),
     "fedsilo audit tail": Facts(exits=(7, 8)),
     "fedsilo audit release": Facts(exits=(7, 8)),
     "fedsilo audit replay": Facts(
-        changes="with --rescreen the silo records in its audit log who asked", waits=True, exits=(*_SIGNED, 7),
+        changes="with --rescreen the silo records in its audit log who asked",
+        waits=True,
+        exits=(*_SIGNED, 7),
         action="payload.read",
     ),
     "fedsilo audit prove": Facts(exits=(6, 7, 8)),
     "fedsilo audit export": Facts(
-        changes="writes records into --out or --to, and how far it got",
-        idempotent=False, exits=(3, 4, 6, 7, 8),
+        changes="writes records into --out or --to, and how far it got", idempotent=False, exits=(3, 4, 6, 7, 8)
     ),
     "fedsilo audit report": _writes(
         "writes a new folder of pages and files; with --sign signs them", exits=(4, 6, 7, 8)
@@ -299,7 +313,7 @@ COMMANDS: Mapping[str, Facts] = {
     "fedsilo data from-sets": _writes("writes a folder of prompts"),
     "fedsilo data check": _READS,
     "fedsilo public lint": _READS,
-}  # fmt: skip
+}
 
 
 # ---- `--schema` ------------------------------------------------------------------------------------------------------

@@ -89,9 +89,12 @@ def backup(
     key = load_signing_key(read_private(loaded.identity.signing_key))
     left_out: list[str] = []
     manifest = make_backup(
-        _kept(loaded), key, out, now=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        _kept(loaded),
+        key,
+        out,
+        now=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         also=lambda folder: left_out.extend(put_into(folder, loaded, with_keys=with_keys)),
-    )  # fmt: skip
+    )
     warnings = []
     if manifest["running"]:
         warnings.append(
@@ -102,9 +105,14 @@ def backup(
         warnings.append(f"payloads lie at {manifest['payloads']} and are not in this backup")
     size = sum(each["bytes"] for each in manifest["files"].values())
     data = {
-        "folder": str(out), "running": manifest["running"], "log_size": manifest["log"]["size"],
-        "log_root": manifest["log"]["root"], "files": len(manifest["files"]), "bytes": size, "with_keys": with_keys,
-    }  # fmt: skip
+        "folder": str(out),
+        "running": manifest["running"],
+        "log_size": manifest["log"]["size"],
+        "log_root": manifest["log"]["root"],
+        "files": len(manifest["files"]),
+        "bytes": size,
+        "with_keys": with_keys,
+    }
     text = f"wrote {out}: {data['files']} files, {size} bytes, an audit log of {data['log_size']} records"
     text += "" if with_keys else "; no private key"
     emit("coordinator backup", data, json_output=json_output, text=text, warnings=[*warnings, *left_out])
@@ -153,10 +161,14 @@ def restore(
             "than this refuse to go on"
         )
     data = {
-        "state_dir": str(loaded.state_dir), "made_at": manifest["made_at"], "running": manifest["running"],
-        "log_size": manifest["log"]["size"], "log_root": manifest["log"]["root"],
-        "files": [str(path) for path in written], "missing": missing,
-    }  # fmt: skip
+        "state_dir": str(loaded.state_dir),
+        "made_at": manifest["made_at"],
+        "running": manifest["running"],
+        "log_size": manifest["log"]["size"],
+        "log_root": manifest["log"]["root"],
+        "files": [str(path) for path in written],
+        "missing": missing,
+    }
     text = f"{loaded.state_dir} is as of {manifest['made_at']}, with an audit log of {data['log_size']} records\n"
     text += f"next: coordinator check --config {config}"
     emit("coordinator restore", data, json_output=json_output, text=text, warnings=warnings)
@@ -261,9 +273,14 @@ def init(
     if run and max_new_tokens is None:
         _require_context(run, int(sizes["max_new_tokens"]), model)
     limits = sizes | given(
-        rounds=rounds, local_steps=local_steps, swap_period=swap_period, prompts_per_step=prompts_per_step,
-        samples_per_prompt=samples_per_prompt, max_new_tokens=max_new_tokens, learning_rate=learning_rate,
-    )  # fmt: skip
+        rounds=rounds,
+        local_steps=local_steps,
+        swap_period=swap_period,
+        prompts_per_step=prompts_per_step,
+        samples_per_prompt=samples_per_prompt,
+        max_new_tokens=max_new_tokens,
+        learning_rate=learning_rate,
+    )
     # of what init_coordinator itself writes it takes care
     with undone_on_failure(out, [out / "id" / "coordinator.pub", out / "id" / "roles.yaml"]):
         if not (out / "id" / "coordinator.pub").exists():
@@ -427,12 +444,14 @@ def status_text(state: dict[str, Any], now: str) -> str:
 @app.command("accept-clock")
 @guarded("coordinator accept-clock")
 def accept_clock(
-    operator: OperatorOption, config: CoordinatorOption = COORDINATOR_YAML,
+    operator: OperatorOption,
+    config: CoordinatorOption = COORDINATOR_YAML,
     expect_digest: Annotated[
         str, typer.Option("--expect-digest", help="Of the clock, as `coordinator status` showed it to you.")
     ] = "",
-    request_id: RequestOption = "", json_output: JsonOption = False,
-) -> None:  # fmt: skip
+    request_id: RequestOption = "",
+    json_output: JsonOption = False,
+) -> None:
     """Go on by the clock as it is now: no later time that was seen is compared with any more, and a jump that was kept
     out is followed (approvers)."""
     from coordinator.config import load_config
@@ -449,10 +468,12 @@ def accept_clock(
     data = cli_transfer.coordinator_command(config, operator, "clock.accept", {"halt": digest}, request_id)
     now, released = (time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(data[name])) for name in ("accepted", "released"))
     emit(
-        "coordinator accept-clock", data, json_output=json_output,
+        "coordinator accept-clock",
+        data,
+        json_output=json_output,
         text=f"the clock counts as it is now, {now}; all went by {released} before, which is compared with no more"
         f"{recorded(data)}",
-    )  # fmt: skip
+    )
 
 
 @app.command()

@@ -158,8 +158,9 @@ def values_of(data: Mapping[str, Any]) -> list[dict[str, Any]]:
     """One row a value, with what it belongs to."""
     return [
         {"run": data["run"], **{name: series[name] for name in ("name", "silo", "source", "unit")}, **point}
-        for series in data["series"] for point in series["points"]
-    ]  # fmt: skip
+        for series in data["series"]
+        for point in series["points"]
+    ]
 
 
 def csv_text(data: Mapping[str, Any]) -> str:
@@ -201,8 +202,14 @@ def _told(data: Mapping[str, Any], whose: str, header: tuple[str, ...], rows: Se
     if not rows:
         return f"{whose}: no figures of run {data['run'] or '-'} yet: fedsilo run submit run.yaml"
     base = [f"before round 1: {each['name']} of {each['silo']} {each['value']:.4f}" for each in data["baseline"]]
-    return "\n".join([f"{whose}: run {data['run']}", table(header, rows), *base,
-                      *(f"not recorded: {each}" for each in data["not_recorded"])])  # fmt: skip
+    return "\n".join(
+        [
+            f"{whose}: run {data['run']}",
+            table(header, rows),
+            *base,
+            *(f"not recorded: {each}" for each in data["not_recorded"]),
+        ]
+    )
 
 
 @guarded("silo round")

@@ -65,10 +65,13 @@ def add_to(app: typer.Typer, program: str) -> None:
             )
         words = {True: "ok", False: "FAILED", None: "-"}
         emit(
-            name, {"checks": rows}, json_output=json_output, error=error,
+            name,
+            {"checks": rows},
+            json_output=json_output,
+            error=error,
             text=lambda: table(("", "check", "found"), ((words[each.ok], each.check, each.found) for each in found)),
             warnings=[f"{each.check}: {each.hint}" for each in found if each.ok is None and each.hint],
-        )  # fmt: skip
+        )
 
 
 def findings(program: str, config: Path | None) -> Iterator[Finding]:
@@ -129,9 +132,11 @@ def _installed(program: str) -> Iterator[Finding]:
         if program == "coordinator" and name != "textual":
             continue
         yield Finding(
-            name, (False if name in needed else None) if missing else True, found[name],
+            name,
+            (False if name in needed else None) if missing else True,
+            found[name],
             f"the {what} needs it: {how[name]}" if missing else "",
-        )  # fmt: skip
+        )
 
 
 def _names() -> str:
@@ -242,7 +247,9 @@ def _isolation() -> Finding:
     level = best_level()
     if level == "waived":
         return Finding(
-            "isolation of the trainer", None, "no sandbox holds here",
+            "isolation of the trainer",
+            None,
+            "no sandbox holds here",
             "run the trainer in a container, or allow user namespaces; a policy decides what it accepts",
-        )  # fmt: skip
+        )
     return Finding("isolation of the trainer", True, f"{level}, tried out")

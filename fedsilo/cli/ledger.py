@@ -104,8 +104,9 @@ def accept(
     if found is None:
         raise UsageError(
             f"the ledger of {site.silo} is the one that its log names, so nobody has to accept it",
-            hint=f"silo start --config {config}", code="NOTHING_TO_ACCEPT",
-        )  # fmt: skip
+            hint=f"silo start --config {config}",
+            code="NOTHING_TO_ACCEPT",
+        )
     rows = _shown(site, found)
     shown, hint = table(("", ""), rows), f"look at it with `silo check`; it is {found.digest}"
     confirm(found.digest, expect_digest, shown, hint=hint, json_output=json_output)
@@ -115,23 +116,32 @@ def accept(
     folder = site.identity.certificate.parent
     signed = sign_as(
         Operator(site.silo, folder / f"{operator}.crt", folder / f"{operator}.key", site.federation),
-        ledger_check.ACCEPT, found.arguments, expires=now + timedelta(hours=HOURS_UNKNOWN) - _CLOCKS_DIFFER,
-    )  # fmt: skip
+        ledger_check.ACCEPT,
+        found.arguments,
+        expires=now + timedelta(hours=HOURS_UNKNOWN) - _CLOCKS_DIFFER,
+    )
     path = ledger_check.write_approval(site, found, signed, people)
     given, warnings = ledger_check.approvals_of(site, found, people)
     lacking = ledger_check.PERSONS - len(given)
     data = {
-        "approval": str(path), "approvers": sorted(given), "needed": ledger_check.PERSONS, "digest": found.digest,
+        "approval": str(path),
+        "approvers": sorted(given),
+        "needed": ledger_check.PERSONS,
+        "digest": found.digest,
         **found.arguments,
-    }  # fmt: skip
+    }
     waits = HeldError(
         f"{lacking} more of {ledger_check.PERSONS} approvers has to sign before {site.silo} starts with this ledger",
         hint=f"silo ledger accept --config {config} --operator NAME --expect-digest {found.digest}",
     )
     emit(
-        "silo ledger accept", data, json_output=json_output, warnings=warnings, error=waits if lacking > 0 else None,
+        "silo ledger accept",
+        data,
+        json_output=json_output,
+        warnings=warnings,
+        error=waits if lacking > 0 else None,
         text=f"signed: {', '.join(sorted(given))}" + ("" if lacking > 0 else f"\nnext: silo start --config {config}"),
-    )  # fmt: skip
+    )
 
 
 def _shown(site: SiloConfig, found: Disagreement) -> list[tuple[str, str]]:

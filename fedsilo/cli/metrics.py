@@ -31,7 +31,7 @@ def metrics(
         bool, typer.Option("--figures", help="Also newest values of training, such as reward: private at a silo.")
     ] = False,
     json_output: JsonOption = False,
-) -> None:  # fmt: skip
+) -> None:
     """State of a silo or the coordinator as Prometheus metrics.
 
     Without --listen they are printed once, in the text format, as node_exporter's textfile collector takes it.
@@ -50,8 +50,9 @@ def metrics(
     once = metrics_page.Reading(daemon, figures=figures)
     data = [
         {"name": sample.name, "labels": sample.labels, "value": sample.value}
-        for family in once.collect() for sample in family.samples
-    ]  # fmt: skip
+        for family in once.collect()
+        for sample in family.samples
+    ]
     emit(COMMAND, data, json_output=json_output, text=lambda: generate_latest(once).decode().removesuffix("\n"))
 
 

@@ -142,9 +142,10 @@ def _of_coordinator(answers: Answers) -> Iterator[Metric]:
 
 def _figures(curves: Mapping[str, Any]) -> Iterator[Metric]:
     newest = GaugeMetricFamily(
-        "fedsilo_figure", "Newest value of a figure of training (docs/reference/figures.md).",
+        "fedsilo_figure",
+        "Newest value of a figure of training (docs/reference/figures.md).",
         labels=("run", "figure", "silo"),
-    )  # fmt: skip
+    )
     for each in curves.get("series", ()):
         if each["points"] and _is_number(value := each["points"][-1]["value"]):
             newest.add_metric(_labels(curves["run"], each["name"], each["silo"] or ""), value)
@@ -188,9 +189,7 @@ def _time(name: str, about: str, text: Any) -> Iterator[Metric]:
         yield _gauge(f"{name}_timestamp_seconds", about, at)
 
 
-def _table(
-    name: str, about: str, label: str, rows: Iterable[tuple[Any, float]], of: type[Metric] = _G
-) -> Metric:  # fmt: skip
+def _table(name: str, about: str, label: str, rows: Iterable[tuple[Any, float]], of: type[Metric] = _G) -> Metric:
     family: Any = of(f"fedsilo_{name}", about, labels=(label,))  # type: ignore[call-arg]
     for value, number in rows:
         family.add_metric(_labels(value), number)

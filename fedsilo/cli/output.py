@@ -154,12 +154,21 @@ def silence(stream: TextIO) -> None:
 # Command -> action of certs/roles.py, where they are not called the same. The daemons register them
 # (silo/guard/commands.py); a test compares.
 ACTIONS_OF_COMMANDS: Mapping[str, str] = {
-    "pause": "silo.pause", "resume": "silo.resume", "stop": "silo.stop", "leave": "silo.leave",
-    "policy.reload": "change.propose", "policy.propose": "change.propose", "policy.approve": "change.approve",
-    "audit.rescreen": "payload.read", "clock.accept": "halt.release",
-    "approvals.approve": "release.approve", "approvals.reject": "release.reject",
-    "approvals.release": "halt.release", "approvals.defer": "release.defer", "approvals.payload": "payload.read",
-}  # fmt: skip
+    "pause": "silo.pause",
+    "resume": "silo.resume",
+    "stop": "silo.stop",
+    "leave": "silo.leave",
+    "policy.reload": "change.propose",
+    "policy.propose": "change.propose",
+    "policy.approve": "change.approve",
+    "audit.rescreen": "payload.read",
+    "clock.accept": "halt.release",
+    "approvals.approve": "release.approve",
+    "approvals.reject": "release.reject",
+    "approvals.release": "halt.release",
+    "approvals.defer": "release.defer",
+    "approvals.payload": "payload.read",
+}
 SITE_CA, ROLES = "site_ca.crt", "roles.yaml"
 
 
@@ -176,9 +185,12 @@ def told_of(signing: Signing) -> dict[str, Any]:
 
     folder = signing.certificate.parent
     told: dict[str, Any] = {
-        "site": signing.site, "person": signing.certificate.stem, "roles": [], "name": signing.name,
+        "site": signing.site,
+        "person": signing.certificate.stem,
+        "roles": [],
+        "name": signing.name,
         "arguments": {key: value for key, value in signing.arguments.items() if key != "text"},
-    }  # fmt: skip
+    }
     if not (folder / SITE_CA).exists() or not (folder / ROLES).exists():
         return told
     ca, roles = load_site(folder / SITE_CA, folder / ROLES, site=signing.site)
@@ -264,9 +276,12 @@ def _offered(command: str) -> Iterator[tuple[str, str, Any, Any]]:
     """(flag, parameter, annotation, default) of each option that this command gets."""
     facts = facts_of(command)
     schema = typer.Option(
-        "--schema", is_eager=True, callback=_printing_schema(command), rich_help_panel=PANEL,
+        "--schema",
+        is_eager=True,
+        callback=_printing_schema(command),
+        rich_help_panel=PANEL,
         help="Print as JSON what this command takes and promises, and end.",
-    )  # fmt: skip
+    )
     yield "--schema", "common_schema", Annotated[bool, schema], False
     if facts.changes and facts.dry_run == "--dry-run":
         yield "--dry-run", "common_dry_run", _DRY_RUN, False
@@ -279,17 +294,21 @@ def _offered(command: str) -> Iterator[tuple[str, str, Any, Any]]:
 _DRY_RUN = Annotated[
     bool,
     typer.Option(
-        "--dry-run", rich_help_panel=PANEL,
+        "--dry-run",
+        rich_help_panel=PANEL,
         help="Read and check, and say what would be changed first; nothing is signed, sent or written.",
     ),
-]  # fmt: skip
+]
 _TIMEOUT = Annotated[
     float | None,
     typer.Option(
-        "--timeout", min=SECONDS_MIN, max=SECONDS_MAX, rich_help_panel=PANEL,
+        "--timeout",
+        min=SECONDS_MIN,
+        max=SECONDS_MAX,
+        rich_help_panel=PANEL,
         help="Seconds to wait for each answer, or for the end of a stream; then exit 3. Default: 30, no end.",
     ),
-]  # fmt: skip
+]
 _QUIET = Annotated[bool, typer.Option("--quiet", rich_help_panel=PANEL, help="No text but errors; the status tells.")]
 _NO_COLOR = Annotated[
     bool,

@@ -91,26 +91,38 @@ def propose(
     linted = _linted(site, before, policy.file, [new.parent, site.policy.parent], public or [])
     needed = before.approvals.policy_change if before else signed_files.PERSONS_UNKNOWN
     signed = sign_as(
-        _operator(site, operator), signed_files.PROPOSE,
+        _operator(site, operator),
+        signed_files.PROPOSE,
         policy_change.proposal_arguments(text, charter_text, last.digest, policy.digest, custom_text),
         expires=people.now + timedelta(hours=people.hours) - _CLOCKS_DIFFER,
-    )  # fmt: skip
+    )
     path, proposal = policy_change.write_proposal(
         site.policy.parent / signed_files.PROPOSALS, text, charter_text, signed, people, custom_text
     )
     data = {
-        "proposal": str(path), "id": proposal.id, "proposer": proposal.proposer, "before": proposal.before,
-        "after": proposal.after, "expires": _utc(proposal.expires), "needed": needed, "looser": looser,
-        "changes": [_row(change) for change in changes], "linted": linted,
-    }  # fmt: skip
+        "proposal": str(path),
+        "id": proposal.id,
+        "proposer": proposal.proposer,
+        "before": proposal.before,
+        "after": proposal.after,
+        "expires": _utc(proposal.expires),
+        "needed": needed,
+        "looser": looser,
+        "changes": [_row(change) for change in changes],
+        "linted": linted,
+    }
     emit(
-        "policy propose", data, json_output=json_output,
-        text=lambda: f"{_table(changes)}\n{_lint_lines(linted)}"
-        f"proposal {path} by {proposal.proposer}, until {_utc(proposal.expires)}\n"
-        f"after {proposal.after}\n"
-        f"next: {needed} of {', '.join(_others(people, proposal.proposer)) or 'nobody: no other approver'}: "
-        f"fedsilo policy activate {path} --config {config} --operator NAME",
-    )  # fmt: skip
+        "policy propose",
+        data,
+        json_output=json_output,
+        text=lambda: (
+            f"{_table(changes)}\n{_lint_lines(linted)}"
+            f"proposal {path} by {proposal.proposer}, until {_utc(proposal.expires)}\n"
+            f"after {proposal.after}\n"
+            f"next: {needed} of {', '.join(_others(people, proposal.proposer)) or 'nobody: no other approver'}: "
+            f"fedsilo policy activate {path} --config {config} --operator NAME"
+        ),
+    )
 
 
 @guarded("policy activate")
@@ -155,9 +167,12 @@ def activate(
     # The proposer is the one whom an approver must not have to trust: their lint may never have run (T12).
     linted = _linted(site, before, policy.file, [proposal.parent, site.policy.parent], public or [])
     confirm(
-        found.after, expect_digest, f"{_table(changes)}\n\nthe policy:",
-        hint="the proposer's `fedsilo policy propose` printed it as `after`", json_output=json_output,
-    )  # fmt: skip
+        found.after,
+        expect_digest,
+        f"{_table(changes)}\n\nthe policy:",
+        hint="the proposer's `fedsilo policy propose` printed it as `after`",
+        json_output=json_output,
+    )
     needed = before.approvals.policy_change if before else signed_files.PERSONS_UNKNOWN
     signed = sign_as(
         _operator(site, operator), signed_files.APPROVE, policy_change.approval_arguments(found), expires=found.expires
@@ -171,24 +186,35 @@ def activate(
     if complete and policy.charter is not None and site.charter_sha256 not in (None, policy.charter.digest):
         warnings.append(f"set charter_sha256 in {config} to {policy.charter.digest}, or the silo does not start")
     data = {
-        "proposal": str(proposal), "approval": str(given), "approvers": list(approvers), "needed": needed,
-        "in_place": complete, "after": found.after, "expires": _utc(found.expires),
-        "changes": [_row(change) for change in changes], "linted": linted,
-    }  # fmt: skip
+        "proposal": str(proposal),
+        "approval": str(given),
+        "approvers": list(approvers),
+        "needed": needed,
+        "in_place": complete,
+        "after": found.after,
+        "expires": _utc(found.expires),
+        "changes": [_row(change) for change in changes],
+        "linted": linted,
+    }
     waits = HeldError(
         f"{needed - len(approvers)} more of {needed} approvals are needed before {found.after[:12]} is put in place",
         hint=f"fedsilo policy activate {proposal} --config {config} --operator NAME",
     )
     emit(
-        "policy activate", data, json_output=json_output, warnings=warnings, error=None if complete else waits,
-        text=_lint_lines(linted) + f"{len(approvers)} of {needed} approvals: {', '.join(approvers)}"
+        "policy activate",
+        data,
+        json_output=json_output,
+        warnings=warnings,
+        error=None if complete else waits,
+        text=_lint_lines(linted)
+        + f"{len(approvers)} of {needed} approvals: {', '.join(approvers)}"
         + (
             f"\n{site.policy} is in place; it comes into force at the next start, before {_utc(found.expires)}: "
             f"silo stop, then silo start --config {config}"
             if complete
             else ""
         ),
-    )  # fmt: skip
+    )
 
 
 def _linted(
@@ -225,8 +251,9 @@ def _linted(
             raise NotFoundError(
                 f"public set {name} is not pinned by the policy in force, and no file with its SHA-256 {pin.sha256} is "
                 f"at {' or '.join(dict.fromkeys(map(str, places)))}, so nobody can look at it",
-                hint="--public FILE, the set that the federation agreed on", code="PUBLIC_SET_MISSING",
-            )  # fmt: skip
+                hint="--public FILE, the set that the federation agreed on",
+                code="PUBLIC_SET_MISSING",
+            )
         overlap = after.text_screens.overlap
         canaries = read_canaries(site.data.canaries) if site.data.canaries is not None else ()
         findings = lint_set(
@@ -238,8 +265,9 @@ def _linted(
             raise OperationError(
                 f"public set {name} ({file}): lint found {', '.join(codes)} in "
                 f"{len({finding.line for finding in findings})} lines; a set enters only where it finds nothing",
-                hint=f"fedsilo public lint {file} {private}", code="LINT_FINDINGS",
-            )  # fmt: skip
+                hint=f"fedsilo public lint {file} {private}",
+                code="LINT_FINDINGS",
+            )
         linted.append({"set": name, "file": str(file), "sha256": pin.sha256})
     return linted
 
@@ -421,11 +449,16 @@ def init(
             first_rounds=first_rounds,
             valid_days=valid_days,
             limits=given(
-                rounds=rounds, local_steps=local_steps, swap_period=swap_period, prompts_per_step=prompts_per_step,
-                samples_per_prompt=samples_per_prompt, max_new_tokens=max_new_tokens, learning_rate=learning_rate,
+                rounds=rounds,
+                local_steps=local_steps,
+                swap_period=swap_period,
+                prompts_per_step=prompts_per_step,
+                samples_per_prompt=samples_per_prompt,
+                max_new_tokens=max_new_tokens,
+                learning_rate=learning_rate,
             ),
         )
-    )  # fmt: skip
+    )
     _write(schema_path, made.schema_text)
     _write(out, made.policy_text.encode())
     digest = load_policy(made.policy_text.encode(), str(out)).digest
@@ -502,10 +535,13 @@ def check(file: _FileArgument, charter: _CharterOption = None, json_output: Json
             ]
         ),
         warnings=[
-            *standstill_warnings(policy, schema, time.time()), *text_warnings(policy), *record_warnings(policy),
-            *unused_screen_warnings(policy), *unseen,
+            *standstill_warnings(policy, schema, time.time()),
+            *text_warnings(policy),
+            *record_warnings(policy),
+            *unused_screen_warnings(policy),
+            *unseen,
         ],
-    )  # fmt: skip
+    )
 
 
 def _split_notice(policy: Any) -> list[str]:
@@ -583,9 +619,10 @@ def diff(
     error = None
     if fail_on and opened:
         error = OperationError(
-            f"not tighter: {', '.join(opened[:8])}{' ...' if len(opened) > 8 else ''}", code="LOOSER",
+            f"not tighter: {', '.join(opened[:8])}{' ...' if len(opened) > 8 else ''}",
+            code="LOOSER",
             hint="say why it has to be looser to whoever approves this policy",
-        )  # fmt: skip
+        )
     data = {"changes": rows, "tighter_or_equal": not opened}
     emit("policy diff", data, json_output=json_output, text=lambda: _diff_text(rows), error=error)
 
@@ -749,12 +786,14 @@ def _diff_text(rows: list[dict[str, Any]]) -> str:
 def _explain_text(data: dict[str, Any]) -> str:
     rows = [
         [
-            rule["outcome"], rule["rule"], f"{Path(rule['file']).name}:{rule['line']}",
+            rule["outcome"],
+            rule["rule"],
+            f"{Path(rule['file']).name}:{rule['line']}",
             *(_short(_dated(rule["rule"], rule[side])) for side in ("measured", "limit")),
         ]
         for rule in data["rules"]
         if rule["outcome"] != "n.a."
-    ]  # fmt: skip
+    ]
     silent = sum(rule["outcome"] == "n.a." for rule in data["rules"])
     verdict = f"record {data['seq']}: {data['kind']} was {data['recorded']}, this policy says {data['replayed']}"
     return "\n".join(

@@ -191,12 +191,15 @@ def _definitions(n: int) -> TextScreens:
     return TextScreens.model_validate(
         {
             "overlap": {
-                "unit": "word", "n": n, "max_matching_ngrams": 0, "background_set": None,
+                "unit": "word",
+                "n": n,
+                "max_matching_ngrams": 0,
+                "background_set": None,
                 "false_positive_rate": FALSE_POSITIVE_RATE,
             },
             "canary": {"max_edit_distance": 2, "decode": ["base64", "hex", "reversed"]},
         }
-    )  # fmt: skip
+    )
 
 
 # ---- `fedsilo public` ------------------------------------------------------------------------------------------------
@@ -253,6 +256,9 @@ def lint(
     shown = [(f"{file}:{row['line']}", row["code"], row["count"], MEANINGS[str(row["code"])]) for row in rows]
     left = f"\n... and {len(shown) - _SHOWN_MAX} more (--json has them all)" if len(shown) > _SHOWN_MAX else ""
     emit(
-        "public lint", data, json_output=json_output, error=error,
+        "public lint",
+        data,
+        json_output=json_output,
+        error=error,
         text=lambda: table(("where", "code", "count", "what"), shown[:_SHOWN_MAX]) + left if shown else "nothing found",
-    )  # fmt: skip
+    )

@@ -48,9 +48,11 @@ def init(
         raise ConflictError(f"{out} exists already", hint="give --force to replace it")
     write_durably(out, EXAMPLE.encode())
     emit(
-        "run init", {"run": str(out)}, json_output=json_output,
+        "run init",
+        {"run": str(out)},
+        json_output=json_output,
         text=f"wrote {out}\nnext: change it, then coordinator init --run {out} ...",
-    )  # fmt: skip
+    )
 
 
 @app.command()

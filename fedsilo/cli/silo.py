@@ -81,32 +81,44 @@ def list_(config: SiloOption = SILO_YAML, json_output: JsonOption = False) -> No
 @adapters_app.command()
 @guarded("silo adapters accept")
 def accept(
-    digest: DigestArgument, operator: OperatorOption, run: RunOption, config: SiloOption = SILO_YAML,
-    request_id: RequestOption = "", json_output: JsonOption = False,
-) -> None:  # fmt: skip
+    digest: DigestArgument,
+    operator: OperatorOption,
+    run: RunOption,
+    config: SiloOption = SILO_YAML,
+    request_id: RequestOption = "",
+    json_output: JsonOption = False,
+) -> None:
     """Train on the held adapter all the same, from the next round that begins with it or passes against it."""
     arguments = {"run": run, "digest": digest}
     data = command(load_site(config), operator, "adapter.accept", arguments, request_id)
     emit(
-        "silo adapters accept", data, json_output=json_output,
+        "silo adapters accept",
+        data,
+        json_output=json_output,
         text=f"accepted adapter {data['adapter'][:12]}: what comes next is compared with it{recorded(data)}",
-    )  # fmt: skip
+    )
 
 
 @adapters_app.command()
 @guarded("silo adapters refuse")
 def refuse(
-    digest: DigestArgument, operator: OperatorOption, run: RunOption, config: SiloOption = SILO_YAML,
-    request_id: RequestOption = "", json_output: JsonOption = False,
-) -> None:  # fmt: skip
+    digest: DigestArgument,
+    operator: OperatorOption,
+    run: RunOption,
+    config: SiloOption = SILO_YAML,
+    request_id: RequestOption = "",
+    json_output: JsonOption = False,
+) -> None:
     """Never train on the held adapter in this run."""
     arguments = {"run": run, "digest": digest}
     data = command(load_site(config), operator, "adapter.refuse", arguments, request_id)
     emit(
-        "silo adapters refuse", data, json_output=json_output,
+        "silo adapters refuse",
+        data,
+        json_output=json_output,
         text=f"refused adapter {data['adapter'][:12]}: rounds that begin with it go on without this silo"
         + recorded(data),
-    )  # fmt: skip
+    )
 
 
 def rollback(
@@ -115,8 +127,10 @@ def rollback(
     to: Annotated[
         str, typer.Option("--to", help="Digest of an accepted adapter, or its beginning. Default: the last one.")
     ] = "",
-    config: SiloOption = SILO_YAML, request_id: RequestOption = "", json_output: JsonOption = False,
-) -> None:  # fmt: skip
+    config: SiloOption = SILO_YAML,
+    request_id: RequestOption = "",
+    json_output: JsonOption = False,
+) -> None:
     """Go back to an accepted adapter, whose file is hashed first; what came after it is refused.
 
     The last accepted one where an adapter is held, else the one before it. What was sent meanwhile stays with the
@@ -126,9 +140,11 @@ def rollback(
     data = command(load_site(config), operator, "adapter.rollback", arguments, request_id)
     left = "; the open round goes on without this silo" if data["round_left"] else ""
     emit(
-        "silo rollback", data, json_output=json_output,
+        "silo rollback",
+        data,
+        json_output=json_output,
         text=f"back to adapter {data['adapter']}: what comes next is compared with it{left}{recorded(data)}",
-    )  # fmt: skip
+    )
 
 
 def add_to(silo: typer.Typer) -> None:
@@ -623,12 +639,17 @@ def init(
                 first_rounds=first_rounds,
                 silos_on_this_host=silos_on_this_host,
                 limits=given(
-                    rounds=rounds, local_steps=local_steps, swap_period=swap_period, prompts_per_step=prompts_per_step,
-                    samples_per_prompt=samples_per_prompt, max_new_tokens=max_new_tokens, learning_rate=learning_rate,
+                    rounds=rounds,
+                    local_steps=local_steps,
+                    swap_period=swap_period,
+                    prompts_per_step=prompts_per_step,
+                    samples_per_prompt=samples_per_prompt,
+                    max_new_tokens=max_new_tokens,
+                    learning_rate=learning_rate,
                 ),
             ),
             now_seconds=time.time(),
-        )  # fmt: skip
+        )
     warnings = written.pop("warnings")
     config = written["config"]
     keys = "" if (out / "id" / f"{name}.key").exists() else f"fedsilo certs request --token TOKEN --out {out / 'id'}; "
@@ -684,10 +705,12 @@ def join(config: SiloOption = SILO_YAML, json_output: JsonOption = False) -> Non
         "key_pinned": True,
     }
     emit(
-        "silo join", data, json_output=json_output,
+        "silo join",
+        data,
+        json_output=json_output,
         text=f"{data['address']} is {data['coordinator']}, certificate {fingerprint[:16]}, key as pinned; "
         f"`silo start` says hello",
-    )  # fmt: skip
+    )
 
 
 @app.command()
@@ -726,9 +749,13 @@ def check(
     lengths = None if look.preview is None else as_fields(look.preview, with_prompts=bool(shown))
     data = {"checks": results, "data": lengths}
     emit(
-        "silo check", data, json_output=json_output, warnings=look.warnings, error=error,
+        "silo check",
+        data,
+        json_output=json_output,
+        warnings=look.warnings,
+        error=error,
         text=lambda: table(("", "check", "found"), rows) + ("" if look.preview is None else prompts_text(look.preview)),
-    )  # fmt: skip
+    )
 
 
 @app.command()
@@ -758,11 +785,14 @@ def start(
 
     def ready(facts: Mapping[str, Any]) -> None:
         emit(
-            "silo start", dict(facts), json_output=json_output, warnings=[warning] if warning else [],
+            "silo start",
+            dict(facts),
+            json_output=json_output,
+            warnings=[warning] if warning else [],
             text=f"ready: {facts['silo']} of {facts['federation']}, trainer {facts['isolation']}, policy "
             f"{facts['policy']['name']} {facts['policy']['digest'][:12]}, control {facts['control_socket']}, private "
             f"{private_text(facts['private'])}",
-        )  # fmt: skip
+        )
 
     serve(loaded, ready=ready)
 
@@ -817,9 +847,11 @@ def logs(
 @app.command()
 @guarded("silo pause")
 def pause(
-    operator: OperatorOption, config: SiloOption = SILO_YAML, request_id: RequestOption = "",
+    operator: OperatorOption,
+    config: SiloOption = SILO_YAML,
+    request_id: RequestOption = "",
     json_output: JsonOption = False,
-) -> None:  # fmt: skip
+) -> None:
     """Finish the step at hand and begin no other until `silo resume`."""
     data = command(load_site(config), operator, "pause", {}, request_id)
     text = f"paused: the trainer begins no further step{recorded(data)}"
@@ -832,7 +864,9 @@ def pause(
 @app.command()
 @guarded("silo resume")
 def resume(
-    operator: OperatorOption, config: SiloOption = SILO_YAML, request_id: RequestOption = "",
+    operator: OperatorOption,
+    config: SiloOption = SILO_YAML,
+    request_id: RequestOption = "",
     accept_clock: Annotated[
         bool,
         typer.Option("--accept-clock", help="Go on after a clock that was wrong: it counts as it is now (approvers)."),
@@ -841,7 +875,7 @@ def resume(
         str, typer.Option("--expect-digest", help="Of the clock's halt, as you were shown it; with --accept-clock.")
     ] = "",
     json_output: JsonOption = False,
-) -> None:  # fmt: skip
+) -> None:
     """Go on after `silo pause`, or after a clock that was found wrong.
 
     Set the clock right before it is accepted: no later time that this site has seen is compared with after that.
@@ -879,8 +913,10 @@ def _clock_halt_shown(site: SiloConfig, *, json_output: bool) -> str:
 def leave(
     operator: OperatorOption,
     run: Annotated[str, typer.Option("--run", help="Name of the run, as `silo status` shows it.")],
-    config: SiloOption = SILO_YAML, request_id: RequestOption = "", json_output: JsonOption = False,
-) -> None:  # fmt: skip
+    config: SiloOption = SILO_YAML,
+    request_id: RequestOption = "",
+    json_output: JsonOption = False,
+) -> None:
     """Leave the open run for good, tell the coordinator, and stay in the federation. It cannot be undone.
 
     What is held or not sent yet never leaves; what was sent stays with the others. The next run asks anew.
@@ -893,25 +929,32 @@ def leave(
 @app.command("reload")
 @guarded("silo reload")
 def reload_(
-    operator: OperatorOption, config: SiloOption = SILO_YAML, request_id: RequestOption = "",
+    operator: OperatorOption,
+    config: SiloOption = SILO_YAML,
+    request_id: RequestOption = "",
     json_output: JsonOption = False,
-) -> None:  # fmt: skip
+) -> None:
     """Read policy and charter again and put them in force, if nothing in them is looser; else the old ones stay."""
     data = command(load_site(config), operator, "policy.reload", {}, request_id)
     fields = f": {', '.join(data['fields'])}" if data["fields"] else ""
     emit(
-        "silo reload", data, json_output=json_output,
+        "silo reload",
+        data,
+        json_output=json_output,
         text=f"policy {data['policy']} is in force, {data['change']}{fields}{recorded(data)}",
         warnings=[f"the silo ends: {data['ends']}"] if data["ends"] else [],
-    )  # fmt: skip
+    )
 
 
 @app.command()
 @guarded("silo stop")
 def stop(
-    operator: OperatorOption, config: SiloOption = SILO_YAML, request_id: RequestOption = "",
-    timeout: TimeoutOption = 30.0, json_output: JsonOption = False,
-) -> None:  # fmt: skip
+    operator: OperatorOption,
+    config: SiloOption = SILO_YAML,
+    request_id: RequestOption = "",
+    timeout: TimeoutOption = 30.0,
+    json_output: JsonOption = False,
+) -> None:
     """End guard and trainer, and wait for it. The open round goes on without this silo."""
     from fedsilo.demo.processes import wait_for_end
 
@@ -923,6 +966,9 @@ def stop(
     if seen:
         wait_for_end(lock, timeout)
     emit(
-        "silo stop", data, json_output=json_output, text=("stopped" if seen else "stopping") + recorded(data),
+        "silo stop",
+        data,
+        json_output=json_output,
+        text=("stopped" if seen else "stopping") + recorded(data),
         warnings=[] if seen else [f"{lock} is not yours to look at, so its end was not waited for"],
-    )  # fmt: skip
+    )

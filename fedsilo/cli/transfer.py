@@ -29,10 +29,12 @@ def add_to_coordinator(app: typer.Typer) -> None:
 
 @guarded("silo export-release")
 def export_release(
-    operator: daemons.OperatorOption, out: OutOption,
-    config: daemons.SiloOption = daemons.SILO_YAML, request_id: daemons.RequestOption = "",
+    operator: daemons.OperatorOption,
+    out: OutOption,
+    config: daemons.SiloOption = daemons.SILO_YAML,
+    request_id: daemons.RequestOption = "",
     json_output: JsonOption = False,
-) -> None:  # fmt: skip
+) -> None:
     """Write what this silo may say by now into a file for the coordinator. What has no answer yet is in it again."""
     site = daemons.load_site(config)
     data = daemons.command(site, operator, "transfer.export", {"path": str(out.absolute())}, request_id)
@@ -40,35 +42,49 @@ def export_release(
     if data["working"]:
         warnings.append("the trainer is still at work: what it comes to is not in it")
     emit(
-        "silo export-release", data, json_output=json_output, warnings=warnings,
-        text=lambda: f"{_messages(data)}\nwrote {data['file']}, {data['bytes']} bytes, SHA-256 {data['sha256']}"
-        f"{recorded(data)}\nnext: carry it to the coordinator's people: coordinator import-release {out.name}",
-    )  # fmt: skip
+        "silo export-release",
+        data,
+        json_output=json_output,
+        warnings=warnings,
+        text=lambda: (
+            f"{_messages(data)}\nwrote {data['file']}, {data['bytes']} bytes, SHA-256 {data['sha256']}"
+            f"{recorded(data)}\nnext: carry it to the coordinator's people: coordinator import-release {out.name}"
+        ),
+    )
 
 
 @guarded("silo import-plan")
 def import_plan(
-    file: FileArgument, operator: daemons.OperatorOption,
-    config: daemons.SiloOption = daemons.SILO_YAML, request_id: daemons.RequestOption = "",
+    file: FileArgument,
+    operator: daemons.OperatorOption,
+    config: daemons.SiloOption = daemons.SILO_YAML,
+    request_id: daemons.RequestOption = "",
     json_output: JsonOption = False,
-) -> None:  # fmt: skip
+) -> None:
     """Take the coordinator's file: answers, plans, rounds, adapters, each let in by the policy when it is its turn."""
     site = daemons.load_site(config)
     data = daemons.command(site, operator, "transfer.import", {"path": str(file.absolute())}, request_id)
     new = sum(not row["taken_before"] for row in data["messages"])
     emit(
-        "silo import-plan", data, json_output=json_output,
-        text=lambda: f"{_messages(data)}\ntook {data['file']}: {new} of {len(data['messages'])} messages are new"
-        f"{recorded(data)}\nnext: silo status; silo approvals list",
-    )  # fmt: skip
+        "silo import-plan",
+        data,
+        json_output=json_output,
+        text=lambda: (
+            f"{_messages(data)}\ntook {data['file']}: {new} of {len(data['messages'])} messages are new"
+            f"{recorded(data)}\nnext: silo status; silo approvals list"
+        ),
+    )
 
 
 @guarded("coordinator export-plan")
 def export_plan(
     silo: Annotated[str, typer.Option("--silo", help="For which one, from `coordinator silos list`.")],
-    operator: daemons.OperatorOption, out: OutOption, config: CoordinatorOption = COORDINATOR_YAML,
-    request_id: daemons.RequestOption = "", json_output: JsonOption = False,
-) -> None:  # fmt: skip
+    operator: daemons.OperatorOption,
+    out: OutOption,
+    config: CoordinatorOption = COORDINATOR_YAML,
+    request_id: daemons.RequestOption = "",
+    json_output: JsonOption = False,
+) -> None:
     """Write what waits for a silo into a file for it: answers, plans, rounds and the adapters that they name."""
     data = coordinator_command(
         config, operator, "transfer.export", {"silo": silo, "path": str(out.absolute())}, request_id
@@ -77,26 +93,38 @@ def export_plan(
     if not data["messages"]:
         warnings.append(f"nothing waits for {silo}, so no message is in the file; one that dials needs none")
     emit(
-        "coordinator export-plan", data, json_output=json_output, warnings=warnings,
-        text=lambda: f"{_messages(data)}\nwrote {data['file']}, {data['bytes']} bytes, SHA-256 {data['sha256']}"
-        f"{recorded(data)}\nnext: carry it to the people of {silo}: silo import-plan {out.name}",
-    )  # fmt: skip
+        "coordinator export-plan",
+        data,
+        json_output=json_output,
+        warnings=warnings,
+        text=lambda: (
+            f"{_messages(data)}\nwrote {data['file']}, {data['bytes']} bytes, SHA-256 {data['sha256']}"
+            f"{recorded(data)}\nnext: carry it to the people of {silo}: silo import-plan {out.name}"
+        ),
+    )
 
 
 @guarded("coordinator import-release")
 def import_release(
-    file: FileArgument, operator: daemons.OperatorOption, config: CoordinatorOption = COORDINATOR_YAML,
-    request_id: daemons.RequestOption = "", json_output: JsonOption = False,
-) -> None:  # fmt: skip
+    file: FileArgument,
+    operator: daemons.OperatorOption,
+    config: CoordinatorOption = COORDINATOR_YAML,
+    request_id: daemons.RequestOption = "",
+    json_output: JsonOption = False,
+) -> None:
     """Take a silo's file: each message is judged as one that came over a line. The answers are in its next file."""
     data = coordinator_command(config, operator, "transfer.import", {"path": str(file.absolute())}, request_id)
     refused = [row for row in data["messages"] if row["code"]]
     emit(
-        "coordinator import-release", data, json_output=json_output,
+        "coordinator import-release",
+        data,
+        json_output=json_output,
         warnings=[f"{row['kind']} of round {row['round']} is refused: {row['code']}" for row in refused],
-        text=lambda: f"{_messages(data)}\ntook {file} of {data['silo']}{recorded(data)}\n"
-        f"next: coordinator export-plan --silo {data['silo']}",
-    )  # fmt: skip
+        text=lambda: (
+            f"{_messages(data)}\ntook {file} of {data['silo']}{recorded(data)}\n"
+            f"next: coordinator export-plan --silo {data['silo']}"
+        ),
+    )
 
 
 def coordinator_command(config: Path, operator: str, name: str, arguments: Mapping[str, Any], request_id: str) -> Any:
@@ -114,10 +142,13 @@ def coordinator_command(config: Path, operator: str, name: str, arguments: Mappi
 def _messages(data: Mapping[str, Any]) -> str:
     rows = [
         (
-            row["kind"], row["run"] or "-", f"{row['round']}.{row['step']}", row["bytes"],
+            row["kind"],
+            row["run"] or "-",
+            f"{row['round']}.{row['step']}",
+            row["bytes"],
             " ".join(part for part in (row.get("answer", ""), row.get("code", "")) if part)
             or ("answer" if "answers" in row else "taken before" if row.get("taken_before") else ""),
         )
         for row in data["messages"]
-    ]  # fmt: skip
+    ]
     return table(("kind", "run", "round.step", "bytes", ""), rows) if rows else "nothing waits"
