@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import shutil
+import sys
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -26,6 +27,7 @@ settings.load_profile("fedsilo")
 
 MEMORY_FOLDER = Path("/dev/shm")  # noqa: S108  # a folder of ours is made in it, as in /tmp
 MEMORY_BYTES_MIN = 4 << 30
+COORDINATOR_PARTS = "tests.simulated.coordinator_parts"  # not loaded for tests that need none of it
 GARBAGE_THRESHOLD = 20_000  # new objects between two searches
 
 
@@ -91,3 +93,13 @@ def loop(tmp_path: Path) -> Iterator[Loop]:
 
     with closing(Loop(tmp_path / "a", setting.policy_of(setting.policy_text()))) as made:
         yield made
+
+
+@pytest.fixture(autouse=True)
+def _close_houses() -> Iterator[None]:
+    """Close the coordinators in memory that a test has made, and none of those that several tests share."""
+    before = set(getattr(sys.modules.get(COORDINATOR_PARTS), "OPEN_HOUSES", ()))
+    yield
+    houses = dict(getattr(sys.modules.get(COORDINATOR_PARTS), "OPEN_HOUSES", {}))
+    for key in houses.keys() - before:
+        houses[key].close()

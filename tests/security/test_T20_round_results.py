@@ -192,7 +192,6 @@ def test_T20_the_coordinator_signs_one_end_of_a_round_only(tmp_path: Path) -> No
         assert agreements.result(session, plan, 1, same) == body
         with pytest.raises(OperationError, match="ends in two ways"):
             agreements.result(session, plan, 1, pb.RoundResult(committed=True, adapter_digest=OTHER))
-    house.close()
 
 
 # ---- kills -----------------------------------------------------------------------------------------------

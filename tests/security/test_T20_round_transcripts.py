@@ -753,7 +753,6 @@ def test_T20_the_coordinator_names_every_policy_and_gives_all_signatures_with_th
     assert result.transcript_sha256 == shown.digest
     assert {row.silo: row.verdict for row in result.verdicts} == dict.fromkeys(SILOS, "accepted")
     assert house.run().state == "finished"
-    house.close()
 
 
 def test_T20_a_worthless_signature_is_not_kept_and_the_round_waits(tmp_path: Path) -> None:
@@ -771,7 +770,6 @@ def test_T20_a_worthless_signature_is_not_kept_and_the_round_waits(tmp_path: Pat
     last.countersignature = good
     until_quiet([last])
     assert heard(last, "round.agreed")
-    house.close()
 
 
 def test_T20_whoever_signs_late_gets_the_signatures_then(tmp_path: Path) -> None:
@@ -789,7 +787,6 @@ def test_T20_whoever_signs_late_gets_the_signatures_then(tmp_path: Path) -> None
     assert [row.silo for row in heard(late, "round.agreed")[0].countersignatures] == list(SILOS)
     first = house.rows(lambda session: session.get_one(db.Round, ("run-1", 1)))
     assert first.state == "committed" and late.name in first.participants
-    house.close()
 
 
 def test_T20_who_wants_more_signatures_gets_all_of_them_when_one_more_signs(tmp_path: Path) -> None:
@@ -804,7 +801,6 @@ def test_T20_who_wants_more_signatures_gets_all_of_them_when_one_more_signs(tmp_
     for silo in rest:
         brought = [[row.silo for row in body.countersignatures] for body in heard(silo, "round.agreed")]
         assert brought[:2] == [list(SILOS[:3]), list(SILOS)]
-    house.close()
 
 
 def test_T20_below_the_quorum_nobody_begins_however_late_it_is(tmp_path: Path) -> None:
@@ -817,11 +813,10 @@ def test_T20_below_the_quorum_nobody_begins_however_late_it_is(tmp_path: Path) -
     assert heard(silos[0], "round.agreed") == [] or len(heard(silos[0], "round.agreed")[0].countersignatures) == 3
     until_quiet(silos[:3])
     assert len(heard(silos[0], "round.agreed")[0].countersignatures) == 3
-    house.close()
 
 
 def test_T20_a_silo_that_says_no_is_not_waited_for(tmp_path: Path) -> None:
-    house, silos = started(tmp_path)
+    _, silos = started(tmp_path)
     *rest, last = silos
     for silo in rest:
         silo.poll()
@@ -831,7 +826,6 @@ def test_T20_a_silo_that_says_no_is_not_waited_for(tmp_path: Path) -> None:
     assert [row.silo for row in heard(rest[0], "round.agreed")[0].countersignatures] == list(SILOS[:3])
     verdicts = {row.silo: row.verdict for row in heard(rest[0], "round.result")[0].verdicts}
     assert verdicts == {**dict.fromkeys(SILOS[:3], "accepted"), last.name: "absent"}
-    house.close()
 
 
 def test_T20_T39_a_coordinator_that_is_killed_while_it_collects_goes_on(tmp_path: Path) -> None:
@@ -847,7 +841,6 @@ def test_T20_T39_a_coordinator_that_is_killed_while_it_collects_goes_on(tmp_path
     assert len(shown) == 1 and house.run().state == "finished"
     record = house.record()["rounds"][0]["transcript"]
     assert set(record["countersignatures"]) == set(SILOS)
-    house.close()
 
 
 def test_T20_T39_the_time_to_sign_begins_anew_after_a_kill(tmp_path: Path) -> None:
@@ -865,7 +858,6 @@ def test_T20_T39_the_time_to_sign_begins_anew_after_a_kill(tmp_path: Path) -> No
     house.advance(1.0)
     until_quiet(rest)
     assert len(heard(rest[0], "round.agreed")[0].countersignatures) == 3
-    house.close()
 
 
 def test_T20_both_logs_of_an_honest_run_say_the_same_of_each_round(tmp_path: Path) -> None:

@@ -114,7 +114,6 @@ def test_T24_a_stranger_with_a_certificate_of_the_federation_is_counted_as_well(
     house.driver.stop()  # what was counted is not lost
     for stranger in strangers:
         assert [each["messages"] for each in refusals(house, stranger)[1]] == [MANY - driver.REFUSALS_MAX]
-    house.close()
 
 
 def test_T24_refusals_now_and_then_are_all_recorded() -> None:
@@ -276,7 +275,6 @@ def test_T38_a_chain_that_nobody_countersigns_is_bounded(tmp_path: Path, monkeyp
         name: sorted(int(path.stem) for path in (house.folder / "audit" / FOLDER / name).iterdir()) for name in kept
     }
     assert files == {silo.name: [33, 34, *kept[silo.name]], other.name: kept[other.name]}
-    house.close()
 
 
 def test_T38_of_a_party_that_signs_any_number_of_histories_a_few_are_kept(tmp_path: Path) -> None:

@@ -77,7 +77,6 @@ def test_T50_values_within_every_limit_are_taken_whatever_they_spell(tmp_path: P
     honest = second.delta_payload(1)
     assert isinstance(second.say("lora.factors", honest, run="run-1", number=1), pb.Ack)
     assert uploads(house, second.name) == [codec.sha256_hex(honest)]
-    house.close()
 
 
 def test_T50_an_honest_update_after_all_of_it_counts(open_round: tuple[House, SimulatedSilo]) -> None:

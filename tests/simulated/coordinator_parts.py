@@ -97,6 +97,9 @@ class Clock:
         return self.seconds
 
 
+OPEN_HOUSES: dict[int, House] = {}
+
+
 @dataclass
 class House:
     """A coordinator over a folder; a second one over the same folder is the same coordinator after a restart."""
@@ -125,6 +128,7 @@ class House:
             clock=self.clock,
             reserve_bytes=0,
         )
+        OPEN_HOUSES[id(self)] = self
         outcome = Outcome(
             self.folder / "runs",
             self.blobs,
@@ -177,8 +181,10 @@ class House:
             raise
 
     def close(self) -> None:
-        self.audit.close()
-        self.store.close()
+        """Close log and database; at the latest the end of the test does."""
+        if OPEN_HOUSES.pop(id(self), None) is not None:
+            self.audit.close()
+            self.store.close()
 
     def submit(self, text: str = RUN_YAML) -> dict[str, Any]:
         return self.submissions.submit(text, source="run.yaml", person="alice")

@@ -32,7 +32,6 @@ def test_T11_a_coordinator_refuses_and_records_it(tmp_path: Path) -> None:
     assert (record["event"], record["decision"], record["kind"]) == ("ingress.decision", "deny", "lora.factors")
     assert record["facts"]["history"]["messages_in_round"] == FULL
     assert not any(each.changed for each in replay([record], house.policy))
-    house.close()
 
 
 def test_T11_a_gate_denies_and_records_it(bench: Bench) -> None:
@@ -61,4 +60,3 @@ def test_of_a_run_that_ended_no_counts_are_left_and_the_rates_are(tmp_path: Path
     silo.poll()
     assert not [key for key in book()["counts"] if key.startswith("run-1/")]
     assert book()["recent"]["content"] and book()["days"]
-    house.close()

@@ -118,7 +118,6 @@ def test_T11_T23_T29_an_upload_goes_on_at_its_offset_and_is_one_message(
     of_silo = select(db.Upload.digest).where(db.Upload.silo == silos[0].name, db.Upload.kind == "lora.factors")
     assert len(house.rows(lambda session: session.scalars(of_silo).all())) == 1
     assert list(house.blobs.arriving.iterdir()) == []
-    house.close()
 
 
 @pytest.fixture
@@ -198,7 +197,6 @@ def test_T29_T39_an_upload_that_nobody_judged_need_not_cross_again(
     assert isinstance(silo.deliver(envelope, payload), pb.Ack)
     assert silo.crossed == (len(payload) if state == "running" else 0)
     assert decisions(house, silo)[-1]["decision"] == "allow" and list(house.blobs.arriving.iterdir()) == []
-    house.close()
 
 
 @pytest.mark.parametrize("extra", [1, -1])

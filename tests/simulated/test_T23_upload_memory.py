@@ -64,4 +64,3 @@ def test_T23_an_upload_is_on_disk_and_not_in_memory(
     until_quiet(list(silos))
     assert house.run().state == "finished"  # so with the second upload's also the mean was made and kept
     assert len(peaks) == len(NAMES) and max(peaks) < HELD_BYTES_MAX
-    house.close()

@@ -46,9 +46,8 @@ def test_T24_a_hello_that_fits_into_no_transcript_is_refused_and_the_others_go_o
 
 @pytest.mark.parametrize("least", [2, 3, 4])
 def test_T24_a_hello_within_the_number_of_silos_is_taken(tmp_path: Path, least: int) -> None:
-    house, silos = federation(tmp_path)
+    _, silos = federation(tmp_path)
     assert isinstance(silos[0].join(min_updates=least), pb.Ack)
-    house.close()
 
 
 @pytest.mark.parametrize(("kept", "signed"), [("x", False), ("ab" * 32, True)])
@@ -69,7 +68,6 @@ def test_T24_a_transcript_that_nobody_could_read_is_not_signed(tmp_path: Path, k
             until_quiet(silos)
     assert house.driver.halted == ("" if signed else "TRANSCRIPT")
     assert bool(house.rows(lambda session: session.scalars(select(db.RoundTranscript)).all())) is signed
-    house.close()
 
 
 def test_T24_a_coordinator_that_cannot_read_its_own_transcript_halts_and_its_process_goes_on(tmp_path: Path) -> None:

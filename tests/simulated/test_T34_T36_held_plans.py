@@ -414,7 +414,6 @@ def test_T36_who_was_given_the_plan_and_is_too_late_for_the_run_is_told_how_it_e
         assert item is not None and (item[0].kind, item[0].run, item[1].outcome) == ("run.end", "run-1", "finished")
         assert slow.poll() is None
         assert house.run().state == "finished" and len(house.record()["rounds"][0]["participants"]) == 3
-    house.close()
 
 
 def test_who_was_never_given_the_plan_hears_nothing_of_the_run(tmp_path: Path) -> None:
@@ -426,7 +425,6 @@ def test_who_was_never_given_the_plan_hears_nothing_of_the_run(tmp_path: Path) -
     house.advance(60.0)
     until_quiet(silos)
     assert house.run().state == "finished" and absent.poll() is None
-    house.close()
 
 
 def test_a_restarted_coordinator_still_tells_who_was_too_late(tmp_path: Path) -> None:

@@ -129,7 +129,6 @@ def test_T38_a_coordinator_whose_log_is_lost_answers_nobody_more(
         answers.append(error.code)
     assert answers[0] in {"LOG_LOST", "HALTED"}
     assert house.driver.halted == "LOG_LOST"
-    house.close()
 
 
 def test_a_halt_says_what_ends_it(tmp_path: Path) -> None:

@@ -88,7 +88,6 @@ def test_T51_a_run_with_one_bad_silo_ends_with_the_adapter_of_its_plan(tmp_path:
     for name, values in master.items():
         # two rounds of sums of four numbers below 1, each rounded to float32
         np.testing.assert_allclose(adapter[f"base_model.model.{name}.weight"], values, rtol=0, atol=8 * 2.0**-24)
-    house.close()
 
 
 @pytest.mark.parametrize(
@@ -106,7 +105,6 @@ def test_T51_what_cannot_work_is_refused_with_its_line(tmp_path: Path, options: 
     with pytest.raises(FedSiloError, match=rf"run\.yaml:{AT_LINE}: {told}"):
         house.submit(TEXT + options)
     house.submit(TEXT + "aggregate: trimmed_mean\ntrim: 1\n")
-    house.close()
 
 
 def test_T51_a_quorum_of_two_is_too_few_for_a_median() -> None:

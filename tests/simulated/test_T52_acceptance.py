@@ -420,7 +420,6 @@ def test_T52_a_round_whose_adapter_too_many_hold_is_not_committed(tmp_path: Path
     assert next(row["state"] for row in again["silos"] if row["silo"] == silos[0].name) == "adapter held"
     kept = house.rows(lambda session: db.errors_of(session, "run-1"))
     assert kept == {silo.name: ["ADAPTER_HELD"] for silo in silos[:holding]}
-    house.close()
 
 
 def test_T52_a_check_says_when_every_adapter_would_be_held(tmp_path: Path) -> None:

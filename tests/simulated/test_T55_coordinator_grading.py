@@ -140,4 +140,3 @@ def test_T55_an_answer_that_is_not_graded_in_time_is_no_donor_and_refuses_nothin
     # the other one to that prompt keeps the number that its silo knows it by
     assert {place for row, origin, place, _ in given if (row, origin) == (first, "hospital_b")} <= {1}
     assert {0, 1} >= {place for row, origin, place, _ in given if row != first and origin == "hospital_b"} != set()
-    house.close()

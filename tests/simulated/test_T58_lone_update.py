@@ -66,7 +66,6 @@ def test_T58_plan_and_transcript_carry_the_largest_of_request_and_policies(
     assert house.driver.runs["run-1"].plan.quorum == quorum
     opened = next(body for _, body in silos[0].heard if isinstance(body, pb.RoundOpen))
     assert transcript_from_canonical(opened.transcript).min_updates == signed
-    house.close()
 
 
 @pytest.mark.parametrize(("given", "state"), [(2, "abandoned"), (3, "committed")])
@@ -81,7 +80,6 @@ def test_T58_a_round_with_fewer_updates_than_a_policy_asks_for_is_not_committed(
     until_quiet(silos)
     (row,) = house.record()["rounds"]
     assert row["state"] == state and len(row["participants"]) == (given if state == "committed" else 0)
-    house.close()
 
 
 @pytest.mark.parametrize(("given", "came_to"), [(2, ("failed", "MIN_UPDATES")), (3, ("finished", ""))])
@@ -104,7 +102,6 @@ def test_T58_a_policy_that_is_tightened_in_the_middle_of_a_run_counts_from_the_n
     assert [row["state"] for row in house.record()["rounds"]] == [
         "committed", "committed" if given == 3 else "abandoned",
     ]  # fmt: skip
-    house.close()
 
 
 def test_T58_a_run_of_fewer_silos_than_a_policy_asks_for_is_refused_when_it_is_submitted(tmp_path: Path) -> None:
@@ -116,19 +113,17 @@ def test_T58_a_run_of_fewer_silos_than_a_policy_asks_for_is_refused_when_it_is_s
     assert refused.value.code == "MIN_UPDATES"
     house.submit(RUN_YAML + "silos: [hospital_a, hospital_b, hospital_c]\n")
     assert house.driver.runs["run-1"].plan.quorum == 3
-    house.close()
 
 
 @pytest.mark.parametrize(("said", "joins"), [(0, False), (1, False), (2, True), (3, True)])
 def test_T58_a_hello_that_asks_for_one_update_or_none_among_several_silos_is_refused(
     tmp_path: Path, said: int, joins: bool
 ) -> None:
-    house, silos = federation(tmp_path)
+    _, silos = federation(tmp_path)
     answer = silos[0].join(min_updates=said)
     assert isinstance(answer, pb.Ack if joins else pb.Refusal)
     if not joins:
         assert (answer.field, answer.got) == ("min_updates", str(said))
-    house.close()
 
 
 # ---- at the silo ---------------------------------------------------------------------------------------------------

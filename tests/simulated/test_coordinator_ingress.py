@@ -67,7 +67,6 @@ def test_a_silo_that_differs_is_refused_at_join_with_both_values(tmp_path: Path,
     assert member.state == "refused" and code in member.refusal
     assert code_of(silo.join()) == "ok"
     assert house.rows(lambda session: session.get_one(db.Member, "hospital_a")).state == "joined"
-    house.close()
 
 
 @pytest.mark.parametrize(
@@ -80,10 +79,9 @@ def test_a_silo_that_differs_is_refused_at_join_with_both_values(tmp_path: Path,
 def test_another_load_or_protocol_is_refused(
     tmp_path: Path, changes: dict[str, Any], code: str, expected: str, got: str
 ) -> None:
-    house, (silo, *_) = federation(tmp_path)
+    _, (silo, *_) = federation(tmp_path)
     refusal = silo.join(**changes)
     assert (refusal.code, refusal.expected, refusal.got) == (code, expected, got)
-    house.close()
 
 
 def test_T28_only_listed_silos_are_heard(tmp_path: Path) -> None:
@@ -92,22 +90,20 @@ def test_T28_only_listed_silos_are_heard(tmp_path: Path) -> None:
     assert code_of(stranger.join()) == "NOT_A_MEMBER"
     elsewhere = SimulatedSilo(house, "hospital_a", federation="other-net")
     assert code_of(elsewhere.join()) == "NOT_A_MEMBER"
-    house.close()
 
 
 def test_T29_a_message_of_another_federation_or_sender_is_refused(tmp_path: Path) -> None:
-    house, (first, second, *_) = federation(tmp_path)
+    _, (first, second, *_) = federation(tmp_path)
     payload = codec.encode(pb.Heartbeat())
     for field, value in (("federation", "other-net"), ("sender", second.peer.spiffe_id)):
         envelope = first.envelope("control.heartbeat", payload)
         setattr(envelope, field, value)
         assert code_of(first.deliver(first.signed(envelope), payload)) == "SENDER_MISMATCH"
     assert code_of(first.say("control.heartbeat", pb.Heartbeat())) == "ok"
-    house.close()
 
 
 def test_T29_a_wrong_signature_or_payload_is_refused(tmp_path: Path) -> None:
-    house, (silo, *_) = federation(tmp_path)
+    _, (silo, *_) = federation(tmp_path)
     payload = codec.encode(pb.Progress())
     envelope = silo.envelope("control.progress", payload)
     envelope.round = 3
@@ -118,15 +114,13 @@ def test_T29_a_wrong_signature_or_payload_is_refused(tmp_path: Path) -> None:
     swapped = silo.envelope("control.progress", payload)
     assert code_of(silo.deliver(swapped, codec.encode(pb.Progress(round=1, step=2)))) == "DIGEST_MISMATCH"
     assert code_of(silo.say("control.progress", pb.Progress())) == "ok"
-    house.close()
 
 
 def test_T03_padding_and_unknown_kinds_are_refused(tmp_path: Path) -> None:
-    house, (silo, *_) = federation(tmp_path)
+    _, (silo, *_) = federation(tmp_path)
     padded = codec.encode(pb.Progress(round=1)) + b"\xfa\x7f\x03abc"
     assert code_of(silo.say("control.progress", padded)) == "UNKNOWN_FIELD"
     assert code_of(silo.say("control.gossip", pb.Heartbeat())) == "UNKNOWN_KIND"
-    house.close()
 
 
 @pytest.mark.parametrize(
@@ -154,7 +148,6 @@ def test_T24_a_nul_in_an_envelope_is_refused_and_on_record(tmp_path: Path, field
     # the counterparts: without it, in no run, and in a run of which nobody knows
     assert code_of(silo.say("control.heartbeat", pb.Heartbeat())) == "ok"
     assert code_of(silo.say("control.heartbeat", pb.Heartbeat(), run="run\x01")) == "NO_SUCH_RUN"
-    house.close()
 
 
 def test_T29_a_replayed_sequence_is_refused_also_after_a_restart(tmp_path: Path) -> None:
@@ -167,7 +160,6 @@ def test_T29_a_replayed_sequence_is_refused_also_after_a_restart(tmp_path: Path)
     silo.house = house = House(tmp_path, clock=house.clock)
     assert code_of(silo.deliver(*captured)) == "SEQUENCE_REPLAYED"
     assert code_of(silo.say("control.heartbeat", pb.Heartbeat())) == "ok"
-    house.close()
 
 
 def test_T29_a_retry_of_the_same_bytes_is_acknowledged_and_counted_once(tmp_path: Path) -> None:
@@ -183,11 +175,10 @@ def test_T29_a_retry_of_the_same_bytes_is_acknowledged_and_counted_once(tmp_path
         lambda session: session.scalars(select(db.Upload).where(db.Upload.kind == "lora.factors")).all()
     )
     assert [upload.digest for upload in uploads] == [codec.sha256_hex(payload)]
-    house.close()
 
 
 def test_T50_bad_factors_are_refused_by_the_same_rules_as_at_the_silo(tmp_path: Path) -> None:
-    house, (silo, *_) = in_open_round(tmp_path)
+    _, (silo, *_) = in_open_round(tmp_path)
     good = silo.delta(1)
     name = next(iter(good))
     wrong: list[dict[str, Any]] = [
@@ -201,14 +192,12 @@ def test_T50_bad_factors_are_refused_by_the_same_rules_as_at_the_silo(tmp_path: 
         reply = silo.say("lora.factors", silo.delta_payload(1, **changes), run="run-1", number=1)
         assert code_of(reply) == "INGRESS_DENIED", changes.keys()
     assert code_of(silo.say("lora.factors", silo.delta_payload(1), run="run-1", number=1)) == "ok"
-    house.close()
 
 
 def test_T23_more_bytes_than_the_schema_makes_are_refused_before_they_are_read(tmp_path: Path) -> None:
-    house, (silo, *_) = in_open_round(tmp_path)
+    _, (silo, *_) = in_open_round(tmp_path)
     extra = {**silo.delta(1), "zz": np.zeros(64, np.float32)}
     assert code_of(silo.say("lora.factors", silo.delta_payload(1, tensors=extra), run="run-1", number=1)) == "TOO_LARGE"
-    house.close()
 
 
 def test_T21_a_wrong_answer_never_becomes_a_donor(tmp_path: Path) -> None:
@@ -231,7 +220,6 @@ def test_T21_a_wrong_answer_never_becomes_a_donor(tmp_path: Path) -> None:
         for envelope, body in silo.heard:
             if envelope.kind == "public.donors":
                 assert all(donor.origin != "hospital_b" for row in body.prompts for donor in row.donors)
-    house.close()
 
 
 class CountingGrader(PlainGrader):
@@ -279,7 +267,6 @@ def test_T23_nothing_is_graded_that_fails_a_cheap_check(tmp_path: Path, monkeypa
 
     assert code_of(silo.say("public.responses", good, run="run-1", number=1, step=2)) == "ok"
     assert grader.batches == [answers]
-    house.close()
 
 
 def test_T29_a_replay_or_retry_of_public_answers_is_not_graded_again(
@@ -298,7 +285,6 @@ def test_T29_a_replay_or_retry_of_public_answers_is_not_graded_again(
     envelope.sequence += 1
     assert code_of(silo.deliver(silo.signed(envelope), other)) == "ok"
     assert len(grader.batches) == 2
-    house.close()
 
 
 def test_the_lock_is_free_while_answers_are_graded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -319,7 +305,6 @@ def test_the_lock_is_free_while_answers_are_graded(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(grader, "grade_many", grade)
     reply = silo.say("public.responses", silo.answers(asked_for(house)), run="run-1", number=1, step=2)
     assert code_of(reply) == "ok" and taken == [True]
-    house.close()
 
 
 def test_T28_a_silo_whose_last_hello_was_refused_contributes_nothing(tmp_path: Path) -> None:
@@ -337,7 +322,6 @@ def test_T28_a_silo_whose_last_hello_was_refused_contributes_nothing(tmp_path: P
         ("lora.factors", "deny", ["NOT_A_MEMBER"], False), ("control.hello", "allow", [], True),
         ("lora.factors", "allow", [], True),
     ]  # fmt: skip
-    house.close()
 
 
 def decisions(house: House, silo: str, *kinds: str) -> list[tuple[str, str, list[str], bool]]:
@@ -362,7 +346,6 @@ def test_T28_what_is_refused_though_the_rules_allow_it_is_not_on_record_as_let_i
         ("control.fetch", "deny", ["NOT_FOUND"], False), ("control.fetch", "allow", [], True),
         ("control.fetch", "deny", ["NOT_FOUND"], False),
     ]  # fmt: skip
-    house.close()
 
 
 def _with_a_wrong_one(body: pb.PublicResponses) -> pb.PublicResponses:
@@ -387,7 +370,6 @@ def test_T11_T28_an_error_that_nobody_thought_of_is_on_record_and_counted(
     assert decisions(house, "hospital_a", "control.fetch") == [*before, ("control.fetch", "allow", [], True)]
     assert house.rows(lambda session: db.counts_of(session, "hospital_a")) != counted
     assert not isinstance(silo.say("control.fetch", pb.Fetch(digest=house.run().base_digest)), pb.Refusal)
-    house.close()
 
 
 def test_an_upload_of_another_silo_cannot_be_fetched(tmp_path: Path) -> None:
@@ -397,18 +379,16 @@ def test_an_upload_of_another_silo_cannot_be_fetched(tmp_path: Path) -> None:
     assert code_of(second.say("control.fetch", pb.Fetch(digest=codec.sha256_hex(payload)))) == "NOT_FOUND"
     base = house.run().base_digest
     assert isinstance(second.say("control.fetch", pb.Fetch(digest=base)), bytes)
-    house.close()
 
 
 def test_an_item_stays_until_it_is_acknowledged(tmp_path: Path) -> None:
-    house, silos = joined(tmp_path)
+    _, silos = joined(tmp_path)
     silo = silos[0]
     first = silo.say("control.poll", pb.Poll())
     again = silo.say("control.poll", pb.Poll())
     assert isinstance(first, pb.RunPlan) and first == again
     newest = silo.heard[-1][0].sequence
     assert isinstance(silo.say("control.poll", pb.Poll(acknowledged_sequence=newest)), pb.Ack)
-    house.close()
 
 
 def test_T39_a_full_disk_halts_clearly_and_acknowledges_nothing(
@@ -430,7 +410,6 @@ def test_T39_a_full_disk_halts_clearly_and_acknowledges_nothing(
     # with space again, a fresh start takes the same upload: nothing of the first try was kept
     silo.house = house = House(tmp_path, clock=house.clock)
     assert code_of(silo.say("lora.factors", silo.delta_payload(1), run="run-1", number=1)) == "ok"
-    house.close()
 
 
 def test_T38_checkpoints_are_countersigned_both_ways_and_a_shortened_log_is_not(tmp_path: Path) -> None:
@@ -471,4 +450,3 @@ def test_T38_checkpoints_are_countersigned_both_ways_and_a_shortened_log_is_not(
         *[("control.checkpoint", "allow", [], True)] * 3,
         ("control.checkpoint", "deny", ["CHECKPOINT_INCONSISTENT"], False),
     ]
-    house.close()

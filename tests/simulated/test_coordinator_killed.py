@@ -164,7 +164,6 @@ def test_after_each_message_the_stored_events_give_the_life_in_memory(tmp_path: 
         silo.join()
     until_quiet(silos)
     assert house.run().state == "finished" and set(looked) == {"waiting", "running"}
-    house.close()
 
 
 def test_a_transaction_that_fails_leaves_the_run_in_memory_as_it_is_in_the_database(
@@ -190,7 +189,6 @@ def test_a_transaction_that_fails_leaves_the_run_in_memory_as_it_is_in_the_datab
     last.mute = set()
     until_quiet(silos)
     assert house.run().state == "finished"
-    house.close()
 
 
 def test_T29_numbers_of_a_transaction_that_failed_are_reserved_again_before_one_goes_out(
@@ -256,7 +254,6 @@ def test_T29_what_came_last_is_acknowledged_again_after_the_run_has_ended(tmp_pa
             other.house = house
     refusal = silo.say("lora.factors", silo.delta_payload(1), run="run-1", number=2)
     assert isinstance(refusal, pb.Refusal) and refusal.code == "NO_SUCH_RUN"
-    house.close()
 
 
 def test_T50_an_update_that_names_a_step_is_refused_and_halts_nobody(tmp_path: Path) -> None:
@@ -267,7 +264,6 @@ def test_T50_an_update_that_names_a_step_is_refused_and_halts_nobody(tmp_path: P
     house.advance(1000.0)
     first = house.rows(lambda session: session.get_one(db.Round, ("run-1", 1)))
     assert (first.state, first.participants) == ("committed", db.as_json(list(SILOS[:3]))) and not house.driver.halted
-    house.close()
 
 
 def test_a_run_that_is_aborted_leaves_no_round_open_and_no_deadline(tmp_path: Path) -> None:
@@ -284,4 +280,3 @@ def test_a_run_that_is_aborted_leaves_no_round_open_and_no_deadline(tmp_path: Pa
     ended = [item.run for item in house.rows(lambda session: session.scalars(select(db.OutboxItem)).all())]
     assert ended == ["run-1"] * len(SILOS), "run.end for each"
     assert house.submit(RUN_YAML.replace("run-1", "run-2"))["run"] == "run-2"  # the way is free
-    house.close()

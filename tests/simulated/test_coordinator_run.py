@@ -80,7 +80,6 @@ def test_a_run_from_submission_to_record(tmp_path: Path) -> None:
     assert set(adapter) == {f"base_model.model.{name}.weight" for name, _ in SCHEMA.tensors}
     for name, values in master.items():
         assert adapter[f"base_model.model.{name}.weight"].tobytes() == values.tobytes()
-    house.close()
 
 
 def test_T10_the_record_names_the_isolation_of_each_silo_and_a_change_of_it(tmp_path: Path) -> None:
@@ -103,7 +102,6 @@ def test_T10_the_record_names_the_isolation_of_each_silo_and_a_change_of_it(tmp_
     assert notes[-1] == {"name": "isolation", "step": 0, "silo": SILOS[0], "rung": "waived"}
     text = cli_run._record_text(record | {"folder": ""})
     assert "isolation of the trainers: hospital_a namespaces then waived, hospital_b user, " in text
-    house.close()
 
 
 def test_bytes_counted_from_the_log_equal_those_of_the_database(tmp_path: Path) -> None:
@@ -127,7 +125,6 @@ def test_bytes_counted_from_the_log_equal_those_of_the_database(tmp_path: Path) 
         assert counted[silo.peer.spiffe_id] == from_table
         size = len(silo.delta_payload(1))
         assert from_table["lora.factors"] == (2, 2 * size)
-    house.close()
 
 
 def test_a_silo_that_keeps_its_factors_back_is_left_out_at_the_deadline(tmp_path: Path) -> None:
@@ -156,7 +153,6 @@ def test_a_silo_that_keeps_its_factors_back_is_left_out_at_the_deadline(tmp_path
     adapter = load_file(tmp_path / "runs" / "run-1" / "adapter" / "adapter_model.safetensors")
     for name, values in master.items():
         assert adapter[f"base_model.model.{name}.weight"].tobytes() == values.tobytes()
-    house.close()
 
 
 def test_a_silo_that_is_slow_and_goes_on_is_waited_for(tmp_path: Path) -> None:
@@ -178,7 +174,6 @@ def test_a_silo_that_is_slow_and_goes_on_is_waited_for(tmp_path: Path) -> None:
     assert not isinstance(slow.say("lora.factors", slow.delta_payload(1), run="run-1", number=1), pb.Refusal)
     first = house.rows(lambda session: session.get_one(db.Round, ("run-1", 1)))
     assert (first.state, json.loads(first.participants)) == ("committed", list(SILOS))
-    house.close()
 
 
 def test_the_norm_of_a_round_s_adapter_is_known_and_not_read_again(
@@ -218,7 +213,6 @@ def test_declining_the_round_does_not_make_the_others_wait(tmp_path: Path) -> No
     assert isinstance(silos[3].say("control.declined", body, run="run-1", number=1), pb.Ack)
     first = house.rows(lambda session: session.get_one(db.Round, ("run-1", 1)))
     assert first.state == "committed" and "hospital_d" not in first.participants
-    house.close()
 
 
 def test_a_late_message_for_a_closed_round_is_refused_and_recorded(tmp_path: Path) -> None:
@@ -236,7 +230,6 @@ def test_a_late_message_for_a_closed_round_is_refused_and_recorded(tmp_path: Pat
     assert (refusal.code, refusal.expected, refusal.got) == ("ROUND_CLOSED", "2", "1")
     last = list(house.audit.records())[-1]
     assert (last["event"], last["kind"], last["decision"]) == ("ingress.decision", "lora.factors", "deny")
-    house.close()
 
 
 def test_below_the_quorum_the_round_is_abandoned_and_the_adapter_stays(tmp_path: Path) -> None:
@@ -251,7 +244,6 @@ def test_below_the_quorum_the_round_is_abandoned_and_the_adapter_stays(tmp_path:
     first = house.rows(lambda session: session.get_one(db.Round, ("run-1", 1)))
     assert first.state == "abandoned" and first.adapter_digest == ""
     assert house.run().adapter_digest == house.run().base_digest
-    house.close()
 
 
 def test_the_run_starts_without_an_absent_silo_once_the_join_deadline_has_passed(tmp_path: Path) -> None:
@@ -265,7 +257,6 @@ def test_the_run_starts_without_an_absent_silo_once_the_join_deadline_has_passed
     until_quiet(silos[:3])
     assert house.run().state == "finished"
     assert house.record()["plan"]["silos"] == list(SILOS[:3])
-    house.close()
 
 
 def test_without_the_quorum_the_run_fails_at_the_join_deadline(tmp_path: Path) -> None:
@@ -275,7 +266,6 @@ def test_without_the_quorum_the_run_fails_at_the_join_deadline(tmp_path: Path) -
     house.advance(60.0)
     assert (house.run().state, house.run().reason) == ("failed", "QUORUM_NOT_REACHED")
     assert house.record()["state"] == "failed"
-    house.close()
 
 
 def test_silos_that_accepted_are_told_that_the_run_failed_and_take_part_in_the_next_one(tmp_path: Path) -> None:
@@ -295,7 +285,6 @@ def test_silos_that_accepted_are_told_that_the_run_failed_and_take_part_in_the_n
         assert [(envelope.kind, envelope.run) for envelope, _ in silo.heard if envelope.kind == "run.end"] == [
             ("run.end", "run-1")
         ]
-    house.close()
 
 
 def test_one_silo_alone_gets_base_plus_delta_bit_for_bit(tmp_path: Path) -> None:
@@ -309,7 +298,6 @@ def test_one_silo_alone_gets_base_plus_delta_bit_for_bit(tmp_path: Path) -> None
     after = codec.decode_factors(alone[0].adapters[first.adapter_digest]).tensors
     for name, values in before.items():
         assert (values + alone[0].delta(1)[name]).tobytes() == after[name].tobytes()
-    house.close()
 
 
 def test_T39_a_disk_that_fails_while_a_round_is_committed_halts_and_the_run_goes_on_after_a_restart(
@@ -346,7 +334,6 @@ def test_T39_a_disk_that_fails_while_a_round_is_committed_halts_and_the_run_goes
     until_quiet(silos)
     first = house.rows(lambda session: session.get_one(db.Round, ("run-1", 1)))
     assert first.state == "committed" and len(early) == 3
-    house.close()
 
 
 def test_uploads_that_make_no_adapter_fail_the_run_and_the_old_adapter_stays(
@@ -365,7 +352,6 @@ def test_uploads_that_make_no_adapter_fail_the_run_and_the_old_adapter_stays(
     assert not house.driver.halted
     assert (house.run().state, house.run().reason) == ("failed", "AGGREGATE_REFUSED")
     assert house.run().adapter_digest == house.run().base_digest
-    house.close()
 
 
 def test_an_item_behind_a_paused_runs_is_acknowledged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -388,7 +374,6 @@ def test_an_item_behind_a_paused_runs_is_acknowledged(tmp_path: Path, monkeypatc
     assert isinstance(silo.say("control.poll", pb.Poll(acknowledged_sequence=newest)), pb.Ack)
     left = house.rows(lambda session: session.scalars(select(db.OutboxItem.id)).all())
     assert left == [first.id], "what was not delivered stays, what was is gone"
-    house.close()
 
 
 def test_what_was_in_a_lost_answer_stays_when_what_is_behind_it_is_acknowledged(
@@ -414,7 +399,6 @@ def test_what_was_in_a_lost_answer_stays_when_what_is_behind_it_is_acknowledged(
     assert silo.heard[-1][0].run == "run-1"
     newest = silo.heard[-1][0].sequence
     assert isinstance(silo.say("control.poll", pb.Poll(acknowledged_sequence=newest)), pb.Ack)
-    house.close()
 
 
 def test_a_restarted_coordinator_goes_on_where_it_stood(tmp_path: Path) -> None:
@@ -438,7 +422,6 @@ def test_a_restarted_coordinator_goes_on_where_it_stood(tmp_path: Path) -> None:
             break
     assert house.run().state == "finished"
     assert house.run().adapter_digest == undisturbed
-    house.close()
 
 
 def test_a_round_s_seconds_are_counted_over_a_restart(tmp_path: Path) -> None:
@@ -458,7 +441,6 @@ def test_a_round_s_seconds_are_counted_over_a_restart(tmp_path: Path) -> None:
     assert [row.state for row in rounds] == ["committed", "committed"]
     assert 75.0 <= rounds[0].seconds < 80.0 and rounds[1].seconds < 5.0
     assert rounds[0].seconds_until("2000-01-01T00:00:00Z") == 0.0, "a clock that went back"
-    house.close()
 
 
 def test_a_paused_run_delivers_nothing_and_lets_no_deadline_pass(tmp_path: Path) -> None:
@@ -477,7 +459,6 @@ def test_a_paused_run_delivers_nothing_and_lets_no_deadline_pass(tmp_path: Path)
         run.resume(session)
     house.advance(999.0)
     assert house.rows(lambda session: session.get_one(db.Round, ("run-1", 1)).state) == "open"
-    house.close()
 
 
 def test_aborting_tells_every_silo_that_was_given_the_plan(tmp_path: Path) -> None:
@@ -496,7 +477,6 @@ def test_aborting_tells_every_silo_that_was_given_the_plan(tmp_path: Path) -> No
     assert last.poll() is None  # it never heard of the run
     assert house.run().state == "aborted"
     assert house.rows(lambda session: session.scalars(select(db.Round)).all()) == []
-    house.close()
 
 
 @pytest.mark.parametrize(
@@ -519,7 +499,6 @@ def test_a_wrong_run_file_is_refused_by_name_and_line(tmp_path: Path, change: st
     with pytest.raises(ConflictError, match=r"'run-1' has not ended, and hospital_a, .* are in it") as caught:
         house.submit(RUN_YAML.replace("run-1", "run-2"))
     assert caught.value.code == "SILO_BUSY"
-    house.close()
 
 
 def test_a_misspelled_key_of_a_run_is_named_before_the_one_it_leaves_missing(tmp_path: Path) -> None:
@@ -530,7 +509,6 @@ def test_a_misspelled_key_of_a_run_is_named_before_the_one_it_leaves_missing(tmp
     assert caught.value.message == f"run.yaml:{line}: unknown key 'local_stepz' (did you mean 'local_steps'?)"
     assert "local_steps, " in caught.value.hint
     assert house.submit()["state"] == "waiting"
-    house.close()
 
 
 def test_T38_the_database_knows_the_log_up_to_the_last_record_of_what_no_message_brought(tmp_path: Path) -> None:
@@ -600,7 +578,6 @@ def test_a_refused_plan_names_each_silos_code_and_each_code_once(tmp_path: Path)
     text = cli_run._record_text(record | {"folder": ""}).splitlines()[0]
     refused = "hospital_a DECLINED, hospital_b DECLINED, hospital_c DECLINED"
     assert text == f"run run-1: failed QUORUM_NOT_REACHED ({refused})"
-    house.close()
 
 
 def test_T08_a_code_outside_the_closed_list_is_refused_and_kept_nowhere(tmp_path: Path) -> None:
@@ -609,7 +586,6 @@ def test_T08_a_code_outside_the_closed_list_is_refused_and_kept_nowhere(tmp_path
     refusal = silos[0].say("control.error", pb.ErrorReport(code="PATIENT_42"), run="run-1")
     assert isinstance(refusal, pb.Refusal)
     assert house.rows(lambda session: db.errors_of(session, "run-1")) == {}
-    house.close()
 
 
 def test_a_mean_of_fewer_silos_is_marked_and_traffic_says_whose_view_it_is(tmp_path: Path) -> None:
@@ -632,4 +608,3 @@ def test_a_mean_of_fewer_silos_is_marked_and_traffic_says_whose_view_it_is(tmp_p
     for part in (record["before"], *record["rounds"]):
         part["metrics"]["hospital_d"] = part["metrics"]["hospital_a"]
     assert "do not compare" not in cli_run._record_text(record | {"folder": ""})
-    house.close()

@@ -63,7 +63,6 @@ def test_a_run_with_a_frozen_ends_with_an_adapter_whose_a_is_the_seeds(tmp_path:
     assert adapter[f"base_model.model.{A}.weight"].tobytes() == drawn[A].tobytes()
     master = expected_master_of_b(silos, drawn[B])
     assert adapter[f"base_model.model.{B}.weight"].tobytes() == master.tobytes() and master.any()
-    house.close()
 
 
 def expected_master_of_b(silos: list[SimulatedSilo], start: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -93,7 +92,6 @@ def test_T06_the_coordinator_refuses_an_upload_with_a_and_the_run_goes_on_with_t
     assert all(row["participants"] == list(SILOS[1:]) for row in rounds)
     denied = [each["reasons"] for each in house.audit.records() if each.get("decision") == "deny"]
     assert denied == [["TOO_LARGE"]] * 2  # with A it is longer than any update, which is seen before a byte is read
-    house.close()
 
 
 def test_what_a_run_freezes_is_the_federations_and_not_the_submitters(tmp_path: Path) -> None:
@@ -104,7 +102,6 @@ def test_what_a_run_freezes_is_the_federations_and_not_the_submitters(tmp_path: 
     with pytest.raises(UsageError, match="seed"):
         house.submit(STRICT_YAML.replace("seed: 7", "seed: -1"))
     house.submit(f'{STRICT_YAML}lora: {{"freeze": "A"}}\n')
-    house.close()
 
 
 # ---- aggregation -------------------------------------------------------------------------------------

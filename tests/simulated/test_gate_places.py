@@ -114,7 +114,6 @@ def test_T09_the_coordinator_takes_no_evaluation_that_names_another_adapter(tmp_
     assert isinstance(silos[3].say("metrics.eval", body, run="run-1", number=0), pb.Refusal)
     body.adapter_digest = ""
     assert isinstance(silos[3].say("metrics.eval", body, run="run-1", number=0), pb.Ack)
-    house.close()
 
 
 def test_what_a_late_silo_says_of_an_earlier_round_is_taken_and_of_a_later_one_not(tmp_path: Path) -> None:
@@ -128,4 +127,3 @@ def test_what_a_late_silo_says_of_an_earlier_round_is_taken_and_of_a_later_one_n
     for number, answer in ((1, pb.Ack), (2, pb.Ack), (3, pb.Refusal)):
         said = silos[3].say("control.progress", pb.Progress(round=number, step=1), run="run-1", number=number, step=1)
         assert isinstance(said, answer), number
-    house.close()

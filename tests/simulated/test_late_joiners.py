@@ -86,7 +86,6 @@ def test_who_comes_late_is_in_the_next_round(tmp_path: Path, exchange: str, rest
     for name, tensor in decoded(house, last).items():
         # two float32 roundings of sums of this size
         np.testing.assert_allclose(tensor, expected[name], rtol=1e-5, atol=1e-8)
-    house.close()
 
 
 def decoded(house: House, digest: str) -> dict[str, Any]:
@@ -95,19 +94,18 @@ def decoded(house: House, digest: str) -> dict[str, Any]:
 
 
 def test_its_answers_are_asked_for_and_it_gets_donors(tmp_path: Path) -> None:
-    house, silos, late = begun_without(tmp_path)
+    _, silos, late = begun_without(tmp_path)
     late.live()
     gives(*silos)
     until_quiet([*silos, late])
     donors = {envelope.round for envelope, body in late.heard if isinstance(body, pb.PublicDonors)}
     opened = [envelope.round for envelope, body in late.heard if isinstance(body, pb.RoundOpen)]
     assert (donors, opened) == ({2}, [2])
-    house.close()
 
 
 @pytest.mark.parametrize("kind", [UPDATE, "public.responses"])
 def test_what_it_gives_to_the_open_round_is_refused_and_counts_nowhere(tmp_path: Path, kind: str) -> None:
-    house, silos, late = begun_without(tmp_path)
+    _, silos, late = begun_without(tmp_path)
     late.live()
     late.state = silos[0].state  # as one that knows what the round is about
     payload = late.delta_payload(1) if kind == UPDATE else codec.encode(late.answers(late.state.public[4]))
@@ -116,7 +114,6 @@ def test_what_it_gives_to_the_open_round_is_refused_and_counts_nowhere(tmp_path:
     assert isinstance(refused, pb.Refusal) and refused.code == "ROUND_CLOSED"
     if kind == UPDATE:  # the same from one that is in the round
         assert isinstance(silos[0].say(UPDATE, silos[0].delta_payload(1), run=RUN, number=1), pb.Ack)
-    house.close()
 
 
 def test_who_comes_in_the_last_round_hears_how_it_ended(tmp_path: Path) -> None:
@@ -127,7 +124,6 @@ def test_who_comes_in_the_last_round_hears_how_it_ended(tmp_path: Path) -> None:
     ((envelope, body),) = [(e, b) for e, b in late.heard if isinstance(b, pb.RunEnd)]
     assert (house.run().state, envelope.run, body.outcome) == ("finished", RUN, "finished")
     assert body.adapter_digest == house.run().adapter_digest
-    house.close()
 
 
 @pytest.mark.parametrize("given", [False, True])
@@ -149,7 +145,6 @@ def test_who_never_takes_the_plan_in_hears_how_the_run_ended_or_nothing(tmp_path
     item = late.poll()
     assert (item[1].outcome if item else None) == (end if given else None)
     assert late.poll() is None
-    house.close()
 
 
 def test_a_late_no_puts_it_out_is_noted_and_disturbs_nobody(tmp_path: Path) -> None:
@@ -164,7 +159,6 @@ def test_a_late_no_puts_it_out_is_noted_and_disturbs_nobody(tmp_path: Path) -> N
     gives(*silos)
     until_quiet(silos)
     assert house.run().state == "finished" and len(house.record()["rounds"][1]["participants"]) == 3
-    house.close()
 
 
 @pytest.mark.parametrize("came", [False, True])
@@ -180,7 +174,6 @@ def test_a_silo_that_came_takes_the_place_of_one_that_left(tmp_path: Path, came:
     assert (run.state, run.reason) == (("finished", "") if came else ("failed", "QUORUM_NOT_REACHED"))
     if came:
         assert [each["participants"] for each in house.record()["rounds"]] == [[], list(SILOS[1:])]
-    house.close()
 
 
 def test_where_all_of_a_round_leave_whoever_came_is_told_that_the_run_failed(tmp_path: Path) -> None:
@@ -191,7 +184,6 @@ def test_where_all_of_a_round_leave_whoever_came_is_told_that_the_run_failed(tmp
     assert (house.run().state, house.run().reason) == ("failed", "NO_ROUND_COMMITTED")
     heard = [(envelope.kind, getattr(body, "outcome", "")) for envelope, body in iter(late.poll, None)]
     assert heard[-1] == ("run.end", "failed"), heard
-    house.close()
 
 
 def test_one_that_may_still_come_is_busy_until_the_run_has_ended(tmp_path: Path) -> None:
@@ -203,4 +195,3 @@ def test_one_that_may_still_come_is_busy_until_the_run_has_ended(tmp_path: Path)
     gives(*silos)
     until_quiet(silos)
     assert house.submit(other)["run"] == "run-2"
-    house.close()

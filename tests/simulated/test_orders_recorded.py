@@ -122,7 +122,6 @@ def test_a_waiting_run_is_submitted_started_and_aborted_by_persons(tmp_path: Pat
     assert [each[1:3] for each in orders_in(house.audit.records())][2:] == [
         ("run.abort", "run-1"), ("run.submit", "run-2"), ("run.abort", "run-2"),
     ]  # fmt: skip
-    house.close()
 
 
 def test_refused_orders_change_and_record_nothing(running: tuple[House, Orders]) -> None:

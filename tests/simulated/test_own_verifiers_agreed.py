@@ -101,7 +101,6 @@ def test_the_hello_is_refused_at_join_and_what_was_told_is_kept(tmp_path: Path) 
     )  # fmt: skip
     member = house.rows(lambda session: session.get_one(db.Member, "hospital_a"))
     assert json.loads(member.hello)["own_verifiers_sha256"] == "9" * 64
-    house.close()
 
 
 def test_a_coordinator_has_the_agreed_digest_from_its_file_and_tells_what_its_charter_denies(tmp_path: Path) -> None:

@@ -45,23 +45,21 @@ def hello_of_version_1() -> Any:
     ids=["an older silo", "a newer one", "a range"],
 )
 def test_a_silo_of_another_version_is_refused_with_both_versions(tmp_path: Path, low: int, high: int, got: str) -> None:
-    house, (silo, *_) = federation(tmp_path)
+    _, (silo, *_) = federation(tmp_path)
     refusal = silo.join(protocol_min=low, protocol_max=high)
     assert (refusal.code, refusal.field) == ("PROTOCOL_RANGE", "protocol")
     assert (refusal.expected, refusal.got) == (str(PROTOCOL_VERSION), got)
     assert isinstance(silo.join(protocol_min=1, protocol_max=PROTOCOL_VERSION), pb.Ack)
-    house.close()
 
 
 def test_the_bytes_of_an_older_silo_are_refused_for_their_version(tmp_path: Path) -> None:
-    house, (silo, *_) = federation(tmp_path)
+    _, (silo, *_) = federation(tmp_path)
     older = hello_of_version_1()()
     for field, value in hello(protocol_min=1, protocol_max=1).ListFields():
         if field.number < 15:
             setattr(older, field.name, value)
     refusal = silo.say("control.hello", codec.encode(older))
     assert (refusal.code, refusal.got) == ("PROTOCOL_RANGE", "1")
-    house.close()
 
 
 def test_an_older_coordinator_reads_no_hello_of_today(loop: Loop) -> None:

@@ -85,4 +85,3 @@ def test_T38_the_coordinator_tells_the_number_of_its_record(tmp_path: Path) -> N
         assert record["peer"] == silo.peer.spiffe_id and record["sequence"] == silo.sequences[run]
         assert record["payload"]["sha256"] == codec.sha256_hex(codec.encode(body))
     assert list(house.audit.records())[-1]["seq"] == answer.record  # and nothing was recorded after it
-    house.close()

@@ -128,7 +128,6 @@ def test_a_round_is_committed_before_its_drift_is_worked_out_and_noted_once(tmp_
     assert house.driver.drift.note() is True
     assert list(drifts(house)) == [1] and len(drifts(house)[1]) == 1
     assert house.driver.drift.note() is False and len(drifts(house)[1]) == 1
-    house.close()
 
 
 def test_while_it_is_worked_out_a_message_is_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,7 +144,6 @@ def test_while_it_is_worked_out_a_message_is_answered(tmp_path: Path, monkeypatc
     monkeypatch.setattr("coordinator.aggregate.drift_note", slow)
     house.driver.drift.note()
     assert len(answered) == 1 and drifts(house) == {1: [{"silos": []}]}
-    house.close()
 
 
 @pytest.mark.parametrize("error", [OSError(5, "the disk"), ValueError("no payload")], ids=["disk", "payload"])
@@ -160,7 +158,6 @@ def test_a_payload_that_cannot_be_read_costs_the_note_and_no_more(
     monkeypatch.setattr("coordinator.aggregate.drift_note", unreadable)
     assert house.driver.drift.note() is True and house.driver.drift.note() is False
     assert drifts(house) == {} and not house.driver.halted
-    house.close()
 
 
 @pytest.mark.parametrize("noted_before", [False, True])
@@ -191,7 +188,6 @@ def test_a_run_that_ends_meanwhile_has_the_note_once(tmp_path: Path, monkeypatch
     house.driver.drift.note()
     assert [note["name"] for note in house.record()["rounds"][0]["notes"]].count(NAME) == 1
     assert {number: len(notes) for number, notes in drifts(house).items()} == {1: 1}
-    house.close()
 
 
 def test_the_thread_notes_what_is_committed_and_ends_with_the_coordinator(tmp_path: Path) -> None:
@@ -205,7 +201,6 @@ def test_the_thread_notes_what_is_committed_and_ends_with_the_coordinator(tmp_pa
     house.driver.stop()
     thread.join(10.0)
     assert not thread.is_alive() and list(drifts(house)) == [1]
-    house.close()
 
 
 def test_a_payload_that_cannot_be_read_costs_the_note_alone(tmp_path: Path) -> None:
@@ -214,7 +209,6 @@ def test_a_payload_that_cannot_be_read_costs_the_note_alone(tmp_path: Path) -> N
     Path(house.blobs.get(due.uploads[0]).path).unlink()
     assert house.driver.drift.note() is True and house.driver.drift.note() is False
     assert drifts(house) == {} and not house.driver.halted
-    house.close()
 
 
 def test_what_was_averaged_leaves_memory_when_its_drift_is_noted(
@@ -230,7 +224,6 @@ def test_what_was_averaged_leaves_memory_when_its_drift_is_noted(
     assert house.driver.drift.note() is True
     assert sorted(left) == sorted([due.base_digest, *due.uploads])
     assert all(house.blobs.get(digest).read_at(0, 8) for digest in left)
-    house.close()
 
 
 def test_whether_a_payload_has_a_tensor_is_known_without_reading_it() -> None:

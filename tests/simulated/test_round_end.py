@@ -142,7 +142,6 @@ def test_a_silo_that_dropped_out_donates_what_it_gave_and_no_more(tmp_path: Path
     steps = public_steps(trained["hospital_a"])
     assert "hospital_c" in origins(steps[2, 2]) + origins(steps[2, 4]), "given in the first round, with its update"
     assert set(origins(steps[3, 2]) + origins(steps[3, 4])) == {"hospital_b", "hospital_d"}
-    house.close()
 
 
 def test_answers_are_taken_to_the_next_rounds_prompts_and_to_no_others(tmp_path: Path) -> None:
@@ -172,7 +171,6 @@ def test_answers_are_taken_to_the_next_rounds_prompts_and_to_no_others(tmp_path:
     until_quiet(silos[1:])
     assert house.driver.runs["run-1"].life.open_round == 2
     assert not answered(2, public_batch(silo.plan, 2, 2)), "after the last round there is none to answer for"
-    house.close()
 
 
 @pytest.mark.parametrize("name", sorted(METHODS))
@@ -184,4 +182,3 @@ def test_only_balanced_exchanges_at_the_rounds_end(tmp_path: Path, name: str) ->
     else:
         with pytest.raises(FedSiloError, match=f"{name} has no exchange 'round_end'"):
             house.submit(text)
-    house.close()

@@ -191,7 +191,6 @@ def test_before_any_run_and_before_the_first_round(tmp_path: Path) -> None:
     assert (answer["round"], answer["state"], answer["rounds"]) == (0, "no round yet", [])
     assert [each["for"] for each in answer["deadlines"]] == ["join"]
     assert {row["plan"] for row in answer["silos"]} == {"not yet"}
-    house.close()
 
 
 # ---- curves at a coordinator -----------------------------------------------------------------------

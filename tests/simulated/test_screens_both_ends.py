@@ -130,7 +130,6 @@ def test_T21_the_coordinator_screens_with_its_own_charter_what_needs_no_private_
     house.close()
     house, silo = before_answers(tmp_path / "none", site.policy(["overlap", "canary"]), monkeypatch)
     assert isinstance(answer(house, silo, planted), pb.Ack)
-    house.close()
 
 
 def test_a_screen_that_fails_at_the_coordinator_denies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,4 +144,3 @@ def test_a_screen_that_fails_at_the_coordinator_denies(tmp_path: Path, monkeypat
     record = next(each for each in house.audit.records() if each.get("decision") == "deny")
     assert record["reasons"] == ["SCREEN_FAILED"]
     assert isinstance(answer(house, silo, "so it is "), pb.Ack)
-    house.close()

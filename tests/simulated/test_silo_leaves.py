@@ -96,7 +96,6 @@ def test_the_coordinator_waits_no_more_for_a_silo_that_left_and_keeps_what_it_ga
     assert (house.run().state, [each["participants"] for each in record["rounds"]]) == ("finished", [names, names])
     kept = house.rows(lambda session: list(session.scalars(select(db.Upload).where(db.Upload.silo == leaver.name))))
     assert {upload.kind for upload in kept} == {"public.responses", "metrics.eval"}
-    house.close()
 
 
 def test_a_run_that_too_few_stay_in_fails_at_once(tmp_path: Path) -> None:
@@ -111,7 +110,6 @@ def test_a_run_that_too_few_stay_in_fails_at_once(tmp_path: Path) -> None:
     assert (house.run().state, house.run().reason) == ("failed", "QUORUM_NOT_REACHED")
     kinds = [reply[0].kind for reply in iter(silos[3].poll, None)]
     assert kinds[-1] == "run.end", "who is left is told"
-    house.close()
 
 
 def test_a_run_that_another_version_went_on_with_and_this_one_ends_is_ended_when_it_is_taken_up(

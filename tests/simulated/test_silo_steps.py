@@ -95,7 +95,6 @@ def test_a_run_in_which_some_take_fewer_steps_ends_with_the_adapter_of_its_weigh
     for tensor, values in master.items():
         # two rounds of four sums of numbers below 1, each rounded to float32
         np.testing.assert_allclose(adapter[f"base_model.model.{tensor}.weight"], values, rtol=0, atol=8 * 2.0**-24)
-    house.close()
 
 
 def test_where_silos_wait_for_each_other_at_each_public_step_none_takes_fewer(tmp_path: Path) -> None:
@@ -124,7 +123,6 @@ def test_a_number_of_steps_that_cannot_be_is_named_with_its_line(tmp_path: Path,
     text = FEWER.replace("{hospital_a: 1, hospital_c: 2}", steps)
     with pytest.raises(FedSiloError, match=rf"run\.yaml:14: .*{told}"):
         house.submit(text)
-    house.close()
 
 
 def test_an_eighth_of_the_steps_is_the_fewest() -> None:

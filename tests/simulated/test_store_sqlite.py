@@ -66,4 +66,3 @@ def test_what_a_whole_run_writes_fits_the_width_of_its_columns(tmp_path: Path) -
                     widths[str(column)] = widest, column.type.length
     assert {name: each for name, each in widths.items() if each[0] > each[1]} == {}
     assert widths["rounds.base_digest"] == (64, 64)  # the counterpart: it is the rows that were measured
-    house.close()

@@ -69,7 +69,6 @@ def test_T11_counts_in_memory_are_those_of_the_database_after_a_failure(
     else:
         assert silo.name not in house.driver._books, "read again when it is asked for"
         assert json.loads(book_in_database(house, silo.name))["recent"]["control"] == before
-    house.close()
 
 
 def test_T11_T29_a_run_whose_end_was_undone_goes_on_with_its_counts(
@@ -95,7 +94,6 @@ def test_T11_T29_a_run_whose_end_was_undone_goes_on_with_its_counts(
         assert any(key.startswith("run-1/") for key in counts), silo.name
     forget()
     until_quiet(silos)
-    house.close()
 
 
 def test_a_database_that_fails_before_a_message_is_judged_leaves_no_record_that_it_was_let_in(
@@ -109,7 +107,6 @@ def test_a_database_that_fails_before_a_message_is_judged_leaves_no_record_that_
         with pytest.raises(OperationError, match="no space left"):
             silo.say("control.fetch", pb.Fetch(digest=house.run().base_digest))
     assert house.driver.halted and len(list(house.audit.records())) == records
-    house.close()
 
 
 def test_the_signed_record_of_a_run_has_the_message_that_ended_it(tmp_path: Path) -> None:
@@ -123,4 +120,3 @@ def test_the_signed_record_of_a_run_has_the_message_that_ended_it(tmp_path: Path
     counted = {(row["silo"], row["direction"], row["kind"]): (row["messages"], row["bytes"]) for row in kept}
     came = {key: value for key, value in counted.items() if key[1] == "in"}
     assert {key: value for key, value in told.items() if key[1] == "in"} == came and came
-    house.close()
