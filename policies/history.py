@@ -15,6 +15,7 @@ from collections.abc import Collection
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from fedsilo.protocol.kinds import KINDS
 from policies.message import Facts
 
 MINUTE_SECONDS = 60.0
@@ -36,11 +37,11 @@ class History:
     """Attributes:
     messages_in_round, messages_in_step: of the same kind, for the same run and round (and step).
     messages_in_match: of the same kind, for the match that the message names.
-    units_in_day: scores or answers in messages of this kind, on this UTC day; of public.responses, bytes of their text.
+    units_in_day: what the kind's row has added up over a day, on this UTC day: scores, answers, or bytes of text.
     messages_in_minute: in this message's bucket (polls, control, everything else) in the last 60 s.
     rounds_released: other rounds of this run in which a message of this kind was allowed. Counted here, since a
         round's number is the coordinator's choice.
-    responses, tokens, text_bytes: of public.responses in this run and round.
+    responses, tokens, text_bytes: of the kind that adds them up, in this run and round.
     round_bytes: payload bytes of this run and round, without control messages.
     day_bytes: payload bytes of all kinds on this UTC day.
     screen_hits_in_day: responses of this kind that screens found something in, on this UTC day; those of the message
@@ -155,14 +156,14 @@ class HistoryBook:
             self._add(f"{round_key}/bytes", size)
         if "match" in facts:
             self._add(_match_key(facts), 1)
-        if units := facts.get("units", facts["text_bytes"] if kind == "public.responses" else 0):
+        row = KINDS.get(kind)
+        if units := facts.get(row.per_day if row is not None else "units", 0):
             today = self.units.setdefault(_day(now), {})
             today[kind] = today.get(kind, 0) + units
             for old in sorted(self.units)[:-_DAYS_KEPT]:
                 del self.units[old]
-        for name in ("responses", "tokens", "text_bytes"):
-            if kind == "public.responses":
-                self._add(f"{round_key}/{name}", facts[name])
+        for name in row.per_round if row is not None else ():
+            self._add(f"{round_key}/{name}", facts[name])
         self.days[_day(now)] = self.days.get(_day(now), 0) + size
         for old in sorted(self.days)[:-_DAYS_KEPT]:
             del self.days[old]

@@ -91,11 +91,11 @@ class _Both(Order):
 class _Ladder(Order):
     """A closed list of words, the tightest first."""
 
-    def __init__(self, *rungs: str) -> None:
-        self._rungs = rungs
+    def __init__(self, *words: str) -> None:
+        self._words = words
 
     def meet(self, first: Any, second: Any) -> Any:
-        return min(first, second, key=self._rungs.index)
+        return min(first, second, key=self._words.index)
 
 
 class _Same(Order):
@@ -159,9 +159,9 @@ DEMANDED = Demanded()
 EARLIEST, LATEST = SMALLEST, LARGEST  # of times in ISO form
 
 
-def ladder(*rungs: str) -> Order:
-    """An order of words, the tightest first."""
-    return _Ladder(*rungs)
+def ladder(*words: str) -> Order:
+    """Return an order of words, the tightest first."""
+    return _Ladder(*words)
 
 
 def rhythm(first: tuple[int, int], second: tuple[int, int]) -> tuple[int, int]:

@@ -242,7 +242,7 @@ TextOnlyNames = Annotated[tuple[TextOnlyName, ...], lattice.UNION]
 HitsPerDay = Annotated[Integer | None, lattice.SMALLEST_STATED]
 
 
-def _is_none(value: Any) -> bool:
+def is_none(value: Any) -> bool:
     return value is None
 
 
@@ -257,7 +257,7 @@ class PiiBasic(Closed):
             description="name of a file in the policy's own folder that ends in `.patterns.yaml`, with a site's own "
             "patterns; its content is part of the policy and of its digest; or `null`",
             # a policy without own patterns is the same whether it says so or not, and so is its digest
-            exclude_if=_is_none,
+            exclude_if=is_none,
         ),
     ] = None
 

@@ -17,14 +17,8 @@ from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.codec import DTYPE_ITEM_BYTES, canonical_json, encode, sha256_hex
 from fedsilo.protocol.errors import UsageError
 from fedsilo.protocol.freezing import Freeze, freeze_named, is_frozen
+from fedsilo.protocol.kinds import KINDS
 
-_FACTORS_OF_KIND = {
-    "global.adapter": ("lora_A", "lora_B", "lora_R"),
-    "lora.factors": ("lora_A", "lora_B"),
-    "lora.factor_a": ("lora_A",),
-    "lora.factor_b": ("lora_B",),
-    "lora.core_r": ("lora_R",),
-}
 _KEYS = frozenset({"base_model_sha256", "rank", "alpha", "dtype", "targets", "freeze", "tensors"})
 
 
@@ -51,7 +45,7 @@ class LoraSchema:
 
     def shapes_of(self, kind: str) -> dict[str, tuple[int, ...]]:
         """What a message of a tensor kind holds, exactly; nothing for a kind that carries no factors."""
-        factors = _FACTORS_OF_KIND.get(kind, ())
+        factors = KINDS[kind].factors if kind in KINDS else ()
         return {name: shape for name, shape in self.tensors if name.rpartition(".")[2] in factors}
 
     @cached_property

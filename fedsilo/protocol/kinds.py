@@ -34,10 +34,13 @@ class Kind:
         sent, taken: whether a silo sends it, and whether it takes it in.
         place: where in a run it belongs; empty: outside runs, or nowhere in particular.
         tensors: a difference to the adapter that all silos share, such an adapter, or a whole intervention.
+        factors: which factors of a LoRA schema its tensors are.
         text: whether it carries text that a model or a person wrote, which text screens read.
         asked_by: the kind that the coordinator must be able to send for this one to be of any use.
         held: whether a policy may say that people approve it first.
         units: what `max_per_day` of its block counts.
+        per_day: the fact that is added up over a day.
+        per_round: facts that are added up over a round.
         file: its module in `policies/kinds`; by default named as the kind.
     """
 
@@ -48,10 +51,13 @@ class Kind:
     taken: bool = False
     place: Place = ""
     tensors: Tensors = ""
+    factors: tuple[str, ...] = ()
     text: bool = False
     asked_by: str = ""
     held: bool = False
     units: str = ""
+    per_day: str = "units"
+    per_round: tuple[str, ...] = ()
     file: str = ""
 
     @property
@@ -68,9 +74,11 @@ class Kind:
         return self.name.startswith("control.")
 
 
-def _update(name: str, words: str) -> Kind:
+def _update(name: str, words: str, *factors: str) -> Kind:
     """Row of an adapter update: what a round's training changed, as differences to what the round started from."""
-    return Kind(name, pb.Factors, words, sent=True, place="round", tensors="update", held=True, file="adapters")
+    return Kind(
+        name, pb.Factors, words, sent=True, place="round", tensors="update", factors=factors, held=True, file="adapters"
+    )
 
 
 def _control(name: str, message: type[Message], words: str, *, sent: bool = True, taken: bool = False) -> Kind:
@@ -79,16 +87,17 @@ def _control(name: str, message: type[Message], words: str, *, sent: bool = True
 
 # fmt: off
 _SENT = (
-    _update("lora.factors", "what a round of training changed in the adapter: weights of a model"),
-    _update("lora.factor_a", "what a round changed in one half (A) of the adapter's weights"),
-    _update("lora.factor_b", "what a round changed in one half (B) of the adapter's weights"),
-    _update("lora.core_r", "what a round changed in the small inner matrix (R) of the adapter's weights"),
+    _update("lora.factors", "what a round of training changed in the adapter: weights of a model", "lora_A", "lora_B"),
+    _update("lora.factor_a", "what a round changed in one half (A) of the adapter's weights", "lora_A"),
+    _update("lora.factor_b", "what a round changed in one half (B) of the adapter's weights", "lora_B"),
+    _update("lora.core_r", "what a round changed in the small inner matrix (R) of the adapter's weights", "lora_R"),
     Kind("public.responses", pb.PublicResponses, "answers that the site's model wrote to public prompts",
-         sent=True, place="open step", text=True, held=True),
+         sent=True, place="open step", text=True, held=True, per_day="text_bytes",
+         per_round=("responses", "tokens", "text_bytes")),
     Kind("metrics.eval", pb.MetricsEval, "scores of the model on the held-out set, on a grid that the policy declares",
          sent=True, place="past round or base"),
 )
-# Kinds of the methods beside PubSwap. A new one is added at the end.
+# Kinds of the methods beside PubSwap.
 FURTHER = (
     Kind("reft.intervention", pb.Factors, "a site's own learnt interventions: weights of a model",
          sent=True, place="round", tensors="intervention", asked_by="reft.aggregate", held=True, file="interventions"),
@@ -114,6 +123,9 @@ FURTHER = (
     Kind("knowledge.package", pb.KnowledgePackage, "answers to a public set, with confidences, for another site",
          sent=True, taken=True, place="round", text=True, held=True),
 )
+# Kinds that came after policies were signed. A policy that names none of them keeps its digest.
+# A new one is added here.
+NEWER: tuple[Kind, ...] = ()
 # What the coordinator says in every run, and what it hands on.
 _TAKEN = (
     Kind("run.plan", pb.RunPlan, "the coordinator proposes a run: method, sizes, who takes part",
@@ -122,7 +134,7 @@ _TAKEN = (
          "the coordinator opens a round: its public prompts, and what all sign before they train",
          taken=True, place="run", file="rounds"),
     Kind("global.adapter", pb.Factors, "the federation's adapter, from which a round starts",
-         taken=True, tensors="adapter", file="adapters"),
+         taken=True, tensors="adapter", factors=("lora_A", "lora_B", "lora_R"), file="adapters"),
     Kind("public.donors", pb.PublicDonors, "answers to public prompts by other sites' models",
          taken=True, place="open step", text=True),
     Kind("round.agreed", pb.RoundAgreed, "all signatures under the round's transcript: training may begin",
@@ -149,7 +161,7 @@ _CONTROL = (
 )
 # fmt: on
 
-KINDS = {kind.name: kind for kind in (*_SENT, *FURTHER, *_TAKEN, *_CONTROL)}
+KINDS = {kind.name: kind for kind in (*_SENT, *FURTHER, *NEWER, *_TAKEN, *_CONTROL)}
 MESSAGES = {name: kind.message for name, kind in KINDS.items()}
 OUTBOUND_KINDS = {name: kind.message for name, kind in KINDS.items() if kind.sent}
 INBOUND_KINDS = {name: kind.message for name, kind in KINDS.items() if kind.taken}

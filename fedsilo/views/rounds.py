@@ -13,7 +13,7 @@ from typing import Any
 
 from fedsilo.views.columns import Column, Row, choose_columns
 from fedsilo.views.lines import Glyphs, Line, Part, Shown, bytes_text, digest_text, duration_text, flow, line, pad, wrap
-from fedsilo.views.rule_words import walls_text
+from fedsilo.views.rule_words import isolation_text
 from fedsilo.views.state import mapping, number, text_of, whole
 
 QUERY = "round"
@@ -428,7 +428,7 @@ def silo_text(row: Row, answer: Mapping[str, Any], before: Mapping[str, Any] | N
         facts += [
             ("joined", f"{text_of(row.get('joined'))} {text_of(row.get('joined_at'))}".strip()),
             ("plan", f"{text_of(row.get('plan'))}; when: {at}"), ("seen", text_of(row.get("last_seen")) or "-"),
-            ("walls", walls_text(text_of(row.get("isolation")))), ("code", text_of(row.get("code")) or "-"),
+            ("walls", isolation_text(text_of(row.get("isolation")))), ("code", text_of(row.get("code")) or "-"),
             ("policy", text_of(row.get("policy")) or "-"),
             ("came in", f"{whole(row.get('received_messages'))} messages, {whole(row.get('received_bytes')):,} bytes"),
             ("update", (f"L2 {number(row.get('update_norm')):.4g}  {text_of(row.get('update_digest'))}"

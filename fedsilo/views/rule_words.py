@@ -1,5 +1,5 @@
 """Codes in words for a person: of a policy rule what it asks, what was measured, and the limit with the way it binds;
-a reason for a no; a trainer's walls.
+a reason for a no; a trainer's isolation.
 
 A rule's own name stays in the log, the policy's messages and every command's JSON; here stands what it means. One that
 is not named here is shown with its name, its measured value and its limit as the daemon gave them. Pure.
@@ -68,9 +68,10 @@ def reason_text(code: str) -> str:
     return f"{code} ({REJECT_CODES[code]})" if code in REJECT_CODES else code
 
 
-def walls_text(rung: str) -> str:
-    """A trainer's isolation; what its waiving means is said with it."""
-    return "waived: nothing keeps its trainer from its machine's files and network" if rung == "waived" else rung or "-"
+def isolation_text(level: str) -> str:
+    """Return a trainer's isolation level; what its waiving means is said with it."""
+    waived = "waived: nothing keeps its trainer from its machine's files and network"
+    return waived if level == "waived" else level or "-"
 
 
 def binds_from_below(name: str, limit: str) -> bool:

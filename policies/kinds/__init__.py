@@ -16,7 +16,7 @@ from pydantic import Field, create_model
 
 from fedsilo.protocol import kinds as registry
 from policies.kind import FieldClass, FieldTable, PolicyKind, faults
-from policies.model import GONE, Gone, PolicyFile, Side
+from policies.model import GONE, Gone, PolicyFile, Side, is_none
 
 
 def _modules() -> Iterator[ModuleType]:
@@ -40,14 +40,16 @@ def _side(name: str, rows: Iterable[registry.Kind], doc: str | None) -> type[Sid
         block = KINDS[row.name].sent if name == "Egress" else KINDS[row.name].taken
         if block is not None:
             key = _key(row)
-            fields.setdefault(key.replace(".", "_"), (block | None, Field(None, alias=key)))
+            unsaid = is_none if row in registry.NEWER else None
+            fields.setdefault(key.replace(".", "_"), (block | None, Field(None, alias=key, exclude_if=unsaid)))
         for key in (key for key, behind in GONE.items() if name == "Egress" and behind == row.name):
             fields[key.replace(".", "_")] = (Gone, Field(None, alias=key))
     return create_model(name, __base__=Side, __doc__=doc, **fields)
 
 
 # In the order in which two policies are compared: kinds of the further methods come first.
-_ROWS = sorted(registry.KINDS.values(), key=lambda row: row not in registry.FURTHER)
+_FURTHER = (*registry.FURTHER, *registry.NEWER)
+_ROWS = sorted(registry.KINDS.values(), key=lambda row: row not in _FURTHER)
 Egress = _side("Egress", _ROWS, "A kind that is absent is denied.")
 Ingress = _side("Ingress", _ROWS, None)
 POLICY_FILE: type[PolicyFile] = create_model(
@@ -67,7 +69,7 @@ def policy_file(content: Any) -> PolicyFile:
 def _figures_order(kind: PolicyKind) -> tuple[bool, bool, str]:
     """PubSwap's kinds before the others; of the former the tensors come first, of the latter last."""
     row = registry.KINDS[kind.name]
-    further = row in registry.FURTHER
+    further = row in _FURTHER
     return further, bool(row.tensors) is further, kind.name if row.tensors == "update" else ""
 
 

@@ -98,8 +98,8 @@ def test_what_waived_walls_mean_is_said_where_they_are_waived() -> None:
         snapshot = live(silo(trainer={"isolation": isolation}))
         text = " ".join(to_text(silos_lines(snapshot, 100.0, 80, UNICODE)).split())
         assert (" ".join(WAIVED.split()) in text) is told and f"trainer walls {isolation}" in text
-    assert "waived: nothing keeps its trainer" in rule_words.walls_text("waived")
-    assert rule_words.walls_text("user") == "user" and rule_words.walls_text("") == "-"
+    assert "waived: nothing keeps its trainer" in rule_words.isolation_text("waived")
+    assert rule_words.isolation_text("user") == "user" and rule_words.isolation_text("") == "-"
 
 
 def test_a_release_lists_its_rules_in_these_words() -> None:

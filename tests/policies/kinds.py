@@ -19,7 +19,7 @@ from fedsilo.protocol.method import Method
 from fedsilo.protocol.methods import METHODS
 from fedsilo.protocol.place import Place
 from policies.engine import Context, Decision, History, Message, decide, measure
-from policies.examples import CANARIES, CORPUS, screened
+from policies.examples import CANARIES, CORPUS, Site, example, screened
 from policies.message import Asked
 from policies.model import Policy
 from policies.render import RULESETS
@@ -290,7 +290,13 @@ def good(kind: str, ruleset: str, *, inbound: bool = False) -> Case:
         "reward.ask": reward_ask,
         "match.directive": directive,
     }
-    return cases[kind]()
+    return cases[kind]() if kind in cases else from_example(kind, ruleset)
+
+
+def from_example(kind: str, ruleset: str) -> Case:
+    """The example of the kind's own file, in the run of these tests."""
+    message, known = example(kind, Site(policy_named(ruleset), SCHEMAS.get(ruleset, SCHEMA)))
+    return Case(with_changes(message, run=PLAN.run), {"asked": known.asked, "usable_records": known.usable_records})
 
 
 FURTHER_INBOUND = tuple(sorted(row.name for row in FURTHER_ROWS if row.taken))

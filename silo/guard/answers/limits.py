@@ -19,7 +19,7 @@ from typing import Any
 
 from fedsilo.audit.index import HOLD_ENDS, LogIndex
 from fedsilo.control.server import QueryArguments
-from fedsilo.protocol.kinds import KINDS
+from fedsilo.protocol.kinds import KINDS, of_place
 from policies.capacity import NOT_COUNTED, capacities
 from policies.history import MINUTE_SECONDS, HistoryBook
 from policies.model import UNLIMITED, Policy, PolicyFile
@@ -30,7 +30,7 @@ from silo.guard.ledger import Ledger
 RELEASES_SHOWN = 50
 ROUND_ROWS, ROUND_ROWS_MAX = 250, 2_000  # messages looked at to find the last complete round, at a time and in all
 ROUNDS_BESIDE = 4
-FIGURES = ("metrics.eval",)  # content, and no round's worth of it
+FIGURES = of_place("past round or base")  # content, and no round's worth of it
 _GB = 10**9
 ALL, CONTENT, CONTROL, POLL = "all", "content", "control.*", "control.poll"
 
