@@ -285,9 +285,17 @@ class RunView:
         if self.plan is not None and self.plan.exchange == "round_end":
             pool = frozenset(transcript_from_canonical(body.transcript).pool)
         return replace(
-            self, round=round_number, base_digest=base, base_l2=None, steps=steps, open_step=0, training=None,
-            agreeing=True, pool=pool, told_adapter=self.told_adapter or base,
-        )  # fmt: skip
+            self,
+            round=round_number,
+            base_digest=base,
+            base_l2=None,
+            steps=steps,
+            open_step=0,
+            training=None,
+            agreeing=True,
+            pool=pool,
+            told_adapter=self.told_adapter or base,
+        )
 
     def settled(self) -> RunView:
         """The open round waits for no signature any more: it is agreed on, or over."""
@@ -615,9 +623,12 @@ class Judge:
     def release_halt(self, kind: str, persons: list[str]) -> None:
         """The kind may leave again: recorded first, so that no release is without the names behind it."""
         self.record(
-            "release", kind=kind, reasons=["SCREEN_HALT"], detail={"persons": persons},
+            "release",
+            kind=kind,
+            reasons=["SCREEN_HALT"],
+            detail={"persons": persons},
             policy={"effective": self.policy.digest},
-        )  # fmt: skip
+        )
         self.book.release_halt(kind, self.now())
         self._keep_book()
 
@@ -800,9 +811,14 @@ class Outcomes:
             with self._judge.halting():
                 self._ledger.drop_payloads([kept])
         self._judge.record(
-            "egress.decision", kind=facts["kind"], decision="deny", reasons=[error.code], direction="egress",
-            peer=self._coordinator_id, payload=dict(digests),
-        )  # fmt: skip
+            "egress.decision",
+            kind=facts["kind"],
+            decision="deny",
+            reasons=[error.code],
+            direction="egress",
+            peer=self._coordinator_id,
+            payload=dict(digests),
+        )
         return Denied(overruled(decision, error.code, type(error).__name__), facts)
 
     def record(
@@ -855,9 +871,12 @@ class Outcomes:
     def drop(self, item: OutboxItem, reasons: Sequence[str]) -> None:
         """What the outbox kept is never sent; recorded first."""
         self._judge.record(
-            "egress.indeterminate", **item.place._asdict(), reasons=list(reasons),
-            link={"decision": item.decision_seq}, direction="egress",
-        )  # fmt: skip
+            "egress.indeterminate",
+            **item.place._asdict(),
+            reasons=list(reasons),
+            link={"decision": item.decision_seq},
+            direction="egress",
+        )
         with self._judge.halting():
             self._ledger.settle_outbox(item.id, "dropped")
 
@@ -982,9 +1001,11 @@ def release_fields(
     if facts:
         detail["facts"] = facts
     return {
-        **release.place._asdict(), "detail": detail,
-        "payload": release.recorded, **orders_of(order or {}),
-    }  # fmt: skip
+        **release.place._asdict(),
+        "detail": detail,
+        "payload": release.recorded,
+        **orders_of(order or {}),
+    }
 
 
 def orders_of(*orders: Mapping[str, str]) -> dict[str, Any]:

@@ -138,9 +138,15 @@ class Gate:
         self._clock = clock
         self._screens = screens or Screens()
         self._judge = Judge(
-            policy=policy, ledger=ledger, audit=audit, site=site, site_key=site_key, clock=clock, screens=self._screens,
+            policy=policy,
+            ledger=ledger,
+            audit=audit,
+            site=site,
+            site_key=site_key,
+            clock=clock,
+            screens=self._screens,
             code_sha256=code_sha256,
-        )  # fmt: skip
+        )
         self._outcomes = Outcomes(self._judge, ledger, site.coordinator_id)
         self._ingress = Ingress(self._judge, ledger, federation=federation, coordinator_key=coordinator_key)
         self._windows = PollWindows(self._judge.record, "egress")
@@ -172,9 +178,10 @@ class Gate:
         if not isinstance(offered, Allowed):
             reasons = offered.decision.reasons
             raise DeniedError(
-                f"this site's policy does not let {place.kind} out", hint=offered.decision.explain()[:500],
+                f"this site's policy does not let {place.kind} out",
+                hint=offered.decision.explain()[:500],
                 code=reasons[0] if len(reasons) == 1 else "DENIED",
-            )  # fmt: skip
+            )
         return self.transmit(offered, wait_seconds=wait_seconds, into=into).reply
 
     def offer(
@@ -689,9 +696,12 @@ class Ingress:
         judge = self._judge
         try:
             check_answer(
-                envelope, payload, federation=self._federation, coordinator_id=judge.site.coordinator_id,
+                envelope,
+                payload,
+                federation=self._federation,
+                coordinator_id=judge.site.coordinator_id,
                 key=self._coordinator_key,
-            )  # fmt: skip
+            )
             body, tensors = parsed(envelope.kind, payload, INBOUND_KINDS)
             with judge.halting():
                 self._ledger.accept_sequence("", envelope.sequence, carried=carried)
@@ -805,6 +815,11 @@ class Ingress:
         """An answer that was not believed far enough to be measured, or whose measures no record takes."""
         kind = kind if kind in INBOUND_KINDS else "unknown"
         self._judge.record(
-            "ingress.decision", kind=kind, decision="deny", reasons=[str(code)], direction="ingress",
-            peer=self._judge.site.coordinator_id, payload=self._judge.digests("", payload),
-        )  # fmt: skip
+            "ingress.decision",
+            kind=kind,
+            decision="deny",
+            reasons=[str(code)],
+            direction="ingress",
+            peer=self._judge.site.coordinator_id,
+            payload=self._judge.digests("", payload),
+        )

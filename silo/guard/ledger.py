@@ -663,11 +663,22 @@ class Ledger:
             database.execute(
                 "INSERT INTO releases VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)",
                 (
-                    release.id, *release.place, release.digest, release.policy_digest, release.payload_bytes,
-                    json.dumps(release.recorded), json.dumps(release.facts), json.dumps(release.rules), release.persons,
-                    release.requested_at, release.expires_at, release.expiry_outcome, release.state, release.revision,
+                    release.id,
+                    *release.place,
+                    release.digest,
+                    release.policy_digest,
+                    release.payload_bytes,
+                    json.dumps(release.recorded),
+                    json.dumps(release.facts),
+                    json.dumps(release.rules),
+                    release.persons,
+                    release.requested_at,
+                    release.expires_at,
+                    release.expiry_outcome,
+                    release.state,
+                    release.revision,
                 ),
-            )  # fmt: skip
+            )
 
     def release(self, release_id: str) -> Release:
         """Raises NotFoundError."""
