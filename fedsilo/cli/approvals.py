@@ -395,10 +395,10 @@ def approvals_show(
     """Every fact a person needs before answering, or of a release that is over, who answered; never the content."""
     with source_of(load_site(config), offline=offline) as (source, told):
         data = source.query("approval", {"release": release})
-    emit("silo approvals show", data, json_output=json_output, text=lambda: _release_text(data), warnings=told)
+    emit("silo approvals show", data, json_output=json_output, text=lambda: release_text(data), warnings=told)
 
 
-def _release_text(data: Mapping[str, Any], *, columns: int | None = None) -> str:
+def release_text(data: Mapping[str, Any], *, columns: int | None = None) -> str:
     """Every fact, one rule a line; within `columns`, when they are given, the rules that are ok share lines."""
     policy = data["policy"]
     if "leaves" not in data:  # of a state folder whose policy is of another version
@@ -550,7 +550,7 @@ def approve(
             )
         group = _held_of_round(loaded, release)
     read = [
-        _shown(loaded, name, expect_digest, expect_policy, facts=expect_shown, acknowledged=ack_finding)
+        digests_shown(loaded, name, expect_digest, expect_policy, facts=expect_shown, acknowledged=ack_finding)
         for name in group
     ]  # all of them, before the first is answered
     answers = []
@@ -621,7 +621,7 @@ def reject(
         raise UsageError(f"a note has at most {NOTE_CHARACTERS_MAX} characters, this one has {len(text)}")
     loaded = load_site(config)
     why = {"reason_code": reason_code, "reason": note_text(text)}
-    arguments = _shown(loaded, release, expect_digest, expect_policy) | why
+    arguments = digests_shown(loaded, release, expect_digest, expect_policy) | why
     data = command(loaded, operator, "approvals.reject", arguments, request_id)
     emit("silo approvals reject", data, json_output=json_output, text=f"{data['release']}: rejected{recorded(data)}")
 
@@ -644,7 +644,7 @@ def defer(
     """Put an answer off, for yourself only. It stops no clock: what expires is refused."""
     seconds = _until(minutes, until, request_id)
     loaded = load_site(config)
-    arguments = _shown(loaded, release, expect_digest, expect_policy) | {"until_seconds": seconds}
+    arguments = digests_shown(loaded, release, expect_digest, expect_policy) | {"until_seconds": seconds}
     data = command(loaded, operator, "approvals.defer", arguments, request_id)
     emit(
         "silo approvals defer",
@@ -688,7 +688,7 @@ def release(
     """Let a kind leave again that its text screens halted, or this silo go on after two transcripts of one round
     (round.open). Look first at what was found: fedsilo audit tail."""
     loaded = load_site(config)
-    digest = _halt_shown(loaded, kind, expect_digest)
+    digest = halt_shown(loaded, kind, expect_digest)
     data = command(loaded, operator, "approvals.release", {"kind": kind, "digest": digest}, request_id)
     state = "may leave again" if data["released"] else "still halted"
     emit(
@@ -699,7 +699,7 @@ def release(
     )
 
 
-def _halt_shown(config: SiloConfig, kind: str, expected: str = "") -> str:
+def halt_shown(config: SiloConfig, kind: str, expected: str = "") -> str:
     """The digest of a halt that a person was shown. Raises NotFoundError: there is none; else as `confirm` does."""
     if expected:  # the daemon compares it
         return expected.removeprefix("sha256:")
@@ -713,7 +713,7 @@ def _halt_shown(config: SiloConfig, kind: str, expected: str = "") -> str:
     return digest
 
 
-def _shown(
+def digests_shown(
     config: SiloConfig,
     release: str,
     digest: str,
@@ -741,7 +741,7 @@ def _shown(
     needed = "--expect-digest, --expect-policy and --expect-shown" if is_yes else "--expect-digest and --expect-policy"
     require_terminal(needed, f"silo approvals show {release} --json names them")
     columns = max(_COLUMNS_MIN, min(shutil.get_terminal_size().columns, _COLUMNS_MAX)) - 1
-    typer.echo(_release_text(data, columns=columns))
+    typer.echo(release_text(data, columns=columns))
     read: dict[str, Any] = {}
     if acknowledged is not None:
         read = {"acknowledged": _read(data.get("noticed", []), acknowledged, columns), "shown": data.get("shown", "")}

@@ -295,7 +295,7 @@ def report(
 
     if out.exists():
         raise ConflictError(f"{out} exists already")
-    signer = _signer(sign) if sign else None
+    signer = signer_of_site(sign) if sign else None
     policies = {path: read_effective(existing_policy(path), charter, kept=True) for path in policy or ()}
     folders = [existing_log(log) for log in logs]
     collection = _collection(config) if config else ("", "")
@@ -380,7 +380,7 @@ def _collection(config: Path) -> tuple[str, str]:
     return f"spiffe://{read.federation}/silo/{read.silo}", read.data.collection
 
 
-def _signer(config: Path) -> Identity:
+def signer_of_site(config: Path) -> Identity:
     """The site's identity with its keys, which only its own user may read. Raises NotAllowedError, NotFoundError."""
     from silo.config import load_config
     from silo.guard.site import site_identity

@@ -49,7 +49,17 @@ from fedsilo.cli.options import (
     given,
     size_text,
 )
-from fedsilo.cli.output import JsonOption, PersonOption, TimeoutOption, emit, guarded, recorded, table, takes_version
+from fedsilo.cli.output import (
+    JsonOption,
+    PersonOption,
+    TimeoutOption,
+    emit,
+    guarded,
+    recorded,
+    table,
+    takes_version,
+    write_err,
+)
 from fedsilo.protocol.errors import NotFoundError, UsageError
 from fedsilo.protocol.text import harmless
 
@@ -220,11 +230,7 @@ def benefit(
     from silo.config import load_config
     from silo.report.measure import report_benefit
 
-    def say(line: str) -> None:
-        sys.stderr.write(f"{harmless(line, lines=True)}\n")
-        sys.stderr.flush()
-
-    found = report_benefit(load_config(config), run=run, samples=samples, say=say)
+    found = report_benefit(load_config(config), run=run, samples=samples, say=_say)
     emit("silo report benefit", found, json_output=json_output, text=lambda: benefit_text(found))
 
 
@@ -242,12 +248,12 @@ def case_mix(
     from silo.config import load_config
     from silo.report.case_mix import report_case_mix
 
-    def say(line: str) -> None:
-        sys.stderr.write(f"{harmless(line, lines=True)}\n")
-        sys.stderr.flush()
-
-    found = report_case_mix(load_config(config), run=run, samples=samples, say=say)
+    found = report_case_mix(load_config(config), run=run, samples=samples, say=_say)
     emit("silo report case-mix", found, json_output=json_output, text=lambda: case_mix_text(found))
+
+
+def _say(line: str) -> None:
+    write_err(f"{harmless(line, lines=True)}\n")
 
 
 def case_mix_text(found: Mapping[str, Any]) -> str:
@@ -409,37 +415,17 @@ def _phase_text(state: Mapping[str, Any]) -> str:
     return f"{state.get('phase')}{', paused: no further step is begun' if paused else ''}"
 
 
-# What the trainer reports of its newest task of each sort, in words; none of it leaves by being shown.
-_FIGURES = {
-    "reward_mean": "mean reward of its answers",
-    "zero_variance_share": "share of prompts whose answers all earned the same",
-    "tokens": "tokens of its answers",
-    "kl": "KL divergence from the base model, nats a token",
-    "clip_share": "share of tokens that the objective clipped",
-    "donors_used": "donor answers used",
-    "donors_wanted": "donor answers wanted",
-    "donors_found": "donor answers found",
-    "donors_rejected": "donor answers rejected, by reason",
-    "drift": "L2 distance that the factors moved in this round",
-    "pass_at_1": "pass@1 on the held-out set",
-    "pass_at_1_greedy": "pass@1 on the held-out set, greedy",
-    "seconds": "seconds it took",
-    "rollout_kl": "KL divergence of the rollout engine from the trainer, nats a token",
-    "stale_detectable_steps": "steps by which a stale rollout engine would have been noticed",
-    "rollout_tokens_per_second": "tokens of rollouts a second",
-    "memory_peak_bytes": "most memory that the trainer held, bytes",
-}
-
-
 def _figure_rows(metrics: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """A line for each figure, with the task that it is of: figures of different tasks stand side by side."""
+    """A line for each figure of the trainer's newest task of each sort, with that task, since tasks differ. None of it
+    leaves by being shown."""
+    from fedsilo.control.figures import FIGURES
+
     rows = []
     for name, item in metrics.items():
         step = f" step {item['step']}" if item.get("step") else ""
-        words = _FIGURES.get(name, name.replace("_", " "))
-        rows.append(
-            ("figure", f"{item['task']} of round {item['round']}{step}: {words}: {_number_text(item['value'])}")
-        )
+        words = f"{name}, {FIGURES[name].meaning}" if name in FIGURES else name.replace("_", " ")
+        told = f"{item['task']} of round {item['round']}{step}: {words}: {_number_text(item['value'])}"
+        rows.append(("figure", told))
     return rows
 
 

@@ -108,11 +108,11 @@ def test_at_80x24_all_that_is_asked_for_stands_above_the_prompt(
     monkeypatch.setattr(cli_approvals.typer, "prompt", prompt)
     config = cli_approvals.load_site(Path("silo.yaml"))
     if approved:
-        shown = cli_approvals._shown(config, "r1/hospital_a/0", "", "")
+        shown = cli_approvals.digests_shown(config, "r1/hospital_a/0", "", "")
         assert (shown["digest"], shown["policy_digest"], shown["revision"]) == (DIGEST, POLICY_DIGEST, 1)
     else:
         with pytest.raises(cli_approvals.UsageError, match="not the last 4 characters of what stands above"):
-            cli_approvals._shown(config, "r1/hospital_a/0", "", "")
+            cli_approvals.digests_shown(config, "r1/hospital_a/0", "", "")
     (text,) = asked
     lines = text.splitlines()
     assert lines[-1] == f"sha256:{DIGEST}" and max(map(len, lines)) < 80
@@ -124,13 +124,13 @@ def test_at_80x24_all_that_is_asked_for_stands_above_the_prompt(
         "rank and scale", "DP off", "cannot be called back", "first release", POLICY_DIGEST, "epsilon covers it: NO",
     ):  # fmt: skip
         assert fact in whole, fact
-    assert len(lines) <= 36 and len(cli_approvals._release_text(release()).splitlines()) > len(lines)
+    assert len(lines) <= 36 and len(cli_approvals.release_text(release()).splitlines()) > len(lines)
 
 
 def test_a_limit_that_binds_from_below_is_told_as_the_least() -> None:
     shown = release()
     shown["policy"]["rules"] += [rule("records of the round", 8, 2), rule("message bytes", 7, 8)]
-    brief, whole = (" ".join(cli_approvals._release_text(shown, columns=each).split()) for each in (500, None))
+    brief, whole = (" ".join(cli_approvals.release_text(shown, columns=each).split()) for each in (500, None))
     assert "records of the round 8, at least 2" in brief and "message bytes 7 of 8" in brief
     assert "records of the round: 8 (at least 2)" in whole and "message bytes: 7 (limit 8)" in whole
 
@@ -138,7 +138,7 @@ def test_a_limit_that_binds_from_below_is_told_as_the_least() -> None:
 @pytest.mark.parametrize("later", ["lora.factors of rounds 2 to 4 LEAVES UNASKED (site.yaml:7)", ""])
 def test_T36_show_says_what_leaves_unasked_after_a_yes_while_it_can_be_answered(later: str) -> None:
     consequences = {"approve": "sent once", "reject": "no", "later": later}
-    lines = cli_approvals._release_text(release(consequences=consequences)).splitlines()
+    lines = cli_approvals.release_text(release(consequences=consequences)).splitlines()
     assert (f"later: {later}" in lines) is bool(later)
-    over = cli_approvals._release_text(release(consequences=consequences, state="approved"))
+    over = cli_approvals.release_text(release(consequences=consequences, state="approved"))
     assert "UNASKED" not in over

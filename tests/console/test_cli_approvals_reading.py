@@ -236,15 +236,15 @@ def test_T36_on_a_terminal_each_finding_is_shown_alone_and_typed_back(
     monkeypatch.setattr(cli_approvals.typer, "prompt", lambda text: typed.pop(0))
     config = cli_approvals.load_site(Path())
     typed[:] = [named[0][-4:], named[1][-4:], held.digest[-4:]]
-    shown = cli_approvals._shown(config, held.id, "", "", acknowledged=[])
+    shown = cli_approvals.digests_shown(config, held.id, "", "", acknowledged=[])
     assert shown["acknowledged"] == named and said[1].endswith(named[0]) and said[2].endswith(named[1])
     typed[:] = [named[1][-4:], held.digest[-4:]]
-    assert cli_approvals._shown(config, held.id, "", "", acknowledged=named[:1])["acknowledged"] == named
+    assert cli_approvals.digests_shown(config, held.id, "", "", acknowledged=named[:1])["acknowledged"] == named
     typed[:] = ["none"]
     with pytest.raises(cli_approvals.UsageError, match="not the last 4 characters"):
-        cli_approvals._shown(config, held.id, "", "", acknowledged=[])
+        cli_approvals.digests_shown(config, held.id, "", "", acknowledged=[])
     typed[:] = [held.digest[-4:]]
-    assert "acknowledged" not in cli_approvals._shown(config, held.id, "", "")  # a no needs none
+    assert "acknowledged" not in cli_approvals.digests_shown(config, held.id, "", "")  # a no needs none
 
 
 def test_what_would_leave_is_read_by_who_may_and_recorded(ask: Ask, silo: release_site.Site) -> None:

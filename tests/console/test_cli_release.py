@@ -95,11 +95,11 @@ def test_on_a_terminal_the_digest_is_shown_and_typed_back(
     monkeypatch.setattr(cli_approvals.typer, "prompt", lambda text: digest[-4:] if right else "none")
     config = cli_approvals.load_site(Path("silo.yaml"))
     if right:
-        assert cli_approvals._halt_shown(config, KIND) == digest
+        assert cli_approvals.halt_shown(config, KIND) == digest
         assert digest in screen.getvalue()
     else:
         with pytest.raises(cli_approvals.UsageError, match="not the last 4 characters"):
-            cli_approvals._halt_shown(config, KIND)
+            cli_approvals.halt_shown(config, KIND)
 
 
 @pytest.mark.parametrize("typed", ["right", "wrong at the last"])
@@ -130,7 +130,7 @@ def test_a_whole_round_is_read_before_any_of_it_is_approved_and_the_update_goes_
         "approval", lambda arguments: {**shown, "id": arguments["release"], "digest": digests[arguments["release"]]}
     )
     monkeypatch.setattr(cli_approvals, "command", approve)  # what is signed with real keys has tests of its own
-    monkeypatch.setattr(cli_approvals, "_release_text", lambda data, columns: str(data["id"]))
+    monkeypatch.setattr(cli_approvals, "release_text", lambda data, columns: str(data["id"]))
     whole = ("approve", "r3/hospital_a", "--operator", "alice")
     code, answer = ask(*whole)
     assert (code, approved) == (2, []) and "r3/hospital_a/1, r3/hospital_a/2, r3/hospital_a/10" in answer["error"][

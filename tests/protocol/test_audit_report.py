@@ -1064,7 +1064,7 @@ def sites(folder: Path) -> tuple[Path, Path, Path]:
     for name in ("hospital_a", "hospital_b"):
         silo(folder, name=name)
         configs.append(folder / "trial" / name / "silo.yaml")
-    signer = cli_audit_report._signer(configs[0])
+    signer = cli_audit_report.signer_of_site(configs[0])
     name = signer.spiffe_id
     with AuditLog(folder / "log", origin=name, actor=name, key=signer.signing_key, reserve_bytes=0) as log:
         log.append("start")
@@ -1119,7 +1119,7 @@ def test_T38_a_report_signed_by_another_than_the_logs_owner_says_so(
     told = json.loads(invoke(log, "--out", tmp_path / "json", "--sign", other, "--json").stdout)
     assert [words in warning for warning in told["warnings"]] == [True]
     # the same name, and another key than the one that signed the log
-    name = cli_audit_report._signer(own).spiffe_id
+    name = cli_audit_report.signer_of_site(own).spiffe_id
     with AuditLog(tmp_path / "forged", origin=name, actor=name, key=OTHER_KEY, reserve_bytes=0) as forged:
         forged.append("start")
     done = invoke(tmp_path / "forged", "--out", tmp_path / "key", "--sign", own)

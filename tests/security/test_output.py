@@ -252,8 +252,8 @@ def test_status_says_of_which_task_a_figure_is() -> None:
     }
     lines = [line.strip() for line in status_text(state).splitlines() if line.startswith("figure")]
     assert [" ".join(line.split()) for line in lines] == [
-        "figure PrivateStep of round 2 step 3: tokens of its answers: 274",
-        "figure LoadAdapter of round 2: seconds it took: 0.002971",
+        "figure PrivateStep of round 2 step 3: tokens, tokens of the step's own answers; by round their sum: 274",
+        "figure LoadAdapter of round 2: seconds, the whole task: 0.002971",
     ]
 
 
