@@ -19,7 +19,7 @@ from fedsilo.protocol.errors import FedSiloError
 from fedsilo.views.state import Snapshot
 from tests.console.states import live, release, silo
 
-SIZES = [(80, 24), (100, 30), (140, 42)]
+SIZES = [(80, 24), (140, 42)]
 
 
 class Signer:

@@ -1,9 +1,9 @@
 """What a screen looks like, kept beside the tests: its text, and in which style each cell of it is.
 
-A test calls `compare(name, desk)`. `dumps/NAME.txt` is the text as it stood when somebody last looked, and
-`dumps/NAME.styles` the same screen with a letter for each cell: which colours and attributes a letter stands for is in
-its head. Both in plain text, so that a difference can be read. To keep how it looks now, run the tests with
-KEEP_DUMPS=1 in the environment and read the difference before committing it.
+A test calls `compare(name, desk)`. `dumps/NAME.txt` has the text as it was when somebody last looked, and below it a
+letter for each cell, after the colours and attributes that each letter means. All in plain text, so that a difference
+can be read. To keep how it looks now, run the tests with KEEP_DUMPS=1 in the environment and read the difference before
+committing it.
 
 Does not notice: what a terminal makes of a colour, and which font draws it.
 """
@@ -30,8 +30,7 @@ ATTRIBUTES = ("bold", "dim", "italic", "underline", "reverse", "strike", "blink"
 def compare(name: str, desk: Desk) -> None:
     """Raises AssertionError: it looks otherwise than what is kept; with the difference and where the new look lies."""
     text = "\n".join(line.rstrip() for line in desk.text.splitlines()).rstrip() + "\n"
-    _same(FOLDER / f"{name}.txt", text)
-    _same(FOLDER / f"{name}.styles", styles(desk))
+    _same(FOLDER / f"{name}.txt", f"{text}\n{styles(desk)}")
 
 
 async def compare_variants(name: str, desk: Desk) -> None:
@@ -45,7 +44,7 @@ async def compare_variants(name: str, desk: Desk) -> None:
         desk.app.theme = theme
         await desk.pilot.pause()
         assert desk.text == text, f"{theme} draws other characters"
-        _same(FOLDER / f"{name}-{theme}.styles", styles(desk))
+        compare(f"{name}-{theme}", desk)
     desk.app.theme, desk.app.ascii_only = before, True
     desk.app.redraw()
     await desk.pilot.pause()

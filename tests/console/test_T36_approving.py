@@ -18,8 +18,7 @@ from fedsilo.protocol.errors import ConflictError, NotAllowedError
 from fedsilo.views.lines import UNICODE, to_text
 from fedsilo.views.releases import comparison_lines, finding_lines, payload_lines
 from fedsilo.views.state import Evidence, Finding
-from tests.console import dumps
-from tests.console.desk import SIZES, Desk, console, open_dialog, type_word
+from tests.console.desk import Desk, console, open_dialog, type_word
 from tests.console.states import DIGEST, NOW, POLICY_DIGEST, RULES, release, rule, silo
 from tests.console.test_safe import TOGETHER
 
@@ -342,7 +341,6 @@ async def test_d_opens_the_whole_comparison_and_h_what_was_held_of_this_kind() -
         assert isinstance(desk.app.screen, ComparisonScreen)
         assert desk.app.wanted["comparison"] == ("approval.comparison", {"release": "r1/hospital_a/0"})
         await desk.answer("comparison", COMPARED)
-        dumps.compare("release-comparison-80x24", desk)
         assert "approved by bob" in desk.text and "cdcdcdcd…cdcd" in desk.text and "x3.00" in desk.text
         assert desk.text.index("sha256") < desk.text.index("rank") and "only one has it" in desk.text
         await desk.press("escape", "h")
@@ -448,26 +446,3 @@ async def test_a_choice_that_has_become_too_late_is_off() -> None:
         await desk.show(noticed(expires_at=NOW + 700, revision=2))
         await desk.press("d")
         assert await desk.answers_sent() == [] and "judged again" in desk.text
-
-
-# ---- looks ------------------------------------------------------------------------------------------
-
-
-async def _findings(desk: Desk) -> None:
-    await opened(desk, noticed(DESTINATION, HIT), "f", "escape")
-
-
-async def _payload(desk: Desk) -> None:
-    desk.signer.result = TICKET
-    await opened(desk, noticed(), "v")
-    await desk.press("r")
-    await desk.answers_sent()
-    await desk.answer("payload", PAYLOAD)
-
-
-@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
-@pytest.mark.parametrize("scene", [_findings, _payload], ids=["findings", "payload"])
-async def test_it_looks_as_kept(scene: Any, size: tuple[int, int]) -> None:
-    async with console(size) as desk:
-        await scene(desk)
-        dumps.compare(f"release{scene.__name__.replace('_', '-')}-{size[0]}x{size[1]}", desk)

@@ -10,7 +10,6 @@ from console.screens.approval import ApprovalScreen
 from console.screens.approvals import AT_A_COORDINATOR, ApprovalsScreen, HistoryScreen
 from tests.console.desk import SIZES, console
 from tests.console.states import NOW, coordinator, release, silo
-from tests.console.test_safe import TOGETHER
 
 SECOND = release(id="r1/hospital_a/1", held_since=NOW - 10, expires_at=NOW + 200)
 PAST = {
@@ -96,16 +95,6 @@ async def test_history_is_a_screen_of_its_own_and_comes_in_pages() -> None:
         assert isinstance(desk.app.screen, ApprovalsScreen) and set(desk.app.wanted) == {"halts"}
 
 
-async def test_history_that_the_daemon_refuses_or_does_not_have_says_so() -> None:
-    async with console() as desk:
-        await desk.show(silo())
-        await desk.press("3", "h")
-        await desk.answer("history", {"releases": [], "total": 0, "next": None})
-        assert "no releases that were held yet" in desk.text
-        await desk.answer("history", None, ("UNREACHABLE", "the silo was busy"))
-        assert "the silo was busy" in desk.text
-
-
 async def test_nothing_held_and_a_coordinator_say_so() -> None:
     async with console() as desk:
         await desk.show(silo())
@@ -124,17 +113,3 @@ async def test_nothing_held_and_a_coordinator_say_so() -> None:
         await desk.show(coordinator())
         await desk.press("escape")
         assert desk.app.top.called == "overview"
-
-
-@pytest.mark.parametrize("name", TOGETHER)
-async def test_T37_hostile_history_draws_no_control_character(name: str) -> None:
-    text = TOGETHER[name]
-    answers = [{"person": text, "verdict": text, "at": text}, 3]
-    async with console((140, 42)) as desk:
-        await desk.show(silo(release(id=text)))
-        await desk.press("3", "h")
-        row = {**PAST, "id": text + "2", "kind": text, "state": text, "digest": text, "answers": answers}
-        await desk.answer("history", {"releases": [row, 3], "next": text, "total": text})
-        for key in ("enter", "escape", "i"):
-            assert not [character for character in desk.text if not (character.isprintable() or character == "\n")]
-            await desk.press(key)

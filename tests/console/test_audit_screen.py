@@ -17,10 +17,8 @@ from console.table_screen import PAGE_ROWS, ROWS_MAX
 from fedsilo.views import audit as audit_screen
 from fedsilo.views.lines import ASCII, UNICODE, to_text, width_of
 from fedsilo.views.state import Link, Question
-from tests.console import dumps
 from tests.console.desk import SIZES, Desk, console
-from tests.console.states import NOW, live, silo
-from tests.console.test_safe import TOGETHER
+from tests.console.states import NOW, silo
 
 KINDS = ("lora.factors", "public.responses", "metrics.eval")
 
@@ -192,27 +190,6 @@ def test_the_head_in_one_line_where_there_is_room() -> None:
         "verified to 18,204 of 18,290 at 09:41:00 · checkpoint 18,000 · countersigned by coordinator/main, "
         "silo/uni_c · matches coordinator · c adds control messages"
     )
-
-
-async def test_loading_refused_empty_stale_and_disconnected_say_so() -> None:
-    async with console((100, 30)) as desk:
-        await desk.show(silo())
-        await desk.press("6")
-        await desk.wait(3.0)
-        await desk.show(silo())
-        assert "loading: waiting for the daemon's answer to audit" in desk.text and "…" in desk.text
-        await desk.answer("audit", None, refused=("NOT_ALLOWED", "bob may not read this"))
-        assert "not allowed: bob may not read this" in desk.text
-        await desk.answer("audit", {"records": [], "size": 0, "next": None})
-        assert "no records but of control messages yet" in desk.text and "silo start; c adds control" in desk.text
-        await newest_again(desk, Log(71))
-        assert "Audit log · 71" in desk.text and "as of" not in desk.text
-        await desk.wait(9.0)
-        await desk.show(replace(live(silo(), at=desk.now), answers=desk.app.snapshot.answers,
-                                answered_at=desk.app.snapshot.answered_at))  # fmt: skip
-        assert "the daemon has not answered since" in desk.text
-        await desk.show(replace(desk.app.snapshot, link=Link("disconnected", "refused", "start it", desk.now, 1e9)))
-        assert "refused" in desk.text and "egress.acked" in desk.text
 
 
 # ---- verify ----------------------------------------------------------------------------------------
@@ -425,55 +402,11 @@ def test_a_damaged_line_stands_among_the_records_as_that() -> None:
 # ---- looks -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", TOGETHER)
-async def test_T37_hostile_text_in_every_field_draws_no_control_character(name: str) -> None:
-    text = TOGETHER[name]
-    row = dict.fromkeys(record(69), text) | {
-        "reasons": [text], "why": text, "link": {"previous": text, "decision": text, "approvals": [text]},
-        "payload": {"bytes": text},
-    }  # fmt: skip
-    status = {
-        "size": text, "verified_to": text, "verified_at": text, "verifying": True, "looked_at": text, "of": text,
-        "broken": {"seq": text, "why": text}, "coordinator": text,
-        "checkpoint": {"size": 5, "time": text, "cosigned_by": [text, "spiffe://" + text]},
-    }  # fmt: skip
-    async with console((100, 30)) as desk:
-        await desk.show(silo())
-        await desk.press("6")
-        await desk.answer("audit.status", status)
-        await desk.answer("audit", {"records": [row, {"seq": 1}, "x"], "size": text, "next": text})
-        for keys in ((), ("enter",), ("escape",), ("i",)):
-            await desk.press(*keys)
-            assert not [character for character in desk.text if not (character.isprintable() or character == "\n")]
-        await desk.press("escape", "Y")
-        assert "fedsilo audit tail" in desk.text  # a number that is none is no word of a command
-
-
-async def test_ascii_only_draws_nothing_else() -> None:
-    log = Log(71, status={**STATUS, "verifying": True, "looked_at": 5, "of": 71, "broken": {"seq": 5, "why": "x"}})
-    async with console((100, 30), ascii_only=True, theme_name="fed-mono") as desk:
-        await opened(desk, log)
-        assert desk.text.isascii(), [character for character in desk.text if not character.isascii()]
-
-
 async def test_a_tall_terminal_says_what_the_screen_does_not_show() -> None:
     for size, shown in (((80, 24), False), ((100, 30), True)):
         async with console(size) as desk:
             await opened(desk, Log(71))
             assert (LIMITS_OF_IT[:40] in desk.text) == shown
-
-
-@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
-@pytest.mark.parametrize("scene", ["audit", "audit-broken", "audit-record"])
-async def test_it_looks_as_kept(scene: str, size: tuple[int, int]) -> None:
-    log = Log(18_290)
-    if scene == "audit-broken":
-        broken = {"seq": 18_281, "why": "its previous is not the hash of record 18280"}
-        log.status = {**log.status, "verified_to": 18_281, "broken": broken, "coordinator": "differs"}
-    async with console(size) as desk:
-        await opened(desk, log)
-        await desk.press(*(["j", "enter"] if scene == "audit-record" else ["j"]))
-        dumps.compare(f"{scene}-{size[0]}x{size[1]}", desk)
 
 
 def test_the_twins_are_quoted_as_a_shell_takes_them() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,12 +9,9 @@ import pytest
 from console.base import TextDialog
 from console.screens.budget import BudgetScreen
 from fedsilo.views import limits
-from fedsilo.views.lines import ASCII, UNICODE, to_text
-from fedsilo.views.state import Link
-from tests.console import dumps
+from fedsilo.views.lines import UNICODE, to_text
 from tests.console.desk import SIZES, Desk, console
-from tests.console.states import NOW, coordinator, live, silo
-from tests.console.test_safe import TOGETHER
+from tests.console.states import NOW, coordinator, silo
 
 MIB = 1 << 20
 
@@ -225,63 +221,6 @@ async def test_rows_that_move_do_not_take_the_cursor_along() -> None:
         await desk.answer("limits", LIMITS | {"rows": fuller})
         assert screen.shown.rows.cursor == chosen
         assert [item.row["limit"] for item in screen.shown.rows.shown[:2]] == ["round_bytes", "per_round"]
-
-
-async def test_loading_refused_empty_stale_and_disconnected_say_so() -> None:
-    async with console((100, 30)) as desk:
-        await desk.show(silo())
-        await desk.press("7")
-        await desk.wait(3.0)
-        await desk.show(silo())
-        assert "loading: waiting for the daemon's answer to limits" in desk.text and "…" in desk.text
-        assert "DP" not in desk.text and "no limit is above" not in desk.text
-        await desk.answer("limits", None, refused=("NOT_ALLOWED", "bob may not read this"))
-        assert desk.text.count("not allowed: bob may not read this") == 1 and "…" not in desk.text
-        await desk.answer("limits", {"rows": [], "capacity": [], "releases": [], "dp": "off", "forecast": {}})
-        assert "no limits that count over messages yet" in desk.text and "fedsilo policy init" in desk.text
-        await desk.answer("limits", LIMITS)
-        assert "day_bytes" in desk.text and "as of" not in desk.text
-        at = desk.app.snapshot.answered_at
-        await desk.wait(9.0)
-        await desk.show(replace(live(silo(), at=desk.now), answers={"limits": LIMITS}, answered_at=at))
-        assert "the daemon has not answered since" in desk.text
-        await desk.show(replace(desk.app.snapshot, link=Link("disconnected", "refused", "start it", desk.now, 1e9)))
-        assert "refused" in desk.text and "day_bytes" in desk.text
-
-
-@pytest.mark.parametrize("name", TOGETHER)
-async def test_T37_hostile_text_in_every_field_draws_no_control_character(name: str) -> None:
-    text = TOGETHER[name]
-    answer = {
-        "rows": [{**dict.fromkeys(LIMITS["rows"][0], text), "used": 9, "max": 10},
-                 dict.fromkeys(LIMITS["rows"][0], text), "x"],
-        "capacity": [dict.fromkeys(LIMITS["capacity"][0], text) | {"bits": 5.0}, {"kind": text, "bits": text}],
-        "not_counted": text, "dp": text, "forecast": {"rounds_left": 3, "bound_by": text},
-        "releases": [dict.fromkeys(LIMITS["releases"][0], text), 5],
-    }  # fmt: skip
-    async with console((140, 42)) as desk:
-        await opened(desk, answer)
-        for keys in ((), ("enter",), ("escape", "tab"), ("enter",), ("escape", "tab"), ("enter",), ("escape", "i")):
-            await desk.press(*keys)
-            assert not [character for character in desk.text if not (character.isprintable() or character == "\n")]
-        await desk.press("escape", "Y")
-        assert "silo ledger show" in desk.text  # a number that is none is no word of a command
-
-
-async def test_ascii_only_draws_nothing_else() -> None:
-    async with console((140, 42), ascii_only=True, theme_name="fed-mono") as desk:
-        await opened(desk)
-        assert desk.text.isascii(), [character for character in desk.text if not character.isascii()]
-        assert limits.bar_text(0.5, 10, ASCII) == "#####-----"
-
-
-@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
-@pytest.mark.parametrize("scene", ["budget", "budget-capacity"])
-async def test_it_looks_as_kept(scene: str, size: tuple[int, int]) -> None:
-    async with console(size) as desk:
-        await opened(desk)
-        await desk.press(*(["tab", "j"] if scene == "budget-capacity" else ["j"]))
-        dumps.compare(f"{scene}-{size[0]}x{size[1]}", desk)
 
 
 @pytest.mark.parametrize(

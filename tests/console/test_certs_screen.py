@@ -11,12 +11,10 @@ from console.screens.certs import CertsScreen
 from fedsilo.views import certificates
 from fedsilo.views.lines import ASCII, UNICODE, to_text, width_of
 from fedsilo.views.state import Link, Snapshot
-from tests.console import dumps
-from tests.console.desk import SIZES, Desk, console
-from tests.console.site_answers import CERTIFICATES, LOGS, SETTINGS, UNREADABLE, certificate
-from tests.console.states import NOW, coordinator, live, silo
+from tests.console.desk import Desk, console
+from tests.console.site_answers import CERTIFICATES, UNREADABLE, certificate
+from tests.console.states import NOW, live, silo
 from tests.console.test_actions import refusal
-from tests.console.test_safe import TOGETHER
 
 DAY = 86_400.0
 
@@ -141,63 +139,3 @@ async def test_days_go_by_on_the_screen_while_the_answer_stays() -> None:
         await desk.wait(31.0)
         await desk.show(replace(desk.app.snapshot, link=replace(desk.app.snapshot.link, received_at=desk.now - 31)))
         assert "! within 7 days" in desk.text
-
-
-async def test_loading_refused_empty_and_disconnected_say_so() -> None:
-    async with console((100, 30)) as desk:
-        await desk.show(coordinator())
-        await desk.press("8")
-        await desk.wait(3.0)
-        await desk.show(coordinator())
-        assert "waiting for the daemon's answer to certificates" in desk.text and "needs anybody" not in desk.text
-        assert "coordinator certs" in desk.app.top.twin()
-        await desk.answer("certificates", None, refused=("NOT_FOUND", "there is no query 'certificates'"))
-        assert "error: there is no query 'certificates' [NOT_FOUND]" in desk.text and "good" not in desk.text
-        await desk.answer("certificates", None, refused=("NOT_ALLOWED", "bob may not read this"))
-        assert desk.text.count("not allowed: bob may not read this") == 1 and "NOT_FOUND" not in desk.text
-        await desk.answer("certificates", [])
-        assert "no certificates yet" in desk.text
-        await desk.answer("certificates", CERTIFICATES)
-        await desk.show(replace(desk.app.snapshot, link=Link("disconnected", "refused", "start it", desk.now, 1e9)))
-        assert "the operator bob" in desk.text and "DISCONNECTED" in desk.text
-
-
-async def test_T37_hostile_text_in_every_field_draws_no_control_character() -> None:
-    good = CERTIFICATES[0]
-    async with console((100, 30)) as desk:
-        for text in TOGETHER.values():
-            hostile = dict.fromkeys(good, text)
-            dated = {"fault": "", "not_before": good["not_before"], "not_after": good["not_after"]}
-            named = {"names": [text, f"spiffe://x/silo/{text}"]}
-            await opened(desk, [hostile | dated | named, hostile, "x", {"names": 7, "pinned": text}])
-            for keys in ((), ("enter",), ("escape", "j"), ("enter",), ("escape", "i"), ("escape",)):
-                await desk.press(*keys)
-                assert not [character for character in desk.text if not (character.isprintable() or character == "\n")]
-
-
-async def test_ascii_only_draws_nothing_else() -> None:
-    async with console((100, 42), ascii_only=True, theme_name="fed-mono") as desk:
-        await opened(desk)
-        for keys in ((), ("enter",), ("escape", "9"), ("w",), ("0",)):
-            await desk.press(*keys)
-            if "9" in keys:
-                await desk.answer("logs", LOGS)
-            assert desk.text.isascii(), (keys, [character for character in desk.text if not character.isascii()])
-
-
-@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
-async def test_it_looks_as_kept(size: tuple[int, int]) -> None:
-    async with console(size) as desk:
-        await opened(desk)
-        at = f"{size[0]}x{size[1]}"
-        dumps.compare(f"certs-{at}", desk)
-        await desk.press("enter")
-        dumps.compare(f"certificate-{at}", desk)
-        await desk.press("escape", "9")
-        await desk.answer("logs", LOGS)
-        dumps.compare(f"logs-{at}", desk)
-        await desk.press("w", "j", "j")
-        dumps.compare(f"logs-whole-{at}", desk)
-        await desk.press("0")
-        await desk.answer("settings", SETTINGS)
-        dumps.compare(f"settings-{at}", desk)

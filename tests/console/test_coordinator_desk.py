@@ -16,13 +16,10 @@ from console.table_screen import PAGE_ROWS
 from fedsilo.views import messages
 from fedsilo.views.audit import head_lines
 from fedsilo.views.lines import UNICODE, to_text
-from tests.console import dumps
-from tests.console.desk import SIZES, Desk, console
+from tests.console.desk import Desk, console
 from tests.console.states import NOW, coordinator, silo
 from tests.console.test_audit_screen import Log, answer_all
-from tests.console.test_outbox import decision, message
 from tests.console.test_outbox import page as message_page
-from tests.console.test_safe import TOGETHER
 from tests.simulated.coordinator_parts import House, SimulatedSilo, federation, until_quiet
 from tests.simulated.test_coordinator_queries import deny, panel_of
 
@@ -234,56 +231,3 @@ async def test_v_and_the_twins_are_the_coordinators() -> None:
         await desk.press("6")
         await desk.answer("audit", {"records": [], "size": 0, "next": None})
         assert "coordinator start" in desk.text and "silo start" not in desk.text
-
-
-# ---- looks -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", TOGETHER)
-async def test_T37_hostile_text_in_every_field_draws_no_control_character(name: str) -> None:
-    text = TOGETHER[name]
-    hostile = {**dict.fromkeys(row(1, "k", "s"), text), "seq": "9"}
-    answer = {"message": hostile, "waiting": [dict.fromkeys(("step", "bytes", "sha256", "delivered"), text), text]}
-    status = {**STATUS, "witnesses": {text: text, f"x/{text}": "differs"}}
-    async with console((140, 42)) as desk:
-        await desk.show(coordinator())
-        await desk.press("5")
-        await desk.answer("outbox", {"messages": [hostile, "x"], "sent": text, "waiting": text, "next": None})
-        await desk.answer("outbox record 9", answer)
-        for key in ("i", "escape", "enter", "escape", "6"):
-            assert not [character for character in desk.text if not (character.isprintable() or character == "\n")]
-            await desk.press(key)
-        await desk.answer("audit.status", status)
-        assert not [character for character in desk.text if not (character.isprintable() or character == "\n")]
-
-
-async def _outbox(desk: Desk) -> None:
-    await opened(desk)
-    await desk.press("j")
-    await desk.answer("outbox record run-1/3/public.step/hospital_b", ONE)
-
-
-async def _inbox(desk: Desk) -> None:
-    await opened(desk)
-    await desk.press("tab")
-    peers = [f"spiffe://cardio-net/silo/{name}" for name in SILOS]
-    came = [message(seq, peer=peers[seq % 3], outcome="", milliseconds=None) for seq in (11, 10, 9, 8)]
-    await desk.answer("inbox", {**message_page(11), "messages": came, "next": None})
-    await desk.answer("inbox record 11", decision(11, "allow"))
-
-
-async def _audit(desk: Desk) -> None:
-    await desk.show(coordinator())
-    await desk.press("6")
-    await answer_all(desk, Log(71, status=STATUS))
-
-
-SCENES = {"coordinator-outbox": _outbox, "coordinator-inbox": _inbox, "coordinator-audit": _audit}
-
-
-@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
-@pytest.mark.parametrize("scene", SCENES)
-async def test_it_looks_as_kept(scene: str, size: tuple[int, int]) -> None:
-    async with console(size) as desk:
-        await SCENES[scene](desk)
-        dumps.compare(f"{scene}-{size[0]}x{size[1]}", desk)

@@ -14,13 +14,10 @@ from fedsilo.control.figures import FIGURES
 from fedsilo.views import curves
 from fedsilo.views.curves import Curve, Frame, Point, plot_lines
 from fedsilo.views.lines import UNICODE, to_text, width_of
-from fedsilo.views.state import Link
 from silo.guard.answers import state
-from tests.console import dumps
 from tests.console.desk import SIZES, Desk, console
-from tests.console.rounds import curves_at_coordinator, curves_at_silo, point
-from tests.console.states import coordinator, live, silo
-from tests.console.test_safe import TOGETHER
+from tests.console.rounds import curves_at_coordinator, curves_at_silo
+from tests.console.states import coordinator, silo
 
 
 async def opened(desk: Desk, answer: Any = None, state: Any = None) -> CurvesScreen:
@@ -303,78 +300,3 @@ async def test_a_silos_curves_are_its_own_and_by_step() -> None:
         )
         await desk.show(coordinator())
         assert "reward 0..1" not in desk.text  # another daemon: nothing of the former one
-
-
-async def test_loading_empty_refused_stale_and_disconnected_say_so() -> None:
-    async with console((100, 30)) as desk:
-        await desk.show(silo())
-        await desk.press("4")
-        screen = desk.app.screen
-        assert isinstance(screen, CurvesScreen)
-        await desk.wait(3.0)
-        await desk.show(silo())
-        assert "loading: waiting for the daemon's answer to curves" in desk.text
-        await desk.answer(screen.key, None, refused=("NOT_ALLOWED", "bob may not read this"))
-        assert desk.text.count("not allowed: bob may not read this") == 1
-        await told(desk, screen, curves_at_silo(names=[], series=[], baseline=[]))
-        assert "no figures of run run-1 yet" in desk.text and "fedsilo run submit run.yaml" in desk.text
-        await told(desk, screen, curves_at_silo())
-        fresh = desk.text
-        assert "step 40" in fresh and "as of" not in fresh
-        at, answers = desk.app.snapshot.answered_at, desk.app.snapshot.answers
-        await desk.wait(9.0)
-        await desk.show(replace(live(silo(), at=desk.now), answers=answers, answered_at=at))
-        assert "the daemon has not answered since" in desk.text and "step 40, n 487" in desk.text
-        await desk.show(replace(desk.app.snapshot, link=Link("disconnected", "refused", "start it", desk.now, 1e9)))
-        assert "DISCONNECTED" in desk.text and "the plot stops where the daemon's last answer stops" in desk.text
-
-
-@pytest.mark.parametrize("name", TOGETHER)
-async def test_T37_hostile_text_in_every_field_draws_no_control_character(name: str) -> None:
-    text = TOGETHER[name]
-    hostile = curves_at_coordinator()
-    hostile |= {"run": text, "run_state": text, "x": text, "names": [*hostile["names"], text], "not_recorded": [text],
-                "runs": [text]}  # fmt: skip
-    for place, series in enumerate(hostile["series"]):
-        series |= {"silo": f"{text}{place}", "unit": text, "source": text}
-        for each in series["points"]:
-            each |= {"at": text, "step": text}
-    hostile["series"].append({"name": text, "silo": text, "unit": text, "source": text,
-                              "points": [point(1, 0.5, number=1, at=text)]})  # fmt: skip
-    async with console((100, 30)) as desk:
-        screen = await opened(desk, hostile)
-        for keys in ((), ("T",), ("enter",), ("escape", "i")):
-            await desk.press(*keys)
-            assert not [character for character in desk.text if not (character.isprintable() or character == "\n")]
-        await desk.press("escape", "T")
-        for _ in range(2):
-            await desk.press("tab")
-            await told(desk, screen, hostile)
-            assert not [character for character in desk.text if not (character.isprintable() or character == "\n")]
-
-
-async def test_ascii_only_draws_nothing_else() -> None:
-    async with console((100, 30), ascii_only=True, theme_name="fed-mono") as desk:
-        screen = await opened(desk)
-        assert desk.text.isascii(), [character for character in desk.text if not character.isascii()]
-        assert "|" in desk.text and "a hospital_a" in desk.text
-        for keys in (("T",), ("T", "tab"), ("m",), ("h",)):
-            await desk.press(*keys)
-            await told(desk, screen, curves_at_coordinator())
-            assert desk.text.isascii()
-
-
-@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
-async def test_it_looks_as_kept(size: tuple[int, int]) -> None:
-    async with console(size) as desk:
-        screen = await opened(desk)
-        dumps.compare(f"curves-{size[0]}x{size[1]}", desk)
-        await desk.press("T", "j")
-        dumps.compare(f"curves-table-{size[0]}x{size[1]}", desk)
-        await desk.press("T", "1")
-        await desk.show(silo())
-        await desk.press("4", "tab")
-        await told(desk, screen, curves_at_silo())
-        await desk.press("tab")
-        await told(desk, screen, curves_at_silo())
-        dumps.compare(f"curves-silo-{size[0]}x{size[1]}", desk)

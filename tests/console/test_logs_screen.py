@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import random
 import time
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,11 +13,9 @@ from console.screens.logs import LogsScreen
 from fedsilo.views import logs as logs_screen
 from fedsilo.views.columns import choose_columns
 from fedsilo.views.lines import UNICODE, to_text, width_of
-from fedsilo.views.state import Link
 from tests.console.desk import Desk, console
 from tests.console.site_answers import LINES, LOGS
 from tests.console.states import coordinator, silo
-from tests.console.test_safe import TOGETHER
 
 
 def rows_of(lines: list[str], **more: Any) -> logs.LogRows:
@@ -245,31 +241,3 @@ async def test_the_trainers_log_is_named_where_it_can_be_read_and_at_a_coordinat
 def test_a_line_is_given_room_before_what_is_the_same_in_most_lines(cells: int, names: set[str]) -> None:
     shown = {column.name: width for column, width in choose_columns(logs_screen.COLUMNS, cells)}
     assert set(shown) == names and shown["text"] >= min(96, cells - 26)
-
-
-async def test_loading_refused_and_disconnected_say_so() -> None:
-    async with console((100, 30)) as desk:
-        await desk.show(silo())
-        await desk.press("9")
-        await desk.wait(3.0)
-        await desk.show(silo())
-        assert "waiting for the daemon's answer to logs" in desk.text and "redaction" not in desk.text
-        await desk.answer("logs", None, refused=("NOT_FOUND", "this guard has no log file yet"))
-        assert "error: this guard has no log file yet [NOT_FOUND]" in desk.text
-        await desk.answer("logs", {"lines": [], "left_out": 0})
-        assert "no lines in this daemon's log yet" in desk.text
-        await desk.answer("logs", LOGS)
-        await desk.show(replace(desk.app.snapshot, link=Link("disconnected", "refused", "start it", desk.now, 1e9)))
-        assert "connection lost" in desk.text and "DISCONNECTED" in desk.text
-
-
-@pytest.mark.parametrize("name", TOGETHER)
-async def test_T37_hostile_text_in_a_line_draws_no_control_character(name: str) -> None:
-    text = TOGETHER[name]
-    before = "2026-12-01T09:00:00.000Z INFO"
-    lines = [text, f"{before} {text} {text}", f'{before} x {{"a": {json.dumps(text)}}}']
-    async with console((100, 30)) as desk:
-        await opened(desk, {"lines": lines, "left_out": text})
-        for keys in ((), ("w",), ("enter",), ("escape", "j", "enter"), ("escape", "i"), ("escape", "slash", "a")):
-            await desk.press(*keys)
-            assert not [character for character in desk.text if not (character.isprintable() or character == "\n")]

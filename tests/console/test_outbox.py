@@ -15,10 +15,8 @@ from fedsilo.views.lines import to_text
 from fedsilo.views.messages import columns_of, detail_lines, left_part, message_row, why_lines
 from fedsilo.views.state import Link, value_text
 from silo.guard.messages import Denied
-from tests.console import dumps
 from tests.console.desk import SIZES, Desk, console
 from tests.console.states import silo
-from tests.console.test_safe import TOGETHER
 from tests.simulated.queries import poll, queries_of
 from tests.world import Bench
 
@@ -237,6 +235,11 @@ async def test_a_denied_one_says_which_rule_its_limit_and_what_would_pass(size: 
         assert words.count("at most 0 pass") == 1 and "would pass" not in words and "measured 1, limit" not in words
 
 
+@pytest.mark.parametrize("answer", [7, [], {"messages": 3}, {"messages": [None, {}, {"seq": None}], "next": "x"}])
+def test_a_record_of_another_shape_breaks_nothing(answer: Any) -> None:
+    assert detail_lines("inbox", {"message": answer, "would_pass": answer}, "", 60)
+
+
 def test_a_sentence_that_says_what_was_measured_stands_for_the_rule_and_another_below_it() -> None:
     record = {"decision": "deny", "rules": [DENIED, {**DENIED, "rule": "kind", "measured": "a", "limit": "b"}]}
     told = to_text(why_lines(record, {"would_pass": [WOULD_PASS, "kind: b passes"]}, 100)).splitlines()
@@ -387,44 +390,6 @@ async def test_one_pane_alone_and_back() -> None:
         assert "Inbox · 7" in desk.text and "[inbound]" in desk.text
 
 
-@pytest.mark.parametrize("name", TOGETHER)
-async def test_T37_hostile_text_in_every_field_draws_no_control_character(name: str) -> None:
-    text = TOGETHER[name]
-    fields = ("time", "run", "round", "step", "kind", "items", "verdict", "rule", "digest", "outcome", "milliseconds")
-    row: dict[str, Any] = {"seq": 9, "bytes": text, "reasons": [text], "rules": [text], **dict.fromkeys(fields, text)}
-    rule = dict.fromkeys(("rule", "outcome", "measured", "limit", "file", "line"), text)
-    record = {
-        **decision(9, "deny")["message"],
-        **dict.fromkeys(("seq", "t", "kind", "run", "round", "step", "peer", "sequence", "decision"), text),
-        "rules": [rule, {**rule, "outcome": "deny"}, text], "reasons": [text],
-        "payload": {"bytes": text, "sha256": text, "sha256_before": text},
-        "facts": {"offered": {"l2": text, "tensors": [text]}, "final": {"l2": text, "tensors": {text: text}},
-                  "transform": {"clip_l2": text, "grid": text, "responses_withheld": text}},
-        "policy": {"effective": text}, "link": {"approvals": [text]}, "detail": {"rules_not_applicable": text},
-    }  # fmt: skip
-    answer = {"message": record, "outcome": text, "milliseconds": text, "would_pass": [text, 3]}
-    async with console((140, 42)) as desk:
-        await opened(desk, {"messages": [{**row, "peer": text}], "total": text, "held": text, "next": None})
-        await desk.answer("outbox record 9", answer)
-        drawn = False  # the decision, in between
-        for key in ("s", "w", "y", "i", "escape", "enter", "i", "escape", "escape", "tab"):
-            drawn = drawn or isinstance(desk.app.screen, MessageScreen)
-            assert not [character for character in desk.text if not (character.isprintable() or character == "\n")]
-            await desk.press(key)
-        assert drawn
-        await desk.answer("inbox", {"messages": [{**row, "peer": text}], "next": None})
-        assert not [character for character in desk.text if not (character.isprintable() or character == "\n")]
-
-
-@pytest.mark.parametrize("answer", [7, [], {"messages": 3}, {"messages": [None, {}, {"seq": None}], "next": "x"}])
-async def test_an_answer_of_another_shape_breaks_nothing(answer: Any) -> None:
-    async with console((100, 30)) as desk:
-        await opened(desk, answer)
-        await desk.press("enter", "i", "escape", "escape", "tab", "c")
-        desk.app.screen.query("*")
-        assert detail_lines("inbox", {"message": answer, "would_pass": answer}, "", 60)
-
-
 # ---- with the daemon's own answers -----------------------------------------------------------------
 
 
@@ -473,47 +438,3 @@ async def test_what_a_real_gate_wrote_is_what_is_shown(bench: Bench) -> None:
 )  # fmt: skip
 def test_values_are_short(value: Any, rule: str, told: str) -> None:
     assert value_text(value, rule) == told
-
-
-# ---- how it looks ----------------------------------------------------------------------------------
-
-
-async def _list(desk: Desk) -> None:
-    await opened(desk, page(250))
-    await desk.answer("outbox record 250", decision(250, "deny"))
-
-
-async def _inbox(desk: Desk) -> None:
-    await opened(desk)
-    await desk.press("tab")
-    peer = "spiffe://cardio-net/coordinator/main"
-    came = [message(seq, kind="run.plan", peer=peer, outcome="", milliseconds=None) for seq in (9, 8, 7)]
-    await desk.answer("inbox", {**page(9), "messages": came, "next": None})
-    await desk.answer("inbox record 9", decision(9, "allow"))
-
-
-async def _detail(desk: Desk) -> None:
-    await opened(desk)
-    await desk.press("enter")
-    await desk.answer("outbox record 250", decision(250, "deny"))
-
-
-SCENES = {"outbox": _list, "inbox": _inbox, "message": _detail}
-
-
-@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
-@pytest.mark.parametrize("scene", SCENES)
-async def test_it_looks_as_kept(scene: str, size: tuple[int, int]) -> None:
-    async with console(size) as desk:
-        await SCENES[scene](desk)
-        dumps.compare(f"{scene}-{size[0]}x{size[1]}", desk)
-        if scene == "outbox":
-            await dumps.compare_variants(f"{scene}-{size[0]}x{size[1]}", desk)
-
-
-async def test_in_ascii_it_draws_nothing_else() -> None:
-    async with console((80, 24), ascii_only=True, theme_name="fed-mono") as desk:
-        for scene in SCENES.values():
-            await scene(desk)
-            assert desk.text.isascii(), [character for character in desk.text if not character.isascii()]
-            await desk.press("escape", "escape")

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from console.screens.overview import FIGURES_KEY, OverviewFigures
 from fedsilo.views.curves import QUERY
-from tests.console import dumps
 from tests.console.desk import console
 from tests.console.rounds import curves_at_coordinator, curves_at_silo
 from tests.console.states import Happened, coordinator, release, silo
-from tests.console.test_safe import TOGETHER
 
 
 @pytest.mark.parametrize("size", [(100, 30), (140, 42)], ids=lambda size: f"{size[0]}x{size[1]}")
@@ -28,7 +24,6 @@ async def test_two_figures_stand_below_where_there_is_room(size: tuple[int, int]
                      "a hospital_a 41.2", "c uni_c 1.1", "run.round"):  # fmt: skip
             assert said in desk.text, said
         assert set(empty.splitlines()[2].split()) <= set(desk.text.splitlines()[2].split())  # what needs somebody stays
-        dumps.compare(f"overview-figures-{size[0]}x{size[1]}", desk)
 
 
 async def test_a_silo_asks_for_its_own_by_step_and_nobody_where_there_is_no_room() -> None:
@@ -57,24 +52,3 @@ async def test_a_rate_without_its_number_is_not_drawn_here_either() -> None:
         await desk.answer(FIGURES_KEY, answer)
         shown = " ".join(desk.text.split())
         assert "is not drawn" in shown and "update norm L2" in shown
-
-
-@pytest.mark.parametrize("name", TOGETHER)
-async def test_T37_hostile_text_draws_no_control_character(name: str) -> None:
-    text = TOGETHER[name]
-    hostile: dict[str, Any] = curves_at_coordinator()
-    hostile |= {"run": text, "run_state": text, "x": text, "not_recorded": [text]}
-    for series in hostile["series"]:
-        series |= {"silo": text, "unit": text, "source": text}
-    async with console((140, 42)) as desk:
-        await desk.show(coordinator())
-        await desk.answer(FIGURES_KEY, hostile)
-        assert "pass@1" in desk.text
-        assert not [character for character in desk.text if not (character.isprintable() or character == "\n")]
-
-
-async def test_ascii_only_draws_nothing_else() -> None:
-    async with console((140, 42), ascii_only=True, theme_name="fed-mono") as desk:
-        await desk.show(coordinator())
-        await desk.answer(FIGURES_KEY, curves_at_coordinator())
-        assert desk.text.isascii() and "update norm L2" in desk.text

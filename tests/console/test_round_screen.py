@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,12 +11,9 @@ from console.screens.round import RoundScreen
 from fedsilo.audit.index import no_run_yet
 from fedsilo.views import rounds
 from fedsilo.views.lines import ASCII, UNICODE, to_text
-from fedsilo.views.state import Link
-from tests.console import dumps
 from tests.console.desk import SIZES, Desk, console
 from tests.console.rounds import at_coordinator, at_silo, phase, round_before, silo_row, through
-from tests.console.states import coordinator, live, silo
-from tests.console.test_safe import TOGETHER
+from tests.console.states import coordinator
 
 
 async def opened(desk: Desk, answer: Any = None, state: Any = None) -> RoundScreen:
@@ -194,91 +190,16 @@ async def test_brackets_go_to_the_rounds_around_and_c_compares() -> None:
         assert own(screen) == {"round run-0 newest": ("round", {"run": "run-0"})}
 
 
-async def test_loading_empty_refused_stale_and_disconnected_say_so() -> None:
+async def test_without_a_run_it_says_how_to_submit_one_and_before_a_round_what_is_awaited() -> None:
     async with console((100, 30)) as desk:
-        await desk.show(coordinator())
-        await desk.press("2")
-        screen = desk.app.screen
-        assert isinstance(screen, RoundScreen)
-        await desk.wait(3.0)
-        await desk.show(coordinator())
-        assert "loading: waiting for the daemon's answer to round" in desk.text and "quorum" not in desk.text
+        screen = await opened(desk, no_run_yet("coordinator"))
+        assert "no runs yet" in desk.text and "fedsilo run submit run.yaml" in desk.text and "quorum" not in desk.text
         await desk.answer(screen.key, None, refused=("NOT_FOUND", "there is no run yet"))
         assert "there is no run yet" in desk.text and "fedsilo run submit run.yaml" in desk.text
-        await desk.answer(screen.key, no_run_yet("coordinator"))
-        assert "no runs yet" in desk.text and "fedsilo run submit run.yaml" in desk.text and "quorum" not in desk.text
-        await desk.answer(screen.key, None, refused=("NOT_ALLOWED", "bob may not read this"))
-        assert desk.text.count("not allowed: bob may not read this") == 1
-        await desk.answer(screen.key, at_coordinator())
-        assert "open for 06:41" in desk.text and "as of" not in desk.text
-        at, answers = desk.app.snapshot.answered_at, desk.app.snapshot.answers
-        await desk.wait(9.0)
-        await desk.show(replace(live(coordinator(), at=desk.now), answers=answers, answered_at=at))
-        assert "the daemon has not answered since" in desk.text and "open for 06:41" in desk.text
-        await desk.show(replace(desk.app.snapshot, link=Link("disconnected", "refused", "start it", desk.now, 1e9)))
-        assert "DISCONNECTED" in desk.text and "hospital_b" in desk.text
-        empty = at_coordinator(
-            round=0,
-            rounds=[],
-            silos=[],
-            state="no round yet",
-            elapsed_seconds=None,
-            awaited=[],
-            deadlines=[{"name": "join", "for": "join", "left_seconds": 30.0, "at_seconds": None}],
-        )
+        joining = [{"name": "join", "for": "join", "left_seconds": 30.0, "at_seconds": None}]
+        empty = at_coordinator(round=0, rounds=[], silos=[], elapsed_seconds=None, awaited=[], deadlines=joining)
         await desk.answer(screen.key, empty)
         assert "deadline  join in 00:30" in desk.text and "no silos in this run yet" in desk.text
-
-
-@pytest.mark.parametrize("name", TOGETHER)
-async def test_T37_hostile_text_in_every_field_draws_no_control_character(name: str) -> None:
-    text = TOGETHER[name]
-    hostile: Any = at_coordinator()
-    hostile |= dict.fromkeys(("run", "run_state", "method", "state"), text)
-    hostile["silos"] = [row | dict.fromkeys(("silo", "state", "joined", "joined_at", "plan", "plan_at", "last_seen",
-                                             "isolation", "code", "policy", "update_digest"), f"{text}{place}")
-                        | {"phases": [each | {"phase": text, "state": text} for each in row["phases"]],
-                           "straggler": {"phase": text, "seconds": 3.0, "median_seconds": text}}
-                        for place, row in enumerate(hostile["silos"])]  # fmt: skip
-    hostile["awaited"] = [{"silo": text, "phase": text, "step": text}]
-    hostile["digests"] = dict.fromkeys(hostile["digests"], text) | {text: text}
-    hostile["parameters"] = {text: text}
-    hostile["deadlines"] = [{"name": text, "for": text, "left_seconds": 1.0, "at_seconds": 2.0}]
-    hostile["rounds"] = [{"round": 1, "state": text, "seconds": text}, {"round": 2, "state": text}]
-    async with console((100, 30)) as desk:
-        screen = await opened(desk, hostile)
-        for keys in ((), ("enter",), ("escape", "p"), ("escape", "i"), ("escape", "c")):
-            await desk.press(*keys)
-            assert not [character for character in desk.text if not (character.isprintable() or character == "\n")]
-        await desk.answer(screen._before_key, hostile)
-        assert not [character for character in desk.text if not (character.isprintable() or character == "\n")]
-
-
-async def test_ascii_only_draws_nothing_else() -> None:
-    async with console((140, 42), ascii_only=True, theme_name="fed-mono") as desk:
-        for answer, state in ((at_coordinator(), coordinator()), (at_silo(), silo())):
-            screen = await opened(desk, answer, state)
-            assert desk.text.isascii(), [character for character in desk.text if not character.isascii()]
-            await desk.press("c")
-            await desk.answer(screen._before_key, round_before())
-            assert desk.text.isascii()
-            await desk.press("c", "1")
-
-
-@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
-async def test_it_looks_as_kept(size: tuple[int, int]) -> None:
-    async with console(size) as desk:
-        screen = await opened(desk)
-        await desk.press("j", "j")
-        dumps.compare(f"round-{size[0]}x{size[1]}", desk)
-        await desk.press("c")
-        await desk.answer(screen._before_key, round_before())
-        dumps.compare(f"round-compared-{size[0]}x{size[1]}", desk)
-        await desk.press("c", "1")
-        await desk.show(silo())
-        await desk.press("2")
-        await desk.answer(screen.key, at_silo())
-        dumps.compare(f"round-silo-{size[0]}x{size[1]}", desk)
 
 
 async def test_a_round_that_is_not_the_newest_says_so_on_every_visit() -> None:

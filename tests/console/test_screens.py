@@ -220,15 +220,6 @@ async def test_what_cannot_be_approved_opens_no_dialog(held: dict[str, Any]) -> 
         assert isinstance(desk.app.screen, ApprovalScreen)
 
 
-async def test_another_sites_person_cannot_answer() -> None:
-    async with console() as desk:
-        await desk.show(silo(release()))
-        await desk.press("enter")
-        desk.unlock("mallory", site="hospital_b")
-        await desk.press("A")
-        assert isinstance(desk.app.screen, ApprovalScreen)
-
-
 async def test_A_rests_after_a_screen_change() -> None:
     async with console() as desk:
         desk.unlock()
@@ -484,12 +475,6 @@ async def test_how_to_leave_stands_at_the_foot_and_q_tells_it(size: tuple[int, i
         assert "ctrl+q ends the console" in desk.text and isinstance(desk.app.screen, OverviewScreen)
 
 
-async def test_a_tiny_terminal_says_what_it_needs() -> None:
-    async with console((50, 12)) as desk:
-        await desk.show(silo(release()))
-        assert "needs 60x16" in desk.text
-
-
 @pytest.mark.parametrize("name", TOGETHER)
 async def test_T37_hostile_text_everywhere_draws_no_control_character(name: str) -> None:
     text = TOGETHER[name]
@@ -515,11 +500,3 @@ async def test_T37_hostile_text_everywhere_draws_no_control_character(name: str)
             await desk.press("a")
         await desk.press("p")
         assert not [character for character in desk.text if not (character.isprintable() or character == "\n")]
-
-
-async def test_ascii_only_draws_nothing_else() -> None:
-    async with console((80, 24), ascii_only=True, theme_name="fed-mono") as desk:
-        await desk.show(silo(release()))
-        assert desk.text.isascii(), [character for character in desk.text if not character.isascii()]
-        await desk.press("enter")
-        assert desk.text.isascii(), [character for character in desk.text if not character.isascii()]

@@ -12,7 +12,6 @@ from console.table_screen import PAGE_ROWS, RowLines, TablePane
 from tests.console.desk import SIZES, Desk, console
 from tests.console.example_screen import ExampleScreen
 from tests.console.states import silo
-from tests.console.test_safe import TOGETHER
 
 
 def message(seq: int, **changes: Any) -> dict[str, Any]:
@@ -217,17 +216,6 @@ async def test_after_two_seconds_loading_says_what_is_awaited() -> None:
         await desk.wait(2.5)
         await desk.show(silo())
         assert "waiting for the daemon's answer to outbox since 00:02" in desk.text
-
-
-@pytest.mark.parametrize("name", TOGETHER)
-async def test_T37_hostile_text_in_every_cell_draws_no_control_character(name: str) -> None:
-    text = TOGETHER[name]
-    async with console((140, 42)) as desk:
-        await opened(desk)
-        await desk.answer("outbox", page(300, kind=text, rule=text, digest=text, items=text, verdict=text))
-        for key in ("i", "escape", "enter", "escape", "s"):
-            assert not [character for character in desk.text if not (character.isprintable() or character == "\n")]
-            await desk.press(key)
 
 
 async def test_Y_and_i_are_about_the_row_under_the_cursor() -> None:
