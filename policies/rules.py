@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from fedsilo.protocol.kinds import KINDS, OFFERED_KINDS, OUTBOUND_KINDS, TEXT_KINDS_OUT, of_place
+from fedsilo.protocol.kinds import FURTHER, KINDS, OFFERED_KINDS, OUTBOUND_KINDS, TEXT_KINDS_OUT, of_place
 from fedsilo.protocol.transcript import SIGNATURE_BYTES
 from policies import screens
 from policies.fields import Approvals
@@ -30,7 +30,7 @@ from policies.kind import (
     side_of,
     within,
 )
-from policies.kinds import MODULES
+from policies.kinds import KINDS as OF_KINDS
 from policies.message import OFFERED, Facts
 from policies.model import Policy
 
@@ -333,7 +333,14 @@ _APPROVALS = (approvals,)
 # ---- all of them --------------------------------------------------------------------------------
 
 
-_OF_POLICIES: tuple[PolicyKind, ...] = tuple(kind for module in MODULES for kind in module.KINDS)
+def _place(kind: PolicyKind) -> int:
+    """Where the rules of a kind come: kinds of the further methods one by one, the others file by file."""
+    row, names = KINDS[kind.name], list(KINDS)
+    alike = row if row in FURTHER else next(each for each in KINDS.values() if each.module == row.module)
+    return names.index(alike.name)
+
+
+_OF_POLICIES: tuple[PolicyKind, ...] = tuple(sorted(OF_KINDS.values(), key=_place))
 
 
 def _lists() -> Iterator[Sequence[Rule]]:

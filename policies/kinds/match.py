@@ -1,4 +1,6 @@
-"""`bandit.reward`: what a match was worth to its taker."""
+"""With whom a silo exchanges knowledge: `match.directive` comes in, and `bandit.reward`, what a match was worth to its
+taker, leaves.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +23,7 @@ from policies.kind import (
     block_rule,
     holds,
     limit_rule,
+    names_of,
     none_of,
     rule,
     value_facts,
@@ -31,8 +34,49 @@ from policies.model import Policy
 _F = FieldClass
 
 FIELDS: FieldTable = {
+    "MatchDirective": {"match": _F.NUMBER, "peer": _F.NAME, "part": frozenset({"give", "take"})},
     "BanditReward": {"match": _F.NUMBER, "value": _F.NUMBER},
 }
+
+
+class MatchDirective(Closed):
+    """With whom to exchange knowledge: a peer of the policy and of the plan."""
+
+
+def _measure_of_directive(body: pb.MatchDirective, message: Message, context: Context) -> Facts:
+    asked, plan = context.asked, context.plan
+    names, at_fault = names_of([body.peer])
+    return {
+        "match": body.match,
+        "match_is_fresh": body.match > asked.match,
+        "match_repeated": asked.after(body) == asked,
+        "part": body.part if body.part in ("give", "take") else "",
+        "peer_in_plan": plan is not None and body.peer in plan.silos,
+        "names": names,
+        "names_at_fault": at_fault,
+    }
+
+
+@rule("match goes forward", "MATCH", "match.directive")
+def match_forward(facts: Facts, policy: Policy, history: History) -> Judgement:
+    """A match is made once, and says who gives. The same directive again is its redelivery and changes nothing."""
+    _, path = block_of(facts, policy)
+    forward = facts["match_is_fresh"] is True or facts["match_repeated"] is True
+    return holds(forward and facts["part"] != "", path, measured=facts["match"])
+
+
+@rule("match is with a peer", "NOT_A_PEER", "match.directive")
+def match_peer(facts: Facts, policy: Policy, history: History) -> Judgement:
+    """A silo of the plan that the policy lists, by the certificate it is enrolled with (T48)."""
+    path = ("federation", "peers")
+    if facts["peer_in_plan"] is not True:
+        return holds(False, path)
+    prefix = f"spiffe://{policy.file.federation.id}/silo/"
+    return none_of(sum(prefix + name not in policy.peers for name in facts["names"]), path)
+
+
+def _example_of_directive(at: Around) -> Example:
+    return Example(pb.MatchDirective(match=1, peer=at.plan.silos[-1], part="take"))
 
 
 class BanditReward(Closed):
@@ -43,7 +87,7 @@ class BanditReward(Closed):
     per_match: Limit
 
 
-def measure(body: pb.BanditReward, message: Message, context: Context) -> Facts:
+def _measure_of_worth(body: pb.BanditReward, message: Message, context: Context) -> Facts:
     asked = context.asked
     return {
         **value_facts([body.value]),
@@ -78,28 +122,35 @@ PER_MATCH = limit_rule(
 )
 
 
-def largest(block: BanditReward, at: Figures) -> tuple[int, int]:
+def _largest_of_worth(block: BanditReward, at: Figures) -> tuple[int, int]:
     return block.per_match, block.per_match * 16
 
 
-def bits(block: BanditReward, at: Figures) -> Bits:
+def _bits_of_worth(block: BanditReward, at: Figures) -> Bits:
     points = multiples(-block.max_abs, block.max_abs, block.quantum)
     return Bits(block.per_match * math.log2(points + 1), f"for each match {block.per_match} x one of {points} values")
 
 
-def example(at: Around) -> Example:
+def _example_of_worth(at: Around) -> Example:
     taken = Asked(match=1, peer=at.plan.silos[-1], part="take")
     return Example(pb.BanditReward(match=1, value=0.0), {"asked": taken})
 
 
 KINDS = (
     PolicyKind(
+        "match.directive",
+        _example_of_directive,
+        taken=MatchDirective,
+        measure=_measure_of_directive,
+        rules=(match_forward, match_peer),
+    ),
+    PolicyKind(
         "bandit.reward",
-        example,
+        _example_of_worth,
         sent=BanditReward,
-        measure=measure,
+        measure=_measure_of_worth,
         rules=(reward_match, reward_bound, reward_on_grid, PER_MATCH),
-        largest=largest,
-        bits=bits,
+        largest=_largest_of_worth,
+        bits=_bits_of_worth,
     ),
 )

@@ -1,4 +1,5 @@
-"""`reward.scalar`: a silo's scores of candidate answers.
+"""Scores of candidate answers: `reward.ask` comes in, by row of the silo's own copy of the set, and `reward.scalar`
+leaves.
 
 What the rules do not stop: a coordinator that learns a stored answer by asking about candidates (methods 4.9).
 """
@@ -9,12 +10,13 @@ import math
 
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.strict_yaml import Path
-from policies.fields import Closed, Grid, Limit, Permission
+from policies.fields import Closed, Grid, Limit, Permission, PinnedText
 from policies.grids import EXACT_BITS, Bits, log2_states, lowest, of_steps, points_of
 from policies.history import History
 from policies.kind import (
     CANDIDATES_PER_QUESTION,
     PER_DAY,
+    QUESTIONS_ASKED,
     Around,
     Example,
     FieldClass,
@@ -25,6 +27,7 @@ from policies.kind import (
     block_of,
     block_rule,
     fact,
+    finishes,
     in_order_asked,
     limit_rule,
     none_of,
@@ -33,20 +36,67 @@ from policies.kind import (
     one_per_step,
     only_asked,
     out_of_range,
+    pinned_set,
+    question_facts,
+    questions_in_set,
     row_facts,
     rule,
+    set_facts,
     some_per_round,
+    text_facts,
     value_facts,
 )
 from policies.message import Asked, Context, Facts, Message
-from policies.model import Policy
+from policies.model import Policy, TextOnlyNames
 
 _F = FieldClass
 
 FIELDS: FieldTable = {
+    "QuestionCandidates": {"question": _F.NUMBER},
+    "RewardAsk": {"question_set_sha256": _F.DIGEST},
     "QuestionRewards": {"question": _F.NUMBER, "rewards": _F.NUMBER, "abstained": _F.NUMBER},
     "RewardScalar": {},
 }
+
+
+class RewardAsk(Closed):
+    """Questions by row, and candidate answers to judge."""
+
+    set: PinnedText
+    max_questions: Limit
+    max_candidates_per_question: Limit
+    max_bytes_per_candidate: Limit
+    screens: TextOnlyNames = ()
+
+
+def _measure_of_ask(body: pb.RewardAsk, message: Message, context: Context) -> Facts:
+    return {
+        **set_facts(body.question_set_sha256, context),
+        **question_facts([row.question for row in body.questions], context),
+        **text_facts([candidate for row in body.questions for candidate in row.candidates], context),
+        "candidates_max": max((len(row.candidates) for row in body.questions), default=0),
+        "candidates_repeated": sum(
+            len(row.candidates) - len({candidate.text for candidate in row.candidates}) for row in body.questions
+        ),
+    }
+
+
+@rule("candidates differ", "CANDIDATES", "reward.ask")
+def candidates_differ(facts: Facts, policy: Policy, history: History) -> Judgement:
+    """One candidate twice asks twice for one reward."""
+    _, path = block_of(facts, policy)
+    return none_of(facts["candidates_repeated"], path)
+
+
+CANDIDATE_BYTES = limit_rule(
+    "bytes of one candidate", "RESPONSE_BYTES", "max_bytes_per_candidate", fact("text_bytes_max")
+)
+
+
+def _example_of_ask(at: Around) -> Example:
+    candidates = [at.answer(at.block.max_bytes_per_candidate)]
+    question = pb.QuestionCandidates(question=0, candidates=candidates)
+    return Example(pb.RewardAsk(question_set_sha256=at.set_sha256, questions=[question]))
 
 
 class RewardScalar(Closed):
@@ -65,7 +115,7 @@ class RewardScalar(Closed):
     per_round: Limit
 
 
-def measure(body: pb.RewardScalar, message: Message, context: Context) -> Facts:
+def _measure_of_scalar(body: pb.RewardScalar, message: Message, context: Context) -> Facts:
     asked = context.asked.candidates
     rewards = [row for row in body.questions if not row.abstained]
     return {
@@ -108,12 +158,12 @@ def reward_grid(facts: Facts, block: RewardScalar, path: Path) -> Judgement:
 QUESTIONS_PER_STEP = limit_rule("questions per step", "QUESTIONS", "max_questions_per_step", fact("questions"))
 
 
-def largest(block: RewardScalar, at: Figures) -> tuple[int, int]:
+def _largest_of_scalar(block: RewardScalar, at: Figures) -> tuple[int, int]:
     size = block.max_questions_per_step * (block.max_candidates_per_question * 8 + 24)
     return block.per_round, block.per_round * size
 
 
-def bits(block: RewardScalar, at: Figures) -> Bits:
+def _bits_of_scalar(block: RewardScalar, at: Figures) -> Bits:
     points = points_of(block.values)
     abstains = block.abstain == "allowed"
     questions, candidates = block.max_questions_per_step, block.max_candidates_per_question
@@ -125,17 +175,32 @@ def bits(block: RewardScalar, at: Figures) -> Bits:
     return of_steps(one, block.per_round, at.steps, because)
 
 
-def example(at: Around) -> Example:
+def _example_of_scalar(at: Around) -> Example:
     body = pb.RewardScalar(questions=[pb.QuestionRewards(question=0, rewards=[lowest(at.block.values)])])
     return Example(body, {"asked": Asked(step=1, candidates={0: 1})})
 
 
 KINDS = (
     PolicyKind(
+        "reward.ask",
+        _example_of_ask,
+        taken=RewardAsk,
+        measure=_measure_of_ask,
+        rules=(
+            pinned_set,
+            finishes,
+            CANDIDATES_PER_QUESTION,
+            questions_in_set,
+            candidates_differ,
+            QUESTIONS_ASKED,
+            CANDIDATE_BYTES,
+        ),
+    ),
+    PolicyKind(
         "reward.scalar",
-        example,
+        _example_of_scalar,
         sent=RewardScalar,
-        measure=measure,
+        measure=_measure_of_scalar,
         rules=(
             one_per_step,
             some_per_round,
@@ -149,7 +214,7 @@ KINDS = (
             QUESTIONS_PER_STEP,
             CANDIDATES_PER_QUESTION,
         ),
-        largest=largest,
-        bits=bits,
+        largest=_largest_of_scalar,
+        bits=_bits_of_scalar,
     ),
 )

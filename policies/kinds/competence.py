@@ -1,0 +1,237 @@
+"""What a silo's model answers to exemplars that the coordinator chose: `competence.ask` comes in, `competence.score`
+(how many it got right) or `competence.answers` (its own answers, where the coordinator keeps the labels) leaves.
+
+A score is about what was asked, in its order, and about nothing else. What the rules do not stop: a coordinator that
+learns from well chosen exemplars; `max_per_day` bounds how often it may ask (methods 4.9).
+"""
+
+from __future__ import annotations
+
+from fedsilo.protocol._generated import federation_pb2 as pb
+from policies.fields import Approvals, Closed, Limit, PinnedText, Range
+from policies.grids import Bits, answer_bits, log2_states, of_steps, text_in_words
+from policies.history import History
+from policies.kind import (
+    PER_DAY,
+    QUESTIONS_ASKED,
+    TEXT_BYTES,
+    UNITS_PER_STEP,
+    Around,
+    Example,
+    FieldClass,
+    FieldTable,
+    Figures,
+    Judgement,
+    PolicyKind,
+    block_of,
+    exemplar_counts,
+    exemplars_of_score,
+    fact,
+    finishes,
+    in_order_asked,
+    limit_rule,
+    none_of,
+    one_per_step,
+    only_asked,
+    pinned_set,
+    question_facts,
+    questions_in_set,
+    row_facts,
+    rule,
+    set_facts,
+    some_per_round,
+    text_facts,
+)
+from policies.message import Asked, Context, Facts, Message
+from policies.model import HitsPerDay, Policy, ScreenNames
+
+_F = FieldClass
+
+FIELDS: FieldTable = {
+    "QuestionExemplars": {"question": _F.NUMBER, "exemplars": _F.NUMBER},
+    "CompetenceAsk": {"exemplar_set_sha256": _F.DIGEST},
+    "QuestionScore": {"question": _F.NUMBER, "matched": _F.NUMBER},
+    "CompetenceScore": {"exemplar_set_sha256": _F.DIGEST},
+    "ExemplarAnswer": {"exemplar": _F.NUMBER},
+    "CompetenceAnswers": {"exemplar_set_sha256": _F.DIGEST},
+}
+
+
+class CompetenceAsk(Closed):
+    """Exemplars by row of this silo's own copy of the set."""
+
+    set: PinnedText
+    exemplars: Range
+    max_questions: Limit
+
+
+def _measure_of_ask(body: pb.CompetenceAsk, message: Message, context: Context) -> Facts:
+    questions = [row.question for row in body.questions]
+    return {
+        **set_facts(body.exemplar_set_sha256, context),
+        **question_facts(questions, context),
+        **exemplar_counts(row.exemplars for row in body.questions),
+        "exemplars_not_in_set": sum(
+            row >= context.public_set_rows for each in body.questions for row in each.exemplars
+        ),
+        "exemplars_repeated": sum(len(row.exemplars) - len(set(row.exemplars)) for row in body.questions),
+    }
+
+
+def _example_of_ask(at: Around) -> Example:
+    question = pb.QuestionExemplars(question=0, exemplars=range(at.block.exemplars[0]))
+    return Example(pb.CompetenceAsk(exemplar_set_sha256=at.set_sha256, questions=[question]))
+
+
+class CompetenceScore(Closed):
+    """How many of the exemplars that the coordinator chose this silo answers right.
+
+    Attributes:
+        exemplars: how many one score is about; few say much about each (methods 4.9).
+        max_per_step, max_per_day: scores.
+    """
+
+    set: PinnedText
+    exemplars: Range
+    max_per_step: Limit
+    max_per_day: Limit
+    per_round: Limit
+
+
+def _measure_of_score(body: pb.CompetenceScore, message: Message, context: Context) -> Facts:
+    asked = context.asked.exemplars
+    return {
+        **set_facts(body.exemplar_set_sha256, context),
+        **row_facts([score.question for score in body.scores], asked, "questions"),
+        **exemplar_counts(asked.get(score.question, ()) for score in body.scores),
+        "matched_over_asked": sum(score.matched > len(asked.get(score.question, ())) for score in body.scores),
+        "units": len(body.scores),
+    }
+
+
+@rule("matches within the exemplars", "SCORE_RANGE", "competence.score")
+def matched(facts: Facts, policy: Policy, history: History) -> Judgement:
+    """A score is one of 0, 1/L, ..., 1."""
+    _, path = block_of(facts, policy)
+    return none_of(facts["matched_over_asked"], path)
+
+
+def _largest_of_score(block: CompetenceScore, at: Figures) -> tuple[int, int]:
+    return block.per_round, block.per_round * (block.max_per_step * 16 + 66)
+
+
+def _bits_of_score(block: CompetenceScore, at: Figures) -> Bits:
+    # each question is absent, or has one of 0..L; a message without any is none
+    one = log2_states(block.exemplars[1] + 2, block.max_per_step, 0)
+    because = f"{block.max_per_step} scores out of up to {block.exemplars[1]}"
+    return of_steps(one, block.per_round, at.steps, because)
+
+
+def _example_of_score(at: Around) -> Example:
+    exemplars = at.block.exemplars[0]
+    scores = [pb.QuestionScore(question=0, matched=exemplars)]
+    return Example(
+        pb.CompetenceScore(exemplar_set_sha256=at.set_sha256, scores=scores),
+        {"asked": Asked(step=1, exemplars={0: tuple(range(exemplars))})},
+    )
+
+
+class CompetenceAnswers(Closed):
+    """This silo's own answers to exemplars, where the coordinator keeps the labels (`label_hidden`).
+
+    A screen's hit refuses the message whole, and counts for the day.
+    """
+
+    set: PinnedText
+    max_per_step: Limit
+    max_per_day: Limit
+    max_bytes_per_answer: Limit
+    max_bytes_per_step: Limit
+    per_round: Limit
+    screens: ScreenNames = ()
+    max_hits_per_day: HitsPerDay = None
+    approvals: Approvals
+
+
+def _measure_of_answers(body: pb.CompetenceAnswers, message: Message, context: Context) -> Facts:
+    return {
+        **set_facts(body.exemplar_set_sha256, context),
+        **row_facts([row.exemplar for row in body.answers], context.asked.exemplar_rows, "questions"),
+        **text_facts([row.answer for row in body.answers], context),
+        "units": len(body.answers),
+    }
+
+
+BYTES_PER_STEP = limit_rule("bytes of answers per step", "RESPONSE_BYTES", "max_bytes_per_step", fact("payload_bytes"))
+
+
+def _text_bytes_of_answers(block: CompetenceAnswers) -> tuple[str, int, int]:
+    return "max_bytes_per_step", block.per_round * block.max_bytes_per_step, block.max_bytes_per_step
+
+
+def _largest_of_answers(block: CompetenceAnswers, at: Figures) -> tuple[int, int]:
+    return block.per_round, block.per_round * block.max_bytes_per_step
+
+
+def _bits_of_answers(block: CompetenceAnswers, at: Figures) -> Bits:
+    sizes = block.max_per_step, block.max_bytes_per_answer, block.max_bytes_per_step
+    return Bits(block.per_round * answer_bits(*sizes), f"{block.per_round} x {text_in_words(*sizes)}")
+
+
+def _example_of_answers(at: Around) -> Example:
+    answers = [pb.ExemplarAnswer(exemplar=0, answer=at.answer(at.block.max_bytes_per_answer))]
+    return Example(
+        pb.CompetenceAnswers(exemplar_set_sha256=at.set_sha256, answers=answers),
+        {"asked": Asked(step=1, exemplars={0: (0,)})},
+    )
+
+
+KINDS = (
+    PolicyKind(
+        "competence.ask",
+        _example_of_ask,
+        taken=CompetenceAsk,
+        measure=_measure_of_ask,
+        rules=(pinned_set, exemplars_of_score, questions_in_set, QUESTIONS_ASKED),
+    ),
+    PolicyKind(
+        "competence.score",
+        _example_of_score,
+        sent=CompetenceScore,
+        measure=_measure_of_score,
+        rules=(
+            pinned_set,
+            one_per_step,
+            some_per_round,
+            PER_DAY,
+            UNITS_PER_STEP,
+            only_asked,
+            in_order_asked,
+            exemplars_of_score,
+            matched,
+        ),
+        largest=_largest_of_score,
+        bits=_bits_of_score,
+    ),
+    PolicyKind(
+        "competence.answers",
+        _example_of_answers,
+        sent=CompetenceAnswers,
+        measure=_measure_of_answers,
+        rules=(
+            pinned_set,
+            one_per_step,
+            some_per_round,
+            PER_DAY,
+            UNITS_PER_STEP,
+            TEXT_BYTES,
+            finishes,
+            only_asked,
+            in_order_asked,
+            BYTES_PER_STEP,
+        ),
+        largest=_largest_of_answers,
+        bits=_bits_of_answers,
+        text_bytes=_text_bytes_of_answers,
+    ),
+)
