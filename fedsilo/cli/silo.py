@@ -595,7 +595,7 @@ def init(
     from fedsilo.demo.sites import SiloFiles, write_silo_files
     from fedsilo.files.durable import undone_on_failure
     from fedsilo.files.prompt_template import choice_of
-    from fedsilo.files.site_policy import read_bundle
+    from fedsilo.files.site_policy import SiteInputs, read_bundle
 
     taken = [out / "id" / each for each in ("federation_ca.crt", "coordinator.pub", "roles.yaml")]
     written_here = ("silo.yaml", "policy.yaml", "charter.yaml", "lora_schema.json", "canaries.txt")
@@ -605,36 +605,38 @@ def init(
             write_roles(out / "id", name, people_of(person))
         written = write_silo_files(
             SiloFiles(
-                name=name,
+                site=SiteInputs(
+                    ruleset=ruleset,
+                    model=model,
+                    public=public,
+                    bundle=federation,
+                    now_seconds=time.time(),
+                    site=name,
+                    rank=rank,
+                    alpha=alpha,
+                    least_isolation=least_isolation,
+                    first_rounds=first_rounds,
+                    limits=given(
+                        rounds=rounds,
+                        local_steps=local_steps,
+                        swap_period=swap_period,
+                        prompts_per_step=prompts_per_step,
+                        samples_per_prompt=samples_per_prompt,
+                        max_new_tokens=max_new_tokens,
+                        learning_rate=learning_rate,
+                    ),
+                    template=choice_of(template),
+                ),
                 out=out,
-                bundle=federation,
-                model=model,
                 private=private,
                 verifier=verifier,
-                public=public,
                 public_verifier=public_verifier or verifier,
                 held_out=held_out,
                 holdout_share=holdout_share,
-                ruleset=ruleset,
                 load=load,
-                template=choice_of(template),
                 fields=_fields_of(fields or ()),
-                rank=rank,
-                alpha=alpha,
-                least_isolation=least_isolation,
-                first_rounds=first_rounds,
                 silos_on_this_host=silos_on_this_host,
-                limits=given(
-                    rounds=rounds,
-                    local_steps=local_steps,
-                    swap_period=swap_period,
-                    prompts_per_step=prompts_per_step,
-                    samples_per_prompt=samples_per_prompt,
-                    max_new_tokens=max_new_tokens,
-                    learning_rate=learning_rate,
-                ),
-            ),
-            now_seconds=time.time(),
+            )
         )
     warnings = written.pop("warnings")
     config = written["config"]

@@ -34,7 +34,7 @@ from certs.authority import (
 )
 from certs.encoding import private_key_pem, public_key_pem, read_root
 from certs.enrolment import TOKEN_RANDOM_BYTES, TokenBook, identity_of_token, make_request, read_request
-from certs.names import AUTHORITY_OF_ROLE, AuthorityKind, LinkRole, SpiffeId, checked_name, parse_short_id
+from certs.names import AUTHORITY_OF_ROLE, AuthorityKind, SpiffeId, checked_name, parse_short_id
 from certs.roles import ROLES, Role, load_roles, render_roles
 from fedsilo.files.durable import lock_exclusively, make_private_directory, read_private, write_durably, write_private
 from fedsilo.files.identity_files import load_identity, read_public
@@ -343,30 +343,8 @@ def enrol_operator(
     site_ca: Path, id_directory: Path, person: str, *, lifetime: timedelta | None = None, now: datetime | None = None
 ) -> IssuedCertificate:
     """`id/<person>.crt .key` and `id/site_ca.crt`. What the person may do: `write_roles`. Raises as `enrol`."""
-    return _enrol_at_site(site_ca, id_directory, f"operator/{person}", lifetime=lifetime, now=now)
-
-
-def enrol_link(
-    site_ca: Path,
-    directory: Path,
-    role: LinkRole,
-    *,
-    name: str = "",
-    lifetime: timedelta | None = None,
-    now: datetime | None = None,
-) -> IssuedCertificate:
-    """One end of the guard-trainer link: `<name>.crt .key` and `site_ca.crt`; the name is by default the role's.
-
-    Give the trainer a folder of its own: its key is never the guard's, nor in the guard's reach. Raises as `enrol`.
-    """
-    return _enrol_at_site(site_ca, directory, f"{role}/{name or role}", lifetime=lifetime, now=now)
-
-
-def _enrol_at_site(
-    site_ca: Path, directory: Path, short_id: str, *, lifetime: timedelta | None, now: datetime | None
-) -> IssuedCertificate:
-    issued = enrol(site_ca, directory, short_id, lifetime=lifetime, now=now)
-    write_durably(directory / "site_ca.crt", read_public(site_ca / "ca.crt"))
+    issued = enrol(site_ca, id_directory, f"operator/{person}", lifetime=lifetime, now=now)
+    write_durably(id_directory / "site_ca.crt", read_public(site_ca / "ca.crt"))
     return issued
 
 

@@ -44,32 +44,23 @@ HOLDOUT_SHARE = 0.1  # what `silo init` writes; a configuration that says nothin
 @dataclass(frozen=True)
 class SiloFiles:
     """Attributes:
+    site: what the policy is made from; `site.site` is the silo's name.
     out: folder of the site; keys are expected in `out/id`.
-    bundle: federation.json, written by `coordinator init`.
     address: of the coordinator; empty takes the bundle's.
     sockets: folder for the sockets, where paths below `out` would be too long for the kernel.
     site_secret: file with the site secret; None lets the guard make one.
-    limits: numbers of a plan's size that the site says itself; all others come from the bundle.
     """
 
-    name: str
+    site: SiteInputs
     out: Path
-    bundle: Path
-    model: Path
     private: Path
     verifier: str
-    public: Path
     public_verifier: str
     held_out: Path
     held_out_verifier: str = ""
     holdout_share: float = HOLDOUT_SHARE
     role: str = "member"
-    ruleset: str = "pubswap"
     load: str = ""  # empty takes the bundle's, or fp32
-    rank: int = 32
-    alpha: float = 64.0
-    least_isolation: str = "namespaces"
-    first_rounds: int = 1
     address: str = ""
     collection: str = ""
     threads: int | str = "auto"
@@ -77,19 +68,16 @@ class SiloFiles:
     silos_on_this_host: int = 1
     sockets: Path | None = None
     site_secret: Path | None = None
-    limits: Mapping[str, float] = field(default_factory=dict)
-    template: str | Path | None = None  # None: the model folder's
     fields: Mapping[str, str] = field(default_factory=dict)  # name of a field -> what the private file calls it
 
 
-def write_silo_files(files: SiloFiles, *, now_seconds: float) -> dict[str, Any]:
+def write_silo_files(files: SiloFiles) -> dict[str, Any]:
     """Write `silo.yaml`, `policy.yaml`, `lora_schema.json` and `canaries.txt` into the site's folder, and the
     federation's charter beside them where the bundle carries one. Canaries that are there already stay: they may be
     planted by now.
 
     Args:
         files: what the site has.
-        now_seconds: start of the policy's validity.
 
     Returns:
         {"config", "policy", "schema", "canaries", "control_socket"} and perhaps "charter": paths; "plan_size": what
@@ -99,13 +87,13 @@ def write_silo_files(files: SiloFiles, *, now_seconds: float) -> dict[str, Any]:
         ConflictError: one of the files exists.
         UsageError, NotAllowedError: a named file is missing or wrong, or the canaries that are there.
     """
-    out = files.out
+    out, site = files.out, replace(files.site, held_out=files.held_out)
     paths = {"config": out / "silo.yaml", "policy": out / "policy.yaml", "schema": out / "lora_schema.json"}
-    bundle = read_bundle(files.bundle)
-    charter = charter_of(bundle, files.bundle)
-    if silo_id(bundle["federation"], files.name) not in bundle["peers"]:
+    bundle = read_bundle(site.bundle)
+    charter = charter_of(bundle, site.bundle)
+    if silo_id(bundle["federation"], site.site) not in bundle["peers"]:
         raise UsageError(
-            f"{files.bundle} names no silo {files.name}: {', '.join(bundle['peers'])}",
+            f"{site.bundle} names no silo {site.site}: {', '.join(bundle['peers'])}",
             hint="give one of these names, or ask the coordinator for a federation.json that names this site",
         )
     if charter is not None:
@@ -113,24 +101,7 @@ def write_silo_files(files: SiloFiles, *, now_seconds: float) -> dict[str, Any]:
     for path in paths.values():
         if path.exists():
             raise ConflictError(f"{path} exists already", hint="write into an empty folder, or move it away")
-    made = make_site_policy(
-        SiteInputs(
-            ruleset=files.ruleset,
-            model=files.model,
-            public=files.public,
-            bundle=files.bundle,
-            now_seconds=now_seconds,
-            site=files.name,
-            held_out=files.held_out,
-            schema_file=paths["schema"].name,
-            rank=files.rank,
-            alpha=files.alpha,
-            least_isolation=files.least_isolation,
-            first_rounds=files.first_rounds,
-            limits=files.limits,
-            template=files.template,
-        )
-    )
+    made = make_site_policy(replace(site, schema_file=paths["schema"].name))
     canaries = out / CANARIES
     if canaries.exists():
         read_canaries(canaries)
@@ -180,14 +151,14 @@ def _config_text(files: SiloFiles, federation: str, address: str, charter_sha256
     def at(path: Path) -> str:
         return quoted(path.absolute())
 
-    name = files.name
+    name, site = files.site.site, files.site
     sockets = files.sockets.absolute() if files.sockets else None
     # The trainer's socket has a folder of its own: that folder is inside its sandbox.
     trainer = quoted(f"unix:{sockets}/run/trainer.sock" if sockets else "unix:run/trainer.sock")
     control = quoted(sockets / "control.sock" if sockets else "control.sock")
     fields = ", ".join(f"{each}: {quoted(column)}" for each, column in files.fields.items())
     fields = f"\n  # What the private files call the fields.\n  fields: {{{fields}}}" if fields else ""
-    template = at(files.template) if isinstance(files.template, Path) else str(files.template or "")
+    template = at(site.template) if isinstance(site.template, Path) else str(site.template or "")
     template = f"\n  # How a prompt becomes text; the policy pins its hash.\n  template: {template}" if template else ""
     secret = "null" if files.site_secret is None else at(files.site_secret)
     return f"""\
@@ -227,8 +198,8 @@ data:
   holdout_share: {files.holdout_share}
   # This site's own copies; the policy pins the same hashes.
   public:
-    path: {at(files.public)}
-    sha256: "{read_tasks(files.public).sha256}"
+    path: {at(site.public)}
+    sha256: "{read_tasks(site.public).sha256}"
     verifier: {files.public_verifier}
   held_out:
     path: {at(files.held_out)}
@@ -238,7 +209,7 @@ data:
   # the screen `canary` of a policy stops every text that holds one. Keep the file secret, mode 0600; the guard alone
   # reads it. One of them found at anybody else's place proves that something of this site has leaked.
   canaries: {CANARIES}
-model: {{path: {at(files.model)}, load: {files.load}}}
+model: {{path: {at(site.model)}, load: {files.load}}}
 trainer:
   # child: the guard starts it in a sandbox. external: somebody else does, and it dials the address.
   launch: child
@@ -364,27 +335,29 @@ def make_sites(wanted: Wanted) -> Sites:
         write_private(secret, f"{seed_of(wanted.seed, 'site-secret', name):064x}".encode())
         written = write_silo_files(
             SiloFiles(
-                name=name,
-                model=wanted.model,
+                site=SiteInputs(
+                    ruleset=wanted.ruleset,
+                    model=wanted.model,
+                    public=wanted.data.public.path,
+                    bundle=here / "federation.json",
+                    now_seconds=time.time(),
+                    site=name,
+                    rank=wanted.rank,
+                    alpha=wanted.alpha,
+                    least_isolation="waived",  # the best this machine gives; which one it is, is reported
+                    first_rounds=1 if name == wanted.holds else 0,
+                ),
+                out=folder,
                 private=source.path,
-                public=wanted.data.public.path,
-                held_out=wanted.data.held_out.path,
                 verifier=source.verifier,
                 public_verifier=wanted.data.public.verifier,
+                held_out=wanted.data.held_out.path,
                 held_out_verifier=wanted.data.held_out.verifier,
-                bundle=here / "federation.json",
-                out=folder,
-                ruleset=wanted.ruleset,
                 role="member" if silos else "lead",
-                rank=wanted.rank,
-                alpha=wanted.alpha,
-                least_isolation="waived",  # the best this machine gives; which one it is, is reported
-                first_rounds=1 if name == wanted.holds else 0,
                 threads=1,
                 silos_on_this_host=len(wanted.data.private),
                 site_secret=secret,
-            ),
-            now_seconds=time.time(),
+            )
         )
         silos.append(_site(name, folder, Path(written["config"])))
     return Sites(_site(COORDINATOR, here, here / "coordinator.yaml"), tuple(silos), address)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import socket
 import ssl
 import tempfile
@@ -33,8 +34,9 @@ class Site:
         self.folder = folder
         provision.init_ca(folder / "ca", name="hospital_a", kind="site", now=NOW - timedelta(days=30))
         self.authority = provision.open_ca(folder / "ca")
-        provision.enrol_link(folder / "ca", folder / "id", "guard")
-        provision.enrol_link(folder / "ca", folder / "theirs", "trainer")
+        for place, role in (("id", "guard"), ("theirs", "trainer")):
+            provision.enrol(folder / "ca", folder / place, f"{role}/{role}")
+            shutil.copy(folder / "ca" / "ca.crt", folder / place / "site_ca.crt")
         self.guard_files, self.trainer_files = self.files("id", "guard"), self.files("theirs", "trainer")
 
     def files(self, place: str, name: str) -> LinkFiles:
