@@ -256,7 +256,7 @@ STEPS: tuple[tuple[str, str, str, str], ...] = (
     (
         "an answer in the log needs no order",
         f"{ORDERS}:_Log._verdict",
-        'self._kept and (named or record["event"] not in _ALSO_BY_NOBODY) and not _interrupted(record)',
+        "self._kept and (named or record.event not in _ALSO_BY_NOBODY) and not _interrupted(record)",
         "False",
     ),
     (
@@ -268,7 +268,7 @@ STEPS: tuple[tuple[str, str, str, str], ...] = (
     (
         "an expired order stands in the log",
         f"{ORDERS}:_Log._compare",
-        'record["t"] / 1000 > expires + EXPIRED_SECONDS_MAX',
+        "record.t / 1000 > expires + EXPIRED_SECONDS_MAX",
         "False",
     ),
     (

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from console.sharing import released_answer, released_event, released_state
-from fedsilo.audit.reader import is_allowed_control
+from fedsilo.audit.record import Record
 from fedsilo.control.client import Event
 from fedsilo.control.client import Snapshot as Reading
 from fedsilo.files.durable import read_regular
@@ -291,7 +291,7 @@ def _without_control(page: Any) -> Any:
     records = mapping(page).get("records")
     if not isinstance(records, list):
         return page
-    return {**page, "records": [record for record in records if not is_allowed_control(mapping(record))]}
+    return {**page, "records": [record for record in records if not Record(mapping(record)).is_allowed_control]}
 
 
 class Replay:

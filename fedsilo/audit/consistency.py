@@ -17,7 +17,7 @@ coordinator sent, which its log does not record. That a grant is the person's is
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -26,7 +26,8 @@ from typing import Any
 
 from fedsilo.audit import polls as audit_polls
 from fedsilo.audit.polls import ARRIVED, ENDS, Polls, permitted_by
-from fedsilo.audit.reader import read_records
+from fedsilo.audit.reader import typed_records
+from fedsilo.audit.record import Record
 from fedsilo.protocol.clocks import TOLD_SECONDS, apart
 from fedsilo.protocol.errors import FedSiloError
 from fedsilo.protocol.transcript_checks import coordinator_domain
@@ -56,13 +57,17 @@ class MessageRecord:
     carried: bool  # in a file, which may get lost
 
     @classmethod
-    def of(cls, record: Mapping[str, Any]) -> MessageRecord:
-        payload = record.get("payload", {})
-        where = record.get("run") or "", record.get("kind") or "", record.get("round") or 0, record.get("step") or 0
+    def of(cls, record: Record) -> MessageRecord:
         return cls(
-            record["seq"], record["t"], record["event"], (*where, payload.get("bytes")), record.get("sequence"),
-            str(payload.get("sha256", "")), record.get("attempt") or 0, bool(record.get("detail", {}).get("carried")),
-        )  # fmt: skip
+            record=record.seq,
+            t=record.t,
+            event=record.event,
+            place=(record.run, record.kind, record.round, record.step, record.payload.get("bytes")),
+            sequence=record.sequence,
+            digest=str(record.payload.get("sha256", "")),
+            attempt=record.attempt,
+            carried=bool(record.detail.get("carried")),
+        )
 
     @property
     def slot(self) -> tuple[str, int | None]:
@@ -96,7 +101,7 @@ class LogSummary:
     last_t: int = 0
 
 
-def summarize(records: Iterable[Mapping[str, Any]], *, origin: str, name: str) -> LogSummary:
+def summarize(records: Iterable[Record], *, origin: str, name: str) -> LogSummary:
     """Read one log's records in order. Raises FedSiloError: from `records`; what was read until then is lost."""
     summary, checks = LogSummary(origin, name), MessageChecks()
     under_way: dict[int, tuple[str, MessageRecord]] = {}  # allowed, outcome not recorded
@@ -105,33 +110,33 @@ def summarize(records: Iterable[Mapping[str, Any]], *, origin: str, name: str) -
     windows: dict[int, tuple[PollsKey, Polls]] = {}  # of polls, not ended
     for record in records:
         if not summary.first_t:
-            summary.first_t, summary.reduced = record["t"], record["seq"] > 0
-        summary.last_t = max(summary.last_t, record["t"])
+            summary.first_t, summary.reduced = record.t, record.seq > 0
+        summary.last_t = max(summary.last_t, record.t)
         checks.take(record)
-        event, peer = record["event"], str(record.get("peer", ""))
+        event, peer = record.event, record.peer
         if permitted_by(record):
             window = audit_polls.opened(record)
-            windows[record["seq"]] = _polls_key(record), window
+            windows[record.seq] = _polls_key(record), window
             summary.polls.setdefault(_polls_key(record), []).append(window)
         elif event in ENDS and (opened := windows.pop(_window_of(record), None)) is not None:
             key, window = opened  # not the key of the record that ends it: a hostile log may say another one there
             ranges = summary.polls[key]
             ranges[ranges.index(window)] = audit_polls.closed(window, record)
-        elif event == "egress.decision" and record["decision"] == "allow":
-            under_way[record["seq"]] = peer, MessageRecord.of(record)
+        elif event == "egress.decision" and record.decision == "allow":
+            under_way[record.seq] = peer, MessageRecord.of(record)
         elif event in ("egress.sent", "egress.indeterminate"):
-            under_way.pop(_linked(record) or 0, None)
+            under_way.pop(record.decided_by or 0, None)
             answered[peer] = MessageRecord.of(record)
             summary.sent.setdefault(peer, []).append(answered[peer])
             if answered[peer].carried:
-                carried[_linked(record) or 0] = answered[peer]
-        elif event == "egress.acked" and (message := carried.get(_linked(record) or 0)):
+                carried[record.decided_by or 0] = answered[peer]
+        elif event == "egress.acked" and (message := carried.get(record.decided_by or 0)):
             summary.arrived.add(message.record)
         elif event == "ingress.decision" and peer:
             before = answered.pop(peer, None)
-            if before and (record["kind"] == "control.refusal" or record["decision"] == "deny"):
+            if before and (record.kind == "control.refusal" or record.decision == "deny"):
                 summary.refused.add(before.record)
-            if "bytes" in record.get("payload", {}) and not approvals_of(record):
+            if "bytes" in record.payload and not record.approvals:
                 summary.received.setdefault(peer, []).append(MessageRecord.of(record))
     for peer, message in under_way.values():
         summary.sent.setdefault(peer, []).append(message)
@@ -158,47 +163,47 @@ class MessageChecks:
         self._windows: dict[int, tuple[str, PollsKey, Polls]] = {}
         self._void: dict[int, tuple[int, str]] = {}  # record of a yes -> record and event that ended its hold with a no
 
-    def _tell(self, record: Mapping[str, Any], text: str) -> None:
-        self.problems.append(f"record {record['seq']}: {record.get('kind', 'a message')} {text}")
+    def _tell(self, record: Record, text: str) -> None:
+        self.problems.append(f"record {record.seq}: {record.kind or 'a message'} {text}")
 
-    def take(self, record: Mapping[str, Any]) -> None:
-        self._first = record["seq"] if self._first is None else self._first
-        event = record["event"]
+    def take(self, record: Record) -> None:
+        self._first = record.seq if self._first is None else self._first
+        event = record.event
         if permitted_by(record):
-            self._windows[record["seq"]] = event, _polls_key(record), audit_polls.opened(record)
+            self._windows[record.seq] = event, _polls_key(record), audit_polls.opened(record)
         if event in ENDS and (opened := self._windows.pop(_window_of(record), None)) is not None:
             self._window_ended(record, *opened)
-        elif event == ARRIVED or (event == "egress.indeterminate" and "polls" in record.get("detail", {})):
+        elif event == ARRIVED or (event == "egress.indeterminate" and "polls" in record.detail):
             self._no_window(record)
         elif event == "egress.sent":
             self._sent(record)
         elif event in ("egress.decision", "ingress.decision"):
             self._decided(record)
         elif event == "approval.request":
-            self._asked.add(_release(record))
+            self._asked.add(record.held_bytes)
         elif event == "approval.grant":
-            person = str(record.get("detail", {}).get("person", ""))
-            self._grants.setdefault(_release(record), {})[record["seq"]] = person, _hold(record)
+            person = str(record.detail.get("person", ""))
+            self._grants.setdefault(record.held_bytes, {})[record.seq] = person, _hold(record)
         elif event in ("approval.deny", "approval.expire"):  # what was granted until then frees nothing any more
-            granted = self._grants.get(_release(record), {})
+            granted = self._grants.get(record.held_bytes, {})
             for number in [number for number, (_, hold) in granted.items() if hold == _hold(record)]:
                 del granted[number]
-                self._void[number] = record["seq"], event
+                self._void[number] = record.seq, event
 
-    def _decided(self, record: Mapping[str, Any]) -> None:
-        verdict, release, leaves = record["decision"], _release(record), record["event"] == "egress.decision"
+    def _decided(self, record: Record) -> None:
+        verdict, release, leaves = record.decision, record.held_bytes, record.event == "egress.decision"
         if leaves:
-            self._decisions[record["seq"]] = verdict, MessageRecord.of(record)
-        held = (*release, record.get("policy", {}).get("effective"))
+            self._decisions[record.seq] = verdict, MessageRecord.of(record)
+        held = (*release, record.policy)
         if verdict == "hold" and leaves:
             self._held.add(held)
         if verdict != "allow":
             return
-        if against := [str(rule.get("rule")) for rule in record.get("rules", ()) if rule.get("outcome") in _NO]:
+        if against := [str(rule.get("rule")) for rule in record.rules if rule.get("outcome") in _NO]:
             self._tell(record, f"is allowed, and its own rules say otherwise: {', '.join(against[:_RULES_SHOWN_MAX])}")
         # how many the rule of that name asked for, as the record itself says
-        limits = [rule.get("limit") for rule in record.get("rules", ()) if rule.get("rule") == "approvals"]
-        named, needed = _approvals(record), max((limit for limit in limits if isinstance(limit, int)), default=0)
+        limits = [rule.get("limit") for rule in record.rules if rule.get("rule") == "approvals"]
+        named, needed = record.approvals, max((limit for limit in limits if isinstance(limit, int)), default=0)
         if held in self._held and release[-1] and not named:
             self._tell(record, "was held, and is allowed under the same policy without anybody's approval")
         granted = self._grants.get(release, {})
@@ -216,22 +221,22 @@ class MessageChecks:
         if named and leaves:
             self._grants.pop(release, None)
 
-    def _window_ended(self, record: Mapping[str, Any], began: str, key: PollsKey, window: Polls) -> None:
+    def _window_ended(self, record: Record, began: str, key: PollsKey, window: Polls) -> None:
         self._decisions.pop(window.record, None)
-        if began.partition(".")[0] != str(record["event"]).partition(".")[0]:
+        if began.partition(".")[0] != record.event.partition(".")[0]:
             self._tell(record, f"is the end of a window of the other direction, record {window.record}")
         elif key != _polls_key(record):
             self._tell(record, f"is the end of a window of another peer, run or kind, record {window.record}")
         elif problem := audit_polls.problem_of(window, record):
             self._tell(record, problem)
 
-    def _no_window(self, record: Mapping[str, Any]) -> None:
-        number = _linked(record)
+    def _no_window(self, record: Record) -> None:
+        number = record.decided_by
         if number is None or number >= (self._first or 0):  # else retention removed its beginning
             self._tell(record, "is the end of a window, and names none that is open")
 
-    def _sent(self, record: Mapping[str, Any]) -> None:
-        number, message = _linked(record), MessageRecord.of(record)
+    def _sent(self, record: Record) -> None:
+        number, message = record.decided_by, MessageRecord.of(record)
         if number is None:
             self._tell(record, "was sent, and names no decision")
             return
@@ -245,50 +250,28 @@ class MessageChecks:
             self._tell(record, f"was sent, and its decision, record {number}, is {verdict}")
         elif decided.place[:2] != message.place[:2] or (decided.place[-1] is not None and not decided.same(message)):
             self._tell(record, f"was sent, and its decision, record {number}, is on another message")
-        elif "polls" in record.get("detail", {}):
+        elif "polls" in record.detail:
             self._tell(record, f"counts messages, and its decision, record {number}, is on a single one")
         elif (number, message.attempt) in self._tried:
             self._tell(record, f"was sent twice in one attempt under its decision, record {number}")
-        if str(record["kind"]).startswith("control."):
+        if record.kind.startswith("control."):
             del self._decisions[number]
         else:
             self._tried.add((number, message.attempt))
 
 
-def _linked(record: Mapping[str, Any]) -> int | None:
-    return record.get("link", {}).get("decision")  # type: ignore[no-any-return]
-
-
-def _window_of(record: Mapping[str, Any]) -> int:
+def _window_of(record: Record) -> int:
     """The decision that begins the window that a record ends; -1 where it names none."""
-    number = _linked(record)
-    return -1 if number is None else number
+    return -1 if record.decided_by is None else record.decided_by
 
 
-def _polls_key(record: Mapping[str, Any]) -> PollsKey:
-    return str(record.get("peer", "")), record.get("run") or "", str(record.get("kind", ""))
+def _polls_key(record: Record) -> PollsKey:
+    return record.peer, record.run, record.kind
 
 
-def _approvals(record: Mapping[str, Any]) -> set[Any]:
-    named = record.get("link", {}).get("approvals")
-    return set(named) if isinstance(named, list) else set()
-
-
-def approvals_of(record: Mapping[str, Any]) -> set[str]:
-    """On what approvals a policy that came into force says it rests: the persons; a decision: numbers of the grants."""
-    return set(map(str, _approvals(record)))
-
-
-def _hold(record: Mapping[str, Any]) -> str:
+def _hold(record: Record) -> str:
     """The name of the one hold that is answered; the same bytes may be held again, under another name."""
-    return str(record.get("detail", {}).get("release", ""))
-
-
-def _release(record: Mapping[str, Any]) -> What:
-    """What a person is asked about: these bytes at this place of a run."""
-    payload = record.get("payload", {})
-    digest = str(payload.get("sha256") or payload.get("hmac_sha256") or "")
-    return record.get("kind"), record.get("run") or "", record.get("round") or 0, record.get("step") or 0, digest
+    return str(record.detail.get("release", ""))
 
 
 # ---- two logs --------------------------------------------------------------------------------------------
@@ -428,7 +411,7 @@ def check_consistency(results: Sequence[dict[str, Any]], logs: Sequence[Path]) -
     problems: list[list[str]] = [[] for _ in logs]
     for log, result, told in zip(logs, results, problems, strict=True):
         try:
-            summary = summarize(read_records(log), origin=result["origin"], name=result["log"])
+            summary = summarize(typed_records(log), origin=result["origin"], name=result["log"])
         except FedSiloError as error:
             summaries.append(None)
             if not result["problems"]:  # else the verification has named it

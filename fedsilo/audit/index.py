@@ -1,20 +1,19 @@
 """The index of a party's audit log, in one SQLite file beside it.
 
-    STATE/audit/                 the log, which stays the only truth
+    STATE/audit/                 the log: the only record of what happened
     STATE/audit-index.sqlite3    places: where every `STRIDE`-th record begins
-                                 messages: each decision, with what became of it
-                                 marks: what happened in a round, one for each record that says so
+                                 messages: each decision, with its outcome
+                                 marks: what happened in a round, one for each record about it
 
-The index follows the log: whoever asks takes in the records that were added, `FOLD_RECORDS` in a transaction, so that
-nobody waits for a log of any length to be read. It belongs to a log by the hash of the last record taken in. A file
-that is missing, damaged, of another version or another log, or ahead of its log (a backup was restored) is made anew,
-and so is one of records that retention has removed since.
-Where none can be kept (no space, a read-only file system), it lives until the process ends. A message takes some 600
-bytes of it.
+The index follows the log: each question first takes in the records that were added, `FOLD_RECORDS` in a transaction, so
+that nobody waits for a long log to be read. It belongs to a log by the hash of the last record taken in. It is made
+again from the log if the file is missing, damaged, of another version or another log, ahead of its log (a backup was
+restored), or names records that retention has removed since. If no file can be kept (no space, a read-only file
+system), the index lives as long as the process. A message takes some 600 bytes.
 
 Nothing is verified by it: `log.LogCheck` and `audit_verify` read the log alone. A place is used only if the record with
-that number begins there; else the segment is counted from its beginning. A message that was not let in is no mark: its
-sender names any run and any round, and would displace those there are (T23).
+that number begins there; else the segment is counted from its beginning. A message that was not let in makes no mark:
+its sender names any run and any round, and would displace the true ones (T23).
 
 Does not show: a record that was damaged before it was taken in (`audit.verify` names it), nor that a record is genuine.
 Does not stop: somebody who may write the state folder from changing what lists show; a record that is asked for by its
@@ -35,10 +34,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from fedsilo.audit.reader import record_at, removed_leaf, segment_lines
-from fedsilo.audit.record import COUNT_MAX, LINE_BYTES_MAX, link_of
+from fedsilo.audit.record import COUNT_MAX, LINE_BYTES_MAX, Record, link_of
 from fedsilo.audit.segments import segments
 from fedsilo.protocol.clocks import utc
 from fedsilo.protocol.errors import FedSiloError, OperationError
@@ -57,13 +56,13 @@ CACHE_KIBIBYTES = 16_384
 
 DECISION_EVENTS = {"egress": "egress.decision", "ingress": "ingress.decision"}
 OUTCOMES = ("", "sent", "acked", "indeterminate")
-# What became of a message that was held: empty while people are asked. `approved` has a decision of its own, and
+# Outcomes of a message that was held: empty while people are asked. `approved` has a decision of its own, and
 # `repeated` is one that came again, as a plan does with each poll.
 HOLD_ENDS = ("approved", "rejected", "denied", "expired", "missed", "repeated")
 _NO_EVENTS = ("approval.deny", "approval.expire")  # that end a hold without a yes
 _MARKED = frozenset({*DECISION_EVENTS.values(), "egress.sent", *_NO_EVENTS})
 # The events that are taken in, as canonical JSON spells them.
-_TOLD = re.compile(rb'"event":"(?:egress\.|ingress\.decision"|approval\.(?:deny|expire)"|round\.)')
+_TAKEN_IN = re.compile(rb'"event":"(?:egress\.|ingress\.decision"|approval\.(?:deny|expire)"|round\.)')
 _COUNTED = ("units", "tensors", "responses", "metrics", "donors", "prompts", "questions")  # what a message has many of
 _NO_RECORD = (ValueError, LookupError, TypeError, AttributeError, OverflowError, OSError, RecursionError)
 _SCHEMA = """
@@ -88,29 +87,17 @@ _SCHEMA = """
 """
 _log = logging.getLogger("fedsilo.audit")
 Answer = TypeVar("Answer")
+Row = TypeVar("Row")
 
 
 @dataclass(frozen=True)
-class Back:
-    """Result of a look backwards through the log.
-
-    Attributes:
-        lines: (number, line) of what was wanted, newest first.
-        next: ask again with this as `before`; None where nothing older is left.
-    """
-
-    lines: list[tuple[int, bytes]]
-    next: int | None
-
-
-@dataclass(frozen=True)
-class Page:
+class Page(Generic[Row]):
     """Attributes:
     rows: newest first.
     next: ask again with this as `before`; None where nothing older is left.
     """
 
-    rows: list[dict[str, Any]]
+    rows: list[Row]
     next: int | None
 
 
@@ -183,8 +170,10 @@ class LogIndex:
         """
         return [record_at(number, line) for number, line in self.lines(start, end)]
 
-    def back(self, before: int, wanted: Callable[[bytes], bool], *, limit: int, look_max: int) -> Back:
-        """The newest lines before a number that are wanted.
+    def back(
+        self, before: int, wanted: Callable[[bytes], bool], *, limit: int, look_max: int
+    ) -> Page[tuple[int, bytes]]:
+        """Return the newest lines before a number that are wanted, each with its number.
 
         Args:
             before: the first number that is not looked at.
@@ -208,14 +197,20 @@ class LogIndex:
         del found[limit:]
         if len(found) == limit and found:
             at = found[-1][0]
-        return Back(found, at if at > first else None)
+        return Page(found, at if at > first else None)
 
     # ---- messages ------------------------------------------------------------------------------------
 
     def page(
-        self, direction: str, *, before: int | None = None, limit: int, verdict: str = "", kind: str = "",
+        self,
+        direction: str,
+        *,
+        before: int | None = None,
+        limit: int,
+        verdict: str = "",
+        kind: str = "",
         control: bool = False,
-    ) -> Page:  # fmt: skip
+    ) -> Page[dict[str, Any]]:
         """Messages of one direction, newest first.
 
         Args:
@@ -242,15 +237,15 @@ class LogIndex:
         )
         found = self._answer(lambda database: database.execute(query, asked).fetchall())
         read = self._rows_of([seq for seq, row, *_ in found[:limit] if not row])
-        shown = [(json.loads(row) if row else read.get(seq), fate) for seq, row, *fate in found[:limit]]
-        rows = [{**row, **_fate(*fate)} for row, fate in shown if row]
+        shown = [(json.loads(row) if row else read.get(seq), outcome) for seq, row, *outcome in found[:limit]]
+        rows = [{**row, **_outcome_fields(*outcome)} for row, outcome in shown if row]
         last = found[limit - 1][0] if len(found) >= limit else 0
         # a list with control messages goes on as long as there are records
         more = last > self.first if control and verdict in ("", "allow") else len(found) > limit
         return Page(rows, last if more else None)
 
     def _rows_of(self, numbers: list[int]) -> dict[int, dict[str, Any]]:
-        """The lines of allowed control messages, newest first, read from the log; of those that are not damaged."""
+        """Read from the log the lines of allowed control messages that are not damaged. numbers: newest first."""
         found: dict[int, dict[str, Any]] = {}
         while numbers:
             near = next((at for at in range(1, len(numbers)) if numbers[at - 1] - numbers[at] > STRIDE), len(numbers))
@@ -278,11 +273,11 @@ class LogIndex:
         denied = sum(messages for verdict, messages in counts if verdict == "deny")
         return {"total": sum(messages for _, messages in counts), "held": held, "denied": denied}
 
-    def fate(self, record: Mapping[str, Any]) -> dict[str, Any]:
+    def outcome(self, decision: int) -> dict[str, Any]:
         """{"outcome", "milliseconds"} of one decision. Raises FedSiloError: the log cannot be read."""
         query = "SELECT outcome, milliseconds FROM messages WHERE seq = ?"
-        found = self._answer(lambda database: database.execute(query, (record["seq"],)).fetchone())
-        return _fate(*(found or ("", None)))
+        found = self._answer(lambda database: database.execute(query, (decision,)).fetchone())
+        return _outcome_fields(*(found or ("", None)))
 
     # ---- rounds --------------------------------------------------------------------------------------
 
@@ -340,7 +335,7 @@ class LogIndex:
             left -= taken
 
     def _fold(self, database: sqlite3.Connection, records_max: int) -> int:
-        """Take in the next records; how many numbers that was."""
+        """Take in the next records; return how many numbers those were."""
         first = self.first
         if database.execute("SELECT first FROM head").fetchone()[0] not in (None, first):
             self._close()
@@ -354,7 +349,7 @@ class LogIndex:
             for number, last, offset in self._read(database, begin, end):
                 if number % STRIDE == 0:
                     fold.places.append((number, offset))
-                if _TOLD.search(last):
+                if _TAKEN_IN.search(last):
                     fold.take(number, last)
             fold.store()
             head = max(begin, end), link_of(last) if last else "", first
@@ -394,7 +389,7 @@ class LogIndex:
     # ---- the file ------------------------------------------------------------------------------------
 
     def _use(self, ask: Callable[[sqlite3.Connection], Answer]) -> Answer:
-        """Answer from the database; one that cannot be used is made anew, at last one that is not kept.
+        """Answer from the database. One that cannot be used is made again; the last try keeps no file.
 
         Raises:
             OperationError: not even that is possible.
@@ -456,15 +451,15 @@ class LogIndex:
         return False
 
     def _give_up(self, error: sqlite3.Error) -> None:
-        """Close the file, and remove it if it is damaged; of any other fault none is kept from here on."""
+        """Close the file. Remove it if it is damaged; after any other fault no file is kept any more."""
         self._close()
         if getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_READONLY_DBMOVED:
-            return  # somebody removed it, or made it anew
+            return  # somebody removed it, or made it again
         if getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
-            _log.warning("%s is damaged (%s) and is made anew", self.path, error)
+            _log.warning("%s is damaged (%s) and is made again", self.path, error)
             self._remove()
         elif self.path is not None:
-            _log.warning("%s cannot be kept (%s); the index is made anew at each start", self.path, error)
+            _log.warning("%s cannot be kept (%s); the index is made again at each start", self.path, error)
             self.path = None
 
     def _close(self) -> None:
@@ -477,18 +472,18 @@ class LogIndex:
         try:
             remove_index(self.directory)
         except OSError as error:
-            _log.warning("%s cannot be removed (%s); the index is made anew at each start", self.path, error.strerror)
+            _log.warning("%s cannot be removed (%s); the index is made again at each start", self.path, error.strerror)
             self.path = None
 
 
 def index_path(directory: Path) -> Path:
-    """The file of the index of a log."""
+    """Return the file of the index of a log."""
     folder = directory.absolute()
     return folder.with_name(f"{folder.name}-index.sqlite3")
 
 
 def remove_index(directory: Path) -> None:
-    """Remove the index of a log; whoever asks next makes it anew. Raises OSError."""
+    """Remove the index of a log; the next question makes it again. Raises OSError."""
     path = index_path(directory)
     for end in ("", "-wal", "-shm"):
         path.with_name(path.name + end).unlink(missing_ok=True)
@@ -507,12 +502,12 @@ def _transaction(database: sqlite3.Connection) -> Iterator[None]:
 
 
 def _records(database: sqlite3.Connection) -> int:
-    """How many records were taken in."""
+    """Return how many records were taken in."""
     return int(database.execute("SELECT records FROM head").fetchone()[0])
 
 
 class _Fold:
-    """Records on their way into the index, in one transaction."""
+    """Records that one transaction takes into the index."""
 
     def __init__(self, database: sqlite3.Connection) -> None:
         self.places: list[tuple[int, int]] = []
@@ -522,7 +517,7 @@ class _Fold:
         self._counts: Counter[tuple[str, int, str]] = Counter()
 
     def take(self, number: int, line: bytes) -> None:
-        """One record; a line that is none, or that says what no record can, is left out."""
+        """Take in one record. A line that is none, or that says what no record can, is left out."""
         if (record := parsed(number, line)) is None:
             return
         try:
@@ -535,40 +530,42 @@ class _Fold:
         if mark is not None:
             self._marks.append((number, *mark))
 
-    def _message(self, record: Mapping[str, Any]) -> list[Any] | None:
-        event = record["event"]
+    def _message(self, record: Record) -> list[Any] | None:
+        event = record.event
         direction, _, what = event.partition(".")
         if event in _NO_EVENTS:
             for each in DECISION_EVENTS:
-                self._end_hold(each, _held_bytes(record), _end_of(record))
+                self._end_hold(each, _held_text(record), _end_of(record))
         elif event not in DECISION_EVENTS.values():
             if direction == "egress" and what in OUTCOMES:
                 self._outcome(record, what)
         else:
-            held, verdict, content = None, _text(record["decision"]), is_content(record)
+            held, verdict, content = None, _text(record.decision), not record.is_allowed_control
             if verdict == "hold":
-                held = _held_bytes(record)
+                held = _held_text(record)
                 if direction == "ingress":  # these bytes wait once, however often they come
                     self._end_hold(direction, held, "repeated")
-            elif record.get("link", {}).get("approvals"):  # the second decision, after people's yes
+            elif record.link.get("approvals"):  # the second decision, after people's yes
                 end = "approved" if verdict == "allow" else "denied"
-                self._end_hold(direction, _held_bytes(record), end)
+                self._end_hold(direction, _held_text(record), end)
+            row = json.dumps(row_of(record)) if content else ""
+            boot, mono = _text(record.fields["boot"]), _count(record.fields["mono"])
             return [
-                record["seq"], direction, int(content), verdict, _text(record["kind"]), "", None,
-                _text(record["boot"]), _count(record["mono"]), held, json.dumps(row_of(record)) if content else "",
-            ]  # fmt: skip
+                *(record.seq, direction, int(content), verdict, _text(record.kind), "", None),
+                *(boot, mono, held, row),
+            ]
         return None
 
-    def _outcome(self, record: Mapping[str, Any], what: str) -> None:
-        decided = _count(record.get("link", {}).get("decision"))
+    def _outcome(self, record: Record, what: str) -> None:
+        decided = _count(record.decided_by)
         new = self._messages.get(decided)
         query = "SELECT direction, boot, mono FROM messages WHERE seq = ?"
         found = (new[1], new[7], new[8]) if new else self._database.execute(query, (decided,)).fetchone()
         if found is None or found[0] != "egress":
             return
         milliseconds = None
-        if what == "sent" and found[1] == record["boot"]:
-            milliseconds = max(0, _count(record["mono"]) - found[2])
+        if what == "sent" and found[1] == record.fields["boot"]:
+            milliseconds = max(0, _count(record.fields["mono"]) - found[2])
         if new is not None:
             new[5], new[6] = what, new[6] if milliseconds is None else milliseconds
         else:
@@ -603,16 +600,19 @@ class _Fold:
 # ---- what records say ----------------------------------------------------------------------------------
 
 
-def parsed(number: int | None, line: bytes) -> dict[str, Any] | None:
-    """The record in a line of the own log; None where it is damaged. Not compared with its canonical bytes."""
+def parsed(number: int, line: bytes) -> Record | None:
+    """Return the record in a line of the own log; None if it is damaged. It is not compared with its canonical bytes.
+
+    So its fields may be of any type.
+    """
     try:
         record = json.loads(line)
-        good = {"seq", "event", "t", "mono", "boot"} <= record.keys() and (number is None or record["seq"] == number)
+        good = {"seq", "event", "t", "mono", "boot"} <= record.keys() and record["seq"] == number
         if record["event"] in DECISION_EVENTS.values():
             good = good and {"kind", "decision"} <= record.keys()
     except (ValueError, AttributeError, KeyError, TypeError, RecursionError):
         return None
-    return record if good else None
+    return Record(record) if good else None
 
 
 def _text(value: Any) -> str:
@@ -629,57 +629,48 @@ def _count(value: Any) -> int:
     return value
 
 
-def _fate(outcome: str, milliseconds: int | None) -> dict[str, Any]:
+def _outcome_fields(outcome: str, milliseconds: int | None) -> dict[str, Any]:
     return {"outcome": outcome, "milliseconds": milliseconds}
 
 
-def _held_bytes(record: Mapping[str, Any]) -> str:
+def _held_text(record: Record) -> str:
     """What was held: the records of a hold, of the answers to it and of its end name the same bytes."""
-    payload = record.get("payload", {})
-    place = [record.get(name) for name in ("kind", "run", "round", "step")]
-    return json.dumps([*place, payload.get("sha256") or payload.get("hmac_sha256")])
+    return json.dumps(record.held_bytes)
 
 
-def _end_of(record: Mapping[str, Any]) -> str:
-    if record["event"] == "approval.deny":
-        return "rejected" if record.get("detail", {}).get("person") else "denied"
-    reasons = record.get("reasons", [])
-    return next((end for reason, end in (("EXPIRED", "expired"), ("POLICY_CHANGED", "denied")) if reason in reasons),
-                "missed")  # fmt: skip
+def _end_of(record: Record) -> str:
+    if record.event == "approval.deny":
+        return "rejected" if record.detail.get("person") else "denied"
+    ends = {"EXPIRED": "expired", "POLICY_CHANGED": "denied"}
+    return next((end for reason, end in ends.items() if reason in record.reasons), "missed")
 
 
-def is_content(record: Mapping[str, Any]) -> bool:
-    """Return True if a decision is listed without being asked for: all but allowed control messages."""
-    return record["decision"] != "allow" or not str(record["kind"]).startswith("control.")
-
-
-def row_of(record: Mapping[str, Any]) -> dict[str, Any]:
-    """One line of the outbox or inbox, without what became of it."""
-    deciding = [rule["rule"] for rule in record.get("rules", ()) if rule["outcome"] in ("deny", "hold")]
-    payload = record.get("payload", {})
+def row_of(record: Record) -> dict[str, Any]:
+    """Return one line of the outbox or inbox, without the outcome."""
+    deciding = [rule["rule"] for rule in record.rules if rule["outcome"] in ("deny", "hold")]
     row = {
-        "seq": record["seq"],
-        "time": utc(record["t"] / 1000),
-        "run": record.get("run", ""),
-        "round": record.get("round", 0),
-        "step": record.get("step", 0),
-        "kind": record["kind"],
+        "seq": record.seq,
+        "time": utc(record.t / 1000),
+        "run": record.run,
+        "round": record.round,
+        "step": record.step,
+        "kind": record.kind,
         "items": items_of(record),
-        "bytes": payload.get("bytes", 0),
-        "verdict": record["decision"],
+        "bytes": record.payload.get("bytes", 0),
+        "verdict": record.decision,
         "rule": deciding[0] if deciding else "",
-        "reasons": list(record.get("reasons", [])),
+        "reasons": list(record.reasons),
         "rules": deciding,
         # Keyed with the site's key where the content could be guessed (T40), so it is not the digest of the bytes.
-        "digest": payload.get("sha256") or payload.get("hmac_sha256") or "",
-        "digest_keyed": "sha256" not in payload and "hmac_sha256" in payload,
+        "digest": record.digest,
+        "digest_keyed": "sha256" not in record.payload and "hmac_sha256" in record.payload,
     }
-    return row | {"peer": record.get("peer", "")} if record["event"] == DECISION_EVENTS["ingress"] else row
+    return row | {"peer": record.peer} if record.event == DECISION_EVENTS["ingress"] else row
 
 
-def items_of(record: Mapping[str, Any]) -> int:
+def items_of(record: Record) -> int:
     """How many of its things a message has: tensors, answers, figures; 1 for one thing, 0 if nothing was measured."""
-    facts = record.get("facts", {}).get("final")
+    facts = record.facts.get("final")
     if not facts:
         return 0
     for name in _COUNTED:
@@ -691,23 +682,27 @@ def items_of(record: Mapping[str, Any]) -> int:
     return 1
 
 
-def _mark_of(record: Mapping[str, Any]) -> tuple[str, int, int, str] | None:
+def _mark_of(record: Record) -> tuple[str, int, int, str] | None:
     """Run, round, whether it is on the round itself, and the mark; None of a record that makes none."""
-    event, kind, verdict = record["event"], str(record.get("kind", "")), str(record.get("decision", ""))
+    event, kind, verdict = record.event, str(record.kind), str(record.decision)
     own = event.startswith("round.")
     if not own and (event not in _MARKED or kind.startswith("control.")):
         return None
     if event == "ingress.decision" and verdict != "allow":
         return None
     told = {"round.agreed": "signatures", "round.result": "verdicts"}.get(event, "")
-    detail = record.get("detail", {}).get(told, {}) if told else {}
+    detail = record.detail.get(told, {}) if told else {}
     kept_in = verdict == "deny" or event in _NO_EVENTS
     mark = {
-        "at": record["t"] / 1000, "event": event, "kind": kind, "step": int(record.get("step", 0)), "verdict": verdict,
-        "reasons": [str(reason) for reason in record.get("reasons", ())[:REASONS_MAX]] if kept_in else [],
+        "at": record.t / 1000,
+        "event": event,
+        "kind": kind,
+        "step": int(record.step),
+        "verdict": verdict,
+        "reasons": [str(reason) for reason in record.reasons[:REASONS_MAX]] if kept_in else [],
         "detail": {str(name): str(value) if told == "verdicts" else "" for name, value in detail.items()},
-    }  # fmt: skip
-    return _text(record.get("run", "")), _count(record.get("round", 0)), int(own), json.dumps(mark)
+    }
+    return _text(record.run), _count(record.round), int(own), json.dumps(mark)
 
 
 def _mark_from(text: str) -> Mark:

@@ -35,7 +35,7 @@ from fedsilo.audit.index import remove_index
 from fedsilo.audit.merkle import HASH_BYTES, MerkleTree, leaf_hash
 from fedsilo.audit.polls import ARRIVED, closing_after_crash, messages_of, permitted_by
 from fedsilo.audit.reader import read_note, read_records, segment_lines
-from fedsilo.audit.record import CLOCK_ACCEPTED, NO_PREVIOUS, SALT_BYTES, link_of, parse_record, record_line
+from fedsilo.audit.record import CLOCK_ACCEPTED, NO_PREVIOUS, SALT_BYTES, Record, link_of, parse_record, record_line
 from fedsilo.audit.segments import RESERVE_BYTES, SegmentWriter, packed_leaves, reduced_segments, segments
 from fedsilo.audit.segments import LogFullError as LogFullError
 from fedsilo.audit.segments import LogLostError as LogLostError
@@ -351,7 +351,7 @@ class AuditLog(Witnessed):
             if path.name not in loaded.repaired:
                 self.append("tail.repaired", detail={"quarantine": path.name, "bytes": path.stat().st_size})
         for seq, record in loaded.open_allows.items():
-            routing = {name: record.get(name) for name in _ROUTING}
+            routing = {name: record.fields.get(name) for name in _ROUTING}
             event, detail = closing_after_crash(record) if permitted_by(record) else ("egress.indeterminate", None)
             self.append(event, link={"decision": seq}, detail=detail, **routing)
         if self.size:
@@ -375,13 +375,13 @@ class AuditLog(Witnessed):
         self._writer.cut(torn.segment, torn.offset)
 
 
-def sent_by_kind(records: Iterable[Mapping[str, Any]]) -> dict[str, tuple[int, int]]:
+def sent_by_kind(records: Iterable[Record]) -> dict[str, tuple[int, int]]:
     """{kind: (messages, payload bytes)} of everything that left, counted from the `egress.sent` records."""
     counts: dict[str, tuple[int, int]] = {}
     for record in records:
-        if record["event"] == "egress.sent":
-            messages, payload_bytes = counts.get(record["kind"], (0, 0))
-            counts[record["kind"]] = (messages + messages_of(record), payload_bytes + record["payload"]["bytes"])
+        if record.event == "egress.sent":
+            messages, payload_bytes = counts.get(record.kind, (0, 0))
+            counts[record.kind] = (messages + messages_of(record), payload_bytes + record.payload["bytes"])
     return dict(sorted(counts.items()))
 
 
@@ -414,7 +414,7 @@ class LoadedLog:
     segment_first: int = 0  # where the newest segment starts
     segment_closed: bool = True  # the next record begins a new segment
     torn: TornTail | None = None
-    open_allows: dict[int, dict[str, Any]] = field(default_factory=dict)  # allowed, outcome not recorded; open windows
+    open_allows: dict[int, Record] = field(default_factory=dict)  # allowed, outcome not recorded; open windows
     repaired: set[str] = field(default_factory=set)  # quarantined files that a record names
     ledger: dict[str, Any] | None = None  # newest head of the party's ledger that a record names
     note: str = ""  # newest own checkpoint
@@ -440,18 +440,14 @@ def load(directory: Path, key: VerifierKey) -> LoadedLog:
     return state
 
 
-def decision_of(outcome: Mapping[str, Any], decisions: Mapping[int, Mapping[str, Any]]) -> int | None:
-    """The number of the decision an outcome record belongs to: by its link, else by run, kind and sequence."""
-    linked = outcome.get("link", {}).get("decision")
-    if linked is not None:
+def _decision_of(outcome: Record, decisions: Mapping[int, Record]) -> int | None:
+    """Return the number of the decision that an outcome belongs to: by its link, else by run, kind and sequence."""
+    if (linked := outcome.decided_by) is not None:
         return linked if linked in decisions else None
-    key = [outcome.get(name) for name in ("run", "kind", "sequence")]
-    if key[2] is None:
+    if outcome.sequence is None:
         return None
-    return next(
-        (seq for seq, item in decisions.items() if [item.get(name) for name in ("run", "kind", "sequence")] == key),
-        None,
-    )
+    key = outcome.run, outcome.kind, outcome.sequence
+    return next((seq for seq, item in decisions.items() if (item.run, item.kind, item.sequence) == key), None)
 
 
 def _take_hashes(state: LoadedLog, first: int, path: Path) -> None:
@@ -472,10 +468,10 @@ def _read_segment(state: LoadedLog, path: Path, *, last: bool) -> None:
             try:
                 if not line.endswith(b"\n"):
                     raise VerificationError("the line is not complete")
-                record = parse_record(line[:-1]) if final else json.loads(line)
-                if record["seq"] != state.tree.size or record["link"]["previous"] != state.previous:
+                record = Record(parse_record(line[:-1]) if final else json.loads(line))
+                if record.seq != state.tree.size or record.link["previous"] != state.previous:
                     raise VerificationError("it does not follow the record before")
-            except (VerificationError, ValueError, KeyError, TypeError) as error:
+            except (VerificationError, ValueError, KeyError, TypeError, AttributeError) as error:
                 if not final:
                     raise VerificationError(f"{path}: record {state.tree.size} is damaged: {error}") from error
                 state.torn = TornTail(path, offset, line)
@@ -484,21 +480,21 @@ def _read_segment(state: LoadedLog, path: Path, *, last: bool) -> None:
             offset += len(line)
 
 
-def _take_in(state: LoadedLog, line: bytes, record: dict[str, Any]) -> None:
-    event = record["event"]
-    if record.get("decision") == "allow" and (event == "egress.decision" or permitted_by(record)):
-        state.open_allows[record["seq"]] = record
+def _take_in(state: LoadedLog, line: bytes, record: Record) -> None:
+    event = record.event
+    if record.decision == "allow" and (event == "egress.decision" or permitted_by(record)):
+        state.open_allows[record.seq] = record
     elif event in _OUTCOMES:
-        seq = decision_of(record, state.open_allows)
+        seq = _decision_of(record, state.open_allows)
         if seq is not None:
             del state.open_allows[seq]
     elif event == "tail.repaired":
-        state.repaired.add(record.get("detail", {}).get("quarantine", ""))
-    state.ledger = record.get("ledger", state.ledger)
+        state.repaired.add(record.detail.get("quarantine", ""))
+    state.ledger = record.fields.get("ledger", state.ledger)
     state.segment_closed = event == "segment.close"
     state.tree.append(leaf_hash(line))
     state.previous = link_of(line)
-    state.last_t, state.latest_t = record["t"], latest_t(state.latest_t, event, record["t"])
+    state.last_t, state.latest_t = record.t, latest_t(state.latest_t, event, record.t)
 
 
 def latest_t(latest: int, event: str, t: int) -> int:
@@ -614,12 +610,12 @@ class LogCheck:
 
     def _line(self, number: int, line: bytes) -> None:
         try:
-            record = parse_record(line)
+            record = Record(parse_record(line))
         except VerificationError as error:
             raise _BrokenError(number, f"record {number} is damaged: {error.message}") from error
-        if record["seq"] != number:
-            raise _BrokenError(number, f"record {number} carries number {record['seq']}")
-        if record["link"]["previous"] != self._previous:
+        if record.seq != number:
+            raise _BrokenError(number, f"record {number} carries number {record.seq}")
+        if record.link["previous"] != self._previous:
             raise _BrokenError(
                 max(number - 1, 0), f"record {number} does not follow the record before it: one of them was changed"
             )

@@ -15,12 +15,12 @@ import contextlib
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedsilo.audit.reader import read_records
-from fedsilo.audit.record import NOTE_CHARACTERS_MAX, note_text
+from fedsilo.audit.reader import typed_records
+from fedsilo.audit.record import NOTE_CHARACTERS_MAX, Record, note_text
 from fedsilo.files.durable import make_private_directory, read_regular, remove_durably, write_durably
 from fedsilo.protocol.errors import FedSiloError, NotFoundError, UsageError
 
@@ -49,7 +49,7 @@ def keep(log: Path, sealed: bytes) -> str:
     return digest
 
 
-def note_of(log: Path, record: Mapping[str, Any]) -> str:
+def note_of(log: Path, record: Record) -> str:
     """The note to a record; empty where it has none, or it is not here, or not the one that was recorded."""
     digest = _named(record)
     try:
@@ -61,14 +61,14 @@ def note_of(log: Path, record: Mapping[str, Any]) -> str:
     return _text_in(data)
 
 
-def trouble_of(log: Path, record: Mapping[str, Any]) -> str:
+def trouble_of(log: Path, record: Record) -> str:
     """What is wrong with the note to a record: it is not here, or not the one that was recorded; else empty."""
     digest = _named(record)
     if not digest or note_of(log, record):
         return ""
     if not (notes_of(log) / f"{digest}.json").exists():
-        return f"the note to record {record['seq']} is not beside this log; the site has it, or somebody removed it"
-    return f"the note to record {record['seq']} is not the one that was recorded"
+        return f"the note to record {record.seq} is not beside this log; the site has it, or somebody removed it"
+    return f"the note to record {record.seq} is not the one that was recorded"
 
 
 def _text_in(data: bytes) -> str:
@@ -91,7 +91,7 @@ def check_notes(results: Sequence[dict[str, Any]], logs: Sequence[Path]) -> None
     for result, log in zip(results, logs, strict=True):
         missing = 0
         with contextlib.suppress(FedSiloError):  # a log that cannot be read is a problem already
-            for record in read_records(log):
+            for record in typed_records(log):
                 if not (trouble := trouble_of(log, record)):
                     continue
                 if not (notes_of(log) / f"{_named(record)}.json").exists():
@@ -105,7 +105,7 @@ def check_notes(results: Sequence[dict[str, Any]], logs: Sequence[Path]) -> None
             )
 
 
-def forget(log: Path, records: Iterable[Mapping[str, Any]]) -> None:
+def forget(log: Path, records: Iterable[Record]) -> None:
     """Remove notes that no record names any more. records: all that are left. Raises OperationError."""
     if any(notes_of(log).glob("*.json")):
         named = {_named(record) for record in records}
@@ -114,6 +114,6 @@ def forget(log: Path, records: Iterable[Mapping[str, Any]]) -> None:
                 remove_durably(path)
 
 
-def _named(record: Mapping[str, Any]) -> str:
-    digest = record.get("detail", {}).get("note")
+def _named(record: Record) -> str:
+    digest = record.detail.get("note")
     return digest if isinstance(digest, str) and _DIGEST.fullmatch(digest) else ""

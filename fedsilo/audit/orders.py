@@ -34,9 +34,9 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from certs.encoding import PARSE_ERRORS, TrustRoot, certificate_fingerprint, read_root
 from certs.identity import named_in, operator_identity
 from certs.names import SpiffeId, parse_spiffe_id
-from fedsilo.audit.checkpoint import COSIGNATURE_V1, VerifierKey, cosigned_at, parse_checkpoint, parse_verifier_key
-from fedsilo.audit.reader import read_note, read_records
-from fedsilo.audit.record import shown_digest
+from fedsilo.audit.checkpoint import COSIGNATURE_V1, VerifierKey, cosigned_at, parse_checkpoint
+from fedsilo.audit.reader import keys_in, read_note, typed_records
+from fedsilo.audit.record import Record, shown_digest
 from fedsilo.protocol.codec import canonical_json, sha256_hex
 from fedsilo.protocol.errors import FedSiloError, NotAllowedError, UsageError, VerificationError
 
@@ -159,25 +159,25 @@ class _Log:
     def check(self) -> dict[int, Verdict]:
         verdicts: dict[int, Verdict] = {}
         with contextlib.suppress(FedSiloError):  # a log that cannot be read is a problem already
-            for record in read_records(self._folder):
-                asked = record["event"] in _EVENTS or "orders" in record
+            for record in typed_records(self._folder):
+                asked = record.event in _EVENTS or record.orders
                 if asked and (verdict := self._verdict(record)) is not None:
-                    verdicts[record["seq"]] = verdict
+                    verdicts[record.seq] = verdict
         return verdicts
 
-    def _verdict(self, record: Mapping[str, Any]) -> Verdict | None:
-        detail = record.get("detail", {})
+    def _verdict(self, record: Record) -> Verdict | None:
+        detail = record.detail
         try:
-            if not (kept := record.get("orders", [])):
+            if not (kept := record.orders):
                 named = bool(detail.keys() & {"person", "proposal", "shown"})
-                if self._kept and (named or record["event"] not in _ALSO_BY_NOBODY) and not _interrupted(record):
+                if self._kept and (named or record.event not in _ALSO_BY_NOBODY) and not _interrupted(record):
                     raise _BrokenError("none is kept, though this log keeps them")
                 return "unsigned" if named else None  # None: nobody ordered it
             orders = [self._opened(one) for one in kept]
             self._compare(record, detail, orders)
             judged = [self._anchored(record, one, order) for one, order in zip(kept, orders, strict=True)]
         except _BrokenError as error:
-            self._result["problems"].append(f"record {record['seq']}: what a person signed does not hold: {error}")
+            self._result["problems"].append(f"record {record.seq}: what a person signed does not hold: {error}")
             self._result["verified"] = False
             return "broken"
         return next((name for name in ("signed", "late", "anchored") if name in judged), "signed")
@@ -208,12 +208,12 @@ class _Log:
         self._kept.add(signed)
         return _Order(said, arguments, identity, certificate, fingerprint, sha256_hex(statement + fingerprint.encode()))
 
-    def _compare(self, record: Mapping[str, Any], detail: Mapping[str, Any], orders: Sequence[_Order]) -> None:
+    def _compare(self, record: Record, detail: Mapping[str, Any], orders: Sequence[_Order]) -> None:
         people = [detail.get("person")]
         if "proposal" in detail:
-            people = [detail.get("proposer"), *record["link"].get("approvals", ())]
-        elif record["event"] == "ledger.check":
-            people = list(record["link"].get("approvals", ()))
+            people = [detail.get("proposer"), *record.link.get("approvals", ())]
+        elif record.event == "ledger.check":
+            people = list(record.link.get("approvals", ()))
         if [order.identity.name for order in orders] != people:
             raise _BrokenError("it is of another person")
         for order in orders:
@@ -224,7 +224,7 @@ class _Log:
                 expires = datetime.fromisoformat(str(order.said.get("expires"))).timestamp()
             except (ValueError, OverflowError) as error:
                 raise _BrokenError("it names no time at which it expires") from error
-            if record["t"] / 1000 > expires + EXPIRED_SECONDS_MAX:
+            if record.t / 1000 > expires + EXPIRED_SECONDS_MAX:
                 raise _BrokenError("it had expired when the record was written")
 
     def _of_this_party(self, order: _Order) -> None:
@@ -238,7 +238,7 @@ class _Log:
         if order.said.get("federation", party.domain) != party.domain:
             raise _BrokenError(f"it is an order of federation {str(order.said['federation'])[:64]}")
 
-    def _anchored(self, record: Mapping[str, Any], kept: Mapping[str, str], order: _Order) -> Verdict:
+    def _anchored(self, record: Record, kept: Mapping[str, str], order: _Order) -> Verdict:
         """Raises _BrokenError: the certificate is not of the site's CA, or was not valid."""
         roots = [(pem, root) for pem, root in self._roots if root.name == order.identity.domain]
         if not roots:
@@ -248,7 +248,7 @@ class _Log:
         if named and root.fingerprint != named:
             raise _BrokenError(f"the record names another CA of {root.name} ({named[:16]})")
         try:
-            written, first = _time(record["t"] / 1000), self._cosigned(record["seq"])
+            written, first = _time(record.t / 1000), self._cosigned(record.seq)
             at = written if first is None else _time(first)
         except (ValueError, OverflowError, OSError) as error:
             raise _BrokenError("the time of its record is none") from error
@@ -277,11 +277,7 @@ class _Log:
 
 def _keys_of(folder: Path) -> set[VerifierKey]:
     """All in a log's folder that can be read; of the others `verify_logs` says so."""
-    keys: set[VerifierKey] = set()
-    for path in (folder / "keys").glob("*.vkey"):
-        with contextlib.suppress(VerificationError, OSError):
-            keys |= {parse_verifier_key(line) for line in read_note(path).splitlines()}
-    return keys
+    return {key for path in (folder / "keys").glob("*.vkey") for key in keys_in(path)}
 
 
 def _cosignatures(folder: Path, keys: Iterable[VerifierKey]) -> Iterator[tuple[int, int]]:
@@ -294,18 +290,18 @@ def _cosignatures(folder: Path, keys: Iterable[VerifierKey]) -> Iterator[tuple[i
                     yield parse_checkpoint(text.partition("\n\n")[0] + "\n").size, time
 
 
-def _interrupted(record: Mapping[str, Any]) -> bool:
+def _interrupted(record: Record) -> bool:
     """Return True for a no that an earlier version kept without a record, and that was recorded after a restart."""
-    return record["event"] == "approval.deny" and record.get("reasons") == [INTERRUPTED]
+    return record.event == "approval.deny" and record.reasons == [INTERRUPTED]
 
 
 def _time(seconds: float) -> datetime:
     return datetime.fromtimestamp(seconds, UTC)
 
 
-def _command_of(record: Mapping[str, Any], detail: Mapping[str, Any], order: _Order) -> str:
+def _command_of(record: Record, detail: Mapping[str, Any], order: _Order) -> str:
     """The command that a person signs for this record."""
-    event = str(record["event"])
+    event = record.event
     if event == "approval.grant":
         return "approvals.approve" if "release" in detail else "approvals.release"
     if event == "policy.load":
@@ -314,9 +310,9 @@ def _command_of(record: Mapping[str, Any], detail: Mapping[str, Any], order: _Or
     return COMMANDS.get(event, "")
 
 
-def _pairs(record: Mapping[str, Any], detail: Mapping[str, Any], order: _Order) -> Iterator[tuple[str, Any, Any]]:
+def _pairs(record: Record, detail: Mapping[str, Any], order: _Order) -> Iterator[tuple[str, Any, Any]]:
     """What was signed, beside what the record says: name, this, that."""
-    given, effective = order.arguments, record.get("policy", {}).get("effective")
+    given, effective = order.arguments, record.policy
     command, of_release = _command_of(record, detail, order), "release" in detail
     yield "command", order.said.get("name"), command
     yield "certificate", order.fingerprint, detail.get("certificate", order.fingerprint)
@@ -325,13 +321,13 @@ def _pairs(record: Mapping[str, Any], detail: Mapping[str, Any], order: _Order) 
         yield "release", given.get("release"), detail.get("release")
         yield "policy", str(given.get("policy_digest")).removeprefix("sha256:"), effective
     if command == "approvals.approve" and ("shown" in given or "facts" in detail):
-        payload = record.get("payload", {})
+        payload = record.payload
         shown = shown_digest(str(detail.get("release")), payload, str(effective), str(detail.get("facts")))
         yield "view", given.get("shown"), shown
     if command == "approvals.release":
-        yield "kind", given.get("kind"), record.get("kind")
+        yield "kind", given.get("kind"), record.kind or None
     if command == "approvals.reject":
-        yield "reason", [given.get("reason_code")], list(record.get("reasons", ()))
+        yield "reason", [given.get("reason_code")], list(record.reasons)
     if command == "approvals.defer":
         until = given.get("until_seconds")
         yield "time", int(until) if isinstance(until, int | float) else None, detail.get("until")
@@ -340,7 +336,7 @@ def _pairs(record: Mapping[str, Any], detail: Mapping[str, Any], order: _Order) 
     if opened := detail.get("acknowledged"):
         yield "finding", _are_among(opened, given.get("acknowledged")), True
     if (command.startswith(("run.", "adapter.")) and "run" in given) or given.get("run"):
-        yield "run", given.get("run"), record.get("run")
+        yield "run", given.get("run"), record.run or None
     if command == "clock.accept":
         yield "halt", given.get("halt"), detail.get("halt")
     if command == "ledger.accept":

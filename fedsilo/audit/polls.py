@@ -21,6 +21,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+from fedsilo.audit.record import Record
+
 KINDS: Final = frozenset({"control.poll", "control.heartbeat"})
 WINDOW_SECONDS: Final = 3600
 POLLS_MAX: Final = 4096
@@ -148,30 +150,30 @@ def count_in(block: object, name: str) -> int | None:
     return value if type(value) is int and value >= 0 else None
 
 
-def permitted_by(record: Mapping[str, Any]) -> int:
+def permitted_by(record: Record) -> int:
     """How many messages the window permits that a record begins; 0 for one that is no decision to begin one."""
-    begins = record.get("event") in _DECISIONS and record.get("decision") == "allow" and _of_polls(record)
-    detail = record.get("detail")
+    begins = record.event in _DECISIONS and record.decision == "allow" and _of_polls(record)
+    detail = record.detail
     window = detail.get("window") if begins and isinstance(detail, Mapping) else None
     return count_in(window, "polls_most") or 0
 
 
-def closing_after_crash(record: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+def closing_after_crash(record: Record) -> tuple[str, dict[str, Any]]:
     """Event and `detail` that close the window of a decision whose party was killed."""
-    most, first = permitted_by(record), record.get("sequence") or 0
-    if record["event"] == "egress.decision":
+    most, first = permitted_by(record), record.sequence or 0
+    if record.event == "egress.decision":
         return "egress.indeterminate", {"polls": 0, "polls_most": most, "first": first}
     return ARRIVED, {"polls": 1, "polls_most": most, "first": first}  # it was recorded as one had arrived
 
 
-def messages_of(record: Mapping[str, Any]) -> int:
+def messages_of(record: Record) -> int:
     """How many messages a record of what left, or arrived, stands for."""
-    polls = count_in(record.get("detail"), "polls")
+    polls = count_in(record.detail, "polls")
     return 1 if polls is None or not _of_polls(record) else polls
 
 
-def _of_polls(record: Mapping[str, Any]) -> bool:
-    return str(record.get("kind")) in KINDS
+def _of_polls(record: Record) -> bool:
+    return record.kind in KINDS
 
 
 # ---- windows of two logs compared --------------------------------------------------------------------------------
@@ -205,27 +207,27 @@ class Polls:
         return f"{number} polls, sequence {self.first:.0f}{last}"
 
 
-def opened(record: Mapping[str, Any]) -> Polls:
+def opened(record: Record) -> Polls:
     """A window as the decision that begins it says; of the receiver's, one message had arrived by then."""
-    least = int(record["event"] == "ingress.decision")
-    first = record.get("sequence") or 0
-    return Polls(record["seq"], first, math.inf, least, permitted_by(record), record["t"], record["t"])
+    least = int(record.event == "ingress.decision")
+    first = record.sequence or 0
+    return Polls(record.seq, first, math.inf, least, permitted_by(record), record.t, record.t)
 
 
-def closed(window: Polls, record: Mapping[str, Any]) -> Polls:
+def closed(window: Polls, record: Record) -> Polls:
     """The same window as the record that ends it says."""
-    detail = record.get("detail", {})
+    detail = record.detail
     passed, refused = messages_of(record), count_in(detail, "refused") or 0
     stated = count_in(detail, "polls_most")
     most = passed if stated is None else stated
     # after a crash nobody knows the last one
-    last = record.get("sequence") or window.first if most < window.most else math.inf
-    return Polls(record["seq"], window.first, last, max(0, passed - refused), most, window.began, record["t"])
+    last = record.sequence or window.first if most < window.most else math.inf
+    return Polls(record.seq, window.first, last, max(0, passed - refused), most, window.began, record.t)
 
 
-def problem_of(window: Polls, record: Mapping[str, Any]) -> str:
+def problem_of(window: Polls, record: Record) -> str:
     """Why the record that ends a window cannot be true; empty where it can."""
-    detail = record.get("detail", {})
+    detail = record.detail
     if any(count_in(detail, name) is None for name in {"polls", *({"polls_most", "refused"} & detail.keys())}):
         return f"is the end of a window, record {window.record}, and does not count its messages"
     if not (counted := messages_of(record)) <= (most := closed(window, record).most) <= window.most:

@@ -15,14 +15,14 @@ Does not show that a record is genuine, and signatures are not looked at: `log.L
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedsilo.audit.checkpoint import parse_verifier_key
+from fedsilo.audit.checkpoint import VerifierKey, parse_verifier_key
 from fedsilo.audit.merkle import HASH_BYTES, leaf_hash
-from fedsilo.audit.record import LINE_BYTES_MAX, NO_PREVIOUS, link_of, parse_record
+from fedsilo.audit.record import LINE_BYTES_MAX, NO_PREVIOUS, Record, link_of, parse_record
 from fedsilo.audit.segments import packed_leaves, reduced_segments, segments
 from fedsilo.protocol.errors import (
     NotFoundError,
@@ -122,6 +122,11 @@ def read_records(directory: Path, start: int = 0) -> Iterator[dict[str, Any]]:
         yield record
 
 
+def typed_records(directory: Path, start: int = 0) -> Iterator[Record]:
+    """As `read_records`, each by field."""
+    return map(Record, read_records(directory, start))
+
+
 # ---- notes and keys ----------------------------------------------------------------------------------------------
 
 NOTE_BYTES_MAX = 64 << 10  # of a checkpoint with its cosignatures, 150 bytes each; and of a file of keys
@@ -172,14 +177,9 @@ def line_filter(event: str = "", text: str = "", *, control: bool = True) -> Cal
     return wanted
 
 
-def is_allowed_control(record: Mapping[str, Any]) -> bool:
-    """Whether a record is of a control message, such as a poll, that nobody refused or held."""
-    return str(record.get("kind", "")).startswith("control.") and record.get("decision") in (None, "", "allow")
-
-
 def _is_allowed_control(line: bytes) -> bool:
     try:
-        return is_allowed_control(json.loads(line))  # the mark may also stand deeper in a record of another kind
+        return Record(json.loads(line)).is_allowed_control  # the mark may also stand deeper in a record of another kind
     except (ValueError, AttributeError, RecursionError):
         return False
 
@@ -332,6 +332,19 @@ class LogReader:
         """Raises NotFoundError: what is to be read next is no loss of this log, retention removed it."""
         if removed_leaf(self._directory, seq):
             raise removed(self._directory, seq)
+
+
+def keys_in(path: Path) -> list[VerifierKey]:
+    """Both keys of a file, the one that signs and the one that countersigns; none of a file that is damaged, which the
+    verification of the log names.
+    """
+    if not path.is_file():
+        return []  # a pipe would be waited for
+    try:
+        keys = [parse_verifier_key(line) for line in read_note(path).splitlines()]
+    except (VerificationError, OSError):
+        return []
+    return keys if len({key.name for key in keys}) == 1 else []
 
 
 def log_key_of(directory: Path) -> tuple[str, str]:

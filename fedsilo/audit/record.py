@@ -17,8 +17,8 @@ import hashlib
 import hmac
 import json
 import re
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 import rfc8785
 
@@ -403,6 +403,85 @@ _FIELDS: Final[Mapping[str, Callable[[Any], bool]]] = {
     "detail": _mapping,
 }
 _REQUIRED: Final = frozenset({"v", "seq", "salt", "t", "boot", "mono", "actor", "event", "link"})
+
+
+# ---- a record that was read --------------------------------------------------------------------------------------
+
+Value = TypeVar("Value")
+
+
+class _Field(Generic[Value]):
+    """A field of a record, or what stands for it where a record has none."""
+
+    def __init__(self, name: str, absent: Value) -> None:
+        self._name, self._absent = name, absent
+
+    def __get__(self, record: Record, owner: type) -> Value:
+        value: Value = record.fields.get(self._name, self._absent)
+        return value
+
+
+_NOTHING: Final[Mapping[str, Any]] = {}
+
+
+class Record:
+    """A record that was read, field by field.
+
+    `parse_record` has checked the type of each. What stands in `detail` and `facts`, and the numbers of a rule, may be
+    any JSON value: whoever wrote the log chose it.
+
+    Args:
+        fields: the record's JSON.
+    """
+
+    __slots__ = ("fields",)
+
+    seq, t = _Field("seq", 0), _Field("t", 0)
+    event, actor, peer = _Field("event", ""), _Field("actor", ""), _Field("peer", "")
+    run, kind = _Field("run", ""), _Field("kind", "")
+    round, step, attempt = _Field("round", 0), _Field("step", 0), _Field("attempt", 0)
+    sequence = _Field[int | None]("sequence", None)
+    decision = _Field("decision", "")
+    reasons = _Field[Sequence[str]]("reasons", ())
+    rules = _Field[Sequence[Mapping[str, Any]]]("rules", ())
+    facts, detail = _Field("facts", _NOTHING), _Field("detail", _NOTHING)
+    payload, link = _Field("payload", _NOTHING), _Field("link", _NOTHING)
+    orders = _Field[Sequence[Mapping[str, str]]]("orders", ())
+
+    def __init__(self, fields: Mapping[str, Any]) -> None:
+        self.fields = fields
+
+    @property
+    def policy(self) -> str:
+        """Digest of the policy that decided."""
+        return str(self.fields.get("policy", _NOTHING).get("effective", ""))
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the payload, keyed with the site's key where the content could be guessed (T40)."""
+        return str(self.payload.get("sha256") or self.payload.get("hmac_sha256") or "")
+
+    @property
+    def decided_by(self) -> int | None:
+        """Number of the decision that this record is the outcome of."""
+        number: int | None = self.link.get("decision")
+        return number
+
+    @property
+    def approvals(self) -> frozenset[int | str]:
+        """Numbers of the grants that a decision rests on; of a policy that came into force, the persons."""
+        named = self.link.get("approvals")
+        return frozenset(named) if isinstance(named, list) else frozenset()
+
+    @property
+    def is_allowed_control(self) -> bool:
+        """Return True for a control message, such as a poll, that nobody refused or held."""
+        return str(self.kind).startswith("control.") and self.decision in (None, "", "allow")
+
+    @property
+    def held_bytes(self) -> tuple[str, str, int, int, str]:
+        """What a person is asked about: these bytes at this place of a run."""
+        return self.kind, self.run, self.round, self.step, self.digest
 
 
 # ---- what the rules of a decision said ---------------------------------------------------------------------------

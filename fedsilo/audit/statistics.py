@@ -22,9 +22,8 @@ from collections.abc import Hashable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final, Generic, TypeVar
 
-from fedsilo.audit.consistency import approvals_of
 from fedsilo.audit.polls import ARRIVED, messages_of, permitted_by
-from fedsilo.audit.record import COUNT_MAX, TEXT_CHARACTERS_MAX
+from fedsilo.audit.record import COUNT_MAX, TEXT_CHARACTERS_MAX, Record
 from fedsilo.protocol.isolation import ISOLATION_LEVELS
 
 OTHERS: Final = "(others)"  # counted together, once there are too many names to list
@@ -82,24 +81,24 @@ def text_of(value: Any) -> str:
     return json.dumps(value)[:TEXT_CHARACTERS_MAX]
 
 
-def reasons_of(record: Mapping[str, Any]) -> list[str]:
+def reasons_of(record: Record) -> list[str]:
     """A record's reasons; the first ones, and how many more there are."""
-    reasons = list(record.get("reasons", ()))
+    reasons = list(record.reasons)
     more = len(reasons) - REASONS_MAX
     return [*reasons[:REASONS_MAX], *([f"and {more} more"] if more > 0 else [])]
 
 
-def brief(record: Mapping[str, Any]) -> dict[str, Any]:
+def brief(record: Record) -> dict[str, Any]:
     """What a list of events tells of one: number, time, event, kind, reasons, and its detail unless that is long."""
     detail, room = {}, DETAIL_CHARACTERS_MAX
-    for name, value in record.get("detail", {}).items():
+    for name, value in record.detail.items():
         room -= len(name) + len(json.dumps(value))
         if room < 0:
             detail["(more)"] = "too long to be shown: see the record"
             break
         detail[name] = value
     return {
-        "seq": record["seq"], "t": record["t"], "event": record["event"], "kind": record.get("kind", ""),
+        "seq": record.seq, "t": record.t, "event": record.event, "kind": record.kind,
         "reasons": reasons_of(record), "detail": detail,
     }  # fmt: skip
 
@@ -142,22 +141,20 @@ class Approvals:
         """Releases of which the log has the request, or any answer where the request is gone."""
         return len(self.releases) + self.further["request"]
 
-    def decided(self, record: Mapping[str, Any]) -> None:
+    def decided(self, record: Record) -> None:
         """A decision: how many persons it waits for, or on whose yes it rests."""
-        place = _place(record)
-        if record["decision"] == "hold":
+        place = record.held_bytes
+        if record.decision == "hold":
             _put(self._needed, place, _needed(record))
             return
-        if record["decision"] == "deny" and (newest := self._newest.pop(place, None)) is not None:
+        if record.decision == "deny" and (newest := self._newest.pop(place, None)) is not None:
             newest.denied(record)  # such a decision names no approvals, and it follows the last one
-        named = mapping_of(record.get("link")).get("approvals")
-        if isinstance(named, list):
-            numbers = set(map(str, named))
-            for release in {self._of_grant[number] for number in numbers & self._of_grant.keys()}:
-                if release.place == place:
-                    release.decided(record, numbers)
+        numbers = set(map(str, record.approvals))
+        for release in {self._of_grant[number] for number in numbers & self._of_grant.keys()}:
+            if release.place == place:
+                release.decided(record, numbers)
 
-    def answered(self, record: Mapping[str, Any], version: int, note: str = "", order: str = "") -> None:
+    def answered(self, record: Record, version: int, note: str = "", order: str = "") -> None:
         """An `approval.*` record.
 
         Args:
@@ -166,7 +163,7 @@ class Approvals:
             note: what the person wrote, where the site keeps it.
             order: verdict of `commands.py` on what the person signed.
         """
-        event, detail = record["event"].partition(".")[2], record.get("detail", {})
+        event, detail = record.event.partition(".")[2], record.detail
         release = text_of(detail.get("release"))
         of_halt = event == "grant" and not release
         if "person" in detail:
@@ -175,24 +172,24 @@ class Approvals:
         if of_halt:
             self.halt_grants.add(
                 {
-                    "seq": record["seq"], "t": record["t"], "kind": record.get("kind", ""),
+                    "seq": record.seq, "t": record.t, "kind": record.kind,
                     "person": text_of(detail.get("person")), "certificate": text_of(detail.get("certificate")),
                     "reasons": reasons_of(record), "since_seconds": count_of(detail.get("since")), "order": order,
                 }
             )  # fmt: skip
             return
-        found = self.releases.get(release := release or f"record {record['seq']}")
+        found = self.releases.get(release := release or f"record {record.seq}")
         if found is None:
             if len(self.releases) >= RELEASES_MAX:
                 self.further[event] += 1
                 return
             found = self.releases[release] = _Release(release, record)
         if event == "request":
-            found.asked(self._needed.pop(_place(record), 0), version)
+            found.asked(self._needed.pop(record.held_bytes, 0), version)
         found.answered(record, event, version, note, order)
-        if event == "grant" and found.counts(record["seq"]):
-            self._of_grant[str(record["seq"])] = found
-            _put(self._newest, _place(record), found)
+        if event == "grant" and found.counts(record.seq):
+            self._of_grant[str(record.seq)] = found
+            _put(self._newest, record.held_bytes, found)
 
     def to_json(self, version: int) -> dict[str, Any]:
         """version: number of policy changes in the whole log."""
@@ -212,17 +209,16 @@ class Approvals:
 class _Release:
     """One message that was held, as the log tells of it."""
 
-    def __init__(self, name: str, record: Mapping[str, Any]) -> None:
-        payload = record.get("payload", {})
-        self.place = _place(record)
+    def __init__(self, name: str, record: Record) -> None:
+        self.place = record.held_bytes
         self._told = {
             "release": name,
-            "kind": record.get("kind", ""),
-            "run": record.get("run", ""),
-            "round": record.get("round", 0),
-            "bytes": payload.get("bytes", 0),
-            "digest": payload.get("sha256") or payload.get("hmac_sha256", ""),
-            "policy": record.get("policy", {}).get("effective", ""),
+            "kind": record.kind,
+            "run": record.run,
+            "round": record.round,
+            "bytes": record.payload.get("bytes", 0),
+            "digest": record.digest,
+            "policy": record.policy,
         }
         self._state, self._needed, self._version = "held", 0, 0
         self._decision: dict[str, Any] | None = None
@@ -235,9 +231,9 @@ class _Release:
         self._state, self._needed, self._version, self._decision = "held", needed, version, None
         self._grants.clear()
 
-    def answered(self, record: Mapping[str, Any], event: str, version: int, note: str, order: str) -> None:
-        detail = record.get("detail", {})
-        answer = {"answer": event, "seq": record["seq"], "t": record["t"], "reasons": reasons_of(record)}
+    def answered(self, record: Record, event: str, version: int, note: str, order: str) -> None:
+        detail = record.detail
+        answer = {"answer": event, "seq": record.seq, "t": record.t, "reasons": reasons_of(record)}
         if "person" in detail:
             answer |= {"person": text_of(detail["person"]), "certificate": text_of(detail.get("certificate"))}
         if "person" in detail or order:
@@ -248,24 +244,24 @@ class _Release:
                 self._needed, self._version = 0, version
                 self._grants.clear()
             if len(self._grants) < _COUNTED_MAX:
-                self._grants[str(record["seq"])] = "" if order == "broken" else text_of(detail.get("person"))
+                self._grants[str(record.seq)] = "" if order == "broken" else text_of(detail.get("person"))
         elif event != "request":
             self._state = {"deny": "rejected", "expire": "expired"}[event]
 
     def counts(self, seq: int) -> bool:
         return str(seq) in self._grants
 
-    def decided(self, record: Mapping[str, Any], named: set[str]) -> None:
+    def decided(self, record: Record, named: set[str]) -> None:
         if not named & self._grants.keys():
             return
-        self._decision = {"seq": record["seq"], "verdict": record["decision"]}
+        self._decision = {"seq": record.seq, "verdict": record.decision}
         self._needed = _needed(record) or self._needed
         if self._state == "held":
-            self._state = "granted" if record["decision"] == "allow" else "refused"
+            self._state = "granted" if record.decision == "allow" else "refused"
 
-    def denied(self, record: Mapping[str, Any]) -> None:
+    def denied(self, record: Record) -> None:
         if self._state == "held" and self._decision is None and 0 < self._needed <= self._given():
-            self._state, self._decision = "refused", {"seq": record["seq"], "verdict": "deny"}
+            self._state, self._decision = "refused", {"seq": record.seq, "verdict": "deny"}
 
     def _given(self) -> int:
         return len({person for person in self._grants.values() if person})
@@ -297,7 +293,7 @@ def _put(pending: dict[Place, Any], place: Place, value: Any) -> None:
         del pending[next(iter(pending))]
 
 
-def _needed(record: Mapping[str, Any]) -> int:
+def _needed(record: Record) -> int:
     """How many persons the decision's own rules ask for; 0 where they do not say.
 
     Two rules hold a message, and the limit of both is the number of persons: `approvals`, and `screen hits` where it
@@ -305,18 +301,10 @@ def _needed(record: Mapping[str, Any]) -> int:
     """
     limits = [
         count_of(rule.get("limit"))
-        for rule in record.get("rules", ())
+        for rule in record.rules
         if rule.get("rule") == "approvals" or rule.get("outcome") == "hold"
     ]
     return max(limits, default=0)
-
-
-def _place(record: Mapping[str, Any]) -> Place:
-    """What a person is asked about: these bytes at this place of a run."""
-    payload = record.get("payload", {})
-    digest = payload.get("sha256") or payload.get("hmac_sha256") or ""
-    where = record.get("run") or "", record.get("round") or 0, record.get("step") or 0
-    return record.get("kind") or "", *where, digest
 
 
 # ---- what left, and whether people were asked --------------------------------------------------------------------
@@ -339,22 +327,21 @@ class Unasked:
         self._rows: dict[Why, list[int]] = {}  # -> messages, bytes, first and last record
         self._not_listed = 0
 
-    def decided(self, record: Mapping[str, Any]) -> None:
+    def decided(self, record: Record) -> None:
         """An `egress.decision`."""
-        if record["decision"] != "allow":
+        if record.decision != "allow":
             return
-        asked = bool(mapping_of(record.get("link")).get("approvals"))
-        rule: Mapping[str, Any] = next((one for one in record.get("rules", ()) if one.get("rule") == "approvals"), {})
+        asked = bool(record.approvals)
+        rule: Mapping[str, Any] = next((one for one in record.rules if one.get("rule") == "approvals"), {})
         file = "charter" if rule.get("file") == "charter" else "policy"
-        policy = text_of(mapping_of(record.get("policy")).get("effective"))
-        why = (record["kind"], policy, file if rule else "", count_of(rule.get("line")))
-        self._decisions[record["seq"]] = (ASKED if asked else UNASKED, why)
+        why = (record.kind, record.policy, file if rule else "", count_of(rule.get("line")))
+        self._decisions[record.seq] = (ASKED if asked else UNASKED, why)
         if len(self._decisions) > _DECISIONS_MAX:
             del self._decisions[next(iter(self._decisions))]
 
-    def sent(self, record: Mapping[str, Any], kind: str) -> None:
+    def sent(self, record: Record, kind: str) -> None:
         """An `egress.sent`. kind: under which it is counted."""
-        found = self._decisions.get(record["link"].get("decision", -1))
+        found = self._decisions.get(-1 if record.decided_by is None else record.decided_by)
         became = found[0] if found else NOT_TOLD
         if kind.startswith(CONTROL):
             self._control += messages_of(record)
@@ -366,8 +353,8 @@ class Unasked:
         if why not in self._rows and len(self._rows) >= UNASKED_ROWS_MAX:
             self._not_listed += 1
             return
-        row = self._rows.setdefault(why, [0, 0, record["seq"], record["seq"]])
-        row[0], row[1], row[3] = row[0] + messages_of(record), row[1] + record["payload"]["bytes"], record["seq"]
+        row = self._rows.setdefault(why, [0, 0, record.seq, record.seq])
+        row[0], row[1], row[3] = row[0] + messages_of(record), row[1] + record.payload["bytes"], record.seq
 
     def to_json(self) -> dict[str, Any]:
         """`left_asked`: messages with content by whether people said yes, and those of the protocol; `left_unasked`:
@@ -455,19 +442,19 @@ class LogStatistics:
         self._denial = Names(DENIALS_MAX, (OTHERS, OTHERS, OTHERS))
         self._program, self._trained = Names(PROGRAMS_MAX, (OTHERS, "")), Names(PLACES_MAX, (OTHERS, OTHERS))
 
-    def add(self, record: Mapping[str, Any], note: str = "", order: str = "") -> None:
+    def add(self, record: Record, note: str = "", order: str = "") -> None:
         """Count one record. note: what the person wrote to it, where that is kept here."""
-        event, t = record["event"], record["t"]
+        event, t = record.event, record.t
         if not self.events:
-            self.first_seq, self.first_t = record["seq"], t
+            self.first_seq, self.first_t = record.seq, t
         self.last_t = t
         self.events[event] += 1
-        seen = self.actors.setdefault(self._identity(record["actor"]), [0, t, t])
+        seen = self.actors.setdefault(self._identity(record.actor), [0, t, t])
         seen[0], seen[2] = seen[0] + 1, t
-        if record.get("peer"):
-            self.peers[self._whose(record["peer"])] += 1
+        if record.peer:
+            self.peers[self._whose(record.peer)] += 1
         self.outward = self.outward or event.startswith("egress.")
-        kind = self._kind(record.get("kind", ""))
+        kind = self._kind(record.kind)
         if event in ("egress.decision", "ingress.decision"):
             self._decision(record, kind)
             self._facts(record)
@@ -475,7 +462,7 @@ class LogStatistics:
             if event == "egress.decision":
                 self.unasked.decided(record)
         elif event == "egress.sent":
-            size, place = record["payload"]["bytes"], self._run_kind((record.get("run", ""), kind))
+            size, place = record.payload["bytes"], self._run_kind((record.run, kind))
             self.left[kind] += messages_of(record)
             self.left_bytes[kind] += size
             self.left_by_run[place] += messages_of(record)
@@ -490,46 +477,46 @@ class LogStatistics:
         elif event == "payload.read":
             self._read(record)
         elif event == "retention.payloads":
-            detail = record.get("detail", {})
+            detail = record.detail
             self.retention["payloads_deleted"] += count_of(detail.get("payloads"))
             self.retention["bytes_deleted"] += count_of(detail.get("bytes"))
         if event in ("policy.load", "start"):
             self._policy(record)
-        self._level(record["actor"], record.get("detail", {}), record["seq"])
+        self._level(record.actor, record.detail, record.seq)
         if event in _HALTS:
             self.halts.add(brief(record))
         if event in _INCIDENTS:
             self.incidents.add(brief(record))
         if event in _KEY_EVENTS:
             self.key_events_total += 1
-            self.key_events.append(brief(record) | {"actor": record["actor"]})
+            self.key_events.append(brief(record) | {"actor": record.actor})
 
-    def _decision(self, record: Mapping[str, Any], kind: str) -> None:
-        direction = record["event"].partition(".")[0]
-        self.decisions[direction, kind, record["decision"]] += 1
+    def _decision(self, record: Record, kind: str) -> None:
+        direction = record.event.partition(".")[0]
+        self.decisions[direction, kind, record.decision] += 1
         if direction == "ingress":
             # those of a window are counted where it ends
             self._arrived(record, kind, 0 if permitted_by(record) else 1)
-        if record["decision"] == "deny":
-            for reason in dict.fromkeys(record.get("reasons") or ["(none)"]):
+        if record.decision == "deny":
+            for reason in dict.fromkeys(record.reasons or ["(none)"]):
                 name = self._denial((direction, kind, reason))
-                place = self.denials.setdefault(name, [0, record["seq"], record["seq"]])
-                place[0], place[2] = place[0] + 1, record["seq"]
-        if self.policies and self.policies[-1]["effective"] == record.get("policy", {}).get("effective"):
+                place = self.denials.setdefault(name, [0, record.seq, record.seq])
+                place[0], place[2] = place[0] + 1, record.seq
+        if self.policies and self.policies[-1]["effective"] == record.policy:
             self.policies[-1]["decisions"] += 1
 
-    def _arrived(self, record: Mapping[str, Any], kind: str, messages: int) -> None:
-        size, sender = record.get("payload", {}).get("bytes", 0), self._sender((record.get("peer", ""), kind))
+    def _arrived(self, record: Record, kind: str, messages: int) -> None:
+        size, sender = record.payload.get("bytes", 0), self._sender((record.peer, kind))
         if messages:
             self.arrived_bytes[kind] += size
             self.arrived_from[sender] += messages
             self.arrived_from_bytes[sender] += size
 
-    def _facts(self, record: Mapping[str, Any]) -> None:
+    def _facts(self, record: Record) -> None:
         """What the measured facts of a decision say of data, of donors and of trainers."""
-        facts = record.get("facts", {})
+        facts = record.facts
         final, transform = mapping_of(facts.get("final")), mapping_of(facts.get("transform"))
-        allowed = record["decision"] == "allow"
+        allowed = record.decision == "allow"
         for name, rows in _SETS.items():
             digest = final.get(name)
             if not (allowed and isinstance(digest, str) and digest):
@@ -538,47 +525,47 @@ class LogStatistics:
                 self.sets[name, digest] = max(self.sets.get((name, digest), 0), count_of(final.get(rows)))
             else:
                 self.sets_not_listed += 1
-        if record["event"] == "egress.decision" and allowed and is_count(final.get("records")):
-            self.trained[self._trained((record.get("run", ""), bucket(final["records"])))] += 1
+        if record.event == "egress.decision" and allowed and is_count(final.get("records")):
+            self.trained[self._trained((record.run, bucket(final["records"])))] += 1
         for peer, count in mapping_of(transform.get("donors_dropped")).items():
-            if record["event"] == "ingress.decision" and is_count(count) and count:
+            if record.event == "ingress.decision" and is_count(count) and count:
                 self.donors_total += count
-                place = (record.get("run", ""), record.get("round", 0), peer)
+                place = (record.run, record.round, peer)
                 if place in self.donors or len(self.donors) < DONOR_ROWS_MAX:
-                    row = self.donors.setdefault(place, [0, record["seq"], record["seq"]])
-                    row[0], row[2] = row[0] + count, record["seq"]
-        if record["kind"] == "control.hello":
-            whose = record.get("peer", "") if record["event"] == "ingress.decision" else record["actor"]
-            self._level(whose, final, record["seq"])
+                    row = self.donors.setdefault(place, [0, record.seq, record.seq])
+                    row[0], row[2] = row[0] + count, record.seq
+        if record.kind == "control.hello":
+            whose = record.peer if record.event == "ingress.decision" else record.actor
+            self._level(whose, final, record.seq)
 
     def _level(self, whose: str, said: Mapping[str, Any], seq: int) -> None:
         if (level := said.get("isolation")) in ISOLATION_LEVELS:
             self.levels.setdefault((self._whose(whose), level), [seq, seq])[1] = seq
 
-    def _read(self, record: Mapping[str, Any]) -> None:
+    def _read(self, record: Record) -> None:
         self.retention["reads_total"] += 1
         if len(self.retention["reads"]) < INCIDENTS_MAX:
-            detail = record.get("detail", {})
+            detail = record.detail
             self.retention["reads"].append(
                 {
-                    "seq": record["seq"],
-                    "t": record["t"],
+                    "seq": record.seq,
+                    "t": record.t,
                     "person": text_of(detail.get("person")),
                     "certificate": text_of(detail.get("certificate")),
-                    "kind": record.get("kind", ""),
-                    "decision": record.get("link", {}).get("decision", 0),
+                    "kind": record.kind,
+                    "decision": record.decided_by or 0,
                 }
             )
 
-    def _policy(self, record: Mapping[str, Any]) -> None:
-        detail, policy = record.get("detail", {}), record.get("policy", {})
-        if record["event"] == "start" and "version" in detail:
+    def _policy(self, record: Record) -> None:
+        detail, policy = record.detail, record.fields.get("policy", {})
+        if record.event == "start" and "version" in detail:
             self.programs[self._program((text_of(detail["version"]), text_of(detail.get("code"))))] += 1
         if "effective" not in policy:
             return
         if self.policies and self.policies[-1]["effective"] == policy["effective"]:
             self.policies[-1]["loads"] += 1
-            self.policies[-1]["last_t"] = record["t"]
+            self.policies[-1]["last_t"] = record.t
             return
         self.policies_total += 1
         if len(self.policies) >= POLICIES_MAX:
@@ -590,15 +577,15 @@ class LogStatistics:
                 "file": policy.get("file", ""),
                 "name": text_of(detail.get("name")),
                 "mode": text_of(detail.get("mode")),
-                "seq": record["seq"],
-                "t": record["t"],
-                "last_t": record["t"],
+                "seq": record.seq,
+                "t": record.t,
+                "last_t": record.t,
                 "loads": 1,
                 "decisions": 0,
                 # of a policy that is looser than the one before: who asked for it, and who agreed
                 "proposal": text_of(detail.get("proposal")),
                 "proposer": text_of(detail.get("proposer")),
-                "approvers": sorted(approvals_of(record))[:APPROVERS_MAX],
+                "approvers": sorted(map(str, record.approvals))[:APPROVERS_MAX],
             }
         )
 

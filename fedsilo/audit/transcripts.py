@@ -22,8 +22,7 @@ from typing import Any
 from certs.encoding import read_one_certificate, read_root
 from certs.identity import peer_identity
 from fedsilo.audit.audit_verify import verify_logs
-from fedsilo.audit.checkpoint import VerifierKey, parse_verifier_key
-from fedsilo.audit.reader import read_note, read_records
+from fedsilo.audit.reader import keys_in, typed_records
 from fedsilo.files.identity_files import read_public
 from fedsilo.protocol.errors import FedSiloError, NotAllowedError
 from fedsilo.protocol.transcript_checks import (
@@ -133,7 +132,7 @@ class Keyring:
         for number, (log, sound) in enumerate(zip(logs, verified, strict=True)):
             self.origins.append("")
             for path in sorted((log / "keys").glob("*.vkey")):
-                for key in _keys_in(path):
+                for key in keys_in(path):
                     if path.name == "log.vkey":
                         self.origins[number] = key.name
                     if not sound:
@@ -181,36 +180,23 @@ class Keyring:
                         self.problems[number].append(f"keys: its key of {party} is not the one {where}")
 
 
-def _keys_in(path: Path) -> list[VerifierKey]:
-    """Both keys of a file: the one that signs, and the one that countersigns. None of a file that is damaged, which
-    the verification of the log names.
-    """
-    if not path.is_file():
-        return []  # a pipe would be waited for
-    try:
-        keys = [parse_verifier_key(line) for line in read_note(path).splitlines()]
-    except (FedSiloError, OSError, UnicodeError):
-        return []
-    return keys if len({key.name for key in keys}) == 1 else []
-
-
 def _rounds_of(log: Path, ring: Keyring, number: int, result: Mapping[str, Any]) -> Rounds:
     found = Rounds()
     owner = ring.origins[number]
     keys, coordinators = ring.known_to(number), ring.coordinators(domain_of(owner))
     begun: set[str] = set()  # runs with a transcript in this log: what follows of them was not removed
     try:
-        for record in read_records(log):
-            if record["event"] not in EVENTS:
+        for record in typed_records(log):
+            if record.event not in EVENTS:
                 continue
-            run, place = record.get("run", ""), (record.get("run", ""), record.get("round", 0))
-            detail, event = record.get("detail"), record["event"]
+            run, place = record.run, (record.run, record.round)
+            detail, event = record.detail, record.event
             if event == "round.equivocation":
                 told, problems = check_evidence(
                     detail, run=run, number=place[1], owner=owner, keys=keys, coordinators=coordinators
                 )
                 if told:
-                    found.findings.append(_finding(place, "transcripts", f"record {record['seq']}", told))
+                    found.findings.append(_finding(place, "transcripts", f"record {record.seq}", told))
             else:
                 removed = bool(result["hashes_only"]) and run not in begun
                 check = found.rounds.setdefault(
@@ -222,7 +208,7 @@ def _rounds_of(log: Path, ring: Keyring, number: int, result: Mapping[str, Any])
                     problems = check.opened(detail)
                 else:
                     problems = check.agreed(detail) if event == "round.agreed" else check.result(detail)
-            where = f"record {record['seq']}: round {place[1]} of run {run}"
+            where = f"record {record.seq}: round {place[1]} of run {run}"
             found.problems += [f"{where}: {problem}" for problem in problems]
     except FedSiloError as error:
         if not result["problems"]:  # else the verification of the log has named it

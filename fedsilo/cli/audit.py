@@ -526,8 +526,9 @@ def show(
 def _record_text(record: Mapping[str, Any], folder: Path) -> str:
     """A record in full, and below it what a person wrote to it, where that is kept here."""
     from fedsilo.audit.notes import note_of
+    from fedsilo.audit.record import Record
 
-    note = note_of(folder, record)
+    note = note_of(folder, Record(record))
     return json.dumps(record, indent=2, ensure_ascii=False) + (f"\nnote kept beside the log: {note}" if note else "")
 
 
@@ -569,8 +570,8 @@ def tail(
     """The newest records, a line each; with filters, the newest that pass all of them."""
     from collections import deque
 
-    from fedsilo.audit.reader import is_allowed_control, read_records
-    from fedsilo.audit.record import EVENTS
+    from fedsilo.audit.reader import read_records
+    from fedsilo.audit.record import EVENTS, Record
 
     if event and event not in EVENTS:
         raise _unknown("event", event, EVENTS)
@@ -590,7 +591,7 @@ def tail(
             and (not person or _detail(record, "person") == person)
             and (begin is None or record["t"] >= begin)
             and (end is None or record["t"] < end)
-            and not (no_control and is_allowed_control(record))
+            and not (no_control and Record(record).is_allowed_control)
         ):
             records.append(record)
     if kind and not of_kind:  # a log of another version may have kinds that are not known here: then it has them
@@ -664,8 +665,9 @@ def release_story(
 def _note_troubles(records: Iterable[Mapping[str, Any]], folder: Path) -> list[str]:
     """Notes of people that are gone or were exchanged, of the records that are shown."""
     from fedsilo.audit.notes import trouble_of
+    from fedsilo.audit.record import Record
 
-    return list(filter(None, (trouble_of(folder, record) for record in records)))
+    return list(filter(None, (trouble_of(folder, Record(record)) for record in records)))
 
 
 def _place(record: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -933,13 +935,14 @@ def _check_text(data: dict[str, Any]) -> str:
 
 def _records_text(records: list[dict[str, Any]], folder: Path) -> str:
     from fedsilo.audit.notes import note_of
+    from fedsilo.audit.record import Record
 
     def row(record: dict[str, Any]) -> tuple[Any, ...]:
         when = _time_text(record["t"])
         place = "/".join(str(record[name]) for name in ("run", "round", "step") if record.get(name))
         size = record.get("payload", {}).get("bytes", "")
         what = (record["seq"], when, record["event"], record.get("kind", ""), record.get("decision", ""))
-        return (*what, size, place, ",".join(record.get("reasons", [])), _said(record, note_of(folder, record)))
+        return (*what, size, place, ",".join(record.get("reasons", [])), _said(record, note_of(folder, Record(record))))
 
     header = ("seq", "time", "event", "kind", "decision", "bytes", "run/round/step", "reasons", "who and what")
     return table(header, map(row, records))

@@ -31,7 +31,7 @@ from fedsilo.audit.consistency import check_consistency
 from fedsilo.audit.export import WITHHELD
 from fedsilo.audit.notes import check_notes, note_of
 from fedsilo.audit.orders import ORDERS_IN_WORDS, check_orders, orders_in_words
-from fedsilo.audit.reader import read_note, read_records
+from fedsilo.audit.reader import read_note, typed_records
 from fedsilo.audit.statistics import OTHERS, VERDICTS, LogStatistics, moment, text_of
 from fedsilo.audit.transcripts import check_rounds, findings_of
 from fedsilo.cli.audit import verification_warnings
@@ -102,8 +102,8 @@ def audit_report(
     totals = LogStatistics()
     unreadable = ""
     try:
-        for record in read_records(logs[0]):
-            totals.add(record, note_of(logs[0], record), orders.get(record["seq"], ""))
+        for record in typed_records(logs[0]):
+            totals.add(record, note_of(logs[0], record), orders.get(record.seq, ""))
     except UsageError:
         raise
     except FedSiloError as error:

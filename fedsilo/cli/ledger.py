@@ -147,13 +147,13 @@ def accept(
 def _shown(site: SiloConfig, found: Disagreement) -> list[tuple[str, str]]:
     """What the log says since the group that the ledger holds, so that nobody signs unseen what it forgot."""
     from fedsilo.audit.log import sent_by_kind
-    from fedsilo.audit.reader import read_records
+    from fedsilo.audit.reader import typed_records
     from silo.guard.ledger_check import since
     from silo.guard.site import AUDIT
 
-    records = since(read_records(site.state_dir / AUDIT), found)
+    records = since(typed_records(site.state_dir / AUDIT), found)
     left = [f"{count} {kind}, {size:,} bytes" for kind, (count, size) in sent_by_kind(records).items()]
-    events = [record["event"] for record in records]
+    events = [record.event for record in records]
     latest = datetime.fromtimestamp(found.latest, UTC).strftime("%Y-%m-%dT%H:%M:%SZ") if found.latest else "-"
     return [
         ("why", found.code),

@@ -107,7 +107,7 @@ class AuditView:
         wanted = line_filter(asked.text("event"), asked.text("text"), control=control)
         before = size if before is None else min(before, size)
         back = self._index.back(before, wanted, limit=limit, look_max=LOOK_RECORDS)
-        return {"records": [record_at(*item) for item in back.lines], "size": size, "next": back.next}
+        return {"records": [record_at(*item) for item in back.rows], "size": size, "next": back.next}
 
     # ---- verification ------------------------------------------------------------------------------
 
@@ -283,15 +283,15 @@ class MessageView:
         line = next(iter(self._index.lines(sequence, sequence + 1)), None)
         record = parsed(*line) if line else None
         word, noun = _WORDS[direction]
-        if record is None or record["event"] != DECISION_EVENTS[direction]:
+        if record is None or record.event != DECISION_EVENTS[direction]:
             hint = f"{self._program} {noun} list shows them"
             raise NotFoundError(f"record {sequence} is no {word} decision", hint=hint)
         policy = self._policy()
-        shown = with_rules(record, policy)
-        fate = self._index.fate(record)
+        shown = with_rules(record.fields, policy)
+        outcome = self._index.outcome(sequence)
         # of a hold that is over no yes lets anything pass
-        passes = [] if fate["outcome"] in HOLD_ENDS else would_pass(shown, policy)
-        return {"message": shown, **fate, "would_pass": passes}
+        passes = [] if outcome["outcome"] in HOLD_ENDS else would_pass(shown, policy)
+        return {"message": shown, **outcome, "would_pass": passes}
 
 
 def with_rules(record: Mapping[str, Any], policy: Policy) -> Mapping[str, Any]:

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 from fedsilo.audit.audit_verify import verify_logs
 from fedsilo.audit.consistency import LogSummary, differences, summarize
 from fedsilo.audit.log import sent_by_kind
-from fedsilo.audit.reader import read_records
+from fedsilo.audit.reader import typed_records
+from fedsilo.audit.record import Record
 from fedsilo.audit.transcripts import check_rounds
 from fedsilo.control.client import ControlClient, Operator, sign_as
 from fedsilo.demo.data import DataFolder, read_data_folder, write_digit_folder
@@ -627,17 +628,17 @@ def _what_left(sites: Sites, compared_run: str) -> tuple[list[dict[str, Any]], l
         one side's log has.
     """
 
-    def summary(site: Site, records: Iterable[dict[str, Any]]) -> LogSummary:
+    def summary(site: Site, records: Iterable[Record]) -> LogSummary:
         own = (site.audit_log / "keys" / "log.vkey").read_text(encoding="utf-8")
         return summarize(records, origin=own.partition("+")[0], name=site.name)
 
-    receiver = summary(sites.coordinator, read_records(sites.coordinator.audit_log))
+    receiver = summary(sites.coordinator, typed_records(sites.coordinator.audit_log))
     left: tuple[list[dict[str, Any]], list[dict[str, Any]]] = ([], [])
     disagreements = []
     for site in sites.silos:
-        records = list(read_records(site.audit_log))
+        records = list(typed_records(site.audit_log))
         disagreements += differences(summary(site, records), receiver, under_way=False)
-        own = list(takewhile(lambda record: not compared_run or record.get("run") != compared_run, records))
+        own = list(takewhile(lambda record: not compared_run or record.run != compared_run, records))
         for rows, part in zip(left, (own, records[len(own) :]), strict=True):
             rows += [
                 {"silo": site.name, "kind": kind, "messages": messages, "bytes": size}

@@ -24,7 +24,7 @@ import ahocorasick
 import numpy as np
 
 from fedsilo.audit.log import sent_by_kind
-from fedsilo.audit.reader import read_records
+from fedsilo.audit.reader import typed_records
 from fedsilo.demo import digit_tasks
 from fedsilo.demo.data import DataFolder, to_json_lines
 from fedsilo.demo.sites import FEDERATION, Sites
@@ -383,7 +383,7 @@ def disagreements(sites: Sites, verdict: WireVerdict) -> list[str]:
     """Where a silo's audit log and the wire count differently."""
     rows = []
     for site in sites.silos:
-        logged = sent_by_kind(read_records(site.audit_log))
+        logged = sent_by_kind(typed_records(site.audit_log))
         seen = {kind: count for (silo, kind), count in verdict.messages.items() if silo == site.name}
         rows += [
             f"{site.name} {kind}: its log says {logged.get(kind)}, the wire {seen.get(kind)}"

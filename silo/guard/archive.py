@@ -30,6 +30,7 @@ from google.protobuf import json_format
 from certs.commands import VerifiedCommand
 from fedsilo.audit import notes as audit_notes
 from fedsilo.audit.log import AuditLog
+from fedsilo.audit.reader import typed_records
 from fedsilo.control.server import ControlServer
 from fedsilo.files.task_files import Task
 from fedsilo.protocol._generated import federation_pb2 as pb
@@ -189,7 +190,7 @@ class Archive:
         wanted = self._waiting() | {item.digest for item in self._ledger.outbox() if item.at >= oldest}
         self._drop(sorted(self._ledger.payloads.sizes.keys() - wanted), "age")
         if self._audit.remove_old(int((now - retention.records_years * _YEAR_SECONDS) * 1000)):
-            audit_notes.forget(self._audit.directory, self._audit.records())
+            audit_notes.forget(self._audit.directory, typed_records(self._audit.directory))
 
     # ---- reading -----------------------------------------------------------------------------------
 

@@ -36,6 +36,7 @@ from certs.commands import VerifiedCommand
 from fedsilo.audit.log import AuditLog, latest_t
 from fedsilo.audit.polls import count_in, permitted_by
 from fedsilo.audit.reader import read_records
+from fedsilo.audit.record import Record
 from fedsilo.audit.segments import segments
 from fedsilo.protocol._generated import control_pb2
 from fedsilo.protocol.clocks import judge
@@ -139,15 +140,15 @@ def named_in_folder(directory: Path) -> dict[str, Any] | None:
     return None
 
 
-def since(records: Iterable[dict[str, Any]], found: Disagreement) -> list[dict[str, Any]]:
+def since(records: Iterable[Record], found: Disagreement) -> list[Record]:
     """Records of what the ledger does not know: behind the last one that names its newest head; all, where none does.
 
     records: of the log, oldest first.
     """
-    later: list[dict[str, Any]] = []
+    later: list[Record] = []
     for record in records:
         later.append(record)
-        if "ledger" in record and Head.named(record["ledger"]) == found.ledger:
+        if (ledger := record.fields.get("ledger")) is not None and Head.named(ledger) == found.ledger:
             later.clear()
     return later
 
@@ -326,7 +327,7 @@ def recounted(records: Iterable[Mapping[str, Any]]) -> Recount:
                 found.sent[run] = max(found.sent.get(run, 0), record.get("sequence", 0))
                 if record.get("decision") == "allow" and (facts := record.get("facts", {}).get("final")):
                     found.book.record(facts)
-                    if permitted_by(record):
+                    if permitted_by(Record(record)):
                         windows[record["seq"]] = facts
                 if (facts := windows.pop(record["link"].get("decision", -1), None)) is not None:
                     _close_window(found, record, facts)

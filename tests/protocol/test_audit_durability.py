@@ -17,7 +17,7 @@ import pytest
 from fedsilo.audit import segments as audit_segments
 from fedsilo.audit.log import AuditLog, sent_by_kind
 from fedsilo.audit.reader import read_records
-from fedsilo.audit.record import RecordError
+from fedsilo.audit.record import Record, RecordError
 from fedsilo.audit.segments import LogFullError, segments
 from fedsilo.protocol.errors import ConflictError, OperationError, VerificationError
 from tests.protocol.audit_parties import COORDINATOR, OTHER_KEY, SILO, Clock, append_send, open_log, problems, segment
@@ -371,7 +371,7 @@ def test_what_left_is_counted_from_the_records(tmp_path: Path) -> None:
         append_send(log, 3, 30)
         log.append("egress.decision", decision="deny", kind="lora.factors")
         log.append("egress.indeterminate", kind="lora.factors", payload={"bytes": 9}, link={"decision": 0})
-        assert sent_by_kind(log.records()) == {"control.poll": (1, 20), "lora.factors": (2, 130)}
+        assert sent_by_kind(map(Record, log.records())) == {"control.poll": (1, 20), "lora.factors": (2, 130)}
         assert sent_by_kind([]) == {}
 
 

@@ -326,11 +326,11 @@ def test_looking_back_finds_the_newest_and_says_where_to_go_on(folder: Path) -> 
     before: int | None = len(numbers)
     while before is not None:
         back = index.back(before, lambda line: b"screen.hit" in line, limit=7, look_max=9)
-        assert len(back.lines) <= 7
-        found += [number for number, _ in back.lines]
+        assert len(back.rows) <= 7
+        found += [number for number, _ in back.rows]
         before = back.next
     assert found == [number for number, line in reversed(list(read_lines(folder))) if b"screen.hit" in line]
-    assert index.back(0, lambda line: True, limit=7, look_max=9) == audit_index.Back([], None)
+    assert index.back(0, lambda line: True, limit=7, look_max=9) == audit_index.Page([], None)
     with pytest.raises(NotFoundError):
         LogIndex(folder / "none", lambda: 1).lines(0, 1)
 

@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 from fedsilo.audit import statistics as audit_statistics
 from fedsilo.audit.log import AuditLog
 from fedsilo.audit.orders import ORDERS_IN_WORDS
-from fedsilo.audit.record import COUNT_MAX, EVENTS
+from fedsilo.audit.record import COUNT_MAX, EVENTS, Record
 from fedsilo.audit.statistics import DONOR_ROWS_MAX, OTHERS, LogStatistics, bucket, moment
 from fedsilo.cli import audit as cli_audit_report
 from fedsilo.cli.audit import app
@@ -397,7 +397,7 @@ def record(event: str, seq: int = 0, **fields: Any) -> dict[str, Any]:
 def tallied(*records: dict[str, Any]) -> dict[str, Any]:
     totals = LogStatistics()
     for number, each in enumerate(records):
-        totals.add({**each, "seq": number})
+        totals.add(Record({**each, "seq": number}))
     return totals.to_json()
 
 
@@ -532,7 +532,7 @@ def test_T34_of_many_policy_versions_the_one_in_force_is_always_told(plain: dict
     count = audit_statistics.POLICIES_MAX + 10
     totals = LogStatistics()
     for number in range(count):
-        totals.add(record("policy.load", number, policy={"effective": f"p{number}"}))
+        totals.add(Record(record("policy.load", number, policy={"effective": f"p{number}"})))
     assert totals.policies_total == count and len(totals.policies) == audit_statistics.POLICIES_MAX
     assert [item["effective"] for item in totals.policies[-2:]] == [
         f"p{audit_statistics.POLICIES_MAX - 2}",

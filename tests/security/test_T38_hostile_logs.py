@@ -26,6 +26,7 @@ from typer.testing import CliRunner
 from certs.identity import named_in
 from fedsilo.audit import audit_verify
 from fedsilo.audit import proofs as audit_proofs
+from fedsilo.audit import record as audit_record
 from fedsilo.audit.audit_verify import verify_logs
 from fedsilo.audit.consistency import check_consistency
 from fedsilo.audit.notes import keep
@@ -194,7 +195,7 @@ def test_T38_what_ends_a_window_counts_its_messages_and_reports_count_no_fewer_t
         assert (told_of(tmp_path / f"log-{number}", began, last) == []) is true, value
         counted = LogStatistics()
         for each in (began, last):
-            counted.add({"seq": 1, **each})
+            counted.add(audit_record.Record({"seq": 1, **each}))
         assert min([0, *counted.left.values(), *counted.arrived_from.values()]) == 0
 
 

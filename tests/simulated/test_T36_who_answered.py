@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from fedsilo.audit.index import HOLD_ENDS
 from fedsilo.audit.notes import forget, note_of, notes_of
 from fedsilo.audit.proofs import check
-from fedsilo.audit.record import note_text
+from fedsilo.audit.record import Record, note_text
 from fedsilo.cli.audit import app
 from fedsilo.cli.audit_report import audit_report, page
 from fedsilo.protocol.clocks import utc
@@ -87,7 +87,7 @@ def rejected(bench: Bench, note: str) -> dict[str, Any]:
 
 def test_T36_the_note_of_a_no_is_bound_to_its_record_and_leaves_with_no_export(bench: Bench, tmp_path: Path) -> None:
     record, log = rejected(bench, NOTE), bench.folder / "audit"
-    assert note_of(log, record) == NOTE  # whole, at the site
+    assert note_of(log, Record(record)) == NOTE  # whole, at the site
     made = audit_report([log])
     assert [each.get("note") for each in made["approvals"][0]["answers"]] == [None, NOTE] and NOTE in page(made)
     told = CliRunner().invoke(app, ["release", record["detail"]["release"], "--log", str(log), "--json"])
@@ -125,7 +125,7 @@ def test_T36_a_note_that_was_exchanged_is_a_problem_and_one_that_is_elsewhere_a_
     for words in ("release", record["detail"]["release"]), ("show", str(record["seq"])), ("tail",):
         done = CliRunner().invoke(app, [*words, "--log", str(log)])
         assert done.exit_code == 0 and (says in done.stderr if trouble else "the note to" not in done.stderr), words
-    assert note_of(log, record) == ("" if trouble else NOTE)
+    assert note_of(log, Record(record)) == ("" if trouble else NOTE)
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_T36_T40_a_note_is_kept_printable_in_one_line_of_500_characters_and_with
 ) -> None:
     with pytest.raises(UsageError, match="a note"):  # of a client that signed something else than it showed
         rejected(bench, given)
-    assert note_of(bench.folder / "audit", rejected(bench, note_text(given))) == kept == note_text(kept)
+    assert note_of(bench.folder / "audit", Record(rejected(bench, note_text(given)))) == kept == note_text(kept)
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_T36_a_note_with_what_looks_like_a_secret_is_refused_and_the_refusal_say
 
 @pytest.mark.parametrize("note", ["6 tokens of 12 seem odd", "risk-adjusted: ask again", "password policy: see page 4"])
 def test_T36_a_note_that_only_speaks_of_secrets_is_kept(bench: Bench, note: str) -> None:
-    assert note_of(bench.folder / "audit", rejected(bench, note)) == note
+    assert note_of(bench.folder / "audit", Record(rejected(bench, note))) == note
 
 
 def test_T36_a_yes_to_other_facts_than_were_shown_is_refused_in_a_sentence(bench: Bench) -> None:
@@ -179,10 +179,10 @@ def test_T36_a_yes_to_other_facts_than_were_shown_is_refused_in_a_sentence(bench
 def test_T36_a_no_without_a_note_names_none_and_a_note_goes_with_its_record(bench: Bench) -> None:
     assert "note" not in rejected(bench, note_text(" "))["detail"] and not notes_of(bench.folder / "audit").exists()
     log, record = bench.folder / "audit", rejected(bench, NOTE)
-    forget(log, [record])
-    assert note_of(log, record) == NOTE
+    forget(log, [Record(record)])
+    assert note_of(log, Record(record)) == NOTE
     forget(log, [])
-    assert note_of(log, record) == ""
+    assert note_of(log, Record(record)) == ""
 
 
 def test_T36_the_counterpart_an_approved_release_names_its_approvers_without_a_reason(bench: Bench) -> None:

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from fedsilo.audit import segments as audit_segments
 from fedsilo.audit.audit_verify import verify_logs
 from fedsilo.audit.orders import check_orders
-from fedsilo.audit.reader import read_records
+from fedsilo.audit.reader import typed_records
 from fedsilo.audit.record import RecordError
 from fedsilo.audit.segments import SegmentWriter
 from fedsilo.cli import silo as cli_silo
@@ -613,9 +613,9 @@ def test_T42_what_the_log_says_since_is_what_the_ledger_does_not_know(
     place: PolicySite, older: dict[Path, bytes]
 ) -> None:
     put_back(place, older)
-    records = ledger_check.since(read_records(place.folder / "state" / "audit"), disagreement(place))
-    assert "egress.sent" in [record["event"] for record in records]
-    assert "start" not in [record["event"] for record in records]
+    records = ledger_check.since(typed_records(place.folder / "state" / "audit"), disagreement(place))
+    assert "egress.sent" in [record.event for record in records]
+    assert "start" not in [record.event for record in records]
 
 
 def test_T42_a_ledger_that_cannot_be_read_is_an_error_with_a_name(place: PolicySite, older: dict[Path, bytes]) -> None:

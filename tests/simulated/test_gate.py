@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from fedsilo.audit.log import sent_by_kind
+from fedsilo.audit.record import Record
 from fedsilo.audit.segments import LogFullError
 from fedsilo.protocol import codec
 from fedsilo.protocol._generated import federation_pb2 as pb
@@ -60,7 +61,7 @@ def test_an_allowed_message_is_signed_recorded_first_and_counted(bench: Bench) -
     assert [record["event"] for record in bench.audit.records()][1:] == [
         "egress.sent", "ingress.decision", "egress.acked",
     ]  # fmt: skip
-    assert sent_by_kind(bench.audit.records()) == {"lora.factors": (1, len(payload))}
+    assert sent_by_kind(map(Record, bench.audit.records())) == {"lora.factors": (1, len(payload))}
     decision = bench.events("egress.decision")[0]
     assert decision["facts"]["final"]["l2"] == pytest.approx(0.001 * np.sqrt(12 + 8), rel=1e-6)
     assert {rule["rule"] for rule in decision["rules"]} >= {"kind", "sender"}
@@ -208,7 +209,7 @@ def test_an_unreachable_coordinator_leaves_the_message_in_the_outbox(bench: Benc
     assert [record["event"] for record in bench.audit.records()][-1] == "egress.indeterminate"
     bench.channel.fails = None
     bench.gate.retry(bench.ledger.outbox("allowed")[0])
-    assert sent_by_kind(bench.audit.records())["lora.factors"][0] == 1
+    assert sent_by_kind(map(Record, bench.audit.records()))["lora.factors"][0] == 1
 
 
 def test_T39_what_cannot_be_recorded_is_not_sent_and_the_gate_stays_halted(
@@ -312,7 +313,7 @@ def test_an_answer_that_is_refused_leaves_nothing_in_the_outbox(bench: Bench) ->
     with pytest.raises(PeerError):
         bench.gate.transmit(offered)
     assert bench.ledger.outbox("allowed") == []
-    assert sent_by_kind(bench.audit.records())["lora.factors"][0] == 1
+    assert sent_by_kind(map(Record, bench.audit.records()))["lora.factors"][0] == 1
 
 
 @pytest.mark.parametrize("error", [ValueError("no norm"), OverflowError("too large"), None])

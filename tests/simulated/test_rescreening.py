@@ -17,6 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 from certs.roles import may
+from fedsilo.audit.record import Record
 from fedsilo.cli import audit as cli_audit
 from fedsilo.cli import daemons
 from fedsilo.cli.audit_report import LogStatistics
@@ -132,7 +133,7 @@ def test_T40_each_reading_is_recorded_with_the_person_and_no_text_goes_back_or_i
     assert not any(text[:12] in written for text in (PLANTED, CLEAN, site.CANARY))
     counted = LogStatistics()
     for record in bench.audit.records():
-        counted.add(record)
+        counted.add(Record(record))
     assert [read["person"] for read in counted.retention["reads"]] == ["carol", "carol"]
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from fedsilo.audit.record import Record
 from fedsilo.audit.segments import LogFullError
 from fedsilo.audit.statistics import LogStatistics
 from silo.guard import main
@@ -77,7 +78,7 @@ def test_a_restart_is_recorded_on_the_loops_thread_and_counted_as_an_incident(
         assert record["reasons"] == ["TRAINER_DIED"] and record["detail"]["outcome"] == "resumed"
         counted = LogStatistics()
         for record in loop.bench.audit.records(0):
-            counted.add(record)
+            counted.add(Record(record))
         assert [row["event"] for row in counted.incidents.rows] == ["trainer.restart"]
     finally:
         loop.close()
