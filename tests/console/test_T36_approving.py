@@ -208,9 +208,12 @@ def test_a_long_finding_is_whole() -> None:
         (noticed(approvers={"needed": 2, "roles": [], "given": [{"person": "alice", "verdict": "approve"}]}), False,
          "nobody counts twice"),
         (noticed(DESTINATION), False, "1 finding not opened"),
+        (silo(release(policy={"name": "p", "digest": POLICY_DIGEST, "rules": [rule("L2", 9, 4, "deny")]})), False,
+         "denies"),
+        (noticed(digest="not a digest"), False, "approve: "),
         (noticed(), False, ""),
     ],
-    ids=["locked", "expired", "twice", "unread", "good"],
+    ids=["locked", "expired", "twice", "unread", "denied", "unreadable", "good"],
 )  # fmt: skip
 async def test_T36_A_says_why_not(state: dict[str, Any], locked: bool, why: str) -> None:
     async with console() as desk:

@@ -67,14 +67,12 @@ async def opened(desk: Desk) -> OutboxScreen:
 # ---- what was sent ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("size", [(60, 16), (80, 24), (140, 42)])
-async def test_round_kind_silo_and_how_far_it_came_stand_at_every_size(size: tuple[int, int]) -> None:
-    async with console(size) as desk:
+async def test_round_kind_silo_and_how_far_it_came_stand_at_the_least_size_too() -> None:
+    async with console((60, 16)) as desk:
         screen = await opened(desk)
         header = next(line for line in desk.text.splitlines() if " state" in line)
         for name in ("round", "kind", "silo", "state"):
             assert name in header, name
-        assert ("bytes" in header) == (size[0] >= 80) and ("run " in header) == (size[0] >= 100)
         assert "not sent yet" in desk.text and "some waits" in desk.text and "verdict" not in desk.text
         words = " ".join(desk.text.split())
         assert "40 messages 2 wait" in words and "each silo judges what comes to it" in words

@@ -15,7 +15,7 @@ from fedsilo.views.lines import to_text
 from fedsilo.views.messages import columns_of, detail_lines, left_part, message_row, why_lines
 from fedsilo.views.state import Link, value_text
 from silo.guard.messages import Denied
-from tests.console.desk import SIZES, Desk, console
+from tests.console.desk import Desk, console
 from tests.console.states import silo
 from tests.simulated.queries import poll, queries_of
 from tests.world import Bench
@@ -105,25 +105,20 @@ def rows_of(desk: Desk) -> list[str]:
 # ---- the list --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("size", [(60, 16), *SIZES])
-async def test_when_what_the_verdict_and_whether_it_left_stand_at_every_size(size: tuple[int, int]) -> None:
-    async with console(size) as desk:
+async def test_when_what_the_verdict_and_whether_it_left_stand_at_the_least_size_too() -> None:
+    async with console((60, 16)) as desk:
         await opened(desk)
         header = next(line for line in desk.text.splitlines() if " verdict" in line)
         for name in ("time", "kind", "verdict", "left"):
             assert name in header, name
-        assert ("bytes" in header and "rule" in header) == (size[0] >= 80)
-        assert ("round" in header and "items" in header and "ms" in header) == (size[0] >= 100)
-        assert ("digest" in header and "record" in header and "day" in header) == (size[0] >= 140)
         first = next(row for row in desk.text.splitlines() if "09:04:10" in row)
         assert "▸" in first and "DENY" in first and "no" in first.split("DENY")[1]
         second = next(row for row in desk.text.splitlines() if "09:04:09" in row)
         assert "allow" in second and "yes" in second.split("allow")[1]
 
 
-@pytest.mark.parametrize("size", SIZES)
-async def test_the_counts_of_the_daemon_and_the_bytes_out_stand_above(size: tuple[int, int]) -> None:
-    async with console(size) as desk:
+async def test_the_counts_of_the_daemon_and_the_bytes_out_stand_above() -> None:
+    async with console() as desk:
         await opened(desk)
         words = " ".join(desk.text.split())
         assert "r1 public.responses" in words and "100 loaded of 250" in words
@@ -218,9 +213,8 @@ async def test_the_inbox_is_a_key_away_and_each_keeps_its_cursor(key: str) -> No
 # ---- one decision ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("size", SIZES)
-async def test_a_denied_one_says_which_rule_its_limit_and_what_would_pass(size: tuple[int, int]) -> None:
-    async with console(size) as desk:
+async def test_a_denied_one_says_which_rule_its_limit_and_what_would_pass() -> None:
+    async with console() as desk:
         await opened(desk)
         await desk.press("enter")
         assert isinstance(desk.app.screen, MessageScreen)
@@ -253,14 +247,6 @@ def test_where_there_is_room_a_rule_stands_whole_in_its_row_and_a_long_time_in_i
     (milliseconds,) = [column for column in columns_of("outbox") if column.name == "ms"]
     assert milliseconds.show(message_row({"milliseconds": 9_999}))[0] == "9999"
     assert milliseconds.show(message_row({"milliseconds": 12_345}))[0] == "12 s"
-
-
-async def test_a_wide_terminal_shows_the_deciding_rule_whole() -> None:
-    for size, whole in (((140, 42), True), ((100, 30), False)):
-        async with console(size) as desk:
-            await opened(desk)
-            (row,) = [line for line in desk.text.splitlines() if "▸" in line]
-            assert ("public prompts of the open step" in row) is whole, row
 
 
 async def test_every_rule_and_what_the_guard_changed_are_told() -> None:
