@@ -296,7 +296,7 @@ class ConfirmDialog(AskingDialog[Answer | None]):
 
     def what(self, cells: int) -> list[Line]:
         release = self._release
-        effect = release.on_approve if self._approve else release.on_reject
+        effect = release.consequences.approve if self._approve else release.consequences.reject
         undone = "This cannot be undone." if self._approve else "The release cannot be brought back."
         told = releases.brief(release, cells) if self._approve or self.app.size.height >= BRIEF_ROWS_MIN else []
         return [

@@ -31,17 +31,14 @@ from fedsilo.files.identity_files import load_operator
 from fedsilo.protocol.errors import FedSiloError, NotAllowedError, UnreachableError, UsageError
 from fedsilo.protocol.round_tables import is_over
 from fedsilo.views.state import (
-    CoordinatorState,
     Happening,
     Link,
     Question,
-    SiloState,
     Snapshot,
     event_text,
     mapping,
     state_of,
     text_of,
-    texts_of,
     time_of,
     whole,
 )
@@ -129,7 +126,7 @@ class Store:
         if reading.sequence < self._sequence and server_time < self._snapshot.server_time:
             self._step_back(reading.sequence, server_time)
         self._sequence = reading.sequence
-        state = _with_screens(state_of(mapping(reading.state), mapping(record)), mapping(reading.state))
+        state = state_of(mapping(reading.state), mapping(record))
         if state is None:
             link = Link("loading", NOTHING_TOLD_YET, "", self._snapshot.link.received_at)
             self._snapshot = replace(self._snapshot, link=link)
@@ -176,17 +173,6 @@ class Store:
     @property
     def snapshot(self) -> Snapshot:
         return replace(self._snapshot, events=tuple(self._events), events_missed=self._missed)
-
-
-def _with_screens(
-    state: SiloState | CoordinatorState | None, told: Mapping[str, Any]
-) -> SiloState | CoordinatorState | None:
-    if not isinstance(state, SiloState):
-        return state
-    screens = mapping(told.get("screens"))
-    return replace(
-        state, halted_kinds=texts_of(screens.get("halts")), screen_troubles=texts_of(screens.get("troubles"))
-    )
 
 
 READ_INTERVAL_SECONDS = 0.5

@@ -256,7 +256,7 @@ class Answer:
         shown = {
             "release": self.release.id,
             "digest": self.release.digest,
-            "policy_digest": self.release.policy_digest,
+            "policy_digest": self.release.policy.digest,
             "revision": self.release.revision,
         }
         opened = {"acknowledged": list(self.acknowledged)} if self.acknowledged else {}

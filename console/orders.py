@@ -19,13 +19,12 @@ from datetime import UTC, datetime
 from typing import Any
 
 from console.lock import record_text
+from fedsilo.control.answers import Halt, RunRow
 from fedsilo.views.lines import duration_text
 from fedsilo.views.overview import EQUIVOCATION_KIND
 from fedsilo.views.state import (
     CoordinatorState,
-    Halt,
     Release,
-    Run,
     SiloState,
     Snapshot,
     halts_of,
@@ -117,14 +116,14 @@ def order_of(action: str, snapshot: Snapshot, *, kind: str = "") -> Order | str:
 # ---- at a coordinator ------------------------------------------------------------------------------
 
 
-def _run(snapshot: Snapshot, states: tuple[str, ...], otherwise: str) -> Run | str:
+def _run(snapshot: Snapshot, states: tuple[str, ...], otherwise: str) -> RunRow | str:
     run = snapshot.state.current if isinstance(snapshot.state, CoordinatorState) else None
     if run is None:
         return "no runs yet: fedsilo run submit run.yaml makes one"
     return run if run.state in states else f"run {run.run} is {run.state}{otherwise}"
 
 
-def _about(run: Run) -> str:
+def _about(run: RunRow) -> str:
     where = f"round {run.round} of {run.rounds}" if run.round else "no round yet"
     return f"run {run.run}, {run.method}, {where}, {len(run.silos)} silos"
 
@@ -318,6 +317,6 @@ def clock_text(seconds: float) -> str:
 
 def _shown(release: Release) -> dict[str, Any]:
     return {
-        "release": release.id, "digest": release.digest, "policy_digest": release.policy_digest,
+        "release": release.id, "digest": release.digest, "policy_digest": release.policy.digest,
         "revision": release.revision,
     }  # fmt: skip

@@ -12,12 +12,13 @@ something was held, and how often.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, TypeAlias
+from types import UnionType
+from typing import Any, TypeAlias, get_args
 
-from fedsilo.control.answers import Answer, MessageRow, ReleaseRow, released_names
+from fedsilo.control import answers
 
 
 class Share(Enum):
@@ -62,58 +63,30 @@ class Question:
 _SENT = ("outcome", frozenset({"sent", "acked"}))
 
 
-def _fields(row: type[Answer]) -> Mapping[str, Rule]:
-    """Return the rule that the marks of an answer's fields make."""
-    return {name: RELEASED if shared else LOCAL for name, shared in released_names(row).items()}
+def rule_of(row: type[answers.Answer]) -> Mapping[str, Rule]:
+    """Return the rule that the marks of an answer's fields make; a field without a mark is local."""
+    return {name: _rule(kind, marks) for name, (kind, marks) in answers.fields_of(row).items()}
 
 
-# A held message was not released, so of what it is made of nothing may be told, not even its size.
-HELD: Mapping[str, Rule] = {
-    "id": RELEASED, "revision": RELEASED, "state": RELEASED, "run": RELEASED, "round": RELEASED, "step": RELEASED,
-    "held_since": RELEASED, "expires_at": RELEASED, "asked_by": RELEASED,
-    "approvers": {"needed": RELEASED, "roles": LOCAL, "people": LOCAL, "given": LOCAL},
-    "digest": LOCAL, "shown": LOCAL, "shown_facts": LOCAL, "leaves": LOCAL, "policy": LOCAL, "budget": LOCAL,
-    "findings": LOCAL, "difference": LOCAL, "norm": LOCAL, "noticed": LOCAL, "base": LOCAL,
-    "consequences": LOCAL, "deferred": LOCAL, "uses": LOCAL, "unscreened": LOCAL,
-}  # fmt: skip
+def _rule(kind: Any, marks: tuple[Any, ...]) -> Rule:
+    for mark in marks:
+        if isinstance(mark, answers.Keys):
+            return Open(mark.released)
+    if answers.RELEASED not in marks:
+        return LOCAL
+    row = next(
+        (each for each in get_args(kind) or (kind,) if isinstance(each, type) and issubclass(each, answers.Answer)),
+        None,
+    )
+    if row is None:
+        return RELEASED
+    if kind is row or isinstance(kind, UnionType):
+        return rule_of(row)
+    only = next(((mark.field, mark.values) for mark in marks if isinstance(mark, answers.Only)), None)
+    return Rows(rule_of(row), only)
 
-SILO: Mapping[str, Rule] = {
-    "kind": RELEASED, "silo": RELEASED, "role": RELEASED, "federation": RELEASED, "run": RELEASED,
-    "last_run": {"run": RELEASED, "state": RELEASED},
-    "method": RELEASED, "rounds": RELEASED, "local_steps": RELEASED, "round": RELEASED, "step": RELEASED,
-    # the trainer's own word for what it does, and whether people stopped it, are told to nobody
-    "phase": LOCAL, "task": LOCAL, "paused": LOCAL, "halted": LOCAL, "waits": LOCAL, "clock": LOCAL,
-    "screens": LOCAL, "overlong": LOCAL,
-    "adapter_held": LOCAL,  # the coordinator was told a code, and not of which adapter
-    "run_paused": RELEASED,  # the coordinator's own word
-    "trainer": Open(frozenset({"isolation"})),  # told in control.hello
-    "policy": {"digest": RELEASED, "name": LOCAL, "mode": LOCAL, "made_of": LOCAL},
-    "held": Rows(HELD),
-    "metrics": Rows(RELEASED, ("source", frozenset({"released"}))),
-    "donors": LOCAL,
-    "left": Rows({"kind": RELEASED, "messages": RELEASED, "bytes": RELEASED}),
-    "coordinator": {"id": RELEASED, "link": RELEASED, "last_contact": RELEASED, "address": LOCAL, "fault": LOCAL},
-    # its size stands in every checkpoint that others countersign; a break is for this site's people
-    "audit": {"size": RELEASED, "broken": LOCAL},
-    "certificate_until": RELEASED, "dp": RELEASED,
-}  # fmt: skip
 
-_RUN_ROW: Mapping[str, Rule] = {
-    "run": RELEASED, "state": RELEASED, "reason": LOCAL, "silo_errors": RELEASED, "method": RELEASED,
-    "round": RELEASED, "rounds": RELEASED, "committed": RELEASED, "silos": RELEASED, "submitted_at": RELEASED,
-    "started_at": RELEASED, "ended_at": RELEASED, "adapter_sha256": RELEASED, "folder": LOCAL,
-}  # fmt: skip
-_MEMBER: Mapping[str, Rule] = {
-    "silo": RELEASED, "state": RELEASED, "since": RELEASED, "last_seen": RELEASED,
-    "age_seconds": RELEASED, "round": RELEASED, "step": RELEASED,
-    "error": RELEASED, "hello": Open(frozenset({"isolation", "role"})), "refusal": LOCAL,
-    "certificate_until": RELEASED, "clock": LOCAL,
-}  # fmt: skip
-COORDINATOR: Mapping[str, Rule] = {
-    "party": RELEASED, "coordinator": RELEASED, "site": RELEASED, "federation": RELEASED, "address": LOCAL,
-    "state_dir": LOCAL, "halted": LOCAL, "waits": LOCAL, "clock": LOCAL, "runs": Rows(_RUN_ROW), "silos": Rows(_MEMBER),
-    "audit": {"size": RELEASED, "broken": LOCAL},
-}  # fmt: skip
+SILO, COORDINATOR = rule_of(answers.SiloStatus), rule_of(answers.CoordinatorStatus)
 
 # By name; an event that is local is left out whole, name included.
 EVENTS: Mapping[str, Rule] = {
@@ -188,16 +161,16 @@ _CURVES: Mapping[str, Rule] = {
 _PAGE = frozenset({"before", "limit", "control", "kind"})
 _MESSAGES = Question(
     {
-        "messages": Rows(_fields(MessageRow), _SENT), "next": RELEASED, "total": LOCAL, "held": LOCAL, "denied": LOCAL,
-        "message": LOCAL, "outcome": LOCAL, "milliseconds": LOCAL, "would_pass": LOCAL, "waiting": LOCAL,
-        "sent": LOCAL,
+        "messages": Rows(rule_of(answers.MessageRow), _SENT), "next": RELEASED, "total": LOCAL, "held": LOCAL,
+        "denied": LOCAL, "message": LOCAL, "outcome": LOCAL, "milliseconds": LOCAL, "would_pass": LOCAL,
+        "waiting": LOCAL, "sent": LOCAL,
     },
     _PAGE,
 )  # fmt: skip
 # By name. A query that is local is left out whole, for its arguments may say as much as its answer.
 QUERIES: Mapping[str, Question | Share] = {
     "approvals": Question(
-        {"releases": Rows(_fields(ReleaseRow)), "total": RELEASED, "next": RELEASED},
+        {"releases": Rows(rule_of(answers.ReleaseRow)), "total": RELEASED, "next": RELEASED},
         frozenset({"state", "before", "limit", "kind"}),
     ),
     "approval.comparison": LOCAL, "approvals.payload": LOCAL,
@@ -224,7 +197,7 @@ QUERIES: Mapping[str, Question | Share] = {
     "curves": Question(_CURVES, frozenset({"run", "names", "x"})),
     "certificates": LOCAL,
     # of a coordinator
-    "runs": Question(Rows(_RUN_ROW)),
+    "runs": Question(Rows(rule_of(answers.RunRow))),
     "run": Question(
         Open(frozenset({
             "record_version", "run", "state", "submitted_at", "started_at", "ended_at", "base_adapter_sha256",
@@ -232,7 +205,7 @@ QUERIES: Mapping[str, Question | Share] = {
         })),
         frozenset({"run"}),
     ),
-    "silos": Question(Rows(_MEMBER)),
+    "silos": Question(Rows(rule_of(answers.MemberRow))),
     "traffic": Question(
         Rows({"silo": RELEASED, "direction": RELEASED, "kind": RELEASED, "messages": RELEASED, "bytes": RELEASED}),
         frozenset({"run"}),
@@ -260,21 +233,6 @@ def released_answer(name: str, arguments: Mapping[str, Any], answer: Any) -> tup
         return None
     kept = _released(answer, question.answer)
     return None if kept is _NOTHING else (kept,)
-
-
-def unclassified(value: Any, rule: Rule, place: str = "") -> Iterator[str]:
-    """Fields of `value` that `rule` says nothing of, as dotted places."""
-    if isinstance(rule, Rows):
-        entries = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
-        for entry in entries:
-            yield from unclassified(entry, rule.rule, f"{place}[]")
-    elif isinstance(rule, Mapping) and isinstance(value, Mapping):
-        for key, item in value.items():
-            where = f"{place}.{key}" if place else str(key)
-            if key in rule:
-                yield from unclassified(item, rule[key], where)
-            else:
-                yield where
 
 
 def _released(value: Any, rule: Rule) -> Any:

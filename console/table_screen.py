@@ -29,6 +29,7 @@ from textual.message import Message
 from textual.widgets import Input
 
 from console.base import FedScreen, Lines, TextDialog, TextLine
+from fedsilo.control.answers import Answer, to_json
 from fedsilo.views import conditions
 from fedsilo.views.columns import GAP_CELLS, MARK_CELLS, Column, Row, choose_columns
 from fedsilo.views.lines import Glyphs, Line, Part, Shown, duration_text, line, pad, safe
@@ -108,7 +109,7 @@ class Rows:
 
     columns: Sequence[Column]
     id_of: Callable[[Row], str]
-    read: Callable[[Row], Any] = mapping
+    read: Callable[[Any], Any] = lambda row: row
     cursor: str = ""
     moved: bool = False  # somebody placed the cursor
     left: bool = False  # the row under the cursor went away, and the cursor had to go elsewhere
@@ -216,7 +217,8 @@ class Rows:
     def _made(self, page: Sequence[Row]) -> list[Item]:
         known = {item.id: item for item in self._items}
         made: dict[str, Item] = {}
-        for row in map(mapping, page):
+        for told in page:
+            row = told if isinstance(told, Answer) else mapping(told)
             name = self.id_of(row)
             before = known.get(name)
             if before is not None and before.row == row:
@@ -484,7 +486,7 @@ class TablePane(Vertical):
         title: str,
         key: str = "",
         query: Question = ("", {}),
-        read: Callable[[Row], Any] = mapping,
+        read: Callable[[Any], Any] = lambda row: row,
         rows_in: str = "",
         empty: str = "rows",
         makes: str = "",
@@ -755,7 +757,7 @@ class Subject:
     query: str = ""
     empty: str = "rows"
     makes: str = ""
-    read: Callable[[Row], Any] = mapping
+    read: Callable[[Any], Any] = lambda row: row
 
 
 class TableScreen(FedScreen):
@@ -823,7 +825,7 @@ class TableScreen(FedScreen):
 
     def inspected(self) -> Any:
         item = self.table.selected()
-        return dict(item.row) if item else None
+        return to_json(item.row) if item else None
 
     def keys(self) -> Line:
         return line(self.subject.keys)

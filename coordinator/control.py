@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from sqlalchemy import select
@@ -22,6 +23,7 @@ from coordinator.driver import Driver
 from coordinator.record import Outcome, run_record
 from coordinator.runs import ActiveRun
 from coordinator.submission import Record, Submissions
+from fedsilo.control.answers import CoordinatorStatus, MemberRow, RunRow, log_state, read
 from fedsilo.control.server import ControlServer
 from fedsilo.protocol.clocks import TOLD_SECONDS, apart
 from fedsilo.protocol.errors import ConflictError, NotFoundError, OperationError, UsageError
@@ -55,7 +57,7 @@ class Control:
         self._config = config
         self._charter_digest = charter_digest
         self._changed = True
-        self._shown: dict[str, Any] = {}
+        self._shown = read(CoordinatorStatus, {})  # nothing yet
         self._shown_at = 0.0
         self._looking = threading.Lock()
         self.address = ""
@@ -96,7 +98,7 @@ class Control:
         if self._changed:
             self.refresh()
         elif self._driver.parts.monotonic() - self._shown_at >= REFRESH_SECONDS:
-            self._show({**self._shown, **self._of_no_event()})
+            self._show(self._with(**self._of_no_event()))
 
     def refresh(self) -> None:
         """Put the present state into the snapshot."""
@@ -105,37 +107,41 @@ class Control:
 
     def show_halted(self) -> None:
         """Where the database cannot be read: what was shown last, and that all has come to a halt."""
-        self._show({**self._shown, "halted": self._driver.halted})
+        self._show(self._with(halted=self._driver.halted))
 
-    def _show(self, state: dict[str, Any]) -> None:
+    def _with(self, **fields: Any) -> CoordinatorStatus:
+        """Return what was shown last, with these fields as they are now."""
+        return replace(self._shown, **fields, absent=self._shown.absent - fields.keys())
+
+    def _show(self, state: CoordinatorStatus) -> None:
         self._shown, self._shown_at = state, self._driver.parts.monotonic()
         self._desk.set_state(state, policy_digest=self._charter_digest)
 
     def _of_no_event(self) -> dict[str, Any]:
-        audit = {"size": self._driver.parts.audit.size, "broken": self.log_broken()}
         return {
             "halted": self._driver.halted,
             "waits": self._driver.parts.store.waiting,
             "silos": self.silos(),
-            "audit": audit,
+            "audit": log_state(self._driver.parts.audit.size, self.log_broken()),
             "clock": self.clock(),
         }
 
-    def state(self) -> dict[str, Any]:
-        return {
-            "party": "coordinator",
-            "coordinator": self._config.coordinator,
-            "site": self._config.site,
-            "federation": self._config.federation,
-            "address": self.address,
-            "state_dir": str(self._config.state_dir),
-            "runs": self.runs(),
+    def state(self) -> CoordinatorStatus:
+        return CoordinatorStatus(
+            party="coordinator",
+            coordinator=self._config.coordinator,
+            site=self._config.site,
+            federation=self._config.federation,
+            address=self.address,
+            state_dir=str(self._config.state_dir),
+            runs=self.runs(),
             **self._of_no_event(),
-        }
+        )
 
-    def runs(self) -> list[dict[str, Any]]:
+    def runs(self) -> tuple[RunRow, ...]:
         with self._driver.parts.store.transaction() as session:
-            return [self._summary(session, run) for run in session.scalars(select(db.Run).order_by(db.Run.ordinal))]
+            found = session.scalars(select(db.Run).order_by(db.Run.ordinal))
+            return tuple(self._summary(session, run) for run in found)
 
     def run(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """One run in full: the run record's content as far as it has come, and what was asked for."""
@@ -144,7 +150,7 @@ class Control:
             record = run_record(session, run, charter_digest=self._charter_digest)
             return record | {"folder": self._folder(run), "request": json.loads(run.request)}
 
-    def silos(self) -> list[dict[str, Any]]:
+    def silos(self) -> tuple[MemberRow, ...]:
         with self._driver.parts.store.transaction() as session:
             members = {member.silo: member for member in session.scalars(select(db.Member))}
             standings = self._driver.standings(session)
@@ -155,23 +161,25 @@ class Control:
             member, seen = members.get(silo), self._driver.seen.get(silo)
             ahead = self._driver.effects.relay.clocks.get(silo, 0) if silo not in carried else 0
             at = (seen.round, seen.step) if seen and seen.run in self._driver.runs else (0, 0)
+            told = f"{apart(ahead)} this machine's" if abs(ahead) > TOLD_SECONDS else ""
             rows.append(
-                {
-                    "silo": silo,
-                    "state": standings[silo],
-                    "since": member.since if member else "",
-                    "last_seen": seen.last_seen if seen else "",
-                    "age_seconds": round(now - seen.heard_at, 1) if seen and seen.last_seen else None,
-                    "certificate_until": seen.certificate_until if seen else "",
-                    "round": at[0],
-                    "step": at[1],
-                    "error": seen.error if seen else "",
-                    "hello": json.loads(member.hello) if member else {},
-                    "refusal": seen.refusal if seen and seen.refusal else _refusal_of(member),
-                    **({"clock": f"{apart(ahead)} this machine's"} if abs(ahead) > TOLD_SECONDS else {}),
-                }
+                MemberRow(
+                    silo=silo,
+                    state=standings[silo],
+                    since=member.since if member else "",
+                    last_seen=seen.last_seen if seen else "",
+                    age_seconds=round(now - seen.heard_at, 1) if seen and seen.last_seen else None,
+                    certificate_until=seen.certificate_until if seen else "",
+                    round=at[0],
+                    step=at[1],
+                    error=seen.error if seen else "",
+                    hello=json.loads(member.hello) if member else {},
+                    refusal=seen.refusal if seen and seen.refusal else _refusal_of(member),
+                    clock=told,
+                    absent=frozenset() if told else frozenset({"clock"}),
+                )
             )
-        return rows
+        return tuple(rows)
 
     def traffic(self, arguments: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Payload bytes by silo, direction and kind: of one run, or, without one, of everything."""
@@ -179,27 +187,27 @@ class Control:
             run = self._row(session, arguments).name if "run" in arguments else None
             return db.traffic_table(session, run)
 
-    def _summary(self, session: Session, run: db.Run) -> dict[str, Any]:
+    def _summary(self, session: Session, run: db.Run) -> RunRow:
         plan = json.loads(run.plan or "{}")
         newest = session.scalars(
             select(db.Round).where(db.Round.run == run.name).order_by(db.Round.number.desc()).limit(1)
         ).first()
-        return {
-            "run": run.name,
-            "state": run.state,
-            "reason": run.reason,
-            "silo_errors": db.errors_of(session, run.name),
-            "method": plan.get("method") or json.loads(run.request).get("method", ""),
-            "round": newest.number if newest else 0,
-            "rounds": plan.get("rounds", json.loads(run.request).get("rounds", 0)),
-            "committed": db.rounds_committed(session, run.name),
-            "silos": plan.get("silos", []),
-            "submitted_at": run.submitted_at,
-            "started_at": run.started_at,
-            "ended_at": run.ended_at,
-            "adapter_sha256": run.adapter_digest,
-            "folder": self._folder(run),
-        }
+        return RunRow(
+            run=run.name,
+            state=run.state,
+            reason=run.reason,
+            silo_errors=db.errors_of(session, run.name),
+            method=plan.get("method") or json.loads(run.request).get("method", ""),
+            round=newest.number if newest else 0,
+            rounds=plan.get("rounds", json.loads(run.request).get("rounds", 0)),
+            committed=db.rounds_committed(session, run.name),
+            silos=plan.get("silos", ()),
+            submitted_at=run.submitted_at,
+            started_at=run.started_at,
+            ended_at=run.ended_at,
+            adapter_sha256=run.adapter_digest,
+            folder=self._folder(run),
+        )
 
     def _folder(self, run: db.Run) -> str:
         return str(self._outcome.folder_of(run.name)) if run.ended_at else ""

@@ -30,6 +30,7 @@ from coordinator import store as db
 from fedsilo.audit.checkpoint import Offer
 from fedsilo.audit.log import AuditLog
 from fedsilo.audit.reader import read_lines
+from fedsilo.control.answers import to_json
 from fedsilo.files.task_files import Task, TaskFile
 from fedsilo.grading.answers import AnswerGrading, Grader
 from fedsilo.grading.verdict import Verdict, judged
@@ -48,7 +49,7 @@ from silo.guard.channel import FileChannel
 from silo.guard.clock_watch import ClockWatch
 from silo.guard.decisions import PublicView, RunView, SiteView
 from silo.guard.gate import Gate
-from silo.guard.ledger import Head, Ledger
+from silo.guard.ledger import Head, Ledger, Release
 from silo.guard.loop import Event, Guard, Wake
 from silo.guard.messages import Reply
 from silo.guard.releases import Releases
@@ -213,14 +214,19 @@ class Bench:
         body = setting.responses_body(*(prompts or ((1, ("12", "12")), (4, ()), (7, ("12",)))))
         return self.gate.offer(self.gate.view.place("public.responses", 1, step), body)
 
+    def view(self, release: Release) -> dict[str, Any]:
+        """What the control socket tells of a release."""
+        shown: dict[str, Any] = to_json(self.releases.view(release))
+        return shown
+
     def opened(self, release_id: str) -> dict[str, Any]:
         """What an approval carries of a person who read the facts and opened every finding."""
-        view = self.releases.view(self.ledger.release(release_id))
+        view = self.view(self.ledger.release(release_id))
         return {"shown": view["shown"], "acknowledged": [one["id"] for one in view["noticed"]]}
 
     def shown(self, release: Any) -> dict[str, Any]:
         """The same of a person who read the facts and opened no finding."""
-        view = self.releases.view(self.ledger.release(release.id))
+        view = self.view(self.ledger.release(release.id))
         return {"shown": view["shown"]}
 
     # ---- what was recorded ----
@@ -392,7 +398,8 @@ class Loop:
 
     def state(self) -> dict[str, Any]:
         """The status of the guard."""
-        return self.guard.status.state(self.guard.moment())
+        shown: dict[str, Any] = to_json(self.guard.status.state(self.guard.moment()))
+        return shown
 
     def _bench(self, at: float) -> Bench:
         self.clock = 0.0

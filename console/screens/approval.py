@@ -283,7 +283,7 @@ class ApprovalScreen(FedScreen):
         if told.state != "held":
             self._end_told = True
             self.shown = replace(
-                ended(self.shown, ending_text(told), told.given, self.shown.ended_at), refused=told.refused
+                ended(self.shown, ending_text(told), told.given, self.shown.ended_at), approvers=told.approvers
             )
 
     def _changed(self) -> str:
@@ -525,7 +525,7 @@ class ApprovalScreen(FedScreen):
         self.fed.open_below(ComparisonScreen(self.shown))
 
     def action_history(self) -> None:
-        self.fed.open_below(HistoryScreen(self.shown.kinds[0].kind if self.shown.kinds else ""))
+        self.fed.open_below(HistoryScreen(self.shown.leaves.kinds[0].kind if self.shown.leaves.kinds else ""))
 
     def action_rules(self) -> None:
         shown = self.shown
@@ -546,8 +546,8 @@ class ApprovalScreen(FedScreen):
         shown = self.shown
         return replace(
             super().context(), release=shown.id, digest=f"sha256:{shown.digest}",
-            policy_digest=f"sha256:{shown.policy_digest}", shown=shown.shown,
-            kind=shown.kinds[0].kind if shown.kinds else "",
+            policy_digest=f"sha256:{shown.policy.digest}", shown=shown.shown,
+            kind=shown.leaves.kinds[0].kind if shown.leaves.kinds else "",
             findings=tuple(finding.id for finding in shown.noticed if finding.id in self.opened),
         )  # fmt: skip
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, ClassVar
 
 from textual.app import ComposeResult
@@ -18,6 +19,7 @@ from textual.binding import Binding, BindingType
 from console.actions import Context, command_line
 from console.base import Lines
 from console.table_screen import Item, Subject, TablePane, TableScreen
+from fedsilo.control.answers import ReleaseRow, read
 from fedsilo.views import approvals
 from fedsilo.views.columns import Row
 from fedsilo.views.lines import Line, line, wrap
@@ -72,7 +74,7 @@ class HistoryScreen(ReleasesScreen):
         yield TablePane(
             about.columns, about.id_of, title=f"{about.title}{f': {kind}' if kind else ''}", key="history",
             query=(about.query, {"kind": kind} if kind else {}), rows_in="releases",
-            read=approvals.release_row, empty=about.empty, makes=about.makes,
+            read=partial(read, ReleaseRow), empty=about.empty, makes=about.makes,
         )  # fmt: skip
 
     def wants(self) -> Mapping[str, Question]:
@@ -99,7 +101,7 @@ class HistoryScreen(ReleasesScreen):
             super().open_row(item)
 
     def whole_lines(self, row: Row, cells: int) -> list[Line]:
-        return approvals.answered_lines(approvals.release_row(row), self.twin(), cells)
+        return approvals.answered_lines(read(ReleaseRow, row), self.twin(), cells)
 
     def twin(self) -> str:
         if name := self.selected_id:

@@ -17,10 +17,10 @@ from textual.binding import Binding, BindingType
 from console.actions import command_line
 from console.base import FedScreen, Lines, TextDialog
 from console.table_screen import RowLines, TablePane
+from fedsilo.control.answers import Answer, Limits, read, to_json
 from fedsilo.views import limits
-from fedsilo.views.columns import Row
 from fedsilo.views.lines import Line, line, wrap
-from fedsilo.views.state import Question, mapping, text_of
+from fedsilo.views.state import Question
 
 LIMITS = "limits"
 TALL_ROWS_MIN = 36  # below that one table at a time
@@ -53,15 +53,14 @@ class BudgetScreen(FedScreen):
         yield Lines(id="summary")
         yield TablePane(
             limits.LIMIT_COLUMNS, limits.limit_id, title="Limits", key=LIMITS,
-            read=limits.shown_limit, empty="limits that count over messages", makes="fedsilo policy init", id="limits",
+            empty="limits that count over messages", makes="fedsilo policy init", id="limits",
         )  # fmt: skip
         yield TablePane(
-            limits.CAPACITY_COLUMNS, lambda row: text_of(row.get("kind")), title="Bits per round, of a hostile trainer",
-            read=limits.capacity_row,
+            limits.CAPACITY_COLUMNS, lambda row: row.kind, title="Bits per round, of a hostile trainer",
             empty="kinds whose values the trainer chooses", makes="fedsilo policy show --effective", id="capacity",
         )  # fmt: skip
         yield TablePane(
-            limits.RELEASE_COLUMNS, limits.release_id, title="Released so far, newest", read=limits.spent_row,
+            limits.RELEASE_COLUMNS, lambda row: str(row.seq), title="Released so far, newest",
             empty="messages of content that were let out", makes="silo outbox list", id="releases",
         )  # fmt: skip
 
@@ -73,8 +72,8 @@ class BudgetScreen(FedScreen):
         return self.pane(self._pane)
 
     @property
-    def answer(self) -> Mapping[str, Any]:
-        return mapping(self.fed.snapshot.answers.get(LIMITS))
+    def answer(self) -> Limits:
+        return read(Limits, self.fed.snapshot.answers.get(LIMITS))
 
     def wants(self) -> Mapping[str, Question]:
         return {} if self.at_a_coordinator or not self.is_mounted else {LIMITS: (LIMITS, {})}
@@ -83,14 +82,15 @@ class BudgetScreen(FedScreen):
         fed, answer, known = self.fed, self.answer, LIMITS in self.fed.snapshot.answers
         tall = self.app.size.height >= TALL_ROWS_MIN
         width = self.app.size.width - 4
-        rows = limits.limit_rows(answer, self.daemon_now, fed.glyphs)
-        head: list[Line]
+        rows = limits.limit_rows(answer.rows, self.daemon_now, fed.glyphs)
+        head: list[Line] = []
         if self.at_a_coordinator:
             head = wrap(AT_A_COORDINATOR, width, "warn")
-        else:
+        elif known:
             head = limits.head_lines(answer, rows, width, fed.glyphs, brief=self.app.size.height < HEAD_ROWS_MIN)
-        given: Mapping[str, Sequence[Row]] = {
-            "limits": rows, "capacity": limits.capacity_rows(answer), "releases": limits.release_rows(answer),
+        bits = sorted(answer.capacity, key=lambda row: -row.bits)
+        given: Mapping[str, Sequence[Answer]] = {
+            "limits": rows, "capacity": bits, "releases": answer.releases,
         }  # fmt: skip
         if known and not tall and not self.at_a_coordinator:
             head += [limits.tables_line(CALLED, {name: len(each) for name, each in given.items()}, self._pane)]
@@ -142,7 +142,7 @@ class BudgetScreen(FedScreen):
 
     def inspected(self) -> Any:
         item = self.shown.selected()
-        return dict(item.row) if item else None
+        return to_json(item.row) if item else None
 
     def keys(self) -> Line:
         if self.at_a_coordinator:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from console.table_screen import Subject, TableScreen
+from fedsilo.control.answers import CertificateRow, read_rows, to_json
 from fedsilo.views import certificates
 from fedsilo.views.columns import Row
 from fedsilo.views.lines import Line, line
@@ -20,11 +21,12 @@ class CertsScreen(TableScreen):
     subject = Subject(
         certificates.COLUMNS, certificates.certificate_id, title="Certificates", one="Certificate",
         keys=" enter Open, renewal  / Filter  s Sort  : Go to  ? Help  ctrl+q Quit", query="certificates",
-        empty="certificates", makes="fedsilo certs request", read=certificates.shown,
+        empty="certificates", makes="fedsilo certs request",
     )  # fmt: skip
 
     def rows_of(self, answer: Any) -> Sequence[Row] | None:
-        return None if answer is None else certificates.certificate_rows(answer, self.daemon_now, self.fed.glyphs)
+        told = read_rows(CertificateRow, answer)
+        return None if answer is None else certificates.certificate_rows(told, self.daemon_now, self.fed.glyphs)
 
     def head_lines(self, rows: Sequence[Row], cells: int) -> list[Line]:
         return certificates.head_lines(rows, self.fed.snapshot, cells, self.fed.glyphs)
@@ -35,4 +37,4 @@ class CertsScreen(TableScreen):
 
     def inspected(self) -> Any:
         item = self.table.selected()
-        return {name: value for name, value in item.row.items() if name != "_"} if item else None
+        return to_json(item.row, CertificateRow) if item else None

@@ -190,7 +190,7 @@ class OutboxScreen(FedScreen):
         table.fit(wide=self.app.size.width >= WIDE_CELLS_MIN)
         table.take(fed.snapshot)
         state, answer = fed.snapshot.state, mapping(fed.snapshot.answers.get(table.key))
-        left_bytes = sum(each.size_bytes for each in state.left) if isinstance(state, SiloState) else None
+        left_bytes = sum(each.bytes for each in state.left) if isinstance(state, SiloState) else None
         cells = self.app.size.width - 2
         told = (
             messages.sent_summary_lines(answer, cells, control=self._control)

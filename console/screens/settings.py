@@ -12,9 +12,8 @@ from typing import Any
 from console.table_screen import Item, Subject, TableScreen
 from console.theme import THEMES
 from fedsilo.views import settings
-from fedsilo.views.columns import Row
 from fedsilo.views.lines import Line
-from fedsilo.views.settings import ASCII_ONLY, THEME, Own
+from fedsilo.views.settings import ASCII_ONLY, THEME, Own, ShownSetting
 
 HERE = "here"
 
@@ -66,20 +65,20 @@ class SettingsScreen(TableScreen):
                 self.table.rows.cursor = settings.setting_id(self.rows_of(self.answer)[0])
         super().draw()
 
-    def rows_of(self, answer: Any) -> Sequence[Row]:
+    def rows_of(self, answer: Any) -> Sequence[ShownSetting]:
         return settings.setting_rows(answer, self._daemon, self.own())
 
-    def head_lines(self, rows: Sequence[Row], cells: int) -> list[Line]:
+    def head_lines(self, rows: Sequence[ShownSetting], cells: int) -> list[Line]:
         return settings.head_lines(rows, self._daemon, cells)
 
-    def whole_lines(self, row: Row, cells: int) -> list[Line]:
-        if row.get("of") != settings.CONSOLE:
+    def whole_lines(self, row: ShownSetting, cells: int) -> list[Line]:
+        if row.of != settings.CONSOLE:
             return settings.detail_lines(row, self.twin(), cells)
-        return settings.own_lines(next(each for each in self.own() if each.key == row.get("key")), cells)
+        return settings.own_lines(next(each for each in self.own() if each.key == row.key), cells)
 
     def open_row(self, item: Item) -> None:
         row = item.row
-        key = row.get("key") if row.get("of") == settings.CONSOLE else ""
+        key = row.key if row.of == settings.CONSOLE else ""
         if key == THEME:
             self._next_theme()
         elif key == ASCII_ONLY:

@@ -31,9 +31,10 @@ from coordinator.config import CoordinatorConfig
 from coordinator.witnessing import Relay
 from fedsilo.audit.index import LogIndex
 from fedsilo.audit.log import AuditLog
+from fedsilo.control.answers import CertificateRow, SettingRow
 from fedsilo.control.audit_queries import AuditView, MessageView
 from fedsilo.control.server import ControlServer, QueryArguments, QueryHandler
-from fedsilo.files.site_files import certificate_file, certificate_row, settings_of
+from fedsilo.control.site_files import certificate_file, certificate_row, settings_of
 from fedsilo.protocol.codec import sha256_hex
 from fedsilo.protocol.errors import NotFoundError, UsageError
 from policies.model import Policy
@@ -95,7 +96,7 @@ class Panel:
         """{"seq", "why"} of the break that the newest verification of the log found; None where it found none."""
         return self._records.broken
 
-    def shown_certificates(self) -> list[dict[str, Any]]:
+    def shown_certificates(self) -> list[CertificateRow]:
         """The certificate that each silo showed last, with its checkpoint."""
         with self._store.transaction() as session:
             shown = {row.silo: row.pem for row in session.scalars(select(db.ShownCertificate))}
@@ -147,9 +148,9 @@ class Files:
     def queries(self) -> dict[str, QueryHandler]:
         return {"certificates": self.certificates, "settings": self.settings}
 
-    def certificates(self, arguments: Mapping[str, Any]) -> list[dict[str, Any]]:
+    def certificates(self, arguments: Mapping[str, Any]) -> list[CertificateRow]:
         """Its own certificates as the files are now, the authorities above them, and what each silo showed last; never
-        a key. Rows as `certificate_file` makes them; what a silo showed lies in no file.
+        a key. What a silo showed lies in no file.
 
         Raises:
             UsageError: an argument; it takes none.
@@ -169,7 +170,7 @@ class Files:
         own = [certificate_file(whose, file, now, running) for whose, file, running in named]
         return own + self._panel.shown_certificates()
 
-    def settings(self, arguments: Mapping[str, Any]) -> list[dict[str, Any]]:
+    def settings(self, arguments: Mapping[str, Any]) -> list[SettingRow]:
         """Every key of coordinator.yaml as this process runs with it, as `settings_of` makes them.
 
         Raises:

@@ -141,10 +141,12 @@ class SiloFolder:
     def _view(self, ledger: Ledger, release: Release) -> dict[str, Any]:
         """As the daemon shows it; of a policy that cannot be read, only what the ledger alone knows, with `missing`."""
 
+        from fedsilo.control.answers import to_json
         from silo.guard.answers.release import given_of
 
         if self._policy.file is not None:
-            return self._releases(ledger).view(release)
+            shown: dict[str, Any] = to_json(self._releases(ledger).view(release))
+            return shown
         answers = ledger.approvals(release.id)
         return {
             "id": release.id,
@@ -157,7 +159,7 @@ class SiloFolder:
             "held_since": release.requested_at,
             "expires_at": release.expires_at,
             "policy": {"digest": release.policy_digest, "rules": release.rules},
-            "approvers": {"needed": release.persons, "roles": [], "people": [], "given": given_of(answers)},
+            "approvers": {"needed": release.persons, "roles": [], "people": [], "given": to_json(given_of(answers))},
             "missing": UNREAD,
         }
 

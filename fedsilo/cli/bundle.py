@@ -193,12 +193,13 @@ def _people(config: Path | None) -> list[str]:
 
 def _settings(config: Path | None) -> Any:
     from fedsilo.cli.daemons import read_configuration
-    from fedsilo.files.site_files import settings_of
+    from fedsilo.control.answers import to_json
+    from fedsilo.control.site_files import settings_of
 
     if config is None:
         return {"not_told": "no configuration file is known"}
     kind, read = read_configuration(config)
-    rows = settings_of(read, config)
+    rows = to_json(settings_of(read, config))
     for row in rows:
         shown = isinstance(row["value"], bool | int | float) or row["key"] in SHOWN_TEXTS
         if row["value"] not in (None, "", []) and (row["key"].startswith(_HIDDEN_BLOCKS) or not shown):

@@ -36,11 +36,12 @@ def show(
     """Every value that is in force with this file, and the variables that commands read in place of options. No file
     that a value names is read: of a key only its path is shown."""
     from fedsilo.cli.daemons import read_configuration
-    from fedsilo.files.site_files import settings_of
+    from fedsilo.control.answers import to_json
+    from fedsilo.control.site_files import settings_of
 
     path = file or _first()
     kind, read = read_configuration(path)
-    rows = settings_of(read, path)
+    rows = to_json(settings_of(read, path))
     rows += [
         {"key": name, "value": os.environ[name], "origin": "environment"} for name in VARIABLES if name in os.environ
     ]

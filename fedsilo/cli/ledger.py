@@ -49,10 +49,11 @@ def limits(config: SiloOption = SILO_YAML, json_output: JsonOption = False) -> N
     data = silo_query(config, "limits")
 
     def text() -> str:
-        from fedsilo.views.limits import LIMIT_COLUMNS, limit_rows, shown_limit
+        from fedsilo.control.answers import LimitRow, read_rows
+        from fedsilo.views.limits import LIMIT_COLUMNS, limit_rows
         from fedsilo.views.lines import UNICODE
 
-        rows = map(shown_limit, limit_rows(data, time.time(), UNICODE))
+        rows = limit_rows(read_rows(LimitRow, data["rows"]), time.time(), UNICODE)
         return f"DP {data['dp']}\n{columns_text(LIMIT_COLUMNS, rows)}"
 
     emit("silo ledger limits", data, json_output=json_output, text=text)

@@ -342,10 +342,11 @@ def _add_files(app: typer.Typer, program: Program) -> None:
         data = program.ask(config, "certificates")
 
         def text() -> str:
-            from fedsilo.views.certificates import COLUMNS, certificate_rows, shown
+            from fedsilo.control.answers import CertificateRow, read_rows
+            from fedsilo.views.certificates import COLUMNS, certificate_rows
             from fedsilo.views.lines import UNICODE
 
-            return columns_text(COLUMNS, map(shown, certificate_rows(data, time.time(), UNICODE)))
+            return columns_text(COLUMNS, certificate_rows(read_rows(CertificateRow, data), time.time(), UNICODE))
 
         emit(f"{program.name} certs", data, json_output=json_output, text=text)
 

@@ -1,8 +1,10 @@
-"""What a daemon answers to queries, as frozen values: which fields a row has, of which type, and who may see them.
+"""What a daemon answers to queries, as frozen values: which fields an answer has, of which type, and who may see them.
 
-Clients read these from the daemon's JSON. `read` trusts no shape in it: what is missing or of another type becomes an
-empty value, and what is missing is named in `absent`, for a share-safe recording leaves fields out. A field stays at
-the site unless it is marked as released (console design 9). Pure.
+The daemon builds these and writes them with `to_json`, in the order of their fields; clients `read` them from that
+JSON. `read` trusts no shape in it: what is missing or of another type becomes an empty value, and what is missing is
+named in `absent`, for a share-safe recording leaves fields out. Texts stay as they came: `fedsilo.views.lines` makes
+each harmless where it is drawn, and commands carry them back unchanged. A field stays at the site unless it is marked
+as released (console design 9). Pure.
 
 Does not stop: a released field whose content says more than it should. Released is what the site's policy has let out
 already, or what the coordinator was told in a message of its own.
@@ -10,6 +12,7 @@ already, or what the coordinator was told in a message of its own.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import types
 import typing
@@ -19,8 +22,26 @@ from typing import Annotated, Any, TypeAlias, TypeVar
 
 Row = TypeVar("Row", bound="Answer")
 Value = TypeVar("Value")
-_RELEASED = "released"
-Released = Annotated[Value, _RELEASED]
+RELEASED = "released"
+Released = Annotated[Value, RELEASED]
+
+
+@dataclass(frozen=True)
+class Keys:
+    """Mark of a JSON object with keys of its own: these are released, and every other one is local on purpose."""
+
+    released: frozenset[str]
+
+
+@dataclass(frozen=True)
+class Only:
+    """Mark of rows of which a share-safe recording may hold those whose field has one of these values."""
+
+    field: str
+    values: frozenset[str]
+
+
+FreeForm: TypeAlias = Mapping[str, Any]  # a JSON object whose keys are no matter of the answer that holds it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,145 +49,169 @@ class Answer:
     """Base class of what is read from JSON.
 
     Attributes:
-        absent: fields that the source does not hold.
+        absent: fields that the source does not hold, and that are not written.
     """
 
     absent: frozenset[str] = frozenset()
 
 
-def released_names(row: type[Answer]) -> dict[str, bool]:
-    """Return each field's name, and whether a share-safe recording may hold it."""
-    return {name: _RELEASED in marks for name, (_, marks) in _fields_of(row).items()}
-
-
 def read(row: type[Row], told: Any) -> Row:
-    """Return the value of a JSON object; of anything else, an empty one."""
+    """Return the value of a JSON object; of anything else, an empty one. A value that was read already stays."""
+    if isinstance(told, row):
+        return told
     found = told if isinstance(told, Mapping) else {}
-    known = _fields_of(row)
+    known = fields_of(row)
     values = {name: _value(kind, found.get(name)) for name, (kind, _) in known.items()}
     return row(**values, absent=frozenset(known.keys() - found.keys()))
 
 
-_Fields: TypeAlias = dict[str, tuple[Any, tuple[str, ...]]]
-_KNOWN: dict[type[Answer], _Fields] = {}  # hints are resolved once
+def filled(row: type[Row], **values: Any) -> Row:
+    """Return an answer with these fields; the others are there, and empty."""
+    return row(**{name: _value(kind, None) for name, (kind, _) in fields_of(row).items()} | values)
 
 
-def _fields_of(row: type[Answer]) -> _Fields:
+def read_rows(row: type[Row], told: Any) -> tuple[Row, ...]:
+    """Return the values of a JSON list; of anything else, none."""
+    return tuple(read(row, each) for each in told) if isinstance(told, list | tuple) else ()
+
+
+def to_json(value: Any, row: type[Answer] | None = None) -> Any:
+    """Return an answer, and each one in it, as JSON objects with their fields in order; other values as they are.
+
+    Args:
+        value: to write.
+        row: writes its fields only; by default those of the answer's own type.
+    """
+    if isinstance(value, Answer):
+        known = fields_of(row or type(value))
+        return {name: to_json(getattr(value, name)) for name in known if name not in value.absent}
+    if isinstance(value, Mapping):
+        return {name: to_json(each) for name, each in value.items()}
+    return [to_json(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+_KNOWN: dict[type[Answer], Mapping[str, tuple[Any, tuple[Any, ...]]]] = {}  # hints are resolved once
+
+
+def fields_of(row: type[Answer]) -> Mapping[str, tuple[Any, tuple[Any, ...]]]:
     """Return the type and the marks of each field."""
     if row not in _KNOWN:
-        _KNOWN[row] = _resolved(row)
+        hints = typing.get_type_hints(row, include_extras=True)
+        names = [field.name for field in dataclasses.fields(row) if field.name != "absent"]
+        marked = {name: getattr(hints[name], "__metadata__", ()) for name in names}
+        _KNOWN[row] = {n: (hints[n].__origin__ if marks else hints[n], marks) for n, marks in marked.items()}
     return _KNOWN[row]
 
 
-def _resolved(row: type[Answer]) -> _Fields:
-    hints = typing.get_type_hints(row, include_extras=True)
-    del hints["absent"]
-    return {
-        name: (hint.__origin__, hint.__metadata__) if hasattr(hint, "__metadata__") else (hint, ())
-        for name, hint in hints.items()
-    }
-
-
 def _value(kind: Any, value: Any) -> Any:
-    """Return the value of a type: `str`, `int`, `float`, `bool`, one of them or None, a tuple of texts, or anything."""
+    """Return the value of a field's type: a text, a number, a flag, an answer, one of them or None, rows, anything."""
     if kind is Any:
         return value
     if isinstance(kind, types.UnionType):
-        (wanted, _) = typing.get_args(kind)
-        return _value(wanted, value) if isinstance(value, wanted | int if wanted is float else wanted) else None
+        wanted = next(each for each in typing.get_args(kind) if each is not types.NoneType)
+        return _value(wanted, value) if isinstance(value, _accepted(wanted)) else None
     if kind is bool:
         return value is True
     if kind is str:
         return value if isinstance(value, str) else "" if value is None else str(value)
     if kind in (int, float):
-        return kind(value) if isinstance(value, int | float) and math.isfinite(value) else kind(0)
-    return tuple(_value(str, each) for each in value) if isinstance(value, list) else ()
+        known = isinstance(value, int | float) and math.isfinite(value)
+        return kind(0) if not known else value if kind is float and type(value) is int else kind(value)
+    if isinstance(kind, type) and issubclass(kind, Answer):
+        return read(kind, value)
+    if typing.get_origin(kind) is tuple:
+        wanted = typing.get_args(kind)[0]
+        return tuple(_value(wanted, each) for each in value) if isinstance(value, list | tuple) else ()
+    wanted = typing.get_args(kind)[1]
+    return {str(name): _value(wanted, each) for name, each in value.items()} if isinstance(value, Mapping) else {}
+
+
+def _accepted(kind: Any) -> Any:
+    """Return the types of JSON values of which a field of this type is made."""
+    if isinstance(kind, type) and issubclass(kind, Answer):
+        return Mapping
+    return Mapping if typing.get_origin(kind) is not None else int | float if kind is float else kind
 
 
 @dataclass(frozen=True)
 class MessageRow(Answer):
-    """One decision on a message, or at a coordinator what went to one silo of one kind in one round.
+    """One decision on a message, or at a coordinator what went to one silo of one kind in one round."""
 
-    Attributes:
-        seq: number of the audit record; of a count, run/round/kind/silo.
-        items: tensors or answers in it.
-        outcome: what became of it: sent, acked, indeterminate, how a hold ended, or nothing yet.
-        rule: the first of the rules that decided.
-        digest_keyed: the digest is keyed with the site's key.
-        messages: how many a count is over.
-        waiting: of a count, how many wait for the silo.
-    """
-
-    seq: Released[Any]
+    seq: Released[Any]  # number of the audit record; of a count, run/round/kind/silo
     time: Released[str]
     run: Released[str]
     kind: Released[str]
     round: Released[int]
     step: Released[int]
-    items: Released[int | None]
+    items: Released[int | None]  # tensors or answers in it
     bytes: Released[float]
     verdict: Released[str]
-    outcome: Released[str]
+    outcome: Released[str]  # what became of it: sent, acked, indeterminate, how a hold ended, or nothing yet
     peer: Released[str]
-    rule: str
+    rule: str  # the first of the rules that decided
     reasons: tuple[str, ...]
     rules: tuple[str, ...]
     digest: str
-    digest_keyed: bool
+    digest_keyed: bool  # the digest is keyed with the site's key
     milliseconds: Any
-    messages: Released[int]
-    waiting: int
+    messages: Released[int]  # how many a count is over
+    waiting: int  # of a count, how many wait for the silo
 
 
 @dataclass(frozen=True)
 class ReleaseRow(Answer):
-    """One release that is or was held.
-
-    Attributes:
-        held_since: seconds since 1970, the daemon's clock; as are all moments here.
-        needed: approvals.
-        answers: each with person, verdict, reason, note and moment.
-    """
+    """One release that is or was held."""
 
     id: Released[str]
     kind: Released[str]
     run: Released[str]
     round: Released[int]
     step: Released[int]
-    revision: Released[int]
-    state: Released[str]
-    held_since: Released[float]
-    expires_at: Released[float]
-    needed: Released[int]
     bytes: float
     digest: str
     policy_digest: str
-    given: Any
-    answers: Any
+    revision: Released[int]
+    state: Released[str]
+    held_since: Released[float]  # seconds since 1970, the daemon's clock
+    expires_at: Released[float]
+    needed: Released[int]  # approvals
+    given: tuple[str, ...]  # by whom
+    answers: tuple[AnswerGiven, ...]  # each with its moment in UTC in `at`
+
+
+@dataclass(frozen=True)
+class AnswerGiven(Answer):
+    """A person's answer to a release, as its row tells it."""
+
+    person: str
+    verdict: str
+    at: str
+    reason: str
+    note: str
 
 
 @dataclass(frozen=True)
 class CertificateRow(Answer):
     """One certificate that a daemon shows, or the authority above it."""
 
-    whose: str
-    role: str
-    days_left: Any
-    not_after: str
     subject: str
-    fault: str
-    not_before: str
-    file: str
-    fingerprint: str
-    issuer: str
+    role: str
     names: tuple[str, ...]
-    pinned: bool | None
-    in_use: bool | None
+    issuer: str
+    fingerprint: str
+    not_before: str
+    not_after: str
+    days_left: int
+    pinned: bool | None  # it is a root that this daemon takes nobody else's word for
+    whose: str
+    file: str  # empty where somebody showed it
+    in_use: bool | None  # the daemon runs with this one; a renewed file counts from the next start on
+    fault: str  # why the file cannot be read; the row then has nothing else
 
 
 @dataclass(frozen=True)
 class SettingRow(Answer):
-    """One setting, and where its value comes from."""
+    """One setting, and where its value comes from: FILE:LINE, or "default"."""
 
     key: str
     value: Any
@@ -175,46 +220,406 @@ class SettingRow(Answer):
 
 @dataclass(frozen=True)
 class LimitRow(Answer):
-    """One limit that counts over messages.
+    """One limit that counts over messages."""
 
-    Attributes:
-        window: minute, round, match, day, run or life.
-        line: where the policy says so.
-    """
-
-    limit: str
-    kind: str
-    used: Any
-    max: Any
+    limit: str  # its name in the policy
+    kind: str  # of the messages that count
+    used: int
+    max: int
     unit: str
-    window: str
-    line: str
+    window: str  # minute, round, match, day (UTC), or life: as long as the site keeps its state
+    line: str  # where the policy says so
 
 
 @dataclass(frozen=True)
 class CapacityRow(Answer):
-    """How many bits a hostile trainer could carry out in a round with one kind.
-
-    Attributes:
-        planted: the scheme that was tried.
-        planted_bits: what it got out; None where none was tried.
-    """
+    """How many bits a hostile trainer could carry out in a round with one kind."""
 
     kind: str
     bits: float
     because: str
-    planted: str
-    planted_bits: float | None
+    planted_bits: float | None  # what a planted scheme got out; None where none was tried
+    planted: str  # the scheme
+
+
+@dataclass(frozen=True)
+class Forecast(Answer):
+    """Rounds like the last that fit into what is left of the limits of a day.
+
+    Attributes:
+        rounds_left: None where no round was counted, or none of these limits counts what such a round lets out
+    """
+
+    rounds_left: int | None
+    bound_by: str  # the limit that ends first, or why there is no forecast
 
 
 @dataclass(frozen=True)
 class SpentRow(Answer):
-    """One message of content that was counted against limits."""
+    """One message of content that was let out and counted against limits."""
 
     seq: Any
-    at: str
     run: str
     round: int
     kind: str
-    bytes: float
+    bytes: int
+    at: str
     outcome: str
+
+
+@dataclass(frozen=True)
+class Limits(Answer):
+    """Every counting limit of the policy in force."""
+
+    rows: tuple[LimitRow, ...]
+    capacity: tuple[CapacityRow, ...]  # bits per round that the trainer's owner can get out at most (N1)
+    not_counted: str
+    dp: str
+    forecast: Forecast
+    releases: tuple[SpentRow, ...]  # the newest
+
+
+# ---- the status ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RunState(Answer):
+    """A run by its name and how it stands."""
+
+    run: Released[str]
+    state: Released[str]
+
+
+@dataclass(frozen=True)
+class Screens(Answer):
+    """What the text screens of the policy came to."""
+
+    halts: tuple[str, ...]  # kinds that are halted; each is sent again once approvers released it
+    troubles: tuple[str, ...]  # why a screen cannot run; its kind is denied until it can
+
+
+@dataclass(frozen=True)
+class PolicyInUse(Answer):
+    """The policy in force. made_of: the site's own file and, where there is one, the federation's charter."""
+
+    name: str
+    digest: Released[str]
+    mode: str
+    made_of: tuple[FreeForm, ...]
+
+
+@dataclass(frozen=True)
+class Metric(Answer):
+    """A figure, and what it comes from: local (this silo only), released, or computed."""
+
+    value: Released[Any]
+    source: Released[str]
+    task: Released[str]
+    round: Released[int]
+    step: Released[int]
+
+
+@dataclass(frozen=True)
+class Donors(Answer):
+    """Answers of other silos in training."""
+
+    used: int
+    wanted: int
+
+
+@dataclass(frozen=True)
+class LeftRow(Answer):
+    """What left this silo of one kind."""
+
+    kind: Released[str]
+    messages: Released[int]
+    bytes: Released[float]
+
+
+@dataclass(frozen=True)
+class CoordinatorLink(Answer):
+    """The coordinator of a silo."""
+
+    address: str
+    id: Released[str]
+    link: Released[str]  # connecting, live, down, or carried in files
+    fault: str  # why it is down
+    last_contact: Released[Any]  # in UTC, ISO 8601
+
+
+@dataclass(frozen=True)
+class Broken(Answer):
+    """The first record of an audit log that does not fit."""
+
+    seq: int
+    why: str
+
+
+@dataclass(frozen=True)
+class LogState(Answer):
+    """The audit log: its size is in every checkpoint that others countersign; a break is for this site's people."""
+
+    size: Released[int]
+    broken: Broken | None
+
+
+def log_state(size: int, broken: FreeForm | None) -> LogState:
+    return LogState(size=size, broken=read(Broken, broken) if broken else None)
+
+
+@dataclass(frozen=True)
+class Given(Answer):
+    """A person's answer to a held release."""
+
+    person: str
+    verdict: str
+    at: float  # seconds since 1970
+    time: str  # the same moment in UTC
+    reason: str  # its code
+    note: str  # what the person wrote
+
+
+@dataclass(frozen=True)
+class Approvers(Answer):
+    """Who answers a held release, and who did."""
+
+    needed: Released[int]
+    roles: tuple[str, ...]
+    people: tuple[str, ...]  # who may approve it, where the daemon knows
+    given: tuple[Given, ...]
+
+
+@dataclass(frozen=True)
+class Destination(Answer):
+    """The far end of a held release."""
+
+    name: str  # who runs it
+    address: str
+    certificate: str  # as the daemon pinned or saw it
+    not_after: str  # of the certificate
+    since_round: int  # from which address and certificate are used without a break; told where it is known
+    since_run: str
+    since: Any
+
+
+@dataclass(frozen=True)
+class LeavingKind(Answer):
+    """What a held message is made of."""
+
+    kind: str
+    says: str  # what it is and who can read it, in a sentence
+    items: str
+    bytes: float
+    covered_by_epsilon: str
+
+
+@dataclass(frozen=True)
+class Leaves(Answer):
+    """What leaves with a yes, where to, and what stays at the site."""
+
+    destination: Destination
+    kinds: tuple[LeavingKind, ...]
+    bytes: float
+    stays: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class JudgedRule(Answer):
+    """One rule's verdict on a message.
+
+    Attributes:
+        usual: least and most that it measured of so many earlier releases; told of rules that measure a size
+    """
+
+    rule: str
+    reason: str
+    outcome: str  # ok, look, hold, deny, or n.a
+    measured: Any
+    limit: Any
+    file: str
+    line: Any
+    usual: FreeForm | None
+
+
+@dataclass(frozen=True)
+class JudgedBy(Answer):
+    """The policy by which a held release is judged."""
+
+    name: str
+    digest: str
+    before: str  # digest of the one that the last release of this kind left under
+    counts: FreeForm  # of outcomes
+    rules: tuple[JudgedRule, ...]
+
+
+@dataclass(frozen=True)
+class Evidence(Answer):
+    """What was compared, how it was before, and how it is now."""
+
+    what: str
+    before: str
+    now: str
+
+
+@dataclass(frozen=True)
+class Finding(Answer):
+    """Something unusual about a release, to be opened before a yes counts."""
+
+    id: str
+    code: str
+    outcome: str
+    says: str
+    evidence: tuple[Evidence, ...]
+
+
+@dataclass(frozen=True)
+class Consequences(Answer):
+    """What comes of a yes, now and in later rounds, and of a no."""
+
+    approve: str
+    later: str
+    later_rounds: tuple[Any, ...]
+    reject: str
+
+
+@dataclass(frozen=True)
+class HeldRelease(Answer):
+    """A held message with every fact that a person needs before answering (console design 5).
+
+    It was not released, so what it is made of is local, even its size."""
+
+    id: Released[str]
+    digest: str
+    shown: str  # digest of what is shown, for the signature of a yes
+    shown_facts: str  # the same of facts that do not move
+    revision: Released[int]
+    state: Released[str]
+    run: Released[str]
+    round: Released[int]
+    step: Released[int]
+    held_since: Released[float]  # seconds since 1970, the daemon's clock
+    expires_at: Released[float]
+    asked_by: Released[str]
+    approvers: Released[Approvers]
+    leaves: Leaves
+    policy: JudgedBy
+    budget: str
+    uses: str  # of the limits that count over messages, those of which it takes much
+    noticed: tuple[Finding, ...]
+    unscreened: bool  # there is text in it, and no screen looked at it
+    findings: str
+    difference: str
+    norm: Any
+    base: FreeForm  # digests of the adapter that an update is on top of, now, and of what the round before ended in
+    consequences: Consequences
+    deferred: Mapping[str, float]  # until when each person wants not to be asked
+
+
+@dataclass(frozen=True)
+class SiloStatus(Answer):
+    """The status of a silo.
+
+    What the trainer says of its work, and whether people stopped it, is told to nobody.
+
+    Attributes:
+        trainer: isolation level, which the coordinator was told, probe results, and what the trainer said when ready
+    """
+
+    kind: Released[str]
+    silo: Released[str]
+    role: Released[str]
+    federation: Released[str]
+    run: Released[str]
+    last_run: Released[RunState]  # the newest, also when it is over
+    method: Released[str]
+    rounds: Released[int]
+    local_steps: Released[int]
+    round: Released[int]
+    step: Released[int]
+    phase: str  # what the silo does, in words
+    task: str  # that the trainer works on
+    paused: bool  # by people here
+    run_paused: Released[bool]  # by the coordinator, which says so
+    adapter_held: str  # digest of a global adapter that did worse here; the coordinator was told a code alone
+    halted: str
+    waits: str  # for whom the loop waits, such as a locked database
+    clock: FreeForm  # the halt for it, and what the coordinator's clock says
+    screens: Screens
+    trainer: Annotated[FreeForm, Keys(frozenset({"isolation"}))]
+    overlong: FreeForm  # prompts that are too long for the plan
+    policy: Released[PolicyInUse]
+    held: Released[tuple[HeldRelease, ...]]
+    metrics: Annotated[Mapping[str, Metric], RELEASED, Only("source", frozenset({"released"}))]
+    donors: Donors
+    left: Released[tuple[LeftRow, ...]]  # by kind
+    coordinator: Released[CoordinatorLink]
+    audit: Released[LogState]
+    certificate_until: Released[str]  # UTC, ISO 8601
+    dp: Released[str]
+
+
+@dataclass(frozen=True)
+class Halt(Answer):
+    """A kind of message of which nothing is sent until approvers have looked and released it."""
+
+    kind: str
+    since: float  # seconds since 1970; 0 while not told, as `needed`
+    needed: int
+    given: tuple[str, ...]
+    digest: str  # what a release is signed over; empty while not told
+
+
+@dataclass(frozen=True)
+class RunRow(Answer):
+    """One run of a coordinator."""
+
+    run: Released[str]
+    state: Released[str]
+    reason: str
+    silo_errors: Released[FreeForm]
+    method: Released[str]
+    round: Released[int]
+    rounds: Released[int]
+    committed: Released[int]
+    silos: Released[tuple[str, ...]]
+    submitted_at: Released[str]
+    started_at: Released[str]
+    ended_at: Released[str]
+    adapter_sha256: Released[str]
+    folder: str  # with its record; empty while it goes on
+
+
+@dataclass(frozen=True)
+class MemberRow(Answer):
+    """A silo as the coordinator sees it: what the silo released, nothing else."""
+
+    silo: Released[str]
+    state: Released[str]  # in one word for all who ask (`coordinator.members.standing`)
+    since: Released[str]  # UTC, ISO 8601; empty while not known
+    last_seen: Released[str]
+    age_seconds: Released[float | None]  # since it was heard
+    certificate_until: Released[str]
+    round: Released[int]
+    step: Released[int]
+    error: Released[str]
+    hello: Annotated[FreeForm, Keys(frozenset({"isolation", "role"}))]  # as it introduced itself
+    refusal: FreeForm | None  # what was expected of it and what it said
+    clock: str  # by how much it differs from the coordinator's; told where that is worth a word
+
+
+@dataclass(frozen=True)
+class CoordinatorStatus(Answer):
+    """The status of a coordinator."""
+
+    party: Released[str]
+    coordinator: Released[str]
+    site: Released[str]
+    federation: Released[str]
+    address: str  # on which silos are served
+    state_dir: str
+    runs: Released[tuple[RunRow, ...]]
+    halted: str
+    waits: str  # for a database that another process has locked
+    silos: Released[tuple[MemberRow, ...]]
+    audit: Released[LogState]
+    clock: FreeForm  # what stands still for it

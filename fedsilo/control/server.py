@@ -37,6 +37,7 @@ from typing import Any
 from certs.commands import VerifiedCommand, verify_command
 from certs.roles import ACTIONS, Roles, may
 from fedsilo.audit.record import COUNT_MAX
+from fedsilo.control.answers import Answer, to_json
 from fedsilo.files.durable import write_all, write_durably
 from fedsilo.files.logs import QuietLog, about
 from fedsilo.protocol import errors
@@ -366,7 +367,7 @@ class ControlServer:
 
     def publish(self, name: str, fields: Mapping[str, Any]) -> int:
         """Append an event for all watchers; returns its sequence. Raises TypeError, ValueError for non-JSON fields."""
-        fields_json = _to_json(fields)
+        fields_json = _json_text(fields)
         time = _text(self._shows())
         self._quiet.flush()
         with self._reading:
@@ -376,9 +377,9 @@ class ControlServer:
             self._reading.notify_all()
             return self._sequence
 
-    def set_state(self, state: Mapping[str, Any], *, policy_digest: str | None = None) -> None:
+    def set_state(self, state: Mapping[str, Any] | Answer, *, policy_digest: str | None = None) -> None:
         """Replace the snapshot; a policy digest stays until another is given. Raises TypeError, ValueError."""
-        state_json = _to_json(state)
+        state_json = _json_text(state)
         with self._reading:
             self._state_json = state_json
             if policy_digest is not None:
@@ -435,7 +436,7 @@ class ControlServer:
             handler = self._queries.get(name)
             if handler is None:
                 raise NotFoundError(f"there is no query {name!r}", hint=f"known: {', '.join(sorted(self._queries))}")
-            return control_pb2.QueryReply(data_json=_to_json(handler(_arguments(arguments_json))))
+            return control_pb2.QueryReply(data_json=_json_text(handler(_arguments(arguments_json))))
         except FedSiloError as error:
             return control_pb2.QueryReply(error_code=_code_of(error), error_message=error.message)
 
@@ -503,7 +504,7 @@ class ControlServer:
                 return error_reply(error)
             try:
                 with about(request=verified.request_id):
-                    reply = control_pb2.CommandReply(result_json=_to_json(entry.handler(verified)))
+                    reply = control_pb2.CommandReply(result_json=_json_text(entry.handler(verified)))
             except FedSiloError as error:
                 reply = error_reply(error)
             try:
@@ -529,7 +530,7 @@ class ControlServer:
 
     def _missed(self, sequence: int, missed: int) -> control_pb2.Event:
         return control_pb2.Event(
-            sequence=sequence, time=_text(self._shows()), name=EVENTS_MISSED, fields_json=_to_json({"missed": missed})
+            sequence=sequence, time=_text(self._shows()), name=EVENTS_MISSED, fields_json=_json_text({"missed": missed})
         )
 
 
@@ -587,8 +588,8 @@ def _arguments(text: str) -> Mapping[str, Any]:
     return value
 
 
-def _to_json(value: Any) -> str:
-    return json.dumps(value, allow_nan=False, separators=(",", ":"), ensure_ascii=False)
+def _json_text(value: Any) -> str:
+    return json.dumps(to_json(value), allow_nan=False, separators=(",", ":"), ensure_ascii=False)
 
 
 def _text(time: datetime) -> str:

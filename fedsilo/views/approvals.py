@@ -2,62 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from fedsilo.control.answers import ReleaseRow, read
+from fedsilo.control.answers import AnswerGiven, ReleaseRow
 from fedsilo.views import rule_words
 from fedsilo.views.columns import Column, Row
 from fedsilo.views.lines import Line, Part, bytes_text, clip, digest_text, duration_text, line, wrap
 from fedsilo.views.releases import LABEL_CELLS, labelled
 from fedsilo.views.rule_words import reason_text
-from fedsilo.views.state import HIDDEN, Release, mapping, text_of
+from fedsilo.views.state import HIDDEN, Release, text_of
 
 EXPIRES_SOON_SECONDS = 300
 
 _STYLES = {"held": "warn", "approved": "ok", "denied": "bad", "rejected": "bad"}
 
 
-def release_row(row: Any) -> ReleaseRow:
-    """Read a row of the releases that were ever held."""
-    return read(ReleaseRow, row)
-
-
 def _ended_state(row: ReleaseRow) -> Part:
     return row.state, _STYLES.get(row.state, "dim")
-
-
-def _answers(row: ReleaseRow) -> list[Mapping[str, Any]]:
-    return [mapping(one) for one in row.answers] if isinstance(row.answers, list) else []
 
 
 def _who(row: ReleaseRow) -> Part:
     if "answers" in row.absent:
         return HIDDEN, "dim"
-    # the code alone: what it means stands in the row when it is opened
-    people = [" ".join(filter(None, (text_of(one.get("person")), _verb(one), _code(one)))) for one in _answers(row)]
+    # the code alone: its meaning is in the row when it is opened
+    people = [" ".join(filter(None, (one.person, _verb(one), _code(one)))) for one in row.answers]
     return ", ".join(people) or "nobody", ""
 
 
-def _verb(answer: Mapping[str, Any]) -> str:
-    return {"approve": "yes", "reject": "no"}.get(text_of(answer.get("verdict")), "?")
+def _verb(answer: AnswerGiven) -> str:
+    return {"approve": "yes", "reject": "no"}.get(answer.verdict, "?")
 
 
-def _code(answer: Mapping[str, Any]) -> str:
+def _code(answer: AnswerGiven) -> str:
     """The reason code of a no; a yes has none."""
-    return text_of(answer.get("reason")) if _verb(answer) == "no" else ""
-
-
-def _why(answer: Mapping[str, Any]) -> str:
-    """The same with its words."""
-    return f" {reason_text(code)}" if (code := _code(answer)) else ""
+    return answer.reason if _verb(answer) == "no" else ""
 
 
 def _when(row: ReleaseRow) -> Part:
     """Of the last answer."""
-    answers = _answers(row)
-    return (text_of(answers[-1].get("at")) if answers else HIDDEN if "answers" in row.absent else "-"), "dim"
+    return (row.answers[-1].at if row.answers else _or_hidden(row, "answers", "-")), "dim"
+
+
+def _or_hidden(row: ReleaseRow, name: str, text: str) -> str:
+    return HIDDEN if name in row.absent else text
 
 
 def _held_at(row: ReleaseRow) -> str:
@@ -66,15 +54,7 @@ def _held_at(row: ReleaseRow) -> str:
 
 
 def _bytes_text(row: ReleaseRow) -> str:
-    return HIDDEN if "bytes" in row.absent else bytes_text(row.bytes)
-
-
-def _digest_text(row: ReleaseRow) -> str:
-    return HIDDEN if "digest" in row.absent else row.digest
-
-
-def _policy_text(row: ReleaseRow) -> str:
-    return HIDDEN if "policy_digest" in row.absent else row.policy_digest
+    return _or_hidden(row, "bytes", bytes_text(row.bytes))
 
 
 HISTORY_COLUMNS = (
@@ -85,8 +65,8 @@ HISTORY_COLUMNS = (
     Column("answered", _when, 20, worth=2),
     Column("held", lambda row: (_held_at(row), "dim"), 20, worth=6, order=lambda row: row.held_since),
     Column("bytes", lambda row: (_bytes_text(row), ""), 9, worth=7, right=True, order=lambda row: row.bytes),
-    Column("digest", lambda row: (_digest_text(row)[:12], "accent"), 12, worth=4),
-    Column("policy", lambda row: (_policy_text(row)[:8], "dim"), 8, worth=5),
+    Column("digest", lambda row: (_or_hidden(row, "digest", row.digest)[:12], "accent"), 12, worth=4),
+    Column("policy", lambda row: (_or_hidden(row, "policy_digest", row.policy_digest)[:8], "dim"), 8, worth=5),
 )
 
 
@@ -99,22 +79,19 @@ def answered_lines(row: ReleaseRow, twin: str, cells: int) -> list[Line]:
         cells: width.
     """
     answers = list[Line]()
-    for one in _answers(row):
-        answers.append(
-            line(
-                (f"{_verb(one):4}", "ok" if _verb(one) == "yes" else "bad"), text_of(one.get("person")),
-                (_why(one), "bad"), (f"  {text_of(one.get('at'))}", "dim"),
-            )
-        )  # fmt: skip
-        if note := text_of(one.get("note")):
-            answers += wrap(f'"{note}"', cells, "bad")
+    for one in row.answers:
+        why = f" {reason_text(code)}" if (code := _code(one)) else ""
+        yes = (f"{_verb(one):4}", "ok" if _verb(one) == "yes" else "bad")
+        answers.append(line(yes, one.person, (why, "bad"), (f"  {one.at}", "dim")))
+        if one.note:
+            answers += wrap(f'"{one.note}"', cells, "bad")
     return [
         line((row.id, "strong"), f" {row.kind} ", _ended_state(row)),
         line(("held ", "dim"), _held_at(row), f"  {_bytes_text(row)}"),
         *(answers or [line((f"answers {HIDDEN}" if "answers" in row.absent else "nobody answered", "dim"))]),
         line(("needed ", "dim"), f"{row.needed} yes"),
-        line(("digest ", "dim"), f"sha256:{_digest_text(row)}"),
-        line(("policy ", "dim"), f"sha256:{_policy_text(row)}"),
+        line(("digest ", "dim"), "sha256:", _or_hidden(row, "digest", row.digest)),
+        line(("policy ", "dim"), "sha256:", _or_hidden(row, "policy_digest", row.policy_digest)),
         line(("all of it ", "dim"), twin),
     ]
 
@@ -161,8 +138,8 @@ def preview_lines(release: Release, cells: int, more: str) -> list[Line]:
         more: sign of what is cut.
     """
     hidden, room = release.hidden, cells - LABEL_CELLS
-    kinds = ", ".join(f"{kind.kind} {bytes_text(kind.size_bytes)}" for kind in release.kinds)
-    leaves = HIDDEN if "leaves" in hidden else f"{kinds or '-'} to {release.destination or '-'}"
+    kinds = ", ".join(f"{kind.kind} {bytes_text(kind.bytes)}" for kind in release.leaves.kinds)
+    leaves = HIDDEN if "leaves" in hidden else f"{kinds or '-'} to {release.leaves.destination.address or '-'}"
     whole = f"sha256:{release.digest}"
     digest = HIDDEN if "digest" in hidden else whole if len(whole) <= room else f"sha256:{digest_text(release.digest)}"
     holding = [rule_words.says(rule) for rule in release.rules if rule.outcome == "hold"]
@@ -173,8 +150,8 @@ def preview_lines(release: Release, cells: int, more: str) -> list[Line]:
     ]
     none = HIDDEN if {"policy", "findings"} & hidden else "; ".join(filter(None, ("none", release.findings)))
     others = f" (and {len(told) - 1} more)" if len(told) > 1 else ""
-    given = HIDDEN if "given" in hidden else f"{len(release.given)} of {release.needed} approvals"
-    roles = f", by {' or '.join(release.roles)}" if release.roles else ""
+    given = HIDDEN if "given" in hidden else f"{len(release.given)} of {release.approvers.needed} approvals"
+    roles = f", by {' or '.join(release.approvers.roles)}" if release.approvers.roles else ""
     rows: tuple[tuple[str, Part, str], ...] = (
         ("leaves", (leaves, ""), ""),
         ("digest", (digest, "accent"), ""),
@@ -193,12 +170,12 @@ def held_row(release: Release, now: float, person: str) -> dict[str, Any]:
     counts = {name: release.count(name) for name in ("deny", "hold", "look", "ok")}
     return {
         "id": release.id,
-        "kind": HIDDEN if "leaves" in release.hidden else ", ".join(kind.kind for kind in release.kinds),
-        "bytes": None if "leaves" in release.hidden else release.size_bytes,
+        "kind": HIDDEN if "leaves" in release.hidden else ", ".join(kind.kind for kind in release.leaves.kinds),
+        "bytes": None if "leaves" in release.hidden else release.leaves.bytes,
         "state": release.state,
         # of the person who looks alone: the release's state, which is shared, says nothing of it
         "later": duration_text(later - now) if later else "-", "later_seconds": later - now if later else 0.0,
-        "given": HIDDEN if "given" in release.hidden else f"{len(release.given)} of {release.needed}",
+        "given": HIDDEN if "given" in release.hidden else f"{len(release.given)} of {release.approvers.needed}",
         "verdicts": HIDDEN if "policy" in release.hidden else
         " ".join(f"{counts[name]} {name}" for name in counts if counts[name] or name == "ok"),
         "look": counts["look"], "hold": counts["hold"], "deny": counts["deny"],

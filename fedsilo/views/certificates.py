@@ -15,12 +15,11 @@ import math
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from fedsilo.control.answers import CertificateRow, read
-from fedsilo.views.columns import Column, Row
+from fedsilo.control.answers import CertificateRow
+from fedsilo.views.columns import Column
 from fedsilo.views.lines import Glyphs, Line, Part, field, line, whole, wrap
-from fedsilo.views.state import SKEW_SECONDS_MAX, Snapshot, mapping, text_of, time_of
+from fedsilo.views.state import SKEW_SECONDS_MAX, Snapshot, time_of
 
 DAY_SECONDS = 86_400.0
 MARK_DAYS = (1, 7, 30)
@@ -65,35 +64,31 @@ class ShownCertificate(CertificateRow):
     soon: bool
 
 
-def shown(row: Any) -> ShownCertificate:
-    """Read a row of `certificate_rows`."""
-    return read(ShownCertificate, {**mapping(row), **mapping(mapping(row).get("_"))})
+def certificate_id(row: CertificateRow) -> str:
+    """Return what names it: a file holds one certificate; what came without a file has its fingerprint."""
+    return " ".join(filter(None, (row.whose, row.file or row.fingerprint)))
 
 
-def certificate_id(row: Row) -> str:
-    """A file holds one certificate; what came without a file is told apart by its fingerprint."""
-    told = read(CertificateRow, row)
-    return " ".join(filter(None, (told.whose, told.file or told.fingerprint)))
-
-
-def certificate_rows(answer: Any, now: float, glyphs: Glyphs) -> list[dict[str, Any]]:
-    """The daemon's rows with how each stands now, what ends first on top; one whose end nobody can read comes last.
+def certificate_rows(told: Sequence[CertificateRow], now: float, glyphs: Glyphs) -> list[ShownCertificate]:
+    """Return the daemon's rows with how each stands now, what ends first on top; one whose end nobody can read comes
+    last.
 
     Args:
-        answer: of the query.
+        told: by the daemon.
         now: seconds since 1970 by the daemon's clock; 0 while it is not known.
         glyphs: of this terminal.
     """
-    rows: list[dict[str, Any]] = []
-    for row in answer if isinstance(answer, list) else ():
-        told = read(CertificateRow, row)
-        state, style = _state_of(told, now, glyphs)
-        left = _ends_in_seconds(told, now)
-        rows.append({**mapping(row), "_": {
-            "state": state, "style": style, "left": left_text(left) or "-", "days": left / DAY_SECONDS,
-            "soon": _ends_soon(told, now),
-        }})  # fmt: skip
-    return sorted(rows, key=lambda row: time_of(text_of(row.get("not_after"))) or math.inf)
+    rows = []
+    for row in told:
+        state, style = state_of(row, now, glyphs)
+        left = _ends_in_seconds(row, now)
+        rows.append(
+            ShownCertificate(
+                **vars(row), state=state, style=style, left=left_text(left) or "-", days=left / DAY_SECONDS,
+                soon=_ends_soon(row, now),
+            )
+        )  # fmt: skip
+    return sorted(rows, key=lambda row: time_of(row.not_after) or math.inf)
 
 
 def _ends_soon(row: CertificateRow, now: float) -> bool:
@@ -109,12 +104,8 @@ def _ends_in_seconds(row: CertificateRow, now: float) -> float:
     return until - now if until and now else 0.0
 
 
-def state_of(row: Any, now: float, glyphs: Glyphs) -> Part:
-    """Sign and words of how a certificate stands, worst first."""
-    return _state_of(read(CertificateRow, row), now, glyphs)
-
-
-def _state_of(row: CertificateRow, now: float, glyphs: Glyphs) -> Part:
+def state_of(row: CertificateRow, now: float, glyphs: Glyphs) -> Part:
+    """Return sign and words of how a certificate stands, worst first."""
     since, until = time_of(row.not_before), time_of(row.not_after)
     if row.fault:
         return f"{glyphs.bad} cannot be read", "bad"
@@ -185,10 +176,9 @@ def ends_of(fingerprint: str) -> str:
 # ---- head ------------------------------------------------------------------------------------------
 
 
-def head_lines(rows: Sequence[Row], snapshot: Snapshot, cells: int, glyphs: Glyphs) -> list[Line]:
+def head_lines(rows: Sequence[ShownCertificate], snapshot: Snapshot, cells: int, glyphs: Glyphs) -> list[Line]:
     """What needs somebody first, and whether the clocks that judge it agree."""
-    told_rows = [shown(row) for row in rows]
-    alarms = [row for row in told_rows if row.style in ("bad", "warn")]
+    alarms = [row for row in rows if row.style in ("bad", "warn")]
     wrong = [row for row in alarms if not row.soon]
     ending = [row for row in alarms if row.soon]
     told: list[Line] = []
@@ -200,12 +190,12 @@ def head_lines(rows: Sequence[Row], snapshot: Snapshot, cells: int, glyphs: Glyp
             how = "" if told else " (enter says how)"
             told += wrap(f"{glyphs.need} {len(found)} of {len(rows)} {what}{how}: {names}{more}", cells,
                          "bad" if bad else "warn")[:2]  # fmt: skip
-    if ending and any(row.soon and row not in alarms for row in told_rows):
+    if ending and any(row.soon and row not in alarms for row in rows):
         text = f"{glyphs.need} within: two thirds of its own life are over; {glyphs.live} within: not yet, no alarm"
         told += wrap(text, cells, "dim")[:2]
     if rows and not alarms:
         told += wrap(f"{glyphs.live} {len(rows)} certificates, none is near its end for its kind", cells, "ok")[:1]
-    return [*told, *_next_lines(told_rows, cells), *clock_lines(snapshot, cells, glyphs)]
+    return [*told, *_next_lines(rows, cells), *clock_lines(snapshot, cells, glyphs)]
 
 
 def _next_lines(rows: Sequence[ShownCertificate], cells: int) -> list[Line]:
@@ -248,10 +238,9 @@ def clock_lines(snapshot: Snapshot, cells: int, glyphs: Glyphs) -> list[Line]:
 # ---- one whole -------------------------------------------------------------------------------------
 
 
-def detail_lines(row: Row, now: float, cells: int, glyphs: Glyphs) -> list[Line]:
+def detail_lines(told: CertificateRow, now: float, cells: int, glyphs: Glyphs) -> list[Line]:
     """One certificate: how it stands, what happens when it ends, what renews it, and everything else that is told."""
-    told = read(CertificateRow, row)
-    state, style = _state_of(told, now, glyphs)
+    state, style = state_of(told, now, glyphs)
     left = _ends_in_seconds(told, now)
     lines = [*field("whose", told.whose, cells, "strong"), *field("state", state, cells, style)]
     if told.fault:
@@ -263,7 +252,7 @@ def detail_lines(row: Row, now: float, cells: int, glyphs: Glyphs) -> list[Line]
     lines += field("valid until", until, cells)
     lines += [line(""), line(("when it ends", "strong")), *wrap(_ENDS.get(told.role, _UNKNOWN_END), cells)]
     lines += [line(""), line(("what renews it", "strong"))]
-    for who, command in renewal_of(row):
+    for who, command in renewal_of(told):
         lines += wrap(who, cells, "dim")
         lines += [line("  ", *each) for each in whole(command, cells - 2, "accent")]
     lines.append(line(""))
@@ -286,9 +275,8 @@ def detail_lines(row: Row, now: float, cells: int, glyphs: Glyphs) -> list[Line]
     return lines
 
 
-def renewal_of(row: Row) -> list[tuple[str, str]]:
+def renewal_of(told: CertificateRow) -> list[tuple[str, str]]:
     """Who does what, and the command; the same keys stay, since logs and pins know a party by them."""
-    told = read(CertificateRow, row)
     role, file = told.role, told.file or "FILE.crt"
     if role == CA:
         return [

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from fedsilo.views.lines import Part
 
 GAP_CELLS = 2
 MARK_CELLS = 2  # the cursor's own column
 
-Row = Mapping[str, Any]
+Row: TypeAlias = Any  # an answer, or a JSON object that nothing has read yet
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from itertools import pairwise
 from typing import Any
 
 from fedsilo.views.columns import Column, Row
-from fedsilo.views.lines import Glyphs, Line, Part, Shown, flow, line, pad, wrap
+from fedsilo.views.lines import Glyphs, Line, Part, Shown, flow, line, named, pad, wrap
 from fedsilo.views.state import mapping, number, text_of, whole
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -593,11 +593,7 @@ def point_text(row: Row, answer: Mapping[str, Any], cells: int) -> list[Line]:
         low, high = (value_text(number(row.get(end)), name) for end in ("low", "high"))
         sign = "" if row.get("n_exact") is True else "at most "
         facts.append(("interval", f"{low} to {high}, 95 %, Wilson over {sign}{whole(row.get('n')):,} prompts"))
-    lines = [part for label, text in facts for part in _named(label, wrap(text, cells - 10))]
+    lines = [part for label, text in facts for part in named(label, wrap(text, cells - 10))]
     for index, told in enumerate(_list(answer.get("not_recorded"))):
-        lines += _named("not here" if not index else "", wrap(text_of(told), cells - 10, "dim"))
+        lines += named("not here" if not index else "", wrap(text_of(told), cells - 10, "dim"))
     return lines
-
-
-def _named(name: str, rows: Sequence[Line]) -> list[Line]:
-    return [line((f"{name:10}" if not index else " " * 10, "dim"), *row) for index, row in enumerate(rows)]

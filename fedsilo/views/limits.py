@@ -10,12 +10,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from fedsilo.control.answers import CapacityRow, LimitRow, SpentRow, read
-from fedsilo.views.columns import Column, Row
-from fedsilo.views.lines import Glyphs, Line, Part, bytes_text, flow, line, wrap
-from fedsilo.views.state import mapping, number, text_of, whole
+from fedsilo.control.answers import CapacityRow, LimitRow, Limits, SpentRow
+from fedsilo.views.columns import Column
+from fedsilo.views.lines import Glyphs, Line, Part, bytes_text, flow, line, named, wrap
 
 LOOK_SHARE = 0.8  # above it a limit is named first
 BAR_CELLS = 6
@@ -29,10 +27,6 @@ WORDS = {
     "FULL": "nothing more fits", "look": "above 80 %", "over": "more was used than is allowed",
 }  # fmt: skip
 FORECAST_TAKES = "if each is like the last one; messages of content only"
-
-
-def _list(value: Any) -> Sequence[Any]:
-    return value if isinstance(value, list) else []
 
 
 # ---- rows ------------------------------------------------------------------------------------------
@@ -50,27 +44,14 @@ class ShownLimit(LimitRow):
     resets: str
 
 
-def shown_limit(row: Any) -> ShownLimit:
-    """Read a row of `limit_rows`."""
-    return read(ShownLimit, row)
+def amount_text(value: int, unit: str) -> str:
+    return bytes_text(value) if unit == "bytes" else f"{value:,}"
 
 
-def capacity_row(row: Any) -> CapacityRow:
-    return read(CapacityRow, row)
-
-
-def spent_row(row: Any) -> SpentRow:
-    return read(SpentRow, row)
-
-
-def amount_text(value: Any, unit: str) -> str:
-    return bytes_text(number(value)) if unit == "bytes" else f"{whole(value):,}"
-
-
-def of_text(row: Row, unit: str) -> str:
-    """Such as 223.1 of 256.0 MiB: a measure that both have stands once."""
-    used, most = amount_text(row.get("used"), unit), amount_text(row.get("max"), unit)
-    measure = f" {most.rpartition(' ')[2]}" if unit == "bytes" else ""
+def of_text(row: LimitRow) -> str:
+    """Return such as 223.1 of 256.0 MiB: a measure that both have is written once."""
+    used, most = amount_text(row.used, row.unit), amount_text(row.max, row.unit)
+    measure = f" {most.rpartition(' ')[2]}" if row.unit == "bytes" else ""
     text = f"{used.removesuffix(measure)} of {most}"
     # of much less than is allowed a tenth says nothing, and a measure that is cut off says less
     return text if len(text) <= AMOUNT_CELLS else f"{_whole_of(used)} of {most}"
@@ -82,15 +63,13 @@ def _whole_of(amount: str) -> str:
     return f"{math.ceil(float(figures.replace(',', ''))):,} {measure}".rstrip()
 
 
-def share_of(row: Row) -> float:
-    """Used of what is allowed; a limit of nothing is used up by the first that is counted."""
-    used, most = number(row.get("used")), number(row.get("max"))
-    return used / most if most > 0 else (math.inf if used > 0 else 0.0)
+def share_of(row: LimitRow) -> float:
+    """Return used of what is allowed; a limit of nothing is used up by the first that is counted."""
+    return row.used / row.max if row.max > 0 else (math.inf if row.used > 0 else 0.0)
 
 
-def state_of(row: Row) -> str:
-    """ok; look: above `LOOK_SHARE`; FULL: nothing more fits."""
-    share = share_of(row)
+def state_of(share: float) -> str:
+    """Return ok; look: above `LOOK_SHARE`; FULL: nothing more fits."""
     return "FULL" if share >= 1 else "look" if share > LOOK_SHARE else "ok"
 
 
@@ -100,12 +79,15 @@ def bar_text(share: float, cells: int, glyphs: Glyphs) -> str:
     return glyphs.full * full + glyphs.empty * (cells - full)
 
 
-def legend_lines(rows: Sequence[Row], cells: int) -> list[Line]:
+def legend_lines(rows: Sequence[ShownLimit], cells: int) -> list[Line]:
     """What the words of the rows mean that call for somebody, as far as they are there."""
-    there = {text_of(row.get("state")) for row in rows} | {text_of(row.get("percent")) for row in rows}
-    pieces = [line((f"{word} ", _STATE_STYLES.get(word, "bad")), (says, "dim")) for word, says in WORDS.items()
-              if word in there]  # fmt: skip
-    return _named("words", flow(pieces, cells - NAME_CELLS, between="  "))
+    there = {word for row in rows for word in (row.state, row.percent)}
+    pieces = [
+        line((f"{word} ", _STATE_STYLES.get(word, "bad")), (says, "dim"))
+        for word, says in WORDS.items()
+        if word in there
+    ]
+    return named("words", flow(pieces, cells - NAME_CELLS, between="  "))
 
 
 def tables_line(titles: Mapping[str, str], sizes: Mapping[str, int], shown: str) -> Line:
@@ -146,24 +128,23 @@ def resets_text(window: str, now: float) -> str:
     return "-"
 
 
-def limit_rows(answer: Mapping[str, Any], now: float, glyphs: Glyphs) -> list[dict[str, Any]]:
-    """The limits, those above `LOOK_SHARE` first and among them the fullest; the others as the policy has them."""
-    rows = []
-    for item in map(mapping, _list(answer.get("rows"))):
-        unit, share = text_of(item.get("unit")), share_of(item)
-        rows.append(
-            {
-                **item, "state": state_of(item), "share": share,
-                "amount": of_text(item, unit),
-                "bar": bar_text(share, BAR_CELLS, glyphs), "percent": percent_text(share),
-                "resets": resets_text(text_of(item.get("window")), now),
-            }
-        )  # fmt: skip
-    return sorted(rows, key=lambda row: (row["state"] == "ok", -row["share"] if row["state"] != "ok" else 0.0))
+def limit_rows(limits: Sequence[LimitRow], now: float, glyphs: Glyphs) -> list[ShownLimit]:
+    """Return the limits, those above `LOOK_SHARE` first and among them the fullest; the others as the policy has
+    them."""
+    shown = [_shown(row, now, glyphs) for row in limits]
+    return sorted(shown, key=lambda row: (row.state == "ok", -row.share if row.state != "ok" else 0.0))
 
 
-def limit_id(row: Row) -> str:
-    return f"{text_of(row.get('limit'))} {text_of(row.get('kind'))} {text_of(row.get('window'))}"
+def _shown(row: LimitRow, now: float, glyphs: Glyphs) -> ShownLimit:
+    share = share_of(row)
+    return ShownLimit(
+        **vars(row), state=state_of(share), share=share, amount=of_text(row), bar=bar_text(share, BAR_CELLS, glyphs),
+        percent=percent_text(share), resets=resets_text(row.window, now),
+    )  # fmt: skip
+
+
+def limit_id(row: LimitRow) -> str:
+    return f"{row.limit} {row.kind} {row.window}"
 
 
 _STATE_STYLES = {"ok": "ok", "look": "warn", "FULL": "bad"}
@@ -205,150 +186,118 @@ CAPACITY_COLUMNS = (
 )  # fmt: skip
 
 
-def capacity_rows(answer: Mapping[str, Any]) -> list[Row]:
-    return sorted(map(mapping, _list(answer.get("capacity"))), key=lambda row: -number(row.get("bits")))
-
-
-def capacity_total(answer: Mapping[str, Any]) -> float:
-    return sum(number(row.get("bits")) for row in capacity_rows(answer))
-
-
 RELEASE_COLUMNS = (
     Column("at UTC", lambda row: (row.at[:19].replace("T", " "), ""), 19, worth=0),
     Column("round", lambda row: (f"r{row.round}", ""), 5, worth=0, right=True, order=lambda row: row.round),
     Column("kind", lambda row: (row.kind, "strong"), 16, worth=0, grows=True),
     Column("bytes", lambda row: (bytes_text(row.bytes), ""), 9, worth=0, right=True, order=lambda row: row.bytes),
     Column("outcome", lambda row: (row.outcome, ""), 10, worth=1),
-    Column("record", lambda row: (text_of(row.seq), "accent"), 8, worth=2, right=True,
-           order=lambda row: number(row.seq)),
+    Column("record", lambda row: (str(row.seq), "accent"), 8, worth=2, right=True,
+           order=lambda row: row.seq if isinstance(row.seq, int) else 0),
     Column("run", lambda row: (row.run, ""), 12, worth=3, grows=True),
 )  # fmt: skip
-
-
-def release_rows(answer: Mapping[str, Any]) -> list[Row]:
-    return [mapping(row) for row in _list(answer.get("releases"))]
-
-
-def release_id(row: Row) -> str:
-    return text_of(row.get("seq"))
 
 
 # ---- head ------------------------------------------------------------------------------------------
 
 
-def look_lines(rows: Sequence[Row], cells: int, glyphs: Glyphs, *, most: int = LOOK_NAMED_MAX) -> list[Line]:
-    """The limits above `LOOK_SHARE` by name, at most so many; the table has all of them on top."""
-    named = [row for row in rows if row.get("state") != "ok"]
-    if not named:
+def look_lines(
+    rows: Sequence[ShownLimit], cells: int, glyphs: Glyphs, *, most: int = LOOK_NAMED_MAX
+) -> list[Line]:  # fmt: skip
+    """Return the limits above `LOOK_SHARE` by name, at most so many; the table has all of them on top."""
+    above = [row for row in rows if row.state != "ok"]
+    if not above:
         return [line((f"{'ok':{NAME_CELLS}}", "ok"), f"no limit is above {LOOK_SHARE:.0%}".replace("%", " %"))]
     pieces = [
-        line((f"{text_of(row.get('limit'))} ", ""), (f"{text_of(row.get('kind'))} ", "dim"),
-             (percent_text(number(row.get("share")) if math.isfinite(row["share"]) else 2.0),
-              _STATE_STYLES.get(text_of(row.get("state")), "")))
-        for row in named[:most]
-    ]  # fmt: skip
-    if len(named) > most:
-        pieces.append(line((f"and {len(named) - most} more", "warn")))
-    return _named("look", flow(pieces, cells - NAME_CELLS, between=glyphs.dot), "warn")
-
-
-def dp_line(answer: Mapping[str, Any]) -> Line:
-    """In words; what a daemon says otherwise is repeated, not interpreted."""
-    told = text_of(answer.get("dp"))
-    return line((f"{'privacy':{NAME_CELLS}}", "dim"), (DP_OFF, "warn") if told == "off" else f"DP {told or 'not told'}")
-
-
-def forecast_lines(answer: Mapping[str, Any], cells: int) -> list[Line]:
-    told = mapping(answer.get("forecast"))
-    left, bound = told.get("rounds_left"), text_of(told.get("bound_by"))
-    if left is None:
-        return _named("forecast", wrap(f"no forecast: {bound or 'not told'}", cells - NAME_CELLS))
-    if not whole(left):
-        return _named("forecast", wrap(f"no further round fits: bound by {bound}", cells - NAME_CELLS, "bad"), "bad")
-    rounds = "round" if whole(left) == 1 else "rounds"
-    text = f"about {whole(left):,} more {rounds}, {FORECAST_TAKES}; bound by {bound}"
-    return _named("forecast", wrap(text, cells - NAME_CELLS))
-
-
-def capacity_lines(answer: Mapping[str, Any], cells: int) -> list[Line]:
-    """What a hostile trainer could carry out, all kinds together."""
-    total = capacity_total(answer)
-    if not total:
-        return _named("capacity", wrap("no kind whose values the trainer chooses may leave", cells - NAME_CELLS))
-    text = f"at most {total:,.0f} bits ({bytes_text(total / 8)}) a round by a hostile trainer"
-    return _named("capacity", wrap(text, cells - NAME_CELLS))
-
-
-def not_covered_lines(answer: Mapping[str, Any], cells: int) -> list[Line]:
-    told = text_of(answer.get("not_counted"))
-    return _named("uncounted", wrap(NOT_COVERED + (f"; {told}" if told else ""), cells - NAME_CELLS, "dim"))
-
-
-def head_lines(
-    answer: Mapping[str, Any], rows: Sequence[Row], cells: int, glyphs: Glyphs, *, brief: bool
-) -> list[Line]:
-    """What stands above the rows; `brief` leaves what is not covered to the help of the row (`enter`) and the twin."""
-    if not answer:
-        return []
-    look = look_lines(rows, cells, glyphs, most=1 if brief else LOOK_NAMED_MAX)
-    lines = [*look, *forecast_lines(answer, cells), dp_line(answer)]
-    lines += capacity_lines(answer, cells)
-    return lines + ([] if brief else [*not_covered_lines(answer, cells), *legend_lines(rows, cells)])
-
-
-def _named(name: str, rows: Sequence[Line], style: str = "dim") -> list[Line]:
-    return [
-        line((f"{name:{NAME_CELLS}}" if not index else " " * NAME_CELLS, style), *row) for index, row in enumerate(rows)
+        line((f"{row.limit} ", ""), (f"{row.kind} ", "dim"), (row.percent, _STATE_STYLES.get(row.state, "")))
+        for row in above[:most]
     ]
+    if len(above) > most:
+        pieces.append(line((f"and {len(above) - most} more", "warn")))
+    return named("look", flow(pieces, cells - NAME_CELLS, between=glyphs.dot), "warn")
+
+
+def dp_line(told: Limits) -> Line:
+    """Return it in words; what a daemon says otherwise is repeated, not interpreted."""
+    words = (DP_OFF, "warn") if told.dp == "off" else f"DP {told.dp or 'not told'}"
+    return line((f"{'privacy':{NAME_CELLS}}", "dim"), words)
+
+
+def forecast_lines(told: Limits, cells: int) -> list[Line]:
+    left, bound = told.forecast.rounds_left, told.forecast.bound_by
+    if left is None:
+        return named("forecast", wrap(f"no forecast: {bound or 'not told'}", cells - NAME_CELLS))
+    if not left:
+        return named("forecast", wrap(f"no further round fits: bound by {bound}", cells - NAME_CELLS, "bad"), "bad")
+    text = f"about {left:,} more {'round' if left == 1 else 'rounds'}, {FORECAST_TAKES}; bound by {bound}"
+    return named("forecast", wrap(text, cells - NAME_CELLS))
+
+
+def capacity_lines(told: Limits, cells: int) -> list[Line]:
+    """Return what a hostile trainer could carry out, all kinds together."""
+    total = sum(row.bits for row in told.capacity)
+    if not total:
+        return named("capacity", wrap("no kind whose values the trainer chooses may leave", cells - NAME_CELLS))
+    text = f"at most {total:,.0f} bits ({bytes_text(total / 8)}) a round by a hostile trainer"
+    return named("capacity", wrap(text, cells - NAME_CELLS))
+
+
+def not_covered_lines(told: Limits, cells: int) -> list[Line]:
+    more = f"; {told.not_counted}" if told.not_counted else ""
+    return named("uncounted", wrap(NOT_COVERED + more, cells - NAME_CELLS, "dim"))
+
+
+def head_lines(told: Limits, rows: Sequence[ShownLimit], cells: int, glyphs: Glyphs, *, brief: bool) -> list[Line]:
+    """Return what stands above the rows; `brief` leaves what is not covered to the help of the row (`enter`) and the
+    twin."""
+    look = look_lines(rows, cells, glyphs, most=1 if brief else LOOK_NAMED_MAX)
+    lines = [*look, *forecast_lines(told, cells), dp_line(told), *capacity_lines(told, cells)]
+    return lines if brief else [*lines, *not_covered_lines(told, cells), *legend_lines(rows, cells)]
 
 
 # ---- one row whole ---------------------------------------------------------------------------------
 
 
-def limit_text(row: Row, cells: int) -> list[Line]:
-    told = shown_limit(row)
-    words = "; ".join(f"{word}: {WORDS[word]}" for word in (told.state, told.percent) if word in WORDS)
-    counted = f" ({whole(told.used):,} of {whole(told.max):,} bytes)" if told.unit == "bytes" else ""
+def limit_text(row: ShownLimit, cells: int) -> list[Line]:
+    words = "; ".join(f"{word}: {WORDS[word]}" for word in (row.state, row.percent) if word in WORDS)
+    counted = f" ({row.used:,} of {row.max:,} bytes)" if row.unit == "bytes" else ""
     return _facts(
         cells,
-        ("limit", told.limit),
-        ("counts", f"{told.kind}, in {told.unit}"),
-        ("used", f"{amount_text(told.used, told.unit)} of {amount_text(told.max, told.unit)}{counted}"),
-        ("state", words or told.state or "-"),
-        ("window", f"{told.window}; resets: {told.resets}"),
-        ("set at", told.line),
+        ("limit", row.limit),
+        ("counts", f"{row.kind}, in {row.unit}"),
+        ("used", f"{amount_text(row.used, row.unit)} of {amount_text(row.max, row.unit)}{counted}"),
+        ("state", words or row.state or "-"),
+        ("window", f"{row.window}; resets: {row.resets}"),
+        ("set at", row.line),
     )
 
 
-def capacity_text(row: Row, answer: Mapping[str, Any], cells: int) -> list[Line]:
-    told = capacity_row(row)
-    tried = (
-        "no scheme that hides bits was tried for this kind" if told.planted_bits is None
-        else f"{told.planted_bits:,.0f} bits a round were got out by a scheme planted on purpose: {told.planted}"
-    )  # fmt: skip
-    every = f"{told.bits:,.0f} a round ({bytes_text(told.bits / 8)}), if the trainer's owner chose every free value"
+def capacity_text(row: CapacityRow, told: Limits, cells: int) -> list[Line]:
+    tried = "no scheme that hides bits was tried for this kind"
+    if row.planted_bits is not None:
+        tried = f"{row.planted_bits:,.0f} bits a round were got out by a scheme planted on purpose: {row.planted}"
+    every = f"{row.bits:,.0f} a round ({bytes_text(row.bits / 8)}), if the trainer's owner chose every free value"
     return _facts(
         cells,
-        ("kind", told.kind),
+        ("kind", row.kind),
         ("bits", every),
-        ("because", told.because),
+        ("because", row.because),
         ("tried", tried),
-        ("uncounted", text_of(answer.get("not_counted"))),
+        ("uncounted", told.not_counted),
     )
 
 
-def release_text(row: Row, cells: int) -> list[Line]:
-    told = spent_row(row)
+def release_text(row: SpentRow, cells: int) -> list[Line]:
     return _facts(
         cells,
-        ("kind", told.kind),
-        ("bytes", f"{told.bytes:,.0f}"),
-        ("at", told.at),
-        ("run", f"{told.run}, round {told.round}"),
-        ("outcome", told.outcome or "not known yet"),
-        ("record", text_of(told.seq)),
+        ("kind", row.kind),
+        ("bytes", f"{row.bytes:,.0f}"),
+        ("at", row.at),
+        ("run", f"{row.run}, round {row.round}"),
+        ("outcome", row.outcome or "not known yet"),
+        ("record", str(row.seq)),
     )
 
 
 def _facts(cells: int, *facts: tuple[str, str]) -> list[Line]:
-    return [part for name, text in facts for part in _named(name, wrap(text, cells - NAME_CELLS))]
+    return [part for name, text in facts for part in named(name, wrap(text, cells - NAME_CELLS))]

@@ -288,6 +288,11 @@ def whole(text: str, cells: int, style: str = "") -> list[Line]:
     return [line((Shown(each), style)) for each in (*rows, row) if each]
 
 
+def named(name: str, rows: Sequence[Line], style: str = "dim", *, name_cells: int = 10) -> list[Line]:
+    """Lines that a name stands before, in a column of its own."""
+    return [line((pad("" if index else name, name_cells), style), *row) for index, row in enumerate(rows)]
+
+
 def field(name: str, text: str, cells: int, style: str = "", *, name_cells: int = 13) -> list[Line]:
     """A named text, whole: the name stands before its first line."""
     rows = whole(text, max(cells - name_cells, 8), style)

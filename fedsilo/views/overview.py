@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
+from fedsilo.control.answers import Halt
 from fedsilo.protocol.kinds import TENSOR_KINDS, TEXT_KINDS_OUT
 from fedsilo.views.conditions import condition_lines
 from fedsilo.views.lines import (
@@ -32,12 +33,16 @@ from fedsilo.views.state import (
     HIDDEN,
     SKEW_SECONDS_MAX,
     CoordinatorState,
-    Halt,
     Member,
     Release,
     SiloState,
     Snapshot,
+    broken_text,
     halts_of,
+    refusal_text,
+    text_of,
+    time_of,
+    until_of,
 )
 
 CERTIFICATE_DAYS_SOON = 3  # a certificate lives 7 days and is renewed when a third is left (T33)
@@ -82,54 +87,55 @@ def needs_of(snapshot: Snapshot, now: float) -> list[Need]:
     match snapshot.state:
         case SiloState() as state:
             if state.halted:
-                ends = "silo resume --accept-clock" if state.clock_halted else ""
+                ends = "silo resume --accept-clock" if state.clock.get("halt") else ""
                 told = f"HALTED: {state.halted}: nothing is sent"
                 needs.append(Need("halt", told, "bad", twin=ends, everywhere=True))
             if state.waits:
                 needs.append(Need("waits", f"WAITS: {state.waits}", "bad", twin="silo status", everywhere=True))
-            if state.clock_told:
-                told = f"this silo's clock is {state.clock_told}: compare the clocks of both machines"
+            if differs := text_of(state.clock.get("told")):
+                told = f"this silo's clock is {differs}: compare the clocks of both machines"
                 needs.append(Need("clock", told, "warn", twin="silo status", everywhere=True))
-            if state.audit_broken:
-                told = f"AUDIT LOG BROKEN at {state.audit_broken}: 6 shows it; stop this silo and keep its folder"
+            if broken := broken_text(state.audit):
+                told = f"AUDIT LOG BROKEN at {broken}: 6 shows it; stop this silo and keep its folder"
                 needs.append(Need("audit", told, "bad", twin="silo audit verify", everywhere=True))
             needs += [_halted(halt, time) for halt in halts_of(snapshot)]
             needs += [
                 Need(release.id, _held(release, time), "warn", release.id)
-                for release in state.held
+                for release in state.releases
                 if not release.deferred_until(snapshot.viewer, time)
             ]
             if state.adapter_held:
                 twin = "silo adapters list"
                 told = f"adapter {state.adapter_held[:12]} held: worse here, this silo sits out; after looking: {twin}"
                 needs.append(Need("adapter", told, "warn", twin=twin))
-            if state.coordinator_link == "down":
-                fault = state.coordinator_fault or "no cause told"
-                needs.append(Need("link", f"coordinator {state.coordinator} down: {fault}", "warn"))
-            days = (state.certificate_until - time) / DAY_SECONDS
+            if state.coordinator.link == "down":
+                fault = state.coordinator.fault or "no cause told"
+                needs.append(Need("link", f"coordinator {state.coordinator.address} down: {fault}", "warn"))
+            days = (until_of(state.certificate_until) - time) / DAY_SECONDS
             if days <= CERTIFICATE_DAYS_SOON:
                 when = f"ends in {_days(days)}" if days > 0 else "HAS ENDED"
                 text = f"this silo's certificate {when}"
                 needs.append(Need("certificate", text, "warn" if days > 0 else "bad", everywhere=True))
-            needs += [Need(f"trouble {text}", text, "warn", twin="silo check") for text in state.screen_troubles]
+            needs += [Need(f"trouble {text}", text, "warn", twin="silo check") for text in state.screens.troubles]
         case CoordinatorState() as at_coordinator:
             if at_coordinator.halted:
                 needs.append(Need("halt", f"HALTED: {at_coordinator.halted}", "bad", everywhere=True))
             if at_coordinator.waits:
                 told = f"WAITS: {at_coordinator.waits}"
                 needs.append(Need("waits", told, "bad", twin="coordinator status", everywhere=True))
-            if at_coordinator.clock_told:
-                told = f"this coordinator's clock is {at_coordinator.clock_told}"
+            if off := text_of(at_coordinator.clock.get("told")):
+                told = f"this coordinator's clock is {off}"
                 needs.append(Need("clock", told, "bad", twin="coordinator accept-clock", everywhere=True))
-            if at_coordinator.audit_broken:
-                told = f"AUDIT LOG BROKEN at {at_coordinator.audit_broken}: 6 shows it; stop it and keep its folder"
+            if broken := broken_text(at_coordinator.audit):
+                told = f"AUDIT LOG BROKEN at {broken}: 6 shows it; stop it and keep its folder"
                 needs.append(Need("audit", told, "bad", twin="coordinator audit verify", everywhere=True))
             for member in at_coordinator.members:
                 if member.state == "refused":
-                    told = f"{member.silo} refused: {member.refusal or HIDDEN}"
+                    told = f"{member.silo} refused: {refusal_text(member.refusal or {}) or HIDDEN}"
                     needs.append(Need(f"refused {member.silo}", told, "bad"))
                 elif member.state == "silent":
-                    since = f"for {duration_text(time - member.last_seen)}" if member.last_seen else SINCE_START
+                    seen = time_of(member.last_seen)
+                    since = f"for {duration_text(time - seen)}" if seen else SINCE_START
                     told = f"{member.silo} silent {since}: its guard is down or its line is cut; ask its people"
                     needs.append(Need(f"silent {member.silo}", told, "bad"))
                 elif member.error:
@@ -159,12 +165,14 @@ def standing_lines(snapshot: Snapshot, now: float, cells: int, glyphs: Glyphs) -
 
 
 def _held(release: Release, time: float) -> str:
-    kinds = ", ".join(kind.kind for kind in release.kinds)
+    kinds = ", ".join(kind.kind for kind in release.leaves.kinds)
     left = release.left_seconds(time)
     ends = "EXPIRED" if left <= 0 else f"ends {duration_text(left)}"
-    what = f"kind and size {HIDDEN}" if "leaves" in release.hidden else f"{kinds} {bytes_text(release.size_bytes)}"
-    hidden_given = f"approvals {HIDDEN}, {release.needed} needed"
-    given = hidden_given if "given" in release.hidden else f"{len(release.given)} of {release.needed} approved"
+    what = f"kind and size {HIDDEN}" if "leaves" in release.hidden else f"{kinds} {bytes_text(release.leaves.bytes)}"
+    hidden_given = f"approvals {HIDDEN}, {release.approvers.needed} needed"
+    given = (
+        hidden_given if "given" in release.hidden else f"{len(release.given)} of {release.approvers.needed} approved"
+    )
     return f"{release.id} held: {what}, {given}, {ends}"
 
 
@@ -198,7 +206,7 @@ def paused_lines(snapshot: Snapshot, cells: int, glyphs: Glyphs) -> list[Line]:
     state = snapshot.state
     if not isinstance(state, SiloState) or not state.run_paused:
         return []
-    last = ", as it last told" if state.coordinator_link == "down" else ""
+    last = ", as it last told" if state.coordinator.link == "down" else ""
     rows = wrap(f"run paused by the coordinator{last}: it goes on when people there resume it", cells - 4, "warn")
     return [line((f" {glyphs.away} " if index == 0 else "   ", "warn"), *row) for index, row in enumerate(rows)]
 
@@ -222,28 +230,31 @@ WAIVED = "walls waived: the trainer reaches files and network here; why: silo ch
 
 
 def _own_silo(state: SiloState, time: float, cells: int, glyphs: Glyphs) -> list[Line]:
-    sign, style = (glyphs.bad, "bad") if state.halted else (glyphs.need, "warn") if state.held else (glyphs.live, "ok")
+    sign, style = (
+        (glyphs.bad, "bad") if state.halted else (glyphs.need, "warn") if state.releases else (glyphs.live, "ok")
+    )
     reward, score = state.figure("reward_mean"), state.figure("pass_at_1")
-    sent = sum(row.size_bytes for row in state.left)
-    days = (state.certificate_until - time) / DAY_SECONDS
+    sent = sum(row.bytes for row in state.left)
+    days = (until_of(state.certificate_until) - time) / DAY_SECONDS
     header = ["", "silo", "state", "round", "reward", "pass@1", "budget", "sent", "cert"]
     row: list[Part] = [
-        (sign, style), (state.silo, "strong"), (HIDDEN if "phase" in state.hidden else state.phase or "-", style),
+        (sign, style), (state.silo, "strong"), (HIDDEN if "phase" in state.absent else state.phase or "-", style),
         (f"r{state.round}" if state.run else "-", ""),
         (f"{reward.value:.2f}" if reward else "-", ""), (f"{100 * score.value:.1f}" if score else "-", ""),
         (f"DP {state.dp}" if state.dp else "-", "dim"), (bytes_text(sent), ""),
         (f"{math.floor(days)}d" if math.isfinite(days) else "-", "warn" if days <= CERTIFICATE_DAYS_SOON else ""),
     ]  # fmt: skip
     lines = table(header, [row], cells, right=frozenset({3, 4, 5, 6, 7, 8}))
-    address = HIDDEN if "coordinator" in state.hidden else state.coordinator
-    link = {"live": "ok", "down": "bad"}.get(state.coordinator_link, "dim")
+    address = HIDDEN if "address" in state.coordinator.absent else state.coordinator.address
+    link = {"live": "ok", "down": "bad"}.get(state.coordinator.link, "dim")
+    isolation = text_of(state.trainer.get("isolation"))
     facts = [
-        line(("trainer walls ", "dim"), state.isolation or "not told"),
-        line(("coordinator ", "dim"), f"{address} ", (state.coordinator_link, link)),
-        line(("audit ", "dim"), f"{state.audit_records} records"),
+        line(("trainer walls ", "dim"), isolation or "not told"),
+        line(("coordinator ", "dim"), f"{address} ", (state.coordinator.link, link)),
+        line(("audit ", "dim"), f"{state.audit.size} records"),
         line(("other silos ", "dim"), ("hidden: not told to this silo", "dim")),
     ]
-    why = wrap(WAIVED, cells, "warn") if state.isolation == "waived" else []
+    why = wrap(WAIVED, cells, "warn") if isolation == "waived" else []
     return [*lines, *flow(facts, cells), *why]
 
 
@@ -274,8 +285,9 @@ def _member(member: Member, time: float, glyphs: Glyphs) -> list[Part]:
         sign, style = glyphs.live, "ok"
     else:
         sign, style = glyphs.away, "warn" if member.error or member.state == "only_greets" else "dim"
-    seen = duration_text(time - member.last_seen) if member.last_seen else "never"
-    days = (member.certificate_until - time) / DAY_SECONDS
+    last_seen = time_of(member.last_seen)
+    seen = duration_text(time - last_seen) if last_seen else "never"
+    days = (until_of(member.certificate_until) - time) / DAY_SECONDS
     until = f"{math.floor(days)}d" if math.isfinite(days) else "-"
     return [
         (sign, style), (member.silo, "strong"), (f"{standing_text(member.state)} {member.error}".strip(), style),
@@ -284,7 +296,7 @@ def _member(member: Member, time: float, glyphs: Glyphs) -> list[Part]:
         (bytes_text(member.received_bytes) if member.received_bytes is not None else "-", ""),
         (seen, "bad" if member.state == "silent" else ""),
         (until, "warn" if days <= CERTIFICATE_DAYS_SOON else ""),
-        (member.isolation or "-", ""),
+        (text_of(member.hello.get("isolation")) or "-", ""),
     ]  # fmt: skip
 
 
@@ -292,8 +304,8 @@ def round_title(snapshot: Snapshot) -> str:
     match snapshot.state:
         case SiloState() as state if state.run:
             return f"Run {state.run} · {state.method} · round {state.round} of {state.rounds}"
-        case SiloState() as state if state.last_run:
-            return f"Run {state.last_run} · {state.last_run_state}"
+        case SiloState() as state if state.last_run.run:
+            return f"Run {state.last_run.run} · {state.last_run.state}"
         case CoordinatorState() as at_coordinator if at_coordinator.current:
             run = at_coordinator.current
             return f"Run {run.run} · {run.method} · round {run.round} of {run.rounds}"
@@ -312,9 +324,9 @@ def round_lines(snapshot: Snapshot, cells: int, glyphs: Glyphs) -> list[Line]:
 def over(snapshot: Snapshot, leaving: str) -> list[Line]:
     """That the run is over and how to go on from here, once it is."""
     state = snapshot.state
-    if not isinstance(state, SiloState) or state.run or not state.last_run or state.last_run_state == "running":
+    if not isinstance(state, SiloState) or state.run or not state.last_run.run or state.last_run.state == "running":
         return []
-    return [line((f"{state.last_run} {state.last_run_state}: ", "strong"), (leaving, "accent"))]
+    return [line((f"{state.last_run.run} {state.last_run.state}: ", "strong"), (leaving, "accent"))]
 
 
 def step_of(state: SiloState) -> int:
@@ -322,18 +334,20 @@ def step_of(state: SiloState) -> int:
     round's update is held, all steps are over."""
     update = any(
         kind.kind in TENSOR_KINDS
-        for release in state.held if release.round == state.round for kind in release.kinds
+        for release in state.releases if release.round == state.round for kind in release.leaves.kinds
     )  # fmt: skip
     return state.local_steps if update and not state.step else state.step
 
 
 def _own_round(state: SiloState, cells: int, glyphs: Glyphs) -> list[Line]:
-    if not state.run and state.last_run_state == "running":
-        return [line((f"{state.last_run} is {NOT_YET_TAKEN_UP}", "warn"))]
-    if not state.run and state.last_run:
+    if not state.run and state.last_run.state == "running":
+        return [line((f"{state.last_run.run} is {NOT_YET_TAKEN_UP}", "warn"))]
+    if not state.run and state.last_run.run:
         return [
             line(("this silo waits for the next run", "dim")),
-            line(("what it came to  ", "dim"), f"fedsilo run show {state.last_run}", ("  at the coordinator", "dim")),
+            line(
+                ("what it came to  ", "dim"), f"fedsilo run show {state.last_run.run}", ("  at the coordinator", "dim")
+            ),
         ]
     if not state.run:
         return [line(("no rounds yet  ", "dim"), "fedsilo run submit run.yaml", ("  at the coordinator", "dim"))]
@@ -346,8 +360,8 @@ def _own_round(state: SiloState, cells: int, glyphs: Glyphs) -> list[Line]:
         for name, title, scale in ROUND_FIGURES
         if (figure := state.figure(name))
     ]
-    if state.donors_wanted:
-        facts.append(line(("donors ", "dim"), f"{state.donors_used} of {state.donors_wanted} wanted"))
+    if state.donors.wanted:
+        facts.append(line(("donors ", "dim"), f"{state.donors.used} of {state.donors.wanted} wanted"))
     return [*lines, *flow(facts, cells)]
 
 
@@ -394,13 +408,13 @@ def left_lines(state: SiloState, cells: int, *, most: int = 1000) -> list[Line]:
         [
             (row.kind, "dim" if row.kind.startswith("control.") else ""),
             (str(row.messages), ""),
-            (bytes_text(row.size_bytes), ""),
+            (bytes_text(row.bytes), ""),
         ]
         for row in order
     ]
     own = [row for row in order if row.kind.startswith("control.")]
     if len(rows) + 1 > most and len(own) > 1:
-        sums = sum(row.messages for row in own), sum(row.size_bytes for row in own)
+        sums = sum(row.messages for row in own), sum(row.bytes for row in own)
         rows = rows[: len(rows) - len(own)]
         rows.append([(f"control.*, {len(own)} kinds", "dim"), (str(sums[0]), ""), (bytes_text(sums[1]), "")])
     return table(["kind", "messages", "payload"], rows, cells, right=frozenset({1, 2}))
@@ -489,7 +503,7 @@ def top_bar(snapshot: Snapshot, lock: Lock, now: float, cells: int, glyphs: Glyp
         case _:
             context, policy = "", ""
     nothing = "nothing needs you" if snapshot.state is not None else "needs: not known yet"
-    if isinstance(snapshot.state, SiloState) and "halted" in snapshot.state.hidden:
+    if isinstance(snapshot.state, SiloState) and "halted" in snapshot.state.absent:
         nothing = f"needs: some {HIDDEN}"  # a halt would not be told
     counts: list[Part] = [(nothing, "dim")]
     if needs:
@@ -532,10 +546,10 @@ def _spaced(parts: Sequence[Part]) -> Line:
 
 
 def _policy(state: SiloState) -> str:
-    if not state.policy_digest:
+    if not state.policy.digest:
         return "no policy told"
-    charter = " with charter" if state.policy_files > 1 else ""
-    return f"{state.policy_name or 'policy'} {state.policy_digest[:8]}{charter}"
+    charter = " with charter" if len(state.policy.made_of) > 1 else ""
+    return f"{state.policy.name or 'policy'} {state.policy.digest[:8]}{charter}"
 
 
 def once_lines(snapshot: Snapshot, now: float, cells: int, glyphs: Glyphs) -> list[Line]:

@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+from fedsilo.control.answers import Finding
 from fedsilo.views import rule_words
 from fedsilo.views.lines import (
     NOT_YET_KNOWN,
@@ -30,7 +31,7 @@ from fedsilo.views.lines import (
     table,
     wrap,
 )
-from fedsilo.views.state import HIDDEN, Finding, Release, Rule, Snapshot, mapping, number, text_of, whole
+from fedsilo.views.state import HIDDEN, Release, Rule, Snapshot, mapping, number, text_of, whole
 
 LABEL_CELLS = 9
 NOT_SENT = ("rejected", "denied", "expired", "missed")  # states of a release that takes nothing of a limit
@@ -64,14 +65,16 @@ def header(
         time, ends = release.ended_at, (f"then {release.state}", "strong")
     digest = f"sha256:{release.digest if cells >= 140 else _digest(release)}"
     age = f"held {duration_text(release.held_seconds(time))}"
-    who = f"{len(release.given)} of {release.needed} given" + (f": {', '.join(release.given)}" if release.given else "")
+    who = f"{len(release.given)} of {release.approvers.needed} given" + (
+        f": {', '.join(release.given)}" if release.given else ""
+    )
     if "given" in release.hidden:
-        who = f"{HIDDEN}, {release.needed} needed"
+        who = f"{HIDDEN}, {release.approvers.needed} needed"
     no = "; ".join(
         f"{name} said no: {rule_words.reason_text(code) or NOT_TOLD}" + (f', "{note}"' if note else "")
         for name, code, note in release.refused
     )
-    roles = " or ".join(release.roles) or (HIDDEN if "given" in release.hidden else NOT_TOLD)
+    roles = " or ".join(release.approvers.roles) or (HIDDEN if "given" in release.hidden else NOT_TOLD)
     until = release.deferred_until(person, time) if person and not release.ended_at else 0.0
     put_off = [line((f"you put it off for {duration_text(until - time)}", "dim"))] if until else []
     why_hidden = HIDDEN_IN_SHARED if "share-safe" in snapshot.link.told else HIDDEN_IS
@@ -93,7 +96,7 @@ def header(
 
 def _who_may(release: Release, cells: int) -> list[Line]:
     """Whom to ask, while somebody has to answer."""
-    left = [name for name in release.people if name not in release.given]
+    left = [name for name in release.approvers.people if name not in release.given]
     return [] if release.ended_at or not left else [clip(line(("may approve ", "dim"), ", ".join(left)), cells)]
 
 
@@ -117,17 +120,21 @@ def leaves(release: Release, cells: int, glyphs: Glyphs, *, form: bool = True) -
     """
     if "leaves" in release.hidden:
         return wrap(f"{HIDDEN}: its kind, its size, where it goes, and whose certificate is there", cells)
-    seen = release.certificate
+    seen = release.leaves.destination.certificate
     certificate = f"cert {seen[:12]}…{seen[-4:]} pinned" if seen else "cert not seen yet"
-    at = release.destination or NOT_TOLD
-    to = [line(f"to {release.receiver}"), line(f"at {at}")] if release.receiver else [line(f"to {at}")]
+    at = release.leaves.destination.address or NOT_TOLD
+    to = (
+        [line(f"to {release.leaves.destination.name}"), line(f"at {at}")]
+        if release.leaves.destination.name
+        else [line(f"to {at}")]
+    )
     rows: list[Line] = []
     pieces: list[Line] = []
-    for kind in release.kinds:
+    for kind in release.leaves.kinds:
         rows += wrap(kind.says, cells, "strong") if kind.says else []
         covered = "yes" if kind.covered_by_epsilon.lower() == "yes" else "NO"
         pieces += [
-            line((kind.kind, "strong"), f" {bytes_text(kind.size_bytes)}"),
+            line((kind.kind, "strong"), f" {bytes_text(kind.bytes)}"),
             line(("epsilon covers it: ", "dim"), (covered, "warn")),
             *(line(piece) for piece in kind.items.split(", ") if form or not kind.says),
         ]
@@ -136,14 +143,18 @@ def leaves(release: Release, cells: int, glyphs: Glyphs, *, form: bool = True) -
 
 def brief(release: Release, cells: int) -> list[Line]:
     """What leaves, and where to, in a line or two, for the dialog that asks."""
-    kinds = ", ".join(f"{kind.kind} {bytes_text(kind.size_bytes)}" for kind in release.kinds)
-    meant = [row for kind in release.kinds for row in wrap(kind.says, cells, "strong")]
-    to = f"{release.receiver} at {release.destination}" if release.receiver else release.destination or NOT_TOLD
+    kinds = ", ".join(f"{kind.kind} {bytes_text(kind.bytes)}" for kind in release.leaves.kinds)
+    meant = [row for kind in release.leaves.kinds for row in wrap(kind.says, cells, "strong")]
+    to = (
+        f"{release.leaves.destination.name} at {release.leaves.destination.address}"
+        if release.leaves.destination.name
+        else release.leaves.destination.address or NOT_TOLD
+    )
     return [*meant, *wrap(f"{kinds or NOT_TOLD} to {to}", cells)]
 
 
 def stays(release: Release, cells: int) -> list[Line]:
-    return wrap(", ".join(release.stays) or _missing(release, "leaves"), cells)
+    return wrap(", ".join(release.leaves.stays) or _missing(release, "leaves"), cells)
 
 
 def policy_summary(release: Release, cells: int) -> list[Line]:
@@ -154,7 +165,7 @@ def policy_summary(release: Release, cells: int) -> list[Line]:
         number = release.count(outcome)
         if number or outcome != "hold":
             counts.append((f" {number} {outcome}", _STYLES[outcome] if number else "dim"))
-    return flow([line((release.policy_name, "strong"), f" {digest_text(release.policy_digest)}"), line(*counts)], cells)
+    return flow([line((release.policy.name, "strong"), f" {digest_text(release.policy.digest)}"), line(*counts)], cells)
 
 
 def rules(release: Release, cells: int, *, most: int) -> list[Line]:
@@ -258,17 +269,17 @@ def answers(release: Release, cells: int) -> list[Line]:
     if release.ended_at:
         return labelled("now", wrap(f"{release.state}; nothing can be answered any more", cells - LABEL_CELLS))
     rows: list[Line] = []
-    for name, text in (("approve", release.on_approve), ("reject", release.on_reject)):
+    for name, text in (("approve", release.consequences.approve), ("reject", release.consequences.reject)):
         shown = wrap(text or _missing(release, "consequences"), cells - LABEL_CELLS)
         rows += labelled(name, shown)
-        if name == "approve" and release.on_later:
+        if name == "approve" and release.consequences.later:
             rows += labelled("later", later(release, cells - LABEL_CELLS))
     return rows
 
 
 def later(release: Release, cells: int) -> list[Line]:
     """Return the lines on what leaves unasked in later rounds after a yes."""
-    return wrap(release.on_later, cells, "warn" if "UNASKED" in release.on_later else "")
+    return wrap(release.consequences.later, cells, "warn" if "UNASKED" in release.consequences.later else "")
 
 
 def labelled(label: str, rows: list[Line]) -> list[Line]:

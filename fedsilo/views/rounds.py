@@ -12,7 +12,20 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedsilo.views.columns import Column, Row, choose_columns
-from fedsilo.views.lines import Glyphs, Line, Part, Shown, bytes_text, digest_text, duration_text, flow, line, pad, wrap
+from fedsilo.views.lines import (
+    Glyphs,
+    Line,
+    Part,
+    Shown,
+    bytes_text,
+    digest_text,
+    duration_text,
+    flow,
+    line,
+    named,
+    pad,
+    wrap,
+)
 from fedsilo.views.rule_words import isolation_text
 from fedsilo.views.state import mapping, number, text_of, whole
 
@@ -294,8 +307,8 @@ def head_lines(answer: Mapping[str, Any], before: Mapping[str, Any] | None, cell
         line(("method ", "dim"), text_of(answer.get("method")) or "-"),
     ]
     lines = flow(pieces, cells, between=glyphs.dot)
-    lines += _named("updates", flow(_quorum_pieces(answer), cells - NAME_CELLS, between=glyphs.dot))
-    lines += _named("deadline", flow(_deadline_pieces(answer), cells - NAME_CELLS, between=glyphs.dot))
+    lines += named("updates", flow(_quorum_pieces(answer), cells - NAME_CELLS, between=glyphs.dot))
+    lines += named("deadline", flow(_deadline_pieces(answer), cells - NAME_CELLS, between=glyphs.dot))
     lines += _awaited_lines(answer, cells)
     if before is not None:
         lines += compare_lines(answer, before, cells, glyphs)
@@ -337,7 +350,7 @@ def _deadline_pieces(answer: Mapping[str, Any]) -> list[Line]:
 
 def _awaited_lines(answer: Mapping[str, Any], cells: int) -> list[Line]:
     if answer.get("party") == "silo":
-        return _named("awaited", [line((f"{HIDDEN}: the coordinator tells no silo who is late", "dim"))])
+        return named("awaited", [line((f"{HIDDEN}: the coordinator tells no silo who is late", "dim"))])
     awaited = [mapping(each) for each in _list(answer.get("awaited"))]
     late = {text_of(row.get("silo")): mapping(row.get("straggler")) for row in map(mapping, _list(answer.get("silos")))
             if row.get("straggler")}  # fmt: skip
@@ -348,7 +361,7 @@ def _awaited_lines(answer: Mapping[str, Any], cells: int) -> list[Line]:
         )
         for each in awaited
     ]
-    lines = _named("awaited", flow(pieces, cells - NAME_CELLS, between=", ")[:2] or [line(("nobody", "dim"))])
+    lines = named("awaited", flow(pieces, cells - NAME_CELLS, between=", ")[:2] or [line(("nobody", "dim"))])
     if late:
         told = [
             piece for silo, why in late.items() for piece in (
@@ -356,14 +369,14 @@ def _awaited_lines(answer: Mapping[str, Any], cells: int) -> list[Line]:
                 line((f"{phase_text(why)}, others took {time_text(why.get('median_seconds'))}", "dim")),
             )
         ]  # fmt: skip
-        lines += _named("late", flow(told, cells - NAME_CELLS, between="; ")[:4], "warn")
+        lines += named("late", flow(told, cells - NAME_CELLS, between="; ")[:4], "warn")
     return lines
 
 
 def compare_lines(answer: Mapping[str, Any], before: Mapping[str, Any], cells: int, glyphs: Glyphs) -> list[Line]:
     """What is otherwise than in the round before."""
     if not before:
-        return _named("compared", [line(("…", "dim"))])
+        return named("compared", [line(("…", "dim"))])
     took, former = _maybe(answer.get("closed_seconds")), _maybe(before.get("closed_seconds"))
     change = f" ({took - former:+.0f} s)" if took is not None and former is not None else ""
     pieces = [
@@ -388,7 +401,7 @@ def compare_lines(answer: Mapping[str, Any], before: Mapping[str, Any], cells: i
     ]
     pieces.append(line(("changed ", "dim"), ", ".join([*others, *(f"code or policy of {silo}" for silo in codes)])
                        or ("only the base adapter" if expected else "nothing"), ))  # fmt: skip
-    return _named("compared", flow(pieces, cells - NAME_CELLS, between=glyphs.dot))
+    return named("compared", flow(pieces, cells - NAME_CELLS, between=glyphs.dot))
 
 
 # ---- facts -----------------------------------------------------------------------------------------
@@ -409,8 +422,8 @@ def fact_lines(answer: Mapping[str, Any], cells: int, *, whole_digests: bool = F
     if whole_digests:
         lines = [part for piece in told for part in wrap("".join(text for text, _ in piece), cells)]
         return [*flow(plain, cells, between="   "), line(""), *lines]
-    return [*_named("digests", flow(told, cells - NAME_CELLS, between="   ")),
-            *_named("with", flow(plain, cells - NAME_CELLS, between="   "))]  # fmt: skip
+    return [*named("digests", flow(told, cells - NAME_CELLS, between="   ")),
+            *named("with", flow(plain, cells - NAME_CELLS, between="   "))]  # fmt: skip
 
 
 def silo_text(row: Row, answer: Mapping[str, Any], before: Mapping[str, Any] | None, cells: int) -> list[Line]:
@@ -420,9 +433,9 @@ def silo_text(row: Row, answer: Mapping[str, Any], before: Mapping[str, Any] | N
     if row.get("why"):
         facts.append(("why", text_of(row.get("why"))))
     if is_hidden(row, answer):
-        lines = [part for name, text in facts for part in _named(name, wrap(text, cells - NAME_CELLS))]
+        lines = [part for name, text in facts for part in named(name, wrap(text, cells - NAME_CELLS))]
         told = "of other silos a silo is told the name, the signature and the verdict; everything else is hidden"
-        return [*lines, *_named("phases", wrap(f"{HIDDEN}: {told}", cells - NAME_CELLS, "dim"))]
+        return [*lines, *named("phases", wrap(f"{HIDDEN}: {told}", cells - NAME_CELLS, "dim"))]
     if answer.get("party") == "coordinator":
         at = text_of(row.get("plan_at")) or (NOT_KEPT if text_of(row.get("plan")) == "accepted" else "-")
         facts += [
@@ -434,7 +447,7 @@ def silo_text(row: Row, answer: Mapping[str, Any], before: Mapping[str, Any] | N
             ("update", (f"L2 {number(row.get('update_norm')):.4g}  {text_of(row.get('update_digest'))}"
                         if row.get("update_digest") else "-")),
         ]  # fmt: skip
-    lines = [part for name, text in facts for part in _named(name, wrap(text, cells - NAME_CELLS))]
+    lines = [part for name, text in facts for part in named(name, wrap(text, cells - NAME_CELLS))]
     lines.append(line(""))
     former = {(text_of(phase.get("phase")), whole(phase.get("step"))): phase
               for other in map(mapping, _list(mapping(before).get("silos"))) if other.get("silo") == silo
@@ -457,7 +470,7 @@ def silo_text(row: Row, answer: Mapping[str, Any], before: Mapping[str, Any] | N
                 f"{time_text(why.get('median_seconds'))} of the others")  # fmt: skip
         if any(phase.get("state") == "open" for phase in phases_of(row)):
             told = f"{late_text(why)}; the others took {time_text(why.get('median_seconds'))} for {phase_text(why)}"
-        lines += _named("late", wrap(told, cells - NAME_CELLS, "warn"), "warn")
+        lines += named("late", wrap(told, cells - NAME_CELLS, "warn"), "warn")
     return lines
 
 
@@ -483,7 +496,7 @@ def rounds_line(answer: Mapping[str, Any], cells: int, glyphs: Glyphs) -> list[L
         told = f" {text_of(item.get('state'))}" + (f" {time_text(took)}" if took is not None else "")
         told += f", {whole(item.get('participants'))} in" if item.get("participants") and took is not None else ""
         pieces.append(line((f"{mark}{number_}", "strong" if number_ == here else ""), (told, "dim")))
-    return _named("rounds", flow(pieces, cells - NAME_CELLS, between="   ")[:2]) if pieces else []
+    return named("rounds", flow(pieces, cells - NAME_CELLS, between="   ")[:2]) if pieces else []
 
 
 def neighbours(answer: Mapping[str, Any]) -> tuple[int | None, int | None]:
@@ -493,7 +506,3 @@ def neighbours(answer: Mapping[str, Any]) -> tuple[int | None, int | None]:
     earlier = [each for each in numbers if each < here]
     later = [each for each in numbers if each > here]
     return (earlier[-1] if earlier else None), (later[0] if later else None)
-
-
-def _named(name: str, rows: Sequence[Line], style: str = "dim") -> list[Line]:
-    return [line((pad(name if not index else "", NAME_CELLS), style), *row) for index, row in enumerate(rows)]

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedsilo.views.columns import Column, Row
+from fedsilo.control.answers import SettingRow, read_rows
+from fedsilo.views.columns import Column
 from fedsilo.views.lines import Line, Part, field, line, wrap
-from fedsilo.views.state import mapping, text_of
 
 CONSOLE = "console"
 THEME, ASCII_ONLY = "theme", "ascii"
@@ -39,24 +39,27 @@ class Own:
     says: str
 
 
-def setting_id(row: Row) -> str:
-    return f"{text_of(row.get('of'))} {text_of(row.get('key'))}"
+@dataclass(frozen=True)
+class ShownSetting(SettingRow):
+    """A setting and whose it is: silo, coordinator or console."""
+
+    of: str
 
 
-def setting_rows(answer: Any, daemon: str, own: Sequence[Own]) -> list[dict[str, Any]]:
-    """The daemon's first, in the order of its file, for they are what one comes for; then the console's own.
+def setting_id(row: ShownSetting) -> str:
+    return f"{row.of} {row.key}"
+
+
+def setting_rows(answer: Any, daemon: str, own: Sequence[Own]) -> list[ShownSetting]:
+    """Return the daemon's first, in the order of its file, for they are what one comes for; then the console's own.
 
     Args:
         answer: of the query; anything.
         daemon: silo or coordinator.
         own: of this console.
     """
-    here = [{"of": CONSOLE, "key": each.key, "value": each.value, "origin": each.origin} for each in own]
-    told = [mapping(row) for row in answer] if isinstance(answer, list) else []
-    theirs = [
-        {"of": daemon, "key": text_of(row.get("key")), "value": row.get("value"), "origin": text_of(row.get("origin"))}
-        for row in told
-    ]
+    theirs = [ShownSetting(**vars(row), of=daemon) for row in read_rows(SettingRow, answer)]
+    here = [ShownSetting(key=each.key, value=each.value, origin=each.origin, of=CONSOLE) for each in own]
     return [*theirs, *here]
 
 
@@ -70,42 +73,41 @@ def value_words(value: Any) -> str:
         return ", ".join(value_words(item) for item in value) or "none"
     if isinstance(value, dict):
         return ", ".join(f"{name}: {value_words(item)}" for name, item in value.items()) or "none"
-    return text_of(value) or '""'
+    return str(value) or '""'
 
 
-def _value(row: Row) -> Part:
+def _value(row: ShownSetting) -> Part:
     """Of a path its end, which tells one from another; `enter` has it whole."""
-    words = value_words(row.get("value"))
+    words = value_words(row.value)
     if words.startswith("/") and len(words) > VALUE_CELLS and "," not in words:
         words = f"…{words[1 - VALUE_CELLS :]}"
-    return words, "dim" if row.get("origin") == DEFAULT else ""
+    return words, "dim" if row.origin == DEFAULT else ""
 
 
-def _key(row: Row) -> Part:
+def _key(row: ShownSetting) -> Part:
     """The console's own keys say so also where the column `of` has no room."""
-    return f"{'console: ' if row.get('of') == CONSOLE else ''}{text_of(row.get('key'))}", ""
+    return f"{'console: ' if row.of == CONSOLE else ''}{row.key}", ""
 
 
-def _origin(row: Row) -> Part:
-    origin = text_of(row.get("origin"))
-    return origin, "dim" if origin == DEFAULT else "accent"
+def _origin(row: ShownSetting) -> Part:
+    return row.origin, "dim" if row.origin == DEFAULT else "accent"
 
 
 COLUMNS = (
-    Column("of", lambda row: (text_of(row.get("of")), "dim"), 11, worth=1),
+    Column("of", lambda row: (row.of, "dim"), 11, worth=1),
     Column("key", _key, 21, worth=0, grows=True),
     Column("value", _value, VALUE_CELLS, worth=0, grows=True),
     Column("origin", _origin, 18, worth=0),
 )  # fmt: skip
 
 
-def head_lines(rows: Sequence[Row], daemon: str, cells: int) -> list[Line]:
+def head_lines(rows: Sequence[ShownSetting], daemon: str, cells: int) -> list[Line]:
     """How many are whose, how many are set by somebody, and how one changes them."""
-    theirs = [row for row in rows if row.get("of") != CONSOLE]
+    theirs = [row for row in rows if row.of != CONSOLE]
     if not theirs:
         return []
     own = len(rows) - len(theirs)
-    chosen = sum(row.get("origin") != DEFAULT for row in theirs)
+    chosen = sum(row.origin != DEFAULT for row in theirs)
     text = (
         f"{chosen} of the {daemon}'s {len(theirs)} settings are set; they change in its file, never here, from its "
         f"next start. The {own} of this console stand below (G)."
@@ -113,11 +115,9 @@ def head_lines(rows: Sequence[Row], daemon: str, cells: int) -> list[Line]:
     return wrap(text, cells, "dim")[:2]
 
 
-def detail_lines(row: Row, twin: str, cells: int) -> list[Line]:
+def detail_lines(row: ShownSetting, twin: str, cells: int) -> list[Line]:
     """One setting of the daemon whole, and how it is changed."""
-    origin, key = text_of(row.get("origin")), text_of(row.get("key"))
-    daemon = text_of(row.get("of"))
-    value = row.get("value")
+    origin, key, daemon, value = row.origin, row.key, row.of, row.value
     lines = [*field("key", key, cells, "strong")]
     values = value if isinstance(value, list) and value else [value]
     for index, item in enumerate(values):

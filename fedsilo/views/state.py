@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Literal, TypeAlias
 
+from fedsilo.control import answers
 from fedsilo.protocol.round_tables import is_over, silo_is_dead, silo_is_here
 from fedsilo.views.lines import bytes_text
 
@@ -49,91 +50,40 @@ class Rule:
 
 
 @dataclass(frozen=True)
-class Leaving:
-    kind: str
-    items: str
-    size_bytes: float
-    covered_by_epsilon: str
-    says: str = ""  # what it is and who can read it, in a sentence
+class Release(answers.HeldRelease):
+    """A held release as people read it (console design 5).
 
-
-@dataclass(frozen=True)
-class Evidence:
-    what: str
-    before: str
-    now: str
-
-
-@dataclass(frozen=True)
-class Finding:
-    """Something unusual about a release, to be opened before a yes.
-
-    Args:
-        id: what the daemon calls it.
-        code: its kind.
-        says: in a sentence.
-        evidence: what was compared, whole.
+    Attributes:
+        rules: verdicts in words.
+        ended_at: seconds since 1970, the daemon's clock, when it was first seen held no more; 0 before.
     """
 
-    id: str
-    code: str
-    says: str
-    evidence: tuple[Evidence, ...] = ()
-
-
-@dataclass(frozen=True)
-class Release:
-    """One held message with every fact a person needs before answering (console design 5)."""
-
-    id: str
-    digest: str
-    policy_digest: str
-    revision: int
-    state: str
-    held_since: float  # seconds since 1970, the daemon's clock; this and the next 0 where not told
-    expires_at: float
-    asked_by: str
-    run: str
-    round: int
-    needed: int
-    roles: tuple[str, ...]
-    given: tuple[str, ...]  # people who approved already
-    destination: str
-    certificate: str  # of the destination, as the daemon pinned or saw it
-    kinds: tuple[Leaving, ...]
-    size_bytes: float
-    stays: tuple[str, ...]
-    policy_name: str
     rules: tuple[Rule, ...]
-    budget: str
-    findings: str
-    difference: str
-    norm: str
-    on_approve: str
-    on_reject: str
-    shown: str = (
-        ""  # what the daemon says that it showed: a digest of facts that do not move, for the signature of a yes
-    )
-    receiver: str = ""  # who runs the destination, by name
-    uses: str = ""  # of the limits that count over messages, those of which it takes much
-    unscreened: bool = False  # there is text in it, and no screen looked at it
-    on_later: str = ""  # which later rounds leave unasked after a yes, by which line of the policy
-    noticed: tuple[Finding, ...] = ()
-    refused: tuple[tuple[str, str, str], ...] = ()  # people who said no, their reason code and what they wrote
-    deferred: tuple[tuple[str, float], ...] = ()  # person, until when: seconds since 1970, the daemon's clock
-    ended_at: float = 0.0  # seconds since 1970, the daemon's clock, when it was first seen held no more; 0 before
-    people: tuple[str, ...] = ()  # who may approve it, where the daemon knows
-    # Fields that the source does not hold, by their names there: in a share-safe recording the local ones.
-    hidden: frozenset[str] = frozenset()
+    ended_at: float = 0.0
+
+    @property
+    def given(self) -> tuple[str, ...]:
+        """People who approved already."""
+        return tuple(one.person for one in self.approvers.given if one.verdict == "approve")
+
+    @property
+    def refused(self) -> tuple[tuple[str, str, str], ...]:
+        """People who said no, their reason code and what they wrote."""
+        return tuple((one.person, one.reason, one.note) for one in self.approvers.given if one.verdict == "reject")
+
+    @property
+    def hidden(self) -> frozenset[str]:
+        """Fields that the source does not hold: in a share-safe recording the local ones."""
+        return self.absent & _OF_A_RELEASE | self.approvers.absent & {"given"}
 
     @property
     def identity(self) -> tuple[str, str, int]:
         """What was shown: an answer to another identity is an answer to something else."""
-        return self.digest, self.policy_digest, self.revision
+        return self.digest, self.policy.digest, self.revision
 
     @property
     def answerable(self) -> bool:
-        return bool(self.id) and all(HEX_DIGEST.fullmatch(text) for text in (self.digest, self.policy_digest))
+        return bool(self.id) and all(HEX_DIGEST.fullmatch(text) for text in (self.digest, self.policy.digest))
 
     def held_seconds(self, time: float) -> float:
         """For how long, at that time of the daemon's clock; NaN where either moment is not known."""
@@ -145,9 +95,9 @@ class Release:
 
     def deferred_until(self, person: str, time: float) -> float:
         """Until when this person wants not to be asked for it, at that time (seconds since 1970); 0 when now."""
-        return next((until for name, until in self.deferred if name == person and until > time), 0.0)
+        return next((until for name, until in self.deferred.items() if name == person and until > time), 0.0)
 
-    def not_opened(self, opened: Collection[str]) -> tuple[Finding, ...]:
+    def not_opened(self, opened: Collection[str]) -> tuple[answers.Finding, ...]:
         """Findings that are not among these ids."""
         return tuple(finding for finding in self.noticed if finding.id not in opened)
 
@@ -156,83 +106,22 @@ class Release:
 
 
 @dataclass(frozen=True)
-class Figure:
-    """A number with where it comes from: local (this silo only), released, or computed here."""
+class SiloState(answers.SiloStatus):
+    """The status of a silo with its held releases as people read them."""
 
-    name: str
-    value: float
-    source: str
-    round: int
+    releases: tuple[Release, ...]
 
-
-@dataclass(frozen=True)
-class Left:
-    kind: str
-    messages: int
-    size_bytes: float
+    def figure(self, name: str) -> answers.Metric | None:
+        found = self.metrics.get(name)
+        return found if found is not None and _is_number(found.value) else None
 
 
 @dataclass(frozen=True)
-class SiloState:
-    silo: str
-    role: str
-    federation: str
-    run: str
-    last_run: str  # the newest run, also when it is over
-    last_run_state: str
-    method: str
-    rounds: int
-    local_steps: int
-    round: int
-    step: int
-    phase: str
-    halted: str
-    paused: bool
-    isolation: str
-    policy_name: str
-    policy_digest: str  # of what is in force
-    policy_files: int  # that it is made of: the site's own, and the federation's charter
-    held: tuple[Release, ...]
-    figures: tuple[Figure, ...]
-    left: tuple[Left, ...]
-    donors_used: int
-    donors_wanted: int
-    coordinator: str
-    coordinator_link: str
-    coordinator_fault: str
-    audit_records: int
-    audit_broken: str  # where and why, once a verification found it
-    certificate_until: float  # seconds since 1970; infinity when it is not told
-    dp: str
-    halted_kinds: tuple[str, ...] = ()  # by their text screens; each is sent again once approvers released it
-    screen_troubles: tuple[str, ...] = ()  # why a screen cannot run; its kind is denied until it can
-    adapter_held: str = ""  # digest of a global adapter that did worse here, and waits for a person
-    clock_halted: bool = False  # nothing goes on before an approver accepts this machine's clock
-    waits: str = ""  # a database that another process has locked
-    clock_told: str = ""  # by how much it differs from the coordinator's, where that is worth a word
-    run_paused: bool = False  # by the coordinator, which says so; `paused` is of people here
-    hidden: frozenset[str] = frozenset()  # fields that the source does not hold, as of a release
+class Member(answers.MemberRow):
+    """A silo as the coordinator sees it, with what it released in the newest run."""
 
-    def figure(self, name: str) -> Figure | None:
-        return next((figure for figure in self.figures if figure.name == name), None)
-
-
-@dataclass(frozen=True)
-class Member:
-    """A silo as the coordinator sees it: what the silo released, nothing else."""
-
-    silo: str
-    state: str  # as the coordinator puts it, in one word for all who ask: `coordinator.ingress.standing`
-    last_seen: float  # seconds since 1970; 0 when never
-    round: int
-    step: int
-    error: str
-    refusal: str
-    isolation: str
     pass_at_1: float | None
     received_bytes: float | None
-    certificate_until: float = math.inf  # seconds since 1970; infinity while it is not told
-    clock: str = ""  # by how much it differs from the coordinator's, where that is worth a word
 
     @property
     def is_here(self) -> bool:
@@ -245,46 +134,17 @@ class Member:
 
 
 @dataclass(frozen=True)
-class Run:
-    run: str
-    state: str
-    reason: str
-    method: str
-    round: int
-    rounds: int
-    silos: tuple[str, ...]
+class CoordinatorState(answers.CoordinatorStatus):
+    """The status of a coordinator, with its silos as people read them."""
 
-
-@dataclass(frozen=True)
-class CoordinatorState:
-    coordinator: str
-    site: str
-    federation: str
-    address: str
-    halted: str
-    runs: tuple[Run, ...]
     members: tuple[Member, ...]
-    waits: str = ""  # a database that another process has locked
-    audit_broken: str = ""  # which record of its log does not fit, and why
-    clock_told: str = ""  # by how much its clock is off what all there goes by, where that is worth a word
 
     @property
-    def current(self) -> Run | None:
+    def current(self) -> answers.RunRow | None:
         """The newest that goes on, else the newest."""
         return next(
             (run for run in reversed(self.runs) if not is_over(run.state)), self.runs[-1] if self.runs else None
         )
-
-
-@dataclass(frozen=True)
-class Halt:
-    """A kind of message of which nothing is sent until approvers have looked and released it."""
-
-    kind: str
-    since: float = 0.0  # seconds since 1970; 0 while not told
-    needed: int = 0  # approvals; 0 while not told
-    given: tuple[str, ...] = ()
-    digest: str = ""  # what a release is signed over; empty while not told
 
 
 @dataclass(frozen=True)
@@ -327,7 +187,7 @@ class Snapshot:
 
     @property
     def held(self) -> tuple[Release, ...]:
-        return self.state.held if isinstance(self.state, SiloState) else ()
+        return self.state.releases if isinstance(self.state, SiloState) else ()
 
     def release(self, release_id: str) -> Release | None:
         return next((release for release in self.held if release.id == release_id), None)
@@ -354,11 +214,14 @@ def ended(shown: Release, state: str, given: tuple[str, ...], at: float) -> Rele
     """
     rules = tuple(
         replace(rule, outcome="ok", measured=str(len(given)))
-        if rule.rule == "approvals" and rule.outcome == "hold" and len(given) >= shown.needed
+        if rule.rule == "approvals" and rule.outcome == "hold" and len(given) >= shown.approvers.needed
         else rule
         for rule in shown.rules
     )
-    return replace(shown, state=state, given=given, rules=rules, ended_at=shown.ended_at or at)
+    refusals = [one for one in shown.approvers.given if one.verdict != "approve"]
+    yeses = [answers.filled(answers.Given, person=person, verdict="approve") for person in given]
+    approvers = replace(shown.approvers, given=(*yeses, *refusals))
+    return replace(shown, state=state, approvers=approvers, rules=rules, ended_at=shown.ended_at or at)
 
 
 NO_LONGER = "no longer held"  # while how it ended is not known
@@ -381,8 +244,8 @@ def changed_since(shown: Release, snapshot: Snapshot) -> str:
     if held.digest != shown.digest:
         return "the payload changed: read it again"
     # a source that tells the digest in force and not the one it was held under says nothing of a change
-    in_force = shown.policy_digest if "policy" in shown.hidden else snapshot.policy_digest
-    if held.policy_digest != shown.policy_digest or in_force != shown.policy_digest:
+    in_force = shown.policy.digest if "policy" in shown.hidden else snapshot.policy_digest
+    if held.policy.digest != shown.policy.digest or in_force != shown.policy.digest:
         return "the policy changed: read it again"
     if held.revision != shown.revision:
         return "the release was judged again: read it again"
@@ -420,160 +283,72 @@ NEAR_SHARE = 0.5  # of a limit: below it, the limit says nothing of what was mea
 
 
 def state_of(state: Mapping[str, Any], record: Mapping[str, Any]) -> SiloState | CoordinatorState | None:
+    """Return a daemon's status; None where it told none.
+
+    Args:
+        state: as JSON.
+        record: at a coordinator, the run record so far, for released figures.
+    """
     if state.get("party") == "coordinator":
-        return _coordinator(state, record)
-    return _silo(state) if "silo" in state else None
+        at_coordinator = answers.read(answers.CoordinatorStatus, state)
+        scores, sizes = _released(record)
+        members = tuple(
+            Member(**vars(row), pass_at_1=scores.get(row.silo), received_bytes=sizes.get(row.silo))
+            for row in at_coordinator.silos
+        )
+        return CoordinatorState(**vars(at_coordinator), members=members)
+    if "silo" not in state:
+        return None
+    silo = answers.read(answers.SiloStatus, state)
+    return SiloState(**vars(silo), releases=tuple(map(release_of, silo.held)))
 
 
-def _silo(state: Mapping[str, Any]) -> SiloState:
-    policy, link = mapping(state.get("policy")), mapping(state.get("coordinator"))
-    donors, last_run = mapping(state.get("donors")), mapping(state.get("last_run"))
-    figures = []
-    for name, item in mapping(state.get("metrics")).items():
-        fields = mapping(item)
-        value = fields.get("value")
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            figures.append(Figure(name, float(value), text_of(fields.get("source")), whole(fields.get("round"))))
-    return SiloState(
-        silo=text_of(state.get("silo")),
-        role=text_of(state.get("role")),
-        federation=text_of(state.get("federation")),
-        run=text_of(state.get("run")),
-        last_run=text_of(last_run.get("run")),
-        last_run_state=text_of(last_run.get("state")),
-        method=text_of(state.get("method")),
-        rounds=whole(state.get("rounds")),
-        local_steps=whole(state.get("local_steps")),
-        round=whole(state.get("round")),
-        step=whole(state.get("step")),
-        phase=text_of(state.get("phase")),
-        halted=text_of(state.get("halted")) if state.get("halted") else "",
-        waits=text_of(state.get("waits")) if state.get("waits") else "",
-        clock_halted=bool(mapping(state.get("clock")).get("halt")),
-        clock_told=_clock_told(state),
-        paused=state.get("paused") is True,
-        run_paused=state.get("run_paused") is True,
-        adapter_held=text_of(state.get("adapter_held")) if state.get("adapter_held") else "",
-        isolation=text_of(mapping(state.get("trainer")).get("isolation")),
-        policy_name=text_of(policy.get("name")),
-        policy_digest=text_of(policy.get("digest")),
-        policy_files=len(_list(policy.get("made_of"))),
-        held=tuple(release_of(mapping(item)) for item in _list(state.get("held"))),
-        figures=tuple(figures),
-        left=tuple(
-            Left(text_of(row.get("kind")), whole(row.get("messages")), number(row.get("bytes")))
-            for row in map(mapping, _list(state.get("left")))
-        ),
-        donors_used=whole(donors.get("used")),
-        donors_wanted=whole(donors.get("wanted")),
-        coordinator=text_of(link.get("address")),
-        coordinator_link=text_of(link.get("link")),
-        coordinator_fault=text_of(link.get("fault")),
-        audit_records=whole(mapping(state.get("audit")).get("size")),
-        audit_broken=_broken(mapping(mapping(state.get("audit")).get("broken"))),
-        certificate_until=time_of(text_of(state.get("certificate_until"))) or math.inf,
-        dp=text_of(state.get("dp")),
-        hidden=frozenset(name for name in ("phase", "halted") if name not in state)
-        | frozenset({"coordinator"} if "address" not in link else ()),
-    )
+def until_of(certificate_until: str) -> float:
+    """Return seconds since 1970 at which a certificate ends; infinity while that is not told."""
+    return time_of(certificate_until) or math.inf
 
 
-def _broken(found: Mapping[str, Any]) -> str:
-    return f"record {whole(found.get('seq'))}: {text_of(found.get('why'))}" if found else ""
+def broken_text(log: answers.LogState) -> str:
+    """Return where the audit log is broken, and why; empty where no verification found that."""
+    return f"record {log.broken.seq}: {log.broken.why}" if log.broken is not None else ""
 
 
-def release_of(data: Mapping[str, Any]) -> Release:
-    """One release, as the state and the query `approval` tell it."""
-    approvers, leaves = mapping(data.get("approvers")), mapping(data.get("leaves"))
-    destination, policy = mapping(leaves.get("destination")), mapping(data.get("policy"))
-    answers = [mapping(item) for item in _list(approvers.get("given"))]
-    consequences = mapping(data.get("consequences"))
-    privacy, _, counted = text_of(data.get("budget")).partition("; ")  # an earlier version told both as one
-    return Release(
-        id=text_of(data.get("id")),
-        digest=text_of(data.get("digest")),
-        policy_digest=text_of(policy.get("digest")),
-        revision=whole(data.get("revision")),
-        state=text_of(data.get("state")),
-        held_since=number(data.get("held_since")),
-        expires_at=number(data.get("expires_at")),
-        asked_by=text_of(data.get("asked_by")),
-        run=text_of(data.get("run")),
-        round=whole(data.get("round")),
-        needed=whole(approvers.get("needed")),
-        roles=tuple(map(text_of, _list(approvers.get("roles")))),
-        given=tuple(text_of(item.get("person")) for item in answers if item.get("verdict") == "approve"),
-        people=tuple(map(text_of, _list(approvers.get("people")))),
-        destination=text_of(destination.get("address")),
-        receiver=text_of(destination.get("name")),
-        certificate=text_of(destination.get("certificate")),
-        kinds=tuple(
-            Leaving(
-                text_of(row.get("kind")), text_of(row.get("items")), number(row.get("bytes")),
-                text_of(row.get("covered_by_epsilon")), text_of(row.get("says")),
-            )
-            for row in map(mapping, _list(leaves.get("kinds")))
-        ),
-        size_bytes=number(leaves.get("bytes")),
-        stays=tuple(map(text_of, _list(leaves.get("stays")))),
-        policy_name=text_of(policy.get("name")),
-        rules=tuple(_rule(mapping(item)) for item in _list(policy.get("rules"))),
-        budget=privacy,
-        uses=text_of(data.get("uses")) or counted,
-        unscreened=data.get("unscreened") is True,
-        findings=text_of(data.get("findings")),
-        difference=text_of(data.get("difference")),
-        norm=value_text(data.get("norm"), narrow=True),
-        noticed=tuple(_finding(mapping(item)) for item in _list(data.get("noticed"))),
-        refused=tuple(
-            (text_of(item.get("person")), text_of(item.get("reason")), text_of(item.get("note")))
-            for item in answers if item.get("verdict") == "reject"
-        ),
-        deferred=tuple((name, number(until)) for name, until in mapping(data.get("deferred")).items()),
-        on_approve=text_of(consequences.get("approve")),
-        on_reject=text_of(consequences.get("reject")),
-        shown=text_of(data.get("shown")),
-        on_later=text_of(consequences.get("later")),
-        hidden=frozenset(name for name in _OF_A_RELEASE if name not in data)
-        | frozenset({"given"} if "given" not in approvers else ()),
-    )  # fmt: skip
+def release_of(data: Any) -> Release:
+    """Return one release of the state or of the query `approval`."""
+    held = answers.read(answers.HeldRelease, data)
+    privacy, _, counted = held.budget.partition("; ")  # an earlier version told both as one
+    named = tuple(one if one.id else replace(one, id=f"{one.code} {one.says}") for one in held.noticed)
+    told = replace(held, budget=privacy, uses=held.uses or counted, noticed=named)
+    return Release(**vars(told), rules=tuple(map(_rule, held.policy.rules)))
 
 
 # What a daemon tells of every release that it holds.
-_OF_A_RELEASE = ("digest", "leaves", "policy", "budget", "findings", "difference", "consequences")
-
-
-def _finding(data: Mapping[str, Any]) -> Finding:
-    evidence = (
-        Evidence(text_of(one.get("what")), text_of(one.get("before")), text_of(one.get("now")))
-        for one in map(mapping, _list(data.get("evidence")))
-    )
-    code, says = text_of(data.get("code")), text_of(data.get("says"))
-    return Finding(text_of(data.get("id")) or f"{code} {says}", code, says, tuple(evidence))
+_OF_A_RELEASE = frozenset({"digest", "leaves", "policy", "budget", "findings", "difference", "consequences"})
 
 
 _YEAR_10000_SECONDS = 253_402_300_800  # since 1970; a later moment has no date
 
 
-def _rule(data: Mapping[str, Any]) -> Rule:
-    name = text_of(data.get("rule"))
-    measured, limit = (value_text(data.get(field), name, narrow=True) for field in ("measured", "limit"))
-    return Rule(
-        name, text_of(data.get("outcome")), measured, limit, _usual(mapping(data.get("usual")), name),
-        _is_near(data.get("measured"), data.get("limit")),
-    )  # fmt: skip
+def _rule(told: answers.JudgedRule) -> Rule:
+    measured, limit = (value_text(value, told.rule, narrow=True) for value in (told.measured, told.limit))
+    usual = _usual(told.usual or {}, told.rule)
+    return Rule(told.rule, told.outcome, measured, limit, usual, _is_near(told.measured, told.limit))
 
 
 def _usual(data: Mapping[str, Any], rule: str) -> str:
-    """Such as `0.9 to 1.4 in 3 before`."""
+    """Return such as `0.9 to 1.4 in 3 before`."""
     if not data:
         return ""
     least, most = (value_text(data.get(field), rule, narrow=True) for field in ("least", "most"))
     return f"{least if least == most else f'{least} to {most}'} in {whole(data.get('releases'))} before"
 
 
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 def _is_near(measured: Any, limit: Any) -> bool:
-    numbers = all(isinstance(each, int | float) and not isinstance(each, bool) for each in (measured, limit))
+    numbers = _is_number(measured) and _is_number(limit)
     return not numbers or not limit or number(measured) >= number(limit) * NEAR_SHARE
 
 
@@ -608,56 +383,8 @@ def value_text(value: Any, rule: str = "", *, narrow: bool = False) -> str:
     return str(value)
 
 
-def _coordinator(state: Mapping[str, Any], record: Mapping[str, Any]) -> CoordinatorState:
-    scores, sizes = _released(record)
-    members = []
-    for row in map(mapping, _list(state.get("silos"))):
-        name = text_of(row.get("silo"))
-        refusal = mapping(row.get("refusal"))
-        members.append(
-            Member(
-                silo=name,
-                state=text_of(row.get("state")),
-                last_seen=time_of(text_of(row.get("last_seen"))),
-                round=whole(row.get("round")),
-                step=whole(row.get("step")),
-                error=text_of(row.get("error")),
-                refusal=_refusal(refusal),
-                isolation=text_of(mapping(row.get("hello")).get("isolation")),
-                pass_at_1=scores.get(name),
-                received_bytes=sizes.get(name),
-                certificate_until=time_of(text_of(row.get("certificate_until"))) or math.inf,
-                clock=text_of(row.get("clock")) if row.get("clock") else "",
-            )
-        )
-    return CoordinatorState(
-        coordinator=text_of(state.get("coordinator")),
-        site=text_of(state.get("site")),
-        federation=text_of(state.get("federation")),
-        address=text_of(state.get("address")),
-        halted=text_of(state.get("halted")) if state.get("halted") else "",
-        waits=text_of(state.get("waits")) if state.get("waits") else "",
-        runs=tuple(
-            Run(
-                text_of(row.get("run")), text_of(row.get("state")), text_of(row.get("reason")),
-                text_of(row.get("method")),
-                whole(row.get("round")), whole(row.get("rounds")), tuple(map(text_of, _list(row.get("silos")))),
-            )
-            for row in map(mapping, _list(state.get("runs")))
-        ),
-        members=tuple(members),
-        audit_broken=_broken(mapping(mapping(state.get("audit")).get("broken"))),
-        clock_told=_clock_told(state),
-    )  # fmt: skip
-
-
-def _clock_told(state: Mapping[str, Any]) -> str:
-    told = mapping(state.get("clock")).get("told")
-    return text_of(told) if told else ""
-
-
-def _refusal(told: Mapping[str, Any]) -> str:
-    """Why a silo was refused: what was expected of it and what it said, digests by their ends."""
+def refusal_text(told: Mapping[str, Any]) -> str:
+    """Return why a silo was refused: what was expected of it and what it said, digests by their ends."""
     shown = {key: value_text(value) for key, value in told.items()}
     if not {"field", "expected", "got"} <= shown.keys():
         return " ".join(f"{key} {value}" for key, value in shown.items() if value)
@@ -720,26 +447,12 @@ Question: TypeAlias = tuple[str, Mapping[str, Any]]  # a query's name and its ar
 HALTS = "halts"  # the answer that every screen has, at a silo
 
 
-def halts_of(snapshot: Snapshot) -> tuple[Halt, ...]:
+def halts_of(snapshot: Snapshot) -> tuple[answers.Halt, ...]:
     """Kinds that are halted at a silo: as its state names them, with what the query `halts` adds."""
     if not isinstance(snapshot.state, SiloState):
         return ()
-    told = mapping(snapshot.answers.get(HALTS)).get("halts")
-    rows = [mapping(row) for row in told] if isinstance(told, list) else []
-    halts = {
-        text_of(row.get("kind")): Halt(
-            text_of(row.get("kind")),
-            number(row.get("since")),
-            whole(row.get("needed")),
-            texts_of(row.get("given")),
-            text_of(row.get("digest")),
-        )
-        for row in rows
-    }
-    for kind in snapshot.state.halted_kinds:
-        halts.setdefault(kind, Halt(kind))
+    told = answers.read_rows(answers.Halt, mapping(snapshot.answers.get(HALTS)).get("halts"))
+    halts = {halt.kind: halt for halt in told}
+    for kind in snapshot.state.screens.halts:
+        halts.setdefault(kind, answers.read(answers.Halt, {"kind": kind}))
     return tuple(halts[kind] for kind in sorted(halts))
-
-
-def texts_of(value: Any) -> tuple[str, ...]:
-    return tuple(map(text_of, value)) if isinstance(value, list) else ()

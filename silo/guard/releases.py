@@ -22,6 +22,7 @@ from typing import Any
 from certs.commands import VerifiedCommand
 from certs.roles import Roles
 from fedsilo.audit.record import NOTE_CHARACTERS_MAX, note_text, secret_in
+from fedsilo.control.answers import Finding, HeldRelease
 from fedsilo.protocol.codec import Buffer, sha256_hex
 from fedsilo.protocol.errors import (
     ConflictError,
@@ -39,7 +40,7 @@ from policies.fields import Approvals
 from policies.message import Screened
 from policies.model import Policy
 from policies.screens import screen_facts, texts_of
-from silo.guard.answers.findings import Finding, acknowledged_in, counts, ends_of, unread
+from silo.guard.answers.findings import acknowledged_in, counts, ends_of, unread
 from silo.guard.answers.release import ReleaseComparison, ReleaseView, hit_places, policy_content, who_may_approve
 from silo.guard.decisions import halted_error, release_fields
 from silo.guard.gate import Gate
@@ -171,7 +172,7 @@ class Releases:
         facts, noticed = self._opened(release, command, destination)
         self._void_unread(release, noticed)
         self._refuse_second(release, command, "approve")
-        opened = [str(one["id"]) for one in noticed]
+        opened = [one.id for one in noticed]
         # Recorded first: no yes counts that nobody finds in the log.
         number = self._record(
             "approval.grant", release, **_who(command), acknowledged=opened, facts=facts
@@ -227,17 +228,17 @@ class Releases:
                 hint=f"read it: silo approvals show {release.id}",
                 code="NOT_SHOWN",
             )
-        if signed != view["shown"]:
+        if signed != view.shown:
             raise _stale("a fact", release)
-        noticed: list[Finding] = view["noticed"]
+        noticed = list(view.noticed)
         if left := unread(noticed, given):
-            names = ", ".join(one["id"] for one in left)
+            names = ", ".join(one.id for one in left)
             raise ConflictError(
                 f"{len(left)} of {len(noticed)} findings of {release.id} not opened: {names}",
                 hint=f"read them (silo approvals show {release.id}), then name each with --ack-finding",
                 code="FINDINGS_UNREAD",
             )
-        return view["shown_facts"], noticed
+        return view.shown_facts, noticed
 
     def _yeses(self, release: Release) -> list[Approval]:
         """Those that stand in the log."""
@@ -486,11 +487,11 @@ class Releases:
 
     # ---- for people --------------------------------------------------------------------------------
 
-    def view(self, release: Release) -> dict[str, Any]:
+    def view(self, release: Release) -> HeldRelease:
         """Everything a person must see before answering (console design 5); facts and digests, never content."""
         return self._view(release, dict(self.destination))
 
-    def _view(self, release: Release, destination: Mapping[str, str]) -> dict[str, Any]:
+    def _view(self, release: Release, destination: Mapping[str, str]) -> HeldRelease:
         policy = self._gate.policy
         if release.state == "held" and isinstance(policy, Policy):  # a reader beside the daemon knows no more than kept
             release = replace(release, rules=judged_by_now(self._ledger, release, policy))

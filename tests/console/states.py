@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
 from console.feed import Store
+from console.sharing import Rows, Rule
 from fedsilo.views.state import Snapshot
 from silo.guard.answers.release import STAYS
 
@@ -163,3 +165,18 @@ def live(
     record = RECORD if state.get("party") == "coordinator" else None
     store.read(Reading(state, policy_digest=policy_digest), at, wall_time=NOW, record=record)
     return store.snapshot
+
+
+def unclassified(value: Any, rule: Rule, place: str = "") -> Iterator[str]:
+    """Fields of `value` that `rule` says nothing of, as dotted places."""
+    if isinstance(rule, Rows):
+        entries = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
+        for entry in entries:
+            yield from unclassified(entry, rule.rule, f"{place}[]")
+    elif isinstance(rule, Mapping) and isinstance(value, Mapping):
+        for key, item in value.items():
+            where = f"{place}.{key}" if place else str(key)
+            if key in rule:
+                yield from unclassified(item, rule[key], where)
+            else:
+                yield where

@@ -14,10 +14,10 @@ from console.screens.approval import ApprovalScreen, ComparisonScreen, PayloadSc
 from console.screens.approvals import ApprovalsScreen, HistoryScreen
 from console.sharing import released_answer
 from console.table_screen import TablePane
+from fedsilo.control.answers import Evidence, Finding
 from fedsilo.protocol.errors import ConflictError, NotAllowedError
 from fedsilo.views.lines import UNICODE, to_text
 from fedsilo.views.releases import comparison_lines, finding_lines, payload_lines
-from fedsilo.views.state import Evidence, Finding
 from tests.console.desk import Desk, console, open_dialog, type_word
 from tests.console.states import DIGEST, NOW, POLICY_DIGEST, RULES, release, rule, silo
 from tests.console.test_safe import TOGETHER
@@ -192,7 +192,7 @@ async def test_the_twin_names_what_was_opened() -> None:
 
 def test_a_long_finding_is_whole() -> None:
     evidence = tuple(Evidence(f"screen {number}", "", f"row {number} answer 1") for number in range(40))
-    text = to_text(finding_lines(Finding("X-1", "UNKNOWN", "word " * 200, evidence), "1 of 1", 60))
+    text = to_text(finding_lines(Finding("X-1", "UNKNOWN", "look", "word " * 200, evidence), "1 of 1", 60))
     assert text.count("word") == 200 and "row 39 answer 1" in text and "does not know this kind" in text
     assert max(map(len, text.splitlines())) <= 60
 
@@ -314,7 +314,7 @@ def test_T37_all_of_an_answer_is_drawn_and_nothing_that_a_terminal_obeys(cells: 
         text = to_text(lines)
         assert not [one for one in text if not (one.isprintable() or one == "\n")]
     for evil in TOGETHER.values():
-        found = Finding(evil, evil, evil, (Evidence(evil, evil, evil),))
+        found = Finding(evil, evil, "look", evil, (Evidence(evil, evil, evil),))
         told = {
             "against": {"run": evil, "approved_by": [evil]},
             "note": evil,

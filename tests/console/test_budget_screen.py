@@ -8,6 +8,7 @@ import pytest
 
 from console.base import TextDialog
 from console.screens.budget import BudgetScreen
+from fedsilo.control.answers import LimitRow, Limits, read
 from fedsilo.views import limits
 from fedsilo.views.lines import UNICODE, to_text
 from tests.console.desk import Desk, console
@@ -57,6 +58,10 @@ LIMITS: dict[str, Any] = {
 }  # fmt: skip
 
 
+def told(answer: Any) -> Limits:
+    return read(Limits, answer)
+
+
 async def opened(desk: Desk, answer: Any = LIMITS) -> BudgetScreen:
     await desk.show(silo())
     await desk.press("7")
@@ -74,12 +79,12 @@ def one(used: int, most: int, **more: Any) -> dict[str, Any]:
 
 
 def test_the_fullest_come_first_and_the_others_stay_as_the_policy_has_them() -> None:
-    rows = limits.limit_rows(LIMITS, NOW, UNICODE)
-    assert [(row["limit"], row["state"]) for row in rows[:3]] == [
+    rows = limits.limit_rows(told(LIMITS).rows, NOW, UNICODE)
+    assert [(row.limit, row.state) for row in rows[:3]] == [
         ("per_round", "FULL"), ("day_bytes", "look"), ("max_per_day", "look"),
     ]  # fmt: skip
-    assert [row["limit"] for row in rows[3:6]] == ["round_bytes", "messages_per_minute", "control_messages_per_minute"]
-    assert {row["state"] for row in rows[3:]} == {"ok"} and len(rows) == len(LIMITS["rows"])
+    assert [row.limit for row in rows[3:6]] == ["round_bytes", "messages_per_minute", "control_messages_per_minute"]
+    assert {row.state for row in rows[3:]} == {"ok"} and len(rows) == len(LIMITS["rows"])
 
 
 @pytest.mark.parametrize(
@@ -88,10 +93,10 @@ def test_the_fullest_come_first_and_the_others_stay_as_the_policy_has_them() -> 
      (101, 100, "FULL", "over"), (0, 0, "ok", "0 %"), (1, 0, "FULL", "over"), (0, 5, "ok", "0 %")],
 )  # fmt: skip
 def test_a_limit_is_full_only_when_it_is(used: int, most: int, state: str, percent: str) -> None:
-    (row,) = limits.limit_rows({"rows": [one(used, most)]}, NOW, UNICODE)
-    assert row["state"] == state and row["percent"] == percent
-    assert row["bar"].startswith("━" * 6) == (state == "FULL")
-    assert row["bar"].startswith("╌") == (used == 0)
+    (row,) = limits.limit_rows(told({"rows": [one(used, most)]}).rows, NOW, UNICODE)
+    assert row.state == state and row.percent == percent
+    assert row.bar.startswith("━" * 6) == (state == "FULL")
+    assert row.bar.startswith("╌") == (used == 0)
 
 
 @pytest.mark.parametrize(
@@ -105,17 +110,17 @@ def test_when_a_limit_begins_anew(window: str, now: float, text: str) -> None:
 
 
 def test_the_head_names_what_is_nearly_used_up_what_binds_and_what_is_not_counted() -> None:
-    rows = limits.limit_rows(LIMITS, NOW, UNICODE)
-    text = to_text(limits.head_lines(LIMITS, rows, 200, UNICODE, brief=False))
+    rows = limits.limit_rows(told(LIMITS).rows, NOW, UNICODE)
+    text = to_text(limits.head_lines(told(LIMITS), rows, 200, UNICODE, brief=False))
     assert "look      per_round lora.factors 100 % · day_bytes all 87 % · max_per_day reward.scalar 81 %" in text
     assert "about 16 more rounds, if each is like the last one" in text
     assert "bound by day_bytes of this UTC day (policy.yaml:13)" in text
     assert "DP off: no privacy budget is kept and none is claimed" in text
     assert "at most 9,390,904 bits (1.1 MiB) a round" in text
     assert "not counted in these bits: when messages are sent" in text and limits.NOT_COVERED in text
-    assert limits.NOT_COVERED not in to_text(limits.head_lines(LIMITS, rows, 200, UNICODE, brief=True))
+    assert limits.NOT_COVERED not in to_text(limits.head_lines(told(LIMITS), rows, 200, UNICODE, brief=True))
     assert "FULL nothing more fits  look above 80 %" in text and "over" not in text.rpartition("words")[2]
-    over = limits.limit_rows({"rows": [{"limit": "a", "used": 3, "max": 2}]}, 0.0, UNICODE)
+    over = limits.limit_rows(told({"rows": [{"limit": "a", "used": 3, "max": 2}]}).rows, 0.0, UNICODE)
     assert "over more was used than is allowed" in to_text(limits.legend_lines(over, 200))
     assert "state     FULL: nothing more fits; over: more was used" in to_text(limits.limit_text(over[0], 200))
     assert limits.legend_lines([], 200) == []
@@ -129,14 +134,16 @@ def test_the_head_names_what_is_nearly_used_up_what_binds_and_what_is_not_counte
      ({"rounds_left": 1200, "bound_by": "day_bytes"}, "about 1,200 more rounds,"), (None, "no forecast: not told")],
 )  # fmt: skip
 def test_a_forecast_that_is_none_says_why(forecast: Any, said: str) -> None:
-    assert said in to_text(limits.forecast_lines({"forecast": forecast}, 120))
+    assert said in to_text(limits.forecast_lines(told({"forecast": forecast}), 120))
 
 
 def test_nothing_is_said_of_a_budget_that_the_daemon_does_not_tell() -> None:
-    assert to_text([limits.dp_line({"dp": "off"})]).endswith(limits.DP_OFF)
-    assert to_text([limits.dp_line({})]).endswith("DP not told") and "claimed" not in to_text([limits.dp_line({})])
+    assert to_text([limits.dp_line(told({"dp": "off"}))]).endswith(limits.DP_OFF)
+    assert to_text([limits.dp_line(told({}))]).endswith("DP not told") and "claimed" not in to_text(
+        [limits.dp_line(told({}))]
+    )
     assert "no limit is above 80 %" in to_text(limits.look_lines([], 80, UNICODE))
-    assert "no kind whose values" in to_text(limits.capacity_lines({"capacity": []}, 80))
+    assert "no kind whose values" in to_text(limits.capacity_lines(told({"capacity": []}), 80))
 
 
 # ---- the screen ------------------------------------------------------------------------------------
@@ -159,7 +166,7 @@ async def test_at_80_cells_each_limit_kind_and_amount_stands_whole() -> None:
         screen = await opened(desk, {**LIMITS, "rows": rows})
         shown = desk.text.partition("Limits ")[2]
         assert "353 KiB of 46.6 GiB" in shown and "…" not in shown
-        assert all(item.row["limit"] in shown and item.row["kind"] in shown for item in screen.shown.rows.shown)
+        assert all(item.row.limit in shown and item.row.kind in shown for item in screen.shown.rows.shown)
 
 
 async def test_each_fact_is_there_or_a_key_away() -> None:
@@ -218,7 +225,7 @@ async def test_rows_that_move_do_not_take_the_cursor_along() -> None:
         fuller = [row | {"used": row["max"]} if row["limit"] == "round_bytes" else row for row in LIMITS["rows"]]
         await desk.answer("limits", LIMITS | {"rows": fuller})
         assert screen.shown.rows.cursor == chosen
-        assert [item.row["limit"] for item in screen.shown.rows.shown[:2]] == ["round_bytes", "per_round"]
+        assert [item.row.limit for item in screen.shown.rows.shown[:2]] == ["round_bytes", "per_round"]
 
 
 @pytest.mark.parametrize(
@@ -227,4 +234,4 @@ async def test_rows_that_move_do_not_take_the_cursor_along() -> None:
      (int(1.9 * 2**20), 9 * 2**20, "1.9 of 9.0 MiB")],
 )  # fmt: skip
 def test_an_amount_without_its_tenths_is_rounded_up(used: int, most: int, text: str) -> None:
-    assert limits.of_text({"used": used, "max": most}, "bytes") == text
+    assert limits.of_text(read(LimitRow, {"used": used, "max": most, "unit": "bytes"})) == text

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from console.screens.certs import CertsScreen
+from fedsilo.control.answers import CertificateRow, read, read_rows
 from fedsilo.views import certificates
 from fedsilo.views.lines import ASCII, UNICODE, to_text, width_of
 from fedsilo.views.state import Link, Snapshot
@@ -20,7 +21,7 @@ DAY = 86_400.0
 
 
 def state(row: dict[str, Any], now: float = NOW) -> tuple[str, str]:
-    return certificates.state_of(row, now, ASCII)
+    return certificates.state_of(read(CertificateRow, row), now, ASCII)
 
 
 async def opened(desk: Desk, answer: Any = CERTIFICATES) -> CertsScreen:
@@ -61,7 +62,7 @@ def test_what_cannot_be_judged_never_counts_as_good() -> None:
 def test_the_head_counts_what_needs_somebody_and_says_whose_clock_counts() -> None:
     def head(rows: Any, **changes: Any) -> str:
         snapshot = replace(live(silo()), **changes)
-        made = certificates.certificate_rows(rows, NOW, UNICODE)
+        made = certificates.certificate_rows(read_rows(CertificateRow, rows), NOW, UNICODE)
         return " ".join(to_text(certificates.head_lines(made, snapshot, 78, UNICODE)).split())
 
     good = [certificate("x", "silo", -300, 200)]
@@ -72,9 +73,8 @@ def test_the_head_counts_what_needs_somebody_and_says_whose_clock_counts() -> No
     assert "! within: two thirds of its own life are over; ● within: not yet, no alarm" in told
     soon = [each for each in CERTIFICATES if each["whose"] == "the site CA"]
     assert head([*good, *soon]).startswith("! 1 of 2 to renew before the end (enter says how): the site CA ends next")
-    unread = certificates.certificate_rows([{"whose": "x", "fault": "y"}], NOW, UNICODE)
-    told = certificates.shown(unread[0])
-    assert [cell.show(told)[0] for cell in certificates.COLUMNS if cell.name in ("left", "valid until UTC")] == [
+    unread = certificates.certificate_rows([read(CertificateRow, {"whose": "x", "fault": "y"})], NOW, UNICODE)
+    assert [cell.show(unread[0])[0] for cell in certificates.COLUMNS if cell.name in ("left", "valid until UTC")] == [
         "-", "-"]  # fmt: skip
     people = [certificate(f"the operator {name}", "operator", -0.04, 0.29) for name in ("alice", "bob", "carol")]
     told = head([*good, *people])
@@ -92,7 +92,7 @@ def test_the_head_counts_what_needs_somebody_and_says_whose_clock_counts() -> No
 
 @pytest.mark.parametrize("row", CERTIFICATES, ids=lambda row: row["whose"])
 def test_one_whole_says_what_ends_with_it_and_which_commands_renew_it(row: dict[str, Any]) -> None:
-    lines = certificates.detail_lines(row, NOW, 70, UNICODE)
+    lines = certificates.detail_lines(read(CertificateRow, row), NOW, 70, UNICODE)
     assert max(map(width_of, lines)) <= 70
     text = to_text(lines)
     if row["fault"]:
@@ -103,7 +103,7 @@ def test_one_whole_says_what_ends_with_it_and_which_commands_renew_it(row: dict[
     assert row["fingerprint"] in joined and row["file"] in joined and until in joined
     assert all(name in joined for name in row["names"])
     assert "when it ends" in text and "there is no revocation list" in " ".join(text.split())
-    commands = certificates.renewal_of(row)
+    commands = certificates.renewal_of(read(CertificateRow, row))
     assert "fedsilo certs renew --token TOKEN --out" in " ".join(command for _, command in commands)
     if row["role"] != "CA":
         identity = f"{row['role']}/{row['names'][0].rpartition('/')[2]}"
@@ -115,7 +115,7 @@ def test_one_whole_says_what_ends_with_it_and_which_commands_renew_it(row: dict[
 
 def test_a_command_for_a_file_with_a_space_is_one_that_a_shell_takes() -> None:
     row = certificate("the operator a", "operator", -1, 1, file="/etc/my id/$(x).crt")
-    commands = [command for _, command in certificates.renewal_of(row)]
+    commands = [command for _, command in certificates.renewal_of(read(CertificateRow, row))]
     assert "--out '/etc/my id'" in commands[1] and commands[2].endswith("--out '/etc/my id/$(x).crt'")
 
 
@@ -123,9 +123,7 @@ async def test_enter_opens_one_and_i_has_no_more_than_the_daemon_said() -> None:
     by_end = sorted(CERTIFICATES[:-1], key=lambda row: row["not_after"])
     async with console((100, 42)) as desk:
         screen = await opened(desk)
-        assert [item.row["whose"] for item in screen.table.rows.shown] == [
-            row["whose"] for row in [*by_end, UNREADABLE]
-        ]
+        assert [item.row.whose for item in screen.table.rows.shown] == [row["whose"] for row in [*by_end, UNREADABLE]]
         assert screen.twin() == "silo certs" and screen.inspected() == by_end[0]  # what ends first
         await desk.press("enter")
         assert "the operator bob" in desk.text and "ended 2 d ago" in desk.text

@@ -14,15 +14,17 @@ import pytest
 from typer.testing import CliRunner
 
 from benchmarks.release_cases import site as made
-from console.sharing import SILO, unclassified
+from console.sharing import SILO
 from fedsilo.audit.segments import segments
 from fedsilo.cli import daemons
 from fedsilo.cli import silo as cli_silo
+from fedsilo.control.answers import to_json
 from silo.guard.messages import Denied
+from tests.console.states import unclassified
 from tests.console.test_real_desk import Site, site
 from tests.policies import setting
 from tests.simulated.policy_site import PolicySite, text_of
-from tests.simulated.queries import poll, queries_of, same, slow
+from tests.simulated.queries import as_json, poll, queries_of, same, slow
 from tests.world import Bench
 
 __all__ = ["site"]  # a fixture is found by its name
@@ -130,13 +132,13 @@ def test_a_running_guards_state_tells_a_break_that_its_verification_found(tmp_pa
         guard, log = site.guard, site.bench.audit.directory
 
         def broken() -> Any:
-            verify, status = guard.queries.handlers()["audit.verify"], guard.queries.handlers()["audit.status"]
+            verify, status = as_json(guard.queries)["audit.verify"], as_json(guard.queries)["audit.status"]
             verify({})
             deadline = time.monotonic() + WAIT_SECONDS
             while status({})["verifying"]:
                 assert time.monotonic() < deadline
                 time.sleep(0.01)
-            state = guard.status.state(guard.moment())
+            state = to_json(guard.status.state(guard.moment()))
             assert list(unclassified(state, SILO)) == []
             return state["audit"]["broken"]
 

@@ -11,13 +11,13 @@ import pytest
 
 from console.screens.audit import AuditScreen
 from console.screens.outbox import MessageScreen, OutboxScreen
-from console.sharing import QUERIES, Question, released_answer, unclassified
+from console.sharing import QUERIES, Question, released_answer
 from console.table_screen import PAGE_ROWS
 from fedsilo.views import messages
 from fedsilo.views.audit import head_lines
 from fedsilo.views.lines import UNICODE, to_text
 from tests.console.desk import Desk, console
-from tests.console.states import NOW, coordinator, silo
+from tests.console.states import NOW, coordinator, silo, unclassified
 from tests.console.test_audit_screen import Log, answer_all
 from tests.console.test_outbox import page as message_page
 from tests.simulated.coordinator_parts import House, SimulatedSilo, federation, until_quiet

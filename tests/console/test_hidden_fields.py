@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from console.sharing import released_answer, released_state
+from fedsilo.control.answers import ReleaseRow, read
 from fedsilo.views import messages, releases
-from fedsilo.views.approvals import HISTORY_COLUMNS, release_row
+from fedsilo.views.approvals import HISTORY_COLUMNS
 from fedsilo.views.lines import UNICODE, to_text
 from fedsilo.views.overview import Lock, once_lines, top_bar
 from fedsilo.views.state import Snapshot, changed_since, why_not_answer
@@ -87,7 +88,9 @@ def test_held_before_says_hidden_for_what_a_recording_does_not_hold() -> None:
     for name, whole in (("answers", "nobody"), ("answered", "-"), ("bytes", "5 B"), ("digest", "abab"),
                         ("policy", POLICY_DIGEST[:8])):  # fmt: skip
         (column,) = (column for column in HISTORY_COLUMNS if column.name == name)
-        assert column.show(release_row(left))[0] == "hidden" and column.show(release_row(row))[0].startswith(whole)
+        assert column.show(read(ReleaseRow, left))[0] == "hidden" and column.show(read(ReleaseRow, row))[0].startswith(
+            whole
+        )
 
 
 def test_the_outbox_counts_nothing_that_it_was_not_told() -> None:

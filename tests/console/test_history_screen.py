@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from console.screens.approvals import AT_A_COORDINATOR, HistoryScreen
-from fedsilo.views.approvals import HISTORY_COLUMNS, release_row
+from fedsilo.control.answers import ReleaseRow, read
+from fedsilo.views.approvals import HISTORY_COLUMNS
 from tests.console.desk import console
 from tests.console.states import coordinator, silo
 
@@ -17,7 +18,7 @@ def test_a_rejection_has_its_reason_code_and_a_yes_has_none() -> None:
         {"person": "bob", "verdict": "reject", "at": "", "reason": "TIMING"},
         {"person": "carol", "verdict": "reject", "at": ""},
     ]}  # fmt: skip
-    assert answers.show(release_row(row))[0] == "alice yes, bob no TIMING, carol no"
+    assert answers.show(read(ReleaseRow, row))[0] == "alice yes, bob no TIMING, carol no"
 
 
 async def test_what_a_code_means_stands_in_the_row_when_it_is_opened() -> None:

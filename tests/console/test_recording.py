@@ -31,13 +31,13 @@ from console.sharing import (
     Share,
     released_answer,
     released_event,
-    unclassified,
 )
 from fedsilo.control.client import Event
 from fedsilo.control.client import Snapshot as Reading
 from fedsilo.protocol.errors import ConflictError, FedSiloError, NotFoundError, UnreachableError, UsageError
 from fedsilo.views.state import Snapshot
 from tests.console import states
+from tests.console.states import unclassified
 from tests.simulated.test_T24_pipes_refused import outcome
 
 ROOT = Path(__file__).resolve().parents[2]

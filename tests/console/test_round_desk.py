@@ -17,7 +17,7 @@ import typer
 from typer.testing import CliRunner
 
 from console.feed import Feed, connect_to
-from console.sharing import QUERIES, Question, released_answer, unclassified
+from console.sharing import QUERIES, Question, released_answer
 from coordinator.answers.curves import CurveView
 from coordinator.answers.rounds import RoundView
 from fedsilo.cli import curves as cli_curves
@@ -26,6 +26,7 @@ from fedsilo.control.figures import FIGURES
 from fedsilo.views import curves, rounds
 from fedsilo.views.lines import UNICODE, to_text
 from fedsilo.views.state import Snapshot
+from tests.console.states import unclassified
 from tests.console.test_real_desk import WAIT_SECONDS, Site, site
 from tests.policies import setting
 from tests.simulated.coordinator_parts import federation, until_quiet

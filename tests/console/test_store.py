@@ -9,14 +9,14 @@ import pytest
 
 from console.feed import Store
 from fedsilo.views.lines import NOT_YET_KNOWN, duration_text
-from fedsilo.views.state import CoordinatorState, SiloState, Snapshot, halts_of, why_not_answer
+from fedsilo.views.state import CoordinatorState, SiloState, Snapshot, halts_of, refusal_text, until_of, why_not_answer
 from tests.console.states import DIGEST, NOW, POLICY_DIGEST, Happened, Reading, coordinator, live, release, rule, silo
 
 
 def test_a_held_release_has_every_fact() -> None:
     (held,) = live(silo(release())).held
-    assert (held.digest, held.policy_digest, held.revision) == (DIGEST, POLICY_DIGEST, 1)
-    assert held.size_bytes == 1_992_294 and held.kinds[0].covered_by_epsilon == "NO"
+    assert (held.digest, held.policy.digest, held.revision) == (DIGEST, POLICY_DIGEST, 1)
+    assert held.leaves.bytes == 1_992_294 and held.leaves.kinds[0].covered_by_epsilon == "NO"
     by_name = {each.rule: each for each in held.rules}
     assert (by_name["message bytes"].measured, by_name["message bytes"].limit) == ("1.9M", "8.0M")
     assert held.count("ok") == 23 and held.count("hold") == 1
@@ -148,9 +148,9 @@ def test_a_coordinator_tells_why_a_silo_is_refused_and_until_when_its_certificat
     state = live(coordinator()).state
     assert isinstance(state, CoordinatorState)
     members = {member.silo: member for member in state.members}
-    assert members["clinic_e"].refusal == "its tokenizer is b, expected a"
-    assert members["uni_c"].certificate_until == math.inf
-    assert (members["hospital_a"].certificate_until - NOW) / 86400 == 5.5
+    assert refusal_text(members["clinic_e"].refusal or {}) == "its tokenizer is b, expected a"
+    assert until_of(members["uni_c"].certificate_until) == math.inf
+    assert (until_of(members["hospital_a"].certificate_until) - NOW) / 86400 == 5.5
 
 
 def test_a_coordinator_shows_released_figures_only() -> None:

@@ -49,7 +49,7 @@ def arguments(bench: Bench, release: Release) -> dict[str, Any]:
 
 
 def shown(bench: Bench, release: Release) -> str:
-    return str(bench.releases.view(bench.ledger.release(release.id))["shown"])
+    return str(bench.view(bench.ledger.release(release.id))["shown"])
 
 
 def test_T36_a_client_that_did_not_fetch_the_facts_cannot_approve(bench: Bench) -> None:
@@ -93,14 +93,14 @@ def test_T36_what_a_person_decides_by_is_in_what_is_signed(bench: Bench) -> None
         replace(release, revision=2), replace(release, payload_bytes=release.payload_bytes + 1),
         replace(release, recorded={**release.recorded, "sha256": "0" * 64}), replace(release, id="r1/hospital_a/7"),
     ):  # fmt: skip
-        assert bench.releases.view(changed)["shown"] != before
-    assert bench.releases.view(replace(release, expires_at=release.expires_at + 60))["shown"] == before
+        assert bench.view(changed)["shown"] != before
+    assert bench.view(replace(release, expires_at=release.expires_at + 60))["shown"] == before
     elsewhere = Releases(bench.gate, bench.ledger, silo="hospital_a", destination={"address": "elsewhere:1"})
-    assert elsewhere.view(release)["shown"] != before
+    assert elsewhere.view(release).shown != before
 
 
 def facts_shown(bench: Bench, release: Release) -> str:
-    return str(bench.releases.view(bench.ledger.release(release.id))["shown_facts"])
+    return str(bench.view(bench.ledger.release(release.id))["shown_facts"])
 
 
 def test_T36_how_many_of_a_site_s_records_are_behind_an_update_is_in_what_is_signed(bench: Bench) -> None:
@@ -129,7 +129,7 @@ def test_T36_what_a_yes_leaves_to_the_policy_is_in_what_is_signed(tmp_path: Path
             release = held(made)
             plan = {"quorum": 2, "silos": ["hospital_a", "hospital_b"], "rounds": 4}
             made.ledger.start_run(release.run, json.dumps(plan))
-            consequences = made.releases.view(release)["consequences"]
+            consequences = made.view(release)["consequences"]
             assert ("UNASKED" in consequences["later"]) is (name == "once") and "2 of 2" in consequences["reject"]
             found[name] = facts_shown(made, release)
     assert found["always"] == found["again"] != found["once"]
@@ -140,7 +140,7 @@ def test_T36_every_sentence_that_does_not_move_is_in_what_is_signed(tmp_path: Pa
     """Whoever has the release finds the digest by what the screen said, and no other by another sentence."""
     with closing(Bench(tmp_path / "silo", asking_for_answers())) as bench:
         release = held(bench, kind)
-        view = bench.releases.view(release)
+        view = bench.view(release)
         (leaves,), consequences = view["leaves"]["kinds"], view["consequences"]
         sentences = {
             "asked_by": view["asked_by"], "to": view["leaves"]["destination"]["name"], "says": leaves["says"],
@@ -167,9 +167,9 @@ def test_T36_T40_the_digest_of_what_was_shown_confirms_no_guess_of_an_answer(ben
         release = held(first, "responses")
         assert set(release.recorded) == {"bytes", "hmac_sha256"}
         other_key = replace(release, recorded={**release.recorded, "hmac_sha256": "0" * 64})
-        assert first.releases.view(release)["shown"] != first.releases.view(other_key)["shown"]
+        assert first.view(release)["shown"] != first.view(other_key)["shown"]
         same_facts = replace(release, digest="0" * 64)  # the plain digest alone changes nothing
-        assert first.releases.view(release)["shown"] == first.releases.view(same_facts)["shown"]
+        assert first.view(release)["shown"] == first.view(same_facts)["shown"]
 
 
 def asking_for_answers() -> Any:

@@ -13,6 +13,8 @@ from typing import Any
 from fedsilo.audit.log import AuditLog
 from fedsilo.audit.record import link_of
 from fedsilo.audit.segments import segments
+from fedsilo.control.answers import to_json
+from fedsilo.control.server import QueryHandler
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.place import Place
 from silo.guard.answers.curves import FigureHistory
@@ -25,7 +27,16 @@ WAIT_SECONDS = 30
 
 def queries_of(bench: Bench, site: Any = None) -> Mapping[str, Any]:
     """The handlers, as a guard on this bench registers them."""
-    return asked_of(bench, site).handlers()
+    return as_json(asked_of(bench, site))
+
+
+def as_json(queries: Queries) -> dict[str, Any]:
+    """Each query by its name, answered with what the control socket tells."""
+
+    def telling(handler: QueryHandler) -> QueryHandler:
+        return lambda arguments: to_json(handler(arguments))
+
+    return {name: telling(handler) for name, handler in queries.handlers().items()}
 
 
 def asked_of(bench: Bench, site: Any = None) -> Queries:

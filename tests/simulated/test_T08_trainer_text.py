@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from fedsilo.control.answers import to_json
 from fedsilo.files.logs import keep_to_one_line
 from fedsilo.files.task_files import read_tasks, refuse_bad_references
 from fedsilo.protocol.errors import OperationError, UsageError
@@ -128,7 +129,7 @@ def test_T08_names_that_the_trainer_makes_up_are_in_no_state_and_no_event(loop: 
     }  # fmt: skip
     moment = replace(loop.guard.moment(), run=RunStatus(setting.PLAN, task, paused=False, adapter_held=""))
     status.show(moment)
-    state = status.state(moment)
+    state = to_json(status.state(moment))
     assert state["phase"] == "training"
     assert PRIVATE not in json.dumps(state)
     assert state["metrics"]["donors_rejected"]["value"] == {"hospital_b": 2, OTHER: 8}
@@ -141,7 +142,7 @@ def test_T08_names_that_the_trainer_makes_up_are_in_no_state_and_no_event(loop: 
         },
     }  # fmt: skip
     status.step({"phase": "rollout"}, task)
-    assert status.state(moment)["phase"] == "rollout"
+    assert to_json(status.state(moment))["phase"] == "rollout"
     said = json.dumps(loop.desk.published)
     assert "donors_rejected" in said and PRIVATE not in said
 

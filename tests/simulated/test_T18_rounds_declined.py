@@ -15,6 +15,7 @@ from fedsilo.protocol._generated import federation_pb2 as pb
 from silo.guard.answers import rounds
 from tests.policies import setting
 from tests.simulated.coordinator_parts import House, SimulatedSilo, federation, until_quiet
+from tests.simulated.queries import as_json
 from tests.world import ADAPTER, Loop, command, small_factors
 
 CODE = "TOTAL_L2"
@@ -138,7 +139,7 @@ def trained(loop: Loop) -> None:
 
 
 def own_row(loop: Loop) -> dict[str, Any]:
-    answer = loop.guard.queries.handlers()["round"]({"run": "run-1", "round": 1})
+    answer = as_json(loop.guard.queries)["round"]({"run": "run-1", "round": 1})
     (row,) = [row for row in answer["silos"] if row["own"]]
     assert {each["why"] for each in answer["silos"] if not each["own"]} == {None}
     found: dict[str, Any] = row

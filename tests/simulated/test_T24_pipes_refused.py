@@ -18,8 +18,8 @@ from coordinator import main
 from coordinator.config import load_config as load_coordinator
 from fedsilo.audit import proofs as audit_proofs
 from fedsilo.cli.public import lint_set
+from fedsilo.control.site_files import certificate_file, settings_of
 from fedsilo.demo.data import DESCRIPTION, read_data_folder
-from fedsilo.files.site_files import certificate_file, settings_of
 from fedsilo.files.task_files import read_tasks
 from fedsilo.protocol.errors import FedSiloError
 from silo.config import load_config as load_silo

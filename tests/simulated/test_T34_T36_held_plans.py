@@ -447,7 +447,7 @@ def test_a_restarted_coordinator_still_tells_who_was_too_late(tmp_path: Path) ->
 def test_T36_a_yes_to_a_plan_says_of_each_kind_how_often_people_are_asked_and_by_which_line(asking: Loop) -> None:
     """Under this policy a plan is asked about and nothing that leaves in its rounds is."""
     asking.offer_plan()
-    shown = asking.bench.releases.view(held(asking, setting.PLAN.run))["consequences"]
+    shown = asking.bench.view(held(asking, setting.PLAN.run))["consequences"]
     told = {row["kind"]: row for row in shown["later_rounds"]}
     assert {"lora.factors", "public.responses"} <= told.keys()
     for kind in ("lora.factors", "public.responses"):

@@ -64,12 +64,12 @@ def say_yes(bench: Bench, release: Release, person: str = "bob") -> Settled | No
 
 
 def given(bench: Bench, release: Release) -> list[str]:
-    view = bench.releases.view(bench.ledger.release(release.id))
+    view = bench.view(bench.ledger.release(release.id))
     return [one["person"] for one in view["approvers"]["given"]]
 
 
 def codes(bench: Bench, release: Release) -> list[str]:
-    return [one["code"] for one in bench.releases.view(bench.ledger.release(release.id))["noticed"]]
+    return [one["code"] for one in bench.view(bench.ledger.release(release.id))["noticed"]]
 
 
 # ---- a text that is a hit by now --------------------------------------------------------------------
@@ -95,7 +95,7 @@ def test_T15_T36_a_hit_that_the_screens_find_later_is_shown_before_a_yes_counts(
         assert error.value.code == "STALE_VIEW" and bench.ledger.approvals(held.id) == []
         now = bench.ledger.release(held.id)
         assert (now.revision, now.state, now.facts["responses_hit"]) == (held.revision + 1, "held", 1)
-        (finding,) = bench.releases.view(now)["noticed"]
+        (finding,) = bench.view(now)["noticed"]
         assert finding["code"] == "SCREEN_HIT" and "canary/canary: row" in finding["says"]
         assert bench.events("approval.request")[-1]["reasons"] == ["SCREEN_HIT"]
         with pytest.raises(ConflictError) as error:
@@ -240,7 +240,7 @@ def test_T36_what_never_left_is_nothing_to_compare_with(tmp_path: Path) -> None:
 
 def test_since_when_the_far_end_is_used_begins_anew_with_another_one(site: Site) -> None:
     def since() -> Any:
-        return site.bench.releases.view(site.hold_responses(6, 5))["leaves"]["destination"].get("since_round")
+        return site.bench.view(site.hold_responses(6, 5))["leaves"]["destination"].get("since_round")
 
     assert since() == 1
     site.bench.releases.destination["certificate"] = "ab" * 32
@@ -256,7 +256,7 @@ def test_what_is_used_of_a_limit_is_told_in_the_unit_of_the_limit(tmp_path: Path
     smaller = policy({"  day_bytes: 360000": "  day_bytes: 130000"})
     with closing(Site(tmp_path / "site", "run-1", 3, smaller)) as site:
         site.let_go(site.hold_responses(3, 14))
-        used = site.bench.releases.view(site.hold_factors(1.0))["uses"]
+        used = site.bench.view(site.hold_factors(1.0))["uses"]
         assert re.search(r"day \d\.\dK->\d\dK of 127K", used), used
 
 
@@ -265,10 +265,10 @@ def test_the_counts_that_people_see_are_those_of_the_moment(tmp_path: Path) -> N
     with closing(Site(tmp_path / "site", "run-1", 3, policy({day: "  day_bytes: 130000"}))) as site:
         earlier(site)
         bench, first, second = site.bench, site.hold_factors(1.0), site.hold_factors(1.0)
-        assert "day 34K->67K of 127K" in bench.releases.view(second)["uses"]
+        assert "day 34K->67K of 127K" in bench.view(second)["uses"]
         before = bench.opened(second.id)
         site.let_go(first)
-        shown = bench.releases.view(second)
+        shown = bench.view(second)
         assert "day 67K->99K" in shown["uses"]
         assert {one["code"] for one in shown["noticed"]} == {"BUDGET", "SECOND_RELEASE"}
         assert not set(before["acknowledged"]) & {one["id"] for one in shown["noticed"]}
@@ -292,11 +292,11 @@ def test_showing_a_release_reads_neither_all_that_left_nor_all_that_was_approved
     def unbounded(*arguments: Any) -> Any:
         raise AssertionError("the whole table is read")
 
-    before = site.bench.releases.view(held), site.bench.releases.comparison(held)["against"]
+    before = site.bench.view(held), site.bench.releases.comparison(held)["against"]
     with monkeypatch.context() as counted:
         counted.setattr(site.bench.ledger, "outbox", unbounded)
         counted.setattr(site.bench.ledger, "releases", unbounded)
-        assert (site.bench.releases.view(held), site.bench.releases.comparison(held)["against"]) == before
+        assert (site.bench.view(held), site.bench.releases.comparison(held)["against"]) == before
     assert before[1]["approved_by"] == ["bob"]
 
 
@@ -305,7 +305,7 @@ def test_showing_a_release_writes_nothing(tmp_path: Path) -> None:
         held, ledger = site.hold_factors(1.0), site.bench.ledger
         assert len(ledger.finding_key()) == 32
         ledger._database.execute("PRAGMA query_only=1")
-        site.bench.releases.view(held)
+        site.bench.view(held)
         site.show()
         ledger._database.execute("PRAGMA query_only=0")
 

@@ -23,7 +23,7 @@ from fedsilo.protocol.errors import ConflictError, UsageError
 from silo.guard.answers.queries import Queries
 from silo.guard.messages import Held
 from tests.policies import setting
-from tests.simulated.queries import asked_of, queries_of, same, slow
+from tests.simulated.queries import as_json, asked_of, queries_of, same, slow
 from tests.world import Bench, command
 
 NOTE = "asked for twice today"
@@ -48,8 +48,9 @@ def held(bench: Bench, *, deadline_seconds: float | None = None) -> dict[str, An
 
 
 def told(site: Queries, release: str) -> tuple[str, list[dict[str, Any]], list[dict[str, Any]]]:
-    shown = site.handlers()["approval"]({"release": release})
-    (row,) = site.handlers()["approvals"]({})["releases"]
+    ask = as_json(site)
+    shown = ask["approval"]({"release": release})
+    (row,) = ask["approvals"]({})["releases"]
     return shown["state"], shown["approvers"]["given"], row["answers"]
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from fedsilo.control.answers import to_json
 from fedsilo.files import sqlite_file
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.errors import OperationError
@@ -215,7 +216,7 @@ def test_T39_a_locked_database_of_the_coordinator_is_waited_for_and_halts_nobody
             told = until(lambda: house.store.waiting)
             assert str(tmp_path / "coordinator.db") in told and "locked by another process" in told
             beyond(10.5)
-            state = control.state()  # whoever looks does not wait
+            state = to_json(control.state())  # whoever looks does not wait
             assert state["waits"] == told and state["halted"] == "" and came == []
             let_go()
         assert code_of(came[0]) == "ok" and house.driver.halted == "" and house.store.waiting == ""

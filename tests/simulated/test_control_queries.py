@@ -50,6 +50,7 @@ from tests.policies import setting
 from tests.simulated.queries import (
     WAIT_SECONDS,
     all_pages,
+    as_json,
     asked_of,
     long_log,
     poll,
@@ -306,7 +307,7 @@ def test_the_audit_pages_are_the_whole_log(bench: Bench) -> None:
 
 
 def test_a_verification_runs_beside_the_loop_and_says_how_far_it_came(loop: Loop) -> None:
-    queries, bench = loop.guard.queries.handlers(), loop.bench
+    queries, bench = as_json(loop.guard.queries), loop.bench
     bench.gate.send(Place("", 0, 0, "control.poll"), pb.Poll())
     status = queries["audit.status"]({})
     assert (status["verified_to"], status["verified_at"], status["broken"]) == (None, None, None)
@@ -319,7 +320,7 @@ def test_a_verification_runs_beside_the_loop_and_says_how_far_it_came(loop: Loop
 
 
 def test_T38_a_break_is_named_with_its_record_and_contradicts_the_coordinator(loop: Loop) -> None:
-    queries, bench = loop.guard.queries.handlers(), loop.bench
+    queries, bench = as_json(loop.guard.queries), loop.bench
     (_, path), *_ = segments(bench.audit.directory)
     whole = path.read_bytes()
     path.write_bytes(whole.replace(b'"event":"start"', b'"event":"stop"', 1))
@@ -377,14 +378,14 @@ def test_T38_a_halt_carries_the_code_of_its_cause_and_only_a_lost_history_differ
     loop.coordinator.fails_at("control.poll", cause)
     loop.turn()
     assert loop.bench.gate.halted == str(cause) and loop.bench.gate.halt_code == code
-    assert loop.guard.queries.handlers()["audit.status"]({})["coordinator"] == word
+    assert as_json(loop.guard.queries)["audit.status"]({})["coordinator"] == word
     loop.turn()
     assert until in next(line for line in caplog.text.splitlines() if "nothing is sent until" in line)
     assert loop.bench.events("halt")[-1]["reasons"] == [code]
 
 
 def test_what_is_shown_goes_by_the_guards_own_clock(loop: Loop) -> None:
-    status, verify = (loop.guard.queries.handlers()[name] for name in ("audit.status", "audit.verify"))
+    status, verify = (as_json(loop.guard.queries)[name] for name in ("audit.status", "audit.verify"))
     loop.bench.clock_now = setting.NOW + 86_400
     verify({})
     moment = datetime.fromtimestamp(setting.NOW + 86_400, UTC)

@@ -19,6 +19,7 @@ from coordinator.control import REFRESH_SECONDS, Control
 from coordinator.main import Coordinator, check
 from fedsilo.audit.segments import segments
 from fedsilo.cli import run as cli_run
+from fedsilo.control.answers import to_json
 from fedsilo.control.server import ControlServer
 from fedsilo.demo.provision import init_ca, provision_site
 from fedsilo.protocol._generated import federation_pb2 as pb
@@ -143,13 +144,13 @@ def test_a_coordinator_shows_what_its_own_verification_found(tmp_path: Path) -> 
     people: dict[str, Any] = {"alice": ["operator"]}
     provision_site(tmp_path / "main", site="main", federation_ca=tmp_path / "ca", people=people, is_coordinator=True)
     with Coordinator(check(load_config(write_coordinator(tmp_path / "main", SILOS)))) as coordinator:
-        assert coordinator.control.state()["audit"] == {"size": coordinator.audit.size, "broken": None}
+        assert to_json(coordinator.control.state())["audit"] == {"size": coordinator.audit.size, "broken": None}
         coordinator.audit.append("start")
         (_, path), *_ = segments(coordinator.audit.directory)
         path.write_bytes(path.read_bytes().replace(b'"event":"start"', b'"event":"stop"', 1))
         coordinator.desk.query("audit.verify", "")
         settled(lambda _: json.loads(coordinator.desk.query("audit.status", "").data_json))
-        broken = coordinator.control.state()["audit"]["broken"]
+        broken = to_json(coordinator.control.state())["audit"]["broken"]
         assert broken is not None and broken["seq"] == 0
 
 
@@ -157,7 +158,7 @@ def test_where_a_silo_stands_is_told_of_a_run_that_goes_on_and_of_no_other(joine
     house, silos, made, _ = joined
 
     def places() -> list[tuple[int, int]]:
-        return [(row["round"], row["step"]) for row in made.silos()]
+        return [(row["round"], row["step"]) for row in to_json(made.silos())]
 
     def progress(run: str) -> None:
         silos[0].say("control.progress", pb.Progress(round=1, step=2), run=run, number=1, step=2)

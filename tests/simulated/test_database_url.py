@@ -9,7 +9,7 @@ import pytest
 
 from coordinator.config import load_config
 from coordinator.store import database_url, shown_url
-from fedsilo.files.site_files import settings_of
+from fedsilo.control.site_files import settings_of
 from fedsilo.protocol.errors import UsageError
 from tests.coordinator_folder import write_coordinator
 
@@ -77,6 +77,6 @@ def test_no_setting_shows_the_password(tmp_path: Path) -> None:
     path.write_text(f"{path.read_text()}database: postgresql://fedsilo:{SECRET}@db/runs\n")
     config = load_config(path)
     assert SECRET in config.database_url  # the counterpart: it is there, for the one who dials
-    rows = {row["key"]: row["value"] for row in settings_of(config, path)}
+    rows = {row.key: row.value for row in settings_of(config, path)}
     assert rows["database"] == "postgresql://fedsilo:***@db/runs" and rows["payloads"] == ""
     assert SECRET not in repr(config) + json.dumps(rows)

@@ -465,7 +465,7 @@ def test_a_public_step_held_past_its_deadline_counts_as_missed(holding: Bench) -
 
 def test_what_a_person_is_shown_has_every_fact_and_no_value(holding: Bench) -> None:
     name, _ = held(holding)
-    view = holding.releases.view(holding.ledger.release(name))
+    view = holding.view(holding.ledger.release(name))
     assert view["leaves"]["kinds"][0]["kind"] == "lora.factors"
     assert view["budget"] == "DP off"  # bytes are no privacy budget
     assert view["findings"] == "no text in this message"
@@ -481,7 +481,7 @@ def test_a_person_is_told_which_run_the_difference_is_against(holding: Bench, tm
     _, settled = holding.releases.approve(command("approvals.approve", arguments))
     assert settled is not None and settled.allowed is not None
     holding.gate.transmit(settled.allowed)
-    first = holding.releases.view(holding.ledger.release(name))
+    first = holding.view(holding.ledger.release(name))
     assert first["difference"] == "first release, nothing to compare"  # what left afterwards is no earlier release
     approvals = next(rule for rule in first["policy"]["rules"] if rule["rule"] == "approvals")
     assert (approvals["outcome"], approvals["measured"], first["policy"]["counts"]["hold"]) == ("ok", 1, 0)
@@ -491,7 +491,7 @@ def test_a_person_is_told_which_run_the_difference_is_against(holding: Bench, tm
             holding.ledger.release(name), id=f"r7/{run}", place=Place(run, 7, 0, "lora.factors"), digest="1" * 64,
             payload_bytes=payload_bytes + 5, requested_at=holding.clock_now + 1,
         )  # fmt: skip
-        return str(holding.releases.view(release)["difference"])
+        return str(holding.view(release)["difference"])
 
     assert shown("run-1").startswith("+5 bytes against round 1 of this run; ")
     assert shown("run-2").startswith("+5 bytes against round 1 of the earlier run run-1; ")

@@ -270,7 +270,7 @@ def test_T39_a_no_that_the_log_does_not_take_is_not_kept(holding: Bench, monkeyp
             holding.releases.reject(said("approvals.reject", reason_code="CONTENT"))
     assert holding.ledger.approvals(release.id) == []
     holding.gate.halted = ""  # as after a restart with space
-    assert holding.releases.expire() == [] and holding.releases.view(release)["approvers"]["given"] == []
+    assert holding.releases.expire() == [] and holding.view(release)["approvers"]["given"] == []
     settled = holding.releases.reject(said("approvals.reject", reason_code="TIMING"))
     (record,) = holding.events("approval.deny")
     assert (settled.record, record["reasons"]) == (record["seq"], ["TIMING"])

@@ -168,7 +168,7 @@ def test_T15_a_hit_may_wait_for_as_many_persons_as_the_kind_asks_for(tmp_path: P
         assert isinstance(held, Held)
         assert held.decision.reasons == ("SCREEN_HIT",)
         release = bench.releases.hold(held, deadline_seconds=None)
-        shown = bench.releases.view(release)
+        shown = bench.view(release)
         assert "1 responses with hits (canary/" in shown["findings"]
         arguments: dict[str, Any] = {
             "release": release.id,

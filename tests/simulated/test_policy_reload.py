@@ -137,7 +137,7 @@ def test_T34_the_status_says_what_is_in_force_and_what_it_is_made_of(tmp_path: P
     state = running.loop.state()
     assert f"charter.yaml {policy.parts[1].digest[:12]}" in status_text(state)
     console = state_of(state, {})
-    assert isinstance(console, SiloState) and console.policy_files == 2
+    assert isinstance(console, SiloState) and len(console.policy.made_of) == 2
     running.loop.close()
 
 

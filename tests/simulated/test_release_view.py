@@ -17,6 +17,7 @@ import pytest
 
 from benchmarks.release_site import Site, policy, schema
 from certs.roles import Roles
+from fedsilo.control.answers import to_json
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.envelope import parsed
 from fedsilo.protocol.kinds import OUTBOUND_KINDS
@@ -58,7 +59,7 @@ def say_no(site: Site, release: Release) -> None:
 
 
 def view(site: Site, release: Release) -> dict[str, Any]:
-    shown = site.bench.releases.view(site.bench.ledger.release(release.id))
+    shown = site.bench.view(site.bench.ledger.release(release.id))
     json.dumps(shown)
     assert [row["reason"] for row in shown["policy"]["rules"] if row["outcome"] == "look"] == codes(shown)
     assert shown["policy"]["counts"]["look"] == len(shown["noticed"])
@@ -252,7 +253,8 @@ def test_it_says_who_may_answer_and_how_many_silos_the_round_needs(site: Site) -
         "zoe": frozenset({"approver", "operator"}), "bob": frozenset({"operator", "viewer"}),
         "alice": frozenset({"approver"}),
     })  # fmt: skip
-    shown = Releases(bench.gate, bench.ledger, silo="hospital_a", destination={}, roles=roles).view(held)
+    known = Releases(bench.gate, bench.ledger, silo="hospital_a", destination={}, roles=roles)
+    shown = to_json(known.view(held))
     assert shown["approvers"]["people"] == ["alice", "zoe"] and shown["approvers"]["roles"] == ["approver"]
     assert shown["consequences"]["reject"] == f"{ON_REJECT}: 3 of 4 silos"
 
@@ -296,7 +298,7 @@ def test_T36_a_yes_says_which_later_rounds_leave_unasked_and_by_which_line(
         assert (later["file"], later["line"]) == place and f":{place[1]})" in shown["later"]
         assert ("UNASKED" in shown["later"]) is bool(unasked)
         site.let_go(held)
-        assert site.bench.releases.view(site.bench.ledger.release(held.id))["consequences"]["later_rounds"] == []
+        assert site.bench.view(site.bench.ledger.release(held.id))["consequences"]["later_rounds"] == []
 
 
 def test_T36_a_round_that_was_refused_does_not_use_up_the_asking(tmp_path: Path) -> None:

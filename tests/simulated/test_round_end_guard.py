@@ -16,6 +16,7 @@ from fedsilo.protocol.plan import Plan
 from fedsilo.protocol.swap import public_batch, rows_ahead
 from silo.guard.round_agreement import Agreement
 from tests.policies import setting
+from tests.simulated.queries import as_json
 from tests.world import ADAPTER, Loop, command, small_factors
 
 PLAN = setting.PLAN.model_copy(update={"exchange": "round_end"})  # of three rounds
@@ -170,7 +171,7 @@ def test_figures_answers_and_update_leave_together_at_the_end_of_the_round(loop:
     group = [("metrics.eval", 0, 0), (ANSWERS, 1, 2), (ANSWERS, 1, 4), (UPDATE, 1, 0)]
     assert sent(loop) == group
     assert [envelope.kind for envelope, _ in loop.coordinator.sent[before : before + 4]] == [kind for kind, *_ in group]
-    mine = next(row for row in loop.guard.queries.handlers()["round"]({})["silos"] if row["own"])
+    mine = next(row for row in as_json(loop.guard.queries)["round"]({})["silos"] if row["own"])
     assert [each["phase"] for each in mine["phases"]] == ["sign", "update", "others"], "no step of it ended on its own"
     body = pb.PublicResponses.FromString(loop.coordinator.bodies(ANSWERS)[1][1])
     assert [(row.prompt_index, [each.text for each in row.responses]) for row in body.prompts] == [

@@ -25,7 +25,7 @@ from silo.guard.answers.curves import FigureHistory, prompts_answered
 from silo.link import LinkMessage
 from tests.policies import setting
 from tests.simulated.coordinator_parts import House, SimulatedSilo, federation, until_quiet
-from tests.simulated.queries import long_log
+from tests.simulated.queries import as_json, long_log
 from tests.world import ADAPTER, Loop
 
 CHARTER = "c" * 64
@@ -257,7 +257,7 @@ def in_round(loop: Loop) -> None:
 
 
 def test_a_silo_tells_its_own_phases_and_of_others_what_it_was_told(loop: Loop) -> None:
-    ask = loop.guard.queries.handlers()["round"]
+    ask = as_json(loop.guard.queries)["round"]
     assert ask({})["state"] == "no run yet"
     with pytest.raises(NotFoundError):
         ask({"run": "run-1"})
@@ -313,16 +313,16 @@ def test_the_last_finished_step_of_a_round_is_shown_until_the_next_round(loop: L
 
 def test_a_silos_curves_outlive_a_restart(loop: Loop) -> None:
     in_round(loop)
-    answer = loop.guard.queries.handlers()["curves"]({})
+    answer = as_json(loop.guard.queries)["curves"]({})
     series = {each["name"]: each["points"] for each in answer["series"]}
     assert set(series) == {"pass_at_1", "reward_mean", "kl"} and series["kl"][0]["x"] == 1
     assert (series["pass_at_1"][0]["n"], series["pass_at_1"][0]["n_exact"]) == (484, True)
     assert answer["baseline"] == [{"name": "pass_at_1", "silo": "hospital_a", "value": 0.25}]
     loop.restart()
-    assert loop.guard.queries.handlers()["curves"]({}) == answer
-    assert loop.guard.queries.handlers()["curves"]({"names": "kl"})["names"] == answer["names"]
+    assert as_json(loop.guard.queries)["curves"]({}) == answer
+    assert as_json(loop.guard.queries)["curves"]({"names": "kl"})["names"] == answer["names"]
     with pytest.raises(NotFoundError):
-        loop.guard.queries.handlers()["curves"]({"run": "another"})
+        as_json(loop.guard.queries)["curves"]({"run": "another"})
 
 
 def test_without_the_number_of_prompts_there_is_no_interval(loop: Loop) -> None:
@@ -336,7 +336,7 @@ def test_without_the_number_of_prompts_there_is_no_interval(loop: Loop) -> None:
     loop.guard._trainer_said(LinkMessage("planned", {"overlong": {}, "private_prompts": 40}))
     loop.trainer_says("done", codec.encode(pb.MetricsEval(split="held_out")), task="Evaluate", round=0,
                       metrics={"pass_at_1": 0.25})  # fmt: skip
-    ((point,),) = [each["points"] for each in loop.guard.queries.handlers()["curves"]({})["series"]]
+    ((point,),) = [each["points"] for each in as_json(loop.guard.queries)["curves"]({})["series"]]
     assert (point["value"], point["n"], point["low"], point["high"]) == (0.25, None, None, None)
 
 
@@ -444,7 +444,7 @@ def test_a_disk_that_takes_nothing_costs_the_curve_and_not_the_run(tmp_path: Pat
 
 def test_over_a_log_that_is_not_read_to_its_end_the_answer_says_so(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
     in_round(loop)
-    ask = loop.guard.queries.handlers()["round"]
+    ask = as_json(loop.guard.queries)["round"]
     with monkeypatch.context() as patch:
         patch.setattr(audit_index, "ASKED_RECORDS", 1)
         with pytest.raises(NotFoundError, match="read so far") as early:

@@ -13,6 +13,7 @@ import pytest
 from coordinator.answers.rounds import RoundView
 from coordinator.control import Control
 from coordinator.ingress import SILENT_SECONDS, standing
+from fedsilo.control.answers import to_json
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.errors import ConflictError, WireCode
 from fedsilo.views.lines import UNICODE
@@ -29,7 +30,7 @@ def control_of(house: House) -> Control:
 
 
 def words(house: House) -> dict[str, str]:
-    return {row["silo"]: row["state"] for row in control_of(house).silos()}
+    return {row["silo"]: row["state"] for row in to_json(control_of(house).silos())}
 
 
 @pytest.fixture
@@ -55,7 +56,7 @@ def test_a_silo_is_joined_until_nothing_came_from_it_for_long_and_again_when_it_
     assert set(words(house).values()) == {"joined"}
     all_poll_but_one(house, silos, 1)
     assert words(house) == {**dict.fromkeys(SILOS, "joined"), SILOS[-1]: "silent"}
-    row = control_of(house).silos()[-1]
+    row = to_json(control_of(house).silos())[-1]
     assert row["age_seconds"] == SILENT_SECONDS
     silos[-1].poll()
     assert set(words(house).values()) == {"joined"}
@@ -66,7 +67,7 @@ def test_what_a_restart_does_not_know_yet_it_says_so_and_then_says_silent(here: 
     house.close()
     with closing(House(tmp_path, house.clock)) as again:
         assert set(words(again).values()) == {"not_heard_yet"}
-        assert {row["age_seconds"] for row in control_of(again).silos()} == {None}
+        assert {row["age_seconds"] for row in to_json(control_of(again).silos())} == {None}
         again.clock.seconds += SILENT_SECONDS
         assert set(words(again).values()) == {"silent"}
 
@@ -87,14 +88,14 @@ def test_a_silo_that_is_refused_at_hello_is_not_joined_whatever_refused_it(here:
     assert other.code == WireCode.BASE_MODEL_MISMATCH.value
     silos[1].sequences[""] = 0  # its numbers begin anew, as after a restore from a backup
     assert silos[1].join().code == WireCode.SEQUENCE_REPLAYED.value
-    rows = {row["silo"]: row for row in control_of(house).silos()}
+    rows = {row["silo"]: row for row in to_json(control_of(house).silos())}
     assert [rows[silo]["state"] for silo in SILOS[:3]] == ["refused", "refused", "joined"]
     assert rows[SILOS[0]]["refusal"]["field"] == "base_model_sha256"
     assert rows[SILOS[1]]["refusal"]["code"] == WireCode.SEQUENCE_REPLAYED.value
     silos[1].sequences[""] = 9
     for silo in silos[:2]:
         silo.join()
-    rows = {row["silo"]: row for row in control_of(house).silos()}
+    rows = {row["silo"]: row for row in to_json(control_of(house).silos())}
     assert [(rows[silo]["state"], rows[silo]["refusal"]) for silo in SILOS[:2]] == [("joined", None)] * 2
 
 
@@ -155,7 +156,7 @@ def test_the_console_shows_the_dead_in_red_and_names_them(here: Any) -> None:
     house.submit()
     until_quiet(silos)
     all_poll_but_one(house, silos)
-    state = control_of(house).state()
+    state = to_json(control_of(house).state())
     read = state_of(state, {})
     assert isinstance(read, CoordinatorState)
     shown = Snapshot(link=Link("live", received_at=0.0), server_time=house.clock(), state=read)
@@ -183,10 +184,10 @@ def test_T41_a_silo_whose_clock_differs_is_named_in_status_and_console(here: Any
     house, _ = here
     house.driver.effects.relay.clocks[SILOS[0]] = ahead
     control = control_of(house)
-    rows = {row["silo"]: row for row in control.silos()}
+    rows = {row["silo"]: row for row in to_json(control.silos())}
     assert rows[SILOS[0]].get("clock", "").startswith(told) and "clock" not in rows[SILOS[1]]
     assert ("clock" in rows[SILOS[0]]) == bool(told)
-    read = state_of(control.state(), {})
+    read = state_of(to_json(control.state()), {})
     assert isinstance(read, CoordinatorState)
     found = [need.text for need in needs_of(Snapshot(state=read), 0.0) if need.key.startswith("clock")]
     assert len(found) == bool(told) and all(SILOS[0] in text and told in text for text in found)

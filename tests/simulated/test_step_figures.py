@@ -13,6 +13,7 @@ import pytest
 from silo.guard.answers.curves import FILE, LINE_BYTES_MAX, NAMES_MAX
 from silo.guard.answers.state import _METRICS_KEPT, _METRICS_SHOWN
 from silo.guard.trainer_report import ValuesUnusable
+from tests.simulated.queries import as_json
 from tests.world import Loop
 
 
@@ -34,7 +35,7 @@ def test_what_a_step_says_of_its_engine_is_in_the_state_and_in_the_curves(loop: 
     state = loop.state()
     assert state["metrics"]["stale_detectable_steps"]["value"] == 3.5
     assert "stale_previous" not in state["metrics"]  # of these there are many: the curves have them
-    curves = loop.guard.queries.handlers()["curves"]({"names": "stale_previous,rollout_kl"})
+    curves = as_json(loop.guard.queries)["curves"]({"names": "stale_previous,rollout_kl"})
     found = {series["name"]: series["points"][0]["value"] for series in curves["series"]}
     assert found == {"stale_previous": 0.25, "rollout_kl": 1e-4}
     assert "made_up" not in curves["names"]

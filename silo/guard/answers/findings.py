@@ -1,9 +1,9 @@
 """What is unusual about a held release: findings that a person opens before a yes to it counts (threat T36).
 
-Each is `{"id", "code", "outcome", "says", "evidence"}` with outcome `look`: it denies nothing, a person is to look.
-The id names what it says of this release: another place, another digest in it, another release is another id, so that
-having opened one says nothing of the next. It is keyed with a secret of this ledger, for it stands in the audit log,
-and what a finding says is short enough to guess (T40).
+The outcome of each is `look`: it denies nothing, a person is to look. The id names what it says of this release:
+another place, another digest in it, another release is another id, so that having opened one says nothing of the next.
+It is keyed with a secret of this ledger, for it is in the audit log, and what a finding says is short enough to guess
+(T40).
 
 Does not stop: a person who opens a finding and does not read it. The log shows that it was opened, by whom.
 """
@@ -15,17 +15,16 @@ import hmac
 import json
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
+from fedsilo.control.answers import Evidence, Finding, to_json
 from fedsilo.protocol.errors import UsageError
 from policies.compare import compare
 from policies.model import PolicyFile
 from policies.screens import hits_in_words
 from silo.guard.ledger import Approval, OutboxItem, PolicyInForce, Release
-
-Finding = dict[str, Any]
 
 ENDS_SOON_SECONDS = 86_400.0  # daemons renew with two days and more left (T33), so this close nobody renewed
 # An update of the same training varies by less than this from one round to the next.
@@ -122,15 +121,15 @@ def findings(
         *_second_noticed(release, before.same_place),
         *_screens_noticed(release.facts, before.kept),
     ]
-    return [{"id": finding_id(key, release, one), **one} for one in noticed]
+    return [replace(one, id=finding_id(key, release, one)) for one in noticed]
 
 
-def finding_id(key: bytes, release: Release, finding: Mapping[str, Any]) -> str:
+def finding_id(key: bytes, release: Release, finding: Finding) -> str:
     """Such as NEW_DESTINATION-3fa1c2d0: of what the finding says with all its evidence, about this release."""
     said = json.dumps(
-        [release.id, release.digest, finding["code"], finding["says"], finding["evidence"]], sort_keys=True
+        [release.id, release.digest, finding.code, finding.says, to_json(finding.evidence)], sort_keys=True
     )
-    return f"{finding['code']}-{hmac.new(key, said.encode(), hashlib.sha256).hexdigest()[:_ID_CHARACTERS]}"
+    return f"{finding.code}-{hmac.new(key, said.encode(), hashlib.sha256).hexdigest()[:_ID_CHARACTERS]}"
 
 
 def acknowledged_in(arguments: Mapping[str, Any]) -> list[str]:
@@ -144,7 +143,7 @@ def acknowledged_in(arguments: Mapping[str, Any]) -> list[str]:
 
 def unread(noticed: Sequence[Finding], acknowledged: Collection[str]) -> list[Finding]:
     """Findings that nobody said to have opened."""
-    return [one for one in noticed if one["id"] not in acknowledged]
+    return [one for one in noticed if one.id not in acknowledged]
 
 
 def counts(approval: Approval, noticed: Sequence[Finding]) -> bool:
@@ -154,8 +153,8 @@ def counts(approval: Approval, noticed: Sequence[Finding]) -> bool:
 
 def _look(code: str, says: str, *evidence: tuple[str, Any, Any]) -> Finding:
     """evidence: what was compared, how it was before, how it is now; whole, where the sentence is short."""
-    told = [{"what": what, "before": str(before), "now": str(now)} for what, before, now in evidence]
-    return {"code": code, "outcome": "look", "says": says, "evidence": told}
+    told = tuple(Evidence(what=what, before=str(before), now=str(now)) for what, before, now in evidence)
+    return Finding(id="", code=code, outcome="look", says=says, evidence=told)
 
 
 def _policy_noticed(release: Release, digest: str, policy: PolicyFile | None, before: Before) -> Iterator[Finding]:

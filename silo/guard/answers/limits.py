@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsilo.audit.index import HOLD_ENDS, LogIndex
+from fedsilo.control.answers import CapacityRow, Forecast, LimitRow, Limits, SpentRow, read, read_rows
 from fedsilo.control.server import QueryArguments
 from fedsilo.protocol.kinds import KINDS, of_place
 from policies.capacity import NOT_COUNTED, capacities
@@ -55,11 +56,16 @@ class Limit:
     window: str
     counts: str = ""
 
-    def to_json(self, policy: Policy) -> dict[str, Any]:
-        return {
-            "limit": self.path[-1], "kind": self.kind, "used": self.used, "max": self.most, "unit": self.unit,
-            "window": self.window, "line": line_of(policy, self.path),
-        }  # fmt: skip
+    def row(self, policy: Policy) -> LimitRow:
+        return LimitRow(
+            limit=self.path[-1],
+            kind=self.kind,
+            used=self.used,
+            max=self.most,
+            unit=self.unit,
+            window=self.window,
+            line=line_of(policy, self.path),
+        )
 
 
 class LimitsView:
@@ -88,14 +94,10 @@ class LimitsView:
         self._view = view
         self._schema = schema
         self._now_seconds = now_seconds
-        self._capacity: tuple[str, list[dict[str, Any]]] = ("", [])
+        self._capacity: tuple[str, tuple[CapacityRow, ...]] = ("", ())
 
-    def limits(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Every counting limit.
-
-        Returns:
-            {"rows", "capacity", "not_counted", "dp", "forecast", "releases"}: capacity has the bits per round that an
-            owner of the trainer can get out at most (N1), releases the newest messages of content that were let out.
+    def limits(self, arguments: Mapping[str, Any]) -> Limits:
+        """Return every counting limit.
 
         Raises:
             UsageError: an argument; it takes none.
@@ -108,22 +110,17 @@ class LimitsView:
         stored = sum(self._ledger.payloads.sizes.values())
         limits = list(counted(policy.file, book, view, now=now, stored_bytes=stored))
         if self._capacity[0] != policy.digest:
-            self._capacity = policy.digest, [row.to_json() for row in capacities(policy, self._schema)]
+            rows = [row.to_json() for row in capacities(policy, self._schema)]
+            self._capacity = policy.digest, read_rows(CapacityRow, rows)
         page = self._index.page("egress", limit=RELEASES_SHOWN, verdict="allow")
-        return {
-            "rows": [limit.to_json(policy) for limit in limits],
-            "capacity": self._capacity[1],
-            "not_counted": NOT_COUNTED,
-            "dp": "off",
-            "forecast": forecast(policy, limits, self._last_round(view)),
-            "releases": [
-                {
-                    "seq": row["seq"], "run": row["run"], "round": row["round"], "kind": row["kind"],
-                    "bytes": row["bytes"], "at": row["time"], "outcome": row["outcome"],
-                }
-                for row in page.rows
-            ],
-        }  # fmt: skip
+        return Limits(
+            rows=tuple(limit.row(policy) for limit in limits),
+            capacity=self._capacity[1],
+            not_counted=NOT_COUNTED,
+            dp="off",
+            forecast=forecast(policy, limits, self._last_round(view)),
+            releases=tuple(read(SpentRow, {**row, "at": row["time"]}) for row in page.rows),
+        )
 
     def _last_round(self, view: RunView) -> list[dict[str, Any]]:
         """What the newest round let out that is over, or the open one where there was none before it and nothing of it
@@ -215,19 +212,16 @@ def counted(file: PolicyFile, book: HistoryBook, view: RunView, *, now: float, s
     yield Limit(("retention", "outbox_max_gb"), CONTENT, stored_bytes, most, "bytes", "life")
 
 
-def forecast(policy: Policy, limits: list[Limit], last: list[dict[str, Any]]) -> dict[str, Any]:
-    """{"rounds_left", "bound_by"}: rounds like the last that fit into what is left of the limits of a day.
+def forecast(policy: Policy, limits: list[Limit], last: list[dict[str, Any]]) -> Forecast:
+    """Return how many rounds like the last one still fit.
 
     Args:
         policy: in force.
         limits: as `counted`.
         last: messages of the last round.
-
-    Returns:
-        rounds_left is null where no round was counted, or none of these limits counts what such a round lets out.
     """
     if not last:
-        return {"rounds_left": None, "bound_by": "no round has let anything out yet"}
+        return Forecast(rounds_left=None, bound_by="no round has let anything out yet")
     costs = {"bytes": sum(row["bytes"] for row in last)}
     for row in last:
         costs[row["kind"]] = costs.get(row["kind"], 0) + row["items"]
@@ -237,9 +231,10 @@ def forecast(policy: Policy, limits: list[Limit], last: list[dict[str, Any]]) ->
         if costs.get(limit.counts, 0) > 0
     ]
     if not fits:
-        return {"rounds_left": None, "bound_by": "no limit of a day counts what a round lets out"}
+        return Forecast(rounds_left=None, bound_by="no limit of a day counts what a round lets out")
     left, bound = min(fits, key=lambda item: item[0])
-    return {"rounds_left": left, "bound_by": f"{bound.path[-1]} of this UTC day ({line_of(policy, bound.path)})"}
+    by = f"{bound.path[-1]} of this UTC day ({line_of(policy, bound.path)})"
+    return Forecast(rounds_left=left, bound_by=by)
 
 
 def line_of(policy: Policy, path: KeyPath) -> str:

@@ -18,9 +18,10 @@ from typing import Any
 from fedsilo.audit.index import LogIndex
 from fedsilo.audit.log import AuditLog
 from fedsilo.audit.witness import OWN_HISTORY_LOST
+from fedsilo.control.answers import AnswerGiven, CertificateRow, ReleaseRow, SettingRow, to_json
 from fedsilo.control.audit_queries import AuditView, MessageView
 from fedsilo.control.server import QueryArguments, QueryHandler
-from fedsilo.files.site_files import certificate_file, settings_of
+from fedsilo.control.site_files import certificate_file, settings_of
 from fedsilo.protocol.clocks import utc
 from fedsilo.protocol.errors import NotAllowedError, NotFoundError
 from silo.guard.answers.curves import CurveView, FigureHistory
@@ -150,40 +151,31 @@ def release_page(ledger: Ledger, arguments: Mapping[str, Any]) -> dict[str, Any]
     )  # fmt: skip
     shown = rows[:limit]
     return {
-        "releases": [_row(ledger, release) for _, release in shown],
+        "releases": [to_json(_row(ledger, release)) for _, release in shown],
         "total": total,
         "next": shown[-1][0] if len(rows) > limit else None,
     }
 
 
-def _row(ledger: Ledger, release: Release) -> dict[str, Any]:
-    answers = ledger.approvals(release.id)
-    return {
-        "id": release.id,
-        "kind": release.kind,
-        "run": release.run,
-        "round": release.round,
-        "step": release.step,
-        "bytes": release.payload_bytes,
-        "digest": release.digest,
-        "policy_digest": release.policy_digest,
-        "revision": release.revision,
-        "state": release.state,
-        "held_since": release.requested_at,
-        "expires_at": release.expires_at,
-        "needed": release.persons,
-        "given": [one.person for one in answers if one.verdict == "approve"],
-        "answers": [
-            {
-                "person": one.person,
-                "verdict": one.verdict,
-                "at": utc(one.at),
-                "reason": one.reason_code,
-                "note": one.reason,
-            }
-            for one in answers
-        ],
-    }
+def _row(ledger: Ledger, release: Release) -> ReleaseRow:
+    given = ledger.approvals(release.id)
+    return ReleaseRow(
+        id=release.id,
+        kind=release.kind,
+        run=release.run,
+        round=release.round,
+        step=release.step,
+        bytes=release.payload_bytes,
+        digest=release.digest,
+        policy_digest=release.policy_digest,
+        revision=release.revision,
+        state=release.state,
+        held_since=release.requested_at,
+        expires_at=release.expires_at,
+        needed=release.persons,
+        given=tuple(one.person for one in given if one.verdict == "approve"),
+        answers=tuple(AnswerGiven(one.person, one.verdict, utc(one.at), one.reason_code, one.reason) for one in given),
+    )
 
 
 def ledger_page(ledger: Ledger, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -216,13 +208,8 @@ def ledger_page(ledger: Ledger, arguments: Mapping[str, Any]) -> dict[str, Any]:
 # ---- the site itself ----
 
 
-def certificates(site: Site, arguments: Mapping[str, Any], now: float) -> list[dict[str, Any]]:
-    """This site's certificates, as the files are now, and the authorities above them; never a key.
-
-    Returns:
-        [{"subject", "role", "names", "issuer", "fingerprint", "not_before", "not_after", "days_left", "pinned",
-        "whose", "file", "in_use", "fault"}]. in_use: the running guard uses this one; a renewed file counts from
-        the next start on. A file that cannot be read has a fault, and nothing else.
+def certificates(site: Site, arguments: Mapping[str, Any], now: float) -> list[CertificateRow]:
+    """Return this site's certificates, as the files are now, and the authorities above them; never a key.
 
     Raises:
         UsageError: an argument; it takes none.
@@ -244,10 +231,8 @@ def certificates(site: Site, arguments: Mapping[str, Any], now: float) -> list[d
     return [certificate_file(whose, file, now, in_use) for whose, file, in_use in named if file is not None]
 
 
-def settings(site: Site, arguments: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Every key of the site's configuration as this guard runs with it: [{"key", "value", "origin"}].
-
-    origin is FILE:LINE, or "default". A key file or a secret is named by its path; nothing reads it.
+def settings(site: Site, arguments: Mapping[str, Any]) -> list[SettingRow]:
+    """Return every key of the site's configuration as this guard runs with it. No key file is read.
 
     Raises:
         UsageError: an argument; it takes none.

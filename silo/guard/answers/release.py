@@ -28,6 +28,7 @@ from google.protobuf.message import Message as ProtobufMessage
 
 from certs.roles import may
 from fedsilo.audit.record import shown_digest
+from fedsilo.control import answers
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.clocks import utc
 from fedsilo.protocol.codec import Array, canonical_json, sha256_hex
@@ -90,8 +91,8 @@ class ReleaseView:
         roles: list[str],
         people: Sequence[str] = (),
         later: Sequence[Later] = (),
-    ) -> dict[str, Any]:
-        """Everything a person must see before answering.
+    ) -> answers.HeldRelease:
+        """Return everything a person must see before answering.
 
         Args:
             release: held, or over.
@@ -133,7 +134,7 @@ class ReleaseView:
             if release.state != "held" or item.verdict != "approve" or counts(item, noticed)
         )
         # Who said yes since the rules were judged belongs to what is shown.
-        count = sum(item["verdict"] == "approve" for item in given)
+        count = sum(item.verdict == "approve" for item in given)
         rules = [
             {**rule, "measured": count, "outcome": "ok" if count >= release.persons else "hold"}
             if rule["rule"] == "approvals" and rule["outcome"] == "hold"
@@ -142,64 +143,63 @@ class ReleaseView:
         ]
         looks = [
             {
-                "rule": one["code"].lower().replace("_", " "), "reason": one["code"], "outcome": one["outcome"],
-                "measured": one["says"], "limit": None, "file": "", "line": 0,
+                "rule": one.code.lower().replace("_", " "), "reason": one.code, "outcome": one.outcome,
+                "measured": one.says, "limit": None, "file": "", "line": 0,
             }
             for one in noticed
         ]  # fmt: skip
         rules = with_usual([*looks, *rules], [one.rules for one in earlier if one.state == "approved"])
         outcomes = [str(rule["outcome"]) for rule in rules]
-        return {
-            "id": release.id,
-            "digest": release.digest,
-            "shown": shown_digest(release.id, release.recorded, policy_digest, told_facts),
-            "shown_facts": told_facts,
-            "revision": release.revision,
-            "state": release.state,
-            "run": release.run,
-            "round": release.round,
-            "step": release.step,
-            "held_since": release.requested_at,
-            "expires_at": release.expires_at,
-            "asked_by": sentences["asked_by"],
-            "approvers": {"needed": release.persons, "roles": roles, "people": list(people), "given": given},
-            "leaves": {
-                "destination": {"name": sentences["to"]} | dict(destination) | since,
-                "kinds": [
-                    {
-                        "kind": release.kind,
-                        "says": sentences["says"],
-                        "items": sentences["items"],
-                        "bytes": release.payload_bytes,
-                        "covered_by_epsilon": "NO",
-                    }
-                ],
-                "bytes": release.payload_bytes,
-                "stays": list(STAYS),
-            },
-            "policy": {
-                "name": policy_name,
-                "digest": policy_digest,
-                "before": last.policy_digest if last else "",
-                "counts": {name: outcomes.count(name) for name in ("ok", "look", "hold", "deny")},
-                "rules": [rule for rule in rules if rule["outcome"] != "n.a."],
-            },
-            "budget": sentences["budget"],
-            "uses": "; ".join(_used(facts, rules)),
-            "noticed": noticed,
-            "unscreened": facts.get("screens") == {},  # there is text in it, and no screen of the policy looked at it
-            "findings": sentences["findings"],
-            "difference": self._difference(release, kept, policy_digest, destination.get("not_after", ""), since),
-            "norm": facts.get("l2"),
-            "base": {"now": kept.get("base", ""), "before": kept.get("ended_in", "")},
-            "consequences": {
-                "approve": sentences["approve"],
-                "later": sentences["later"],
-                "later_rounds": list(later),
-                "reject": sentences["reject"],
-            },
-            "deferred": self._ledger.deferred(release.id),
-        }
+        leaving = answers.LeavingKind(
+            kind=release.kind,
+            says=sentences["says"],
+            items=sentences["items"],
+            bytes=release.payload_bytes,
+            covered_by_epsilon="NO",
+        )
+        return answers.HeldRelease(
+            id=release.id,
+            digest=release.digest,
+            shown=shown_digest(release.id, release.recorded, policy_digest, told_facts),
+            shown_facts=told_facts,
+            revision=release.revision,
+            state=release.state,
+            run=release.run,
+            round=release.round,
+            step=release.step,
+            held_since=release.requested_at,
+            expires_at=release.expires_at,
+            asked_by=sentences["asked_by"],
+            approvers=answers.Approvers(needed=release.persons, roles=tuple(roles), people=tuple(people), given=given),
+            leaves=answers.Leaves(
+                destination=answers.read(answers.Destination, {"name": sentences["to"], **destination, **since}),
+                kinds=(leaving,),
+                bytes=release.payload_bytes,
+                stays=STAYS,
+            ),
+            policy=answers.JudgedBy(
+                name=policy_name,
+                digest=policy_digest,
+                before=last.policy_digest if last else "",
+                counts={name: outcomes.count(name) for name in ("ok", "look", "hold", "deny")},
+                rules=answers.read_rows(answers.JudgedRule, [rule for rule in rules if rule["outcome"] != "n.a."]),
+            ),
+            budget=sentences["budget"],
+            uses="; ".join(_used(facts, rules)),
+            noticed=tuple(noticed),
+            unscreened=facts.get("screens") == {},
+            findings=sentences["findings"],
+            difference=self._difference(release, kept, policy_digest, destination.get("not_after", ""), since),
+            norm=facts.get("l2"),
+            base={"now": kept.get("base", ""), "before": kept.get("ended_in", "")},
+            consequences=answers.Consequences(
+                approve=sentences["approve"],
+                later=sentences["later"],
+                later_rounds=tuple(later),
+                reject=sentences["reject"],
+            ),
+            deferred=self._ledger.deferred(release.id),
+        )
 
     # ---- what was before ---------------------------------------------------------------------------
 
@@ -351,19 +351,19 @@ def shown_facts(
     )  # fmt: skip
 
 
-def given_of(answers: Iterable[Approval]) -> list[dict[str, Any]]:
-    """Who answered what, when and why."""
-    return [
-        {
-            "person": item.person,
-            "verdict": item.verdict,
-            "at": item.at,
-            "time": utc(item.at),
-            "reason": item.reason_code,
-            "note": item.reason,
-        }
-        for item in answers
-    ]
+def given_of(approvals: Iterable[Approval]) -> tuple[answers.Given, ...]:
+    """Return who answered what, when and why."""
+    return tuple(
+        answers.Given(
+            person=item.person,
+            verdict=item.verdict,
+            at=item.at,
+            time=utc(item.at),
+            reason=item.reason_code,
+            note=item.reason,
+        )
+        for item in approvals
+    )
 
 
 def on_approve(kind: str, policy: PolicyFile | None) -> str:

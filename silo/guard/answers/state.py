@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
+from fedsilo.control import answers
 from fedsilo.control.server import ControlServer
 from fedsilo.protocol.plan import Plan
 from fedsilo.protocol.tasks import TrainerTask
@@ -79,7 +80,7 @@ class Moment:
     halted: str
     screen_halts: Sequence[str]
     screen_troubles: Sequence[str]
-    held: Sequence[Mapping[str, Any]]
+    held: Sequence[answers.HeldRelease]
     last_run: tuple[str, str]
     waits: str
     clock: Mapping[str, Any]
@@ -114,10 +115,10 @@ class Status:
         self._clock = clock
         self._phase: tuple[TrainerTask | None, str] = (None, "")
         self._finished: tuple[str, int, int] = ("", 0, 0)  # run, round and step of the last step that is done
-        self._metrics: dict[str, Any] = {}
+        self._metrics: dict[str, answers.Metric] = {}
         self._overlong: dict[str, Any] = {}
-        self._donors = {"used": 0, "wanted": 0}
-        self._shown: dict[str, Any] = {}
+        self._donors = answers.Donors(used=0, wanted=0)
+        self._shown: answers.SiloStatus | None = None
         self._policy_digest = ""
 
     # ---- the trainer's reports ---------------------------------------------------------------------
@@ -149,9 +150,9 @@ class Status:
         step = getattr(task, "step", 0)
         where = {"task": type(task).__name__, "round": task.round, "step": step}
         for name, value in shown.items():
-            self._metrics[name] = {"value": value, "source": "local", **where}
-        self._donors["used"] += int(shown.get("donors_used") or 0)
-        self._donors["wanted"] += int(shown.get("donors_wanted") or 0)
+            self._metrics[name] = answers.read(answers.Metric, {"value": value, "source": "local", **where})
+        used, wanted = (int(shown.get(name) or 0) for name in ("donors_used", "donors_wanted"))
+        self._donors = answers.Donors(used=self._donors.used + used, wanted=self._donors.wanted + wanted)
         kept = {name: number(name, reported[name]) for name in _METRICS_KEPT if reported.get(name) is not None}
         if "pass_at_1" in shown:  # together with the prompts behind it
             answered = prompts_answered(view.plan, ready_facts(trainer.get("ready")), self._overlong)
@@ -168,8 +169,8 @@ class Status:
 
     def show_waiting(self, waits: str) -> None:
         """Show what the loop waits for, which cannot show anything meanwhile."""
-        if self._shown and self._shown.get("waits") != waits:
-            self._shown = {**self._shown, "waits": waits}
+        if self._shown is not None and self._shown.waits != waits:
+            self._shown = replace(self._shown, waits=waits)
             self._desk.set_state(self._shown, policy_digest=self._policy_digest)
 
     def show(self, now: Moment) -> None:
@@ -179,63 +180,64 @@ class Status:
             self._shown, self._policy_digest = state, now.policy.digest
             self._desk.set_state(state, policy_digest=now.policy.digest)
 
-    def state(self, now: Moment) -> dict[str, Any]:
+    def state(self, now: Moment) -> answers.SiloStatus:
         """Return the snapshot."""
         config, policy, view, run, counters = self._config, now.policy, now.view, now.run, now.counters
         task = run.task if run else None
         how = "carried" if config.coordinator.by_files else "live" if counters.last_contact else "connecting"
         trainer = dict(now.trainer) | ({"ready": ready_facts(now.trainer["ready"])} if "ready" in now.trainer else {})
-        return {
-            "kind": "silo",
-            "silo": config.silo,
-            "role": config.role,
-            "federation": config.federation,
-            "run": run.plan.run if run else "",
-            "last_run": {"run": now.last_run[0], "state": now.last_run[1]},
-            "method": run.plan.method if run else "",
-            "rounds": run.plan.rounds if run else 0,
-            "local_steps": run.plan.steps_of(config.silo) if run else 0,
-            "round": view.round,
-            "step": getattr(task, "step", 0) or self._finished_step(view),
-            "phase": self._phase_in_words(now),
-            "task": type(task).__name__ if task else "",
-            "paused": bool(run and run.paused),
-            "run_paused": bool(run and counters.run_paused),  # the coordinator says so
-            "adapter_held": run.adapter_held if run else "",
-            "halted": now.halted,
-            "waits": now.waits,
-            "clock": now.clock,
-            "screens": {"halts": sorted(now.screen_halts), "troubles": now.screen_troubles},
-            "trainer": trainer,
-            "overlong": self._overlong,
-            "policy": {
-                "name": policy.file.name,
-                "digest": policy.digest,
-                "mode": policy.file.mode,
-                # What it is made of: the site's own file and, where there is one, the federation's charter.
-                "made_of": [
+        return answers.SiloStatus(
+            kind="silo",
+            silo=config.silo,
+            role=config.role,
+            federation=config.federation,
+            run=run.plan.run if run else "",
+            last_run=answers.RunState(run=now.last_run[0], state=now.last_run[1]),
+            method=run.plan.method if run else "",
+            rounds=run.plan.rounds if run else 0,
+            local_steps=run.plan.steps_of(config.silo) if run else 0,
+            round=view.round,
+            step=getattr(task, "step", 0) or self._finished_step(view),
+            phase=self._phase_in_words(now),
+            task=type(task).__name__ if task else "",
+            paused=bool(run and run.paused),
+            run_paused=bool(run and counters.run_paused),
+            adapter_held=run.adapter_held if run else "",
+            halted=now.halted,
+            waits=now.waits,
+            clock=now.clock,
+            screens=answers.Screens(halts=tuple(sorted(now.screen_halts)), troubles=tuple(now.screen_troubles)),
+            trainer=trainer,
+            overlong=self._overlong,
+            policy=answers.PolicyInUse(
+                name=policy.file.name,
+                digest=policy.digest,
+                mode=policy.file.mode,
+                made_of=tuple(
                     {"file": part.source, "digest": part.digest, "file_sha256": part.file_sha256}
                     for part in policy.parts or (policy,)
-                ],
-            },
-            "held": now.held,
-            "metrics": dict(self._metrics),
-            "donors": dict(self._donors),
-            "left": [
-                {"kind": kind, "messages": counters.messages[kind], "bytes": counters.payload_bytes[kind]}
+                ),
+            ),
+            held=tuple(now.held),
+            metrics=dict(self._metrics),
+            donors=self._donors,
+            left=tuple(
+                answers.LeftRow(kind=kind, messages=counters.messages[kind], bytes=counters.payload_bytes[kind])
                 for kind in sorted(counters.messages)
-            ],
-            "coordinator": {
-                "address": config.coordinator.address,
-                "id": policy.file.federation.coordinator,
-                "link": "down" if counters.last_fault else how,
-                "fault": counters.last_fault,
-                "last_contact": counters.last_contact,
-            },
-            "audit": {"size": now.audit_size, "broken": now.audit_broken},
-            "certificate_until": self._certificate_until.astimezone(UTC).isoformat(),
-            "dp": "off",
-        }
+            ),
+            coordinator=answers.CoordinatorLink(
+                address=config.coordinator.address,
+                id=policy.file.federation.coordinator,
+                link="down" if counters.last_fault else how,
+                fault=counters.last_fault,
+                last_contact=counters.last_contact,
+            ),
+            audit=answers.LogState(
+                size=now.audit_size, broken=answers.read(answers.Broken, now.audit_broken) if now.audit_broken else None
+            ),
+            certificate_until=self._certificate_until.astimezone(UTC).isoformat(),
+            dp="off",
+        )
 
     def _finished_step(self, view: RunView) -> int:
         """Return the last step of the round that is open or ended last, shown while nothing is trained; after a

@@ -13,6 +13,7 @@ from pydantic import BaseModel
 
 from certs.describe import describe_certificate
 from certs.names import parse_spiffe_id
+from fedsilo.control.answers import CertificateRow, SettingRow, filled
 from fedsilo.files.durable import read_regular
 from fedsilo.protocol import strict_yaml
 from fedsilo.protocol.errors import FedSiloError
@@ -21,76 +22,54 @@ CERTIFICATE_BYTES_MAX = 1 << 20
 _SOURCE = "source"  # where a configuration was read from is no key of it
 
 
-def certificate_file(whose: str, path: Path, now_seconds: float, running: str = "") -> dict[str, Any]:
-    """One certificate as the file is now.
+def certificate_file(whose: str, path: Path, now_seconds: float, running: str = "") -> CertificateRow:
+    """Return one certificate as its file is now.
 
     Args:
         whose: in words.
         path: of the file; of a file that cannot be read the row has a fault, and nothing else.
         now_seconds: UTC.
-        running: fingerprint of the one that the daemon uses; a renewed file counts from the next start on. Empty where
-            the daemon reads the file each time.
-
-    Returns:
-        {"subject", "role", "names", "issuer", "fingerprint", "not_before", "not_after", "days_left", "pinned", "whose",
-        "file", "in_use", "fault"}.
+        running: fingerprint of the one that the daemon uses; empty where the daemon reads the file each time.
     """
     try:
         pem = read_regular(path, bytes_max=CERTIFICATE_BYTES_MAX)
     except FedSiloError as error:
-        return _row(whose, str(path)) | {"fault": error.message}
+        return _unread(whose, str(path), error)
     return certificate_row(whose, pem, now_seconds, file=str(path), running=running)
 
 
-def certificate_row(whose: str, pem: bytes, now_seconds: float, *, file: str = "", running: str = "") -> dict[str, Any]:
-    """The same of a certificate that somebody showed. pem: it, and never a key."""
+def certificate_row(whose: str, pem: bytes, now_seconds: float, *, file: str = "", running: str = "") -> CertificateRow:
+    """Return the row of a certificate that somebody showed. pem: it, and never a key."""
     try:
         found = describe_certificate(pem)
     except FedSiloError as error:
-        return _row(whose, file) | {"fault": error.message}
+        return _unread(whose, file, error)
     until = datetime.strptime(found["not_after"], "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
-    names = [name.partition(":")[2] for name in found["names"]]
-    return _row(whose, file) | {
-        "subject": found["subject"],
-        "role": "CA" if found["ca"] else _role_of(names),
-        "names": names,
-        "issuer": found["issuer"],
-        "fingerprint": found["fingerprint"],
-        "not_before": found["not_before"],
-        "not_after": found["not_after"],
-        "days_left": int((until.timestamp() - now_seconds) // 86_400),
-        # a root that this daemon takes nobody else's word for
-        "pinned": bool(found["ca"]),
-        "in_use": not running or running == found["fingerprint"],
-    }
+    names = tuple(name.partition(":")[2] for name in found["names"])
+    same = ("subject", "issuer", "fingerprint", "not_before", "not_after")
+    return filled(
+        CertificateRow,
+        **{name: found[name] for name in same},
+        role="CA" if found["ca"] else _role_of(names),
+        names=names,
+        days_left=int((until.timestamp() - now_seconds) // 86_400),
+        pinned=bool(found["ca"]),
+        whose=whose,
+        file=file,
+        in_use=not running or running == found["fingerprint"],
+    )
 
 
-def _row(whose: str, file: str) -> dict[str, Any]:
-    return {
-        "subject": "",
-        "role": "",
-        "names": [],
-        "issuer": "",
-        "fingerprint": "",
-        "not_before": "",
-        "not_after": "",
-        "days_left": 0,
-        "pinned": False,
-        "whose": whose,
-        "file": file,
-        "in_use": True,
-        "fault": "",
-    }
+def _unread(whose: str, file: str, error: FedSiloError) -> CertificateRow:
+    return filled(CertificateRow, whose=whose, file=file, fault=error.message, pinned=False, in_use=True)
 
 
-def _role_of(names: list[str]) -> str:
+def _role_of(names: tuple[str, ...]) -> str:
     return next((found.role for name in names if (found := parse_spiffe_id(name)) is not None), "")
 
 
-def settings_of(config: BaseModel, source: Path) -> list[dict[str, Any]]:
-    """Every key of a configuration as the daemon runs with it: [{"key", "value", "origin"}].
-
-    origin is FILE:LINE, or "default". A key file or a secret is named by its path.
+def settings_of(config: BaseModel, source: Path) -> list[SettingRow]:
+    """Return every key of a configuration as the daemon runs with it. A key file or a secret is named by its path.
 
     Args:
         config: as it was read.
@@ -103,9 +82,7 @@ def settings_of(config: BaseModel, source: Path) -> list[dict[str, Any]]:
     return list(_settings(config, (), lines, source.name))
 
 
-def _settings(
-    block: BaseModel, path: tuple[str, ...], lines: Mapping[Any, int], source: str
-) -> Iterator[dict[str, Any]]:
+def _settings(block: BaseModel, path: tuple[str, ...], lines: Mapping[Any, int], source: str) -> Iterator[SettingRow]:
     for name in type(block).model_fields:
         if not path and name == _SOURCE:
             continue
@@ -115,7 +92,7 @@ def _settings(
             yield from _settings(value, here, lines, source)
             continue
         origin = f"{source}:{lines[here]}" if here in lines else "default"
-        yield {"key": ".".join(here), "value": _plain(value), "origin": origin}
+        yield SettingRow(key=".".join(here), value=_plain(value), origin=origin)
 
 
 def _plain(value: object) -> Any:
