@@ -381,7 +381,7 @@ def approvals_list(
 def _halt_line(row: Mapping[str, Any]) -> str:
     what = "this silo is halted, two transcripts of one round are signed," if row["kind"] == "round.open" else ""
     return (
-        f"{what or row['kind'] + ' is halted by its text screens'} since {_utc(row['since'])}: {len(row['given'])} of "
+        f"{what or row['kind'] + ' is halted by its text screens'} since {utc(row['since'])}: {len(row['given'])} of "
         f"{row['needed']} approvers have released it (silo approvals release {row['kind']})"
     )
 
@@ -407,8 +407,8 @@ def release_text(data: Mapping[str, Any], *, columns: int | None = None) -> str:
         return "\n".join(
             [
                 f"release {data['id']}  sha256:{data['digest']}  {data['state']}, revision {data['revision']}",
-                f"run {data['run']}, round {data['round']}; held since {_utc(data['held_since'])}, "
-                f"its time {'is' if data['state'] == 'held' else 'was'} until {_utc(data['expires_at'])}",
+                f"run {data['run']}, round {data['round']}; held since {utc(data['held_since'])}, "
+                f"its time {'is' if data['state'] == 'held' else 'was'} until {utc(data['expires_at'])}",
                 *answered_lines(data["approvers"]),
                 f"policy {policy['digest']}, verdicts as the ledger has them:",
                 *(_rule_line(rule) for rule in policy["rules"]),
@@ -421,9 +421,9 @@ def release_text(data: Mapping[str, Any], *, columns: int | None = None) -> str:
     loud = [rule for rule in policy["rules"] if columns is None or rule["outcome"] != "ok"]
     lines = [
         f"release {data['id']}  sha256:{data['digest']}  {data['state']}, revision {data['revision']}",
-        f"asked by {data['asked_by']}; {'expires' if held else 'its time was until'} {_utc(data['expires_at'])}",
+        f"asked by {data['asked_by']}; {'expires' if held else 'its time was until'} {utc(data['expires_at'])}",
         *answered_lines(data["approvers"]),
-        *(f"put off by {person} until {_utc(until)}" for person, until in data.get("deferred", {}).items()),
+        *(f"put off by {person} until {utc(until)}" for person, until in data.get("deferred", {}).items()),
         *([f"FINDINGS {len(noticed)}: each is read before a yes, and named with --ack-finding ID"] if noticed else []),
         *(row for one in noticed for row in _finding_lines(one)),
         *(f"{row['kind']}: {row['says']}" for row in leaves["kinds"] if row.get("says")),
@@ -652,8 +652,8 @@ def defer(
         "silo approvals defer",
         data,
         json_output=json_output,
-        text=f"{data['release']}: you are asked again at {_utc(data['deferred_until'])}; it expires at "
-        f"{_utc(data['expires_at'])}{recorded(data)}",
+        text=f"{data['release']}: you are asked again at {utc(data['deferred_until'])}; it expires at "
+        f"{utc(data['expires_at'])}{recorded(data)}",
     )
 
 
@@ -665,7 +665,7 @@ def _until(minutes: float | None, until: str, request_id: str) -> float:
         if request_id:
             raise UsageError(
                 "--minutes count from now, so the same request id would be given to another command",
-                hint=f"--until {_utc(time.time() + minutes * 60.0)} says the same each time",
+                hint=f"--until {utc(time.time() + minutes * 60.0)} says the same each time",
             )
         return time.time() + minutes * 60.0
     try:
@@ -767,7 +767,3 @@ def _read(noticed: Sequence[Mapping[str, Any]], acknowledged: Sequence[str], col
         typer.echo(harmless("\n".join([f"\nfinding {number} of {len(left)}", *rows, str(one["id"])]), lines=True))
         type_back(str(one["id"]))
     return [*acknowledged, *(str(one["id"]) for one in left)]
-
-
-def _utc(seconds: float) -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))

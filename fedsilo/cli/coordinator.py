@@ -21,6 +21,7 @@ from fedsilo.cli.daemons import (
     clock_now,
     confirm,
     context_daemon,
+    coordinator_command,
     coordinator_query,
 )
 from fedsilo.cli.options import (
@@ -47,6 +48,7 @@ from fedsilo.cli.output import (
     table,
     takes_version,
 )
+from fedsilo.protocol.clocks import utc
 from fedsilo.protocol.errors import NotFoundError
 
 if TYPE_CHECKING:
@@ -78,7 +80,6 @@ def backup(
 
     Run it as the user of the coordinator. Only the backup of a coordinator that has ended can take over from it.
     """
-    from datetime import UTC, datetime
 
     from certs.encoding import load_signing_key
     from coordinator.backup import make_backup, put_into
@@ -92,7 +93,7 @@ def backup(
         _kept(loaded),
         key,
         out,
-        now=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        now=utc(time.time()),
         also=lambda folder: left_out.extend(put_into(folder, loaded, with_keys=with_keys)),
     )
     warnings = []
@@ -350,7 +351,7 @@ def check(config: CoordinatorOption = COORDINATOR_YAML, json_output: JsonOption 
     checked = check_files(load_config(config))
     data = {
         "spiffe_id": checked.identity.spiffe_id,
-        "certificate_not_after": checked.identity.not_after.strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "certificate_not_after": utc(checked.identity.not_after.timestamp()),
         "charter_sha256": checked.charter.digest,
         "lora_schema_sha256": checked.schema.digest,
         "public_rows": len(checked.public.rows),
@@ -465,8 +466,8 @@ def accept_clock(
             raise NotFoundError("time does not stand still here", hint="`coordinator status` says where it does")
         digest, hint = str(stands["digest"]), "`coordinator status --json` names it: data.clock.digest"
         confirm(digest, "", f"{stands['told']}\n{clock_now()}", hint=hint, json_output=json_output)
-    data = cli_transfer.coordinator_command(config, operator, "clock.accept", {"halt": digest}, request_id)
-    now, released = (time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(data[name])) for name in ("accepted", "released"))
+    data = coordinator_command(config, operator, "clock.accept", {"halt": digest}, request_id)
+    now, released = utc(data["accepted"]), utc(data["released"])
     emit(
         "coordinator accept-clock",
         data,

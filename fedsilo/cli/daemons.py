@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import typer
 
+from fedsilo.protocol.clocks import utc
 from fedsilo.protocol.errors import ConflictError, NotFoundError, UsageError
 from fedsilo.protocol.text import harmless
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
     from coordinator.config import CoordinatorConfig
-    from fedsilo.control.client import ControlClient
+    from fedsilo.control.client import ControlClient, Operator
     from silo.config import SiloConfig
 
 Kind = Literal["silo", "coordinator", "policy"]
@@ -170,7 +171,7 @@ def read_configuration(path: Path) -> tuple[Kind, BaseModel]:
     return kind, load_policy(path.read_bytes(), str(path)).own.file
 
 
-# ---- one site --------------------------------------------------------------------------------------------------------
+# ---- one site, or the coordinator ------------------------------------------------------------------------------------
 
 
 SILO_YAML, COORDINATOR_YAML = Path("silo.yaml"), Path("coordinator.yaml")
@@ -211,9 +212,17 @@ def coordinator_query(config: Path, query: str, arguments: Mapping[str, Any] | N
         return client.query(query, arguments)
 
 
+def operator_of(site: SiloConfig, name: str) -> Operator:
+    """A person of a site, whose certificate and key lie beside the site's own."""
+    from fedsilo.control.client import Operator
+
+    folder = site.identity.certificate.parent
+    return Operator(site.silo, folder / f"{name}.crt", folder / f"{name}.key", site.federation)
+
+
 def command(config: SiloConfig, operator: str, name: str, arguments: Mapping[str, Any], request_id: str) -> Any:
     """Carry out a command as a person; what the daemon answered."""
-    from fedsilo.control.client import Operator, sign_as
+    from fedsilo.control.client import sign_as
 
     folder = config.identity.certificate.parent
     if not (folder / f"{operator}.crt").exists():
@@ -222,10 +231,21 @@ def command(config: SiloConfig, operator: str, name: str, arguments: Mapping[str
         raise NotFoundError(
             f"{folder / operator}.crt does not exist", hint=f"there are keys of: {people or 'nobody'} (--operator NAME)"
         )
-    person = Operator(config.silo, folder / f"{operator}.crt", folder / f"{operator}.key", config.federation)
-    signed = sign_as(person, name, arguments, request_id=request_id)
+    signed = sign_as(operator_of(config, operator), name, arguments, request_id=request_id)
     with client_of(config) as client:
         return client.execute(signed)
+
+
+def coordinator_command(config: Path, operator: str, name: str, arguments: Mapping[str, Any], request_id: str) -> Any:
+    """Sign a command as a person of the coordinator's site and carry it out."""
+    from coordinator.config import load_config
+    from fedsilo.control.client import ControlClient, Operator, sign_as
+
+    read = load_config(config)
+    folder = read.identity.certificate.parent
+    person = Operator(read.site, folder / f"{operator}.crt", folder / f"{operator}.key", read.federation)
+    with ControlClient(read.control.socket) as client:
+        return client.execute(sign_as(person, name, arguments, request_id=request_id))
 
 
 # ---- what is shown and typed back ------------------------------------------------------------------------------------
@@ -276,4 +296,4 @@ def confirm(digest: str, expected: str, shown: str, *, hint: str, json_output: b
 
 def clock_now() -> str:
     """A line on this machine's clock, as it is accepted."""
-    return f"this machine's clock shows {time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())}: that is what is accepted"
+    return f"this machine's clock shows {utc(time.time())}: that is what is accepted"

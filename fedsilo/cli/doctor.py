@@ -21,6 +21,7 @@ import typer
 
 from fedsilo.cli.daemons import DEFAULTS
 from fedsilo.cli.output import JsonOption, emit, guarded, table
+from fedsilo.protocol.clocks import utc
 from fedsilo.protocol.errors import FedSiloError, OperationError
 
 if TYPE_CHECKING:
@@ -182,7 +183,7 @@ def _disk(folder: Path) -> Finding:
 
 def _clock(state_dir: Path | None) -> Finding:
     now = time.time()
-    told = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(now))
+    told = utc(now)
     log = None if state_dir is None else state_dir / "audit"
     if log is None or not log.is_dir():
         return Finding("clock", None, f"{told}; nothing here to compare it with")

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedsilo.cli.daemons import SILO_YAML, OperatorOption, SiloOption, confirm, load_site, silo_query
+from fedsilo.cli.daemons import SILO_YAML, OperatorOption, SiloOption, confirm, load_site, operator_of, silo_query
 from fedsilo.cli.messages import BeforeOption, LimitOption, columns_text, older
 from fedsilo.cli.output import JsonOption, emit, guarded, table
+from fedsilo.protocol.clocks import utc
 from fedsilo.protocol.errors import ConflictError, HeldError, UsageError
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ def accept(
     it starts: budgets and counters are raised to what the log shows to have left, holds end, the open run is left. A
     signature is for exactly this ledger beside exactly this log, lies beside the policy, and is good for a day.
     """
-    from fedsilo.control.client import Operator, sign_as
+    from fedsilo.control.client import sign_as
     from fedsilo.files.durable import holder_of
     from fedsilo.files.identity_files import load_site as load_people
     from silo.guard import ledger_check
@@ -114,9 +115,8 @@ def accept(
     pem, roles = load_people(site.identity.site_ca, site.identity.operators, site=site.silo)
     now = datetime.fromtimestamp(max(time.time(), found.latest), UTC)
     people = People(site.silo, pem, roles, now, HOURS_UNKNOWN, site.federation)
-    folder = site.identity.certificate.parent
     signed = sign_as(
-        Operator(site.silo, folder / f"{operator}.crt", folder / f"{operator}.key", site.federation),
+        operator_of(site, operator),
         ledger_check.ACCEPT,
         found.arguments,
         expires=now + timedelta(hours=HOURS_UNKNOWN) - _CLOCKS_DIFFER,
@@ -155,7 +155,7 @@ def _shown(site: SiloConfig, found: Disagreement) -> list[tuple[str, str]]:
     records = since(typed_records(site.state_dir / AUDIT), found)
     left = [f"{count} {kind}, {size:,} bytes" for kind, (count, size) in sent_by_kind(records).items()]
     events = [record.event for record in records]
-    latest = datetime.fromtimestamp(found.latest, UTC).strftime("%Y-%m-%dT%H:%M:%SZ") if found.latest else "-"
+    latest = utc(found.latest) if found.latest else "-"
     return [
         ("why", found.code),
         ("the ledger", f"group {found.ledger.groups}, last written {latest}" if found.ledger else "none"),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedsilo.cli import policy_test as cli_policy_test
-from fedsilo.cli.daemons import SILO_YAML, OperatorOption, SiloOption, confirm, load_site
+from fedsilo.cli.daemons import SILO_YAML, OperatorOption, SiloOption, confirm, load_site, operator_of
 from fedsilo.cli.options import (
     LearningRateOption,
     LocalStepsOption,
@@ -25,6 +25,7 @@ from fedsilo.cli.options import (
     size_text,
 )
 from fedsilo.cli.output import JsonOption, emit, existing, existing_policy, guarded, table
+from fedsilo.protocol.clocks import utc
 from fedsilo.protocol.errors import ConflictError, HeldError, NotFoundError, OperationError, UsageError
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ def propose(
     linted = _linted(site, before, policy.file, [new.parent, site.policy.parent], public or [])
     needed = before.approvals.policy_change if before else signed_files.PERSONS_UNKNOWN
     signed = sign_as(
-        _operator(site, operator),
+        operator_of(site, operator),
         signed_files.PROPOSE,
         policy_change.proposal_arguments(text, charter_text, last.digest, policy.digest, custom_text),
         expires=people.now + timedelta(hours=people.hours) - _CLOCKS_DIFFER,
@@ -105,7 +106,7 @@ def propose(
         "proposer": proposal.proposer,
         "before": proposal.before,
         "after": proposal.after,
-        "expires": _utc(proposal.expires),
+        "expires": utc(proposal.expires.timestamp()),
         "needed": needed,
         "looser": looser,
         "changes": [_row(change) for change in changes],
@@ -117,7 +118,7 @@ def propose(
         json_output=json_output,
         text=lambda: (
             f"{_table(changes)}\n{_lint_lines(linted)}"
-            f"proposal {path} by {proposal.proposer}, until {_utc(proposal.expires)}\n"
+            f"proposal {path} by {proposal.proposer}, until {utc(proposal.expires.timestamp())}\n"
             f"after {proposal.after}\n"
             f"next: {needed} of {', '.join(_others(people, proposal.proposer)) or 'nobody: no other approver'}: "
             f"fedsilo policy activate {path} --config {config} --operator NAME"
@@ -175,7 +176,10 @@ def activate(
     )
     needed = before.approvals.policy_change if before else signed_files.PERSONS_UNKNOWN
     signed = sign_as(
-        _operator(site, operator), signed_files.APPROVE, policy_change.approval_arguments(found), expires=found.expires
+        operator_of(site, operator),
+        signed_files.APPROVE,
+        policy_change.approval_arguments(found),
+        expires=found.expires,
     )
     given = policy_change.write_approval(proposal, found, signed, people)
     approvers, refused = policy_change.approvers_of(proposal, found, people)
@@ -192,7 +196,7 @@ def activate(
         "needed": needed,
         "in_place": complete,
         "after": found.after,
-        "expires": _utc(found.expires),
+        "expires": utc(found.expires.timestamp()),
         "changes": [_row(change) for change in changes],
         "linted": linted,
     }
@@ -209,7 +213,7 @@ def activate(
         text=_lint_lines(linted)
         + f"{len(approvers)} of {needed} approvals: {', '.join(approvers)}"
         + (
-            f"\n{site.policy} is in place; it comes into force at the next start, before {_utc(found.expires)}: "
+            f"\n{site.policy} is in place; it comes into force at the next start, before {data['expires']}: "
             f"silo stop, then silo start --config {config}"
             if complete
             else ""
@@ -308,13 +312,6 @@ def _in_force(site: SiloConfig) -> tuple[PolicyInForce, PolicyFile | None, Peopl
     )
 
 
-def _operator(site: SiloConfig, name: str) -> Any:
-    from fedsilo.control.client import Operator
-
-    folder = site.identity.certificate.parent
-    return Operator(site.silo, folder / f"{name}.crt", folder / f"{name}.key", site.federation)
-
-
 def _others(people: People, proposer: str) -> list[str]:
     return [person for person in people.roles.who_may("change.approve") if person != proposer]
 
@@ -343,10 +340,6 @@ def _text(path: Path) -> str:
         return read_plain_file(existing_policy(path), "policy file").decode("utf-8")
     except UnicodeDecodeError as error:
         raise UsageError(f"{path}: not UTF-8 at byte {error.start}", hint="save it as UTF-8 text") from error
-
-
-def _utc(moment: datetime) -> str:
-    return moment.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 # ---- commands --------------------------------------------------------------------------------------------------------
@@ -812,7 +805,7 @@ def _dated(rule: str, value: Any) -> Any:
     if rule != _TIMED_RULE or value is None:
         return value
     moments = value if isinstance(value, list) else [value]
-    return [datetime.fromtimestamp(float(moment), UTC).strftime("%Y-%m-%dT%H:%M:%SZ") for moment in moments]
+    return [utc(float(moment)) for moment in moments]
 
 
 def _short(value: Any) -> str:

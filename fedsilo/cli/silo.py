@@ -60,6 +60,7 @@ from fedsilo.cli.output import (
     takes_version,
     write_err,
 )
+from fedsilo.protocol.clocks import utc
 from fedsilo.protocol.errors import NotFoundError, UsageError
 from fedsilo.protocol.text import harmless
 
@@ -874,9 +875,7 @@ def resume(
     if accept_clock:
         digest = expect_digest.removeprefix("sha256:") or _clock_halt_shown(site, json_output=json_output)
         data = command(site, operator, "clock.accept", {"halt": digest}, request_id)
-        now, released = (
-            time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(data[name])) for name in ("accepted", "released")
-        )
+        now, released = utc(data["accepted"]), utc(data["released"])
         text = f"the clock counts as it is now, {now}; {released} is released and compared with no more{recorded(data)}"
         emit("silo resume", data, json_output=json_output, text=text)
         return

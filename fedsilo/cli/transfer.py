@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from fedsilo.cli import daemons
-from fedsilo.cli.daemons import COORDINATOR_YAML, CoordinatorOption
+from fedsilo.cli.daemons import COORDINATOR_YAML, CoordinatorOption, coordinator_command
 from fedsilo.cli.output import JsonOption, emit, guarded, recorded, table
 
 OutOption = Annotated[Path, typer.Option("--out", help="File to write. The daemon writes it, so name a folder it may.")]
@@ -125,18 +125,6 @@ def import_release(
             f"next: coordinator export-plan --silo {data['silo']}"
         ),
     )
-
-
-def coordinator_command(config: Path, operator: str, name: str, arguments: Mapping[str, Any], request_id: str) -> Any:
-    """Sign a command as a person of the coordinator's site and carry it out."""
-    from coordinator.config import load_config
-    from fedsilo.control.client import ControlClient, Operator, sign_as
-
-    read = load_config(config)
-    folder = read.identity.certificate.parent
-    person = Operator(read.site, folder / f"{operator}.crt", folder / f"{operator}.key", read.federation)
-    with ControlClient(read.control.socket) as client:
-        return client.execute(sign_as(person, name, arguments, request_id=request_id))
 
 
 def _messages(data: Mapping[str, Any]) -> str:
