@@ -78,3 +78,18 @@ def test_an_example_passes_where_the_policy_names_its_kind_and_is_denied_without
     without = dataclasses.replace(site.policy, file=policy_file(content))
     denied, reasons = verdict(kind, direction, site, without)
     assert denied == "deny" and "KIND_NOT_ALLOWED" in reasons
+
+
+# The first policy here that names a kind, for each way that it goes.
+FIRST = {(kind, direction): name for name, kind, direction in reversed(WAYS)}
+
+
+@pytest.mark.parametrize("name", SITES)
+def test_what_a_policy_does_not_name_is_denied_and_judged_without_a_failure(name: str) -> None:
+    named = {(kind, direction) for of, kind, direction in WAYS if of == name}
+    unnamed = FIRST.keys() - named
+    assert unnamed or name == "further"
+    for kind, direction in sorted(unnamed):
+        denied, reasons = verdict(kind, direction, SITES[FIRST[kind, direction]], SITES[name].policy)
+        assert denied == "deny" and "KIND_NOT_ALLOWED" in reasons, (kind, direction)
+        assert "RULE_FAILED" not in reasons, (kind, direction)

@@ -24,7 +24,6 @@ from policies.model import Policy
 from policies.render import RULESETS
 from policies.rules import RULES
 from tests.policies.kinds import (
-    FURTHER_INBOUND,
     FURTHER_RULES,
     NAMED,
     OFFERED_KINDS,
@@ -64,39 +63,6 @@ def _probe() -> Iterator[None]:
 
 def _named(policy: Policy, side: str, kind: str) -> bool:
     return getattr(getattr(policy.file, side), kind.replace(".", "_")) is not None
-
-
-@pytest.mark.parametrize("ruleset", RULESETS)
-@pytest.mark.parametrize("kind", OFFERED_KINDS)
-def test_a_ruleset_lets_out_exactly_the_kinds_that_it_names(ruleset: str, kind: str) -> None:
-    policy = NAMED[ruleset]
-    decision = good(kind, ruleset).but(history=TWO_PERSONS).decided(policy)
-    if _named(policy, "egress", kind):
-        assert (decision.verdict, decision.explain()) == ("allow", "")
-    else:
-        assert decision.verdict == "deny" and "KIND_NOT_ALLOWED" in decision.reasons
-        assert "RULE_FAILED" not in decision.reasons
-
-
-@pytest.mark.parametrize("ruleset", RULESETS)
-@pytest.mark.parametrize("kind", FURTHER_INBOUND)
-def test_a_ruleset_lets_in_exactly_the_kinds_that_it_names(ruleset: str, kind: str) -> None:
-    policy = NAMED[ruleset]
-    decision = good(kind, ruleset, inbound=True).decided(policy)
-    if _named(policy, "ingress", kind):
-        assert (decision.verdict, decision.explain()) == ("allow", "")
-    else:
-        assert decision.verdict == "deny" and "KIND_NOT_ALLOWED" in decision.reasons
-        assert "RULE_FAILED" not in decision.reasons
-
-
-def test_every_kind_is_let_through_somewhere() -> None:
-    """So the tables above hold an allowed case of each kind, and not refusals only."""
-    policies = [*NAMED.values(), policy_named("further")]
-    assert {kind for kind in OFFERED_KINDS for policy in policies if _named(policy, "egress", kind)} == {*OFFERED_KINDS}
-    assert {kind for kind in FURTHER_INBOUND for policy in policies if _named(policy, "ingress", kind)} == {
-        *FURTHER_INBOUND
-    }
 
 
 def test_a_kind_that_only_a_persons_own_block_names() -> None:
