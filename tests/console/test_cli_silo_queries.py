@@ -159,6 +159,28 @@ def test_a_verification_that_goes_on_is_no_pass(site: Site, ask: Any) -> None:
         assert "2 of 9 records" in told["error"]["message"] and told["data"]["verifying"]
 
 
+@pytest.mark.parametrize(
+    ("words", "rows", "cells"),
+    [
+        (("outbox", "list"), "messages", ("record", "kind", "verdict", "rule")),
+        (("inbox", "list", "--control"), "messages", ("record", "kind", "verdict", "peer")),
+        (("audit", "list"), "records", ("seq", "event", "decision", "reasons")),
+        (("ledger", "limits"), "rows", ("limit", "kind", "share", "policy")),
+        (("ledger", "show"), "content", ("kind", "run", "state")),
+        (("certs",), "", ("whose", "state", "role", "fingerprint")),
+        (("settings",), "", ("key", "value", "origin")),
+    ],
+)
+def test_a_list_has_the_screens_columns_and_a_line_for_each_row(
+    ask: Any, words: tuple[str, ...], rows: str, cells: tuple[str, ...]
+) -> None:
+    data = ask(*words)[1]["data"]
+    code, text = ask(*words, text=True)
+    header, *lines = text.splitlines()[bool(rows) :]
+    assert code == 0 and [name for name in header.split() if name in cells] == list(cells)
+    assert len(lines) == len(data[rows] if rows else data) > 0
+
+
 def test_the_argument_is_named_as_the_person_gave_it(ask: Any) -> None:
     code, told = ask("audit", "show", "9" * 30)
     assert code == 2 and told["error"]["message"].startswith("SEQ 999")
