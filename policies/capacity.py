@@ -11,6 +11,9 @@ tests/policies/test_capacity_planted.py.
 
 Not counted: when messages are sent, and so how many polls and heartbeats fit between two others; and what a guard that
 is not the attacker's fills in itself (envelopes, digests, the round and step that progress names).
+
+And what of a policy should make its reader stop: a great deal of text, a number of records that no plan gives, and what
+makes a well-formed policy one under which nothing leaves.
 """
 
 from __future__ import annotations
@@ -24,13 +27,16 @@ from fedsilo.protocol.plan import Plan
 from policies.kind import Figures
 from policies.kinds import FIGURED
 from policies.model import Policy, TextScreens
-from policies.render import worst_case
 from policies.schema import LoraSchema
 
 NOT_COUNTED = "not counted in these bits: when messages are sent"
 _ERROR_CODES_MAX = 32  # of control.error: a closed list that is shorter
 _LOG_SIZE_BITS = 32  # a checkpoint shows how many records the site's log has; a round makes fewer than 2 to the 32
 _EXACT_TASKS_MAX = 4096  # beyond these the binomial coefficient is bounded, not computed
+
+# Above these a check says how much text may leave: some 5,000 pages a round, 500,000 a day.
+TEXT_ROUND_BYTES = 10_000_000
+TEXT_DAY_BYTES = 1_000_000_000
 
 Planted = tuple[float, str]  # bits in one round, the scheme
 
@@ -63,6 +69,28 @@ class Capacity:
             "planted_bits": None if self.planted_bits is None else round(self.planted_bits, 1),
             "planted": self.planted,
         }
+
+
+def worst_case(policy: Policy, schema: LoraSchema | None = None) -> list[dict[str, Any]]:
+    """The most that one round may let out, by kind: what the policy allows, whatever a plan asks for.
+
+    Args:
+        policy: the site's policy.
+        schema: its LoRA schema; without it factors count as large as the largest message.
+
+    Returns:
+        [{kind, messages, payload_bytes}]. What the values can carry for whoever chooses them: `capacities`.
+    """
+    egress, budgets = policy.file.egress, policy.file.budgets
+    rows: list[tuple[str, int, int]] = []
+    for kind in FIGURED:
+        block = egress.block(kind.name)
+        if block is not None and kind.largest is not None:
+            rows.append((kind.name, *kind.largest(block, Figures(kind.name, policy.file, schema, 0))))
+    return [
+        {"kind": kind, "messages": messages, "payload_bytes": min(size, budgets.round_bytes)}
+        for kind, messages, size in rows
+    ]
 
 
 def capacities(policy: Policy, schema: LoraSchema | None = None) -> list[Capacity]:
@@ -154,6 +182,69 @@ def progress_messages(policy: Policy, steps: int) -> int:
     spare = policy.file.budgets.control_messages_per_minute - GUARD_MESSAGES_PER_MINUTE
     per_minute = min(60 / PROGRESS_SECONDS, max(0, spare))
     return int(per_minute * (ROUND_SECONDS / 60) // steps)
+
+
+# ---- what should make a reader stop -----------------------------------------------------------------
+
+
+def text_warnings(policy: Policy) -> list[str]:
+    """What should make a reader stop: more text in a round, or in a day, than the stated thresholds."""
+    egress, budgets = policy.file.egress, policy.file.budgets
+    # (kind, the key that bounds its text, bytes in a round, bytes in one message)
+    texts = [
+        (kind.name, *kind.text_bytes(block))
+        for kind in FIGURED
+        if kind.text_bytes is not None and (block := egress.block(kind.name)) is not None
+    ]
+    responses = egress.public_responses
+    if not texts:
+        return []
+    kind, key, _, _ = max(texts, key=lambda row: row[2])
+    a_round = min(sum(size for _, _, size, _ in texts), budgets.round_bytes)
+    a_day = min(budgets.day_bytes, budgets.messages_per_minute * 60 * 24 * max(size for *_, size in texts))
+    day_key: tuple[str, ...] = ("budgets", "day_bytes")
+    if responses and len(texts) == 1 and responses.max_bytes_per_day < a_day:
+        a_day, day_key = responses.max_bytes_per_day, ("egress", kind, "max_bytes_per_day")
+    advice = "if no run needs that, write the policy for a smaller plan (--max-new-tokens, --local-steps, --rounds ...)"
+    return [
+        f"{policy.source}:{policy.line_of(place)}: up to {size:,} bytes of text may leave in one {span}, more than "
+        f"{threshold:,}; {advice}"
+        for span, size, threshold, place in (
+            ("round", a_round, TEXT_ROUND_BYTES, ("egress", kind, key)),
+            ("day", a_day, TEXT_DAY_BYTES, day_key),
+        )
+        if size > threshold
+    ]
+
+
+def record_warnings(policy: Policy) -> list[str]:
+    """A number of records that plans of the allowed size cannot give a round: the site would refuse each of them (T7).
+
+    The rule `plan gives enough records` counts a round's private steps times the prompts of each.
+    """
+    egress, asked = policy.file.egress, policy.file.ingress.run_plan
+    if asked is None:
+        return []
+    steps, prompts, found = asked.local_steps[1], asked.prompts_per_step[1], []
+    answers, public = egress.public_responses, 0
+    if answers is not None:
+        public = min(steps, answers.max_responses_per_round // (prompts * asked.samples_per_prompt[1]))
+    for kind, block in egress.updates.items():
+        place = f"{policy.source}:{policy.line_of(('egress', kind, 'min_records'))}"
+        local, each = (policy.line_of(("ingress", "run.plan", key)) for key in ("local_steps", "prompts_per_step"))
+        sizes = f"local_steps {steps} at line {local}, prompts_per_step {prompts} at line {each}"
+        if (most := steps * prompts) < block.min_records:
+            found.append(
+                f"{place}: min_records is {block.min_records} and no allowed plan gives a round more than {most} "
+                f"records ({sizes}), so no run can start here; allow larger plans, or ask for fewer records"
+            )
+        elif 0 < (least := (steps - public) * prompts) < block.min_records:
+            found.append(
+                f"{place}: min_records is {block.min_records} and the largest plan ({sizes}) gives a round {least} "
+                f"records where {public} of its steps are public, so no such run can start here; allow larger plans, "
+                "ask for fewer records, or agree on a larger swap_period"
+            )
+    return found
 
 
 # ---- under which policy nothing leaves, or a screen never runs ----------------------------------------

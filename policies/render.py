@@ -16,11 +16,9 @@ from typing import Any
 
 from fedsilo.protocol.codec import DTYPE_ITEM_BYTES
 from fedsilo.protocol.errors import UsageError
-from policies.kind import Figures
-from policies.kinds import FIGURED
 from policies.kinds.adapters import CLIP_MARGIN
 from policies.load import load_policy
-from policies.model import MIN_UPDATES, Policy
+from policies.model import MIN_UPDATES
 from policies.schema import LoraSchema
 
 RULESETS = (
@@ -48,9 +46,6 @@ _HEADER_BYTES_OF_RESPONSE = 64
 _ROUNDS_PER_DAY_MAX = 200
 _RUNS_PER_DAY = 24  # one of the intended length every hour
 _SIZE_MAX = 10**9
-# Above these a check says how much text may leave: some 5,000 pages a round, 500,000 a day.
-TEXT_ROUND_BYTES = 10_000_000
-TEXT_DAY_BYTES = 1_000_000_000
 _CONTROL_MESSAGE_BYTES = 32768
 # Largest |R R^T - I| of rows that are orthonormal but for the rounding of the wire's values: two rows of length 1 whose
 # values each move by half a unit in the last place differ by at most twice that in their product (2**-8 for bfloat16).
@@ -332,88 +327,6 @@ def _kind_values(
         "reft_max_tensor_l2": _two_digits(2 * (start + reft_moved * math.sqrt(rank * max(width, 1)))),
         "orthonormality_error": _ORTHONORMALITY_ERROR[dtype],
     }
-
-
-def worst_case(policy: Policy, schema: LoraSchema | None = None) -> list[dict[str, Any]]:
-    """The most that one round may let out, by kind: what the policy allows, whatever a plan asks for.
-
-    Args:
-        policy: the site's policy.
-        schema: its LoRA schema; without it factors count as large as the largest message.
-
-    Returns:
-        [{kind, messages, payload_bytes}]. What the values can carry for whoever chooses them: policies/capacity.py.
-    """
-    egress, budgets = policy.file.egress, policy.file.budgets
-    rows: list[tuple[str, int, int]] = []
-    for kind in FIGURED:
-        block = egress.block(kind.name)
-        if block is not None and kind.largest is not None:
-            rows.append((kind.name, *kind.largest(block, Figures(kind.name, policy.file, schema, 0))))
-    return [
-        {"kind": kind, "messages": messages, "payload_bytes": min(size, budgets.round_bytes)}
-        for kind, messages, size in rows
-    ]
-
-
-def text_warnings(policy: Policy) -> list[str]:
-    """What should make a reader stop: more text in a round, or in a day, than the stated thresholds."""
-    egress, budgets = policy.file.egress, policy.file.budgets
-    # (kind, the key that bounds its text, bytes in a round, bytes in one message)
-    texts = [
-        (kind.name, *kind.text_bytes(block))
-        for kind in FIGURED
-        if kind.text_bytes is not None and (block := egress.block(kind.name)) is not None
-    ]
-    responses = egress.public_responses
-    if not texts:
-        return []
-    kind, key, _, _ = max(texts, key=lambda row: row[2])
-    a_round = min(sum(size for _, _, size, _ in texts), budgets.round_bytes)
-    a_day = min(budgets.day_bytes, budgets.messages_per_minute * 60 * 24 * max(size for *_, size in texts))
-    day_key: tuple[str, ...] = ("budgets", "day_bytes")
-    if responses and len(texts) == 1 and responses.max_bytes_per_day < a_day:
-        a_day, day_key = responses.max_bytes_per_day, ("egress", kind, "max_bytes_per_day")
-    advice = "if no run needs that, write the policy for a smaller plan (--max-new-tokens, --local-steps, --rounds ...)"
-    return [
-        f"{policy.source}:{policy.line_of(place)}: up to {size:,} bytes of text may leave in one {span}, more than "
-        f"{threshold:,}; {advice}"
-        for span, size, threshold, place in (
-            ("round", a_round, TEXT_ROUND_BYTES, ("egress", kind, key)),
-            ("day", a_day, TEXT_DAY_BYTES, day_key),
-        )
-        if size > threshold
-    ]
-
-
-def record_warnings(policy: Policy) -> list[str]:
-    """A number of records that plans of the allowed size cannot give a round: the site would refuse each of them (T7).
-
-    The rule `plan gives enough records` counts a round's private steps times the prompts of each.
-    """
-    egress, asked = policy.file.egress, policy.file.ingress.run_plan
-    if asked is None:
-        return []
-    steps, prompts, found = asked.local_steps[1], asked.prompts_per_step[1], []
-    answers, public = egress.public_responses, 0
-    if answers is not None:
-        public = min(steps, answers.max_responses_per_round // (prompts * asked.samples_per_prompt[1]))
-    for kind, block in egress.updates.items():
-        place = f"{policy.source}:{policy.line_of(('egress', kind, 'min_records'))}"
-        local, each = (policy.line_of(("ingress", "run.plan", key)) for key in ("local_steps", "prompts_per_step"))
-        sizes = f"local_steps {steps} at line {local}, prompts_per_step {prompts} at line {each}"
-        if (most := steps * prompts) < block.min_records:
-            found.append(
-                f"{place}: min_records is {block.min_records} and no allowed plan gives a round more than {most} "
-                f"records ({sizes}), so no run can start here; allow larger plans, or ask for fewer records"
-            )
-        elif 0 < (least := (steps - public) * prompts) < block.min_records:
-            found.append(
-                f"{place}: min_records is {block.min_records} and the largest plan ({sizes}) gives a round {least} "
-                f"records where {public} of its steps are public, so no such run can start here; allow larger plans, "
-                "ask for fewer records, or agree on a larger swap_period"
-            )
-    return found
 
 
 def ruleset_name(name: str, known: Sequence[str] = RULESETS) -> str:

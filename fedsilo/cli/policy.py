@@ -479,10 +479,15 @@ def check(file: _FileArgument, charter: _CharterOption = None, json_output: Json
     from fedsilo.files.site_policy import read_effective, read_pinned_schema, read_policy
     from fedsilo.files.task_files import read_tasks
     from fedsilo.protocol.errors import UsageError
-    from policies.capacity import standstill_warnings, unused_screen_warnings
+    from policies.capacity import (
+        record_warnings,
+        standstill_warnings,
+        text_warnings,
+        unused_screen_warnings,
+        worst_case,
+    )
     from policies.load import custom_in_words
     from policies.model import SetPin
-    from policies.render import record_warnings, text_warnings, worst_case
 
     policy = read_policy(existing_policy(file))
     schema = None
@@ -559,7 +564,7 @@ def show(
 ) -> None:
     """Show what a policy lets out, and the most that one round may carry."""
     from fedsilo.files.site_policy import read_effective
-    from policies.render import text_warnings, worst_case
+    from policies.capacity import text_warnings, worst_case
 
     policy = read_effective(existing_policy(file), effective and existing(effective))
     schema, warnings = _pinned_schema(policy.own, file.parent)
@@ -634,7 +639,7 @@ def explain(
     from fedsilo.cli.audit import existing_log, reading_warnings
     from fedsilo.files.site_policy import read_effective
     from fedsilo.protocol.errors import NotFoundError
-    from policies.render import worst_case
+    from policies.capacity import worst_case
     from policies.replay import DECISIONS, replayed
 
     folder = existing_log(log)

@@ -19,18 +19,11 @@ from fedsilo.protocol import strict_yaml
 from fedsilo.protocol.codec import sha256_hex
 from fedsilo.protocol.errors import UsageError
 from fedsilo.protocol.freezing import Freeze, freeze_named
+from policies.capacity import record_warnings, text_warnings
 from policies.compare import effective
 from policies.load import Beside, load_policy
 from policies.model import Policy
-from policies.render import (
-    PlanSize,
-    SiteFacts,
-    delta_limits,
-    record_warnings,
-    render_policy,
-    ruleset_name,
-    text_warnings,
-)
+from policies.render import PlanSize, SiteFacts, delta_limits, render_policy, ruleset_name
 from policies.schema import LoraSchema, schema_from_json
 
 DAY_SECONDS = 86400

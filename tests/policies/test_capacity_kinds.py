@@ -12,11 +12,11 @@ from collections.abc import Iterable, Iterator
 import pytest
 
 from policies import grids
-from policies.capacity import capacities
+from policies.capacity import capacities, worst_case
 from policies.grids import grid_points, log2_choices, of_steps
 from policies.message import Asked
 from policies.model import Policy
-from policies.render import RULESETS, worst_case
+from policies.render import RULESETS
 from tests.policies.kinds import (
     ASKED,
     OFFERED_KINDS,

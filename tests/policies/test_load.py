@@ -6,8 +6,9 @@ import pytest
 
 from fedsilo.files.site_policy import read_ruleset
 from fedsilo.protocol.errors import UsageError
+from policies.capacity import worst_case
 from policies.load import INIT_HINT, load_policy
-from policies.render import RULESETS, PlanSize, worst_case
+from policies.render import RULESETS, PlanSize
 from tests.policies.setting import PLAN, SCHEMA, edited, policy_of, policy_text
 
 

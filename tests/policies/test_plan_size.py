@@ -17,10 +17,11 @@ from fedsilo.cli import silo as cli_silo
 from fedsilo.cli.certs import make_trial
 from fedsilo.files.run_request import EXAMPLE
 from fedsilo.protocol.errors import UsageError
+from policies.capacity import TEXT_DAY_BYTES, TEXT_ROUND_BYTES, text_warnings
 from policies.compare import compare, effective
 from policies.load import load_policy
 from policies.model import Policy
-from policies.render import TEXT_DAY_BYTES, TEXT_ROUND_BYTES, PlanSize, text_warnings
+from policies.render import PlanSize
 from silo.config import load_config
 from silo.guard.site import effective_policy
 from tests.policies.setting import policy_of, policy_text
