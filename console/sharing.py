@@ -150,14 +150,6 @@ _ROUND: Mapping[str, Rule] = {
     }),
     "parameters": LOCAL, "digests": LOCAL, "hidden": RELEASED,
 }  # fmt: skip
-_CURVES: Mapping[str, Rule] = {
-    "party": RELEASED, "run": RELEASED, "run_state": RELEASED, "runs": RELEASED, "x": RELEASED, "x_max": RELEASED,
-    "names": RELEASED, "not_recorded": RELEASED, "baseline": LOCAL,
-    "series": Rows({
-        "name": RELEASED, "silo": RELEASED, "unit": RELEASED, "source": RELEASED, "points": RELEASED,
-    }, _FROM_OTHERS),
-}  # fmt: skip
-
 _PAGE = frozenset({"before", "limit", "control", "kind"})
 _MESSAGES = Question(
     {
@@ -194,7 +186,7 @@ QUERIES: Mapping[str, Question | Share] = {
         "total": LOCAL, "next": RELEASED,
     }, frozenset({"before", "limit"})),
     "round": Question(_ROUND, frozenset({"run", "round"})),
-    "curves": Question(_CURVES, frozenset({"run", "names", "x"})),
+    "curves": Question(rule_of(answers.Curves), frozenset({"run", "names", "x"})),
     "certificates": LOCAL,
     # of a coordinator
     "runs": Question(Rows(rule_of(answers.RunRow))),

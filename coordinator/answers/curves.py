@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from sqlalchemy import select
@@ -21,9 +22,10 @@ from sqlalchemy.orm import Session
 from coordinator import store as db
 from coordinator.answers.rounds import run_row
 from coordinator.driver import Driver
+from fedsilo.control.answers import BaselineRow, CurvePoint, Curves, CurveSeries, filled
 from fedsilo.control.figures import unit_of
 from fedsilo.control.server import QueryArguments
-from fedsilo.protocol.intervals import wilson_interval
+from fedsilo.protocol.intervals import interval_of
 from fedsilo.protocol.plan import Plan, plan_from_canonical
 
 PASS_RATES = ("pass_at_1", "pass_at_1_greedy")
@@ -41,14 +43,14 @@ class CurveView:
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
 
-    def curves(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Series of figures by round; `names` are commas apart. Raises UsageError, NotFoundError."""
+    def curves(self, arguments: Mapping[str, Any]) -> Curves:
+        """Return series of figures by round; `names` are commas apart. Raises UsageError, NotFoundError."""
         with self._driver.parts.store.transaction() as session:
             return curves_answer(session, arguments)
 
 
-def curves_answer(session: Session, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """What the query `curves` answers. Raises UsageError: an argument; NotFoundError: no such run."""
+def curves_answer(session: Session, arguments: Mapping[str, Any]) -> Curves:
+    """Return what the query `curves` answers. Raises UsageError: an argument; NotFoundError: no such run."""
     asked = QueryArguments(arguments, "run", "names", "x")
     x = asked.text("x", among=("round", "step")) or "round"
     names = frozenset(name.strip() for name in asked.text("names").split(",") if name.strip())
@@ -57,23 +59,32 @@ def curves_answer(session: Session, arguments: Mapping[str, Any]) -> dict[str, A
     steps = plan.local_steps if plan and x == "step" else 1
     found = {(name, silo): points for name, silo, points in _series(session, run, plan)} if run else {}
     known = sorted({name for name, _ in found})
-    series = [
-        {
-            "name": name, "silo": silo, "unit": unit_of(name),
-            "source": "computed" if name == "gap" else "released",
-            "points": [{"x": point["round"] * steps} | point for point in points[-POINTS_MAX:]],
-        }
-        for (name, silo), points in found.items() if not names or name in names
-    ]  # fmt: skip
-    return {
-        "party": "coordinator", "run": run.name if run else "", "run_state": run.state if run else "",
-        "runs": list(session.scalars(select(db.Run.name).order_by(db.Run.ordinal.desc()).limit(100))),
-        "x": x, "x_max": (plan.rounds if plan else 0) * steps, "names": known, "series": series,
-        "baseline": _baseline(found, names), "not_recorded": list(NOT_RECORDED),
-    }  # fmt: skip
+    series = tuple(
+        CurveSeries(
+            name=name,
+            silo=silo,
+            unit=unit_of(name),
+            source="computed" if name == "gap" else "released",
+            points=tuple(replace(point, x=point.round * steps) for point in points[-POINTS_MAX:]),
+        )
+        for (name, silo), points in found.items()
+        if not names or name in names
+    )
+    return Curves(
+        party="coordinator",
+        run=run.name if run else "",
+        run_state=run.state if run else "",
+        runs=tuple(session.scalars(select(db.Run.name).order_by(db.Run.ordinal.desc()).limit(100))),
+        x=x,
+        x_max=(plan.rounds if plan else 0) * steps,
+        names=tuple(known),
+        series=series,
+        baseline=_baseline(found, names),
+        not_recorded=NOT_RECORDED,
+    )
 
 
-def _series(session: Session, run: db.Run, plan: Plan | None) -> Iterator[tuple[str, str, list[dict[str, Any]]]]:
+def _series(session: Session, run: db.Run, plan: Plan | None) -> Iterator[tuple[str, str, list[CurvePoint]]]:
     count = plan.evaluation.prompts if plan else 0
     rates: dict[tuple[str, str], dict[int, float]] = {}
     query = select(db.Figure).where(db.Figure.run == run.name, db.Figure.name.like("metric.%")).order_by(db.Figure.id)
@@ -98,32 +109,32 @@ def _series(session: Session, run: db.Run, plan: Plan | None) -> Iterator[tuple[
         yield "update_norm", silo, [_point(number, value, None) for number, value in by_round.items()]
 
 
-def _point(number: int, value: float, count: int | None) -> dict[str, Any]:
-    """`n_exact` is null where no number belongs to the figure."""
-    point: dict[str, Any] = {
-        "round": number, "step": 0, "value": value, "n": count, "n_exact": None if count is None else False,
-        "low": None, "high": None, "silos": None,
-    }  # fmt: skip
-    if count is not None and 0.0 <= value <= 1.0:
-        low, high = wilson_interval(value, count)
-        point |= {"low": round(low, 6), "high": round(high, 6)}
-    return point
+def _point(number: int, value: float, count: int | None, silos: int | None = None) -> CurvePoint:
+    """Return a round's value; `n_exact` is None where no number belongs to the figure."""
+    low, high = interval_of(value, count)
+    return filled(
+        CurvePoint, round=number, value=value, n=count, n_exact=None if count is None else False, low=low, high=high,
+        silos=silos, absent=frozenset({"at"}),
+    )  # fmt: skip
 
 
-def _gaps(rates: Mapping[str, Mapping[int, float]]) -> list[dict[str, Any]]:
+def _gaps(rates: Mapping[str, Mapping[int, float]]) -> list[CurvePoint]:
     """Best silo less worst one, of rounds that at least two silos evaluated; how many they were stands beside it."""
     points = []
     for number in sorted({number for by_round in rates.values() for number in by_round}):
         values = [by_round[number] for by_round in rates.values() if number in by_round]
         if len(values) > 1:
-            points.append(_point(number, round(max(values) - min(values), 6), None) | {"silos": len(values)})
+            points.append(_point(number, round(max(values) - min(values), 6), None, len(values)))
     return points
 
 
-def _baseline(found: Mapping[tuple[str, str], list[dict[str, Any]]], names: frozenset[str]) -> list[dict[str, Any]]:
-    """What silos measured before the first round, on the model that the run began with."""
-    return [
-        {"name": name, "silo": silo, "value": point["value"]}
-        for (name, silo), points in found.items() for point in points[:1]
-        if name in PASS_RATES and point["round"] == 0 and (not names or name in names)
-    ]  # fmt: skip
+def _baseline(
+    found: Mapping[tuple[str, str], list[CurvePoint]], names: frozenset[str]
+) -> tuple[BaselineRow, ...]:  # fmt: skip
+    """Return what silos measured before the first round, on the model that the run began with."""
+    return tuple(
+        BaselineRow(name=name, silo=silo, value=point.value)
+        for (name, silo), points in found.items()
+        for point in points[:1]
+        if name in PASS_RATES and point.round == 0 and (not names or name in names)
+    )

@@ -109,7 +109,8 @@ def _value(kind: Any, value: Any) -> Any:
         return value
     if isinstance(kind, types.UnionType):
         wanted = next(each for each in typing.get_args(kind) if each is not types.NoneType)
-        return _value(wanted, value) if isinstance(value, _accepted(wanted)) else None
+        known = isinstance(value, _accepted(wanted)) and not (isinstance(value, float) and not math.isfinite(value))
+        return _value(wanted, value) if known else None
     if kind is bool:
         return value is True
     if kind is str:
@@ -623,3 +624,62 @@ class CoordinatorStatus(Answer):
     silos: Released[tuple[MemberRow, ...]]
     audit: Released[LogState]
     clock: FreeForm  # what stands still for it
+
+
+# ---- curves --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class CurvePoint(Answer):
+    """A value at one place of a run.
+
+    Attributes:
+        n: of a pass rate, the prompts behind it; None where that is not known, or no number belongs to the figure
+    """
+
+    x: Released[float | None]  # the round or the step
+    round: Released[int]
+    step: Released[int]
+    value: Released[float | None]
+    at: Released[str]  # UTC, at a silo
+    n: Released[int | None]
+    n_exact: Released[bool | None]  # so many were answered; else it is the most that can have been
+    low: Released[float | None]  # of the 95 % interval
+    high: Released[float | None]
+    silos: Released[int | None]  # over how many silos the figure is, where it is over several
+
+
+@dataclass(frozen=True)
+class CurveSeries(Answer):
+    """One silo's figure."""
+
+    name: Released[str]
+    silo: Released[str]  # empty for a figure over all silos
+    unit: Released[str]
+    source: Released[str]  # local (this silo only), released, or computed
+    points: Released[tuple[CurvePoint, ...]]
+
+
+@dataclass(frozen=True)
+class BaselineRow(Answer):
+    """What was measured before the first round, on the model that the run began with."""
+
+    name: str
+    silo: str
+    value: float | None
+
+
+@dataclass(frozen=True)
+class Curves(Answer):
+    """Figures of a run. At a silo those whose source is local stay there."""
+
+    party: Released[str]
+    run: Released[str]
+    run_state: Released[str]
+    runs: Released[tuple[str, ...]]  # newest first
+    x: Released[str]  # round or step
+    x_max: Released[int]  # as many as the plan has
+    names: Released[tuple[str, ...]]  # of all figures, whichever were asked for
+    series: Annotated[tuple[CurveSeries, ...], RELEASED, Only("source", frozenset({"released"}))]
+    baseline: tuple[BaselineRow, ...]
+    not_recorded: Released[tuple[str, ...]]  # what is no figure here, and why

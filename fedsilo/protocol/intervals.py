@@ -11,6 +11,14 @@ import math
 Z_95 = 1.959964  # of the standard normal distribution, two-sided 95 %
 
 
+def interval_of(value: float, count: int | None) -> tuple[float | None, float | None]:
+    """Return the interval of a share to six digits; of what is none, and without a count, none."""
+    if count is None or not 0.0 <= value <= 1.0:
+        return None, None
+    low, high = wilson_interval(value, count)
+    return round(low, 6), round(high, 6)
+
+
 def wilson_interval(share: float, count: int) -> tuple[float, float]:
     """The 95 % score interval of a share (Wilson 1927, JASA 22:209), within 0 and 1.
 

@@ -15,6 +15,7 @@ from coordinator.answers.curves import CurveView
 from coordinator.answers.rounds import RoundView
 from fedsilo.audit import index as audit_index
 from fedsilo.audit.index import LogIndex
+from fedsilo.control.answers import to_json
 from fedsilo.protocol import codec
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.errors import NotFoundError, OperationError, UsageError
@@ -45,7 +46,8 @@ def running(tmp_path: Path) -> Iterator[tuple[House, list[SimulatedSilo], Any, A
         for place, silo in enumerate(silos):
             house.clock.seconds += 40 if place == 3 else 2 + place
             silo.live()
-    yield house, silos, RoundView(house.driver, CHARTER).round, CurveView(house.driver).curves
+    curves = CurveView(house.driver).curves
+    yield house, silos, RoundView(house.driver, CHARTER).round, lambda arguments: to_json(curves(arguments))
     house.close()
 
 
@@ -181,7 +183,7 @@ def test_before_any_run_and_before_the_first_round(tmp_path: Path) -> None:
     house, silos = federation(tmp_path)
     ask = RoundView(house.driver, CHARTER).round
     assert (ask({})["state"], ask({})["silos"]) == ("no run yet", [])
-    assert CurveView(house.driver).curves({})["series"] == []
+    assert CurveView(house.driver).curves({}).series == ()
     with pytest.raises(NotFoundError):
         ask({"run": "run-1"})
     house.submit()

@@ -19,6 +19,7 @@ from coordinator.backup import snapshot_of, told_to_programs
 from coordinator.record import run_record
 from coordinator.store import CONNECTIONS, DatabaseLostError, Store, database_url
 from fedsilo.audit.segments import segments
+from fedsilo.control.answers import to_json
 from fedsilo.files.durable import DiskFullError
 from fedsilo.protocol.errors import ConflictError, FedSiloError, OperationError, UsageError
 from tests.postgres_server import PostgresServer
@@ -216,7 +217,7 @@ def answers_of(house: House) -> list[str]:
         run = session.get_one(db.Run, "run-1")
         told = [curves_answer(session, {}), run_record(session, run, charter_digest=""), db.traffic_table(session)]
     assert len(pages) > 1
-    return [json.dumps(answer) for answer in (*pages, *told)]
+    return [json.dumps(to_json(answer)) for answer in (*pages, *told)]
 
 
 @pytest.fixture(scope="module")

@@ -21,15 +21,17 @@ import math
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from fedsilo.control.answers import BaselineRow, CurvePoint, Curves, CurveSeries
 from fedsilo.control.figures import unit_of
 from fedsilo.control.server import QueryArguments
 from fedsilo.files.durable import write_all, write_durably
 from fedsilo.protocol.clocks import utc
 from fedsilo.protocol.errors import FedSiloError, NotFoundError
-from fedsilo.protocol.intervals import wilson_interval
+from fedsilo.protocol.intervals import interval_of
 from fedsilo.protocol.plan import Plan, plan_from_canonical
 from silo.guard.ledger import Ledger
 
@@ -51,8 +53,8 @@ class CurveView:
         self._ledger = ledger
         self._history = history
 
-    def curves(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Series of figures; `names` are commas apart. By round: the mean of its steps, for counts their sum.
+    def curves(self, arguments: Mapping[str, Any]) -> Curves:
+        """Return series of figures; `names` are commas apart. By round: the mean of its steps, for counts their sum.
 
         Raises:
             UsageError: an argument.
@@ -68,28 +70,34 @@ class CurveView:
         text = self._ledger.plan_of(run)
         plan = plan_from_canonical(text) if text else None
         found = _series(self._history.of(run), plan, x)
-        return {
-            "party": "silo", "run": run, "run_state": self._ledger.run_state(run), "runs": known[:100], "x": x,
-            "x_max": plan.rounds * (plan.local_steps if x == "step" else 1) if plan else 0,
-            "names": sorted(found),
-            "series": [
-                {"name": name, "silo": self._silo(), "unit": unit_of(name), "source": "local",
-                 "points": points[-POINTS_MAX:]}
-                for name, points in found.items() if not names or name in names
-            ],
-            "baseline": [
-                {"name": name, "silo": self._silo(), "value": points[0]["value"]}
+        return Curves(
+            party="silo",
+            run=run,
+            run_state=self._ledger.run_state(run),
+            runs=tuple(known[:100]),
+            x=x,
+            x_max=plan.rounds * (plan.local_steps if x == "step" else 1) if plan else 0,
+            names=tuple(sorted(found)),
+            series=tuple(
+                CurveSeries(
+                    name=name, silo=self._silo(), unit=unit_of(name), source="local", points=points[-POINTS_MAX:]
+                )
                 for name, points in found.items()
-                if name in PASS_RATES and points[0]["round"] == 0 and (not names or name in names)
-            ],
-            "not_recorded": list(NOT_RECORDED),
-        }  # fmt: skip
+                if not names or name in names
+            ),
+            baseline=tuple(
+                BaselineRow(name=name, silo=self._silo(), value=points[0].value)
+                for name, points in found.items()
+                if name in PASS_RATES and points[0].round == 0 and (not names or name in names)
+            ),
+            not_recorded=NOT_RECORDED,
+        )
 
 
-def _series(entries: Sequence[Mapping[str, Any]], plan: Plan | None, x: str) -> dict[str, list[dict[str, Any]]]:
-    """By name. A figure that a task reports again for the same place replaces what it reported before."""
+def _series(entries: Sequence[Mapping[str, Any]], plan: Plan | None, x: str) -> dict[str, tuple[CurvePoint, ...]]:
+    """Return series by name. A figure that a task reports again for the same place replaces what it reported before."""
     steps = plan.local_steps if plan else 0
-    found: dict[str, dict[tuple[int, int], dict[str, Any]]] = {}
+    found: dict[str, dict[tuple[int, int], CurvePoint]] = {}
     for entry in entries:
         for name, value in entry["figures"].items():
             if name != PROMPTS:
@@ -97,37 +105,46 @@ def _series(entries: Sequence[Mapping[str, Any]], plan: Plan | None, x: str) -> 
                 place = entry["round"], entry["step"]
                 found.setdefault(name, {})[place] = _point(entry, float(value), count)
     if x == "round":
-        return {name: _by_round(name, list(points.values())) for name, points in sorted(found.items())}
-    for points in found.values():
-        for (number, step), point in points.items():
-            # what belongs to a whole round stands at its last step
-            point["x"] = max(number - 1, 0) * steps + step if step else number * steps
-    return {name: sorted(points.values(), key=lambda each: each["x"]) for name, points in sorted(found.items())}
+        return {name: _by_round(name, tuple(points.values())) for name, points in sorted(found.items())}
+    return {name: _by_step(tuple(points.values()), steps) for name, points in sorted(found.items())}
 
 
-def _by_round(name: str, points: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    rounds: dict[int, list[dict[str, Any]]] = {}
+def _by_step(points: Sequence[CurvePoint], steps: int) -> tuple[CurvePoint, ...]:
+    """Return points in their order; what belongs to a whole round is at its last step."""
+    placed = (
+        replace(point, x=max(point.round - 1, 0) * steps + point.step if point.step else point.round * steps)
+        for point in points
+    )
+    return tuple(sorted(placed, key=lambda point: point.x or 0))
+
+
+def _by_round(name: str, points: Sequence[CurvePoint]) -> tuple[CurvePoint, ...]:
+    rounds: dict[int, list[CurvePoint]] = {}
     for point in points:
-        rounds.setdefault(point["round"], []).append(point)
+        rounds.setdefault(point.round, []).append(point)
     folded = []
     for number, of_round in sorted(rounds.items()):
-        total = sum(point["value"] for point in of_round)
+        total = sum(point.value or 0.0 for point in of_round)
         value = total if name in SUMS else total / len(of_round)
-        folded.append(of_round[-1] | {"x": number, "step": 0, "value": value})
-    return folded
+        folded.append(replace(of_round[-1], x=number, step=0, value=value))
+    return tuple(folded)
 
 
-def _point(entry: Mapping[str, Any], value: float, count: Any) -> dict[str, Any]:
+def _point(entry: Mapping[str, Any], value: float, count: Any) -> CurvePoint:
     known = isinstance(count, int | float) and count >= 1
-    point: dict[str, Any] = {
-        "x": entry["round"], "round": entry["round"], "step": entry["step"], "value": value, "at": utc(entry["at"]),
-        "n": int(count) if known else None, "n_exact": True if known else None, "low": None, "high": None,
-        "silos": None,
-    }  # fmt: skip
-    if known and 0.0 <= value <= 1.0:
-        low, high = wilson_interval(value, int(count))
-        point |= {"low": round(low, 6), "high": round(high, 6)}
-    return point
+    low, high = interval_of(value, int(count) if known else None)
+    return CurvePoint(
+        x=entry["round"],
+        round=entry["round"],
+        step=entry["step"],
+        value=value,
+        at=utc(entry["at"]),
+        n=int(count) if known else None,
+        n_exact=True if known else None,
+        low=low,
+        high=high,
+        silos=None,
+    )
 
 
 def prompts_answered(plan: Plan | None, trainer: Mapping[str, Any], overlong: Mapping[str, Any]) -> int | None:
