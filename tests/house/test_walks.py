@@ -71,3 +71,15 @@ def test_a_task_and_a_method_are_added_as_the_page_says(tree: Tree) -> None:
     for test in ("half_of_the_way_is_taken_back", "same_training[lookahead-step]", "in_its_ruleset[lookahead]"):
         assert f"{test} PASSED" in done.stdout, done.stdout
     assert "lookahead" not in (ROOT / "fedsilo/protocol/methods/__init__.py").read_text(), "the checkout stays as it is"
+
+
+def test_a_field_of_the_status_is_added_as_the_page_says(tree: Tree) -> None:
+    for each in ("tests", "tools", "benchmarks"):
+        shutil.copytree(ROOT / each, tree.root / each, ignore=shutil.ignore_patterns("__pycache__", "vectors"))
+    written = {apply(tree.root, *block).relative_to(tree.root) for block in walk("a field of the status")}
+    assert len(written) == 3 + 1, "three files and a test"
+    names = [str(path) for path in written]
+    assert tree.run("ruff", "check", *names).stdout == "All checks passed!\n"
+    assert tree.run("ruff", "format", "--check", *names).returncode == 0
+    done = tree.run("python", "-m", "pytest", "-vv", "-n0", "tests/console/test_rounds_left.py")
+    assert done.returncode == 0 and done.stdout.count(" PASSED") == 2, done.stdout
