@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -22,41 +22,16 @@ from console.screens.outbox import OutboxScreen
 from console.screens.overview import OverviewScreen
 from fedsilo.cli import console as cli_console
 from fedsilo.cli.contexts import ContextEntry, write
-from fedsilo.control.client import Event
-from fedsilo.control.client import Snapshot as Reading
 from fedsilo.protocol.errors import FedSiloError, UsageError
 from fedsilo.views.conditions import NOT_READ
 from fedsilo.views.lines import to_text
 from fedsilo.views.state import Link
+from tests.console.daemon import Daemon
 from tests.console.desk import Desk, Signer
 from tests.console.site_answers import CERTIFICATES
-from tests.console.states import POLICY_DIGEST, live, release, silo
+from tests.console.states import live, release, silo
 from tests.console.test_outbox import page
 from tests.console.test_safe import TOGETHER
-
-
-class Daemon:
-    """A source in this process; `held` keeps its next reading back."""
-
-    def __init__(self, state: dict[str, Any]) -> None:
-        self.state, self.closed = state, threading.Event()
-        self.free, self.reads = threading.Event(), 0
-        self.free.set()
-
-    def snapshot(self) -> Reading:
-        self.reads += 1
-        self.free.wait(20)
-        return Reading(7, "2026-12-01T10:00:00.000Z", POLICY_DIGEST, dict(self.state))
-
-    def watch(self, since_sequence: int = 0) -> Iterator[Event]:
-        self.closed.wait(20)
-        yield from ()
-
-    def query(self, name: str, arguments: Mapping[str, Any] | None = None) -> Any:
-        return {}
-
-    def close(self) -> None:
-        self.closed.set()
 
 
 def attachment(name: str, site: str, **changes: Any) -> Attachment:

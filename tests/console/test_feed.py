@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import queue
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import Any
 
 import pytest
 
@@ -20,39 +18,8 @@ from fedsilo.control.client import Event
 from fedsilo.control.server import ControlServer
 from fedsilo.protocol.errors import NotAllowedError, NotFoundError, UnreachableError
 from fedsilo.views.state import Snapshot
+from tests.console.daemon import WAIT_SECONDS, Daemon, idle
 from tests.console.states import Reading, coordinator, silo
-
-WAIT_SECONDS = 20
-
-
-class Daemon:
-    """A source in memory that can be bent: what it answers, what it refuses, and a gate that makes it slow."""
-
-    def __init__(self, state: dict[str, Any] | None = None) -> None:
-        self.state = state or silo()
-        self.answers: dict[str, Any] = {}
-        self.asked: list[tuple[str, dict[str, Any]]] = []
-        self.go_on = threading.Event()
-        self.go_on.set()
-        self.ended = threading.Event()
-
-    def snapshot(self) -> Reading:
-        return Reading(self.state)
-
-    def watch(self, since_sequence: int = 0) -> Iterator[Event]:
-        self.ended.wait(WAIT_SECONDS)
-        yield from ()
-
-    def query(self, name: str, arguments: Mapping[str, Any] | None = None) -> Any:
-        self.asked.append((name, dict(arguments or {})))
-        self.go_on.wait(WAIT_SECONDS)
-        answer = self.answers.get(name, NotFoundError(f"there is no query {name}"))
-        if isinstance(answer, Exception):
-            raise answer
-        return answer(arguments) if callable(answer) else answer
-
-    def close(self) -> None:
-        self.ended.set()
 
 
 def until(arrived: queue.Queue[Snapshot], holds: Callable[[Snapshot], bool]) -> Snapshot:
@@ -83,13 +50,13 @@ def reading(daemon: Daemon) -> Iterator[Reader]:
         yield reader
     finally:
         daemon.go_on.set()
-        daemon.ended.set()
+        daemon.closed.set()
         reader.feed.stop()
 
 
 def test_what_is_wanted_is_asked_at_once_again_and_then_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feed_module, "ASK_INTERVAL_SECONDS", 0.05)
-    daemon, count = Daemon(), iter(range(10_000))
+    daemon, count = idle(), iter(range(10_000))
     daemon.answers["outbox"] = lambda arguments: {"total": next(count), "before": arguments.get("before")}
     with reading(daemon) as reader:
         assert reader.until(lambda seen: seen.link.state == "live").answers == {}
@@ -105,7 +72,7 @@ def test_what_is_wanted_is_asked_at_once_again_and_then_no_more(monkeypatch: pyt
 
 
 def test_an_answer_to_another_question_is_never_shown_under_the_same_key() -> None:
-    daemon = Daemon()
+    daemon = idle()
     daemon.answers["outbox"] = dict
     with reading(daemon) as reader:
         reader.feed.want({"page": ("outbox", {"before": 1})})
@@ -126,7 +93,7 @@ def test_an_answer_to_another_question_is_never_shown_under_the_same_key() -> No
      (ValueError("Expecting value"), "UNREADABLE", "the answer to budget cannot be read: ValueError: Expecting value")],
 )  # fmt: skip
 def test_a_refused_question_is_noted_and_the_rest_goes_on(error: Exception, code: str, text: str) -> None:
-    daemon = Daemon()
+    daemon = idle()
     daemon.answers |= {"budget": error, "outbox": {"total": 3}}
     with reading(daemon) as reader:
         reader.feed.want({"limits": ("budget", {}), "outbox": ("outbox", {})})
@@ -139,7 +106,7 @@ def test_a_refused_question_is_noted_and_the_rest_goes_on(error: Exception, code
 
 
 def test_a_slow_answer_makes_no_reading_late() -> None:
-    daemon = Daemon()
+    daemon = idle()
     daemon.answers["audit"] = {"size": 1}
     with reading(daemon) as reader:
         daemon.go_on.clear()
@@ -152,7 +119,7 @@ def test_a_slow_answer_makes_no_reading_late() -> None:
 
 
 def test_a_screen_that_wants_everything_is_refused() -> None:
-    feed = Feed(Daemon, lambda snapshot: None)
+    feed = Feed(idle, lambda snapshot: None)
     feed.want({str(index): ("outbox", {}) for index in range(QUESTIONS_MAX)})
     with pytest.raises(ValueError, match="at most"):
         feed.want({str(index): ("outbox", {}) for index in range(QUESTIONS_MAX + 1)})
@@ -168,7 +135,7 @@ def test_a_run_record_that_is_refused_costs_its_figures_only() -> None:
 
 def test_after_a_failure_the_same_is_asked_of_the_next_source(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feed_module, "PAUSE_SECONDS_MIN", 0.01)
-    first, second = Daemon(), Daemon()
+    first, second = idle(), idle()
     first.answers["outbox"], second.answers["outbox"] = {"of": "first"}, {"of": "second"}
     sources = iter([first, second])
     arrived: queue.Queue[Snapshot] = queue.Queue()
@@ -186,7 +153,7 @@ def test_after_a_failure_the_same_is_asked_of_the_next_source(monkeypatch: pytes
         assert seen.answers["outbox"] == {"of": "first"}  # what was known stays, marked
         until(arrived, lambda seen: seen.answers.get("outbox") == {"of": "second"})
     finally:
-        second.ended.set()
+        second.closed.set()
         reader.stop()
 
 
@@ -211,7 +178,7 @@ class Eventful(Daemon):
     """With a real desk's events: those from before somebody watched, and those after."""
 
     def __init__(self, kept: int) -> None:
-        super().__init__()
+        super().__init__(silo())
         self.desk = ControlServer("hospital_a", b"", Roles("hospital_a", {}), lambda: datetime.now(UTC))
         self.desk._events = type(self.desk._events)(maxlen=kept)
 
@@ -219,7 +186,7 @@ class Eventful(Daemon):
         return Reading(self.state, sequence=self.desk.snapshot().sequence)
 
     def watch(self, since_sequence: int = 0) -> Iterator[Event]:
-        while not self.ended.is_set():
+        while not self.closed.is_set():
             for event in self.desk.events_since(since_sequence, 0.05):
                 since_sequence = event.sequence
                 yield Event(event.sequence, event.time, event.name, json.loads(event.fields_json))
@@ -247,12 +214,12 @@ def test_of_what_was_before_nothing_counts_as_dropped() -> None:
 
 def test_a_daemon_that_cannot_be_read_is_said_to_be_that_and_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feed_module, "PAUSE_SECONDS_MIN", 0.01)
-    daemon = Daemon()
+    daemon = idle()
     whole = daemon.state
     daemon.state = ["not", "a", "state"]  # type: ignore[assignment]
     with reading(daemon) as reader:
         seen = reader.until(lambda seen: seen.link.state == "disconnected")
         assert "cannot be read: AttributeError" in seen.link.cause
-        daemon.ended.clear()
+        daemon.closed.clear()
         daemon.state = whole
         assert reader.until(lambda seen: seen.link.state == "live").site == "hospital_a"
