@@ -34,9 +34,8 @@ async def test_a_console_that_cannot_be_unlocked_offers_no_key_for_it() -> None:
         assert "L Unlock" not in desk.text and "A Approve…" in desk.text
 
 
-@pytest.mark.parametrize("size", SIZES)
-async def test_a_rejection_asks_for_a_code_and_says_what_each_means(size: tuple[int, int]) -> None:
-    async with console(size) as desk:
+async def test_a_rejection_asks_for_a_code_and_says_what_each_means() -> None:
+    async with console() as desk:
         await open_dialog(desk, "R")
         words = " ".join(desk.text.replace("┃", " ").split())
         assert all(f"{code} {says}" in words for code, says in REJECT_CODES.items()) and "Cancel" in desk.text

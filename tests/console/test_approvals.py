@@ -21,9 +21,8 @@ PAST = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("size", SIZES)
-async def test_what_is_held_and_for_how_long_still(size: tuple[int, int]) -> None:
-    async with console(size) as desk:
+async def test_what_is_held_and_for_how_long_still() -> None:
+    async with console() as desk:
         await desk.show(silo(release(), SECOND))
         await desk.press("3")
         assert isinstance(desk.app.screen, ApprovalsScreen) and "3·Approvals(2)" in desk.text

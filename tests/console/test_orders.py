@@ -18,7 +18,7 @@ from console.screens.overview import OverviewScreen
 from fedsilo.control.client import Operator
 from fedsilo.protocol.errors import ConflictError, NotAllowedError, UnreachableError
 from fedsilo.views.state import Link, Snapshot
-from tests.console.desk import SIZES, Desk, Signer, console
+from tests.console.desk import Desk, Signer, console
 from tests.console.states import NOW, coordinator, live, release, silo
 
 RUN = coordinator()["runs"][0]
@@ -197,9 +197,8 @@ async def ready(desk: Desk, state: dict[str, Any] | Snapshot | None = None, site
     await desk.show(state or at_coordinator())
 
 
-@pytest.mark.parametrize("size", SIZES)
-async def test_P_then_p_pauses_the_run_and_says_where_it_is_recorded(size: tuple[int, int]) -> None:
-    async with console(size) as desk:
+async def test_P_then_p_pauses_the_run_and_says_where_it_is_recorded() -> None:
+    async with console() as desk:
         desk.signer.result = {"state": "paused", "record": 41, "audit_size": 42}
         await ready(desk)
         await desk.press("P")
@@ -269,9 +268,8 @@ async def test_T36_a_run_that_changed_behind_the_dialog_is_not_ordered() -> None
         assert len(await desk.answers_sent()) == 1
 
 
-@pytest.mark.parametrize("size", SIZES)
-async def test_X_takes_the_number_of_the_round(size: tuple[int, int]) -> None:
-    async with console(size) as desk:
+async def test_X_takes_the_number_of_the_round() -> None:
+    async with console() as desk:
         await ready(desk)
         await desk.press("X")
         field, button = desk.app.screen.query_one("#word", Input), desk.app.screen.query_one("#confirm", Button)

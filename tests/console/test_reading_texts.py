@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
-
 from console.base import TextDialog
 from fedsilo.views.lines import line
-from tests.console.desk import SIZES, Desk, console
+from tests.console.desk import Desk, console
 from tests.console.states import silo
 
 LINES = 200
@@ -22,9 +20,8 @@ async def opened(desk: Desk, lines: int = LINES) -> TextDialog:
     return dialog
 
 
-@pytest.mark.parametrize("size", SIZES)
-async def test_each_key_that_moves_a_text_does_and_more_is_said_until_its_end(size: tuple[int, int]) -> None:
-    async with console(size) as desk:
+async def test_each_key_that_moves_a_text_does_and_more_is_said_until_its_end() -> None:
+    async with console() as desk:
         dialog = await opened(desk)
         page = dialog.box.size.height - 1
         assert "line 0 of it" in desk.text and MORE in desk.text

@@ -262,9 +262,8 @@ async def test_lower_case_keys_change_nothing() -> None:
 # ---- and what works --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("size", SIZES)
-async def test_an_approval_is_bound_to_what_was_shown(size: tuple[int, int]) -> None:
-    async with console(size) as desk:
+async def test_an_approval_is_bound_to_what_was_shown() -> None:
+    async with console() as desk:
         await open_dialog(desk)
         await type_word(desk, DIGEST[-4:])
         await desk.press("tab", "enter")
@@ -278,9 +277,8 @@ async def test_an_approval_is_bound_to_what_was_shown(size: tuple[int, int]) -> 
         assert "audit record 72" in desk.text
 
 
-@pytest.mark.parametrize("size", SIZES)
-async def test_after_an_approval_the_screen_shows_what_came_of_it(size: tuple[int, int]) -> None:
-    async with console(size) as desk:
+async def test_after_an_approval_the_screen_shows_what_came_of_it() -> None:
+    async with console() as desk:
         await open_dialog(desk)
         behind = desk.app.screen_stack[-2]
         assert isinstance(behind, ApprovalScreen) and behind.shown.count("hold") == 1
@@ -433,9 +431,8 @@ async def test_after_a_run_the_answered_release_says_so_too() -> None:
         assert "run-1 finished: ctrl+q for the demo's result" in desk.text
 
 
-@pytest.mark.parametrize("size", SIZES)
-async def test_how_to_leave_stands_at_the_foot_and_q_tells_it(size: tuple[int, int]) -> None:
-    async with console(size) as desk:
+async def test_how_to_leave_stands_at_the_foot_and_q_tells_it() -> None:
+    async with console() as desk:
         for state in (silo(), silo(release())):
             await desk.show(state)
             assert "ctrl+q Quit" in desk.text.splitlines()[-1]

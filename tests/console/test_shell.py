@@ -178,9 +178,8 @@ async def test_help_is_of_this_screen_with_commands_and_why_something_is_off() -
         assert "off now: LOCKED" in words and "fedsilo run abort" not in words  # that is a coordinator's
 
 
-@pytest.mark.parametrize("size", SIZES)
-async def test_i_shows_the_json_behind_what_is_selected(size: tuple[int, int]) -> None:
-    async with console(size) as desk:
+async def test_i_shows_the_json_behind_what_is_selected() -> None:
+    async with console() as desk:
         await desk.press("i")
         assert "nothing is selected here" in desk.text
         await desk.show(silo(release()))
@@ -358,9 +357,8 @@ async def test_replay_keys_are_told_where_something_is_played_back() -> None:
 # ---- states ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("size", SIZES)
-async def test_stale_and_disconnected_grey_every_screen_and_keep_what_was_known(size: tuple[int, int]) -> None:
-    async with console(size) as desk:
+async def test_stale_and_disconnected_grey_every_screen_and_keep_what_was_known() -> None:
+    async with console() as desk:
         table = await opened(desk)
         assert not table.fed_screen.greyed
         await desk.wait(10.0)
