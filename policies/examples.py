@@ -6,6 +6,7 @@ allows, and where in it the message stands. Cases of a policy, tests and measure
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -32,7 +33,6 @@ ANOTHER_DIGEST = sha256_hex(ANOTHER.encode())
 CORPUS = ("A record of this site that no case repeats: seven grey herons waited by the frozen harbour wall.",)
 CANARIES = ("canary-of-no-case-4c1f7a",)
 _KEY = bytes(32)
-_RUN = "case-run"
 _SEED = 1
 
 
@@ -90,7 +90,7 @@ class Site:
         learning_rate = asked.learning_rate[1] if asked else 1e-5
         temperature = min(max(1.0, asked.temperature[0]), asked.temperature[1]) if asked else 1.0
         return Plan(
-            run=_RUN,
+            run="case-run",
             federation=file.federation.id,
             method=method,
             silos=tuple(self.names),
@@ -192,12 +192,7 @@ def _bytes_of(made: Example) -> int:
     """Bytes of the tensors behind their header, whose shapes it has."""
     if made.tensors is None or not isinstance(made.body, pb.Factors):
         return 0
-    elements = 0
-    for entry in made.body.tensors:
-        size = 1
-        for side in entry.shape:
-            size *= side
-        elements += size
+    elements = sum(math.prod(entry.shape) for entry in made.body.tensors)
     return elements * DTYPE_ITEM_BYTES[made.body.dtype] + 8
 
 

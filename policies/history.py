@@ -135,12 +135,21 @@ class HistoryBook:
     def _full(self, facts: Facts, approvals: tuple[Approval, ...]) -> History:
         """Of a round that nothing more fits into: a coordinator that goes back to it gets nothing for it (T11)."""
         return History(
-            messages_in_round=FULL, messages_in_step=FULL, messages_in_match=FULL, units_in_day=FULL,
-            messages_in_minute=FULL, responses=FULL, tokens=FULL, text_bytes=FULL, round_bytes=FULL,
-            rounds_released=self.counts.get(_rounds_key(facts), 0), day_bytes=self.days.get(_day(facts["now"]), 0),
+            messages_in_round=FULL,
+            messages_in_step=FULL,
+            messages_in_match=FULL,
+            units_in_day=FULL,
+            messages_in_minute=FULL,
+            responses=FULL,
+            tokens=FULL,
+            text_bytes=FULL,
+            round_bytes=FULL,
+            rounds_released=self.counts.get(_rounds_key(facts), 0),
+            day_bytes=self.days.get(_day(facts["now"]), 0),
             screen_hits_in_day=self.screen_hits.get(_day(facts["now"]), {}).get(facts["kind"], 0),
-            screen_halted=facts["kind"] in self.screen_halts, approvals=approvals,
-        )  # fmt: skip
+            screen_halted=facts["kind"] in self.screen_halts,
+            approvals=approvals,
+        )
 
     def record(self, facts: Facts) -> None:
         """Count an allowed message. Call it once per release, durably before the bytes leave."""

@@ -220,14 +220,25 @@ ScreenName = Literal["pii_basic", "overlap", "canary", "charset"]
 # anybody's.
 TextOnlyName = Literal["pii_basic", "charset"]
 TEXT_ONLY: frozenset[ScreenName] = frozenset(get_args(TextOnlyName))
-PatternName = Literal[
-    "email", "phone", "ssn_us", "nhs_number", "iban", "mrn_like", "date_of_birth", "street_address"
-]  # fmt: skip
+PatternName = Literal["email", "phone", "ssn_us", "nhs_number", "iban", "mrn_like", "date_of_birth", "street_address"]
 Decoder = Literal["base64", "hex", "reversed", "rot13"]
 Alphabet = Literal[
-    "latin", "greek", "cyrillic", "arabic", "hebrew", "devanagari", "thai", "han", "hiragana", "katakana", "hangul",
-    "digits", "punctuation", "math", "symbols",
-]  # fmt: skip
+    "latin",
+    "greek",
+    "cyrillic",
+    "arabic",
+    "hebrew",
+    "devanagari",
+    "thai",
+    "han",
+    "hiragana",
+    "katakana",
+    "hangul",
+    "digits",
+    "punctuation",
+    "math",
+    "symbols",
+]
 
 GRAM_WORDS_MIN, GRAM_WORDS_MAX = 3, 64
 FALSE_POSITIVE_RATE_MAX = 0.01

@@ -102,9 +102,13 @@ def replayed(record: Mapping[str, Any], policy: Policy, found: Facts | str | Non
         # What it would have become by clipping and rounding was never made, so nobody can say that it would have left.
         return Replayed(seq, record, None, "was refused before its values were made fit")
     return Replayed(
-        seq, record, decision, clipped_first=_clips_first(record, decision, policy), rescreened=again,
+        seq,
+        record,
+        decision,
+        clipped_first=_clips_first(record, decision, policy),
+        rescreened=again,
         withheld_first=_withholds_first(record, decision, policy),
-    )  # fmt: skip
+    )
 
 
 def screened_otherwise(facts: Mapping[str, Any], policy: Policy) -> dict[ScreenName, bool]:

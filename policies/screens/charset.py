@@ -18,12 +18,30 @@ from typing import Final
 from policies.model import Alphabet
 
 _SCRIPTS: Final[dict[str, Alphabet]] = {
-    "LATIN": "latin", "GREEK": "greek", "CYRILLIC": "cyrillic", "ARABIC": "arabic", "HEBREW": "hebrew",
-    "DEVANAGARI": "devanagari", "THAI": "thai", "CJK": "han", "HIRAGANA": "hiragana", "KATAKANA": "katakana",
-    "HANGUL": "hangul", "MATHEMATICAL": "math", "DOUBLE-STRUCK": "math", "SCRIPT": "math", "BLACK-LETTER": "math",
-    "MICRO": "greek", "COMBINING": "latin", "FEMININE": "latin", "MASCULINE": "latin", "ANGSTROM": "latin",
-    "KELVIN": "latin", "OHM": "greek", "PLANCK": "math",
-}  # fmt: skip
+    "LATIN": "latin",
+    "GREEK": "greek",
+    "CYRILLIC": "cyrillic",
+    "ARABIC": "arabic",
+    "HEBREW": "hebrew",
+    "DEVANAGARI": "devanagari",
+    "THAI": "thai",
+    "CJK": "han",
+    "HIRAGANA": "hiragana",
+    "KATAKANA": "katakana",
+    "HANGUL": "hangul",
+    "MATHEMATICAL": "math",
+    "DOUBLE-STRUCK": "math",
+    "SCRIPT": "math",
+    "BLACK-LETTER": "math",
+    "MICRO": "greek",
+    "COMBINING": "latin",
+    "FEMININE": "latin",
+    "MASCULINE": "latin",
+    "ANGSTROM": "latin",
+    "KELVIN": "latin",
+    "OHM": "greek",
+    "PLANCK": "math",
+}
 _DEGREES = "\u00b0\u2103\u2109"  # signs of a unit, which Unicode calls other symbols
 _PLAIN_SPACES = " \t\n\r"
 

@@ -95,8 +95,22 @@ class _Letters(dict[int, "int | str | None"]):
 
 
 # One reading for what looks alike in both directions, so i and l are one letter, and 6 and 9 are.
-_LEET = {"0": "o", "1": "i", "2": "z", "3": "e", "4": "a", "5": "s", "6": "g", "7": "t", "8": "b", "9": "g",
-         "l": "i", "|": "i", "@": "a", "$": "s"}  # fmt: skip
+_LEET = {
+    "0": "o",
+    "1": "i",
+    "2": "z",
+    "3": "e",
+    "4": "a",
+    "5": "s",
+    "6": "g",
+    "7": "t",
+    "8": "b",
+    "9": "g",
+    "l": "i",
+    "|": "i",
+    "@": "a",
+    "$": "s",
+}
 _LEET_WORD = str.maketrans(_LEET)
 _STANDS_FOR_A_LETTER = "@$|"
 _INSIDE_WORDS = "-'."  # left out, so that a hyphenated word is one word
@@ -115,8 +129,20 @@ def _ascii_table(letters: _Letters) -> tuple[bytes, bytes]:
     return kept + bytes(128), bytes(code for code, one in enumerate(read) if not one)
 
 
-_DIGIT_WORDS = {"zero": "0", "oh": "0", "nought": "0", "one": "1", "two": "2", "three": "3", "four": "4", "five": "5",
-                "six": "6", "seven": "7", "eight": "8", "nine": "9"}  # fmt: skip
+_DIGIT_WORDS = {
+    "zero": "0",
+    "oh": "0",
+    "nought": "0",
+    "one": "1",
+    "two": "2",
+    "three": "3",
+    "four": "4",
+    "five": "5",
+    "six": "6",
+    "seven": "7",
+    "eight": "8",
+    "nine": "9",
+}
 _TIMES = {"double": 2, "triple": 3}
 NUMBER_DIGITS_MIN = 7  # the shortest number that a pattern looks for
 _DIGIT_WORD = re.compile("|".join([*_DIGIT_WORDS, *_TIMES]))
