@@ -50,7 +50,7 @@ _STAGES_OF_A_SITE = (
 _NEAREST = {
     named.COMMANDS: ("tests/security/test_T36_what_people_signed.py", "tests/security/test_T29_orders*.py"),
     named.ORDERS: ("tests/security/test_T36_what_people_signed.py",),
-    named.COORDINATOR_MAIN: ("tests/simulated/test_T41_coordinators_clock.py",),
+    named.COORDINATOR_MAIN: ("tests/simulated/test_T41_clocks.py",),
     named.DRIVER: ("tests/security/test_T23_T24*.py", "tests/simulated/test_coordinator*.py"),
     named.POLICY_CHANGE: ("tests/simulated/test_T12*.py", "tests/simulated/test_policy_commands.py"),
     named.CLOCKS: ("tests/policies/test_T41_clocks.py",),
@@ -61,11 +61,10 @@ _NEAREST = {
     named.GUARD_POLICY_CHANGE: (
         "tests/simulated/test_policy_in_force.py",
         "tests/simulated/test_T42_older_ledger.py",
-        "tests/simulated/test_policy_reload.py",
     ),
     named.LEDGER: (
         "tests/simulated/test_T42*.py",
-        "tests/simulated/test_policy_reload.py",
+        "tests/simulated/test_policy_in_force.py",
         "tests/simulated/test_retention.py",
     ),
     named.LEDGER_CHECK: ("tests/simulated/test_T42*.py",),
@@ -75,12 +74,12 @@ _NEAREST = {
         "tests/simulated/test_gate.py",
     ),
     named.RELEASES: (
-        "tests/security/test_T36_what_was_shown.py",
+        "tests/security/test_T36_what_people_signed.py",
         "tests/simulated/test_gate_screens.py",
-        "tests/simulated/test_policy_reload.py",
+        "tests/simulated/test_policy_in_force.py",
     ),
     named.SITE: ("tests/simulated/test_policy*.py",),
-    named.ROUND_AGREEMENT: ("tests/security/test_T20_round_transcripts.py", "tests/security/test_T20*.py"),
+    named.ROUND_AGREEMENT: ("tests/security/test_T20*.py",),
 }
 _SECONDS_MAX = 900  # a mutant that hangs the suite is noticed too
 _THREAT = re.compile(r"(?:\b|_)([TXB])([0-9]{1,2})(?![0-9A-Za-z])")

@@ -1,4 +1,6 @@
-"""Files that a party obeys are refused where others may write them, or a folder on the way to them (threat T59)."""
+"""T59: files that a party obeys are refused where others may write them, or a folder on the way to them, and have no
+line that people and `grep` do not see.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +12,15 @@ from pathlib import Path
 
 import pytest
 
+from certs.roles import load_roles
 from fedsilo.files.durable import require_authority, write_durably
-from fedsilo.protocol.errors import FedSiloError, NotAllowedError, OperationError
+from fedsilo.protocol.errors import FedSiloError, NotAllowedError, OperationError, UsageError
+from fedsilo.protocol.strict_yaml import load
+from policies.load import load_policy
 from silo.guard.checks import check_site
 from silo.guard.main import serve
 from silo.guard.site import require_authority_files
+from tests.policies.setting import policy_text
 from tests.simulated.policy_site import PolicySite, text_of
 
 CODE = "WRITABLE_BY_OTHERS"
@@ -150,3 +156,32 @@ def test_T59_silo_check_and_silo_start_refuse_and_say_which(place: PolicySite) -
     with pytest.raises(FedSiloError) as other:  # the counterpart: it gets as far as the certificate
         serve(place.config, ready=lambda _: None)
     assert other.value.code != CODE
+
+
+HIDDEN = ("\u0085", "\u2028", "\u2029", "\r")
+
+
+@pytest.mark.parametrize("character", HIDDEN, ids=ascii)
+def test_T59_a_key_behind_a_break_that_only_yaml_sees_is_refused(character: str) -> None:
+    text = f"first: 1\n# a comment{character}second: 2\n"
+    with pytest.raises(UsageError) as refused:
+        load(text.encode(), "file.yaml")
+    assert refused.value.message.startswith("file.yaml:2: ") and f"U+{ord(character):04X}" in refused.value.message
+    visible = load(f"first: 1\r\n# a comment{ascii(character)[1:-1]}second: 2\r\n".encode(), "file.yaml")
+    assert visible.value == {"first": 1}
+
+
+@pytest.mark.parametrize("character", HIDDEN, ids=ascii)
+def test_T59_an_escape_in_a_quoted_text_is_seen_and_passes(character: str) -> None:
+    assert load(f'name: "a\\u{ord(character):04x}b"\n'.encode(), "file.yaml").value == {"name": f"a{character}b"}
+
+
+@pytest.mark.parametrize("character", HIDDEN, ids=ascii)
+def test_T59_policies_and_roles_are_read_so(character: str) -> None:
+    policy = policy_text()
+    load_policy(f"{policy}# seen by two people\n".encode(), "policy.yaml")
+    with pytest.raises(UsageError):
+        load_policy(f"{policy}# seen by two people{character}".encode(), "policy.yaml")
+    with pytest.raises(UsageError) as refused:
+        load_roles(f"# seen{character}".encode(), "roles.yaml")
+    assert f"U+{ord(character):04X}" in refused.value.message

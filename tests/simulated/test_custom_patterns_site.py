@@ -30,7 +30,7 @@ from tests.policies import own_patterns as own
 from tests.policies import setting
 from tests.simulated import screening
 from tests.simulated.policy_site import PolicySite, text_of
-from tests.simulated.test_policy_reload import Running, running_on
+from tests.simulated.test_policy_in_force import Running, running_on
 from tests.world import Bench, command
 
 SCREENS = f"text_screens:\n  pii_basic: {{patterns: [email], custom_file: {own.NAME}}}\n"

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from coordinator import store as db
 from fedsilo.audit.log import sent_by_kind
 from fedsilo.audit.record import Record
 from fedsilo.audit.segments import LogFullError
@@ -25,8 +27,15 @@ from fedsilo.protocol.errors import (
     UnreachableError,
 )
 from fedsilo.protocol.place import Place
+from policies.grids import BitPatterns
+from policies.kinds import adapters
+from policies.model import Policy
+from silo.guard.decisions import RunView
+from silo.guard.gate import is_rebuilt
 from silo.guard.messages import Allowed, Denied, Held, IngressDenied
+from silo.sampling import Training
 from tests.policies import setting
+from tests.simulated.coordinator_parts import federation, until_quiet
 from tests.world import OUR_KEY, Bench, Killed, command, small_factors
 
 A = "model.layers.0.self_attn.q_proj.lora_A"
@@ -505,3 +514,240 @@ def test_the_ledger_names_the_newest_run_also_when_it_is_over(bench: Bench) -> N
     assert bench.ledger.last_run() == ("run-1", "finished")
     bench.ledger.decline_run("run-2")
     assert bench.ledger.last_run() == ("run-2", "declined")
+
+
+def evaluation(digest: str) -> pb.MetricsEval:
+    return pb.MetricsEval(split="held_out", adapter_digest=digest, metrics=[pb.Metric(name="pass_at_1", value=0.25)])
+
+
+def test_T09_an_evaluation_leaves_with_the_digest_that_the_coordinator_announced_and_no_other(bench: Bench) -> None:
+    first, second = "ab" * 32, "cd" * 32
+    bench.gate.view = RunView(setting.PLAN).opened(1, pb.RoundOpen(base_digest="ef" * 32))
+    assert isinstance(bench.gate.offer(bench.gate.view.place("metrics.eval", 1), evaluation(first)), Denied)
+    bench.gate.view = bench.gate.view.evaluating(first)
+    assert isinstance(bench.gate.offer(bench.gate.view.place("metrics.eval", 1), evaluation(second)), Denied)
+    # The next round opens while the trainer still evaluates, and the silo is started again.
+    bench.gate.view = bench.gate.view.opened(2, pb.RoundOpen(base_digest=first)).evaluating(second)
+    bench.gate.view = RunView.from_json(setting.PLAN, json.loads(json.dumps(bench.gate.view.to_json())))
+    assert isinstance(bench.gate.offer(bench.gate.view.place("metrics.eval", 1), evaluation(first)), Allowed)
+    assert isinstance(bench.gate.offer(bench.gate.view.place("metrics.eval", 2), evaluation(first)), Denied)
+    assert isinstance(bench.gate.offer(bench.gate.view.place("metrics.eval", 2), evaluation(second)), Allowed)
+    assert isinstance(bench.gate.offer(bench.gate.view.place("metrics.eval", 0), evaluation(first)), Denied)
+    assert isinstance(bench.gate.offer(bench.gate.view.place("metrics.eval", 0), evaluation("")), Allowed)
+
+
+def test_T09_progress_beyond_the_plan_is_not_said(bench: Bench) -> None:
+    bench.gate.send(bench.gate.view.place("control.progress", 1, 4), pb.Progress(round=1, step=4))
+    for number, step in ((1, 5), (2, 1)):
+        body = pb.Progress(round=number, step=step)
+        with pytest.raises(DeniedError):
+            bench.gate.send(bench.gate.view.place("control.progress", number, step), body)
+    with pytest.raises(DeniedError):
+        bench.gate.send(bench.gate.view.place("control.progress", 1, 4), pb.Progress(round=1, step=3))
+    assert bench.channel.kinds() == ["control.progress"]
+
+
+def test_T09_answers_in_another_order_stay_here(bench: Bench) -> None:
+    assert isinstance(bench.responses((4, ()), (1, ("12",)), (7, ())), Denied)
+    assert isinstance(bench.responses((1, ("12",)), (4, ()), (7, ())), Allowed)
+
+
+def test_T36_opening_round_2_first_does_not_free_the_first_release(tmp_path: Path) -> None:
+    bench = Bench(tmp_path / "a", setting.policy_of(setting.policy_text(first_rounds=1)))
+    bench.gate.view = RunView(setting.PLAN, 2, setting.BASE_DIGEST, 1.0, {}, 0, training=Training(6, 1, 4))
+    header = pb.Factors(base_digest=setting.BASE_DIGEST)
+    offered = bench.gate.offer(bench.gate.view.place("lora.factors", 2), header, tensors=small_factors())
+    assert isinstance(offered, Held)
+    bench.close()
+
+
+def test_a_round_that_opens_again_is_its_redelivery_or_not_let_in(bench: Bench) -> None:
+    def deliver(body: pb.RoundOpen, number: int) -> None:
+        bench.channel.routing = {"run": "run-1", "round": number}
+        bench.channel.answer = ("round.open", body)
+        bench.gate.send(bench.gate.view.place("control.poll"), pb.Poll())
+
+    steps = [pb.PublicStep(step=2, prompt_indices=[1, 4, 7]), pb.PublicStep(step=4, prompt_indices=[0, 2, 3])]
+    body = pb.RoundOpen(base_digest="cd" * 32, public_steps=steps)
+    deliver(body, 2)
+    bench.gate.view = bench.gate.view.opened(2, body)
+    deliver(body, 2)
+    restored = RunView.from_json(setting.PLAN, json.loads(json.dumps(bench.gate.view.to_json())))
+    assert restored.witnesses is None  # nobody's word is carried over a restart: joining asks again
+    bench.gate.view = restored.witnessed(1)
+    deliver(body, 2)  # killed before the acknowledgement was sent
+    for changed, number in ((pb.RoundOpen(base_digest="ef" * 32, public_steps=steps), 2), (body, 1)):
+        with pytest.raises(IngressDenied):
+            deliver(changed, number)
+    deliver(body, 3)
+
+
+def test_a_round_that_was_not_let_in_can_be_abstained_from(bench: Bench) -> None:
+    body = pb.Abstain(round=3)
+    with pytest.raises(DeniedError):
+        bench.gate.send(Place("run-1", 3, 0, "control.abstain"), body)
+    for view in (bench.gate.view.refused(3), RunView().refused(3)):
+        bench.gate.view = view
+        bench.gate.send(Place("run-1", 3, 0, "control.abstain"), body)
+    bench.gate.view = bench.gate.view.refused(3)
+    with pytest.raises(DeniedError):
+        bench.gate.send(Place("run-1", 4, 0, "control.abstain"), pb.Abstain(round=4))
+
+
+def test_T09_the_coordinator_takes_no_evaluation_that_names_another_adapter(tmp_path: Path) -> None:
+    house, silos = federation(tmp_path)
+    silos[3].mute = {"metrics.eval"}
+    house.submit()
+    for silo in silos:
+        silo.join()
+    until_quiet(silos)
+    committed = house.rows(lambda session: session.get_one(db.Round, ("run-1", 1)).adapter_digest)
+    body = evaluation("cd" * 32)
+    refused = silos[3].say("metrics.eval", body, run="run-1", number=1)
+    assert isinstance(refused, pb.Refusal) and refused.code == "INGRESS_DENIED"
+    body.adapter_digest = committed
+    assert isinstance(silos[3].say("metrics.eval", body, run="run-1", number=1), pb.Ack)
+    body.adapter_digest = committed
+    assert isinstance(silos[3].say("metrics.eval", body, run="run-1", number=0), pb.Refusal)
+    body.adapter_digest = ""
+    assert isinstance(silos[3].say("metrics.eval", body, run="run-1", number=0), pb.Ack)
+
+
+def test_what_a_late_silo_says_of_an_earlier_round_is_taken_and_of_a_later_one_not(tmp_path: Path) -> None:
+    house, silos = federation(tmp_path)
+    house.submit()
+    silos[3].mute = {"metrics.eval"}
+    for silo in silos:
+        silo.join()
+    until_quiet(silos)
+    assert house.rows(lambda session: session.get_one(db.Round, ("run-1", 2)).state) == "committed"
+    for number, answer in ((1, pb.Ack), (2, pb.Ack), (3, pb.Refusal)):
+        said = silos[3].say("control.progress", pb.Progress(round=number, step=1), run="run-1", number=number, step=1)
+        assert isinstance(said, answer), number
+
+
+FLOAT32 = setting.policy_of(setting.policy_text())
+BFLOAT16 = setting.edited('grid: "float32"', 'grid: "bfloat16"')
+Tensors = dict[str, np.ndarray[Any, Any]]
+
+
+def drawn(scale: float = 1e-3) -> Tensors:
+    draws = np.random.default_rng(3)
+    return {name: (scale * draws.standard_normal(shape)).astype(np.float32) for name, shape in setting.SCHEMA.tensors}
+
+
+def body_of(tensors: Tensors, **changes: Any) -> bytes:
+    """As a trainer writes it."""
+    schema = setting.SCHEMA
+    header: dict[str, Any] = {
+        "base_digest": setting.BASE_DIGEST, "schema_sha256": schema.digest, "rank": schema.rank, "scale": schema.scale,
+        "dtype": schema.dtype,
+    }  # fmt: skip
+    return codec.encode_factors(tensors, **header | changes)
+
+
+def offered(folder: Path, policy: Policy, body: bytes, read_from: bytes | None) -> tuple[Any, dict[str, Any]]:
+    """What became of it, and its record without what each record has of its own."""
+    bench = Bench(folder, policy)
+    try:
+        factors = codec.decode_factors(body)
+        made = bench.gate.offer(
+            bench.gate.view.place("lora.factors", 1), factors.header, tensors=factors.tensors,
+            read_from=factors.payload if read_from is None else read_from,
+        )  # fmt: skip
+        record = bench.events("egress.decision")[0]
+    finally:
+        bench.close()
+    return made, {name: value for name, value in record.items() if name not in ("ledger", "mono", "salt", "time")}
+
+
+def test_T03_canonical_bytes_leave_as_they_came_and_the_record_is_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passes = []
+    add = BitPatterns.add
+    monkeypatch.setattr(
+        adapters.BitPatterns, "add", lambda self, values, **known: passes.append(add(self, values, **known))
+    )
+    body = body_of(drawn())
+    once, record = offered(tmp_path / "once", FLOAT32, body, None)
+    measured_once = len(passes)
+    again, rebuilt = offered(tmp_path / "again", FLOAT32, body, b"")
+    assert isinstance(once, Allowed) and isinstance(again, Allowed)
+    assert once.payload is body and again.payload is not body
+    assert (bytes(again.payload), again.digest) == (body, once.digest)
+    assert record == rebuilt
+    assert len(passes) - measured_once == 2 * measured_once > 0
+
+
+def minus_zero(tensors: Tensors) -> Tensors:
+    next(iter(tensors.values())).flat[0] = -0.0
+    return tensors
+
+
+def denormal(tensors: Tensors) -> Tensors:
+    list(tensors.values())[-1].flat[-1] = np.float32(1e-40)
+    return tensors
+
+
+def raw(tensors: Tensors, **changes: Any) -> bytes:
+    """The same with values as they are: `encode_factors` would make them canonical."""
+    placeholder = codec.decode_factors(body_of(small_factors(), **changes))
+    return codec.factors_start(placeholder.header) + b"".join(tensors[name].tobytes() for name in sorted(tensors))
+
+
+@pytest.mark.parametrize(
+    ("policy", "body"),
+    [
+        (FLOAT32, raw(minus_zero(drawn()))),
+        (FLOAT32, raw(denormal(drawn()))),
+        (FLOAT32, body_of(drawn(10.0))),  # clipped
+        (BFLOAT16, body_of(drawn())),  # rounded
+        (FLOAT32, body_of(drawn(), schema_sha256="")),  # of the header only what the rules judge is taken over
+        (FLOAT32, body_of(drawn(), scale=setting.SCHEMA.scale * 2)),
+    ],
+    ids=["T04-minus-zero", "T04-denormal", "clipped", "rounded", "schema", "scale"],
+)
+def test_T03_T04_anything_else_is_rebuilt(tmp_path: Path, policy: Policy, body: bytes) -> None:
+    made, record = offered(tmp_path / "offered", policy, body, None)
+    again, rebuilt = offered(tmp_path / "again", policy, body, b"")
+    assert isinstance(made, Allowed) and isinstance(again, Allowed)
+    assert record == rebuilt
+    assert made.payload is not body and bytes(made.payload) == bytes(again.payload) != body
+
+
+@pytest.mark.parametrize("change", [lambda body: body + b"\0", lambda body: body[:-1]], ids=["longer", "shorter"])
+def test_T03_what_is_no_payload_is_not_sent(tmp_path: Path, change: Callable[[bytes], bytes]) -> None:
+    body = body_of(drawn())
+    with pytest.raises(PeerError, match="its header says"):
+        offered(tmp_path / "offered", FLOAT32, body, change(body))
+
+
+def test_T04_what_is_judged_is_what_the_bytes_hold_and_nothing_that_is_said_of_them(tmp_path: Path) -> None:
+    """Other values than were named beside the bytes are those that are judged."""
+    tensors = drawn()
+    tensors[min(tensors)].flat[1] = np.nan
+    made, record = offered(tmp_path / "offered", FLOAT32, body_of(drawn()), raw(tensors))
+    assert isinstance(made, Denied)
+    assert any("FINITE" in reason for reason in record["reasons"])
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_T04_what_is_not_finite_is_denied_as_before(tmp_path: Path, value: float) -> None:
+    tensors = drawn()
+    tensors[min(tensors)].flat[1] = value
+    made, record = offered(tmp_path / "offered", FLOAT32, raw(tensors), None)
+    again, rebuilt = offered(tmp_path / "again", FLOAT32, raw(tensors), b"")
+    assert isinstance(made, Denied) and isinstance(again, Denied)
+    assert record == rebuilt
+
+
+@pytest.mark.parametrize("change", [lambda row: row | {"elements": row["elements"] - 1}, lambda row: {}])
+def test_facts_that_do_not_cover_each_value_let_nothing_leave_as_it_came(
+    change: Callable[[dict[str, Any]], dict[str, Any]],
+) -> None:
+    body = body_of(drawn())
+    header = codec.decode_factors(body).header
+    facts = {"values_not_canonical": 0, "elements": sum(array.size for array in drawn().values())}
+    assert is_rebuilt(body, header, len(body), facts)
+    assert not is_rebuilt(body, header, len(body), change(facts))

@@ -29,7 +29,7 @@ from fedsilo.protocol.errors import ConflictError, FedSiloError, NotAllowedError
 from silo.guard.commands import HeldPayloads
 from tests.security.people import new_keys
 from tests.simulated.coordinator_parts import RUN_YAML, House, federation, house_in_round
-from tests.simulated.test_policy_reload import TIGHTER, Running, holding, wording
+from tests.simulated.test_policy_in_force import TIGHTER, Running, holding, wording
 from tests.world import Loop, command
 
 NOW = datetime.now(UTC)

@@ -19,7 +19,7 @@ from fedsilo.protocol.kinds import OUTBOUND_KINDS
 from fedsilo.protocol.transcript import is_signed, transcript_from_canonical
 from tests.policies import setting
 from tests.simulated.carried_files import carried_by_a_thief, without_its_signature, without_the_first
-from tests.simulated.test_round_end_guard import PLAN, POOL, Work
+from tests.simulated.test_round_end import PLAN, POOL, Work
 from tests.simulated.test_T34_T36_held_plans import approve, asking_policy, held
 from tests.world import ADAPTER, COORDINATOR_KEY, OUR_KEY, Loop, countersigned
 

@@ -1,22 +1,33 @@
-"""B6, T18: a silo that said no to a round reads who rejected it and with which code; a coordinator reads `declined`."""
+"""T11, T18: when a guard sends is a matter of its own clock, of a round long past nothing is counted or let in, and
+a silo that said no to a round reads who rejected it and with which code.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from coordinator import store as db
 from coordinator.answers.rounds import RoundView
 from fedsilo.audit.index import Mark
 from fedsilo.protocol import codec
 from fedsilo.protocol._generated import federation_pb2 as pb
+from policies.history import FULL, HistoryBook
+from policies.replay import replay
 from silo.guard.answers import rounds
+from silo.guard.messages import Allowed, Denied
+from silo.guard.trainer_process.supervisor import TrainerSaid
+from silo.link import LinkMessage
 from tests.policies import setting
-from tests.simulated.coordinator_parts import House, SimulatedSilo, federation, until_quiet
+from tests.simulated.coordinator_parts import House, SimulatedSilo, federation, joined, until_quiet
 from tests.simulated.queries import as_json
-from tests.world import ADAPTER, Loop, command, small_factors
+from tests.world import ADAPTER, Bench, Loop, TimedQueue, command, small_factors
 
 CODE = "TOTAL_L2"
 HELD = ("first_rounds: 0", "first_rounds: 1")
@@ -200,3 +211,105 @@ def test_a_hold_that_nobody_answered_is_missed_and_nobodys_no(make: Any) -> None
     end_round(loop, "absent")
     assert (own_row(loop)["state"], own_row(loop)["why"]) == ("absent", None)
     assert last_phase(loop) == ("approval", "missed")
+
+
+POLICY = setting.policy_of(setting.policy_text())
+FEDAVG = setting.PLAN.model_copy(update={"method": "fedavg-grpo"})
+EACH_SECONDS = 0.01  # what an event takes the guard
+STEP = LinkMessage("step", {"round": 1, "step": 1, "phase": "rollout"})
+PLANNED = LinkMessage("planned", {"overlong": {}, "private_prompts": 40})
+DONE = LinkMessage("done", {"task": "PrivateStep", "round": 1, "metrics": {}})
+SECONDS = 32.0
+
+Said = list[tuple[float, LinkMessage]]  # when, after the trainer was given its first step
+WORDS: dict[str, Said] = {
+    "4.3": [(4.3, STEP)],
+    "4.6": [(4.6, STEP)],
+    "4.9": [(4.9, STEP)],
+    "often": [(at / 7, STEP) for at in range(200)],
+    "always": [(0.0, STEP)] * 3000,
+    "planned": [(4.4, PLANNED), (11.7, PLANNED)],
+    "of no kind": [(5.5, LinkMessage("shout", {})), (19.2, LinkMessage("shout", {}))],
+    "step after step": [(4.3, DONE), (9.9, DONE), (14.6, DONE)],
+}
+
+
+def moments(folder: Path, words: Said, *, waiting: bool = False) -> list[tuple[str, float]]:
+    """What leaves, and when after the trainer was given its first step, by the guard's clock.
+
+    waiting: the first heartbeat is answered with word of other silos' checkpoints, which are then fetched.
+    """
+    with closing(Loop(folder, POLICY, events_of=partial(TimedQueue, each_seconds=EACH_SECONDS))) as loop:
+        loop.offer_plan(FEDAVG)
+        loop.open_round(plan=FEDAVG, public=False)
+        loop.coordinator.says("control.fetch", "global.adapter", ADAPTER, run=FEDAVG.run, round=1)
+        loop.base_evaluated()
+        loop.trainer_says("done", task="LoadAdapter", round=1, metrics={})
+        assert loop.trainer.tasks()[-1] == "PrivateStep"
+        if waiting:
+            loop.coordinator.says("control.heartbeat", "control.ack", pb.Ack(checkpoints=True))
+        events: Any = loop.events
+        begun, before = loop.clock, len(loop.coordinator.sent)
+        for at, message in words:
+            events.put_at(begun + at, TrainerSaid(message))
+        left: list[tuple[str, float]] = []
+        loop.coordinator.on_send = lambda: left.append(("", round(loop.clock - begun, 1)))
+        loop.live(SECONDS)
+        assert loop.trainer.tasks()[-1] == "PrivateStep" and not loop.bench.gate.halted
+        kinds = [envelope.kind for envelope, _ in loop.coordinator.sent[before:]]
+        return [(kind, at) for kind, (_, at) in zip(kinds, left, strict=True)]
+
+
+@pytest.mark.parametrize("waiting", [False, True], ids=["", "checkpoints wait"])
+@pytest.mark.parametrize("words", list(WORDS))
+def test_T11_no_word_of_a_trainer_that_works_moves_a_message(tmp_path: Path, words: str, waiting: bool) -> None:
+    silent = moments(tmp_path / "silent", [], waiting=waiting)
+    assert [at for kind, at in silent if kind == "control.heartbeat"][:2] == [5.0, 15.0]
+    assert ("control.checkpoint" in dict(silent)) == waiting
+    assert moments(tmp_path / "speaks", WORDS[words], waiting=waiting) == silent
+
+
+def test_T11_a_coordinator_refuses_and_records_it(tmp_path: Path) -> None:
+    house, (silo, *others) = joined(tmp_path)
+    for _ in range(2):
+        for each in (silo, *others):
+            each.poll()
+    counts = json.loads(house.rows(lambda session: db.counts_of(session, silo.name)))
+    counts["counts"]["run-1/first"] = 20
+    with house.store.transaction() as session:
+        db.set_counts(session, silo.name, db.as_json(counts))
+    house.driver._books[silo.name] = HistoryBook.from_json(counts)
+    refused = silo.say("lora.factors", silo.delta_payload(3), run="run-1", number=3)
+    assert isinstance(refused, pb.Refusal)
+    record = list(house.audit.records())[-1]
+    assert (record["event"], record["decision"], record["kind"]) == ("ingress.decision", "deny", "lora.factors")
+    assert record["facts"]["history"]["messages_in_round"] == FULL
+    assert not any(each.changed for each in replay([record], house.policy))
+
+
+def test_T11_a_gate_denies_and_records_it(bench: Bench) -> None:
+    bench.gate._judge.book.counts["run-1/first"] = 20
+    assert isinstance(bench.factors(), Denied)
+    (record,) = bench.events("egress.decision")
+    assert record["decision"] == "deny" and "PER_ROUND" in record["reasons"]
+    assert record["facts"]["history"]["messages_in_round"] == FULL
+    assert not any(each.changed for each in replay([record], bench.gate.policy))
+    bench.gate._judge.book.counts["run-1/first"] = 1  # the counterpart
+    assert isinstance(bench.factors(), Allowed)
+
+
+def test_of_a_run_that_ended_no_counts_are_left_and_the_rates_are(tmp_path: Path) -> None:
+    house, silos = joined(tmp_path)
+    silo = silos[0]
+
+    def book() -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(house.rows(lambda session: db.counts_of(session, silo.name)))
+        return found
+
+    of_run = set[str]()
+    while sum(each.live() for each in silos):  # every silo has its turn
+        of_run |= {key for key in book()["counts"] if key.startswith("run-1/")}
+    assert of_run, "while it goes on there are"
+    silo.poll()
+    assert not [key for key in book()["counts"] if key.startswith("run-1/")]
+    assert book()["recent"]["content"] and book()["days"]

@@ -1,11 +1,15 @@
-"""T20: a silo trains in a round only after enough silos have signed the very transcript that it was shown itself.
+"""T20: a silo trains in a round only after enough silos have signed the very transcript that it was shown, a list says
+one thing of each silo, and how a round ended is signed for itself: a coordinator killed at any moment leaves one
+story.
 
-The real guard against a scripted coordinator, and against the real one with a second silo. Each attack stands beside
-the honest case.
+The real guard against a scripted coordinator, and against the real one with other silos; the signed end also offline.
+Each attack stands beside the honest case.
 """
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,15 +18,34 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from coordinator import outbox
 from coordinator import store as db
-from coordinator.runs import signatures
+from coordinator.runs import Agreements, signatures
+from fedsilo.audit.audit_verify import verify_logs
+from fedsilo.audit.log import AuditLog
+from fedsilo.audit.record import LIST_ITEMS_MAX, RecordError
+from fedsilo.audit.transcripts import check_rounds
 from fedsilo.protocol import codec
+from fedsilo.protocol import transcript as transcripts
 from fedsilo.protocol._generated import federation_pb2 as pb
-from fedsilo.protocol.errors import ConflictError, UnreachableError
-from fedsilo.protocol.transcript import is_signed, sign_transcript, silo_id, transcript_from_canonical
+from fedsilo.protocol.errors import ConflictError, OperationError, UnreachableError, VerificationError
+from fedsilo.protocol.place import Place
+from fedsilo.protocol.plan import plan_from_canonical
+from fedsilo.protocol.transcript import (
+    RoundEnd,
+    SignedEnd,
+    end_of_record,
+    is_signed,
+    sign_end,
+    sign_transcript,
+    silo_id,
+    transcript_from_canonical,
+    two_ends,
+)
 from silo.guard.commands import EQUIVOCATION_KIND, Halts
 from silo.guard.exchange import SHORT_POLL_SECONDS
 from silo.guard.loop import Command
+from silo.guard.messages import Inbound
 from tests.policies import setting
 from tests.simulated.coordinator_parts import RUN_YAML, SILOS, House, SimulatedSilo, federation, until_quiet
 from tests.world import ADAPTER, COORDINATOR_KEY, OUR_KEY, PEER_KEYS, Loop, World, command, small_factors
@@ -868,3 +891,481 @@ def test_T20_both_logs_of_an_honest_run_say_the_same_of_each_round(tmp_path: Pat
         theirs = {row["round"]: row["detail"]["sha256"] for row in made.house.audit.records() if row["event"] == event}
         assert ours == theirs and set(ours) == {1, 2}, event
     made.close()
+
+
+GARBAGE = b"\x07" * 64
+MANY = LIST_ITEMS_MAX + 1
+
+
+def say(loop: Loop, kind: str, body: Any, number: int = 1) -> None:
+    loop.coordinator.says("control.poll", kind, body, run="run-1", round=number)
+    loop.turn(2)
+
+
+def waits(loop: Loop) -> None:
+    """Round 1 is signed here, and waits for the others."""
+    loop.show_round(1, BASE)
+    loop.turn(2)
+
+
+# ---- one row for each silo -------------------------------------------------------------------------------
+
+
+def test_T20_a_second_signature_of_one_silo_is_not_let_in_and_the_log_still_verifies(
+    loop: Loop, tmp_path: Path
+) -> None:
+    waits(loop)
+    body = loop.signed_by("hospital_b")
+    body.countersignatures.add(silo="hospital_b", transcript_sha256=loop.shown.digest, signature=GARBAGE)
+    say(loop, "round.agreed", body)
+    assert denied(loop) == [("round.agreed", ["ROSTER"])]
+    assert loop.trainer.tasks() == [] and loop.bench.events("round.agreed") == []
+    loop.open_round(2)  # the counterpart
+    assert loop.trainer.tasks() == ["Evaluate"]
+    loop.bench.audit.checkpoint()
+    log = tmp_path / "a" / "audit"
+    results = verify_logs([log])
+    check_rounds(results, [log])
+    assert results[0]["problems"] == [] and results[0]["verified"]
+
+
+@pytest.mark.parametrize("digest", ["", TRAP, "free text", None])
+def test_T20_only_signatures_that_were_verified_are_recorded(loop: Loop, digest: str | None) -> None:
+    """Whatever a policy lets in: None is the digest of the very transcript."""
+    waits(loop)
+    body = loop.signed_by("hospital_b")
+    good = body.countersignatures[0].signature
+    over = loop.shown.digest if digest is None else digest
+    body.countersignatures.add(silo="hospital_b", transcript_sha256=over, signature=GARBAGE)
+    payload = codec.encode(body)
+    item = Inbound(Place("run-1", 1, 0, "round.agreed"), 9, body, payload, codec.sha256_hex(payload), {})
+    assert loop.guard._agreement.take_in(item, setting.PLAN) is not None
+    (agreed,) = loop.bench.events("round.agreed")
+    assert set(agreed["detail"]["signatures"]) == {"hospital_a", "hospital_b"}
+    assert agreed["detail"]["signatures"]["hospital_b"] == good.hex()
+
+
+# ---- a list longer than any record takes -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"participants": ["hospital_b"] * MANY},
+        {"verdicts": [pb.SiloVerdict(silo="hospital_b", verdict="accepted")] * MANY},
+        {"participants": ["hospital_b", "hospital_b"]},
+        {"participants": ["hospital_e"]},
+    ],
+    ids=["participants", "verdicts", "twice", "a stranger"],
+)
+def test_T24_a_signed_result_that_repeats_a_silo_is_refused_and_the_run_goes_on(
+    loop: Loop, fields: dict[str, Any]
+) -> None:
+    loop.open_round()
+    say(loop, "round.result", loop.ended(committed=True, adapter_digest=BASE, **fields))
+    ((kind, reasons),) = denied(loop)
+    assert kind == "round.result" and "ROSTER" in reasons
+    assert loop.bench.events("round.result") == [] and not loop.bench.gate.halted and loop.guard._failure is None
+    loop.open_round(2)
+    verdicts = [pb.SiloVerdict(silo=name, verdict="accepted") for name in setting.PLAN.silos]
+    honest = loop.ended(committed=True, adapter_digest=BASE, participants=setting.PLAN.silos, verdicts=verdicts)
+    say(loop, "round.result", honest, number=2)
+    (record,) = loop.bench.events("round.result")
+    assert record["detail"]["survivors"] == list(setting.PLAN.silos) and len(denied(loop)) == 1
+
+
+@pytest.mark.parametrize(
+    ("event", "refusal"),
+    [("round.result", ("round.result", ["RECORD_REFUSED"])), ("ingress.decision", ("unknown", ["RECORD_REFUSED"]))],
+)
+def test_T24_what_no_record_takes_is_refused_and_never_the_end(
+    loop: Loop, monkeypatch: pytest.MonkeyPatch, event: str, refusal: tuple[str, list[str]]
+) -> None:
+    """Stands for a list, or a fact, that is longer than a record may be, where no rule has seen it."""
+    loop.open_round()
+    append = AuditLog.append
+
+    def refuses(log: AuditLog, name: str, **fields: Any) -> int:
+        if (name, fields.get("kind"), fields.get("decision", "allow")) == (event, "round.result", "allow"):
+            raise RecordError("too many items")
+        return append(log, name, **fields)
+
+    body = loop.ended(committed=True, adapter_digest=BASE, participants=["hospital_b", "hospital_c"])
+    with monkeypatch.context() as patched:
+        patched.setattr(AuditLog, "append", refuses)
+        say(loop, "round.result", body)
+    assert denied(loop) == [refusal] and loop.bench.events("round.result") == []
+    assert loop.guard._failure is None and not loop.bench.gate.halted
+    loop.open_round(2)
+    say(loop, "round.result", loop.ended(committed=True, adapter_digest=BASE), number=2)
+    assert len(loop.bench.events("round.result")) == 1
+
+
+# ---- what is refused is looked at, too, and costs little ---------------------------------------------------
+
+
+@pytest.mark.parametrize("digests", ["one", "many"])
+def test_T24_of_any_number_of_signatures_as_many_as_the_roster_are_verified(
+    loop: Loop, monkeypatch: pytest.MonkeyPatch, digests: str
+) -> None:
+    loop.open_round()
+    verified: list[str] = []
+
+    def counted(shown: Any, party: str, key: Any, signature: bytes, **rest: Any) -> bool:
+        verified.append(party)
+        return is_signed(shown, party, key, signature, **rest)
+
+    monkeypatch.setattr(transcripts, "is_signed", counted)
+    body = pb.RoundAgreed(transcript_sha256=loop.shown.digest)
+    for number in range(2000):  # more bytes than a message may have
+        name = setting.PLAN.silos[number % 4]
+        digest = loop.shown.digest if digests == "one" else codec.sha256_hex(number.to_bytes(4, "big"))
+        body.countersignatures.add(silo=name, transcript_sha256=digest, signature=GARBAGE)
+    say(loop, "round.agreed", body)
+    ((_, reasons),) = denied(loop)
+    assert {"MESSAGE_BYTES", "ROSTER"} <= set(reasons) and not loop.bench.gate.halted
+    assert 1 <= len(verified) <= len(setting.PLAN.silos)
+
+
+def test_T20_evidence_among_repeated_rows_still_halts(loop: Loop) -> None:
+    loop.open_round()
+    body = loop.signed_by("hospital_b", transcript=replace(loop.shown, base_digest=TRAP))
+    for name in ("stranger", "hospital_b", "hospital_b"):
+        body.countersignatures.add(silo=name, transcript_sha256=loop.shown.digest, signature=GARBAGE)
+    say(loop, "round.agreed", body)
+    assert ("round.agreed", ["NOT_A_PEER", "ROSTER"]) in denied(loop)
+    assert loop.bench.gate.halted and len(loop.bench.events("round.equivocation")) == 1
+
+
+def test_T20_T24_what_a_silo_signed_that_is_no_digest_is_no_evidence(loop: Loop) -> None:
+    """No record would take it."""
+    loop.open_round()
+    body = loop.signed_by("hospital_b")
+    (row,) = body.countersignatures
+    row.transcript_sha256 = "free text \n" * 100
+    party = silo_id(setting.PLAN.federation, "hospital_b")
+    said = transcripts.statement(
+        federation=setting.PLAN.federation, run="run-1", round_number=1, digest=row.transcript_sha256, party=party
+    )
+    row.signature = PEER_KEYS["hospital_b"].sign(said)
+    say(loop, "round.agreed", body)
+    assert ("round.agreed", ["FIELD_NOT_ALLOWED"]) in denied(loop)
+    assert not loop.bench.gate.halted and loop.guard._failure is None and not loop.bench.ledger.equivocation
+
+
+# ---- what is kept of it ----------------------------------------------------------------------------------
+
+
+def kept(loop: Loop) -> list[str]:
+    rows = loop.bench.ledger._all("SELECT name FROM facts WHERE name LIKE 'run/%/transcript/%' ORDER BY name", ())
+    return [row["name"] for row in rows]
+
+
+def opening_of(loop: Loop, run: str, number: int) -> pb.RoundOpen:
+    shown = replace(loop.shown, run=run, round=number)
+    signature = sign_transcript(shown, setting.COORDINATOR, loop.coordinator.key)
+    return pb.RoundOpen(base_digest=BASE, transcript=shown.canonical(), transcript_signature=signature)
+
+
+def test_T24_transcripts_are_kept_of_rounds_that_the_open_run_has(loop: Loop) -> None:
+    loop.open_round()
+    for number in range(1, 8):
+        for run, envelope in (("run-1", "run-1"), (f"run-{number + 1}", f"run-{number + 1}"), (f"r{number}", "run-1")):
+            body = opening_of(loop, run, number)
+            loop.coordinator.says("control.poll", "round.open", body, run=envelope, round=number)
+            loop.turn()
+    assert kept(loop) == [f"run/run-1/transcript/{number}" for number in range(1, setting.PLAN.rounds + 1)]
+    assert not loop.bench.gate.halted
+
+
+def test_T20_T24_the_transcripts_of_a_run_are_kept_until_the_next_has_some(loop: Loop) -> None:
+    loop.open_round()
+    first = loop.shown
+    say(loop, "run.end", pb.RunEnd(outcome="finished", adapter_digest=BASE), number=0)
+    assert kept(loop) == ["run/run-1/transcript/1"]
+    later = setting.PLAN.model_copy(update={"run": "run-2"})
+    loop.offer_plan(later)
+    loop.open_round(plan=later)
+    assert kept(loop) == ["run/run-2/transcript/1"]
+    loop.shown = replace(first, base_digest=TRAP)
+    loop.coordinator.says("control.poll", "round.open", opening_of(loop, "run-2", 1), run="run-2", round=1)
+    loop.turn()
+    assert loop.bench.gate.halted  # of the open run a second one is noticed as ever
+
+
+AGGREGATE, OTHER = "a" * 64, "b" * 64
+PARTY = "spiffe://cardio-net/coordinator/main"
+KEY = Ed25519PrivateKey.from_private_bytes(b"k" * 32)
+END = RoundEnd(
+    "cardio-net",
+    "run-1",
+    3,
+    "c" * 64,
+    True,
+    AGGREGATE,
+    ("hospital_a",),
+    {"hospital_a": "accepted", "hospital_b": "absent"},
+)
+
+
+# ---- the signed end, offline -----------------------------------------------------------------------------
+
+
+def read_back(signed: SignedEnd) -> SignedEnd:
+    """As it is found in a log: through the JSON of a record."""
+    detail = json.loads(json.dumps(signed.to_detail()))
+    return end_of_record(signed.end.federation, signed.end.run, signed.end.round, detail)
+
+
+@pytest.mark.parametrize(
+    ("change", "value"),
+    [
+        ("federation", "other-net"),
+        ("run", "run-2"),
+        ("round", 4),
+        ("transcript_sha256", "d" * 64),
+        ("committed", False),
+        ("aggregate", OTHER),
+        ("survivors", ("hospital_a", "hospital_b")),
+        ("verdicts", {"hospital_a": "accepted", "hospital_b": "left_out"}),
+    ],
+)
+def test_T20_a_signature_under_a_result_is_under_each_of_its_fields(change: str, value: Any) -> None:
+    signed = sign_end(END, PARTY, KEY)
+    assert read_back(signed) == signed and signed.verifies(KEY.public_key())
+    assert not replace(signed, end=replace(END, **{change: value})).verifies(KEY.public_key())
+    assert not replace(signed, party="spiffe://cardio-net/coordinator/second").verifies(KEY.public_key())
+    assert not signed.verifies(Ed25519PrivateKey.from_private_bytes(b"x" * 32).public_key())
+
+
+def test_T20_a_result_is_signed_over_bytes_that_no_transcript_is_signed_over() -> None:
+    """Computed by hand: the prefix, and RFC 8785 JSON, which sorts keys and has no spaces."""
+    text = (
+        '{"aggregate":"' + AGGREGATE + '","committed":true,"federation":"cardio-net","party":"' + PARTY + '","round":3,'
+        '"run":"run-1","survivors":["hospital_a"],"transcript_sha256":"' + "c" * 64 + '",'
+        '"verdicts":{"hospital_a":"accepted","hospital_b":"absent"}}'
+    )
+    message = b"fedsilo-round-result-v1\n" + text.encode()
+    assert SignedEnd(END, PARTY, KEY.sign(message)).verifies(KEY.public_key())
+    assert not SignedEnd(END, PARTY, KEY.sign(text.encode())).verifies(KEY.public_key())
+
+
+def test_T20_two_signed_results_of_one_round_are_proof_and_nothing_less_is() -> None:
+    one, keys = sign_end(END, PARTY, KEY), [KEY.public_key()]
+    other = sign_end(replace(END, aggregate=OTHER, committed=False), PARTY, KEY)
+    assert two_ends(read_back(one), read_back(other), keys) == ("committed", "aggregate")
+    assert two_ends(one, one, keys) == ()
+    assert two_ends(one, replace(other, signature=one.signature), keys) == ()  # one log's owner made it up
+    assert two_ends(replace(one, signature=b""), other, keys) == ()
+    assert two_ends(one, sign_end(replace(other.end, round=4), PARTY, KEY), keys) == ()
+    assert two_ends(one, sign_end(other.end, PARTY + "2", KEY), keys) == ()
+    assert two_ends(one, other, []) == ()
+    renewed = Ed25519PrivateKey.from_private_bytes(b"r" * 32)
+    later = sign_end(other.end, PARTY, renewed)
+    assert two_ends(one, later, keys) == ()
+    assert two_ends(one, later, [*keys, renewed.public_key()]) == ("committed", "aggregate")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("committed", 1), ("survivors", 5), ("verdicts", [1]), ("signature", "zz"), ("signature", None), ("sha256", 7),
+        ("party", None), ("survivors", [1]), ("verdicts", {"hospital_a": 1}),
+    ],
+)  # fmt: skip
+def test_T20_a_result_of_another_shape_is_named_malformed(name: str, value: Any) -> None:
+    detail = sign_end(END, PARTY, KEY).to_detail()
+    assert end_of_record("cardio-net", "run-1", 3, detail).end == END
+    for broken in (detail | {name: value}, {key: each for key, each in detail.items() if key != name}):
+        with pytest.raises(VerificationError, match="malformed"):
+            end_of_record("cardio-net", "run-1", 3, broken)
+
+
+# ---- at a silo -------------------------------------------------------------------------------------------
+
+
+def unsigned(body: pb.RoundResult, loop: Loop) -> None:
+    body.result_signature = b""
+
+
+def signed_for_another_end(body: pb.RoundResult, loop: Loop) -> None:
+    body.adapter_digest = OTHER
+
+
+def signed_by_somebody_else(body: pb.RoundResult, loop: Loop) -> None:
+    end = RoundEnd.of(loop.shown, body)
+    body.result_signature = sign_end(end, setting.COORDINATOR, KEY).signature
+
+
+def signed_as_a_transcript(body: pb.RoundResult, loop: Loop) -> None:
+    body.result_signature = sign_transcript(loop.shown, setting.COORDINATOR, COORDINATOR_KEY)
+
+
+@pytest.mark.parametrize("forge", [unsigned, signed_for_another_end, signed_by_somebody_else, signed_as_a_transcript])
+def test_T20_a_silo_takes_no_result_that_the_coordinator_did_not_sign(
+    loop: Loop, forge: Callable[[pb.RoundResult, Loop], None]
+) -> None:
+    loop.open_round()
+    body = loop.ended(committed=True, adapter_digest=AGGREGATE)
+    honest = pb.RoundResult.FromString(body.SerializeToString())
+    forge(body, loop)
+    loop.coordinator.says("control.poll", "round.result", body, run="run-1", round=1)
+    loop.turn()
+    (refused,) = [row for row in loop.bench.events("ingress.decision") if row["kind"] == "round.result"][-1:]
+    assert (refused["decision"], refused["reasons"]) == ("deny", ["RESULT_UNSIGNED"])
+    assert loop.bench.events("round.result") == []
+    loop.coordinator.says("control.poll", "round.result", honest, run="run-1", round=1)
+    loop.turn()
+    (record,) = loop.bench.events("round.result")
+    found = end_of_record("cardio-net", "run-1", 1, record["detail"])
+    assert found.verifies(COORDINATOR_KEY.public_key()) and found.end.aggregate == AGGREGATE
+
+
+# ---- at both ends ----------------------------------------------------------------------------------------
+
+
+def test_T20_both_logs_and_the_run_record_keep_the_signed_result(tmp_path: Path) -> None:
+    made = World(tmp_path)
+    assert made.run(rounds=2) == "finished"
+    ours = [row["detail"] for row in made.records("round.result")]
+    theirs = [row["detail"] for row in made.house.audit.records() if row["event"] == "round.result"]
+    assert ours == theirs and len(ours) == 2
+    for number, (detail, row) in enumerate(zip(ours, made.house.record()["rounds"], strict=True), start=1):
+        signed = end_of_record("cardio-net", "run-1", number, detail)
+        assert signed.verifies(made.house.key.public_key()) and signed.end.aggregate == row["adapter_sha256"]
+        assert row["transcript"]["result"] == {**signed.end.to_json(), "signature": detail["signature"]}
+    made.close()
+
+
+def test_T20_the_coordinator_signs_one_end_of_a_round_only(tmp_path: Path) -> None:
+    house, silos = joined(tmp_path)
+    until_quiet(silos)
+    agreements: Agreements = house.driver.around.agreements
+    with house.store.transaction() as session:
+        plan = plan_from_canonical(session.get_one(db.Run, "run-1").plan)
+        row = session.get_one(db.Round, ("run-1", 1))
+        same = pb.RoundResult(committed=True, adapter_digest=row.adapter_digest, participants=SILOS[:3])
+        body = next(body for envelope, body in silos[0].heard if envelope.kind == "round.result")
+        assert agreements.result(session, plan, 1, same) == body
+        with pytest.raises(OperationError, match="ends in two ways"):
+            agreements.result(session, plan, 1, pb.RoundResult(committed=True, adapter_digest=OTHER))
+
+
+# ---- kills -----------------------------------------------------------------------------------------------
+
+
+# Three silos, one public step: what is asked is what a kill leaves at a round's two ends.
+SHORT_RUN = RUN_YAML.replace("local_steps: 4", "local_steps: 2") + f"silos: [{', '.join(SILOS[:3])}]\n"
+
+
+class Gone(OperationError):
+    """The process ends here; what is on the disk stays."""
+
+
+class KilledHouse(House):
+    """With the silos around it, and what ends the reason for the kill."""
+
+    silos: list[SimulatedSilo]
+    undo: Callable[[], None]
+
+
+def joined(folder: Path, undo: Callable[[], None] = lambda: None) -> tuple[KilledHouse, list[SimulatedSilo]]:
+    house = KilledHouse(folder)
+    silos: list[SimulatedSilo] = [Stubborn(house, name) for name in SILOS[:3]]
+    house.undo, house.silos = undo, silos
+    house.submit(SHORT_RUN)
+    for silo in silos:
+        silo.join(policy_sha256=codec.sha256_hex(silo.name.encode()))
+    return house, silos
+
+
+class Stubborn(SimulatedSilo):
+    """Says again what got no answer, as a guard does, to the coordinator that was started meanwhile."""
+
+    def deliver(self, envelope: pb.Envelope, payload: bytes) -> Any:
+        try:
+            return super().deliver(envelope, payload)
+        except Gone:
+            restart(self)
+            again = pb.Envelope.FromString(envelope.SerializeToString())
+            again.sequence = self.sequences[envelope.run] = self.sequences[envelope.run] + 1
+            return super().deliver(self.signed(again), payload)
+
+
+def restart(silo: SimulatedSilo) -> None:
+    """Another process on the same folder; another silo has tightened its policy meanwhile."""
+    old = silo.house
+    assert isinstance(old, KilledHouse)
+    old.undo()
+    old.close()
+    house = KilledHouse(old.folder, clock=old.clock)
+    for each in old.silos:
+        each.house = house
+    other = next(each for each in old.silos if each is not silo)
+    other.join(policy_sha256="a" * 64)
+
+
+def one_story(house: KilledHouse, silos: list[SimulatedSilo]) -> None:
+    """The log says of each round what the database and the silos say, once, in its order."""
+    assert house.run().state == "finished"
+    rows = [row for row in house.audit.records() if row["event"].startswith("round.")]
+    assert [(row["round"], row["event"]) for row in rows] == [
+        (number, f"round.{what}") for number in (1, 2) for what in ("transcript", "agreed", "result")
+    ]
+    for number in (1, 2):
+        kept = house.rows(lambda session, n=number: session.get_one(db.RoundTranscript, ("run-1", n)))
+        shown = {
+            transcript_from_canonical(body.transcript).digest
+            for silo in silos
+            for envelope, body in silo.heard
+            if envelope.kind == "round.open" and envelope.round == number
+        }
+        assert shown == {kept.digest} == {row["detail"]["sha256"] for row in rows if row["round"] == number}
+    assert house.rows(lambda session: session.query(db.PendingRecord).count()) == 0
+
+
+EVENTS = ("round.transcript", "round.agreed", "round.result")
+
+
+@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.parametrize("event", EVENTS)
+def test_T20_T39_killed_before_a_rounds_transaction_is_committed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, event: str, number: int
+) -> None:
+    house, silos = joined(tmp_path, monkeypatch.undo)
+    kind = {"round.transcript": "round.open"}.get(event, event)
+    queue = outbox.queue
+
+    def dies(session: Any, silo: str, place: Place, payload: bytes) -> None:
+        queue(session, silo, place, payload)
+        if (place.kind, place.round) == (kind, number):
+            raise Gone("killed")
+
+    monkeypatch.setattr(outbox, "queue", dies)
+    until_quiet(silos)
+    assert silos[0].house is not house  # it was killed
+    one_story(silos[0].house, silos)
+    silos[0].house.close()
+
+
+@pytest.mark.parametrize("written", [False, True])
+@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.parametrize("event", EVENTS)
+def test_T20_T39_killed_between_the_database_and_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, event: str, number: int, written: bool
+) -> None:
+    house, silos = joined(tmp_path, monkeypatch.undo)
+    append = AuditLog.append
+
+    def dies(log: AuditLog, name: str, **fields: Any) -> int:
+        if (name, fields.get("round")) == (event, number):
+            if written:
+                append(log, name, **fields)
+            raise Gone("killed")
+        return append(log, name, **fields)
+
+    monkeypatch.setattr(AuditLog, "append", dies)
+    until_quiet(silos)
+    assert silos[0].house is not house  # it was killed
+    one_story(silos[0].house, silos)
+    silos[0].house.close()

@@ -1,12 +1,15 @@
-"""T41 on a real guard, gate, ledger, log and desk; its clock, the monotonic and the coordinator's are moved by hand."""
+"""T41: a clock that jumps. On a real guard, gate, ledger, log and control server, whose clocks are moved by hand; what
+`silo check`, `silo doctor` and the console say of it; and at a coordinator, until an approver accepts the clock.
+"""
 
 from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -18,17 +21,39 @@ from certs.authority import create_ca
 from certs.commands import sign_command
 from certs.enrolment import EnrolmentKeys
 from certs.roles import Roles
+from coordinator.config import load_config
+from coordinator.main import Coordinator, check
 from fedsilo.audit.audit_verify import verify_logs
 from fedsilo.audit.orders import check_orders
 from fedsilo.audit.polls import WINDOW_SECONDS
+from fedsilo.cli.coordinator import status_text as coordinator_text
+from fedsilo.cli.doctor import findings
+from fedsilo.cli.silo import status_text
+from fedsilo.control.answers import to_json
 from fedsilo.control.server import ControlServer, raise_for_reply
+from fedsilo.demo.provision import init_ca, provision_site
+from fedsilo.files.identity_files import load_operator
 from fedsilo.protocol._generated import control_pb2
 from fedsilo.protocol.clocks import CERTIFICATE_TIME
-from fedsilo.protocol.errors import ConflictError, FedSiloError, NotAllowedError, UnreachableError
+from fedsilo.protocol.errors import (
+    ConflictError,
+    FedSiloError,
+    NotAllowedError,
+    NotFoundError,
+    OperationError,
+    UnreachableError,
+)
 from fedsilo.protocol.place import Place
-from silo.guard.clock_watch import ClockWatch
+from fedsilo.views.overview import needs_of
+from fedsilo.views.state import Snapshot, state_of
+from silo.guard.checks import check_site
+from silo.guard.clock_watch import ClockHalt, ClockWatch, look_offline
 from silo.guard.ledger import Ledger, OutboxItem, Release
+from tests.console.states import coordinator
 from tests.policies import setting
+from tests.simulated.coordinator_parts import SILOS
+from tests.simulated.policy_site import PolicySite, text_of
+from tests.simulated.test_coordinator_queries import write_coordinator
 from tests.world import Loop
 
 NOW, HOUR, DAY = setting.NOW, 3_600.0, 86_400.0
@@ -474,3 +499,254 @@ def test_T41_what_was_asked_for_in_a_released_time_counts_from_now(tmp_path: Pat
     assert [item.at for item in ledger.outbox()] == [NOW, NOW - HOUR]
     assert ledger.now(NOW) == NOW == ledger.latest_time
     ledger.close()
+
+
+NOW, HOUR, DAY = 1_800_000_000.0, 3_600.0, 86_400.0
+NOW_TEXT = "2027-01-15T08:00:00Z"
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Iterator[Ledger]:
+    made = Ledger(tmp_path / "ledger.sqlite3")
+    yield made
+    made.close()
+
+
+def test_T41_a_clock_that_agrees_is_no_word(ledger: Ledger) -> None:
+    ledger.now(NOW - DAY)
+    ledger.keep_clock_difference(-59.0, NOW - DAY)
+    words, warning = look_offline(ledger, NOW)
+    assert "as the coordinator's when they were compared, 2027-01-14T08:00:00Z" in words and not warning
+
+
+def test_T41_a_difference_that_was_found_is_a_warning(ledger: Ledger) -> None:
+    ledger.keep_clock_difference(3 * HOUR, NOW)
+    words, warning = look_offline(ledger, NOW)
+    assert "3 h ahead of the coordinator's" in words and "3 h ahead of the coordinator's" in warning
+
+
+def test_T41_time_that_stands_still_is_a_warning_and_a_day_of_it_a_fault(ledger: Ledger) -> None:
+    ledger.now(NOW)
+    assert "1 h behind the latest time" in look_offline(ledger, NOW - HOUR)[1]
+    with pytest.raises(OperationError) as halted:
+        look_offline(ledger, NOW - 2 * DAY)
+    assert halted.value.code == "CLOCK_STORED_AHEAD" and "--accept-clock" in halted.value.hint
+
+
+def test_T41_a_halt_that_stands_is_a_fault(ledger: Ledger) -> None:
+    halt = ClockHalt("CLOCK_AHEAD", 400 * DAY, NOW + 400 * DAY, NOW, "what it should by the monotonic clock", "ab" * 16)
+    ledger.keep_clock_halt(asdict(halt))
+    with pytest.raises(OperationError, match="400 d ahead") as halted:
+        look_offline(ledger, NOW)
+    assert halted.value.code == "CLOCK_AHEAD" and "this machine's or the coordinator's" in halted.value.hint
+
+
+def test_T41_a_check_before_the_first_start_says_that_the_clock_was_compared_with_nothing(tmp_path: Path) -> None:
+    place = PolicySite(tmp_path / "site")
+    place.policy_is(text_of())
+    results, _, _ = check_site(place.config, reach_coordinator=False)
+    (row,) = [each for each in results if each["check"] == "clock"]
+    assert "not compared yet: a start compares it with the coordinator's" in row["found"]
+
+
+@pytest.mark.parametrize("seconds", [0.0, 3 * HOUR])
+def test_T41_check_and_doctor_say_what_the_guard_found(tmp_path: Path, seconds: float) -> None:
+    place = PolicySite(tmp_path / "site")
+    place.policy_is(text_of())
+    place.start()
+    with closing(place.ledger()) as ledger:
+        ledger.keep_clock_difference(seconds, place.now.timestamp())
+    found = {each.check: each for each in findings("silo", place.config.source)}["clock"]
+    results, look, _ = check_site(place.config, reach_coordinator=False)
+    (row,) = [each for each in results if each["check"] == "clock"]
+    assert row["ok"] and found.ok is (True if not seconds else None)
+    assert ("3 h ahead of the coordinator's" in row["found"]) == bool(seconds)
+    for told in (found.hint, "".join(look.warnings)):
+        assert ("3 h ahead of the coordinator's" in told) == bool(seconds)
+
+
+@pytest.mark.parametrize(
+    ("clock", "says"),
+    [
+        ({}, ""),
+        ({"ahead_seconds": 86_500, "told": "1 d ahead of the time that has passed"}, "if the clock is right by now"),
+        ({"behind_seconds": 86_500, "told": "1 d behind the latest time seen"}, "if that time was wrong"),
+    ],
+)
+def test_T41_a_coordinators_status_and_console_say_it(clock: dict[str, object], says: str) -> None:
+    state = coordinator(clock=clock, silos=[])
+    text, read = coordinator_text(state, NOW_TEXT), state_of(state, {})
+    assert read is not None
+    needs = {need.key: need for need in needs_of(Snapshot(state=read), 0.0)}
+    assert ("CLOCK" in text) == ("clock" in needs) == bool(clock)
+    if clock:
+        assert f"{clock['told']}; {says}: coordinator accept-clock" in text
+        assert needs["clock"].twin == "coordinator accept-clock" and str(clock["told"]) in needs["clock"].text
+
+
+@pytest.mark.parametrize(("halted", "told"), [(False, ""), (False, "3 h ahead of the coordinator's"), (True, "")])
+def test_T41_status_and_console_say_it(halted: bool, told: str) -> None:
+    clock = {"halt": {"code": "CLOCK_AHEAD"} if halted else None, "told": told}
+    state = {
+        "kind": "silo", "silo": "hospital_a", "held": [], "clock": clock,
+        "halted": "the clock showed a time" if halted else "", "coordinator": {"address": "host:1"},
+    }  # fmt: skip
+    text = status_text(state)
+    read = state_of(state, {})
+    assert read is not None
+    needs = {need.key: need for need in needs_of(Snapshot(state=read), 0.0)}
+    assert ("--accept-clock" in text) == halted and (told in text)
+    assert ("clock" in needs) == bool(told) and ("halt" in needs) == halted
+    if halted:
+        assert needs["halt"].twin == "silo resume --accept-clock"
+    if told:
+        assert told in needs["clock"].text
+
+
+DAY = 86_400.0
+WEEK = 7 * DAY
+
+
+@dataclass
+class CoordinatorSite:
+    """A real coordinator in a folder, its clock and the time that passes moved by hand; people's orders to it."""
+
+    folder: Path
+    wall: float = field(default_factory=time.time)
+    running: float = 1_000.0
+    given: int = 0
+
+    def __post_init__(self) -> None:
+        ca, people = self.folder / "ca", {"alice": ["approver"], "bob": ["operator"]}
+        init_ca(ca, name="cardio-net", kind="federation")
+        provision_site(self.folder / "main", site="main", federation_ca=ca, people=people, is_coordinator=True)
+        self.checked = check(load_config(write_coordinator(self.folder / "main", SILOS)))
+
+    def open(self) -> Coordinator:
+        return Coordinator(self.checked, clock=lambda: self.wall, running=lambda: self.running)
+
+    def order(self, coordinator: Coordinator, person: str, **arguments: Any) -> None:
+        """Accept the clock, signed by one that shows what the coordinator's does."""
+        identity = self.folder / "main/id"
+        certificate, key = load_operator(identity / f"{person}.crt", identity / f"{person}.key")
+        self.given += 1
+        command = sign_command(
+            site="main", name="clock.accept", arguments=arguments, request_id=f"request-{self.given:04}",
+            expires=datetime.fromtimestamp(self.wall, UTC) + timedelta(minutes=2),
+            operator_certificate_pem=certificate, operator_key=key, federation="cardio-net",
+        )  # fmt: skip
+        raise_for_reply(coordinator.desk.execute(command))
+
+    def told(self, coordinator: Coordinator) -> list[dict[str, Any]]:
+        return [record for record in coordinator.audit.records() if "forward_milliseconds" in record.get("detail", {})]
+
+
+def test_T41_time_that_stands_still_goes_on_when_an_approver_accepts_the_clock(tmp_path: Path) -> None:
+    site = CoordinatorSite(tmp_path)
+    right = site.wall
+    with site.open() as coordinator, pytest.raises(NotFoundError):
+        site.order(coordinator, "alice", halt="")
+    site.wall += JUMP
+    with site.open() as coordinator:  # nobody tells it the time, so at a start it believes its clock
+        coordinator.audit.append("start")
+        site.wall = right
+        assert coordinator.seconds() == right + JUMP  # and nobody's certificate is good by that
+    with site.open() as coordinator:
+        stands = to_json(coordinator.control.state())["clock"]
+        assert stands["behind_seconds"] == JUMP and "400 d behind the latest time seen" in stands["told"]
+        with pytest.raises(NotAllowedError):
+            site.order(coordinator, "bob", halt=stands["digest"])
+        with pytest.raises(ConflictError):
+            site.order(coordinator, "alice", halt="ab" * 32)
+        site.wall = right + 120.0
+        other = coordinator.clock()["digest"]
+        site.wall = right  # set back further than was shown
+        with pytest.raises(ConflictError):
+            site.order(coordinator, "alice", halt=other)
+        site.order(coordinator, "alice", halt=stands["digest"])
+        assert coordinator.seconds() == right and not to_json(coordinator.control.state())["clock"]
+        with pytest.raises(NotFoundError):
+            site.order(coordinator, "alice", halt=stands["digest"])
+    with site.open() as coordinator:
+        assert coordinator.seconds() == right
+        record = list(coordinator.audit.records())[-1]
+        assert record["event"] == "clock.accept" and record["detail"]["person"] == "alice" and record["orders"]
+
+
+def test_T41_a_jump_while_it_runs_is_told_and_not_followed_until_an_approver_accepts_it(tmp_path: Path) -> None:
+    site = CoordinatorSite(tmp_path, wall=time.time() - WEEK)
+    with site.open() as coordinator:
+        began = coordinator.seconds()
+        site.running += 60.0
+        site.wall += 60.0
+        assert coordinator.seconds() == began + 60.0 and not coordinator.clock()
+        site.wall += WEEK
+        site.running += 10.0
+        # nothing is judged, stored or signed by it
+        coordinator.audit.append("run.submit")
+        coordinator.audit.checkpoint()
+        coordinator.look_at_clock()
+        coordinator.look_at_clock()
+        assert coordinator.seconds() == began + 70.0 and coordinator.audit.latest_time == pytest.approx(began + 70.0)
+        stands = to_json(coordinator.control.state())["clock"]
+        assert (stands["ahead_seconds"], stands["latest"]) == (pytest.approx(WEEK, abs=11), began + 70.0)
+        assert "7 d ahead of the time that has passed" in stands["told"]
+        (jump,) = site.told(coordinator)
+        assert jump["detail"] == {"forward_milliseconds": int((WEEK - 10.0) * 1000), "followed": False}
+        assert jump["t"] / 1000 == pytest.approx(began + 70.0)
+        # right again: it is believed, and nothing has to be released
+        site.wall -= WEEK
+        assert coordinator.seconds() == began + 70.0 and not coordinator.clock()
+        # the clock was wrong before, and is right after the jump: a person says so, by a clock that shows the same
+        site.wall = time.time()
+        stands = coordinator.clock()
+        with pytest.raises(NotAllowedError):
+            site.order(coordinator, "bob", halt=stands["digest"])
+        site.running += 1.0
+        site.wall += 1.0
+        site.order(coordinator, "alice", halt=stands["digest"])
+        assert coordinator.seconds() == pytest.approx(began + WEEK, abs=120) and not coordinator.clock()
+        assert list(coordinator.audit.records())[-1]["event"] == "clock.accept"
+
+
+def test_T41_an_acceptance_is_of_the_jump_that_was_shown_and_each_jump_is_told(tmp_path: Path) -> None:
+    site = CoordinatorSite(tmp_path, wall=time.time() - WEEK)
+    with site.open() as coordinator:
+        for _ in range(2):  # it goes back in between
+            site.wall += WEEK
+            coordinator.look_at_clock()
+            shown = coordinator.clock()["digest"]
+            site.wall += 5.0  # the clock is slewed while people look
+            assert coordinator.clock()["digest"] == shown
+            site.wall -= WEEK + 5.0
+            coordinator.look_at_clock()
+            assert not coordinator.clock()
+        assert [round(each["detail"]["forward_milliseconds"] / DAY / 1000) for each in site.told(coordinator)] == [7, 7]
+        site.wall += WEEK
+        shown = coordinator.clock()["digest"]
+        site.wall += 3_600.0
+        with pytest.raises(ConflictError):
+            site.order(coordinator, "alice", halt=shown)
+        site.wall -= 3_600.0
+        site.order(coordinator, "alice", halt=shown)
+        assert not coordinator.clock()
+
+
+def test_T41_small_jumps_are_recorded_and_add_up_to_one_that_is_not_followed(tmp_path: Path) -> None:
+    site = CoordinatorSite(tmp_path)
+    with site.open() as coordinator:
+        for hours in range(1, 26):
+            site.wall += 3_600.0
+            coordinator.look_at_clock()
+            assert bool(coordinator.clock()) == (hours == 25)
+        assert [each["detail"].get("followed") for each in site.told(coordinator)] == [None] * 24 + [False]
+
+
+def test_T41_a_gap_before_the_start_is_recorded_and_a_restart_within_the_hour_is_none(tmp_path: Path) -> None:
+    site = CoordinatorSite(tmp_path)
+    for gap, told in ((0.0, 0), (1_800.0, 0), (64 * 3_600.0, 1)):  # the first start, a restart, a weekend
+        site.wall += gap
+        with site.open() as coordinator:
+            coordinator.look_at_clock()
+            assert len(site.told(coordinator)) == told and not coordinator.clock()
+            coordinator.audit.append("start")

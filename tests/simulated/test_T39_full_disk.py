@@ -1,37 +1,52 @@
-"""A disk that is full halts a silo in its round; started again, with space, it goes on there, and what it measured and
-offered before is neither measured nor offered again."""
+"""T39: a full disk or a halt stops a party and loses nothing: with space, or started again, it goes on where it was;
+what a party wrote is on the disk when the call returns, also after a power cut.
+"""
 
 from __future__ import annotations
 
 import errno
 import os
 import re
+import sqlite3
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from coordinator import blobs as blobs_module
+from coordinator.blobs import Blobs, BytesPayload, FilePayload
 from coordinator.config import load_config as load_coordinator_config
 from coordinator.main import check as check_coordinator
+from fedsilo.audit.log import AuditLog
 from fedsilo.demo.provision import init_ca, provision_site
 from fedsilo.files import durable
-from fedsilo.files.durable import DISK_BYTES_MIN, DiskFullError, disk_error, free_bytes, write_durably
+from fedsilo.files import durable as files
+from fedsilo.files.durable import DISK_BYTES_MIN, DiskFullError, disk_error, free_bytes, fsync_directory, write_durably
+from fedsilo.files.transfer_file import TransferFile
 from fedsilo.protocol import codec
 from fedsilo.protocol._generated import federation_pb2 as pb
-from fedsilo.protocol.errors import OperationError
+from fedsilo.protocol.errors import OperationError, UnreachableError
+from fedsilo.protocol.place import Place
 from silo import sampling
 from silo.guard import adapters
+from silo.guard.ledger import Ledger
 from silo.guard.loop import Command
+from silo.guard.messages import Allowed
 from silo.guard.trainer_process.supervisor import TrainerGone
 from silo.guard.trainer_process.trainer_link import where_it_tells
 from silo.link import LinkMessage
 from silo.trainer.resume import KeptState
 from tests.coordinator_folder import write_coordinator
 from tests.policies import setting
-from tests.world import ADAPTER, Loop
+from tests.simulated.coordinator_parts import House, joined, until_quiet
+from tests.simulated.test_coordinator_ingress import code_of
+from tests.simulated.test_transfer_file import written
+from tests.world import ADAPTER, Bench, Loop
 
 NEXT = codec.encode_factors(
     {name: values * 2 for name, values in codec.decode_factors(ADAPTER).tensors.items()},
@@ -288,3 +303,222 @@ def test_T39_a_coordinator_does_not_start_below_what_a_record_takes(
     with pytest.raises(DiskFullError) as error:
         check_coordinator(config)
     assert f"{config.state_dir} has {free} bytes left" in error.value.message and error.value.hint
+
+
+class Disk:
+    """The names in each folder as they were when it was last flushed."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._flushed: dict[Path, set[str]] = {}
+        monkeypatch.setattr(os, "fsync", self._flush)
+
+    def _flush(self, descriptor: int) -> None:
+        path = Path(f"/proc/self/fd/{descriptor}").readlink()
+        if path.is_dir():
+            self._flushed[path] = {each.name for each in path.iterdir()}
+
+    def outlives(self, path: Path, above: Path) -> bool:
+        """Whether a file is still found from the folder `above` after a power cut."""
+        names = path.relative_to(above).parts
+        return all(name in self._flushed.get(above.joinpath(*names[:depth]), set()) for depth, name in enumerate(names))
+
+
+def test_T39_a_kept_payload_is_found_after_a_power_cut_also_as_the_first_of_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = Disk(monkeypatch)
+    blobs = Blobs(tmp_path)
+    numbered = [BytesPayload(str(number).encode()) for number in range(40)]
+    folders = {payload.digest[:2] for payload in numbered}
+    assert 1 < len(folders) < len(numbered)  # one is the first of its folder, another is not
+    for payload in numbered:
+        assert disk.outlives(Path(blobs.keep(payload).path), tmp_path)
+    # the counterpart: what was spooled and not kept has no name that lasts
+    with blobs.spool() as spool:
+        spool.write(b"x")
+        arriving = spool.finish()
+        assert not disk.outlives(Path(arriving.path), tmp_path)
+
+
+@pytest.mark.parametrize("folder_only", [True, False])
+def test_T39_a_payload_whose_names_a_kill_left_unflushed_is_flushed_when_it_comes_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder_only: bool
+) -> None:
+    disk, payload = Disk(monkeypatch), BytesPayload(b"payload")
+    place = tmp_path / "blobs" / payload.digest[:2] / payload.digest
+    Blobs(tmp_path)
+    place.parent.mkdir()
+    if not folder_only:
+        place.write_bytes(payload.data)
+    assert not disk.outlives(place, tmp_path)
+    kept = Blobs(tmp_path).keep(payload)
+    assert isinstance(kept, FilePayload) and kept.read_at(0, kept.size_bytes) == payload.data
+    assert disk.outlives(place, tmp_path)
+
+
+def test_T39_a_disk_that_fails_while_a_payload_is_spooled_is_told_of_at_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel tells of a fault once, to the flush that runs while more comes: it gets no name all the same."""
+    monkeypatch.setattr(blobs_module, "FLUSHED_BYTES", 1 << 14)
+    faults = iter([OSError(errno.EIO, os.strerror(errno.EIO))])
+
+    def flush(_descriptor: int) -> None:
+        for fault in faults:
+            raise fault
+
+    monkeypatch.setattr(os, "fdatasync", flush)
+    blobs = Blobs(tmp_path)
+    with blobs.spool() as spool:
+        spool.write(b"x" * 20_000)
+        with pytest.raises(OperationError, match="Input/output"):
+            spool.finish()
+    assert not any(blobs.arriving.iterdir())
+    with blobs.spool() as spool:  # its counterpart
+        spool.write(b"x" * 20_000)
+        assert blobs.keep(spool.finish()).size_bytes == 20_000
+
+
+def test_T39_a_commit_of_the_ledger_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[sqlite3.Connection] = []
+    connect = sqlite3.connect
+
+    def remembered(*arguments: Any, **options: Any) -> sqlite3.Connection:
+        made.append(connect(*arguments, **options))
+        return made[-1]
+
+    monkeypatch.setattr(sqlite3, "connect", remembered)
+    ledger = Ledger(tmp_path / "ledger.sqlite3")
+    (connection,) = made
+    settings = {name: connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("journal_mode", "synchronous")}
+    assert settings == {"journal_mode": "wal", "synchronous": 2}  # 2: FULL, of "PRAGMA synchronous" in SQLite's pages
+    ledger.close()
+
+
+class PowerCut:
+    """What the disk holds after a power cut: file contents and folder listings as they were at their last flush."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._contents: dict[int, bytes] = {}  # by inode, which a rename keeps
+        self._names: dict[Path, dict[str, int]] = {}
+        for name in ("fsync", "fdatasync"):
+            monkeypatch.setattr(os, name, self._flush)
+
+    def _flush(self, descriptor: int) -> None:
+        path = Path(f"/proc/self/fd/{descriptor}").readlink()
+        if path.is_dir():
+            self._names[path] = {each.name: each.stat().st_ino for each in path.iterdir()}
+        else:
+            self._contents[path.stat().st_ino] = path.read_bytes()
+
+    def left(self, path: Path) -> bytes | None:
+        """The content found under a name; None where the name, or the content, is lost."""
+        return self._contents.get(self._names.get(path.parent, {}).get(path.name, -1))
+
+
+def _private(path: Path, data: bytes) -> None:
+    files.write_private(path, data)
+
+
+def _replaced(path: Path, data: bytes) -> None:
+    path.write_bytes(b"old")
+    files.write_durably(path, data)
+
+
+def _in_two_parts(path: Path, data: bytes) -> None:
+    files.write_durably(path, data[:3], tail=data[3:])
+
+
+def _ahead(path: Path, data: bytes) -> None:
+    files.WrittenAhead(path.parent, data, 0o600).keep(path)
+
+
+def _plain(path: Path, data: bytes) -> None:
+    path.write_bytes(data)
+
+
+WRITERS = (_private, _replaced, _in_two_parts, _ahead)
+
+
+@pytest.mark.parametrize("write", WRITERS, ids=lambda write: write.__name__.strip("_"))
+def test_T39_what_was_written_is_found_after_a_power_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Callable[[Path, bytes], None]
+) -> None:
+    disk = PowerCut(monkeypatch)
+    write(tmp_path / "file", b"content")
+    assert disk.left(tmp_path / "file") == b"content"
+    _plain(tmp_path / "other", b"content")  # the counterpart
+    assert disk.left(tmp_path / "other") is None
+
+
+def test_T39_what_was_removed_does_not_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = PowerCut(monkeypatch)
+    for name in ("removed", "unlinked"):
+        files.write_durably(tmp_path / name, b"content")
+    files.remove_durably(tmp_path / "removed")
+    assert disk.left(tmp_path / "removed") is None
+    (tmp_path / "unlinked").unlink()  # the counterpart: its folder was not flushed
+    assert disk.left(tmp_path / "unlinked") == b"content"
+
+
+def test_T39_a_file_for_carrying_is_found_after_a_power_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = PowerCut(monkeypatch)
+    path = written(tmp_path / "x.zip", b"payload")
+    assert disk.left(path) == path.read_bytes()
+    with TransferFile(path) as file:
+        file.copy_to(tmp_path / "copy.zip")
+    fsync_directory(tmp_path)  # as its caller does, after a rename
+    assert disk.left(tmp_path / "copy.zip") == path.read_bytes()
+
+
+def test_T39_each_record_of_the_audit_log_is_found_after_a_power_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = PowerCut(monkeypatch)
+    key = Ed25519PrivateKey.from_private_bytes(b"k" * 32)
+    with AuditLog(tmp_path / "audit", origin="spiffe://x/silo/a", key=key, actor="spiffe://x/silo/a") as log:
+        for number in range(3):
+            log.append("start")
+            left = disk.left(tmp_path / "audit" / "000000000000.jsonl")
+            assert left is not None and left.count(b"\n") == number + 1
+
+
+@pytest.mark.parametrize("code", ["HALTED", "ROUND_CLOSED"])
+def test_T39_what_a_halted_coordinator_did_not_take_stays_in_the_outbox(bench: Bench, code: str) -> None:
+    offered = bench.responses()
+    assert isinstance(offered, Allowed)
+    bench.channel.answer = ("control.refusal", pb.Refusal(code=code))
+    if code != "HALTED":  # the counterpart: a refusal that says something about the message is the end of it
+        assert isinstance(bench.gate.transmit(offered).reply.body, pb.Refusal)
+        assert bench.ledger.outbox("allowed") == []
+        return
+    counted = bench.ledger.book
+    with pytest.raises(UnreachableError, match=r"halted or stopping.*public\.responses"):
+        bench.gate.transmit(offered)
+    [item] = bench.ledger.outbox("allowed")
+    assert isinstance(bench.gate.retry(item).reply.body, pb.Ack)
+    assert bench.ledger.outbox("allowed") == [] and bench.ledger.book == counted
+    assert [len(bench.events(f"egress.{name}")) for name in ("decision", "sent", "acked")] == [1, 2, 1]
+
+
+def test_T39_a_poll_that_a_halted_coordinator_refuses_is_answered_and_waits_for_nothing(bench: Bench) -> None:
+    bench.channel.answer = ("control.refusal", pb.Refusal(code="HALTED"))
+    offered = bench.gate.offer(Place("", 0, 0, "control.heartbeat"), pb.Heartbeat())
+    assert isinstance(offered, Allowed)
+    assert isinstance(bench.gate.transmit(offered).reply.body, pb.Refusal)
+
+
+@pytest.mark.parametrize("why", ["halted", "stopping"])
+def test_T39_a_coordinator_that_halted_takes_the_same_upload_after_a_restart(tmp_path: Path, why: str) -> None:
+    house, silos = joined(tmp_path)
+    for silo in silos:
+        silo.mute = {"lora.factors"}
+    until_quiet(silos)
+    payload = silos[0].delta_payload(1)
+    setattr(house.driver, why, "DISK_FULL" if why == "halted" else True)
+    assert code_of(silos[0].say("lora.factors", payload, run="run-1", number=1)) == "HALTED"
+    house.close()
+    again = House(tmp_path, clock=house.clock)
+    silos[0].house = again
+    assert isinstance(silos[0].say("lora.factors", payload, run="run-1", number=1), pb.Ack)
+    again.close()
