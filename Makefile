@@ -13,7 +13,7 @@ export TOKENIZERS_PARALLELISM ?= false
 # Tests and demo start hundreds of processes; without bytecode each of them compiles every module again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-slow test-vllm threats coverage check fix install proto reference pictures clean
+.PHONY: demo test test-all test-slow test-vllm threats coverage check fix install proto reference pictures clean
 
 demo: $(VENV)/.runtime
 	@$(BIN)/fedsilo demo --no-console $(DEMO_FLAGS)
@@ -23,6 +23,11 @@ demo: $(VENV)/.runtime
 PYTEST := $(BIN)/python -m pytest --numprocesses 4
 test: $(VENV)/.dev
 	$(PYTEST) -m "not slow" $(TEST_FLAGS)
+
+# The same and what is slow, with every case of what is exhaustive (a kill at every point, every history), of which
+# `make test` draws a seeded sample.
+test-all: $(VENV)/.dev
+	$(PYTEST) --all-cases $(TEST_FLAGS)
 
 # A whole federation whose public answers are graded by running them: a minute by itself.
 test-slow: $(VENV)/.dev

@@ -149,7 +149,17 @@ def caught_by(tree: Path, stages: tuple[tuple[str, ...], ...] = STAGES) -> str:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HYPOTHESIS_PROFILE": "ci"}
     for stage in stages:
         chosen = [str(path.relative_to(tree)) for pattern in stage for path in sorted(tree.glob(pattern))]
-        command = [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "-p", "no:cacheprovider", *chosen]
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-xq",
+            "--no-header",
+            "-p",
+            "no:cacheprovider",
+            "--all-cases",
+            *chosen,
+        ]
         try:
             done = subprocess.run(
                 command, cwd=tree, env=environment, capture_output=True, text=True, timeout=_SECONDS_MAX, check=False

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import gc
 import os
+import random
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import pytest
 from hypothesis import settings
@@ -29,6 +30,43 @@ MEMORY_FOLDER = Path("/dev/shm")  # noqa: S108  # a folder of ours is made in it
 MEMORY_BYTES_MIN = 4 << 30
 COORDINATOR_PARTS = "tests.simulated.coordinator_parts"  # not loaded for tests that need none of it
 GARBAGE_THRESHOLD = 20_000  # new objects between two searches
+ALL_CASES = "--all-cases"
+T = TypeVar("T")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(ALL_CASES, action="store_true", help="every case of what is exhaustive, not a sample")
+
+
+def a_sample(cases: Sequence[T], keep: int, name: str) -> list[T]:
+    """Draw so many cases, in their order: the same ones in each process, and others in another test."""
+    return [cases[place] for place in sorted(random.Random(name).sample(range(len(cases)), min(keep, len(cases))))]
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out, of the cases of a test marked `exhaustive`, all but a sample; of cases that are named, none."""
+    if config.getoption(ALL_CASES) or any("[" in argument for argument in config.args):
+        return
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("exhaustive"):
+            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    left_out = set(items[:0])
+    for name, of_test in cases.items():
+        mark = of_test[0].get_closest_marker("exhaustive")
+        assert mark is not None
+        left_out |= set(of_test) - set(a_sample(of_test, mark.kwargs["keep"], name))
+    if left_out:
+        config.hook.pytest_deselected(items=list(left_out))
+        items[:] = [item for item in items if item not in left_out]
+
+
+@pytest.fixture
+def sampled(request: pytest.FixtureRequest) -> Callable[[Sequence[T], int], list[T]]:
+    """sampled(cases, keep): what a test that goes through them itself takes of them; with `--all-cases`, all."""
+    if request.config.getoption(ALL_CASES):
+        return lambda cases, keep: list(cases)
+    return lambda cases, keep: a_sample(cases, keep, request.node.nodeid)
 
 
 def pytest_configure(config: pytest.Config) -> None:

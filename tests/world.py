@@ -11,7 +11,8 @@ import json
 import queue
 import secrets
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -20,6 +21,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from google.protobuf.message import Message as ProtobufMessage
 
@@ -70,6 +72,35 @@ STEPS = {2: (1, 4, 7), 4: (0, 2, 3)}
 
 class Killed(BaseException):
     """Stands for SIGKILL: nothing of the process runs after it."""
+
+
+@contextmanager
+def failing(
+    owner: Any,
+    name: str,
+    error: BaseException | type[BaseException] = Killed,
+    *,
+    when: Callable[..., bool] = lambda *_, **__: True,
+    after: bool = False,
+) -> Iterator[None]:
+    """Have calls of `owner.name` that `when` is true of end in an error, before or (with `after`) behind their work."""
+    works = getattr(owner, name)
+
+    def fails(*arguments: Any, **fields: Any) -> Any:
+        if not when(*arguments, **fields):
+            return works(*arguments, **fields)
+        if after:
+            works(*arguments, **fields)
+        raise error
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(owner, name, fails)
+        yield
+
+
+def recording(event: str, **match: Any) -> Callable[..., bool]:
+    """Return what is true of an `AuditLog.append` of this event with these fields."""
+    return lambda _, name, **fields: name == event and match.items() <= fields.items()
 
 
 @dataclass

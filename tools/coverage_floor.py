@@ -62,8 +62,8 @@ def measured(tests: list[str]) -> dict[str, Any]:
         data, report = Path(folder) / "data", Path(folder) / "report.json"
         run = ["run", "--branch", f"--data-file={data}", f"--include={','.join(every)}"]
         # One process, as another would not be counted, and the same examples each time.
-        pytest = ["-m", "pytest", "-n0", "-q", "--hypothesis-seed=0", "-p", "no:cacheprovider", "-m", MARKED, *tests]
-        if _coverage(*run, *pytest) != 0:
+        pytest = ["-m", "pytest", "-n0", "-q", "--hypothesis-seed=0", "-p", "no:cacheprovider", "--all-cases"]
+        if _coverage(*run, *pytest, "-m", MARKED, *tests) != 0:
             raise RuntimeError("a test failed, so what was counted says nothing")
         _coverage("json", "-q", f"--data-file={data}", "-o", str(report))
         found: dict[str, Any] = json.loads(report.read_text())

@@ -15,10 +15,11 @@ from fedsilo.protocol.errors import OperationError
 from silo.guard.commands import Halts
 from silo.guard.ledger import Ledger
 from silo.guard.messages import ExchangeInterrupted
-from tests.world import ADAPTER, PEER_KEYS, Killed, Loop, command
+from tests.world import ADAPTER, PEER_KEYS, Killed, Loop, command, failing, recording
 
 BASE = codec.sha256_hex(ADAPTER)
 TRAP = "f" * 64
+EVIDENCE = recording("round.equivocation")
 
 
 @pytest.fixture
@@ -73,47 +74,22 @@ def test_T20_T39_evidence_that_is_kept_halts_over_restarts(loop: Loop) -> None:
 
 @pytest.mark.parametrize("method", ["keep_equivocation", "keep_transcript", "acknowledge"])
 @pytest.mark.parametrize("written", [False, True])
-def test_T20_T39_killed_beside_a_write_of_evidence_into_the_ledger(
-    loop: Loop, monkeypatch: pytest.MonkeyPatch, method: str, written: bool
-) -> None:
-    writes = getattr(Ledger, method)
-
-    def dies(ledger: Ledger, *arguments: Any) -> None:
-        if written:
-            writes(ledger, *arguments)
-        raise Killed
-
-    with monkeypatch.context() as patched, pytest.raises(Killed):
-        patched.setattr(Ledger, method, dies)
+def test_T20_T39_killed_beside_a_write_of_evidence_into_the_ledger(loop: Loop, method: str, written: bool) -> None:
+    with pytest.raises(Killed), failing(Ledger, method, after=written):
         tell_otherwise(loop)
     halted_until_released(loop)
 
 
 @pytest.mark.parametrize("written", [False, True])
-def test_T20_T39_killed_beside_the_record_of_evidence(
-    loop: Loop, monkeypatch: pytest.MonkeyPatch, written: bool
-) -> None:
-    append = AuditLog.append
-
-    def dies(log: AuditLog, event: str, **fields: Any) -> int:
-        if event == "round.equivocation":
-            if written:
-                append(log, event, **fields)
-            raise Killed
-        return append(log, event, **fields)
-
-    with monkeypatch.context() as patched, pytest.raises(Killed):
-        patched.setattr(AuditLog, "append", dies)
+def test_T20_T39_killed_beside_the_record_of_evidence(loop: Loop, written: bool) -> None:
+    with pytest.raises(Killed), failing(AuditLog, "append", when=EVIDENCE, after=written):
         tell_otherwise(loop)
     halted_until_released(loop)
 
 
-def test_T20_T39_a_ledger_that_cannot_be_written_loses_no_evidence(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuses(_ledger: Ledger, _evidence: Any) -> None:
-        raise OperationError("the ledger cannot be written", code="LEDGER_UNWRITABLE")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Ledger, "keep_equivocation", refuses)
+def test_T20_T39_a_ledger_that_cannot_be_written_loses_no_evidence(loop: Loop) -> None:
+    unwritable = OperationError("the ledger cannot be written", code="LEDGER_UNWRITABLE")
+    with failing(Ledger, "keep_equivocation", unwritable):
         tell_otherwise(loop)
         assert loop.bench.gate.halted and loop.guard._failure is None and equivocations(loop) == 1
         loop.restart()  # still not to be written: the log alone holds the evidence
@@ -123,40 +99,12 @@ def test_T20_T39_a_ledger_that_cannot_be_written_loses_no_evidence(loop: Loop, m
     halted_until_released(loop)
 
 
-def test_T20_T39_evidence_that_no_record_takes_halts_over_restarts(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
-    append = AuditLog.append
-
-    def refuses(log: AuditLog, event: str, **fields: Any) -> int:
-        if event == "round.equivocation":
-            raise RecordError("too many items")
-        return append(log, event, **fields)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(AuditLog, "append", refuses)
+@pytest.mark.parametrize("error", [RecordError("too many items"), LogFullError("no space")], ids=["refused", "full"])
+def test_T20_T39_evidence_that_the_log_does_not_take_halts_over_restarts(loop: Loop, error: Exception) -> None:
+    with failing(AuditLog, "append", error, when=EVIDENCE):
         tell_otherwise(loop)
         assert loop.bench.gate.halted and loop.guard._failure is None and equivocations(loop) == 0
-        loop.restart()
-        assert loop.bench.gate.halted and loop.guard._agreement.halted
-    halted_until_released(loop)
-
-
-def full_for(event: str, **match: Any) -> Any:
-    append = AuditLog.append
-
-    def refuses(log: AuditLog, name: str, **fields: Any) -> int:
-        if name == event and match.items() <= fields.items():
-            raise LogFullError("no space")
-        return append(log, name, **fields)
-
-    return refuses
-
-
-def test_T20_T39_a_log_that_is_full_loses_no_evidence(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as patched:
-        patched.setattr(AuditLog, "append", full_for("round.equivocation"))
-        tell_otherwise(loop)
-        assert loop.bench.gate.halted and loop.guard._failure is None and equivocations(loop) == 0
-        loop.restart()  # still full
+        loop.restart()  # which the log still does not take
         assert loop.bench.gate.halted and loop.guard._agreement.halted
     halted_until_released(loop)
 
@@ -170,10 +118,11 @@ def say_denied_round(loop: Loop) -> None:
     loop.coordinator.says("control.poll", "round.open", body, run="run-1", round=2)
 
 
-def test_T39_a_disk_that_is_full_when_a_no_is_recorded_halts(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_T39_a_disk_that_is_full_when_a_no_is_recorded_halts(loop: Loop) -> None:
     say_denied_round(loop)
-    monkeypatch.setattr(AuditLog, "append", full_for("egress.decision", kind="control.abstain"))
-    loop.turn(2)
+    a_no = recording("egress.decision", kind="control.abstain")
+    with failing(AuditLog, "append", LogFullError("no space"), when=a_no):
+        loop.turn(2)
     assert loop.bench.gate.halted == "no space" and loop.guard._failure is None
     assert [fields["reason"] for name, fields in loop.desk.published if name == "halted"] == ["no space"]
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -48,7 +49,18 @@ from silo.guard.loop import Command
 from silo.guard.messages import Inbound
 from tests.policies import setting
 from tests.simulated.coordinator_parts import RUN_YAML, SILOS, House, SimulatedSilo, federation, until_quiet
-from tests.world import ADAPTER, COORDINATOR_KEY, OUR_KEY, PEER_KEYS, Loop, World, command, small_factors
+from tests.world import (
+    ADAPTER,
+    COORDINATOR_KEY,
+    OUR_KEY,
+    PEER_KEYS,
+    Loop,
+    World,
+    command,
+    failing,
+    recording,
+    small_factors,
+)
 
 BASE = codec.sha256_hex(ADAPTER)
 TRAP = "f" * 64
@@ -979,20 +991,16 @@ def test_T24_a_signed_result_that_repeats_a_silo_is_refused_and_the_run_goes_on(
     [("round.result", ("round.result", ["RECORD_REFUSED"])), ("ingress.decision", ("unknown", ["RECORD_REFUSED"]))],
 )
 def test_T24_what_no_record_takes_is_refused_and_never_the_end(
-    loop: Loop, monkeypatch: pytest.MonkeyPatch, event: str, refusal: tuple[str, list[str]]
+    loop: Loop, event: str, refusal: tuple[str, list[str]]
 ) -> None:
     """Stands for a list, or a fact, that is longer than a record may be, where no rule has seen it."""
     loop.open_round()
-    append = AuditLog.append
 
-    def refuses(log: AuditLog, name: str, **fields: Any) -> int:
-        if (name, fields.get("kind"), fields.get("decision", "allow")) == (event, "round.result", "allow"):
-            raise RecordError("too many items")
-        return append(log, name, **fields)
+    def its_record(_: AuditLog, name: str, **fields: Any) -> bool:
+        return (name, fields.get("kind"), fields.get("decision", "allow")) == (event, "round.result", "allow")
 
     body = loop.ended(committed=True, adapter_digest=BASE, participants=["hospital_b", "hospital_c"])
-    with monkeypatch.context() as patched:
-        patched.setattr(AuditLog, "append", refuses)
+    with failing(AuditLog, "append", RecordError("too many items"), when=its_record):
         say(loop, "round.result", body)
     assert denied(loop) == [refusal] and loop.bench.events("round.result") == []
     assert loop.guard._failure is None and not loop.bench.gate.halted
@@ -1327,45 +1335,35 @@ def one_story(house: KilledHouse, silos: list[SimulatedSilo]) -> None:
 EVENTS = ("round.transcript", "round.agreed", "round.result")
 
 
+@pytest.mark.exhaustive(keep=3)
 @pytest.mark.parametrize("number", [1, 2])
 @pytest.mark.parametrize("event", EVENTS)
-def test_T20_T39_killed_before_a_rounds_transaction_is_committed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, event: str, number: int
-) -> None:
-    house, silos = joined(tmp_path, monkeypatch.undo)
+def test_T20_T39_killed_before_a_rounds_transaction_is_committed(tmp_path: Path, event: str, number: int) -> None:
     kind = {"round.transcript": "round.open"}.get(event, event)
-    queue = outbox.queue
 
-    def dies(session: Any, silo: str, place: Place, payload: bytes) -> None:
-        queue(session, silo, place, payload)
-        if (place.kind, place.round) == (kind, number):
-            raise Gone("killed")
+    def its_message(_session: Any, _silo: str, place: Place, _payload: bytes) -> bool:
+        return (place.kind, place.round) == (kind, number)
 
-    monkeypatch.setattr(outbox, "queue", dies)
-    until_quiet(silos)
-    assert silos[0].house is not house  # it was killed
-    one_story(silos[0].house, silos)
-    silos[0].house.close()
+    killed_and_one_story(tmp_path, failing(outbox, "queue", Gone("killed"), when=its_message, after=True))
 
 
+@pytest.mark.exhaustive(keep=4)
 @pytest.mark.parametrize("written", [False, True])
 @pytest.mark.parametrize("number", [1, 2])
 @pytest.mark.parametrize("event", EVENTS)
 def test_T20_T39_killed_between_the_database_and_the_log(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, event: str, number: int, written: bool
+    tmp_path: Path, event: str, number: int, written: bool
 ) -> None:
-    house, silos = joined(tmp_path, monkeypatch.undo)
-    append = AuditLog.append
+    when = recording(event, round=number)
+    killed_and_one_story(tmp_path, failing(AuditLog, "append", Gone("killed"), when=when, after=written))
 
-    def dies(log: AuditLog, name: str, **fields: Any) -> int:
-        if (name, fields.get("round")) == (event, number):
-            if written:
-                append(log, name, **fields)
-            raise Gone("killed")
-        return append(log, name, **fields)
 
-    monkeypatch.setattr(AuditLog, "append", dies)
-    until_quiet(silos)
+def killed_and_one_story(folder: Path, dying: AbstractContextManager[None]) -> None:
+    """Run to the end while this kills the coordinator, once."""
+    with ExitStack() as stack:
+        stack.enter_context(dying)
+        house, silos = joined(folder, stack.close)
+        until_quiet(silos)
     assert silos[0].house is not house  # it was killed
     one_story(silos[0].house, silos)
     silos[0].house.close()
