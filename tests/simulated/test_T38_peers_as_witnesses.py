@@ -416,7 +416,7 @@ def test_T38_a_silo_that_was_away_catches_up_step_by_step_and_loses_nothing(net:
         assert net.silos[name].witnessing.count() == 3
 
 
-@pytest.mark.parametrize("silos", [32, 90])
+@pytest.mark.parametrize("silos", [32, pytest.param(90, marks=pytest.mark.exhaustive(keep=0))])
 def test_T38_many_silos_fit_into_control_messages(tmp_path: Path, silos: int) -> None:
     names = tuple(f"site_{number:02d}" for number in range(silos))
     net = Net(tmp_path, names)
@@ -625,6 +625,7 @@ def countersigned_size(net: Net, witness: str, owner: str) -> int:
     return parse_checkpoint(parse_note(net.silos[witness].log.countersigned([spiffe(owner)])[spiffe(owner)]).text).size
 
 
+@pytest.mark.exhaustive(keep=1)  # each case kills at every point of an exchange
 @pytest.mark.parametrize("rounds", [0, 1])
 @pytest.mark.parametrize("grows", [True, False])
 def test_T38_peers_follow_a_log_after_a_kill_anywhere_in_an_exchange(
