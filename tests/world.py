@@ -373,7 +373,7 @@ class Desk:
         self.published.append((name, fields))
 
     def set_state(self, state: Any, *, policy_digest: str) -> None:
-        self.states.append(state)
+        self.states.append(to_json(state))
 
 
 class TimedQueue(queue.Queue[Event]):
