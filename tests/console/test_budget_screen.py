@@ -187,7 +187,9 @@ async def test_each_fact_is_there_or_a_key_away() -> None:
         assert "124,416 bits a round were got out" in " ".join(desk.text.split()) and "one low bit" in desk.text
         await desk.press("escape", "tab")
         assert "Released so far, newest · 20" in desk.text and screen.twin() == "silo outbox show 5200"
-        await desk.press("tab")
+        await desk.press("enter")
+        assert isinstance(desk.app.screen, TextDialog)
+        await desk.press("escape", "tab")
         assert screen.twin() == "silo ledger limits"
         assert await desk.answers_sent() == []
 

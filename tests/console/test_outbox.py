@@ -424,3 +424,18 @@ async def test_what_a_real_gate_wrote_is_what_is_shown(bench: Bench) -> None:
 )  # fmt: skip
 def test_values_are_short(value: Any, rule: str, told: str) -> None:
     assert value_text(value, rule) == told
+
+
+async def test_a_row_and_a_whole_record_are_copied_and_inspected() -> None:
+    async with console() as desk:
+        await opened(desk)
+        await desk.press("y")
+        assert "copied: " in desk.text
+        await desk.press("i")
+        assert '"seq": 250' in desk.text
+        await desk.press("escape", "enter")
+        link, transform = {"approvals": [7]}, {"responses_withheld": 3}
+        await desk.answer("outbox record 250", decision(250, "allow", link=link, facts={"transform": transform}))
+        assert "audit records 7" in desk.text and "3 responses" in desk.text
+        await desk.press("i")
+        assert '"responses_withheld": 3' in desk.text or '"message"' in desk.text
