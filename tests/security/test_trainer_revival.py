@@ -207,8 +207,9 @@ def test_a_child_killed_in_a_step_goes_on_with_the_same_update_until_it_dies_ove
         caplog.clear()
         assert update_of(site, config, payload, digest, killed=True, tear=True) == undisturbed
         assert "starts the round over: the kept state is torn" in caplog.text
-        # and now no task is finished in between
-        site.supervisor.send(LinkMessage("task", {"task": "PrivateStep", "round": 1, "step": 3, "rows": [0, 4, 2]}))
+        # and now no task is finished in between: this one has so many rows that it is killed long before its end
+        rows = [0, 4, 2] * 40
+        site.supervisor.send(LinkMessage("task", {"task": "PrivateStep", "round": 1, "step": 3, "rows": rows}))
         for _ in range(RESTARTS_MAX + 1):
             site.hear("step")
             site.kill()
