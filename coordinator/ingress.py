@@ -45,7 +45,7 @@ TEXT_CHARACTERS_MAX = 64  # a hash in hex; nothing in hello is longer
 
 @dataclass(frozen=True)
 class Agreed:
-    """What every silo must share; hashes are lower-case hex SHA-256."""
+    """The files and settings that every silo must share; hashes are lower-case hex SHA-256."""
 
     base_model_sha256: str
     tokenizer_sha256: str
@@ -97,7 +97,7 @@ _MAY_BE_MIXED = {"load": "mixed_base", "own_verifiers_sha256": "mixed_verifiers"
 def standing(
     kept: str, *, by_files: bool, refused: bool, silent_seconds: float | None, up_seconds: float, greetings: int
 ) -> str:
-    """How a silo stands with this coordinator: the one word for it on every screen and in every command.
+    """Return a silo's state at this coordinator: the one word for it on every screen and in every command.
 
     Does not stop: a silo whose guard polls while its trainer is dead. It is heard, so it has joined.
 
@@ -200,7 +200,7 @@ def _check_protocol(low: int, high: int) -> None:
 
 
 def hello_as_fields(hello: pb.Hello) -> dict[str, str]:
-    """What a silo says of itself, safe to show, whether or not it is right."""
+    """Return what a silo says of itself, safe to show, whether or not it is right."""
     return {name: harmless(str(getattr(hello, name)), TEXT_CHARACTERS_MAX) for name in HelloFacts.__dataclass_fields__}
 
 

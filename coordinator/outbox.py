@@ -1,4 +1,4 @@
-"""What goes to a silo: signed replies under one counter per silo that never repeats a number, and messages that wait
+"""The messages to a silo: signed replies under one counter per silo that never repeats a number, and those that wait
 for each until it says that it took them in: at least once, oldest first."""
 
 from __future__ import annotations

@@ -258,7 +258,7 @@ def require_driver() -> None:
 
 
 def named(error: DBAPIError) -> FedSiloError | None:
-    """What an error of the server means to a coordinator; None where it is a fault of ours."""
+    """Return the error that a coordinator raises for one of the server; None where it is a fault of ours."""
     state = getattr(error.orig, "sqlstate", None) or ""
     if state == "53100":
         return DiskFullError(

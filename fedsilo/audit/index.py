@@ -282,7 +282,7 @@ class LogIndex:
     # ---- rounds --------------------------------------------------------------------------------------
 
     def marks(self, run: str, number: int, *, messages: bool = True) -> tuple[Mark, ...]:
-        """What happened in a round, in the order of the log. Raises FedSiloError: the log cannot be read.
+        """Return the events of a round, in the order of the log. Raises FedSiloError: the log cannot be read.
 
         messages: also the decisions on content, of rules and of people, and its sending; without, only events of the
         round itself. Of more than are kept the first count, and of the round itself the last one too: how it ended.
