@@ -18,9 +18,7 @@ _MAINS = {
 def main() -> None:
     if len(sys.argv) < 2 or sys.argv[1] not in _MAINS:
         sys.exit(f"usage: python -m fedsilo.cli {{{','.join(_MAINS)}}} ...")
-    command = sys.argv.pop(1)
-    sys.argv[0] = command
-    _MAINS[command]()
+    _MAINS[sys.argv.pop(1)]()
 
 
 if __name__ == "__main__":

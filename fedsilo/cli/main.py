@@ -15,8 +15,10 @@ from fedsilo.cli.own_names import refuse_overwritten
 GARBAGE_THRESHOLD = 100_000
 
 
-def _begin(load: Callable[[], typer.Typer]) -> None:
+def _begin(name: str, load: Callable[[], typer.Typer]) -> None:
     """Hand a program its command line; where the packages are not ours alone, refuse before `load` imports them.
+
+    `name` is the program's own, however the interpreter was started.
 
     Importing makes hundreds of thousands of objects that all stay. Python would walk them again and again while they
     come, and once more at the end: a quarter of what a command costs. So garbage is looked for seldom, and not among
@@ -31,8 +33,8 @@ def _begin(load: Callable[[], typer.Typer]) -> None:
             refuse_overwritten()
             app = load()
             if json_output:
-                sys.exit(in_one_envelope(app))
-            app()
+                sys.exit(in_one_envelope(app, name))
+            app(prog_name=name)
     finally:
         gc.freeze()
 
@@ -43,7 +45,7 @@ def fedsilo_main() -> None:
 
         return cli_fedsilo.app
 
-    _begin(load)
+    _begin("fedsilo", load)
 
 
 def silo_main() -> None:
@@ -52,7 +54,7 @@ def silo_main() -> None:
 
         return cli_silo.app
 
-    _begin(load)
+    _begin("silo", load)
 
 
 def coordinator_main() -> None:
@@ -61,7 +63,7 @@ def coordinator_main() -> None:
 
         return cli_coordinator.app
 
-    _begin(load)
+    _begin("coordinator", load)
 
 
 def console_main() -> None:
@@ -70,4 +72,4 @@ def console_main() -> None:
 
         return cli_serve.program
 
-    _begin(load)
+    _begin("fedconsole", load)

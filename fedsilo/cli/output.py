@@ -477,14 +477,16 @@ def _write_answer(text: str, error: FedSiloError | None) -> None:
         raise typer.Exit(error.exit_code) from error
 
 
-def in_one_envelope(app: typer.Typer) -> int:
+def in_one_envelope(app: typer.Typer, program: str) -> int:
     """Run a program that was asked for JSON: a command line that it does not understand is answered in JSON, too.
+
+    `program` is its name, however the interpreter was started.
 
     Returns:
         the exit status.
     """
     try:
-        status = app(standalone_mode=False)
+        status = app(prog_name=program, standalone_mode=False)
     except typer.Abort as error:  # where a question found nobody, or Ctrl-C; which command asked it is not known here
         told: FedSiloError = OperationError(
             "a question was left without an answer", hint="give the answer as an option"

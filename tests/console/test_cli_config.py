@@ -108,7 +108,7 @@ def test_contexts_are_kept_used_and_forgotten(place: PolicySite, tmp_path: Path)
 
 def test_commands_at_once_lose_no_context(place: PolicySite, tmp_path: Path) -> None:
     folder, names = tmp_path / "kept", [f"c{number}" for number in range(4)]
-    program = "import sys; from fedsilo.cli import main as cli; sys.argv[0] = 'fedsilo'; cli.fedsilo_main()"
+    program = "from fedsilo.cli import main as cli; cli.fedsilo_main()"
     with changing():  # so that they all come at one time
         started = [
             subprocess.Popen(

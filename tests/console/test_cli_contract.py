@@ -189,7 +189,7 @@ _NO_MORE = [
 
 @pytest.mark.parametrize(("line", "command", "message"), _NO_MORE)
 def test_what_there_is_no_more_is_unknown_as_anything_else_is(line: str, command: str, message: str) -> None:
-    program = "import sys; sys.argv[0] = 'fedsilo'; from fedsilo.cli import main as cli; cli.fedsilo_main()"
+    program = "from fedsilo.cli import main as cli; cli.fedsilo_main()"
     ran = subprocess.run([sys.executable, "-c", program, *line.split(), "--json"], check=False, capture_output=True)
     answer = json.loads(ran.stdout)
     assert (ran.returncode, answer["command"], answer["error"]["code"]) == (2, command, "INVALID_INPUT")

@@ -19,7 +19,7 @@ EXAMPLES = ROOT / "tests" / "vectors" / "math_grading_examples.jsonl"
 CASE_SECONDS_MAX = 5.0
 ANSWER_SECONDS_MAX = 60.0  # for a start on a machine that does other work
 WHOLE_SECONDS_MAX = 30.0
-ENTRY = "import sys\nfrom fedsilo.cli.main import fedsilo_main\nsys.argv[0] = 'fedsilo'\nfedsilo_main()"
+ENTRY = "from fedsilo.cli.main import fedsilo_main\nfedsilo_main()"
 
 
 DOSE = """

@@ -5,10 +5,12 @@ from __future__ import annotations
 import io
 import json
 import sys
+from collections.abc import Callable
 
 import pytest
 import typer
 
+from fedsilo.cli.main import console_main, coordinator_main, fedsilo_main, silo_main
 from fedsilo.cli.output import JsonOption, emit, guarded, in_one_envelope
 
 
@@ -58,7 +60,7 @@ def test_what_ends_a_command_is_answered_in_one_envelope(
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO(typed))
     monkeypatch.setattr(sys, "argv", ["program", *words])
-    assert in_one_envelope(program()) == status
+    assert in_one_envelope(program(), "program") == status
     answer = json.loads(capsys.readouterr().out)
     assert answer["schema"] == "fedsilo.cli/1" and answer["ok"] == (code is None)
     assert (answer["error"] and answer["error"]["code"]) == code
@@ -70,11 +72,11 @@ def test_control_c_at_a_question_ends_as_an_interrupt(
 ) -> None:
     monkeypatch.setattr(sys, "stdin", Interrupted())
     monkeypatch.setattr(sys, "argv", ["program", word, "--json"])
-    assert in_one_envelope(program()) == 130
+    assert in_one_envelope(program(), "program") == 130
     answer = json.loads(capsys.readouterr().out)
     assert (answer["command"], answer["error"]["code"]) == (command, "INTERRUPTED")
     monkeypatch.setattr(sys, "stdin", io.StringIO("y\n"))
-    assert in_one_envelope(program()) == 0
+    assert in_one_envelope(program(), "program") == 0
 
 
 def test_control_c_at_a_question_without_json_ends_with_the_same_status(
@@ -89,12 +91,26 @@ def test_control_c_at_a_question_without_json_ends_with_the_same_status(
 
 
 @pytest.mark.parametrize(
-    ("name", "command"),
-    [("fedsilo", "ask"), ("silo", "silo ask"), ("coordinator", "coordinator ask"), ("fedconsole", "fedconsole ask")],
+    ("main", "words", "command"),
+    [
+        (fedsilo_main, ["policy", "check"], "policy check"),
+        (silo_main, ["status"], "silo status"),
+        (coordinator_main, ["status"], "coordinator status"),
+        (console_main, [], "fedconsole"),
+    ],
 )
+@pytest.mark.parametrize("package", ["", "fedsilo.cli"], ids=["a program", "python -m"])
 def test_a_usage_error_names_the_command_as_its_other_answers_do(
-    name: str, command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    main: Callable[[], None],
+    words: list[str],
+    command: str,
+    package: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(sys, "argv", [f"/usr/bin/{name}", "ask", "--jsn", "--json"])
-    assert in_one_envelope(program()) == 2
+    monkeypatch.setattr(sys.modules["__main__"], "__package__", package)
+    monkeypatch.setattr(sys, "argv", ["another name", *words, "--jsn", "--json"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
     assert json.loads(capsys.readouterr().out)["command"] == command
