@@ -4,8 +4,9 @@ Runs the tests that need no federation under coverage.py and prints, for each ar
 Exits with 1 where an area is below its floor in `tools/coverage_floor.json`. `--write` raises floors to what was found;
 nothing here lowers one. Takes some ten minutes, so `make test` leaves it out: `make coverage`.
 
-Counted is what runs in the process of the tests themselves; what a process does that they start is not. Does not say
-whether anything looks at what a branch does: that the mutants of `python -m benchmarks.controls` do.
+Of exhaustive tests it runs the seeded sample that `make test` runs. Counted is what runs in the process of the tests
+themselves; what a process does that they start is not. Does not say whether anything looks at what a branch does: that
+the mutants of `python -m benchmarks.controls` do.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -55,19 +57,32 @@ def files_of(area: str) -> set[str]:
     return found
 
 
-def measured(tests: list[str]) -> dict[str, Any]:
-    """Run the tests and return coverage.py's report. Raises RuntimeError: a test failed."""
+def measured(tests: list[str], jobs: int) -> dict[str, Any]:
+    """Run the tests, in so many processes, and return coverage.py's report. Raises RuntimeError: a test failed."""
     every = sorted(file for area in AREAS for file in files_of(area))
     with tempfile.TemporaryDirectory(prefix="fedsilo-coverage-") as folder:
         data, report = Path(folder) / "data", Path(folder) / "report.json"
-        run = ["run", "--branch", f"--data-file={data}", f"--include={','.join(every)}"]
-        # One process, as another would not be counted, and the same examples each time.
-        pytest = ["-m", "pytest", "-n0", "-q", "--hypothesis-seed=0", "-p", "no:cacheprovider", "--all-cases"]
-        if _coverage(*run, *pytest, "-m", MARKED, *tests) != 0:
+        run = ["run", "--branch", f"--include={','.join(every)}"]
+        # No workers of pytest's own, as they would not be counted, and the same examples each time.
+        pytest = ["-m", "pytest", "-n0", "-q", "--hypothesis-seed=0", "-p", "no:cacheprovider", "-m", MARKED]
+        shares = [f"{data}.{job}" for job in range(jobs)]
+        with ThreadPoolExecutor(jobs) as pool:
+            ends = [
+                pool.submit(_coverage, *run, f"--data-file={share}", *pytest, *test_files(tests)[job::jobs])
+                for job, share in enumerate(shares)
+            ]
+        if any(end.result() != 0 for end in ends):
             raise RuntimeError("a test failed, so what was counted says nothing")
+        _coverage("combine", "-q", f"--data-file={data}", *shares)
         _coverage("json", "-q", f"--data-file={data}", "-o", str(report))
         found: dict[str, Any] = json.loads(report.read_text())
         return found
+
+
+def test_files(tests: list[str]) -> list[str]:
+    """Return the files of tests in these folders, and those that are named."""
+    folders = [sorted((ROOT / each).rglob("test_*.py")) or [ROOT / each] for each in tests]
+    return [str(path.relative_to(ROOT)) for paths in folders for path in paths]
 
 
 def _coverage(*arguments: str) -> int:
@@ -111,9 +126,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     parser.add_argument("--write", action="store_true", help="raise the floors to what was found")
+    parser.add_argument("--jobs", type=int, default=2, help="processes that the tests are dealt out to")
     parser.add_argument("tests", nargs="*", default=list(TESTS), help="folders or files instead of all four")
     options = parser.parse_args()
-    areas = by_area(measured(options.tests))
+    areas = by_area(measured(options.tests, options.jobs))
     floors = json.loads(FLOORS.read_text())
     if options.write:
         floors = {**floors, "branches": raised(areas, floors["branches"])}

@@ -16,9 +16,7 @@ GARBAGE_THRESHOLD = 100_000
 
 
 def _begin(name: str, load: Callable[[], typer.Typer]) -> None:
-    """Hand a program its command line; where the packages are not ours alone, refuse before `load` imports them.
-
-    `name` is the program's own, however the interpreter was started.
+    """Hand a program its name and command line; refuse, where packages are not ours alone, before `load` imports them.
 
     Importing makes hundreds of thousands of objects that all stay. Python would walk them again and again while they
     come, and once more at the end: a quarter of what a command costs. So garbage is looked for seldom, and not among

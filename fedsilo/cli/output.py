@@ -478,9 +478,7 @@ def _write_answer(text: str, error: FedSiloError | None) -> None:
 
 
 def in_one_envelope(app: typer.Typer, program: str) -> int:
-    """Run a program that was asked for JSON: a command line that it does not understand is answered in JSON, too.
-
-    `program` is its name, however the interpreter was started.
+    """Run a program of that name, asked for JSON: a command line that it does not understand is answered in JSON, too.
 
     Returns:
         the exit status.
