@@ -124,6 +124,16 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 
 
 @pytest.fixture
+def holding(tmp_path: Path) -> Iterator[Bench]:
+    """The same under a policy by which a person approves the first update."""
+    from tests.policies import setting
+    from tests.world import Bench
+
+    with closing(Bench(tmp_path / "a", setting.policy_of(setting.policy_text(first_rounds=1)))) as made:
+        yield made
+
+
+@pytest.fixture
 def loop(tmp_path: Path) -> Iterator[Loop]:
     """A whole guard under the same policy, without processes."""
     from tests.policies import setting

@@ -53,8 +53,8 @@ from silo.guard.decisions import PublicView, RunView, SiteView
 from silo.guard.gate import Gate
 from silo.guard.ledger import Head, Ledger, Release
 from silo.guard.loop import Event, Guard, Wake
-from silo.guard.messages import Reply
-from silo.guard.releases import Releases
+from silo.guard.messages import Held, Reply
+from silo.guard.releases import Releases, Settled
 from silo.guard.screens import Screens
 from silo.guard.trainer_process.supervisor import TrainerHandle, TrainerSaid
 from silo.link import LinkMessage
@@ -244,6 +244,36 @@ class Bench:
     def responses(self, *prompts: tuple[int, tuple[str, ...]], step: int = 2) -> Any:
         body = setting.responses_body(*(prompts or ((1, ("12", "12")), (4, ()), (7, ("12",)))))
         return self.gate.offer(self.gate.view.place("public.responses", 1, step), body)
+
+    def poll(self, kind: str = "", body: ProtobufMessage | bytes = b"", **routing: Any) -> Any:
+        """What the gate lets in of a poll's answer, by default an acknowledgement. Raises what it is refused with."""
+        if kind:
+            self.channel.answer, self.channel.routing = (kind, body), {"run": "run-1", "round": 1, **routing}
+        return self.gate.send(self.gate.view.place("control.poll"), pb.Poll()).body
+
+    # ---- what waits for people ----
+
+    def hold(self, offered: object, deadline_seconds: float | None = None) -> Release:
+        """Hold what the gate says has to wait for people."""
+        assert isinstance(offered, Held)
+        return self.releases.hold(offered, deadline_seconds=deadline_seconds)
+
+    def answer(
+        self, release: Release, verb: str = "approve", *, person: str = "alice", opened: bool = True, **more: Any
+    ) -> Any:
+        """The order of a person who read the facts and, unless `opened` is false, opened every finding."""
+        read = self.opened(release.id) if opened else self.shown(release)
+        shown = {"release": release.id, "digest": release.digest, "policy_digest": self.gate.policy.digest, **read}
+        return command(f"approvals.{verb}", shown | more, person=person)
+
+    def approve(self, release: Release, person: str = "alice", **more: Any) -> Settled | None:
+        """Give a yes; what it settles, None while another person is needed."""
+        return self.releases.approve(self.answer(release, person=person, **more))[1]
+
+    def reject(self, release: Release, person: str = "bob", **more: Any) -> Settled:
+        """Give a no, by default to the content."""
+        no = {"reason_code": "CONTENT", **more}
+        return self.releases.reject(self.answer(release, "reject", person=person, opened=False, **no))
 
     def view(self, release: Release) -> dict[str, Any]:
         """What the control socket tells of a release."""

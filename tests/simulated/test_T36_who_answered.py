@@ -21,10 +21,10 @@ from fedsilo.cli.audit_report import audit_report, page
 from fedsilo.protocol.clocks import utc
 from fedsilo.protocol.errors import ConflictError, UsageError
 from silo.guard.answers.queries import Queries
-from silo.guard.messages import Held
+from silo.guard.ledger import Release
 from tests.policies import setting
 from tests.simulated.queries import as_json, asked_of, queries_of, same, slow
-from tests.world import Bench, command
+from tests.world import Bench
 
 NOTE = "asked for twice today"
 
@@ -39,12 +39,8 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
         yield made
 
 
-def held(bench: Bench, *, deadline_seconds: float | None = None) -> dict[str, Any]:
-    offered = bench.factors()
-    assert isinstance(offered, Held)
-    release = bench.releases.hold(offered, deadline_seconds=deadline_seconds)
-    shown = {"release": release.id, "digest": release.digest, "policy_digest": bench.gate.policy.digest}
-    return shown | bench.opened(release.id)
+def held(bench: Bench) -> Release:
+    return bench.hold(bench.factors())
 
 
 def told(site: Queries, release: str) -> tuple[str, list[dict[str, Any]], list[dict[str, Any]]]:
@@ -55,34 +51,24 @@ def told(site: Queries, release: str) -> tuple[str, list[dict[str, Any]], list[d
 
 
 def test_T36_a_rejected_release_says_who_answered_what_when_and_why_after_a_restart_too(bench: Bench) -> None:
-    shown = held(bench)
+    release = held(bench)
     bench.clock_now += 60
-    bench.releases.approve(command("approvals.approve", shown, person="alice"))
+    bench.approve(release, "alice")
     bench.clock_now += 60
-    no = shown | {"reason_code": "UNEXPECTED", "reason": NOTE}
-    bench.releases.reject(command("approvals.reject", no, person="bob"))
-    before = told(asked_of(bench), shown["release"])
-    at = {"alice": setting.NOW + 60, "bob": setting.NOW + 120}
-    said = {"alice": ("approve", "", ""), "bob": ("reject", "UNEXPECTED", NOTE)}
-    assert before == (
-        "rejected",
-        [
-            {"person": name, "verdict": verdict, "at": at[name], "time": utc(at[name]), "reason": code, "note": note}
-            for name, (verdict, code, note) in said.items()
-        ],
-        [
-            {"person": name, "verdict": verdict, "at": utc(at[name]), "reason": code, "note": note}
-            for name, (verdict, code, note) in said.items()
-        ],
-    )
+    bench.reject(release, "bob", reason_code="UNEXPECTED", reason=NOTE)
+    state, given, answers = before = told(asked_of(bench), release.id)
+    rows = [("alice", "approve", setting.NOW + 60, "", ""), ("bob", "reject", setting.NOW + 120, "UNEXPECTED", NOTE)]
+    names = ("person", "verdict", "at", "reason", "note")
+    assert state == "rejected"
+    assert given == [dict(zip(names, row, strict=True), time=utc(row[2])) for row in rows]
+    assert answers == [dict(zip(names, row, strict=True), at=utc(row[2])) for row in rows]
     with closing(bench.restart()) as again:
-        assert told(asked_of(again), shown["release"]) == before
+        assert told(asked_of(again), release.id) == before
 
 
 def rejected(bench: Bench, note: str) -> dict[str, Any]:
     """The record of a no with this note."""
-    no = held(bench) | {"reason_code": "UNEXPECTED", "reason": note}
-    bench.releases.reject(command("approvals.reject", no, person="bob"))
+    bench.reject(held(bench), reason_code="UNEXPECTED", reason=note)
     return bench.events("approval.deny")[-1]
 
 
@@ -170,10 +156,10 @@ def test_T36_a_note_that_only_speaks_of_secrets_is_kept(bench: Bench, note: str)
 
 
 def test_T36_a_yes_to_other_facts_than_were_shown_is_refused_in_a_sentence(bench: Bench) -> None:
-    shown = held(bench)
+    release = held(bench)
     for other, what in ({"shown": "0" * 64}, "a fact"), ({"digest": "0" * 64}, "digest"):
-        with pytest.raises(ConflictError, match=f"^{what} of {shown['release']} is not as it was shown$") as refused:
-            bench.releases.approve(command("approvals.approve", shown | other, person="alice"))
+        with pytest.raises(ConflictError, match=f"^{what} of {release.id} is not as it was shown$") as refused:
+            bench.approve(release, **other)
         assert refused.value.code == "STALE_VIEW"
 
 
@@ -187,10 +173,10 @@ def test_T36_a_no_without_a_note_names_none_and_a_note_goes_with_its_record(benc
 
 
 def test_T36_the_counterpart_an_approved_release_names_its_approvers_without_a_reason(bench: Bench) -> None:
-    shown = held(bench)
+    release = held(bench)
     for person in ("alice", "bob"):
-        bench.releases.approve(command("approvals.approve", shown, person=person))
-    state, given, answers = told(asked_of(bench), shown["release"])
+        bench.approve(release, person)
+    state, given, answers = told(asked_of(bench), release.id)
     assert state == "approved" and [(each["person"], each["reason"], each["note"]) for each in given] == [
         ("alice", "", ""), ("bob", "", ""),
     ]  # fmt: skip
@@ -198,23 +184,24 @@ def test_T36_the_counterpart_an_approved_release_names_its_approvers_without_a_r
 
 
 def ended(bench: Bench, end: str) -> None:
-    shown = held(bench)
+    release = held(bench)
     match end:
         case "approved":
             for person in ("alice", "bob"):
-                bench.releases.approve(command("approvals.approve", shown, person=person))
+                bench.approve(release, person)
         case "rejected":
-            bench.releases.reject(command("approvals.reject", shown | {"reason_code": "TIMING"}, person="bob"))
+            bench.reject(release, reason_code="TIMING")
         case "expired":
             bench.clock_now += 9 * 24 * 3600
             bench.releases.expire()
         case "missed":
             bench.releases.miss("run-1", 1, None)
         case "denied":
-            bench.ledger.payloads.remove([shown["digest"]])
+            answers = [bench.answer(release, person=person) for person in ("alice", "bob")]
+            bench.ledger.payloads.remove([release.digest])
             with pytest.raises(ConflictError):
-                for person in ("alice", "bob"):
-                    bench.releases.approve(command("approvals.approve", shown, person=person))
+                for answer in answers:
+                    bench.releases.approve(answer)
 
 
 @pytest.mark.parametrize("end", [*HOLD_ENDS[:-1], ""])
@@ -234,10 +221,11 @@ def test_a_hold_that_is_over_is_counted_as_held_no_more_and_its_row_says_how_it_
 
 
 def test_a_hold_that_a_deadline_of_the_run_ended_is_missed_in_the_outbox_as_in_the_ledger(bench: Bench) -> None:
-    shown = held(bench, deadline_seconds=60.0)
+    release = bench.hold(bench.factors(), 60.0)
+    assert bench.releases.expire() == []
     bench.clock_now += 61
     assert [settled.outcome for settled in bench.releases.expire()] == ["missed"]
-    assert bench.ledger.release(shown["release"]).state == "missed"
+    assert bench.ledger.release(release.id).state == "missed"
     assert [row["outcome"] for row in queries_of(bench)["outbox"]({})["messages"]] == ["missed"]
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import errno
+import os
 import re
 import stat
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import closing
+from collections.abc import Callable
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,6 @@ from fedsilo.audit.segments import LogFullError
 from fedsilo.files import durable as files
 from fedsilo.files.durable import WrittenAhead
 from fedsilo.protocol import codec
-from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.codec import decode_factors, sha256_hex
 from fedsilo.protocol.errors import ConflictError, DeniedError, OperationError, PeerError, UnreachableError
 from policies.model import Policy
@@ -27,20 +27,15 @@ from silo.guard import archive as archive_module
 from silo.guard import ledger as payloads_module
 from silo.guard.commands import Halts
 from silo.guard.ledger import Approval, Payloads
-from silo.guard.messages import Allowed, Denied, Held
+from silo.guard.messages import Allowed, Denied
 from silo.guard.releases import keep_recorded_noes
 from tests.policies import kinds, setting
 from tests.policies.kinds_bounds import REFT
+from tests.simulated import screening
 from tests.simulated.test_gate import BFLOAT16, FLOAT32, body_of, drawn
-from tests.world import Bench, Killed, MemoryChannel, command
+from tests.world import Bench, Killed, command, failing
 
 DAY = 86_400.0
-
-
-@pytest.fixture
-def holding(tmp_path: Path) -> Iterator[Bench]:
-    with closing(Bench(tmp_path / "holding", setting.policy_of(setting.policy_text(first_rounds=1)))) as bench:
-        yield bench
 
 
 def without_updates(text: str) -> Policy:
@@ -54,117 +49,93 @@ def without_updates(text: str) -> Policy:
 
 
 @pytest.mark.parametrize("change", ["kind removed", "expired", "kind halted", "none"])
-def test_T34_what_waits_to_be_sent_is_judged_by_the_policy_in_force(tmp_path: Path, change: str) -> None:
-    bench = Bench(tmp_path / "a", setting.policy_of(setting.policy_text()), MemoryChannel(before_sending=True))
-    bench.channel.fails = UnreachableError("down")
-    offered = bench.factors()
-    assert isinstance(offered, Allowed)
+def test_T34_what_waits_to_be_sent_is_judged_by_the_policy_in_force(bench: Bench, change: str) -> None:
+    bench.channel.before_sending, bench.channel.fails = True, UnreachableError("down")
     with pytest.raises(UnreachableError):
-        bench.gate.transmit(offered)
-    again = bench.restart(without_updates(setting.policy_text()) if change == "kind removed" else None)
-    if change == "expired":
-        again.clock_now += 500 * DAY
-    if change == "kind halted":
-        again.gate._judge.book.screen_halts["lora.factors"] = again.gate.now()
-    (item,) = again.ledger.outbox("allowed")
-    if change == "none":
-        again.gate.retry(item)
-        assert again.channel.kinds() == ["lora.factors"]
-    else:
-        with pytest.raises(DeniedError):
+        bench.gate.transmit(bench.factors())
+    with closing(bench.restart(without_updates(setting.policy_text()) if change == "kind removed" else None)) as again:
+        if change == "expired":
+            again.clock_now += 500 * DAY
+        if change == "kind halted":
+            again.gate._judge.book.screen_halts["lora.factors"] = again.gate.now()
+        (item,) = again.ledger.outbox("allowed")
+        if change == "none":
             again.gate.retry(item)
-        assert again.channel.sent == []
-        expected = {"kind removed": "KIND_NOT_ALLOWED", "expired": "POLICY_NOT_VALID_NOW", "kind halted": "SCREEN_HALT"}
-        assert again.events("egress.indeterminate")[-1]["reasons"] == [expected[change]]
-    assert again.ledger.outbox("allowed") == []
-    again.close()
+            assert again.channel.kinds() == ["lora.factors"]
+        else:
+            with pytest.raises(DeniedError):
+                again.gate.retry(item)
+            assert again.channel.sent == []
+            codes = {
+                "kind removed": "KIND_NOT_ALLOWED",
+                "expired": "POLICY_NOT_VALID_NOW",
+                "kind halted": "SCREEN_HALT",
+            }
+            assert again.events("egress.indeterminate")[-1]["reasons"] == [codes[change]]
+        assert again.ledger.outbox("allowed") == []
 
 
-@pytest.mark.parametrize("halted", [True, False])
-def test_T39_what_was_allowed_before_a_halt_is_not_sent_in_it(tmp_path: Path, halted: bool) -> None:
-    with closing(Bench(tmp_path / "a", setting.policy_of(setting.policy_text()))) as bench:
-        offered = bench.factors()
-        assert isinstance(offered, Allowed)
-        if not halted:
-            bench.gate.transmit(offered)
-            assert bench.channel.kinds() == ["lora.factors"]
-            return
-        bench.gate.halted = "the disk is full"
-        with pytest.raises(OperationError, match="the disk is full"):
-            bench.gate.transmit(offered)
-        assert bench.channel.sent == []
-        assert [item.state for item in bench.ledger.outbox()] == ["allowed"]  # it waits for the repair
+def test_T39_what_was_allowed_before_a_halt_is_not_sent_in_it(bench: Bench) -> None:
+    offered = bench.factors()
+    bench.gate.halted = "the disk is full"
+    with pytest.raises(OperationError, match="the disk is full"):
+        bench.gate.transmit(offered)
+    assert bench.channel.sent == []
+    assert [item.state for item in bench.ledger.outbox()] == ["allowed"]  # it waits for the repair
+    bench.gate.halted = ""
+    bench.gate.transmit(offered)
+    assert bench.channel.kinds() == ["lora.factors"]
 
 
-def test_T39_in_a_halt_nothing_is_decided_since_nothing_could_be_recorded(tmp_path: Path) -> None:
-    with closing(Bench(tmp_path / "a", setting.policy_of(setting.policy_text()))) as bench:
-        bench.gate.halted = "the disk is full"
-        before = bench.audit.size
-        with pytest.raises(OperationError, match="the disk is full"):
-            bench.factors()
-        with pytest.raises(OperationError, match="the disk is full"):
-            bench.gate.record("stop")
-        assert (bench.audit.size, bench.channel.sent, bench.ledger.outbox()) == (before, [], [])
-        bench.gate.halted = ""
-        assert isinstance(bench.factors(), Allowed)
+def test_T39_in_a_halt_nothing_is_decided_since_nothing_could_be_recorded(bench: Bench) -> None:
+    bench.gate.halted = "the disk is full"
+    before = bench.audit.size
+    with pytest.raises(OperationError, match="the disk is full"):
+        bench.factors()
+    with pytest.raises(OperationError, match="the disk is full"):
+        bench.gate.record("stop")
+    assert (bench.audit.size, bench.channel.sent, bench.ledger.outbox()) == (before, [], [])
+    bench.gate.halted = ""
+    assert isinstance(bench.factors(), Allowed)
 
 
-def test_T41_the_gates_time_never_goes_back_nor_over_a_restart(tmp_path: Path) -> None:
-    bench = Bench(tmp_path / "a", setting.policy_of(setting.policy_text()))
+def test_T41_the_gates_time_never_goes_back_nor_over_a_restart(bench: Bench) -> None:
     bench.clock_now += DAY
     latest = bench.gate.now()
     assert latest == bench.clock_now
     bench.clock_now -= DAY
     assert bench.gate.now() == latest
-    again = bench.restart()
-    again.clock_now = setting.NOW
-    assert again.gate.now() == latest  # the log holds nothing of that time, the ledger does
-    again.close()
+    with closing(bench.restart()) as again:
+        assert again.gate.now() == latest  # the log holds nothing of that time, the ledger does
 
 
-def test_T41_a_payload_is_as_old_as_the_time_that_never_goes_back_says(tmp_path: Path) -> None:
-    with closing(Bench(tmp_path / "a", setting.policy_of(setting.policy_text()))) as bench:
-        bench.clock_now += 100 * DAY
-        bench.gate.now()
-        bench.clock_now -= 100 * DAY  # it was wrong, and is put right
-        offered = bench.responses()
-        assert isinstance(offered, Allowed)
-        bench.gate.transmit(offered)
-        bench.archive.expire()
-        assert offered.digest in bench.ledger.payloads
+def test_T41_a_payload_is_as_old_as_the_time_that_never_goes_back_says(bench: Bench) -> None:
+    bench.clock_now += 100 * DAY
+    bench.gate.now()
+    bench.clock_now -= 100 * DAY  # it was wrong, and is put right
+    offered = bench.responses()
+    bench.gate.transmit(offered)
+    bench.archive.expire()
+    assert offered.digest in bench.ledger.payloads
 
 
 # ---- persons' answers ------------------------------------------------------------------------------------
 
 
-def hold(bench: Bench, deadline_seconds: float | None = None) -> Callable[..., Any]:
-    held = bench.factors()
-    assert isinstance(held, Held)
-    release = bench.releases.hold(held, deadline_seconds=deadline_seconds)
-    shown = {
-        "release": release.id,
-        "digest": release.digest,
-        "policy_digest": bench.gate.policy.digest,
-        **bench.shown(release),
-    }
-    return lambda name, person="alice", **more: command(name, shown | more, person=person)
-
-
 @pytest.mark.parametrize("answer", ["approve", "reject"])
 def test_T36_an_answer_during_a_halt_is_refused_and_not_spent(holding: Bench, answer: str) -> None:
-    said = hold(holding)
-    give = getattr(holding.releases, answer)
+    release, give = holding.hold(holding.factors()), getattr(holding, answer)
     holding.gate.halted = "somebody signed two transcripts"
     with pytest.raises(OperationError) as refused:
-        give(said(f"approvals.{answer}", reason_code="CONTENT"))
+        give(release)
     assert refused.value.code == "HALTED"
     holding.gate.halted = ""
-    assert give(said(f"approvals.{answer}", reason_code="CONTENT"))
+    assert give(release)
     assert len(holding.events("approval.grant" if answer == "approve" else "approval.deny")) == 1
 
 
 def test_a_hold_whose_time_is_over_during_a_halt_ends_on_record_afterwards(holding: Bench) -> None:
-    hold(holding, deadline_seconds=10.0)
+    holding.hold(holding.factors(), 10.0)
     holding.gate.halted = "somebody signed two transcripts"
     holding.clock_now += 1000
     assert holding.releases.expire() == [] and holding.ledger.releases("held")
@@ -175,40 +146,30 @@ def test_a_hold_whose_time_is_over_during_a_halt_ends_on_record_afterwards(holdi
 
 
 @pytest.mark.parametrize("answer", ["approve", "reject"])
-def test_T36_whoever_was_the_last_needed_before_a_kill_says_it_again(
-    holding: Bench, monkeypatch: pytest.MonkeyPatch, answer: str
-) -> None:
-    said = hold(holding)
-    with monkeypatch.context() as patch:
-        patch.setattr(type(holding.releases), "_record", _killed)
-        with pytest.raises(Killed):
-            getattr(holding.releases, answer)(said(f"approvals.{answer}", reason_code="CONTENT"))
+def test_T36_whoever_was_the_last_needed_before_a_kill_says_it_again(holding: Bench, answer: str) -> None:
+    release, give = holding.hold(holding.factors()), getattr(holding, answer)
+    with failing(type(holding.releases), "_record"), pytest.raises(Killed):
+        give(release)
     assert holding.channel.sent == [] and holding.ledger.releases("held")
-    done = getattr(holding.releases, answer)(said(f"approvals.{answer}", reason_code="CONTENT"))
-    settled = done[1] if answer == "approve" else done
-    assert settled.outcome == ("allowed" if answer == "approve" else "denied")
+    assert give(release).outcome == ("allowed" if answer == "approve" else "denied")
     with pytest.raises(ConflictError):
-        getattr(holding.releases, answer)(said(f"approvals.{answer}", reason_code="CONTENT"))
+        give(release)
 
 
 @pytest.mark.parametrize("at", ["_answer", "_settle"])
 @pytest.mark.parametrize("change", ["nothing", "policy"])
-def test_T36_a_no_before_a_kill_is_neither_lost_nor_doubled(
-    holding: Bench, monkeypatch: pytest.MonkeyPatch, at: str, change: str
-) -> None:
-    said = hold(holding)
-    with monkeypatch.context() as patch:
-        patch.setattr(type(holding.releases), at, _killed)
-        with pytest.raises(Killed):
-            holding.releases.reject(said("approvals.reject", reason_code="CONTENT", reason="odd", person="bob"))
+def test_T36_a_no_before_a_kill_is_neither_lost_nor_doubled(holding: Bench, at: str, change: str) -> None:
+    release = holding.hold(holding.factors())
+    yes = holding.answer(release)
+    with failing(type(holding.releases), at), pytest.raises(Killed):
+        holding.reject(release, reason="odd")
     tighter = setting.policy_of(setting.policy_text(first_rounds=1).replace("max_total_l2: 5.5", "max_total_l2: 5.4"))
     with closing(holding.restart(tighter if change == "policy" else None)) as bench:
         assert (bench.policy.digest != holding.policy.digest) == (change == "policy")
         keep_recorded_noes(bench.ledger, bench.audit.records())  # as the guard does at its start
         assert bench.releases.judge_again() == []
-        shown = {"policy_digest": bench.gate.policy.digest}
         with pytest.raises(ConflictError) as refused:
-            bench.releases.approve(said("approvals.approve", person="alice", **shown))
+            bench.releases.approve(replace(yes, arguments=yes.arguments | {"policy_digest": bench.gate.policy.digest}))
         assert refused.value.code == ("NOT_HELD" if change == "nothing" else "STALE_VIEW")
         assert bench.events("approval.grant") == []
         (ended,) = bench.releases.expire()  # what the loop does with each turn
@@ -222,24 +183,19 @@ def test_T36_a_no_before_a_kill_is_neither_lost_nor_doubled(
 
 
 @pytest.mark.parametrize("at", ["_answer", "_settle"])
-def test_T36_whoever_was_killed_with_his_no_may_say_it_again_and_it_is_recorded_once(
-    holding: Bench, monkeypatch: pytest.MonkeyPatch, at: str
-) -> None:
-    said = hold(holding)
-    with monkeypatch.context() as patch:
-        patch.setattr(type(holding.releases), at, _killed)
-        with pytest.raises(Killed):
-            holding.releases.reject(said("approvals.reject", reason_code="CONTENT", person="bob"))
+def test_T36_whoever_was_killed_with_his_no_may_say_it_again_and_it_is_recorded_once(holding: Bench, at: str) -> None:
+    release = holding.hold(holding.factors())
+    with failing(type(holding.releases), at), pytest.raises(Killed):
+        holding.reject(release)
     with closing(holding.restart()) as bench:
         keep_recorded_noes(bench.ledger, bench.audit.records())
-        settled = bench.releases.reject(said("approvals.reject", reason_code="CONTENT", person="bob"))
+        settled = bench.reject(release)
         (record,) = bench.events("approval.deny")
         assert (settled.outcome, settled.release.state, settled.record) == ("denied", "rejected", record["seq"])
 
 
 def test_T36_a_recorded_no_to_other_bytes_or_to_what_is_over_is_none(holding: Bench) -> None:
-    said = hold(holding)
-    (release,) = holding.ledger.releases("held")
+    release = holding.hold(holding.factors())
     detail = {"release": release.id, "person": "bob", "certificate": "f" * 64}
     told: dict[str, Any] = {
         "event": "approval.deny", "seq": 7, "t": 0, "reasons": ["CONTENT"], "payload": dict(release.recorded),
@@ -257,13 +213,13 @@ def test_T36_a_recorded_no_to_other_bytes_or_to_what_is_over_is_none(holding: Be
     assert len(holding.releases.expire()) == 1
     keep_recorded_noes(holding.ledger, [told | {"detail": detail | {"person": "carol"}}])
     assert [each.person for each in holding.ledger.approvals(release.id)] == ["bob"]
-    with pytest.raises(ConflictError, match="rejected, no longer held"):
-        holding.releases.approve(said("approvals.approve"))
+    with pytest.raises(ConflictError) as refused:
+        holding.approve(release)
+    assert refused.value.code == "NOT_HELD"
 
 
 def test_a_no_that_a_ledger_of_an_earlier_version_kept_first_is_recorded_with_its_effect(holding: Bench) -> None:
-    hold(holding)
-    (release,) = holding.ledger.releases("held")
+    release = holding.hold(holding.factors())
     kept = Approval(release.id, "bob", "f" * 64, release.digest, "reject", "", holding.gate.now())
     holding.ledger.approve(kept)
     (ended,) = holding.releases.expire()
@@ -271,30 +227,28 @@ def test_a_no_that_a_ledger_of_an_earlier_version_kept_first_is_recorded_with_it
     assert (record["detail"]["person"], record["reasons"], record["seq"]) == ("bob", ["INTERRUPTED"], ended.record)
 
 
-def test_T39_a_no_that_the_log_does_not_take_is_not_kept(holding: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    said = hold(holding)
-    (release,) = holding.ledger.releases("held")
-    with monkeypatch.context() as patch:
-        patch.setattr(holding.audit, "append", _full)
-        with pytest.raises(LogFullError):
-            holding.releases.reject(said("approvals.reject", reason_code="CONTENT"))
+def test_T39_a_no_that_the_log_does_not_take_is_not_kept(holding: Bench) -> None:
+    release = holding.hold(holding.factors())
+    with failing(holding.audit, "append", LogFullError("no space")), pytest.raises(LogFullError):
+        holding.reject(release)
     assert holding.ledger.approvals(release.id) == []
     holding.gate.halted = ""  # as after a restart with space
     assert holding.releases.expire() == [] and holding.view(release)["approvers"]["given"] == []
-    settled = holding.releases.reject(said("approvals.reject", reason_code="TIMING"))
+    settled = holding.reject(release, reason_code="TIMING")
     (record,) = holding.events("approval.deny")
     assert (settled.record, record["reasons"]) == (record["seq"], ["TIMING"])
 
 
 def test_T39_a_recorded_no_that_the_ledger_does_not_take_halts_until_a_restart_takes_it_up(holding: Bench) -> None:
-    said = hold(holding)
+    release = holding.hold(holding.factors())
+    no = holding.answer(release, "reject", person="bob", reason_code="CONTENT")
     holding.ledger._database.execute("PRAGMA query_only=1")
     with pytest.raises(OperationError) as refused:
-        holding.releases.reject(said("approvals.reject", reason_code="CONTENT", person="bob"))
+        holding.releases.reject(no)
     assert refused.value.code == "LEDGER_UNWRITABLE" and len(holding.events("approval.deny")) == 1
     holding.ledger._database.execute("PRAGMA query_only=0")
     with pytest.raises(OperationError) as refused:  # although the disk takes everything again
-        holding.releases.approve(said("approvals.approve", person="alice"))
+        holding.approve(release)
     assert refused.value.code == "HALTED" and holding.releases.expire() == []
     with closing(holding.restart()) as bench:
         keep_recorded_noes(bench.ledger, bench.audit.records())
@@ -302,15 +256,11 @@ def test_T39_a_recorded_no_that_the_ledger_does_not_take_halts_until_a_restart_t
 
 
 def test_T36_a_hold_without_an_answer_waits_on_after_a_kill(holding: Bench) -> None:
-    said = hold(holding)
+    release = holding.hold(holding.factors())
     with closing(holding.restart()) as bench:
         assert bench.releases.expire() == []
-        _, settled = bench.releases.approve(said("approvals.approve", person="alice"))
+        settled = bench.approve(release)
     assert settled is not None and settled.outcome == "allowed"
-
-
-def _killed(*_: object, **__: object) -> None:
-    raise Killed
 
 
 def release(halts: Halts, person: str) -> bool:
@@ -323,22 +273,13 @@ def halt(bench: Bench) -> None:
     bench.gate._judge.book.screen_halts["public.responses"] = bench.gate.now()
 
 
-def test_T36_a_halt_is_released_although_the_guard_was_killed_after_the_yes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with closing(Bench(tmp_path / "a", setting.policy_of(setting.policy_text()))) as bench:
-        halts = Halts(bench.gate, bench.ledger)
-        halt(bench)
-        with monkeypatch.context() as patch:
-            patch.setattr(bench.gate, "record", _killed)
-            with pytest.raises(Killed):
-                release(halts, "alice")
-        assert bench.gate.screen_halts
-        assert release(halts, "alice") and not bench.gate.screen_halts
-
-
-def _full(event: str, **fields: Any) -> int:
-    raise LogFullError("no space left for the audit log")
+def test_T36_a_halt_is_released_although_the_guard_was_killed_after_the_yes(bench: Bench) -> None:
+    halts = Halts(bench.gate, bench.ledger)
+    halt(bench)
+    with failing(bench.gate, "record"), pytest.raises(Killed):
+        release(halts, "alice")
+    assert bench.gate.screen_halts
+    assert release(halts, "alice") and not bench.gate.screen_halts
 
 
 def two_needed() -> Policy:
@@ -347,16 +288,12 @@ def two_needed() -> Policy:
     return setting.policy_of(text.replace("release_after_halt: 1", "release_after_halt: 2"))
 
 
-def test_T39_a_yes_to_a_halt_that_the_log_does_not_take_counts_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_T39_a_yes_to_a_halt_that_the_log_does_not_take_counts_nothing(tmp_path: Path) -> None:
     with closing(Bench(tmp_path / "a", two_needed())) as bench:
         halts = Halts(bench.gate, bench.ledger)
         halt(bench)
-        with monkeypatch.context() as patch:
-            patch.setattr(bench.audit, "append", _full)
-            with pytest.raises(LogFullError):
-                release(halts, "alice")
+        with failing(bench.audit, "append", LogFullError("no space")), pytest.raises(LogFullError):
+            release(halts, "alice")
         bench.gate.halted = ""  # as after a restart with space
         assert halts.rows()[0]["given"] == [] and not release(halts, "bob") and bench.gate.screen_halts
         assert release(halts, "alice") and not bench.gate.screen_halts
@@ -388,16 +325,15 @@ def test_T41_no_yes_to_an_earlier_halt_counts_where_the_clock_stands_still(tmp_p
 # ---- what comes in ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("number", [2**53, 2**60, 2**64 - 1])
-def test_T29_an_answer_with_a_number_that_nobody_can_sign_is_refused_and_recorded(tmp_path: Path, number: int) -> None:
-    with closing(Bench(tmp_path / "a", setting.policy_of(setting.policy_text()))) as bench:
-        bench.channel.tamper = lambda envelope: setattr(envelope, "sequence", number)
-        with pytest.raises(PeerError) as refused:
-            bench.gate.send(bench.gate.view.place("control.poll"), pb.Poll())
-        assert refused.value.wire_code == "MALFORMED"
-        assert bench.events("ingress.decision")[-1]["reasons"] == ["MALFORMED"]
-        bench.channel.tamper = None
-        bench.gate.send(bench.gate.view.place("control.poll"), pb.Poll())
+@pytest.mark.parametrize("number", [2**53, 2**64 - 1])
+def test_T29_an_answer_with_a_number_that_nobody_can_sign_is_refused_and_recorded(bench: Bench, number: int) -> None:
+    bench.channel.tamper = lambda envelope: setattr(envelope, "sequence", number)
+    with pytest.raises(PeerError) as refused:
+        bench.poll()
+    assert refused.value.wire_code == "MALFORMED"
+    assert bench.events("ingress.decision")[-1]["reasons"] == ["MALFORMED"]
+    bench.channel.tamper = None
+    bench.poll()
 
 
 @pytest.mark.parametrize("scale", [float("nan"), float("inf"), 1.0])
@@ -406,39 +342,29 @@ def test_T04_a_scale_that_is_no_number_is_denied_and_recorded(tmp_path: Path, sc
         payload = codec.encode_factors(
             kinds.reft_tensors(), base_digest="", schema_sha256="", rank=8, scale=scale, dtype="bfloat16"
         )
-        bench.channel.routing, bench.channel.answer = {"run": "run-1", "round": 1}, ("reft.aggregate", payload)
         with pytest.raises(PeerError):
-            bench.gate.send(bench.gate.view.place("control.poll"), pb.Poll())
+            bench.poll("reft.aggregate", payload)
         record = bench.events("ingress.decision")[-1]
         assert record["decision"] == "deny"
         assert record["facts"]["final"]["header_scale"] == (1.0 if scale == 1.0 else None)
 
 
-def test_T23_answers_of_others_that_are_too_large_are_denied_before_a_screen_reads_them(tmp_path: Path) -> None:
-    from tests.simulated import screening as site
-
-    policy = site.policy(["charset"], donor_screens=("charset",))
-    most = policy.file.ingress.public_donors
-    assert most is not None
-    for characters, runs in ((20, 1), (400_000, 0)):
-        with closing(site.bench(tmp_path / str(characters), policy)) as bench:
-            screens = bench.screens
-            body = pb.PublicDonors()
-            for row in (1, 4, 7):
-                donor = body.prompts.add(prompt_index=row).donors.add(origin="hospital_b", position=0)
-                donor.response.CopyFrom(pb.Response(text="x" * characters, finish=pb.FINISH_STOP))
-            bench.gate.view = replace(bench.gate.view, open_step=2)
-            bench.channel.routing = {"run": "run-1", "round": 1, "step": 2}
-            bench.channel.answer = ("public.donors", body)
-            before = screens.runs
-            try:
-                bench.gate.send(bench.gate.view.place("control.poll"), pb.Poll())
-            except PeerError:
-                assert runs == 0
-            assert screens.runs - before == runs
+@pytest.mark.parametrize(("characters", "runs"), [(20, 1), (400_000, 0)])
+def test_T23_answers_of_others_that_are_too_large_are_denied_before_a_screen_reads_them(
+    tmp_path: Path, characters: int, runs: int
+) -> None:
+    policy = screening.policy(["charset"], donor_screens=("charset",))
+    body = setting.donors_message(*((row, "hospital_b", "x" * characters) for row in (1, 4, 7))).body
+    with closing(screening.bench(tmp_path, policy)) as bench:
+        with nullcontext() if runs else pytest.raises(PeerError):
+            bench.poll("public.donors", body, step=2)
+        assert bench.screens.runs == runs
 
 
 DATA = bytes(range(256)) * 8192  # 2 MiB, so that whole pages go past the page cache
+
+
+Threads = Callable[[], AbstractContextManager[None]]
 
 
 def names(folder: Path) -> list[str]:
@@ -463,65 +389,50 @@ def ahead(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
 # ---- one file ----------------------------------------------------------------------------------------
 
 
-def no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(_thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(threading.Thread, "start", refused)
+def no_thread() -> AbstractContextManager[None]:
+    return failing(threading.Thread, "start", RuntimeError("can't start new thread"))
 
 
-@pytest.mark.parametrize("threads", [True, False], ids=["thread", "no-thread"])
+@pytest.mark.parametrize("threads", [nullcontext, no_thread])
 @pytest.mark.parametrize("data", [DATA, DATA[:-100], b"little"], ids=["pages", "more", "little"])
-def test_what_was_written_ahead_is_there_under_its_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: bytes, threads: bool
-) -> None:
-    if not threads:
-        no_thread(monkeypatch)
-    written = WrittenAhead(tmp_path, data, 0o600)
+def test_what_was_written_ahead_is_there_under_its_name(tmp_path: Path, data: bytes, threads: Threads) -> None:
+    with threads():
+        written = WrittenAhead(tmp_path, data, 0o600)
     assert all(name.startswith(".") and name.endswith(".tmp") for name in names(tmp_path))
     written.keep(tmp_path / "name")
     assert names(tmp_path) == ["name"] and (tmp_path / "name").read_bytes() == data
     assert stat.S_IMODE((tmp_path / "name").stat().st_mode) == 0o600
 
 
-@pytest.mark.parametrize("threads", [True, False], ids=["thread", "no-thread"])
-def test_of_what_was_abandoned_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: bool) -> None:
-    if not threads:
-        no_thread(monkeypatch)
-    WrittenAhead(tmp_path, DATA, 0o600).abandon()
+@pytest.mark.parametrize("threads", [nullcontext, no_thread])
+def test_of_what_was_abandoned_nothing_is_left(tmp_path: Path, threads: Threads) -> None:
+    with threads():
+        WrittenAhead(tmp_path, DATA, 0o600).abandon()
     assert names(tmp_path) == []
 
 
-def full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(_descriptor: int, _data: bytes) -> int:
-        raise OSError(errno.ENOSPC, "No space left on device")
+def test_T39_a_full_disk_is_told_when_it_is_to_be_kept_and_not_before(tmp_path: Path) -> None:
+    with failing(os, "write", OSError(errno.ENOSPC, "No space left on device")):
+        WrittenAhead(tmp_path, DATA, 0o600).abandon()
+        written = WrittenAhead(tmp_path, DATA, 0o600)
+        with pytest.raises(OperationError, match="No space left on device"):
+            written.keep(tmp_path / "name")
+    assert names(tmp_path) == []
 
-    monkeypatch.setattr(files.os, "write", full)
 
-
-def test_T39_a_full_disk_is_told_when_it_is_to_be_kept_and_not_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("threads", [nullcontext, no_thread])
+def test_T39_a_part_is_never_kept_for_the_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: Threads
 ) -> None:
-    full_disk(monkeypatch)
-    WrittenAhead(tmp_path, DATA, 0o600).abandon()
-    written = WrittenAhead(tmp_path, DATA, 0o600)
-    with pytest.raises(OperationError, match="No space left on device"):
-        written.keep(tmp_path / "name")
-    assert names(tmp_path) == []
-
-
-@pytest.mark.parametrize("threads", [True, False], ids=["thread", "no-thread"])
-def test_T39_a_part_is_never_kept_for_the_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: bool) -> None:
     def cut_short(path: Path, data: bytes, *_: object, **__: object) -> bool:
         path.write_bytes(data[:10])
         raise MemoryError
 
     monkeypatch.setattr(files, "_write_new", cut_short)
     monkeypatch.setattr(threading, "excepthook", lambda _: None)
-    if not threads:
-        no_thread(monkeypatch)
-    written = WrittenAhead(tmp_path, DATA, 0o600)
-    with pytest.raises(OperationError if threads else MemoryError):
+    with threads():
+        written = WrittenAhead(tmp_path, DATA, 0o600)
+    with pytest.raises(MemoryError if threads is no_thread else OperationError):
         written.keep(tmp_path / "name")
     assert names(tmp_path) == []
 
@@ -596,13 +507,12 @@ def offer(bench: Bench, body: bytes) -> Any:
 def test_T39_what_leaves_was_written_ahead_and_is_kept_once(
     tmp_path: Path, ahead: list[bytes], policy: Any, body: bytes, begun: int
 ) -> None:
-    bench = Bench(tmp_path / "a", policy)
-    made = offer(bench, body)
-    assert isinstance(made, Allowed)
-    assert len(ahead) == begun and ahead[-1] == bytes(made.payload)
-    assert names(bench.folder / "payloads") == [made.digest]
-    assert (bench.folder / "payloads" / made.digest).read_bytes() == bytes(made.payload)
-    bench.close()
+    with closing(Bench(tmp_path / "a", policy)) as bench:
+        made = offer(bench, body)
+        assert isinstance(made, Allowed)
+        assert len(ahead) == begun and ahead[-1] == bytes(made.payload)
+        assert names(bench.folder / "payloads") == [made.digest]
+        assert (bench.folder / "payloads" / made.digest).read_bytes() == bytes(made.payload)
 
 
 def nothing_finite() -> bytes:
@@ -612,9 +522,8 @@ def nothing_finite() -> bytes:
 
 
 def test_T39_what_is_denied_is_off_the_disk_before_that_is_recorded(
-    tmp_path: Path, ahead: list[bytes], monkeypatch: pytest.MonkeyPatch
+    bench: Bench, ahead: list[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bench = Bench(tmp_path / "a", FLOAT32)
     record, there = bench.gate._judge.record_decision, list[list[str]]()
 
     def recorded(*of: Any, **more: Any) -> Any:
@@ -626,35 +535,22 @@ def test_T39_what_is_denied_is_off_the_disk_before_that_is_recorded(
     assert there == [[]] and len(ahead) == 1
     assert isinstance(offer(bench, body_of(drawn())), Allowed)  # the counterpart: what leaves is there by then
     assert len(there[1]) == 1
-    bench.close()
 
 
-@pytest.mark.parametrize("policy", [FLOAT32, BFLOAT16], ids=["float32", "bfloat16"])
-def test_T39_of_what_is_denied_nothing_is_left(tmp_path: Path, ahead: list[bytes], policy: Any) -> None:
-    bench = Bench(tmp_path / "a", policy)
-    assert isinstance(offer(bench, nothing_finite()), Denied)
-    assert names(bench.folder / "payloads") == []
-    assert len(ahead) == (policy is FLOAT32)
-    assert isinstance(offer(bench, body_of(drawn())), Allowed)  # the counterpart
-    bench.close()
+def test_T39_of_what_is_denied_nothing_is_left(tmp_path: Path, ahead: list[bytes]) -> None:
+    """With bfloat16 nothing is begun before it was judged: the bytes are not those that came."""
+    with closing(Bench(tmp_path / "a", BFLOAT16)) as bench:
+        assert isinstance(offer(bench, nothing_finite()), Denied)
+        assert names(bench.folder / "payloads") == ahead == []
+        assert isinstance(offer(bench, body_of(drawn())), Allowed)  # the counterpart
 
 
-def test_T39_a_disk_that_refuses_it_halts_the_gate(
-    tmp_path: Path, ahead: list[bytes], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bench = Bench(tmp_path / "a", FLOAT32)
-    body = body_of(drawn())
-
-    def full(path: Path, *_: object, **__: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(files, "_write_new", full)
-        with pytest.raises(OperationError, match="No space left") as raised:
-            offer(bench, body)
+def test_T39_a_disk_that_refuses_it_halts_the_gate(bench: Bench, ahead: list[bytes]) -> None:
+    full = OSError(errno.ENOSPC, "No space left on device")
+    with failing(files, "_write_new", full), pytest.raises(OperationError) as raised:
+        offer(bench, body_of(drawn()))
     assert raised.value.code == "PAYLOADS_UNWRITABLE" == bench.gate.halt_code
     assert names(bench.folder / "payloads") == [] and bench.channel.sent == []
-    bench.close()
 
 
 def test_where_room_has_to_be_made_first_nothing_is_written_before(

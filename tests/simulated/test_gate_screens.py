@@ -19,7 +19,7 @@ from fedsilo.protocol.errors import ConflictError, NotAllowedError, NotFoundErro
 from policies import screens
 from policies.replay import replayed
 from silo.guard.commands import Halts
-from silo.guard.messages import Allowed, Denied, Held
+from silo.guard.messages import Allowed, Denied
 from tests.policies import setting
 from tests.simulated import screening as site
 from tests.world import Bench, command
@@ -55,9 +55,7 @@ def test_screens_that_take_longer_than_they_may_deny_the_message(tmp_path: Path,
     slow = site.Screens(canaries=(site.CANARY,), monotonic=lambda: next(ticks))
     with closing(site.bench(tmp_path / "a", site.policy(["canary"]), screens=slow)) as bench:
         offered = bench.responses((1, ("12",)), (4, ()), (7, ("it is 12", "12")))
-        assert isinstance(offered, Allowed) is leaves
-        if not leaves:
-            assert "SCREEN_FAILED" in reasons(offered)
+        assert isinstance(offered, Allowed) if leaves else "SCREEN_FAILED" in reasons(offered)
 
 
 # ---- what a hit does -------------------------------------------------------------------------------
@@ -131,82 +129,49 @@ def test_T18_the_screens_run_once_over_all_texts_hit_or_no_hit(
     assert runs == [(site.NAMES, 4)]
 
 
-def test_T18_a_withheld_answer_is_not_told_by_anything_else_that_is_sent(bench: Bench) -> None:
-    offered = bench.responses((1, ("12", site.PLANTED["canary"])), (4, ()), (7, ()))
-    bench.gate.transmit(offered)
-    assert bench.channel.kinds() == ["public.responses"]
-    (envelope, payload) = bench.channel.sent[0]
-    assert b"SCREEN" not in envelope.SerializeToString() + payload
-
-
 def test_own_answers_keep_the_numbers_that_the_trainer_knows(tmp_path: Path) -> None:
     """The coordinator names an own answer by its place in what was sent; the trainer counts what it offered."""
-    asked = site.policy(ruleset="pubswap-random")
-    with closing(site.bench(tmp_path, asked)) as bench:
+    with closing(site.bench(tmp_path, site.policy(ruleset="pubswap-random"))) as bench:
         bench.gate.transmit(bench.responses((1, (site.PLANTED["canary"], "12", "9")), (4, ()), (7, ("12",))))
         donors = pb.PublicDonors(prompts=[pb.PromptDonors(prompt_index=1), pb.PromptDonors(prompt_index=7)])
         for position in (0, 1, 2):
             donors.prompts[0].donors.add(origin="hospital_a", position=position)
         donors.prompts[1].donors.add(origin="hospital_a", position=0)
-        bench.channel.answer = ("public.donors", donors)
-        bench.channel.routing = {"run": "run-1", "round": 1, "step": 2}
-        let_in = bench.gate.send(bench.gate.view.place("control.poll"), pb.Poll(wait_milliseconds=0))
-        assert isinstance(let_in.body, pb.PublicDonors)
+        let_in = bench.poll("public.donors", donors, step=2)
         # The first of three was withheld: 0 and 1 of what was sent are 1 and 2 here, and 2 was never sent.
-        assert [[donor.position for donor in prompt.donors] for prompt in let_in.body.prompts] == [[1, 2], [0]]
+        assert [[donor.position for donor in prompt.donors] for prompt in let_in.prompts] == [[1, 2], [0]]
 
 
 # ---- hold ------------------------------------------------------------------------------------------
 
 
 def test_T15_a_hit_may_wait_for_as_many_persons_as_the_kind_asks_for(tmp_path: Path) -> None:
-    asked = site.policy(on_hit="hold", persons=2)
-    with closing(site.bench(tmp_path, asked)) as bench:
+    with closing(site.bench(tmp_path, site.policy(on_hit="hold", persons=2))) as bench:
         assert isinstance(bench.responses((1, ("12",)), (4, ()), (7, ())), Allowed)  # no hit, nobody is asked
         bench.gate.view = replace(bench.gate.view, open_step=4)
         held = bench.responses((0, (site.PLANTED["canary"],)), (2, ()), (3, ()), step=4)
-        assert isinstance(held, Held)
+        release = bench.hold(held)
         assert held.decision.reasons == ("SCREEN_HIT",)
-        release = bench.releases.hold(held, deadline_seconds=None)
-        shown = bench.view(release)
-        assert "1 responses with hits (canary/" in shown["findings"]
-        arguments: dict[str, Any] = {
-            "release": release.id,
-            "digest": release.digest,
-            "policy_digest": asked.digest,
-            **bench.shown(release),
-        }
-        arguments |= bench.opened(release.id)
-        _, settled = bench.releases.approve(command("approvals.approve", arguments, person="alice"))
-        assert settled is None
+        assert "1 responses with hits (canary/" in bench.view(release)["findings"]
+        assert bench.approve(release, "alice") is None
         with pytest.raises(ConflictError):  # nobody counts twice
-            bench.releases.approve(command("approvals.approve", arguments, person="alice"))
-        _, settled = bench.releases.approve(command("approvals.approve", arguments, person="carol"))
-        assert settled is not None
-        assert settled.allowed is not None
+            bench.approve(release, "alice")
+        settled = bench.approve(release, "carol")
+        assert settled is not None and settled.allowed is not None
         assert settled.allowed.payload == held.payload
         assert site.PLANTED["canary"] in texts_of(held.payload)[0]
 
 
+def with_hits(bench: Bench, count: int) -> Any:
+    return bench.responses((1, (site.PLANTED["canary"],) * count), (4, ()), (7, ()))
+
+
 def test_T36_what_persons_approved_and_the_policy_denies_by_then_is_shown_as_denied(tmp_path: Path) -> None:
     """Two releases of one step are held and approved: the second one is over what the policy lets out in a step."""
-    asked = site.policy(on_hit="hold")
-    with closing(site.bench(tmp_path, asked)) as bench:
-        states, outcomes = [], []
-        for number in range(2):
-            held = bench.responses((1, (site.PLANTED["canary"],)), (4, ()), (7, ()))
-            assert isinstance(held, Held), number
-            release = bench.releases.hold(held, deadline_seconds=None)
-            states.append(release)
-        for release in states:
-            shown = {
-                "release": release.id,
-                "digest": release.digest,
-                "policy_digest": asked.digest,
-                **bench.shown(release),
-            }
-            answer = command("approvals.approve", shown | bench.opened(release.id), person="alice")
-            _, settled = bench.releases.approve(answer)
+    with closing(site.bench(tmp_path, site.policy(on_hit="hold"))) as bench:
+        outcomes = []
+        for release in [bench.hold(with_hits(bench, 1)) for _ in range(2)]:
+            settled = bench.approve(release)
             assert settled is not None
             outcomes.append((settled.outcome, settled.release.state, bench.ledger.release(release.id).state))
         assert outcomes == [("allowed", "approved", "approved"), ("denied", "denied", "denied")]
@@ -215,41 +180,28 @@ def test_T36_what_persons_approved_and_the_policy_denies_by_then_is_shown_as_den
 @pytest.mark.parametrize("late_seconds", [0.0, -1.0])
 def test_T36_a_hold_that_is_over_is_approved_by_nobody(tmp_path: Path, late_seconds: float) -> None:
     """Also before the loop has come round to end it."""
-    asked = site.policy(on_hit="hold")
-    with closing(site.bench(tmp_path, asked)) as bench:
-        held = bench.responses((1, (site.PLANTED["canary"],)), (4, ()), (7, ()))
-        assert isinstance(held, Held)
-        release = bench.releases.hold(held, deadline_seconds=None)
-        shown: dict[str, Any] = {
-            "release": release.id,
-            "digest": release.digest,
-            "policy_digest": asked.digest,
-            **bench.shown(release),
-        }
-        shown |= bench.opened(release.id)
+    with closing(site.bench(tmp_path, site.policy(on_hit="hold"))) as bench:
+        release = bench.hold(with_hits(bench, 1))
+        yes, code = bench.answer(release), "EXPIRED"
         bench.clock_now = release.expires_at + late_seconds
         if late_seconds < 0:
-            _, settled = bench.releases.approve(command("approvals.approve", shown))
+            _, settled = bench.releases.approve(yes)
             assert settled is not None and settled.allowed is not None
-            with pytest.raises(ConflictError) as refused:  # once it has ended, nobody's answer is even written down
-                bench.releases.approve(command("approvals.approve", shown, person="carol"))
-            assert refused.value.code == "NOT_HELD" and len(bench.events("approval.grant")) == 1
-            return
-        with pytest.raises(ConflictError) as refused:
-            bench.releases.approve(command("approvals.approve", shown))
-        assert refused.value.code == "EXPIRED" and bench.ledger.approvals(release.id) == []
+            yes, code = bench.answer(release, person="carol"), "NOT_HELD"
+        with pytest.raises(ConflictError) as refused:  # once it has ended, nobody's answer is even written down
+            bench.releases.approve(yes)
+        assert refused.value.code == code
+        assert len(bench.events("approval.grant")) == len(bench.ledger.approvals(release.id)) == (late_seconds < 0)
 
 
 def test_T36_approval_is_of_these_bytes_and_no_others(tmp_path: Path) -> None:
-    asked = site.policy(on_hit="hold")
-    with closing(site.bench(tmp_path, asked)) as bench:
-        held = bench.responses((1, (site.PLANTED["canary"],)), (4, ()), (7, ()))
-        assert isinstance(held, Held)
-        release = bench.releases.hold(held, deadline_seconds=None)
-        arguments = {"release": release.id, "digest": "0" * 64, "policy_digest": asked.digest}
+    with closing(site.bench(tmp_path, site.policy(on_hit="hold"))) as bench:
+        release = bench.hold(with_hits(bench, 1))
         with pytest.raises(ConflictError):
-            bench.releases.approve(command("approvals.approve", arguments))
+            bench.approve(release, digest="0" * 64)
         assert bench.channel.sent == []
+        settled = bench.approve(release)
+        assert settled is not None and settled.allowed is not None
 
 
 # ---- what cannot be screened -----------------------------------------------------------------------
@@ -287,9 +239,7 @@ def test_T14_an_index_that_is_not_the_trainers_file_for_this_key_is_none(tmp_pat
     good = site.screens(scratch)
     assert good.troubles(site.policy(["overlap"])) == []
     (path,) = scratch.glob("overlap-*.index")
-    told: Any = {"file": path.name}
     content = path.read_bytes()
-    key = site.index_key(site.SITE_SECRET)
     match spoil:
         case "link":
             path.rename(tmp_path / "elsewhere")
@@ -301,12 +251,8 @@ def test_T14_an_index_that_is_not_the_trainers_file_for_this_key_is_none(tmp_pat
             path.write_bytes(content[:-40] + bytes([content[-40] ^ 1]) + content[-39:])
         case "shorter":
             path.write_bytes(content[:-1])
-        case "key":
-            key = bytes(32)
-        case "name":
-            told = {"file": f"../scratch/{path.name}"}
-    screens = site.Screens(canaries=(), key=key)
-    screens.take_index(scratch, told)
+    screens = site.Screens(canaries=(), key=bytes(32) if spoil == "key" else site.index_key(site.SITE_SECRET))
+    screens.take_index(scratch, {"file": f"../scratch/{path.name}" if spoil == "name" else path.name})
     assert len(screens.troubles(site.policy(["overlap"]))) == 1
 
 
@@ -320,13 +266,8 @@ def halted(bench: Bench, step: int = 2) -> Any:
     return bench.responses((rows[0], ("12",)), (rows[1], ()), (rows[2], ()), step=step)
 
 
-def with_hits(bench: Bench, count: int) -> Any:
-    return bench.responses((1, (site.PLANTED["canary"],) * count), (4, ()), (7, ()))
-
-
 def test_T18_more_hits_than_the_day_may_have_halt_the_kind_until_approvers_release_it(tmp_path: Path) -> None:
-    asked = site.policy(max_hits_per_day=2, release=2)
-    bench = site.bench(tmp_path, asked)
+    bench = site.bench(tmp_path, site.policy(max_hits_per_day=2, release=2))
     assert isinstance(with_hits(bench, 2), Allowed)  # as many as the limit: still withheld and sent
     bench.gate.view = replace(bench.gate.view, open_step=4)
     over = bench.responses((0, (site.PLANTED["pii_basic"],)), (2, ()), (3, ()), step=4)
@@ -338,23 +279,25 @@ def test_T18_more_hits_than_the_day_may_have_halt_the_kind_until_approvers_relea
     bench = bench.restart()
     assert reasons(halted(bench, 4)) == ("SCREEN_HALT",)
 
-    halts = Halts(bench.gate, bench.ledger)
-    (row,) = halts.rows()
-    arguments = {"kind": "public.responses", "digest": row["digest"]}
+    (row,) = Halts(bench.gate, bench.ledger).rows()
+
+    def release(person: str = "alice", roles: tuple[str, ...] = ("approver",), **changes: str) -> bool:
+        arguments = {"kind": "public.responses", "digest": row["digest"], **changes}
+        order = command("approvals.release", arguments, person=person, roles=roles)
+        return bool(Halts(bench.gate, bench.ledger).release(order)["released"])
+
     with pytest.raises(NotAllowedError):
-        halts.release(command("approvals.release", arguments, person="bob", roles=("operator", "site-admin")))
+        release("bob", ("operator", "site-admin"))
     with pytest.raises(ConflictError):
-        halts.release(command("approvals.release", {**arguments, "digest": "0" * 64}))
+        release(digest="0" * 64)
     with pytest.raises(NotFoundError):
-        halts.release(command("approvals.release", {**arguments, "kind": "lora.factors"}))
-    assert not halts.release(command("approvals.release", arguments, person="alice"))["released"]
+        release(kind="lora.factors")
+    assert not release("alice")
     with pytest.raises(ConflictError):
-        halts.release(command("approvals.release", arguments, person="alice"))
+        release("alice")
     assert reasons(halted(bench, 4)) == ("SCREEN_HALT",)
     bench = bench.restart()  # one signature is kept
-    halts = Halts(bench.gate, bench.ledger)
-    assert halts.release(command("approvals.release", arguments, person="carol"))["released"]
-    assert halts.rows() == []
+    assert release("carol") and Halts(bench.gate, bench.ledger).rows() == []
     assert [record["detail"]["persons"] for record in bench.events("release")] == [["alice", "carol"]]
     bench = bench.restart()
     assert isinstance(halted(bench, 4), Allowed)
@@ -400,16 +343,9 @@ def test_T18_a_new_day_begins_with_no_hits(tmp_path: Path) -> None:
 # ---- what comes in ---------------------------------------------------------------------------------
 
 
-def donated(bench: Bench, *donors: tuple[int, str, str]) -> pb.PublicDonors:
-    body = setting.donors_message(*donors).body
-    bench.channel.answer = ("public.donors", body)
-    bench.channel.routing = {"run": "run-1", "round": 1, "step": 2}
-    let_in = bench.gate.send(bench.gate.view.place("control.poll"), pb.Poll(wait_milliseconds=0))
-    assert isinstance(let_in.body, pb.PublicDonors)
-    return let_in.body
-
-
-def donor_texts(body: pb.PublicDonors) -> list[str]:
+def donated(bench: Bench, *donors: tuple[int, str, str]) -> list[str]:
+    """The texts that are let in of these."""
+    body = bench.poll("public.donors", setting.donors_message(*donors).body, step=2)
     return [donor.response.text for prompt in body.prompts for donor in prompt.donors]
 
 
@@ -417,28 +353,24 @@ def test_T21_donors_with_a_hit_are_dropped_and_counted_by_the_silo_they_are_from
     asked = site.policy([], max_hits_per_day=None, donor_screens=["charset", "pii_basic"])
     bad = [(1, "hospital_b", "12"), (1, "hospital_b", site.PLANTED["charset"]), (4, "hospital_c", "thirteen")]
     with closing(site.bench(tmp_path, asked)) as bench:
-        assert donor_texts(donated(bench, *bad)) == ["12"]
-        record = next(each for each in bench.events("ingress.decision") if each["kind"] == "public.donors")
-        transform = record["facts"]["transform"]
-        assert transform["donors_dropped"] == {"hospital_b": 1, "hospital_c": 1}
-        assert (transform["donors_hit"], transform["donors_over_share"]) == (1, 0)
-        assert record["facts"]["offered"]["responses_hit"] == 1
-    without = site.policy([], max_hits_per_day=None)
-    with closing(site.bench(tmp_path / "without", without)) as bench:
-        assert donor_texts(donated(bench, *bad)) == ["12", site.PLANTED["charset"]]
+        assert donated(bench, *bad) == ["12"]
+        facts = bench.events("ingress.decision")[-1]["facts"]
+        assert facts["transform"]["donors_dropped"] == {"hospital_b": 1, "hospital_c": 1}
+        assert (facts["transform"]["donors_hit"], facts["transform"]["donors_over_share"]) == (1, 0)
+        assert facts["offered"]["responses_hit"] == 1
+    with closing(site.bench(tmp_path / "without", site.policy([], max_hits_per_day=None))) as bench:
+        assert donated(bench, *bad) == ["12", site.PLANTED["charset"]]
 
 
-@pytest.mark.parametrize(("share", "kept"), [(None, 4), (1.0, 4), (0.5, 4), (0.25, 2), (0.13, 1), (0.0, 0)])
+@pytest.mark.parametrize(("share", "kept"), [(None, 4), (0.5, 4), (0.25, 2), (0.13, 1), (0.0, 0)])
 def test_T21_one_peer_gives_its_share_of_the_steps_answers_at_most(
     tmp_path: Path, share: float | None, kept: int
 ) -> None:
     """Two prompts of four samples: eight answers are trained on."""
-    asked = site.policy([], max_hits_per_day=None, share=share)
     donors = [(index, "hospital_b", f"{word} 12") for index in (1, 4) for word in ("one", "two")]
-    with closing(site.bench(tmp_path, asked)) as bench:
-        assert donor_texts(donated(bench, *donors)) == [text for _, _, text in donors][:kept]
-        record = next(each for each in bench.events("ingress.decision") if each["kind"] == "public.donors")
-        assert record["facts"]["transform"]["donors_over_share"] == 4 - kept
+    with closing(site.bench(tmp_path, site.policy([], max_hits_per_day=None, share=share))) as bench:
+        assert donated(bench, *donors) == [text for _, _, text in donors][:kept]
+        assert bench.events("ingress.decision")[-1]["facts"]["transform"]["donors_over_share"] == 4 - kept
 
 
 # ---- replay ----------------------------------------------------------------------------------------

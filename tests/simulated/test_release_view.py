@@ -27,7 +27,6 @@ from silo.guard.answers.release import COSINE_BYTES_MAX, ON_REJECT, on_approve
 from silo.guard.ledger import PolicyInForce, Release
 from silo.guard.releases import Releases
 from tests.simulated import screening
-from tests.world import command
 
 WORDS = 14
 
@@ -54,8 +53,7 @@ def earlier(site: Site) -> None:
 
 
 def say_no(site: Site, release: Release) -> None:
-    shown = {"release": release.id, "digest": release.digest, "policy_digest": site.bench.gate.policy.digest}
-    site.bench.releases.reject(command("approvals.reject", {**shown, "reason_code": "CONTENT"}, person="bob"))
+    site.bench.reject(release)
 
 
 def view(site: Site, release: Release) -> dict[str, Any]:
