@@ -55,10 +55,10 @@ STEPS: tuple[tuple[str, str, str, str], ...] = (
     (
         "allowed messages are not counted",
         f"{GATE}:Gate.decide_payload",
-        "self._judge.count(facts, place.run)",
+        "self.judge.count(facts, place.run)",
         "self._ledger.next_sequence(run)",
     ),
-    ("what was recorded may be gone when it is sent", f"{GATE}:Gate.transmit", "self._judge.check_recorded()", "pass"),
+    ("what was recorded may be gone when it is sent", f"{GATE}:Gate.transmit", "self.judge.check_recorded()", "pass"),
     (
         "deltas are neither clipped nor rounded",
         f"{GATE}:Gate._offer_update",
@@ -72,7 +72,7 @@ STEPS: tuple[tuple[str, str, str, str], ...] = (
         "[False for _ in screened.hits]",
     ),
     ("answers without a hit are withheld", f"{GATE}:Gate._offer_texts", "bool(found)", "not found"),
-    ("hits are not counted", f"{GATE}:Gate._offer_texts", "self._judge.count_hits(message, screened)", "pass"),
+    ("hits are not counted", f"{GATE}:Gate._offer_texts", "self.judge.count_hits(message, screened)", "pass"),
     (
         "what is allowed is not kept until it is sent",
         f"{GATE}:Gate.decide_payload",
@@ -133,8 +133,8 @@ STEPS: tuple[tuple[str, str, str, str], ...] = (
     (
         "time may go back",
         f"{DECISIONS}:Judge.now",
-        "max(self._ledger.now(self._clock()), self._audit.latest_time)",
-        "self._clock()",
+        "max(self._ledger.now(self.clock()), self._audit.latest_time)",
+        "self.clock()",
     ),
     ("a clock that jumped is believed", f"{CLOCKS}:judge", "wall - ran > limit + SLACK_SECONDS", "False"),
     (
@@ -206,8 +206,8 @@ STEPS: tuple[tuple[str, str, str, str], ...] = (
     # ---- persons ----
     (
         "what waited to be sent is not judged again",
-        f"{DECISIONS}:once_more",
-        "judge.denied_by_now(item.kind, item.decision_seq)",
+        f"{DECISIONS}:Outcomes.once_more",
+        "self._judge.denied_by_now(item.kind, item.decision_seq)",
         "[]",
     ),
     (
@@ -216,7 +216,7 @@ STEPS: tuple[tuple[str, str, str, str], ...] = (
         "None if self._misfit(policy.file) else self._index",
         "self._index",
     ),
-    ("an expired hold is approved", f"{RELEASES}:Releases.approve", "release.expires_at <= self._gate.now()", "False"),
+    ("an expired hold is approved", f"{RELEASES}:Releases.approve", "release.expires_at <= self._judge.now()", "False"),
     ("anybody may approve", f"{RELEASES}:Releases.approve", "not roles & set(command.roles)", "False"),
     ("an approval of other bytes counts", f"{RELEASES}:Releases._shown", "given != value", "False"),
     ("stored bytes may have changed", f"{LEDGER}:Payloads.read", "sha256_hex(payload) != digest", "False"),

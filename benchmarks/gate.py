@@ -85,7 +85,7 @@ def of_bytes(party: Bench, pinned: LoraSchema, tensors: dict[str, Any]) -> Calla
     )  # fmt: skip
     factors = decode_factors(body)
     return lambda: party.gate.offer(
-        party.gate.view.place("lora.factors", 1), factors.header, tensors=factors.tensors, read_from=factors.payload
+        party.judge.view.place("lora.factors", 1), factors.header, tensors=factors.tensors, read_from=factors.payload
     )
 
 

@@ -98,12 +98,12 @@ def _norm_outlier(site: Site) -> Release:
 
 def _changed_policy(site: Site) -> Release:
     _earlier(site)
-    block = site.bench.gate.policy.file.egress.lora_factors
+    block = site.bench.judge.policy.file.egress.lora_factors
     assert block is not None
     looser = {f"    max_l2: {block.max_l2:g} ": f"    max_l2: {8 * block.max_l2:g} "}
     looser |= {f"    max_tensor_l2: {block.max_tensor_l2:g}\n": f"    max_tensor_l2: {8 * block.max_tensor_l2:g}\n"}
     usual = site.usual_l2
-    site.bench.gate.adopt(policy(looser))
+    site.bench.judge.policy = policy(looser)
     return site.hold_factors(usual / site.usual_l2)
 
 

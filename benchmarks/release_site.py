@@ -127,7 +127,7 @@ class Site:
     @property
     def usual_l2(self) -> float:
         """Norm of this trainer's updates, give or take: less than half of what the policy lets out."""
-        block = self.bench.gate.policy.file.egress.lora_factors
+        block = self.bench.judge.policy.file.egress.lora_factors
         assert block is not None
         return 0.45 * block.clip_l2
 
@@ -199,7 +199,7 @@ class Site:
                 "rank": self.rank, "alpha": 2.0 * self.rank, "schema_sha256": schema(self.rank).digest,
             }),
         })  # fmt: skip
-        self.bench.gate.view = RunView(
+        self.bench.judge.view = RunView(
             plan, number, started, 1.0, STEPS, 2, {number - 1: self.bases[number - 1], number: started},
             training=Training(24 + self.random.randint(-3, 3), 1, 4), witnesses=1, last_adapter=started,
             last_adapter_round=number - 1,
@@ -213,8 +213,8 @@ class Site:
         norm = float(np.sqrt(sum(float((part**2).sum()) for part in values.values())))
         factor = times_usual * self.usual_l2 / norm
         tensors = {name: (part * factor).astype(np.float32) for name, part in values.items()}
-        body = pb.Factors(base_digest=self.bench.gate.view.base_digest)
-        held = self.bench.gate.offer(self.bench.gate.view.place("lora.factors", self.round), body, tensors=tensors)
+        body = pb.Factors(base_digest=self.bench.judge.view.base_digest)
+        held = self.bench.gate.offer(self.bench.judge.view.place("lora.factors", self.round), body, tensors=tensors)
         return self._hold("lora.factors", held, 3600.0)
 
     def hold_responses(self, texts: int, words: int, planted: str = "") -> Release:
@@ -225,7 +225,7 @@ class Site:
         rows = STEPS[2]
         dealt = [(row, tuple(answers[place :: len(rows)])) for place, row in enumerate(rows)]
         body = setting.responses_body(*dealt, samples=SIZE.samples_per_prompt)
-        held = self.bench.gate.offer(self.bench.gate.view.place("public.responses", self.round, 2), body)
+        held = self.bench.gate.offer(self.bench.judge.view.place("public.responses", self.round, 2), body)
         return self._hold("public.responses", held, 3600.0)
 
     def _answer(self, words: int) -> str:
@@ -243,7 +243,7 @@ class Site:
     def let_go(self, release: Release, person: str = "bob") -> None:
         """A person approves, and the bytes leave."""
         self.wait(60.0 + self.random.random() * 120.0)
-        shown = {"release": release.id, "digest": release.digest, "policy_digest": self.bench.gate.policy.digest}
+        shown = {"release": release.id, "digest": release.digest, "policy_digest": self.bench.judge.policy.digest}
         shown |= self.bench.opened(release.id)  # this person opens every finding
         _, settled = self.bench.releases.approve(command("approvals.approve", shown, person=person))
         assert settled is not None and settled.allowed is not None
@@ -257,7 +257,7 @@ class Site:
 
     def show(self) -> None:
         """Hand the desk the present state, as the guard's loop does after each turn."""
-        plan = self.bench.gate.view.plan
+        plan = self.bench.judge.view.plan
         run = None if plan is None else RunStatus(plan, None, paused=False, adapter_held="")
         self.guard.status.show(replace(self.guard.moment(), run=run))
 

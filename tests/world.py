@@ -49,7 +49,7 @@ from silo.guard.adapters import AdapterStore
 from silo.guard.archive import Archive
 from silo.guard.channel import FileChannel
 from silo.guard.clock_watch import ClockWatch
-from silo.guard.decisions import PublicView, RunView, SiteView
+from silo.guard.decisions import Judge, PublicView, RunView, SiteView
 from silo.guard.gate import Gate
 from silo.guard.ledger import Head, Ledger, Release
 from silo.guard.loop import Event, Guard, Wake
@@ -199,18 +199,27 @@ class Bench:
         topics, adapters = frozenset({"sort up", "rotate"}), AdapterStore(self.folder / "adapters")
         by_files = isinstance(self.channel, FileChannel)
         site = SiteView(setting.SILO, setting.COORDINATOR, self.schema, public, topics, adapters, by_files)
-        self.archive = Archive(
-            self.ledger,
-            self.audit,
-            lambda: self.gate.policy,
-            now_seconds=lambda: self.gate.now(),  # noqa: PLW0108  # the gate is made with it
+        self.judge = Judge(
+            policy=self.policy,
+            ledger=self.ledger,
+            audit=self.audit,
+            site=site,
+            site_key=b"s" * 32,
+            clock=self.time,
+            screens=self.screens,
+            code_sha256=PROGRAM,
         )
+        self.archive = Archive(self.ledger, self.audit, self.judge)
         self.gate = Gate(
-            channel=self.channel, policy=self.policy, ledger=self.ledger, audit=self.audit, signing_key=OUR_KEY,
-            coordinator_key=COORDINATOR_KEY.public_key(), site=site, federation="cardio-net", site_key=b"s" * 32,
-            clock=self.time, screens=self.screens, archive=self.archive, code_sha256=PROGRAM,
-        )  # fmt: skip
-        self.gate.view = RunView(
+            channel=self.channel,
+            judge=self.judge,
+            ledger=self.ledger,
+            archive=self.archive,
+            federation="cardio-net",
+            signing_key=OUR_KEY,
+            coordinator_key=COORDINATOR_KEY.public_key(),
+        )
+        self.judge.view = RunView(
             setting.PLAN,
             1,
             setting.BASE_DIGEST,
@@ -239,17 +248,17 @@ class Bench:
 
     def factors(self, tensors: dict[str, np.ndarray[Any, Any]] | None = None, base: str = setting.BASE_DIGEST) -> Any:
         tensors = small_factors() if tensors is None else tensors
-        return self.gate.offer(self.gate.view.place("lora.factors", 1), pb.Factors(base_digest=base), tensors=tensors)
+        return self.gate.offer(self.judge.view.place("lora.factors", 1), pb.Factors(base_digest=base), tensors=tensors)
 
     def responses(self, *prompts: tuple[int, tuple[str, ...]], step: int = 2) -> Any:
         body = setting.responses_body(*(prompts or ((1, ("12", "12")), (4, ()), (7, ("12",)))))
-        return self.gate.offer(self.gate.view.place("public.responses", 1, step), body)
+        return self.gate.offer(self.judge.view.place("public.responses", 1, step), body)
 
     def poll(self, kind: str = "", body: ProtobufMessage | bytes = b"", **routing: Any) -> Any:
         """What the gate lets in of a poll's answer, by default an acknowledgement. Raises what it is refused with."""
         if kind:
             self.channel.answer, self.channel.routing = (kind, body), {"run": "run-1", "round": 1, **routing}
-        return self.gate.send(self.gate.view.place("control.poll"), pb.Poll()).body
+        return self.gate.send(self.judge.view.place("control.poll"), pb.Poll()).body
 
     # ---- what waits for people ----
 
@@ -263,7 +272,7 @@ class Bench:
     ) -> Any:
         """The order of a person who read the facts and, unless `opened` is false, opened every finding."""
         read = self.opened(release.id) if opened else self.shown(release)
-        shown = {"release": release.id, "digest": release.digest, "policy_digest": self.gate.policy.digest, **read}
+        shown = {"release": release.id, "digest": release.digest, "policy_digest": self.judge.policy.digest, **read}
         return command(f"approvals.{verb}", shown | more, person=person)
 
     def approve(self, release: Release, person: str = "alice", **more: Any) -> Settled | None:
@@ -480,7 +489,7 @@ class Loop:
         self.bench, self.trainer = bench, QuietTrainer()
         self.events = self.events_of(self)
         self.desk = Desk()
-        bench.gate.view = RunView()
+        bench.judge.view = RunView()
         bench.audit.trust_peer(setting.COORDINATOR, COORDINATOR_KEY.public_key())
         tasks = SimpleNamespace(sha256=setting.HASH["public"])
         for name, key in PEER_KEYS.items():
@@ -604,13 +613,13 @@ class Loop:
         told: the silo is to know already that the round before came to this adapter (T58).
         """
         if told:
-            self.bench.gate.view = replace(self.bench.gate.view, told_adapter=base_digest)
+            self.bench.judge.view = replace(self.bench.judge.view, told_adapter=base_digest)
         fields: dict[str, Any] = {
             "federation": plan.federation, "run": plan.run, "round": number, "silos": plan.silos,
             "plan_sha256": plan.digest, "policies": dict.fromkeys(plan.silos, self.policy.digest),
             "base_digest": base_digest, "schema_sha256": plan.lora.schema_sha256,
             "public_set_sha256": plan.public_set_sha256,
-            "min_updates": max(plan.quorum, self.bench.gate.policy.file.federation.min_updates),
+            "min_updates": max(plan.quorum, self.bench.judge.policy.file.federation.min_updates),
         }  # fmt: skip
         self.shown = Transcript(**{**fields, **changes})
         steps = [pb.PublicStep(step=step, prompt_indices=rows) for step, rows in ((2, (1, 4, 7)), (4, (0, 2, 3)))]
@@ -873,7 +882,7 @@ class LastToBeReady(World):
     """hospital_a is the slowest silo: within a round its guard polls only for what waits already."""
 
     def asks(self) -> bool:
-        view, ledger = self.loop.bench.gate.view, self.loop.bench.ledger
+        view, ledger = self.loop.bench.judge.view, self.loop.bench.ledger
         if view.agreeing:
             return self.b.opening is not None and self.b.opening.round >= view.round
         waiting = self.house.rows(lambda session: outbox.items(session, "hospital_a"))

@@ -69,10 +69,15 @@ class _InForce:
 
 
 @dataclass(frozen=True)
+class _NoJudge:
+    policy: _InForce
+
+
+@dataclass(frozen=True)
 class _NoGate:
     """In place of the gate for showing a release. Anything else that a release does with a gate fails."""
 
-    policy: _InForce
+    judge: _NoJudge
 
 
 class SiloFolder:
@@ -136,7 +141,9 @@ class SiloFolder:
         from silo.guard.gate import Gate
         from silo.guard.releases import Releases
 
-        return Releases(cast(Gate, _NoGate(self._policy)), ledger, silo=self._silo, destination=self._destination)
+        return Releases(
+            cast(Gate, _NoGate(_NoJudge(self._policy))), ledger, silo=self._silo, destination=self._destination
+        )
 
     def _view(self, ledger: Ledger, release: Release) -> dict[str, Any]:
         """As the daemon shows it; of a policy that cannot be read, only what the ledger alone knows, with `missing`."""

@@ -41,8 +41,7 @@ from fedsilo.protocol.tasks import LoadAdapter
 from silo.config import Acceptance as AcceptanceLimits
 from silo.config import SiloConfig
 from silo.guard.adapters import AdapterStore
-from silo.guard.decisions import RunView
-from silo.guard.gate import Gate
+from silo.guard.decisions import Judge, RunView
 from silo.measuring import MeasureHoldout, PromptSet
 from silo.report.benefit import CONFIDENCE, POWER, difference_interval, student_quantile
 
@@ -165,14 +164,14 @@ class _Measuring:
 class Acceptance:
     """Args:
     config: of the site: its limits (None: nothing is measured) and where to keep what is known.
-    gate, adapters: the guard's parts.
+    judge, adapters: the guard's parts.
     publish: tells people what happens.
     """
 
-    def __init__(self, config: SiloConfig, *, gate: Gate, adapters: AdapterStore, publish: Publish) -> None:
+    def __init__(self, config: SiloConfig, *, judge: Judge, adapters: AdapterStore, publish: Publish) -> None:
         self._limits = config.acceptance
         self._path = config.state_dir / FILE
-        self._gate = gate
+        self._judge = judge
         self._adapters = adapters
         self._publish = publish
         self._known = self._read()
@@ -298,7 +297,7 @@ class Acceptance:
         verdicts: dict[str, Any] = {name: each.to_json() for name, each in measuring.after.items()}
         reasons = sorted({REASONS[each["outcome"]] for each in figures.values() if each["outcome"] in REASONS})
         said = "; ".join(sentence(name, each, limits) for name, each in figures.items())
-        self._gate.record(
+        self._judge.record(
             "adapter.verdict", run=measuring.run, round=loaded.round, kind="global.adapter",
             decision="hold" if reasons else "allow", reasons=reasons,
             detail={"adapter": loaded.digest, "against": self._last_digest, **figures},

@@ -39,7 +39,7 @@ from fedsilo.protocol.envelope import parsed
 from fedsilo.protocol.errors import NotAllowedError, NotFoundError, OperationError, UsageError
 from fedsilo.protocol.kinds import INBOUND_KINDS, OUTBOUND_KINDS, TENSOR_KINDS
 from policies.kinds.adapters import LoraFactors
-from policies.model import Policy
+from silo.guard.decisions import Judge
 from silo.guard.ledger import Ledger, OutboxItem
 
 FULL = "OUTBOX_FULL"
@@ -78,26 +78,13 @@ class Archive:
     """Args:
     ledger: knows what is settled, which payload a decision was about, and has the bytes.
     audit: our log.
-    policy: the one in force.
-    now_seconds: UTC seconds that never go back.
-    record: appends to the log that a payload is read; the gate's, so that a log that takes nothing halts it. By default
-        the log's own.
+    judge: knows the policy in force and the time, and records that a payload is read.
     """
 
-    def __init__(
-        self,
-        ledger: Ledger,
-        audit: AuditLog,
-        policy: Callable[[], Policy],
-        *,
-        now_seconds: Callable[[], float],
-        record: Callable[..., int] | None = None,
-    ) -> None:
+    def __init__(self, ledger: Ledger, audit: AuditLog, judge: Judge) -> None:
         self._ledger = ledger
         self._audit = audit
-        self._policy = policy
-        self._now_seconds = now_seconds
-        self._record = record or audit.append
+        self._judge = judge
         self._tickets = Tickets()
 
     # ---- keeping -----------------------------------------------------------------------------------
@@ -136,7 +123,7 @@ class Archive:
         if digest not in self._ledger.payloads:
             self._make_room(len(payload))
             self._ledger.payloads.write(digest, payload)
-        return self._policy().file.audit.payload_archive
+        return self._judge.policy.file.audit.payload_archive
 
     def _make_room(self, needed: int) -> None:
         limit, sizes = self._limit(), self._ledger.payloads.sizes
@@ -160,7 +147,7 @@ class Archive:
         self._drop(dropped, "space")
 
     def _limit(self) -> float:
-        return self._policy().file.retention.outbox_max_gb * _GB
+        return self._judge.policy.file.retention.outbox_max_gb * _GB
 
     def _waiting(self) -> set[str]:
         """Digests of what is not answered yet, by the coordinator or by persons."""
@@ -185,7 +172,7 @@ class Archive:
         Raises:
             OperationError: not recorded, or not deleted; the next call tries again.
         """
-        retention, now = self._policy().file.retention, self._now_seconds()
+        retention, now = self._judge.policy.file.retention, self._judge.now()
         oldest = now - retention.payload_days * _DAY_SECONDS
         wanted = self._waiting() | {item.digest for item in self._ledger.outbox() if item.at >= oldest}
         self._drop(sorted(self._ledger.payloads.sizes.keys() - wanted), "age")
@@ -232,7 +219,7 @@ class Archive:
         require_readable(entry.kind, entry.payload_bytes)
         self._ledger.payloads.read(entry.digest)
         on_loop(
-            lambda: self._record(
+            lambda: self._judge.record(
                 "payload.read",
                 kind=entry.kind,
                 run=entry.run,

@@ -53,7 +53,7 @@ from fedsilo.protocol.errors import (
 )
 from silo.guard.archive import Tickets, payload_view, require_readable
 from silo.guard.clock_watch import ClockWatch
-from silo.guard.decisions import orders_of
+from silo.guard.decisions import Judge, orders_of
 from silo.guard.exchange import FileExchange
 from silo.guard.gate import Gate
 from silo.guard.ledger import LEFT, Approval, Ledger, Release
@@ -82,6 +82,7 @@ class Orders:
 
     site: Site
     gate: Gate
+    judge: Judge
     ledger: Ledger
     audit: AuditLog
     releases: Releases
@@ -128,7 +129,7 @@ class Orders:
             self.ledger,
             self.audit,
             lambda: self.site.public.rows,
-            record=lambda event, **fields: self.gate.record(event, **fields),  # noqa: PLW0108  # looked up when used
+            record=self.judge.record,
         )
         payloads.register(desk, self.on_loop)
 
@@ -159,7 +160,7 @@ class Orders:
             NotFoundError, ConflictError: nothing is halted for its clock, or not this.
             OperationError: the log, or the ledger, takes nothing; then all is as before.
         """
-        before, halted, code = self.gate.now(), self.gate.halted, self.gate.halt_code
+        before, halted, code = self.judge.now(), self.judge.halted, self.judge.halt_code
         fault = watch.begin_acceptance(command)
         detail = {
             "code": fault.code,
@@ -169,16 +170,16 @@ class Orders:
             "off_seconds": int(fault.seconds),
         }
         if halted == fault.message:
-            self.gate.halt("", "")  # a halted gate records nothing
+            self.judge.halt("", "")  # a halted gate records nothing
         try:
             self.gate.close_windows()  # or polls would go on under a window whose hour is in the released time
             told = self.recorded(CLOCK_ACCEPTED, command, needed=True, detail=detail)
             forget_later()
             now, difference = watch.to_accept()
-            self.gate.accept_clock(now, difference)
+            self.judge.accept_clock(now, difference)
         except FedSiloError:
             watch.restore(fault)
-            self.gate.halt(halted, code)
+            self.judge.halt(halted, code)
             raise
         watch.accepted(now)
         self.publish("clock.accepted", {"by": command.person})
@@ -322,10 +323,10 @@ class Orders:
             "request": command.request_id,
             **(detail or {}),
         }
-        run = {"run": self.gate.view.run} if self.gate.view.run else {}
+        run = {"run": self.judge.view.run} if self.judge.view.run else {}
         try:
-            policy = {"effective": self.gate.policy.digest}
-            number = self.gate.record(event, detail=told, policy=policy, **run, **orders_of(command.order))
+            policy = {"effective": self.judge.policy.digest}
+            number = self.judge.record(event, detail=told, policy=policy, **run, **orders_of(command.order))
         except FedSiloError:
             if needed:
                 raise
@@ -334,8 +335,8 @@ class Orders:
 
     def reload(self, command: VerifiedCommand) -> dict[str, Any]:
         """Policy and charter from their files, if nothing in them is looser (T34); what is held is judged again."""
-        policy, step, number = reload(self.site, self.gate.policy, self.ledger, self.gate.record, command)
-        self.gate.adopt(policy)
+        policy, step, number = reload(self.site, self.judge.policy, self.ledger, self.judge.record, command)
+        self.judge.policy = policy
         for settled in self.releases.judge_again():
             self.runs.settle(settled)
         ends = ""
@@ -363,7 +364,7 @@ class Orders:
         """Arguments {run, digest}. Raises NotFoundError, ConflictError, OperationError."""
         digest = self._held_adapter(command)
         told = self.recorded("adapter.accept", command, needed=True, detail={"adapter": digest})
-        self.runs.set_view(self.runs.acceptance.accept(digest, self.gate.view))
+        self.runs.set_view(self.runs.acceptance.accept(digest, self.judge.view))
         return {"adapter": digest, "accepted": True, **told}
 
     def refuse_adapter(self, command: VerifiedCommand) -> dict[str, Any]:
@@ -378,8 +379,8 @@ class Orders:
         run, acceptance = self.run_of(command), self.runs.acceptance
         digest = acceptance.target(run.plan.run, str(command.arguments.get("to", "")))
         told = self.recorded("adapter.rollback", command, needed=True, detail={"adapter": digest})
-        self.runs.set_view(acceptance.roll_back(digest, self.gate.view))
-        if left := acceptance.is_refused(self.gate.view.base_digest):
+        self.runs.set_view(acceptance.roll_back(digest, self.judge.view))
+        if left := acceptance.is_refused(self.judge.view.base_digest):
             self.runs.abandon_round(WireCode.ADAPTER_REFUSED)
         return {"adapter": digest, "round_left": left, **told}
 
@@ -412,12 +413,12 @@ def ends_when(code: str, state_dir: Path) -> str:
 
 class Halts:
     """Args:
-    gate: knows what is halted, and records.
+    judge: knows what is halted, and records.
     ledger: keeps who has signed so far.
     """
 
-    def __init__(self, gate: Gate, ledger: Ledger) -> None:
-        self._gate = gate
+    def __init__(self, judge: Judge, ledger: Ledger) -> None:
+        self._judge = judge
         self._ledger = ledger
 
     def rows(self) -> list[dict[str, Any]]:
@@ -427,8 +428,8 @@ class Halts:
                 "kind": kind,
                 "since": since,
                 "digest": self._digest(kind, since),
-                "policy_digest": self._gate.policy.digest,
-                "needed": self._gate.policy.file.approvals.release_after_halt,
+                "policy_digest": self._judge.policy.digest,
+                "needed": self._judge.policy.file.approvals.release_after_halt,
                 "given": self._given(kind, since),
             }
             for kind, since in sorted(self._halts().items())
@@ -436,7 +437,7 @@ class Halts:
 
     def _halts(self) -> dict[str, float]:
         told = self._ledger.equivocation
-        return self._gate.screen_halts | ({EQUIVOCATION_KIND: float(told["since"])} if told else {})
+        return self._judge.book.screen_halts | ({EQUIVOCATION_KIND: float(told["since"])} if told else {})
 
     def release(self, command: VerifiedCommand) -> dict[str, Any]:
         """Count one approver's yes; the last one needed ends the halt.
@@ -460,21 +461,21 @@ class Halts:
             raise ConflictError(
                 f"the halt of {kind}, or the policy, is not what was shown", hint="read it again", code="STALE_VIEW"
             )
-        digest, needed = self._digest(kind, since), self._gate.policy.file.approvals.release_after_halt
+        digest, needed = self._digest(kind, since), self._judge.policy.file.approvals.release_after_halt
         # Killed between the last yes and its effect: whoever said yes says it again.
         if len(given := self._given(kind, since)) < needed and command.person in given:
             raise ConflictError(f"{command.person} has answered for this halt of {kind} already")
-        told, halted = kind == EQUIVOCATION_KIND, self._gate.halted
+        told, halted = kind == EQUIVOCATION_KIND, self._judge.halted
         if told:
-            self._gate.halted = ""  # a halted gate records nothing
+            self._judge.halted = ""  # a halted gate records nothing
         try:
             # Recorded first: no yes counts that nobody finds in the log.
-            number = self._gate.record(
+            number = self._judge.record(
                 "approval.grant",
                 kind=kind,
                 reasons=["EQUIVOCATION" if told else "SCREEN_HALT"],
                 detail={"person": command.person, "certificate": command.certificate_fingerprint, "since": int(since)},
-                policy={"effective": self._gate.policy.digest},
+                policy={"effective": self._judge.policy.digest},
                 **orders_of(command.order),
             )
             yes = Approval(
@@ -484,7 +485,7 @@ class Halts:
                 digest,
                 "approve",
                 "",
-                self._gate.now(),
+                self._judge.now(),
                 record=number,
             )
             self._ledger.approve(yes, again=True)
@@ -496,20 +497,20 @@ class Halts:
                 halted = ""
         finally:
             if told:
-                self._gate.halted = self._gate.halted or halted
+                self._judge.halted = self._judge.halted or halted
         return {"kind": kind, "released": len(given) >= needed, "given": given, "needed": needed, "record": number}
 
     def _end(self, kind: str, given: list[str]) -> None:
         """Recorded first, so that no release is without the names behind it."""
         if kind != EQUIVOCATION_KIND:
-            self._gate.release_halt(kind, given)
+            self._judge.release_halt(kind, given)
             return
-        self._gate.record(
+        self._judge.record(
             "release",
             kind=kind,
             reasons=["EQUIVOCATION"],
             detail={"persons": given},
-            policy={"effective": self._gate.policy.digest},
+            policy={"effective": self._judge.policy.digest},
         )
         self._ledger.keep_equivocation({})
 
@@ -522,7 +523,7 @@ class Halts:
         """What a release is signed over: this halt, under this policy, with what people were to look at."""
         told = self._ledger.equivocation if kind == EQUIVOCATION_KIND else {}
         evidence = sha256_hex(canonical_json([told.get("known"), told.get("shown")])) if told else ""
-        return sha256_hex(canonical_json(["fedsilo halt", kind, since, evidence, self._gate.policy.digest]))
+        return sha256_hex(canonical_json(["fedsilo halt", kind, since, evidence, self._judge.policy.digest]))
 
 
 def _name(digest: str) -> str:

@@ -101,7 +101,7 @@ class CoordinatorClient:
         compare: Callable[[float, float], None] = lambda signed, took: None,
     ) -> None:  # fmt: skip
         self._site = site
-        self._gate = gate
+        self._gate, self._judge = gate, gate.judge
         self._witnessing = witnessing
         self._code_sha256 = code_sha256
         self._compare = compare
@@ -124,7 +124,7 @@ class CoordinatorClient:
             OperationError: the coordinator refuses this silo; names both values.
             UnreachableError: it is halted or stopping, and has not looked at what this silo says.
         """
-        site, fingerprints, policy = self._site, self._site.fingerprints, self._gate.policy.digest
+        site, fingerprints, policy = self._site, self._site.fingerprints, self._judge.policy.digest
         answer = self.say(
             Place("", 0, 0, "control.hello"),
             pb.Hello(
@@ -142,7 +142,7 @@ class CoordinatorClient:
                 role=site.config.role,
                 policy_sha256=policy,
                 own_verifiers_sha256=own_verifiers(site.config),
-                min_updates=self._gate.policy.file.federation.min_updates,
+                min_updates=self._judge.policy.file.federation.min_updates,
             ),
         )
         if isinstance(answer.body, pb.Refusal) and answer.body.code == WireCode.HALTED:
@@ -197,7 +197,7 @@ class CoordinatorClient:
 
     def look_at_policy(self) -> None:
         """If another policy decides than the coordinator was told, hello is due again: transcripts name it."""
-        if self.policy_said and self._gate.policy.digest != self.policy_said:
+        if self.policy_said and self._judge.policy.digest != self.policy_said:
             self.joined = False
 
     def say(self, place: Place, body: Any, *, wait_seconds: float = 0.0, into: Sink | None = None) -> Inbound:
@@ -305,11 +305,11 @@ class CoordinatorClient:
 
     def count_witnesses(self) -> None:
         """Tell the rules how many parties have countersigned our log."""
-        self._gate.view = self._gate.view.witnessed(self._witnessing.count())
+        self._judge.view = self._judge.view.witnessed(self._witnessing.count())
 
     def witness_round(self, number: int) -> None:
         """A round is over: show the log as it is, as often as the policy asks."""
-        if number % self._gate.policy.file.audit.checkpoint_every.rounds == 0:
+        if number % self._judge.policy.file.audit.checkpoint_every.rounds == 0:
             self.witness()
 
     def round_opened(self) -> None:
@@ -323,7 +323,7 @@ class CoordinatorClient:
             whether to wait for more of them first. Not longer than a while: then the next round is not opened here.
         """
         now = self._monotonic()
-        wanting = self._between_rounds and self._gate.view.round > 0 and not self._witnessing.enough
+        wanting = self._between_rounds and self._judge.view.round > 0 and not self._witnessing.enough
         rested = seconds_between(self._witnessed_at, now) >= RELAY_SECONDS
         if (self.checkpoints_wait or self._witnessing.owes or wanting) and rested:
             self.witness(same=True)

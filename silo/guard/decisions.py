@@ -3,8 +3,7 @@
     where the run stands RunView          from what the gate let in; SiteView does not change while the daemon runs
     answers              PublicView       graded again from the site's own copy of the public set
     facts and rules      Judge            measures, decides, counts what was allowed, writes the decision down
-    what became of it    Outcomes         denied, sent, answered, dropped, not known: in the log and in the outbox
-    once more            `once_more`      what was let out and is not known to have arrived
+    what became of it    Outcomes         denied, sent, answered, dropped, not known, sent once more
 
 The judge holds no channel and no key of the federation, so it can send nothing: the gate does, after it has asked here
 (threat model B5, P2). A disk that cannot record halts both directions. What no record takes does not leave: it is
@@ -45,6 +44,7 @@ from fedsilo.files.task_files import TaskFile
 from fedsilo.grading.answers import AnswerGrading
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.codec import Array, Buffer, sha256_hex
+from fedsilo.protocol.envelope import parsed
 from fedsilo.protocol.errors import (
     DeniedError,
     FedSiloError,
@@ -54,7 +54,7 @@ from fedsilo.protocol.errors import (
     VerificationError,
     WireCode,
 )
-from fedsilo.protocol.kinds import TENSOR_KINDS
+from fedsilo.protocol.kinds import OUTBOUND_KINDS, TENSOR_KINDS
 from fedsilo.protocol.place import Place
 from fedsilo.protocol.plan import Plan
 from fedsilo.protocol.swap import answers_digest, rows_answered
@@ -485,7 +485,8 @@ class Judge:
     Attributes:
         view: where the run stands.
         halted: why nothing is recorded or sent any more; empty while all is well.
-        halt_code: the same as a code.
+        halt_code: the same as a code, where something could not be written or kept, or a log does not verify.
+        clock: UTC seconds as the machine has them, for what is only shown: anything is judged by `now`.
         book: counts of what was allowed.
         places_sent: where the responses of the last message with withheld ones stood when they were offered:
             their place and, by row of the public set, their places. The trainer numbers its answers by these.
@@ -514,20 +515,36 @@ class Judge:
         self._audit = audit
         self._site_key = site_key
         self._code_sha256 = code_sha256
-        self._clock = clock
+        self.clock = clock
         self._screens = screens
         self.places_sent = Place("", 0, 0, ""), dict[int, list[int]]()
         self.aside: Aside = lambda work: work()
 
     def now(self) -> float:
         """UTC seconds that never go back: the latest of clock, ledger and audit log (T41)."""
-        return max(self._ledger.now(self._clock()), self._audit.latest_time)
+        return max(self._ledger.now(self.clock()), self._audit.latest_time)
 
     def accept_clock(self, now: float, difference: float) -> None:
         """As `Ledger.accept_clock`: budgets that were used at a later time stay used."""
         self.book.turn_back(now)
         with self.halting():
             self._ledger.accept_clock(now, difference, self.book.to_json())
+
+    # ---- messages ----------------------------------------------------------------------------------
+
+    def outbound(self, place: Place, payload: Buffer) -> Message:
+        """Parse our own rebuilt bytes again, so that what is judged is what is sent."""
+        body, tensors = parsed(place.kind, payload, OUTBOUND_KINDS)
+        return Message("egress", place, self.site.spiffe_id, len(payload), body, tensors)
+
+    def read_again(self, place: Place, payload: Buffer) -> tuple[Message, Readings]:
+        """Screen bytes that were judged already, for people: nothing is decided or counted by it."""
+        message = self.outbound(place, payload)
+        return message, self.screened(message, Readings())
+
+    def screen_troubles(self) -> list[str]:
+        """Return why a screen that the policy names cannot run here; while it cannot, its kind is denied."""
+        return self._screens.troubles(self.policy)
 
     # ---- judging -----------------------------------------------------------------------------------
 
@@ -745,6 +762,10 @@ class Judge:
             return tensor_digests(len(payload), digest or sha256_hex(payload))
         return {"bytes": len(payload), "hmac_sha256": keyed_digest(self._site_key, bytes(payload))}
 
+    def halt(self, reason: str, code: str) -> None:
+        """Send and record nothing any more. reason: in words. code: of the same."""
+        self.halted, self.halt_code = reason, code
+
     @contextlib.contextmanager
     def halting(self) -> Iterator[None]:
         """Turns a disk that cannot record into a gate that does not send."""
@@ -754,7 +775,7 @@ class Judge:
             yield
         except FedSiloError as error:
             if halts(error):
-                self.halted, self.halt_code = error.message, error.code
+                self.halt(error.message, error.code)
             raise
 
 
@@ -762,16 +783,16 @@ class Judge:
 
 
 class Outcomes:
-    """Args:
-    judge: records.
-    ledger: holds the outbox.
-    coordinator_id: to whom everything goes.
+    """Records what becomes of each message, and settles it in the outbox.
+
+    Args:
+        judge: records.
+        ledger: holds the outbox.
     """
 
-    def __init__(self, judge: Judge, ledger: Ledger, coordinator_id: str) -> None:
+    def __init__(self, judge: Judge, ledger: Ledger) -> None:
         self._judge = judge
         self._ledger = ledger
-        self._coordinator_id = coordinator_id
 
     def denied(self, facts: Facts, decision: Decision, digests: Mapping[str, Any], **recorded: Any) -> Denied:
         """A refusal with everything it rests on, as far as a record takes that.
@@ -816,7 +837,7 @@ class Outcomes:
             decision="deny",
             reasons=[error.code],
             direction="egress",
-            peer=self._coordinator_id,
+            peer=self._judge.site.coordinator_id,
             payload=dict(digests),
         )
         return Denied(overruled(decision, error.code, type(error).__name__), facts)
@@ -834,7 +855,7 @@ class Outcomes:
             return
         self._judge.record(
             event, **allowed.place._asdict(), attempt=allowed.attempt, sequence=allowed.sequence,
-            peer=self._coordinator_id, direction="egress",
+            peer=self._judge.site.coordinator_id, direction="egress",
             payload=self._judge.digests(allowed.place.kind, allowed.payload, allowed.digest),
             link={"decision": allowed.decision_seq, **(links or {})},
             **({"detail": {"carried": True}} if carried else {}),
@@ -880,50 +901,40 @@ class Outcomes:
         with self._judge.halting():
             self._ledger.settle_outbox(item.id, "dropped")
 
+    def once_more(self, item: OutboxItem) -> Allowed:
+        """Return a message of the outbox, to be transmitted again.
 
-# ---- out of the outbox -------------------------------------------------------------------------------
+        Raises:
+            DeniedError: the policy says no by now, or its bytes are gone, or are not those that were allowed; recorded,
+                and never tried again.
+            OperationError: the ledger takes nothing; the gate is halted.
+        """
+        payload = self._payload_of(item)
+        if reasons := self._judge.denied_by_now(item.kind, item.decision_seq):
+            self.drop(item, reasons)
+            raise DeniedError(f"{item.kind} waited to be sent, and this site's policy does not let it out any more")
+        with self._judge.halting():
+            attempt = self._ledger.count_attempt(item.id)
+            sequence = self._ledger.next_sequence(item.run)
+        return Allowed(item.place, payload, item.digest, item.decision_seq, sequence, attempt, item.id)
 
+    def answered_later(self, item: OutboxItem, sequence: int, body: ProtobufMessage) -> None:
+        """Take the answer to a message that left in a file under `sequence`. Where its bytes are gone, that is recorded
+        in place of the answer: it is not sent again either. Raises UnreachableError as `answered`."""
+        try:
+            payload = self._payload_of(item)
+        except DeniedError as error:
+            _log.warning("%s", error.message)
+            return
+        sent = Allowed(item.place, payload, item.digest, item.decision_seq, sequence, item.attempts, item.id)
+        self.answered(sent, body)
 
-def once_more(item: OutboxItem, *, judge: Judge, ledger: Ledger, outcomes: Outcomes) -> Allowed:
-    """A message of the outbox, to be transmitted again.
-
-    Raises:
-        DeniedError: the policy says no by now, or its bytes are gone, or are not those that were allowed; recorded, and
-            never tried again.
-        OperationError: the ledger takes nothing; the gate is halted.
-    """
-    payload = _payload_of(item, ledger, outcomes)
-    if reasons := judge.denied_by_now(item.kind, item.decision_seq):
-        outcomes.drop(item, reasons)
-        raise DeniedError(f"{item.kind} waited to be sent, and this site's policy does not let it out any more")
-    with judge.halting():
-        attempt = ledger.count_attempt(item.id)
-        sequence = ledger.next_sequence(item.run)
-    return Allowed(item.place, payload, item.digest, item.decision_seq, sequence, attempt, item.id)
-
-
-def answered(item: OutboxItem, sequence: int, body: ProtobufMessage, *, ledger: Ledger, outcomes: Outcomes) -> None:
-    """A message of the outbox that left under a sequence, in a file, was answered. Where its bytes are gone, that is
-    recorded in place of the answer: it is not sent again either.
-
-    Raises:
-        UnreachableError: as `Outcomes.answered`.
-    """
-    try:
-        payload = _payload_of(item, ledger, outcomes)
-    except DeniedError as error:
-        _log.warning("%s", error.message)
-        return
-    sent = Allowed(item.place, payload, item.digest, item.decision_seq, sequence, item.attempts, item.id)
-    outcomes.answered(sent, body)
-
-
-def _payload_of(item: OutboxItem, ledger: Ledger, outcomes: Outcomes) -> Buffer:
-    try:
-        return ledger.payloads.read(item.digest)
-    except (NotFoundError, OperationError, VerificationError) as error:
-        outcomes.drop(item, [error.code])
-        raise DeniedError(f"{item.kind} cannot be sent again: {error.message}", code=error.code) from error
+    def _payload_of(self, item: OutboxItem) -> Buffer:
+        try:
+            return self._ledger.payloads.read(item.digest)
+        except (NotFoundError, OperationError, VerificationError) as error:
+            self.drop(item, [error.code])
+            raise DeniedError(f"{item.kind} cannot be sent again: {error.message}", code=error.code) from error
 
 
 # ---- answers that the coordinator took (`exchange: round_end`, T20, T21) ------------------------------

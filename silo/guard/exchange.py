@@ -40,9 +40,10 @@ from fedsilo.protocol.kinds import OUTBOUND_KINDS
 from fedsilo.protocol.place import Place
 from fedsilo.protocol.transcript import sign_transcript, transcript_from_canonical
 from silo.guard.coordinator_client import NOTHING_YET, CoordinatorClient, seconds_between
+from silo.guard.decisions import Judge
 from silo.guard.gate import Gate, check_answer
 from silo.guard.ledger import Ledger
-from silo.guard.messages import Inbound, IngressDenied, Reply
+from silo.guard.messages import Inbound, IngressDenied
 from silo.guard.round_agreement import Agreement
 from silo.guard.run import RunManager
 from silo.guard.site import Site
@@ -68,16 +69,16 @@ class Exchange(Protocol):
 
 class LineExchange:
     """Args:
-    gate, ledger, client, agreement, runs: the guard's parts.
+    judge, ledger, client, agreement, runs: the guard's parts.
     isolation: of the trainer, as it was probed.
     monotonic: seconds.
     """
 
     def __init__(
-        self, gate: Gate, ledger: Ledger, client: CoordinatorClient, agreement: Agreement, runs: RunManager, *,
+        self, judge: Judge, ledger: Ledger, client: CoordinatorClient, agreement: Agreement, runs: RunManager, *,
         isolation: Callable[[], str], monotonic: Callable[[], float],
     ) -> None:  # fmt: skip
-        self._gate = gate
+        self._judge = judge
         self._ledger = ledger
         self._client = client
         self._agreement = agreement
@@ -111,7 +112,7 @@ class LineExchange:
 
     def beat(self) -> None:
         if self._quiet_seconds >= HEARTBEAT_SECONDS:
-            self._client.say(self._gate.view.place("control.heartbeat"), pb.Heartbeat())
+            self._client.say(self._judge.view.place("control.heartbeat"), pb.Heartbeat())
 
     @property
     def _quiet_seconds(self) -> int:
@@ -128,25 +129,25 @@ class LineExchange:
             wait_milliseconds=int(wait_seconds * 1000), acknowledged_sequence=self._ledger.acknowledged,
             countersignature=self._agreement.countersignature,
         )  # fmt: skip
-        item = self._client.say(self._gate.view.place("control.poll"), body, wait_seconds=wait_seconds)
+        item = self._client.say(self._judge.view.place("control.poll"), body, wait_seconds=wait_seconds)
         if item.kind in {"control.ack", "control.refusal"}:
             return
-        if take_in(item, self._runs, self._ledger, self._gate):
+        if take_in(item, self._runs, self._ledger, self._judge):
             # Something came, so more may wait; the answer to what is said while the trainer works tells as much.
             self._client.poll_now = self._runs.run is None or not self._runs.run.busy
         else:
             self._client.retry_at = self._monotonic() + SHORT_POLL_SECONDS
 
 
-def take_in(item: Inbound, runs: RunManager, ledger: Ledger, gate: Gate) -> bool:
+def take_in(item: Inbound, runs: RunManager, ledger: Ledger, judge: Judge) -> bool:
     """Act on an item of the coordinator's outbox and acknowledge it. False: it is a plan that waits for persons, and it
     comes again. Raises PeerError: it cannot be written down; further as `RunManager.take_in`."""
     try:
         taken = runs.take_in(item)
     except RecordError as error:
-        gate.record(
+        judge.record(
             "ingress.decision", kind="unknown", decision="deny", reasons=[error.code], direction="ingress",
-            peer=gate.policy.file.federation.coordinator,
+            peer=judge.policy.file.federation.coordinator,
         )  # fmt: skip
         raise PeerError(WireCode.MALFORMED, f"what came cannot be written down: {error.message}") from error
     if taken:
@@ -183,7 +184,7 @@ class FileExchange:
         *, isolation: Callable[[], str],
     ) -> None:  # fmt: skip
         self._site = site
-        self._gate = gate
+        self._gate, self._judge = gate, gate.judge
         self._ledger = ledger
         self._client = client
         self._agreement = agreement
@@ -234,7 +235,7 @@ class FileExchange:
         if message.answers is not None:
             self._answered(message.answers, item)
             self._ledger.acknowledge(sequence)
-        elif not take_in(item, self._runs, self._ledger, self._gate):
+        elif not take_in(item, self._runs, self._ledger, self._judge):
             self._held = item
 
     def beat(self) -> None:
@@ -252,7 +253,7 @@ class FileExchange:
         assert self._file is not None  # noqa: S101  # it is where the message is from
         large = message.payload_bytes > codec.UNASKED_BYTES_MAX
         payload = self._file.view(message) if large else self._file.read(message)
-        return self._gate.let_in(Reply(message.envelope, payload), carried=True)
+        return self._gate.ingress.let_in(message.envelope, payload, carried=True)
 
     def _answered(self, place: tuple[str, int], answer: Inbound) -> None:
         """An answer to a message that left in a file."""
@@ -312,7 +313,7 @@ class FileExchange:
         except BaseException:
             arriving.unlink()
             raise
-        with self._gate.halting():
+        with self._judge.halting():
             arriving.replace(self._imported)
             fsync_directory(self._folder)
         if self._file is not None:
@@ -330,7 +331,7 @@ class FileExchange:
             )
 
     def _check(self, file: TransferFile) -> None:
-        config, coordinator = self._site.config, self._gate.policy.file.federation.coordinator
+        config, coordinator = self._site.config, self._judge.policy.file.federation.coordinator
         self._check_receiver(file)
         file.verify(self._site.coordinator_key)
         for message in file.messages:
@@ -366,9 +367,9 @@ class FileExchange:
             ConflictError: there is something of that name.
             DeniedError: the policy does not let hello or poll out. OperationError: halted, or a disk refuses.
         """
-        config, peer = self._site.config, self._gate.policy.file.federation.coordinator
+        config, peer = self._site.config, self._judge.policy.file.federation.coordinator
         certificate = config.identity.certificate.read_text(encoding="ascii")
-        written_at = _utc(self._gate.now())
+        written_at = _utc(self._judge.now())
         header = Header(config.federation, config.spiffe_id, peer, written_at, certificate)
         with self._gate.writing_into(path, header) as file:
             self._runs.leaving.say_goodbye()  # kept with the other words, and so said until it is answered
@@ -380,7 +381,7 @@ class FileExchange:
             rows = file.messages
             export = {"written_at": written_at, "shown_size": self._client.shown_size, "messages": rows}
             self._exports = [*self._exports, export][-EXPORTS_REMEMBERED:]
-            with self._gate.halting():
+            with self._judge.halting():
                 write_durably(self._exports_path, json.dumps(self._exports).encode(), mode=0o600)
             digest = file.finish()
         try:
@@ -399,7 +400,7 @@ class FileExchange:
     def _say_all(self) -> None:
         self._client.join(self._isolation())
         body = pb.Poll(acknowledged_sequence=self._ledger.acknowledged, countersignature=self._countersignature())
-        self._client.say(self._gate.view.place("control.poll"), body)
+        self._client.say(self._judge.view.place("control.poll"), body)
         for item in self._ledger.outbox("allowed"):
             self._runs.retry(item)
         for word in list(self._words):
@@ -413,7 +414,7 @@ class FileExchange:
         """Ours under the open round's transcript, also where enough others had signed and the round has begun."""
         if self._agreement.waiting is not None:
             return self._agreement.countersignature
-        view = self._gate.view
+        view = self._judge.view
         kept = self._ledger.transcript(view.run, view.round)
         if kept is None or not kept["signed"]:
             return b""
@@ -454,7 +455,7 @@ class FileExchange:
 
     def _keep_words(self, words: list[dict[str, Any]]) -> None:
         self._words = words
-        with self._gate.halting():
+        with self._judge.halting():
             write_durably(self._words_path, json.dumps(words).encode(), mode=0o600)
 
 

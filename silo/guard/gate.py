@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +27,6 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from google.protobuf.message import Message as ProtobufMessage
 
 from fedsilo.audit import polls
-from fedsilo.audit.log import AuditLog
 from fedsilo.audit.polls import PollWindow, PollWindows
 from fedsilo.audit.record import RecordError
 from fedsilo.files.transfer_file import Header
@@ -45,27 +44,21 @@ from fedsilo.protocol.errors import (
     UsageError,
     WireCode,
 )
-from fedsilo.protocol.kinds import INBOUND_KINDS, OUTBOUND_KINDS, REFT_KINDS
+from fedsilo.protocol.kinds import INBOUND_KINDS, REFT_KINDS
 from fedsilo.protocol.place import Place
 from policies.engine import OFFERED, Approval, Decision, Facts, Message
 from policies.kinds.adapters import changes_bytes, transform_factors
 from policies.kinds.public_donors import answers_of_step, donors_of_one_peer_most, drop_wrong_donors, within_share
 from policies.kinds.public_responses import withhold_responses
-from policies.model import Policy
 from policies.schema import LoraSchema
 from policies.screens import screen_facts, texts_of
 from silo.config import CoordinatorPlace
 from silo.guard.archive import Archive
 from silo.guard.channel import Channel, Export, FileChannel, GrpcChannel, server_certificate
 from silo.guard.decisions import (
-    Aside,
     Judge,
     Outcomes,
     Readings,
-    RunView,
-    SiteView,
-    answered,
-    once_more,
     overruled,
     places_by_row,
     tensor_digests,
@@ -81,13 +74,11 @@ from silo.guard.messages import (
     IngressDenied,
     NotSent,
     Original,
-    Reply,
     Sent,
     Sink,
     TlsFiles,
 )
 from silo.guard.proxied import proxy_of
-from silo.guard.screens import Screens
 
 # Tensor replies are bounded by the schema; everything else by this (threat T23).
 _SMALL_REPLY_BYTES_MAX = codec.SMALL_PAYLOAD_BYTES_MAX
@@ -98,58 +89,34 @@ class Gate:
 
     Args:
         channel: the one connection.
-        policy: what may leave and what is let in.
+        judge: decides and records.
         ledger: counters and history that survive a kill.
-        audit: our log; durable at return of `append`.
+        archive: makes room for what leaves, and keeps it until it is answered, or longer.
+        federation: its name.
         signing_key: our message-signing key.
         coordinator_key: its pinned message-signing key.
-        site: what does not change: names, schema, public set.
-        federation: its name.
-        site_key: keys the digests of short payloads in the log (T40).
-        clock: UTC seconds.
-        code_sha256: of the program that decides here.
-        screens: read texts as the policy says; without any, every kind that the policy wants screened is denied.
-        archive: makes room for what leaves, and keeps it until it is answered, or longer.
     """
 
     def __init__(
         self,
         *,
         channel: Channel,
-        policy: Policy,
+        judge: Judge,
         ledger: Ledger,
-        audit: AuditLog,
+        archive: Archive,
+        federation: str,
         signing_key: Ed25519PrivateKey,
         coordinator_key: Ed25519PublicKey,
-        site: SiteView,
-        federation: str,
-        site_key: bytes,
-        clock: Callable[[], float],
-        archive: Archive,
-        code_sha256: str,
-        screens: Screens | None = None,
     ) -> None:
+        self.judge = judge
+        self.ingress = Ingress(judge, ledger, federation=federation, coordinator_key=coordinator_key)
         self._channel = channel
         self._archive = archive
         self._ledger = ledger
         self._signing_key = signing_key
-        self._site = site
         self._federation = federation
-        self._clock = clock
-        self._screens = screens or Screens()
-        self._judge = Judge(
-            policy=policy,
-            ledger=ledger,
-            audit=audit,
-            site=site,
-            site_key=site_key,
-            clock=clock,
-            screens=self._screens,
-            code_sha256=code_sha256,
-        )
-        self._outcomes = Outcomes(self._judge, ledger, site.coordinator_id)
-        self._ingress = Ingress(self._judge, ledger, federation=federation, coordinator_key=coordinator_key)
-        self._windows = PollWindows(self._judge.record, "egress")
+        self._outcomes = Outcomes(judge, ledger)
+        self._windows = PollWindows(judge.record, "egress")
         self.counters = Counters()
 
     # ---- the way out -------------------------------------------------------------------------------
@@ -204,11 +171,11 @@ class Gate:
             LogFullError, OperationError: it cannot be recorded; the gate is halted and nothing is sent.
         """
         if tensors is not None and isinstance(body, pb.Factors):
-            with self._archive.ahead(read_from, self.policy.file.egress.updates.get(place.kind), body.dtype):
+            with self._archive.ahead(read_from, self.judge.policy.file.egress.updates.get(place.kind), body.dtype):
                 return self._offer_update(place, body, tensors, read_from)
         payload = codec.encode(body)
-        message = self._message(place, payload)
-        if isinstance(body, pb.PublicResponses) or self._judge.screens_asked(message):
+        message = self.judge.outbound(place, payload)
+        if isinstance(body, pb.PublicResponses) or self.judge.screens_asked(message):
             return self._offer_texts(message, payload)
         return self.decide_payload(place, payload)
 
@@ -224,13 +191,13 @@ class Gate:
             tensors: float32 arrays by wire name.
             read_from: as `offer`.
         """
-        header, payload_bytes, tensors = factors_header(place.kind, self._site.schema, body, tensors, read_from)
-        message = Message("egress", place, self._site.spiffe_id, payload_bytes, header, tensors)
-        facts, decision = self._judge.judge(message, stage=OFFERED)
+        header, payload_bytes, tensors = factors_header(place.kind, self.judge.site.schema, body, tensors, read_from)
+        message = Message("egress", place, self.judge.site.spiffe_id, payload_bytes, header, tensors)
+        facts, decision = self.judge.judge(message, stage=OFFERED)
         as_offered = codec.factors_pieces(header, tensors)  # made as they are read, by one of the lines below
         if decision.verdict == "deny":
             return self._outcomes.denied(facts, decision, tensor_digests(payload_bytes, sha256_of(as_offered)))
-        block, fit, transform = self.policy.file.egress.updates.get(place.kind), None, dict[str, Any]()
+        block, fit, transform = self.judge.policy.file.egress.updates.get(place.kind), None, dict[str, Any]()
         if block is not None:
             try:
                 fit, transform = transform_factors(facts["l2"], block, secrets.token_bytes)
@@ -257,24 +224,24 @@ class Gate:
         day halt the kind.
         """
         offered = message
-        facts, decision = self._judge.judge(message, stage=OFFERED, readings=Readings())
+        facts, decision = self.judge.judge(message, stage=OFFERED, readings=Readings())
         if decision.would_be == "deny":
-            return self._outcomes.denied(facts, decision, self._judge.digests(message.place.kind, payload))
-        readings, transform = self._judge.graded(message), dict[str, Any]()
+            return self._outcomes.denied(facts, decision, self.judge.digests(message.place.kind, payload))
+        readings, transform = self.judge.graded(message), dict[str, Any]()
         places = list(range(len(readings.ungraded)))
         if late := sum(readings.ungraded):
             transform["responses_ungraded"] = late
             message, readings, places = self._without(message, readings, readings.ungraded)
-        facts, decision = self._judge.judge(message, stage=OFFERED, readings=readings)
+        facts, decision = self.judge.judge(message, stage=OFFERED, readings=readings)
         if decision.verdict == "deny":
             original = Original(len(payload), facts, transform) if transform else None
-            digests = self._judge.digests(message.place.kind, payload)
+            digests = self.judge.digests(message.place.kind, payload)
             return self._outcomes.denied(facts, decision, digests, original=original)
-        readings = self._judge.screened(message, readings)
+        readings = self.judge.screened(message, readings)
         if (screened := readings.screened) is not None:
-            self._judge.count_hits(message, screened)
+            self.judge.count_hits(message, screened)
             facts |= screen_facts(screened, len(list(texts_of(message.body))))
-            block = self.policy.file.egress.public_responses
+            block = self.judge.policy.file.egress.public_responses
             if isinstance(message.body, pb.PublicResponses) and block is not None:
                 withheld = [bool(found) and block.on_hit == "withhold" for found in screened.hits]
                 transform["responses_withheld"] = sum(withheld)
@@ -283,7 +250,7 @@ class Gate:
                     places = [places[place] for place in kept]
         original = Original(len(payload), facts, transform) if transform or screened is not None else None
         if message is not offered:
-            self._judge.places_sent = message.place, places_by_row(_answers(offered), places)
+            self.judge.places_sent = message.place, places_by_row(_answers(offered), places)
             payload = codec.encode(message.body)
         return self.decide_payload(message.place, payload, original=original, readings=readings)
 
@@ -317,31 +284,31 @@ class Gate:
             graded: facts of the same bytes from when they were held: people's orders wait for no grading.
             digest: SHA-256 of the payload, where it is known already.
         """
-        message = self._message(place, payload)
+        message = self.judge.outbound(place, payload)
         digest = digest or sha256_hex(payload)
-        digests = self._judge.digests(place.kind, payload, digest)
+        digests = self.judge.digests(place.kind, payload, digest)
         if graded is not None:
-            readings = self._judge.screened(message, self._judge.graded_before(message, graded))
-        facts, decision = self._judge.judge(message, approvals=approvals, readings=readings)
-        judged_by = self._judge.book.view(facts, approvals).to_json()  # before this message counts: the log replays
+            readings = self.judge.screened(message, self.judge.graded_before(message, graded))
+        facts, decision = self.judge.judge(message, approvals=approvals, readings=readings)
+        judged_by = self.judge.book.view(facts, approvals).to_json()  # before this message counts: the log replays
         if decision.verdict == "deny" or (decision.verdict == "allow" and not decision.may_leave):
             return self._outcomes.denied(facts, decision, digests, original=original, history=judged_by)
         content, archived = not place.kind.startswith("control."), False
         if content:
-            with self._judge.halting():
+            with self.judge.halting():
                 archived = self._archive.keep(payload, digest)
         windowed = not content and self._goes_in_window(message)
         try:
             if decision.verdict == "hold":
-                self._judge.record_decision(facts, decision, digests, original=original, history=judged_by)
+                self.judge.record_decision(facts, decision, digests, original=original, history=judged_by)
                 return Held(place, decision, facts, payload)
             # Counted first: a crash between the two writes costs a number, never lets an uncounted byte out.
-            sequence = self._judge.count(facts, place.run)
+            sequence = self.judge.count(facts, place.run)
             if windowed:
                 window = self._window(facts, decision, digests, sequence, judged_by)
                 number = window.decision
                 return Allowed(place, payload, digest, number, sequence, window=window)
-            decision_seq = self._judge.record_decision(
+            decision_seq = self.judge.record_decision(
                 facts, decision, digests, original=original, sequence=sequence, history=judged_by, archived=archived,
                 approvals=granted,
             )  # fmt: skip
@@ -349,8 +316,8 @@ class Gate:
             return self._outcomes.unrecorded(facts, decision, digests, error, kept=digest if content else "")
         outbox_id = None
         if content:
-            item = OutboxItem(0, place, digest, len(payload), decision_seq, self.now(), "allowed", 0, archived)
-            with self._judge.halting():
+            item = OutboxItem(0, place, digest, len(payload), decision_seq, self.judge.now(), "allowed", 0, archived)
+            with self.judge.halting():
                 outbox_id = self._ledger.keep_until_sent(item)
         return Allowed(place, payload, digest, decision_seq, sequence, 0, outbox_id)
 
@@ -363,9 +330,9 @@ class Gate:
     ) -> PollWindow:
         """The window that an allowed poll goes under; a new one is on record when this returns (P2)."""
         return self._windows.take(
-            self._site.coordinator_id, facts["kind"], run=facts["run"], policy=self.policy.digest, now=self.now(),
-            sequence=sequence,
-            decide=lambda permission: self._judge.record_decision(
+            self.judge.site.coordinator_id, facts["kind"], run=facts["run"], policy=self.judge.policy.digest,
+            now=self.judge.now(), sequence=sequence,
+            decide=lambda permission: self.judge.record_decision(
                 facts, decision, digests, sequence=sequence, history=judged_by, detail=permission
             ),
         )  # fmt: skip
@@ -382,15 +349,15 @@ class Gate:
                 not taken by a halted coordinator; a content message stays in the outbox for `retry`.
             PeerError: the answer was refused; the message itself counts as sent.
         """
-        self._judge.check_recorded()
+        self.judge.check_recorded()
         envelope = seal(
-            allowed.place, allowed.digest, federation=self._federation, sender=self._site.spiffe_id,
+            allowed.place, allowed.digest, federation=self._federation, sender=self.judge.site.spiffe_id,
             sequence=allowed.sequence, attempt=allowed.attempt, key=self._signing_key,
         )  # fmt: skip
         try:
             reply = self._channel.exchange(
                 envelope, allowed.payload, wait_seconds=wait_seconds, into=into,
-                reply_bytes_max=max(_SMALL_REPLY_BYTES_MAX, 2 * self._site.schema.payload_bytes),
+                reply_bytes_max=max(_SMALL_REPLY_BYTES_MAX, 2 * self.judge.site.schema.payload_bytes),
             )  # fmt: skip
         except Carried:
             self._record_sent(allowed, carried=True)
@@ -405,9 +372,9 @@ class Gate:
                 self.counters.last_fault = error.message
             raise
         self._record_sent(allowed)
-        self.counters.last_contact, self.counters.last_fault = self._clock(), ""
+        self.counters.last_contact, self.counters.last_fault = self.judge.clock(), ""
         try:
-            inbound = self._ingress.let_in(reply.envelope, reply.payload, to_window=allowed.window is not None)
+            inbound = self.ingress.let_in(reply.envelope, reply.payload, to_window=allowed.window is not None)
         except PeerError:
             self._outcomes.settle(allowed)  # the message itself is out, whatever is wrong with the answer
             raise
@@ -435,11 +402,11 @@ class Gate:
 
     def retry(self, item: OutboxItem) -> Sent:
         """Send an allowed content message again, under a new sequence. Raises as `once_more` and `transmit`."""
-        return self.transmit(once_more(item, judge=self._judge, ledger=self._ledger, outcomes=self._outcomes))
+        return self.transmit(self._outcomes.once_more(item))
 
     def answered_later(self, item: OutboxItem, sequence: int, answer: Inbound) -> None:
         """What left in a file under `sequence` was answered by one that came in another."""
-        answered(item, sequence, answer.body, ledger=self._ledger, outcomes=self._outcomes)
+        self._outcomes.answered_later(item, sequence, answer.body)
 
     def writing_into(self, path: Path, header: Header) -> AbstractContextManager[Export]:
         """What is sent inside is carried in a file. Raises UsageError: this silo dials its coordinator."""
@@ -453,113 +420,6 @@ class Gate:
 
     def close(self) -> None:
         self._channel.close()
-
-    # ---- the way in, and what a decision rests on ---------------------------------------------------
-
-    def do_aside(self, aside: Aside) -> None:
-        """Grade answers by way of `aside`, which may do other things meanwhile."""
-        self._judge.aside = aside
-
-    def let_in(self, reply: Reply, *, carried: bool = False) -> Inbound:
-        """Believe an answer of the coordinator, or not. Raises PeerError as `Ingress.let_in` does."""
-        return self._ingress.let_in(reply.envelope, reply.payload, carried=carried)
-
-    def decide_inbound(self, held: Inbound, approvals: tuple[Approval, ...], granted: Sequence[int] = ()) -> Decision:
-        """Judge a held inbound message (a plan) again, with the approvals given since, and the records of them."""
-        return self._ingress.decide_inbound(held, approvals, granted)
-
-    @property
-    def policy(self) -> Policy:
-        return self._judge.policy
-
-    def adopt(self, policy: Policy) -> None:
-        """Judge by `policy` from the next message on. That it is no looser is the caller's to know (T34)."""
-        self._judge.policy = policy
-
-    @property
-    def view(self) -> RunView:
-        """Where the run stands, as the rules see it."""
-        return self._judge.view
-
-    @view.setter
-    def view(self, view: RunView) -> None:
-        self._judge.view = view
-
-    @property
-    def halted(self) -> str:
-        """Why nothing is sent any more; empty while all is well."""
-        return self._judge.halted
-
-    @halted.setter
-    def halted(self, reason: str) -> None:
-        self._judge.halted = reason
-
-    @property
-    def halt_code(self) -> str:
-        """The same as a code, where something could not be written or kept, or a log does not verify."""
-        return self._judge.halt_code
-
-    def halt(self, reason: str, code: str) -> None:
-        """Send nothing any more. reason: in words. code: of the same."""
-        self._judge.halted, self._judge.halt_code = reason, code
-
-    def halting(self) -> AbstractContextManager[None]:
-        """Around a write that all else depends on: a disk that does not take it halts this gate."""
-        return self._judge.halting()
-
-    @property
-    def clock(self) -> Callable[[], float]:
-        """UTC seconds as the machine has them, for what is only shown: `now` is what anything is judged by."""
-        return self._clock
-
-    def now(self) -> float:
-        """UTC seconds that never go back: the latest of clock, ledger and audit log (T41)."""
-        return self._judge.now()
-
-    def accept_clock(self, now: float, difference: float) -> None:
-        """An approver accepted the clock as it is now. Raises OperationError: the ledger takes nothing."""
-        self._judge.accept_clock(now, difference)
-
-    def record(self, event: str, **fields: Any) -> int:
-        """Append to the audit log; a full disk halts the gate. Raises LogFullError, OperationError."""
-        return self._judge.record(event, **fields)
-
-    def keep_note(self, sealed: bytes) -> str:
-        """Keep beside the audit log what a person wrote; its digest. Raises as `record`."""
-        return self._judge.keep_note(sealed)
-
-    def digests(self, kind: str, payload: Buffer) -> dict[str, Any]:
-        """Size and digest of a payload as they may stand in the log: keyed where the content can be guessed (T40)."""
-        return self._judge.digests(kind, payload)
-
-    def forget_runs(self, runs: Iterable[str]) -> None:
-        """Drop the counts of runs that are over."""
-        self._judge.forget_runs(runs)
-
-    @property
-    def screen_halts(self) -> dict[str, float]:
-        """Kinds that their screens halted, and since when (UTC seconds)."""
-        return dict(self._judge.book.screen_halts)
-
-    def screen_troubles(self) -> list[str]:
-        """Why a screen that the policy names cannot run here; while it cannot, its kind is denied."""
-        return self._screens.troubles(self.policy)
-
-    def release_halt(self, kind: str, persons: list[str]) -> None:
-        """Persons have looked at what a kind's screens found: it may leave again."""
-        self._judge.release_halt(kind, persons)
-
-    def found_again(self, place: Place, payload: Buffer) -> tuple[Message, Readings]:
-        """What the screens find in bytes that were judged already, for people: nothing is decided or counted by it."""
-        message = self._message(place, payload)
-        return message, self._judge.screened(message, Readings())
-
-    # ---- making and sending ------------------------------------------------------------------------
-
-    def _message(self, place: Place, payload: Buffer) -> Message:
-        """Parse our own rebuilt bytes again, so that what is judged is what is sent."""
-        body, tensors = parsed(place.kind, payload, OUTBOUND_KINDS)
-        return Message("egress", place, self._site.spiffe_id, len(payload), body, tensors)
 
 
 def factors_header(

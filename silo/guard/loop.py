@@ -127,6 +127,7 @@ class Guard:
         self._archive = archive
         self.hourly: list[Callable[[], object]] = [] if archive is None else [archive.expire]  # what is too old, first
         self._gate = gate
+        self._judge = judge = gate.judge
         self._ledger = ledger
         self._audit = audit
         self._releases = releases
@@ -141,33 +142,33 @@ class Guard:
         self._halt_said, self._taken_up, self._sits_out = "", False, False
         self._publish = desk.publish
         history = FigureHistory(audit.directory.parent / FILE)
-        self.status = Status(site.config, site.identity.not_after, desk, history, clock=gate.clock)
-        self.queries = Queries(site, gate, ledger, audit, releases, history, clock=gate.clock)
+        self.status = Status(site.config, site.identity.not_after, desk, history, clock=judge.clock)
+        self.queries = Queries(site, judge, ledger, audit, releases, history, clock=judge.clock)
         witnessing = Witnessing(
-            audit, lambda: gate.policy, own_id=site.config.spiffe_id, trust_root_pem=site.identity.trust_root_pem,
-            now_seconds=gate.now,
+            audit, lambda: judge.policy, own_id=site.config.spiffe_id, trust_root_pem=site.identity.trust_root_pem,
+            now_seconds=judge.now,
         )  # fmt: skip
         self._client = CoordinatorClient(
             site, gate, witnessing, code_sha256=code_sha256, monotonic=monotonic,
             compare=self._compare_clocks,
         )  # fmt: skip
-        self._agreement = Agreement(site=site, gate=gate, ledger=ledger, witnessing=witnessing, client=self._client)
+        self._agreement = Agreement(site=site, judge=judge, ledger=ledger, witnessing=witnessing, client=self._client)
         try:
             newest = list(audit.records(max(0, audit.size - RECORDS_LOOKED_AT)))
             self._agreement.take_up(newest)
             keep_recorded_noes(ledger, newest)
         except (OperationError, RecordError) as error:  # evidence in the log alone halts like that in the ledger
-            gate.halted = gate.halted or self._agreement.halted or error.message
-        gate.halted = gate.halted or self._agreement.halted  # as before a restart, and before anything can be sent
-        if watch is not None and watch.fault is not None and not gate.halted:
-            gate.halt(watch.fault.message, watch.fault.code)
+            judge.halted = judge.halted or self._agreement.halted or error.message
+        judge.halted = judge.halted or self._agreement.halted  # as before a restart, and before anything can be sent
+        if watch is not None and watch.fault is not None and not judge.halted:
+            judge.halt(watch.fault.message, watch.fault.code)
         self.runs = RunManager(
             site=site, gate=gate, ledger=ledger, releases=releases, adapters=adapters, publish=desk.publish,
             client=self._client, agreement=self._agreement, trainer=trainer, monotonic=monotonic,
         )  # fmt: skip
         self.files: FileExchange | None = None
         self._line: Exchange = LineExchange(
-            gate,
+            judge,
             ledger,
             self._client,
             self._agreement,
@@ -179,11 +180,12 @@ class Guard:
             self._line = self.files = FileExchange(
                 site, gate, ledger, self._client, self._agreement, self.runs, isolation=lambda: trainer.isolation
             )
-        gate.do_aside(self._aside)
+        judge.aside = self._aside
         ledger.locked.give_up = self._stopping.is_set
         desk.before_snapshot = lambda: self.status.show_waiting(ledger.locked.waiting)
         self.orders = Orders(
-            site=site, gate=gate, ledger=ledger, audit=audit, releases=releases, halts=Halts(gate, ledger),
+            site=site, gate=gate, judge=judge, ledger=ledger, audit=audit, releases=releases,
+            halts=Halts(judge, ledger),
             runs=self.runs, publish=desk.publish, show=self.show, trainer=trainer, on_loop=self.on_loop,
             stop=self._stopping.set, fail=self._fail, files=self.files, watch=watch,
         )  # fmt: skip
@@ -222,7 +224,7 @@ class Guard:
 
     def _take_up(self) -> None:
         """Go on where a restart, or a halt that people have released, left off; halted, nothing goes on."""
-        if self._gate.halted:
+        if self._judge.halted:
             return
         if not self._taken_up:
             self._taken_up = True
@@ -258,11 +260,11 @@ class Guard:
             self._client.back_off(error)
         except VerificationError as error:
             _log.critical("checkpoint: %s", error.message)
-            self._gate.halt(error.message, error.code)
+            self._judge.halt(error.message, error.code)
         except OperationError as error:
-            if halts(error) and not self._gate.halted:
-                self._gate.halt(error.message, error.code)
-            if self._gate.halted:
+            if halts(error) and not self._judge.halted:
+                self._judge.halt(error.message, error.code)
+            if self._judge.halted:
                 self._halt()
             else:
                 self._failure = error
@@ -280,7 +282,7 @@ class Guard:
             self._client.back_off(error)
             self.runs.abandon_round()
         except OperationError as error:
-            if self._gate.halted or not (error.code.startswith("TRAINER") or isinstance(error, LinkClosed)):
+            if self._judge.halted or not (error.code.startswith("TRAINER") or isinstance(error, LinkClosed)):
                 raise
             self._trainer_failed(error)
 
@@ -314,7 +316,7 @@ class Guard:
         moments = [self._look_at, *(at for at, _ in self.runs.deadlines)]
         if now < self._client.retry_at:
             moments.append(self._client.retry_at)
-        elif self._line.waits and not self._gate.halted:
+        elif self._line.waits and not self._judge.halted:
             return 0.0
         return max(0.0, min(moments) - now)
 
@@ -367,12 +369,12 @@ class Guard:
     # ---- the coordinator's turn --------------------------------------------------------------------
 
     def _exchange(self) -> None:
-        if self._gate.halted:
+        if self._judge.halted:
             self._halt()
             return
         unknown = self._watch is not None and self._watch.unknown
         if self._watch is not None and unknown:
-            policy = self._gate.policy
+            policy = self._judge.policy
             if not policy.valid_from_seconds <= self._watch.wall() < policy.valid_until_seconds:
                 raise UnreachableError(
                     "by this machine's clock the policy is not valid, and nobody has vouched for the clock",
@@ -396,13 +398,13 @@ class Guard:
         if fault is not None:
             if self._ledger.clock_halt != asdict(fault):
                 self._ledger.keep_clock_halt(asdict(fault))
-            if not self._gate.halted:
-                self._gate.halt(fault.message, fault.code)
+            if not self._judge.halted:
+                self._judge.halt(fault.message, fault.code)
                 self._halt()
-        elif watch.jumped and not self._gate.halted:
+        elif watch.jumped and not self._judge.halted:
             jumped, watch.jumped = watch.jumped, 0.0
             _log.warning("the clock went on by %s that nobody vouches for", in_words(jumped))
-            self._gate.record("clock.jump", detail={"forward_milliseconds": int(jumped * 1000)})
+            self._judge.record("clock.jump", detail={"forward_milliseconds": int(jumped * 1000)})
 
     def _compare_clocks(self, signed: float, took: float) -> None:
         if (watch := self._watch) is None:
@@ -426,7 +428,7 @@ class Guard:
         match message.type:
             case "done" if run is not None:
                 if run.task is not None:
-                    self.status.metrics(message.fields, run.task, self._gate.view, self._trainer.description)
+                    self.status.metrics(message.fields, run.task, self._judge.view, self._trainer.description)
                 run.done(message.fields, message.body)
             case "step" if run is not None and run.task is not None:
                 self.status.step(message.fields, run.task)
@@ -454,11 +456,13 @@ class Guard:
         if task is None or before == self._progress_tick or not self._may_speak:
             return
         number, step = task.round, getattr(task, "step", 0)
-        self._client.tell(self._gate.view.place("control.progress", number, step), pb.Progress(round=number, step=step))
+        self._client.tell(
+            self._judge.view.place("control.progress", number, step), pb.Progress(round=number, step=step)
+        )
 
     @property
     def _may_speak(self) -> bool:
-        return self._client.joined and not self._gate.halted and self._monotonic() >= self._client.retry_at
+        return self._client.joined and not self._judge.halted and self._monotonic() >= self._client.retry_at
 
     @property
     def _trainer_log(self) -> str:
@@ -474,11 +478,11 @@ class Guard:
         if error.code == "TRAINER_DIED" or isinstance(error, LinkClosed):
             require_space(self._site.config.state_dir)
         self._publish("trainer.failed", {"code": error.code})
-        run = self._gate.view.run
+        run = self._judge.view.run
         if run and self._client.joined:
             # what it said is no message, so no rule has judged it; the log still says that there was something (T3)
-            self._gate.record(
-                "egress.decision", run=run, round=self._gate.view.round, kind="unknown", decision="deny",
+            self._judge.record(
+                "egress.decision", run=run, round=self._judge.view.round, kind="unknown", decision="deny",
                 reasons=[error.code], direction="egress",
             )  # fmt: skip
             self._client.tell_declined(run, WireCode.INTERNAL)
@@ -491,13 +495,13 @@ class Guard:
 
     def _halt(self) -> None:
         """Say once, everywhere, that nothing is sent any more; in the audit log in the space kept for that (T39)."""
-        if self._halt_said == self._gate.halted:
+        if self._halt_said == self._judge.halted:
             return
-        self._halt_said = self._gate.halted
-        code = EQUIVOCATION if self._agreement.halted else self._gate.halt_code or "STATE_UNWRITABLE"
+        self._halt_said = self._judge.halted
+        code = EQUIVOCATION if self._agreement.halted else self._judge.halt_code or "STATE_UNWRITABLE"
         until = ends_when(code, self._site.config.state_dir)
-        _log.critical("halted: %s; nothing is sent until %s", self._gate.halted, until)
-        self._publish("halted", {"reason": self._gate.halted})
+        _log.critical("halted: %s; nothing is sent until %s", self._judge.halted, until)
+        self._publish("halted", {"reason": self._judge.halted})
         with contextlib.suppress(OperationError):
             self._audit.append("halt", reasons=[code])
 
@@ -509,7 +513,7 @@ class Guard:
             self._sits_out = self.runs.sit_out(error.evidence["run"], error.evidence["round"])
         except FedSiloError as failure:  # what cannot be written halts, too
             _log.critical("not all of the evidence is kept: %s", failure.line)
-        self._gate.halted = self._gate.halted or error.message
+        self._judge.halted = self._judge.halted or error.message
         self._halt()
 
     def _refuse(self, error: IngressDenied) -> None:
@@ -546,7 +550,7 @@ class Guard:
             case "run.plan" if self._ledger.run_state(envelope.run) != "running":
                 self.runs.decline(envelope.run)
             case "round.open":
-                self._gate.view = self._gate.view.refused(envelope.round)
+                self._judge.view = self._judge.view.refused(envelope.round)
                 self._client.decline(envelope.run, envelope.round)
             case "round.agreed" if (waiting := self._agreement.waiting) and waiting.opening.round == envelope.round:
                 self._agreement.stand_aside()
@@ -569,8 +573,8 @@ class Guard:
         """Say goodbye as far as possible, then end the trainer."""
         with contextlib.suppress(FedSiloError):
             self._gate.close_windows()
-            self._gate.record("stop", detail={"run": self._gate.view.run})
-        if self._client.joined and not self._gate.halted and not self._gate.counters.last_fault:
+            self._judge.record("stop", detail={"run": self._judge.view.run})
+        if self._client.joined and not self._judge.halted and not self._gate.counters.last_fault:
             self._agreement.leave(self.runs.run.plan.run if self.runs.run is not None else "")
             try:
                 self._client.witness()
@@ -646,17 +650,17 @@ class Guard:
 
     def moment(self) -> Moment:
         """Return what the parts of this guard say now."""
-        gate, run = self._gate, self.runs.run
+        judge, run = self._judge, self.runs.run
         held = self.runs.acceptance.held
         return Moment(
             run=RunStatus(run.plan, run.task, run.paused, held) if run is not None else None,
             trainer=self._trainer.description,
-            policy=gate.policy,
-            view=gate.view,
-            counters=gate.counters,
-            halted=gate.halted,
-            screen_halts=list(gate.screen_halts),
-            screen_troubles=gate.screen_troubles(),
+            policy=judge.policy,
+            view=judge.view,
+            counters=self._gate.counters,
+            halted=judge.halted,
+            screen_halts=list(judge.book.screen_halts),
+            screen_troubles=judge.screen_troubles(),
             held=[self._releases.view(release) for release in self._ledger.releases("held")],
             last_run=self._ledger.last_run(),
             waits=self._ledger.locked.waiting,

@@ -38,7 +38,7 @@ from silo.guard.answers.queries import QUOTED
 from silo.guard.archive import Archive
 from silo.guard.checks import look_at_coordinator
 from silo.guard.clock_watch import ClockWatch
-from silo.guard.decisions import PublicView, SiteView, token_counter
+from silo.guard.decisions import Judge, PublicView, SiteView, token_counter
 from silo.guard.gate import Gate, open_channel
 from silo.guard.ledger_check import open_ledger
 from silo.guard.loop import Command, Event, Guard
@@ -214,21 +214,11 @@ def _serve_locked(site: Site, stack: contextlib.ExitStack, ready: Callable[[dict
     certificate = OwnCertificate(site.identity, config.state_dir / AUDIT)
     certificate.look(audit.append, audit.latest_time)
     screens = Screens(canaries=canaries, key=index_key(site.site_secret), public_sha256=site.public.sha256)
-    archive = Archive(
-        ledger,
-        audit,
-        lambda: gate.policy,
-        now_seconds=lambda: gate.now(),  # noqa: PLW0108  # the gate is made with it
-        record=lambda event, **fields: gate.record(event, **fields),  # noqa: PLW0108  # the same
-    )
     adapters = AdapterStore(config.state_dir / "adapters")
-    gate = Gate(
-        channel=open_channel(config.coordinator, site.tls),
+    judge = Judge(
         policy=policy,
         ledger=ledger,
         audit=audit,
-        signing_key=key,
-        coordinator_key=site.coordinator_key,
         site=SiteView(
             spiffe_id=config.spiffe_id,
             coordinator_id=policy.file.federation.coordinator,
@@ -240,15 +230,23 @@ def _serve_locked(site: Site, stack: contextlib.ExitStack, ready: Callable[[dict
             adapters=adapters,
             by_files=config.coordinator.by_files,
         ),
-        federation=config.federation,
         site_key=hmac.new(site.site_secret, b"fedsilo audit digests", hashlib.sha256).digest(),
         clock=watch.time,
         screens=screens,
-        archive=archive,
         code_sha256=program,
     )
+    archive = Archive(ledger, audit, judge)
+    gate = Gate(
+        channel=open_channel(config.coordinator, site.tls),
+        judge=judge,
+        ledger=ledger,
+        archive=archive,
+        federation=config.federation,
+        signing_key=key,
+        coordinator_key=site.coordinator_key,
+    )
     stack.callback(gate.close)
-    _shape(config, lambda: {"run": gate.view.run, "round": gate.view.round, "step": gate.view.open_step})
+    _shape(config, lambda: {"run": judge.view.run, "round": judge.view.round, "step": judge.view.open_step})
     address = {"address": config.coordinator.address}
     releases = Releases(gate, ledger, silo=config.silo, destination=address, roles=site.roles)
     desk = ControlServer(
@@ -263,8 +261,8 @@ def _serve_locked(site: Site, stack: contextlib.ExitStack, ready: Callable[[dict
     )
     events: queue.Queue[Event] = queue.Queue()
     trainer = SupervisedTrainer(
-        site, events, lambda: bool(stopped), lambda: gate.policy, screens,
-        lambda event, **fields: gate.record(event, run=gate.view.run or None, **fields),
+        site, events, lambda: bool(stopped), lambda: judge.policy, screens,
+        lambda event, **fields: judge.record(event, run=judge.view.run or None, **fields),
     )  # fmt: skip
     stack.callback(trainer.stop)
     guard = Guard(
@@ -272,7 +270,7 @@ def _serve_locked(site: Site, stack: contextlib.ExitStack, ready: Callable[[dict
         adapters=adapters, trainer=trainer, desk=desk, events=events,
         archive=archive, code_sha256=program, watch=watch,
     )  # fmt: skip
-    guard.hourly.append(lambda: certificate.look(gate.record, gate.now()))
+    guard.hourly.append(lambda: certificate.look(judge.record, judge.now()))
     guards.append(guard)
     if stopped:
         guard.stop()

@@ -42,7 +42,7 @@ from policies.model import Policy
 from policies.screens import screen_facts, texts_of
 from silo.guard.answers.findings import acknowledged_in, counts, ends_of, unread
 from silo.guard.answers.release import ReleaseComparison, ReleaseView, hit_places, policy_content, who_may_approve
-from silo.guard.decisions import halted_error, release_fields
+from silo.guard.decisions import Judge, halted_error, release_fields
 from silo.guard.gate import Gate
 from silo.guard.later_rounds import Later, later_rounds
 from silo.guard.ledger import Approval, Ledger, Release
@@ -77,13 +77,13 @@ class Releases:
     def __init__(
         self, gate: Gate, ledger: Ledger, *, silo: str, destination: Mapping[str, str], roles: Roles | None = None
     ) -> None:
-        self._gate = gate
+        self._gate, self._judge = gate, gate.judge
         self._ledger = ledger
         self._silo = silo
         self._people = roles.people if roles is not None else {}
         self._shows = ReleaseView(ledger)
         self._compares = ReleaseComparison(ledger)
-        self._keeping = ReleaseKeeping(gate, ledger)
+        self._keeping = ReleaseKeeping(gate.judge, ledger)
         self.destination = dict(destination)
 
     # ---- hold --------------------------------------------------------------------------------------
@@ -106,16 +106,16 @@ class Releases:
     def _keep(
         self, place: Place, payload: Buffer, facts: Facts, decision: Decision, deadline_seconds: float | None
     ) -> Release:
-        now = self._gate.now()
-        expiry_seconds = self._gate.policy.file.approvals.expiry_hours * 3600.0
+        now = self._judge.now()
+        expiry_seconds = self._judge.policy.file.approvals.expiry_hours * 3600.0
         missed = deadline_seconds is not None and deadline_seconds < expiry_seconds
         release = Release(
             id=self._ledger.free_release_id(f"r{place.round}/{self._silo}"),
             place=place,
             digest=sha256_hex(payload),
-            policy_digest=self._gate.policy.digest,
+            policy_digest=self._judge.policy.digest,
             payload_bytes=len(payload),
-            recorded=self._gate.digests(place.kind, payload),
+            recorded=self._judge.digests(place.kind, payload),
             facts=facts,
             rules=[result.to_json() for result in decision.results],
             persons=self._asked(place.kind).persons,
@@ -132,7 +132,7 @@ class Releases:
         return release
 
     def _asked(self, kind: str) -> Approvals:
-        file = self._gate.policy.file
+        file = self._judge.policy.file
         block = getattr(file.ingress if kind == "run.plan" else file.egress, kind.replace(".", "_"), None)
         asked = getattr(block, "approvals", None)
         if not isinstance(asked, Approvals):
@@ -158,7 +158,7 @@ class Releases:
         """
         self._refuse_while_halted()
         release = self._shown(command)
-        if release.expires_at <= self._gate.now():
+        if release.expires_at <= self._judge.now():
             raise ConflictError(f"release {release.id} expired", code="EXPIRED")
         if self._no(release) is not None:
             raise ConflictError(f"release {release.id} was rejected already", code="NOT_HELD")
@@ -191,7 +191,7 @@ class Releases:
         if found is None:
             return
         facts, kept = found
-        rules = judged_by_now(self._ledger, replace(release, facts=facts), self._gate.policy)
+        rules = judged_by_now(self._ledger, replace(release, facts=facts), self._judge.policy)
         self._record("approval.request", release, reasons=["SCREEN_HIT"])
         self._ledger.found_since(release.id, facts, rules, kept)
         raise ConflictError(
@@ -255,7 +255,7 @@ class Releases:
     def still_allowed(self, release: Release, inbound: Inbound) -> bool:
         """Whether an approved plan passes: judged again, since whoever was killed in between left no word of it."""
         approvals = self._given(release)
-        return self._gate.decide_inbound(inbound, approvals, self._granted(release)).verdict == "allow"
+        return self._gate.ingress.decide_inbound(inbound, approvals, self._granted(release)).verdict == "allow"
 
     def deny_approved_plan(self, run: str) -> None:
         """Persons approved a run's plan, and it did not begin: it cannot, or another rule forbids it."""
@@ -282,7 +282,7 @@ class Releases:
         release = self._ledger.settle_release(release.id, "approved")
         if release.kind in INBOUND_KINDS and release.kind not in OUTBOUND_KINDS:
             inbound = held_plan(release, payload)
-            decision = self._gate.decide_inbound(inbound, approvals, granted)
+            decision = self._gate.ingress.decide_inbound(inbound, approvals, granted)
             self._ledger.drop_payloads([release.digest])
             if decision.verdict == "allow":
                 return release, Settled(release, "allowed", inbound=inbound)
@@ -322,9 +322,9 @@ class Releases:
         no = self._no(release, command.person)
         if no is None or no.record < 0:  # else a kill kept it from its effect, and it stands in the log already
             # Recorded first, as a yes is; what a kill leaves in the log alone is taken up at the next start.
-            kept = self._gate.keep_note(command.sealed) if reason else ""  # before the record that names it
+            kept = self._judge.keep_note(command.sealed) if reason else ""  # before the record that names it
             number = self._record("approval.deny", release, reasons=[code], note=kept, **_who(command))
-            with self._gate.halting():  # else another person's yes would free it after all
+            with self._judge.halting():  # else another person's yes would free it after all
                 no = self._answer(release, command, "reject", reason, record=number, code=code)
         return self._deny(release, no)
 
@@ -340,7 +340,7 @@ class Releases:
             `approve`. NotFoundError: as `approve`.
         """
         self._refuse_while_halted()
-        release, now = self._shown(command), self._gate.now()
+        release, now = self._shown(command), self._judge.now()
         until = command.arguments.get("until_seconds")
         if isinstance(until, bool) or not isinstance(until, int | float) or not now < until < float("inf"):
             raise UsageError("until when? until_seconds is a time to come, in seconds since 1970")
@@ -374,7 +374,7 @@ class Releases:
         release = self._ledger.release(str(arguments.get("release", "")))
         if release.state != "held":
             raise ConflictError(f"release {release.id} is {release.state}, no longer held", code="NOT_HELD")
-        current = {"digest": release.digest, "policy_digest": self._gate.policy.digest, "revision": release.revision}
+        current = {"digest": release.digest, "policy_digest": self._judge.policy.digest, "revision": release.revision}
         for name, value in current.items():
             given = arguments.get(name)
             if isinstance(given, str):
@@ -383,7 +383,7 @@ class Releases:
                 continue
             if given != value:
                 raise _stale(name.replace("_", " "), release)
-        if release.policy_digest != self._gate.policy.digest:
+        if release.policy_digest != self._judge.policy.digest:
             raise ConflictError(
                 f"the policy changed since {release.id} was held", hint="read it again", code="STALE_VIEW"
             )
@@ -391,8 +391,8 @@ class Releases:
 
     def _refuse_while_halted(self) -> None:
         """Before anything is written: an answer without a record, or without its effect, would be spent for nothing."""
-        if self._gate.halted:
-            raise halted_error("approved or rejected", self._gate.halted)
+        if self._judge.halted:
+            raise halted_error("approved or rejected", self._judge.halted)
 
     def _refuse_second(self, release: Release, command: VerifiedCommand, verdict: str) -> None:
         """Raises ConflictError: the person has answered, and that answer was or will be acted upon."""
@@ -410,7 +410,7 @@ class Releases:
     ) -> Approval:  # fmt: skip
         given = Approval(
             release.id, command.person, command.certificate_fingerprint, release.digest, verdict, reason,
-            self._gate.now(), tuple(opened), record, code,
+            self._judge.now(), tuple(opened), record, code,
         )  # fmt: skip
         self._ledger.approve(given, again=True)
         return given
@@ -420,9 +420,9 @@ class Releases:
     def expire(self) -> list[Settled]:
         """End the holds whose time is over, and those with a no that a kill kept from its effect, so that nobody else's
         yes frees them; each is a refusal. A halted gate ends none: it could record no end."""
-        if self._gate.halted:
+        if self._judge.halted:
             return []
-        now, ended = self._gate.now(), []
+        now, ended = self._judge.now(), []
         for release in self._ledger.releases("held"):
             if (no := self._no(release)) is not None:
                 ended.append(self._deny(release, no))
@@ -464,7 +464,7 @@ class Releases:
         Returns:
             Holds that ended, since the policy in force denies them.
         """
-        ended, policy = [], self._gate.policy
+        ended, policy = [], self._judge.policy
         for release in self._ledger.releases("held"):
             if release.policy_digest == policy.digest or self._no(release) is not None:
                 continue  # a no stands under any policy: `expire` ends that hold
@@ -482,8 +482,8 @@ class Releases:
 
     def _record(self, event: str, release: Release, *, reasons: Sequence[str] = (), **told: Any) -> int:
         """told: as `release_fields`."""
-        policy = {"effective": self._gate.policy.digest}
-        return self._gate.record(event, reasons=list(reasons), policy=policy, **release_fields(release, **told))
+        policy = {"effective": self._judge.policy.digest}
+        return self._judge.record(event, reasons=list(reasons), policy=policy, **release_fields(release, **told))
 
     # ---- for people --------------------------------------------------------------------------------
 
@@ -492,7 +492,7 @@ class Releases:
         return self._view(release, dict(self.destination))
 
     def _view(self, release: Release, destination: Mapping[str, str]) -> HeldRelease:
-        policy = self._gate.policy
+        policy = self._judge.policy
         if release.state == "held" and isinstance(policy, Policy):  # a reader beside the daemon knows no more than kept
             release = replace(release, rules=judged_by_now(self._ledger, release, policy))
         wanted: list[str] = list(self._asked(release.kind).roles)
@@ -504,7 +504,7 @@ class Releases:
 
     def _later(self, release: Release) -> list[Later]:
         """What a yes to a held release leaves to the policy; of one that is over there is nothing to say."""
-        policy = self._gate.policy
+        policy = self._judge.policy
         told = later_rounds(
             release, policy if isinstance(policy, Policy) else None, policy.file,
             released=rounds_released(self._ledger, release), plan=self._ledger.plan_of(release.run),
@@ -515,7 +515,7 @@ class Releases:
         """All of a release beside the last one of its kind; figures and digests, never content."""
         last, told = self._shows.beside(release)
         return self._compares.comparison(
-            release, last, policy_digest=self._gate.policy.digest, destination=self.destination, told=told
+            release, last, policy_digest=self._judge.policy.digest, destination=self.destination, told=told
         )  # fmt: skip
 
 
@@ -537,17 +537,17 @@ def _stale(what: str, release: Release) -> ConflictError:
 
 class ReleaseKeeping:
     """Args:
-    gate: runs the screens, and knows where the run stands.
+    judge: runs the screens, and knows where the run stands.
     ledger: keeps it.
     """
 
-    def __init__(self, gate: Gate, ledger: Ledger) -> None:
-        self._gate = gate
+    def __init__(self, judge: Judge, ledger: Ledger) -> None:
+        self._judge = judge
         self._ledger = ledger
 
     def keep_beside(self, release: Release, payload: Buffer) -> None:
         """What a later look at this release is compared with, and where its screens found something."""
-        view = self._gate.view
+        view = self._judge.view
         kept: dict[str, Any] = {}
         if release.kind in TENSOR_KINDS and view.round == release.round and view.base_digest:
             kept = {"base": view.base_digest, "ended_in": view.evaluated.get(release.round - 1, "")}
@@ -575,7 +575,7 @@ class ReleaseKeeping:
     def _screened(self, release: Release, payload: Buffer) -> tuple[dict[str, Any], list[Any]]:
         """Facts of one run of the screens, for a held message only, whose time nobody outside can tell from a person's
         (T18); and which answers they found something in, with the screens, as the ledger gives them back."""
-        message, read = self._gate.found_again(release.place, payload)
+        message, read = self._judge.read_again(release.place, payload)
         screened: Screened | None = read.screened
         facts = screen_facts(screened, len(list(texts_of(message.body))))
         places = [] if screened is None or screened.failed else hit_places(message.body, screened.hits)
@@ -590,7 +590,7 @@ class ReleaseKeeping:
             destination: as it was when the last person's findings were looked at.
         """
         kept = self._ledger.kept_of_release(release.id) | {"destination": dict(destination)}
-        policy = self._gate.policy
+        policy = self._judge.policy
         self._ledger.keep_of_release(release.id, kept)
         self._ledger.keep_policy_of_sent(release.kind, policy_content(policy.file, policy.digest))
         if ends_of(self._ledger.far_end.get("destination", {})) != ends_of(destination):

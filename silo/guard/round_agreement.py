@@ -49,8 +49,7 @@ from fedsilo.protocol.transcript import (
 )
 from policies.kind import digest_of
 from silo.guard.coordinator_client import CoordinatorClient, Witnessing
-from silo.guard.decisions import pool_stands
-from silo.guard.gate import Gate
+from silo.guard.decisions import Judge, pool_stands
 from silo.guard.ledger import Ledger
 from silo.guard.messages import Inbound
 from silo.guard.site import Site
@@ -92,7 +91,7 @@ class Waiting:
 class Agreement:
     """Args:
         site: whose names, keys and sets the transcript must name.
-        gate: records; knows the policy in force.
+        judge: records; knows the policy in force.
         ledger: keeps transcripts and evidence over a kill.
         witnessing: knows the peers' keys.
         client: of the coordinator, which also knows which policy that was told of.
@@ -102,10 +101,10 @@ class Agreement:
     """
 
     def __init__(
-        self, *, site: Site, gate: Gate, ledger: Ledger, witnessing: Witnessing, client: CoordinatorClient
+        self, *, site: Site, judge: Judge, ledger: Ledger, witnessing: Witnessing, client: CoordinatorClient
     ) -> None:
         self._site = site
-        self._gate = gate
+        self._judge = judge
         self._ledger = ledger
         self._witnessing = witnessing
         self._client = client
@@ -157,7 +156,7 @@ class Agreement:
         """
         kept = self._ledger.transcript(item.run, item.round)
         signed = transcript_from_canonical(kept["transcript"]).min_updates if kept is not None else 0
-        least = max(plan.quorum, signed, self._gate.policy.file.federation.min_updates)
+        least = max(plan.quorum, signed, self._judge.policy.file.federation.min_updates)
         if not body.committed or len(set(body.participants)) >= least:
             return
         few = TooFewUpdates(
@@ -187,7 +186,7 @@ class Agreement:
         if isinstance(item.body, pb.RoundResult):
             self._client.tell_declined(item.run)
             return False
-        self._gate.view = self._gate.view.refused(item.round)
+        self._judge.view = self._judge.view.refused(item.round)
         self._client.decline(item.run, item.round)
         self.drop()
         return True
@@ -195,10 +194,10 @@ class Agreement:
     def record_refused(self, item: Inbound, error: TranscriptRefused) -> None:
         """In this site's own log, with the reason."""
         _log.error("%s", error.message)
-        self._gate.record(
+        self._judge.record(
             "ingress.decision", run=item.run, round=item.round, kind=item.kind, decision="deny",
             reasons=[error.reason], direction="ingress", peer=self._witnessing.coordinator,
-            payload=self._gate.digests(item.kind, item.payload), detail={"fields": list(error.fields)},
+            payload=self._judge.digests(item.kind, item.payload), detail={"fields": list(error.fields)},
         )  # fmt: skip
 
     # ---- two transcripts of one round --------------------------------------------------------------
@@ -232,7 +231,7 @@ class Agreement:
             return
         kept = self._ledger.transcript(shown.run, shown.round)
         if kept is None:
-            plan = self._gate.view.plan
+            plan = self._judge.view.plan
             if plan is None or shown.run != plan.run or shown.round > plan.rounds:
                 return
             first = {"transcript": shown.canonical(), "signature": body.transcript_signature.hex()}
@@ -282,7 +281,7 @@ class Agreement:
         Raises:
             FedSiloError: one of the two cannot be written; where the other could, `take_up` makes up for it at a start.
         """
-        told = {**error.evidence, "message": error.message, "since": self._gate.now(), "recorded": False}
+        told = {**error.evidence, "message": error.message, "since": self._judge.now(), "recorded": False}
         try:
             self._ledger.keep_equivocation(told)
         finally:
@@ -313,7 +312,7 @@ class Agreement:
             self._settle({**found, "message": message, "sequence": 0})
 
     def _record_told(self, told: Mapping[str, Any]) -> None:
-        self._gate.record(
+        self._judge.record(
             "round.equivocation", run=told["run"], round=told["round"], reasons=[EQUIVOCATION],
             detail={name: told[name] for name in _PIECES},
         )  # fmt: skip
@@ -336,7 +335,7 @@ class Agreement:
         if transcript is None:
             raise TranscriptRefused("TRANSCRIPT_UNSIGNED", f"round {item.round} opens without a signed transcript")
         wrong = self._differences(transcript, item, body, plan)
-        if transcript.min_updates < max(plan.quorum, self._gate.policy.file.federation.min_updates):
+        if transcript.min_updates < max(plan.quorum, self._judge.policy.file.federation.min_updates):
             wrong += ("min_updates",)
         if wrong:
             raise TranscriptRefused(
@@ -352,7 +351,7 @@ class Agreement:
         if not kept["signed"]:
             detail = _piece(transcript, self._witnessing.coordinator, body.transcript_signature.hex())
             detail |= {"countersignature": signature.hex()}
-            self._gate.record("round.transcript", run=item.run, round=item.round, kind=item.kind, detail=detail)
+            self._judge.record("round.transcript", run=item.run, round=item.round, kind=item.kind, detail=detail)
             self._ledger.keep_transcript(item.run, item.round, kept | {"opening": item.payload.hex(), "signed": True})
         self.waiting = Waiting(item, transcript, signature)
 
@@ -387,13 +386,13 @@ class Agreement:
         stands = {
             "federation": transcript.federation == config.federation,
             "run": transcript.run == item.run == plan.run,
-            "round": transcript.round == item.round > self._gate.view.told_round,
+            "round": transcript.round == item.round > self._judge.view.told_round,
             "silos": config.silo in transcript.silos and set(transcript.silos) <= set(plan.silos),
             "plan_sha256": transcript.plan_sha256 == plan.digest,
             "policies": transcript.policies.get(config.silo)
-            in {self._gate.policy.digest, self._client.policy_said} - {""},
+            in {self._judge.policy.digest, self._client.policy_said} - {""},
             "base_digest": transcript.base_digest == body.base_digest
-            and self._gate.view.told_adapter in ("", body.base_digest),
+            and self._judge.view.told_adapter in ("", body.base_digest),
             "schema_sha256": transcript.schema_sha256 == self._site.schema.digest,
             "public_set_sha256": transcript.public_set_sha256 == self._site.public.sha256,
             "pool": pool_stands(transcript, plan, self._ledger, config.silo),
@@ -416,7 +415,7 @@ class Agreement:
                 "TRANSCRIPT_DIFFERS", f"round {item.round} is said to be agreed on another transcript than the signed"
             )
         signed = counted.agreed | {own}
-        least = needed(len(plan.silos), min_peers=self._gate.policy.file.federation.min_peers, quorum=plan.quorum)
+        least = needed(len(plan.silos), min_peers=self._judge.policy.file.federation.min_peers, quorum=plan.quorum)
         if len(signed) < least:
             few = TranscriptRefused(
                 "TOO_FEW_SIGNATURES",
@@ -437,7 +436,7 @@ class Agreement:
             "signatures": signatures,
             "keys": {name: keys[name].public_bytes_raw().hex() for name in sorted(signatures)},
         }
-        self._gate.record("round.agreed", run=item.run, round=item.round, kind=item.kind, detail=detail)
+        self._judge.record("round.agreed", run=item.run, round=item.round, kind=item.kind, detail=detail)
         self._close(agreed=True)
         return waiting.opening
 
@@ -461,7 +460,7 @@ class Agreement:
         """This silo stops in an orderly way: its open round goes on without it, also where it has not begun yet."""
         self.drop()
         self._ledger.forget_round()
-        view = self._gate.view = self._gate.view.settled()
+        view = self._judge.view = self._judge.view.settled()
         if run and view.round:
             self._ledger.save_view(run, view.to_json())
             self._client.abstain(run, view.round, heard=False)
@@ -469,11 +468,11 @@ class Agreement:
     def _close(self, *, agreed: bool) -> None:
         assert self.waiting is not None  # noqa: S101  # the callers looked
         transcript, self.waiting = self.waiting.transcript, None
-        self._gate.view = self._gate.view.settled()
+        self._judge.view = self._judge.view.settled()
         kept = self._ledger.transcript(transcript.run, transcript.round) or {}
         # the payload was only for a restart in between; without it the round is not waited for again
         self._ledger.keep_transcript(transcript.run, transcript.round, kept | {"opening": "", "agreed": agreed})
-        self._ledger.save_view(transcript.run, self._gate.view.to_json())
+        self._ledger.save_view(transcript.run, self._judge.view.to_json())
 
     def _keys(self, transcript: Transcript, rows: Sequence[pb.Countersignature]) -> dict[str, Ed25519PublicKey]:
         own = self._site.config.silo
@@ -509,8 +508,8 @@ class Agreement:
             self.drop()
         if kept["signed"] and not second:
             detail = signed.to_detail()
-            self._gate.record("round.result", run=item.run, round=item.round, kind=item.kind, detail=detail)
-        if item.round <= (view := self._gate.view).told_round and view.told(item.round, body) != view:
+            self._judge.record("round.result", run=item.run, round=item.round, kind=item.kind, detail=detail)
+        if item.round <= (view := self._judge.view).told_round and view.told(item.round, body) != view:
             raise TranscriptRefused(WireCode.ROUND_CLOSED.value, f"the end of round {view.told_round} was told of")
 
 

@@ -60,7 +60,7 @@ from policies.schema import LoraSchema
 from silo.guard.acceptance import Acceptance
 from silo.guard.adapters import AdapterStore
 from silo.guard.coordinator_client import CoordinatorClient
-from silo.guard.decisions import RunView, halts
+from silo.guard.decisions import Judge, RunView, halts
 from silo.guard.gate import Gate
 from silo.guard.ledger import LEFT, Ledger, OutboxItem, Release
 from silo.guard.messages import Allowed, Denied, Held, Inbound, IngressDenied
@@ -245,12 +245,12 @@ class Leaving:
     others; it is in this silo's log, and so is its answer.
 
     Args:
-        ledger, gate, client: the guard's parts.
+        ledger, judge, client: the guard's parts.
     """
 
-    def __init__(self, *, ledger: Ledger, gate: Gate, client: CoordinatorClient) -> None:
+    def __init__(self, *, ledger: Ledger, judge: Judge, client: CoordinatorClient) -> None:
         self._ledger = ledger
-        self._gate = gate
+        self._judge = judge
         self._client = client
         self._due = [
             run["run"]
@@ -268,7 +268,7 @@ class Leaving:
         self._due.append(run)
         for item in self._ledger.outbox("allowed"):
             if item.run == run:
-                self._gate.record(
+                self._judge.record(
                     "egress.indeterminate",
                     kind=item.kind,
                     run=run,
@@ -319,15 +319,15 @@ class RoundResume:
 
     Args:
         site: what the round was agreed on, but for the policy.
-        gate: knows the policy in force.
+        judge: knows the policy in force.
         ledger: stores the messages that the method gets.
 
     Attributes:
         waiting: messages that the method gets again, once the trainer is ready for the plan.
     """
 
-    def __init__(self, site: Site, gate: Gate, ledger: Ledger) -> None:
-        self._site, self._gate = site, gate
+    def __init__(self, site: Site, judge: Judge, ledger: Ledger) -> None:
+        self._site, self._judge = site, judge
         self._ledger = ledger
         self._saved_after: tuple[int, int, int] | None = None  # round, step and order of the trainer's task
         self._passed_over: set[tuple[str, int, int]] = set()
@@ -394,7 +394,7 @@ class RoundResume:
             return False
         transcript, site = transcript_from_canonical(signed["transcript"]), self._site
         named = (transcript.policies.get(site.config.silo), transcript.schema_sha256, transcript.public_set_sha256)
-        return named == (self._gate.policy.digest, site.schema.digest, site.public.sha256)
+        return named == (self._judge.policy.digest, site.schema.digest, site.public.sha256)
 
     def trainer_saved(self, resumed: object) -> None:
         """Note after which task the trainer's state was saved: {task, round, step}, or None for the run's start."""
@@ -412,7 +412,7 @@ class RoundResume:
         """
         if not task.changes:
             offers = task.offers
-            return bool(offers and self._ledger.became_of(self._gate.view.place(offers, task.round, task.of_step)))
+            return bool(offers and self._ledger.became_of(self._judge.view.place(offers, task.round, task.of_step)))
         saved = self._saved_after
         if saved is None or task.round != self._round:
             return False
@@ -638,7 +638,7 @@ class RunManager:
         monotonic: Callable[[], float],
     ) -> None:
         self._site = site
-        self._gate = gate
+        self._gate, self._judge = gate, gate.judge
         self._ledger = ledger
         self._releases = releases
         self._adapters = adapters
@@ -649,10 +649,10 @@ class RunManager:
         self.monotonic = monotonic
         self._trainer_used = False
         self.run: SiloRun | None = None
-        self.resume = RoundResume(site, gate, ledger)
+        self.resume = RoundResume(site, gate.judge, ledger)
         self._plans = HeldPlans(ledger=ledger, releases=releases, publish=publish, client=client)
-        self.acceptance = Acceptance(site.config, gate=gate, adapters=adapters, publish=publish)
-        self.leaving = Leaving(ledger=ledger, gate=gate, client=client)
+        self.acceptance = Acceptance(site.config, judge=gate.judge, adapters=adapters, publish=publish)
+        self.leaving = Leaving(ledger=ledger, judge=gate.judge, client=client)
 
     # ---- what comes in -----------------------------------------------------------------------------
 
@@ -702,20 +702,20 @@ class RunManager:
         match effect, item.body:
             case Effect.ENTER, pb.RoundOpen() as body:
                 self._client.round_opened()
-                self.set_view(self.acceptance.anchored(self._gate.view.opened(item.round, body)))
+                self.set_view(self.acceptance.anchored(self._judge.view.opened(item.round, body)))
                 if item.round == 1:
                     self._ledger.remember_of_run(item.run, "start_adapter", body.base_digest)
                 run.offered.clear()
             case Effect.NOTE_END, pb.RoundResult() as body:
-                self.set_view(self._gate.view.told(item.round, body))  # the next round begins with what it left
+                self.set_view(self._judge.view.told(item.round, body))  # the next round begins with what it left
             case Effect.MISS, pb.RoundResult() as body:
                 self._miss(item.run, item.round, None)
-                if body.committed and item.round == self._gate.view.round:
-                    self.set_view(self._gate.view.evaluating(body.adapter_digest))
+                if body.committed and item.round == self._judge.view.round:
+                    self.set_view(self._judge.view.evaluating(body.adapter_digest))
             case Effect.SHOW, body:
                 if item.kind == "public.donors" and run.plan.exchange == "step":  # else those of the next round's
                     self._miss(item.run, item.round, item.step)
-                if (view := self._gate.view.asking(body, item.step)) != self._gate.view:
+                if (view := self._judge.view.asking(body, item.step)) != self._judge.view:
                     self.set_view(view)
                 self._publish(item.kind, {"run": item.run, "round": item.round, "step": item.step})
             case Effect.TELL, _ if message is not None:
@@ -768,17 +768,17 @@ class RunManager:
         except FedSiloError as error:
             if other_run is None:  # else nothing was begun, and that one goes on
                 self.run = None
-                self._gate.view = RunView()
+                self._judge.view = RunView()
                 if halts(error):  # the plan comes again when there is space
                     raise
             _log.error("plan of run %s refused: %s", plan.run, error.message)
-            self._gate.record(
+            self._judge.record(
                 "ingress.decision",
                 run=plan.run,
                 kind="run.plan",
                 decision="deny",
                 reasons=[error.code],
-                payload=self._gate.digests("run.plan", item.payload),
+                payload=self._judge.digests("run.plan", item.payload),
                 direction="ingress",
             )
             self._plans.spend(plan.run, error.code)
@@ -789,9 +789,9 @@ class RunManager:
             return False
         self._plans.end_hold(plan.run, "ACCEPTED")  # another policy than held it asks for no persons
         detail = {"plan": plan.digest, "isolation": self._trainer.isolation}
-        self._gate.record("plan.accept", run=plan.run, kind="run.plan", detail=detail)
+        self._judge.record("plan.accept", run=plan.run, kind="run.plan", detail=detail)
         self._ledger.start_run(plan.run, item.body.canonical_json)
-        self.set_view(self._gate.view)
+        self.set_view(self._judge.view)
         _log.info("run %s: method %s, %d rounds of %d steps", plan.run, plan.method, plan.rounds, plan.local_steps)
         self._publish("run.accepted", {"run": plan.run, "method": plan.method})
         return True
@@ -807,7 +807,7 @@ class RunManager:
         split = self._trainer.description.get("ready", {}).get("split", "")
         self._ledger.remember_of_run(plan.run, "split", str(split)[:64])
         self._ledger.remember_of_run(plan.run, "trained_with", trained_with(self._site.config))
-        self._gate.view = RunView(plan=plan)
+        self._judge.view = RunView(plan=plan)
         self.run = SiloRun(plan, method_named(plan.method), self._site.config.silo, self)
         self.run.paused = self._ledger.is_paused(plan.run)
         self._trainer.send(plan_message(plan, self._site.schema, resume=self.resume.begun))
@@ -823,7 +823,7 @@ class RunManager:
     def take_up_open_run(self) -> None:
         """After a restart: go on inside the open round (`RoundResume`), or from the next where this one was left."""
         self._releases.judge_again()
-        self._gate.forget_runs(run["run"] for run in self._ledger.runs() if run["state"] != "running")
+        self._judge.forget_runs(run["run"] for run in self._ledger.runs() if run["state"] != "running")
         opened = self._ledger.open_run()
         if opened is None:
             return
@@ -831,15 +831,15 @@ class RunManager:
         plan, round_number = plan_from_canonical(canonical), int(view.get("round", 0))
         messages = self.resume.find(run, round_number)
         self._begin(plan)
-        self._gate.view = RunView.from_json(plan, view)
+        self._judge.view = RunView.from_json(plan, view)
         waiting = {release.round for release in self._ledger.releases("held") if release.run == run}
         waiting |= {item.round for item in self._ledger.outbox("allowed") if item.run == run}
         assert self.run is not None  # noqa: S101  # it has just begun
         self.run.at = SiloRound(heard=frozenset((each.kind, each.round, each.step, each.digest) for each in messages))
-        if self._gate.view.agreeing and self.agreement.resume(plan, round_number):
+        if self._judge.view.agreeing and self.agreement.resume(plan, round_number):
             self._move(self.run, "wait on", round_number)
             return  # nothing of the round has begun anywhere
-        self.set_view(self._gate.view.settled())
+        self.set_view(self._judge.view.settled())
         if begun := self.resume.begun:
             self._move(self.run, "go on", round_number)
             for each in messages:
@@ -861,8 +861,8 @@ class RunManager:
         _log.info("run %s has ended: %s", run.plan.run, outcome)
         self._publish("run.ended", {"run": run.plan.run, "outcome": outcome})
         run.over, self.run = True, None
-        self._gate.view = RunView()
-        self._gate.forget_runs([run.plan.run])
+        self._judge.view = RunView()
+        self._judge.forget_runs([run.plan.run])
 
     @staticmethod
     def _move(run: SiloRun, name: str, number: int) -> tuple[Effect, ...]:
@@ -878,7 +878,7 @@ class RunManager:
         """The round cannot go on here, since its adapter is not let in: stand aside until the next one."""
         if self.run is None:
             return
-        run, number = self.run.plan.run, self._gate.view.round
+        run, number = self.run.plan.run, self._judge.view.round
         _log.warning("round %d of run %s goes on without this silo", number, run)
         self.sit_out(run, number)
         self._publish("round.abandoned", {"run": run, "round": number})
@@ -889,7 +889,7 @@ class RunManager:
         """Of this round nothing more is taken in, and nothing more is done. False: it is not the open one."""
         if self.run is None or run != self.run.plan.run:
             return False
-        effects, is_open = self._move(self.run, "leave", number), number == self._gate.view.round
+        effects, is_open = self._move(self.run, "leave", number), number == self._judge.view.round
         if is_open or Effect.DROP in effects:  # the one before the newest may still be evaluated
             self._drop_round(self.run)
         return is_open
@@ -907,11 +907,11 @@ class RunManager:
 
     def change_view(self, **fields: Any) -> None:
         """Change fields of the open run's view, and keep it."""
-        self.set_view(replace(self._gate.view, **fields))
+        self.set_view(replace(self._judge.view, **fields))
 
     def set_view(self, view: RunView) -> None:
         """Judge by this view of the open run from here on, and keep it."""
-        self._gate.view = view
+        self._judge.view = view
         if view.run:
             self._ledger.save_view(view.run, view.to_json())
 
@@ -919,7 +919,7 @@ class RunManager:
 
     @about_its_message
     def offer(self, action: Offer, factors: Factors | None) -> str | None:
-        place = self._gate.view.place(action.kind, action.round, action.step)
+        place = self._judge.view.place(action.kind, action.round, action.step)
         if self.run is not None:
             self.run.offered.add(place)
         if before := self.resume.became_of(place):
@@ -936,7 +936,7 @@ class RunManager:
             self._declined(place, "; ".join(offered.decision.reasons))
             return "denied"
         if isinstance(offered, Held):
-            plan = self._gate.view.plan
+            plan = self._judge.view.plan
             seconds = None if plan is None else plan.hold_seconds(action.step)
             held = self._releases.hold(offered, deadline_seconds=seconds)
             _log.warning("held: %s of round %d waits for approval as %s", action.kind, action.round, held.id)
@@ -1001,7 +1001,7 @@ class RunManager:
             outcome = sent
         elif settled.outcome == "missed":
             outcome = "missed"
-            if self._gate.view.round == release.round and self._gate.view.run == release.run:
+            if self._judge.view.round == release.round and self._judge.view.run == release.run:
                 self._client.abstain(release.run, release.round, release.step, heard=False)
         else:
             outcome = "denied"
@@ -1059,7 +1059,7 @@ class RunManager:
             IngressDenied: this site's policy does not let it in.
             UnreachableError, NotAllowedError, DeniedError: nothing came.
         """
-        view = self._gate.view
+        view = self._judge.view
         frozen = view.plan.lora.frozen_sha256 if view.plan is not None else ""
         # One that was measured from another than this run's last adapter was never measured from that (T20).
         after = None if view.last_adapter in ("", digest) else view.step_from
@@ -1069,12 +1069,12 @@ class RunManager:
             payload, in_use = answer.payload, {*view.adapters, *self.acceptance.kept(view.run)}
             self._adapters.keep(digest, payload, answer.facts.get("l2"), frozen, view.step_from, in_use)
         if digest == view.base_digest:
-            self.set_view(self._gate.view.with_base_l2(self._adapters.l2(digest)))
+            self.set_view(self._judge.view.with_base_l2(self._adapters.l2(digest)))
         return payload
 
     def _fetched(self, digest: str) -> Inbound:
         """Fetch an adapter, and record where another payload comes. Raises as `adapter`."""
-        view, bytes_max = self._gate.view, 2 * self._site.schema.payload_bytes  # as of what the gate takes
+        view, bytes_max = self._judge.view, 2 * self._site.schema.payload_bytes  # as of what the gate takes
         try:
             answer = fetch(self._client, self._adapters, digest, run=view.run, bytes_max=bytes_max)
         except IngressDenied:
@@ -1082,7 +1082,7 @@ class RunManager:
         except PeerError as error:
             raise AdapterRefused(error.wire_code, error.message) from error
         if answer.kind != "global.adapter" or answer.digest != digest:
-            self._gate.record(
+            self._judge.record(
                 "ingress.decision",
                 run=view.run,
                 round=view.round,
@@ -1090,7 +1090,7 @@ class RunManager:
                 decision="deny",
                 reasons=[WireCode.DIGEST_MISMATCH.value],
                 direction="ingress",
-                payload=self._gate.digests(answer.kind, answer.payload),
+                payload=self._judge.digests(answer.kind, answer.payload),
             )
             raise AdapterRefused(WireCode.DIGEST_MISMATCH, f"the coordinator did not give adapter {digest[:12]}")
         return answer
@@ -1098,7 +1098,7 @@ class RunManager:
     def measure_first(self, loaded: LoadAdapter) -> MeasureHoldout | None:
         """Return what the trainer is told to measure before anything is trained from an adapter. None: nothing, or the
         round is not gone on with here."""
-        due = self.acceptance.due(self._gate.view.run, loaded)
+        due = self.acceptance.due(self._judge.view.run, loaded)
         if isinstance(due, WireCode):
             self.abandon_round(due)
         elif due is not None:
@@ -1129,7 +1129,7 @@ class RunManager:
 
     def task_giver(self, private_prompts: int) -> TaskGiver:
         """Return what draws the rows of the run's private steps."""
-        plan = self._gate.view.plan
+        plan = self._judge.view.plan
         assert plan is not None  # noqa: S101  # only a run asks, and it has one
         self.change_view(usable_records=private_prompts)
         state_path = self._site.config.state_dir / "sampler" / f"{plan.run}.json"

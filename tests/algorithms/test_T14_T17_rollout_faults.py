@@ -104,7 +104,7 @@ def public_message(*, leaks: dict[int, str] | None = None, alias: int = 0, grade
 
 def offered(folder: Path, message: pb.PublicResponses, names: Sequence[str] = ("overlap",)) -> Any:
     with closing(site.bench(folder, site.policy(names))) as bench:
-        return bench.gate.offer(bench.gate.view.place("public.responses", 1, 2), message)
+        return bench.gate.offer(bench.judge.view.place("public.responses", 1, 2), message)
 
 
 def texts(payload: bytes) -> list[str]:

@@ -89,7 +89,7 @@ def ask(site: Site, silo: release_site.Site, monkeypatch: pytest.MonkeyPatch) ->
         "approval.comparison", lambda arguments: releases.comparison(ledger.release(arguments["release"]))
     )
     desk.register_query("halts", lambda arguments: {"halts": []})
-    HeldPayloads(ledger, bench.audit, lambda: bench.gate._site.public.tasks.rows).register(desk, now)
+    HeldPayloads(ledger, bench.audit, lambda: bench.judge.site.public.tasks.rows).register(desk, now)
     config = SimpleNamespace(
         silo="hospital_a", federation="cardio-net", control=SimpleNamespace(socket=site.socket),
         state_dir=silo.folder / "state", coordinator=SimpleNamespace(address="198.51.100.23:7443"),
@@ -126,7 +126,7 @@ def test_a_release_that_is_over_says_who_answered_what_and_when(ask: Ask, silo: 
 
 
 def test_without_a_daemon_the_state_folder_answers(ask: Ask, silo: release_site.Site, site: Site) -> None:
-    policy, held = silo.bench.gate.policy, silo.hold_factors(2.0)
+    policy, held = silo.bench.judge.policy, silo.hold_factors(2.0)
     content = policy.file.model_dump(mode="json", by_alias=True)
     silo.bench.ledger.put_in_force(PolicyInForce(policy.digest, content, policy.digest))
     told = ask("diff", held.id)[1]["data"]
@@ -191,7 +191,7 @@ def test_a_folder_without_a_ledger_or_with_a_damaged_one_is_said(
 
 def test_a_folder_whose_policy_is_of_another_version_shows_what_it_can(ask: Ask, silo: release_site.Site) -> None:
     held = silo.hold_factors(2.0)
-    policy = silo.bench.gate.policy
+    policy = silo.bench.judge.policy
     silo.bench.ledger.put_in_force(PolicyInForce(policy.digest, {"a_word_of_a_later_version": 1}, ""))
     code, text = ask("show", held.id, "--offline", text=True)
     assert code == 0 and f"not told here: {UNREAD}" in text and held.digest in text

@@ -36,7 +36,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 
 @pytest.fixture
 def ask(site: Site, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Any:
-    halts = Halts(bench.gate, bench.ledger)
+    halts = Halts(bench.judge, bench.ledger)
     answers: dict[str, Any] = {}
 
     def release(command: Any) -> Any:
@@ -89,7 +89,7 @@ def test_on_a_terminal_the_digest_is_shown_and_typed_back(
         def isatty(self) -> bool:
             return True
 
-    digest = Halts(bench.gate, bench.ledger).rows()[0]["digest"]
+    digest = Halts(bench.judge, bench.ledger).rows()[0]["digest"]
     monkeypatch.setattr(sys, "stdin", Terminal())
     monkeypatch.setattr(sys, "stdout", screen := Terminal())
     monkeypatch.setattr(cli_approvals.typer, "prompt", lambda text: digest[-4:] if right else "none")

@@ -118,7 +118,7 @@ class Place:
         for run, sent in ours.sequences.items():
             while run in ("", "run-1") and bench.ledger.next_sequence(run) < sent:
                 pass
-        bench.gate.view = replace(bench.gate.view, plan=ours.plan, base_digest=self.base, base_l2=1.0)
+        bench.judge.view = replace(bench.judge.view, plan=ours.plan, base_digest=self.base, base_l2=1.0)
         return bench
 
     def allowed(self) -> Allowed:

@@ -120,7 +120,7 @@ def test_T09_figures_on_their_grid_come_through_the_gate_as_planted(bench: Bench
             width = (round((field.max - field.min) / field.quantum) + 1).bit_length() - 1
             words.append((int(draws.integers(0, 1 << width)), width))
             body.metrics.add(name=name, topic=topic, value=float(f"{words[-1][0] * field.quantum:.4f}"))
-        offered = bench.gate.offer(bench.gate.view.place("metrics.eval", 1), body)
+        offered = bench.gate.offer(bench.judge.view.place("metrics.eval", 1), body)
         assert isinstance(offered, Allowed), number
         bench.gate.transmit(offered)
         got = pb.MetricsEval.FromString(bytes(bench.channel.sent[-1][1])).metrics
@@ -341,7 +341,7 @@ def test_T05_T09_T11_no_planted_scheme_carries_more_than_its_row(ruleset: str) -
 def test_T05_T09_T11_check_and_explain_print_what_was_planted_beside_the_arithmetic(tmp_path: Path) -> None:
     (tmp_path / "policy.yaml").write_text(policy_text("local-only"), encoding="utf-8")
     bench = Bench(tmp_path / "a", policy_of(policy_text("local-only")))
-    bench.gate.send(bench.gate.view.place("control.heartbeat"), pb.Heartbeat())
+    bench.gate.send(bench.judge.view.place("control.heartbeat"), pb.Heartbeat())
     (seq,) = (record["seq"] for record in bench.events("egress.decision"))
     bench.close()
     expected = capacity_lines([row.to_json() for row in capacities(policy_named("local-only"), SCHEMA)])

@@ -30,7 +30,7 @@ def say(bench: Bench) -> bool:
     """Whether a heartbeat left."""
     before = len(bench.channel.sent)
     try:
-        bench.gate.send(bench.gate.view.place("control.heartbeat"), pb.Heartbeat())
+        bench.gate.send(bench.judge.view.place("control.heartbeat"), pb.Heartbeat())
     except DeniedError:
         assert len(bench.channel.sent) == before
         return False
@@ -69,7 +69,7 @@ def test_T11_what_was_counted_and_not_sent_before_a_kill_stays_counted(bench: Be
     bench.channel.fails, bench.channel.before_sending = Killed(), True
     for _ in range(3):
         with pytest.raises(Killed):
-            bench.gate.send(bench.gate.view.place("control.heartbeat"), pb.Heartbeat())
+            bench.gate.send(bench.judge.view.place("control.heartbeat"), pb.Heartbeat())
     assert bench.channel.sent == []
     bench = bench.restart()
     assert not say(bench)

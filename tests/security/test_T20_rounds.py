@@ -101,7 +101,7 @@ def say_agreed(loop: Loop, body: pb.RoundAgreed, number: int = 1) -> None:
 def test_T20_nothing_is_trained_before_enough_have_signed_and_then_it_is(loop: Loop) -> None:
     shown = loop.show_round(1, BASE)
     loop.turn(3)
-    assert not trains(loop) and loop.bench.gate.view.round == 1
+    assert not trains(loop) and loop.bench.judge.view.round == 1
     first, *later = countersignatures(loop)[-3:]
     assert first == b"" and later[0] == later[1]  # said with every poll while the round waits
     assert is_signed(shown, setting.SILO, OUR_KEY.public_key(), later[0])
@@ -185,7 +185,7 @@ def test_T20_another_policy_in_force_is_told_before_the_next_round(loop: Loop) -
     loop.guard._client.joined = False
     loop.turn()
     tighter = setting.policy_of(setting.policy_text().replace("min_peers: 2", "min_peers: 3"))
-    loop.bench.gate.adopt(tighter)
+    loop.bench.judge.policy = tighter
     loop.show_round(1, BASE)  # made before the coordinator heard of it
     loop.turn(2)
     said = [pb.Hello.FromString(raw).policy_sha256 for _, raw in loop.coordinator.bodies("control.hello")]
@@ -235,7 +235,7 @@ def test_T20_too_few_signatures_that_count(loop: Loop, make: Any) -> None:
     say_agreed(loop, loop.signed_by(*PEER_KEYS))  # too late: it has said no
     assert not trains(loop)
     loop.open_round(2)
-    assert trains(loop) and loop.bench.gate.halted == ""
+    assert trains(loop) and loop.bench.judge.halted == ""
 
 
 @pytest.mark.parametrize("agreed_on_the_shown", [False, True])
@@ -252,7 +252,7 @@ def test_T20_good_signatures_said_to_be_an_agreement_on_another_transcript(
     say_agreed(loop, body)
     assert denied(loop) == ([] if agreed_on_the_shown else [("round.agreed", ["TRANSCRIPT_DIFFERS"])])
     assert trains(loop) is agreed_on_the_shown is bool(loop.bench.events("round.agreed"))
-    assert loop.bench.gate.halted == ""  # nobody signed another one, so nothing is proved against anybody
+    assert loop.bench.judge.halted == ""  # nobody signed another one, so nothing is proved against anybody
 
 
 def stricter(folder: Path, min_peers: int) -> Loop:
@@ -415,10 +415,10 @@ def halted_for_good(loop: Loop) -> None:
     assert not trains(loop)
     sent = len(loop.coordinator.sent)
     loop.turn(3)
-    assert len(loop.coordinator.sent) == sent and loop.bench.gate.halted
+    assert len(loop.coordinator.sent) == sent and loop.bench.judge.halted
     loop.restart()
     loop.turn(3)
-    assert loop.bench.gate.halted and loop.coordinator.sent == [] and not trains(loop)
+    assert loop.bench.judge.halted and loop.coordinator.sent == [] and not trains(loop)
 
 
 def test_T20_a_peers_signature_under_another_transcript_of_the_round_halts(loop: Loop) -> None:
@@ -476,9 +476,9 @@ def test_T20_T39_a_silo_that_halted_says_nothing_at_all_after_a_restart(loop: Lo
         loop.turn()
     loop.show_round(1, TRAP)
     loop.turn()
-    assert loop.bench.gate.halted
+    assert loop.bench.judge.halted
     loop.restart()
-    assert loop.bench.gate.halted and loop.coordinator.sent == [] and loop.trainer.told == []
+    assert loop.bench.judge.halted and loop.coordinator.sent == [] and loop.trainer.told == []
     loop.events.put(Command(lambda: loop.guard.runs.run))  # an order comes before the first exchange
     loop.turn(3)
     assert loop.coordinator.sent == [] and loop.trainer.told == []
@@ -491,7 +491,7 @@ def test_T20_T39_a_silo_that_halted_says_nothing_at_all_after_a_restart(loop: Lo
 
 
 def release(loop: Loop) -> None:
-    halts = Halts(loop.bench.gate, loop.bench.ledger)
+    halts = Halts(loop.bench.judge, loop.bench.ledger)
     (row,) = halts.rows()
     halts.release(command("approvals.release", {"kind": row["kind"], "digest": row["digest"]}))
 
@@ -524,17 +524,17 @@ def test_T20_what_was_released_does_not_halt_again_and_its_round_is_sat_out(loop
     loop.turn()
     tell(loop)
     item = loop.coordinator.sequence
-    assert loop.bench.gate.halted
+    assert loop.bench.judge.halted
     release(loop)
     loop.turn()
-    assert not loop.bench.gate.halted and loop.coordinator.acknowledged() == item and abstained(loop) == [1]
+    assert not loop.bench.judge.halted and loop.coordinator.acknowledged() == item and abstained(loop) == [1]
     tell(loop)  # the same pair again
     say_agreed(loop, loop.signed_by(*PEER_KEYS))
-    assert not loop.bench.gate.halted and len(loop.bench.events("round.equivocation")) == 1
+    assert not loop.bench.judge.halted and len(loop.bench.events("round.equivocation")) == 1
     assert not any(countersignatures(loop)[-2:]) and not trains(loop)
     loop.restart()
     tell(loop)
-    assert not loop.bench.gate.halted and not any(countersignatures(loop)) and not trains(loop)
+    assert not loop.bench.judge.halted and not any(countersignatures(loop)) and not trains(loop)
     loop.open_round(2)
     assert trains(loop)
 
@@ -546,9 +546,9 @@ def test_T20_a_further_transcript_and_a_full_disk_halt_after_a_release_and_are_s
     for base in (TRAP, "e" * 64):
         loop.show_round(1, base)
         loop.turn()
-        halts.append(loop.bench.gate.halted)
+        halts.append(loop.bench.judge.halted)
         release(loop)
-    loop.bench.gate.halted = "the disk is full"
+    loop.bench.judge.halted = "the disk is full"
     loop.turn(2)
     said = [fields["reason"] for name, fields in loop.desk.published if name == "halted"]
     assert said == [*halts, "the disk is full"] and all(halts)
@@ -559,7 +559,7 @@ def test_T20_T39_a_second_transcript_is_noticed_after_a_restart(loop: Loop) -> N
     loop.open_round()
     loop.restart()  # sits the round out
     by_the_coordinator_under_rules(loop)
-    assert loop.bench.gate.halted and len(loop.bench.events("round.equivocation")) == 1
+    assert loop.bench.judge.halted and len(loop.bench.events("round.equivocation")) == 1
 
 
 @pytest.mark.parametrize("again", [False, True])
@@ -574,14 +574,14 @@ def test_T20_a_second_transcript_is_noticed_after_a_refusal_of_the_first(loop: L
     loop.show_round(1, BASE)
     loop.turn()
     (evidence,) = loop.bench.events("round.equivocation")
-    assert evidence["detail"]["known"]["sha256"] == refused.digest and loop.bench.gate.halted
+    assert evidence["detail"]["known"]["sha256"] == refused.digest and loop.bench.judge.halted
     assert evidence["detail"]["shown"]["sha256"] == loop.shown.digest
 
 
 def test_T20_a_peers_other_signature_is_noticed_after_the_round_has_begun(loop: Loop) -> None:
     loop.open_round()
     by_a_peer(loop)
-    assert loop.bench.gate.halted and len(loop.bench.events("round.equivocation")) == 1
+    assert loop.bench.judge.halted and len(loop.bench.events("round.equivocation")) == 1
 
 
 def test_T20_the_same_transcript_again_is_no_equivocation(loop: Loop) -> None:
@@ -589,7 +589,7 @@ def test_T20_the_same_transcript_again_is_no_equivocation(loop: Loop) -> None:
     loop.turn()
     loop.show_round(1, BASE)
     loop.turn()
-    assert not loop.bench.gate.halted and len(loop.bench.events("round.transcript")) == 1
+    assert not loop.bench.judge.halted and len(loop.bench.events("round.transcript")) == 1
 
 
 def test_T20_a_second_transcript_that_the_coordinator_did_not_sign_halts_nobody(loop: Loop) -> None:
@@ -599,23 +599,23 @@ def test_T20_a_second_transcript_that_the_coordinator_did_not_sign_halts_nobody(
     body.transcript_signature = bytes(64)
     loop.coordinator.says("control.poll", "round.open", body, run="run-1", round=1)
     loop.turn()
-    assert not loop.bench.gate.halted
+    assert not loop.bench.judge.halted
 
 
 def test_T20_approvers_release_the_halt_after_they_have_looked(loop: Loop) -> None:
     loop.show_round(1, BASE)
     loop.turn()
     say_agreed(loop, loop.signed_by("hospital_b", transcript=replace(loop.shown, base_digest=TRAP)))
-    halts = Halts(loop.bench.gate, loop.bench.ledger)
+    halts = Halts(loop.bench.judge, loop.bench.ledger)
     (row,) = halts.rows()
     assert row["kind"] == EQUIVOCATION_KIND and row["needed"] == 1
     answer = halts.release(command("approvals.release", {"kind": row["kind"], "digest": row["digest"]}))
-    assert answer["released"] and halts.rows() == [] and not loop.bench.gate.halted
+    assert answer["released"] and halts.rows() == [] and not loop.bench.judge.halted
     assert loop.bench.events("release")[-1]["reasons"] == ["EQUIVOCATION"]
     loop.restart()
     polls = len(loop.coordinator.bodies("control.poll"))
     loop.turn()
-    assert not loop.bench.gate.halted and len(loop.coordinator.bodies("control.poll")) > polls
+    assert not loop.bench.judge.halted and len(loop.coordinator.bodies("control.poll")) > polls
 
 
 def test_T20_T36_a_yes_to_one_pair_of_transcripts_is_none_to_another(loop: Loop) -> None:
@@ -623,14 +623,14 @@ def test_T20_T36_a_yes_to_one_pair_of_transcripts_is_none_to_another(loop: Loop)
     loop.show_round(1, BASE)
     loop.turn()
     by_the_coordinator(loop)
-    halts, ledger = Halts(loop.bench.gate, loop.bench.ledger), loop.bench.ledger
+    halts, ledger = Halts(loop.bench.judge, loop.bench.ledger), loop.bench.ledger
     (row,) = halts.rows()
     told = ledger.equivocation
     for piece in ("known", "shown"):
         ledger.keep_equivocation(told | {piece: told[piece] | {"sha256": "e" * 64}})
         with pytest.raises(ConflictError) as stale:
             halts.release(command("approvals.release", {"kind": row["kind"], "digest": row["digest"]}))
-        assert stale.value.code == "STALE_VIEW" and loop.bench.gate.halted
+        assert stale.value.code == "STALE_VIEW" and loop.bench.judge.halted
     ledger.keep_equivocation(told)
     assert halts.release(command("approvals.release", {"kind": row["kind"], "digest": row["digest"]}))["released"]
 
@@ -642,11 +642,11 @@ def test_T20_T36_one_approver_of_two_releases_nothing(tmp_path: Path) -> None:
     loop.show_round(1, BASE)
     loop.turn()
     say_agreed(loop, loop.signed_by("hospital_b", transcript=replace(loop.shown, base_digest=TRAP)))
-    halts = Halts(loop.bench.gate, loop.bench.ledger)
+    halts = Halts(loop.bench.judge, loop.bench.ledger)
     for person, released in (("alice", False), ("bob", True)):
         (row,) = halts.rows()
         order = command("approvals.release", {"kind": row["kind"], "digest": row["digest"]}, person=person)
-        assert halts.release(order)["released"] is released and bool(loop.bench.gate.halted) is not released
+        assert halts.release(order)["released"] is released and bool(loop.bench.judge.halted) is not released
         polls = len(loop.coordinator.bodies("control.poll"))
         loop.turn()
         assert (len(loop.coordinator.bodies("control.poll")) > polls) is released
@@ -687,10 +687,10 @@ def test_T20_T39_a_round_without_its_opening_is_not_waited_for(loop: Loop, kept:
     loop.turn()
     ledger = loop.bench.ledger
     signed = ledger.transcript("run-1", 1)
-    assert signed is not None and loop.bench.gate.view.agreeing
+    assert signed is not None and loop.bench.judge.view.agreeing
     ledger.keep_transcript("run-1", 1, signed | kept)
     loop.restart()
-    assert loop.guard._agreement.waiting is None and abstained(loop) == [1] and not loop.bench.gate.view.agreeing
+    assert loop.guard._agreement.waiting is None and abstained(loop) == [1] and not loop.bench.judge.view.agreeing
 
 
 def test_T20_T39_a_round_that_names_another_policy_than_the_one_of_the_restart_is_not_waited_for(loop: Loop) -> None:
@@ -733,12 +733,12 @@ def test_T20_a_result_of_another_transcript_is_not_evaluated(loop: Loop, transcr
     loop.coordinator.says("control.poll", "round.result", body, run="run-1", round=1)
     loop.turn()
     assert denied(loop) == [("round.result", ["TRANSCRIPT_DIFFERS"])] and len(loop.trainer.told) == told
-    assert loop.bench.gate.view.evaluated == {} and loop.bench.events("round.result") == []
+    assert loop.bench.judge.view.evaluated == {} and loop.bench.events("round.result") == []
     body = loop.ended(committed=True, adapter_digest=TRAP)
     loop.coordinator.says("control.poll", "round.result", body, run="run-1", round=1)
     loop.turn()
     (record,) = loop.bench.events("round.result")
-    assert record["detail"]["aggregate"] == TRAP and loop.bench.gate.view.evaluated == {1: TRAP}
+    assert record["detail"]["aggregate"] == TRAP and loop.bench.judge.view.evaluated == {1: TRAP}
 
 
 # ---- the coordinator -------------------------------------------------------------------------------------
@@ -977,7 +977,7 @@ def test_T24_a_signed_result_that_repeats_a_silo_is_refused_and_the_run_goes_on(
     say(loop, "round.result", loop.ended(committed=True, adapter_digest=BASE, **fields))
     ((kind, reasons),) = denied(loop)
     assert kind == "round.result" and "ROSTER" in reasons
-    assert loop.bench.events("round.result") == [] and not loop.bench.gate.halted and loop.guard._failure is None
+    assert loop.bench.events("round.result") == [] and not loop.bench.judge.halted and loop.guard._failure is None
     loop.open_round(2)
     verdicts = [pb.SiloVerdict(silo=name, verdict="accepted") for name in setting.PLAN.silos]
     honest = loop.ended(committed=True, adapter_digest=BASE, participants=setting.PLAN.silos, verdicts=verdicts)
@@ -1003,7 +1003,7 @@ def test_T24_what_no_record_takes_is_refused_and_never_the_end(
     with failing(AuditLog, "append", RecordError("too many items"), when=its_record):
         say(loop, "round.result", body)
     assert denied(loop) == [refusal] and loop.bench.events("round.result") == []
-    assert loop.guard._failure is None and not loop.bench.gate.halted
+    assert loop.guard._failure is None and not loop.bench.judge.halted
     loop.open_round(2)
     say(loop, "round.result", loop.ended(committed=True, adapter_digest=BASE), number=2)
     assert len(loop.bench.events("round.result")) == 1
@@ -1031,7 +1031,7 @@ def test_T24_of_any_number_of_signatures_as_many_as_the_roster_are_verified(
         body.countersignatures.add(silo=name, transcript_sha256=digest, signature=GARBAGE)
     say(loop, "round.agreed", body)
     ((_, reasons),) = denied(loop)
-    assert {"MESSAGE_BYTES", "ROSTER"} <= set(reasons) and not loop.bench.gate.halted
+    assert {"MESSAGE_BYTES", "ROSTER"} <= set(reasons) and not loop.bench.judge.halted
     assert 1 <= len(verified) <= len(setting.PLAN.silos)
 
 
@@ -1042,7 +1042,7 @@ def test_T20_evidence_among_repeated_rows_still_halts(loop: Loop) -> None:
         body.countersignatures.add(silo=name, transcript_sha256=loop.shown.digest, signature=GARBAGE)
     say(loop, "round.agreed", body)
     assert ("round.agreed", ["NOT_A_PEER", "ROSTER"]) in denied(loop)
-    assert loop.bench.gate.halted and len(loop.bench.events("round.equivocation")) == 1
+    assert loop.bench.judge.halted and len(loop.bench.events("round.equivocation")) == 1
 
 
 def test_T20_T24_what_a_silo_signed_that_is_no_digest_is_no_evidence(loop: Loop) -> None:
@@ -1058,7 +1058,7 @@ def test_T20_T24_what_a_silo_signed_that_is_no_digest_is_no_evidence(loop: Loop)
     row.signature = PEER_KEYS["hospital_b"].sign(said)
     say(loop, "round.agreed", body)
     assert ("round.agreed", ["FIELD_NOT_ALLOWED"]) in denied(loop)
-    assert not loop.bench.gate.halted and loop.guard._failure is None and not loop.bench.ledger.equivocation
+    assert not loop.bench.judge.halted and loop.guard._failure is None and not loop.bench.ledger.equivocation
 
 
 # ---- what is kept of it ----------------------------------------------------------------------------------
@@ -1083,7 +1083,7 @@ def test_T24_transcripts_are_kept_of_rounds_that_the_open_run_has(loop: Loop) ->
             loop.coordinator.says("control.poll", "round.open", body, run=envelope, round=number)
             loop.turn()
     assert kept(loop) == [f"run/run-1/transcript/{number}" for number in range(1, setting.PLAN.rounds + 1)]
-    assert not loop.bench.gate.halted
+    assert not loop.bench.judge.halted
 
 
 def test_T20_T24_the_transcripts_of_a_run_are_kept_until_the_next_has_some(loop: Loop) -> None:
@@ -1098,7 +1098,7 @@ def test_T20_T24_the_transcripts_of_a_run_are_kept_until_the_next_has_some(loop:
     loop.shown = replace(first, base_digest=TRAP)
     loop.coordinator.says("control.poll", "round.open", opening_of(loop, "run-2", 1), run="run-2", round=1)
     loop.turn()
-    assert loop.bench.gate.halted  # of the open run a second one is noticed as ever
+    assert loop.bench.judge.halted  # of the open run a second one is noticed as ever
 
 
 AGGREGATE, OTHER = "a" * 64, "b" * 64

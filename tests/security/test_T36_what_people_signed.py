@@ -94,7 +94,7 @@ def answered(tmp_path: Path) -> Path:
                 offered = bench.factors()
                 assert isinstance(offered, Held)
                 release = bench.releases.hold(offered, deadline_seconds=None)
-            shown = {"release": release.id, "digest": release.digest, "policy_digest": bench.gate.policy.digest}
+            shown = {"release": release.id, "digest": release.digest, "policy_digest": bench.judge.policy.digest}
             shown |= bench.opened(release.id)
             more = {
                 "approvals.defer": {"until_seconds": setting.NOW + 60}, "approvals.approve": {},
@@ -529,7 +529,7 @@ def held(bench: Bench, value: str = "factors") -> Release:
 
 def arguments(bench: Bench, release: Release) -> dict[str, Any]:
     return {
-        "release": release.id, "digest": release.digest, "policy_digest": bench.gate.policy.digest,
+        "release": release.id, "digest": release.digest, "policy_digest": bench.judge.policy.digest,
         **bench.opened(release.id),
     }  # fmt: skip
 

@@ -121,9 +121,8 @@ class Direct:
     def __init__(self, address: str, files: TlsFiles, sender: str, key: Ed25519PrivateKey, pinned: Any) -> None:
         self.channel = GrpcChannel(address, files)
         self.counters = Counters()
-        self.policy = SimpleNamespace(
-            digest="a" * 64, file=SimpleNamespace(federation=SimpleNamespace(min_updates=2))
-        )  # hello names it
+        policy = SimpleNamespace(digest="a" * 64, file=SimpleNamespace(federation=SimpleNamespace(min_updates=2)))
+        self.judge = SimpleNamespace(policy=policy)  # hello names it
         self._sender, self._key, self._pinned = sender, key, pinned
 
     def send(self, place: Place, body: Any, **_: Any) -> Inbound:

@@ -109,7 +109,7 @@ def test_X10_the_bench_lets_out_what_the_real_gate_lets_out(tmp_path: Path, time
     policy = poisoning.policy_of(4)
     real = Bench(tmp_path / "silo", policy, schema=SCHEMA)
     allowed = real.gate.offer(
-        real.gate.view.place(KIND, 1), pb.Factors(base_digest=setting.BASE_DIGEST), tensors=large_delta(times)
+        real.judge.view.place(KIND, 1), pb.Factors(base_digest=setting.BASE_DIGEST), tensors=large_delta(times)
     )
     mirrored = Guard(0, policy).offer(large_delta(times), OpenRound(setting.PLAN, 1, setting.BASE_DIGEST, 1.0))
     assert isinstance(allowed, Allowed) and mirrored is not None and bytes(allowed.payload) == mirrored

@@ -43,7 +43,9 @@ def asked_of(bench: Bench, site: Any = None) -> Queries:
     """What may be asked of a guard on this bench."""
     parts: Any = site or SimpleNamespace(schema=setting.SCHEMA)
     history = FigureHistory(bench.audit.directory.parent / "figures.jsonl")
-    return Queries(parts, bench.gate, bench.ledger, bench.audit, bench.releases, history, clock=lambda: bench.clock_now)
+    return Queries(
+        parts, bench.judge, bench.ledger, bench.audit, bench.releases, history, clock=lambda: bench.clock_now
+    )
 
 
 def poll(bench: Bench) -> None:

@@ -113,7 +113,7 @@ def test_T08_T37_every_record_is_one_line_a_traceback_too(tmp_path: Path) -> Non
 
 
 def test_T08_names_that_the_trainer_makes_up_are_in_no_state_and_no_event(loop: Loop) -> None:
-    status, view = loop.guard.status, loop.bench.gate.view
+    status, view = loop.guard.status, loop.bench.judge.view
     task: Any = SimpleNamespace(round=1, step=2)
     made_up = {f"{PRIVATE} {number}": 1 for number in range(8)}
     figures = {"reward_mean": 1.0, "donors_rejected": {"hospital_b": 2, **made_up}}

@@ -255,7 +255,7 @@ def moments(folder: Path, words: Said, *, waiting: bool = False) -> list[tuple[s
         left: list[tuple[str, float]] = []
         loop.coordinator.on_send = lambda: left.append(("", round(loop.clock - begun, 1)))
         loop.live(SECONDS)
-        assert loop.trainer.tasks()[-1] == "PrivateStep" and not loop.bench.gate.halted
+        assert loop.trainer.tasks()[-1] == "PrivateStep" and not loop.bench.judge.halted
         kinds = [envelope.kind for envelope, _ in loop.coordinator.sent[before:]]
         return [(kind, at) for kind, (_, at) in zip(kinds, left, strict=True)]
 
@@ -288,13 +288,13 @@ def test_T11_a_coordinator_refuses_and_records_it(tmp_path: Path) -> None:
 
 
 def test_T11_a_gate_denies_and_records_it(bench: Bench) -> None:
-    bench.gate._judge.book.counts["run-1/first"] = 20
+    bench.judge.book.counts["run-1/first"] = 20
     assert isinstance(bench.factors(), Denied)
     (record,) = bench.events("egress.decision")
     assert record["decision"] == "deny" and "PER_ROUND" in record["reasons"]
     assert record["facts"]["history"]["messages_in_round"] == FULL
-    assert not any(each.changed for each in replay([record], bench.gate.policy))
-    bench.gate._judge.book.counts["run-1/first"] = 1  # the counterpart
+    assert not any(each.changed for each in replay([record], bench.judge.policy))
+    bench.judge.book.counts["run-1/first"] = 1  # the counterpart
     assert isinstance(bench.factors(), Allowed)
 
 

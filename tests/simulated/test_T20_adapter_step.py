@@ -107,17 +107,17 @@ def test_T20_a_step_is_measured_from_the_adapter_of_the_round_before(loop: Loop)
     assert [row[:2] for row in judged(loop)] == [("allow", []), ("allow", [])]
     first, second = (row[2] for row in judged(loop))
     assert first is None and second == pytest.approx(STEP_L2, rel=1e-12)  # 20 exact squares, one rounded root
-    assert loop.bench.gate.view.last_adapter == codec.sha256_hex(adapter(41))
+    assert loop.bench.judge.view.last_adapter == codec.sha256_hex(adapter(41))
     assert abstained(loop) == []
 
 
 def test_T20_a_step_too_far_ends_the_round_here_and_the_last_adapter_stays(loop: Loop) -> None:
     begin(loop, 1, 40)
     end(loop, 1)
-    before = loop.bench.gate.view
+    before = loop.bench.judge.view
     begin(loop, 2, -40)  # as long as the first: only the step tells
     assert judged(loop)[-1][:2] == ("deny", ["ADAPTER_STEP"])
-    assert loop.bench.gate.view.last_adapter == before.last_adapter
+    assert loop.bench.judge.view.last_adapter == before.last_adapter
     assert abstained(loop) == [2] and loop.trainer.tasks() == ["Evaluate", "LoadAdapter"]
     assert AdapterStore(loop.folder / "adapters").find(codec.sha256_hex(adapter(-40))) is None
 
@@ -136,7 +136,7 @@ def test_T20_a_silo_that_sat_out_a_round_may_be_a_step_further_behind(loop: Loop
 def test_T20_after_a_restart_the_step_is_measured_from_the_same_adapter(loop: Loop) -> None:
     begin(loop, 1, 40)
     loop.restart()
-    assert loop.bench.gate.view.last_adapter == codec.sha256_hex(adapter(40))
+    assert loop.bench.judge.view.last_adapter == codec.sha256_hex(adapter(40))
     begin(loop, 2, -40)
     assert judged(loop)[-1][:2] == ("deny", ["ADAPTER_STEP"])
     begin(loop, 3, 41)
@@ -271,7 +271,7 @@ def test_T20_an_adapter_that_was_only_evaluated_is_measured_again_when_the_last_
     end(loop, 2)
     begin(loop, 3, 39)
     assert judged(loop)[-1] == ("deny", ["ADAPTER_STEP"], pytest.approx(2 * STEP_L2, rel=1e-12), 1)
-    assert loop.bench.gate.view.last_adapter == codec.sha256_hex(adapter(41))
+    assert loop.bench.judge.view.last_adapter == codec.sha256_hex(adapter(41))
     assert abstained(loop) == [3]
 
 
@@ -282,7 +282,7 @@ def test_T20_the_counterpart_an_adapter_within_a_step_of_the_last_is_let_in_agai
     end(loop, 2)
     begin(loop, 3, 40.5)
     assert judged(loop)[-1] == ("allow", [], pytest.approx(STEP_L2 / 2, rel=1e-12), 1)
-    assert loop.bench.gate.view.last_adapter == codec.sha256_hex(adapter(40.5)) and abstained(loop) == []
+    assert loop.bench.judge.view.last_adapter == codec.sha256_hex(adapter(40.5)) and abstained(loop) == []
 
 
 @pytest.mark.parametrize("missed", [False, True], ids=["next", "after a round that was missed"])
@@ -300,13 +300,13 @@ def test_T20_what_a_round_came_to_begins_a_later_one_and_is_not_fetched_again(
     if missed:
         begin(loop, 2, -40)  # not let in
         loop.coordinator.script.clear()
-        assert loop.bench.gate.view.last_adapter == codec.sha256_hex(adapter(40))
+        assert loop.bench.judge.view.last_adapter == codec.sha256_hex(adapter(40))
         asked, before = asked + 1, before + 1
     told = abstained(loop)
     open_round(loop, 3 if missed else 2, adapter(41))
     assert len(fetched(loop)) == asked and len(judged(loop)) == before and abstained(loop) == told
     assert loop.trainer.tasks()[-1] == "LoadAdapter"
-    assert loop.bench.gate.view.last_adapter == codec.sha256_hex(adapter(41))
+    assert loop.bench.judge.view.last_adapter == codec.sha256_hex(adapter(41))
 
 
 def test_T20_the_last_adapter_stays_however_old_it_is(loop: Loop) -> None:

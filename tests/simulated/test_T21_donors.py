@@ -41,7 +41,7 @@ def let_in(bench: Bench, *donors: tuple[int, str, str]) -> list[str]:
     """What of the donors reaches the trainer."""
     bench.channel.answer = ("public.donors", setting.donors_message(*donors).body)
     bench.channel.routing = {"run": "run-1", "round": 1, "step": 2}
-    body = bench.gate.send(bench.gate.view.place("control.poll"), pb.Poll(wait_milliseconds=0)).body
+    body = bench.gate.send(bench.judge.view.place("control.poll"), pb.Poll(wait_milliseconds=0)).body
     assert isinstance(body, pb.PublicDonors)
     return [donor.response.text for prompt in body.prompts for donor in prompt.donors]
 
@@ -99,4 +99,4 @@ def test_T21_a_screen_of_donors_that_fails_lets_none_in(tmp_path: Path, monkeypa
         screened.channel.answer = ("public.donors", setting.donors_message((1, "hospital_b", GOOD)).body)
         screened.channel.routing = {"run": "run-1", "round": 1, "step": 2}
         with pytest.raises(IngressDenied, match="SCREEN_FAILED"):
-            screened.gate.send(screened.gate.view.place("control.poll"), pb.Poll(wait_milliseconds=0))
+            screened.gate.send(screened.judge.view.place("control.poll"), pb.Poll(wait_milliseconds=0))

@@ -58,7 +58,7 @@ def answer(loop: Loop, name: str, release: Release, **more: str) -> Any:
     shown = {
         "release": release.id,
         "digest": release.digest,
-        "policy_digest": loop.bench.gate.policy.digest,
+        "policy_digest": loop.bench.judge.policy.digest,
         **loop.bench.shown(release),
     }
     return command(f"approvals.{name}", shown | more)
@@ -228,7 +228,7 @@ def test_T36_a_yes_just_before_a_kill_does_not_join_a_run_that_ended_meanwhile(
 
 def test_T24_the_end_of_a_run_that_was_never_heard_of_leaves_no_trace(asking: Loop) -> None:
     run_ends(asking, "run-9")
-    assert asking.bench.ledger.runs() == [] and not asking.bench.gate.halted
+    assert asking.bench.ledger.runs() == [] and not asking.bench.judge.halted
     assert asking.bench.ledger.acknowledged == asking.coordinator.sequence and declined(asking) == []
     asking.offer_plan(setting.PLAN.model_copy(update={"run": "run-9"}))
     approve(asking, held(asking, "run-9"))
@@ -348,7 +348,7 @@ def test_T36_a_trainer_that_cannot_begin_leaves_no_plan_approved(asking: Loop, m
 def factors_held(loop: Loop, plan: Plan) -> Release:
     """The open round's factors are offered, and wait for persons."""
     scratch = Bench(loop.folder.parent / f"scratch-{plan.run}", loop.policy)
-    loop.bench.gate.view = scratch.gate.view.__class__.from_json(plan, scratch.gate.view.to_json())
+    loop.bench.judge.view = scratch.judge.view.__class__.from_json(plan, scratch.judge.view.to_json())
     scratch.close()
     header = pb.Factors(base_digest=setting.BASE_DIGEST)
     loop.guard.runs.offer(Offer("lora.factors", 1, 0, header), codec.Factors(header, small_factors(), b""))
@@ -454,7 +454,7 @@ def test_T36_a_yes_to_a_plan_says_of_each_kind_how_often_people_are_asked_and_by
     told = {row["kind"]: row for row in shown["later_rounds"]}
     assert {"lora.factors", "public.responses"} <= told.keys()
     for kind in ("lora.factors", "public.responses"):
-        line = asking.bench.gate.policy.line_of(("egress", kind, "approvals"))
+        line = asking.bench.judge.policy.line_of(("egress", kind, "approvals"))
         assert told[kind]["line"] == line > 0 and f":{line})" in told[kind]["says"]
         assert told[kind]["asked"] is told[kind]["unasked"] is None  # no round of it has begun
         assert "UNASKED" in told[kind]["says"] and told[kind]["says"] in shown["later"]
@@ -539,9 +539,9 @@ def test_T34_a_later_round_is_judged_as_the_round_of_the_run_that_it_was(tmp_pat
     first = bench.factors()
     assert isinstance(first, Allowed)
     bench.gate.transmit(first)
-    bench.gate.view = replace(bench.gate.view, round=2)
+    bench.judge.view = replace(bench.judge.view, round=2)
     header = pb.Factors(base_digest=setting.BASE_DIGEST)
-    second = bench.gate.offer(bench.gate.view.place("lora.factors", 2), header, tensors=small_factors(0.002))
+    second = bench.gate.offer(bench.judge.view.place("lora.factors", 2), header, tensors=small_factors(0.002))
     assert isinstance(second, Allowed)
     cannot_be_sent(bench, second)
     with closing(bench.restart(first_rounds_policy(first_rounds))) as again:

@@ -188,7 +188,7 @@ def test_T41_nobody_puts_off_past_the_end_of_the_hold_or_what_is_not_held(site: 
 
 
 def reading(bench: Bench) -> HeldPayloads:
-    return HeldPayloads(bench.ledger, bench.audit, lambda: bench.gate._site.public.tasks.rows)
+    return HeldPayloads(bench.ledger, bench.audit, lambda: bench.judge.site.public.tasks.rows)
 
 
 def asked(release: Release, person: str = "vera", **changes: Any) -> Any:
@@ -354,10 +354,10 @@ def codes(bench: Bench, release: Release) -> list[str]:
 
 @contextmanager
 def started_again_with(site: Site, *canaries: str) -> Iterator[Bench]:
-    view, destination = site.bench.gate.view, dict(site.bench.releases.destination)
+    view, destination = site.bench.judge.view, dict(site.bench.releases.destination)
     site.bench.screens = screening.screens(site.folder / "s2", canaries=(screening.CANARY, *canaries))
     site.bench = site.bench.restart()
-    site.bench.gate.view = view
+    site.bench.judge.view = view
     site.bench.releases.destination.update(destination)
     yield site.bench
 
@@ -396,7 +396,7 @@ def test_T36_a_hit_that_comes_or_goes_between_two_persons_voids_the_first_yes(
 ) -> None:
     release = pair.hold(pair.responses((1, (f"{LATE_CANARY} 12",)), (4, (CANARY,)), (7, ())))
     assert pair.approve(release, "alice") is None and given(pair, release) == ["alice"]
-    pair.gate._screens._canaries = canaries
+    pair.judge._screens._canaries = canaries
     with pytest.raises(ConflictError) as error:
         pair.approve(release, "carol")
     assert error.value.code == "STALE_VIEW"
@@ -410,7 +410,7 @@ def test_T36_a_hit_that_comes_or_goes_between_two_persons_voids_the_first_yes(
 def test_T36_a_yes_from_before_a_finding_counts_no_more_and_is_asked_for_again(pair: Bench) -> None:
     release = answers_held(pair)
     assert pair.approve(release, "alice") is None
-    expired = datetime.fromtimestamp(pair.gate.now() - 60, UTC)
+    expired = datetime.fromtimestamp(pair.judge.now() - 60, UTC)
     pair.releases.destination.update({"certificate": "cd" * 32, "not_after": f"{expired:%Y-%m-%dT%H:%M:%SZ}"})
     assert given(pair, release) == []  # at once, for whoever looks
     assert pair.approve(release, "bob") is None and pair.ledger.release(release.id).state == "held"
@@ -440,7 +440,7 @@ def test_T36_T39_a_yes_that_could_not_be_recorded_does_not_count_and_is_given_ag
 def test_T36_a_yes_of_a_ledger_without_record_numbers_does_not_count(pair: Bench) -> None:
     release = answers_held(pair)
     opened = tuple(pair.opened(release.id)["acknowledged"])
-    yes = Approval(release.id, "alice", "f" * 64, release.digest, "approve", "", pair.gate.now(), opened)
+    yes = Approval(release.id, "alice", "f" * 64, release.digest, "approve", "", pair.judge.now(), opened)
     pair.ledger.approve(yes)
     assert given(pair, release) == [] and pair.approve(release, "bob") is None
     assert pair.approve(release, "alice") is not None
@@ -497,13 +497,13 @@ def test_T36_what_never_left_is_nothing_to_compare_with(tmp_path: Path) -> None:
         bench, first, second = site.bench, site.hold_factors(1.0), site.hold_factors(1.0)
         site.let_go(first)
         far_end = bench.ledger.far_end
-        bench.gate.adopt(policy({day: "  day_bytes: 89000"}))
+        bench.judge.policy = policy({day: "  day_bytes: 89000"})
         assert bench.releases.judge_again() == []
         bench.releases.destination["address"] = "198.51.100.23:7443"
         settled = bench.approve(second)
         assert settled is not None and settled.outcome == "denied"
         then = bench.ledger.policy_of_sent("lora.factors")
-        assert then is not None and then.digest != bench.gate.policy.digest
+        assert then is not None and then.digest != bench.judge.policy.digest
         assert bench.ledger.far_end == far_end and "destination" not in bench.ledger.kept_of_release(second.id)
 
 
@@ -533,15 +533,15 @@ def test_the_counts_that_people_see_are_those_of_the_moment(tmp_path: Path) -> N
         assert "day 67K->99K" in shown["uses"]
         assert {one["code"] for one in shown["noticed"]} == {"BUDGET", "SECOND_RELEASE"}
         assert not set(before["acknowledged"]) & {one["id"] for one in shown["noticed"]}
-        bench.gate.adopt(policy({day: "  day_bytes: 129000"}))
+        bench.judge.policy = policy({day: "  day_bytes: 129000"})
         assert bench.releases.judge_again() == []
         assert "BUDGET" in codes(bench, second)
         kept = {rule["rule"]: rule["measured"] for rule in bench.ledger.release(second.id).rules}
         assert kept["factor sets per round"] == 2
         # some bytes of polls make no other finding of it
         opened = bench.opened(second.id)
-        bench.gate._judge.book.days = {name: used + 40 for name, used in bench.gate._judge.book.days.items()}
-        bench.ledger.keep_book(bench.gate._judge.book.to_json())
+        bench.judge.book.days = {name: used + 40 for name, used in bench.judge.book.days.items()}
+        bench.ledger.keep_book(bench.judge.book.to_json())
         assert bench.opened(second.id) == opened
 
 
@@ -616,10 +616,10 @@ def test_T39_a_reading_that_the_log_does_not_take_halts_the_gate(site: Site) -> 
     desk = ControlServer("hospital_a", b"", Roles("hospital_a", {}), lambda: datetime.now(UTC))
     dataclasses.replace(site.guard.orders, on_loop=lambda work: work()).register(desk)
     ask = desk._commands["approvals.payload"].handler
-    assert ask(asked(held))["ticket"] and bench.gate.halted == ""
+    assert ask(asked(held))["ticket"] and bench.judge.halted == ""
     with failing(bench.audit, "append", LogFullError("no space")), pytest.raises(LogFullError):
         ask(asked(held))
-    assert "no space" in bench.gate.halted
+    assert "no space" in bench.judge.halted
 
 
 # ---- a pause ----------------------------------------------------------------------------------------

@@ -74,7 +74,7 @@ def test_T38_what_was_decided_does_not_leave_when_its_record_is_lost(
     change(_log(bench.folder))
     with pytest.raises(LogLostError) as lost:
         bench.gate.transmit(offered)
-    assert lost.value.code == bench.gate.halt_code == "LOG_LOST"
+    assert lost.value.code == bench.judge.halt_code == "LOG_LOST"
     assert bench.channel.sent == []
     with pytest.raises(OperationError):
         bench.gate.send(Place("", 0, 0, "control.heartbeat"), pb.Heartbeat())

@@ -521,7 +521,7 @@ def test_T38_the_loop_waits_for_witnesses_and_then_goes_on_without_the_round(
         assert len(set(shown)) == 1  # asking again makes no further checkpoint
         loop.show_round(2, codec.sha256_hex(ADAPTER))
         loop.turn()
-        assert loop.bench.gate.view.round == (2 if opens else 1)
+        assert loop.bench.judge.view.round == (2 if opens else 1)
         abstained = [pb.Abstain.FromString(raw).round for _, raw in loop.coordinator.bodies("control.abstain")]
         assert abstained == ([] if opens else [2])
         denied = [record["reasons"] for record in loop.bench.events("ingress.decision") if record["decision"] == "deny"]

@@ -60,7 +60,7 @@ def test_the_hour_another_run_and_another_policy_end_a_window(bench: Bench) -> N
     bench.clock_now += WINDOW_SECONDS
     poll(bench)
     bench.gate.send(Place("run-1", 0, 0, "control.poll"), pb.Poll())
-    bench.gate.adopt(setting.edited("polls_per_minute: 1200", "polls_per_minute: 1100"))
+    bench.judge.policy = setting.edited("polls_per_minute: 1200", "polls_per_minute: 1100")
     bench.gate.send(Place("run-1", 0, 0, "control.poll"), pb.Poll())
     assert [record["event"] for record in on_polls(bench.folder)] == [
         "egress.decision",
@@ -87,7 +87,7 @@ def test_what_an_answer_brings_a_refusal_and_a_signature_have_records_of_their_o
     bench.gate.send(Place("", 0, 0, "control.poll"), pb.Poll())
     came = [record["kind"] for record in read_records(bench.folder / "audit") if record["event"] == "ingress.decision"]
     assert came == ["control.refusal", "run.end"]  # an empty answer to a window has none
-    bench.gate.send(bench.gate.view.place("control.heartbeat"), pb.Heartbeat())
+    bench.gate.send(bench.judge.view.place("control.heartbeat"), pb.Heartbeat())
     bench.gate.send(Place("", 0, 0, "control.checkpoint"), pb.Checkpoint())  # its empty answer has one
     came = [record["kind"] for record in read_records(bench.folder / "audit") if record["event"] == "ingress.decision"]
     assert came == ["control.refusal", "run.end", "control.ack"]

@@ -95,7 +95,7 @@ def test_T39_a_full_disk_halts_and_after_the_restart_the_round_is_gone_on_with(
     begin(loop)
     monkeypatch.setattr(adapters, "write_durably", full)
     end_round(loop, NEXT)
-    assert "No space left" in loop.bench.gate.halted and loop.guard._failure is None
+    assert "No space left" in loop.bench.judge.halted and loop.guard._failure is None
     assert [row["reasons"] for row in loop.bench.events("halt")] == [["DISK_FULL"]]
     sent = len(loop.coordinator.sent)
     loop.turn(3)
@@ -116,7 +116,7 @@ def test_T39_a_full_disk_halts_and_after_the_restart_the_round_is_gone_on_with(
 def test_T39_a_disk_with_space_halts_nothing(loop: Loop) -> None:
     begin(loop)
     end_round(loop, NEXT)
-    assert loop.trainer.tasks() == ["Evaluate", "LoadAdapter", "Evaluate"] and not loop.bench.gate.halted
+    assert loop.trainer.tasks() == ["Evaluate", "LoadAdapter", "Evaluate"] and not loop.bench.judge.halted
     evaluated(loop, 1, codec.sha256_hex(NEXT))
     assert figures(loop) == [0, 1]
 
@@ -173,7 +173,7 @@ def test_T39_a_trainer_that_ended_where_the_disk_is_full_ends_no_run(
     loop.events.put(TrainerGone(1))
     loop.turn()
     full_disk = free < DISK_BYTES_MIN
-    assert (f"has {free} bytes left" in loop.bench.gate.halted) == full_disk
+    assert (f"has {free} bytes left" in loop.bench.judge.halted) == full_disk
     assert bool(loop.coordinator.bodies("control.abstain")) == (loop.guard._failure is not None) == (not full_disk)
     loop.restart()
     assert [message.type for message in loop.trainer.told] == (["plan"] if full_disk else [])
@@ -206,7 +206,7 @@ def test_T39_a_trainer_that_breaks_the_rules_is_recorded_whatever_space_there_is
     loop.turn()
     denied = [row["reasons"] for row in loop.bench.events("egress.decision") if row["decision"] == "deny"]
     assert denied == [["TRAINER_CONFUSED"]]
-    assert loop.guard._failure is not None and not loop.bench.gate.halted
+    assert loop.guard._failure is not None and not loop.bench.judge.halted
 
 
 def test_T39_a_ledger_that_finds_no_room_halts_like_any_other_file(loop: Loop) -> None:
@@ -220,7 +220,7 @@ def test_T39_a_ledger_that_finds_no_room_halts_like_any_other_file(loop: Loop) -
             number += 1
             loop.bench.ledger.remember_of_run("run-1", f"filler {number}", "x" * 500)
     end_round(loop, NEXT)
-    assert "database or disk is full" in loop.bench.gate.halted and loop.guard._failure is None
+    assert "database or disk is full" in loop.bench.judge.halted and loop.guard._failure is None
     assert not loop.coordinator.bodies("control.abstain")
     assert [row["reasons"] for row in loop.bench.events("halt")] == [["LEDGER_UNWRITABLE"]]
 
@@ -237,7 +237,7 @@ def test_T39_a_full_disk_under_a_persons_order_halts_and_its_rows_are_drawn_agai
     monkeypatch.setattr(sampling, "write_durably", full)
     loop.events.put(order := Command(run.advance))
     loop.turn()
-    assert isinstance(order.result.exception(), DiskFullError) and "No space left" in loop.bench.gate.halted
+    assert isinstance(order.result.exception(), DiskFullError) and "No space left" in loop.bench.judge.halted
     monkeypatch.undo()
     rows = {"left": run._giver, "whole": None}
     assert rows["left"] is not None
@@ -258,7 +258,7 @@ def test_T39_a_plan_that_a_full_disk_keeps_from_beginning_comes_again(
 
     monkeypatch.setattr(loop.trainer, "send", refuse)
     loop.offer_plan()
-    assert bool(loop.bench.gate.halted) == is_full == (loop.bench.ledger.run_state("run-1") != "declined")
+    assert bool(loop.bench.judge.halted) == is_full == (loop.bench.ledger.run_state("run-1") != "declined")
     assert bool(loop.coordinator.bodies("control.abstain")) == (not is_full)
     loop.restart()
     loop.offer_plan()

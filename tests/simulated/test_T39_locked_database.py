@@ -110,7 +110,7 @@ def test_T39_a_locked_ledger_is_waited_for_and_named_and_the_silo_goes_on_by_its
         beyond(5.5)  # so long SQLite itself waited before, and then the silo halted for good
         assert len(loop.coordinator.bodies("control.poll")) == polls and came == [], "nothing left that is not counted"
         let_go()
-    assert came == [None] and loop.bench.gate.halted == "" and loop.bench.events("halt") == []
+    assert came == [None] and loop.bench.judge.halted == "" and loop.bench.events("halt") == []
     assert len(loop.coordinator.bodies("control.poll")) == polls + 1
     assert ledger.locked.waiting == ""
     loop.turn()
@@ -124,7 +124,7 @@ def test_T39_a_silo_that_is_stopped_waits_for_no_lock(loop: Loop) -> None:
         until(lambda: not loop.bench.ledger.locked.waiting)
         let_go()
     assert loop.guard._failure is not None and loop.guard._failure.code == "DATABASE_LOCKED"
-    assert "space" in loop.guard._failure.hint and loop.bench.gate.halted == ""
+    assert "space" in loop.guard._failure.hint and loop.bench.judge.halted == ""
 
 
 def test_T39_a_ledger_is_opened_once_it_is_free(tmp_path: Path) -> None:
@@ -200,8 +200,8 @@ def test_T39_a_full_disk_still_halts_at_once_with_its_own_words(loop: Loop, monk
     monkeypatch.setattr(loop.bench.ledger, "_database", SimpleNamespace(execute=execute, in_transaction=False))
     begun = time.monotonic()
     loop.turn()
-    assert time.monotonic() - begun < 5 and loop.bench.gate.halt_code == "LEDGER_UNWRITABLE"
-    assert "disk is full" in loop.bench.gate.halted and loop.bench.ledger.locked.waiting == ""
+    assert time.monotonic() - begun < 5 and loop.bench.judge.halt_code == "LEDGER_UNWRITABLE"
+    assert "disk is full" in loop.bench.judge.halted and loop.bench.ledger.locked.waiting == ""
     monkeypatch.setattr(loop.bench.ledger, "_database", before)
 
 

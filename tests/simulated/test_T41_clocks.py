@@ -136,7 +136,7 @@ class Site:
 def site(tmp_path: Path) -> Iterator[Site]:
     loop = Loop(tmp_path / "a", setting.policy_of(setting.policy_text()), watched=True, turn_seconds=20.0)
     loop.turn(2)
-    assert loop.coordinator.sent[0][0].kind == "control.hello" and not loop.bench.gate.halted
+    assert loop.coordinator.sent[0][0].kind == "control.hello" and not loop.bench.judge.halted
     yield Site(loop)
     loop.close()
 
@@ -149,28 +149,28 @@ def jumps_for_one_turn(site: Site, seconds: float) -> None:
 
 def test_T41_one_wrong_answer_halts_with_its_cause_and_is_over_with_one_order(site: Site) -> None:
     loop = site.loop
-    before = loop.bench.gate.now()
+    before = loop.bench.judge.now()
     jumps_for_one_turn(site, JUMP)
     assert (site.halt["code"], site.halt["seconds"]) == ("CLOCK_AHEAD", pytest.approx(JUMP, abs=1))
-    assert "400 d" in loop.bench.gate.halted and loop.bench.events("halt")[-1]["reasons"] == ["CLOCK_AHEAD"]
-    assert site.halt["message"] == loop.bench.gate.halted  # what is typed back is read beside these words
+    assert "400 d" in loop.bench.judge.halted and loop.bench.events("halt")[-1]["reasons"] == ["CLOCK_AHEAD"]
+    assert site.halt["message"] == loop.bench.judge.halted  # what is typed back is read beside these words
     # nothing was judged, stored or recorded by it
-    assert before <= loop.bench.gate.now() <= site.now and loop.bench.ledger.latest_time <= site.now
+    assert before <= loop.bench.judge.now() <= site.now and loop.bench.ledger.latest_time <= site.now
     assert max(record["t"] for record in loop.bench.audit.records()) / 1000 <= site.now
     # right again, in this process and in another: halted until a person looks
     sent = len(loop.coordinator.sent)
     loop.turn(3)
-    assert loop.bench.gate.halted and len(loop.coordinator.sent) == sent
+    assert loop.bench.judge.halted and len(loop.coordinator.sent) == sent
     site.restart(site.now)
     loop.turn(2)
-    assert loop.bench.gate.halt_code == "CLOCK_AHEAD" and loop.coordinator.sent == []
+    assert loop.bench.judge.halt_code == "CLOCK_AHEAD" and loop.coordinator.sent == []
     site.accept(site.now)
     loop.turn(3)
-    assert not loop.bench.gate.halted and site.halt is None
+    assert not loop.bench.judge.halted and site.halt is None
     assert [envelope.kind for envelope, _ in loop.coordinator.sent][:3] == [
         "control.hello", "control.checkpoint", "control.poll",
     ]  # fmt: skip
-    assert loop.bench.gate.now() == pytest.approx(site.now, abs=1)
+    assert loop.bench.judge.now() == pytest.approx(site.now, abs=1)
     # who accepted which halt verifies offline
     loop.bench.audit.checkpoint()
     results = verify_logs([loop.folder / "audit"])
@@ -185,7 +185,7 @@ def test_T41_a_time_that_was_stored_before_anybody_noticed_is_released_for_good(
     loop.bench.watch = None
     loop.bench.clock_now = NOW + JUMP
     loop.bench.audit.append("screen.hit")
-    book = loop.bench.gate._judge.book
+    book = loop.bench.judge.book
     for day in range(3):
         book.days[f"{utc(NOW + JUMP + day * DAY):%Y-%m-%d}"] = 1000
     loop.bench.ledger.keep_book(book.to_json())
@@ -204,12 +204,12 @@ def test_T41_a_time_that_was_stored_before_anybody_noticed_is_released_for_good(
     assert len(record["orders"]) == 1  # what she signed stands with it
     for _ in range(2):
         loop.turn(3)
-        assert not loop.bench.gate.halted
+        assert not loop.bench.judge.halted
         assert "control.poll" in loop.coordinator.kinds()
-        assert loop.bench.gate.now() == pytest.approx(site.now, abs=1) and loop.bench.audit.latest_time <= site.now
+        assert loop.bench.judge.now() == pytest.approx(site.now, abs=1) and loop.bench.audit.latest_time <= site.now
         site.order(site.signed("bob", "pause", site.now)) if loop.guard.runs.run else None
-        assert loop.bench.gate._judge.book.days.keys() == {f"{utc(NOW):%Y-%m-%d}"}
-        assert sum(loop.bench.gate._judge.book.days.values()) > 3000
+        assert loop.bench.judge.book.days.keys() == {f"{utc(NOW):%Y-%m-%d}"}
+        assert sum(loop.bench.judge.book.days.values()) > 3000
         site.restart(site.now)
     loop.close()
 
@@ -241,23 +241,23 @@ def test_T41_polls_after_an_acceptance_go_under_a_window_of_the_accepted_time(si
 
 def test_T41_a_clock_set_back_is_refused_as_ever(site: Site) -> None:
     loop = site.loop
-    latest = loop.bench.gate.now()
+    latest = loop.bench.judge.now()
     loop.bench.clock_now -= DAY
     loop.turn(2)
-    assert not loop.bench.gate.halted and loop.bench.gate.now() >= latest  # time stands still, nothing is refilled
+    assert not loop.bench.judge.halted and loop.bench.judge.now() >= latest  # time stands still, nothing is refilled
     # a thief that starts it again in the past, to have yesterday's budget once more
     site.restart(latest - 3 * HOUR)
     loop.turn(2)
-    assert site.halt["code"] == "CLOCK_BEHIND" and "3 h" in loop.bench.gate.halted
+    assert site.halt["code"] == "CLOCK_BEHIND" and "3 h" in loop.bench.judge.halted
     assert loop.coordinator.kinds() == ["control.hello", "control.checkpoint"]
-    assert loop.bench.gate.now() >= latest
+    assert loop.bench.judge.now() >= latest
 
 
 @pytest.mark.parametrize("seconds", [0.128, 30 * 60.0, HOUR])
 def test_T41_what_time_synchronisation_does_goes_on(site: Site, seconds: float) -> None:
     site.loop.bench.clock_now += seconds
     site.loop.turn(3)
-    assert not site.loop.bench.gate.halted
+    assert not site.loop.bench.judge.halted
     told = [record["detail"] for record in site.loop.bench.events("clock.jump")]
     assert [detail["forward_milliseconds"] // 1000 for detail in told] == ([] if seconds < 60 else [int(seconds)])
 
@@ -269,7 +269,7 @@ def test_T41_a_jump_after_the_clock_has_gone_back_is_told_again(site: Site, agai
         site.loop.turn(3)
     told = [record["detail"] for record in site.loop.bench.events("clock.jump")]
     forward = [detail["forward_milliseconds"] // 1000 for detail in told if "forward_milliseconds" in detail]
-    assert forward == [int(HOUR / 2)] * (1 + again) and not site.loop.bench.gate.halted
+    assert forward == [int(HOUR / 2)] * (1 + again) and not site.loop.bench.judge.halted
 
 
 class Asked(Ledger):
@@ -321,9 +321,9 @@ def test_T41_a_site_that_was_off_for_a_week_goes_on_with_its_coordinator(site: S
     site.loop.coordinator_now += days * DAY
     site.restart(site.now)
     # until its coordinator has signed what time it is, nothing is stored by the clock
-    assert site.loop.bench.gate.now() < NOW + HOUR
+    assert site.loop.bench.judge.now() < NOW + HOUR
     site.loop.turn(2)
-    assert not site.loop.bench.gate.halted and site.loop.bench.gate.now() == pytest.approx(site.now, abs=1)
+    assert not site.loop.bench.judge.halted and site.loop.bench.judge.now() == pytest.approx(site.now, abs=1)
     assert site.loop.bench.events("clock.jump") == []  # somebody vouched for it
 
 
@@ -344,7 +344,7 @@ def test_T41_offline_a_gap_is_recorded_and_goes_on(site: Site) -> None:
     site.restart(site.now)
     loop.coordinator.fails_at("control.hello", UnreachableError("no route"))
     loop.turn(2)
-    assert loop.bench.gate.now() == pytest.approx(site.now, abs=25) and not loop.bench.gate.halted
+    assert loop.bench.judge.now() == pytest.approx(site.now, abs=25) and not loop.bench.judge.halted
     (told,) = loop.bench.events("clock.jump")
     assert told["detail"]["forward_milliseconds"] == pytest.approx(3 * DAY * 1000, abs=100_000)
     loop.turn(2)
@@ -360,23 +360,23 @@ def test_T41_a_coordinator_whose_certificate_is_not_valid_by_this_clock_is_not_o
             "control.hello", UnreachableError("its certificate is refused: expired", code=CERTIFICATE_TIME)
         )
     loop.turn(3)
-    assert loop.bench.gate.now() <= site.now and loop.bench.ledger.latest_time <= site.now
+    assert loop.bench.judge.now() <= site.now and loop.bench.ledger.latest_time <= site.now
     loop.bench.clock_now -= JUMP
     loop.turn(2)
-    assert not loop.bench.gate.halted and loop.bench.gate.now() == pytest.approx(site.now, abs=1)
+    assert not loop.bench.judge.halted and loop.bench.judge.now() == pytest.approx(site.now, abs=1)
 
 
 def test_T41_a_clock_ahead_of_the_coordinators_halts_at_the_start_and_setting_it_right_is_accepted(site: Site) -> None:
     loop = site.loop
     site.restart(site.now + 3 * HOUR)
     loop.turn(2)
-    assert site.halt["code"] == "CLOCK_AHEAD" and "3 h" in loop.bench.gate.halted
+    assert site.halt["code"] == "CLOCK_AHEAD" and "3 h" in loop.bench.judge.halted
     assert site.clock["difference_seconds"] == pytest.approx(3 * HOUR, abs=2) and "3 h ahead" in site.clock["told"]
     assert loop.bench.ledger.latest_time <= site.now  # three hours are no jump, and no time of it was stored
     loop.bench.clock_now -= 3 * HOUR
     site.accept(site.now)
     loop.turn(3)
-    assert not loop.bench.gate.halted and loop.bench.ledger.clock_accepted == 0.0
+    assert not loop.bench.judge.halted and loop.bench.ledger.clock_accepted == 0.0
 
 
 def test_T41_two_clocks_that_differ_go_on_where_an_approver_accepts_it(site: Site) -> None:
@@ -394,7 +394,7 @@ def test_T41_two_clocks_that_differ_go_on_where_an_approver_accepts_it(site: Sit
         loop.coordinator_now += further
         site.restart(loop.bench.clock_now)
         loop.turn(2)
-        assert bool(loop.bench.gate.halted) == halts
+        assert bool(loop.bench.judge.halted) == halts
 
 
 def test_T41_after_a_suspend_the_coordinator_is_asked_first(site: Site) -> None:
@@ -406,7 +406,7 @@ def test_T41_after_a_suspend_the_coordinator_is_asked_first(site: Site) -> None:
         loop.turn()
         assert loop.coordinator.kinds()[-2:] == ["control.hello", "control.checkpoint"]
         assert (site.halt is not None) == bool(wrong)
-    assert loop.bench.ledger.latest_time <= site.now and "2 d" in loop.bench.gate.halted
+    assert loop.bench.ledger.latest_time <= site.now and "2 d" in loop.bench.judge.halted
 
 
 def test_T41_nothing_is_said_under_a_policy_that_is_over_by_a_clock_that_nobody_vouches_for(site: Site) -> None:
@@ -417,7 +417,7 @@ def test_T41_nothing_is_said_under_a_policy_that_is_over_by_a_clock_that_nobody_
     assert loop.coordinator.sent == [] and "policy is not valid" in loop.bench.gate.counters.last_fault
     loop.bench.clock_now -= JUMP
     loop.turn(3)
-    assert "control.poll" in loop.coordinator.kinds() and not loop.bench.gate.halted
+    assert "control.poll" in loop.coordinator.kinds() and not loop.bench.judge.halted
 
 
 def test_T36_T41_only_an_approver_accepts_and_only_the_halt_that_was_shown(site: Site) -> None:
@@ -429,11 +429,11 @@ def test_T36_T41_only_an_approver_accepts_and_only_the_halt_that_was_shown(site:
             site.accept(site.now, **refused)
     taken = site.signed("alice", "clock.accept", site.now, halt=site.halt["digest"])
     site.order(taken)
-    assert not site.loop.bench.gate.halted
+    assert not site.loop.bench.judge.halted
     # the same order again is another halt's none, whoever kept it
     jumps_for_one_turn(site, JUMP)
     site.order(taken)  # a repeated request is answered, and does nothing
-    assert site.loop.bench.gate.halted
+    assert site.loop.bench.judge.halted
 
 
 def test_T41_an_acceptance_that_cannot_be_recorded_is_none(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -449,9 +449,9 @@ def test_T41_an_acceptance_that_cannot_be_recorded_is_none(site: Site, monkeypat
         patched.setattr(loop.bench.audit, "append", full)
         with pytest.raises(FedSiloError):
             site.accept(site.now)
-    assert loop.bench.gate.halt_code == "CLOCK_AHEAD" and loop.bench.ledger.clock_halt
+    assert loop.bench.judge.halt_code == "CLOCK_AHEAD" and loop.bench.ledger.clock_halt
     site.accept(site.now)
-    assert not loop.bench.gate.halted and not loop.bench.ledger.clock_halt
+    assert not loop.bench.judge.halted and not loop.bench.ledger.clock_halt
 
 
 def test_T41_an_order_during_the_jump_is_judged_by_what_the_clock_should_show(site: Site) -> None:
@@ -475,10 +475,10 @@ def test_T41_by_files_a_weekend_goes_on_and_a_jump_halts(tmp_path: Path) -> None
     loop.coordinator_now += 64 * HOUR
     loop.restart(loop.coordinator_now)
     loop.turn()
-    assert not loop.bench.gate.halted and len(loop.bench.events("clock.jump")) == 1
+    assert not loop.bench.judge.halted and len(loop.bench.events("clock.jump")) == 1
     loop.bench.clock_now += 26 * HOUR
     loop.turn()
-    assert loop.bench.gate.halt_code == "CLOCK_AHEAD"
+    assert loop.bench.judge.halt_code == "CLOCK_AHEAD"
     loop.close()
 
 

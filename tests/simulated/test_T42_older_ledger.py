@@ -289,7 +289,7 @@ def test_T42_a_guard_killed_between_ledger_and_log_starts_again_and_its_older_le
         offered = bench.factors()
         assert isinstance(offered, Allowed)
         bench.gate.transmit(offered)
-        bench.gate.record("silo.pause")
+        bench.judge.record("silo.pause")
 
     assert in_a_child(work) == -signal.SIGKILL
     newest = files_of(place)
@@ -478,14 +478,14 @@ def test_T42_a_kind_that_was_halted_since_is_halted_in_a_restored_ledger(place: 
     kept = files_of(place)
     with closing(working(place)) as bench:
         bench.ledger.next_sequence("run-1")
-        bench.gate.record("halt", kind="public.responses", reasons=["SCREEN_HALT"], detail={"limit": 0})
+        bench.judge.record("halt", kind="public.responses", reasons=["SCREEN_HALT"], detail={"limit": 0})
     if restored:
         put_back(place, kept)
         for person in ("alice", "bob"):
             accepts(place, person)
     place.start()
     with closing(working(place)) as bench:
-        assert list(bench.gate.screen_halts) == (["public.responses"] if restored else [])
+        assert list(bench.judge.book.screen_halts) == (["public.responses"] if restored else [])
 
 
 def test_T42_what_the_restored_ledger_held_ends_and_is_recorded_as_ended(tmp_path: Path) -> None:
@@ -498,9 +498,9 @@ def test_T42_what_the_restored_ledger_held_ends_and_is_recorded_as_ended(tmp_pat
         release = bench.releases.hold(held, deadline_seconds=None)
     kept = files_of(place)
     with closing(working(place)) as bench:
-        bench.gate.record("silo.pause")
+        bench.judge.record("silo.pause")
         bench.ledger.next_sequence("run-1")
-        bench.gate.record("silo.resume")
+        bench.judge.record("silo.resume")
     put_back(place, kept)
     for person in ("alice", "bob"):
         accepts(place, person)
@@ -564,7 +564,7 @@ def test_T42_polls_that_shared_a_record_are_counted_and_their_numbers_are_not_us
     kept = files_of(place)
     bench = working(place)
     for _ in range(3):
-        bench.gate.send(bench.gate.view.place("control.poll"), pb.Poll())
+        bench.gate.send(bench.judge.view.place("control.poll"), pb.Poll())
     if not killed:
         bench.gate.close_windows()
     used = bench.channel.sent[-1][0].sequence
@@ -578,7 +578,7 @@ def test_T42_polls_that_shared_a_record_are_counted_and_their_numbers_are_not_us
     with closing(working(place)) as bench:
         counted = bench.ledger.book
         assert counted is not None and all(counted["days"][day] >= size for day, size in days.items())
-        bench.gate.send(bench.gate.view.place("control.poll"), pb.Poll())
+        bench.gate.send(bench.judge.view.place("control.poll"), pb.Poll())
         assert bench.channel.sent[-1][0].sequence > used
 
 

@@ -204,10 +204,10 @@ def test_T52_a_backdoor_within_the_norm_is_held_and_one_code_crosses(loop: Loop)
     assert lost > 0.2 and figures["difference"] == pytest.approx(-lost) and figures["interval"][1] < 0
     assert (held["digest"], held["against"]) == (DIGEST["backdoor"], DIGEST["honest"])
     assert f"{-100 * lost:+.1f} points" in held["said"]
-    assert loop.bench.gate.view.last_adapter == DIGEST["backdoor"]  # until a round opens; then the next is measured
+    assert loop.bench.judge.view.last_adapter == DIGEST["backdoor"]  # until a round opens; then the next is measured
     loop.coordinator.script.clear()
     begin(loop, 3, BETTER)
-    assert loop.bench.gate.view.last_adapter == DIGEST["better"]
+    assert loop.bench.judge.view.last_adapter == DIGEST["better"]
     came = [row for row in loop.bench.events("ingress.decision") if row["kind"] == "global.adapter"]
     step = came[-1]["facts"]["final"]["step_l2"]
     assert step == pytest.approx(1e-5, rel=1e-3), "from the last accepted one (T20)"  # float32 factors
@@ -303,7 +303,7 @@ def test_T52_a_rollback_restores_the_digest_and_refuses_what_came_after(loop: Lo
     told = orders_of(loop)("adapter.rollback", "bob", run="run-1", to="")
     assert (told["adapter"], told["round_left"]) == (DIGEST["honest"], True)
     assert sat_out(loop) == [2] and codes(loop) == ["ADAPTER_REFUSED"]
-    assert loop.bench.gate.view.last_adapter == DIGEST["honest"]
+    assert loop.bench.judge.view.last_adapter == DIGEST["honest"]
     record = loop.bench.events("adapter.rollback")[-1]
     assert (record["seq"], record["detail"]["adapter"]) == (told["record"], DIGEST["honest"])
     kept = AdapterStore(loop.folder / "adapters").find(DIGEST["honest"])
@@ -317,7 +317,7 @@ def test_T52_a_rollback_while_one_is_held_goes_to_the_last_accepted(loop: Loop) 
     accepted_and_held(loop)
     told = orders_of(loop)("adapter.rollback", run="run-1", to=DIGEST["honest"][:8])
     assert told["adapter"] == DIGEST["honest"] and view(loop)["refused"] == [DIGEST["backdoor"]]
-    assert loop.bench.gate.view.last_adapter == DIGEST["honest"]
+    assert loop.bench.judge.view.last_adapter == DIGEST["honest"]
 
 
 @pytest.mark.parametrize("damage", ["changed", "gone", "none before", "unknown"])
@@ -359,7 +359,7 @@ def test_T52_what_was_measured_is_what_is_judged_also_when_the_next_round_is_ope
     loop.coordinator.says("control.poll", "round.result", loop.ended(), run="run-1", round=2)
     loop.turn()
     loop.open_round(3, BETTER, public=False)
-    assert loop.bench.gate.view.base_digest == DIGEST["better"]
+    assert loop.bench.judge.view.base_digest == DIGEST["better"]
     measure(loop)
     assert [each["digest"] for each in view(loop)["held"]] == [DIGEST["backdoor"]] and trained(loop) == [1]
     assert [each["digest"] for each in view(loop)["accepted"]] == [DIGEST["honest"]]

@@ -55,7 +55,7 @@ def let_in(bench: Bench, *donors: tuple[int, str, str | None], step: int = 2) ->
     """What of the donors reaches the trainer: (row, whose, text)."""
     bench.channel.answer = ("public.donors", setting.donors_message(*donors).body)
     bench.channel.routing = {"run": "run-1", "round": 1, "step": step}
-    body = bench.gate.send(bench.gate.view.place("control.poll"), pb.Poll()).body
+    body = bench.gate.send(bench.judge.view.place("control.poll"), pb.Poll()).body
     assert isinstance(body, pb.PublicDonors)
     return [
         (prompt.prompt_index, donor.origin, donor.response.text) for prompt in body.prompts for donor in prompt.donors
@@ -147,7 +147,7 @@ def test_T55_an_answer_of_its_own_that_is_not_graded_in_time_stays_here_and_the_
     # the trainer still counts the one that stayed: its second right answer is its third
     bench.channel.answer = ("public.donors", own_donor(1, 1))
     bench.channel.routing = {"run": "run-1", "round": 1, "step": 2}
-    body = bench.gate.send(bench.gate.view.place("control.poll"), pb.Poll()).body
+    body = bench.gate.send(bench.judge.view.place("control.poll"), pb.Poll()).body
     assert isinstance(body, pb.PublicDonors) and body.prompts[0].donors[0].position == 2
 
 
@@ -169,7 +169,7 @@ def test_T55_with_screens_what_is_late_and_what_has_a_hit_stay_here_and_each_is_
         }  # fmt: skip
         made.channel.answer = ("public.donors", own_donor(1, 1))
         made.channel.routing = {"run": "run-1", "round": 1, "step": 2}
-        body = made.gate.send(made.gate.view.place("control.poll"), pb.Poll()).body
+        body = made.gate.send(made.judge.view.place("control.poll"), pb.Poll()).body
         assert isinstance(body, pb.PublicDonors) and body.prompts[0].donors[0].position == 3
 
 
@@ -229,7 +229,7 @@ def while_graded(loop: Loop, grader: WaitingGrader, watch: Callable[[], object])
 
 
 def answers_come(loop: Loop) -> None:
-    rows = loop.bench.gate.view.steps[2]
+    rows = loop.bench.judge.view.steps[2]
     body = setting.responses_body((rows[0], ("12",)), *((row, ()) for row in rows[1:]))
     loop.trainer_says("done", codec.encode(body), task="GeneratePublic", round=1, metrics={})
 
@@ -341,7 +341,7 @@ def test_T55_a_deadline_passes_while_donors_are_graded_and_the_step_goes_on_with
 
     person = threading.Thread(target=beside)
     person.start()
-    donors = setting.donors_message((loop.bench.gate.view.steps[2][0], "hospital_b", "12")).body
+    donors = setting.donors_message((loop.bench.judge.view.steps[2][0], "hospital_b", "12")).body
     loop.coordinator.says("control.poll", "public.donors", donors, run="run-1", round=1, step=2)
     loop.turn()
     person.join(20)
@@ -374,10 +374,10 @@ def test_T55_donors_are_judged_by_the_policy_that_is_in_force_once_they_are_grad
 
         def aside(work: Any) -> Any:
             done = work()
-            made.gate.adopt(stricter)  # as a person's reload does meanwhile
+            made.judge.policy = stricter  # as a person's reload does meanwhile
             return done
 
-        made.gate.do_aside(aside)
+        made.judge.aside = aside
         with pytest.raises(IngressDenied, match="RESPONSE_BYTES"):
             let_in(made, (1, "hospital_b", "12"))
         assert grader.asked == ["12"]

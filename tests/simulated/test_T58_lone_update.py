@@ -175,7 +175,7 @@ def test_T58_a_silo_goes_on_after_a_round_that_was_committed_with_two_updates(lo
     say_ended(loop, "hospital_b", "hospital_c")
     assert loop.guard.runs.run is not None and refusals(loop) == [] and goodbyes(loop) == []
     loop.open_round(2, NEXT, told=False)
-    assert loop.bench.gate.view.round == 2
+    assert loop.bench.judge.view.round == 2
 
 
 @pytest.mark.parametrize(("participants", "stays"), [(("hospital_b", "hospital_c"), False), (setting.PLAN.silos, True)])
@@ -237,7 +237,7 @@ def test_T58_a_round_begins_with_the_adapter_that_was_told_of_and_with_no_other(
         loop.restart()
         loop.turn(2)
     loop.open_round(number + 1, right if known else wrong, told=False)
-    assert (loop.bench.gate.view.round == number + 1) is known
+    assert (loop.bench.judge.view.round == number + 1) is known
     named = [row["detail"]["fields"] for row in loop.bench.events("ingress.decision") if "fields" in row["detail"]]
     assert (["base_digest"] in named) is not known and loop.guard.runs.run is not None
     if wrong is NEXT and not known:
@@ -284,13 +284,13 @@ def test_T58_only_a_signed_end_says_what_the_next_round_begins_with(loop: Loop, 
     SHOWN[shown](loop)
     number = loop.shown.round
     say_end(loop, number, NEXT_DIGEST, signed=signed)
-    view = loop.bench.gate.view
+    view = loop.bench.judge.view
     assert view.told_adapter == (NEXT_DIGEST if signed else codec.sha256_hex(ADAPTER))
     in_it = shown in ("it began", "it began, and the silo was started again")
     assert view.evaluated == ({1: NEXT_DIGEST} if signed and in_it else {})
     assert refused_ends(loop) == ([] if signed else ["RESULT_UNSIGNED"])
     loop.open_round(number + 1, NEXT, told=False)
-    assert (loop.bench.gate.view.round == number + 1) is signed and loop.guard.runs.run is not None
+    assert (loop.bench.judge.view.round == number + 1) is signed and loop.guard.runs.run is not None
     if not signed:
         assert NEXT_DIGEST not in fetched(loop)
 
@@ -304,9 +304,9 @@ def test_T58_an_end_of_a_round_that_was_not_shown_says_nothing(loop: Loop, seen:
         third = loop.shown
     say_end(loop, 3, NEXT_DIGEST, of=third)
     assert refused_ends(loop) == ([] if seen else ["ROUND_NOT_SHOWN"])
-    assert (loop.bench.gate.view.told_adapter == NEXT_DIGEST) is seen
+    assert (loop.bench.judge.view.told_adapter == NEXT_DIGEST) is seen
     loop.open_round(2, NEXT, told=False)
-    assert loop.bench.gate.view.round == 1, "nor does a round open that an end says is past"
+    assert loop.bench.judge.view.round == 1, "nor does a round open that an end says is past"
 
 
 @pytest.mark.parametrize("looked_at", [True, False])
@@ -321,7 +321,7 @@ def test_T58_the_end_of_a_second_transcript_counts_once_people_have_looked_at_th
     say_end(loop, 2, NEXT_DIGEST, of=second)
     assert refused_ends(loop) == ([] if looked_at else ["TRANSCRIPT_DIFFERS"])
     loop.open_round(3, NEXT, told=False)
-    assert (loop.bench.gate.view.round == 3) is looked_at
+    assert (loop.bench.judge.view.round == 3) is looked_at
 
 
 @pytest.mark.parametrize("adapter", [codec.sha256_hex(ADAPTER), "cd" * 32])
@@ -333,9 +333,9 @@ def test_T58_an_older_end_takes_no_later_one_back(loop: Loop, adapter: str) -> N
     say_end(loop, 2, NEXT_DIGEST)
     loop.restart()
     say_end(loop, 1, adapter, of=first)
-    assert refused_ends(loop) == ["ROUND_CLOSED"] and loop.bench.gate.view.told_adapter == NEXT_DIGEST
+    assert refused_ends(loop) == ["ROUND_CLOSED"] and loop.bench.judge.view.told_adapter == NEXT_DIGEST
     loop.open_round(3, NEXT, told=False)
-    assert loop.bench.gate.view.round == 3
+    assert loop.bench.judge.view.round == 3
 
 
 @pytest.mark.parametrize("other", [False, True])
@@ -345,7 +345,7 @@ def test_T58_the_end_of_a_round_may_be_said_again_and_no_other(loop: Loop, other
     loop.restart()
     say_end(loop, 1, "cd" * 32 if other else NEXT_DIGEST)
     assert refused_ends(loop) == (["ROUND_CLOSED"] if other else [])
-    assert loop.bench.gate.view.told_adapter == NEXT_DIGEST
+    assert loop.bench.judge.view.told_adapter == NEXT_DIGEST
     ends = {row["detail"]["aggregate"] for row in loop.bench.events("round.result")}
     assert ends == {NEXT_DIGEST} | ({"cd" * 32} if other else set()), "whoever signed two is found out"
 

@@ -89,7 +89,7 @@ def test_T36_two_releases_of_the_same_bytes_are_told_apart(tmp_path: Path) -> No
 def test_T18_who_ended_a_halt_is_told_with_the_halt(tmp_path: Path) -> None:
     with closing(site.bench(tmp_path, site.policy(["canary"], max_hits_per_day=1, release=2))) as bench:
         bench.responses((1, (site.PLANTED["canary"],)), (4, (site.PLANTED["canary"],)), (7, ()))
-        halts = Halts(bench.gate, bench.ledger)
+        halts = Halts(bench.judge, bench.ledger)
         (row,) = halts.rows()
         for person in ("alice", "bob"):
             halts.release(command("approvals.release", {"kind": row["kind"], "digest": row["digest"]}, person=person))

@@ -190,7 +190,7 @@ def test_one_message_says_what_would_have_passed(bench: Bench) -> None:
     bench.gate.close_windows()
     polled = next(record["seq"] for record in bench.events("egress.decision") if record["kind"] == "control.poll")
     assert outbox({"seq": polled})["outcome"] == "sent"  # not indexed
-    bench.gate.adopt(setting.edited("  messages_per_minute: 600", "  messages_per_minute: 599"))
+    bench.judge.policy = setting.edited("  messages_per_minute: 600", "  messages_per_minute: 599")
     assert outbox({"seq": rows["public.responses", "deny"]})["would_pass"][-1].endswith("would deny the same message")
     for seq in (bench.audit.size, rows["public.responses", "allow"] + 1):
         with pytest.raises(NotFoundError, match="no outbound decision"):
@@ -346,11 +346,11 @@ def test_T38_a_cosignature_of_another_history_differs(bench: Bench, tmp_path: Pa
     elsewhere.close()
     with pytest.raises(VerificationError) as lost:
         bench.audit.add_cosignature(note)
-    bench.gate.halt(lost.value.message, "LEDGER_UNWRITABLE")  # whatever its words, another cause
+    bench.judge.halt(lost.value.message, "LEDGER_UNWRITABLE")  # whatever its words, another cause
     assert queries["audit.status"]({})["coordinator"] == "not seen"
-    bench.gate.halt(lost.value.message, lost.value.code)  # as the loop does
+    bench.judge.halt(lost.value.message, lost.value.code)  # as the loop does
     assert queries["audit.status"]({})["coordinator"] == "differs"
-    bench.gate.halted = ""
+    bench.judge.halted = ""
     assert queries["audit.status"]({})["coordinator"] == "not seen"
 
 
@@ -374,10 +374,10 @@ def test_T38_a_halt_carries_the_code_of_its_cause_and_only_a_lost_history_differ
             audit.add_cosignature(shown if note == "of another history" else audit.checkpoint())
         cause = raised.value
     else:
-        loop.bench.gate.halt(cause.message, code)
+        loop.bench.judge.halt(cause.message, code)
     loop.coordinator.fails_at("control.poll", cause)
     loop.turn()
-    assert loop.bench.gate.halted == str(cause) and loop.bench.gate.halt_code == code
+    assert loop.bench.judge.halted == str(cause) and loop.bench.judge.halt_code == code
     assert as_json(loop.guard.queries)["audit.status"]({})["coordinator"] == word
     loop.turn()
     assert until in next(line for line in caplog.text.splitlines() if "nothing is sent until" in line)
@@ -472,7 +472,7 @@ def test_what_is_used_and_its_limit_are_what_the_next_decision_is_judged_by(benc
     rows = {(row["limit"], row["kind"]): row for row in answer["rows"]}
     assert rows["per_round", "lora.factors"]["used"] == rows["per_round", "lora.factors"]["max"] == 1
     assert rows["polls_per_minute", "control.poll"]["used"] == 1
-    bench.gate.view = replace(bench.gate.view, open_step=4)
+    bench.judge.view = replace(bench.judge.view, open_step=4)
     bench.responses((0, ("12",)), (2, ()), (3, ()), step=4)  # nothing stands against it, so that all of it is judged
     decided = bench.events("egress.decision")[-1]
     rules = {rule["rule"]: rule for rule in decided["rules"]}
@@ -536,7 +536,7 @@ def test_the_last_round_is_the_newest_that_is_over_whatever_stands_between_its_m
         )
     day = setting.policy_of(setting.policy_text()).file.budgets.day_bytes  # of which the ledger says nothing is used
     for open_round, cost in ((2, 30 + 20 + 3), (3, 7 + 5)):
-        bench.gate.view = replace(bench.gate.view, round=open_round)
+        bench.judge.view = replace(bench.judge.view, round=open_round)
         assert queries["limits"]({})["forecast"]["rounds_left"] == day // cost
 
 
@@ -555,7 +555,7 @@ def test_a_round_that_is_held_and_one_of_figures_alone_are_no_measure_of_the_nex
     leaves(1, "metrics.eval", 20)
     assert left() is None
     leaves(1, "public.responses", 7)
-    assert bench.gate.view.round == 1 and left() == day // 27
+    assert bench.judge.view.round == 1 and left() == day // 27
     kept = Release(
         id="r1/hospital_a/0", place=Place("run-1", 1, 0, "lora.factors"), digest=sha256_hex(b"held"),
         policy_digest="0" * 64, payload_bytes=4, recorded={}, facts={}, rules=[], persons=1, requested_at=0.0,
@@ -563,7 +563,7 @@ def test_a_round_that_is_held_and_one_of_figures_alone_are_no_measure_of_the_nex
     )  # fmt: skip
     bench.ledger.hold(kept, b"held")
     assert left() is None  # its update waits: 27 bytes are not what a round takes
-    bench.gate.view = replace(bench.gate.view, round=2)
+    bench.judge.view = replace(bench.judge.view, round=2)
     assert left() == day // 27  # over, and this is what it let out
     leaves(2, "metrics.eval", 3)
     assert left() == day // 27
@@ -579,7 +579,7 @@ def test_what_people_kept_back_counts_for_the_next_round_unless_it_left_after_al
 
     append("egress.decision", "public.responses", 7, "a", decision="allow")
     append("egress.decision", "lora.factors", 300, "b", decision="hold")
-    bench.gate.view = replace(bench.gate.view, round=2)
+    bench.judge.view = replace(bench.judge.view, round=2)
     left = [queries["limits"]({})["forecast"]["rounds_left"]]
     append("approval.deny", "lora.factors", 300, "b", reasons=["TIMING"], detail={"person": "alice"})
     left.append(queries["limits"]({})["forecast"]["rounds_left"])

@@ -123,18 +123,18 @@ def test_T34_a_reload_reads_the_file_again_and_only_tightens(tmp_path: Path) -> 
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / own.NAME).write_text(own.PATTERNS)
     running: Running = running_on(tmp_path, text)
-    before = running.bench.gate.policy.digest
+    before = running.bench.judge.policy.digest
     patterns_are(running.place, own.MORE)
     told = running.reload()
     assert (told["change"], told["fields"]) == ("tighter", [f"{KEY}.patterns"])
-    assert told["policy"] == running.bench.gate.policy.digest != before
-    custom = custom_of(running.bench.gate.policy.file)
+    assert told["policy"] == running.bench.judge.policy.digest != before
+    custom = custom_of(running.bench.judge.policy.file)
     assert custom is not None and len(custom.patterns) == 3
     for worse, said in ((own.PATTERNS, "looser"), ("patterns: 7\n", f"{own.NAME}:1: patterns: must be a list")):
         patterns_are(running.place, worse)
         with pytest.raises((NotAllowedError, UsageError), match=said):
             running.reload()
-        assert running.bench.gate.policy.digest == told["policy"]
+        assert running.bench.judge.policy.digest == told["policy"]
     patterns_are(running.place, own.MORE)
     assert running.reload()["change"] == "same"
     running.loop.close()
@@ -221,7 +221,7 @@ def test_T15_archived_texts_are_screened_again_with_own_patterns(
     draft.with_name(own.NAME).write_text(own.PATTERNS)
     with closing(screening.bench(tmp_path / "bench", setting.policy_of(loose))) as bench:
         for step, text in ((2, own.FOUND["study_number"]), (4, "ten and two make 12")):
-            bench.gate.view = replace(bench.gate.view, open_step=step)
+            bench.judge.view = replace(bench.judge.view, open_step=step)
             rows = {2: (1, 4, 7), 4: (0, 2, 3)}[step]
             offered = bench.responses((rows[0], (text, "12")), (rows[1], ()), (rows[2], ()), step=step)
             assert isinstance(offered, Allowed)

@@ -183,14 +183,14 @@ def test_every_method_runs_with_a_frozen_and_a_kept_back_update_is_known_by_its_
 @pytest.fixture
 def bench(tmp_path: Path) -> Any:
     made = Bench(tmp_path / "a", STRICT, schema=FROZEN)
-    made.gate.view = RunView(STRICT_PLAN, 1, setting.BASE_DIGEST, 1.0, training=Training(64, 2, 44))
+    made.judge.view = RunView(STRICT_PLAN, 1, setting.BASE_DIGEST, 1.0, training=Training(64, 2, 44))
     yield made
     made.close()
 
 
 def offered(bench: Bench, tensors: Arrays, kind: str = "lora.factor_b") -> Any:
     header = pb.Factors(base_digest=setting.BASE_DIGEST)
-    return bench.gate.offer(bench.gate.view.place(kind, 1), header, tensors=tensors)
+    return bench.gate.offer(bench.judge.view.place(kind, 1), header, tensors=tensors)
 
 
 def test_T36_an_update_of_b_leaves_after_two_people_said_yes_and_holds_b_alone(bench: Bench) -> None:
@@ -220,13 +220,13 @@ def test_T06_an_update_with_a_is_denied_at_the_silo(bench: Bench) -> None:
 
 
 def test_T07_a_round_of_one_record_is_denied_and_the_record_says_so(bench: Bench) -> None:
-    bench.gate.view = replace(bench.gate.view, training=Training(1, 1, 44))
+    bench.judge.view = replace(bench.judge.view, training=Training(1, 1, 44))
     denied = offered(bench, drawn(1, B))
     assert isinstance(denied, Denied) and denied.decision.reasons == ("MIN_RECORDS",)
     (record,) = bench.events("egress.decision")
     facts = record["facts"]["final"]
     assert (facts["records"], facts["epochs"], facts["steps"]) == (1, 1, 44)
-    bench.gate.view = replace(bench.gate.view, training=Training(64, 2, 44))
+    bench.judge.view = replace(bench.judge.view, training=Training(64, 2, 44))
     assert isinstance(offered(bench, drawn(1, B)), Held)
 
 
@@ -262,7 +262,7 @@ def test_T06_a_global_adapter_with_another_a_is_not_let_in(bench: Bench) -> None
     def fetch(tensors: Arrays) -> Any:
         bench.channel.answer = ("global.adapter", adapter_answer(tensors))
         body: Message = pb.Fetch(digest="ab" * 32)
-        return bench.gate.send(bench.gate.view.place("control.fetch"), body)
+        return bench.gate.send(bench.judge.view.place("control.fetch"), body)
 
     changed = {name: values.copy() for name, values in START.items()}
     changed[A].flat[0] += np.float32(1e-3)
@@ -286,7 +286,7 @@ def test_T06_an_adapter_kept_under_another_plan_is_fetched_again(tmp_path: Path)
 def test_a_site_of_the_strict_ruleset_lets_no_second_update_of_a_round_out(bench: Bench) -> None:
     unasked = setting.policy_of(TEXT.replace("first_rounds: 3", "first_rounds: 0"))
     free = Bench(bench.folder.parent / "b", unasked, schema=FROZEN)
-    free.gate.view = bench.gate.view
+    free.judge.view = bench.judge.view
     assert isinstance(offered(free, drawn(1, B)), Allowed)
     second = offered(free, drawn(2, B))
     assert isinstance(second, Denied) and second.decision.reasons == ("PER_ROUND",)

@@ -127,7 +127,7 @@ def test_T09_a_metric_off_the_grid_is_denied_and_on_it_passes(bench: Bench) -> N
     def offered(value: float) -> object:
         body = pb.MetricsEval(split="held_out", adapter_digest=setting.BASE_DIGEST)
         body.metrics.add(name="pass_at_1", value=value)
-        return bench.gate.offer(bench.gate.view.place("metrics.eval", 1), body)
+        return bench.gate.offer(bench.judge.view.place("metrics.eval", 1), body)
 
     assert isinstance(offered(0.28171234567), Denied)
     assert isinstance(offered(0.2817), Allowed)
@@ -405,36 +405,36 @@ def evaluation(digest: str) -> pb.MetricsEval:
 
 def test_T09_an_evaluation_leaves_with_the_digest_that_the_coordinator_announced_and_no_other(bench: Bench) -> None:
     def leaves(number: int, digest: str) -> bool:
-        return isinstance(bench.gate.offer(bench.gate.view.place("metrics.eval", number), evaluation(digest)), Allowed)
+        return isinstance(bench.gate.offer(bench.judge.view.place("metrics.eval", number), evaluation(digest)), Allowed)
 
     first, second = "ab" * 32, "cd" * 32
-    bench.gate.view = RunView(setting.PLAN).opened(1, pb.RoundOpen(base_digest="ef" * 32))
+    bench.judge.view = RunView(setting.PLAN).opened(1, pb.RoundOpen(base_digest="ef" * 32))
     assert not leaves(1, first)
-    bench.gate.view = bench.gate.view.evaluating(first)
+    bench.judge.view = bench.judge.view.evaluating(first)
     assert not leaves(1, second)
     # The next round opens while the trainer still evaluates, and the silo is started again.
-    bench.gate.view = bench.gate.view.opened(2, pb.RoundOpen(base_digest=first)).evaluating(second)
-    bench.gate.view = RunView.from_json(setting.PLAN, json.loads(json.dumps(bench.gate.view.to_json())))
+    bench.judge.view = bench.judge.view.opened(2, pb.RoundOpen(base_digest=first)).evaluating(second)
+    bench.judge.view = RunView.from_json(setting.PLAN, json.loads(json.dumps(bench.judge.view.to_json())))
     assert leaves(1, first)
     assert not leaves(2, first) and leaves(2, second)
     assert not leaves(0, first) and leaves(0, "")
 
 
 def test_T09_progress_beyond_the_plan_is_not_said(bench: Bench) -> None:
-    bench.gate.send(bench.gate.view.place("control.progress", 1, 4), pb.Progress(round=1, step=4))
+    bench.gate.send(bench.judge.view.place("control.progress", 1, 4), pb.Progress(round=1, step=4))
     for number, step in ((1, 5), (2, 1)):
         body = pb.Progress(round=number, step=step)
         with pytest.raises(DeniedError):
-            bench.gate.send(bench.gate.view.place("control.progress", number, step), body)
+            bench.gate.send(bench.judge.view.place("control.progress", number, step), body)
     with pytest.raises(DeniedError):
-        bench.gate.send(bench.gate.view.place("control.progress", 1, 4), pb.Progress(round=1, step=3))
+        bench.gate.send(bench.judge.view.place("control.progress", 1, 4), pb.Progress(round=1, step=3))
     assert bench.channel.kinds() == ["control.progress"]
 
 
 def test_T36_opening_round_2_first_does_not_free_the_first_release(holding: Bench) -> None:
-    holding.gate.view = RunView(setting.PLAN, 2, setting.BASE_DIGEST, 1.0, {}, 0, training=Training(6, 1, 4))
+    holding.judge.view = RunView(setting.PLAN, 2, setting.BASE_DIGEST, 1.0, {}, 0, training=Training(6, 1, 4))
     header = pb.Factors(base_digest=setting.BASE_DIGEST)
-    offered = holding.gate.offer(holding.gate.view.place("lora.factors", 2), header, tensors=small_factors())
+    offered = holding.gate.offer(holding.judge.view.place("lora.factors", 2), header, tensors=small_factors())
     assert isinstance(offered, Held)
 
 
@@ -442,11 +442,11 @@ def test_a_round_that_opens_again_is_its_redelivery_or_not_let_in(bench: Bench) 
     steps = [pb.PublicStep(step=2, prompt_indices=[1, 4, 7]), pb.PublicStep(step=4, prompt_indices=[0, 2, 3])]
     body = pb.RoundOpen(base_digest="cd" * 32, public_steps=steps)
     bench.poll("round.open", body, round=2)
-    bench.gate.view = bench.gate.view.opened(2, body)
+    bench.judge.view = bench.judge.view.opened(2, body)
     bench.poll("round.open", body, round=2)
-    restored = RunView.from_json(setting.PLAN, json.loads(json.dumps(bench.gate.view.to_json())))
+    restored = RunView.from_json(setting.PLAN, json.loads(json.dumps(bench.judge.view.to_json())))
     assert restored.witnesses is None  # nobody's word is carried over a restart: joining asks again
-    bench.gate.view = restored.witnessed(1)
+    bench.judge.view = restored.witnessed(1)
     bench.poll("round.open", body, round=2)  # killed before the acknowledgement was sent
     for changed, number in ((pb.RoundOpen(base_digest="ef" * 32, public_steps=steps), 2), (body, 1)):
         with pytest.raises(IngressDenied):
@@ -458,10 +458,10 @@ def test_a_round_that_was_not_let_in_can_be_abstained_from(bench: Bench) -> None
     body = pb.Abstain(round=3)
     with pytest.raises(DeniedError):
         bench.gate.send(Place("run-1", 3, 0, "control.abstain"), body)
-    for view in (bench.gate.view.refused(3), RunView().refused(3)):
-        bench.gate.view = view
+    for view in (bench.judge.view.refused(3), RunView().refused(3)):
+        bench.judge.view = view
         bench.gate.send(Place("run-1", 3, 0, "control.abstain"), body)
-    bench.gate.view = bench.gate.view.refused(3)
+    bench.judge.view = bench.judge.view.refused(3)
     with pytest.raises(DeniedError):
         bench.gate.send(Place("run-1", 4, 0, "control.abstain"), pb.Abstain(round=4))
 
@@ -524,7 +524,7 @@ def offered(folder: Path, policy: Policy, body: bytes, read_from: bytes | None) 
     try:
         factors = codec.decode_factors(body)
         made = bench.gate.offer(
-            bench.gate.view.place("lora.factors", 1), factors.header, tensors=factors.tensors,
+            bench.judge.view.place("lora.factors", 1), factors.header, tensors=factors.tensors,
             read_from=factors.payload if read_from is None else read_from,
         )  # fmt: skip
         record = bench.events("egress.decision")[0]

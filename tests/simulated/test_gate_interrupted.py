@@ -57,7 +57,7 @@ def test_T34_what_waits_to_be_sent_is_judged_by_the_policy_in_force(bench: Bench
         if change == "expired":
             again.clock_now += 500 * DAY
         if change == "kind halted":
-            again.gate._judge.book.screen_halts["lora.factors"] = again.gate.now()
+            again.judge.book.screen_halts["lora.factors"] = again.judge.now()
         (item,) = again.ledger.outbox("allowed")
         if change == "none":
             again.gate.retry(item)
@@ -77,41 +77,41 @@ def test_T34_what_waits_to_be_sent_is_judged_by_the_policy_in_force(bench: Bench
 
 def test_T39_what_was_allowed_before_a_halt_is_not_sent_in_it(bench: Bench) -> None:
     offered = bench.factors()
-    bench.gate.halted = "the disk is full"
+    bench.judge.halted = "the disk is full"
     with pytest.raises(OperationError, match="the disk is full"):
         bench.gate.transmit(offered)
     assert bench.channel.sent == []
     assert [item.state for item in bench.ledger.outbox()] == ["allowed"]  # it waits for the repair
-    bench.gate.halted = ""
+    bench.judge.halted = ""
     bench.gate.transmit(offered)
     assert bench.channel.kinds() == ["lora.factors"]
 
 
 def test_T39_in_a_halt_nothing_is_decided_since_nothing_could_be_recorded(bench: Bench) -> None:
-    bench.gate.halted = "the disk is full"
+    bench.judge.halted = "the disk is full"
     before = bench.audit.size
     with pytest.raises(OperationError, match="the disk is full"):
         bench.factors()
     with pytest.raises(OperationError, match="the disk is full"):
-        bench.gate.record("stop")
+        bench.judge.record("stop")
     assert (bench.audit.size, bench.channel.sent, bench.ledger.outbox()) == (before, [], [])
-    bench.gate.halted = ""
+    bench.judge.halted = ""
     assert isinstance(bench.factors(), Allowed)
 
 
 def test_T41_the_gates_time_never_goes_back_nor_over_a_restart(bench: Bench) -> None:
     bench.clock_now += DAY
-    latest = bench.gate.now()
+    latest = bench.judge.now()
     assert latest == bench.clock_now
     bench.clock_now -= DAY
-    assert bench.gate.now() == latest
+    assert bench.judge.now() == latest
     with closing(bench.restart()) as again:
-        assert again.gate.now() == latest  # the log holds nothing of that time, the ledger does
+        assert again.judge.now() == latest  # the log holds nothing of that time, the ledger does
 
 
 def test_T41_a_payload_is_as_old_as_the_time_that_never_goes_back_says(bench: Bench) -> None:
     bench.clock_now += 100 * DAY
-    bench.gate.now()
+    bench.judge.now()
     bench.clock_now -= 100 * DAY  # it was wrong, and is put right
     offered = bench.responses()
     bench.gate.transmit(offered)
@@ -125,21 +125,21 @@ def test_T41_a_payload_is_as_old_as_the_time_that_never_goes_back_says(bench: Be
 @pytest.mark.parametrize("answer", ["approve", "reject"])
 def test_T36_an_answer_during_a_halt_is_refused_and_not_spent(holding: Bench, answer: str) -> None:
     release, give = holding.hold(holding.factors()), getattr(holding, answer)
-    holding.gate.halted = "somebody signed two transcripts"
+    holding.judge.halted = "somebody signed two transcripts"
     with pytest.raises(OperationError) as refused:
         give(release)
     assert refused.value.code == "HALTED"
-    holding.gate.halted = ""
+    holding.judge.halted = ""
     assert give(release)
     assert len(holding.events("approval.grant" if answer == "approve" else "approval.deny")) == 1
 
 
 def test_a_hold_whose_time_is_over_during_a_halt_ends_on_record_afterwards(holding: Bench) -> None:
     holding.hold(holding.factors(), 10.0)
-    holding.gate.halted = "somebody signed two transcripts"
+    holding.judge.halted = "somebody signed two transcripts"
     holding.clock_now += 1000
     assert holding.releases.expire() == [] and holding.ledger.releases("held")
-    holding.gate.halted = ""
+    holding.judge.halted = ""
     (ended,) = holding.releases.expire()
     assert ended.outcome == "missed" and len(holding.events("approval.expire")) == 1
     assert holding.releases.expire() == []
@@ -169,7 +169,7 @@ def test_T36_a_no_before_a_kill_is_neither_lost_nor_doubled(holding: Bench, at: 
         keep_recorded_noes(bench.ledger, bench.audit.records())  # as the guard does at its start
         assert bench.releases.judge_again() == []
         with pytest.raises(ConflictError) as refused:
-            bench.releases.approve(replace(yes, arguments=yes.arguments | {"policy_digest": bench.gate.policy.digest}))
+            bench.releases.approve(replace(yes, arguments=yes.arguments | {"policy_digest": bench.judge.policy.digest}))
         assert refused.value.code == ("NOT_HELD" if change == "nothing" else "STALE_VIEW")
         assert bench.events("approval.grant") == []
         (ended,) = bench.releases.expire()  # what the loop does with each turn
@@ -220,7 +220,7 @@ def test_T36_a_recorded_no_to_other_bytes_or_to_what_is_over_is_none(holding: Be
 
 def test_a_no_that_a_ledger_of_an_earlier_version_kept_first_is_recorded_with_its_effect(holding: Bench) -> None:
     release = holding.hold(holding.factors())
-    kept = Approval(release.id, "bob", "f" * 64, release.digest, "reject", "", holding.gate.now())
+    kept = Approval(release.id, "bob", "f" * 64, release.digest, "reject", "", holding.judge.now())
     holding.ledger.approve(kept)
     (ended,) = holding.releases.expire()
     (record,) = holding.events("approval.deny")
@@ -232,7 +232,7 @@ def test_T39_a_no_that_the_log_does_not_take_is_not_kept(holding: Bench) -> None
     with failing(holding.audit, "append", LogFullError("no space")), pytest.raises(LogFullError):
         holding.reject(release)
     assert holding.ledger.approvals(release.id) == []
-    holding.gate.halted = ""  # as after a restart with space
+    holding.judge.halted = ""  # as after a restart with space
     assert holding.releases.expire() == [] and holding.view(release)["approvers"]["given"] == []
     settled = holding.reject(release, reason_code="TIMING")
     (record,) = holding.events("approval.deny")
@@ -270,16 +270,16 @@ def release(halts: Halts, person: str) -> bool:
 
 
 def halt(bench: Bench) -> None:
-    bench.gate._judge.book.screen_halts["public.responses"] = bench.gate.now()
+    bench.judge.book.screen_halts["public.responses"] = bench.judge.now()
 
 
 def test_T36_a_halt_is_released_although_the_guard_was_killed_after_the_yes(bench: Bench) -> None:
-    halts = Halts(bench.gate, bench.ledger)
+    halts = Halts(bench.judge, bench.ledger)
     halt(bench)
     with failing(bench.gate, "record"), pytest.raises(Killed):
         release(halts, "alice")
-    assert bench.gate.screen_halts
-    assert release(halts, "alice") and not bench.gate.screen_halts
+    assert bench.judge.book.screen_halts
+    assert release(halts, "alice") and not bench.judge.book.screen_halts
 
 
 def two_needed() -> Policy:
@@ -290,19 +290,19 @@ def two_needed() -> Policy:
 
 def test_T39_a_yes_to_a_halt_that_the_log_does_not_take_counts_nothing(tmp_path: Path) -> None:
     with closing(Bench(tmp_path / "a", two_needed())) as bench:
-        halts = Halts(bench.gate, bench.ledger)
+        halts = Halts(bench.judge, bench.ledger)
         halt(bench)
         with failing(bench.audit, "append", LogFullError("no space")), pytest.raises(LogFullError):
             release(halts, "alice")
-        bench.gate.halted = ""  # as after a restart with space
-        assert halts.rows()[0]["given"] == [] and not release(halts, "bob") and bench.gate.screen_halts
-        assert release(halts, "alice") and not bench.gate.screen_halts
+        bench.judge.halted = ""  # as after a restart with space
+        assert halts.rows()[0]["given"] == [] and not release(halts, "bob") and bench.judge.book.screen_halts
+        assert release(halts, "alice") and not bench.judge.book.screen_halts
         assert [each["detail"]["person"] for each in bench.events("approval.grant")] == ["bob", "alice"]
 
 
 def test_a_yes_to_a_halt_names_its_own_record_also_where_the_end_of_the_halt_is_behind_it(tmp_path: Path) -> None:
     with closing(Bench(tmp_path / "a", two_needed())) as bench:
-        halts = Halts(bench.gate, bench.ledger)
+        halts = Halts(bench.judge, bench.ledger)
         halt(bench)
         arguments = {"kind": "public.responses", "digest": halts.rows()[0]["digest"]}
         told = [halts.release(command("approvals.release", arguments, person=each)) for each in ("alice", "bob")]
@@ -312,8 +312,8 @@ def test_a_yes_to_a_halt_names_its_own_record_also_where_the_end_of_the_halt_is_
 
 def test_T41_no_yes_to_an_earlier_halt_counts_where_the_clock_stands_still(tmp_path: Path) -> None:
     with closing(Bench(tmp_path / "a", two_needed())) as bench:
-        halts = Halts(bench.gate, bench.ledger)
-        bench.gate.now()
+        halts = Halts(bench.judge, bench.ledger)
+        bench.judge.now()
         bench.clock_now -= 3600.0
         halt(bench)
         assert [release(halts, person) for person in ("alice", "bob")] == [False, True]
@@ -491,7 +491,7 @@ def test_what_a_kill_left_of_it_goes_at_the_next_start(tmp_path: Path, ahead: li
 def offer(bench: Bench, body: bytes) -> Any:
     factors = decode_factors(body)
     return bench.gate.offer(
-        bench.gate.view.place("lora.factors", 1), factors.header, tensors=factors.tensors, read_from=factors.payload
+        bench.judge.view.place("lora.factors", 1), factors.header, tensors=factors.tensors, read_from=factors.payload
     )
 
 
@@ -524,13 +524,13 @@ def nothing_finite() -> bytes:
 def test_T39_what_is_denied_is_off_the_disk_before_that_is_recorded(
     bench: Bench, ahead: list[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    record, there = bench.gate._judge.record_decision, list[list[str]]()
+    record, there = bench.judge.record_decision, list[list[str]]()
 
     def recorded(*of: Any, **more: Any) -> Any:
         there.append(names(bench.folder / "payloads"))
         return record(*of, **more)
 
-    monkeypatch.setattr(bench.gate._judge, "record_decision", recorded)
+    monkeypatch.setattr(bench.judge, "record_decision", recorded)
     assert isinstance(offer(bench, nothing_finite()), Denied)
     assert there == [[]] and len(ahead) == 1
     assert isinstance(offer(bench, body_of(drawn())), Allowed)  # the counterpart: what leaves is there by then
@@ -549,7 +549,7 @@ def test_T39_a_disk_that_refuses_it_halts_the_gate(bench: Bench, ahead: list[byt
     full = OSError(errno.ENOSPC, "No space left on device")
     with failing(files, "_write_new", full), pytest.raises(OperationError) as raised:
         offer(bench, body_of(drawn()))
-    assert raised.value.code == "PAYLOADS_UNWRITABLE" == bench.gate.halt_code
+    assert raised.value.code == "PAYLOADS_UNWRITABLE" == bench.judge.halt_code
     assert names(bench.folder / "payloads") == [] and bench.channel.sent == []
 
 
@@ -557,7 +557,7 @@ def test_where_room_has_to_be_made_first_nothing_is_written_before(
     bench: Bench, ahead: list[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     body = body_of(drawn())
-    gigabytes = bench.gate.policy.file.retention.outbox_max_gb
+    gigabytes = bench.judge.policy.file.retention.outbox_max_gb
     monkeypatch.setattr(archive_module, "_GB", (len(body) - 1) / gigabytes)
     with pytest.raises(OperationError) as raised:
         offer(bench, body)

@@ -64,7 +64,7 @@ def bench_of(folder: Path, ruleset: str, part: str = "give") -> Bench:
         folder / "state", policy_named(ruleset), schema=SCHEMAS.get(ruleset, setting.SCHEMA),
         screens=screens(folder / "scratch"),
     )  # fmt: skip
-    bench.gate.view = RunView(
+    bench.judge.view = RunView(
         setting.PLAN.model_copy(update={"method": PROBE}), 1, setting.BASE_DIGEST, 1.0, STEPS, 2,
         {1: setting.BASE_DIGEST}, training=Training(64, 1, 4), asked=ASKED if part == "give" else TAKES,
         usable_records=10,
@@ -74,7 +74,7 @@ def bench_of(folder: Path, ruleset: str, part: str = "give") -> Bench:
 
 def offered(bench: Bench, message: Message) -> Allowed | Denied | Held:
     tensors = None if message.tensors is None else dict(message.tensors)
-    return bench.gate.offer(bench.gate.view.place(message.kind, 1, message.step), message.body, tensors=tensors)
+    return bench.gate.offer(bench.judge.view.place(message.kind, 1, message.step), message.body, tensors=tensors)
 
 
 @pytest.mark.parametrize("ruleset", [*RULESETS, "further"])
@@ -82,11 +82,11 @@ def test_the_gate_lets_out_what_its_ruleset_names(tmp_path: Path, ruleset: str) 
     policy, made = policy_named(ruleset), {}
     bench = bench_of(tmp_path, ruleset)
     for kind in sorted(set(OFFERED_KINDS) - _ELSEWHERE):
-        view = bench.gate.view
+        view = bench.judge.view
         if kind == "bandit.reward":
-            bench.gate.view = RunView(**{**vars(view), "asked": TAKES})
+            bench.judge.view = RunView(**{**vars(view), "asked": TAKES})
         made[kind] = offered(bench, good(kind, ruleset).message)
-        bench.gate.view = view
+        bench.judge.view = view
     for kind, outcome in made.items():
         if getattr(policy.file.egress, kind.replace(".", "_")) is None:
             assert isinstance(outcome, Denied), kind
@@ -121,9 +121,9 @@ def test_the_entrance_lets_in_what_its_ruleset_names(tmp_path: Path, ruleset: st
     bench.channel.answer = (kind, payload)
     if getattr(NAMED[ruleset].file.ingress, kind.replace(".", "_")) is None:
         with pytest.raises(IngressDenied, match="KIND_NOT_ALLOWED"):
-            bench.gate.send(bench.gate.view.place("control.poll"), pb.Poll())
+            bench.gate.send(bench.judge.view.place("control.poll"), pb.Poll())
     else:
-        taken = bench.gate.send(bench.gate.view.place("control.poll"), pb.Poll())
+        taken = bench.gate.send(bench.judge.view.place("control.poll"), pb.Poll())
         assert (taken.kind, taken.body) == (kind, message.body)
     bench.close()
 
@@ -131,14 +131,14 @@ def test_the_entrance_lets_in_what_its_ruleset_names(tmp_path: Path, ruleset: st
 def test_a_question_that_was_let_in_is_what_may_be_answered(tmp_path: Path) -> None:
     """The silo's side of `asked`, from one real message to the next: first nothing, then what the coordinator asked."""
     bench = bench_of(tmp_path, "fedgrpo")
-    bench.gate.view = RunView(**{**vars(bench.gate.view), "asked": type(ASKED)()})
+    bench.judge.view = RunView(**{**vars(bench.judge.view), "asked": type(ASKED)()})
     refused = offered(bench, good("competence.score", "fedgrpo").message)
     assert isinstance(refused, Denied) and "NOT_ASKED" in refused.decision.reasons
     body = good("competence.ask", "fedgrpo", inbound=True).message.body
-    bench.gate.view = bench.gate.view.asking(body, 2)
+    bench.judge.view = bench.judge.view.asking(body, 2)
     assert isinstance(offered(bench, good("competence.score", "fedgrpo").message), Allowed)
     # and it outlasts a restart of the guard, as the rest of the view does
-    view = bench.gate.view
+    view = bench.judge.view
     assert view.plan is not None
     assert RunView.from_json(view.plan, view.to_json()).asked == view.asked
     bench.close()
@@ -172,7 +172,7 @@ def policy_of(kind: str, names: tuple[str, ...], hits: int = 10) -> Policy:
 def text_bench(folder: Path, policy: Policy, *, part: str = "give", screens: Screens | None = None) -> Bench:
     folder.mkdir(parents=True)
     bench = Bench(folder / "state", policy, screens=screens or site.screens(folder / "scratch"))
-    bench.gate.view = RunView(
+    bench.judge.view = RunView(
         setting.PLAN.model_copy(update={"method": PROBE}), 1, setting.BASE_DIGEST, 1.0, STEPS, 2,
         asked=ASKED if part == "give" else TAKES,
     )  # fmt: skip
@@ -181,7 +181,7 @@ def text_bench(folder: Path, policy: Policy, *, part: str = "give", screens: Scr
 
 def offered_text(bench: Bench, kind: str, text: str) -> Allowed | Denied:
     message = (answers((0, text)) if kind == "competence.answers" else package((0, text))).message
-    outcome = bench.gate.offer(bench.gate.view.place(kind, 1, message.step), message.body)
+    outcome = bench.gate.offer(bench.judge.view.place(kind, 1, message.step), message.body)
     assert isinstance(outcome, Allowed | Denied)
     return outcome
 
@@ -247,12 +247,12 @@ def test_T15_a_planted_text_is_refused_by_the_screen_that_knows_it_and_leaves_wi
 def test_T14_a_kind_whose_screen_has_no_material_is_denied_and_said_beforehand(tmp_path: Path, kind: str) -> None:
     policy = policy_of(kind, ("canary", "charset"))
     with closing(text_bench(tmp_path / "none", policy, screens=Screens())) as bench:
-        (trouble,) = bench.gate.screen_troubles()
+        (trouble,) = bench.judge.screen_troubles()
         assert kind in trouble and "data.canaries" in trouble
         denied = offered_text(bench, kind, "it is 12")
         assert isinstance(denied, Denied) and "SCREEN_FAILED" in denied.decision.reasons
     with closing(text_bench(tmp_path / "there", policy)) as bench:
-        assert bench.gate.screen_troubles() == []
+        assert bench.judge.screen_troubles() == []
         assert isinstance(offered_text(bench, kind, "it is 12"), Allowed)
 
 
@@ -263,7 +263,7 @@ def test_T18_too_many_hits_a_day_halt_the_kind_until_persons_release_it(tmp_path
             assert isinstance(offered_text(bench, kind, site.PLANTED["charset"]), Denied)
         halted = offered_text(bench, kind, "it is 12")
         assert isinstance(halted, Denied) and halted.decision.reasons == ("SCREEN_HALT",)
-        halts = Halts(bench.gate, bench.ledger)
+        halts = Halts(bench.judge, bench.ledger)
         (row,) = halts.rows()
         assert row["kind"] == kind
         with pytest.raises(NotFoundError):
@@ -301,7 +301,7 @@ def taken(bench: Bench, kind: str, text: str) -> Any:
     message = (package((0, text), inbound=True) if kind == "knowledge.package" else reward_ask((4, (text,)))).message
     bench.channel.routing = {"run": "run-1", "round": 1, "step": message.step}
     bench.channel.answer = (kind, message.body)
-    return bench.gate.send(bench.gate.view.place("control.poll"), pb.Poll())
+    return bench.gate.send(bench.judge.view.place("control.poll"), pb.Poll())
 
 
 @pytest.mark.parametrize(("kind", "ruleset"), [("knowledge.package", "knexa"), ("reward.ask", "fedgrpo")])
@@ -337,4 +337,4 @@ def test_a_good_package_of_every_ruleset_that_has_one_passes_its_screens(tmp_pat
     for number, ruleset in enumerate(("knexa", "fedid-central")):
         with closing(text_bench(tmp_path / str(number), policy_named(ruleset))) as bench:
             message = good("knowledge.package", ruleset).message
-            assert isinstance(bench.gate.offer(bench.gate.view.place(message.kind, 1), message.body), Allowed)
+            assert isinstance(bench.gate.offer(bench.judge.view.place(message.kind, 1), message.body), Allowed)

@@ -25,7 +25,7 @@ from tests.world import Bench
 
 
 def test_every_decision_replays_from_its_own_record(bench: Bench) -> None:
-    bench.gate.send(bench.gate.view.place("control.heartbeat"), pb.Heartbeat())
+    bench.gate.send(bench.judge.view.place("control.heartbeat"), pb.Heartbeat())
     bench.responses()
     bench.factors()
     bench.factors()  # the second of a round is denied, by the count of the first
@@ -44,7 +44,7 @@ def test_every_decision_replays_from_its_own_record(bench: Bench) -> None:
 def logged(tmp_path: Path) -> Path:
     """A site folder with a log of six decisions, and three policies."""
     bench = Bench(tmp_path / "a", setting.policy_of(setting.policy_text()))
-    bench.gate.send(bench.gate.view.place("control.heartbeat"), pb.Heartbeat())
+    bench.gate.send(bench.judge.view.place("control.heartbeat"), pb.Heartbeat())
     bench.gate.send(Place("", 0, 0, "control.checkpoint"), pb.Checkpoint())
     bench.responses()
     bench.factors()
@@ -142,8 +142,8 @@ def test_an_approved_plan_replays_with_its_approvals(tmp_path: Path) -> None:
     bench = Bench(tmp_path / "a", setting.policy_of(text))
     plan = pb.RunPlan(canonical_json=setting.PLAN.canonical())
     held = Inbound(Place("run-1", 0, 0, "run.plan"), 1, plan, plan.SerializeToString(deterministic=True), "", {})
-    assert bench.gate.decide_inbound(held, ()).verdict == "hold"
-    assert bench.gate.decide_inbound(held, (Approval("ada", ("approver",)),)).verdict == "allow"
+    assert bench.gate.ingress.decide_inbound(held, ()).verdict == "hold"
+    assert bench.gate.ingress.decide_inbound(held, (Approval("ada", ("approver",)),)).verdict == "allow"
     again = [row for row in replay(bench.events("ingress.decision"), bench.policy) if row.record["kind"] == "run.plan"]
     assert [row.record["decision"] for row in again] == ["hold", "allow"]
     assert not any(row.changed for row in again)
@@ -195,7 +195,7 @@ def test_a_tighter_clip_is_said_to_have_clipped_first(logged: Path) -> None:
 
 
 def test_a_record_counts_the_rules_that_do_not_apply_and_lists_the_others(bench: Bench) -> None:
-    bench.gate.send(bench.gate.view.place("control.heartbeat"), pb.Heartbeat())
+    bench.gate.send(bench.judge.view.place("control.heartbeat"), pb.Heartbeat())
     bench.factors()
     for record in bench.events("egress.decision"):
         history = History.from_json(json.loads(json.dumps(record["facts"]["history"])))

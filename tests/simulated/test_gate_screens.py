@@ -148,7 +148,7 @@ def test_own_answers_keep_the_numbers_that_the_trainer_knows(tmp_path: Path) -> 
 def test_T15_a_hit_may_wait_for_as_many_persons_as_the_kind_asks_for(tmp_path: Path) -> None:
     with closing(site.bench(tmp_path, site.policy(on_hit="hold", persons=2))) as bench:
         assert isinstance(bench.responses((1, ("12",)), (4, ()), (7, ())), Allowed)  # no hit, nobody is asked
-        bench.gate.view = replace(bench.gate.view, open_step=4)
+        bench.judge.view = replace(bench.judge.view, open_step=4)
         held = bench.responses((0, (site.PLANTED["canary"],)), (2, ()), (3, ()), step=4)
         release = bench.hold(held)
         assert held.decision.reasons == ("SCREEN_HIT",)
@@ -214,10 +214,10 @@ def test_T15_a_screen_without_its_material_denies_the_message(tmp_path: Path, na
     with closing(site.bench(tmp_path / "bare", site.policy([name]), screens=bare)) as bench:
         assert reasons(bench.responses(*message)) == ("SCREEN_FAILED",)
         assert bench.events("egress.decision")[0]["facts"]["final"]["screens_failed"] == [name]
-        assert [name in trouble for trouble in bench.gate.screen_troubles()] == [True]
+        assert [name in trouble for trouble in bench.judge.screen_troubles()] == [True]
     with closing(site.bench(tmp_path / "whole", site.policy([name]))) as bench:
         assert isinstance(bench.responses(*message), Allowed)
-        assert bench.gate.screen_troubles() == []
+        assert bench.judge.screen_troubles() == []
 
 
 def test_a_screen_that_raises_denies_the_message_and_withholds_nothing(
@@ -261,7 +261,7 @@ def test_T14_an_index_that_is_not_the_trainers_file_for_this_key_is_none(tmp_pat
 
 def halted(bench: Bench, step: int = 2) -> Any:
     """A message without any hit."""
-    bench.gate.view = replace(bench.gate.view, open_step=step)
+    bench.judge.view = replace(bench.judge.view, open_step=step)
     rows = (1, 4, 7) if step == 2 else (0, 2, 3)
     return bench.responses((rows[0], ("12",)), (rows[1], ()), (rows[2], ()), step=step)
 
@@ -269,7 +269,7 @@ def halted(bench: Bench, step: int = 2) -> Any:
 def test_T18_more_hits_than_the_day_may_have_halt_the_kind_until_approvers_release_it(tmp_path: Path) -> None:
     bench = site.bench(tmp_path, site.policy(max_hits_per_day=2, release=2))
     assert isinstance(with_hits(bench, 2), Allowed)  # as many as the limit: still withheld and sent
-    bench.gate.view = replace(bench.gate.view, open_step=4)
+    bench.judge.view = replace(bench.judge.view, open_step=4)
     over = bench.responses((0, (site.PLANTED["pii_basic"],)), (2, ()), (3, ()), step=4)
     assert reasons(over) == ("SCREEN_HALT",)
     assert [record["reasons"] for record in bench.events("halt")] == [["SCREEN_HALT"]]
@@ -279,12 +279,12 @@ def test_T18_more_hits_than_the_day_may_have_halt_the_kind_until_approvers_relea
     bench = bench.restart()
     assert reasons(halted(bench, 4)) == ("SCREEN_HALT",)
 
-    (row,) = Halts(bench.gate, bench.ledger).rows()
+    (row,) = Halts(bench.judge, bench.ledger).rows()
 
     def release(person: str = "alice", roles: tuple[str, ...] = ("approver",), **changes: str) -> bool:
         arguments = {"kind": "public.responses", "digest": row["digest"], **changes}
         order = command("approvals.release", arguments, person=person, roles=roles)
-        return bool(Halts(bench.gate, bench.ledger).release(order)["released"])
+        return bool(Halts(bench.judge, bench.ledger).release(order)["released"])
 
     with pytest.raises(NotAllowedError):
         release("bob", ("operator", "site-admin"))
@@ -297,7 +297,7 @@ def test_T18_more_hits_than_the_day_may_have_halt_the_kind_until_approvers_relea
         release("alice")
     assert reasons(halted(bench, 4)) == ("SCREEN_HALT",)
     bench = bench.restart()  # one signature is kept
-    assert release("carol") and Halts(bench.gate, bench.ledger).rows() == []
+    assert release("carol") and Halts(bench.judge, bench.ledger).rows() == []
     assert [record["detail"]["persons"] for record in bench.events("release")] == [["alice", "carol"]]
     bench = bench.restart()
     assert isinstance(halted(bench, 4), Allowed)
@@ -307,9 +307,9 @@ def test_T18_more_hits_than_the_day_may_have_halt_the_kind_until_approvers_relea
 def test_T18_a_release_is_signed_over_one_halt_under_one_policy(tmp_path: Path) -> None:
     bench = site.bench(tmp_path, site.policy(max_hits_per_day=0))
     assert reasons(with_hits(bench, 1)) == ("SCREEN_HALT",)
-    (row,) = Halts(bench.gate, bench.ledger).rows()
+    (row,) = Halts(bench.judge, bench.ledger).rows()
     bench = bench.restart(site.policy(max_hits_per_day=1))
-    halts = Halts(bench.gate, bench.ledger)
+    halts = Halts(bench.judge, bench.ledger)
     arguments = {"kind": "public.responses", "digest": row["digest"]}
     with pytest.raises(ConflictError):
         halts.release(command("approvals.release", arguments))
@@ -321,12 +321,12 @@ def test_T18_a_release_is_signed_over_one_halt_under_one_policy(tmp_path: Path) 
 def test_T18_hits_of_a_message_that_is_denied_or_killed_count_all_the_same(tmp_path: Path) -> None:
     asked = site.policy(["canary", "overlap"], max_hits_per_day=1)
     bench = site.bench(tmp_path, asked)
-    step = dataclasses.replace(bench.gate.view, steps={2: (1, 4, 7)})
-    bench.gate.view = step
+    step = dataclasses.replace(bench.judge.view, steps={2: (1, 4, 7)})
+    bench.judge.view = step
     assert isinstance(with_hits(bench, 1), Allowed)
     # The same step again is over its one message: refused before any screen has run, so nothing is counted.
     assert "PER_STEP" in reasons(with_hits(bench, 1))
-    assert bench.gate.screen_halts == {}
+    assert bench.judge.book.screen_halts == {}
     bench.close()
 
 
@@ -334,7 +334,7 @@ def test_T18_a_new_day_begins_with_no_hits(tmp_path: Path) -> None:
     bench = site.bench(tmp_path, site.policy(max_hits_per_day=1))
     assert isinstance(with_hits(bench, 1), Allowed)
     bench.clock_now += DAY_SECONDS
-    bench.gate.view = replace(bench.gate.view, open_step=4)
+    bench.judge.view = replace(bench.judge.view, open_step=4)
     offered = bench.responses((0, (site.PLANTED["canary"],)), (2, ()), (3, ()), step=4)
     assert isinstance(offered, Allowed)
     bench.close()
@@ -400,10 +400,10 @@ def test_T15_T34_an_index_that_was_made_for_another_policy_does_not_pass_for_thi
     assert tight.file.text_screens.overlap.background_set is None  # type: ignore[union-attr]
     with closing(site.bench(tmp_path, site.policy(["overlap"]))) as bench:
         if tightened:
-            bench.gate.adopt(tight)
+            bench.judge.policy = tight
         offered = bench.responses((1, ("it is 12",)), (4, ()), (7, ()))
         assert isinstance(offered, Allowed) is leaves
-        assert bool(bench.gate.screen_troubles()) is tightened
+        assert bool(bench.judge.screen_troubles()) is tightened
         if tightened:
             assert "SCREEN_FAILED" in reasons(offered)
-            assert "other settings" in bench.gate.screen_troubles()[0]
+            assert "other settings" in bench.judge.screen_troubles()[0]

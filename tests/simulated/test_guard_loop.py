@@ -65,7 +65,7 @@ def test_T07_the_guard_hands_out_the_rows_and_an_update_is_judged_by_them(loop: 
     loop.coordinator.says("control.fetch", "global.adapter", ADAPTER, run="run-1", round=1)
     loop.base_evaluated()
     for task in ("LoadAdapter", *["PrivateStep"] * 4):
-        assert loop.bench.gate.view.training is None
+        assert loop.bench.judge.view.training is None
         loop.trainer_says("done", task=task, round=1, metrics={})
     handed = [message.fields["rows"] for message in loop.trainer.told if message.fields.get("task") == "PrivateStep"]
     sampler = PrivateSampler(40, b"s" * 32, setting.PLAN.seed)  # the trainer said that it has 40
@@ -79,7 +79,7 @@ def test_T07_the_guard_hands_out_the_rows_and_an_update_is_judged_by_them(loop: 
     facts = decided["facts"]["final"]
     assert (decided["decision"], facts["records"], facts["epochs"], facts["steps"]) == ("allow", 12, 1, 4)
     loop.restart()
-    assert loop.bench.gate.view.training == Training(12, 1, 4, of=40), (
+    assert loop.bench.judge.view.training == Training(12, 1, 4, of=40), (
         "a release that is held over a restart is judged alike"
     )
 
@@ -219,7 +219,7 @@ def test_a_second_plan_is_declined_and_the_run_that_is_open_goes_on(loop: Loop) 
     other = setting.PLAN.model_copy(update={"run": "run-2"})
     loop.offer_plan(other)
     loop.turn()
-    assert loop.guard.runs.run is not None and loop.bench.gate.view.round == 1
+    assert loop.guard.runs.run is not None and loop.bench.judge.view.round == 1
     assert [loop.bench.ledger.run_state(name) for name in ("run-1", "run-2")] == ["running", "declined"]
     assert [envelope.run for envelope, _ in loop.coordinator.bodies("control.abstain")] == ["run-2"]
     denied = [row for row in loop.bench.events("ingress.decision") if row["decision"] == "deny"]
@@ -267,7 +267,7 @@ def test_a_plan_that_the_policy_denies_is_acknowledged_only_when_the_no_was_hear
 
 def test_T07_the_counts_of_a_run_go_with_it_and_its_name_stays_spent(loop: Loop) -> None:
     in_round(loop)
-    of_run = [key for key in loop.bench.gate._judge.book.counts if key.startswith("run-1/")]
+    of_run = [key for key in loop.bench.judge.book.counts if key.startswith("run-1/")]
     assert any(key.endswith("/metrics.eval") for key in of_run)
     loop.coordinator.says("control.poll", "run.end", pb.RunEnd(outcome="finished"), run="run-1", round=1)
     loop.turn()

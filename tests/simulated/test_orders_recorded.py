@@ -225,7 +225,7 @@ def test_a_silos_orders_are_done_and_recorded(loop: Loop, monkeypatch: pytest.Mo
         give("stop", "bob", request_id="request-4")
     assert stopped == []
     with monkeypatch.context() as failing:
-        failing.setattr(orders.gate._judge, "halted", "DISK")
+        failing.setattr(orders.judge, "halted", "DISK")
         assert "record" not in give("pause", request_id="request-5") and run.paused  # less leaves: no record is needed
         with pytest.raises(OperationError):
             give("resume", request_id="request-6")

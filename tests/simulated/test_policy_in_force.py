@@ -547,7 +547,7 @@ class Running:
         assert isinstance(offered, Held)
         release = self.bench.releases.hold(offered, deadline_seconds=None)
         return release.id, {
-            "release": release.id, "digest": release.digest, "policy_digest": self.bench.gate.policy.digest,
+            "release": release.id, "digest": release.digest, "policy_digest": self.bench.judge.policy.digest,
             **self.bench.shown(release),
         }  # fmt: skip
 
@@ -560,7 +560,7 @@ def running_on(folder: Path, text: str, charter: str | None = None) -> Running:
     loop = Loop(folder / "guard", site.policy)
     loop.guard.orders = replace(loop.guard.orders, site=site)
     scratch = Bench(folder / "scratch", site.policy)
-    loop.bench.gate.view = scratch.gate.view  # an open round
+    loop.bench.judge.view = scratch.judge.view  # an open round
     scratch.close()
     return Running(place, loop)
 
@@ -587,7 +587,7 @@ def test_T34_a_tightened_file_decides_from_the_next_message_on(running: Running)
     running.place.policy_is(wording(LESS_L2))
     told = running.reload()
     assert told["change"] == "tighter" and told["fields"] == ["egress.lora.factors.max_total_l2"]
-    assert told["policy"] == running.bench.gate.policy.digest == running.place.site().policy.digest
+    assert told["policy"] == running.bench.judge.policy.digest == running.place.site().policy.digest
     assert denied(running.bench.factors()) == ("TOTAL_L2",)
     record = running.bench.events("policy.load")[-1]
     assert record["detail"] | {"person": "dave", "change": "tighter"} == record["detail"]
@@ -599,10 +599,10 @@ def test_T34_a_tightened_file_decides_from_the_next_message_on(running: Running)
 
 
 def test_T34_the_same_file_again_changes_nothing(running: Running) -> None:
-    before = running.bench.gate.policy.digest
+    before = running.bench.judge.policy.digest
     running.place.policy_is(f"# a comment\n{wording()}")
     assert running.reload()["change"] == "same"
-    assert running.bench.gate.policy.digest == before
+    assert running.bench.judge.policy.digest == before
     assert isinstance(running.bench.factors(), Allowed)
 
 
@@ -636,7 +636,7 @@ def test_T34_the_status_says_what_is_in_force_and_what_it_is_made_of(tmp_path: P
 
 
 def test_T34_a_loosened_file_is_refused_and_nobody_outside_hears_of_it(running: Running) -> None:
-    before, sent = running.bench.gate.policy.digest, len(running.loop.coordinator.sent)
+    before, sent = running.bench.judge.policy.digest, len(running.loop.coordinator.sent)
     running.place.policy_is(wording(MORE_L2, ("min_peers: 2", "min_peers: 1")))
     with pytest.raises(NotAllowedError) as refused:
         running.reload()
@@ -644,7 +644,7 @@ def test_T34_a_loosened_file_is_refused_and_nobody_outside_hears_of_it(running: 
     for field in ("egress.lora.factors.max_total_l2", "federation.min_peers"):
         assert field in refused.value.message
     assert "fedsilo policy propose" in refused.value.hint
-    assert running.bench.gate.policy.digest == before and running.bench.ledger.policy_in_force is None
+    assert running.bench.judge.policy.digest == before and running.bench.ledger.policy_in_force is None
     record = running.bench.events("policy.reload_refused")[0]
     assert record["reasons"] == ["POLICY_LOOSER"] and record["detail"]["person"] == "dave"
     assert running.bench.events("policy.load") == [] and len(running.loop.coordinator.sent) == sent
@@ -674,12 +674,12 @@ def test_T34_approvals_do_not_help_a_running_silo(running: Running) -> None:
     ],
 )
 def test_T34_a_broken_file_keeps_the_policy_in_force_and_says_so(running: Running, text: str, says: str) -> None:
-    before = running.bench.gate.policy.digest
+    before = running.bench.judge.policy.digest
     running.place.policy_is(text)
     with pytest.raises((UsageError, NotAllowedError), match=says) as refused:
         running.reload()
     assert "stays in force" in refused.value.message and before[:12] in refused.value.message
-    assert running.bench.gate.policy.digest == before
+    assert running.bench.judge.policy.digest == before
     assert running.bench.events("policy.reload_refused")[0]["reasons"] == [refused.value.code]
     assert isinstance(running.bench.factors(), Allowed)
 
@@ -750,7 +750,7 @@ def test_T36_approvals_given_before_a_reload_are_void(holding: Running) -> None:
     holding.reload()
     with pytest.raises(ConflictError):  # what was shown is not what is in force
         holding.bench.releases.approve(command("approvals.approve", shown, person="bob"))
-    again = shown | {"policy_digest": holding.bench.gate.policy.digest, **holding.bench.opened(name)}
+    again = shown | {"policy_digest": holding.bench.judge.policy.digest, **holding.bench.opened(name)}
     _, settled = holding.bench.releases.approve(command("approvals.approve", again, person="bob"))
     assert settled is None  # alice's yes was to the former policy
     _, settled = holding.bench.releases.approve(command("approvals.approve", again, person="alice"))
@@ -766,7 +766,7 @@ def test_T36_persons_and_hours_of_a_held_release_follow_the_policy(holding: Runn
     after = holding.bench.ledger.release(name)
     assert (before.persons, after.persons) == (1, 2)
     assert before.expires_at - after.expires_at == 22 * 3600.0
-    again = shown | {"policy_digest": holding.bench.gate.policy.digest, **holding.bench.opened(name)}
+    again = shown | {"policy_digest": holding.bench.judge.policy.digest, **holding.bench.opened(name)}
     _, settled = holding.bench.releases.approve(command("approvals.approve", again, person="alice"))
     assert settled is None
     _, settled = holding.bench.releases.approve(command("approvals.approve", again, person="bob"))

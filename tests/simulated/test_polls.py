@@ -157,7 +157,7 @@ def test_refused_polls_come_seldom_and_the_status_names_who_refuses(loop: Loop, 
     assert loop.bench.audit.size - size < 100
     link, text = fault(loop)
     assert link == "down" and "the coordinator" in text and "policy" not in text
-    assert not loop.bench.gate.halted
+    assert not loop.bench.judge.halted
 
 
 def test_an_answer_that_is_not_let_in_backs_off_too_though_the_complaint_is_heard(loop: Loop) -> None:

@@ -70,7 +70,7 @@ def test_T38_the_outcome_names_the_coordinators_record_where_it_is_a_number_of_o
     (acked,) = bench.events("egress.acked")
     assert acked["link"]["decision"] == sent.decision_seq and acked["link"].get("peer_event") == recorded
     assert "peer_event" not in bench.events("egress.sent")[-1]["link"]  # before the answer there was none to name
-    assert bench.gate.halted == "" and bench.ledger.outbox("allowed") == []
+    assert bench.judge.halted == "" and bench.ledger.outbox("allowed") == []
 
 
 def test_T38_the_coordinator_tells_the_number_of_its_record(tmp_path: Path) -> None:

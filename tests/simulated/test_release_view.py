@@ -131,8 +131,8 @@ def test_a_rejected_one_is_told_beside_the_last_that_left(site: Site) -> None:
 def offered(site: Site, value: float) -> Any:
     """What the gate says to an update whose values are all the same."""
     tensors = {name: np.full(shape, value, np.float32) for name, shape in schema(site.rank).tensors}
-    body = pb.Factors(base_digest=site.bench.gate.view.base_digest)
-    return site.bench.gate.offer(site.bench.gate.view.place("lora.factors", site.round), body, tensors=tensors)
+    body = pb.Factors(base_digest=site.bench.judge.view.base_digest)
+    return site.bench.gate.offer(site.bench.judge.view.place("lora.factors", site.round), body, tensors=tensors)
 
 
 def test_T36_bytes_that_were_rejected_in_another_run_are_a_finding_that_names_who_said_no(site: Site) -> None:
@@ -180,7 +180,7 @@ def test_a_base_is_compared_with_nothing_where_what_the_last_round_ended_in_is_n
         if run != site.run:
             site.restart(site.policy, run=run, rank=8)
         site.open_round(site.round if run != "run-1" else site.round + 1)
-        site.bench.gate.view.evaluated.pop(site.round - 1)  # type: ignore[attr-defined]
+        site.bench.judge.view.evaluated.pop(site.round - 1)  # type: ignore[attr-defined]
         told = site.bench.releases.comparison(site.hold_factors(1.0))
         assert what not in {row["what"] for row in told["rows"]}
         assert "" not in {row["before"] for row in told["rows"] if row["differs"]}
@@ -209,7 +209,7 @@ def test_it_says_in_a_sentence_what_leaves_and_who_is_there_by_name(site: Site) 
     (kind,) = shown["leaves"]["kinds"]
     assert kind["says"].startswith("changes to the model") and "the coordinator can read them" in kind["says"]
     assert "main topics" in kind["says"]  # N7
-    spiffe = site.bench.gate.policy.file.federation.coordinator
+    spiffe = site.bench.judge.policy.file.federation.coordinator
     assert shown["leaves"]["destination"]["name"].split(" of ") == [
         " ".join(spiffe.split("/")[3:5]), spiffe.split("/")[2],
     ]  # fmt: skip
@@ -345,19 +345,19 @@ def test_a_base_that_is_not_what_the_last_round_ended_in(site: Site) -> None:
 
 def test_what_the_last_round_ended_in_may_be_unknown(site: Site) -> None:
     site.open_round(site.round + 1, base="ba5e" * 16)  # a round that this silo missed came between
-    site.bench.gate.view.evaluated.pop(site.round - 1)  # type: ignore[attr-defined]
+    site.bench.judge.view.evaluated.pop(site.round - 1)  # type: ignore[attr-defined]
     shown = view(site, site.hold_factors(1.0))
     assert codes(shown) == [] and "last base unknown" in shown["difference"]
 
 
 def test_a_changed_policy_names_its_fields_looser_ones_first(site: Site) -> None:
-    block = site.bench.gate.policy.file.egress.lora_factors
+    block = site.bench.judge.policy.file.egress.lora_factors
     assert block is not None
-    before = site.bench.gate.policy.digest
-    site.bench.gate.adopt(policy({f"    max_l2: {block.max_l2:g} ": f"    max_l2: {8 * block.max_l2:g} "}))
+    before = site.bench.judge.policy.digest
+    site.bench.judge.policy = policy({f"    max_l2: {block.max_l2:g} ": f"    max_l2: {8 * block.max_l2:g} "})
     shown = view(site, site.hold_factors(0.125))
     assert codes(shown) == ["POLICY_CHANGED"] and shown["policy"]["before"] == before
-    assert f"{before[:4]}->{site.bench.gate.policy.digest[:4]}: max_l2 " in says(shown, "POLICY_CHANGED")
+    assert f"{before[:4]}->{site.bench.judge.policy.digest[:4]}: max_l2 " in says(shown, "POLICY_CHANGED")
     assert "looser" in says(shown, "POLICY_CHANGED")
     assert says(shown, "POLICY_CHANGED").endswith("; reject or defer if nobody at your site announced it")
 
@@ -366,11 +366,11 @@ def test_every_limit_that_was_loosened_is_listed_and_of_the_others_so_many(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(findings, "EVIDENCE_MAX", 2)
-    block = site.bench.gate.policy.file.egress.lora_factors
+    block = site.bench.judge.policy.file.egress.lora_factors
     assert block is not None
     edits = {f"    max_l2: {block.max_l2:g} ": f"    max_l2: {8 * block.max_l2:g} "}
     edits |= {f"min_records: {block.min_records} ": "min_records: 1 ", "day_bytes: 360000": "day_bytes: 360001"}
-    site.bench.gate.adopt(policy(edits | {"max_local_epochs: 5": "max_local_epochs: 4"}))
+    site.bench.judge.policy = policy(edits | {"max_local_epochs: 5": "max_local_epochs: 4"})
     (finding,) = [one for one in view(site, site.hold_factors(0.125))["noticed"] if one["code"] == "POLICY_CHANGED"]
     told = [each["what"].rpartition(" ") for each in finding["evidence"][1:]]
     assert {name.rpartition(".")[2] for name, _, _ in told} == {"max_l2", "min_records", "day_bytes"}
@@ -379,7 +379,7 @@ def test_every_limit_that_was_loosened_is_listed_and_of_the_others_so_many(
 
 def test_a_changed_policy_whose_content_is_gone_is_still_said(site: Site) -> None:
     site.bench.ledger.keep_policy_of_sent("lora.factors", PolicyInForce("0" * 64, {}, ""))
-    site.bench.gate.adopt(policy({"  day_bytes: 360000": "  day_bytes: 360001"}))
+    site.bench.judge.policy = policy({"  day_bytes: 360000": "  day_bytes: 360001"})
     shown = view(site, site.hold_factors(1.0))
     assert codes(shown) == ["POLICY_CHANGED"] and ":" not in says(shown, "POLICY_CHANGED")
 
@@ -440,7 +440,7 @@ def test_a_release_that_takes_more_than_a_third_of_what_is_left_of_the_day(site:
     used = day["measured"] - held.payload_bytes
     tight = {"  day_bytes: 360000": f"  day_bytes: {used + 3 * held.payload_bytes - 1}"}
     site.bench.releases.miss("run-1", 2, 0)
-    site.bench.gate.adopt(policy(tight))
+    site.bench.judge.policy = policy(tight)
     shown = view(site, site.hold_factors(1.0))
     assert codes(shown) == ["POLICY_CHANGED", "BUDGET"]
     share = 100 * (used + held.payload_bytes) / (used + 3 * held.payload_bytes - 1)

@@ -43,7 +43,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
     """Two messages have left under a policy that screens for characters alone: the first one with a canary."""
     with closing(site.bench(tmp_path, setting.policy_of(LOOSE))) as made:
         for step, text in ((2, PLANTED), (4, CLEAN)):
-            made.gate.view = replace(made.gate.view, open_step=step)
+            made.judge.view = replace(made.judge.view, open_step=step)
             rows = {2: (1, 4, 7), 4: (0, 2, 3)}[step]
             offered = made.responses((rows[0], (text, "12")), (rows[1], ()), (rows[2], ()), step=step)
             assert isinstance(offered, Allowed)
@@ -116,7 +116,7 @@ def test_what_never_left_or_came_in_is_in_no_archive(tmp_path: Path) -> None:
     with closing(site.bench(tmp_path / "in", setting.policy_of(plain))) as bench:
         bench.channel.routing = {"run": "run-1", "round": 1, "step": 2}
         bench.channel.answer = ("public.donors", setting.donors_message((1, "hospital_b", "12")).body)
-        bench.gate.send(bench.gate.view.place("control.poll"), pb.Poll())
+        bench.gate.send(bench.judge.view.place("control.poll"), pb.Poll())
         (row,) = asked(bench, site.policy_text(["charset"], donor_screens=["charset"]))["rows"]
         assert row["why"] == "what came in is not archived"
         assert asked(bench, plain)["rows"] == []

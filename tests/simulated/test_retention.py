@@ -109,7 +109,7 @@ def test_what_cannot_be_kept_does_not_leave(bench: Bench, monkeypatch: pytest.Mo
     monkeypatch.setattr(payloads_module, "write_durably", full)
     with pytest.raises(OperationError) as raised:
         bench.responses()
-    assert raised.value.code == "PAYLOADS_UNWRITABLE" == bench.gate.halt_code and bench.gate.halted
+    assert raised.value.code == "PAYLOADS_UNWRITABLE" == bench.judge.halt_code and bench.judge.halted
     assert bench.channel.sent == [] and bench.events("egress.decision") == []
     # the counterpart: with room the same answers leave
     monkeypatch.setattr(payloads_module, "write_durably", write_durably)
@@ -174,7 +174,7 @@ def test_T39_a_full_outbox_halts_the_gate_with_its_reason(
         return
     with pytest.raises(OperationError):
         bench.responses()
-    assert bench.gate.halt_code == "OUTBOX_FULL" and "waits for an answer" in bench.gate.halted
+    assert bench.judge.halt_code == "OUTBOX_FULL" and "waits for an answer" in bench.judge.halted
     assert bench.channel.sent == [] and bench.ledger.outbox() == []
 
 
@@ -193,9 +193,9 @@ def test_bytes_wait_on_the_disk_until_they_are_answered_and_then_go_unless_archi
 def test_bytes_that_two_messages_share_stay_until_both_are_answered(tmp_path: Path) -> None:
     bench = bench_of(tmp_path / "a", payload_archive="false")
     first = bench.responses()
-    bench.gate.view = replace(bench.gate.view, round=2)
+    bench.judge.view = replace(bench.judge.view, round=2)
     second = bench.gate.offer(
-        bench.gate.view.place("public.responses", 2, 2), parsed(first.kind, first.payload, OUTBOUND_KINDS)[0]
+        bench.judge.view.place("public.responses", 2, 2), parsed(first.kind, first.payload, OUTBOUND_KINDS)[0]
     )
     assert isinstance(first, Allowed) and isinstance(second, Allowed) and first.digest == second.digest
     bench.gate.transmit(first)

@@ -132,7 +132,7 @@ def test_a_trainer_that_kept_its_state_is_given_only_what_comes_after_it(
     first = done - (stands["task"] == "GeneratePublic")
     assert (fields, bodies) == (undisturbed[0][first:], undisturbed[1][first:])
     assert before + sent(loop) == undisturbed[2]
-    view = loop.bench.gate.view
+    view = loop.bench.judge.view
     assert view.training is not None and (view.training.records, view.training.steps) == (6, 4)
 
 

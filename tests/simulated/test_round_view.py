@@ -319,7 +319,7 @@ def test_the_last_finished_step_of_a_round_is_shown_until_the_next_round(loop: L
     loop.turn(3)
     assert step() == done
     loop.open_round(2)
-    assert loop.bench.gate.view.round == 2 and step() == 0
+    assert loop.bench.judge.view.round == 2 and step() == 0
     loop.guard.runs.change_view(open_step=2)
     loop.restart()  # while its answers are held, nothing is at work
     assert step() == 2

@@ -151,7 +151,7 @@ def loop(loop: Loop) -> Loop:
 
 def report(loop: Loop, metrics: dict[str, Any], step: int = 2) -> None:
     task: Any = SimpleNamespace(round=1, step=step)
-    loop.guard.status.metrics({"metrics": metrics}, task, loop.bench.gate.view, {})
+    loop.guard.status.metrics({"metrics": metrics}, task, loop.bench.judge.view, {})
 
 
 def test_what_a_step_says_of_its_engine_is_in_the_state_and_in_the_curves(loop: Loop) -> None:

@@ -52,12 +52,12 @@ def supervised(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(main, "Supervisor", supervisor)
     monkeypatch.setattr(main, "probe_fields", lambda config, process_id: {})
     monkeypatch.setattr(main, "never_shown", lambda config: [])
-    gate = loop.bench.gate
+    judge = loop.bench.judge
     config = SimpleNamespace(trainer=SimpleNamespace(launch="guard"))
     site: Any = SimpleNamespace(config=config, schema=setting.SCHEMA, site_secret=b"")
     trainer = SupervisedTrainer(
         site, loop.events, lambda: False,
-        record=lambda event, **fields: gate.record(event, run=gate.view.run or None, **fields),
+        record=lambda event, **fields: judge.record(event, run=judge.view.run or None, **fields),
     )  # fmt: skip
     trainer.start()
     return given["restarted"]
@@ -93,9 +93,9 @@ def test_T39_a_restart_that_cannot_be_recorded_halts(tmp_path: Path, monkeypatch
             raise LogFullError("no space left")
 
         monkeypatch.setattr(loop.bench.audit, "append", full)
-        assert not loop.bench.gate.halted
+        assert not loop.bench.judge.halted
         restarted(Restart(137, 1, task=STEP))
         loop.turn()
-        assert loop.bench.gate.halted and loop.guard._failure is None
+        assert loop.bench.judge.halted and loop.guard._failure is None
     finally:
         loop.close()

@@ -77,7 +77,7 @@ class Post:
 
 def recording(loop: Loop, event: str) -> Any:
     def record(told: Any) -> dict[str, int]:
-        return {"record": loop.bench.gate.record(event, detail=dict(told))}
+        return {"record": loop.bench.judge.record(event, detail=dict(told))}
 
     return record
 
@@ -251,7 +251,7 @@ def test_an_answer_to_what_is_not_kept_any_more_settles_it(loop: Loop, post: Pos
         (kept,) = (path for path in loop.folder.rglob("*") if path.is_file() and update.digest in path.name)
         kept.unlink()
         post.carry_in(post.write(*acks(file, UPDATE)))
-    assert UPDATE not in {item.kind for item in loop.bench.ledger.outbox("allowed")} and not loop.bench.gate.halted
+    assert UPDATE not in {item.kind for item in loop.bench.ledger.outbox("allowed")} and not loop.bench.judge.halted
     assert [event["reasons"] for event in loop.bench.events("egress.indeterminate")] == [["NOT_FOUND"]]
 
 

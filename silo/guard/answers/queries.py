@@ -27,7 +27,7 @@ from fedsilo.protocol.errors import NotAllowedError, NotFoundError
 from silo.guard.answers.curves import CurveView, FigureHistory
 from silo.guard.answers.limits import LimitsView
 from silo.guard.answers.rounds import RoundView
-from silo.guard.gate import Gate
+from silo.guard.decisions import Judge
 from silo.guard.ledger import Ledger, Release
 from silo.guard.releases import Releases
 from silo.guard.site import Site
@@ -46,7 +46,7 @@ class Queries:
     """What may be asked of a guard. Each query runs in the asking thread, and takes none of the loop's time.
 
     Args:
-        site, gate, ledger, audit, releases: read only.
+        site, judge, ledger, audit, releases: read only.
         history: the trainer's figures.
         clock: UTC seconds.
 
@@ -58,7 +58,7 @@ class Queries:
     def __init__(
         self,
         site: Site,
-        gate: Gate,
+        judge: Judge,
         ledger: Ledger,
         audit: AuditLog,
         releases: Releases,
@@ -67,12 +67,12 @@ class Queries:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._site = site
-        self._gate = gate
+        self._judge = judge
         self._ledger = ledger
         self._releases = releases
         self._clock = clock
         self.index = LogIndex(audit.directory, lambda: audit.size)
-        self._messages = MessageView(self.index, lambda: gate.policy)
+        self._messages = MessageView(self.index, lambda: judge.policy)
         self.records = AuditView(
             audit,
             self.index,
@@ -84,8 +84,8 @@ class Queries:
         self._limits = LimitsView(
             ledger,
             self.index,
-            policy=lambda: gate.policy,
-            view=lambda: gate.view,
+            policy=lambda: judge.policy,
+            view=lambda: judge.view,
             schema=site.schema,
             now_seconds=clock,
         )
@@ -94,8 +94,8 @@ class Queries:
             lambda: site.config.silo,
             ledger,
             self.index,
-            view=lambda: gate.view,
-            policy=lambda: gate.policy.digest,
+            view=lambda: judge.view,
+            policy=lambda: judge.policy.digest,
             now_seconds=clock,
         )
 
@@ -124,10 +124,10 @@ class Queries:
         return self._ledger.release(QueryArguments(arguments, "release").text("release"))
 
     def _coordinator(self) -> tuple[str, ...]:
-        return (self._gate.policy.file.federation.coordinator,)
+        return (self._judge.policy.file.federation.coordinator,)
 
     def _contradicting(self) -> tuple[str, ...]:
-        lost = bool(self._gate.halted) and self._gate.halt_code == OWN_HISTORY_LOST
+        lost = bool(self._judge.halted) and self._judge.halt_code == OWN_HISTORY_LOST
         return self._coordinator() if lost else ()
 
 
