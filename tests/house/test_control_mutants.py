@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.controls import ROOT, mutants
+from benchmarks.controls import ROOT, mutants, noticed_before, page
 from benchmarks.mutants import Edit
 
 MUTANTS = mutants()
@@ -44,6 +44,13 @@ def edit(old: str, new: str, function: str = "Gate.send") -> Edit:
 def test_there_are_enough_and_each_is_one() -> None:
     assert len(EDITS) >= STEPS_MIN
     assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS)
+
+
+def test_the_page_names_the_test_that_is_run_first_the_next_time() -> None:
+    test, mutant = "tests/policies/test_rules.py::test_rule_refuses", MUTANTS[0].name
+    row = {"mutant": mutant, "caught_by": f"FAILED {test}[a rule: too many] - assert 1 == 2", "seconds": 1.0}
+    survivor = {"mutant": MUTANTS[1].name, "caught_by": "", "seconds": 1.0}
+    assert noticed_before(page([{"figures": {"rows": [row, survivor]}}])) == {mutant: test}
 
 
 @pytest.mark.parametrize("mutant", EDITS, ids=lambda each: each.name)
