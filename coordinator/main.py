@@ -35,16 +35,14 @@ from certs.roles import Roles
 from coordinator.answers.queries import Files, Panel
 from coordinator.blobs import AnyPayload, Blobs
 from coordinator.config import CoordinatorConfig, load_config
-from coordinator.control import Control
-from coordinator.driver import Driver
-from coordinator.effects import Parts
+from coordinator.control import Control, Submissions
+from coordinator.driver import Driver, Parts
 from coordinator.ingress import Agreed, Ingress
 from coordinator.native_log import NativeLog
 from coordinator.outbox import Replies
 from coordinator.record import Outcome
 from coordinator.server import FederationService, federation_server
 from coordinator.store import Store
-from coordinator.submission import Submissions
 from coordinator.transfer import Transfers
 from fedsilo.audit.log import AuditLog
 from fedsilo.audit.record import CLOCK_ACCEPTED

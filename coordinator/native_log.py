@@ -194,7 +194,7 @@ class NativeLog:
     def take(self, data: bytes) -> None:
         """Log or pass on whole messages of the C library."""
         for message in _NEXT_MESSAGE.split(data.decode("utf-8", "surrogateescape")):
-            with _Boundary():
+            with _PerLine():
                 self._take(message)
 
     def _take(self, message: str) -> None:
@@ -228,7 +228,7 @@ class NativeLog:
         )
         about = refused.format(f"connections from {host}" if host else "connections", fault.cause)
         if self._quiet.say(f"{fault.cause} {host}", about, line):
-            with _Boundary():
+            with _PerLine():
                 self._report(fault.cause, address)
 
     def _write(self, text: str) -> None:
@@ -236,7 +236,7 @@ class NativeLog:
             write_all(self._real, text.encode("utf-8", "surrogateescape"))
 
 
-class _Boundary:
+class _PerLine:
     """A line that cannot be dealt with costs that line, never those after it."""
 
     def __enter__(self) -> None: ...

@@ -20,7 +20,6 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
-from types import TracebackType
 from typing import Any
 
 import grpc
@@ -31,6 +30,7 @@ from coordinator.config import Limits
 from coordinator.driver import Driver
 from coordinator.native_log import address_of, host_of
 from coordinator.outbox import Reply
+from fedsilo.control.socket_server import CallBoundary, NoSlotError
 from fedsilo.files.logs import QuietLog, about
 from fedsilo.protocol import codec, services
 from fedsilo.protocol._generated import federation_pb2 as pb
@@ -71,42 +71,25 @@ class _TooShortError(PeerError):
     """The stream ended before all that was announced had come."""
 
 
-class _TooManyCallsError(OperationError):
-    """One silo has more calls open than it may (T24)."""
+class _SiloCall(CallBoundary):
+    """Tells a refused caller from a failure, and logs neither more often than it must."""
 
-
-class _Boundary:
-    """Ends a call whose handler failed with a bare status. The text stays in this process's log (T8, T24)."""
-
-    def __init__(self, context: grpc.ServicerContext, quiet: QuietLog) -> None:
-        self._context = context
-        self._quiet = quiet
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is None or isinstance(error, GeneratorExit):
-            return
+    def failed(self, error: BaseException) -> None:
         if isinstance(error, NotAllowedError):
-            host, certificate = _caller(self._context)
-            self._quiet.say(
+            host, certificate = _caller(self.context)
+            self.quiet.say(
                 f"refused {host} {certificate}", f"refused calls from {host}", f"refused a call from {error.line}"
             )
-            self._context.abort(grpc.StatusCode.UNAUTHENTICATED, "")
-        if isinstance(error, _TooManyCallsError):
-            self._quiet.say(error.message, error.message, error.message)
-            self._context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "")
+            self.context.abort(grpc.StatusCode.UNAUTHENTICATED, "")
         if isinstance(error, FedSiloError):
             cause = f"{type(error).__name__} {error.code}"
-            self._quiet.say(cause, f"calls that ended by {cause}", f"a call ended: {error.line}", level=logging.ERROR)
-            self._context.abort(grpc.StatusCode.UNAVAILABLE, "")
-        if isinstance(error, Exception) and self._context.is_active():
+            self.quiet.say(cause, f"calls that ended by {cause}", f"a call ended: {error.line}", level=logging.ERROR)
+            self.context.abort(grpc.StatusCode.UNAVAILABLE, "")
+        if isinstance(error, Exception) and self.context.is_active():
             cause = type(error).__name__
             about, line = f"calls that ended by {cause}, a fault of ours", "a call ended by a fault of ours"
-            self._quiet.say(cause, about, line, level=logging.ERROR, error=error)
-            self._context.abort(grpc.StatusCode.INTERNAL, "")
+            self.quiet.say(cause, about, line, level=logging.ERROR, error=error)
+            self.context.abort(grpc.StatusCode.INTERNAL, "")
 
 
 def _caller(context: grpc.ServicerContext) -> tuple[str, str]:
@@ -179,7 +162,7 @@ class FederationService:
 
     def exchange(self, requests: Iterator[codec.Frame], context: grpc.ServicerContext) -> Iterator[codec.Frame]:
         """One message in, one message out."""
-        with _Boundary(context, self._quiet), contextlib.suppress(LineClosed):
+        with _SiloCall(context, self._quiet), contextlib.suppress(LineClosed):
             peer = self._peer(context)
             with self._one_more(peer), contextlib.ExitStack() as stack:
                 stack.callback(self.watchdog.rest, context)
@@ -310,7 +293,7 @@ class FederationService:
         try:
             if too_many:
                 # not ended here: what `abort` raises would pass for a fault of ours further out
-                raise _TooManyCallsError(f"{peer.spiffe_id} has too many calls open")
+                raise NoSlotError(f"{peer.spiffe_id} has too many calls open")
             yield
         finally:
             with self._lock:

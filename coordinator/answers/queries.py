@@ -136,9 +136,13 @@ class Files:
     """
 
     def __init__(
-        self, config: CoordinatorConfig, certificate_pem: bytes, roles: Roles, panel: Panel,
+        self,
+        config: CoordinatorConfig,
+        certificate_pem: bytes,
+        roles: Roles,
+        panel: Panel,
         now_seconds: Callable[[], float],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._config = config
         self._running = describe_certificate(certificate_pem)["fingerprint"]
         self._roles = roles
@@ -250,9 +254,12 @@ class SentView:
         page = sorted(rows, key=lambda row: row.place)[: limit + 1]
         shown = [row.to_json(waits.get(row.key, 0)) for row in page[:limit]]
         return {
-            "messages": shown, "total": total + len(unsent), "sent": messages, "waiting": sum(waits.values()),
+            "messages": shown,
+            "total": total + len(unsent),
+            "sent": messages,
+            "waiting": sum(waits.values()),
             "next": shown[-1]["seq"] if len(page) > limit else None,
-        }  # fmt: skip
+        }
 
     def _one(self, name: str) -> dict[str, Any]:
         with self._reading() as session:
@@ -264,11 +271,13 @@ class SentView:
                 raise NotFoundError("nothing of that was sent, and nothing waits", hint="coordinator outbox list")
             waiting = [
                 {
-                    "step": item.step, "bytes": len(item.payload), "sha256": sha256_hex(item.payload),
+                    "step": item.step,
+                    "bytes": len(item.payload),
+                    "sha256": sha256_hex(item.payload),
                     "delivered": item.delivered_sequence != 0,
                 }
                 for item in session.scalars(items.limit(WAITING_SHOWN))
-            ]  # fmt: skip
+            ]
         return {"message": row.to_json(count), "waiting": waiting}
 
 

@@ -1,20 +1,27 @@
-"""What the coordinator knows of one round, for people: each silo's phases with their durations, who is awaited, quorum
-and deadlines, and the digests that the round is about.
+"""What the coordinator knows of rounds, for people.
+
+Of one round: each silo's phases with their durations, who is awaited, quorum and deadlines, and the digests that the
+round is about. Of all: what silos released in `metrics.eval`, the norm of each update, and the gap between silos.
 
 Everything is read from what is kept: rows of the database, in whole seconds, and the audit log's `round.agreed`. What
 nobody kept is null and is never derived: when a silo took the plan in, when a poll handed it the donors, when each
 single signature came. A phase of a silo ends when its message arrived here, so it holds the silo's work, the way here,
 and a pause of the run.
 
-Does not show: what a silo did meanwhile; only that silo knows.
+pass@1 comes with the number of prompts behind it and a 95 % Wilson interval. How many held-out prompts a silo really
+answered stays with the silos; the plan says how many at most, so `n_exact` is false here and the interval is the
+narrowest it can be. Several answers to one prompt are no further draws.
+
+Does not show: what a silo did meanwhile; reward, KL or any other figure of a trainer (it never leaves its site); the
+cosine between updates, which nobody computes.
 """
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from statistics import median
 from typing import Any
@@ -26,8 +33,11 @@ from coordinator import runs
 from coordinator import store as db
 from coordinator.driver import Driver
 from fedsilo.audit.index import LogIndex, Mark, no_run_yet
+from fedsilo.control.answers import BaselineRow, CurvePoint, Curves, CurveSeries, filled
+from fedsilo.control.figures import unit_of
 from fedsilo.control.server import QueryArguments
 from fedsilo.protocol.errors import NotFoundError, WireCode
+from fedsilo.protocol.intervals import interval_of
 from fedsilo.protocol.plan import Plan, digests_of, parameters_of, plan_from_canonical
 from fedsilo.protocol.round_tables import is_over
 
@@ -94,13 +104,15 @@ class RoundView:
         since = life.paused_at if life is not None else None
         moment = parts.monotonic() if since is None else since
         return Live(
-            parts.now(), {name: max(at - moment, 0.0) for name, at in deadlines.items()}, since is not None,
+            parts.now(),
+            {name: max(at - moment, 0.0) for name, at in deadlines.items()},
+            since is not None,
             {
                 silo: (each.last_seen, *((each.round, each.step) if each.run == run.name else (0, 0)))
                 for silo, each in seen.items()
             },
             self._driver.standings(session),
-        )  # fmt: skip
+        )
 
 
 def run_row(session: Session, name: str) -> db.Run | None:
@@ -159,19 +171,22 @@ def round_answer(
         "elapsed_seconds": facts.elapsed if facts else None,
         "closed_seconds": facts.closed if facts else None,
         "paused": live.paused,
-        "quorum": facts.quorum() if facts else {"needed": plan.quorum if plan else None, "of": None, "given": None,
-                                                "reached_seconds": None},
+        "quorum": facts.quorum()
+        if facts
+        else {"needed": plan.quorum if plan else None, "of": None, "given": None, "reached_seconds": None},
         "deadlines": _deadlines(plan, row, facts, live),
         "awaited": facts.awaited() if facts else [],
         "silos": _silos(session, run, plan, row, facts, live),
         "parameters": parameters_of(plan) if plan else {},
-        "digests": (digests_of(plan) if plan else {}) | {
+        "digests": (digests_of(plan) if plan else {})
+        | {
             "base_adapter": row.base_digest if row is not None else run.base_digest,
             "adapter": row.adapter_digest if row is not None else run.adapter_digest,
-            "charter": charter_digest, "transcript": transcript.get("sha256", ""),
+            "charter": charter_digest,
+            "transcript": transcript.get("sha256", ""),
         },
         "hidden": [],
-    }  # fmt: skip
+    }
 
 
 def seconds_between(start: str, end: str) -> float | None:
@@ -186,28 +201,34 @@ def _rounds(session: Session, run: str) -> list[dict[str, Any]]:
     query = select(db.Round).where(db.Round.run == run).order_by(db.Round.number.desc()).limit(ROUNDS_LISTED)
     return [
         {
-            "round": row.number, "state": row.state, "opened_at": row.opened_at, "closed_at": row.closed_at or None,
+            "round": row.number,
+            "state": row.state,
+            "opened_at": row.opened_at,
+            "closed_at": row.closed_at or None,
             "seconds": seconds_between(row.opened_at, row.closed_at),
             "participants": len(json.loads(row.participants)),
         }
         for row in reversed(list(session.scalars(query)))
-    ]  # fmt: skip
+    ]
 
 
 def _deadlines(plan: Plan | None, row: db.Round | None, facts: _Facts | None, live: Live) -> list[dict[str, Any]]:
     """Those that run; of a round that is over, the one the plan gave it, as planned."""
     elapsed = facts.elapsed if facts else None
     running = {
-        name: left for name, left in live.left_seconds.items()
+        name: left
+        for name, left in live.left_seconds.items()
         if (row is None or row.state == "open" or name == EVALUATION) and not _is_idle(name, facts)
-    }  # fmt: skip
+    }
     told = [
         {
-            "name": name, "for": _what_for(name), "left_seconds": round(left, 1),
+            "name": name,
+            "for": _what_for(name),
+            "left_seconds": round(left, 1),
             "at_seconds": round(elapsed + left, 1) if elapsed is not None else None,
         }
         for name, left in sorted(running.items(), key=lambda item: item[1])
-    ]  # fmt: skip
+    ]
     if plan is not None and row is not None and not any(each["for"] == "round" for each in told):
         planned = {"name": f"round/{row.number}", "for": "round", "left_seconds": None}
         told.append(planned | {"at_seconds": plan.round_deadline_seconds})
@@ -217,9 +238,11 @@ def _deadlines(plan: Plan | None, row: db.Round | None, facts: _Facts | None, li
 def _is_idle(name: str, facts: _Facts | None) -> bool:
     """A step's deadline that runs on although nobody is awaited at the step."""
     step = name.rpartition("/")[2]
-    return name.startswith("public/") and facts is not None and not any(
-        each["phase"] == "train" and str(each["step"]) == step for each in facts.awaited()
-    )  # fmt: skip
+    return (
+        name.startswith("public/")
+        and facts is not None
+        and not any(each["phase"] == "train" and str(each["step"]) == step for each in facts.awaited())
+    )
 
 
 def _what_for(name: str) -> str:
@@ -302,14 +325,17 @@ class _Facts:
         return (None, False) if upload is None else (seconds_between(self._row.opened_at, upload.received_at), True)
 
     def quorum(self) -> dict[str, Any]:
-        given = [at for silo in self.roster for at, there in [self._arrived(silo, self._plan.lora.update_kind, 0)]
-                 if there]  # fmt: skip
+        given = [
+            at for silo in self.roster for at, there in [self._arrived(silo, self._plan.lora.update_kind, 0)] if there
+        ]
         known = sorted(at for at in given if at is not None)
         needed = self._plan.quorum
         return {
-            "needed": needed, "of": len(self.roster), "given": len(given),
+            "needed": needed,
+            "of": len(self.roster),
+            "given": len(given),
             "reached_seconds": known[needed - 1] if len(known) >= needed else None,
-        }  # fmt: skip
+        }
 
     def awaited(self) -> list[dict[str, Any]]:
         """Who has something open; of a round that is over, its evaluation."""
@@ -324,12 +350,14 @@ class _Facts:
         mine = [upload for key, upload in self._uploads.items() if key[0] == silo]
         update = self._uploads.get((silo, self._plan.lora.update_kind, 0))
         return {
-            "state": self._state_of(silo), "phases": self._phases.get(silo, []),
+            "state": self._state_of(silo),
+            "phases": self._phases.get(silo, []),
             "straggler": self._stragglers.get(silo),
-            "received_bytes": sum(upload.payload_bytes for upload in mine), "received_messages": len(mine),
+            "received_bytes": sum(upload.payload_bytes for upload in mine),
+            "received_messages": len(mine),
             "update_norm": update.norm if update is not None else None,
             "update_digest": update.digest if update is not None else "",
-        }  # fmt: skip
+        }
 
     def _state_of(self, silo: str) -> str:
         if silo not in self.roster:
@@ -408,8 +436,12 @@ def _stragglers(phases: Mapping[str, Sequence[Mapping[str, Any]]], elapsed: floa
                 continue
             usual = median(others)
             if took > STRAGGLER_RATIO * usual and took - usual >= DIFFERENCE_SECONDS_MIN:
-                told = {"phase": entry["phase"], "step": entry["step"], "seconds": round(took, 3),
-                        "median_seconds": round(usual, 3)}  # fmt: skip
+                told = {
+                    "phase": entry["phase"],
+                    "step": entry["step"],
+                    "seconds": round(took, 3),
+                    "median_seconds": round(usual, 3),
+                }
                 if silo not in found or took - usual > found[silo]["seconds"] - found[silo]["median_seconds"]:
                     found[silo] = told
     return found
@@ -420,9 +452,9 @@ def _silos(
 ) -> list[dict[str, Any]]:
     names = plan.silos if plan else tuple(json.loads(run.request).get("silos") or ())
     members = {member.silo: member for member in session.scalars(select(db.Member))}
-    declined = Counter(session.scalars(
-        select(db.Figure.silo).where(db.Figure.run == run.name, db.Figure.name == db.PLAN_DECLINED)
-    ))  # fmt: skip
+    declined = Counter(
+        session.scalars(select(db.Figure.silo).where(db.Figure.run == run.name, db.Figure.name == db.PLAN_DECLINED))
+    )
     levels, standings = db.isolation_of(session, run.name), live.standings
     rows = []
     for silo in names or tuple(members):
@@ -448,3 +480,117 @@ def _silos(
             }
         )  # fmt: skip
     return rows
+
+
+# ---- figures by round --------------------------------------------------------------------------------------------
+
+PASS_RATES = ("pass_at_1", "pass_at_1_greedy")
+POINTS_MAX = 1_000  # of one series, the newest
+NOT_RECORDED = (
+    "cosine between updates: nobody computes it",
+    "reward, KL, tokens: figures of a trainer stay at its site",
+    "the number of held-out prompts a silo answered: the plan's number is the most it can be",
+)
+
+
+class CurveView:
+    """The query `curves` of a running coordinator."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+
+    def curves(self, arguments: Mapping[str, Any]) -> Curves:
+        """Return series of figures by round; `names` are commas apart. Raises UsageError, NotFoundError."""
+        with self._driver.parts.store.transaction() as session:
+            return curves_answer(session, arguments)
+
+
+def curves_answer(session: Session, arguments: Mapping[str, Any]) -> Curves:
+    """Return what the query `curves` answers. Raises UsageError: an argument; NotFoundError: no such run."""
+    asked = QueryArguments(arguments, "run", "names", "x")
+    x = asked.text("x", among=("round", "step")) or "round"
+    names = frozenset(name.strip() for name in asked.text("names").split(",") if name.strip())
+    run = run_row(session, asked.text("run"))
+    plan = plan_from_canonical(run.plan) if run is not None and run.plan else None
+    steps = plan.local_steps if plan and x == "step" else 1
+    found = {(name, silo): points for name, silo, points in _series(session, run, plan)} if run else {}
+    known = sorted({name for name, _ in found})
+    series = tuple(
+        CurveSeries(
+            name=name,
+            silo=silo,
+            unit=unit_of(name),
+            source="computed" if name == "gap" else "released",
+            points=tuple(replace(point, x=point.round * steps) for point in points[-POINTS_MAX:]),
+        )
+        for (name, silo), points in found.items()
+        if not names or name in names
+    )
+    return Curves(
+        party="coordinator",
+        run=run.name if run else "",
+        run_state=run.state if run else "",
+        runs=tuple(session.scalars(select(db.Run.name).order_by(db.Run.ordinal.desc()).limit(100))),
+        x=x,
+        x_max=(plan.rounds if plan else 0) * steps,
+        names=tuple(known),
+        series=series,
+        baseline=_baseline(found, names),
+        not_recorded=NOT_RECORDED,
+    )
+
+
+def _series(session: Session, run: db.Run, plan: Plan | None) -> Iterator[tuple[str, str, list[CurvePoint]]]:
+    count = plan.evaluation.prompts if plan else 0
+    rates: dict[tuple[str, str], dict[int, float]] = {}
+    query = select(db.Figure).where(db.Figure.run == run.name, db.Figure.name.like("metric.%")).order_by(db.Figure.id)
+    for figure in session.scalars(query):
+        fields = json.loads(figure.fields)
+        if not fields["topic"]:
+            name = figure.name.removeprefix("metric.")
+            rates.setdefault((name, figure.silo), {})[figure.round] = float(fields["value"])
+    for (name, silo), by_round in sorted(rates.items()):
+        interval = name in PASS_RATES and count > 0
+        yield (
+            name,
+            silo,
+            [_point(number, value, count if interval else None) for number, value in sorted(by_round.items())],
+        )
+    gaps = _gaps({silo: by_round for (name, silo), by_round in rates.items() if name == "pass_at_1"})
+    if gaps:
+        yield "gap", "", gaps
+    norms: dict[str, dict[int, float]] = {}
+    uploads = select(db.Upload).where(db.Upload.run == run.name, db.Upload.norm > 0).order_by(db.Upload.round)
+    for upload in session.scalars(uploads):
+        norms.setdefault(upload.silo, {})[upload.round] = upload.norm
+    for silo, by_round in sorted(norms.items()):
+        yield "update_norm", silo, [_point(number, value, None) for number, value in by_round.items()]
+
+
+def _point(number: int, value: float, count: int | None, silos: int | None = None) -> CurvePoint:
+    """Return a round's value; `n_exact` is None where no number belongs to the figure."""
+    low, high = interval_of(value, count)
+    return filled(
+        CurvePoint, round=number, value=value, n=count, n_exact=None if count is None else False, low=low, high=high,
+        silos=silos, absent=frozenset({"at"}),
+    )  # fmt: skip
+
+
+def _gaps(rates: Mapping[str, Mapping[int, float]]) -> list[CurvePoint]:
+    """Best silo less worst one, of rounds that at least two silos evaluated; how many they were stands beside it."""
+    points = []
+    for number in sorted({number for by_round in rates.values() for number in by_round}):
+        values = [by_round[number] for by_round in rates.values() if number in by_round]
+        if len(values) > 1:
+            points.append(_point(number, round(max(values) - min(values), 6), None, len(values)))
+    return points
+
+
+def _baseline(found: Mapping[tuple[str, str], list[CurvePoint]], names: frozenset[str]) -> tuple[BaselineRow, ...]:
+    """Return what silos measured before the first round, on the model that the run began with."""
+    return tuple(
+        BaselineRow(name=name, silo=silo, value=point.value)
+        for (name, silo), points in found.items()
+        for point in points[:1]
+        if name in PASS_RATES and point.round == 0 and (not names or name in names)
+    )

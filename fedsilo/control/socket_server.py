@@ -68,6 +68,35 @@ class CallSlots:
             self._free.release()
 
 
+class CallBoundary:
+    """Ends a call whose handler failed with a bare status; the text stays in this process's log (T8, T24).
+
+    Subclasses give other failures a status of their own.
+    """
+
+    def __init__(self, context: grpc.ServicerContext, quiet: QuietLog) -> None:
+        self.context = context
+        self.quiet = quiet
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None or isinstance(error, GeneratorExit):
+            return
+        if isinstance(error, NoSlotError):
+            self.quiet.say(error.message, error.message, error.message)
+            self.context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "")
+        self.failed(error)
+
+    def failed(self, error: BaseException) -> None:
+        """Log the failure and abort the call."""
+        cause = f"control calls that failed by {type(error).__name__}"
+        self.quiet.say(cause, cause, "a control call failed", level=logging.ERROR, error=error)
+        self.context.abort(grpc.StatusCode.INTERNAL, "")
+
+
 class ControlSocket:
     """Serves from `start` until `close`.
 
@@ -128,11 +157,11 @@ class ControlSocket:
         self._path.unlink(missing_ok=True)
 
     def _snapshot(self, _request: control_pb2.SnapshotRequest, context: grpc.ServicerContext) -> control_pb2.Snapshot:
-        with _Boundary(context, self._quiet), self._readers.taken():
+        with CallBoundary(context, self._quiet), self._readers.taken():
             return self._control.snapshot()
 
     def _watch(self, request: control_pb2.WatchRequest, context: grpc.ServicerContext) -> Iterator[control_pb2.Event]:
-        with _Boundary(context, self._quiet), self._watchers.taken():
+        with CallBoundary(context, self._quiet), self._watchers.taken():
             sequence = request.since_sequence
             while context.is_active() and not self._control.closed:
                 for event in self._control.events_since(sequence, WATCH_SLICE_SECONDS):
@@ -140,31 +169,9 @@ class ControlSocket:
                     yield event
 
     def _query(self, request: control_pb2.QueryRequest, context: grpc.ServicerContext) -> control_pb2.QueryReply:
-        with _Boundary(context, self._quiet), self._readers.taken():
+        with CallBoundary(context, self._quiet), self._readers.taken():
             return self._control.query(request.name, request.arguments_json)
 
     def _execute(self, request: control_pb2.Command, context: grpc.ServicerContext) -> control_pb2.CommandReply:
-        with _Boundary(context, self._quiet):
+        with CallBoundary(context, self._quiet):
             return self._control.execute(request)
-
-
-class _Boundary:
-    """Ends a call whose handler failed with a bare status; the text stays in this daemon's log."""
-
-    def __init__(self, context: grpc.ServicerContext, quiet: QuietLog) -> None:
-        self._context = context
-        self._quiet = quiet
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is None or isinstance(error, GeneratorExit):
-            return
-        if isinstance(error, NoSlotError):
-            self._quiet.say(error.message, error.message, error.message)
-            self._context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "")
-        cause = f"control calls that failed by {type(error).__name__}"
-        self._quiet.say(cause, cause, "a control call failed", level=logging.ERROR, error=error)
-        self._context.abort(grpc.StatusCode.INTERNAL, "")

@@ -146,6 +146,7 @@ class HostileLink:
     """
 
     forgeries: Mapping[str, Forgery] = FORGERIES
+    step_tasks: tuple[str, ...] = (GENERATE,)
 
     def __init__(
         self, link: MessageLink, attacks: Sequence[str], report: Callable[[dict[str, Any]], None], *, crash: str
@@ -173,7 +174,7 @@ class HostileLink:
         return message
 
     def send(self, message: LinkMessage) -> None:
-        name = self._attack_for(message)
+        name = self.attack_for(message)
         said = []
         for each in self.forgeries[name].forge(message, self.prompts) if name else [message]:
             self._link.send(each)
@@ -181,7 +182,7 @@ class HostileLink:
         if not name or said == [message]:
             return  # nothing to speak through here, such as a step without prompts
         self._left.remove(name)
-        of_step = self.forgeries[name].task in (GENERATE, "PrivateStep")
+        of_step = self.forgeries[name].task in self.step_tasks
         self._report(
             {
                 "name": name, "run": self._run, "round": int(message.fields.get("round", 1)),
@@ -189,14 +190,16 @@ class HostileLink:
             }
         )  # fmt: skip
 
-    def _attack_for(self, message: LinkMessage) -> str:
-        """The next attack that this message could carry; empty for none. The base model's evaluation carries none; of
-        no task comes the answer to the plan."""
-        if message.type == "planned":
-            return next((name for name in self._left if not self.forgeries[name].task), "")
+    def attack_for(self, message: LinkMessage) -> str:
+        """Return the next attack that this message could carry; empty for none. The base model's evaluation carries
+        none."""
         if message.type != "done" or not int(message.fields["round"]):
             return ""
-        return next((name for name in self._left if self.forgeries[name].task == message.fields["task"]), "")
+        return self.next_attack(message.fields["task"])
+
+    def next_attack(self, task: str) -> str:
+        """Return the next attack on a task that was not made yet; empty for none."""
+        return next((name for name in self._left if self.forgeries[name].task == task), "")
 
 
 def _is_last_evaluation(message: LinkMessage, rounds: int) -> bool:

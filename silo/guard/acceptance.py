@@ -298,10 +298,14 @@ class Acceptance:
         reasons = sorted({REASONS[each["outcome"]] for each in figures.values() if each["outcome"] in REASONS})
         said = "; ".join(sentence(name, each, limits) for name, each in figures.items())
         self._judge.record(
-            "adapter.verdict", run=measuring.run, round=loaded.round, kind="global.adapter",
-            decision="hold" if reasons else "allow", reasons=reasons,
+            "adapter.verdict",
+            run=measuring.run,
+            round=loaded.round,
+            kind="global.adapter",
+            decision="hold" if reasons else "allow",
+            reasons=reasons,
             detail={"adapter": loaded.digest, "against": self._last_digest, **figures},
-        )  # fmt: skip
+        )
         if not reasons:
             _log.info("adapter %s of round %d: %s", loaded.digest[:12], loaded.round, said)
             self._accept(loaded, "measured", figures, verdicts)
@@ -324,9 +328,13 @@ class Acceptance:
 
     def _accept(self, loaded: LoadAdapter, how: str, figures: Mapping[str, Any], verdicts: Mapping[str, Any]) -> None:
         row = {
-            "digest": loaded.digest, "round": loaded.round, "after_round": max(loaded.round - 1, 0), "how": how,
-            "figures": figures, "verdicts": verdicts,
-        }  # fmt: skip
+            "digest": loaded.digest,
+            "round": loaded.round,
+            "after_round": max(loaded.round - 1, 0),
+            "how": how,
+            "figures": figures,
+            "verdicts": verdicts,
+        }
         self._add(row)
         self._write()
 

@@ -283,10 +283,13 @@ def _policy_change(look: Look) -> str:
     ledger = Ledger(path, read_only=True)
     try:
         step = step_to(
-            look.policy, ledger, Seen.in_folder(config.state_dir / AUDIT), config,
+            look.policy,
+            ledger,
+            Seen.in_folder(config.state_dir / AUDIT),
+            config,
             load_site(config.identity.site_ca, config.identity.operators, site=config.silo),
             max(ledger.latest_time, time.time()),
-        )  # fmt: skip
+        )
     finally:
         ledger.close()
     return f"{step.how}{f', {len(step.changes)} fields change' if step.changes else ''}"
@@ -378,8 +381,10 @@ def verifiers(look: Look) -> str:
     """
     config = look.config
     names = {
-        "private": config.data.verifier, "public": config.data.public.verifier, "held-out": config.held_out_verifier,
-    }  # fmt: skip
+        "private": config.data.verifier,
+        "public": config.data.public.verifier,
+        "held-out": config.held_out_verifier,
+    }
     told = ", ".join(f"{which} {name}" for which, name in names.items())
     if find_verifier(config.data.public.verifier).executes:
         public_grader(config).close()

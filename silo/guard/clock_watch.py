@@ -193,9 +193,7 @@ class ClockWatch:
     def _is_wrong(self, judged: Judged, wall: float, known: str) -> None:
         """Here, and not by the guard's next look: every later answer must be the same."""
         should = wall + (-judged.seconds if judged.verdict == Verdict.AHEAD else judged.seconds)
-        self.fault = ClockHalt(
-            str(judged.verdict), judged.seconds, wall, should, known, secrets.token_hex(16)
-        )  # fmt: skip
+        self.fault = ClockHalt(str(judged.verdict), judged.seconds, wall, should, known, secrets.token_hex(16))
 
     # ---- what knows better -------------------------------------------------------------------------
 

@@ -504,9 +504,13 @@ class Witnessing:
             return False
         self._told.add((known, error.code))
         self._audit.append(
-            "ingress.decision", kind="control.checkpoint", decision="deny", reasons=[error.code], direction="ingress",
+            "ingress.decision",
+            kind="control.checkpoint",
+            decision="deny",
+            reasons=[error.code],
+            direction="ingress",
             peer=known or self.coordinator,
-        )  # fmt: skip
+        )
         return True
 
     def _cosignature(self, note: str) -> None:

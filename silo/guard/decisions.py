@@ -566,7 +566,8 @@ class Judge:
                 offer is judged by the rules that need none: whoever reads texts asks that first (T55).
         """
         if readings is None:
-            readings = self.screened(message, self.graded(message))
+            holds_texts = message.tensors is None
+            readings = self.screened(message, self.graded(message)) if holds_texts else Readings()
         if readings.measured is not None:
             facts: Facts = {**readings.measured, "stage": stage}
         else:
@@ -854,12 +855,16 @@ class Outcomes:
                 allowed.window.passed(len(allowed.payload))
             return
         self._judge.record(
-            event, **allowed.place._asdict(), attempt=allowed.attempt, sequence=allowed.sequence,
-            peer=self._judge.site.coordinator_id, direction="egress",
+            event,
+            **allowed.place._asdict(),
+            attempt=allowed.attempt,
+            sequence=allowed.sequence,
+            peer=self._judge.site.coordinator_id,
+            direction="egress",
             payload=self._judge.digests(allowed.place.kind, allowed.payload, allowed.digest),
             link={"decision": allowed.decision_seq, **(links or {})},
             **({"detail": {"carried": True}} if carried else {}),
-        )  # fmt: skip
+        )
 
     def settle(self, allowed: Allowed) -> None:
         """It is out, and is not sent again."""

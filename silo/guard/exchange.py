@@ -126,9 +126,10 @@ class LineExchange:
     def _poll(self, wait_seconds: float) -> None:
         self._client.poll_now = False
         body = pb.Poll(
-            wait_milliseconds=int(wait_seconds * 1000), acknowledged_sequence=self._ledger.acknowledged,
+            wait_milliseconds=int(wait_seconds * 1000),
+            acknowledged_sequence=self._ledger.acknowledged,
             countersignature=self._agreement.countersignature,
-        )  # fmt: skip
+        )
         item = self._client.say(self._judge.view.place("control.poll"), body, wait_seconds=wait_seconds)
         if item.kind in {"control.ack", "control.refusal"}:
             return
@@ -146,9 +147,13 @@ def take_in(item: Inbound, runs: RunManager, ledger: Ledger, judge: Judge) -> bo
         taken = runs.take_in(item)
     except RecordError as error:
         judge.record(
-            "ingress.decision", kind="unknown", decision="deny", reasons=[error.code], direction="ingress",
+            "ingress.decision",
+            kind="unknown",
+            decision="deny",
+            reasons=[error.code],
+            direction="ingress",
             peer=judge.policy.file.federation.coordinator,
-        )  # fmt: skip
+        )
         raise PeerError(WireCode.MALFORMED, f"what came cannot be written down: {error.message}") from error
     if taken:
         ledger.acknowledge(item.sequence)
@@ -336,9 +341,12 @@ class FileExchange:
         file.verify(self._site.coordinator_key)
         for message in file.messages:
             check_answer(
-                message.envelope, None, federation=config.federation, coordinator_id=coordinator,
+                message.envelope,
+                None,
+                federation=config.federation,
+                coordinator_id=coordinator,
                 key=self._site.coordinator_key,
-            )  # fmt: skip
+            )
             for _ in file.pieces(message):
                 pass  # its digest is compared with the last piece
 
@@ -346,9 +354,13 @@ class FileExchange:
         envelope = message.envelope
         done = envelope.sequence <= self._ledger.acknowledged
         return {
-            "kind": envelope.kind, "run": envelope.run, "round": envelope.round, "step": envelope.step,
-            "bytes": message.payload_bytes, "taken_before": done,
-        }  # fmt: skip
+            "kind": envelope.kind,
+            "run": envelope.run,
+            "round": envelope.round,
+            "step": envelope.step,
+            "bytes": message.payload_bytes,
+            "taken_before": done,
+        }
 
     @staticmethod
     def _newest(file: TransferFile) -> int:
@@ -392,10 +404,14 @@ class FileExchange:
             raise
         run = self._runs.run
         return {
-            "file": str(path), "sha256": digest, "bytes": size_bytes, "messages": rows,
+            "file": str(path),
+            "sha256": digest,
+            "bytes": size_bytes,
+            "messages": rows,
             "held": [release.id for release in self._ledger.releases("held")],
-            "working": run is not None and run.busy, **told,
-        }  # fmt: skip
+            "working": run is not None and run.busy,
+            **told,
+        }
 
     def _say_all(self) -> None:
         self._client.join(self._isolation())
@@ -437,9 +453,13 @@ class FileExchange:
         if place.kind in _KEPT:
             payload = codec.encode(body)
             word = {
-                "kind": place.kind, "body": payload.hex(), "sha256": codec.sha256_hex(payload), "run": place.run,
-                "round": place.round, "step": place.step,
-            }  # fmt: skip
+                "kind": place.kind,
+                "body": payload.hex(),
+                "sha256": codec.sha256_hex(payload),
+                "run": place.run,
+                "round": place.round,
+                "step": place.step,
+            }
             if word not in self._words:
                 self._keep_words([*self._words, word])
         return NOTHING_YET

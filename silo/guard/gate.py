@@ -330,12 +330,16 @@ class Gate:
     ) -> PollWindow:
         """The window that an allowed poll goes under; a new one is on record when this returns (P2)."""
         return self._windows.take(
-            self.judge.site.coordinator_id, facts["kind"], run=facts["run"], policy=self.judge.policy.digest,
-            now=self.judge.now(), sequence=sequence,
+            self.judge.site.coordinator_id,
+            facts["kind"],
+            run=facts["run"],
+            policy=self.judge.policy.digest,
+            now=self.judge.now(),
+            sequence=sequence,
             decide=lambda permission: self.judge.record_decision(
                 facts, decision, digests, sequence=sequence, history=judged_by, detail=permission
             ),
-        )  # fmt: skip
+        )
 
     def close_windows(self) -> None:
         """Record how many polls left under the decisions on record. Raises as `record`."""
@@ -356,9 +360,12 @@ class Gate:
         )  # fmt: skip
         try:
             reply = self._channel.exchange(
-                envelope, allowed.payload, wait_seconds=wait_seconds, into=into,
+                envelope,
+                allowed.payload,
+                wait_seconds=wait_seconds,
+                into=into,
                 reply_bytes_max=max(_SMALL_REPLY_BYTES_MAX, 2 * self.judge.site.schema.payload_bytes),
-            )  # fmt: skip
+            )
         except Carried:
             self._record_sent(allowed, carried=True)
             raise
@@ -448,9 +455,13 @@ def factors_header(
         )
     else:
         made = codec.factors_head(
-            tensors, base_digest=header.base_digest, schema_sha256=schema.digest, rank=schema.rank, scale=schema.scale,
+            tensors,
+            base_digest=header.base_digest,
+            schema_sha256=schema.digest,
+            rank=schema.rank,
+            scale=schema.scale,
             dtype=schema.dtype,
-        )  # fmt: skip
+        )
     return *made, tensors
 
 
@@ -495,9 +506,12 @@ def check_answer(
         raise PeerError(WireCode.DIGEST_MISMATCH, "the answer's payload is not the one that was signed")
     pinned = sha256_hex(key.public_bytes_raw())[:16]
     check_signature(
-        envelope, key, what="the answer", signer=f"the pinned key of the coordinator (SHA-256 {pinned})",
+        envelope,
+        key,
+        what="the answer",
+        signer=f"the pinned key of the coordinator (SHA-256 {pinned})",
         hint="compare id/coordinator.pub and the policy's coordinator_key_sha256 with the coordinator's people",
-    )  # fmt: skip
+    )
 
 
 def _answers(message: Message) -> pb.PublicResponses:

@@ -82,10 +82,11 @@ CREATE INDEX IF NOT EXISTS releases_state ON releases (state, kind, digest, run)
 # Of tables that an earlier version of this program made.
 _ADDED = {
     "approvals": {
-        "acknowledged": "TEXT NOT NULL DEFAULT '[]'", "record": "INTEGER NOT NULL DEFAULT -1",
+        "acknowledged": "TEXT NOT NULL DEFAULT '[]'",
+        "record": "INTEGER NOT NULL DEFAULT -1",
         "reason_code": "TEXT NOT NULL DEFAULT ''",
-    },
-}  # fmt: skip
+    }
+}
 _HEAD = "head"  # the fact that keeps it
 _NO_HEAD = "0" * 64
 # Counters by their sums, since a site has two for each run it ever took part in.

@@ -145,13 +145,15 @@ class Guard:
         self.status = Status(site.config, site.identity.not_after, desk, history, clock=judge.clock)
         self.queries = Queries(site, judge, ledger, audit, releases, history, clock=judge.clock)
         witnessing = Witnessing(
-            audit, lambda: judge.policy, own_id=site.config.spiffe_id, trust_root_pem=site.identity.trust_root_pem,
+            audit,
+            lambda: judge.policy,
+            own_id=site.config.spiffe_id,
+            trust_root_pem=site.identity.trust_root_pem,
             now_seconds=judge.now,
-        )  # fmt: skip
+        )
         self._client = CoordinatorClient(
-            site, gate, witnessing, code_sha256=code_sha256, monotonic=monotonic,
-            compare=self._compare_clocks,
-        )  # fmt: skip
+            site, gate, witnessing, code_sha256=code_sha256, monotonic=monotonic, compare=self._compare_clocks
+        )
         self._agreement = Agreement(site=site, judge=judge, ledger=ledger, witnessing=witnessing, client=self._client)
         try:
             newest = list(audit.records(max(0, audit.size - RECORDS_LOOKED_AT)))
@@ -333,22 +335,25 @@ class Guard:
                         raise
             case TrainerGone(_, confused) if confused:
                 raise OperationError(
-                    f"the trainer breaks the rules of its link: {harmless(confused, 500)}", hint=self._trainer_log,
+                    f"the trainer breaks the rules of its link: {harmless(confused, 500)}",
+                    hint=self._trainer_log,
                     code=CONFUSED,
-                )  # fmt: skip
+                )
             case TrainerGone(status):
                 raise OperationError(
                     f"the trainer is gone (exit status {status})" if status is not None else "the trainer is gone",
-                    hint=self._trainer_log, code="TRAINER_DIED",
-                )  # fmt: skip
+                    hint=self._trainer_log,
+                    code="TRAINER_DIED",
+                )
             case TrainerSaid(message):
                 try:
                     self._trainer_said(message)
                 except ValuesUnusable as error:
                     raise OperationError(
-                        f"the trainer's {message.type!r} says what cannot be: {error}", hint=self._trainer_log,
+                        f"the trainer's {message.type!r} says what cannot be: {error}",
+                        hint=self._trainer_log,
                         code=CONFUSED,
-                    ) from error  # fmt: skip
+                    ) from error
             case Wake() | Done():
                 return
 
@@ -378,8 +383,9 @@ class Guard:
             if not policy.valid_from_seconds <= self._watch.wall() < policy.valid_until_seconds:
                 raise UnreachableError(
                     "by this machine's clock the policy is not valid, and nobody has vouched for the clock",
-                    hint="look at the clock, then at `valid` in the policy", code=CLOCK_UNKNOWN,
-                )  # fmt: skip
+                    hint="look at the clock, then at `valid` in the policy",
+                    code=CLOCK_UNKNOWN,
+                )
             self._client.joined = False  # hello and a checkpoint first: its signature under that says what time it is
         self._take_up()
         self._client.look_at_policy()
@@ -439,8 +445,9 @@ class Guard:
                 raise OperationError(
                     f"the trainer reports {harmless(message.fields.get('code', ''), 64)}: "
                     f"{harmless(message.fields.get('message', ''), 500)}",
-                    hint=self._trainer_log, code="TRAINER_FAILED",
-                )  # fmt: skip
+                    hint=self._trainer_log,
+                    code="TRAINER_FAILED",
+                )
 
     def _tick(self) -> int:
         return int(self._monotonic() // PROGRESS_SECONDS)

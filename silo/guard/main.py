@@ -94,9 +94,12 @@ class SupervisedTrainer(TrainerHandle):
         # The trainer hands over float32; the wire's values may have half the bytes.
         body_bytes_max = max(2 * self._site.schema.payload_bytes, SMALL_PAYLOAD_BYTES_MAX)
         supervisor = Supervisor(
-            config, self._events.put, should_stop=self._should_stop, body_bytes_max=body_bytes_max,
+            config,
+            self._events.put,
+            should_stop=self._should_stop,
+            body_bytes_max=body_bytes_max,
             restarted=self._restarted,
-        )  # fmt: skip
+        )
         self._supervisor = supervisor
         # Until it has been probed, nothing is known of it.
         self._isolation, self._description = "waived", {}
@@ -207,9 +210,7 @@ def _serve_locked(site: Site, stack: contextlib.ExitStack, ready: Callable[[dict
     grader = stack.enter_context(public_grader(config))
     program = code_sha256()
     started = {"version": fedsilo.__version__, "code": program}
-    step = take_over(
-        site, ledger, audit, now=watch.time(), started=started, program=program, shows=watch.people_time()
-    )  # fmt: skip
+    step = take_over(site, ledger, audit, now=watch.time(), started=started, program=program, shows=watch.people_time())
     _log.info("policy %s is in force: %s", policy.digest[:12], step.how)
     certificate = OwnCertificate(site.identity, config.state_dir / AUDIT)
     certificate.look(audit.append, audit.latest_time)
@@ -261,9 +262,13 @@ def _serve_locked(site: Site, stack: contextlib.ExitStack, ready: Callable[[dict
     )
     events: queue.Queue[Event] = queue.Queue()
     trainer = SupervisedTrainer(
-        site, events, lambda: bool(stopped), lambda: judge.policy, screens,
+        site,
+        events,
+        lambda: bool(stopped),
+        lambda: judge.policy,
+        screens,
         lambda event, **fields: judge.record(event, run=judge.view.run or None, **fields),
-    )  # fmt: skip
+    )
     stack.callback(trainer.stop)
     guard = Guard(
         site=site, gate=gate, ledger=ledger, audit=audit, releases=releases,

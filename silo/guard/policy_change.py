@@ -393,10 +393,13 @@ def step_to(
         return Step(_tighter_or_same(changes), tuple(changes), logged)
     pem, roles = people
     consent, why = find_consent(
-        config.policy.parent / PROPOSALS, last.digest, policy.digest,
+        config.policy.parent / PROPOSALS,
+        last.digest,
+        policy.digest,
         People(config.silo, pem, roles, datetime.fromtimestamp(now, UTC), hours, config.federation),
-        needed=needed, used=ledger.was_used,
-    )  # fmt: skip
+        needed=needed,
+        used=ledger.was_used,
+    )
     if consent is None:
         raise NotAllowedError(
             f"{_files_of(policy)} would be looser than the policy last in force {last.digest[:12]}: {_names(looser)}",
@@ -486,9 +489,12 @@ def reload(
         if error.code != "POLICY_LOOSER":
             error.message += f"; the policy in force {in_force.digest[:12]} stays in force"
         record(
-            "policy.reload_refused", policy=in_force.digests, reasons=[error.code], detail={"at": "reload", **who},
+            "policy.reload_refused",
+            policy=in_force.digests,
+            reasons=[error.code],
+            detail={"at": "reload", **who},
             **orders_of(command.order),
-        )  # fmt: skip
+        )
         raise
     step = Step(_tighter_or_same(changes), tuple(changes), in_force.digest)
     _put_in_force(policy, ledger, step)

@@ -41,10 +41,17 @@ from policies.message import Screened
 from policies.model import Policy
 from policies.screens import screen_facts, texts_of
 from silo.guard.answers.findings import acknowledged_in, counts, ends_of, unread
-from silo.guard.answers.release import ReleaseComparison, ReleaseView, hit_places, policy_content, who_may_approve
+from silo.guard.answers.release import (
+    Later,
+    ReleaseComparison,
+    ReleaseView,
+    hit_places,
+    later_rounds,
+    policy_content,
+    who_may_approve,
+)
 from silo.guard.decisions import Judge, halted_error, release_fields
 from silo.guard.gate import Gate
-from silo.guard.later_rounds import Later, later_rounds
 from silo.guard.ledger import Approval, Ledger, Release
 from silo.guard.messages import Allowed, Held, Inbound, held_plan
 
@@ -174,9 +181,7 @@ class Releases:
         self._refuse_second(release, command, "approve")
         opened = [one.id for one in noticed]
         # Recorded first: no yes counts that nobody finds in the log.
-        number = self._record(
-            "approval.grant", release, **_who(command), acknowledged=opened, facts=facts
-        )  # fmt: skip
+        number = self._record("approval.grant", release, **_who(command), acknowledged=opened, facts=facts)
         self._answer(release, command, "approve", "", opened, number)
         approvals = self._given(release)
         if len(approvals) < release.persons:
@@ -205,9 +210,12 @@ class Releases:
         for one in self._ledger.approvals(release.id):
             if one.verdict == "approve" and not counts(one, noticed):
                 self._record(
-                    "approval.request", release, person=one.person, fingerprint=one.fingerprint,
+                    "approval.request",
+                    release,
+                    person=one.person,
+                    fingerprint=one.fingerprint,
                     reasons=["FINDINGS_UNREAD"],
-                )  # fmt: skip
+                )
                 self._ledger.forget_approvals(release.id, one.person)
 
     def _opened(
@@ -350,9 +358,7 @@ class Releases:
                 hint="what expires is refused; ask for a shorter time",
                 code="TOO_LATE",
             )
-        number = self._record(
-            "release.defer", release, **_who(command), until=int(until)
-        )  # fmt: skip
+        number = self._record("release.defer", release, **_who(command), until=int(until))
         self._ledger.defer(release.id, command.person, float(until))
         return release, number
 
@@ -475,9 +481,12 @@ class Releases:
             latest = release.requested_at + policy.file.approvals.expiry_hours * 3600.0
             # What left meanwhile is counted: it may not end a hold, for a day is over some time, but people see it.
             self._ledger.judge_again(
-                release.id, policy.digest, judged_by_now(self._ledger, release, policy),
-                persons=self._asked(release.kind).persons, expires_at=min(release.expires_at, latest),
-            )  # fmt: skip
+                release.id,
+                policy.digest,
+                judged_by_now(self._ledger, release, policy),
+                persons=self._asked(release.kind).persons,
+                expires_at=min(release.expires_at, latest),
+            )
         return ended
 
     def _record(self, event: str, release: Release, *, reasons: Sequence[str] = (), **told: Any) -> int:
@@ -506,9 +515,12 @@ class Releases:
         """What a yes to a held release leaves to the policy; of one that is over there is nothing to say."""
         policy = self._judge.policy
         told = later_rounds(
-            release, policy if isinstance(policy, Policy) else None, policy.file,
-            released=rounds_released(self._ledger, release), plan=self._ledger.plan_of(release.run),
-        )  # fmt: skip
+            release,
+            policy if isinstance(policy, Policy) else None,
+            policy.file,
+            released=rounds_released(self._ledger, release),
+            plan=self._ledger.plan_of(release.run),
+        )
         return list(told) if release.state == "held" else []
 
     def comparison(self, release: Release) -> dict[str, Any]:
@@ -516,7 +528,7 @@ class Releases:
         last, told = self._shows.beside(release)
         return self._compares.comparison(
             release, last, policy_digest=self._judge.policy.digest, destination=self.destination, told=told
-        )  # fmt: skip
+        )
 
 
 def _who(command: VerifiedCommand) -> dict[str, Any]:
@@ -527,9 +539,10 @@ def _who(command: VerifiedCommand) -> dict[str, Any]:
 
 def _stale(what: str, release: Release) -> ConflictError:
     return ConflictError(
-        f"{what} of {release.id} is not as it was shown", hint=f"read it again: silo approvals show {release.id}",
+        f"{what} of {release.id} is not as it was shown",
+        hint=f"read it again: silo approvals show {release.id}",
         code="STALE_VIEW",
-    )  # fmt: skip
+    )
 
 
 # ---- what is kept beside a release -------------------------------------------------------------------------------
@@ -596,10 +609,13 @@ class ReleaseKeeping:
         if ends_of(self._ledger.far_end.get("destination", {})) != ends_of(destination):
             self._ledger.keep_far_end(
                 {
-                    "destination": dict(destination), "release": release.id, "run": release.run,
-                    "round": release.round, "at": release.requested_at,
+                    "destination": dict(destination),
+                    "release": release.id,
+                    "run": release.run,
+                    "round": release.round,
+                    "at": release.requested_at,
                 }
-            )  # fmt: skip
+            )
 
 
 def keep_recorded_noes(ledger: Ledger, newest: Iterable[Mapping[str, Any]]) -> None:

@@ -313,9 +313,12 @@ class Agreement:
 
     def _record_told(self, told: Mapping[str, Any]) -> None:
         self._judge.record(
-            "round.equivocation", run=told["run"], round=told["round"], reasons=[EQUIVOCATION],
+            "round.equivocation",
+            run=told["run"],
+            round=told["round"],
+            reasons=[EQUIVOCATION],
             detail={name: told[name] for name in _PIECES},
-        )  # fmt: skip
+        )
 
     def _settle(self, told: Mapping[str, Any]) -> None:
         """The message that brought them is taken in with the next poll, which only a release brings, and this pair is

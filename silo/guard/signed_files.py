@@ -62,10 +62,14 @@ class People:
         """Raises NotAllowedError: not signed by a person of this site, expired, or by one who may not."""
         as_before = not command.federation and name in (PROPOSE, APPROVE)
         verified = verify_command(
-            command, federation="" if as_before else self.federation, site=self.site,
-            site_ca_pem=self.site_ca_pem, roles=self.roles, now=self.now,
+            command,
+            federation="" if as_before else self.federation,
+            site=self.site,
+            site_ca_pem=self.site_ca_pem,
+            roles=self.roles,
+            now=self.now,
             lifetime_max=timedelta(hours=min(self.hours, HOURS_MAX)),
-        )  # fmt: skip
+        )
         if verified.name != name:
             raise NotAllowedError(f"{verified.person} signed {verified.name!r}, not {name!r}")
         if not may(verified.roles, action):

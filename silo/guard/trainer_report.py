@@ -76,19 +76,22 @@ def ready_facts(told: Any) -> dict[str, Any]:
     if not isinstance(told, Mapping):
         return {}
     facts: dict[str, Any] = {
-        name: told[name] for name in _READY_NUMBERS
+        name: told[name]
+        for name in _READY_NUMBERS
         if isinstance(told.get(name), int) and not isinstance(told[name], bool) and 0 <= told[name] <= NUMBER_MAX
-    }  # fmt: skip
+    }
     facts |= {
-        name: told[name] for name, form in _READY_TEXTS.items()
+        name: told[name]
+        for name, form in _READY_TEXTS.items()
         if isinstance(told.get(name), str) and form.fullmatch(told[name])
-    }  # fmt: skip
+    }
     versions = told.get("versions")
     if isinstance(versions, Mapping):
         facts["versions"] = {
-            name: versions[name] for name in _PROGRAMS
+            name: versions[name]
+            for name in _PROGRAMS
             if isinstance(versions.get(name), str) and _VERSION.fullmatch(versions[name])
-        }  # fmt: skip
+        }
     with contextlib.suppress(ValuesUnusable):  # no figure is better than one that cannot be
         facts["dropped"] = counts("dropped", told.get("dropped", {}), REASONS)
     return facts

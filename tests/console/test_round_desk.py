@@ -18,8 +18,7 @@ from typer.testing import CliRunner
 
 from console.feed import Feed, connect_to
 from console.sharing import QUERIES, Question, released_answer
-from coordinator.answers.curves import CurveView
-from coordinator.answers.rounds import RoundView
+from coordinator.answers.rounds import CurveView, RoundView
 from fedsilo.cli import curves as cli_curves
 from fedsilo.cli import run as cli_run
 from fedsilo.control.figures import FIGURES

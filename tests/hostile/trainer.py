@@ -247,6 +247,7 @@ class HostileLink(hostile_trainer.HostileLink):
     """A link that makes any of them, and says in its report of which kind the message was."""
 
     forgeries = FORGERIES
+    step_tasks = (GENERATE, "PrivateStep")
 
     def __init__(
         self, link: MessageLink, attacks: Sequence[str], report: Callable[[dict[str, Any]], None], *, crash: str
@@ -254,6 +255,10 @@ class HostileLink(hostile_trainer.HostileLink):
         super().__init__(
             link, attacks, lambda attempt: report({**attempt, "kind": ATTACKS[attempt["name"]].kind}), crash=crash
         )
+
+    def attack_for(self, message: LinkMessage) -> str:
+        """Return as well what the answer to the plan, which comes of no task, could carry."""
+        return self.next_attack("") if message.type == "planned" else super().attack_for(message)
 
 
 if __name__ == "__main__":

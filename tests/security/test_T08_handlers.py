@@ -29,7 +29,7 @@ from coordinator import server
 from coordinator.config import Limits
 from coordinator.control import Control
 from fedsilo.control.server import ControlServer
-from fedsilo.control.socket_server import WATCHERS_MAX, ControlSocket
+from fedsilo.control.socket_server import WATCHERS_MAX, ControlSocket, NoSlotError
 from fedsilo.protocol import codec, services
 from fedsilo.protocol._generated import control_pb2
 from fedsilo.protocol._generated import federation_pb2 as pb
@@ -68,7 +68,7 @@ FAULTS = {
     "operation": (operation, grpc.StatusCode.UNAVAILABLE),
     "conflict": (lambda: ConflictError(CANARY, hint=CANARY), grpc.StatusCode.UNAVAILABLE),
     "not-allowed": (lambda: NotAllowedError(CANARY, hint=CANARY), grpc.StatusCode.UNAUTHENTICATED),
-    "too-many": (lambda: server._TooManyCallsError(CANARY), grpc.StatusCode.RESOURCE_EXHAUSTED),
+    "too-many": (lambda: NoSlotError(CANARY), grpc.StatusCode.RESOURCE_EXHAUSTED),
 }
 
 

@@ -15,7 +15,7 @@ from sqlalchemy import func, select
 
 from coordinator import driver, witnessing
 from coordinator import store as db
-from coordinator.effects import CONTRIBUTIONS
+from coordinator.driver import CONTRIBUTIONS
 from coordinator.witnessing import FOLDER, ShownSteps
 from fedsilo.audit import witness as audit_witness
 from fedsilo.audit.audit_verify import verify_logs

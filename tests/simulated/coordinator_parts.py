@@ -21,13 +21,12 @@ from sqlalchemy.orm import Session
 from certs.identity import PeerIdentity
 from coordinator import store as db
 from coordinator.blobs import AnyPayload, Blobs
-from coordinator.driver import Driver
-from coordinator.effects import Parts
+from coordinator.control import Submissions
+from coordinator.driver import Driver, Parts
 from coordinator.ingress import Agreed, Ingress
 from coordinator.outbox import Replies, Reply
 from coordinator.record import Outcome
 from coordinator.store import Store
-from coordinator.submission import Submissions
 from fedsilo.audit.log import AuditLog
 from fedsilo.files.run_request import Fixed
 from fedsilo.grading import Verdict, grade

@@ -430,7 +430,7 @@ def test_T36_a_yes_from_before_a_finding_counts_no_more_and_is_asked_for_again(p
 
 def test_T36_T39_a_yes_that_could_not_be_recorded_does_not_count_and_is_given_again(pair: Bench) -> None:
     release = answers_held(pair)
-    with failing(pair.gate, "record", OperationError("no space")), pytest.raises(OperationError):
+    with failing(pair.judge, "record", OperationError("no space")), pytest.raises(OperationError):
         pair.approve(release, "alice")
     assert pair.approve(release, "bob") is None and given(pair, release) == ["bob"]
     assert pair.approve(release, "alice") is not None

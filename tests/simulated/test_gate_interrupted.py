@@ -276,7 +276,7 @@ def halt(bench: Bench) -> None:
 def test_T36_a_halt_is_released_although_the_guard_was_killed_after_the_yes(bench: Bench) -> None:
     halts = Halts(bench.judge, bench.ledger)
     halt(bench)
-    with failing(bench.gate, "record"), pytest.raises(Killed):
+    with failing(bench.judge, "record"), pytest.raises(Killed):
         release(halts, "alice")
     assert bench.judge.book.screen_halts
     assert release(halts, "alice") and not bench.judge.book.screen_halts

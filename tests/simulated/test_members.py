@@ -304,7 +304,7 @@ def test_a_run_that_another_version_went_on_with_and_this_one_ends_is_ended_when
     """Nothing else would end it: the method has, and waits for nothing any more."""
     with monkeypatch.context() as older:
         older.setattr(Plan, "silos_min", property(lambda plan: plan.quorum))  # one alone may go on
-        older.setattr("coordinator.submission.min_updates_of", lambda session, silos: 0)
+        older.setattr("coordinator.control.min_updates_of", lambda session, silos: 0)
         older.setattr("coordinator.runs.min_updates_of", lambda session, silos: 0)
         house, silos = federation(tmp_path)
         house.submit(RUN_YAML.replace("quorum: 2", "quorum: 1"))

@@ -19,8 +19,7 @@ from sqlalchemy import select
 
 from coordinator import store as db
 from coordinator.aggregate import NAME, LazyTensors, drift_note
-from coordinator.answers.curves import CurveView
-from coordinator.answers.rounds import RoundView
+from coordinator.answers.rounds import CurveView, RoundView
 from coordinator.blobs import FilePayload
 from fedsilo.audit import index as audit_index
 from fedsilo.audit.index import LogIndex

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.submission import _taken
+from coordinator.control import _taken
 from fedsilo.cli import fedsilo as cli_fedsilo
 from fedsilo.files.run_request import OUR_NAMES, _places, check_form, check_request, plan_from_request, read_request
 from fedsilo.protocol.errors import FedSiloError, UsageError

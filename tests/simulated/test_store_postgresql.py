@@ -13,8 +13,8 @@ from sqlalchemy import select, text
 
 from coordinator import store
 from coordinator import store as db
-from coordinator.answers.curves import curves_answer
 from coordinator.answers.queries import SentView
+from coordinator.answers.rounds import curves_answer
 from coordinator.backup import snapshot_of, told_to_programs
 from coordinator.record import run_record
 from coordinator.store import CONNECTIONS, DatabaseLostError, Store, database_url

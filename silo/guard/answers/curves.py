@@ -194,9 +194,10 @@ class FigureHistory:
             figures: by name.
         """
         kept = {
-            name: value for name, value in list(figures.items())[:NAMES_MAX]
+            name: value
+            for name, value in list(figures.items())[:NAMES_MAX]
             if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-        }  # fmt: skip
+        }
         entry = {"run": run, "task": task, "round": number, "step": step, "at": round(at, 3), "figures": kept}
         line = _line(entry)
         if not kept or len(line) > LINE_BYTES_MAX:
@@ -274,13 +275,17 @@ def _entry(line: bytes) -> dict[str, Any] | None:
     try:
         entry = json.loads(line)
         kept = {
-            "run": str(entry["run"]), "task": str(entry["task"]), "round": int(entry["round"]),
-            "step": int(entry["step"]), "at": float(entry["at"]),
+            "run": str(entry["run"]),
+            "task": str(entry["task"]),
+            "round": int(entry["round"]),
+            "step": int(entry["step"]),
+            "at": float(entry["at"]),
             "figures": {
-                str(name): value for name, value in entry["figures"].items()
+                str(name): value
+                for name, value in entry["figures"].items()
                 if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
             },
-        }  # fmt: skip
+        }
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
         return None
     return kept

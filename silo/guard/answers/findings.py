@@ -166,10 +166,14 @@ def _policy_noticed(release: Release, digest: str, policy: PolicyFile | None, be
     if file is not None and policy is not None:
         weight = {"looser": 0, "incomparable": 1, "tighter": 2, "cosmetic": 3}
         changes = sorted(compare(file, policy), key=lambda change: weight[change.direction])
-        told += ": " + ", ".join(
-            f"{change.path[-1]} {_short(change.before)}->{_short(change.after)} {change.direction}"
-            for change in changes[:2]
-        ) + (f", {len(changes) - 2} more" if len(changes) > 2 else "")  # fmt: skip
+        told += (
+            ": "
+            + ", ".join(
+                f"{change.path[-1]} {_short(change.before)}->{_short(change.after)} {change.direction}"
+                for change in changes[:2]
+            )
+            + (f", {len(changes) - 2} more" if len(changes) > 2 else "")
+        )
         loosened = sum(weight[change.direction] < weight["tighter"] for change in changes)  # they stand first
         evidence += [
             (f"{'.'.join(map(str, change.path))} {change.direction}", change.before, change.after)
@@ -194,9 +198,10 @@ def _second_noticed(release: Release, same: Sequence[OutboxItem]) -> Iterator[Fi
     if same:
         when = time.strftime("%H:%MZ", time.gmtime(same[-1].at))
         yield _look(
-            "SECOND_RELEASE", f"SECOND {release.kind} of round {release.round}: one left at {when}",
+            "SECOND_RELEASE",
+            f"SECOND {release.kind} of round {release.round}: one left at {when}",
             *(("sha256", one.digest, release.digest) for one in same[-EVIDENCE_MAX:]),
-        )  # fmt: skip
+        )
 
 
 def ends_of(destination: Mapping[str, Any]) -> tuple[str, str]:

@@ -146,9 +146,8 @@ def release_page(ledger: Ledger, arguments: Mapping[str, Any]) -> dict[str, Any]
     asked = QueryArguments(arguments, "before", "limit", "state", "kind")
     limit = asked.limit(default=PAGE_DEFAULT, most=PAGE_MAX)
     rows, total = ledger.release_page(
-        state=asked.text("state", among=STATES), kind=asked.text("kind"), before=asked.number("before"),
-        limit=limit + 1,
-    )  # fmt: skip
+        state=asked.text("state", among=STATES), kind=asked.text("kind"), before=asked.number("before"), limit=limit + 1
+    )
     shown = rows[:limit]
     return {
         "releases": [to_json(_row(ledger, release)) for _, release in shown],

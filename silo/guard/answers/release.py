@@ -9,11 +9,15 @@ Sentences say what it is made of and who can read it to somebody who does not kn
 all figures of both for whoever wants more than one line. Tensors are compared by their norms, one by one where both
 messages are still here, the largest change first; a value of a tensor, an answer or a prompt is never shown.
 
+What a yes leaves to the policy, which later rounds leave without anybody being asked, is counted as the rule counts: by
+the rounds that this site released, as if every later round released one. Nobody is promised that there will be so many.
+
 Does not show: what is in it; what changed inside of equal norms, and nothing of a message that was not archived. A
 figure that is usual says nothing of what a model has learnt by heart.
 
 Does not stop: a change that is small enough each time, since each release is compared with one before it; and what
-happened before the ledger began. The far end's certificate is the one that was seen when the guard last looked.
+happened before the ledger began; an approver who reads it and says yes all the same. The far end's certificate is the
+one that was seen when the guard last looked.
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -35,7 +40,9 @@ from fedsilo.protocol.codec import Array, canonical_json, sha256_hex
 from fedsilo.protocol.envelope import parsed
 from fedsilo.protocol.errors import FedSiloError
 from fedsilo.protocol.kinds import OUTBOUND_KINDS, TENSOR_KINDS, UPDATE_KINDS
-from policies.model import PolicyFile
+from policies.fields import Approvals
+from policies.model import Policy, PolicyFile
+from policies.rules import asked
 from policies.screens import hits_in_words
 from silo.guard.answers.findings import (
     COUNTED,
@@ -51,7 +58,6 @@ from silo.guard.answers.findings import (
     findings,
     rejected_text,
 )
-from silo.guard.later_rounds import Later
 from silo.guard.ledger import Approval, Ledger, OutboxItem, PolicyInForce, Release
 
 STAYS = ("prompts", "answers", "per-sample rewards", "gradients", "optimiser", "rollouts")
@@ -120,9 +126,13 @@ class ReleaseView:
             "reject": on_reject(self._ledger.plan_of(release.run)),
         }
         told_facts = shown_facts(
-            release, name=policy_name, roles=roles, address=destination.get("address", ""), base=kept.get("base", ""),
+            release,
+            name=policy_name,
+            roles=roles,
+            address=destination.get("address", ""),
+            base=kept.get("base", ""),
             sentences=sentences,
-        )  # fmt: skip
+        )
         earlier = self._ledger.releases_before(release, EARLIER_MAX)
         noticed = findings(
             release, self._before(release, kept, last), key=self._ledger.finding_key(), rules=release.rules,
@@ -251,8 +261,8 @@ class ReleaseView:
         return {"since_round": known["round"], "since_run": known["run"], "since": known["at"]}
 
     def _difference(
-        self, release: Release, kept: Mapping[str, Any], policy_digest: str, not_after: str, since: Mapping[str, Any],
-    ) -> str:  # fmt: skip
+        self, release: Release, kept: Mapping[str, Any], policy_digest: str, not_after: str, since: Mapping[str, Any]
+    ) -> str:
         until = [f"cert to {not_after[:10]}"] if not_after else []
         last, kept_in = self.beside(release)
         if last is None:
@@ -594,7 +604,11 @@ class ReleaseComparison:
             "release": release.id,
             "kind": release.kind,
             "against": {
-                "run": item.run, "round": item.round, "step": item.step, "digest": item.digest, "at": utc(item.at),
+                "run": item.run,
+                "round": item.round,
+                "step": item.step,
+                "digest": item.digest,
+                "at": utc(item.at),
                 "state": item.state if item.state in KEPT_IN else "left",
                 "approved_by": [one.person for one in answers if one.verdict == "approve"],
                 "rejected_by": [one.person for one in answers if one.verdict == "reject"],
@@ -603,7 +617,7 @@ class ReleaseComparison:
             "tensors": parts["tensors"],
             "tensors_total": parts["total"],
             "note": "; ".join([*notes, *parts["notes"]]),
-        }  # fmt: skip
+        }
 
     # ---- what lies in both messages ----------------------------------------------------------------
 
@@ -690,3 +704,88 @@ def _tensors(now: Mapping[str, Array], before: Mapping[str, Array]) -> Iterator[
 
 def _norm(values: Array | None) -> float | None:
     return None if values is None else float(np.linalg.norm(np.ravel(values).astype(np.float64)))
+
+
+# ---- what a yes leaves to the policy -----------------------------------------------------------------------------
+
+Later = dict[str, Any]
+
+
+def later_rounds(
+    release: Release, policy: Policy | None, file: PolicyFile, *, released: int, plan: str
+) -> Iterator[Later]:
+    """For each kind that the yes is about: {kind, asked, unasked, file, line, says}.
+
+    Args:
+        release: held. Of a plan it is every kind that the policy asks people about, or never asks.
+        policy: in force, with the lines of its file; None beside a daemon, where only the release's own line is known.
+        file: the same policy.
+        released: other rounds of the run in which a message of this kind was allowed.
+        plan: canonical, of the run; empty where it is not known, and then no round is named: `asked` and `unasked` are
+            None.
+    """
+    if release.kind == "run.plan":
+        for name, field in type(file.egress).model_fields.items():
+            block = getattr(getattr(file.egress, name), "approvals", None)
+            kind = field.alias or name
+            if isinstance(block, Approvals):
+                place = (policy.source, policy.line_of(("egress", kind, "approvals"))) if policy else ("", 0)
+                yield _told(kind, block, place, None)
+        return
+    block = getattr(getattr(file.egress, release.kind.replace(".", "_"), None), "approvals", None)
+    if isinstance(block, Approvals):
+        rule = next((one for one in release.rules if one["rule"] == "approvals"), {})
+        place = rule.get("file", ""), rule.get("line", 0)
+        rounds = json.loads(plan).get("rounds") if plan else None
+        later = range(release.round + 1, rounds + 1) if isinstance(rounds, int) else None
+        # this release is the (released + 1)-th, so the round after it brings the (released + 2)-th
+        named = None if later is None else {each: released + 2 + index for index, each in enumerate(later)}
+        yield _told(release.kind, block, place, named)
+
+
+def _told(kind: str, block: Approvals, place: tuple[Any, Any], rounds: Mapping[int, int] | None) -> Later:
+    """rounds: ordinal of each later round's release, by the round's number; None where they are not known."""
+    known = rounds is not None
+    unasked = [number for number, ordinal in (rounds or {}).items() if not asked(block, ordinal)]
+    again = [number for number, ordinal in (rounds or {}).items() if asked(block, ordinal)]
+    where = f" ({Path(str(place[0])).name}:{place[1]})" if place[0] else ""
+    if not known:
+        says = f"{kind} {_rhythm(block)}{where}"
+    elif not unasked:
+        says = f"{kind} of {_numbers(again)} is asked again{where}" if again else "this is the run's last round"
+    else:
+        then = f"; {_numbers(again)} is asked again" if again else ""
+        says = f"{kind} of {_numbers(unasked)} LEAVES UNASKED{where}{then}"
+    return {
+        "kind": kind,
+        "asked": again if known else None,
+        "unasked": unasked if known else None,
+        "file": str(place[0]),
+        "line": place[1],
+        "says": says,
+    }
+
+
+def _rhythm(block: Approvals) -> str:
+    """Of a run whose rounds are not known: what the policy asks for, in words."""
+    first, then = block.first_rounds, block.then
+    if then == 1:
+        return "is asked in each round"
+    regular = f"in every {then}th one" if then else ""
+    if not first:
+        return f"is asked {regular} and LEAVES UNASKED in all others" if then else "LEAVES UNASKED in each round"
+    early = "in the first round" if first == 1 else f"in the first {first} rounds"
+    return f"is asked {early}{f' and {regular}' if regular else ''}, and LEAVES UNASKED in all others"
+
+
+def _numbers(rounds: Sequence[int]) -> str:
+    """Such as "rounds 2 to 4, 6"."""
+    spans: list[list[int]] = []
+    for number in rounds:
+        if spans and spans[-1][1] == number - 1:
+            spans[-1][1] = number
+        else:
+            spans.append([number, number])
+    shown = ", ".join(str(low) if low == high else f"{low} to {high}" for low, high in spans[:8])
+    more = f" and {sum(high - low + 1 for low, high in spans[8:])} more" if len(spans) > 8 else ""
+    return f"round{'s' if len(rounds) > 1 else ''} {shown}{more}"

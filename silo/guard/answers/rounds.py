@@ -84,8 +84,9 @@ class RoundView:
             if not self._index.complete:
                 raise NotFoundError(
                     f"round {number} of run {run} is not in the part of this silo's log that was read so far",
-                    hint="ask again: each question reads on", code="NOT_READ_YET",
-                )  # fmt: skip
+                    hint="ask again: each question reads on",
+                    code="NOT_READ_YET",
+                )
             raise NotFoundError(f"this silo knows of no round {number} of run {run}", hint="silo round")
         here = number or (rounds[-1] if rounds else 0)
         marks = self._index.marks(run, here) if here else ()
@@ -150,9 +151,13 @@ class RoundView:
         return listed
 
     def _silos(
-        self, plan: Plan | None, marks: Sequence[Mark], transcript: Mapping[str, Any],
-        phases: list[dict[str, Any]], number: int,
-    ) -> list[dict[str, Any]]:  # fmt: skip
+        self,
+        plan: Plan | None,
+        marks: Sequence[Mark],
+        transcript: Mapping[str, Any],
+        phases: list[dict[str, Any]],
+        number: int,
+    ) -> list[dict[str, Any]]:
         own = self._silo()
         signed = {silo for mark in marks if mark.event == _AGREED for silo in mark.detail}
         verdicts = {silo: word for mark in marks if mark.event == _RESULT for silo, word in mark.detail.items()}
@@ -259,10 +264,14 @@ def _next_word(phases: Sequence[Mapping[str, Any]], *, held: bool, evaluates: bo
 def _stretch(word: str, step: int, state: str, start: float, end: float | None) -> dict[str, Any]:
     start = round(max(start, 0.0), 3)
     return {
-        "phase": word, "step": step, "state": state, "from_seconds": start,
+        "phase": word,
+        "step": step,
+        "state": state,
+        "from_seconds": start,
         "to_seconds": None if end is None else round(max(end, start), 3),
-        "seconds": None if end is None else round(max(end - start, 0.0), 3), "source": "local",
-    }  # fmt: skip
+        "seconds": None if end is None else round(max(end - start, 0.0), 3),
+        "source": "local",
+    }
 
 
 def _at(marks: Sequence[Mark], event: str, kind: str = "") -> float | None:

@@ -158,9 +158,8 @@ class Status:
             answered = prompts_answered(view.plan, ready_facts(trainer.get("ready")), self._overlong)
             kept |= {PROMPTS: answered} if answered else {}
         self._history.add(
-            run=view.run, task=type(task).__name__, number=task.round, step=step, at=self._clock(),
-            figures=shown | kept,
-        )  # fmt: skip
+            run=view.run, task=type(task).__name__, number=task.round, step=step, at=self._clock(), figures=shown | kept
+        )
         if step:
             self._finished = view.run, task.round, step
         self._desk.publish("task.done", {**where, "metrics": shown})

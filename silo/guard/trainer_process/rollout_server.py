@@ -226,10 +226,14 @@ class RolloutServers:
         private, public = config.rollout_sockets
         self.sockets = {"private": private} if private == public else {"private": private, "public": public}
         self._logs = config.state_dir / "logs"
-        self._servers = [
-            _Server(name, socket, self._launcher(name, socket), config.rollout.start_timeout_seconds)
-            for name, socket in self.sockets.items()
-        ] if config.rollout.launch == "child" else []  # fmt: skip
+        self._servers = (
+            [
+                _Server(name, socket, self._launcher(name, socket), config.rollout.start_timeout_seconds)
+                for name, socket in self.sockets.items()
+            ]
+            if config.rollout.launch == "child"
+            else []
+        )
 
     def start(self) -> None:
         """Start them; `wait_ready` waits. Raises OperationError: one cannot be started."""

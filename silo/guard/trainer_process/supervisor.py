@@ -232,8 +232,10 @@ class Supervisor:
             self._start_rollout("waived" if trainer.isolation == "waived" else "container", never)
             _log.info(
                 "waiting up to %.0f s for the trainer to dial %s; it is started by somebody else, with: %s",
-                trainer.start_timeout_seconds, trainer.address, trainer_link.start_command(self._config),
-            )  # fmt: skip
+                trainer.start_timeout_seconds,
+                trainer.address,
+                trainer_link.start_command(self._config),
+            )
         self._link = self._accept(trainer.start_timeout_seconds)
         self._close_listener()  # one trainer, and nobody after it
         controls = probing.controls(self._config)
@@ -246,8 +248,9 @@ class Supervisor:
         if not probing.are_results(self.state.probes):
             raise OperationError(
                 "what the trainer tells of its sandbox is no list of probes",
-                hint=trainer_link.where_it_tells(self._config), code="TRAINER_CONFUSED",
-            )  # fmt: skip
+                hint=trainer_link.where_it_tells(self._config),
+                code="TRAINER_CONFUSED",
+            )
         self.state.probes = probing.believable(self.state.probes, named)
         self.state.controls = controls.still_answering()
         self.state.isolation = probing.trainer_level(
@@ -292,9 +295,12 @@ class Supervisor:
         self._log_begins = self._log_file.tell()
         python = str(config.trainer.python or sys.executable)
         readable = [
-            config.model.path, *config.data.private, config.data.public.path, config.data.held_out.path,
+            config.model.path,
+            *config.data.private,
+            config.data.public.path,
+            config.data.held_out.path,
             *(self._rollout.shown_to_trainer if self._rollout else ()),
-        ]  # fmt: skip
+        ]
         processes = config.trainer.processes
         if processes > 1 and level == "user":
             raise OperationError(
