@@ -16,7 +16,7 @@ import sys
 import time
 from typing import Any
 
-from tests.policies.kinds import a_method_that_sends_everything
+from tests.policies.messages import a_method_that_sends_everything
 from tests.security.differential import ONE_SIDED, POLICIES, compare
 
 MESSAGES = 100_000

@@ -16,7 +16,7 @@ from policies.compare import compare, meet
 from policies.engine import Decision, History, Message, decide, measure
 from policies.kinds import adapters
 from policies.render import RULESETS
-from tests.policies.kinds import NAMED
+from tests.policies.messages import NAMED
 from tests.policies.setting import (
     COORDINATOR,
     FROM_COORDINATOR,

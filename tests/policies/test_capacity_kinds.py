@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 import re
@@ -17,20 +16,17 @@ from policies.grids import grid_points, log2_choices, of_steps
 from policies.message import Asked
 from policies.model import Policy
 from policies.render import RULESETS
-from tests.policies.kinds import (
-    ASKED,
+from tests.policies.bounds import PROFILE, REWARDS, SCORE, WORTH, asked
+from tests.policies.messages import (
     OFFERED_KINDS,
     SCHEMAS,
     Case,
     a_method_that_sends_everything,
-    further_text,
     good,
     policy_named,
-    profile,
     rewards,
     ruleset_text,
-    score,
-    worth,
+    scores,
 )
 from tests.policies.setting import SCHEMA, policy_of, policy_text
 
@@ -43,9 +39,8 @@ def _probe() -> Iterator[None]:
 
 def with_block(kind: str, ruleset: str, **limits: object) -> Policy:
     """A policy with some limits of one block replaced, by their key."""
-    text = further_text() if ruleset == "further" else ruleset_text(ruleset)
     # a round of one step, so that one message is all there is
-    text = text.replace("local_steps: [1, 4]", "local_steps: [1, 1]")
+    text = ruleset_text(ruleset).replace("local_steps: [1, 4]", "local_steps: [1, 1]")
     start = text.index(f"  {kind}:")
     head, block = text[:start], text[start:]
     for key, value in limits.items():
@@ -74,11 +69,9 @@ def subsets(rows: Iterable[tuple[int, tuple[object, ...]]]) -> Iterator[tuple[tu
 
 def test_competence_score() -> None:
     policy = with_block("competence.score", "fedgrpo", exemplars="[1, 3]", max_per_step=2, per_round=1)
-    asked = dataclasses.replace(ASKED, exemplars={4: (0, 1, 2), 7: (3, 4, 5)})
-    empty = score((4, 1))
-    del empty.message.body.scores[:]  # type: ignore[attr-defined]
-    cases = [score(*rows) for rows in subsets([(4, tuple(range(6))), (7, tuple(range(6)))]) if rows]  # type: ignore[arg-type]
-    counted = allowed(policy, (case.but(asked=asked) for case in [empty, *cases]))
+    base = SCORE.but(**asked(exemplars={4: (0, 1, 2), 7: (3, 4, 5)}))
+    rows = subsets([(4, tuple(range(6))), (7, tuple(range(6)))])
+    counted = allowed(policy, (base.but(**scores(*each)) for each in rows))  # type: ignore[arg-type]
     assert 2 ** bits(policy, "competence.score") == pytest.approx(counted + 1) == 25
 
 
@@ -88,19 +81,17 @@ def test_reward_scalar(abstain: str, expected: int) -> None:
         "reward.scalar", "fedgrpo", quantum=0.5, max_questions_per_step=2, max_candidates_per_question=2,
         abstain=abstain, per_round=1,
     )  # fmt: skip
-    asked = Asked(step=2, candidates={4: 2, 7: 2})
+    base = REWARDS.but(asked=Asked(step=1, candidates={4: 2, 7: 2}))
     values = (None, *itertools.product((-0.5, 0.0, 0.25, 0.5, 1.0), repeat=2), (0.5,))
-    empty = rewards((4, None))
-    del empty.message.body.questions[:]  # type: ignore[attr-defined]
-    cases = [rewards(*rows) for rows in subsets([(4, values), (7, values)]) if rows]  # type: ignore[arg-type]
-    counted = allowed(policy, (case.but(asked=asked) for case in [empty, *cases]))
+    rows = subsets([(4, values), (7, values)])
+    counted = allowed(policy, (base.but(**rewards(*each)) for each in rows))  # type: ignore[arg-type]
     assert 2 ** bits(policy, "reward.scalar") == pytest.approx(counted + 1) == expected
 
 
 def test_profile_vector() -> None:
     policy = with_block("profile.vector", "knexa", families=2, dynamic=1, quantum=0.5, bins=3, parts=3)
     cases = [
-        profile(family, (figure,), histogram)
+        PROFILE.but(family=family, dynamic=(figure,), histogram=histogram)
         for family in range(4)
         for figure in (-1.5, -1.0, -0.5, -0.25, 0.0, -0.0, 0.5, 1.0)
         for histogram in itertools.product(range(5), repeat=3)
@@ -110,7 +101,7 @@ def test_profile_vector() -> None:
 
 def test_bandit_reward() -> None:
     policy = with_block("bandit.reward", "knexa", max_abs=1.1, quantum=0.5)
-    counted = allowed(policy, (worth(number / 8) for number in range(-16, 17)))
+    counted = allowed(policy, (WORTH.but(value=number / 8) for number in range(-16, 17)))
     assert 2 ** bits(policy, "bandit.reward") == pytest.approx(counted + 1) == 6
 
 

@@ -37,7 +37,7 @@ from policies.model import Policy
 from policies.render import RULESETS
 from policies.rules import RULES
 from silo.guard.messages import Allowed
-from tests.policies.kinds import SCHEMAS, policy_named
+from tests.policies.messages import SCHEMAS, policy_named
 from tests.policies.setting import (
     BASE_DIGEST,
     NOW,

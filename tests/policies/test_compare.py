@@ -24,7 +24,8 @@ from policies.lattice import NothingInCommon
 from policies.model import GONE, Policy, PolicyFile
 from policies.rules import asked
 from tests.policies.evasion import EVERYTHING
-from tests.policies.setting import FROM_COORDINATOR, PLAN, context, good_cases, inbound, policy_of, policy_text
+from tests.policies.messages import GOOD
+from tests.policies.setting import FROM_COORDINATOR, PLAN, context, inbound, policy_of, policy_text
 
 BASE: dict[str, Any] = load(policy_text().encode(), "policy.yaml").value
 # Settings of every text screen. No kind names one, so that facts measured before they changed still count.
@@ -147,7 +148,7 @@ def test_X02_meet_is_idempotent(file: PolicyFile) -> None:
     assert all(change.direction == "tighter" and change.after == "absent" for change in compare(file, once))
 
 
-MESSAGES = [measure(message, context(**changes)) for message, changes in good_cases().values()]
+MESSAGES = [case.facts() for case in GOOD]
 for method in ("fedavg-grpo", "pubswap-random"):
     plan = pb.RunPlan(canonical_json=PLAN.model_copy(update={"method": method, "swap_period": 1}).canonical())
     MESSAGES.append(measure(inbound("run.plan", plan), context(**FROM_COORDINATOR)))

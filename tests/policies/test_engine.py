@@ -18,11 +18,11 @@ from policies.kind import Judgement, Rule, at_least, at_most
 from policies.kinds import policy_file
 from policies.model import Policy, PolicyFile
 from policies.rules import RULES
+from tests.policies.messages import GOOD
 from tests.policies.setting import (
     GRADED,
     SILO,
     context,
-    good_cases,
     metrics_message,
     policy_of,
     policy_text,
@@ -32,7 +32,7 @@ from tests.policies.setting import (
 )
 
 POLICY = policy_of(policy_text())
-CASES = {name: measure(message, context(**changes)) for name, (message, changes) in good_cases().items()}
+CASES = {case.message.kind: case.facts() for case in GOOD}
 
 
 def _broken(error: Exception) -> Rule:

@@ -15,13 +15,10 @@ from policies.examples import CANARIES, CORPUS, Site, example, named_kinds, scre
 from policies.kinds import KINDS, MODULES, policy_file
 from policies.model import Policy
 from policies.render import RULESETS
-from tests.policies.kinds import PROBE, R_SCHEMA, SCHEMAS, a_method_that_sends_everything, policy_named
+from tests.policies.messages import PROBE, SCHEMAS, a_method_that_sends_everything, policy_named
 from tests.policies.setting import SCHEMA
 
-SITES = {
-    name: Site(policy_named(name), SCHEMAS.get(name, R_SCHEMA if name == "fed-sb" else SCHEMA))
-    for name in (*RULESETS, "further")
-}
+SITES = {name: Site(policy_named(name), SCHEMAS.get(name, SCHEMA)) for name in (*RULESETS, "further")}
 WAYS = [
     (name, kind, direction)
     for name, site in SITES.items()

@@ -27,7 +27,6 @@ from tests.policies.setting import (
     SCHEMA,
     SILO,
     context,
-    good_cases,
     inbound,
     policy_of,
     policy_text,
@@ -154,8 +153,7 @@ def test_a_policy_of_one_kind_denies_the_other() -> None:
 
 
 def test_a_plan_is_refused_before_training_where_its_update_could_not_leave() -> None:
-    (plan_of_both, _) = good_cases()["run.plan"]
-    refused = judged(plan_of_both, plan=None)
+    refused = judged(plan_message(PLAN), plan=None)
     assert {"PLAN_METHOD", "PLAN_SCHEMA"} <= set(refused.reasons)
     assert "lora.factors under egress" in refused.explain()
     refused = judged(plan_message(STRICT_PLAN), policy=PUBSWAP, plan=None)

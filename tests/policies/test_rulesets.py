@@ -13,7 +13,6 @@ import pytest
 from typer.testing import CliRunner
 
 from fedsilo.cli import policy as cli_policy
-from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.averaging import initial_frozen_sha256
 from fedsilo.protocol.errors import UsageError
 from fedsilo.protocol.freezing import FREEZE_OF_KIND
@@ -21,8 +20,8 @@ from fedsilo.protocol.methods import METHODS
 from fedsilo.protocol.plan import Lora
 from policies.compare import compare
 from policies.render import RULESETS
-from tests.policies.kinds import NAMED, OFFERED_KINDS, R_SCHEMA, SCHEMAS, Case, ruleset_text
-from tests.policies.setting import COORDINATOR, PEERS, PLAN, SCHEMA, SIZE, inbound, policy_of, policy_text
+from tests.policies.messages import NAMED, OFFERED_KINDS, R_SCHEMA, SCHEMAS, good
+from tests.policies.setting import COORDINATOR, PEERS, PLAN, SCHEMA, SIZE, policy_of, policy_text
 from tests.policies.test_model_folder import whole_folder
 from tools.ruleset_methods import METHOD_RULESETS
 
@@ -186,10 +185,7 @@ def test_a_plan_over_a_core_is_refused_for_methods_that_do_not_train_one(method:
     plan = PLAN.model_copy(update={"method": method, "lora": lora})
 
     def reasons() -> tuple[str, ...]:
-        case = Case(
-            inbound("run.plan", pb.RunPlan(canonical_json=plan.canonical())), {"plan": None, "schema": R_SCHEMA}
-        )
-        return case.decided(policy_of(ruleset_text("fed-sb"))).reasons
+        return good("run.plan", "fed-sb").but(canonical_json=plan.canonical(), run=plan.run).decided().reasons
 
     assert "PLAN_METHOD" in reasons()
     trains_a_core = replace(METHODS[method], kinds=frozenset({"lora.core_r"}))

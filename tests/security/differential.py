@@ -31,14 +31,14 @@ from fedsilo.protocol.kinds import OUTBOUND_KINDS
 from fedsilo.protocol.place import Place
 from policies import screens
 from policies.engine import Approval, Decision, HistoryBook, Message, decide, measure
-from policies.kind import block_of
+from policies.kind import BASE_DIGEST, block_of
 from policies.model import Policy
 from policies.render import RULESETS
 from policies.screens.overlap import OverlapIndex, build_index
 from silo.guard.decisions import PublicView, RunView, SiteView, answers_of, context_of
 from silo.sampling import Training
-from tests.policies.kinds import ASKED, OFFERED_KINDS, PROBE, SCHEMAS, TAKES, good, policy_named
-from tests.policies.setting import BASE_DIGEST, COORDINATOR, HASH, NOW, PLAN, SCHEMA, SILO
+from tests.policies.messages import ASKED, OFFERED_KINDS, SCHEMAS, TAKES, good, policy_named, probed
+from tests.policies.setting import COORDINATOR, HASH, NOW, SCHEMA, SILO
 
 # (rule, the end that alone may refuse by it): why.
 ONE_SIDED: dict[tuple[str, str], str] = {
@@ -63,6 +63,8 @@ _ANSWERS_OF_A_STEP = ("public.responses",)
 PERSONS = tuple(Approval(person, ("approver",)) for person in ("ada", "bob"))
 POLICIES = (*(name for name in RULESETS if name != "deny_all"), "further")
 ANSWER = "12"
+RUN = "case-run"  # of the examples
+STEPS = {2: (0, 1, 2), 4: (0, 9, 2)}  # the open round's public steps, and what they ask for
 _ROWS = 10
 
 
@@ -111,7 +113,8 @@ class Ends:
         )
         topics = frozenset({"sort up", "rotate"})
         self._site = SiteView(SILO, COORDINATOR, self.schema, public, topics)
-        self._plan = PLAN.model_copy(update={"method": PROBE})
+        self._plan = probed(good("run.end", self.ruleset)).context.plan
+        assert self._plan is not None
         self._ingress = Ingress(
             federation="cardio-net", silos=("hospital_a", "hospital_b"), policy=self.policy, schema=self.schema,
             references=[ANSWER] * _ROWS, public_set_sha256=HASH["public"], topics=topics,
@@ -136,7 +139,7 @@ class Ends:
             texts = list(screens.texts_of(body))
             screened = screens.screen(self.policy.file, names, texts, _material(self.ruleset))
         view = RunView(
-            plan=self._plan, round=1, base_digest=BASE_DIGEST, base_l2=1.0, steps={2: (1, 4, 7), 4: (0, 9, 2)},
+            plan=self._plan, round=1, base_digest=BASE_DIGEST, base_l2=1.0, steps=STEPS,
             open_step=2, evaluated={1: BASE_DIGEST}, training=Training(64, 1, 4), asked=sent.asked,
             usable_records=self.usable_records,
         )  # fmt: skip
@@ -165,10 +168,9 @@ class Ends:
             return str(error.code)
         place = OpenPlace()
         if sent.run == self._plan.run:
-            steps = {2: (1, 4, 7), 4: (0, 9, 2)}
-            step = sent.step if sent.step in steps else 0
+            step = sent.step if sent.step in STEPS else 0
             evaluated = BASE_DIGEST if sent.round == 1 else ""
-            place = OpenPlace(self._plan, BASE_DIGEST, 1.0, 1, step, steps.get(step, ()), evaluated, sent.asked)
+            place = OpenPlace(self._plan, BASE_DIGEST, 1.0, 1, step, STEPS.get(step, ()), evaluated, sent.asked)
         # what is refused without grading is graded all the same here, as at the other end: the rules are compared
         if isinstance(arrived.body, pb.PublicResponses) and all(
             row.prompt_index < _ROWS or not row.responses for row in arrived.body.prompts
@@ -221,12 +223,13 @@ _FLOATS = (-0.0, 1e-40, float("nan"), float("inf"), 1e-3, 0.5, 1e6, 1e38)
 def good_message(rng: random.Random, ruleset: str) -> tuple[str, ProtobufMessage, dict[str, Any] | None, int, int, Any]:
     """(kind, body, tensors, round, step, asked): mostly of a kind that the ruleset names."""
     policy = policy_named(ruleset)
-    named = [kind for kind in OFFERED_KINDS if getattr(policy.file.egress, kind.replace(".", "_")) is not None]
+    named = [kind for kind in OFFERED_KINDS if policy.file.egress.block(kind) is not None]
     kind = rng.choice([*rng.choice((named, named, named, OFFERED_KINDS)), rng.choice(sorted(CONTROL))])
     if kind in CONTROL:
         body, number, step = CONTROL[kind]
         return kind, _copy(body), None, number, step, ASKED
-    message = good(kind, ruleset).message
+    case = good(kind, ruleset if kind in named else "")
+    message = case.message
     tensors = None
     if message.tensors is not None:
         tensors = {name: np.array(values) for name, values in message.tensors.items()}
@@ -235,7 +238,7 @@ def good_message(rng: random.Random, ruleset: str) -> tuple[str, ProtobufMessage
         for prompt in body.prompts:
             for response in prompt.responses:
                 response.text = ANSWER
-    return kind, body, tensors, message.round, message.step, TAKES if kind == "bandit.reward" else ASKED
+    return kind, body, tensors, message.round, message.step, case.context.asked
 
 
 def _copy(body: ProtobufMessage) -> ProtobufMessage:
@@ -332,7 +335,7 @@ def generate(count: int, seed: int) -> Iterator[tuple[str, Sent]]:
     for _ in range(count):
         ruleset = rng.choice(POLICIES)
         kind, body, tensors, number, step, asked = good_message(rng, ruleset)
-        run, changed = PLAN.run, list[str]()
+        run, changed = RUN, list[str]()
         raw: list[Callable[[bytes], bytes]] = []
         for _ in range(rng.choice((0, 0, 1, 1, 2, 3))):
             what = rng.choice(("field",) * 6 + ("place", "place", "asked", "kind", "bytes"))
@@ -444,7 +447,7 @@ def _compare_one(report: Report, sent: Sent, ruleset: str, silo: Decision | str,
     if verdicts == ["allow", "allow"]:
         report.allowed += 1
         report.kinds_allowed.add(sent.kind)
-    elsewhere = sent.run != PLAN.run or "round" in refused[0] & refused[1]
+    elsewhere = sent.run != RUN or "round" in refused[0] & refused[1]
     if elsewhere and verdicts[0] == verdicts[1]:
         # Of a run that it does not know, or a step that does not exist, a coordinator knows no match, rows or order:
         # there the verdict is all that can be compared.

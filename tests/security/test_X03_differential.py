@@ -15,8 +15,8 @@ from policies import engine
 from policies.engine import HistoryBook
 from policies.kind import Judgement
 from policies.rules import RULES
-from tests.policies.kinds import a_method_that_sends_everything, profile
-from tests.security.differential import ONE_SIDED, Ends, Report, Sent, compare, generate
+from tests.policies.messages import a_method_that_sends_everything, good
+from tests.security.differential import ONE_SIDED, RUN, Ends, Report, Sent, compare, generate
 
 MESSAGES = 3000
 
@@ -77,7 +77,7 @@ def _pair(ruleset: str, sent: Sent, **known: int) -> tuple[str, str]:
 
 def test_X03_the_site_alone_knows_its_records() -> None:
     """A named difference: nine records are too few at the silo, and the coordinator cannot know."""
-    message = profile().message
+    message = good("profile.vector", "knexa").message
     sent = Sent("profile.vector", message.run, 1, 0, encode(message.body))
     assert _pair("knexa", sent, usable_records=10) == ("allow", "allow")
     assert _pair("knexa", sent, usable_records=9) == ("deny", "allow")
@@ -94,5 +94,5 @@ def test_X03_the_counts_of_both_ends_stay_the_same() -> None:
 
 def test_X03_bytes_that_are_not_canonical_are_refused_at_both_ends() -> None:
     good = encode(pb.ProfileVector(family=7, dynamic=(0.25,) * 12, histogram=(100, *(0,) * 11)))
-    assert _pair("knexa", Sent("profile.vector", "run-1", 1, 0, good)) == ("allow", "allow")
-    assert _pair("knexa", Sent("profile.vector", "run-1", 1, 0, good + b"\x08\x07")) == ("MALFORMED", "MALFORMED")
+    assert _pair("knexa", Sent("profile.vector", RUN, 1, 0, good)) == ("allow", "allow")
+    assert _pair("knexa", Sent("profile.vector", RUN, 1, 0, good + b"\x08\x07")) == ("MALFORMED", "MALFORMED")

@@ -35,7 +35,7 @@ from policies.kinds import fields_at_fault
 from policies.model import Policy
 from silo.guard.coordinator_client import Witnessing
 from tests.policies import setting
-from tests.policies.setting import judged
+from tests.policies.messages import good
 from tests.security.people import new_keys
 from tests.world import ADAPTER, Loop
 
@@ -450,10 +450,10 @@ def test_T38_many_silos_fit_into_control_messages(tmp_path: Path, silos: int) ->
 
 def test_T38_the_rounds_of_a_silo_wait_for_as_many_witnesses_as_its_policy_demands(tmp_path: Path) -> None:
     net = Net(tmp_path, min_witnesses=3)
-    message, changes = setting.good_cases()["round.open"]
+    second = good("round.open", "pubswap").but(round=2)
 
     def opens(silo: Silo) -> str:
-        return judged(message, silo.policy, **(changes | {"witnesses": silo.witnessing.count()})).verdict
+        return second.but(witnesses=silo.witnessing.count()).decided(silo.policy).verdict
 
     try:
         net.round(1)

@@ -29,8 +29,8 @@ from silo.guard.commands import Halts
 from silo.guard.ledger import Approval, Payloads
 from silo.guard.messages import Allowed, Denied
 from silo.guard.releases import keep_recorded_noes
-from tests.policies import kinds, setting
-from tests.policies.kinds_bounds import REFT
+from tests.policies import setting
+from tests.policies.messages import good
 from tests.simulated import screening
 from tests.simulated.test_gate import BFLOAT16, FLOAT32, body_of, drawn
 from tests.world import Bench, Killed, command, failing
@@ -336,11 +336,14 @@ def test_T29_an_answer_with_a_number_that_nobody_can_sign_is_refused_and_recorde
     bench.poll()
 
 
+GOOD = good("reft.aggregate")
+
+
 @pytest.mark.parametrize("scale", [float("nan"), float("inf"), 1.0])
 def test_T04_a_scale_that_is_no_number_is_denied_and_recorded(tmp_path: Path, scale: float) -> None:
-    with closing(Bench(tmp_path / "a", REFT)) as bench:
+    with closing(Bench(tmp_path / "a", GOOD.policy)) as bench:
         payload = codec.encode_factors(
-            kinds.reft_tensors(), base_digest="", schema_sha256="", rank=8, scale=scale, dtype="bfloat16"
+            dict(GOOD.message.tensors or {}), base_digest="", schema_sha256="", rank=8, scale=scale, dtype="bfloat16"
         )
         with pytest.raises(PeerError):
             bench.poll("reft.aggregate", payload)

@@ -17,9 +17,9 @@ from fedsilo.protocol import codec
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.errors import NotFoundError, UsageError
 from fedsilo.protocol.kinds import INBOUND_KINDS, OUTBOUND_KINDS, TEXT_KINDS_IN, TEXT_KINDS_OUT
-from policies.engine import Message
-from policies.kind import FieldClass
+from policies.kind import BASE_DIGEST, FieldClass
 from policies.kinds import CATALOGUE, Egress, Ingress
+from policies.message import Asked
 from policies.model import Policy
 from policies.render import RULESETS
 from silo.guard.commands import Halts
@@ -28,21 +28,19 @@ from silo.guard.messages import Allowed, Denied, Held, IngressDenied
 from silo.guard.screens import Screens
 from silo.sampling import Training
 from tests.policies import setting
-from tests.policies.kinds import (
-    ASKED,
-    FURTHER_INBOUND,
+from tests.policies.messages import (
+    FURTHER_KINDS,
     NAMED,
     OFFERED_KINDS,
-    PROBE,
     SCHEMAS,
-    TAKES,
+    Case,
     a_method_that_sends_everything,
     answers,
-    further_text,
+    candidates,
+    entries,
     good,
-    package,
     policy_named,
-    reward_ask,
+    probed,
     ruleset_text,
 )
 from tests.simulated import screening as site
@@ -59,36 +57,49 @@ def _probe() -> Iterator[None]:
         yield
 
 
-def bench_of(folder: Path, ruleset: str, part: str = "give") -> Bench:
-    bench = Bench(
+def bench_of(folder: Path, ruleset: str) -> Bench:
+    return Bench(
         folder / "state", policy_named(ruleset), schema=SCHEMAS.get(ruleset, setting.SCHEMA),
         screens=screens(folder / "scratch"),
     )  # fmt: skip
-    bench.judge.view = RunView(
-        setting.PLAN.model_copy(update={"method": PROBE}), 1, setting.BASE_DIGEST, 1.0, STEPS, 2,
-        {1: setting.BASE_DIGEST}, training=Training(64, 1, 4), asked=ASKED if part == "give" else TAKES,
+
+
+def view_of(case: Case) -> RunView:
+    """What the silo knows of the run that the message is of."""
+    known = probed(case).context
+    return RunView(
+        known.plan, 1, BASE_DIGEST, 0.0, STEPS, 2, {1: BASE_DIGEST}, training=Training(64, 1, 4), asked=known.asked,
         usable_records=10,
     )  # fmt: skip
-    return bench
 
 
-def offered(bench: Bench, message: Message) -> Allowed | Denied | Held:
+def offered(bench: Bench, case: Case) -> Allowed | Denied | Held:
+    bench.judge.view, message = view_of(case), case.message
     tensors = None if message.tensors is None else dict(message.tensors)
     return bench.gate.offer(bench.judge.view.place(message.kind, 1, message.step), message.body, tensors=tensors)
+
+
+def taken(bench: Bench, case: Case) -> Any:
+    """The answer to a poll."""
+    bench.judge.view, message = view_of(case), case.message
+    payload: Any = message.body
+    if isinstance(payload, pb.Factors) and message.tensors is not None:
+        header = {name: getattr(payload, name) for name in ("base_digest", "schema_sha256", "rank", "scale", "dtype")}
+        payload = codec.encode_factors(dict(message.tensors), **header)
+    bench.channel.routing = {"run": message.run, "round": 1, "step": message.step}
+    bench.channel.answer = (message.kind, payload)
+    return bench.gate.send(bench.judge.view.place("control.poll"), pb.Poll())
 
 
 @pytest.mark.parametrize("ruleset", [*RULESETS, "further"])
 def test_the_gate_lets_out_what_its_ruleset_names(tmp_path: Path, ruleset: str) -> None:
     policy, made = policy_named(ruleset), {}
     bench = bench_of(tmp_path, ruleset)
+    named = {kind for kind in OFFERED_KINDS if policy.file.egress.block(kind) is not None}
     for kind in sorted(set(OFFERED_KINDS) - _ELSEWHERE):
-        view = bench.judge.view
-        if kind == "bandit.reward":
-            bench.judge.view = RunView(**{**vars(view), "asked": TAKES})
-        made[kind] = offered(bench, good(kind, ruleset).message)
-        bench.judge.view = view
+        made[kind] = offered(bench, good(kind, ruleset if kind in named else ""))
     for kind, outcome in made.items():
-        if getattr(policy.file.egress, kind.replace(".", "_")) is None:
+        if kind not in named:
             assert isinstance(outcome, Denied), kind
             assert "KIND_NOT_ALLOWED" in outcome.decision.reasons
         elif ruleset == "pubswap-strict" and kind == "lora.factor_b":
@@ -106,37 +117,26 @@ def test_the_gate_lets_out_what_its_ruleset_names(tmp_path: Path, ruleset: str) 
 
 
 @pytest.mark.parametrize("ruleset", sorted({*RULESETS} - {"deny_all"}))  # that one does not even poll
-@pytest.mark.parametrize("kind", FURTHER_INBOUND)
+@pytest.mark.parametrize("kind", sorted(FURTHER_KINDS & INBOUND_KINDS.keys()))
 def test_the_entrance_lets_in_what_its_ruleset_names(tmp_path: Path, ruleset: str, kind: str) -> None:
-    bench = bench_of(tmp_path, ruleset, part="take")
-    message = good(kind, ruleset, inbound=True).message
-    payload: pb.Factors | bytes = message.body  # type: ignore[assignment]
-    if message.tensors is not None:
-        header = message.body
-        assert isinstance(header, pb.Factors)
-        payload = codec.encode_factors(
-            message.tensors, base_digest="", schema_sha256="", rank=header.rank, scale=header.scale, dtype=header.dtype
-        )
-    bench.channel.routing = {"run": "run-1", "round": 1, "step": message.step}
-    bench.channel.answer = (kind, payload)
-    if getattr(NAMED[ruleset].file.ingress, kind.replace(".", "_")) is None:
-        with pytest.raises(IngressDenied, match="KIND_NOT_ALLOWED"):
-            bench.gate.send(bench.judge.view.place("control.poll"), pb.Poll())
-    else:
-        taken = bench.gate.send(bench.judge.view.place("control.poll"), pb.Poll())
-        assert (taken.kind, taken.body) == (kind, message.body)
-    bench.close()
+    with closing(bench_of(tmp_path, ruleset)) as bench:
+        if NAMED[ruleset].file.ingress.block(kind) is None:
+            with pytest.raises(IngressDenied, match="KIND_NOT_ALLOWED"):
+                taken(bench, good(kind, direction="ingress"))
+        else:
+            case = good(kind, ruleset, "ingress")
+            answer = taken(bench, case)
+            assert (answer.kind, answer.body) == (kind, case.message.body)
 
 
 def test_a_question_that_was_let_in_is_what_may_be_answered(tmp_path: Path) -> None:
     """The silo's side of `asked`, from one real message to the next: first nothing, then what the coordinator asked."""
     bench = bench_of(tmp_path, "fedgrpo")
-    bench.judge.view = RunView(**{**vars(bench.judge.view), "asked": type(ASKED)()})
-    refused = offered(bench, good("competence.score", "fedgrpo").message)
+    score, asks = good("competence.score", "fedgrpo"), good("competence.ask", "fedgrpo")
+    refused = offered(bench, score.but(asked=Asked()))
     assert isinstance(refused, Denied) and "NOT_ASKED" in refused.decision.reasons
-    body = good("competence.ask", "fedgrpo", inbound=True).message.body
-    bench.judge.view = bench.judge.view.asking(body, 2)
-    assert isinstance(offered(bench, good("competence.score", "fedgrpo").message), Allowed)
+    bench.judge.view = bench.judge.view.asking(asks.message.body, 1)
+    assert isinstance(offered(bench, score.but(asked=bench.judge.view.asked)), Allowed)
     # and it outlasts a restart of the guard, as the rest of the view does
     view = bench.judge.view
     assert view.plan is not None
@@ -161,7 +161,7 @@ def policy_of(kind: str, names: tuple[str, ...], hits: int = 10) -> Policy:
     """A policy that lets the kind out and screens it so."""
     keys = f"    screens: [{', '.join(names)}]\n    max_hits_per_day: {hits}\n" if names else ""
     if kind == "competence.answers":
-        head, found, tail = further_text().partition("  competence.answers:\n    set: public\n")
+        head, found, tail = ruleset_text("further").partition("  competence.answers:\n    set: public\n")
         return setting.policy_of(f"{head}{found}{keys}{tail}\n{site.DEFINITIONS}")
     text = ruleset_text("knexa")
     start = text.index("    screens: [pii_basic")
@@ -169,19 +169,14 @@ def policy_of(kind: str, names: tuple[str, ...], hits: int = 10) -> Policy:
     return setting.policy_of(text[:start] + keys + text[end:])
 
 
-def text_bench(folder: Path, policy: Policy, *, part: str = "give", screens: Screens | None = None) -> Bench:
+def text_bench(folder: Path, policy: Policy, *, screens: Screens | None = None) -> Bench:
     folder.mkdir(parents=True)
-    bench = Bench(folder / "state", policy, screens=screens or site.screens(folder / "scratch"))
-    bench.judge.view = RunView(
-        setting.PLAN.model_copy(update={"method": PROBE}), 1, setting.BASE_DIGEST, 1.0, STEPS, 2,
-        asked=ASKED if part == "give" else TAKES,
-    )  # fmt: skip
-    return bench
+    return Bench(folder / "state", policy, screens=screens or site.screens(folder / "scratch"))
 
 
 def offered_text(bench: Bench, kind: str, text: str) -> Allowed | Denied:
-    message = (answers((0, text)) if kind == "competence.answers" else package((0, text))).message
-    outcome = bench.gate.offer(bench.judge.view.place(kind, 1, message.step), message.body)
+    rows = answers((0, text)) if kind == "competence.answers" else entries((0, text))
+    outcome = offered(bench, good(kind, "knexa" if kind == "knowledge.package" else "").but(**rows))
     assert isinstance(outcome, Allowed | Denied)
     return outcome
 
@@ -247,12 +242,12 @@ def test_T15_a_planted_text_is_refused_by_the_screen_that_knows_it_and_leaves_wi
 def test_T14_a_kind_whose_screen_has_no_material_is_denied_and_said_beforehand(tmp_path: Path, kind: str) -> None:
     policy = policy_of(kind, ("canary", "charset"))
     with closing(text_bench(tmp_path / "none", policy, screens=Screens())) as bench:
-        (trouble,) = bench.judge.screen_troubles()
+        (trouble,) = bench.gate.screen_troubles()
         assert kind in trouble and "data.canaries" in trouble
         denied = offered_text(bench, kind, "it is 12")
         assert isinstance(denied, Denied) and "SCREEN_FAILED" in denied.decision.reasons
     with closing(text_bench(tmp_path / "there", policy)) as bench:
-        assert bench.judge.screen_troubles() == []
+        assert bench.gate.screen_troubles() == []
         assert isinstance(offered_text(bench, kind, "it is 12"), Allowed)
 
 
@@ -263,7 +258,7 @@ def test_T18_too_many_hits_a_day_halt_the_kind_until_persons_release_it(tmp_path
             assert isinstance(offered_text(bench, kind, site.PLANTED["charset"]), Denied)
         halted = offered_text(bench, kind, "it is 12")
         assert isinstance(halted, Denied) and halted.decision.reasons == ("SCREEN_HALT",)
-        halts = Halts(bench.judge, bench.ledger)
+        halts = Halts(bench.gate, bench.ledger)
         (row,) = halts.rows()
         assert row["kind"] == kind
         with pytest.raises(NotFoundError):
@@ -297,11 +292,9 @@ def test_the_trainer_makes_the_index_for_packages_too() -> None:
 # ---- in --------------------------------------------------------------------------------------------
 
 
-def taken(bench: Bench, kind: str, text: str) -> Any:
-    message = (package((0, text), inbound=True) if kind == "knowledge.package" else reward_ask((4, (text,)))).message
-    bench.channel.routing = {"run": "run-1", "round": 1, "step": message.step}
-    bench.channel.answer = (kind, message.body)
-    return bench.gate.send(bench.judge.view.place("control.poll"), pb.Poll())
+def taken_text(bench: Bench, kind: str, ruleset: str, text: str) -> str:
+    rows = entries((0, text)) if kind == "knowledge.package" else candidates((4, (text,)))
+    return str(taken(bench, good(kind, ruleset, "ingress").but(**rows)).kind)
 
 
 @pytest.mark.parametrize(("kind", "ruleset"), [("knowledge.package", "knexa"), ("reward.ask", "fedgrpo")])
@@ -316,12 +309,12 @@ def test_T21_what_comes_in_with_control_characters_is_refused_where_the_policy_s
         plain = text
     else:
         screened, plain = text, text.replace(asks, "    screens: []")
-    with closing(text_bench(tmp_path / "screened", setting.policy_of(screened), part="take")) as bench:
+    with closing(text_bench(tmp_path / "screened", setting.policy_of(screened))) as bench:
         with pytest.raises(IngressDenied, match="SCREEN_HIT"):
-            taken(bench, kind, site.PLANTED["charset"])
-        assert taken(bench, kind, "it is 12").kind == kind
-    with closing(text_bench(tmp_path / "plain", setting.policy_of(plain), part="take")) as bench:
-        assert taken(bench, kind, site.PLANTED["charset"]).kind == kind
+            taken_text(bench, kind, ruleset, site.PLANTED["charset"])
+        assert taken_text(bench, kind, ruleset, "it is 12") == kind
+    with closing(text_bench(tmp_path / "plain", setting.policy_of(plain))) as bench:
+        assert taken_text(bench, kind, ruleset, site.PLANTED["charset"]) == kind
 
 
 @pytest.mark.parametrize("name", ["overlap", "canary"])
@@ -336,5 +329,4 @@ def test_T18_what_is_refused_on_arrival_is_not_compared_with_private_data(name: 
 def test_a_good_package_of_every_ruleset_that_has_one_passes_its_screens(tmp_path: Path) -> None:
     for number, ruleset in enumerate(("knexa", "fedid-central")):
         with closing(text_bench(tmp_path / str(number), policy_named(ruleset))) as bench:
-            message = good("knowledge.package", ruleset).message
-            assert isinstance(bench.gate.offer(bench.judge.view.place(message.kind, 1), message.body), Allowed)
+            assert isinstance(offered(bench, good("knowledge.package", ruleset)), Allowed)
