@@ -104,11 +104,6 @@ def test_T34_an_unknown_kind_is_denied(ruleset: str, kind: str) -> None:
     assert decision.verdict == "deny" and "KIND_NOT_ALLOWED" in decision.reasons
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_deny_all_denies_every_kind_in_both_directions(name: str) -> None:
-    assert decide(CASES[name], policy_of(policy_text("deny_all")), History()).verdict == "deny"
-
-
 @pytest.mark.parametrize(("check", "bound"), [(at_least, "at least"), (at_most, "limit")])
 def test_a_sentence_says_of_a_least_limit_that_it_is_one(check: Any, bound: str) -> None:
     limit = 2 if check is at_least else 0
@@ -116,15 +111,6 @@ def test_a_sentence_says_of_a_least_limit_that_it_is_one(check: Any, bound: str)
     (result,) = decide(CASES["lora.factors"], POLICY, History(), rules=[made]).results
     assert result.sentence().endswith(f": own: measured 1, {bound} {limit} [OWN]")
     assert set(result.to_json()) == {"rule", "reason", "outcome", "measured", "limit", "file", "line"}  # as recorded
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_an_absent_kind_is_denied(name: str) -> None:
-    raw = POLICY.file.model_dump(mode="json", by_alias=True)
-    for side in ("egress", "ingress"):
-        raw[side].pop("control" if name.startswith("control.") else name, None)
-    without = Policy(policy_file(raw), "policy.yaml", "", {})
-    assert "KIND_NOT_ALLOWED" in decide(CASES[name], without, History()).reasons
 
 
 # ---- replay ----------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from fedsilo.audit.record import NO_PREVIOUS, link_of
 from fedsilo.cli.audit import app
 from fedsilo.protocol.errors import ConflictError, NotFoundError, VerificationError
 from tests.protocol.audit_export_child import export_all
-from tests.protocol.audit_parties import COORDINATOR, SILO, append_send, copied, open_log
+from tests.protocol.audit_parties import COORDINATOR, SILO, append_send, open_log
 from tests.protocol.audit_story import write_story
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -163,7 +164,9 @@ def test_works_while_the_daemon_writes_and_after_it_stopped(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("how", ["before", "half", "after"])
-def test_T39_kill_9_anywhere_neither_loses_nor_repeats_a_record(tmp_path: Path, how: str) -> None:
+def test_T39_kill_9_anywhere_neither_loses_nor_repeats_a_record(
+    tmp_path: Path, how: str, sampled: Callable[[Sequence[int], int], list[int]]
+) -> None:
     with open_log(tmp_path / "log", segment_bytes_max=900) as log:
         for sequence in range(6):
             append_send(log, sequence)
@@ -172,10 +175,11 @@ def test_T39_kill_9_anywhere_neither_loses_nor_repeats_a_record(tmp_path: Path, 
     child = [sys.executable, "-m", "tests.protocol.audit_export_child", str(tmp_path / "log"), str(out)]
     kills = 0
     # one record takes about eight of these calls; each child dies at another one, from opening the file on
-    for fatal_call in (1, 3, 6, 8, 9, 10, 11, 13, 15, 17):
+    calls = sampled((1, 3, 6, 8, 9, 10, 11, 13, 15, 17), 4)
+    for fatal_call in calls:
         done = subprocess.run([*child, str(fatal_call), how], cwd=ROOT, env={**os.environ}, check=False)
         kills += done.returncode == -9
-    assert kills == 10
+    assert kills == len(calls)
     export_all(tmp_path / "log", out)
     assert numbers(out) == list(range(size))
 
@@ -294,7 +298,7 @@ def test_a_first_record_can_be_chosen_and_is_chained_to_the_one_before(tmp_path:
     "words",
     [
         (),
-        ("--format", "xml", "--to", "x"),
+        *(("--format", name, "--to", "x") for name in ("xml", "ocsf", "cef", "JSONL")),
         ("--format", "jsonl"),
         ("--to", "x"),
         ("--follow",),
@@ -305,23 +309,7 @@ def test_a_first_record_can_be_chosen_and_is_chained_to_the_one_before(tmp_path:
     ],
 )
 def test_options_that_do_not_go_together(story: Path, words: tuple[str, ...]) -> None:
-    assert invoke("--log", story, *words).exit_code == 2
-
-
-@pytest.mark.parametrize("name", ["ocsf", "cef", "xml", "JSONL"])
-def test_a_format_that_there_is_not_is_named_with_the_one_there_is(story: Path, tmp_path: Path, name: str) -> None:
-    made = invoke("--log", story, "--format", name, "--to", tmp_path / "out", "--json")
-    assert made.exit_code == 2 and not (tmp_path / "out").exists()
-    error = json.loads(made.stdout)["error"]
-    assert error["message"] == f"unknown format '{name}': records are JSON lines"
-    assert error["hint"] == "give --format jsonl; a log shipper makes anything else of them"
-
-
-def test_the_range_with_proofs_is_as_it_was(story: Path, tmp_path: Path) -> None:
-    made = invoke("--log", copied(story, tmp_path / "log"), "--out", tmp_path / "out", "--first", "2", "--last", "4")
-    assert made.exit_code == 0
-    assert (tmp_path / "out/records.jsonl").read_bytes().splitlines() == raw_lines(story)[2:5]
-    assert [item["seq"] for item in json.loads((tmp_path / "out/proofs.json").read_bytes())["proofs"]] == [2, 3, 4]
+    assert invoke("--log", story, *words).exit_code == 2 and not Path("x").exists()
 
 
 def test_a_position_survives_being_read_back(tmp_path: Path) -> None:

@@ -166,6 +166,7 @@ EFFECTS: dict[str, tuple[str, Any, str]] = {
 }
 
 
+@pytest.mark.exhaustive(keep=12)
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("place", PLACES)
 def test_T08_whatever_fails_in_an_exchange_leaves_as_a_bare_status(
@@ -181,6 +182,7 @@ def test_T08_whatever_fails_in_an_exchange_leaves_as_a_bare_status(
     assert CANARY not in everything_told(caught.value)
 
 
+@pytest.mark.exhaustive(keep=4)
 @pytest.mark.parametrize("kind", EFFECTS)
 @pytest.mark.parametrize("fault", ["unforeseen", "operation"])
 def test_T08_no_handler_of_a_kind_tells_what_failed_in_it(

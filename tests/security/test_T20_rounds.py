@@ -340,18 +340,6 @@ def test_T20_a_lost_poll_does_not_silence_the_signature_while_the_trainer_works(
     assert len(loop.coordinator.sent) == sent + 3
 
 
-def test_T20_as_many_signatures_as_policy_and_plan_want(tmp_path: Path) -> None:
-    text = setting.policy_text().replace("min_peers: 2", "min_peers: 3")
-    for names, opens in ((("hospital_b",), False), (("hospital_b", "hospital_d"), True)):
-        loop = Loop(tmp_path / str(len(names)), setting.policy_of(text))
-        loop.offer_plan()
-        loop.show_round(1, BASE)
-        loop.turn()
-        say_agreed(loop, loop.signed_by(*names))
-        assert trains(loop) is opens
-        loop.close()
-
-
 @pytest.mark.parametrize(
     ("trap", "rule"), [({"scale": 1e9}, "L2 of the adapter"), ({"scale": 1.0, "more": True}, "tensor set")]
 )
@@ -373,18 +361,9 @@ def test_T20_a_trap_that_all_have_agreed_on_is_still_judged(loop: Loop, trap: di
     assert "LoadAdapter" not in loop.trainer.tasks() and abstained(loop) == [1]
 
 
-def test_T20_signatures_that_the_policy_does_not_let_in_end_the_wait(loop: Loop) -> None:
-    loop.show_round(1, BASE)
-    loop.turn()
-    body = loop.signed_by("hospital_b")
-    body.countersignatures.add(silo="hospital_x", transcript_sha256=loop.shown.digest, signature=bytes(64))
-    say_agreed(loop, body)
-    assert denied(loop) == [("round.agreed", ["NOT_A_PEER", "ROSTER"])] and abstained(loop) == [1]
-    loop.turn()
-    assert countersignatures(loop)[-1] == b"" and not trains(loop)
-
-
-def test_T20_signatures_that_are_not_let_in_are_taken_in_only_when_the_no_was_heard(loop: Loop) -> None:
+def test_T20_signatures_that_are_not_let_in_end_the_wait_and_are_taken_in_only_when_the_no_was_heard(
+    loop: Loop,
+) -> None:
     loop.show_round(1, BASE)
     loop.turn()
     body = loop.signed_by("hospital_b")
@@ -395,6 +374,9 @@ def test_T20_signatures_that_are_not_let_in_are_taken_in_only_when_the_no_was_he
     assert loop.bench.ledger.acknowledged == taken
     say_agreed(loop, body)  # it comes again
     assert loop.bench.ledger.acknowledged > taken and abstained(loop) == [1, 1]
+    assert denied(loop) == [("round.agreed", ["NOT_A_PEER", "ROSTER"])] * 2
+    loop.turn()
+    assert countersignatures(loop)[-1] == b"" and not trains(loop)
 
 
 def test_T20_a_policy_that_lets_no_signatures_in_declines_the_plan(tmp_path: Path) -> None:
@@ -493,7 +475,10 @@ def test_T20_T39_a_silo_that_halted_says_nothing_at_all_after_a_restart(loop: Lo
 def release(loop: Loop) -> None:
     halts = Halts(loop.bench.judge, loop.bench.ledger)
     (row,) = halts.rows()
-    halts.release(command("approvals.release", {"kind": row["kind"], "digest": row["digest"]}))
+    assert (row["kind"], row["needed"]) == (EQUIVOCATION_KIND, 1)
+    answer = halts.release(command("approvals.release", {"kind": row["kind"], "digest": row["digest"]}))
+    assert answer["released"] and halts.rows() == [] and not loop.bench.judge.halted
+    assert loop.bench.events("release")[-1]["reasons"] == ["EQUIVOCATION"]
 
 
 def by_a_peer(loop: Loop) -> None:
@@ -602,22 +587,6 @@ def test_T20_a_second_transcript_that_the_coordinator_did_not_sign_halts_nobody(
     assert not loop.bench.judge.halted
 
 
-def test_T20_approvers_release_the_halt_after_they_have_looked(loop: Loop) -> None:
-    loop.show_round(1, BASE)
-    loop.turn()
-    say_agreed(loop, loop.signed_by("hospital_b", transcript=replace(loop.shown, base_digest=TRAP)))
-    halts = Halts(loop.bench.judge, loop.bench.ledger)
-    (row,) = halts.rows()
-    assert row["kind"] == EQUIVOCATION_KIND and row["needed"] == 1
-    answer = halts.release(command("approvals.release", {"kind": row["kind"], "digest": row["digest"]}))
-    assert answer["released"] and halts.rows() == [] and not loop.bench.judge.halted
-    assert loop.bench.events("release")[-1]["reasons"] == ["EQUIVOCATION"]
-    loop.restart()
-    polls = len(loop.coordinator.bodies("control.poll"))
-    loop.turn()
-    assert not loop.bench.judge.halted and len(loop.coordinator.bodies("control.poll")) > polls
-
-
 def test_T20_T36_a_yes_to_one_pair_of_transcripts_is_none_to_another(loop: Loop) -> None:
     """Of the same second, under the same policy: what differs is what people were to look at."""
     loop.show_round(1, BASE)
@@ -713,16 +682,6 @@ def test_T20_T39_a_silo_that_is_killed_after_agreement_goes_on_under_what_was_ag
     loop.trainer_says("planned", overlong={}, private_prompts=40)
     assert abstained(loop) == ([] if same else [1])
     assert trains(loop) == same and not any(countersignatures(loop))
-
-
-def test_T20_a_round_that_ended_before_it_was_agreed_on_is_over(loop: Loop) -> None:
-    loop.show_round(1, BASE)
-    loop.turn()
-    loop.coordinator.says("control.poll", "round.result", loop.ended(), run="run-1", round=1)
-    loop.turn(2)
-    assert countersignatures(loop)[-1] == b"" and not trains(loop)
-    loop.open_round(2)
-    assert trains(loop)
 
 
 @pytest.mark.parametrize("transcript", ["", TRAP])
@@ -895,16 +854,6 @@ def test_T20_T39_the_time_to_sign_begins_anew_after_a_kill(tmp_path: Path) -> No
     assert len(heard(rest[0], "round.agreed")[0].countersignatures) == 3
 
 
-def test_T20_both_logs_of_an_honest_run_say_the_same_of_each_round(tmp_path: Path) -> None:
-    made = World(tmp_path)
-    assert made.run(rounds=2) == "finished"
-    for event in ("round.transcript", "round.agreed", "round.result"):
-        ours = {row["round"]: row["detail"]["sha256"] for row in made.records(event)}
-        theirs = {row["round"]: row["detail"]["sha256"] for row in made.house.audit.records() if row["event"] == event}
-        assert ours == theirs and set(ours) == {1, 2}, event
-    made.close()
-
-
 GARBAGE = b"\x07" * 64
 MANY = LIST_ITEMS_MAX + 1
 
@@ -1064,9 +1013,9 @@ def test_T20_T24_what_a_silo_signed_that_is_no_digest_is_no_evidence(loop: Loop)
 # ---- what is kept of it ----------------------------------------------------------------------------------
 
 
-def kept(loop: Loop) -> list[str]:
-    rows = loop.bench.ledger._all("SELECT name FROM facts WHERE name LIKE 'run/%/transcript/%' ORDER BY name", ())
-    return [row["name"] for row in rows]
+def kept(loop: Loop, *runs: str) -> list[tuple[str, int]]:
+    """Rounds of these runs whose transcript is in the ledger."""
+    return [(run, number) for run in runs for number in range(1, 9) if loop.bench.ledger.transcript(run, number)]
 
 
 def opening_of(loop: Loop, run: str, number: int) -> pb.RoundOpen:
@@ -1082,7 +1031,8 @@ def test_T24_transcripts_are_kept_of_rounds_that_the_open_run_has(loop: Loop) ->
             body = opening_of(loop, run, number)
             loop.coordinator.says("control.poll", "round.open", body, run=envelope, round=number)
             loop.turn()
-    assert kept(loop) == [f"run/run-1/transcript/{number}" for number in range(1, setting.PLAN.rounds + 1)]
+    others = [name for number in range(1, 8) for name in (f"run-{number + 1}", f"r{number}")]
+    assert kept(loop, "run-1", *others) == [("run-1", number) for number in range(1, setting.PLAN.rounds + 1)]
     assert not loop.bench.judge.halted
 
 
@@ -1090,11 +1040,11 @@ def test_T20_T24_the_transcripts_of_a_run_are_kept_until_the_next_has_some(loop:
     loop.open_round()
     first = loop.shown
     say(loop, "run.end", pb.RunEnd(outcome="finished", adapter_digest=BASE), number=0)
-    assert kept(loop) == ["run/run-1/transcript/1"]
+    assert kept(loop, "run-1", "run-2") == [("run-1", 1)]
     later = setting.PLAN.model_copy(update={"run": "run-2"})
     loop.offer_plan(later)
     loop.open_round(plan=later)
-    assert kept(loop) == ["run/run-2/transcript/1"]
+    assert kept(loop, "run-1", "run-2") == [("run-2", 1)]
     loop.shown = replace(first, base_digest=TRAP)
     loop.coordinator.says("control.poll", "round.open", opening_of(loop, "run-2", 1), run="run-2", round=1)
     loop.turn()
@@ -1235,9 +1185,11 @@ def test_T20_a_silo_takes_no_result_that_the_coordinator_did_not_sign(
 def test_T20_both_logs_and_the_run_record_keep_the_signed_result(tmp_path: Path) -> None:
     made = World(tmp_path)
     assert made.run(rounds=2) == "finished"
-    ours = [row["detail"] for row in made.records("round.result")]
-    theirs = [row["detail"] for row in made.house.audit.records() if row["event"] == "round.result"]
-    assert ours == theirs and len(ours) == 2
+    for event in ("round.transcript", "round.agreed", "round.result"):
+        ours = [row["detail"] for row in made.records(event)]
+        theirs = [row["detail"] for row in made.house.audit.records() if row["event"] == event]
+        assert [row["sha256"] for row in ours] == [row["sha256"] for row in theirs] and len(ours) == 2
+    assert ours == theirs
     for number, (detail, row) in enumerate(zip(ours, made.house.record()["rounds"], strict=True), start=1):
         signed = end_of_record("cardio-net", "run-1", number, detail)
         assert signed.verifies(made.house.key.public_key()) and signed.end.aggregate == row["adapter_sha256"]

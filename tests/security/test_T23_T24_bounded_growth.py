@@ -32,7 +32,7 @@ from tests.simulated.coordinator_parts import House, SimulatedSilo, federation
 from tests.simulated.test_coordinator_ingress import in_open_round
 from tests.world import ADAPTER, Bench, Loop, command
 
-MANY = 400
+MANY = 2 * driver.REFUSALS_MAX
 FULL_SECONDS = driver.REFUSALS_MAX * driver.REFILL_SECONDS
 
 

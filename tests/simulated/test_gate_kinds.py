@@ -242,12 +242,12 @@ def test_T15_a_planted_text_is_refused_by_the_screen_that_knows_it_and_leaves_wi
 def test_T14_a_kind_whose_screen_has_no_material_is_denied_and_said_beforehand(tmp_path: Path, kind: str) -> None:
     policy = policy_of(kind, ("canary", "charset"))
     with closing(text_bench(tmp_path / "none", policy, screens=Screens())) as bench:
-        (trouble,) = bench.gate.screen_troubles()
+        (trouble,) = bench.judge.screen_troubles()
         assert kind in trouble and "data.canaries" in trouble
         denied = offered_text(bench, kind, "it is 12")
         assert isinstance(denied, Denied) and "SCREEN_FAILED" in denied.decision.reasons
     with closing(text_bench(tmp_path / "there", policy)) as bench:
-        assert bench.gate.screen_troubles() == []
+        assert bench.judge.screen_troubles() == []
         assert isinstance(offered_text(bench, kind, "it is 12"), Allowed)
 
 
@@ -258,7 +258,7 @@ def test_T18_too_many_hits_a_day_halt_the_kind_until_persons_release_it(tmp_path
             assert isinstance(offered_text(bench, kind, site.PLANTED["charset"]), Denied)
         halted = offered_text(bench, kind, "it is 12")
         assert isinstance(halted, Denied) and halted.decision.reasons == ("SCREEN_HALT",)
-        halts = Halts(bench.gate, bench.ledger)
+        halts = Halts(bench.judge, bench.ledger)
         (row,) = halts.rows()
         assert row["kind"] == kind
         with pytest.raises(NotFoundError):
