@@ -22,7 +22,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from google.protobuf import json_format
@@ -39,8 +39,10 @@ from fedsilo.protocol.envelope import parsed
 from fedsilo.protocol.errors import NotAllowedError, NotFoundError, OperationError, UsageError
 from fedsilo.protocol.kinds import INBOUND_KINDS, OUTBOUND_KINDS, TENSOR_KINDS
 from policies.kinds.adapters import LoraFactors
-from silo.guard.decisions import Judge
 from silo.guard.ledger import Ledger, OutboxItem
+
+if TYPE_CHECKING:
+    from silo.guard.decisions import Judge
 
 FULL = "OUTBOX_FULL"
 TICKET_SECONDS = 120.0  # the console and the command line hand it in at once
