@@ -8,6 +8,7 @@ code checks inclusion only and brings thirteen packages, an HTTP client among th
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -21,6 +22,8 @@ from fedsilo.protocol.codec import canonical_json
 from fedsilo.protocol.errors import VerificationError
 
 SIZE_MAX = 130
+SIZES = 40  # of them, where not all are asked for
+Sampled = Callable[[Sequence[int], int], list[int]]
 ENTRIES = [b"record %d" % number for number in range(SIZE_MAX)]
 
 
@@ -54,9 +57,9 @@ def test_X06_the_other_tree_has_our_roots(ours: MerkleTree, theirs: InmemoryTree
         assert theirs.get_root(size) == ours.root(size)
 
 
-def test_X06_inclusion_proofs_verify_elsewhere(ours: MerkleTree, theirs: InmemoryTree) -> None:
-    """Every leaf at every size to 130. Their path begins with the leaf, which RFC 6962 2.1.1 leaves out."""
-    for size in range(1, SIZE_MAX + 1):
+def test_X06_inclusion_proofs_verify_elsewhere(ours: MerkleTree, theirs: InmemoryTree, sampled: Sampled) -> None:
+    """Every leaf at sizes to 130. Their path begins with the leaf, which RFC 6962 2.1.1 leaves out."""
+    for size in sampled(range(1, SIZE_MAX + 1), SIZES):
         root = ours.root(size)
         for index in range(size):
             leaf, proof = ours.leaf(index), theirs.prove_inclusion(index + 1, size)
@@ -68,9 +71,9 @@ def test_X06_inclusion_proofs_verify_elsewhere(ours: MerkleTree, theirs: Inmemor
         assert refused(verify_inclusion, leaf, root, proof, index=size, size=size)
 
 
-def test_X06_our_roots_are_consistent_to_them(ours: MerkleTree, theirs: InmemoryTree) -> None:
-    """Every pair of sizes, by their own proofs, whose form is not the RFC's."""
-    for new in range(1, SIZE_MAX + 1):
+def test_X06_our_roots_are_consistent_to_them(ours: MerkleTree, theirs: InmemoryTree, sampled: Sampled) -> None:
+    """Sizes to 130, each with every smaller one, by their own proofs, whose form is not the RFC's."""
+    for new in sampled(range(1, SIZE_MAX + 1), SIZES):
         for old in range(1, new + 1):
             proof = theirs.prove_consistency(old, new)
             verify_consistency(
@@ -98,9 +101,9 @@ def subproof(old: int, start: int, end: int, known: bool) -> list[bytes]:
     return [*subproof(old - split, start + split, end, False), their_root(start, start + split)]
 
 
-def test_X06_consistency_proofs_are_those_of_the_definition(ours: MerkleTree) -> None:
-    """Every pair of sizes from 1 to 130: exactly the hashes that RFC 6962 2.1.2 asks for, each computed by them."""
-    for new in range(1, SIZE_MAX + 1):
+def test_X06_consistency_proofs_are_those_of_the_definition(ours: MerkleTree, sampled: Sampled) -> None:
+    """Sizes to 130, each with every smaller one: the hashes that RFC 6962 2.1.2 asks for, each computed by them."""
+    for new in sampled(range(1, SIZE_MAX + 1), SIZES):
         for old in range(1, new + 1):
             assert ours.consistency(old, new) == subproof(old, 0, new, True), (old, new)
 

@@ -95,67 +95,46 @@ def test_T38_what_was_sent_by_a_decision_that_allowed_it_is_no_problem(pair: Pai
     assert pair.told(alone=True) == [[]]
 
 
-def denied(pair: Pair) -> None:
-    pair.outcome(pair.decide(1, verdict="deny"), 1, "lora.factors")
-
-
-def held(pair: Pair) -> None:
-    pair.outcome(pair.decide(1, verdict="hold"), 1, "lora.factors")
-
-
-def undecided(pair: Pair) -> None:
-    pair.outcome(0, 1, "lora.factors")
-
-
-def unlinked(pair: Pair) -> None:
-    pair.decide(1)
-    pair.outcome(None, 1, "lora.factors")
-
-
-def another(pair: Pair) -> None:
-    pair.outcome(pair.decide(1), 1, "lora.factors", payload={"bytes": 100, "sha256": "00" * 32})
-
-
-def another_kind(pair: Pair) -> None:
-    pair.outcome(pair.decide(1, "control.poll"), 1, "lora.factors")
-
-
-def twice(pair: Pair) -> None:
-    decision = pair.decide(1)
-    pair.outcome(decision, 1, "lora.factors")
-    pair.outcome(decision, 1, "lora.factors")
-
-
-def poll_twice(pair: Pair) -> None:
-    decision = pair.decide(1, "control.poll")
-    pair.outcome(decision, 1, "control.poll")
-    pair.outcome(decision, 2, "control.poll", attempt=1)
-
-
 @pytest.mark.parametrize(
-    ("story", "problem"),
+    ("decided", "kind", "sent", "problem"),
     [
-        (denied, "record 2: lora.factors was sent, and its decision, record 1, is deny"),
-        (held, "record 2: lora.factors was sent, and its decision, record 1, is hold"),
+        # what was decided, on which kind, and what the record of the sending has otherwise
+        ({"verdict": "deny"}, "lora.factors", {}, "and its decision, record 1, is deny"),
+        ({"verdict": "hold"}, "lora.factors", {}, "and its decision, record 1, is hold"),
+        ({}, "lora.factors", {"decision": 0}, "and record 0 is no decision on a message that was still to leave"),
+        ({}, "lora.factors", {"decision": None}, "and names no decision"),
         (
-            undecided,
-            "record 1: lora.factors was sent, and record 0 is no decision on a message that was still to leave",
+            {},
+            "lora.factors",
+            {"payload": {"bytes": 100, "sha256": "00" * 32}},
+            "and its decision, record 1, is on another message",
         ),
-        (unlinked, "record 2: lora.factors was sent, and names no decision"),
-        (another, "record 2: lora.factors was sent, and its decision, record 1, is on another message"),
-        (another_kind, "record 2: lora.factors was sent, and its decision, record 1, is on another message"),
-        (twice, "record 3: lora.factors was sent twice in one attempt under its decision, record 1"),
-        (
-            poll_twice,
-            "record 3: control.poll was sent, and record 1 is no decision on a message that was still to leave",
-        ),
+        ({}, "control.poll", {}, "and its decision, record 1, is on another message"),
     ],
 )
 def test_T38_what_was_sent_without_having_been_allowed_is_named(
-    pair: Pair, story: Callable[[Pair], None], problem: str
+    pair: Pair, decided: dict[str, Any], kind: str, sent: dict[str, Any], problem: str
 ) -> None:
-    story(pair)
-    assert pair.told(alone=True) == [[problem]]
+    decision = pair.decide(1, kind, **decided)
+    pair.outcome(**{"decision": decision, "sequence": 1, "kind": "lora.factors", **sent})
+    assert pair.told(alone=True) == [[f"record 2: lora.factors was sent, {problem}"]]
+
+
+@pytest.mark.parametrize(
+    ("kind", "more", "problem"),
+    [
+        ("lora.factors", {}, "twice in one attempt under its decision, record 1"),
+        ("control.poll", {"attempt": 1}, "and record 1 is no decision on a message that was still to leave"),
+    ],
+)
+def test_T38_what_was_sent_twice_under_one_decision_is_named(
+    pair: Pair, kind: str, more: dict[str, Any], problem: str
+) -> None:
+    decision = pair.decide(1, kind)
+    pair.outcome(decision, 1, kind)
+    pair.outcome(decision, 1 + len(more), kind, **more)
+    (told,) = pair.told(alone=True)
+    assert len(told) == 1 and told[0].startswith(f"record 3: {kind} was sent") and told[0].endswith(problem)
 
 
 def test_T29_a_content_message_may_be_sent_again_under_its_decision(pair: Pair) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,8 @@ from fedsilo.audit.merkle import (
 
 VECTORS = json.loads((Path(__file__).parents[1] / "vectors" / "rfc6962.json").read_text(encoding="utf-8"))
 SIZE_MAX = 130
+SIZES = 40  # of them, where not all are asked for
+Sampled = Callable[[Sequence[int], int], list[int]]
 LEAVES = [leaf_hash(b"record %d" % index) for index in range(SIZE_MAX)]
 
 
@@ -80,9 +83,9 @@ def test_X06_roots_of_all_sizes_by_three_computations() -> None:
         assert tree.root(size) == defined_root(LEAVES[:size]) == by_auditor[size]
 
 
-def test_X06_inclusion_of_every_leaf_at_every_size() -> None:
+def test_X06_inclusion_of_every_leaf_at_each_size(sampled: Sampled) -> None:
     tree = tree_of(LEAVES)
-    for size in range(1, SIZE_MAX + 1):
+    for size in sampled(range(1, SIZE_MAX + 1), SIZES):
         root = tree.root(size)
         for index in range(size):
             proof = tree.inclusion(index, size)
@@ -93,10 +96,10 @@ def test_X06_inclusion_of_every_leaf_at_every_size() -> None:
                 assert not verify_inclusion(LEAVES[index], index, size, proof[:-1], root)
 
 
-def test_X06_consistency_between_all_sizes() -> None:
+def test_X06_consistency_of_each_size_with_all_smaller_ones(sampled: Sampled) -> None:
     tree = tree_of(LEAVES)
     roots = [tree.root(size) for size in range(SIZE_MAX + 1)]
-    for new in range(SIZE_MAX + 1):
+    for new in sampled(range(SIZE_MAX + 1), SIZES):
         for old in range(new + 1):
             proof = tree.consistency(old, new)
             assert verify_consistency(old, new, proof, roots[old], roots[new])
