@@ -91,7 +91,7 @@ def beside(name: str, values: Array) -> Case:
 
 ON_GRID = FACTORS.under('grid: "float32"', "grid: bfloat16")
 DELTA = FACTORS.under("max_l2: 0.019 ", f"max_l2: {L2!r} ")
-TENSOR = FACTORS.under("max_tensor_l2: 0.019", f"max_tensor_l2: {L2!r}")
+TENSOR = FACTORS.limit("max_tensor_l2", L2)
 LAST = {"last_adapter_first": False, "last_adapter": one(A, 1.0), "last_adapter_rounds": 1}
 NEAR = ADAPTER.carrying(one(A, 1.0)).but(**LAST)  # not moved at all; the furthest step: test_T20_adapter_step
 ADAPTERS = [
@@ -202,33 +202,33 @@ TEXTS = [
             prompts((0, ("1" * 33,))) | {"token_counts": None},
             prompts((0, ("1" * 32,))) | {"token_counts": None},
         ),
-        ("samples per prompt", "too many", RESPONSES.under("samples_per_prompt: 4", "samples_per_prompt: 3")),
-        ("prompts per step", "too many", RESPONSES.under("max_prompts_per_step: 3", "max_prompts_per_step: 2")),
+        ("samples per prompt", "too many", RESPONSES.limit("samples_per_prompt", 3)),
+        ("prompts per step", "too many", RESPONSES.limit("max_prompts_per_step", 2)),
         (
             "responses per step",
             "too many",
-            RESPONSES.under("responses_per_step: 12", "responses_per_step: 2"),
-            RESPONSES.under("responses_per_step: 12", "responses_per_step: 3"),
+            RESPONSES.limit("max_responses_per_step", 2),
+            RESPONSES.limit("max_responses_per_step", 3),
         ),
         ("responses per round", "too many", {"responses": 22}, {"responses": 21}),
         (
             "tokens per step",
             "too many",
-            RESPONSES.under("tokens_per_step: 384", "tokens_per_step: 2"),
-            RESPONSES.under("tokens_per_step: 384", "tokens_per_step: 3"),
+            RESPONSES.limit("max_tokens_per_step", 2),
+            RESPONSES.limit("max_tokens_per_step", 3),
         ),
         ("tokens per round", "too many", {"tokens": 766}, {"tokens": 765}),
         (
             "bytes of one response",
             "too many",
-            RESPONSES.under("bytes_per_response: 512", "bytes_per_response: 15"),
-            RESPONSES.under("bytes_per_response: 512", "bytes_per_response: 16"),
+            RESPONSES.limit("max_bytes_per_response", 15),
+            RESPONSES.limit("max_bytes_per_response", 16),
         ),
         (
             "bytes per step",
             "too many",
-            RESPONSES.under("bytes_per_step: 3840", f"bytes_per_step: {RESPONSES.message.payload_bytes - 1}"),
-            RESPONSES.under("bytes_per_step: 3840", f"bytes_per_step: {RESPONSES.message.payload_bytes}"),
+            RESPONSES.limit("max_bytes_per_step", RESPONSES.message.payload_bytes - 1),
+            RESPONSES.limit("max_bytes_per_step", RESPONSES.message.payload_bytes),
         ),
         ("bytes of responses per round", "too many", {"text_bytes": 7681 - TEXT}, {"text_bytes": 7680 - TEXT}),
         (
@@ -338,19 +338,14 @@ RUNS = [
         ("plan learning rate", "T19", plan(optimiser=Optimiser(learning_rate=0.0011))),
         ("plan stands", "T13", {"plan": PLAN, **rollout(temperature=0.9)}, {"plan": PLAN}),
         ("plan frozen factors", "T6 not drawn", {"schema": None}),
-        (
-            "plan gives enough records",
-            "T7",
-            PLANNED.under("min_records: 2 ", "min_records: 7 "),
-            PLANNED.under("min_records: 2 ", "min_records: 6 "),
-        ),
+        ("plan gives enough records", "T7", PLANNED.limit("min_records", 7), PLANNED.limit("min_records", 6)),
         (
             "plan gives enough records",
             "T7 a silo of fewer steps",
-            PLANNED.under("min_records: 2 ", "min_records: 4 ").but(**plan(silo_steps={"hospital_b": 1})),
-            PLANNED.under("min_records: 2 ", "min_records: 3 ").but(**plan(silo_steps={"hospital_b": 1})),
+            PLANNED.limit("min_records", 4).but(**plan(silo_steps={"hospital_b": 1})),
+            PLANNED.limit("min_records", 3).but(**plan(silo_steps={"hospital_b": 1})),
         ),
-        ("plan gives enough records", "T7 steps", PLANNED.under("max_steps: 4", "max_steps: 3")),
+        ("plan gives enough records", "T7 steps", PLANNED.limit("max_steps", 3)),
         ("plan of no round", "T36", {"round": 2}),
         ("plan method", "no such method", plan(method="gossip")),
         ("plan federation", "another", plan(federation="other-net")),
@@ -440,12 +435,12 @@ RUNS = [
 
 SCORE, ANSWERS, REWARDS = good("competence.score"), good("competence.answers"), good("reward.scalar")
 ASK, REWARD_ASK = good("competence.ask"), good("reward.ask")
-FINE = REWARDS.under("max: 1\n      quantum: 1\n", "max: 1\n      quantum: 0.25\n")
+FINE = REWARDS.limit("quantum", 0.25)
 FEW, ASKS_FEW = (
     replace(made, text=made.text.replace("exemplars: [5, 100]", "exemplars: [5, 6]")) for made in (SCORE, ASK)
 )
-ONE_QUESTION = REWARDS.under("max_questions_per_step: 3", "max_questions_per_step: 1")
-THREE_CANDIDATES = REWARDS.under("candidates_per_question: 4", "candidates_per_question: 3")
+ONE_QUESTION = REWARDS.limit("max_questions_per_step", 1)
+THREE_CANDIDATES = REWARDS.limit("max_candidates_per_question", 3)
 Y = "y" * 512
 
 
@@ -532,8 +527,8 @@ QUESTIONS = [
         (
             "abstaining",
             "where it may not",
-            REWARDS.under("abstain: allowed", "abstain: denied"),
-            REWARDS.under("abstain: allowed", "abstain: denied").but(**rewards((4, (0, 0, 0)))),
+            REWARDS.limit("abstain", "denied"),
+            REWARDS.limit("abstain", "denied").but(**rewards((4, (0, 0, 0)))),
         ),
         ("reward range", "not a number", rewards((4, (math.nan, 0, 1)))),
         ("reward range", "above", FINE.but(**rewards((4, (0, 0.25, 1.25)))), FINE.but(**rewards((4, (0, 0.25, 1))))),

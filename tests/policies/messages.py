@@ -7,6 +7,7 @@ two here, so that an order and a repetition can be wrong.
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
@@ -115,6 +116,14 @@ class Case:
         """Under the policy with another text in the first place of this one."""
         assert old in self.text, old
         return replace(self, text=self.text.replace(old, new, 1))
+
+    def limit(self, key: str, value: Any) -> Case:
+        """Under the policy with another number at the first key of this name."""
+        text, found = re.subn(
+            rf"^(\s*{re.escape(key)}): \S+", rf"\g<1>: {value}", self.text, count=1, flags=re.MULTILINE
+        )
+        assert found, key
+        return replace(self, text=text)
 
     def knowing(self, **changes: Any) -> Case:
         return replace(self, context=replace(self.context, **changes))

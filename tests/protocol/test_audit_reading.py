@@ -154,13 +154,6 @@ def test_T38_a_folder_with_another_partys_key_is_named_by_its_path(honest: tuple
     assert invoke("verify", folder).stdout.splitlines()[1].startswith(f"{folder} (coordinator)  ")
 
 
-def test_T38_a_state_folder_whose_log_lost_its_key_is_a_log(honest: tuple[Path, Path], tmp_path: Path) -> None:
-    folder = copied(honest[0], tmp_path / "state" / "audit")
-    (folder / "keys" / "log.vkey").unlink()
-    told = invoke("verify", tmp_path / "state")
-    assert told.exit_code == 7 and f"{folder}: keys/log.vkey is missing or damaged" in told.stdout
-
-
 def test_the_auditors_module_takes_the_state_folder_around_a_log(honest: tuple[Path, Path], tmp_path: Path) -> None:
     folder = copied(honest[0], tmp_path / "state" / "audit")
     command = [sys.executable, "-I", audit_verify.__file__, str(tmp_path / "state")]

@@ -653,6 +653,7 @@ HELLO_CASES = {
 }
 
 
+@pytest.mark.exhaustive(keep=2)
 @pytest.mark.parametrize("field", HELLO_CASES)
 def test_a_hello_that_differs_is_refused_with_both_values_at_both_ends(
     place: Sites, caplog: pytest.LogCaptureFixture, field: str
