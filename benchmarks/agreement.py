@@ -164,10 +164,9 @@ def cost(repeats: int) -> dict[str, Any]:
     from benchmarks import learner_model
     from silo.trainer.adapters.lora import LoraAdapter
     from silo.trainer.agreement import AgreementWatch
-    from silo.trainer.batch import Answer, Group
+    from silo.trainer.grpo import Answer, Group, Learner
     from silo.trainer.rollout.embedded import EmbeddedEngine
     from silo.trainer.rollout.engine import Question, Rollout
-    from silo.trainer.step import Learner
     from tests.algorithms.tiny import make_plan, make_shape, random_factors
 
     found: dict[str, Any] = {}

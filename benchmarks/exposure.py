@@ -72,9 +72,8 @@ from fedsilo.protocol.tasks import (
 )
 from silo.sampling import TaskGiver
 from silo.trainer.adapters.lora import LoraAdapter, LoraShape
-from silo.trainer.batch import stream_of
 from silo.trainer.data import Grader, TaskRow, TextCodec, load_codec
-from silo.trainer.decoder import token_logp
+from silo.trainer.decoder import stream_of, token_logp
 from silo.trainer.rollout.embedded import EmbeddedEngine
 from silo.trainer.rollout.engine import Question
 from silo.trainer.run import Material

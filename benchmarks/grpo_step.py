@@ -135,10 +135,9 @@ def ours(task: Task) -> Any:
     import torch
 
     from silo.trainer.adapters.lora import LoraAdapter, LoraShape
-    from silo.trainer.batch import Answer, Group
+    from silo.trainer.grpo import Answer, Group, Learner
     from silo.trainer.rollout.embedded import EmbeddedEngine
     from silo.trainer.rollout.engine import Question
-    from silo.trainer.step import Learner
     from tests.algorithms.tiny import make_plan
 
     torch.set_num_threads(1)

@@ -138,13 +138,11 @@ def shared_cycle(
     import torch
 
     from silo.trainer.adapters.lora import LoraAdapter, LoraShape
-    from silo.trainer.batch import Answer, Group
-    from silo.trainer.rollout.chosen import shared_engine
+    from silo.trainer.grpo import Answer, Group, Learner
     from silo.trainer.rollout.embedded import EmbeddedEngine
-    from silo.trainer.rollout.engine import Question
+    from silo.trainer.rollout.engine import Question, shared_engine
     from silo.trainer.scale_out import Place, Processes
     from silo.trainer.sharding import ShardedBase
-    from silo.trainer.step import Learner
     from tests.algorithms.tiny import make_plan
 
     torch.set_num_threads(1)

@@ -13,7 +13,7 @@ PromptSet = Literal["private", "held_out"]
 
 @dataclass(frozen=True)
 class MeasureHoldout(TrainerTask):
-    """See `silo.trainer.tasks.measure_holdout`. The adapter to measure crosses as its body; none: the base model.
+    """See `silo.trainer.tasks.evaluate`. The adapter to measure crosses as its body; none: the base model.
 
     Attributes:
         samples: answers to each prompt, beside a greedy one.

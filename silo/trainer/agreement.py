@@ -51,9 +51,8 @@ from fedsilo.protocol.codec import Array
 from fedsilo.protocol.errors import OperationError
 from fedsilo.protocol.randomness import generator, private_seed_of
 from silo.trainer.adapters.lora import LoraAdapter
-from silo.trainer.batch import Stream, stream_of
-from silo.trainer.decoder import Decoder, Factors, Projection, low_rank_linear, token_logp
-from silo.trainer.rollout.engine import Question, Rollout, RolloutEngine, Rows
+from silo.trainer.decoder import Decoder, Factors, Projection, Stream, low_rank_linear, stream_of, token_logp
+from silo.trainer.rollout.engine import Question, Rollout, Rows
 from silo.trainer.scale_out import Processes
 
 Numbers: TypeAlias = NDArray[np.float64]
@@ -874,69 +873,6 @@ class AgreementWatch:
             self._watch, self._rollouts, self._marker, self._previous = watch, rollouts, marker, previous
 
         return restore
-
-
-class ProvenEngine:
-    """A rollout engine, around which the answers to a step are proven before anybody trains on them.
-
-    Args:
-        engine: answers.
-        watch: looks at the answers, and raises what stops a step.
-        seconds: clock of the figures.
-    """
-
-    def __init__(self, engine: RolloutEngine, watch: AgreementWatch, seconds: Callable[[], float]) -> None:
-        self.engine = engine
-        self.watch = watch
-        self._seconds = seconds
-
-    def use(self, rows: Rows) -> None:
-        self.engine.use(rows)
-
-    def rest(self) -> None:
-        self.engine.rest()
-
-    def close(self) -> None:
-        self.engine.close()
-
-    def generate(
-        self, questions: Sequence[Question], *, temperature: float, max_new_tokens: int
-    ) -> list[tuple[Rollout, ...]]:
-        """As the engine, for what is measured and not trained on: nothing is proven of it."""
-        return self.engine.generate(questions, temperature=temperature, max_new_tokens=max_new_tokens)
-
-    def answer_step(
-        self,
-        key: tuple[str | int, ...],
-        rows: Rows,
-        questions: Sequence[Question],
-        *,
-        temperature: float,
-        max_new_tokens: int,
-    ) -> tuple[list[tuple[Rollout, ...]], dict[str, float]]:
-        """Answer a step's questions, and say how long that took and what was proven.
-
-        Args:
-            key: of the rollout: round, step.
-            rows: what the prompts are of.
-            questions: of the step.
-            temperature: as of the engine.
-            max_new_tokens: as of the engine.
-
-        Raises:
-            OperationError: of the engine and of `AgreementWatch.check`.
-        """
-
-        def generate(asked: Sequence[Question], tokens: int) -> list[tuple[Rollout, ...]]:
-            return self.engine.generate(asked, temperature=temperature, max_new_tokens=min(tokens, max_new_tokens))
-
-        started = self._seconds()
-        self.engine.use(rows)
-        rollouts = generate(questions, max_new_tokens)
-        seconds = self._seconds() - started
-        prompts = [each.prompt_ids for each in questions]
-        agreed = self.watch.check(key, prompts, rollouts, generate, rows)
-        return rollouts, {"rollout_seconds": seconds, **agreed}
 
 
 def _refuse_unseen(seen: MarkerSeen) -> None:

@@ -42,8 +42,8 @@ from fedsilo.protocol.methods import TASKS
 from silo.link import LinkMessage
 from silo.trainer.adapters.lora import LoraAdapter
 from silo.trainer.agreement import PREFIX
-from silo.trainer.batch import Answer
 from silo.trainer.data import PromptSet
+from silo.trainer.grpo import Answer
 from silo.trainer.run import OpenStep, OwnAnswers, Position, Run
 from silo.trainer.scale_out import Processes
 
@@ -94,7 +94,7 @@ def state_of(run: Run) -> SessionState:
     """Copies, so that the run may go on. Raises OperationError: no task has changed anything yet."""
     if run.position is None:
         raise OperationError("no adapter was loaded, so there is no state to keep")
-    agreed, found = run.engine.watch.state()
+    agreed, found = run.agreement.state()
     facts = {
         "format": FORMAT,
         "run": run.plan.run,
@@ -128,7 +128,7 @@ def restore(run: Run, state: SessionState) -> None:
         position, donors_trained = Position(**facts["position"]), int(facts["donors_trained"])
         base_digest = str(facts["base_digest"])
         others = {name: each for name, each in state.tensors.items() if name not in adapter_names}
-        restore_watch = run.engine.watch.ready_to_restore(facts["agreement"], others)
+        restore_watch = run.agreement.ready_to_restore(facts["agreement"], others)
         run.learner.restore({name: each for name, each in others.items() if not name.startswith(PREFIX)})
     except (KeyError, TypeError, ValueError) as error:
         raise StateRefused(f"the kept state lacks or misstates {error}") from error

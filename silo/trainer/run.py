@@ -21,13 +21,11 @@ from fedsilo.protocol.codec import Buffer, decode_factors
 from fedsilo.protocol.plan import Plan
 from silo.budgets import CACHE_BYTES, MICROBATCH_TOKENS
 from silo.room import Room
-from silo.trainer import objective
 from silo.trainer.adapters.lora import LoraAdapter
-from silo.trainer.agreement import Limits, ProvenEngine
-from silo.trainer.batch import Answer, Group
+from silo.trainer.agreement import AgreementWatch, Limits
 from silo.trainer.data import Grader, Prompt, PromptSet, Split, TaskRow, TextCodec, grade_distinct
-from silo.trainer.rollout.engine import Question, Rollout, RolloutPlace, Rows
-from silo.trainer.step import Learner
+from silo.trainer.grpo import Answer, Group, Learner, has_zero_variance
+from silo.trainer.rollout.engine import Question, Rollout, RolloutEngine, RolloutPlace, Rows
 
 Metrics = dict[str, Any]
 Draw = Callable[[int, int], np.random.Generator]  # by the prompt's place in the step, and the sample
@@ -113,7 +111,8 @@ class Run:
         material: of the silo, with graders that the processes share.
         split: of the private rows; the only way from them to a step is through `split.training`.
         private, public, held_out: prompts that the plan's lengths allow.
-        engine: answers, and proves that it computes the adapter that is trained.
+        engine: samples answers.
+        agreement: proves, of the answers to a step, that the engine computes the adapter that is trained.
         on_phase, seconds: as of the session.
         room: memory of what is exported; None: what this process exports goes nowhere.
         processes: that do the same tasks together.
@@ -131,7 +130,8 @@ class Run:
     held_out: PromptSet
     adapter: LoraAdapter
     learner: Learner
-    engine: ProvenEngine
+    engine: RolloutEngine
+    agreement: AgreementWatch
     on_phase: Callable[[int, int, str], None]
     seconds: Callable[[], float]
     room: Room | None
@@ -175,17 +175,21 @@ class Step:
             Question(prompt.ids, tuple(draw(place, sample) for sample in range(plan.samples_per_prompt)))
             for place, prompt in enumerate(prompts)
         ]
-        self._rollouts, figures = run.engine.answer_step(
-            self.where,
-            rows,
-            questions,
-            temperature=plan.rollout.temperature,
-            max_new_tokens=plan.rollout.max_new_tokens,
-        )
+
+        def generate(questions: Sequence[Question], most: int) -> list[tuple[Rollout, ...]]:
+            tokens = min(most, plan.rollout.max_new_tokens)
+            return run.engine.generate(questions, temperature=plan.rollout.temperature, max_new_tokens=tokens)
+
+        started = run.seconds()
+        run.engine.use(rows)
+        self._rollouts = generate(questions, plan.rollout.max_new_tokens)
         self._prompts = prompts
-        self.metrics |= figures
+        seconds = run.seconds() - started
+        self.metrics["rollout_seconds"] = seconds
+        asked = [each.prompt_ids for each in questions]
+        self.metrics |= run.agreement.check(self.where, asked, self._rollouts, generate, rows)
         tokens = sum(len(each.ids) for answers in self._rollouts for each in answers)
-        self.metrics["rollout_tokens_per_second"] = rate(tokens, figures["rollout_seconds"])
+        self.metrics["rollout_tokens_per_second"] = rate(tokens, seconds)
 
     def grade(self, grader: Grader) -> None:
         """What each answer is worth, by this silo's own verifier."""
@@ -243,9 +247,9 @@ def reward_metrics(groups: Sequence[Group]) -> Metrics:
 
 
 def zero_variance_share(groups: Sequence[Group]) -> float:
-    """Share of groups without signal, by the rule and in the precision of the advantages (`step`, `objective`)."""
+    """Share of groups without signal, by the rule and in the precision of the advantages (`grpo`)."""
     rewards = [torch.tensor([answer.reward for answer in group.answers], dtype=torch.float32) for group in groups]
-    return mean([float(objective.has_zero_variance(each)) for each in rewards])
+    return mean([float(has_zero_variance(each)) for each in rewards])
 
 
 def mean(values: Sequence[float]) -> float:

@@ -18,14 +18,16 @@ from fedsilo.protocol.plan import Plan
 from fedsilo.protocol.tasks import TrainerTask
 from silo.room import Room
 from silo.trainer.adapters.lora import LoraAdapter, LoraShape
-from silo.trainer.agreement import AgreementWatch, ProvenEngine, keyed_draw
+from silo.trainer.agreement import AgreementWatch, keyed_draw
 from silo.trainer.data import Grader, Mark, PromptSet, encode_prompts, mark_of, split_holdout
+from silo.trainer.grpo import Learner
 from silo.trainer.resume import SessionState, restore, same_surroundings, state_of
-from silo.trainer.rollout.chosen import engine_for, shared_engine
+from silo.trainer.rollout.embedded import EmbeddedEngine
+from silo.trainer.rollout.engine import RolloutEngine, shared_engine
+from silo.trainer.rollout.vllm_server import VllmEngine
 from silo.trainer.run import Done, Material, Position, Run
 from silo.trainer.scale_out import BAD_TASK, Processes
 from silo.trainer.sharding import ShardedBase
-from silo.trainer.step import Learner
 from silo.trainer.tasks import CARRIED_OUT
 
 
@@ -97,7 +99,7 @@ class Session:
             equal_passes=shards is not None,
         )
         engine = shared_engine(
-            lambda: engine_for(adapter, servers, stop_ids=material.codec.stop_ids, cache_bytes=material.cache_bytes),
+            lambda: self._engine(adapter),
             group,
             server=servers is not None,
             whole=contextlib.nullcontext if shards is None else shards.whole,
@@ -121,13 +123,22 @@ class Session:
             held_out=held_out,
             adapter=adapter,
             learner=learner,
-            engine=ProvenEngine(engine, watch, self._seconds),
+            engine=engine,
+            agreement=watch,
             on_phase=self._on_phase,
             seconds=self._seconds,
             # what any other process than the first of a group makes goes nowhere, and is not kept room for
             room=Room() if group is None else None,
             processes=1 if group is None else group.size,
         )
+
+    def _engine(self, adapter: LoraAdapter) -> RolloutEngine:
+        material, stop_ids = self._material, self._material.codec.stop_ids
+        if material.rollout is not None:
+            return VllmEngine(
+                adapter, material.rollout, stop_ids=stop_ids, vocabulary=adapter.decoder.embedding.shape[0]
+            )
+        return EmbeddedEngine(adapter.decoder, stop_ids=stop_ids, cache_bytes=material.cache_bytes, name=adapter.name)
 
     @property
     def private_prompts(self) -> int:

@@ -18,10 +18,9 @@ from torch import Tensor
 from silo.trainer import agreement
 from silo.trainer.adapters.lora import LoraAdapter, LoraShape
 from silo.trainer.agreement import AgreementWatch, AnswerFigures, Limits, Probe, Row
-from silo.trainer.batch import Answer, Group
+from silo.trainer.grpo import Answer, Group, Learner
 from silo.trainer.rollout.embedded import EmbeddedEngine
 from silo.trainer.rollout.engine import Question, Rollout, Rows
-from silo.trainer.step import Learner
 from tests.algorithms.tiny import ALPHA, RANK, make_model, make_plan, make_shape, random_factors
 
 LEARNING_RATE = 1e-5

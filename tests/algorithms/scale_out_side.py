@@ -25,15 +25,13 @@ from fedsilo.protocol.plan import Plan
 from fedsilo.protocol.tasks import Evaluate, GeneratePublic, LoadAdapter, PrivateStep, PublicStep
 from silo.trainer.adapters.lora import LoraAdapter
 from silo.trainer.agreement import AgreementWatch, Limits
-from silo.trainer.batch import Answer, Group
+from silo.trainer.grpo import Answer, Group, Learner
 from silo.trainer.resume import StateFile
-from silo.trainer.rollout.chosen import LedEngine
 from silo.trainer.rollout.embedded import EmbeddedEngine
-from silo.trainer.rollout.engine import Question
+from silo.trainer.rollout.engine import LedEngine, Question
 from silo.trainer.scale_out import Place, Processes, ProcessLost
 from silo.trainer.session import Session, shared_grader
 from silo.trainer.sharding import ShardedBase
-from silo.trainer.step import Learner
 from tests.algorithms.test_T22_resume import SECRET, bare_session
 from tests.algorithms.tiny import make_adapter, make_model, make_plan, make_shape, random_factors, start_payload
 
@@ -230,7 +228,7 @@ def memory_short(group: Processes) -> list[Any]:
         def broken(error: Exception = alone) -> None:
             raise error
 
-        session._run.engine.engine.rest = broken  # type: ignore[method-assign]
+        session._run.engine.rest = broken  # type: ignore[method-assign]
         try:
             worker._answer(LinkMessage("task", {"task": "PrivateStep", "round": 1, "step": 3, "rows": [0, 1]}))
         except ProcessLost as error:

@@ -96,7 +96,7 @@ def public_message(*, leaks: dict[int, str] | None = None, alias: int = 0, grade
     payload, digest = start_payload(shape)
     session.carry_out(LoadAdapter(1, digest), payload)
     assert session._run is not None
-    session._run.engine.engine = Engine(
+    session._run.engine = Engine(
         words, ["it is 12", "it is 9"], leaks=leaks or {}, name=session._run.adapter.name(), alias=alias
     )
     return codec.decode(pb.PublicResponses, session.carry_out(GeneratePublic(1, 2, (1, 4, 7), "correct")).body)

@@ -195,7 +195,7 @@ def watched_steps(folder: Path, *, stale: bool, killed_after: frozenset[int]) ->
         run = session._run
         assert run is not None
         if stale:
-            run.engine.engine = engine = StaleEngine(session)
+            run.engine = engine = StaleEngine(session)
             engine._old = [each.clone() for each in run.adapter.start]
 
     session = begun()

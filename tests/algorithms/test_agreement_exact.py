@@ -11,8 +11,7 @@ import torch
 from silo.trainer import agreement
 from silo.trainer.adapters.lora import BASE_NAME, LoraAdapter
 from silo.trainer.agreement import ExactDecoder
-from silo.trainer.batch import Stream, stream_of
-from silo.trainer.decoder import token_logp
+from silo.trainer.decoder import Stream, stream_of, token_logp
 from silo.trainer.quantised import Load, load_quantised
 from silo.trainer.rollout.embedded import EmbeddedEngine
 from silo.trainer.rollout.engine import Question

@@ -346,7 +346,7 @@ def test_a_session_with_a_stale_engine_stops_and_changes_nothing(stale: bool) ->
     session.carry_out(LoadAdapter(1, digest), payload)
     assert session._run is not None
     if stale:
-        session._run.engine.engine = StaleEngine(session)
+        session._run.engine = StaleEngine(session)
     session.carry_out(PrivateStep(1, 1))
     session.carry_out(PrivateStep(1, 2))  # the first has no signal
     before = held(session._run.adapter)

@@ -24,8 +24,7 @@ from transformers import (
 )
 
 from fedsilo.protocol.errors import UsageError
-from silo.trainer.batch import stream_of
-from silo.trainer.decoder import Decoder, token_logp
+from silo.trainer.decoder import Decoder, stream_of, token_logp
 from silo.trainer.rollout.embedded import EmbeddedEngine
 from silo.trainer.rollout.engine import Question
 

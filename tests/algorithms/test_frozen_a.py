@@ -24,8 +24,8 @@ from fedsilo.protocol.tasks import ExportDelta, GeneratePublic, LoadAdapter, Pri
 from policies.schema import LoraSchema
 from silo.report.alone import plan_alone, train_alone
 from silo.trainer.adapters.lora import LoraAdapter, shape_from_schema
-from silo.trainer.batch import stream_of
-from silo.trainer.step import Learner
+from silo.trainer.decoder import stream_of
+from silo.trainer.grpo import Learner
 from tests.algorithms.test_update import GROUPS
 from tests.algorithms.tiny import (
     ZERO_DIGEST,

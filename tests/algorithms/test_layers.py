@@ -11,9 +11,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from silo.trainer import decoder
-from silo.trainer.batch import Answer, Group
 from silo.trainer.decoder import attention, gather_rows, repeats_heads, token_logp
-from silo.trainer.step import Learner
+from silo.trainer.grpo import Answer, Group, Learner
 from tests.algorithms.tiny import make_adapter, make_plan
 
 pytestmark = pytest.mark.torch

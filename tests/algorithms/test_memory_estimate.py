@@ -18,8 +18,7 @@ from fedsilo.files.model_facts import ModelFacts, read_model_facts
 from fedsilo.protocol.errors import UsageError
 from silo.memory_estimate import LIBRARIES_BYTES, SERVER_BYTES, Machine, Settings, Shapes, estimate, judge, machine
 from silo.trainer.adapters.lora import LoraAdapter
-from silo.trainer.batch import Answer, Group
-from silo.trainer.step import Learner
+from silo.trainer.grpo import Answer, Group, Learner
 from silo.trainer.worker import load_model
 from tests.algorithms import memory_child, tiny
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from silo.trainer import objective
+from silo.trainer import grpo
 from silo.trainer.decoder import token_logp
 
 pytestmark = pytest.mark.torch
@@ -74,7 +74,7 @@ def fast_loss(groups: list[list[SlowAnswer]], settings: Settings) -> float:
 
     advantages = torch.cat(
         [
-            objective.group_advantages(
+            grpo.group_advantages(
                 torch.tensor([answer.reward for answer in group]),
                 std=settings.std,  # type: ignore[arg-type]
                 epsilon=1e-6,
@@ -82,7 +82,7 @@ def fast_loss(groups: list[list[SlowAnswer]], settings: Settings) -> float:
             for group in groups
         ]
     )
-    weights = objective.row_weights(
+    weights = grpo.row_weights(
         torch.tensor([len(answer.logp) for _, answer in rows]),
         torch.tensor([len(groups[place]) for place, _ in rows]),
         len(groups),
@@ -92,8 +92,8 @@ def fast_loss(groups: list[list[SlowAnswer]], settings: Settings) -> float:
     lengths = torch.tensor([len(answer.logp) for _, answer in rows])
     of_tokens, advantages = weights.repeat_interleave(lengths), advantages.repeat_interleave(lengths)  # [M]
     logp, old, reference = joined("logp"), joined("old"), joined("reference")
-    gain = objective.policy_gain(logp, old, advantages, **CLIP, dual_clip=settings.dual_clip)
-    return float(((settings.kl * objective.k3(logp, reference) - gain) * of_tokens).sum())
+    gain = grpo.policy_gain(logp, old, advantages, **CLIP, dual_clip=settings.dual_clip)
+    return float(((settings.kl * grpo.k3(logp, reference) - gain) * of_tokens).sum())
 
 
 def random_groups(seed: int) -> list[list[SlowAnswer]]:
@@ -145,18 +145,18 @@ def test_order_of_answers_changes_nothing(seed: int) -> None:
 )
 def test_a_clip(advantage: float, ratio: float, gain: float, gradient_is_zero: bool) -> None:
     logp = torch.tensor([math.log(ratio)], requires_grad=True)
-    value = objective.policy_gain(logp, torch.zeros(1), torch.tensor([advantage]), **CLIP)
+    value = grpo.policy_gain(logp, torch.zeros(1), torch.tensor([advantage]), **CLIP)
     value.sum().backward()
     assert value.item() == pytest.approx(gain)
     assert logp.grad is not None
     assert logp.grad.item() == pytest.approx(0.0 if gradient_is_zero else advantage * ratio)
-    clipped = objective.is_clipped(logp.detach(), torch.zeros(1), torch.tensor([advantage]), **CLIP)
+    clipped = grpo.is_clipped(logp.detach(), torch.zeros(1), torch.tensor([advantage]), **CLIP)
     assert clipped.item() is gradient_is_zero
 
 
 def test_dual_clip_bounds_only_what_pushes_down() -> None:
     logp = torch.log(torch.tensor([10.0, 10.0]))
-    gain = objective.policy_gain(logp, torch.zeros(2), torch.tensor([-1.0, 1.0]), **CLIP, dual_clip=3.0)
+    gain = grpo.policy_gain(logp, torch.zeros(2), torch.tensor([-1.0, 1.0]), **CLIP, dual_clip=3.0)
     assert gain.tolist() == pytest.approx([-3.0, 1.25])
 
 
@@ -166,8 +166,8 @@ def test_clipped_is_what_has_no_gradient_with_the_dual_clip_too() -> None:
         logp = torch.tensor(ratios * 2).log().requires_grad_()
         advantages = torch.tensor([-1.0] * len(ratios) + [1.0] * len(ratios))
         options = {**CLIP, "dual_clip": dual_clip}
-        objective.policy_gain(logp, torch.zeros_like(logp), advantages, **options).sum().backward()
-        clipped = objective.is_clipped(logp.detach(), torch.zeros_like(logp), advantages, **options)
+        grpo.policy_gain(logp, torch.zeros_like(logp), advantages, **options).sum().backward()
+        clipped = grpo.is_clipped(logp.detach(), torch.zeros_like(logp), advantages, **options)
         assert logp.grad is not None
         assert clipped.tolist() == (logp.grad == 0).tolist()
         assert clipped[: len(ratios)].tolist() == [True, *[False] * 4, *[dual_clip is not None] * 2]
@@ -175,25 +175,25 @@ def test_clipped_is_what_has_no_gradient_with_the_dual_clip_too() -> None:
 
 def test_b_half_correct() -> None:
     rewards = torch.tensor([1.0] * 4 + [0.0] * 4)
-    sample = objective.group_advantages(rewards, std="sample", epsilon=1e-6)
-    population = objective.group_advantages(rewards, std="population", epsilon=1e-6)
+    sample = grpo.group_advantages(rewards, std="sample", epsilon=1e-6)
+    population = grpo.group_advantages(rewards, std="population", epsilon=1e-6)
     assert sample.tolist() == pytest.approx([math.sqrt(7 / 8)] * 4 + [-math.sqrt(7 / 8)] * 4, rel=1e-5)
     assert population.tolist() == pytest.approx([1.0] * 4 + [-1.0] * 4, rel=1e-5)
 
 
 def test_c_one_correct() -> None:
-    advantages = objective.group_advantages(torch.tensor([1.0] + [0.0] * 7), std="population", epsilon=1e-6)
+    advantages = grpo.group_advantages(torch.tensor([1.0] + [0.0] * 7), std="population", epsilon=1e-6)
     assert advantages.tolist() == pytest.approx([2.6458] + [-0.3780] * 7, abs=1e-4)
 
 
 def test_d_first_update_is_the_mean_policy_gradient() -> None:
     """With rho = 1 the gradient on each token's logp is A_k / (K |y_k|) over one prompt."""
     rewards, lengths = [1.0, 0.0, 0.0, 1.0], [3, 1, 2, 5]
-    advantages = objective.group_advantages(torch.tensor(rewards), std="sample", epsilon=1e-6)
+    advantages = grpo.group_advantages(torch.tensor(rewards), std="sample", epsilon=1e-6)
     logp = torch.full((sum(lengths),), -1.0, requires_grad=True)
-    weights = objective.row_weights(torch.tensor(lengths), torch.tensor([4] * 4), 1, "response-mean")
+    weights = grpo.row_weights(torch.tensor(lengths), torch.tensor([4] * 4), 1, "response-mean")
     counts = torch.tensor(lengths)
-    gain = objective.policy_gain(logp, logp.detach(), advantages.repeat_interleave(counts), **CLIP)
+    gain = grpo.policy_gain(logp, logp.detach(), advantages.repeat_interleave(counts), **CLIP)
     (gain * weights.repeat_interleave(counts)).sum().backward()
     assert logp.grad is not None
     for row, part in enumerate(logp.grad.split(lengths)):
@@ -203,9 +203,9 @@ def test_d_first_update_is_the_mean_policy_gradient() -> None:
 @pytest.mark.parametrize("std", ["sample", "population"])
 def test_e_shift_and_scale_of_rewards_change_nothing(std: str) -> None:
     rewards = torch.tensor([0.0, 1.0, 0.0, 0.5])
-    plain = objective.group_advantages(rewards, std=std, epsilon=1e-6)  # type: ignore[arg-type]
-    shifted = objective.group_advantages(rewards + 3, std=std, epsilon=1e-6)  # type: ignore[arg-type]
-    scaled = objective.group_advantages(rewards * 5, std=std, epsilon=1e-6)  # type: ignore[arg-type]
+    plain = grpo.group_advantages(rewards, std=std, epsilon=1e-6)  # type: ignore[arg-type]
+    shifted = grpo.group_advantages(rewards + 3, std=std, epsilon=1e-6)  # type: ignore[arg-type]
+    scaled = grpo.group_advantages(rewards * 5, std=std, epsilon=1e-6)  # type: ignore[arg-type]
     assert shifted.tolist() == pytest.approx(plain.tolist(), abs=1e-5)
     assert scaled.tolist() == pytest.approx(plain.tolist(), abs=1e-5)
 
@@ -214,19 +214,19 @@ def test_g_the_last_token_counts() -> None:
     old = torch.full((3,), -1.0)
     moved = old.clone()
     moved[-1] += 0.1
-    gain = objective.policy_gain(moved, old, torch.ones(3), **CLIP)
+    gain = grpo.policy_gain(moved, old, torch.ones(3), **CLIP)
     assert gain.tolist() == pytest.approx([1.0, 1.0, math.exp(0.1)])
 
 
 @pytest.mark.parametrize("rewards", [[1.0], [0.0], [0.0] * 8, [1.0] * 8])
 def test_groups_without_signal_have_exactly_no_advantage(rewards: list[float]) -> None:
-    advantages = objective.group_advantages(torch.tensor(rewards), std="sample", epsilon=1e-6)
+    advantages = grpo.group_advantages(torch.tensor(rewards), std="sample", epsilon=1e-6)
     assert advantages.tolist() == [0.0] * len(rewards)
 
 
 def test_k3_is_never_negative_and_zero_only_where_equal() -> None:
     difference = torch.linspace(-3, 3, 61)
-    values = objective.k3(-difference, torch.zeros(61))
+    values = grpo.k3(-difference, torch.zeros(61))
     assert (values >= 0).all()
     assert values[30].item() == pytest.approx(0.0, abs=1e-7)
 
@@ -248,7 +248,7 @@ def test_fedprox_minimiser() -> None:
     a, c, mu, start = 2.0, 5.0, 0.5, torch.tensor([1.0])
     x = start.clone().requires_grad_()
     for _ in range(200):
-        loss = 0.5 * a * (x - c).square().sum() + objective.proximal_term([x], [start], mu)
+        loss = 0.5 * a * (x - c).square().sum() + grpo.proximal_term([x], [start], mu)
         (gradient,) = torch.autograd.grad(loss, x)
         x = (x - 0.2 * gradient).detach().requires_grad_()
     assert x.item() == pytest.approx((a * c + mu * 1.0) / (a + mu), rel=1e-5)
@@ -260,15 +260,15 @@ def test_no_log_ratio_makes_a_gradient_that_is_not_finite(advantage: float, dist
     """exp overflows beyond 88; a clipped token's gradient would be 0 x inf."""
     logp = torch.tensor([-1.0, -1.0], requires_grad=True)
     old = torch.tensor([-1.0 - distance, -1.0])
-    gain = objective.policy_gain(logp, old, torch.full((2,), advantage), clip_low=0.2, clip_high=0.25, dual_clip=3.0)
+    gain = grpo.policy_gain(logp, old, torch.full((2,), advantage), clip_low=0.2, clip_high=0.25, dual_clip=3.0)
     (gradient,) = torch.autograd.grad(gain.sum(), logp)
     assert torch.isfinite(gain).all() and torch.isfinite(gradient).all()
     assert float(gradient[1]) == advantage  # the token beside it is what it would be alone
-    if abs(distance) < objective.LOG_RATIO_MAX:
+    if abs(distance) < grpo.LOG_RATIO_MAX:
         assert float(gradient[0]) == pytest.approx(advantage * math.exp(distance), rel=1e-5)
     else:
         assert float(gradient[0]) == 0.0
-    kl = objective.k3(logp, torch.tensor([-1.0 + distance, -1.0]))
+    kl = grpo.k3(logp, torch.tensor([-1.0 + distance, -1.0]))
     (gradient,) = torch.autograd.grad(kl.sum(), logp)
     assert torch.isfinite(kl).all() and torch.isfinite(gradient).all()
     if distance < 0:  # nothing overflows there, and the pull stays

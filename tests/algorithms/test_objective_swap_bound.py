@@ -12,7 +12,7 @@ from torch import Tensor
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.tasks import PublicStep
 from silo.trainer.adapters.lora import LoraAdapter
-from silo.trainer.batch import Answer, Group
+from silo.trainer.grpo import Answer, Group
 from silo.trainer.run import memory_peak_bytes, rate
 from silo.trainer.tasks.public_step import SwapBound, SwapFigures, gradient_change, is_due, swap_bound, swap_metrics
 from tests.algorithms.test_session import begun, generated

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from silo.trainer.batch import Answer, Group
+from silo.trainer.grpo import Answer, Group
 from tests.algorithms import test_trl_agreement as trl_agreement
 from tests.algorithms.test_trl_agreement import (
     ANSWERS_PER_PROMPT,

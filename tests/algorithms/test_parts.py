@@ -10,11 +10,10 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from fedsilo.protocol.tasks import LoadAdapter, PrivateStep
-from silo.trainer import step
+from silo.trainer import grpo
 from silo.trainer.agreement import Limits
-from silo.trainer.batch import Answer, Group, Padding, stream_of
-from silo.trainer.decoder import Decoder
-from silo.trainer.step import Learner
+from silo.trainer.decoder import Decoder, Padding, stream_of
+from silo.trainer.grpo import Answer, Group, Learner
 from tests.algorithms.tiny import make_adapter, make_plan, make_session, payload_of, random_factors
 
 pytestmark = pytest.mark.torch
@@ -44,13 +43,13 @@ def scores_of(stream: Any) -> int:
 def test_attention_of_a_part_stays_within_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     groups = [group(4 + place, [30 + place, 3, 20, 9, 17, 40], place) for place in range(6)]
     (whole,) = parts_of(groups)
-    monkeypatch.setattr(step, "SCORES_MAX", 4_000)
+    monkeypatch.setattr(grpo, "SCORES_MAX", 4_000)
     parts = parts_of(groups)
     assert scores_of(whole.stream) > 4_000 >= max(scores_of(part.stream) for part in parts)
     assert sum(len(part.stream.targets) for part in parts) == len(whole.stream.targets)
     # not finer than the bound asks for
     assert len(parts) <= 2 * scores_of(whole.stream) / 4_000
-    monkeypatch.setattr(step, "SCORES_MAX", 100)  # what exceeds the bound alone is a part of its own
+    monkeypatch.setattr(grpo, "SCORES_MAX", 100)  # what exceeds the bound alone is a part of its own
     assert len(parts_of(groups)) == sum(len(each.answers) for each in groups)
 
 
@@ -146,7 +145,7 @@ def test_whatever_fails_an_update_leaves_factors_and_optimiser_as_they_were(
 
     with monkeypatch.context() as patched:
         if where.startswith("second"):
-            patched.setattr(step.objective, "policy_gain", failing(step.objective.policy_gain, after=False))
+            patched.setattr(grpo, "policy_gain", failing(grpo.policy_gain, after=False))
         else:  # after some of it was applied
             patched.setattr(learner._optimiser, "step", failing(learner._optimiser.step, after=True))
         with pytest.raises(type(fault())):

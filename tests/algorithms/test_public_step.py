@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.randomness import generator
 from fedsilo.protocol.swap import balanced_donors, random_group
-from silo.trainer.batch import Answer
 from silo.trainer.data import Prompt
-from silo.trainer.objective import group_advantages
+from silo.trainer.grpo import Answer, group_advantages
 from silo.trainer.run import OwnAnswers
-from silo.trainer.tasks.generate_public import offered_answers, responses_message
+from silo.trainer.tasks.public_answers import offered_answers, responses_message
 from silo.trainer.tasks.public_step import DonorIntake
 from tests.algorithms.tiny import make_codec
 

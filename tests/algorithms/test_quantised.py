@@ -17,9 +17,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCau
 from fedsilo.protocol.errors import UsageError
 from fedsilo.protocol.tasks import LoadAdapter, PrivateStep
 from silo.trainer.adapters.lora import LoraAdapter
-from silo.trainer.batch import stream_of
 from silo.trainer.data import load_codec
-from silo.trainer.decoder import token_logp
+from silo.trainer.decoder import stream_of, token_logp
 from silo.trainer.quantised import (
     BLOCK,
     FP8_MAX,

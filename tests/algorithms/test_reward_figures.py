@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from silo.trainer.batch import Answer, Group
+from silo.trainer.grpo import Answer, Group, Learner
 from silo.trainer.run import reward_metrics, zero_variance_share
-from silo.trainer.step import Learner
 from tests.algorithms.tiny import make_adapter, make_plan
 
 pytestmark = pytest.mark.torch

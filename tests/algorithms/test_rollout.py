@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedsilo.protocol.errors import OperationError
 from silo.budgets import CACHE_BYTES
-from silo.trainer.batch import prefixes_of
+from silo.trainer.decoder import prefixes_of
 from silo.trainer.rollout import embedded
 from silo.trainer.rollout.embedded import EmbeddedEngine, pick_tokens
 from silo.trainer.rollout.engine import Question

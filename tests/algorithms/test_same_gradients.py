@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from silo.trainer.adapters.lora import LoraAdapter
-from silo.trainer.step import Learner
+from silo.trainer.grpo import Learner
 from tests.algorithms.scale_out_side import GROUPS, plan_with
 from tests.algorithms.tiny import make_model, make_shape, random_factors
 

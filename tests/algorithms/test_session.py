@@ -194,7 +194,7 @@ def test_own_answers_differ_between_silos_steps_and_rounds_but_not_between_runs(
 def drawn_by(session: Session) -> list[tuple[Any, ...]]:
     """Filled with the tokens of whatever the session's engine answers from here on."""
     assert session._run is not None
-    engine, seen = session._run.engine.engine, []
+    engine, seen = session._run.engine, []
     plain = engine.generate
 
     def spy(questions: Any, **settings: Any) -> Any:
@@ -232,7 +232,7 @@ def test_the_engine_rests_while_the_update_is_made() -> None:
     session, _ = begun()
     assert session._run is not None
     told: list[str] = []
-    run, engine = session._run, session._run.engine.engine
+    run, engine = session._run, session._run.engine
     generate, rest, update = engine.generate, engine.rest, run.learner.update
     engine.generate = lambda *a, **b: (told.append("generate"), generate(*a, **b))[1]  # type: ignore[method-assign,func-returns-value]
     engine.rest = lambda: (told.append("rest"), rest())[1]  # type: ignore[method-assign,func-returns-value]

@@ -32,9 +32,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from silo.trainer import objective
-from silo.trainer.batch import Answer, Group
-from silo.trainer.step import Learner
+from silo.trainer import grpo
+from silo.trainer.grpo import Answer, Group, Learner
 from tests.algorithms.tiny import ALPHA, RANK, make_adapter, make_model, make_plan, make_shape, make_tokenizer
 
 pytestmark = [
@@ -396,7 +395,7 @@ def test_advantages_agree_and_are_those_of_the_formula(make_peer: MakePeer) -> N
     by_hand = {1: (1.5, -0.5), 2: (0.8660254, -0.8660254), 3: (0.5, -1.5), 4: (0.0, 0.0)}
     for group in GROUPS:
         rewards = torch.tensor([answer.reward for answer in group.answers])
-        ours = objective.group_advantages(rewards, std="sample", epsilon=1e-4)
+        ours = grpo.group_advantages(rewards, std="sample", epsilon=1e-4)
         right, wrong = by_hand[int(rewards.sum())]
         for answer, advantage in zip(group.answers, ours.tolist(), strict=True):
             assert theirs[group.prompt_ids, answer.ids] == pytest.approx(advantage, abs=1e-6)  # float32

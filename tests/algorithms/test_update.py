@@ -11,9 +11,8 @@ import torch
 
 from fedsilo.protocol.errors import OperationError
 from silo.trainer.adapters.lora import LoraAdapter
-from silo.trainer.batch import Answer, Group, stream_of
-from silo.trainer.decoder import token_logp
-from silo.trainer.step import Learner
+from silo.trainer.decoder import stream_of, token_logp
+from silo.trainer.grpo import Answer, Group, Learner
 from tests.algorithms.tiny import make_adapter, make_plan, peft_twin, random_factors
 
 pytestmark = pytest.mark.torch

@@ -26,11 +26,11 @@ from silo.guard.site import _check_verifiers, trained_with
 from silo.guard.trainer_process import probing, sandbox
 from silo.guard.trainer_process.sandbox import trainer_environment
 from silo.link import Link, LinkMessage, Listener
-from silo.trainer.batch import Group
 from silo.trainer.data import Mark, grade_distinct
+from silo.trainer.grpo import Group
 from silo.trainer.resume import _answer_fields
 from silo.trainer.run import OwnAnswers, reward_metrics
-from silo.trainer.tasks.generate_public import offered_answers
+from silo.trainer.tasks.public_answers import offered_answers
 from tests.algorithms.hostile_programs import GOOD, REFUSED, TEST
 from tests.algorithms.test_grading_mixture import installed
 from tests.algorithms.test_public_step import CODEC, Answer, DonorIntake, Prompt, donor

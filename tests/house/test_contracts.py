@@ -16,7 +16,7 @@ BREACHES: dict[str, list[tuple[str, str]]] = {
     "the house: arrows point down": [
         ("silo.planted", "fedsilo.cli"),
         ("silo.guard.gate", "coordinator.store"),
-        ("silo.trainer.step", "console.feed"),
+        ("silo.trainer.grpo", "console.feed"),
         ("coordinator.driver", "silo.config"),
         ("coordinator.planted", "console.feed"),
         ("fedsilo.control.client", "coordinator.record"),

@@ -18,7 +18,7 @@ from fedsilo.protocol._generated import federation_pb2 as pb
 from policies.engine import History, decide
 from policies.rules import RULES
 from silo.trainer.data import TextCodec
-from silo.trainer.tasks.generate_public import responses_message
+from silo.trainer.tasks.public_answers import responses_message
 from tests.hostile.attacks import ATTACKS, TRAINER
 from tests.hostile.trainer import FORGERIES, read_low_bits
 from tests.hostile.verdicts import found_in

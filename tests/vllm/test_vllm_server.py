@@ -17,7 +17,7 @@ import pytest
 from fedsilo.protocol.errors import OperationError
 from silo.trainer.adapters.lora import LoraAdapter
 from silo.trainer.agreement import ExactDecoder
-from silo.trainer.batch import stream_of
+from silo.trainer.decoder import stream_of
 from silo.trainer.rollout.embedded import EmbeddedEngine
 from silo.trainer.rollout.engine import Question, Rollout, RolloutPlace
 from silo.trainer.rollout.vllm_server import VllmEngine

@@ -18,8 +18,7 @@ from torch.nn import functional
 
 from fedsilo.protocol.errors import OperationError
 from silo.budgets import CACHE_BYTES
-from silo.trainer.batch import prefixes_of
-from silo.trainer.decoder import Decoder
+from silo.trainer.decoder import Decoder, prefixes_of
 from silo.trainer.rollout.engine import Question, Rollout
 
 # Rows are dropped from the cache once this share of those held has finished: dropping copies the cache.

@@ -1,4 +1,4 @@
-"""How each task is carried out, one module a task."""
+"""How each task is carried out: the table of tasks, and the task that a message of the guard names."""
 
 from __future__ import annotations
 
@@ -21,26 +21,23 @@ from silo.measuring import MeasureHoldout
 from silo.trainer.run import Done, Run
 from silo.trainer.scale_out import BAD_TASK
 from silo.trainer.tasks import (
-    answer_ahead,
+    adapter,
     evaluate,
-    export_delta,
-    generate_public,
-    load_adapter,
-    measure_holdout,
     private_step,
+    public_answers,
     public_step,
 )
 
 # A new task is one line here.
 CARRIED_OUT: Mapping[type[TrainerTask], Callable[[Run, Any, Buffer], Done]] = {
-    LoadAdapter: load_adapter.carry_out,
+    LoadAdapter: adapter.load,
     PrivateStep: private_step.carry_out,
-    GeneratePublic: generate_public.carry_out,
+    GeneratePublic: public_answers.generate,
     PublicStep: public_step.carry_out,
-    AnswerAhead: answer_ahead.carry_out,
-    ExportDelta: export_delta.carry_out,
-    Evaluate: evaluate.carry_out,
-    MeasureHoldout: measure_holdout.carry_out,
+    AnswerAhead: public_answers.answer_ahead,
+    ExportDelta: adapter.export_delta,
+    Evaluate: evaluate.evaluate,
+    MeasureHoldout: evaluate.measure_holdout,
 }
 _BY_NAME = {kind.name: kind for kind in CARRIED_OUT}
 

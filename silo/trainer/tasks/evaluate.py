@@ -1,17 +1,21 @@
-"""Evaluate: pass@1 of an adapter on the held-out file, sampled at the rollout temperature and greedy, over all and by
-topic (design 1)."""
+"""Pass@1 of an adapter, sampled at the rollout temperature and greedy: on the held-out file, over all and by topic, for
+the federation (Evaluate, design 1); on the private holdout or the held-out file, prompt by prompt, for this site's own
+eyes (MeasureHoldout)."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from fedsilo.grading.exact import normalise
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.codec import Buffer, encode
-from fedsilo.protocol.randomness import generator, seed_of
+from fedsilo.protocol.randomness import generator, private_seed_of, seed_of
 from fedsilo.protocol.tasks import Evaluate
-from silo.trainer.data import Grader, Prompt, grade_distinct
+from silo.measuring import MeasureHoldout
+from silo.trainer.data import Grader, Prompt, clusters_of, encode_prompts, grade_distinct
 from silo.trainer.rollout.engine import Question
 from silo.trainer.run import Done, Run
 
@@ -21,7 +25,7 @@ DONORS_TRAINED = "donors_trained"  # a metric's name
 DECIMALS = 4  # the grid of metrics.eval
 
 
-def carry_out(run: Run, task: Evaluate, body: Buffer) -> Done:
+def evaluate(run: Run, task: Evaluate, body: Buffer) -> Done:
     """Answer every held-out prompt `evaluation.samples` times and once greedily, with the adapter in `body`, or the
     base model where there is none.
 
@@ -51,6 +55,50 @@ def carry_out(run: Run, task: Evaluate, body: Buffer) -> Done:
         message.metrics.add(name=DONORS_TRAINED, topic="", value=float(run.donors_trained))
     message.metrics.sort(key=lambda metric: (metric.topic, metric.name))
     return Done(overall, encode(message))
+
+
+def measure_holdout(run: Run, task: MeasureHoldout, body: Buffer) -> Done:
+    """Answer the rows `samples` times and once greedily, with the adapter in `body`, or the base model where there is
+    none.
+
+    Left out and counted: a row whose prompt is longer than the plan allows, and one whose prompt is also public, since
+    public prompts are trained on (compared as in `clusters_of`). Draws are keyed by the site secret, the row's id and
+    the sample: policies are compared on the same random numbers.
+
+    Returns:
+        JSON {"samples", "overlong", "public", "topics": [P], "groups": [P], "correct": [P], "greedy": [P]}: in the
+        order of the ids; clusters as numbers, so that no id leaves the trainer; correct answers of the samples; the
+        greedy one 0 or 1.
+
+    Raises:
+        PeerError: the adapter does not fit the schema.
+    """
+    run.on_phase(task.round, 0, "rollout")
+    site, is_private = run.material, task.rows == "private"
+    rows = run.split.holdout if is_private else site.held_out[: run.plan.evaluation.prompts]
+    trained_on = {normalise(row.prompt) for row in site.public}
+    in_order = sorted(zip(rows, clusters_of(rows), strict=True), key=lambda pair: pair[0].id)
+    unseen = [(row, cluster) for row, cluster in in_order if normalise(row.prompt) not in trained_on]
+    prompts = encode_prompts([row for row, _ in unseen], site.codec, run.plan.rollout.max_prompt_tokens)
+
+    def seed(prompt: Prompt, sample: int) -> int:
+        return private_seed_of(site.site_secret, run.plan.seed, "holdout", prompt.id, sample)
+
+    with run.policy_of(body, "private" if is_private else "public"):
+        grader = site.private_grader if is_private else site.held_out_grader
+        verdicts = verdicts_of(run, prompts.prompts, grader, task.samples, seed)  # [P, S + 1]
+    names = [unseen[place][1] for place in prompts.by_row]
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
+    found = {
+        "samples": task.samples,
+        "overlong": prompts.overlong,
+        "public": len(in_order) - len(unseen),
+        "topics": [prompt.topic for prompt in prompts.prompts],
+        "groups": [numbers[name] for name in names],
+        "correct": [int(count) for count in verdicts[:, : task.samples].sum(axis=1)],
+        "greedy": [int(verdict) for verdict in verdicts[:, task.samples :].ravel()],
+    }
+    return Done({}, json.dumps(found).encode())
 
 
 def verdicts_of(

@@ -29,14 +29,13 @@ from fedsilo.protocol.plan import Plan
 from fedsilo.protocol.randomness import generator, seed_of
 from fedsilo.protocol.swap import donors_wanted, replaced_positions
 from fedsilo.protocol.tasks import PublicStep
-from silo.trainer import objective
 from silo.trainer.adapters.lora import LoraAdapter
-from silo.trainer.batch import Answer, Group, stream_of
 from silo.trainer.data import Grader, Prompt, TextCodec, grade_distinct
-from silo.trainer.decoder import token_logp
+from silo.trainer.decoder import stream_of, token_logp
+from silo.trainer.grpo import Answer, Group, group_advantages, row_weights
 from silo.trainer.run import Done, OwnAnswers, Run, Step, mean, reward_metrics, zero_variance_share
 from silo.trainer.scale_out import BAD_TASK
-from silo.trainer.tasks.generate_public import offered_answers
+from silo.trainer.tasks.public_answers import offered_answers
 
 
 def carry_out(run: Run, task: PublicStep, body: Buffer) -> Done:
@@ -294,9 +293,9 @@ def _weights(group: Group, plan: Plan) -> list[float]:
     """A_k times the weight of a token, of each answer of a group that is a step by itself."""
     settings = plan.objective
     rewards = torch.tensor([answer.reward for answer in group.answers])  # [K]
-    advantages = objective.group_advantages(rewards, std=settings.advantage_std, epsilon=settings.advantage_epsilon)
+    advantages = group_advantages(rewards, std=settings.advantage_std, epsilon=settings.advantage_epsilon)
     count = len(group.answers)
-    weights = objective.row_weights(
+    weights = row_weights(
         torch.tensor([len(answer.ids) for answer in group.answers]),
         torch.full((count,), count),
         1,

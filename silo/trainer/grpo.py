@@ -1,19 +1,27 @@
-"""One GRPO step's update: groups in, changed factors and figures out (methods 1.3, 1.4).
+"""One GRPO step: answers to prompts in, changed factors and figures out (methods 1.3, 1.4).
 
-`epochs` passes over the step's whole batch, one optimiser step each. The old log-probabilities are those of the
-first pass, detached: it sees the policy that generated, so no extra forward is needed, and donors' tokens get the
-receiver's own policy as denominator (`local`, methods 2.3). A batch may be cut into parts, and these dealt out over
-processes (`scale_out`): weights are those of the whole batch, gradients add up and only their sum is applied. Groups
-without signal stay in every denominator but are left out of the forward pass, unless a KL or entropy term wants them.
+The objective comes first, in pure torch, and knows no model, tokenizer or silo: advantages, the clipped objective, KL
+and how tokens are averaged. Sources: PubSwap Eq. 2 (with the ratio on y_t: the printed y_<t is a typo, methods 2.10),
+Schulman's k3 estimator, DAPO's clip-higher, Ye et al.'s dual clip, FedProx.
+
+The `Learner` then makes `epochs` passes over the step's whole batch, one optimiser step each. The old log-probabilities
+are those of the first pass, detached: it sees the policy that generated, so no extra forward is needed, and donors'
+tokens get the receiver's own policy as denominator (`local`, methods 2.3). A batch may be cut into parts, and these
+dealt out over processes (`scale_out`): weights are those of the whole batch, gradients add up and only their sum is
+applied. Groups without signal stay in every denominator but are left out of the forward pass, unless a KL or entropy
+term wants them.
+
+Axes, as trailing comments: K answers of one prompt, R answers of a batch (rows), M answer tokens of a batch, one after
+the other without padding.
 """
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,13 +29,166 @@ from torch import Tensor
 from fedsilo.protocol.errors import OperationError
 from fedsilo.protocol.plan import Objective, Plan
 from silo.budgets import SCORES_MAX
-from silo.trainer import objective
 from silo.trainer.adapters.lora import LoraAdapter
-from silo.trainer.batch import Answer, Group, Padding, Stream, stream_of
-from silo.trainer.decoder import token_logp
+from silo.trainer.decoder import Padding, Stream, stream_of, token_logp
 from silo.trainer.scale_out import Processes, dealt
 
 T = TypeVar("T")
+
+# Rewards closer together than this are one value: the group carries no signal (methods 1.3).
+ZERO_VARIANCE_RANGE = 1e-12
+# A log-ratio counts up to here: exp(20) is 5e8. Beyond 88 exp overflows, and the gradient of a clipped token, 0 x inf,
+# would be NaN.
+LOG_RATIO_MAX = 20.0
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One answer to a prompt.
+
+    Attributes:
+        ids: its tokens, the end-of-sequence token included where it was emitted.
+        text: the same as text, special tokens left out.
+        finished: False where the token limit cut it off.
+        reward: of the local verdict, 0 to 1; advantages go by it.
+        donor: name of the silo that wrote it; empty for an own answer.
+        correct: the local verdict; counts, donors and replaced answers go by it. Where it is not given, a reward
+            above 1/2 is correct, which is right for rewards of 0 and 1 alone.
+    """
+
+    ids: tuple[int, ...]
+    text: str
+    finished: bool
+    reward: float = 0.0
+    donor: str = ""
+    correct: bool = None  # type: ignore[assignment]  # a bool once it is made
+
+    def __post_init__(self) -> None:
+        if self.correct is None:
+            object.__setattr__(self, "correct", self.reward > 0.5)
+
+
+@dataclass(frozen=True)
+class Group:
+    """A prompt and the answers a step trains on."""
+
+    prompt_ids: tuple[int, ...]
+    answers: tuple[Answer, ...]
+
+
+def has_zero_variance(rewards: Tensor) -> bool:
+    """True for a group that gives no policy gradient, a group of one among them. rewards: [K]."""
+    return bool(rewards.max() - rewards.min() < ZERO_VARIANCE_RANGE)
+
+
+def group_advantages(rewards: Tensor, *, std: Literal["sample", "population"], epsilon: float) -> Tensor:
+    """A_k = (r_k - mean(r)) / (std(r) + epsilon); exactly 0 for a group of one or of equal rewards (methods 1.3).
+
+    Args:
+        rewards: [K].
+        std: divide the squared deviations by K - 1 (sample, as VERL) or K (population, as FedGRPO prints).
+        epsilon: eps_A.
+    """
+    if has_zero_variance(rewards):
+        return torch.zeros_like(rewards)  # [K]
+    deviation = rewards.std(correction=1 if std == "sample" else 0)  # []
+    return (rewards - rewards.mean()) / (deviation + epsilon)  # [K]
+
+
+def ratio_of(logp: Tensor, logp_old: Tensor) -> Tensor:
+    """rho_kt of PubSwap Eq. 2, its logarithm kept within +-`LOG_RATIO_MAX`; a token beyond has no gradient. All [M]."""
+    return (logp - logp_old).clamp(-LOG_RATIO_MAX, LOG_RATIO_MAX).exp()  # [M]
+
+
+def policy_gain(
+    logp: Tensor,
+    logp_old: Tensor,
+    advantages: Tensor,
+    *,
+    clip_low: float,
+    clip_high: float,
+    dual_clip: float | None = None,
+) -> Tensor:
+    """What one token adds to the objective, to be maximised: min(rho A, clip(rho, 1 - low, 1 + high) A).
+
+    Args:
+        logp: [M] with gradient.
+        logp_old: [M] without.
+        advantages: [M], the same for every token of an answer.
+        clip_low: eps_low of the band.
+        clip_high: eps_high of the band.
+        dual_clip: bound the loss at this multiple of |A| where A < 0; None is off.
+    """
+    ratio = ratio_of(logp, logp_old)  # [M]
+    clipped = ratio.clamp(1 - clip_low, 1 + clip_high) * advantages  # [M]
+    gain = torch.minimum(ratio * advantages, clipped)  # [M]
+    if dual_clip is not None:
+        gain = torch.where(advantages < 0, torch.maximum(gain, dual_clip * advantages), gain)  # [M]
+    return gain
+
+
+def is_clipped(
+    logp: Tensor,
+    logp_old: Tensor,
+    advantages: Tensor,
+    *,
+    clip_low: float,
+    clip_high: float,
+    dual_clip: float | None = None,
+) -> Tensor:
+    """Tokens whose gradient a clip removes: ratio outside the band on the side that A pushes to, or beyond the bound of
+    the dual clip where A < 0. Arguments as of `policy_gain`. All [M]."""
+    ratio = ratio_of(logp, logp_old)  # [M]
+    outside = ratio < 1 - clip_low  # [M]
+    if dual_clip is not None:
+        outside = outside | (ratio > dual_clip)
+    return ((advantages > 0) & (ratio > 1 + clip_high)) | ((advantages < 0) & outside)  # [M]
+
+
+def k3(logp: Tensor, logp_reference: Tensor) -> Tensor:
+    """KL(policy || reference) per token, estimated as exp(d) - d - 1 >= 0 with d = logp_ref - logp. All [M].
+
+    d counts up to `LOG_RATIO_MAX`, beyond which a token has no gradient. Far below 0 nothing overflows: there the value
+    and its pull towards the reference stay exact.
+    """
+    difference = (logp_reference - logp).clamp(max=LOG_RATIO_MAX)  # [M]
+    return difference.exp() - difference - 1  # [M]
+
+
+def row_weights(
+    token_counts: Tensor,
+    group_sizes: Tensor,
+    prompts: int,
+    aggregation: Literal["response-mean", "token-mean"],
+    *,
+    kept: Tensor | None = None,
+) -> Tensor:
+    """Weight of every token of an answer, so that a weighted sum over tokens is the step's mean.
+
+    `response-mean` is PubSwap Eq. 2: mean over an answer's tokens, over a prompt's answers, over prompts.
+    `token-mean` is one mean over all tokens of the step. Because the weights carry the denominators, a batch can
+    be cut into parts whose losses add up, and answers without gradient can be left out of the forward pass.
+
+    Args:
+        token_counts: [R] tokens of each answer; an empty answer weighs nothing.
+        group_sizes: [R] number of answers K' in the answer's group.
+        prompts: groups in the step, those without signal included.
+        aggregation: which of the two means.
+        kept: [R] bool, False where a truncated answer is masked (`mask_truncated`): it keeps its place in the
+            prompt's mean but adds no token.
+    """
+    counts = token_counts.float()  # [R]
+    keep = (token_counts > 0).float() if kept is None else ((token_counts > 0) & kept).float()  # [R]
+    if aggregation == "token-mean":
+        return keep / (counts * keep).sum().clamp(min=1)  # [R]
+    return keep / (counts.clamp(min=1) * group_sizes.float() * prompts)  # [R]
+
+
+def proximal_term(parameters: Iterable[Tensor], starts: Iterable[Tensor], mu: float) -> Tensor:
+    """FedProx, to be added to the loss: (mu / 2) sum ||theta - theta_p||^2 over the factors, each on its own
+    (methods 2.7). The paper writes it as a term to minimise beside an objective to maximise: mind the sign."""
+    squares = [(parameter - start).square().sum() for parameter, start in zip(parameters, starts, strict=True)]
+    return 0.5 * mu * torch.stack(squares).sum()
 
 
 @dataclass(frozen=True)
@@ -143,9 +304,7 @@ class Learner:
             if self._group is not None:
                 self._group.add_up([each.grad for each in self._adapter.parameters if each.grad is not None])
             if objective_plan.proximal_mu > 0:
-                objective.proximal_term(
-                    self._adapter.parameters, self._adapter.start, objective_plan.proximal_mu
-                ).backward()
+                proximal_term(self._adapter.parameters, self._adapter.start, objective_plan.proximal_mu).backward()
             norm = torch.nn.utils.clip_grad_norm_(self._adapter.parameters, plan.optimiser.grad_norm_max)
             figures.grad_norm = float(norm)
             self._refuse_not_finite(figures.grad_norm)
@@ -247,15 +406,13 @@ class Learner:
         sizes: list[int] = []
         for place, group in enumerate(groups):
             rewards = torch.tensor([answer.reward for answer in group.answers], dtype=torch.float32)  # [K]
-            advantages.append(
-                objective.group_advantages(rewards, std=settings.advantage_std, epsilon=settings.advantage_epsilon)
-            )
+            advantages.append(group_advantages(rewards, std=settings.advantage_std, epsilon=settings.advantage_epsilon))
             answers.extend((place, answer) for answer in group.answers)
             sizes.extend([len(group.answers)] * len(group.answers))
         if not answers:
             return []
         kept = torch.tensor([answer.finished or not settings.mask_truncated for _, answer in answers])  # [R]
-        weights = objective.row_weights(
+        weights = row_weights(
             torch.tensor([len(answer.ids) for _, answer in answers]),
             torch.tensor(sizes),
             len(groups),
@@ -349,7 +506,7 @@ class Learner:
         logp, entropy = self._logp(part)  # [M]
         if part.logp_old is None:
             part.logp_old = logp.detach()  # [M]
-        gain = objective.policy_gain(
+        gain = policy_gain(
             logp,
             part.logp_old,
             part.advantages,
@@ -359,7 +516,7 @@ class Learner:
         )  # [M]
         loss = -(gain * weights).sum()
         if part.logp_reference is not None:
-            kl = objective.k3(logp, part.logp_reference)  # [M]
+            kl = k3(logp, part.logp_reference)  # [M]
             loss = loss + settings.kl_coefficient * (kl * weights).sum()
             if first and part.counts:
                 figures.add_sum("kl", kl)
@@ -397,7 +554,7 @@ class _Figures:
 
     def add_ratio(self, logp: Tensor, part: _Part, settings: Objective, *, first: bool) -> None:
         assert part.logp_old is not None  # noqa: S101  # set by the first forward of the same call
-        self.deviation.append((objective.ratio_of(logp, part.logp_old) - 1).abs().max().double())
+        self.deviation.append((ratio_of(logp, part.logp_old) - 1).abs().max().double())
         if first:
             self._deviation_first = self.deviation
             self._tokens += len(logp)
@@ -405,7 +562,7 @@ class _Figures:
             self.add_sum("own", logp.masked_fill(part.is_donor, 0.0))
             self.add_sum("donor", logp.masked_fill(~part.is_donor, 0.0))
             return
-        clipped = objective.is_clipped(
+        clipped = is_clipped(
             logp,
             part.logp_old,
             part.advantages,

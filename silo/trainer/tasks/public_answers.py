@@ -1,4 +1,5 @@
-"""GeneratePublic: answers to the public prompts of a step, which wait for donors and are offered to others."""
+"""Answers to public prompts: those of a step, which wait for donors and are offered to others (GeneratePublic), and
+right ones to prompts of the next round, for the other silos (AnswerAhead)."""
 
 from __future__ import annotations
 
@@ -9,13 +10,13 @@ import numpy as np
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.codec import Buffer, encode
 from fedsilo.protocol.randomness import generator, seed_of
-from fedsilo.protocol.tasks import GeneratePublic
-from silo.trainer.batch import Answer
+from fedsilo.protocol.tasks import AnswerAhead, GeneratePublic
 from silo.trainer.data import Prompt
+from silo.trainer.grpo import Answer
 from silo.trainer.run import Done, OpenStep, OwnAnswers, Run, Step
 
 
-def carry_out(run: Run, task: GeneratePublic, body: Buffer) -> Done:
+def generate(run: Run, task: GeneratePublic, body: Buffer) -> Done:
     """Raises OperationError: the engine does not agree."""
 
     def draw(prompt: Prompt, sample: int) -> np.random.Generator:
@@ -25,6 +26,19 @@ def carry_out(run: Run, task: GeneratePublic, body: Buffer) -> Done:
     step, message = answered(run, (task.round, task.step), task.prompt_indices, task.offer, draw)
     run.open_step = OpenStep(task.round, task.step, task.offer, step.own)
     return Done(step.metrics, encode(message))
+
+
+def answer_ahead(run: Run, task: AnswerAhead, body: Buffer) -> Done:
+    """Raises OperationError: the engine does not agree."""
+
+    def draw(prompt: Prompt, sample: int) -> np.random.Generator:
+        key = (run.material.silo, task.round, task.for_step, prompt.row, sample)
+        return generator(seed_of(run.plan.seed, "answers-ahead", *key))
+
+    step, message = answered(run, (task.round, 0), task.prompt_indices, "correct", draw)
+    # of no step's training: only what it cost belongs to the round's curves
+    costs = {name: value for name, value in step.metrics.items() if name.endswith("_seconds")}
+    return Done({**costs, "reencoding_mismatches": step.metrics["reencoding_mismatches"]}, encode(message))
 
 
 def answered(

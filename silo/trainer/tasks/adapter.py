@@ -1,15 +1,26 @@
-"""ExportDelta: the difference of the local factors to the round's start."""
+"""LoadAdapter begins a round with an adapter; ExportDelta ends it with the difference of the local factors to that."""
 
 from __future__ import annotations
 
-from fedsilo.protocol.codec import Buffer, factors_head, joined_factors
+from fedsilo.protocol.codec import Buffer, decode_factors, factors_head, joined_factors
 from fedsilo.protocol.errors import OperationError
-from fedsilo.protocol.tasks import ExportDelta
+from fedsilo.protocol.tasks import ExportDelta, LoadAdapter
 from silo.trainer.run import Done, Run
 from silo.trainer.scale_out import BAD_TASK
 
 
-def carry_out(run: Run, task: ExportDelta, body: Buffer) -> Done:
+def load(run: Run, task: LoadAdapter, body: Buffer) -> Done:
+    """Raises PeerError: the adapter does not fit the schema."""
+    run.adapter.load(decode_factors(body).tensors)
+    run.learner.start_round()
+    run.base_digest = task.digest
+    run.open_step = None
+    # here and not after the evaluation: an abandoned round has none, and its donors are not the next one's
+    run.donors_trained = 0
+    return Done({})
+
+
+def export_delta(run: Run, task: ExportDelta, body: Buffer) -> Done:
     """Raises OperationError: no adapter was loaded."""
     if not run.base_digest:
         raise OperationError("no adapter was loaded, so there is no difference to export", code=BAD_TASK)
