@@ -56,8 +56,8 @@ from fedsilo.demo.tiny_model import cached_model, recipe_for
 from fedsilo.files.model_folder import lora_schema_of
 from fedsilo.files.task_files import Task
 from fedsilo.protocol._generated import federation_pb2 as pb
-from fedsilo.protocol.averaging import initial_factors
 from fedsilo.protocol.codec import Array, decode, decode_factors, encode, encode_factors
+from fedsilo.protocol.factors import initial_factors
 from fedsilo.protocol.methods import method_named
 from fedsilo.protocol.plan import Plan
 from fedsilo.protocol.randomness import generator, seed_of

@@ -25,9 +25,9 @@ from fedsilo.control.client import ControlClient, Event, Operator, sign_as
 from fedsilo.demo.data import write_digit_folder
 from fedsilo.demo.processes import Children
 from fedsilo.demo.sites import COORDINATOR_PERSON, FEDERATION, Site, Sites, Wanted, make_sites, run_text
-from fedsilo.protocol.averaging import initial_factors
 from fedsilo.protocol.codec import decode_factors
 from fedsilo.protocol.errors import OperationError
+from fedsilo.protocol.factors import initial_factors
 
 RUN, SEED, ROWS = "transport", 3, 16
 LEARNING_RATE = 0.01  # so that no update of ours is long enough to be clipped

@@ -1,18 +1,22 @@
-"""Keys and certificates as PEM, and the errors a person gets when they are not what they should be. Bytes only."""
+"""Keys and certificates as PEM, the errors a person gets when they are not what they should be, and what a certificate
+says, for people and for `--json`. Bytes only; whether a certificate may be used is judged by `certs.identity`."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from certs.names import AuthorityKind, checked_name
 from fedsilo.protocol.errors import NotAllowedError, UsageError
+from fedsilo.protocol.text import harmless
 
 # Under the UUID arc (ITU-T X.667: 2.25.<uuid as integer>), which anybody may use without registration.
 SIGNING_KEY_OID = x509.ObjectIdentifier("2.25.227382187306466150213921735016254863601.1")
@@ -159,3 +163,91 @@ def warn_before(certificate: x509.Certificate) -> timedelta:
     """How long before its end a leaf is warned of: a day, or a third of its lifetime where that is shorter, so that one
     of a day is not warned of from its first minute."""
     return min(timedelta(days=1), (certificate.not_valid_after_utc - certificate.not_valid_before_utc) / 3)
+
+
+_USAGE_NAME = {ExtendedKeyUsageOID.CLIENT_AUTH: "clientAuth", ExtendedKeyUsageOID.SERVER_AUTH: "serverAuth"}
+
+
+def describe_certificate(pem: bytes) -> dict[str, Any]:
+    """The fields people compare, JSON-able. Raises NotAllowedError when it does not parse."""
+    certificate = read_one_certificate(pem, what="the file")
+    data: dict[str, Any] = {
+        "subject": certificate.subject.rfc4514_string(),
+        "issuer": certificate.issuer.rfc4514_string(),
+        "not_before": f"{certificate.not_valid_before_utc:%Y-%m-%dT%H:%M:%SZ}",
+        "not_after": f"{certificate.not_valid_after_utc:%Y-%m-%dT%H:%M:%SZ}",
+        "serial_hex": f"{certificate.serial_number:x}",
+        "fingerprint": certificate_fingerprint(certificate),
+        "ca": False,
+        "names": [],
+        "usage": [],
+    }
+    try:
+        extensions = list(certificate.extensions)
+    except PARSE_ERRORS as error:
+        raise NotAllowedError("the extensions of the certificate are malformed") from error
+    for extension in extensions:
+        value = extension.value
+        if isinstance(value, x509.BasicConstraints):
+            data["ca"] = value.ca
+        elif isinstance(value, x509.SubjectAlternativeName):
+            data["names"] = [f"{type(name).__name__}:{name.value}" for name in value]
+        elif isinstance(value, x509.ExtendedKeyUsage):
+            data["usage"] = [_USAGE_NAME.get(oid, oid.dotted_string) for oid in value]
+        elif isinstance(value, x509.UnrecognizedExtension) and extension.oid == SIGNING_KEY_OID:
+            data["signing_key"] = value.value.hex()
+        elif isinstance(value, x509.UnrecognizedExtension) and extension.oid == AUTHORITY_KIND_OID:
+            data["authority"] = value.value.decode("ascii", "replace")
+    return data
+
+
+def in_words(pem: bytes) -> str:
+    """A certificate in one line: whose, by whom, how long. Foreign text in it is made safe to show (T37)."""
+    try:
+        data = describe_certificate(pem)
+    except NotAllowedError as error:
+        return f"a certificate that cannot be read ({error.message})"
+    names = ", ".join(harmless(name.partition(":")[2], 120) for name in data["names"][:4]) or "no name"
+    usage = ", ".join(data["usage"][:4]) or "no extended key usage"
+    return (
+        f"the certificate {data['fingerprint'][:16]} of {names} ({usage}), "
+        f"issued by '{harmless(data['issuer'], 120)}', "
+        f"valid {data['not_before']} to {data['not_after']}"
+    )
+
+
+def met_in_words(pem: bytes) -> str:
+    """A certificate of somebody unknown: subject, issuer and whole fingerprint, to be compared with what a person has.
+
+    Foreign text in it is made safe to show (T37).
+    """
+    try:
+        data = describe_certificate(pem)
+    except NotAllowedError as error:
+        return f"a certificate that cannot be read ({error.message})"
+    names = ", ".join(harmless(name.partition(":")[2], 120) for name in data["names"][:4]) or "no name"
+    return (
+        f"subject '{harmless(data['subject'], 120)}', issuer '{harmless(data['issuer'], 120)}', "
+        f"SHA-256 {data['fingerprint']}, "
+        f"for {names}"
+    )
+
+
+def issued_by(pem: bytes, root_pem: bytes) -> bool:
+    """Whether a CA signed a certificate. Says nothing of its time, form or role."""
+    try:
+        root = read_one_certificate(root_pem, what="the trust root")
+        read_one_certificate(pem, what="the certificate").verify_directly_issued_by(root)
+    except (NotAllowedError, InvalidSignature, *PARSE_ERRORS):
+        return False
+    return True
+
+
+def spiffe_names(pem: bytes) -> list[str]:
+    """The SPIFFE identities that a certificate claims, as every CA of FedSilo writes them; unproven."""
+    try:
+        names = describe_certificate(pem)["names"]
+    except NotAllowedError:
+        return []
+    prefix = "UniformResourceIdentifier:"
+    return [name.removeprefix(prefix) for name in names if name.startswith(f"{prefix}spiffe://")]

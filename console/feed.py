@@ -22,14 +22,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
-from certs.describe import describe_certificate
+from certs.encoding import describe_certificate
 from certs.names import parse_spiffe_id
 from fedsilo.control.client import ControlClient, Event, Operator, sign_as
 from fedsilo.control.client import Snapshot as Reading
 from fedsilo.control.server import EVENTS_MISSED
 from fedsilo.files.identity_files import load_operator
 from fedsilo.protocol.errors import FedSiloError, NotAllowedError, UnreachableError, UsageError
-from fedsilo.protocol.round_tables import is_over
+from fedsilo.protocol.rounds import is_over
 from fedsilo.views.state import (
     Happening,
     Link,

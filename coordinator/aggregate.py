@@ -40,7 +40,6 @@ from coordinator.store import Store
 from fedsilo.files.adapter_folder import CONFIG, WEIGHTS, adapter_config, name_in_folder
 from fedsilo.files.durable import fsync_directory, write_durably
 from fedsilo.protocol._generated import federation_pb2 as pb
-from fedsilo.protocol.averaging import initial_factors
 from fedsilo.protocol.codec import (
     Array,
     FactorsReader,
@@ -51,9 +50,8 @@ from fedsilo.protocol.codec import (
     factors_start,
     sha256_hex,
 )
-from fedsilo.protocol.drift import DriftSums, Pair
 from fedsilo.protocol.errors import FedSiloError, OperationError
-from fedsilo.protocol.freezing import is_frozen
+from fedsilo.protocol.factors import DriftSums, Pair, initial_factors, is_frozen
 from policies.schema import LoraSchema
 
 TILE_ELEMENTS = 1 << 17  # at most, of each upload: 512 KiB, which takes no longer than more at a time
@@ -408,8 +406,8 @@ def drift_note(silos: Sequence[str], master: AnyPayload, uploads: Sequence[AnyPa
         uploads: differences to it, in float32 or bfloat16; a factor that is frozen is in none of them.
 
     Returns:
-        silos, factors, products and aggregation_error as `fedsilo.protocol.drift.Drift` has them; modules, of_modules:
-        how many were read, of how many.
+        silos, factors, products and aggregation_error as `fedsilo.protocol.factors.Drift` has them; modules,
+        of_modules: how many were read, of how many.
     """
     base, readers = read_factors(master), [read_factors(upload) for upload in uploads]
     own, *others = (LazyTensors(reader) for reader in (base, *readers))

@@ -14,7 +14,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from fedsilo.files.durable import read_regular
-from fedsilo.grading.verifier_names import OwnPartsVerifier
+from fedsilo.grading.own_verifiers import OwnPartsVerifier
 from fedsilo.protocol import strict_yaml
 from fedsilo.protocol.errors import NotFoundError, UsageError
 from fedsilo.protocol.plan import Name, Sha256

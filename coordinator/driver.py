@@ -75,7 +75,7 @@ from fedsilo.protocol.kinds import OUTBOUND_KINDS
 from fedsilo.protocol.method import DeadlinePassed, SiloAbstained, SiloLeft
 from fedsilo.protocol.place import Place, Placed
 from fedsilo.protocol.plan import plan_from_canonical
-from fedsilo.protocol.round_tables import Verdict, is_over
+from fedsilo.protocol.rounds import Verdict, is_over
 from fedsilo.protocol.swap import rows_answered
 from policies.engine import HistoryBook
 from policies.message import Asked

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from certs.commands import VerifiedCommand
-from certs.describe import in_words
+from certs.encoding import in_words
 from certs.identity import Identity
 from certs.roles import Roles
 from coordinator.answers.queries import Files, Panel

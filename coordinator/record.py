@@ -21,7 +21,7 @@ from fedsilo import __version__
 from fedsilo.files.durable import disk_error, write_durably
 from fedsilo.protocol.codec import canonical_json
 from fedsilo.protocol.services import PROTOCOL_VERSION
-from fedsilo.protocol.transcript_checks import RECORD_PREFIX
+from fedsilo.protocol.transcript import RECORD_PREFIX
 from policies.schema import LoraSchema
 
 RECORD_VERSION = 1

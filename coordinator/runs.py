@@ -56,7 +56,7 @@ from fedsilo.protocol.method import (
 from fedsilo.protocol.methods import method_named
 from fedsilo.protocol.place import Place
 from fedsilo.protocol.plan import Plan
-from fedsilo.protocol.round_tables import CONFLICT, ROUND_OVER, Effect, Verdict, possible
+from fedsilo.protocol.rounds import CONFLICT, ROUND_OVER, Effect, Verdict, possible
 from fedsilo.protocol.swap import pool_digests
 from fedsilo.protocol.transcript import (
     RoundEnd,

@@ -16,8 +16,7 @@ from coordinator.config import load_config
 from fedsilo.files.durable import FOLDER_MODE, undone_on_failure, write_durably
 from fedsilo.files.identity_files import load_coordinator_key, read_public
 from fedsilo.files.model_facts import read_model_facts
-from fedsilo.files.model_folder import read_fingerprints
-from fedsilo.files.prompt_template import read_template
+from fedsilo.files.model_folder import read_fingerprints, read_template
 from fedsilo.files.site_policy import SiteInputs, make_site_policy, within_context
 from fedsilo.files.task_files import read_tasks
 from fedsilo.protocol.errors import ConflictError, OperationError

@@ -392,7 +392,7 @@ def its(**values: Any) -> dict[str, Any]:
 
 
 class Run(Base):
-    """state: one of `fedsilo.protocol.round_tables.RUN`."""
+    """state: one of `fedsilo.protocol.rounds.RUN`."""
 
     __tablename__ = "runs"
     name: Mapped[str] = mapped_column(_characters(64), primary_key=True)
@@ -410,7 +410,7 @@ class Run(Base):
 
 
 class Round(Base):
-    """state: one of `fedsilo.protocol.round_tables.ROUND`."""
+    """state: one of `fedsilo.protocol.rounds.ROUND`."""
 
     __tablename__ = "rounds"
     run: Mapped[str] = mapped_column(_characters(64), primary_key=True)

@@ -13,8 +13,8 @@ from functools import cached_property
 from typing import Any
 
 from fedsilo.protocol._generated import federation_pb2 as pb
-from fedsilo.protocol.averaging import initial_frozen_sha256
 from fedsilo.protocol.codec import DTYPE_ITEM_BYTES, encode, sha256_hex
+from fedsilo.protocol.factors import initial_frozen_sha256
 from fedsilo.protocol.kinds import KINDS as ROWS
 from fedsilo.protocol.kinds import MESSAGES
 from fedsilo.protocol.methods import METHODS

@@ -11,7 +11,7 @@ from typing import Any, get_args
 
 from fedsilo.protocol.codec import sha256_hex
 from fedsilo.protocol.errors import UsageError
-from fedsilo.protocol.freezing import FREEZE_OF_KIND, UPDATE_KIND
+from fedsilo.protocol.factors import FREEZE_OF_KIND, UPDATE_KIND
 from fedsilo.protocol.strict_yaml import Document, Path, load, validate
 from policies.custom_patterns import FILE_NAME, CustomFile, CustomPattern, PatternsFile, compiled
 from policies.fields import epoch_seconds

@@ -23,7 +23,7 @@ from pydantic import (
 from pydantic.json_schema import SkipJsonSchema
 
 from fedsilo.protocol.codec import canonical_json, sha256_hex
-from fedsilo.protocol.freezing import Freeze
+from fedsilo.protocol.factors import Freeze
 from fedsilo.protocol.isolation import ISOLATION_LEVELS, IsolationLevel
 from fedsilo.protocol.kinds import UPDATE_KINDS
 from fedsilo.protocol.strict_yaml import Path

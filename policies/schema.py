@@ -16,7 +16,7 @@ from functools import cached_property
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.codec import DTYPE_ITEM_BYTES, canonical_json, encode, sha256_hex
 from fedsilo.protocol.errors import UsageError
-from fedsilo.protocol.freezing import Freeze, freeze_named, is_frozen
+from fedsilo.protocol.factors import Freeze, freeze_named, is_frozen
 from fedsilo.protocol.kinds import KINDS
 
 _KEYS = frozenset({"base_model_sha256", "rank", "alpha", "dtype", "targets", "freeze", "tensors"})
@@ -27,7 +27,7 @@ class LoraSchema:
     """Attributes:
     dtype: of the values on the wire, float32 or bfloat16.
     targets: which matrices are adapted, as asked for ("all-linear").
-    freeze: which factors are neither trained nor sent (fedsilo/protocol/freezing.py).
+    freeze: which factors are neither trained nor sent (fedsilo/protocol/factors.py).
     tensors: (wire name, shape) of the whole adapter, sorted by name.
     """
 

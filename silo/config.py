@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from fedsilo.files.durable import read_regular
-from fedsilo.grading.verifier_names import AnyVerifier as Verifier
+from fedsilo.grading.own_verifiers import AnyVerifier as Verifier
 from fedsilo.protocol import strict_yaml
 from fedsilo.protocol.errors import NotFoundError, UsageError
 from fedsilo.protocol.plan import Name, Sha256

@@ -7,7 +7,7 @@ from fedsilo.demo import digit_tasks
 from fedsilo.demo import run as demo
 from fedsilo.demo.tiny_model import Recipe
 from fedsilo.files.site_policy import read_ruleset
-from fedsilo.protocol.freezing import freeze_named
+from fedsilo.protocol.factors import freeze_named
 from fedsilo.protocol.strict_yaml import load
 from policies.capacity import ROUND_SECONDS, capacities
 from policies.load import load_policy

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from fedsilo.protocol.round_tables import OVER, TABLES, Cell, Table, Verdict
+from fedsilo.protocol.rounds import OVER, TABLES, Cell, Table, Verdict
 from tools.reference import HEADING, ROOT, markdown_table
 
 PAGE = ROOT / "docs" / "explain" / "rounds.md"
@@ -28,7 +28,7 @@ _TITLES = {
 _INTRODUCTION = """\
 # Rounds
 
-What happens to a run is decided by tables, [`round_tables.py`](../../fedsilo/protocol/round_tables.py): four at the
+What happens to a run is decided by tables, [`rounds.py`](../../fedsilo/protocol/rounds.py): four at the
 coordinator, one at each silo. At the coordinator an event asks those that have a row for it, from the run down to the
 silo's place; the first that refuses decides, and the sender is told its code. What is accepted is written down, in the
 same transaction as all that it changes, before anybody is told; a coordinator that starts again folds what is written

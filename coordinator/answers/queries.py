@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, TypeAlias
 from sqlalchemy import ColumnElement, func, literal, select, tuple_
 from sqlalchemy.orm import Session
 
-from certs.describe import describe_certificate
+from certs.encoding import describe_certificate
 from certs.roles import Roles
 from coordinator import store as db
 from coordinator.config import CoordinatorConfig

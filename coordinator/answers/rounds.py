@@ -39,7 +39,7 @@ from fedsilo.control.server import QueryArguments
 from fedsilo.protocol.errors import NotFoundError, WireCode
 from fedsilo.protocol.intervals import interval_of
 from fedsilo.protocol.plan import Plan, digests_of, parameters_of, plan_from_canonical
-from fedsilo.protocol.round_tables import is_over
+from fedsilo.protocol.rounds import is_over
 
 ROUNDS_LISTED = 200  # the newest
 STRAGGLER_RATIO = 2.0  # of the median of the others in the same phase

@@ -30,7 +30,7 @@ from fedsilo.audit.reader import typed_records
 from fedsilo.audit.record import Record
 from fedsilo.protocol.clocks import TOLD_SECONDS, apart
 from fedsilo.protocol.errors import FedSiloError
-from fedsilo.protocol.transcript_checks import coordinator_domain
+from fedsilo.protocol.transcript import coordinator_domain
 
 PROBLEMS_MAX = 20  # told of one log by itself
 DIFFERENCES_MAX = 5  # told of one direction between two logs

@@ -35,7 +35,7 @@ from fedsilo.audit.reader import read_note, typed_records
 from fedsilo.audit.statistics import OTHERS, VERDICTS, LogStatistics, moment, text_of
 from fedsilo.audit.transcripts import check_rounds, findings_of
 from fedsilo.cli.audit import verification_warnings
-from fedsilo.files.csv_cells import csv_text
+from fedsilo.cli.output import csv_text
 from fedsilo.files.site_policy import read_pinned_schema
 from fedsilo.protocol.errors import FedSiloError, NotFoundError, UsageError
 from fedsilo.protocol.kinds import KINDS, TENSOR_KINDS

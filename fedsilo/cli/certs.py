@@ -395,7 +395,7 @@ def show(
     file: Annotated[Path, typer.Argument(help="A certificate: a root or a leaf.")], json_output: JsonOption = False
 ) -> None:
     """What stands in a certificate. It says nothing about whether to trust it; `certs check` does."""
-    from certs.describe import describe_certificate
+    from certs.encoding import describe_certificate
     from fedsilo.files.identity_files import read_public
 
     with named_as_input(file):

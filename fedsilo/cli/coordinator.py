@@ -266,7 +266,7 @@ def init(
     from fedsilo.cli.options import read_document
     from fedsilo.demo.provision import people_of, write_coordinator_key, write_roles
     from fedsilo.files.durable import undone_on_failure
-    from fedsilo.files.prompt_template import choice_of
+    from fedsilo.files.model_folder import choice_of
     from fedsilo.files.run_request import EXAMPLE, size_of_run
     from policies.render import PlanSize
 

@@ -165,7 +165,7 @@ def values_of(data: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def csv_text(data: Mapping[str, Any]) -> str:
     """One line a value, with a header line."""
-    from fedsilo.files.csv_cells import csv_text as text_of
+    from fedsilo.cli.output import csv_text as text_of
 
     return text_of(CSV_COLUMNS, [[row.get(name) for name in CSV_COLUMNS] for row in values_of(data)])
 

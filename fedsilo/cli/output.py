@@ -21,12 +21,14 @@ from __future__ import annotations
 
 import codecs
 import contextlib
+import csv
 import functools
 import inspect
 import io
 import json
 import os
 import sys
+import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -721,3 +723,37 @@ def _print_error(error: FedSiloError) -> None:
     write_err(f"error: {harmless(error.message, lines=True)} [{error.code}]\n")
     if error.hint:
         write_err(f"hint: {harmless(error.hint, lines=True)}\n")
+
+
+# ---- CSV ----
+
+
+FORMULA_SIGNS = ("=", "+", "-", "@")
+_NEXT_CELL = ("\t", "\r", "\n")  # what follows may be taken for the beginning of another cell
+
+
+def csv_text(header: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
+    """RFC 4180 with one header line and line feeds alone; every cell as `csv_cell` makes it."""
+    lines = io.StringIO()
+    writer = csv.writer(lines, lineterminator="\n")
+    writer.writerows([csv_cell(value) for value in row] for row in (header, *rows))
+    return lines.getvalue()
+
+
+def csv_cell(value: Any) -> str:
+    """Text of one cell: numbers as they are, None empty, what is no text as JSON.
+
+    A text that a spreadsheet would compute begins with an apostrophe, whatever blanks stand before the sign and also if
+    it is the sign's full-width or small form; characters that a terminal obeys are written as `harmless` writes them.
+    """
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return str(value)
+    text = value if isinstance(value, str) else json.dumps(value, default=str)
+    first = unicodedata.normalize("NFKC", text.lstrip()[:1])
+    computed = first in FORMULA_SIGNS or text.startswith(_NEXT_CELL)
+    shown = harmless(text)
+    return f"'{shown}" if computed else shown

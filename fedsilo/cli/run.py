@@ -358,7 +358,7 @@ def verify(
     from fedsilo.files.durable import read_regular
     from fedsilo.files.identity_files import load_coordinator_key
     from fedsilo.protocol.errors import VerificationError
-    from fedsilo.protocol.transcript_checks import check_record, signer_of, verify_record
+    from fedsilo.protocol.transcript import check_record, signer_of, verify_record
 
     with named_as_input(key):
         public_key = load_coordinator_key(key)

@@ -595,7 +595,7 @@ def init(
     from fedsilo.demo.provision import people_of, take_from_bundle, write_roles
     from fedsilo.demo.sites import SiloFiles, write_silo_files
     from fedsilo.files.durable import undone_on_failure
-    from fedsilo.files.prompt_template import choice_of
+    from fedsilo.files.model_folder import choice_of
     from fedsilo.files.site_policy import SiteInputs, read_bundle
 
     taken = [out / "id" / each for each in ("federation_ca.crt", "coordinator.pub", "roles.yaml")]

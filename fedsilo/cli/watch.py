@@ -21,7 +21,7 @@ import typer
 from fedsilo.cli.daemons import ConfigOption, ContextOption, SocketOption, chosen_daemon
 from fedsilo.cli.output import SCHEMA, JsonOption, OutputLostError, emit, facts_text, guarded, quiet, write_out
 from fedsilo.protocol.errors import FedSiloError, UnreachableError, UsageError
-from fedsilo.protocol.round_tables import silo_is_dead, silo_is_here
+from fedsilo.protocol.rounds import silo_is_dead, silo_is_here
 from fedsilo.protocol.text import harmless
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from certs.describe import describe_certificate
+from certs.encoding import describe_certificate
 from certs.names import parse_spiffe_id
 from fedsilo.control.answers import CertificateRow, SettingRow, filled
 from fedsilo.files.durable import read_regular

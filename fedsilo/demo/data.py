@@ -27,7 +27,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from fedsilo.demo import digit_tasks
 from fedsilo.files.durable import read_regular
 from fedsilo.files.task_files import read_tasks
-from fedsilo.grading.verifier_names import OwnPartsVerifier
+from fedsilo.grading.own_verifiers import OwnPartsVerifier
 from fedsilo.protocol.errors import ConflictError, NotFoundError, OperationError, UsageError
 from fedsilo.protocol.randomness import generator, seed_of
 from fedsilo.protocol.strict_yaml import load, validate

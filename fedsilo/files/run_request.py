@@ -17,8 +17,8 @@ from pydantic import BaseModel, ValidationError
 
 from fedsilo.protocol import strict_yaml
 from fedsilo.protocol._generated import federation_pb2 as pb
-from fedsilo.protocol.averaging import initial_frozen_sha256
 from fedsilo.protocol.errors import UsageError
+from fedsilo.protocol.factors import initial_frozen_sha256
 from fedsilo.protocol.methods import method_named, require_exchange
 from fedsilo.protocol.place import Place
 from fedsilo.protocol.plan import Plan

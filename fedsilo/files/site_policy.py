@@ -12,13 +12,12 @@ from typing import Any
 
 from fedsilo.files.durable import read_regular
 from fedsilo.files.model_facts import read_model_facts
-from fedsilo.files.model_folder import context_tokens, hidden_shape_of, lora_schema_of, read_fingerprints
-from fedsilo.files.prompt_template import read_template
+from fedsilo.files.model_folder import context_tokens, hidden_shape_of, lora_schema_of, read_fingerprints, read_template
 from fedsilo.files.task_files import read_tasks
 from fedsilo.protocol import strict_yaml
 from fedsilo.protocol.codec import sha256_hex
 from fedsilo.protocol.errors import UsageError
-from fedsilo.protocol.freezing import Freeze, freeze_named
+from fedsilo.protocol.factors import Freeze, freeze_named
 from policies.capacity import record_warnings, text_warnings
 from policies.compare import effective
 from policies.load import Beside, load_policy

@@ -41,8 +41,8 @@ from typing import Protocol
 from fedsilo.grading import code
 from fedsilo.grading.verdict import BAD_REFERENCE, CORRECT, ERROR, NO_ANSWER, TIMEOUT, WRONG, Verdict
 from fedsilo.protocol.errors import UsageError
-from fedsilo.sandbox import kernel, landlock
-from fedsilo.sandbox.seccomp import program_filter
+from fedsilo.sandbox import filters, kernel
+from fedsilo.sandbox.filters import program_filter
 
 LEVELS = ("namespaces", "landlock")
 DEADLINE_SECONDS = 4.0
@@ -111,10 +111,10 @@ class CodeSandbox:
         except ValueError as error:
             raise UsageError(f"no sandbox for programs here: {error}", code="NO_SANDBOX") from error
         version = kernel.landlock_version()
-        self._ruleset = landlock.ruleset(version).hex()
+        self._ruleset = filters.ruleset(version).hex()
         self._roles = (_HERE / "code_roles.py").read_text(encoding="utf-8")
         self._readable = readable_paths()
-        self._rules = landlock.rules(version, (landlock.READ, map(Path, self._readable)))
+        self._rules = filters.rules(version, (filters.READ, map(Path, self._readable)))
         refused = []
         for level in levels:
             self.level = level

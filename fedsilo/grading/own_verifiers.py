@@ -9,6 +9,8 @@ is looked up without being loaded; loaded and run it is in the killable grading 
 limits on time and memory. What this does not stop: such a verifier is code of the site and may read and send what the
 grading process may; in a silo the trainer's sandbox is around it, elsewhere nothing is. One that runs programs of a
 model must build a sandbox of its own.
+
+`VerifierName` is the type of a field that names a verifier in a configuration file.
 """
 
 from __future__ import annotations
@@ -18,16 +20,19 @@ import importlib.util
 import json
 import resource
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator
 
 from fedsilo import grading
-from fedsilo.grading import VERIFIERS, mixture
+from fedsilo.grading import VERIFIERS, mixture, require_verifier
 from fedsilo.grading.verdict import BAD_REFERENCE, ERROR, Verdict, judged
 from fedsilo.protocol.errors import UsageError
+from fedsilo.protocol.strict_yaml import WrongValueError
 
 GROUP = "fedsilo.verifiers"
 SOURCE_FILES_MAX = 10_000  # of one package; beyond, the entry point names something else than a verifier
@@ -226,3 +231,35 @@ def _files(places: Iterable[Path]) -> Iterator[tuple[str, Path]]:
 
 def _origin(entry: metadata.EntryPoint) -> str:
     return f"{entry.dist.name} {entry.dist.version}" if entry.dist is not None else entry.value
+
+
+def name_in_file(value: Any, look_up: Callable[[str], object]) -> str:
+    """The name that a file's value stands for.
+
+    Args:
+        value: a text, or a mapping {name: weight} whose order is kept.
+        look_up: raises UsageError for a name that there is not.
+
+    Raises:
+        WrongValueError: it is none.
+    """
+    try:
+        if isinstance(value, Mapping):
+            weights = dict(value)
+            if not weights or not all(isinstance(each, str) for each in weights):
+                raise UsageError("a mixture is a mapping of names to weights", hint="as in: {math: 0.9, format: 0.1}")
+            if any(isinstance(each, bool) or not isinstance(each, int | float) for each in weights.values()):
+                raise UsageError("the weights of a mixture must be numbers", hint="as in: {math: 0.9, format: 0.1}")
+            value = mixture.name_of(weights)
+        if not isinstance(value, str):
+            raise UsageError("must be a name or a mapping of names to weights", hint="as in: math")
+        look_up(value)
+    except UsageError as error:
+        raise WrongValueError(error.message, error.hint) from error
+    return value
+
+
+# Also what packages bring (own_verifiers.py): at a silo.
+AnyVerifier = Annotated[str, BeforeValidator(lambda value: name_in_file(value, find_verifier))]
+# FedSilo's own parts only: where no code of a site may be loaded.
+OwnPartsVerifier = Annotated[str, BeforeValidator(lambda value: name_in_file(value, require_verifier))]

@@ -16,9 +16,15 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from google.protobuf.message import Message
 
-from fedsilo.protocol.averaging import mean_delta, median_delta, trimmed_mean_delta, update_weights, weighted_delta
 from fedsilo.protocol.codec import Array
-from fedsilo.protocol.freezing import UPDATE_KIND
+from fedsilo.protocol.factors import (
+    UPDATE_KIND,
+    mean_delta,
+    median_delta,
+    trimmed_mean_delta,
+    update_weights,
+    weighted_delta,
+)
 from fedsilo.protocol.plan import Plan
 from fedsilo.protocol.tasks import TrainerTask
 

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from fedsilo.protocol.codec import canonical_json, sha256_hex
 from fedsilo.protocol.errors import PeerError, WireCode
-from fedsilo.protocol.freezing import UPDATE_KIND, Freeze
+from fedsilo.protocol.factors import UPDATE_KIND, Freeze
 from fedsilo.protocol.transcript import needed
 
 PLAN_CHARACTERS_MAX = 65536

@@ -164,7 +164,7 @@ def drop_capabilities() -> None:
 
 
 def filter_system_calls(program: bytes) -> None:
-    """Put a filter of `fedsilo.sandbox.seccomp` around this process and its children, for good."""
+    """Put a filter of `fedsilo.sandbox.filters` around this process and its children, for good."""
     buffer = ctypes.create_string_buffer(program, len(program))
     head = ctypes.create_string_buffer(struct.pack("@HP", len(program) // 8, ctypes.addressof(buffer)))
     _prctl("seccomp", _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.addressof(head))
@@ -177,7 +177,7 @@ def landlock_version() -> int:
 
 
 def restrict_files(ruleset: bytes, rules: Iterable[tuple[str, int]]) -> None:
-    """Put a ruleset of `fedsilo.sandbox.landlock` around this process and its children, for good."""
+    """Put a ruleset of `fedsilo.sandbox.filters` around this process and its children, for good."""
     forbid_new_privileges()
     made = _syscall("landlock_create_ruleset", _LANDLOCK_CREATE, ruleset, len(ruleset), 0)
     for path, access in rules:

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from typing import Any, Literal, TypeAlias
 
 from fedsilo.control import answers
-from fedsilo.protocol.round_tables import is_over, silo_is_dead, silo_is_here
+from fedsilo.protocol.rounds import is_over, silo_is_dead, silo_is_here
 from fedsilo.views.lines import bytes_text
 
 STALE_SECONDS = 3.0  # six missed readings

@@ -17,10 +17,9 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from fedsilo.protocol._generated import federation_pb2 as pb
-from fedsilo.protocol.averaging import initial_factors
 from fedsilo.protocol.codec import DTYPE_ITEM_BYTES, Array, from_bfloat16_bits, to_bfloat16_bits
 from fedsilo.protocol.errors import UsageError
-from fedsilo.protocol.freezing import FREEZE_OF_KIND, FrozenDigest, is_frozen
+from fedsilo.protocol.factors import FREEZE_OF_KIND, FrozenDigest, initial_factors, is_frozen
 from fedsilo.protocol.kinds import UPDATE_KINDS
 from fedsilo.protocol.strict_yaml import Path
 from policies import lattice

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fedsilo.protocol._generated import federation_pb2 as pb
-from fedsilo.protocol.averaging import initial_frozen_sha256
+from fedsilo.protocol.factors import initial_frozen_sha256
 from fedsilo.protocol.kinds import KINDS as ROWS
 from fedsilo.protocol.kinds import UPDATE_KINDS
 from fedsilo.protocol.methods import METHODS

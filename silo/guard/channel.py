@@ -27,7 +27,7 @@ from typing import Any, Protocol
 import grpc
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from certs.describe import in_words, issued_by, met_in_words, spiffe_names
+from certs.encoding import in_words, issued_by, met_in_words, spiffe_names
 from certs.identity import peer_identity
 from fedsilo.files.transfer_file import Header, TransferWriter
 from fedsilo.protocol import codec, services

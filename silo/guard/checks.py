@@ -28,7 +28,7 @@ from certs.identity import peer_identity
 from fedsilo.files.durable import holder_of, require_space
 from fedsilo.files.identity_files import load_site
 from fedsilo.files.model_facts import ModelFacts, read_model_facts
-from fedsilo.files.prompt_template import read_template
+from fedsilo.files.model_folder import read_template
 from fedsilo.files.task_files import TaskFile, listed, read_tasks, read_usable
 from fedsilo.grading.data_findings import HELD_OUT, PRIVATE, find
 from fedsilo.grading.own_verifiers import find_verifier

@@ -52,8 +52,7 @@ from fedsilo.protocol.method import (
 from fedsilo.protocol.methods import TASKS, method_named
 from fedsilo.protocol.place import Place
 from fedsilo.protocol.plan import Plan, plan_from_canonical
-from fedsilo.protocol.round_tables import Effect, Verdict
-from fedsilo.protocol.rounds import EVALUATION, AtSilo, SiloRound, message_at_silo, silo_step
+from fedsilo.protocol.rounds import EVALUATION, AtSilo, Effect, SiloRound, Verdict, message_at_silo, silo_step
 from fedsilo.protocol.tasks import FIRST, LoadAdapter, TrainerTask
 from fedsilo.protocol.transcript import transcript_from_canonical
 from policies.schema import LoraSchema

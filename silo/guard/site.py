@@ -33,8 +33,7 @@ from fedsilo.audit.reader import read_lines
 from fedsilo.audit.record import parse_record
 from fedsilo.files.durable import make_private_directory, read_private, require_authority, write_private
 from fedsilo.files.identity_files import load_coordinator_key, load_identity, load_site
-from fedsilo.files.model_folder import Fingerprints, lora_schema_of, read_fingerprints
-from fedsilo.files.prompt_template import read_template
+from fedsilo.files.model_folder import Fingerprints, lora_schema_of, read_fingerprints, read_template
 from fedsilo.files.site_policy import read_effective, read_pinned_schema, read_policy
 from fedsilo.files.task_files import FieldNames, TaskFile, read_tasks
 from fedsilo.grading.own_verifiers import find_verifier, own_verifiers_sha256

@@ -16,7 +16,7 @@ from google.protobuf.message import Message
 from fedsilo.protocol import codec
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.errors import OperationError
-from fedsilo.protocol.freezing import is_frozen
+from fedsilo.protocol.factors import is_frozen
 from fedsilo.protocol.method import (
     Commit,
     Committed,

@@ -24,9 +24,9 @@ from typing import Any
 import fedsilo
 from fedsilo.files.durable import lock_exclusively, make_private_directory, write_durably
 from fedsilo.files.task_files import read_tasks
-from fedsilo.protocol.averaging import initial_factors
 from fedsilo.protocol.codec import SMALL_PAYLOAD_BYTES_MAX, Buffer, canonical_json, encode_factors, sha256_hex
 from fedsilo.protocol.errors import ConflictError, NotFoundError, OperationError, UsageError
+from fedsilo.protocol.factors import initial_factors
 from fedsilo.protocol.methods import method_named
 from fedsilo.protocol.plan import Plan, plan_from_canonical
 from fedsilo.protocol.tasks import TrainerTask

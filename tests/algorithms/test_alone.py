@@ -10,9 +10,9 @@ import pytest
 from coordinator.aggregate import aggregate, initial_adapter
 from coordinator.blobs import Blobs, BytesPayload
 from fedsilo.protocol._generated import federation_pb2 as pb
-from fedsilo.protocol.averaging import mean_delta
 from fedsilo.protocol.codec import sha256_hex
 from fedsilo.protocol.errors import OperationError
+from fedsilo.protocol.factors import mean_delta
 from fedsilo.protocol.methods import method_named
 from fedsilo.protocol.plan import Plan
 from fedsilo.protocol.swap import public_batch

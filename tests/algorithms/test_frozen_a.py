@@ -15,9 +15,9 @@ import torch
 from coordinator.aggregate import aggregate, read_factors, write_peft_folder
 from coordinator.blobs import Blobs, BytesPayload
 from fedsilo.protocol._generated import federation_pb2 as pb
-from fedsilo.protocol.averaging import mean_delta
 from fedsilo.protocol.codec import decode_factors, encode_factors, sha256_hex
 from fedsilo.protocol.errors import UsageError
+from fedsilo.protocol.factors import mean_delta
 from fedsilo.protocol.methods import method_named
 from fedsilo.protocol.plan import Plan
 from fedsilo.protocol.tasks import ExportDelta, GeneratePublic, LoadAdapter, PrivateStep, PublicStep, TrainerTask

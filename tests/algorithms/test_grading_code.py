@@ -18,7 +18,7 @@ from fedsilo.grading.code_roles import decode
 from fedsilo.grading.code_sandbox import LEVELS, CodeSandbox
 from fedsilo.grading.worker import GradingProcess
 from fedsilo.protocol.errors import UsageError
-from fedsilo.sandbox.seccomp import program_filter
+from fedsilo.sandbox.filters import program_filter
 from tests.algorithms.hostile_programs import CHEATS, FORGED, GOOD, HARMFUL, REFUSED, TEST
 from tests.algorithms.sets_folder import set_file
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from fedsilo.protocol import method as m
 from fedsilo.protocol._generated import federation_pb2 as pb
-from fedsilo.protocol.averaging import mean_delta
 from fedsilo.protocol.errors import UsageError
+from fedsilo.protocol.factors import mean_delta
 from fedsilo.protocol.methods import METHODS, method_named
 from fedsilo.protocol.swap import public_batch
 from fedsilo.protocol.tasks import GeneratePublic, LoadAdapter, PrivateStep, PublicStep

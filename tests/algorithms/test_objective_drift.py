@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedsilo.protocol.drift import Drift, DriftSums, Pair
+from fedsilo.protocol.factors import Drift, DriftSums, Pair
 
 SHAPES = ((3, 7, 5), (3, 4, 9))  # rank, inputs, outputs
 

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fedsilo.files.model_folder import read_fingerprints
-from fedsilo.files.prompt_template import read_template
+from fedsilo.files.model_folder import read_fingerprints, read_template
 from fedsilo.protocol.errors import NotFoundError, UsageError
 from silo.trainer.data import TextCodec, load_codec
 from tests.algorithms.tiny import make_model, make_tokenizer

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from fedsilo.protocol._generated import federation_pb2 as pb
-from fedsilo.protocol.averaging import mean_delta
 from fedsilo.protocol.codec import decode, decode_factors, encode_factors
 from fedsilo.protocol.errors import FedSiloError, OperationError, PeerError, UsageError
+from fedsilo.protocol.factors import mean_delta
 from fedsilo.protocol.methods import METHODS
 from fedsilo.protocol.plan import Plan
 from fedsilo.protocol.tasks import (

@@ -16,8 +16,7 @@ import pytest
 from pydantic import BaseModel, ConfigDict
 
 from fedsilo.files.site_policy import read_effective
-from fedsilo.grading.own_verifiers import own_verifiers_sha256
-from fedsilo.grading.verifier_names import AnyVerifier, OwnPartsVerifier
+from fedsilo.grading.own_verifiers import AnyVerifier, OwnPartsVerifier, own_verifiers_sha256
 from fedsilo.grading.worker import full_check, our_parts_check
 from fedsilo.protocol.errors import UsageError
 from fedsilo.protocol.randomness import generator

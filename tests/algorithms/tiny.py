@@ -15,7 +15,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from fedsilo.protocol.codec import encode_factors, sha256_hex
-from fedsilo.protocol.freezing import Freeze
+from fedsilo.protocol.factors import Freeze
 from fedsilo.protocol.plan import Plan
 from fedsilo.protocol.tasks import TrainerTask
 from silo.measuring import MeasureHoldout

@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from fedsilo.protocol import round_tables
-from fedsilo.protocol.round_tables import TABLES
+from fedsilo.protocol import rounds
+from fedsilo.protocol.rounds import TABLES
 from tools.rounds_page import PAGE, rounds_page
 
 
@@ -24,6 +24,6 @@ def test_each_move_of_each_table_is_drawn_once() -> None:
 
 
 def test_a_table_that_is_changed_makes_the_page_stale(monkeypatch: pytest.MonkeyPatch) -> None:
-    changed = {**round_tables.RUN, "running": {**round_tables.RUN["running"], "pause": round_tables.BAD}}
+    changed = {**rounds.RUN, "running": {**rounds.RUN["running"], "pause": rounds.BAD}}
     monkeypatch.setattr("tools.rounds_page.TABLES", {**TABLES, "run": changed})
     assert rounds_page() != PAGE.read_text(encoding="utf-8")

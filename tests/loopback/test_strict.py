@@ -11,7 +11,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from fedsilo.files.site_policy import read_policy, read_schema
-from fedsilo.protocol.averaging import initial_factors, initial_frozen_sha256
+from fedsilo.protocol.factors import initial_factors, initial_frozen_sha256
 from policies.schema import LoraSchema
 from tests.loopback.federation import RUN, Federation, command, counted, federation, records
 

@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 from fedsilo.protocol._generated import federation_pb2 as pb
-from fedsilo.protocol.averaging import initial_factors, initial_frozen_sha256
 from fedsilo.protocol.codec import decode_factors, encode_factors
 from fedsilo.protocol.errors import UsageError
-from fedsilo.protocol.freezing import frozen_sha256
+from fedsilo.protocol.factors import frozen_sha256, initial_factors, initial_frozen_sha256
 from fedsilo.protocol.methods import METHODS
 from fedsilo.protocol.place import Place
 from fedsilo.protocol.plan import Lora, Plan

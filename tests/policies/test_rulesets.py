@@ -13,9 +13,8 @@ import pytest
 from typer.testing import CliRunner
 
 from fedsilo.cli import policy as cli_policy
-from fedsilo.protocol.averaging import initial_frozen_sha256
 from fedsilo.protocol.errors import UsageError
-from fedsilo.protocol.freezing import FREEZE_OF_KIND
+from fedsilo.protocol.factors import FREEZE_OF_KIND, initial_frozen_sha256
 from fedsilo.protocol.methods import METHODS
 from fedsilo.protocol.plan import Lora
 from policies.compare import compare

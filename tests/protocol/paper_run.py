@@ -16,7 +16,7 @@ from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.kinds import UPDATE_KINDS
 from fedsilo.protocol.methods import METHODS
 from fedsilo.protocol.plan import Plan
-from fedsilo.protocol.round_tables import ROUND_OVER, Effect, Verdict
+from fedsilo.protocol.rounds import ROUND_OVER, Effect, Verdict
 from fedsilo.protocol.swap import public_batch
 
 BASE = "digest-0"

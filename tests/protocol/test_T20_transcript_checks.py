@@ -8,8 +8,17 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from fedsilo.protocol.transcript import RoundEnd, Transcript, sign_end, sign_transcript, silo_id
-from fedsilo.protocol.transcript_checks import Keys, KnownKey, RoundCheck, check_record
+from fedsilo.protocol.transcript import (
+    Keys,
+    KnownKey,
+    RoundCheck,
+    RoundEnd,
+    Transcript,
+    check_record,
+    sign_end,
+    sign_transcript,
+    silo_id,
+)
 
 COORDINATOR = "spiffe://cardio-net/coordinator/main"
 SILOS = ("hospital_a", "hospital_b", "hospital_c", "hospital_d")

@@ -7,7 +7,7 @@ import io
 import re
 from pathlib import Path
 
-from fedsilo.files.csv_cells import csv_text
+from fedsilo.cli.output import csv_text
 
 ROOT = Path(__file__).parents[2]
 
@@ -28,4 +28,4 @@ def test_T37_there_is_no_second_writer() -> None:
         for path in (ROOT / package).rglob("*.py")
         if re.search(r"^\s*(import csv|from csv import)\b", path.read_text(), re.MULTILINE)
     }
-    assert found == {"fedsilo/files/csv_cells.py"}
+    assert found == {"fedsilo/cli/output.py"}

@@ -13,19 +13,7 @@ from fedsilo.protocol import method as m
 from fedsilo.protocol import rounds
 from fedsilo.protocol.errors import ConflictError, WireCode
 from fedsilo.protocol.plan import Plan
-from fedsilo.protocol.round_tables import (
-    CONFLICT,
-    OVER,
-    PLACE,
-    ROUND,
-    RUN,
-    SILO,
-    TABLES,
-    Table,
-    Verdict,
-    advance,
-    gather,
-)
+from fedsilo.protocol.rounds import CONFLICT, OVER, PLACE, ROUND, RUN, SILO, TABLES, Table, Verdict, advance, gather
 from tests.protocol.paper_run import PaperRun
 from tests.simulated.paper_federation import plan_of
 

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from fedsilo.protocol import method as m
 from fedsilo.protocol import rounds
 from fedsilo.protocol._generated import federation_pb2 as pb
-from fedsilo.protocol.round_tables import AT_SILO, ROUND_OVER, Effect, Verdict
-from fedsilo.protocol.rounds import AtSilo, SiloRound, message_at_silo, silo_step
+from fedsilo.protocol.rounds import AT_SILO, ROUND_OVER, AtSilo, Effect, SiloRound, Verdict, message_at_silo, silo_step
 from tests.protocol.paper_run import PaperRun
 from tests.protocol.test_rounds import UPDATE, WORKS, plan_with
 

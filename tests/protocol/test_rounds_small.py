@@ -11,7 +11,7 @@ import pytest
 from fedsilo.protocol import method as m
 from fedsilo.protocol import rounds
 from fedsilo.protocol.plan import Plan
-from fedsilo.protocol.round_tables import PLACE, ROUND, RUN, SILO
+from fedsilo.protocol.rounds import PLACE, ROUND, RUN, SILO
 from tests.protocol.paper_run import PaperRun
 from tests.simulated.paper_federation import plan_of
 

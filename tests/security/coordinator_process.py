@@ -25,7 +25,7 @@ from coordinator.native_log import ENVIRONMENT
 
 os.environ.update(ENVIRONMENT)  # gRPC reads it when it loads
 
-from certs.describe import in_words
+from certs.encoding import in_words
 from certs.identity import Identity
 from coordinator.config import Limits, load_config
 from coordinator.main import Coordinator, check

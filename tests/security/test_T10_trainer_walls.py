@@ -26,8 +26,8 @@ import pytest
 
 from fedsilo.protocol.errors import UsageError
 from fedsilo.protocol.isolation import isolates_at_least
-from fedsilo.sandbox import landlock
-from fedsilo.sandbox.seccomp import trainer_filter
+from fedsilo.sandbox import filters
+from fedsilo.sandbox.filters import trainer_filter
 from silo.guard.trainer_process import probing, sandbox
 from silo.link import LinkMessage, Listener, dial
 from tests.security.sandbox_harness import PROBES_FILE, Site, probe, probing_program, reachable_site, run_inside
@@ -335,9 +335,9 @@ def test_filter_of_an_unknown_machine_is_refused() -> None:
 
 def test_file_rules_follow_the_version(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    assert [len(landlock.ruleset(version)) for version in (1, 3, 4, 5, 6, 7)] == [8, 8, 16, 16, 24, 24]
-    allowed = (landlock.READ_AND_EXECUTE, [tmp_path]), (landlock.every_access(7), [tmp_path / "file"])
-    rules = dict(landlock.rules(7, *allowed))
+    assert [len(filters.ruleset(version)) for version in (1, 3, 4, 5, 6, 7)] == [8, 8, 16, 16, 24, 24]
+    allowed = (filters.READ_AND_EXECUTE, [tmp_path]), (filters.every_access(7), [tmp_path / "file"])
+    rules = dict(filters.rules(7, *allowed))
     # read, list and execute a folder; and for a file nothing that only fits folders (make, remove: bits 4 to 12)
     assert rules[str(tmp_path)] == 1 | 4 | 8
     assert rules[str(tmp_path / "file")] & 0b1111111111000 == 0

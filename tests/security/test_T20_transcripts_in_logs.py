@@ -35,14 +35,17 @@ from fedsilo.cli import run as cli_run
 from fedsilo.cli.audit_report import audit_report, page
 from fedsilo.protocol import codec
 from fedsilo.protocol.transcript import (
+    KnownKey,
+    RoundCheck,
     RoundEnd,
     Transcript,
+    check_evidence,
+    check_record,
     sign_end,
     sign_transcript,
     silo_id,
     transcript_from_canonical,
 )
-from fedsilo.protocol.transcript_checks import KnownKey, RoundCheck, check_evidence, check_record
 from tests.policies import setting
 from tests.world import COORDINATOR_KEY, OUR_KEY, PEER_KEYS, World
 

@@ -35,8 +35,7 @@ from cryptography.x509.oid import NameOID
 
 from certs.authority import CertificateAuthority, create_ca, load_ca
 from certs.commands import sign_command
-from certs.describe import in_words
-from certs.encoding import load_signing_key, private_key_pem, public_key_pem
+from certs.encoding import in_words, load_signing_key, private_key_pem, public_key_pem
 from certs.identity import peer_identity
 from fedsilo.control.client import ControlClient, Operator, sign_as
 from fedsilo.demo.provision import init_ca, provision_site

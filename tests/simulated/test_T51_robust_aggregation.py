@@ -15,8 +15,8 @@ from safetensors.numpy import load_file
 
 from fedsilo.files.run_request import check_form, read_request
 from fedsilo.protocol import codec
-from fedsilo.protocol.averaging import mean_delta, median_delta, trimmed_mean_delta
 from fedsilo.protocol.errors import FedSiloError, PeerError, UsageError
+from fedsilo.protocol.factors import mean_delta, median_delta, trimmed_mean_delta
 from fedsilo.protocol.methods import METHODS, require_exchange
 from fedsilo.protocol.plan import parameters_of, plan_from_canonical
 from tests.policies import setting

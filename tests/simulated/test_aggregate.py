@@ -28,8 +28,8 @@ from coordinator.aggregate import (
 from coordinator.blobs import Blobs, BytesPayload, Spool
 from fedsilo.files.durable import DiskFullError
 from fedsilo.protocol import codec
-from fedsilo.protocol.averaging import initial_factors, mean_delta
 from fedsilo.protocol.errors import OperationError
+from fedsilo.protocol.factors import initial_factors, mean_delta
 from fedsilo.protocol.methods import METHODS
 from tests.policies.setting import SCHEMA
 

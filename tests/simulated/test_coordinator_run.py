@@ -23,7 +23,7 @@ from fedsilo.protocol import codec
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.errors import ConflictError, OperationError, UsageError
 from fedsilo.protocol.place import Place
-from fedsilo.protocol.transcript_checks import verify_record
+from fedsilo.protocol.transcript import verify_record
 from tests.policies.setting import SCHEMA
 from tests.simulated.coordinator_parts import (
     RUN_YAML,

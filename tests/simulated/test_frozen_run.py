@@ -17,9 +17,8 @@ from coordinator.blobs import Blobs, BytesPayload
 from fedsilo.protocol import codec
 from fedsilo.protocol import method as events
 from fedsilo.protocol._generated import federation_pb2 as pb
-from fedsilo.protocol.averaging import initial_factors, initial_frozen_sha256, mean_delta
 from fedsilo.protocol.errors import UsageError
-from fedsilo.protocol.freezing import frozen_sha256
+from fedsilo.protocol.factors import frozen_sha256, initial_factors, initial_frozen_sha256, mean_delta
 from fedsilo.protocol.methods import METHODS
 from silo.guard.adapters import AdapterStore
 from silo.guard.decisions import RunView

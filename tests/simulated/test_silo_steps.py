@@ -16,8 +16,8 @@ from safetensors.numpy import load_file
 
 from fedsilo.files.run_request import check_form, read_request
 from fedsilo.protocol import codec
-from fedsilo.protocol.averaging import mean_delta, update_weights, weighted_delta
 from fedsilo.protocol.errors import FedSiloError, UsageError
+from fedsilo.protocol.factors import mean_delta, update_weights, weighted_delta
 from fedsilo.protocol.methods import METHODS, require_exchange
 from fedsilo.protocol.tasks import PrivateStep
 from silo.guard.answers.curves import FILE, LINE_BYTES_MAX, NAMES_MAX

@@ -45,9 +45,9 @@ from typing import IO, Any
 
 from fedsilo.protocol.errors import OperationError, UsageError
 from fedsilo.protocol.isolation import ISOLATION_LEVELS
-from fedsilo.sandbox import landlock
+from fedsilo.sandbox import filters
+from fedsilo.sandbox.filters import trainer_filter
 from fedsilo.sandbox.kernel import landlock_version
-from fedsilo.sandbox.seccomp import trainer_filter
 from silo.link import OFFLINE
 
 TRAINER_USER = "fedsilo-trainer"
@@ -64,7 +64,7 @@ _ACCELERATOR_FACTS = ("/sys/bus/pci", "/sys/class/drm", "/sys/class/kfd", "/sys/
 # readable under Landlock, where the machine's own /proc and /etc are in sight
 _FACTS_BY_RULE = ("/proc/cpuinfo", "/proc/meminfo", "/proc/stat", "/proc/driver/nvidia", "/etc/passwd", "/etc/group",
                   "/etc/nsswitch.conf")  # fmt: skip
-_BOOTSTRAP = Path(landlock.__file__).with_name("trainer_bootstrap.py")
+_BOOTSTRAP = Path(filters.__file__).with_name("trainer_bootstrap.py")
 # What the trainer's process may see of the environment: where programs and libraries are, nothing of this site.
 _ENVIRONMENT_KEPT = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TZ", "CUDA_VISIBLE_DEVICES", "VIRTUAL_ENV")
 # Telemetry and hub downloads off (threat T10); threads are set beside them.
@@ -155,13 +155,13 @@ def launch_in_sandbox(
             if version == 0:
                 raise IsolationError("isolation level user: this kernel offers no Landlock")
             own = [Path(each) for each in _FACTS_BY_RULE if Path(each).exists()]
-            spec["landlock"] = landlock.ruleset(version).hex()
-            spec["rules"] = landlock.rules(
+            spec["landlock"] = filters.ruleset(version).hex()
+            spec["rules"] = filters.rules(
                 version,
-                (landlock.READ_AND_EXECUTE, [*shown, *facts, *own]),
-                (landlock.every_access(version), [*written, *devices]),
+                (filters.READ_AND_EXECUTE, [*shown, *facts, *own]),
+                (filters.every_access(version), [*written, *devices]),
                 # its own folder in /proc: threads, libraries and allocators read their maps there
-                (landlock.READ, [Path("/proc/self")]),
+                (filters.READ, [Path("/proc/self")]),
             )
             spec["seccomp"] = trainer_filter(network_by_namespace=False).hex()
             spec["dial"] = _link_address(argv, socket_dir)

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Protocol
 
-from fedsilo.files.prompt_template import read_template
+from fedsilo.files.model_folder import read_template
 from fedsilo.grading.own_verifiers import find_verifier
 from fedsilo.grading.worker import GradingProcess
 from fedsilo.protocol.codec import SMALL_PAYLOAD_BYTES_MAX, Buffer

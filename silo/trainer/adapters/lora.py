@@ -23,7 +23,7 @@ from torch import Tensor
 
 from fedsilo.protocol.codec import Array
 from fedsilo.protocol.errors import PeerError, UsageError, WireCode
-from fedsilo.protocol.freezing import Freeze, freeze_named, is_frozen
+from fedsilo.protocol.factors import Freeze, freeze_named, is_frozen
 from silo.trainer.decoder import Decoder
 
 BASE_NAME = "base"  # what an engine calls itself that computes no adapter

@@ -18,8 +18,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
-from fedsilo.protocol.averaging import mean_delta
 from fedsilo.protocol.codec import Array
+from fedsilo.protocol.factors import mean_delta
 from fedsilo.protocol.method import Half, Method
 from fedsilo.protocol.methods.pubswap import round_end, step
 from fedsilo.protocol.plan import Plan

@@ -1,0 +1,267 @@
+"""The factors of a LoRA adapter as arithmetic: which are frozen, what every silo starts from, how uploads become the
+next adapter, and how far silos drifted apart. Averages are of one tile; the coordinator goes tile by tile. Pure.
+
+With `freeze: A` (FFA-LoRA, methods 6) the factors A are drawn from the plan's seed, travel once in the first global
+adapter and are never trained or sent by a silo (threat T6). The plan states their digest. A silo draws them itself
+before it accepts the plan, so a coordinator cannot choose an A that makes a silo's B say more about its records than
+a random one; and every later global adapter must carry the same.
+What this does not stop: a coordinator that tries seeds, of which a plan has 2**53; and what B says (N1, N2).
+
+Drift (methods 2.8) comes from Gram matrices of the factors, so B A, which is as large as the base, is never formed: one
+matrix product for all A of a module, one for all B. Each factor is the silos' mean and what is apart from it:
+
+    D_n = B_n A_n - M_B M_A = B_n a_n + b_n M_A,   a_n = A_n - M_A,   b_n = B_n - M_B,
+    ||B_n A_n - B_n' A_n'||^2 = <D_n, D_n> + <D_n', D_n'> - 2 <D_n, D_n'>,
+
+so that nothing large is subtracted. Matrix products are made in the changes' own dtype, which for float32 takes half
+the time; sums over them are float64. In float32 a distance is right to 1e-5 of itself or 1e-3 of the largest one: that
+of two silos which nearly agree comes from the difference of larger numbers. Drift does not say why silos differ: data,
+sampling and length of training all do. Axes: r rank, d inputs, m outputs, N silos.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsilo.protocol.codec import Array, canonical_json, tiles
+from fedsilo.protocol.randomness import generator, seed_of
+
+Freeze = Literal["none", "A", "AB"]
+FREEZES: Final[tuple[Freeze, ...]] = get_args(Freeze)
+
+# The kind of message that carries what is trained, by what is frozen.
+UPDATE_KIND: Final[dict[Freeze, str]] = {"none": "lora.factors", "A": "lora.factor_b", "AB": "lora.core_r"}
+# What the schema of each kind freezes. Under lora.factor_a both factors are trained, and B stays at its silo.
+FREEZE_OF_KIND: Final[dict[str, Freeze]] = {kind: freeze for freeze, kind in UPDATE_KIND.items()} | {
+    "lora.factor_a": "none"
+}
+_FROZEN: Final[dict[str, tuple[str, ...]]] = {"A": (".lora_A",), "AB": (".lora_A", ".lora_B")}
+
+
+def freeze_named(word: object) -> Freeze:
+    """Raises ValueError: nothing can be frozen under that word; the message lists what can."""
+    for freeze in FREEZES:
+        if freeze == word:
+            return freeze
+    raise ValueError(f"freeze {str(word)[:40]!r} is not one of {', '.join(FREEZES)}")
+
+
+def is_frozen(name: str, freeze: str) -> bool:
+    """Whether a tensor of this wire name is neither trained nor sent."""
+    return name.endswith(_FROZEN.get(freeze, ()))
+
+
+class FrozenDigest:
+    """SHA-256 over the frozen tensors: name and shape as canonical JSON, then the float32 values in little-endian
+    order, tensor after tensor in name order. Empty digest: nothing was taken in."""
+
+    def __init__(self) -> None:
+        self._hash = hashlib.sha256()
+        self._tensors = 0
+
+    def start(self, name: str, shape: Sequence[int]) -> None:
+        self._hash.update(canonical_json([name, list(shape)]))
+        self._tensors += 1
+
+    def add(self, values: Array) -> None:
+        """Values of the tensor that was started last, flat and in row-major order, in any number of pieces."""
+        self._hash.update(np.ascontiguousarray(values, dtype="<f4").data)
+
+    @property
+    def hex(self) -> str:
+        return self._hash.hexdigest() if self._tensors else ""
+
+
+def frozen_sha256(tensors: Iterable[tuple[str, Array]], freeze: str) -> str:
+    """Digest of the frozen ones among named float32 tensors that come in name order; empty if none is frozen."""
+    digest = FrozenDigest()
+    for name, values in tensors:
+        if is_frozen(name, freeze):
+            digest.start(name, values.shape)
+            for tile in tiles(values):
+                digest.add(tile)
+    return digest.hex
+
+
+def initial_factors(shapes: Sequence[tuple[str, tuple[int, ...]]], seed: int) -> dict[str, Array]:
+    """A as torch's linear layers draw it (uniform, bound 1/sqrt(inputs)), B zero, by wire name, float32.
+
+    Each tensor has its own key, so the draw does not depend on their order.
+    """
+    tensors: dict[str, Array] = {}
+    for name, shape in shapes:
+        if name.endswith(".lora_A"):
+            bound = 1.0 / np.sqrt(shape[1])
+            draw = generator(seed_of(seed, "initial_adapter", name))
+            tensors[name] = draw.uniform(-bound, bound, size=shape).astype(np.float32)
+        else:
+            tensors[name] = np.zeros(shape, dtype=np.float32)
+    return tensors
+
+
+def initial_frozen_sha256(shapes: Sequence[tuple[str, tuple[int, ...]]], seed: int, freeze: str) -> str:
+    """Digest of the frozen factors among `initial_factors`; empty if none is frozen. Shapes come in name order."""
+    frozen = [(name, shape) for name, shape in shapes if is_frozen(name, freeze)]
+    return frozen_sha256(((name, initial_factors([(name, shape)], seed)[name]) for name, shape in frozen), freeze)
+
+
+def update_weights(steps: Sequence[int]) -> tuple[float, ...]:
+    """What each silo's update counts so that all silos count the same whatever their steps: (mean of steps) / (own
+    steps) / N, FedNova's normalised average with equal shares (Wang et al. 2020, eq. 8). All 1/N where steps are equal.
+
+    A plain mean would minimise another objective, in which a silo counts by its steps. What this does not give: an
+    update of few steps is scaled up with its noise.
+    """
+    mean = sum(steps) / len(steps)
+    return tuple(mean / own / len(steps) for own in steps)
+
+
+def weighted_delta(weights: Sequence[float], master: Array, deltas: Sequence[Array]) -> Array:
+    """`mean_delta` with a weight for each silo: A_{p+1} = A_p + sum_n w_n (A^n - A_p), float32, in the order given."""
+    total = deltas[0].astype(np.float32) * np.float32(weights[0])
+    for weight, delta in zip(weights[1:], deltas[1:], strict=True):
+        total += delta.astype(np.float32) * np.float32(weight)
+    combined: Array = master + total
+    return combined
+
+
+def median_delta(master: Array, deltas: Sequence[Array]) -> Array:
+    """A_{p+1} = A_p + median_n (A^n - A_p) of each number, float32; of an even count the mean of the two in the middle
+    (Yin et al. 2018, definition 1). The order of the silos does not count.
+
+    While more than half of the silos are honest, each number of the result lies among theirs (T51). What this does not
+    stop: silos that agree on something within the honest spread, which may push every number to its edge; and where
+    silos hold unlike data the median drops what only few of them learn. It needs each silo's own update, so it cannot
+    go with secure aggregation, which shows none.
+    """
+    combined: Array = master + np.median(np.stack(deltas).astype(np.float32, copy=False), axis=0).astype(np.float32)
+    return combined
+
+
+def trimmed_mean_delta(trim: int, master: Array, deltas: Sequence[Array]) -> Array:
+    """A_{p+1} = A_p + the mean of (A^n - A_p) without the `trim` largest and the `trim` smallest of each number,
+    float32, summed from the smallest on (Yin et al. 2018, definition 2). The order of the silos does not count.
+
+    Up to `trim` bad silos do not move a number beyond those of the honest ones (T51). What it does not stop: one more
+    than `trim`; and up to that many, what `median_delta` does not stop. Like it, it drops what only few silos learn.
+
+    Args:
+        trim: fewer than half of the deltas.
+        master: [n] float32.
+        deltas: one [n] float32 per silo.
+    """
+    kept = np.sort(np.stack(deltas).astype(np.float32, copy=False), axis=0)[trim : len(deltas) - trim]
+    return mean_delta(master, list(kept))
+
+
+def mean_delta(master: Array, deltas: Sequence[Array]) -> Array:
+    """FedIT on one tile: A_{p+1} = A_p + mean_n (A^n - A_p), float32, in the order given (methods 2.2).
+
+    Args:
+        master: [n] float32.
+        deltas: one [n] float32 per silo, in silo order; at least one.
+    """
+    total = deltas[0].astype(np.float32, copy=True)
+    for delta in deltas[1:]:
+        total += delta
+    total /= np.float32(len(deltas))
+    combined: Array = master + total
+    return combined
+
+
+Pair = tuple[Array, Array]  # (A [r, d], B [m, r]) of one module
+Sums = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Drift:
+    """Over all modules. The matrices are [N, N], symmetric, 0 on the diagonal, in the order of the silos.
+
+    Attributes:
+        factors: sqrt(||A_n - A_n'||^2 + ||B_n - B_n'||^2).
+        products: ||s (B_n A_n - B_n' A_n')||_F.
+        aggregation_error: ||mean(B A) - mean(B) mean(A)||_F / ||mean(B A)||_F; 0 where the mean is 0.
+    """
+
+    factors: Sums
+    products: Sums
+    aggregation_error: float
+
+
+class DriftSums:
+    """Takes one module after the other, so that no more than one is in memory.
+
+    Args:
+        silos: how many.
+        scale: s = alpha / r.
+    """
+
+    def __init__(self, silos: int, scale: float) -> None:
+        self._silos = silos
+        self._scale = scale
+        self._factors = np.zeros((silos, silos))  # <.,.> of what is apart from the mean
+        self._products = np.zeros((silos, silos))
+        self._error = self._mean = 0.0
+
+    def add(self, master: Pair, changes: Sequence[Pair]) -> None:
+        """One module.
+
+        Args:
+            master: the factors that all silos began with.
+            changes: what each silo added to them, in order, float32 or float64.
+
+        Raises:
+            ValueError: not as many as there are silos.
+        """
+        if len(changes) != self._silos:
+            raise ValueError(f"{len(changes)} silos' factors, {self._silos} silos")
+        count = self._silos
+        # [N r, d] and [N r, m]: rank is the inner one of two axes, so the silos' blocks are r x r
+        a, mean_a = _around_mean(master[0], np.stack([a for a, _ in changes]))
+        b, mean_b = _around_mean(master[1].T, np.stack([b.T for _, b in changes]))
+        blocks = (count, len(mean_a), count, len(mean_a))
+        aa, bb = _inner(a, a).reshape(blocks), _inner(b, b).reshape(blocks)
+        # with the mean in the place of the second silo, and of the first
+        am, bm = (_inner(each, mean).reshape(*blocks[:2], 1, -1) for each, mean in ((a, mean_a), (b, mean_b)))
+        ma, mb = am.transpose(2, 3, 0, 1), bm.transpose(2, 3, 0, 1)
+        mma, mmb = (_inner(mean, mean).reshape(1, blocks[1], 1, -1) for mean in (mean_a, mean_b))
+        self._factors += np.einsum("ikjk->ij", aa) + np.einsum("ikjk->ij", bb)
+        # <B_n a_n + b_n M_A, B_n' a_n' + b_n' M_A> with B_n = b_n + M_B, term by term of the B's
+        inner = bb * (aa + am + ma + mma) + bm * (aa + ma) + mb * (aa + am) + mmb * aa
+        self._products += inner.sum(axis=(1, 3))
+        # mean(B A) - mean(B) mean(A) is the mean of b_n a_n
+        error = float(np.vdot(aa, bb)) / count**2
+        self._error += error
+        self._mean += float(np.vdot(mma, mmb) + 2 * np.vdot(am, bm) / count) + error
+
+    def drift(self) -> Drift:
+        return Drift(
+            factors=_apart(self._factors),
+            products=self._scale * _apart(self._products),
+            aggregation_error=math.sqrt(max(self._error, 0.0) / self._mean) if self._mean > 0 else 0.0,
+        )
+
+
+def _around_mean(master: Array, changes: Array) -> Pair:
+    """Changes [N, r, x] as [N r, x] around their mean, in place; and the mean of what they make of the master."""
+    mean = changes.mean(axis=0)
+    changes -= mean
+    return changes.reshape(-1, changes.shape[2]), master + mean
+
+
+def _inner(one: Array, other: Array) -> Sums:
+    return (one @ other.T).astype(np.float64)
+
+
+def _apart(inner: Sums) -> Sums:
+    """Distances from inner products."""
+    squares = np.diagonal(inner)
+    # rounding of what is zero may be below it
+    return np.asarray(np.sqrt(np.maximum(squares[:, None] + squares[None, :] - inner - inner.T, 0.0)))
