@@ -5,13 +5,13 @@ BPF, seccomp(2), kernel/seccomp.c).
 What Landlock does not stop, up to its version 7: stat of any path (that a file exists, its size and times), chmod and
 the like on files the user owns, and connecting to a unix socket by its path; the system-call filter refuses the last.
 
-The trainer's seccomp filter is a list of refusals: it runs torch, CUDA and whatever allocator they bring, and a list of permissions
-that is right for all of them does not exist. Refused are the calls that look into other processes, change the view of
-the machine, or open a way out that neither namespaces nor Landlock cover: AF_VSOCK reaches the hypervisor from every
-network namespace, io_uring opens sockets without the socket call. A graded program's filter is a list of permissions: what a
-single-threaded Python program needs to compute (no new process or thread, no program start, no socket, no signal to
-others, no change to any file). Everything else is refused with EPERM.
-What this does not stop: bugs in the calls that remain; anything over a descriptor the process was given.
+The trainer's seccomp filter is a list of refusals: it runs torch, CUDA and whatever allocator they bring, and a list of
+permissions that is right for all of them does not exist. Refused are the calls that look into other processes, change
+the view of the machine, or open a way out that neither namespaces nor Landlock cover: AF_VSOCK reaches the hypervisor
+from every network namespace, io_uring opens sockets without the socket call. A graded program's filter is a list of
+permissions: what a single-threaded Python program needs to compute (no new process or thread, no program start, no
+socket, no signal to others, no change to any file). Everything else is refused with EPERM. What this does not stop:
+bugs in the calls that remain; anything over a descriptor the process was given.
 """
 
 from __future__ import annotations
