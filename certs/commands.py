@@ -180,9 +180,9 @@ def verify_command(
             hint="give the command again",
         ) from error
     if command.federation != federation:
-        told = f"for federation {command.federation[:64]!r}" if command.federation else "for no federation"
+        for_whom = f"for federation {command.federation[:64]!r}" if command.federation else "for no federation"
         raise NotAllowedError(
-            f"the command is {told}, and this daemon of {site} is in {federation or 'none'!r}",
+            f"the command is {for_whom}, and this daemon of {site} is in {federation or 'none'!r}",
             hint="give it to that federation's daemon: its --config or --socket; with a program of this version",
         )
     expires = _read_expiry(command.expires)
@@ -205,7 +205,7 @@ def verify_command(
         raise NotAllowedError("the request id is not 8 to 64 letters, digits, _ and -")
     arguments = _arguments_of(command)
     certificate = read_one_certificate(command.certificate_pem, what="the operator certificate")
-    asked = command_signing_bytes(
+    signed_bytes = command_signing_bytes(
         site=site, name=command.name, arguments_json=canonical_json(arguments).decode(), request_id=command.request_id,
         expires="", federation=command.federation,
     )  # fmt: skip
@@ -217,7 +217,7 @@ def verify_command(
         request_id=command.request_id,
         expires=expires,
         roles=roles.of(operator.person),
-        digest=sha256_hex(asked + operator.fingerprint.encode("ascii")),
+        digest=sha256_hex(signed_bytes + operator.fingerprint.encode("ascii")),
         order={
             "signed": base64.b64encode(signed).decode(),
             "signature": base64.b64encode(command.signature).decode(),

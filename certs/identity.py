@@ -313,9 +313,9 @@ def _check_form(certificate: x509.Certificate, called: str, role: PeerRole) -> N
         raise NotAllowedError(f"{called} may not sign (key usage)", hint=_RENEW)
     needed = _USAGE_OF_ROLE[role]
     if list(extended) != [needed]:
-        got = ", ".join(_USAGE_NAME.get(oid, oid.dotted_string) for oid in extended) or "none"
+        usages = ", ".join(_USAGE_NAME.get(oid, oid.dotted_string) for oid in extended) or "none"
         raise NotAllowedError(
-            f"wrong role: {called} has extended key usage {got}; a {role} has {_USAGE_NAME[needed]} alone",
+            f"wrong role: {called} has extended key usage {usages}; a {role} has {_USAGE_NAME[needed]} alone",
             hint=f"use a {role} certificate",
         )
 

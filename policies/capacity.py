@@ -105,8 +105,8 @@ def capacities(policy: Policy, schema: LoraSchema | None = None) -> list[Capacit
     for kind in FIGURED:
         block = egress.block(kind.name)
         if block is not None and kind.bits is not None:
-            found = kind.bits(block, Figures(kind.name, policy.file, schema, steps))
-            rows.append(Capacity(kind.name, found.bits, found.because, found.planted_bits, found.planted))
+            bits = kind.bits(block, Figures(kind.name, policy.file, schema, steps))
+            rows.append(Capacity(kind.name, bits.bits, bits.because, bits.planted_bits, bits.planted))
     if egress.control and rows:
         rows.append(_control(policy, sum(row["messages"] for row in worst_case(policy, schema))))
     return rows
@@ -140,9 +140,9 @@ def _control(policy: Policy, offers: int) -> Capacity:
     if "progress" in kinds:
         # a bucket of a minute begins and ends inside the round, and so does the guard's schedule
         budget = policy.file.budgets.control_messages_per_minute * (math.floor(ROUND_SECONDS / 60) + 1)
-        said = min(budget, math.floor(ROUND_SECONDS / PROGRESS_SECONDS) + 1)
-        bits += _log2_shares(said, tasks)
-        parts.append(f"{said:,} moments at which progress is said, shared between the tasks")
+        messages = min(budget, math.floor(ROUND_SECONDS / PROGRESS_SECONDS) + 1)
+        bits += _log2_shares(messages, tasks)
+        parts.append(f"{messages:,} moments at which progress is said, shared between the tasks")
     if "checkpoint" in kinds:
         bits += _LOG_SIZE_BITS
         parts.append(f"the size of the log, {_LOG_SIZE_BITS} bits")
@@ -222,29 +222,29 @@ def record_warnings(policy: Policy) -> list[str]:
 
     The rule `plan gives enough records` counts a round's private steps times the prompts of each.
     """
-    egress, asked = policy.file.egress, policy.file.ingress.run_plan
-    if asked is None:
+    egress, run_plan = policy.file.egress, policy.file.ingress.run_plan
+    if run_plan is None:
         return []
-    steps, prompts, found = asked.local_steps[1], asked.prompts_per_step[1], []
+    steps, prompts, warnings = run_plan.local_steps[1], run_plan.prompts_per_step[1], []
     answers, public = egress.public_responses, 0
     if answers is not None:
-        public = min(steps, answers.max_responses_per_round // (prompts * asked.samples_per_prompt[1]))
+        public = min(steps, answers.max_responses_per_round // (prompts * run_plan.samples_per_prompt[1]))
     for kind, block in egress.updates.items():
         place = f"{policy.source}:{policy.line_of(('egress', kind, 'min_records'))}"
         local, each = (policy.line_of(("ingress", "run.plan", key)) for key in ("local_steps", "prompts_per_step"))
         sizes = f"local_steps {steps} at line {local}, prompts_per_step {prompts} at line {each}"
         if (most := steps * prompts) < block.min_records:
-            found.append(
+            warnings.append(
                 f"{place}: min_records is {block.min_records} and no allowed plan gives a round more than {most} "
                 f"records ({sizes}), so no run can start here; allow larger plans, or ask for fewer records"
             )
         elif 0 < (least := (steps - public) * prompts) < block.min_records:
-            found.append(
+            warnings.append(
                 f"{place}: min_records is {block.min_records} and the largest plan ({sizes}) gives a round {least} "
                 f"records where {public} of its steps are public, so no such run can start here; allow larger plans, "
                 "ask for fewer records, or agree on a larger swap_period"
             )
-    return found
+    return warnings
 
 
 # ---- under which policy nothing leaves, or a screen never runs ----------------------------------------
@@ -274,9 +274,9 @@ def _standstills(policy: Policy, schema: LoraSchema | None, now_seconds: float) 
         yield f"{_at(policy, 'valid')}: valid from {file.valid.from_}, which is to come: everything is denied"
     if file.mode == "shadow":
         yield f"{_at(policy, 'mode')}: mode shadow: everything is decided and recorded, and nothing is sent"
-    said = file.egress.control.kinds if file.egress.control else ()
-    if missing := [kind for kind in _SAID_IN_EVERY_RUN if kind not in said]:
-        place = ("egress", "control") if said else ("egress",)
+    kinds = file.egress.control.kinds if file.egress.control else ()
+    if missing := [kind for kind in _SAID_IN_EVERY_RUN if kind not in kinds]:
+        place = ("egress", "control") if kinds else ("egress",)
         yield f"{_at(policy, *place)}: control messages {', '.join(missing)} do not leave: it takes part in nothing"
     for key in _RATES:
         if not getattr(budgets, key):

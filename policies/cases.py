@@ -106,16 +106,16 @@ def load_cases(text: bytes, source: str) -> list[Case]:
     own_cases = document.value["cases"]
     if not isinstance(own_cases, list) or not all(isinstance(own, dict) for own in own_cases):
         raise UsageError(f"{document.place(('cases',))}: cases are a list of blocks", hint="- name: ...")
-    found = []
+    cases = []
     for index, own in enumerate(own_cases):
         above = {path: line for path, line in document.lines.items() if path and path[0] in shared}
         here = {path[2:]: line for path, line in document.lines.items() if path[:2] == ("cases", index)}
-        found.append(_case(Document(source, _merged(shared, own), above | here)))
-    names = [case.name for case in found]
-    for case in found:
+        cases.append(_case(Document(source, _merged(shared, own), above | here)))
+    names = [case.name for case in cases]
+    for case in cases:
         if names.count(case.name) > 1:
             raise case.mistake(("name",), f"{case.name!r} is the name of two cases", "a name is how a report finds it")
-    return found
+    return cases
 
 
 def _merged(common: Any, own: Any) -> Any:
@@ -281,13 +281,13 @@ def _unmet(case: Case, kind: str, site: Site) -> str:
     """The first need of a case that the site's policy does not meet, in words; empty: it meets all."""
     numbers = _Numbers(case, _block(case, kind, site.policy), site.policy, {})
     for index, need in enumerate(case.needs):
-        found, path = _COMPARISON.fullmatch(need), ("needs", index)
-        if found is None:
+        match, path = _COMPARISON.fullmatch(need), ("needs", index)
+        if match is None:
             raise case.mistake(path, f"{need!r} is no comparison of limits", "such as: approvals.first_rounds >= 1")
-        left, right = numbers.of(found[1], path), numbers.of(found[3], path)
+        left, right = numbers.of(match[1], path), numbers.of(match[3], path)
         if left is None or right is None:
-            return f"it needs {need}, and the policy does not set {found[1 if left is None else 3]}"
-        if not (left > right or (left == right and found[2] == ">=")):
+            return f"it needs {need}, and the policy does not set {match[1 if left is None else 3]}"
+        if not (left > right or (left == right and match[2] == ">=")):
             return f"it needs {need}, and here that is {left:g} against {right:g}"
     return ""
 
@@ -389,11 +389,11 @@ def _words(verdict: str, reasons: Sequence[str]) -> str:
 
 def as_expected(case: Case, decision: Decision) -> bool:
     """Return True if a decision is the one that the case expects, for the reasons that it expects."""
-    given, exactly = set(decision.reasons) - {"SHADOW"}, case.reasons
+    reasons, exactly = set(decision.reasons) - {"SHADOW"}, case.reasons
     return (
         decision.would_be == case.expect
-        and (exactly is None or given == set(exactly))
-        and given.issuperset(case.including)
+        and (exactly is None or reasons == set(exactly))
+        and reasons.issuperset(case.including)
     )
 
 
@@ -422,7 +422,7 @@ def _judged(case: Case, kind: str, site: Site) -> Outcome:
         context = replace(context, verdicts=(True,) * texts, token_counts=(1,) * texts)
     facts = _measured(case, message, context, policy)
     numbers = _Numbers(case, _block(case, kind, policy), policy, dict(facts))
-    for name, said in case.facts.items():
+    for name, expected in case.facts.items():
         _known(
             case,
             ("facts", name),
@@ -431,8 +431,8 @@ def _judged(case: Case, kind: str, site: Site) -> Outcome:
             f"{kind} has no fact",
             "`fedsilo audit show` has those of a message",
         )
-        facts[name] = numbers.changed(said, numbers.facts[name], ("facts", name))
-    counts = {name: numbers.whole(said, ("before", name)) for name, said in case.before.items()}
+        facts[name] = numbers.changed(expected, numbers.facts[name], ("facts", name))
+    counts = {name: numbers.whole(expected, ("before", name)) for name, expected in case.before.items()}
     # The hits of the message at hand are among those of the day.
     counts = {"screen_hits_in_day": facts.get("responses_hit", 0)} | counts
     approvals = tuple(Approval(person, roles) for person, roles in case.approved_by.items())
@@ -563,8 +563,8 @@ def _rules(judged: _Judged, named: set[str], policy: Policy) -> Iterator[Seen]:
 
 
 def _asks_somebody(policy: Policy) -> bool:
-    asked = (getattr(block, "approvals", None) for _, _, block in blocks_of(policy.file))
-    return any(each is not None and (each.first_rounds or each.then) for each in asked)
+    approvals = (getattr(block, "approvals", None) for _, _, block in blocks_of(policy.file))
+    return any(each is not None and (each.first_rounds or each.then) for each in approvals)
 
 
 def _limits(judged: _Judged, policy: Policy) -> Iterator[Seen]:

@@ -145,5 +145,5 @@ def compiled(pattern: str, words: tuple[str, ...]) -> Any:
     """The pattern with its words as one expression. Raises ValueError as when it was read."""
     if not words:
         return _checked(f"(?:{pattern})")
-    said = "|".join(re2.escape(word) for word in words)
-    return _checked(rf"(?:^|[^a-z0-9])(?:{said})(?s:.{{0,{WORD_REACH}}})(?:{pattern})")
+    alternatives = "|".join(re2.escape(word) for word in words)
+    return _checked(rf"(?:^|[^a-z0-9])(?:{alternatives})(?s:.{{0,{WORD_REACH}}})(?:{pattern})")

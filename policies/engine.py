@@ -136,14 +136,14 @@ def decide(facts: Facts, policy: Policy, history: History, *, rules: Sequence[Ru
     """
     results = tuple(_judge(rule, facts, policy, history) for rule in rules)
     denied = tuple(dict.fromkeys(result.reason for result in results if result.outcome == "deny"))
-    held = tuple(dict.fromkeys(result.reason for result in results if result.outcome == "hold"))
+    reasons_to_hold = tuple(dict.fromkeys(result.reason for result in results if result.outcome == "hold"))
     judged = any(result.outcome == "ok" for result in results)
     verdict: Verdict
     if denied or not judged:
         # No rule had anything to say: nobody has allowed this.
         verdict, reasons = "deny", denied or ("NO_RULES",)
-    elif held:
-        verdict, reasons = "hold", held
+    elif reasons_to_hold:
+        verdict, reasons = "hold", reasons_to_hold
     else:
         verdict, reasons = "allow", ()
     shadow = policy.file.mode == "shadow"

@@ -68,10 +68,10 @@ class Site:
 
     def _plan_of(self, method: str) -> Plan:
         file = self.policy.file
-        asked, answers, opened = file.ingress.run_plan, file.egress.public_responses, file.ingress.round_open
+        run_plan, answers, opened = file.ingress.run_plan, file.egress.public_responses, file.ingress.round_open
 
         def most(name: str, *others: int | None) -> int:
-            known = [value for value in (getattr(asked, name)[1] if asked else None, *others) if value]
+            known = [value for value in (getattr(run_plan, name)[1] if run_plan else None, *others) if value]
             return max(1, int(min(known, default=1)))
 
         prompts = most(
@@ -87,8 +87,8 @@ class Site:
         schemas, sets = file.lora_schemas, file.public_sets
         pin = schemas.get(update.schema_name if update else "", next(iter(schemas.values()), None))
         public_pin = sets.get(answers.set if answers else "", next(iter(sets.values()), None))
-        learning_rate = asked.learning_rate[1] if asked else 1e-5
-        temperature = min(max(1.0, asked.temperature[0]), asked.temperature[1]) if asked else 1.0
+        learning_rate = run_plan.learning_rate[1] if run_plan else 1e-5
+        temperature = min(max(1.0, run_plan.temperature[0]), run_plan.temperature[1]) if run_plan else 1.0
         return Plan(
             run="case-run",
             federation=file.federation.id,
@@ -125,15 +125,15 @@ class Site:
 
 def named_kinds(policy: Policy) -> set[str]:
     """Return the kinds that one of the two sides of a policy names."""
-    found = set()
+    names = set()
     for side in (policy.file.egress, policy.file.ingress):
         for name, field in type(side).model_fields.items():
             block = getattr(side, name)
             if name == "control":
-                found |= {f"control.{kind}" for kind in block.kinds} if block else set()
+                names |= {f"control.{kind}" for kind in block.kinds} if block else set()
             elif block is not None:
-                found.add(str(field.alias or name))
-    return found
+                names.add(str(field.alias or name))
+    return names
 
 
 def example(kind: str, site: Site, direction: str = "") -> tuple[Message, Context]:

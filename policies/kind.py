@@ -129,24 +129,24 @@ def faults(message: ProtobufMessage, classes: FieldTable) -> dict[str, int]:
     Returns:
         count by place, such as {"Hello.role": 1}. Places come from our own descriptors, so they carry no text.
     """
-    found: dict[str, int] = {}
-    _walk(message, classes, found)
-    return found
+    counts: dict[str, int] = {}
+    _walk(message, classes, counts)
+    return counts
 
 
-def _walk(message: ProtobufMessage, classes: FieldTable, found: dict[str, int]) -> None:
+def _walk(message: ProtobufMessage, classes: FieldTable, counts: dict[str, int]) -> None:
     name = message.DESCRIPTOR.name
     for of, value in message.ListFields():
         values = value if of.is_repeated else (value,)
         if of.message_type is not None:
             for child in values:
-                _walk(child, classes, found)
+                _walk(child, classes, counts)
             continue
         place = f"{name}.{of.name}"
         kind = classes.get(name, {}).get(of.name)
         bad = len(values) if kind is None else sum(not fits(kind, item) for item in values)
         if bad:
-            found[place] = found.get(place, 0) + bad
+            counts[place] = counts.get(place, 0) + bad
 
 
 # ---- rules -----------------------------------------------------------------------------------------
@@ -426,14 +426,14 @@ class PolicyKind:
 
 def value_facts(values: Iterable[float]) -> Facts:
     """The values that occur, and how many are none that could be judged."""
-    found: set[float] = set()
+    distinct: set[float] = set()
     at_fault = 0
     for value in values:
-        if _is_plain(value) and (value in found or len(found) < VALUES_MAX):
-            found.add(value)
+        if _is_plain(value) and (value in distinct or len(distinct) < VALUES_MAX):
+            distinct.add(value)
         else:
             at_fault += 1
-    return {"values": sorted(found), "values_at_fault": at_fault}
+    return {"values": sorted(distinct), "values_at_fault": at_fault}
 
 
 def _is_plain(value: float) -> bool:

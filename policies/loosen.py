@@ -102,12 +102,12 @@ def _asked(file: PolicyFile) -> Iterator[_Place]:
 
 def beyond_messages(file: PolicyFile) -> list[tuple[Path, str]]:
     """The limits of this policy that no message shows, and who keeps them."""
-    found = []
+    changes = []
     for path in limits(file):
         why = next((text for pattern, text in BEYOND_MESSAGES.items() if _matches(pattern, path)), None)
         if why is not None:
-            found.append((path, why))
-    return found
+            changes.append((path, why))
+    return changes
 
 
 def _matches(pattern: Path, path: Path) -> bool:
@@ -132,23 +132,23 @@ def _changes(file: PolicyFile) -> Iterator[tuple[Path, list[tuple[Any, Any]], Ho
         order, value = order_of(place.field) if place.field is not None else None, place.value
         how: How = "looser"
         if order is None:
-            found = _more(place)
+            changes = _more(place)
         elif order is lattice.SAME:
-            found, how = list(_others(place)), "another"
+            changes, how = list(_others(place)), "another"
         else:
-            found = _looser(order, place, file)
-        yield place.path, [(value, after) for after in found], how
+            changes = _looser(order, place, file)
+        yield place.path, [(value, after) for after in changes], how
 
 
 def _places(block: BaseModel, path: Path = ()) -> Iterator[_Place]:
     """Each limit. The rounds of Approvals have an order only together; entries of a mapping are a limit as a whole."""
     if isinstance(block, Approvals):
-        held = lattice.rhythm(*[(block.first_rounds, block.then)] * 2)
-        if held == (0, 0):
+        rhythm = lattice.rhythm(*[(block.first_rounds, block.then)] * 2)
+        if rhythm == (0, 0):
             return
-        yield _Place((*path, "first_rounds"), None, held)
+        yield _Place((*path, "first_rounds"), None, rhythm)
         if block.then:
-            yield _Place((*path, "then"), None, held)
+            yield _Place((*path, "then"), None, rhythm)
     unit = block.quantum if isinstance(block, MetricField) else None
     if isinstance(block, PublicDonors):
         unit = 1 / max(block.max_donors_per_prompt, 1)
@@ -191,8 +191,8 @@ def _more(place: _Place) -> list[Any]:
 
 def _looser(order: Order, place: _Place, file: PolicyFile) -> list[Any]:
     """The nearest values that the order calls looser: both ends of a range, each word that a list lacks."""
-    found = [after for after in _candidates(place, file) if _is_looser(order, place.value, after)]
-    return found if isinstance(place.value, tuple) else found[:1]
+    candidates = [after for after in _candidates(place, file) if _is_looser(order, place.value, after)]
+    return candidates if isinstance(place.value, tuple) else candidates[:1]
 
 
 def _is_looser(order: Order, before: Any, after: Any) -> bool:

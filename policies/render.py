@@ -94,13 +94,13 @@ class PlanSize:
 
     def looser_than(self, other: PlanSize) -> list[str]:
         """What this allows and `other` does not, in words."""
-        found = []
+        looser = []
         for name, value in self.to_json().items():
-            asked = getattr(other, name)
+            limit = getattr(other, name)
             # More public steps are more text, and a smaller period makes more of them.
-            if value < asked if name == "swap_period" else value > asked:
-                found.append(f"{name} {value:g} (the federation means {asked:g})")
-        return found
+            if value < limit if name == "swap_period" else value > limit:
+                looser.append(f"{name} {value:g} (the federation means {limit:g})")
+        return looser
 
     def to_json(self) -> dict[str, int | float]:
         return asdict(self)

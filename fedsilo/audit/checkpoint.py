@@ -173,11 +173,11 @@ def open_note(text: str, key: VerifierKey) -> Note:
         VerificationError: malformed, not signed by that key, or wrongly signed.
     """
     note = parse_note(text)
-    found = [item for item in note.signatures if (item.name, item.key_id) == (key.name, key.key_id)]
-    if key.algorithm != LOG_SIGNATURE or len(found) != 1:
+    matching = [item for item in note.signatures if (item.name, item.key_id) == (key.name, key.key_id)]
+    if key.algorithm != LOG_SIGNATURE or len(matching) != 1:
         raise VerificationError(f"the note carries no signature, or more than one, by the known key of {key.name}")
     try:
-        Ed25519PublicKey.from_public_bytes(key.public_bytes).verify(found[0].signature, note.text.encode())
+        Ed25519PublicKey.from_public_bytes(key.public_bytes).verify(matching[0].signature, note.text.encode())
     except InvalidSignature as error:
         raise VerificationError(f"the signature of {key.name} on the note is not valid") from error
     return note
@@ -223,8 +223,8 @@ def cosign(text: str, name: str, key: Ed25519PrivateKey, time_seconds: int) -> s
     parse_checkpoint(note.text)
     verifier = cosigner_key(name, key.public_key())
     signature = time_seconds.to_bytes(_TIME_BYTES, "big") + key.sign(_cosigned_bytes(note.text, time_seconds))
-    kept = tuple(item for item in note.signatures if item.key_id != verifier.key_id or item.name != name)
-    return str(Note(note.text, (*kept, NoteSignature(name, verifier.key_id, signature))))
+    others = tuple(item for item in note.signatures if item.key_id != verifier.key_id or item.name != name)
+    return str(Note(note.text, (*others, NoteSignature(name, verifier.key_id, signature))))
 
 
 def cosigned_at(text: str, key: VerifierKey) -> int | None:
@@ -234,12 +234,12 @@ def cosigned_at(text: str, key: VerifierKey) -> int | None:
         VerificationError: malformed, or a line that names the key does not verify.
     """
     note = parse_note(text)
-    found = [item for item in note.signatures if (item.name, item.key_id) == (key.name, key.key_id)]
-    if not found:
+    matching = [item for item in note.signatures if (item.name, item.key_id) == (key.name, key.key_id)]
+    if not matching:
         return None
-    data = found[0].signature
+    data = matching[0].signature
     time_seconds = int.from_bytes(data[:_TIME_BYTES], "big")
-    if key.algorithm != COSIGNATURE_V1 or len(found) != 1 or len(data) != _TIME_BYTES + _SIGNATURE_BYTES:
+    if key.algorithm != COSIGNATURE_V1 or len(matching) != 1 or len(data) != _TIME_BYTES + _SIGNATURE_BYTES:
         raise VerificationError(f"the cosignature of {key.name} is malformed")
     try:
         Ed25519PublicKey.from_public_bytes(key.public_bytes).verify(
@@ -254,10 +254,10 @@ def only_signed_by(text: str, keys: Iterable[VerifierKey]) -> str:
     """The note with no signature lines but those that name one of `keys`. Raises VerificationError: none is left."""
     note = parse_note(text)
     known = {(key.name, key.key_id) for key in keys}
-    kept = tuple(item for item in note.signatures if (item.name, item.key_id) in known)
-    if not kept:
+    signatures = tuple(item for item in note.signatures if (item.name, item.key_id) in known)
+    if not signatures:
         raise VerificationError("the note carries no signature of a known key")
-    return str(Note(note.text, kept))
+    return str(Note(note.text, signatures))
 
 
 def merge_signatures(ours: str, theirs: str) -> str:

@@ -105,7 +105,7 @@ def summarize(records: Iterable[Record], *, origin: str, name: str) -> LogSummar
     """Read one log's records in order. Raises FedSiloError: from `records`; what was read until then is lost."""
     summary, checks = LogSummary(origin, name), MessageChecks()
     under_way: dict[int, tuple[str, MessageRecord]] = {}  # allowed, outcome not recorded
-    carried: dict[int, MessageRecord] = {}  # by decision, what left in a file last
+    exported: dict[int, MessageRecord] = {}  # by decision, what left in a file last
     answered: dict[str, MessageRecord] = {}  # the newest message to each peer, as long as its answer is not recorded
     windows: dict[int, tuple[PollsKey, Polls]] = {}  # of polls, not ended
     for record in records:
@@ -129,8 +129,8 @@ def summarize(records: Iterable[Record], *, origin: str, name: str) -> LogSummar
             answered[peer] = MessageRecord.of(record)
             summary.sent.setdefault(peer, []).append(answered[peer])
             if answered[peer].carried:
-                carried[record.decided_by or 0] = answered[peer]
-        elif event == "egress.acked" and (message := carried.get(record.decided_by or 0)):
+                exported[record.decided_by or 0] = answered[peer]
+        elif event == "egress.acked" and (message := exported.get(record.decided_by or 0)):
             summary.arrived.add(message.record)
         elif event == "ingress.decision" and peer:
             before = answered.pop(peer, None)
@@ -194,9 +194,9 @@ class MessageChecks:
         verdict, release, leaves = record.decision, record.held_bytes, record.event == "egress.decision"
         if leaves:
             self._decisions[record.seq] = verdict, MessageRecord.of(record)
-        held = (*release, record.policy)
+        release_key = (*release, record.policy)
         if verdict == "hold" and leaves:
-            self._held.add(held)
+            self._held.add(release_key)
         if verdict != "allow":
             return
         if against := [str(rule.get("rule")) for rule in record.rules if rule.get("outcome") in _NO]:
@@ -204,20 +204,22 @@ class MessageChecks:
         # how many the rule of that name asked for, as the record itself says
         limits = [rule.get("limit") for rule in record.rules if rule.get("rule") == "approvals"]
         named, needed = record.approvals, max((limit for limit in limits if isinstance(limit, int)), default=0)
-        if held in self._held and release[-1] and not named:
+        if release_key in self._held and release[-1] and not named:
             self._tell(record, "was held, and is allowed under the same policy without anybody's approval")
         granted = self._grants.get(release, {})
         void = sorted(number for number in named if number in self._void)
         lacking = sorted(str(number) for number in named - granted.keys() - set(void))
-        given = len({person for number, (person, _) in granted.items() if number in named})
-        seen = release in self._asked or not self._first  # else the grants may be among what retention removed
+        approvals_given = len({person for number, (person, _) in granted.items() if number in named})
+        is_recorded = release in self._asked or not self._first  # else the grants may be among what retention removed
         if void:
             (end, ending), numbers = self._void[void[0]], ", ".join(map(str, void))
             self._tell(record, f"is allowed with approvals of which {numbers} ended with record {end}, {ending}")
-        elif lacking and seen:
+        elif lacking and is_recorded:
             self._tell(record, f"is allowed with approvals of which {', '.join(lacking)} are no grants before it")
-        elif given + len(lacking) < needed:
-            self._tell(record, f"is allowed with approvals of {given} persons, and its rule asks for {needed}")
+        elif approvals_given + len(lacking) < needed:
+            self._tell(
+                record, f"is allowed with approvals of {approvals_given} persons, and its rule asks for {needed}"
+            )
         if named and leaves:
             self._grants.pop(release, None)
 
@@ -329,7 +331,7 @@ def compare(sender: LogSummary, receiver: LogSummary, *, under_way: bool = True)
             # else nobody knows, or it is under way
             lacking.append(message)
     ahead = round(median(one.t - other.t for one, other in pairs)) if pairs else 0
-    found = [
+    differences = [
         f"{one} as {sender.name} sent it is not record {other.record} of {receiver.name}"
         for one, other in pairs
         if not one.same(other)
@@ -349,9 +351,9 @@ def compare(sender: LogSummary, receiver: LogSummary, *, under_way: bool = True)
             before = before and other.reduced and t <= other.first_t + CLOCKS_APART_MILLISECONDS
             after = message.record > last and t >= other.last_t - CLOCKS_APART_MILLISECONDS
             if not (repeated or before or (after and under_way) or message.record in having.refused):
-                found.append(f"{message} that {having.name} {verb} is not in the log of {other.name}")
-    found += _polls_differ(sender, receiver, windowed, ahead, under_way=under_way)
-    return Comparison(found, len(pairs), ahead)
+                differences.append(f"{message} that {having.name} {verb} is not in the log of {other.name}")
+    differences += _polls_differ(sender, receiver, windowed, ahead, under_way=under_way)
+    return Comparison(differences, len(pairs), ahead)
 
 
 def _windowed(sender: LogSummary, receiver: LogSummary) -> set[tuple[str, str]]:
@@ -373,7 +375,7 @@ def _polls_differ(
         under_way: as `compare`.
     """
     ends = ((sender, receiver.origin), (receiver, sender.origin))
-    found: list[str] = []
+    differences: list[str] = []
     for run, kind in sorted(windowed):
         sides = []
         for summary, peer in ends:
@@ -385,11 +387,11 @@ def _polls_differ(
             until = other.last_t + by_mine - CLOCKS_APART_MILLISECONDS if under_way else float("inf")
             since = other.first_t + by_mine + CLOCKS_APART_MILLISECONDS if other.reduced else float("-inf")
             whole = not under_way and not other.reduced
-            found += [
+            differences += [
                 f"record {one.record}: {kind} of {summary.name}, {one}: the log of {other.name} {what}"
                 for one, what in audit_polls.differences(mine, theirs, until=until, since=since, whole=whole)
             ]
-    return found
+    return differences
 
 
 def _as_polls(summary: LogSummary, message: MessageRecord) -> Polls:
@@ -409,28 +411,28 @@ def check_consistency(results: Sequence[dict[str, Any]], logs: Sequence[Path]) -
     """
     summaries: list[LogSummary | None] = []
     problems: list[list[str]] = [[] for _ in logs]
-    for log, result, told in zip(logs, results, problems, strict=True):
+    for log, result, own_problems in zip(logs, results, problems, strict=True):
         try:
             summary = summarize(typed_records(log), origin=result["origin"], name=result["log"])
         except FedSiloError as error:
             summaries.append(None)
             if not result["problems"]:  # else the verification has named it
-                told.append(f"its records cannot be read: {error.message}")
+                own_problems.append(f"its records cannot be read: {error.message}")
         else:
             summaries.append(summary)
-            told.extend(_first_of(summary.problems, PROBLEMS_MAX))
+            own_problems.extend(_first_of(summary.problems, PROBLEMS_MAX))
     for one, sender in enumerate(summaries):
         for other, receiver in enumerate(summaries):
             # an honest coordinator's log has no records of what it sends
             if sender and receiver and one != other and (sender.sent or not coordinator_domain(sender.origin)):
                 compared = compare(sender, receiver)
                 _tell_clocks(results[one], receiver.name, compared)
-                found = _first_of(compared.differences, DIFFERENCES_MAX)
-                problems[one] += found
-                problems[other] += found
-    for result, told in zip(results, problems, strict=True):
-        if told:
-            result["problems"] = [*result["problems"], *told]
+                differences = _first_of(compared.differences, DIFFERENCES_MAX)
+                problems[one] += differences
+                problems[other] += differences
+    for result, own_problems in zip(results, problems, strict=True):
+        if own_problems:
+            result["problems"] = [*result["problems"], *own_problems]
             result["verified"] = False
 
 
@@ -440,8 +442,8 @@ def _tell_clocks(result: dict[str, Any], other: str, compared: Comparison) -> No
         clocks.append({"other": other, "ahead_milliseconds": compared.ahead_milliseconds, "pairs": compared.pairs})
     if compared.clocks:
         count = f"{compared.pairs} message{'s' * (compared.pairs != 1)}"
-        told = f"its clock was {compared.clocks} that of {other}, by the median of {count} that both recorded"
-        result["notices"] = [*result["notices"], told]
+        sentence = f"its clock was {compared.clocks} that of {other}, by the median of {count} that both recorded"
+        result["notices"] = [*result["notices"], sentence]
 
 
 def _first_of(problems: Sequence[str], most: int) -> list[str]:

@@ -87,9 +87,9 @@ def chosen(record: Mapping[str, Any], leaf: str, origin: str) -> dict[str, Any]:
     }
     for block, names in blocks.items():
         values = record.get(block, {})
-        found = {name: safe(f"{block}.{name}", values[name]) for name in names if name in values}
-        if found:
-            picked[block] = found
+        shown = {name: safe(f"{block}.{name}", values[name]) for name in names if name in values}
+        if shown:
+            picked[block] = shown
     if "decision" in record["link"]:
         picked["decided_by"] = record["link"]["decision"]
     if withheld:
@@ -99,12 +99,12 @@ def chosen(record: Mapping[str, Any], leaf: str, origin: str) -> dict[str, Any]:
 
 def _rule(rule: Mapping[str, Any], safe: Callable[[str, Any], Any]) -> dict[str, Any]:
     """A rule that denied or held: its names, and measured value and limit where these are numbers."""
-    found = {name: safe(f"rules.{name}", rule[name]) for name in ("rule", "outcome", "reason") if name in rule}
+    shown = {name: safe(f"rules.{name}", rule[name]) for name in ("rule", "outcome", "reason") if name in rule}
     for name in ("measured", "limit", "line"):
         value = rule.get(name)
         if isinstance(value, int | float) and not isinstance(value, bool):
-            found[name] = value
-    return found
+            shown[name] = value
+    return shown
 
 
 def export_line(event: Mapping[str, Any], product_version: str) -> str:
@@ -160,11 +160,11 @@ def read_position(path: Path, *, log: str, target: str) -> Position | None:
         return None
     hint = "give another --position, or remove it to begin at the first record"
     try:
-        found = json.loads(path.read_bytes())
-        version = found["v"]
+        content = json.loads(path.read_bytes())
+        version = content["v"]
         position = Position(
-            str(found["log"]), str(found["target"]), Place(int(found["seq"]), str(found["previous"])),
-            int(found["bytes"]), str(found.get("product_version", "")),
+            str(content["log"]), str(content["target"]), Place(int(content["seq"]), str(content["previous"])),
+            int(content["bytes"]), str(content.get("product_version", "")),
         )  # fmt: skip
     except (ValueError, KeyError, TypeError) as error:
         raise ConflictError(f"{path} is not a position file", hint=hint) from error

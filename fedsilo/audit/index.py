@@ -185,19 +185,19 @@ class LogIndex:
             NotFoundError, VerificationError, OperationError: as `lines`.
         """
         self.catch_up()
-        found: list[tuple[int, bytes]] = []
+        records: list[tuple[int, bytes]] = []
         first, at = self.first, before
         lowest = max(first, before - look_max)
-        while at > lowest and len(found) < limit:
+        while at > lowest and len(records) < limit:
             # as much as is lacking, since mostly every line is wanted; else so much that few files are opened for it
-            start = max(lowest, at - max(limit - len(found), BLOCK_LINES))
+            start = max(lowest, at - max(limit - len(records), BLOCK_LINES))
             block = [item for item in self.lines(start, at) if wanted(item[1])]
-            found += reversed(block)
+            records += reversed(block)
             at = start
-        del found[limit:]
-        if len(found) == limit and found:
-            at = found[-1][0]
-        return Page(found, at if at > first else None)
+        del records[limit:]
+        if len(records) == limit and records:
+            at = records[-1][0]
+        return Page(records, at if at > first else None)
 
     # ---- messages ------------------------------------------------------------------------------------
 
@@ -230,36 +230,36 @@ class LogIndex:
         wanted = {"direction": direction, "verdict": verdict, "kind": kind, "content": None if control else 1}
         wanted = {name: value for name, value in wanted.items() if value not in ("", None)}
         conditions = " AND ".join([*(f"{name} = :{name}" for name in wanted), "seq < :before"])
-        asked = {**wanted, "before": COUNT_MAX if before is None else before, "limit": limit + 1}
+        arguments = {**wanted, "before": COUNT_MAX if before is None else before, "limit": limit + 1}
         query = (
             f"SELECT seq, row, outcome, milliseconds FROM messages {way} WHERE {conditions} "  # noqa: S608 - names above
             "ORDER BY seq DESC LIMIT :limit"
         )
-        found = self._answer(lambda database: database.execute(query, asked).fetchall())
-        read = self._rows_of([seq for seq, row, *_ in found[:limit] if not row])
-        shown = [(json.loads(row) if row else read.get(seq), outcome) for seq, row, *outcome in found[:limit]]
+        fetched = self._answer(lambda database: database.execute(query, arguments).fetchall())
+        read = self._rows_of([seq for seq, row, *_ in fetched[:limit] if not row])
+        shown = [(json.loads(row) if row else read.get(seq), outcome) for seq, row, *outcome in fetched[:limit]]
         rows = [{**row, **_outcome_fields(*outcome)} for row, outcome in shown if row]
-        last = found[limit - 1][0] if len(found) >= limit else 0
+        last = fetched[limit - 1][0] if len(fetched) >= limit else 0
         # a list with control messages goes on as long as there are records
-        more = last > self.first if control and verdict in ("", "allow") else len(found) > limit
+        more = last > self.first if control and verdict in ("", "allow") else len(fetched) > limit
         return Page(rows, last if more else None)
 
     def _rows_of(self, numbers: list[int]) -> dict[int, dict[str, Any]]:
         """Read from the log the lines of allowed control messages that are not damaged. numbers: newest first."""
-        found: dict[int, dict[str, Any]] = {}
+        rows_by_number: dict[int, dict[str, Any]] = {}
         while numbers:
             near = next((at for at in range(1, len(numbers)) if numbers[at - 1] - numbers[at] > STRIDE), len(numbers))
             wanted, numbers = set(numbers[:near]), numbers[near:]
             for number, line in self.lines(min(wanted), max(wanted) + 1):
                 record = parsed(number, line) if number in wanted else None
                 with contextlib.suppress(*_NO_RECORD):
-                    found |= {number: row_of(record)} if record else {}
-        return found
+                    rows_by_number |= {number: row_of(record)} if record else {}
+        return rows_by_number
 
     def totals(self, direction: str, *, control: bool = False) -> dict[str, int]:
         """{"total", "held", "denied"}: messages of the whole log. Held are those that people are asked about still;
         denied those that were when they were first decided on."""
-        counts, held = self._answer(
+        counts, holds = self._answer(
             lambda database: (
                 database.execute(
                     "SELECT verdict, messages FROM counts WHERE direction = ? AND content >= ?",
@@ -271,13 +271,13 @@ class LogIndex:
             )
         )
         denied = sum(messages for verdict, messages in counts if verdict == "deny")
-        return {"total": sum(messages for _, messages in counts), "held": held, "denied": denied}
+        return {"total": sum(messages for _, messages in counts), "held": holds, "denied": denied}
 
     def outcome(self, decision: int) -> dict[str, Any]:
         """{"outcome", "milliseconds"} of one decision. Raises FedSiloError: the log cannot be read."""
         query = "SELECT outcome, milliseconds FROM messages WHERE seq = ?"
-        found = self._answer(lambda database: database.execute(query, (decision,)).fetchone())
-        return _outcome_fields(*(found or ("", None)))
+        row = self._answer(lambda database: database.execute(query, (decision,)).fetchone())
+        return _outcome_fields(*(row or ("", None)))
 
     # ---- rounds --------------------------------------------------------------------------------------
 
@@ -329,10 +329,10 @@ class LogIndex:
         left = COUNT_MAX if records_max is None else records_max
         while left > 0:
             most = min(left, FOLD_RECORDS)
-            taken = self._use(lambda database: self._fold(database, most))  # noqa: B023 - it is asked at once
-            if not taken:
+            count = self._use(lambda database: self._fold(database, most))  # noqa: B023 - it is asked at once
+            if not count:
                 return
-            left -= taken
+            left -= count
 
     def _fold(self, database: sqlite3.Connection, records_max: int) -> int:
         """Take in the next records; return how many numbers those were."""
@@ -446,8 +446,8 @@ class LogIndex:
         if records > self._size() or first != self.first:
             return False
         with contextlib.suppress(FedSiloError):  # what cannot be read is told when it is asked for
-            found = list(self._read(database, records - 1, records))
-            return (link_of(found[0][1]) if found else removed_leaf(self.directory, records - 1)) == link
+            last = list(self._read(database, records - 1, records))
+            return (link_of(last[0][1]) if last else removed_leaf(self.directory, records - 1)) == link
         return False
 
     def _give_up(self, error: sqlite3.Error) -> None:
@@ -690,8 +690,8 @@ def _mark_of(record: Record) -> tuple[str, int, int, str] | None:
         return None
     if event == "ingress.decision" and verdict != "allow":
         return None
-    told = {"round.agreed": "signatures", "round.result": "verdicts"}.get(event, "")
-    detail = record.detail.get(told, {}) if told else {}
+    list_name = {"round.agreed": "signatures", "round.result": "verdicts"}.get(event, "")
+    detail = record.detail.get(list_name, {}) if list_name else {}
     kept_in = verdict == "deny" or event in _NO_EVENTS
     mark = {
         "at": record.t / 1000,
@@ -700,14 +700,14 @@ def _mark_of(record: Record) -> tuple[str, int, int, str] | None:
         "step": int(record.step),
         "verdict": verdict,
         "reasons": [str(reason) for reason in record.reasons[:REASONS_MAX]] if kept_in else [],
-        "detail": {str(name): str(value) if told == "verdicts" else "" for name, value in detail.items()},
+        "detail": {str(name): str(value) if list_name == "verdicts" else "" for name, value in detail.items()},
     }
     return _text(record.run), _count(record.round), int(own), json.dumps(mark)
 
 
 def _mark_from(text: str) -> Mark:
-    told = json.loads(text)
-    return Mark(**{**told, "reasons": tuple(told["reasons"])})
+    fields = json.loads(text)
+    return Mark(**{**fields, "reasons": tuple(fields["reasons"])})
 
 
 def no_run_yet(party: str) -> dict[str, Any]:

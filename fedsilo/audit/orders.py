@@ -76,7 +76,7 @@ ORDERS_IN_WORDS: Final[Mapping[Verdict, str]] = {
 
 def orders_in_words(counts: Mapping[str, int]) -> str:
     """Records by verdict, as a person reads it."""
-    return "; ".join(f"{counts[name]} {told}" for name, told in ORDERS_IN_WORDS.items() if counts.get(name))
+    return "; ".join(f"{counts[name]} {words}" for name, words in ORDERS_IN_WORDS.items() if counts.get(name))
 
 
 class _BrokenError(Exception):
@@ -120,15 +120,15 @@ def check_orders(
         if root.kind != "site":
             raise UsageError(f"{root.name!r} is the CA of a federation", hint="people are certified by their site's CA")
     keys = [(str(result["origin"]), _keys_of(log)) for result, log in zip(results, logs, strict=True)]
-    found = [_Log(result, log, roots, keys).check() for result, log in zip(results, logs, strict=True)]
-    for result, verdicts in zip(results, found, strict=True):
+    checked = [_Log(result, log, roots, keys).check() for result, log in zip(results, logs, strict=True)]
+    for result, verdicts in zip(results, checked, strict=True):
         counts = [*verdicts.values()]
         result["orders"] = {name: counts.count(name) for name in ORDERS_IN_WORDS}
         if late := counts.count("late"):
             result["notices"].append(
                 f"{late} records of what people signed were countersigned after the person's certificate had ended"
             )
-    return found
+    return checked
 
 
 class _Log:
@@ -160,8 +160,8 @@ class _Log:
         verdicts: dict[int, Verdict] = {}
         with contextlib.suppress(FedSiloError):  # a log that cannot be read is a problem already
             for record in typed_records(self._folder):
-                asked = record.event in _EVENTS or record.orders
-                if asked and (verdict := self._verdict(record)) is not None:
+                is_order = record.event in _EVENTS or record.orders
+                if is_order and (verdict := self._verdict(record)) is not None:
                     verdicts[record.seq] = verdict
         return verdicts
 
@@ -192,13 +192,17 @@ class _Log:
                 raise _BrokenError("the certificate is not a person's")
             key.verify(signature, signed, ec.ECDSA(hashes.SHA256()))
             version, _, body = signed.partition(b"\n")
-            said = json.loads(body)
-            arguments = json.loads(said["arguments"])
-            exact = version in VERSIONS and canonical_json(said) == body
-            if not exact or canonical_json(arguments).decode() != said["arguments"] or not isinstance(arguments, dict):
+            content = json.loads(body)
+            arguments = json.loads(content["arguments"])
+            exact = version in VERSIONS and canonical_json(content) == body
+            if (
+                not exact
+                or canonical_json(arguments).decode() != content["arguments"]
+                or not isinstance(arguments, dict)
+            ):
                 raise _BrokenError("what was signed is no command")
             fingerprint = certificate_fingerprint(certificate)
-            statement = version + b"\n" + canonical_json({**said, "expires": ""})
+            statement = version + b"\n" + canonical_json({**content, "expires": ""})
         except InvalidSignature as error:
             raise _BrokenError("the signature is not of that certificate's key over these bytes") from error
         except (*PARSE_ERRORS, KeyError, RecursionError, NotAllowedError) as error:
@@ -206,7 +210,9 @@ class _Log:
         if signed in self._kept:
             raise _BrokenError("another record keeps the same one, and an order counts once")
         self._kept.add(signed)
-        return _Order(said, arguments, identity, certificate, fingerprint, sha256_hex(statement + fingerprint.encode()))
+        return _Order(
+            content, arguments, identity, certificate, fingerprint, sha256_hex(statement + fingerprint.encode())
+        )
 
     def _compare(self, record: Record, detail: Mapping[str, Any], orders: Sequence[_Order]) -> None:
         people = [detail.get("person")]
@@ -218,7 +224,7 @@ class _Log:
             raise _BrokenError("it is of another person")
         for order in orders:
             self._of_this_party(order)
-            if wrong := [name for name, signed, told in _pairs(record, detail, order) if signed != told]:
+            if wrong := [name for name, signed, ordered in _pairs(record, detail, order) if signed != ordered]:
                 raise _BrokenError(f"another {', '.join(wrong)} than the record says")
             try:
                 expires = datetime.fromisoformat(str(order.said.get("expires"))).timestamp()
@@ -305,49 +311,49 @@ def _command_of(record: Record, detail: Mapping[str, Any], order: _Order) -> str
     if event == "approval.grant":
         return "approvals.approve" if "release" in detail else "approvals.release"
     if event == "policy.load":
-        told = "policy.approve" if "proposal" in order.arguments else "policy.propose"
-        return told if "proposal" in detail else "policy.reload"
+        command = "policy.approve" if "proposal" in order.arguments else "policy.propose"
+        return command if "proposal" in detail else "policy.reload"
     return COMMANDS.get(event, "")
 
 
 def _pairs(record: Record, detail: Mapping[str, Any], order: _Order) -> Iterator[tuple[str, Any, Any]]:
     """What was signed, beside what the record says: name, this, that."""
-    given, effective = order.arguments, record.policy
+    arguments, effective = order.arguments, record.policy
     command, of_release = _command_of(record, detail, order), "release" in detail
     yield "command", order.said.get("name"), command
     yield "certificate", order.fingerprint, detail.get("certificate", order.fingerprint)
     yield "request", order.said.get("request_id"), detail.get("request", order.said.get("request_id"))
-    if of_release or "release" in given:
-        yield "release", given.get("release"), detail.get("release")
-        yield "policy", str(given.get("policy_digest")).removeprefix("sha256:"), effective
-    if command == "approvals.approve" and ("shown" in given or "facts" in detail):
+    if of_release or "release" in arguments:
+        yield "release", arguments.get("release"), detail.get("release")
+        yield "policy", str(arguments.get("policy_digest")).removeprefix("sha256:"), effective
+    if command == "approvals.approve" and ("shown" in arguments or "facts" in detail):
         payload = record.payload
         shown = shown_digest(str(detail.get("release")), payload, str(effective), str(detail.get("facts")))
-        yield "view", given.get("shown"), shown
+        yield "view", arguments.get("shown"), shown
     if command == "approvals.release":
-        yield "kind", given.get("kind"), record.kind or None
+        yield "kind", arguments.get("kind"), record.kind or None
     if command == "approvals.reject":
-        yield "reason", [given.get("reason_code")], list(record.reasons)
+        yield "reason", [arguments.get("reason_code")], list(record.reasons)
     if command == "approvals.defer":
-        until = given.get("until_seconds")
+        until = arguments.get("until_seconds")
         yield "time", int(until) if isinstance(until, int | float) else None, detail.get("until")
     if "note" in detail:
-        yield "note", given.get("sealed"), detail["note"]
+        yield "note", arguments.get("sealed"), detail["note"]
     if opened := detail.get("acknowledged"):
-        yield "finding", _are_among(opened, given.get("acknowledged")), True
-    if (command.startswith(("run.", "adapter.")) and "run" in given) or given.get("run"):
-        yield "run", given.get("run"), record.run or None
+        yield "finding", _are_among(opened, arguments.get("acknowledged")), True
+    if (command.startswith(("run.", "adapter.")) and "run" in arguments) or arguments.get("run"):
+        yield "run", arguments.get("run"), record.run or None
     if command == "clock.accept":
-        yield "halt", given.get("halt"), detail.get("halt")
+        yield "halt", arguments.get("halt"), detail.get("halt")
     if command == "ledger.accept":
-        yield "ledger", sha256_hex(canonical_json(given)), detail.get("shown")
+        yield "ledger", sha256_hex(canonical_json(arguments)), detail.get("shown")
     if command in ("adapter.accept", "adapter.refuse"):
-        yield "adapter", str(given.get("digest")).removeprefix("sha256:"), detail.get("adapter")
-    if "silo" in given:
-        yield "silo", given.get("silo"), detail.get("silo")
+        yield "adapter", str(arguments.get("digest")).removeprefix("sha256:"), detail.get("adapter")
+    if "silo" in arguments:
+        yield "silo", arguments.get("silo"), detail.get("silo")
     if "proposal" in detail:
-        yield "policy", given.get("after"), effective
-        yield "proposal", given.get("proposal", order.id), detail["proposal"]
+        yield "policy", arguments.get("after"), effective
+        yield "proposal", arguments.get("proposal", order.id), detail["proposal"]
 
 
 def _are_among(opened: Any, signed: Any) -> bool:

@@ -237,9 +237,9 @@ def problem_of(window: Polls, record: Record) -> str:
 
 def in_order(ranges: Sequence[Polls]) -> list[Polls]:
     """Ranges of one log by their numbers, each ending before the next one begins: numbers only grow."""
-    found = sorted(ranges, key=lambda one: (one.first, one.record))
-    following = [after.first - 1 for after in found[1:]] + [math.inf]
-    return [replace(one, last=max(one.first, min(one.last, end))) for one, end in zip(found, following, strict=False)]
+    ordered = sorted(ranges, key=lambda one: (one.first, one.record))
+    following = [after.first - 1 for after in ordered[1:]] + [math.inf]
+    return [replace(one, last=max(one.first, min(one.last, end))) for one, end in zip(ordered, following, strict=False)]
 
 
 def differences(
@@ -254,15 +254,15 @@ def differences(
         since: until which what the other log said may be gone.
         whole: whether both logs say all they ever will: then the totals are compared too.
     """
-    found: list[tuple[Polls, str]] = []
+    differing: list[tuple[Polls, str]] = []
     for one in mine:
         inside = sum(other.least for other in theirs if one.first <= other.first and other.last <= one.last)
         around = sum(other.most for other in theirs if other.first <= one.last and one.first <= other.last)
         if inside > one.most:
-            found.append((one, f"has at least {inside} there"))
+            differing.append((one, f"has at least {inside} there"))
         elif around < one.least and one.ended < until and one.began > since:
-            found.append((one, f"has at most {around} there"))
+            differing.append((one, f"has at most {around} there"))
     least, most = sum(one.least for one in mine), sum(other.most for other in theirs)
-    if whole and mine and least > most and not found:
-        found.append((mine[0], f"has at most {most} in all, and {least} are counted here"))
-    return found
+    if whole and mine and least > most and not differing:
+        differing.append((mine[0], f"has at most {most} in all, and {least} are counted here"))
+    return differing

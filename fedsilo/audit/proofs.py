@@ -67,10 +67,10 @@ def prove(folder: Path, seq: int) -> dict[str, Any]:
         NotFoundError: no such record, or no checkpoint covers it yet.
         VerificationError: the record is not what the checkpoint covers.
     """
-    found = next(read_lines(folder, seq), None)
-    if found is None:
+    line = next(read_lines(folder, seq), None)
+    if line is None:
         raise NotFoundError(f"{folder} has no record {seq}")
-    if found[0] != seq:
+    if line[0] != seq:
         raise removed(folder, seq)
     covering = _covering_note(folder, seq)
     if covering is None:
@@ -79,11 +79,11 @@ def prove(folder: Path, seq: int) -> dict[str, Any]:
     own, keys = _keys_of(folder)
     proof = tree.inclusion(seq, size) if size <= tree.size else []
     checkpoint = open_checkpoint(note, own)
-    leaf = leaf_hash(found[1])
+    leaf = leaf_hash(line[1])
     if checkpoint.size != size or not verify_inclusion(leaf, seq, size, proof, checkpoint.root):
         raise VerificationError(f"{folder}: record {seq} is not what the checkpoint at {size} covers")
     return {
-        "seq": seq, "record": found[1].decode(), "leaf": leaf.hex(), "log": own.name, "key": own.public_bytes.hex(),
+        "seq": seq, "record": line[1].decode(), "leaf": leaf.hex(), "log": own.name, "key": own.public_bytes.hex(),
         "size": size, "inclusion": [part.hex() for part in proof], "note": note, "keys": keys,
     }  # fmt: skip
 
@@ -232,9 +232,9 @@ def check(path: Path, key: str = "") -> dict[str, Any]:
         size, log, given = signed
         if key and given != key.lower():
             problems.insert(0, f"it is signed with the key {given}, not with the one given")
-        found = _problems_of(proved, checkpoint.size, checkpoint.root)
-        failed = found if not problems else failed
-        problems += _counted(found.values())
+        faults = _problems_of(proved, checkpoint.size, checkpoint.root)
+        failed = faults if not problems else failed
+        problems += _counted(faults.values())
     return {
         "path": str(path), "log": log, "key": given, "key_compared": bool(key), "size": size, "records": len(proved),
         "proved": len(proved) - len(failed), "first": proved[0].seq, "last": proved[-1].seq, "cosigned": cosigned,
@@ -300,13 +300,13 @@ def _cosigners(note: str, keys: Sequence[VerifierKey], log: str, problems: list[
 
 def _problems_of(proved: Sequence[Proved], size: int, root: bytes) -> dict[int, str]:
     """What is wrong, by record, with records that are to be in the tree of `size` leaves with this root."""
-    found: dict[int, str] = {}
+    problems: dict[int, str] = {}
     before = ""
     for each in proved:
         if trouble := _trouble(each, before, size, root):
-            found[each.seq] = f"record {each.seq} {trouble}"
+            problems[each.seq] = f"record {each.seq} {trouble}"
         before = link_of(each.line)
-    return found
+    return problems
 
 
 def _trouble(each: Proved, before: str, size: int, root: bytes) -> str:

@@ -232,25 +232,25 @@ class LogReader:
             VerificationError: the next record is damaged, missing, or does not follow the one before. What came
                 before it was returned by an earlier call.
         """
-        found: list[tuple[bytes, dict[str, Any], Place]] = []
+        records: list[tuple[bytes, dict[str, Any], Place]] = []
         try:
-            while len(found) < records_max and (self._segment is not None or self._find_segment()):
-                self._read_segment(found, records_max)
-                if len(found) < records_max and not self._go_to_next_segment():
+            while len(records) < records_max and (self._segment is not None or self._find_segment()):
+                self._read_segment(records, records_max)
+                if len(records) < records_max and not self._go_to_next_segment():
                     break
         except VerificationError:
-            if not found:
+            if not records:
                 raise
-        return found
+        return records
 
-    def _read_segment(self, found: list[tuple[bytes, dict[str, Any], Place]], records_max: int) -> None:
+    def _read_segment(self, records: list[tuple[bytes, dict[str, Any], Place]], records_max: int) -> None:
         """Take in the complete lines that this segment has by now."""
         assert self._segment is not None  # noqa: S101 - the caller found one
         for seq, line, offset in segment_lines(self._segment, self.place.seq, self._offset):
             record = self._checked(line)
             self.place, self._offset = Place(seq + 1, link_of(line)), offset
-            found.append((line, record, self.place))
-            if len(found) == records_max:
+            records.append((line, record, self.place))
+            if len(records) == records_max:
                 return
 
     def _go_to_next_segment(self) -> bool:
@@ -280,9 +280,9 @@ class LogReader:
         self._offset = 0
         lines = segment_lines(self._segment, number)
         while number < self.place.seq:
-            if (found := next(lines, None)) is None:
+            if (line := next(lines, None)) is None:
                 raise VerificationError(f"{self._directory} ends at record {number - 1}, before {self.place.seq}")
-            number, self._offset = found[0] + 1, found[2]
+            number, self._offset = line[0] + 1, line[2]
         return True
 
     def _checked(self, line: bytes) -> dict[str, Any]:
@@ -323,9 +323,9 @@ class LogReader:
 
     def _link_of(self, seq: int) -> str:
         """The hash of a record, which retention leaves when it removes it; empty where there is none."""
-        found = next(read_lines(self._directory, seq), None)
-        if found is not None and found[0] == seq:
-            return link_of(found[1])
+        line = next(read_lines(self._directory, seq), None)
+        if line is not None and line[0] == seq:
+            return link_of(line[1])
         return removed_leaf(self._directory, seq)
 
     def _refuse_removed(self, seq: int) -> None:

@@ -100,8 +100,8 @@ def shown_digest(release: str, payload: Mapping[str, Any], policy: str, facts: s
         facts: digest of the facts that were shown.
     """
     digest = payload.get("sha256") or payload.get("hmac_sha256")
-    said = {"release": release, "payload": digest, "policy": policy, "facts": facts}
-    return hashlib.sha256(b"fedsilo shown\n" + rfc8785.dumps(said)).hexdigest()
+    statement = {"release": release, "payload": digest, "policy": policy, "facts": facts}
+    return hashlib.sha256(b"fedsilo shown\n" + rfc8785.dumps(statement)).hexdigest()
 
 
 def note_text(text: str) -> str:

@@ -53,17 +53,17 @@ def segments(directory: Path) -> list[tuple[int, Path]]:
     if not directory.is_dir():
         raise NotFoundError(f"{directory} is not an audit log folder")
     named = ((_SEGMENT_NAME.fullmatch(path.name), path) for path in directory.iterdir())
-    found = sorted((int(match[1]), path) for match, path in named if match)
-    for _, path in found:
+    numbered = sorted((int(match[1]), path) for match, path in named if match)
+    for _, path in numbered:
         if not path.is_file():
             raise VerificationError(f"{path} is no file")
-    return found
+    return numbered
 
 
 def reduced_segments(directory: Path) -> list[tuple[int, Path]]:
     """(number of the first record, path) of every segment of which the leaf hashes are left, in order."""
-    found = ((_LEAVES_NAME.fullmatch(path.name), path) for path in directory.iterdir())
-    return sorted((int(match[1]), path) for match, path in found if match and not path.with_suffix(".jsonl").exists())
+    matches = ((_LEAVES_NAME.fullmatch(path.name), path) for path in directory.iterdir())
+    return sorted((int(match[1]), path) for match, path in matches if match and not path.with_suffix(".jsonl").exists())
 
 
 def packed_leaves(path: Path) -> bytes:
@@ -149,13 +149,13 @@ class SegmentWriter:
         if self._descriptor is None:
             return
         try:
-            written, found = os.fstat(self._descriptor), self._path.stat(follow_symlinks=False)
+            written, in_place = os.fstat(self._descriptor), self._path.stat(follow_symlinks=False)
         except OSError as error:
             raise _lost(self._path, f"it is not there ({error.strerror})") from error
-        if (found.st_dev, found.st_ino) != (written.st_dev, written.st_ino):
+        if (in_place.st_dev, in_place.st_ino) != (written.st_dev, written.st_ino):
             raise _lost(self._path, "another file stands in its place")
-        if found.st_size != self.segment_bytes:
-            raise _lost(self._path, f"it has {found.st_size} bytes, and {self.segment_bytes} were written")
+        if in_place.st_size != self.segment_bytes:
+            raise _lost(self._path, f"it has {in_place.st_size} bytes, and {self.segment_bytes} were written")
 
     def _take_back(self, cause: OSError) -> None:
         assert self._descriptor is not None  # noqa: S101 - append checked it

@@ -178,18 +178,18 @@ class Approvals:
                 }
             )  # fmt: skip
             return
-        found = self.releases.get(release := release or f"record {record.seq}")
-        if found is None:
+        answers = self.releases.get(release := release or f"record {record.seq}")
+        if answers is None:
             if len(self.releases) >= RELEASES_MAX:
                 self.further[event] += 1
                 return
-            found = self.releases[release] = _Release(release, record)
+            answers = self.releases[release] = _Release(release, record)
         if event == "request":
-            found.asked(self._needed.pop(record.held_bytes, 0), version)
-        found.answered(record, event, version, note, order)
-        if event == "grant" and found.counts(record.seq):
-            self._of_grant[str(record.seq)] = found
-            _put(self._newest, record.held_bytes, found)
+            answers.asked(self._needed.pop(record.held_bytes, 0), version)
+        answers.answered(record, event, version, note, order)
+        if event == "grant" and answers.counts(record.seq):
+            self._of_grant[str(record.seq)] = answers
+            _put(self._newest, record.held_bytes, answers)
 
     def to_json(self, version: int) -> dict[str, Any]:
         """version: number of policy changes in the whole log."""
@@ -331,25 +331,25 @@ class Unasked:
         """An `egress.decision`."""
         if record.decision != "allow":
             return
-        asked = bool(record.approvals)
+        is_approved = bool(record.approvals)
         rule: Mapping[str, Any] = next((one for one in record.rules if one.get("rule") == "approvals"), {})
         file = "charter" if rule.get("file") == "charter" else "policy"
         why = (record.kind, record.policy, file if rule else "", count_of(rule.get("line")))
-        self._decisions[record.seq] = (ASKED if asked else UNASKED, why)
+        self._decisions[record.seq] = (ASKED if is_approved else UNASKED, why)
         if len(self._decisions) > _DECISIONS_MAX:
             del self._decisions[next(iter(self._decisions))]
 
     def sent(self, record: Record, kind: str) -> None:
         """An `egress.sent`. kind: under which it is counted."""
-        found = self._decisions.get(-1 if record.decided_by is None else record.decided_by)
-        became = found[0] if found else NOT_TOLD
+        decision = self._decisions.get(-1 if record.decided_by is None else record.decided_by)
+        became = decision[0] if decision else NOT_TOLD
         if kind.startswith(CONTROL):
             self._control += messages_of(record)
         else:
             self._content[became] += 1
-        if found is None or became == ASKED:
+        if decision is None or became == ASKED:
             return
-        why = (kind, *found[1][1:])
+        why = (kind, *decision[1][1:])
         if why not in self._rows and len(self._rows) >= UNASKED_ROWS_MAX:
             self._not_listed += 1
             return
@@ -449,8 +449,8 @@ class LogStatistics:
             self.first_seq, self.first_t = record.seq, t
         self.last_t = t
         self.events[event] += 1
-        seen = self.actors.setdefault(self._identity(record.actor), [0, t, t])
-        seen[0], seen[2] = seen[0] + 1, t
+        activity = self.actors.setdefault(self._identity(record.actor), [0, t, t])
+        activity[0], activity[2] = activity[0] + 1, t
         if record.peer:
             self.peers[self._whose(record.peer)] += 1
         self.outward = self.outward or event.startswith("egress.")
@@ -538,8 +538,8 @@ class LogStatistics:
             whose = record.peer if record.event == "ingress.decision" else record.actor
             self._level(whose, final, record.seq)
 
-    def _level(self, whose: str, said: Mapping[str, Any], seq: int) -> None:
-        if (level := said.get("isolation")) in ISOLATION_LEVELS:
+    def _level(self, whose: str, levels: Mapping[str, Any], seq: int) -> None:
+        if (level := levels.get("isolation")) in ISOLATION_LEVELS:
             self.levels.setdefault((self._whose(whose), level), [seq, seq])[1] = seq
 
     def _read(self, record: Record) -> None:

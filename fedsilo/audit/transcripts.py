@@ -50,8 +50,8 @@ class Rounds:
 
     def sound(self, place: Place) -> RoundCheck | None:
         """A round with a transcript that its coordinator signed: what others can be compared with."""
-        found = self.rounds.get(place)
-        return found if found is not None and found.sound else None
+        entry = self.rounds.get(place)
+        return entry if entry is not None and entry.sound else None
 
 
 def check_rounds(results: Sequence[dict[str, Any]], logs: Sequence[Path]) -> list[dict[str, Any]]:
@@ -68,11 +68,11 @@ def check_rounds(results: Sequence[dict[str, Any]], logs: Sequence[Path]) -> lis
         committed, aggregate, survivors, survivors_without_signature, verdicts, logs_alike}.
     """
     ring = Keyring(logs, [result["verified"] for result in results])
-    found = [
+    logs_rounds = [
         _rounds_of(log, ring, number, result) for number, (log, result) in enumerate(zip(logs, results, strict=True))
     ]
-    _compare([result["log"] for result in results], found, ring.known_to(None))
-    for number, (result, rounds) in enumerate(zip(results, found, strict=True)):
+    _compare([result["log"] for result in results], logs_rounds, ring.known_to(None))
+    for number, (result, rounds) in enumerate(zip(results, logs_rounds, strict=True)):
         problems = [*ring.problems[number], *rounds.problems]
         more = [f"and {len(problems) - PROBLEMS_MAX} other problems of rounds"] * (len(problems) > PROBLEMS_MAX)
         result["findings"] = rounds.findings
@@ -82,15 +82,17 @@ def check_rounds(results: Sequence[dict[str, Any]], logs: Sequence[Path]) -> lis
             result["problems"] = [*result["problems"], *problems[:PROBLEMS_MAX], *more]
             result["verified"] = False
     return (
-        [_row(place, found) for place in sorted(found[0].rounds) if found[0].rounds[place].transcript] if found else []
+        [_row(place, logs_rounds) for place in sorted(logs_rounds[0].rounds) if logs_rounds[0].rounds[place].transcript]
+        if logs_rounds
+        else []
     )
 
 
-def _row(place: Place, found: Sequence[Rounds]) -> dict[str, Any]:
-    first = found[0].rounds[place]
+def _row(place: Place, logs_rounds: Sequence[Rounds]) -> dict[str, Any]:
+    first = logs_rounds[0].rounds[place]
     transcript, ended = first.transcript, first.ended
     assert transcript is not None  # noqa: S101  # the caller looked
-    same = [other for each in found if (other := each.rounds.get(place)) and other.transcript == transcript]
+    same = [other for each in logs_rounds if (other := each.rounds.get(place)) and other.transcript == transcript]
     signed_somewhere = {silo for other in same for silo in other.signed}
     return {
         "run": place[0],
@@ -181,7 +183,7 @@ class Keyring:
 
 
 def _rounds_of(log: Path, ring: Keyring, number: int, result: Mapping[str, Any]) -> Rounds:
-    found = Rounds()
+    rounds = Rounds()
     owner = ring.origins[number]
     keys, coordinators = ring.known_to(number), ring.coordinators(domain_of(owner))
     begun: set[str] = set()  # runs with a transcript in this log: what follows of them was not removed
@@ -192,14 +194,14 @@ def _rounds_of(log: Path, ring: Keyring, number: int, result: Mapping[str, Any])
             run, place = record.run, (record.run, record.round)
             detail, event = record.detail, record.event
             if event == "round.equivocation":
-                told, problems = check_evidence(
+                evidence, problems = check_evidence(
                     detail, run=run, number=place[1], owner=owner, keys=keys, coordinators=coordinators
                 )
-                if told:
-                    found.findings.append(_finding(place, "transcripts", f"record {record.seq}", told))
+                if evidence:
+                    rounds.findings.append(_finding(place, "transcripts", f"record {record.seq}", evidence))
             else:
                 removed = bool(result["hashes_only"]) and run not in begun
-                check = found.rounds.setdefault(
+                check = rounds.rounds.setdefault(
                     place,
                     RoundCheck(*place, owner=owner, keys=keys, coordinators=coordinators, removed=removed),
                 )
@@ -209,33 +211,35 @@ def _rounds_of(log: Path, ring: Keyring, number: int, result: Mapping[str, Any])
                 else:
                     problems = check.agreed(detail) if event == "round.agreed" else check.result(detail)
             where = f"record {record.seq}: round {place[1]} of run {run}"
-            found.problems += [f"{where}: {problem}" for problem in problems]
+            rounds.problems += [f"{where}: {problem}" for problem in problems]
     except FedSiloError as error:
         if not result["problems"]:  # else the verification of the log has named it
-            found.problems.append(f"not all of its rounds can be read: {error.message}")
-    for place, check in sorted(found.rounds.items()):
+            rounds.problems.append(f"not all of its rounds can be read: {error.message}")
+    for place, check in sorted(rounds.rounds.items()):
         if check.two_ends:
-            found.findings.append(_finding(place, "results", f"fields {', '.join(check.two_ends)}", _signer(check)))
-        found.problems += [f"round {place[1]} of run {place[0]}: {problem}" for problem in check.missing()]
-    return found
+            rounds.findings.append(_finding(place, "results", f"fields {', '.join(check.two_ends)}", _signer(check)))
+        rounds.problems += [f"round {place[1]} of run {place[0]}: {problem}" for problem in check.missing()]
+    return rounds
 
 
-def _compare(names: Sequence[str], found: Sequence[Rounds], keys: Keys) -> None:
+def _compare(names: Sequence[str], logs_rounds: Sequence[Rounds], keys: Keys) -> None:
     """The same round in two logs is one round. A difference that the coordinator signed is its doing, not the logs';
     any other is a problem of both."""
-    for place in sorted({place for rounds in found for place in rounds.rounds}):
+    for place in sorted({place for rounds in logs_rounds for place in rounds.rounds}):
         having = [
-            (name, rounds, check) for name, rounds in zip(names, found, strict=True) if (check := rounds.sound(place))
+            (name, rounds, check)
+            for name, rounds in zip(names, logs_rounds, strict=True)
+            if (check := rounds.sound(place))
         ]
         for name, rounds, check in having[1:]:
             first_name, first_rounds, first = having[0]
             what, fields, proven = _difference(first, check, keys.get(check.party))
             for log, other in ((rounds, first_name), (first_rounds, name)):
-                told = f"another {what} than in the log of {other}: {', '.join(fields)} differ"
+                difference = f"another {what} than in the log of {other}: {', '.join(fields)} differ"
                 if fields and proven:
-                    log.findings.append(_finding(place, f"{what}s", told, _signer(check)))
+                    log.findings.append(_finding(place, f"{what}s", difference, _signer(check)))
                 elif fields:
-                    log.problems.append(f"round {place[1]} of run {place[0]} has {told}")
+                    log.problems.append(f"round {place[1]} of run {place[0]} has {difference}")
 
 
 def _difference(one: RoundCheck, other: RoundCheck, key: KnownKey | None) -> tuple[str, Sequence[str], bool]:
@@ -251,8 +255,8 @@ def _difference(one: RoundCheck, other: RoundCheck, key: KnownKey | None) -> tup
     return "result", proven or ["a value"], bool(proven)
 
 
-def _finding(place: Place, what: str, where: str, told: Mapping[str, Any]) -> dict[str, Any]:
-    return {"run": place[0], "round": place[1], "what": what, "where": where, **told}
+def _finding(place: Place, what: str, where: str, details: Mapping[str, Any]) -> dict[str, Any]:
+    return {"run": place[0], "round": place[1], "what": what, "where": where, **details}
 
 
 def _signer(check: RoundCheck) -> dict[str, Any]:
@@ -297,7 +301,9 @@ def silo_keys(record: Mapping[str, Any], logs: Sequence[Path], ca: Path | None) 
     results = verify_logs(list(logs))
     ring = Keyring(logs, [result["verified"] for result in results])
     problems = [f"{one['path']} does not verify: {problem}" for one in results for problem in one["problems"]]
-    problems += [f"{log}: {problem}" for log, told in zip(logs, ring.problems, strict=True) for problem in told]
+    problems += [
+        f"{log}: {problem}" for log, own_problems in zip(logs, ring.problems, strict=True) for problem in own_problems
+    ]
     keys: dict[str, KnownKey] = dict(ring.known_to(None))
     if ca is None:
         return keys, problems

@@ -285,15 +285,17 @@ class Witnessed(ABC):
             return self._countersign(newest, peer, public_key) if newest and head != remembered else ""
 
     def _two_histories(self, peer: str, note: str, seen: Checkpoint, remembered: TreeHead) -> TwoHistories:
-        kept = self.directory / "evidence"
+        evidence = self.directory / "evidence"
         name = f"{file_stem(peer)}-{seen.size}-{hashlib.sha256(note.encode()).hexdigest()[:16]}.note"
-        kept.mkdir(mode=0o700, exist_ok=True)
-        earlier = set(kept.glob(f"{file_stem(peer)}-*.note"))
-        where = f"both notes are kept: {self._witnessed_path(peer)} and {kept / name}"
-        if kept / name not in earlier and len(earlier) >= EVIDENCE_MAX:
-            where = f"it signed more such notes than are kept in {kept}; compare one with {self._witnessed_path(peer)}"
-        elif kept / name not in earlier:
-            store_note(kept / name, note.encode())
+        evidence.mkdir(mode=0o700, exist_ok=True)
+        earlier = set(evidence.glob(f"{file_stem(peer)}-*.note"))
+        where = f"both notes are kept: {self._witnessed_path(peer)} and {evidence / name}"
+        if evidence / name not in earlier and len(earlier) >= EVIDENCE_MAX:
+            where = (
+                f"it signed more such notes than are kept in {evidence}; compare one with {self._witnessed_path(peer)}"
+            )
+        elif evidence / name not in earlier:
+            store_note(evidence / name, note.encode())
         return TwoHistories(
             f"{peer} signed two logs of {seen.size} records: roots {remembered.root.hex()[:16]} and "
             f"{seen.root.hex()[:16]}",

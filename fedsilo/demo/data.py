@@ -232,16 +232,16 @@ def make_digit_set(
     """
     draws = generator(seed_of(seed, "demo-data"))
     per_topic = -(-round(silos * rows_per_silo * POOL_FACTOR) // len(digit_tasks.TOPICS))
-    asked = _draw_rows(draws, per_topic + -(-public_rows // len(digit_tasks.TOPICS)), held_out=False)
-    pool = [row for rows in asked.values() for row in rows[:per_topic]]
+    public_draws = _draw_rows(draws, per_topic + -(-public_rows // len(digit_tasks.TOPICS)), held_out=False)
+    pool = [row for rows in public_draws.values() for row in rows[:per_topic]]
     labels = [str(row["topic"]) for row in pool]
     parts = split_dirichlet_equal_size(labels, silos=silos, rows_per_silo=rows_per_silo, alpha=alpha, generator=draws)
     unseen = _draw_rows(draws, -(-held_out_rows // len(digit_tasks.TOPICS)), held_out=True)
     private = [[pool[row] for row in part] for part in parts]
-    _add_rows(private, further_rows, used=asked, draws=generator(seed_of(seed, "demo-data-further")))
+    _add_rows(private, further_rows, used=public_draws, draws=generator(seed_of(seed, "demo-data-further")))
     return DigitSet(
         private=dict(zip(silo_names(silos), private, strict=True)),
-        public=_interleave({topic: rows[per_topic:] for topic, rows in asked.items()}, public_rows),
+        public=_interleave({topic: rows[per_topic:] for topic, rows in public_draws.items()}, public_rows),
         held_out=_interleave(unseen, held_out_rows),
         total_variation=mean_total_variation(labels, parts),
     )
@@ -383,19 +383,19 @@ def write_sets_folder(
         wanted.setdefault(name, []).append((silo, rows_per_silo))
     wanted.setdefault(public, []).append(("public", public_rows))
     wanted.setdefault(held_out, []).append(("held_out", held_out_rows))
-    given: dict[str, tuple[str, list[Row]]] = {}
+    sources: dict[str, tuple[str, list[Row]]] = {}
     for name in sorted(wanted):
         rows = _read_set(folder, name)
         for part, chosen in _deal(rows, wanted[name], draws).items():
-            given[part] = (DATA_SETS[name].verifier, chosen)
+            sources[part] = (DATA_SETS[name].verifier, chosen)
     return write_data_folder(
         root,
         name="sets",
         tokenizer="bytes",
         lengths=lengths,
-        private={silo: given[silo] for silo in sorted(set_of)},
-        public=given["public"],
-        held_out=given["held_out"],
+        private={silo: sources[silo] for silo in sorted(set_of)},
+        public=sources["public"],
+        held_out=sources["held_out"],
     )
 
 

@@ -83,8 +83,8 @@ class PlayedConsole(ToldConsole):
             self.redraw()
 
     def message_lines(self, cells: int) -> list[Line]:
-        told = super().message_lines(cells)
-        return told or ([line(" ", *row) for row in wrap(OVER, cells, "accent")] if self._over else [])
+        lines = super().message_lines(cells)
+        return lines or ([line(" ", *row) for row in wrap(OVER, cells, "accent")] if self._over else [])
 
     async def on_event(self, event: Any) -> None:
         if self._over and getattr(event, "key", "") in LEAVES:  # only an event of a key has one

@@ -132,7 +132,7 @@ class Children:
     def count(self) -> int:
         """Living processes of ours: the children and their own children, grading workers left out."""
         parents = {child.process.pid for child in self._children if child.process.poll() is None}
-        found = set(parents)
+        processes = set(parents)
         commands: dict[int, tuple[int, str]] = {}
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit():
@@ -143,11 +143,11 @@ class Children:
         while grew:
             grew = False
             for pid, (parent, _) in commands.items():
-                if parent in found and pid not in found:
-                    found.add(pid)
+                if parent in processes and pid not in processes:
+                    processes.add(pid)
                     grew = True
-        workers = sum("silo.trainer.worker" in commands[pid][1] for pid in found - parents if pid in commands)
-        return len(parents) + min(workers, len(found) - len(parents))
+        workers = sum("silo.trainer.worker" in commands[pid][1] for pid in processes - parents if pid in commands)
+        return len(parents) + min(workers, len(processes) - len(parents))
 
     def stop(self) -> list[str]:
         """End all politely, then not: first what was started last, all of one kind at once, so that the silos can still

@@ -320,10 +320,10 @@ def take_from_bundle(id_directory: Path, bundle: Mapping[str, str]) -> None:
     make_private_directory(id_directory)
     try:
         key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(bundle["coordinator_signing_key_hex"]))
-        found = {"federation_ca.crt": bundle["federation_ca_pem"].encode(), "coordinator.pub": public_key_pem(key)}
+        contents = {"federation_ca.crt": bundle["federation_ca_pem"].encode(), "coordinator.pub": public_key_pem(key)}
     except (KeyError, ValueError) as error:
         raise UsageError(f"the federation bundle lacks a key or certificate: {error}") from error
-    for name, data in found.items():
+    for name, data in contents.items():
         if not (id_directory / name).exists():
             write_durably(id_directory / name, data)
 

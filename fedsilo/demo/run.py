@@ -140,13 +140,13 @@ def run_demo(options: DemoOptions, say: Say, *, attend: Callable[[Site], None] |
         raise UsageError("--compare does not go together with --leak and --attack")
     if options.out.exists() and any(options.out.iterdir()):
         raise ConflictError(f"{options.out} is not empty", hint="choose another --out, or remove it")
-    given = read_data_folder(options.data) if options.data is not None else None
+    data_folder = read_data_folder(options.data) if options.data is not None else None
     try:
         options.out.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
     except OSError as error:
         hint = "name a folder that you may write, with --out"
         raise UsageError(f"cannot make {options.out}: {error.strerror}", hint=hint) from error
-    data, model = _set_up_inputs(options, given, say)
+    data, model = _set_up_inputs(options, data_folder, say)
     say("writing five sites: certificates, configurations, policies" if len(data.private) == 4 else "writing the sites")
     recorder_port = free_port() if options.record or attacks else 0
     sites = make_sites(
@@ -394,13 +394,13 @@ class Follow:
 
     def _tell_held(self, now: float) -> None:
         """Who holds what, and the commands that answer it: once, and again when it changes; then a line a minute."""
-        held = {
+        held_releases = {
             site.name: [str(release["id"]) for release in self.local.get(site.name, {}).get("held", ())]
             for site in self._sites.silos
         }
         changed = False
         for site in self._sites.silos:
-            releases = held[site.name]
+            releases = held_releases[site.name]
             if releases and releases != self._held.get(site.name, []):
                 changed = True
                 self._say(f"{site.name} holds {', '.join(releases)}, and the run waits until a person answers. Either")
@@ -409,11 +409,11 @@ class Follow:
                 self._say("at another terminal answers it (`silo approvals reject` takes the same words and --reason)")
             elif not releases and self._held.get(site.name):
                 self._say(f"{site.name} holds nothing any more")
-        self._held = held
+        self._held = held_releases
         if changed:
             self._end_at, self._remind_at = now + self._answer_seconds, now + REMINDER_SECONDS
             self._say(f"without an answer this demo ends in {_minutes(self._answer_seconds)}, with exit status 9")
-        elif any(held.values()) and now >= self._remind_at:
+        elif any(held_releases.values()) and now >= self._remind_at:
             self._remind_at = now + REMINDER_SECONDS
             self._say(f"{self._waits_for()} is not answered yet: {_minutes(max(0.0, self._end_at - now))} are left")
 
@@ -469,8 +469,8 @@ def _minutes(seconds: float) -> str:
 
 
 def _values(states: Sequence[dict[str, Any]], name: str) -> list[float]:
-    found = (state.get("metrics", {}).get(name) for state in states)
-    return [float(metric["value"]) for metric in found if metric is not None]
+    values = (state.get("metrics", {}).get(name) for state in states)
+    return [float(metric["value"]) for metric in values if metric is not None]
 
 
 # ---- the result ------------------------------------------------------------------------------------------------

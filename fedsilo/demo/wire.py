@@ -141,8 +141,8 @@ class Search:
         for canary in canaries:
             for view, form, needle in _needles(canary.text):
                 # one text may be a form of two canaries; both are reported
-                found: list[Finding] = self._views[view].get(needle, [])
-                self._views[view].add_word(needle, [*found, Finding(canary, form)])
+                findings: list[Finding] = self._views[view].get(needle, [])
+                self._views[view].add_word(needle, [*findings, Finding(canary, form)])
         for automaton in self._views.values():
             automaton.make_automaton()
 
@@ -155,16 +155,16 @@ class Search:
                 dropped spells a short question by chance, so they are not normalised.
         """
         compact = data.translate(None, _WHITE_SPACE)
-        seen = {
+        distinct = {
             "raw": data.decode("latin-1"),
             "compact": compact.decode("latin-1"),
             "lower": compact.lower().decode("latin-1"),
         }
         if text:
-            seen["normalised"] = normalised(data.decode("utf-8", "ignore"))
+            distinct["normalised"] = normalised(data.decode("utf-8", "ignore"))
         return {
             finding
-            for name, view in seen.items()
+            for name, view in distinct.items()
             for _, findings in self._views[name].iter(view)
             for finding in findings
         }
@@ -255,10 +255,10 @@ def plant(sites: Sites, data: DataFolder, seed: int, *, external: Iterable[str] 
 def _edit(path: Path, edits: Mapping[str, str], *, comment: str) -> None:
     text = path.read_text(encoding="utf-8")
     for pattern, line in edits.items():
-        found = re.findall(pattern, text, flags=re.MULTILINE)
-        if len(found) != 1:
-            raise OperationError(f"{path} has {len(found)} lines like {pattern!r}, one is expected")
-        text = text.replace(found[0], line, 1)
+        matches = re.findall(pattern, text, flags=re.MULTILINE)
+        if len(matches) != 1:
+            raise OperationError(f"{path} has {len(matches)} lines like {pattern!r}, one is expected")
+        text = text.replace(matches[0], line, 1)
     path.write_text(f"{text}# {comment}\n", encoding="utf-8")
 
 
@@ -351,7 +351,7 @@ def search_recordings(folder: Path, canaries: Iterable[Canary], controls: Iterab
     if not planted:
         raise ValueError("a search without a positive control proves nothing")
     search = Search([*canaries, *planted.values()])
-    found: set[Finding] = set()
+    findings: set[Finding] = set()
     controls_of: dict[str, set[str]] = {}
     cut = 0
     numbers: Counter[tuple[str, str]] = Counter()
@@ -361,18 +361,18 @@ def search_recordings(folder: Path, canaries: Iterable[Canary], controls: Iterab
         for recording in recordings(folder):
             searched += len(recording.raw)
             cut += recording.cut
-            found |= {finding for view, text in recording.views() for finding in search.find(view, text=text)}
+            findings |= {finding for view, text in recording.views() for finding in search.find(view, text=text)}
             if recording.upward:
                 for message in recording.messages:
                     numbers[recording.silo, message.envelope.kind] += 1
                     sizes[recording.silo, message.envelope.kind] += len(message.payload)
-                    seen = {finding.canary.text for finding in search.find(message.whole) if finding.form == "raw"}
-                    controls_of.setdefault(recording.silo, set()).update(seen & planted.keys())
+                    raw = {finding.canary.text for finding in search.find(message.whole) if finding.form == "raw"}
+                    controls_of.setdefault(recording.silo, set()).update(raw & planted.keys())
     except Unreadable as error:
         return WireVerdict(frozenset(), False, {}, searched, unreadable=str(error))
     return WireVerdict(
-        frozenset(finding for finding in found if finding.canary.text not in planted),
-        bool(controls_of) and all(seen == planted.keys() for seen in controls_of.values()),
+        frozenset(finding for finding in findings if finding.canary.text not in planted),
+        bool(controls_of) and all(raw == planted.keys() for raw in controls_of.values()),
         {key: (numbers[key], sizes[key]) for key in sorted(numbers)},
         searched,
         cut,
@@ -384,11 +384,11 @@ def disagreements(sites: Sites, verdict: WireVerdict) -> list[str]:
     rows = []
     for site in sites.silos:
         logged = sent_by_kind(typed_records(site.audit_log))
-        seen = {kind: count for (silo, kind), count in verdict.messages.items() if silo == site.name}
+        counted = {kind: count for (silo, kind), count in verdict.messages.items() if silo == site.name}
         rows += [
-            f"{site.name} {kind}: its log says {logged.get(kind)}, the wire {seen.get(kind)}"
-            for kind in sorted(logged.keys() | seen.keys())
-            if logged.get(kind) != seen.get(kind)
+            f"{site.name} {kind}: its log says {logged.get(kind)}, the wire {counted.get(kind)}"
+            for kind in sorted(logged.keys() | counted.keys())
+            if logged.get(kind) != counted.get(kind)
         ]
     return rows
 

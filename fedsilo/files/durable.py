@@ -52,8 +52,8 @@ def disk_error(what: str, error: OSError, if_full: str = "") -> OperationError:
         error: of the system.
         if_full: hint where it is space that is lacking.
     """
-    said = f"{what}: {error.strerror}"
-    return DiskFullError(said, hint=if_full) if error.errno in FULL else OperationError(said)
+    message = f"{what}: {error.strerror}"
+    return DiskFullError(message, hint=if_full) if error.errno in FULL else OperationError(message)
 
 
 def write_private(path: Path, data: bytes) -> None:
@@ -325,18 +325,18 @@ def removed_on_failure(folder: Path) -> Iterator[None]:
         OperationError: a file cannot be copied or written.
     """
     there = folder.exists()
-    kept = there and (not folder.is_dir() or any(folder.iterdir()))
+    stays = there and (not folder.is_dir() or any(folder.iterdir()))
     try:
         yield
     except BaseException as error:
-        if not kept:
+        if not stays:
             for inner in list(folder.iterdir()) if there else [folder]:
                 shutil.rmtree(inner, ignore_errors=True)
                 with contextlib.suppress(OSError):
                     inner.unlink(missing_ok=True)
         if isinstance(error, OSError):
             why = _first_why(error) if isinstance(error, shutil.Error) else error.strerror or str(error)
-            hint = "" if kept else "nothing was left there"
+            hint = "" if stays else "nothing was left there"
             raise OperationError(f"cannot write {folder}: {why}", hint=hint) from error
         raise
 
@@ -374,10 +374,10 @@ def undone_on_failure(folder: Path, files: Iterable[Path]) -> Iterator[None]:
 
 def _first_why(error: shutil.Error) -> str:
     """Of copytree's list of (source, target, why), in which each why is in Python's words."""
-    found = error.args[0] if error.args else []
-    if not isinstance(found, list) or not found:
+    reason = error.args[0] if error.args else []
+    if not isinstance(reason, list) or not reason:
         return "it could not be copied"
-    source, _, why = found[0]
+    source, _, why = reason[0]
     return f"{Path(str(source)).name}: {str(why).partition('] ')[2].partition(':')[0] or why}"
 
 
@@ -582,9 +582,9 @@ def require_space(folder: Path) -> str:
     free = free_bytes(folder)
     place = next(each for each in (folder.absolute(), *folder.absolute().parents) if each.exists())
     if not os.access(place, os.W_OK | os.X_OK):
-        kept = "" if place == folder.absolute() else f", and {folder} must be kept in it"
+        purpose = "" if place == folder.absolute() else f", and {folder} must be kept in it"
         raise OperationError(
-            f"{place} cannot be written by this user{kept}",
+            f"{place} cannot be written by this user{purpose}",
             hint="run it as the user whose files they are, or mount the file system for writing",
         )
     if free < DISK_BYTES_MIN:

@@ -193,10 +193,10 @@ def _tensor_places(folder: Path) -> dict[str, _Placed]:
         raise _refused(error.message, error.hint) from error
     placed: dict[str, _Placed] = {}
     for path in paths:
-        found = _header_of(path)
-        if twice := sorted(placed.keys() & found.keys()):
+        header = _header_of(path)
+        if twice := sorted(placed.keys() & header.keys()):
             raise _refused(f"{folder}: {twice[0]} lies in two shards", "copy the whole folder again")
-        placed |= found
+        placed |= header
     return placed
 
 
@@ -208,7 +208,7 @@ def _header_of(path: Path) -> dict[str, _Placed]:
             if not 2 <= length <= min(_HEADER_BYTES_MAX, size):
                 raise _refused(f"{path}: not a safetensors file")
             header = json.loads(file.read(length))
-        found = {
+        entries = {
             str(name): (
                 tuple(int(side) for side in entry["shape"]),
                 str(entry["dtype"]),
@@ -222,10 +222,10 @@ def _header_of(path: Path) -> dict[str, _Placed]:
         raise _refused(f"{path} does not exist", "copy the whole folder again") from error
     except (OSError, ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
         raise _refused(f"{path}: its safetensors header cannot be read") from error
-    end = max((places[1] for _, _, _, places in found.values()), default=0)
+    end = max((places[1] for _, _, _, places in entries.values()), default=0)
     if end > size:
         raise _refused(f"{path} has {size} bytes, its header names {end}", "copy it again: the end is missing")
-    return found
+    return entries
 
 
 def _check_tensors(folder: Path, config: Mapping[str, Any], facts: ModelFacts, placed: Mapping[str, _Placed]) -> None:
@@ -261,14 +261,14 @@ def _expected(config: Mapping[str, Any], facts: ModelFacts) -> dict[str, tuple[i
     }
     if facts.architecture == "Qwen3ForCausalLM":
         sides |= {"self_attn.q_norm": (E,), "self_attn.k_norm": (E,)}
-    found: dict[str, tuple[int, ...]] = {
+    shapes: dict[str, tuple[int, ...]] = {
         f"model.layers.{place}.{name}.weight": shape for place in range(facts.layers) for name, shape in sides.items()
     }
     for place in range(facts.layers):
         for name in _biased(config, facts.architecture):
-            found[f"model.layers.{place}.{name}.bias"] = sides[name][:1]
-    found |= {"model.embed_tokens.weight": (facts.vocabulary, D), "model.norm.weight": (D,)}
-    return found if facts.tied else found | {"lm_head.weight": (facts.vocabulary, D)}
+            shapes[f"model.layers.{place}.{name}.bias"] = sides[name][:1]
+    shapes |= {"model.embed_tokens.weight": (facts.vocabulary, D), "model.norm.weight": (D,)}
+    return shapes if facts.tied else shapes | {"lm_head.weight": (facts.vocabulary, D)}
 
 
 def _biased(config: Mapping[str, Any], architecture: str) -> tuple[str, ...]:
@@ -304,10 +304,10 @@ def _check_tokenizer(folder: Path, rows: int) -> None:
     whole = _object_in(path)
     if not isinstance(whole.get("model"), dict):
         raise _refused(f"{path} is no tokenizer")
-    for name, found in _token_ids(folder, whole):
-        if found >= rows:
+    for name, token in _token_ids(folder, whole):
+        if token >= rows:
             raise _refused(
-                f"{folder / name}: token {found}, but the embedding has {rows} rows (tokens 0 to {rows - 1})",
+                f"{folder / name}: token {token}, but the embedding has {rows} rows (tokens 0 to {rows - 1})",
                 "take the tokenizer that was made with these weights, or remove the token that was added to it",
             )
 
@@ -318,7 +318,7 @@ def _token_ids(folder: Path, tokenizer: Mapping[str, Any]) -> Iterator[tuple[str
     around: list[Any] = []
     ids = range(len(vocabulary)) if isinstance(vocabulary, list) else vocabulary.values() if vocabulary else ()
     _inserted(tokenizer.get("post_processor"), around)
-    given: dict[str, Iterable[Any]] = {
+    ids_by_file: dict[str, Iterable[Any]] = {
         "tokenizer.json": [*ids, *(each.get("id") for each in added or () if isinstance(each, dict)), *around],
         "what ends an answer": ending_ids(folder),
     }
@@ -328,9 +328,9 @@ def _token_ids(folder: Path, tokenizer: Mapping[str, Any]) -> Iterator[tuple[str
             settings = _object_in(folder / name)
             decoder = settings.get("added_tokens_decoder")
             numbers = settings.values() if name == "added_tokens.json" else decoder if isinstance(decoder, dict) else ()
-            given[name] = [int(each) if isinstance(each, str) and each.isdecimal() else each for each in numbers]
-    for name, found in given.items():
-        yield from ((name, each) for each in found if type(each) is int)
+            ids_by_file[name] = [int(each) if isinstance(each, str) and each.isdecimal() else each for each in numbers]
+    for name, listed in ids_by_file.items():
+        yield from ((name, each) for each in listed if type(each) is int)
 
 
 def _inserted(processor: Any, found: list[Any]) -> None:
@@ -347,9 +347,9 @@ def _inserted(processor: Any, found: list[Any]) -> None:
 
 def _object_in(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_bytes())
+        value = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
         raise _refused(f"{path} is not readable JSON") from error
-    if not isinstance(found, dict):
+    if not isinstance(value, dict):
         raise _refused(f"{path} is no JSON object")
-    return found
+    return value

@@ -95,8 +95,8 @@ def ending_ids(folder: Path) -> frozenset[int]:
 
 
 def _ids_of(settings: dict[str, Any], path: Path) -> frozenset[int]:
-    found = settings.get("eos_token_id")
-    ids = [] if found is None else found if isinstance(found, list) else [found]
+    value = settings.get("eos_token_id")
+    ids = [] if value is None else value if isinstance(value, list) else [value]
     if any(type(each) is not int or each < 0 for each in ids):
         raise UsageError(f"{path}: eos_token_id is neither a token id nor a list of them", hint="such as 2 or [2, 7]")
     return frozenset(ids)
@@ -107,14 +107,14 @@ def context_tokens(folder: Path) -> int | None:
     config = _read_config(folder)
     nested = config.get("text_config")  # of a model that takes pictures too
     part = config if "max_position_embeddings" in config or not isinstance(nested, dict) else nested
-    found = part.get("max_position_embeddings")
-    return found if isinstance(found, int) and not isinstance(found, bool) and found > 0 else None
+    tokens = part.get("max_position_embeddings")
+    return tokens if isinstance(tokens, int) and not isinstance(tokens, bool) and tokens > 0 else None
 
 
 def vocabulary_rows(folder: Path) -> int | None:
     """Rows of the embedding, where config.json says how many. Raises UsageError: no readable config.json."""
-    found = _read_config(folder).get("vocab_size")
-    return found if type(found) is int and found > 0 else None
+    rows = _read_config(folder).get("vocab_size")
+    return rows if type(rows) is int and rows > 0 else None
 
 
 def hidden_shape_of(folder: Path) -> tuple[int, int]:
@@ -126,8 +126,8 @@ def hidden_shape_of(folder: Path) -> tuple[int, int]:
     config = _read_config(folder)
     nested = config.get("text_config")
     part = nested if isinstance(nested, dict) and "hidden_size" not in config else config
-    found = [next((part[key] for key in keys if key in part), None) for keys in _HIDDEN_KEYS]
-    layers, width = (value if type(value) is int and value > 0 else 0 for value in found)
+    sides = [next((part[key] for key in keys if key in part), None) for keys in _HIDDEN_KEYS]
+    layers, width = (value if type(value) is int and value > 0 else 0 for value in sides)
     return (layers, width) if layers and width else (0, 0)
 
 

@@ -216,10 +216,10 @@ def quorum_of(silos: int) -> int:
 
 
 def silos_of(document: strict_yaml.Document, otherwise: tuple[str, ...]) -> tuple[str, ...]:
-    given = document.value.get("silos", otherwise)
-    if not isinstance(given, list | tuple) or not all(isinstance(silo, str) for silo in given):
+    named = document.value.get("silos", otherwise)
+    if not isinstance(named, list | tuple) or not all(isinstance(silo, str) for silo in named):
         raise UsageError(f"{document.place(('silos',))}: silos is a list of names", hint="write [a, b]")
-    return tuple(given)
+    return tuple(named)
 
 
 def plan_from_request(document: strict_yaml.Document, fixed: Fixed, silos: tuple[str, ...]) -> Plan:
@@ -236,12 +236,12 @@ def plan_from_request(document: strict_yaml.Document, fixed: Fixed, silos: tuple
     """
     fields = dict(document.value)
     for name, value in fixed.fields().items():
-        given = fields.get(name, value)
-        if name == "lora" and isinstance(given, Mapping):
-            given = {**value, **given}
-        if given != value:
+        chosen = fields.get(name, value)
+        if name == "lora" and isinstance(chosen, Mapping):
+            chosen = {**value, **chosen}
+        if chosen != value:
             raise UsageError(
-                f"{document.place((name,))}: {name} is {given!r}; this federation has {value!r}",
+                f"{document.place((name,))}: {name} is {chosen!r}; this federation has {value!r}",
                 hint=f"leave {name} out of the file",
             )
         fields[name] = value
@@ -290,25 +290,25 @@ def _plan_of(given: Mapping[str, Any], document: strict_yaml.Document) -> Plan:
 
 def _mistake(error: ValidationError, fields: Mapping[str, Any], document: strict_yaml.Document) -> UsageError:
     """As `strict_yaml.mistake`, with what other trainers call a key, and the line of what two keys say together."""
-    found = error.errors()
-    unknown = next((each["loc"] for each in found if each["type"] == "extra_forbidden"), ())
-    told = strict_yaml.mistake(Plan, error, document)
+    errors = error.errors()
+    unknown = next((each["loc"] for each in errors if each["type"] == "extra_forbidden"), ())
+    mistake = strict_yaml.mistake(Plan, error, document)
     if unknown:
         name = str(unknown[-1])
         ours = OUR_NAMES.get(name) or next((place for place in _places() if place.rpartition(".")[2] == name), "")
         if ours:
             hint = f"it is {ours} here: {_written(ours)}" + (f" ({EXPLAINED})" if name in OUR_NAMES else "")
-            return UsageError(told.message.partition(" (did you mean")[0], hint=hint)
-        return told
-    if found[0]["loc"] != ():
-        return told
-    said = found[0]["msg"].removeprefix("Value error, ")
-    if said.startswith("aggregate: "):
+            return UsageError(mistake.message.partition(" (did you mean")[0], hint=hint)
+        return mistake
+    if errors[0]["loc"] != ():
+        return mistake
+    message = errors[0]["msg"].removeprefix("Value error, ")
+    if message.startswith("aggregate: "):
         hint = "trim goes with trimmed_mean; a median takes 3 updates, a trimmed mean more than twice its trim (quorum)"
-        return UsageError(f"{document.place(('aggregate',))}: {said}", hint=hint)
-    if said.startswith("silo_steps"):
+        return UsageError(f"{document.place(('aggregate',))}: {message}", hint=hint)
+    if message.startswith("silo_steps"):
         hint = "at least an eighth of local_steps, since an update counts the more the fewer steps made it"
-        return UsageError(f"{document.place(('silo_steps',))}: {said}", hint=hint)
+        return UsageError(f"{document.place(('silo_steps',))}: {message}", hint=hint)
     silos = fields["silos"]
     twice = next((silo for silo in silos if silos.count(silo) > 1), "")
     if twice:
@@ -326,13 +326,13 @@ def _written(place: str) -> str:
 
 def _places(model: type[BaseModel] = Plan, before: str = "") -> list[str]:
     """Every key of a run, such as `rollout.temperature`."""
-    found: list[str] = []
+    lines: list[str] = []
     for name, field in model.model_fields.items():
         inner = field.annotation
-        found.append(before + name)
+        lines.append(before + name)
         if isinstance(inner, type) and issubclass(inner, BaseModel):
-            found += _places(inner, f"{before}{name}.")
-    return found
+            lines += _places(inner, f"{before}{name}.")
+    return lines
 
 
 def _refuse_useless(plan: Plan, document: strict_yaml.Document) -> None:
@@ -354,10 +354,10 @@ def _refuse_by_charter(plan: Plan, charter: Policy, schema: LoraSchema, document
         if result.outcome == "deny":
             key = _KEYS[result.rule]
             limit = " to ".join(map(str, result.limit)) if isinstance(result.limit, list) else result.limit
-            told = f"{result.measured}" if result.reason == "PLAN_RANGE" else f"{result.rule}: {result.measured}"
+            reason = f"{result.measured}" if result.reason == "PLAN_RANGE" else f"{result.rule}: {result.measured}"
             default = "" if not document.lines or key in document.lines else " (the default)"
             raise UsageError(
-                f"{document.place(key)}: {'.'.join(key)}: {told}{default}, and the charter allows {limit} "
+                f"{document.place(key)}: {'.'.join(key)}: {reason}{default}, and the charter allows {limit} "
                 f"({Path(result.file).name}:{result.line}); every silo that has this charter would refuse it",
                 hint="a value within that, or a charter that all sites agree on",
             )

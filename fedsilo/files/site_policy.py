@@ -89,8 +89,8 @@ def make_site_policy(inputs: SiteInputs, bundle: Mapping[str, Any] | None = None
     bundle = read_bundle(inputs.bundle) if bundle is None else bundle
     read_model_facts(inputs.model)
     intended = within_context(plan_size_of(bundle, inputs.bundle), inputs.model)
-    asked = intended.changed(inputs.limits, f"policy of {inputs.site}")
-    size = within_context(asked, inputs.model)
+    intent = intended.changed(inputs.limits, f"policy of {inputs.site}")
+    size = within_context(intent, inputs.model)
     prints = read_fingerprints(inputs.model)
     dtype, freeze = _updates_of(ruleset, inputs.dtype)
     schema = lora_schema_of(
@@ -138,8 +138,8 @@ def make_site_policy(inputs: SiteInputs, bundle: Mapping[str, Any] | None = None
     )
     text = render_policy(ruleset, facts)
     warnings = []
-    if size != asked:
-        warnings.append(f"max_new_tokens {asked.max_new_tokens} is beyond the model's context: {size.max_new_tokens}")
+    if size != intent:
+        warnings.append(f"max_new_tokens {intent.max_new_tokens} is beyond the model's context: {size.max_new_tokens}")
     if looser := size.looser_than(intended):
         warnings.append(f"looser than the federation's bundle: {', '.join(looser)}")
     made = load_policy(text.encode(), f"policy of {inputs.site}")
@@ -265,14 +265,14 @@ def read_effective(
             hint="take it from the federation's bundle (`charter` in federation.json), or ask the coordinator's people",
             code="NO_CHARTER",
         )
-    found = read_charter(charter, kept=kept)
-    if charter_sha256 not in (None, found.digest):
+    charter_read = read_charter(charter, kept=kept)
+    if charter_sha256 not in (None, charter_read.digest):
         raise UsageError(
-            f"{charter} has digest {found.digest}; charter_sha256 says {charter_sha256}",
+            f"{charter} has digest {charter_read.digest}; charter_sha256 says {charter_sha256}",
             hint="`fedsilo policy diff` shows what differs from the charter that was agreed",
             code="CHARTER_MISMATCH",
         )
-    return effective(site, found)
+    return effective(site, charter_read)
 
 
 def read_schema(path: Path) -> LoraSchema:

@@ -30,8 +30,8 @@ LOCKED = "DATABASE_LOCKED"
 def is_locked(error: BaseException | None) -> bool:
     """Whether another one's lock is all that is wrong, so that the same statement may be tried again."""
     code = getattr(error, "sqlite_errorcode", 0) or 0
-    held = code & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
-    return held and code != sqlite3.SQLITE_BUSY_SNAPSHOT
+    locked = code & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+    return locked and code != sqlite3.SQLITE_BUSY_SNAPSHOT
 
 
 class LockedFile:
@@ -65,7 +65,7 @@ class LockedFile:
         Raises:
             OperationError: it is locked, and this process is to end. sqlite3.Error: any other fault of the database.
         """
-        begun, said = time.monotonic(), False
+        begun, warned = time.monotonic(), False
         try:
             while True:
                 try:
@@ -75,13 +75,13 @@ class LockedFile:
                         raise
                     if self.give_up():
                         raise self._error() from error
-                if not said and time.monotonic() - begun >= SAID_AFTER_SECONDS:
-                    said = True
+                if not warned and time.monotonic() - begun >= SAID_AFTER_SECONDS:
+                    warned = True
                     self._count(1)
                     _log.warning("%s; `fuser %s` names it", self._told, self._path)
                 time.sleep(_PAUSE_SECONDS)
         finally:
-            if said:
+            if warned:
                 self._count(-1)
                 _log.warning("%s: no longer waited for after %.1f s", self._path, time.monotonic() - begun)
 

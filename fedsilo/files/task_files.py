@@ -98,8 +98,8 @@ class _Twice(dict[str, Any]):
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    return found if len(found) == len(pairs) else _Twice(found)
+    fields = dict(pairs)
+    return fields if len(fields) == len(pairs) else _Twice(fields)
 
 
 def _record_of(value: Any) -> dict[str, Any] | str:
@@ -178,9 +178,9 @@ def _parquet_rows(path: Path, content: bytes, columns: Sequence[str]) -> Iterato
             for values in batch.to_pylist():
                 row += 1
                 # A missing value is a missing field.
-                found = {name: value for name, value in values.items() if value is not None}
-                size = sum(len(value) for value in found.values() if isinstance(value, str))
-                yield row, "line too long" if size > LINE_BYTES_MAX else found
+                fields = {name: value for name, value in values.items() if value is not None}
+                size = sum(len(value) for value in fields.values() if isinstance(value, str))
+                yield row, "line too long" if size > LINE_BYTES_MAX else fields
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         raise UsageError(
             f"{path}: not a readable Parquet file: {str(error).splitlines()[0][:200]}", code="TASK_FILE_INVALID"
@@ -372,21 +372,22 @@ def _is_unicode(row: Mapping[str, Any]) -> bool:
 def _within_limit(file: TaskFile, fields: FieldNames = STANDARD) -> TaskFile:
     bad = len(file.problems)
     if bad and bad >= BAD_SHARE_MAX * file.lines:
-        told = listed(file.problems, file.unit)
+        problems = listed(file.problems, file.unit)
         hint = (
             'each is {"id","prompt","answer","topic"} and perhaps "group", all texts or whole numbers, ids unique; '
             "other names of private files go into data.fields"
         )
         reasons = file.reasons
         if len(reasons) == 1 and bad == file.lines > 1:  # one cause, so it is told once
-            told = f"each {file.unit}: {next(iter(reasons))}"
+            problems = f"each {file.unit}: {next(iter(reasons))}"
             for name in _FIELDS:
                 own = getattr(fields, name)
                 if own != name and f"missing field {name!r}" in reasons:
-                    told = f"{told}: there is no {own!r}, as data.fields calls it"
+                    problems = f"{problems}: there is no {own!r}, as data.fields calls it"
                     hint = f"data.fields.{name}: the name that the file has for it"
         raise UsageError(
-            f"{file.path}: {bad} of {file.lines} {file.unit}s are bad, the limit is under {BAD_SHARE_MAX:.0%}: {told}",
+            f"{file.path}: {bad} of {file.lines} {file.unit}s are bad, the limit is under {BAD_SHARE_MAX:.0%}: "
+            f"{problems}",
             hint=hint,
             code="TASK_FILE_INVALID",
         )

@@ -363,11 +363,11 @@ class TransferFile:
         except (DecodeError, PeerError) as error:
             raise self._broken(f"message {number} has no envelope that is known here") from error
         answers = row.get("answers")
-        told = None if answers is None else (_text(answers["run"]), int(answers["sequence"]))
+        answered = None if answers is None else (_text(answers["run"]), int(answers["sequence"]))
         name = f"payloads/{envelope.payload_digest.hex()}"
         if name not in self._sizes:
             raise self._broken(f"the payload of message {number} ({envelope.kind[:64]!r}) is missing")
-        message = Carried(envelope, self._sizes[name], told)
+        message = Carried(envelope, self._sizes[name], answered)
         if row != _row(message):
             raise self._broken(f"message {number} is not the one that its {_MANIFEST} lists")
         return message

@@ -88,15 +88,15 @@ def extract(response: str) -> str | None:
     A box that holds a value and no choice is part of the reasoning: then the cue says which.
     """
     try:
-        said = outside_thinking(response)
-        boxed = final_boxed(said)
+        answer_text = outside_thinking(response)
+        boxed = final_boxed(answer_text)
         chosen = _whole(boxed) if boxed is not None else None
         if chosen is None:
-            cued = after_last_cue(said)
+            cued = after_last_cue(answer_text)
             if cued is not None:
                 chosen = _after_cue(cued)
-            elif boxed is None and not taken_back(said):
-                chosen = _whole(said)
+            elif boxed is None and not taken_back(answer_text):
+                chosen = _whole(answer_text)
     except CutOff:
         return None
     return chosen or None
@@ -160,29 +160,29 @@ def _names_another(letter: re.Match[str]) -> bool:
         rest = rest[about.end() :]
     rest = _ASKED.sub("", rest)
     reason = _REASON.search(rest)
-    said = rest[: reason.start()] if reason is not None else rest
+    claim = rest[: reason.start()] if reason is not None else rest
     others: list[re.Match[str]] = []
     if letter["close"] is None:
         beside = _BESIDE_SMALL if letter["letter"].islower() else _BESIDE
-        others += beside.finditer(_CLAUSE_END.split(said, maxsplit=1)[0])
+        others += beside.finditer(_CLAUSE_END.split(claim, maxsplit=1)[0])
     others += (
-        found for found in _MARKED.finditer(rest if letter["close"] else said) if _is_option(letter, found, rest)
+        found for found in _MARKED.finditer(rest if letter["close"] else claim) if _is_option(letter, found, rest)
     )
     for found in _TAKEN_BACK.finditer(rest):
-        if found["thought"] or (found.start() < len(said) and not _is_open(rest[: found.start()])):
+        if found["thought"] or (found.start() < len(claim) and not _is_open(rest[: found.start()])):
             others.append(found)
     return any(found["letter"].upper() != first for found in others)
 
 
-def _is_option(letter: re.Match[str], found: re.Match[str], rest: str) -> bool:
+def _is_option(letter: re.Match[str], match: re.Match[str], rest: str) -> bool:
     """Whether a marked letter in what stands behind the first begins another option."""
-    if found["named"] or (found["letter"].islower() and letter["letter"].isupper()):
+    if match["named"] or (match["letter"].islower() and letter["letter"].isupper()):
         return False
-    is_closing = found["open"] is None and found["sign"].strip() in {")", "]", "}", ">"}
-    if is_closing and (found["sign"].strip() == ">" or _is_open(rest[: found.start()])):
+    is_closing = match["open"] is None and match["sign"].strip() in {")", "]", "}", ">"}
+    if is_closing and (match["sign"].strip() == ">" or _is_open(rest[: match.start()])):
         return False
     # "D. E. coli"
-    return bool(rest[: found.start()].strip()) or re.match(r"\.\s*[a-z]", rest[found.start("sign") :]) is None
+    return bool(rest[: match.start()].strip()) or re.match(r"\.\s*[a-z]", rest[match.start("sign") :]) is None
 
 
 def _is_open(text: str) -> bool:

@@ -52,18 +52,18 @@ def extract(response: str) -> str | None:
     is not closed was cut off, and is no answer.
     """
     try:
-        said = outside_thinking(response)
+        answer_text = outside_thinking(response)
     except CutOff:
         return None
-    said = said.replace("\r\n", "\n")
-    if "```" not in said and "~~~" not in said:
-        return said if said.strip() else None
+    answer_text = answer_text.replace("\r\n", "\n")
+    if "```" not in answer_text and "~~~" not in answer_text:
+        return answer_text if answer_text.strip() else None
     try:
-        found = list(_blocks(said))
+        found = list(_blocks(answer_text))
     except CutOff:
         return None
-    if not found and "```" not in said:  # `~~~` may be part of a text in the program
-        return said
+    if not found and "```" not in answer_text:  # `~~~` may be part of a text in the program
+        return answer_text
     blocks = [body for mark, body in found if mark in _LANGUAGES]
     if not blocks:
         return None
@@ -175,8 +175,8 @@ def _built_in_subject(tree: ast.Module, nodes: list[ast.AST], free: set[str]) ->
         for each in node.args
         if isinstance(each, ast.Name)
     } & free
-    found = handed or called
-    return found if len(found) == 1 and not handed & called else set()
+    subject = handed or called
+    return subject if len(subject) == 1 and not handed & called else set()
 
 
 def _asserts_something(nodes: list[ast.AST], free: set[str], subject: set[str]) -> bool:

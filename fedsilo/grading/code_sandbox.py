@@ -85,8 +85,10 @@ def readable_paths() -> list[str]:
             if ".so" in path and "site-packages" not in path and "dist-packages" not in path:
                 found.add(str(Path(path).parent))
     # the system's own library folders, and none that a person's folder or an installed package brought in
-    kept = [path for path in found if path in library or path.startswith(("/lib", "/usr/lib"))]
-    paths = sorted(path for path in kept if not any(path.startswith(f"{other}/") for other in kept))[:_LIBRARIES_MAX]
+    readable = [path for path in found if path in library or path.startswith(("/lib", "/usr/lib"))]
+    paths = sorted(path for path in readable if not any(path.startswith(f"{other}/") for other in readable))[
+        :_LIBRARIES_MAX
+    ]
     return [*paths, *(each for each in ("/etc/ld.so.cache",) if Path(each).is_file())]
 
 
@@ -153,8 +155,8 @@ class CodeSandbox:
             nothing = descriptors.opened(os.devnull)
             solution = {"read": to_solution[0], "write": to_examiner[1], "nothing": nothing}
             examiner = {"read": to_examiner[0], "write": to_solution[1], "verdict": verdict[1], "nothing": nothing}
-            for role, text, held in (("solution", program, solution), ("examiner", task, examiner)):
-                processes.append(self._begin(descriptors, role, text, held, status[1]))
+            for role, text, descriptors_held in (("solution", program, solution), ("examiner", task, examiner)):
+                processes.append(self._begin(descriptors, role, text, descriptors_held, status[1]))
             descriptors.close(*to_solution, *to_examiner, verdict[1], status[1], nothing)
             return self._wait(verdict[0], status[0])
         except OSError as error:
@@ -200,8 +202,8 @@ class CodeSandbox:
         while (left := until - time.monotonic()) > 0:
             for descriptor, _ in waiting.poll(left * 1000):
                 if descriptor == verdict:
-                    said = os.read(verdict, 1)
-                    return (CORRECT if said == b"1" else WRONG), ""
+                    verdict_byte = os.read(verdict, 1)
+                    return (CORRECT if verdict_byte == b"1" else WRONG), ""
                 why = os.read(status, 4096)
                 if why:
                     return ERROR, why.decode("utf-8", "replace")

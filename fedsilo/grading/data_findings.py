@@ -86,7 +86,7 @@ def find(private: Sequence[TaskFile], public: TaskFile, held_out: TaskFile) -> l
         name: [(file, task, *_keys_of(task.prompt)) for file in files for task in file.rows]
         for name, files in sets.items()
     }
-    found: list[Finding] = []
+    findings: list[Finding] = []
     for where, also in (
         (PRIVATE, HELD_OUT),
         (PRIVATE, PUBLIC),
@@ -95,8 +95,8 @@ def find(private: Sequence[TaskFile], public: TaskFile, held_out: TaskFile) -> l
         (PUBLIC, PUBLIC),
         (HELD_OUT, HELD_OUT),
     ):
-        found += _compare(where, keys[where], also, keys[also])
-    return sorted(found, key=lambda each: each.alike)
+        findings += _compare(where, keys[where], also, keys[also])
+    return sorted(findings, key=lambda each: each.alike)
 
 
 _Keyed = tuple[TaskFile, Task, int, int]

@@ -17,8 +17,8 @@ def grade(response: str, reference: str) -> Verdict:
     expected = normalise(reference)
     if not expected:
         return BAD_REFERENCE
-    got = normalise(response)
-    return judged(got == expected) if got else NO_ANSWER
+    answer = normalise(response)
+    return judged(answer == expected) if answer else NO_ANSWER
 
 
 def check_reference(reference: str) -> bool:

@@ -69,8 +69,8 @@ def taken_back(answer: str, behind: str = "", *, is_set_apart: bool = False) -> 
     if HIDDEN.search(f"{answer}{behind}".partition("\n")[0]):
         return True
     gap = "\n" if behind.lstrip("$ ")[:1].isalnum() else ""
-    for said in (answer, f"{_SET_APART}{gap}{behind}") if is_set_apart else (f"{answer}{behind}",):
-        lines = (" ".join(each.split()) for each in _MARKUP.sub("", said).split("\n"))
+    for candidate in (answer, f"{_SET_APART}{gap}{behind}") if is_set_apart else (f"{answer}{behind}",):
+        lines = (" ".join(each.split()) for each in _MARKUP.sub("", candidate).split("\n"))
         text = "\n".join(each for each in lines if each)
         if re.match(r"\W*no\b", answer, re.IGNORECASE):
             text = re.sub(r"\bno\b", "", text, flags=re.IGNORECASE)  # the answer "no" is no denial
@@ -165,10 +165,10 @@ def outside_thinking(response: str) -> str:
         CutOff: thinking was begun and never ended.
     """
     _, separator, after = response.rpartition(_THINKING_END)
-    said = after if separator else response
-    if _THINKING_START in said:
+    answer = after if separator else response
+    if _THINKING_START in answer:
         raise CutOff
-    return said
+    return answer
 
 
 def last_boxed(text: str) -> str | None:
@@ -201,12 +201,12 @@ def final_boxed(text: str) -> str | None:
 def _boxed(text: str) -> tuple[str | None, str]:
     joined: list[str] = []
     end = 0
-    while (found := _BOX.search(text, end)) is not None:
-        start, begins = end + 1, found.start()
-        end = closing_brace(text, found.end())
+    while (box := _BOX.search(text, end)) is not None:
+        start, begins = end + 1, box.start()
+        end = closing_brace(text, box.end())
         between = _BETWEEN_BOXES.fullmatch(text[start:begins]) if joined and begins - start <= _BETWEEN_MAX else None
-        said = _opened(text[found.end() : end])
-        joined = [*joined, said] if between is not None and len(joined) < _CANDIDATES_MAX else [said]
+        content = _opened(text[box.end() : end])
+        joined = [*joined, content] if between is not None and len(joined) < _CANDIDATES_MAX else [content]
     if len(set(joined)) > 1:
         return " or ".join(f"${each}$" for each in joined), text[end + 1 :]
     return (joined[0], text[end + 1 :]) if joined else (None, "")
@@ -260,8 +260,8 @@ def after_last_cue(text: str) -> str | None:
     is_set_apart = opened >= 0
     if is_set_apart:
         answer, behind = text[opened + len(_ANSWER_START) : closed].strip(), text[closed + len(_ANSWER_END) :]
-    elif (found := _cued(text)) is not None:
-        answer, behind = found
+    elif (cued := _cued(text)) is not None:
+        answer, behind = cued
     else:
         return None
     if taken_back(answer, behind, is_set_apart=is_set_apart):
@@ -271,8 +271,8 @@ def after_last_cue(text: str) -> str | None:
 
 def _cued(text: str) -> tuple[str, str] | None:
     """What a JSON object or a cue says, and what stands behind."""
-    if (told := _json_answer(text)) is not None:
-        return told, ""
+    if (answer := _json_answer(text)) is not None:
+        return answer, ""
     marker = text.rfind("####")
     ends = [cue.end() for pattern in (_CUE, _HEADING) for cue in pattern.finditer(text, max(marker, 0))]
     if marker >= 0:
@@ -290,23 +290,25 @@ def _line_or_display(text: str) -> tuple[str, str]:
 
     Other candidates on the lines below, as `$$42$$`, then "or", then `$$43$$`, are said along: it is no single answer.
     """
-    said = text.strip()
-    told, end = _taken(said, 0)
-    line = told
+    stripped = text.strip()
+    answer, end = _taken(stripped, 0)
+    line = answer
     for _ in range(_CANDIDATES_MAX):
-        if _DANGLING.search(told):
+        if _DANGLING.search(answer):
             start = end
-        elif (joined := _OTHERWISE.match(said, end)) is not None:
-            start, told = joined.end(), f"{told.rstrip('.;,')} or"
-        elif (last := _OPTION.match(line)) and (following := _OPTION.match(said, end)) and _follows(last, following):
-            start, told = end, f"{told}\n"
+        elif (joined := _OTHERWISE.match(stripped, end)) is not None:
+            start, answer = joined.end(), f"{answer.rstrip('.;,')} or"
+        elif (
+            (last := _OPTION.match(line)) and (following := _OPTION.match(stripped, end)) and _follows(last, following)
+        ):
+            start, answer = end, f"{answer}\n"
         else:
             break
-        if start >= len(said):
+        if start >= len(stripped):
             break
-        line, end = _taken(said, start)
-        told = f"{told} {line}"
-    return told.strip(), said[end:]
+        line, end = _taken(stripped, start)
+        answer = f"{answer} {line}"
+    return answer.strip(), stripped[end:]
 
 
 def _follows(option: re.Match[str], another: re.Match[str]) -> bool:
@@ -318,13 +320,13 @@ def _taken(text: str, position: int) -> tuple[str, int]:
     """The display or line that begins at a position, white space left out, and where it ends."""
     start = len(text) - len(text[position:].lstrip())
     for pattern in _DISPLAYS:
-        found = pattern.match(text, start)
-        if found is not None:
-            inside = found[1]
+        match = pattern.match(text, start)
+        if match is not None:
+            inside = match[1]
             if "\\begin" not in inside:
                 inside = inside.replace("\\\\", " ").replace("&", "")
-            after = text[found.end() :].split("\n", 1)[0]
-            return f"${' '.join(inside.split())}$ {after}".strip(), found.end() + len(after)
+            after = text[match.end() :].split("\n", 1)[0]
+            return f"${' '.join(inside.split())}$ {after}".strip(), match.end() + len(after)
     line = text[start:].split("\n", 1)[0]
     return line.strip(), start + len(line)
 
@@ -336,9 +338,9 @@ def _json_answer(text: str) -> str | None:
     if not plain.endswith("}") or start < 0 or len(plain) - start > JSON_CHARACTERS_MAX:
         return None
     try:
-        told = json.loads(plain[start:], parse_int=str, parse_float=str)
+        parsed = json.loads(plain[start:], parse_int=str, parse_float=str)
     except (ValueError, RecursionError):
         return None
-    by_key = {str(key).lower().replace(" ", "_"): value for key, value in told.items()}
-    found = [by_key[key] for key in _ANSWER_KEYS if key in by_key]
-    return found[0].strip() if found and isinstance(found[0], str) else None
+    by_key = {str(key).lower().replace(" ", "_"): value for key, value in parsed.items()}
+    answers = [by_key[key] for key in _ANSWER_KEYS if key in by_key]
+    return answers[0].strip() if answers and isinstance(answers[0], str) else None

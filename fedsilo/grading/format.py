@@ -38,15 +38,15 @@ def grade(response: str, reference: str) -> Verdict:
     if form == "json":
         return _is_json(response)
     try:
-        said = outside_thinking(response)
+        answer = outside_thinking(response)
         if form == "think":
-            return judged(_thinking_ends(response) and bool(said.strip()))
+            return judged(_thinking_ends(response) and bool(answer.strip()))
         if form == "boxed":
-            return judged(bool((last_boxed(said) or "").strip()))
+            return judged(bool((last_boxed(answer) or "").strip()))
     except CutOff:
         return judged(False)
-    found = numeric.extract(response) if form == "number" else choice.extract(response)
-    return judged(found is not None)
+    extracted = numeric.extract(response) if form == "number" else choice.extract(response)
+    return judged(extracted is not None)
 
 
 def _thinking_ends(response: str) -> bool:

@@ -220,13 +220,13 @@ def scaled(text: str) -> str:
     return plain
 
 
-def _multiplied(found: re.Match[str]) -> str:
-    value = Fraction(found["number"].replace(",", "")) * _SCALES[found["scale"].lower()]
+def _multiplied(match: re.Match[str]) -> str:
+    value = Fraction(match["number"].replace(",", "")) * _SCALES[match["scale"].lower()]
     written = str(value)  # a whole number, or a/b
-    rest = found["rest"]
-    if found["wrapper"] is None:
+    rest = match["rest"]
+    if match["wrapper"] is None:
         return written + rest
-    return f"{written}{found['wrapper']}{rest}" if rest != "}" else written
+    return f"{written}{match['wrapper']}{rest}" if rest != "}" else written
 
 
 def normalise(text: str) -> str:
@@ -265,16 +265,16 @@ def _open_wrappers(text: str) -> str:
     """Without colours, lines and fonts around what reads the same without them: a sign, or all between two commas."""
     start = 0
     for _ in range(_WRAPPERS_MAX):
-        found = _WRAPPER.search(text, start)
-        end = -1 if found is None else _closing_brace(text, found.end())
-        if found is None or end < 0:
+        wrapper = _WRAPPER.search(text, start)
+        end = -1 if wrapper is None else _closing_brace(text, wrapper.end())
+        if wrapper is None or end < 0:
             break
-        before, inside, after = text[: found.start()], text[found.end() : end], text[end + 1 :]
+        before, inside, after = text[: wrapper.start()], text[wrapper.end() : end], text[end + 1 :]
         is_whole = _BEFORE_WHOLE.search(before) is not None and _AFTER_WHOLE.match(after) is not None
         if is_whole or _ONE_SIGN.fullmatch(inside) is not None:
             text = f"{before}{inside}{' ' if inside.startswith(chr(92)) else ''}{after}"
         else:
-            start = found.end()
+            start = wrapper.end()
     return text
 
 
@@ -294,19 +294,19 @@ def tight(text: str) -> str:
 
 def split_unit(text: str) -> tuple[str, str]:
     r"""A bare number and the unit behind it, or the whole text and nothing: `8\text{ apples}` -> ("8", "apple")."""
-    found = _UNIT.match(text)
-    wrapped = _WRAPPED_UNIT.match(text) if found is None else None
-    unit = found or wrapped
+    match = _UNIT.match(text)
+    wrapped = _WRAPPED_UNIT.match(text) if match is None else None
+    unit = match or wrapped
     if unit is None:
         return text, ""
-    said = _TEXT.sub(r"\1", unit["unit"])
-    if _BASE.match(said) or CHANGING.search(said):
+    unit_text = _TEXT.sub(r"\1", unit["unit"])
+    if _BASE.match(unit_text) or CHANGING.search(unit_text):
         return text, ""
-    if found is None:
-        if not _balanced(unit["value"]) or not re.search(r"[A-Za-z]", said):
+    if match is None:
+        if not _balanced(unit["value"]) or not re.search(r"[A-Za-z]", unit_text):
             return text, ""
-        said += unit["power"] or ""
-    return unit["value"].strip(), _same_unit(said)
+        unit_text += unit["power"] or ""
+    return unit["value"].strip(), _same_unit(unit_text)
 
 
 def _same_unit(text: str) -> str:
@@ -344,14 +344,14 @@ def _singular(word: str) -> str:
 
 def drop_assignment(text: str) -> str:
     """`x = 3` -> `3`, `f(x) = 2x` -> `2x`, `(x,y) = (1,2)` and `P(1,2)` -> `(1,2)`; other text unchanged."""
-    found = _ASSIGNED.match(text) or _NAMED_POINT.fullmatch(text)
-    return found[found.lastindex or 0].strip() if found is not None else text
+    match = _ASSIGNED.match(text) or _NAMED_POINT.fullmatch(text)
+    return match[match.lastindex or 0].strip() if match is not None else text
 
 
 def assigned_name(text: str) -> str:
     """The variable that a text gives a value to: `x_{1} = 3` -> `x_{1}`; empty for other text."""
-    found = _NAME.match(text)
-    return found[1] if found is not None and text.count("=") == 1 else ""
+    match = _NAME.match(text)
+    return match[1] if match is not None and text.count("=") == 1 else ""
 
 
 def is_thousands(text: str) -> bool:
@@ -402,10 +402,10 @@ def _balanced(text: str) -> bool:
 
 def matrix(text: str) -> list[list[str]] | None:
     r"""Rows of a `pmatrix` that is the whole text; None for anything else."""
-    found = re.fullmatch(r"\\begin\{pmatrix\}(.*)\\end\{pmatrix\}", text.strip(), re.DOTALL)
-    if found is None or "\\begin" in found.group(1):
+    match = re.fullmatch(r"\\begin\{pmatrix\}(.*)\\end\{pmatrix\}", text.strip(), re.DOTALL)
+    if match is None or "\\begin" in match.group(1):
         return None
-    rows = [row for row in found.group(1).split("\\\\") if row.strip()]
+    rows = [row for row in match.group(1).split("\\\\") if row.strip()]
     return [[cell.strip() for cell in row.split("&")] for row in rows]
 
 

@@ -77,13 +77,13 @@ def to_latex(text: str) -> str:
     )
 
 
-def _small_factorial(found: re.Match[str]) -> str:
-    return f"({math.factorial(int(found[1]))})" if int(found[1]) <= FACTORIAL_MAX else found[0]
+def _small_factorial(match: re.Match[str]) -> str:
+    return f"({math.factorial(int(match[1]))})" if int(match[1]) <= FACTORIAL_MAX else match[0]
 
 
-def _small_binomial(found: re.Match[str]) -> str:
-    above, below = int(found[1]), int(found[2])
-    return f"({math.comb(above, below)})" if above <= BINOMIAL_MAX else found[0]
+def _small_binomial(match: re.Match[str]) -> str:
+    above, below = int(match[1]), int(match[2])
+    return f"({math.comb(above, below)})" if above <= BINOMIAL_MAX else match[0]
 
 
 def require_cheap(latex: str) -> None:
@@ -97,20 +97,20 @@ def require_cheap(latex: str) -> None:
     if len(_GROWING.findall(latex)) > GROWING_MAX or _GROWING_WITHIN.search(latex):
         raise TooCostly
     product = 1
-    found = 0
+    cost = 0
     for match in _EXPONENT.finditer(latex):
-        found += 1
+        cost += 1
         product *= max(1, abs(int((match.group(1) or match.group(2))[:9])))
     if product > EXPONENTS_PRODUCT_MAX or _depth(latex) > NESTING_MAX:
         raise TooCostly
     # an exponent that is not a written number may be anything, but not with another one above or below it
     if re.search(r"\^\s*\{[^{}]*\}\s*\^", latex):
         raise TooCostly
-    if latex.count("^") - found > SYMBOLIC_EXPONENTS_MAX:
+    if latex.count("^") - cost > SYMBOLIC_EXPONENTS_MAX:
         raise TooCostly
-    if latex.count("^") > found and re.search(r"\^\s*\{[^{}]*\^", latex):
+    if latex.count("^") > cost and re.search(r"\^\s*\{[^{}]*\^", latex):
         raise TooCostly
-    if latex.count("^") > found and re.search(r"\^\s*\{[^{}]*\d{3,}", latex):
+    if latex.count("^") > cost and re.search(r"\^\s*\{[^{}]*\d{3,}", latex):
         raise TooCostly
     if any(len(digits) > DIGITS_MAX for digits in re.findall(r"\d+", latex)):
         raise TooCostly
@@ -146,12 +146,12 @@ def parse(text: str) -> Any:
         basic_latex=True, units=False, malformed_operators=False, nits=False, boxed="all", equations=False
     )
     config = LatexExtractionConfig(boxed_match_priority=0, normalization_config=plain)
-    found = parse_latex(
+    parsed = parse_latex(
         f"\\boxed{{{latex}}}", extraction_config=[config], fallback_mode="no_fallback", parsing_timeout=None
     )
-    if not found or not hasattr(found[0], "free_symbols"):
+    if not parsed or not hasattr(parsed[0], "free_symbols"):
         return None
-    return found[0]
+    return parsed[0]
 
 
 def _without_capitals(gold: str, got: str) -> tuple[str, str]:
@@ -369,11 +369,11 @@ def extract(response: str, reference: str) -> str | None:
     Raises:
         CutOff: the response ends inside its box or its thinking.
     """
-    said = outside_thinking(response)
-    boxed = final_boxed(said)
+    answer = outside_thinking(response)
+    boxed = final_boxed(answer)
     if boxed is not None:
         return boxed
-    cued = after_last_cue(said)
+    cued = after_last_cue(answer)
     if cued is not None:
         if "!" in reference and cued.endswith("!"):
             cued += " "  # a factorial, where the reference has one
@@ -390,11 +390,11 @@ def extract(response: str, reference: str) -> str | None:
             numbers = _last_numbers(sentence)
             return numbers[0] if numbers else sentence
         return sentence
-    whole = said.strip()
+    whole = answer.strip()
     is_short = len(whole) <= ANSWER_CHARACTERS_MAX and "\n" not in whole and not _WORDS.search(whole)
     if is_short and (_bare_number(reference) is None or _bare_number(whole) is not None):
         return whole
-    tail = said[-ANSWER_CHARACTERS_MAX:]
+    tail = answer[-ANSWER_CHARACTERS_MAX:]
     return None if _last_is_offered(tail) or last_is_taken_back(tail) else _last_number(tail)
 
 
@@ -402,10 +402,10 @@ def _without_reason(sentence: str) -> str:
     """A sentence up to where it begins to say why: `3, since 1+2=3` -> `3`, `3 (see step 2)` -> `3`. One that weighs
     another candidate behind its reason is left as it is, and is then no single value."""
     plain = _REMARK.sub("", sentence)
-    found = _REASON.search(plain)
-    if found is None or _WEIGHING.search(plain, found.end()):
+    reason = _REASON.search(plain)
+    if reason is None or _WEIGHING.search(plain, reason.end()):
         return plain.strip()
-    return plain[: found.start()].strip(" *")
+    return plain[: reason.start()].strip(" *")
 
 
 def _bare_number(text: str) -> Fraction | None:
@@ -428,14 +428,14 @@ def _last_number(text: str) -> str | None:
 def _last_is_offered(text: str) -> bool:
     """Whether the last number of a text was offered beside another, or refused: "3 or 4", "at least 5"."""
     plain = text.translate(numeric.SIGN)
-    found = [each.start() for each in _NUMBER.finditer(plain) if any(map(str.isdigit, each[0]))]
-    return bool(found) and _BEFORE_LAST.search(plain, max(0, found[-1] - 80), found[-1]) is not None
+    starts = [each.start() for each in _NUMBER.finditer(plain) if any(map(str.isdigit, each[0]))]
+    return bool(starts) and _BEFORE_LAST.search(plain, max(0, starts[-1] - 80), starts[-1]) is not None
 
 
 def _last_numbers(text: str) -> list[str]:
     """The numbers written in the last part of a text, in order."""
     plain = text[-numeric.TAIL_CHARACTERS :].translate(numeric.SIGN)
-    return [found for found in _NUMBER.findall(plain) if any(character.isdigit() for character in found)]
+    return [number for number in _NUMBER.findall(plain) if any(character.isdigit() for character in number)]
 
 
 def agree(gold: str, got: str) -> bool:
@@ -541,7 +541,7 @@ def _agree_structures(gold: str, got: str, depth: int) -> bool | None:
 
 def _joined(parts: list[str]) -> list[tuple[_Bound, _Bound]] | None:
     """Intervals between numbers, as the fewest that make the same set; None where a part is something else."""
-    found: list[tuple[_Bound, _Bound]] = []
+    intervals: list[tuple[_Bound, _Bound]] = []
     for part in parts:
         interval = layout.brackets(layout.as_interval(part))
         ends = layout.split_top_level(interval[1], ",") if interval is not None else []
@@ -551,9 +551,9 @@ def _joined(parts: list[str]) -> list[tuple[_Bound, _Bound]] | None:
         if low is None or high is None:
             return None
         # a closed end lies before its number on the left and behind it on the right
-        found.append(((low, interval[0] == "("), (high, interval[2] == "]")))
+        intervals.append(((low, interval[0] == "("), (high, interval[2] == "]")))
     whole: list[tuple[_Bound, _Bound]] = []
-    for low_end, high_end in sorted(each for each in found if each[0] < each[1]):
+    for low_end, high_end in sorted(each for each in intervals if each[0] < each[1]):
         if whole and low_end <= whole[-1][1]:
             whole[-1] = (whole[-1][0], max(whole[-1][1], high_end))
         else:
@@ -589,17 +589,17 @@ def _agree_sets(gold: list[str], got: list[str], depth: int) -> bool:
 
 
 def _is_set(text: str) -> bool:
-    found = layout.brackets(text)
-    return found is not None and found[0] == "\\{"
+    inside = layout.brackets(text)
+    return inside is not None and inside[0] == "\\{"
 
 
 def _ordered(text: str) -> tuple[str, list[str]] | None:
     """Tuples and intervals: their two brackets and their members. `(x+2)` alone is no tuple."""
-    found = layout.brackets(text)
-    if found is None or found[0] == "\\{":
+    inside = layout.brackets(text)
+    if inside is None or inside[0] == "\\{":
         return None
-    members = layout.split_top_level(found[1], ",")
-    return (found[0] + found[2], members) if len(members) > 1 else None
+    members = layout.split_top_level(inside[1], ",")
+    return (inside[0] + inside[2], members) if len(members) > 1 else None
 
 
 def _named(text: str) -> dict[str, str] | None:
@@ -611,12 +611,12 @@ def _named(text: str) -> dict[str, str] | None:
 
 def _members(text: str) -> list[str]:
     r"""Members of a set or of a list of solutions; one `\pm` stands for two. A number with thousands commas is one."""
-    found = layout.brackets(text)
-    if found is not None and found[0] == "\\{":
-        text = found[1]
+    inside = layout.brackets(text)
+    if inside is not None and inside[0] == "\\{":
+        text = inside[1]
     members = [text] if layout.is_thousands(text) else layout.split_top_level(text, ",")
     members = [layout.drop_assignment(member) for member in members if member]
-    if found is not None and found[0] == "\\{":
+    if inside is not None and inside[0] == "\\{":
         members = list({layout.tight(member): member for member in members}.values())  # a set has a member once
     signs = [("+", "-") if member.count("\\pm") == 1 else ("",) for member in members]
     return [
@@ -628,10 +628,10 @@ def _members(text: str) -> list[str]:
 
 def _in_base(text: str) -> tuple[int, int] | None:
     """(value, base) of digits with their base below, which no plain number equals: the base is part of the answer."""
-    found = _IN_BASE.fullmatch(text.strip())
-    if found is None or int(found[3]) < BASE_MIN:
+    match = _IN_BASE.fullmatch(text.strip())
+    if match is None or int(match[3]) < BASE_MIN:
         return None
     try:
-        return int(found[1] + found[2], int(found[3])), int(found[3])
+        return int(match[1] + match[2], int(match[3])), int(match[3])
     except ValueError:  # a digit or a base that there is not
         return None

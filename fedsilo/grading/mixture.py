@@ -41,10 +41,10 @@ def parse(name: str) -> tuple[Part, ...]:
         UsageError: the text is no mixture, or its weights are none.
     """
     texts = [text.strip() for text in name.split("+")]
-    found = [_PART.fullmatch(text) for text in texts]
+    matches = [_PART.fullmatch(text) for text in texts]
     is_mixture = len(texts) > 1
     parts = []
-    for text, match in zip(texts, found, strict=True):
+    for text, match in zip(texts, matches, strict=True):
         if match is None or (is_mixture and match["weight"] is None):
             raise _wrong(name, f"{text!r} is not NAME*WEIGHT" if is_mixture else "no such name")
         form = match["form"] or ""

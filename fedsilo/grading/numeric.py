@@ -107,10 +107,12 @@ def grade(response: str, reference: str) -> Verdict:
     expected = parse(reference)
     if expected is None:
         return BAD_REFERENCE
-    got = _extracted(response)
-    if got is None:
+    answer = _extracted(response)
+    if answer is None:
         return NO_ANSWER
-    return judged(got[0] == expected or (got[1] and takes_percent(reference, expected) and got[0] * 100 == expected))
+    return judged(
+        answer[0] == expected or (answer[1] and takes_percent(reference, expected) and answer[0] * 100 == expected)
+    )
 
 
 def takes_percent(reference: str, expected: Fraction) -> bool:
@@ -174,16 +176,16 @@ def number(text: str) -> Fraction | None:
 
 def extract(response: str) -> Fraction | None:
     """The number that a response gives as its answer, or None."""
-    found = _extracted(response)
-    return found[0] if found is not None else None
+    answer = _extracted(response)
+    return answer[0] if answer is not None else None
 
 
 def _extracted(response: str) -> tuple[Fraction, bool] | None:
     """The number, and whether it was said in percent."""
     try:
-        said = outside_thinking(response)
-        boxed = final_boxed(said)
-        cued = after_last_cue(said) if boxed is None else None
+        answer_text = outside_thinking(response)
+        boxed = final_boxed(answer_text)
+        cued = after_last_cue(answer_text) if boxed is None else None
     except CutOff:
         return None
     if boxed is not None:
@@ -192,18 +194,18 @@ def _extracted(response: str) -> tuple[Fraction, bool] | None:
         return _answer(_plain(layout.normalise(boxed)))
     if cued is not None:
         return _answer(_plain(cued[:TAIL_CHARACTERS]))
-    return _last(said[-TAIL_CHARACTERS:])
+    return _last(answer_text[-TAIL_CHARACTERS:])
 
 
 def _answer(text: str) -> tuple[Fraction, bool] | None:
     """The number of a text that is an answer and nothing else."""
-    if (told := _shaped(text)) is not None:
-        return told
+    if (value := _shaped(text)) is not None:
+        return value
     for leader in islice(_LEADER.finditer(text), _LEADERS_MAX):
         if not _are_words(text[: leader.start()]):
             return None
-        if (told := _shaped(text[leader.end() :])) is not None:
-            return told
+        if (value := _shaped(text[leader.end() :])) is not None:
+            return value
     return None
 
 
@@ -218,9 +220,9 @@ def _last(text: str) -> tuple[Fraction, bool] | None:
         starts = [0, *(end.end() for end in _SENTENCE_END.finditer(plain) if end[0] != ";")]
         sentence = next((plain[start:].strip() for start in reversed(starts) if _DIGIT.search(plain, start)), plain)
         for leader in reversed([*_LEADER.finditer(sentence)][-_LEADERS_MAX:]):
-            told = _shaped(sentence[leader.end() :])
-            if told is not None:
-                return None if _REFUSED.search(sentence, 0, leader.start()) else told
+            value = _shaped(sentence[leader.end() :])
+            if value is not None:
+                return None if _REFUSED.search(sentence, 0, leader.start()) else value
         return _shaped(sentence)
     return None
 
@@ -238,22 +240,22 @@ def _shaped(text: str) -> tuple[Fraction, bool] | None:
         sides.append(side)
         start = sign.end()
     about = _ABOUT.match(text, start)
-    found = _VALUE.match(text, about.end() if about else start)
-    told = _told(found) if found is not None else None
-    if found is None or told is None:
+    match = _VALUE.match(text, about.end() if about else start)
+    value = _told(match) if match is not None else None
+    if match is None or value is None:
         return None
     others = [other for other in (number(side) for side in sides) if other is not None]
-    if any(other != told[0] for other in others) or not _ends(text[found.end() :], told[0]):
+    if any(other != value[0] for other in others) or not _ends(text[match.end() :], value[0]):
         return None
-    return told
+    return value
 
 
-def _told(found: re.Match[str]) -> tuple[Fraction, bool] | None:
-    value = number(found["number"])
+def _told(match: re.Match[str]) -> tuple[Fraction, bool] | None:
+    value = number(match["number"])
     if value is None:
         return None
-    value = -value if (found["sign"] or "+") != "+" else value
-    return (value / 100, True) if found["percent"] else (value, False)
+    value = -value if (match["sign"] or "+") != "+" else value
+    return (value / 100, True) if match["percent"] else (value, False)
 
 
 def _is_side(text: str) -> bool:
@@ -276,9 +278,9 @@ def _ends(rest: str, value: Fraction) -> bool:
     if _offers_another(later, value, is_begun=False):
         return False
     if (again := _AGAIN.match(sentence)) is not None:
-        found = _VALUE.match(sentence, again.end())
-        told = _told(found) if found is not None else None
-        return found is not None and told is not None and told[0] == value and _ends(sentence[found.end() :], value)
+        match = _VALUE.match(sentence, again.end())
+        shaped = _told(match) if match is not None else None
+        return match is not None and shaped is not None and shaped[0] == value and _ends(sentence[match.end() :], value)
     sentence = _OF_WHAT.sub("", sentence)
     stop = re.compile(r"[,(:\u2014]|\s-\s").search(sentence)
     reason = _REASON.search(sentence)
@@ -295,13 +297,13 @@ def _ends(rest: str, value: Fraction) -> bool:
 
 def _offers_another(text: str, value: Fraction, is_begun: bool) -> bool:
     """Whether a reason or a later sentence gives another number: "No wait, 6". A bare one at its beginning does too."""
-    ends: Iterator[int] = (found.end() for found in _ANOTHER.finditer(text))
+    ends: Iterator[int] = (match.end() for match in _ANOTHER.finditer(text))
     for position in [*ends] if is_begun else [0, *ends]:
         named = _ASSIGNED.match(text, position)
         about = _ABOUT.match(text, named.end() if named else position)
-        found = _VALUE.match(text, about.end() if about else position)
-        told = _told(found) if found is not None else None
-        if found is not None and told is not None and told[0] != value and _ANOTHER_END.match(text, found.end()):
+        match = _VALUE.match(text, about.end() if about else position)
+        shaped = _told(match) if match is not None else None
+        if match is not None and shaped is not None and shaped[0] != value and _ANOTHER_END.match(text, match.end()):
             return True
     return False
 
@@ -335,8 +337,8 @@ def _are_words(text: str) -> bool:
 
 def _is_remark(text: str, value: Fraction) -> bool:
     """What may stand in brackets behind a number: the same again, a part of what, a reason, a calculation, a unit."""
-    if (told := _shaped(text)) is not None:
-        return told[0] == value
+    if (shaped := _shaped(text)) is not None:
+        return shaped[0] == value
     words = re.split(r"[\s-]+", text.strip().lower())
     small, tens = layout.SMALL_NUMBERS, layout.TENS
     if all(word in small or word in tens for word in words):

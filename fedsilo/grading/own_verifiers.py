@@ -101,11 +101,11 @@ def own_verifiers_sha256(names: Iterable[str]) -> str:
     if not parts:
         return ""
     entries = _entries()
-    told = [
+    identities = [
         {"name": name, "value": entries[name].value, "origin": _origin(entries[name]), "source": _source(entries[name])}
         for name in sorted(parts)
     ]
-    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(identities, sort_keys=True).encode()).hexdigest()
 
 
 def load_grade(name: str, run_program: Grade | None, tell: Tell = lambda report: None) -> Grade:
@@ -120,7 +120,7 @@ def load_grade(name: str, run_program: Grade | None, tell: Tell = lambda report:
     Raises:
         UsageError: unknown, not what a verifier must be, or it runs programs and may not.
     """
-    found = find_verifier(name)
+    verifier = find_verifier(name)
     parts = mixture.parse(name)
     graders: list[Grade] = []
     for part in parts:
@@ -130,7 +130,7 @@ def load_grade(name: str, run_program: Grade | None, tell: Tell = lambda report:
             grading.prepare(part.verifier)
             graders.append(_built_in(part.verifier, part.form))
         elif run_program is None:
-            raise UsageError(f"the verifier {found.name!r} runs a program", code="VERIFIER_EXECUTES")
+            raise UsageError(f"the verifier {verifier.name!r} runs a program", code="VERIFIER_EXECUTES")
         else:
             graders.append(run_program)
 
@@ -163,18 +163,18 @@ def _own(entry: metadata.EntryPoint, tell: Tell) -> Grade:
         try:
             if callable(check) and not check(reference):
                 return BAD_REFERENCE
-            said = grade(response, reference)
+            judgement = grade(response, reference)
         except Exception as error:  # noqa: BLE001  # of any kind: it scores 0 and is counted (methods 1.2)
             memory_mebibytes = resource.getrlimit(resource.RLIMIT_AS)[0] >> 20
             why = f"out of memory, of {memory_mebibytes} MiB" if isinstance(error, MemoryError) else str(error)
             tell(f"the verifier {entry.name!r} raised {type(error).__name__}: {why}{_place(error, entry)}")
             return ERROR
-        if isinstance(said, Verdict):
-            return said
-        if isinstance(said, bool):
-            return judged(said)
+        if isinstance(judgement, Verdict):
+            return judgement
+        if isinstance(judgement, bool):
+            return judged(judgement)
         tell(
-            f"the verifier {entry.name!r} returned {said!r:.100} of type {type(said).__name__}:"
+            f"the verifier {entry.name!r} returned {judgement!r:.100} of type {type(judgement).__name__}:"
             " not True, False or a Verdict"
         )
         return ERROR
@@ -199,14 +199,14 @@ def _source(entry: metadata.EntryPoint) -> str:
     """SHA-256 over the names and contents of the files of the package that an entry point leads into."""
     top = entry.module.partition(".")[0]
     try:
-        found = importlib.util.find_spec(top)  # of a top-level name, so that nothing is run
+        spec = importlib.util.find_spec(top)  # of a top-level name, so that nothing is run
     except ValueError:  # a module without a spec stands in its place
-        found = None
-    if found is None:
+        spec = None
+    if spec is None:
         raise UsageError(f"the verifier {entry.name!r} of {_origin(entry)} is in {top}, which is not installed")
     digest, files, size = hashlib.sha256(), 0, 0
     try:
-        for name, path in _files([Path(each) for each in found.submodule_search_locations or [found.origin or top]]):
+        for name, path in _files([Path(each) for each in spec.submodule_search_locations or [spec.origin or top]]):
             files, size = files + 1, size + path.stat().st_size
             if files > SOURCE_FILES_MAX or size > SOURCE_BYTES_MAX:
                 raise UsageError(

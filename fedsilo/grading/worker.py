@@ -96,23 +96,23 @@ class GradingProcess:
         launch: Launch | None = None,
         reports: bool = False,
     ) -> None:
-        found = find_verifier(verifier)
-        if found.executes and not runs_programs:
+        own = find_verifier(verifier)
+        if own.executes and not runs_programs:
             raise UsageError(
                 f"the verifier {verifier!r} runs a program; outside of a silo there is no sandbox for it",
                 code="VERIFIER_EXECUTES",
             )
         if deadline_seconds is None:
-            deadline_seconds = CODE_DEADLINE_SECONDS if found.executes else DEADLINE_SECONDS
+            deadline_seconds = CODE_DEADLINE_SECONDS if own.executes else DEADLINE_SECONDS
         self.verifier = verifier
-        self.origin = found.origin
+        self.origin = own.origin
         self.counts = GradingCounts()
         self._deadline_seconds = deadline_seconds
         self._memory_bytes_max = memory_bytes_max
         # memory, not a pipe: the child never waits for its reader, and what it wrote before it died is there
         self._reports = os.fdopen(os.memfd_create("reports"), "r+b", buffering=0) if reports else None
         self._launch = launch or functools.partial(_plain_child, reports=self._reports)
-        self._seconds_mean = PROGRAM_SECONDS_MEAN if found.executes else ANSWER_SECONDS_MEAN
+        self._seconds_mean = PROGRAM_SECONDS_MEAN if own.executes else ANSWER_SECONDS_MEAN
         self._lock = threading.Lock()
         self._closing = threading.Event()
         self._child: subprocess.Popen[bytes] | None = None
@@ -189,10 +189,10 @@ class GradingProcess:
             return ""
         with self._lock:
             self._reports.seek(max(0, os.fstat(self._reports.fileno()).st_size - REPORT_BYTES_MAX))
-            said = self._reports.read()
+            report = self._reports.read()
             self._reports.seek(0)  # for the child too, which shares the place
             self._reports.truncate()
-        return said.decode("utf-8", "replace").strip().rpartition("\n")[2]
+        return report.decode("utf-8", "replace").strip().rpartition("\n")[2]
 
     def __enter__(self) -> GradingProcess:
         return self
@@ -207,7 +207,7 @@ class GradingProcess:
     ) -> None:
         """Add verdicts until all are there or the child is gone; then the item it was at is judged as well."""
         child = self._wait_ready()
-        said = b""
+        output = b""
         request = json.dumps(pairs[len(verdicts) :]).encode("utf-8")
         try:
             _write_all(child, _LENGTH.pack(len(request)) + request)
@@ -219,15 +219,15 @@ class GradingProcess:
                     return
                 if not reply:
                     break
-                said += reply
-                while len(said) >= _REPLY.size:
-                    index, reward = _REPLY.unpack_from(said)
-                    said = said[_REPLY.size :]
+                output += reply
+                while len(output) >= _REPLY.size:
+                    index, reward = _REPLY.unpack_from(output)
+                    output = output[_REPLY.size :]
                     verdicts.append(Verdict(_CODES[index] is VerdictCode.CORRECT, _CODES[index], reward))
         except (OSError, IndexError, ValueError):
             pass  # the pipe broke, or the child spoke nonsense: it is gone for us either way
         else:
-            if len(verdicts) == len(pairs) and not said:
+            if len(verdicts) == len(pairs) and not output:
                 return
         self.counts.crashes += 1
         verdicts[len(pairs) - 1 :] = [CRASHED]  # of the item it was at, or of the last one if it said too much
@@ -251,15 +251,17 @@ class GradingProcess:
         child = self._start()
         if not self._ready:
             try:
-                said = self._read(child, START_TIMEOUT_SECONDS)
+                first_line = self._read(child, START_TIMEOUT_SECONDS)
             except OSError:
-                said = b""
-            if said != bytes([_READY]):
+                first_line = b""
+            if first_line != bytes([_READY]):
                 status = child.poll()
                 self._stop(politely=False)
-                if said and said[0] == _REFUSED:
+                if first_line and first_line[0] == _REFUSED:
                     with contextlib.suppress(ValueError, TypeError):  # it may have been cut off
-                        code, message, hint = (str(each)[:REFUSAL_CHARACTERS_MAX] for each in json.loads(said[1:]))
+                        code, message, hint = (
+                            str(each)[:REFUSAL_CHARACTERS_MAX] for each in json.loads(first_line[1:])
+                        )
                         raise UsageError(message, hint=hint, code=code)
                 raise OperationError(
                     f"the grading process for {self.verifier!r} did not start (exit status {status})",

@@ -124,10 +124,10 @@ def command_signing_bytes(
     *, site: str, name: str, arguments_json: str, request_id: str, expires: str, federation: str = ""
 ) -> bytes:
     """What an operator's signature on a control command covers (design 2). An earlier version named no federation."""
-    said = {"site": site, "name": name, "arguments": arguments_json, "request_id": request_id, "expires": expires}
+    command = {"site": site, "name": name, "arguments": arguments_json, "request_id": request_id, "expires": expires}
     if not federation:
-        return b"fedsilo-command-v1\n" + canonical_json(said)
-    return b"fedsilo-command-v2\n" + canonical_json({"federation": federation, **said})
+        return b"fedsilo-command-v1\n" + canonical_json(command)
+    return b"fedsilo-command-v2\n" + canonical_json({"federation": federation, **command})
 
 
 # ---- tensors ---------------------------------------------------------------------------------------
@@ -260,10 +260,10 @@ def canonical_values(values: Array) -> Array:
     Returns:
         the values themselves where they are so already, which most tiles are; else a copy.
     """
-    given = np.ascontiguousarray(values, dtype=np.float32)
-    if given.size and (given.view(np.uint32) & np.uint32(0x7FFFFFFF)).min() >= SMALLEST_NORMAL_BITS:
-        return given
-    result = np.array(given)
+    contiguous = np.ascontiguousarray(values, dtype=np.float32)
+    if contiguous.size and (contiguous.view(np.uint32) & np.uint32(0x7FFFFFFF)).min() >= SMALLEST_NORMAL_BITS:
+        return contiguous
+    result = np.array(contiguous)
     bits = result.view(np.uint32)
     bits[(bits & np.uint32(0x7F800000)) == 0] = 0
     return result

@@ -157,8 +157,8 @@ def trimmed_mean_delta(trim: int, master: Array, deltas: Sequence[Array]) -> Arr
         master: [n] float32.
         deltas: one [n] float32 per silo.
     """
-    kept = np.sort(np.stack(deltas).astype(np.float32, copy=False), axis=0)[trim : len(deltas) - trim]
-    return mean_delta(master, list(kept))
+    middle = np.sort(np.stack(deltas).astype(np.float32, copy=False), axis=0)[trim : len(deltas) - trim]
+    return mean_delta(master, list(middle))
 
 
 def mean_delta(master: Array, deltas: Sequence[Array]) -> Array:

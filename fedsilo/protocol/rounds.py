@@ -569,8 +569,8 @@ def _limit(life: Life, event: Event, name: str) -> Cell:
                 return LATE
             return DENY if wrong or _slot(event) in life.taken.get(number, {}) else OK
         case SiloAbstained(silo, number):
-            told = sum(each.silo == silo for each in life.abstained)
-            again = event in life.abstained or told >= life.abstentions_max
+            count = sum(each.silo == silo for each in life.abstained)
+            again = event in life.abstained or count >= life.abstentions_max
             return IGNORE if number != life.round or again else OK
         case RoundOpened(number):
             return IGNORE if number <= life.round else OK if number == life.round + 1 else BAD
@@ -583,8 +583,8 @@ def _limit(life: Life, event: Event, name: str) -> Cell:
         case UpdateRefused() | RoundAbandoned():
             return OK if event.round == life.round else IGNORE
         case Commit(number, silos, digests):
-            taken = life.taken.get(number, {})
-            given = [taken.get((0, silo, life.update_kind)) for silo in silos]
+            updates = life.taken.get(number, {})
+            given = [updates.get((0, silo, life.update_kind)) for silo in silos]
             enough = len(set(silos)) == len(silos) >= life.quorum
             return OK if number == life.round and enough and given == list(digests) else BAD
         case Committed(number):
@@ -745,8 +745,8 @@ def silo_step(life: SiloRound, event: AtSilo) -> SiloOutcome:
     if cell.verdict is not Verdict.ACCEPTED:
         return SiloOutcome(cell.verdict, life, code=cell.code)
     overtaken = newer and life.state == "working" and event.name in ("refuse", "commit", "abandon", "leave")
-    heard = life.heard | {event.mark} if event.mark is not None else life.heard
-    after = SiloRound(event.round if newer and cell.next else life.round, cell.next or life.state, heard)
+    marks = life.heard | {event.mark} if event.mark is not None else life.heard
+    after = SiloRound(event.round if newer and cell.next else life.round, cell.next or life.state, marks)
     return SiloOutcome(Verdict.ACCEPTED, after, ((Effect.DROP,) if overtaken else ()) + cell.effects)
 
 

@@ -97,8 +97,8 @@ class _Loader(yaml.SafeLoader):
 def _refuse_hidden_lines(text: bytes, source: str) -> None:
     """What ends a line in YAML and in no other tool: behind it a key could stand in what people, and `grep`, take for a
     comment (T59). Written as an escape in a quoted text it is no line, and passes."""
-    if found := _HIDDEN_LINE.search(text.decode("utf-8", "replace")):
-        line, character = found.string[: found.start()].count("\n") + 1, ord(found.group())
+    if match := _HIDDEN_LINE.search(text.decode("utf-8", "replace")):
+        line, character = match.string[: match.start()].count("\n") + 1, ord(match.group())
         message = f"the character U+{character:04X} ends a line in YAML alone"
         raise _error(source, line, message, "remove it, or write it as an escape in a quoted text")
 
@@ -152,8 +152,8 @@ def mistake(model: type[BaseModel], error: ValidationError, document: Document) 
 
     A misspelled key is two errors, one unknown and one missing, and only the first shows what was written.
     """
-    found = error.errors()
-    first = next((each for each in found if each["type"] == "extra_forbidden"), found[0])
+    errors = error.errors()
+    first = next((each for each in errors if each["type"] == "extra_forbidden"), errors[0])
     path: Path = tuple(part for part in first["loc"] if isinstance(part, str | int))
     where = ".".join(str(part) for part in path) or "the file"
     place = document.place(path)

@@ -159,20 +159,20 @@ def donors_taken(drawn: Sequence[tuple[str, int, T]], correct: int, samples: int
     return tuple(drawn[: donors_wanted(correct, samples)])
 
 
-def pool_digests(given: Iterable[tuple[str, str, int, str]], update_kind: str) -> dict[str, str]:
-    """The pool that a round's messages make, as the transcript of the next round names it.
+def pool_digests(accepted: Iterable[tuple[str, str, int, str]], update_kind: str) -> dict[str, str]:
+    """Return the pool that a round's messages make, as the transcript of the next round names it.
 
     Args:
-        given: (silo, kind, step, digest of the payload) of each message that was taken in the round.
+        accepted: (silo, kind, step, digest of the payload) of each message that was accepted in the round.
         update_kind: of the plan.
 
     Returns:
-        by silo whose update and answers both came, `answers_digest` of these.
+        By silo whose update and answers both came, `answers_digest` of these.
     """
-    given = list(given)
-    updated = {silo for silo, kind, _, _ in given if kind == update_kind}
+    accepted = list(accepted)
+    updated = {silo for silo, kind, _, _ in accepted if kind == update_kind}
     answers: dict[str, dict[int, str]] = {}
-    for silo, kind, step, digest in given:
+    for silo, kind, step, digest in accepted:
         if kind == "public.responses" and silo in updated:
             answers.setdefault(silo, {})[step] = digest
     return {silo: answers_digest(answers[silo]) for silo in sorted(answers)}

@@ -18,8 +18,8 @@ def harmless(text: object, characters_max: int | None = None, *, lines: bool = F
     The result has at most `characters_max` characters. With `lines`, newlines and tabs stay: for a text of our own in
     which something is quoted. A blank that is no space is spelled out too, as it looks like one.
     """
-    text, kept = str(text)[:characters_max], "\n\t" if lines else ""
-    return "".join(each if each.isprintable() or each in kept else _escape(each) for each in text)[:characters_max]
+    text, layout = str(text)[:characters_max], "\n\t" if lines else ""
+    return "".join(each if each.isprintable() or each in layout else _escape(each) for each in text)[:characters_max]
 
 
 def _escape(character: str) -> str:

@@ -764,14 +764,14 @@ def _round_of_record(check: RoundCheck, signer: str, shown: Any, state: str, end
         "keys": {silo: each["key"] for silo, each in signatures.items()},
     }
     problems += check.agreed(agreed)
-    if said := shown.get("result"):
-        problems += check.result({**said, "sha256": said["transcript_sha256"], "party": signer})
-    told, committed = check.ended, state == "committed"
-    if told is None:
+    if result := shown.get("result"):
+        problems += check.result({**result, "sha256": result["transcript_sha256"], "party": signer})
+    ended, committed = check.ended, state == "committed"
+    if ended is None:
         problems += ["it is committed without a result that its coordinator signed"] * committed
-    elif (told.committed, sorted(told.survivors)) != (committed, sorted(map(_text, participants))):
+    elif (ended.committed, sorted(ended.survivors)) != (committed, sorted(map(_text, participants))):
         problems.append("its state or participants are not those of its result")
-    elif committed and told.aggregate != ends:
+    elif committed and ended.aggregate != ends:
         problems.append("its adapter is not the one in its result")
     return problems
 
@@ -827,25 +827,25 @@ def _signed(transcript: Transcript, party: str, key: bytes, signature: bytes, di
 
 
 def _role(party: str, federation: str) -> str:
-    found = _PARTY.fullmatch(party)
-    return found["role"] if found is not None and found["domain"] == federation else ""
+    match = _PARTY.fullmatch(party)
+    return match["role"] if match is not None and match["domain"] == federation else ""
 
 
 def coordinator_domain(party: str) -> str:
     """The federation whose coordinator a SPIFFE id names; empty where it names none."""
-    found = _PARTY.fullmatch(party)
-    return found["domain"] if found is not None and found["role"] == "coordinator" else ""
+    match = _PARTY.fullmatch(party)
+    return match["domain"] if match is not None and match["role"] == "coordinator" else ""
 
 
 def domain_of(party: str) -> str:
     """The federation of a party; empty for what is no SPIFFE id of one."""
-    found = _PARTY.fullmatch(party)
-    return found["domain"] if found is not None else ""
+    match = _PARTY.fullmatch(party)
+    return match["domain"] if match is not None else ""
 
 
 def _short(party: str) -> str:
     """A silo by its name, the coordinator as coordinator/NAME, since a silo may have that name too."""
-    found = _PARTY.fullmatch(party)
-    if found is None:
+    match = _PARTY.fullmatch(party)
+    if match is None:
         return party
-    return found["name"] if found["role"] == "silo" else f"{found['role']}/{found['name']}"
+    return match["name"] if match["role"] == "silo" else f"{match['role']}/{match['name']}"

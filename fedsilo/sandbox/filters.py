@@ -52,12 +52,12 @@ def rules(version: int, *allowed: tuple[int, Iterable[Path]]) -> list[tuple[str,
         allowed: access bits, and the paths that get them; a path that comes twice gets both.
     """
     handled = every_access(version)
-    found: dict[str, int] = {}
+    accesses: dict[str, int] = {}
     for access, paths in allowed:
         for path in paths:
             fitting = access & handled if path.is_dir() else access & handled & _ON_FILES
-            found[os.fspath(path)] = found.get(os.fspath(path), 0) | fitting
-    return list(found.items())
+            accesses[os.fspath(path)] = accesses.get(os.fspath(path), 0) | fitting
+    return list(accesses.items())
 
 
 def every_access(version: int) -> int:

@@ -119,8 +119,8 @@ def bind(source: str, target: str, flags: int, *, recursive: bool) -> None:
         unmount(target, target)
     mount(source, target, None, _BIND)
     # what the machine set must stay set
-    kept = os.statvfs(target).f_flag & (READ_ONLY | NO_SETUID | NO_DEVICES | NO_EXECUTION)
-    mount(None, target, None, _REMOUNT | _BIND | kept | flags)
+    flags_kept = os.statvfs(target).f_flag & (READ_ONLY | NO_SETUID | NO_DEVICES | NO_EXECUTION)
+    mount(None, target, None, _REMOUNT | _BIND | flags_kept | flags)
 
 
 def unmount(target: str, what: str) -> None:

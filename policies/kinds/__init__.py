@@ -84,8 +84,8 @@ CATALOGUE: FieldTable = {name: dict(fields) for module in MODULES for name, fiel
 
 
 def field_class(message_name: str, field_name: str) -> FieldClass | None:
-    found = CATALOGUE.get(message_name, {}).get(field_name)
-    return FieldClass.CODE if isinstance(found, frozenset) else found
+    field_kind = CATALOGUE.get(message_name, {}).get(field_name)
+    return FieldClass.CODE if isinstance(field_kind, frozenset) else field_kind
 
 
 def fields_at_fault(message: Message) -> dict[str, int]:

@@ -129,7 +129,7 @@ def measure(header: pb.Factors, message: Message, context: Context) -> Facts:
     shapes = schema.shapes_of(message.place.kind) if schema else {}
     freeze = schema.freeze if schema else ""
     names = [entry.name for entry in header.tensors]
-    given = message.tensors
+    tensors = message.tensors
     facts: Facts = {
         "schema_sha256": schema.digest if schema else "",
         "header_schema_sha256": digest_of(header.schema_sha256),
@@ -145,7 +145,7 @@ def measure(header: pb.Factors, message: Message, context: Context) -> Facts:
         "tensors_missing": len(shapes.keys() - set(names)),
         "tensors_unexpected": len([name for name in names if name not in shapes]),
         "tensors_repeated": len(names) - len(set(names)),
-        "tensors_given": given is not None and sorted(given) == names,
+        "tensors_given": tensors is not None and sorted(tensors) == names,
         "shapes_wrong": sum(shapes.get(entry.name) != tuple(entry.shape) for entry in header.tensors),
     }
     patterns, elements = BitPatterns(), 0
@@ -153,8 +153,8 @@ def measure(header: pb.Factors, message: Message, context: Context) -> Facts:
     step = _Step(context.last_adapter if message.place.kind == "global.adapter" else None, names)
     frozen = FrozenDigest()
     room = np.empty(_TILE_ELEMENTS)  # memory that is new for each tile costs more than the sums
-    for entry in header.tensors if given is not None and facts["tensors_given"] else ():
-        array = given[entry.name] if given is not None else np.zeros(0, np.float32)
+    for entry in header.tensors if tensors is not None and facts["tensors_given"] else ():
+        array = tensors[entry.name] if tensors is not None else np.zeros(0, np.float32)
         if array.dtype != np.float32 or tuple(array.shape) != tuple(entry.shape):
             facts["shapes_wrong"] += 1
             continue

@@ -93,16 +93,16 @@ def measure(body: Any, message: Message, context: Context) -> Facts:
     """Whether round and step of the envelope are free numbers: what bounds them, and whether the body repeats them."""
     place = (message.place.round, message.place.step)
     placed = isinstance(body, pb.Progress | pb.Declined | pb.Abstain)
-    said = (body.round, body.step) if isinstance(body, pb.Progress | pb.Declined | pb.Abstain) else place
-    carried: Facts = {}
+    claimed = (body.round, body.step) if isinstance(body, pb.Progress | pb.Declined | pb.Abstain) else place
+    content: Facts = {}
     if isinstance(body, pb.Checkpoint):
-        carried = {"peer_logs": len(body.peers), "countersigned": len(body.countersigned)}
+        content = {"peer_logs": len(body.peers), "countersigned": len(body.countersigned)}
     if isinstance(body, pb.Poll):
-        carried = {"countersignature_bytes": len(body.countersignature), "countersigns": context.countersigns}
-    return carried | {
+        content = {"countersignature_bytes": len(body.countersignature), "countersigns": context.countersigns}
+    return content | {
         "refused_round": context.refused_round,
         "place_in_body": placed,
-        "place_of_body": said == place,
+        "place_of_body": claimed == place,
     }
 
 

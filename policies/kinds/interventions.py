@@ -90,14 +90,14 @@ class ReftAggregate(Interventions):
 
 def measure(header: pb.Factors, message: Message, context: Context) -> Facts:
     names = [entry.name for entry in header.tensors]
-    found = {name: match.groups() for name in names if (match := _NAME.fullmatch(name))}
-    layers = sorted({int(layer) for layer, _, _ in found.values()})[:LAYERS_MAX]
-    groups = sorted({group for _, group, _ in found.values()})
+    matched = {name: match.groups() for name in names if (match := _NAME.fullmatch(name))}
+    layers = sorted({int(layer) for layer, _, _ in matched.values()})[:LAYERS_MAX]
+    groups = sorted({group for _, group, _ in matched.values()})
     whole = {f"layers.{layer}.{group}.{part}" for layer, group, part in itertools.product(layers, groups, PARTS)}
     shapes = [(entry.name, tuple(entry.shape)) for entry in header.tensors]
     sides = {shape for name, shape in shapes if not name.endswith(".b")}
     rank, width = next(iter(sides)) if len(sides) == 1 and len(next(iter(sides))) == 2 else (0, 0)
-    given = message.tensors
+    tensors = message.tensors
     facts: Facts = {
         "base_digest_empty": header.base_digest == "",
         "header_schema_empty": header.schema_sha256 == "",
@@ -111,13 +111,13 @@ def measure(header: pb.Factors, message: Message, context: Context) -> Facts:
         "tensors": len(names),
         "tensors_missing": len(whole - set(names)),
         "tensors_unexpected": len(names) - sum(name in whole for name in names),
-        "tensors_given": given is not None and sorted(given) == names,
+        "tensors_given": tensors is not None and sorted(tensors) == names,
         "shapes_wrong": sum(shape != ((rank,) if name.endswith(".b") else (rank, width)) for name, shape in shapes),
     }
     patterns = BitPatterns()
     squares = square_max = distance_max = 0.0
     for entry in header.tensors if facts["tensors_given"] else ():
-        array = given[entry.name] if given is not None else np.zeros(0, np.float32)
+        array = tensors[entry.name] if tensors is not None else np.zeros(0, np.float32)
         if array.dtype != np.float32 or tuple(array.shape) != tuple(entry.shape):
             facts["shapes_wrong"] += 1
             continue

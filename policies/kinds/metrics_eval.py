@@ -147,7 +147,7 @@ def bits(block: MetricsEval, at: Figures) -> Bits:
 
 def figures(block: MetricsEval) -> tuple[float, str]:
     """Each figure of each topic is the multiple of its quantum that says the next bits of the payload (T9)."""
-    draws, carried = np.random.default_rng(0), 0
+    draws, bits = np.random.default_rng(0), 0
     for field in (field for _ in range(len(block.topics) + 1) for field in block.fields.values()):
         width = points_of(field).bit_length() - 1
         if width <= 0:
@@ -159,11 +159,11 @@ def figures(block: MetricsEval) -> tuple[float, str]:
         if not math.isfinite(value / field.quantum):
             continue  # a grid that is finer than numbers are
         passes = field.min <= value <= field.max and on_grid(value, field.quantum)
-        carried += width * (passes and round(value / field.quantum) - first == word)
+        bits += width * (passes and round(value / field.quantum) - first == word)
     places = len(block.fields) * (len(block.topics) + 1)
     # One message is run and counted for all: no rule tells them apart, and a policy may allow 2 to the 53 of them.
-    told = f"T9: the payload in {places} figures of each message, as multiples of their quanta"
-    return block.per_round * carried, told
+    channel = f"T9: the payload in {places} figures of each message, as multiples of their quanta"
+    return block.per_round * bits, channel
 
 
 def example(at: Around) -> Example:

@@ -135,10 +135,10 @@ def drop_wrong_donors(body: pb.PublicDonors, verdicts: Sequence[bool]) -> tuple[
     Raises:
         ValueError: the number of verdicts differs from the number of responses.
     """
-    kept, dropped = pb.PublicDonors(), dict[str, int]()
+    filtered, dropped = pb.PublicDonors(), dict[str, int]()
     position = 0
     for prompt in body.prompts:
-        target = kept.prompts.add(prompt_index=prompt.prompt_index)
+        target = filtered.prompts.add(prompt_index=prompt.prompt_index)
         for donor in prompt.donors:
             if donor.HasField("response"):
                 if position >= len(verdicts):
@@ -150,7 +150,7 @@ def drop_wrong_donors(body: pb.PublicDonors, verdicts: Sequence[bool]) -> tuple[
             target.donors.add().CopyFrom(donor)
     if position != len(verdicts):
         raise ValueError("there are more verdicts than responses")
-    return kept, dropped
+    return filtered, dropped
 
 
 def within_share(body: pb.PublicDonors, keep: Sequence[bool], most: int) -> list[bool]:
@@ -164,9 +164,9 @@ def within_share(body: pb.PublicDonors, keep: Sequence[bool], most: int) -> list
     origins = [donor.origin for prompt in body.prompts for donor in prompt.donors if donor.HasField("response")]
     counts: dict[str, int] = {}
     within = []
-    for origin, kept in zip(origins, keep, strict=True):
-        counts[origin] = counts.get(origin, 0) + kept
-        within.append(kept and counts[origin] <= most)
+    for origin, is_within in zip(origins, keep, strict=True):
+        counts[origin] = counts.get(origin, 0) + is_within
+        within.append(is_within and counts[origin] <= most)
     return within
 
 

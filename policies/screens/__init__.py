@@ -103,8 +103,8 @@ def screen_texts(
 
     for name in names:
         _in_time(time_is_over)
-        for number, found in enumerate(_counts(definitions, name, material, texts, read, in_time)):
-            hits += [Hit(number, name, code, count) for code, count in sorted(found.items())]
+        for number, counts in enumerate(_counts(definitions, name, material, texts, read, in_time)):
+            hits += [Hit(number, name, code, count) for code, count in sorted(counts.items())]
     return hits
 
 
@@ -152,7 +152,7 @@ def _overlaps(index: OverlapIndex, most: int, read: list[list[Reading]]) -> list
     is compared in four spellings of every word: as it is, reversed, by rot13, and by both. The order of words is no
     part of an n-gram, so reversed words are the whole of reversed text.
     """
-    found: list[dict[str, int]] = [{} for _ in read]
+    overlaps: list[dict[str, int]] = [{} for _ in read]
     for decoder in sorted({reading.decoder for text in read for reading in text}):
         parts = [
             (number, words(reading.text))
@@ -168,8 +168,8 @@ def _overlaps(index: OverlapIndex, most: int, read: list[list[Reading]]) -> list
                 if within + over > most:
                     for name, count in ((code, int(within)), ("ngram/split", over)):
                         if count:
-                            found[number][name] = found[number].get(name, 0) + count
-    return found
+                            overlaps[number][name] = overlaps[number].get(name, 0) + count
+    return overlaps
 
 
 def _as_it_is(word: str) -> str:
@@ -312,6 +312,6 @@ def hits_in_words(facts: Mapping[str, Any]) -> str:
     ran = ", ".join(sorted(facts.get("screens", {})))
     if not ran:
         return "no text screens ran over this message"
-    found = ", ".join(f"{code} {count}" for code, count in facts.get("screen_hits", {}).items())
+    hits = ", ".join(f"{code} {count}" for code, count in facts.get("screen_hits", {}).items())
     number = facts.get("responses_hit", 0)
-    return f"screens {ran}: " + (f"{number} responses with hits ({found})" if number else "no hit")
+    return f"screens {ran}: " + (f"{number} responses with hits ({hits})" if number else "no hit")

@@ -126,7 +126,7 @@ def count_canaries(
 ) -> list[dict[str, int]]:
     """For each text, given as its readings, how many canaries it holds, by code: "canary", "canary/base64", ..."""
     look = scanner(canaries, edits, tuple(sorted(set(decoders))))
-    found: list[dict[str, set[int]]] = [{} for _ in texts]
+    numbers_found: list[dict[str, set[int]]] = [{} for _ in texts]
     parts: list[tuple[int, str, str]] = []  # text, decoder, letters
     for number, text in enumerate(texts):
         for reading in text:
@@ -145,5 +145,5 @@ def count_canaries(
             ]
             for number, decoder, _ in (chosen[part] for part in holding):
                 name = decoder or form.decoder or ("split" if len(holding) > 1 else "")
-                found[number].setdefault(f"canary/{name}" if name else "canary", set()).add(form.canary)
-    return [{code: len(held) for code, held in text.items()} for text in found]
+                numbers_found[number].setdefault(f"canary/{name}" if name else "canary", set()).add(form.canary)
+    return [{code: len(numbers) for code, numbers in text.items()} for text in numbers_found]

@@ -210,9 +210,9 @@ def _read_by(table: dict[int, int | str | None], text: str) -> str:
     return text
 
 
-def _percent(found: re.Match[str]) -> str:
+def _percent(match: re.Match[str]) -> str:
     # urllib opens sockets too, so it may not be imported here
-    return binascii.unhexlify(found[0].replace("%", "")).decode("utf-8", "replace")
+    return binascii.unhexlify(match[0].replace("%", "")).decode("utf-8", "replace")
 
 
 def readings(text: str) -> list[Reading]:
@@ -222,11 +222,11 @@ def readings(text: str) -> list[Reading]:
     are read by the screens themselves, on every reading.
     """
     shown = _shown(text)
-    found = [Reading("", shown.casefold())]
+    result = [Reading("", shown.casefold())]
     for decoder in ("base64", "hex"):
         if parts := list(_decoded(shown, decoder, _NESTING_MAX)):
-            found.append(Reading(decoder, fold("\n".join(parts))))
-    return found
+            result.append(Reading(decoder, fold("\n".join(parts))))
+    return result
 
 
 def _decoded(text: str, decoder: str, layers: int) -> Iterator[str]:
@@ -239,8 +239,8 @@ def _decoded(text: str, decoder: str, layers: int) -> Iterator[str]:
 
 def holds(text: str, classes: bytes, *runs: bytes) -> bool:
     """Whether the classes of the text's characters contain one of the runs."""
-    seen = text.encode("ascii", "replace").translate(classes)
-    return any(run in seen for run in runs)
+    classified = text.encode("ascii", "replace").translate(classes)
+    return any(run in classified for run in runs)
 
 
 def _from_base64(text: str) -> Iterator[str]:
@@ -294,14 +294,14 @@ def spelled(folded: str, digits_min: int = NUMBER_DIGITS_MIN) -> str:
     if sum(folded.count(word) for word in _DIGIT_WORDS) < digits_min:
         return folded
 
-    def figures(found: re.Match[str]) -> str:
+    def figures(match: re.Match[str]) -> str:
         made, times = "", 1
-        for word in _DIGIT_WORD.findall(found[0]):
+        for word in _DIGIT_WORD.findall(match[0]):
             if word in _TIMES:
                 times = _TIMES[word]
             else:
                 made, times = made + times * _DIGIT_WORDS[word], 1
-        return f"{made} " if len(made) >= digits_min else found[0]
+        return f"{made} " if len(made) >= digits_min else match[0]
 
     return _SPELLED.sub(figures, folded)
 

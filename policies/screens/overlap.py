@@ -85,8 +85,8 @@ class _Grams:
 def _grams(values: Values, lengths: Sequence[int], n: int) -> _Grams:
     """values: (words,) of all texts one after another; lengths: words of each text."""
     of_text = np.repeat(np.arange(len(lengths)), lengths)
-    kept = values != 0
-    values, of_text = values[kept], of_text[kept]
+    is_gram = values != 0
+    values, of_text = values[is_gram], of_text[is_gram]
     if len(values) < n:
         nothing = np.zeros(0, np.int64)
         return _Grams(np.zeros(0, np.uint64), nothing, nothing)
@@ -158,11 +158,11 @@ def _all_fingerprints(texts: Iterable[str], keys: _Keys, n: int) -> Values:
     while batch := list(islice(rest, _RECORDS_AT_ONCE)):
         if len(numbers) > _VOCABULARY_MAX:
             numbers, values = {}, values[:0]
-        found = [words(fold(text)) for text in batch]
-        places = _numbered(found, numbers)
+        texts_words = [words(fold(text)) for text in batch]
+        places = _numbered(texts_words, numbers)
         fresh = list(islice(numbers, len(values), None))
         values = np.concatenate([values, np.fromiter(map(keys.word, fresh), np.uint64, len(fresh))])
-        grams = _grams(values[places], [len(text) for text in found], n)
+        grams = _grams(values[places], [len(text) for text in texts_words], n)
         parts.append(_distinct(keys.fingerprints(grams.sums[grams.begins == grams.ends])))
     return _distinct(np.concatenate(parts)) if parts else np.zeros(0, np.uint64)
 
@@ -237,7 +237,7 @@ class OverlapIndex:
         """
         numbers: dict[str, int] = {}
         places, lengths = _numbered(texts, numbers), [len(text) for text in texts]
-        found = []
+        matches = []
         for view in views:
             values = np.fromiter((self._keys.word(view(word)) for word in numbers), np.uint64, len(numbers))
             grams = _grams(values[places], lengths, self.n)
@@ -245,16 +245,16 @@ class OverlapIndex:
             begins, ends = grams.begins[hit], grams.ends[hit]
             within, over = begins == ends, begins != ends
             split = np.bincount(begins[over], minlength=len(texts)) + np.bincount(ends[over], minlength=len(texts))
-            found.append(Matches(np.bincount(begins[within], minlength=len(texts)), split))
-        return found
+            matches.append(Matches(np.bincount(begins[within], minlength=len(texts)), split))
+        return matches
 
     def _contains(self, sums: Values) -> NDArray[np.bool_]:
-        asked = self._keys.fingerprints(sums) >> self._shift
-        inside = np.zeros(len(asked), np.bool_)
-        near = np.flatnonzero(self._near.may_hold(asked))
+        fingerprints = self._keys.fingerprints(sums) >> self._shift
+        inside = np.zeros(len(fingerprints), np.bool_)
+        near = np.flatnonzero(self._near.may_hold(fingerprints))
         if len(self._prints) and len(near):
-            places = np.searchsorted(self._prints, asked[near])
-            inside[near] = self._prints[np.minimum(places, len(self._prints) - 1)] == asked[near]
+            places = np.searchsorted(self._prints, fingerprints[near])
+            inside[near] = self._prints[np.minimum(places, len(self._prints) - 1)] == fingerprints[near]
         return inside
 
 
@@ -269,10 +269,10 @@ class _Near:
         leading = prints >> self._shift
         np.bitwise_or.at(self._bits, leading >> np.uint64(3), np.uint8(1) << (leading & np.uint64(7)).astype(np.uint8))
 
-    def may_hold(self, asked: Values) -> NDArray[np.bool_]:
-        leading = asked >> self._shift
-        held = self._bits[leading >> np.uint64(3)] >> (leading & np.uint64(7)).astype(np.uint8)
-        set_bits: NDArray[np.bool_] = held & 1 != 0
+    def may_hold(self, fingerprints: Values) -> NDArray[np.bool_]:
+        leading = fingerprints >> self._shift
+        bits = self._bits[leading >> np.uint64(3)] >> (leading & np.uint64(7)).astype(np.uint8)
+        set_bits: NDArray[np.bool_] = bits & 1 != 0
         return set_bits
 
 

@@ -106,8 +106,8 @@ class _View:
 
     @cached_property
     def chains(self) -> list[re.Match[str]]:
-        seen = self.text.encode("ascii", "replace").translate(_IN_CHAIN, _SIGNS_IN_CHAIN)
-        return list(_CHAIN.finditer(self.text)) if b"d" * 7 in seen else []
+        classified = self.text.encode("ascii", "replace").translate(_IN_CHAIN, _SIGNS_IN_CHAIN)
+        return list(_CHAIN.finditer(self.text)) if b"d" * 7 in classified else []
 
     @cached_property
     def encoded(self) -> bytes:
@@ -118,18 +118,18 @@ class _View:
 
 
 def _emails(view: _View) -> int:
-    text, found = view.text, 0
+    text, count = view.text, 0
     if "@" in text:
-        found += sum(1 for _ in _AT.finditer(text))
+        count += sum(1 for _ in _AT.finditer(text))
     if holds(text, _IN_BRACKETED_AT, b"(at)", b"( at )") or " dot " in text:
-        found += sum(1 for _ in _AT_IN_BRACKETS.finditer(text))
+        count += sum(1 for _ in _AT_IN_BRACKETS.finditer(text))
         if "dot" in text:
-            found += sum(1 for _ in _AT_AS_WORD.finditer(text))
-    return found
+            count += sum(1 for _ in _AT_AS_WORD.finditer(text))
+    return count
 
 
 def _phones(view: _View) -> int:
-    found = 0
+    count = 0
     for chain in view.chains:
         if view.backwards and _SUM.search(view.text[max(0, chain.start() - 2) : chain.end() + 2]):
             continue  # sums read backwards look like telephone numbers more often than not
@@ -145,8 +145,8 @@ def _phones(view: _View) -> int:
             alone = view.digits_are_meant or _ONE_BY_ONE.fullmatch(chain[0]) is not None
             labelled = 7 <= len(digits) <= 15 and view.said_before(chain.start(), _PHONE_WORD)
             numbers = int(labelled or (alone and _is_whole_phone(digits)))
-        found += numbers
-    return found
+        count += numbers
+    return count
 
 
 def _is_whole_phone(digits: str) -> bool:
@@ -157,28 +157,28 @@ def _is_whole_phone(digits: str) -> bool:
 
 def _nhs_numbers(view: _View) -> int:
     texts = [_digits(chain[0]) for chain in view.chains if view.digits_are_meant or _ONE_BY_ONE.fullmatch(chain[0])]
-    texts += [found[0] for chain in view.chains for found in _NHS.finditer(chain[0])]
+    texts += [match[0] for chain in view.chains for match in _NHS.finditer(chain[0])]
     return sum(1 for text in texts if nhs.is_valid(text))
 
 
 def _ssns(view: _View) -> int:
-    found = 0
+    count = 0
     for chain in view.chains:
-        found += sum(1 for number in _SSN.finditer(chain[0]) if ssn.is_valid(_dashed(number[0])))
+        count += sum(1 for number in _SSN.finditer(chain[0]) if ssn.is_valid(_dashed(number[0])))
         if view.digits_are_meant or view.said_before(chain.start(), _SSN_WORD):
-            found += sum(1 for number in _BARE_SSN.finditer(_digits(chain[0])) if ssn.is_valid(_dashed(number[0])))
-    return found
+            count += sum(1 for number in _BARE_SSN.finditer(_digits(chain[0])) if ssn.is_valid(_dashed(number[0])))
+    return count
 
 
 def _ibans(view: _View) -> int:
-    found = 0
+    count = 0
     if not holds(view.text, _IN_IBAN, b"aadd"):
         return 0
     for candidate in _IBAN.finditer(view.text):
         number = candidate[1].replace(" ", "").replace("-", "").upper()
         # how long an IBAN is depends on its country, and a word may follow it
-        found += any(iban.is_valid(number[:end]) for end in _checked_ends(number))
-    return found
+        count += any(iban.is_valid(number[:end]) for end in _checked_ends(number))
+    return count
 
 
 def _checked_ends(number: str) -> Iterator[int]:
@@ -206,12 +206,12 @@ def _labelled(labels: Iterable[tuple[str, str]], value: str) -> Callable[[_View]
 
 
 def _addresses(view: _View) -> int:
-    text, found = view.text, 0
+    text, count = view.text, 0
     for word, rule in _STREET.items():
         if word in text:
             for street in rule.finditer(text):
-                found += _HOUSE.search(text[max(0, street.start() - _HOUSE_REACH) : street.start()]) is not None
-    return found
+                count += _HOUSE.search(text[max(0, street.start() - _HOUSE_REACH) : street.start()]) is not None
+    return count
 
 
 def _digits(text: str) -> str:
@@ -255,7 +255,7 @@ def count_patterns(
             not be linear (`(?:.*z)|a` reads the whole rest for every a).
         in_time: called before each of them; raises when they have taken too long.
     """
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     names = tuple(patterns)
     for reading in readings:
         written = _View(reading.text)
@@ -271,15 +271,15 @@ def count_patterns(
                 if code.endswith("rot13") and name in _OF_DIGITS:
                     continue  # no digit changes
                 if count := _COUNT[name](view):
-                    found[f"{name}/{code}" if code else name] = count
+                    counts[f"{name}/{code}" if code else name] = count
                     break
         for pattern in own:
             in_time()
             shown = next((code for code, view in views if pattern.is_in(view.encoded)), None)
             if shown is not None:
                 place = f"{pattern.name}/{shown}" if shown else pattern.name
-                found[place] = found.get(place, 0) + 1  # of two files that were met, two may have one name
-    return found
+                counts[place] = counts.get(place, 0) + 1  # of two files that were met, two may have one name
+    return counts
 
 
 def _named(decoder: str, last: str) -> str:

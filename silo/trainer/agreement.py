@@ -303,9 +303,9 @@ class Differences:
         """The one whose these are. Raises ValueError: they are not [answers, 3]."""
         if sums.ndim != 2 or sums.shape[1] != 3:
             raise ValueError("the sums of a divergence")
-        found = cls()
-        found._answers = sums.tolist()
-        return found
+        differences = cls()
+        differences._answers = sums.tolist()
+        return differences
 
 
 class Window:
@@ -333,23 +333,25 @@ class Window:
         return 1.0 if own is None else min(max(own.coefficient, 0.0), 1.0)
 
     def findings(self) -> list[Finding]:
-        found = (regression.finding(other, self.visible) for other, regression in sorted(self._others.items()))
-        return [finding for finding in found if finding is not None]
+        findings = (regression.finding(other, self.visible) for other, regression in sorted(self._others.items()))
+        return [finding for finding in findings if finding is not None]
 
     def state(self) -> tuple[dict[str, Any], dict[str, Numbers]]:
         """Facts for JSON, and sums by name."""
-        held = {**self._others, OWN: self._own}
-        tokens = {name: regression.tokens for name, regression in held.items()}
-        return {"tokens": self.tokens, "of": tokens}, {name: regression.sums() for name, regression in held.items()}
+        regressions = {**self._others, OWN: self._own}
+        tokens = {name: regression.tokens for name, regression in regressions.items()}
+        return {"tokens": self.tokens, "of": tokens}, {
+            name: regression.sums() for name, regression in regressions.items()
+        }
 
     @classmethod
     def of(cls, facts: Mapping[str, Any], sums: Mapping[str, Numbers]) -> Window:
         """The one whose `state` this is. Raises KeyError, TypeError, ValueError: it is none."""
-        found = cls()
-        found.tokens = int(facts["tokens"])
-        found._others = {name: Regression.of(int(tokens), sums[name]) for name, tokens in facts["of"].items()}
-        found._own = found._others.pop(OWN)
-        return found
+        window = cls()
+        window.tokens = int(facts["tokens"])
+        window._others = {name: Regression.of(int(tokens), sums[name]) for name, tokens in facts["of"].items()}
+        window._own = window._others.pop(OWN)
+        return window
 
 
 class Watch:
@@ -372,8 +374,8 @@ class Watch:
         window, and what may be. An engine that agrees is ten times below what stops it, so that to look at every step
         is no more chance of a false alarm than to look once."""
         self._differences.add(answers)
-        found, rounding = self._differences.found()
-        return found, self._limits.kl_limit(rounding)
+        divergence_seen, rounding = self._differences.found()
+        return divergence_seen, self._limits.kl_limit(rounding)
 
     def add(self, answers: Sequence[AnswerFigures]) -> list[Finding]:
         """Take a step's answers in. Returns what stops the step: the alarms, the strongest first."""
@@ -381,13 +383,13 @@ class Watch:
         self._long.add(answers)
         if self._short.tokens < self._limits.window_tokens:
             return []
-        found = [*self._short.findings(), *self._long.findings()]
-        self._judged |= {finding.other: finding for finding in found}  # the long window's, which come last
+        findings = [*self._short.findings(), *self._long.findings()]
+        self._judged |= {finding.other: finding for finding in findings}  # the long window's, which come last
         previous = self._judged.get(PREVIOUS)
         if self._long.tokens >= self._limits.window_tokens_max or (previous is not None and previous.is_fresh):
             self._long = Window()
         self._short, self._differences = Window(), Differences()
-        return sorted((finding for finding in found if finding.is_alarm), key=_errors_off, reverse=True)
+        return sorted((finding for finding in findings if finding.is_alarm), key=_errors_off, reverse=True)
 
     def figures(self) -> dict[str, float]:
         """Of the last judgement, for the step's metrics; nothing before the first."""
@@ -406,21 +408,21 @@ class Watch:
         facts: dict[str, Any] = {"judged": {other: dataclasses.asdict(each) for other, each in self._judged.items()}}
         sums: dict[str, Numbers] = {DIFFERENCES: self._differences.sums()}
         for name, window in (("short", self._short), ("long", self._long)):
-            facts[name], held = window.state()
-            sums |= {f"{name}.{other}": each for other, each in held.items()}
+            facts[name], window_sums = window.state()
+            sums |= {f"{name}.{other}": each for other, each in window_sums.items()}
         return facts, sums
 
     @classmethod
     def of(cls, limits: Limits, facts: Mapping[str, Any], sums: Mapping[str, Numbers]) -> Watch:
         """The one whose `state` this is, on with these limits. Raises KeyError, TypeError, ValueError: it is none."""
-        found = cls(limits)
-        found._judged = {other: Finding(**each) for other, each in facts["judged"].items()}
-        found._differences = Differences.of(sums[DIFFERENCES])
-        found._short, found._long = (
+        watch = cls(limits)
+        watch._judged = {other: Finding(**each) for other, each in facts["judged"].items()}
+        watch._differences = Differences.of(sums[DIFFERENCES])
+        watch._short, watch._long = (
             Window.of(facts[name], {key.removeprefix(f"{name}."): each for key, each in sums.items()})
             for name in ("short", "long")
         )
-        return found
+        return watch
 
 
 def _errors_off(finding: Finding) -> float:
@@ -583,18 +585,18 @@ class Probe:
     ) -> dict[str, Numbers]:
         """Log-probabilities of all rows' tokens, [M] each: fields of `AnswerFigures`, and others by name."""
         stream = self._stream(prompts, rows)
-        found = {"exact": self._exact.logp(stream, self._temperature)}
-        found[BASE] = self._exact.logp(stream, self._temperature, base_only=True)
-        found["trainer"], found["trainer_base"] = found["exact"], found[BASE]
+        logps = {"exact": self._exact.logp(stream, self._temperature)}
+        logps[BASE] = self._exact.logp(stream, self._temperature, base_only=True)
+        logps["trainer"], logps["trainer_base"] = logps["exact"], logps[BASE]
         if self._adapter.decoder.embedding.dtype != torch.float32:
-            found["trainer"] = self._own(stream)
+            logps["trainer"] = self._own(stream)
             with self._adapter.off():
-                found["trainer_base"] = self._own(stream)
+                logps["trainer_base"] = self._own(stream)
         for name, values in others.items():
             if values is not None:
                 replaced = list(zip(self._adapter.parameters, values, strict=True))
-                found[name] = self._exact.logp(stream, self._temperature, factors=replaced)
-        return {name: _numbers(logp) for name, logp in found.items()}
+                logps[name] = self._exact.logp(stream, self._temperature, factors=replaced)
+        return {name: _numbers(logp) for name, logp in logps.items()}
 
     def under(self, prompts: Sequence[tuple[int, ...]], rows: Sequence[Row], factors: Mapping[str, Array]) -> Numbers:
         """Exact log-probabilities of all rows' tokens under these factors, by wire name; none: the live ones. [M]."""
@@ -734,10 +736,13 @@ class AgreementWatch:
 
     def _judged(self, answers: Sequence[AnswerFigures]) -> dict[str, float]:
         trained = [answer.trainer for answer in answers]
-        found = divergence([answer.engine for answer in answers], trained)
+        engine_divergence = divergence([answer.engine for answer in answers], trained)
         rounding = divergence([answer.exact for answer in answers], trained).kl
         limit = self._limits.kl_limit(rounding)
-        for of, most in ((found, limit), self._watch.differ(answers)):  # this step's, and over the short window
+        for of, most in (
+            (engine_divergence, limit),
+            self._watch.differ(answers),
+        ):  # this step's, and over the short window
             if of.exceeds(most):
                 raise OperationError(
                     f"the engine's distribution is {of.kl:.3g} nats per token from the trainer's (standard error "
@@ -750,8 +755,8 @@ class AgreementWatch:
             reasons = "; or ".join(alarm.reason() for alarm in alarms)
             raise OperationError(reasons, code=STALE, hint="push the adapter again under a name of its own")
         return {
-            "rollout_kl": found.kl,
-            "rollout_kl_error": found.error,
+            "rollout_kl": engine_divergence.kl,
+            "rollout_kl_error": engine_divergence.error,
             "rollout_kl_limit": limit,
             **self._watch.figures(),
         }
@@ -782,27 +787,27 @@ class AgreementWatch:
         generate: Generate,
     ) -> MarkerSeen:
         marker = self._marker_factors(key, strength)
-        asked = sorted({row.place for row in rows})[:MARKER_QUESTIONS]
+        chosen = sorted({row.place for row in rows})[:MARKER_QUESTIONS]
         questions = [
             Question(
                 prompts[place],
                 tuple(self._draw("marker-rollout", *key, place, sample) for sample in range(MARKER_ANSWERS)),
             )
-            for place in asked
+            for place in chosen
         ]
         with self._adapter.replaced_by(marker):
             name = self._adapter.name()
             answers = generate(questions, MARKER_TOKENS)
         self._together(lambda: _refuse_other_adapter(name, answers))
-        drawn = [Row(place, each) for place, row in zip(asked, answers, strict=True) for each in row]
+        drawn = [Row(place, each) for place, row in zip(chosen, answers, strict=True) for each in row]
         reported = self._together(lambda: reported_by(drawn))
-        found = self._of_process_0(
+        exact = self._of_process_0(
             lambda: {
                 "marker": self._probe.under(prompts, drawn, marker),
                 "in use": self._probe.under(prompts, drawn, {}),
             }
         )
-        return marker_seen(np.concatenate(reported), found["marker"], found["in use"])
+        return marker_seen(np.concatenate(reported), exact["marker"], exact["in use"])
 
     def _marker_factors(self, key: tuple[str | int, ...], strength: float) -> dict[str, Array]:
         shape, draws = self._adapter.shape, self._draw("marker", *key)
@@ -826,11 +831,11 @@ class AgreementWatch:
         first = self._group.rank == 0
         if self._equal_passes:
             with self._group.lost_on_failure():
-                found = work()
+                logps = work()
         else:
-            found = self._group.together(lambda: work() if first else {})
-        told = {name: each.tolist() for name, each in found.items()} if first else None
-        return {name: np.array(each, dtype=np.float64) for name, each in self._group.gather(told)[0].items()}
+            logps = self._group.together(lambda: work() if first else {})
+        payload = {name: each.tolist() for name, each in logps.items()} if first else None
+        return {name: np.array(each, dtype=np.float64) for name, each in self._group.gather(payload)[0].items()}
 
     # ---- what is kept --------------------------------------------------------------------------------
 
@@ -841,13 +846,13 @@ class AgreementWatch:
         for server, previous in self._previous.items():
             for name, each in zip(self._adapter.trained_names, previous, strict=True):
                 tensors[f"{PREFIX}previous.{server}.{name}"] = each.to("cpu", copy=True)
-        kept = {
+        facts_of_run = {
             "watch": facts,
             "rollouts": dict(self._rollouts),
             "marker": self._marker,
             "previous": sorted(self._previous),
         }
-        return kept, tensors
+        return facts_of_run, tensors
 
     def ready_to_restore(self, facts: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Callable[[], None]:
         """Read a `state` and change nothing; what is returned goes back to it.
@@ -865,8 +870,8 @@ class AgreementWatch:
             str(server): [tensors[f"{PREFIX}previous.{server}.{name}"].to(device, copy=True) for name in names]
             for server in facts["previous"]
         }
-        for held in previous.values():
-            if any(one.shape != live.shape for one, live in zip(held, self._adapter.parameters, strict=True)):
+        for factors in previous.values():
+            if any(one.shape != live.shape for one, live in zip(factors, self._adapter.parameters, strict=True)):
                 raise ValueError("the factors of the rollout before")
 
         def restore() -> None:
@@ -898,15 +903,15 @@ def _refuse_other_adapter(name: str, rollouts: Sequence[tuple[Rollout, ...]]) ->
 
 def reported_by(rows: Sequence[Row]) -> list[Numbers]:
     """The engine's log-probabilities of each answer. Raises OperationError: they are missing, or are no numbers."""
-    found = [np.asarray(row.rollout.logp, dtype=np.float64) for row in rows]
-    for row, logp in zip(rows, found, strict=True):
+    reported = [np.asarray(row.rollout.logp, dtype=np.float64) for row in rows]
+    for row, logp in zip(rows, reported, strict=True):
         if len(logp) != len(row.rollout.ids) or not np.isfinite(logp).all():
             raise OperationError(
                 f"the engine reports {len(logp)} log-probabilities for {len(row.rollout.ids)} tokens, or some that "
                 "are no finite number",
                 code=NOT_PROVEN,
             )
-    return found
+    return reported
 
 
 def _numbers(logp: Tensor) -> Numbers:

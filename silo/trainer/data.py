@@ -99,14 +99,14 @@ class TextCodec:
         import jinja2
 
         # A folder may name several templates; transformers then chooses among its own.
-        given = {"chat_template": self._template} if isinstance(self._template, str) else {}
+        options = {"chat_template": self._template} if isinstance(self._template, str) else {}
         try:
             return self._tokenizer.apply_chat_template(
                 [{"role": "user", "content": prompt}],
                 add_generation_prompt=True,
                 tokenize=tokenize,
                 return_dict=False,
-                **given,
+                **options,
             )
         except (jinja2.TemplateError, *_OF_TEMPLATES) as error:
             place = f" at line {error.lineno}" if isinstance(error, jinja2.TemplateSyntaxError) else ""
@@ -521,8 +521,8 @@ class Mark(NamedTuple):
 Grader = Callable[[Sequence[tuple[str, str]]], Sequence[Mark | bool]]
 
 
-def mark_of(said: Mark | bool) -> Mark:
-    return said if isinstance(said, Mark) else Mark(bool(said), float(said))
+def mark_of(verdict: Mark | bool) -> Mark:
+    return verdict if isinstance(verdict, Mark) else Mark(bool(verdict), float(verdict))
 
 
 def grade_distinct(grader: Grader, pairs: Sequence[tuple[str, str]]) -> list[Mark]:

@@ -668,8 +668,8 @@ def token_logp(
     Returns:
         [N] and [N] or None, float32.
     """
-    found: tuple[Tensor, Tensor | None] = _TokenLogp.apply(hidden, head, targets, temperature, with_entropy)
-    return found
+    both: tuple[Tensor, Tensor | None] = _TokenLogp.apply(hidden, head, targets, temperature, with_entropy)
+    return both
 
 
 ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
@@ -813,8 +813,8 @@ class Decoder:
             [S, H * E].
         """
         rows = (gather_rows(each, places).transpose(1, 2) for each in (query, key, value))
-        found = attention(*rows, causal=True)  # [P, H, L, E]; what pads a prefix comes after it
-        return gather_rows(found.transpose(1, 2).flatten(0, 1), inside).flatten(1)
+        attended = attention(*rows, causal=True)  # [P, H, L, E]; what pads a prefix comes after it
+        return gather_rows(attended.transpose(1, 2).flatten(0, 1), inside).flatten(1)
 
     def final(self, x: Tensor) -> Tensor:
         """What the head reads. x: [N, D]."""
@@ -884,7 +884,7 @@ class Decoder:
         self, x: Tensor, layer: Layer, angles: Angles, stream: Stream, masks: Sequence[Tensor], last: bool
     ) -> Tensor:
         query, key, value = self.heads_of(x, layer, angles)
-        found = []
+        outputs = []
         for block, mask in zip(stream.blocks, masks, strict=True):
             answered = attention(
                 gather_rows(query, block.query_places).transpose(1, 2),
@@ -892,8 +892,8 @@ class Decoder:
                 gather_rows(value, block.key_places).transpose(1, 2),
                 mask=mask,
             )  # [r, H, t, E]
-            found.append(answered.transpose(1, 2).flatten(0, 1))
-        attended = gather_rows(torch.cat(found), stream.query_of).flatten(1)  # [N - S, H * E]
+            outputs.append(answered.transpose(1, 2).flatten(0, 1))
+        attended = gather_rows(torch.cat(outputs), stream.query_of).flatten(1)  # [N - S, H * E]
         prefix_tokens = len(stream.prefix_of)
         if last:  # of the prompts, nobody reads more than keys and values
             return self.after_attention(x[prefix_tokens:], attended, layer)
@@ -939,7 +939,7 @@ def _side_by_side(
     else:
         weight = torch.cat([module.weight.data for module in modules])
     bias = None if modules[0].bias is None else torch.cat([module.bias.data for module in modules])
-    found, start = [], 0
+    factors_found, start = [], 0
     for each, module in zip(names, modules, strict=True):
         stop = start + module.out_features
         if isinstance(weight, QuantisedWeight):
@@ -949,9 +949,9 @@ def _side_by_side(
         if bias is not None:
             module.bias.data = bias[start:stop]
         if each in pairs:
-            found.append(Factors(start, stop, *pairs[each]))
+            factors_found.append(Factors(start, stop, *pairs[each]))
         start = stop
-    return Projection(weight, bias, tuple(found), roomy)
+    return Projection(weight, bias, tuple(factors_found), roomy)
 
 
 def _head_width(config: Any) -> int:

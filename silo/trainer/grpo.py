@@ -364,11 +364,11 @@ class Learner:
 
     def state(self) -> dict[str, Tensor]:
         """The optimiser's moments and counts: copies on the CPU, as `optimiser.KIND.NAME`; none before a step."""
-        held = self._optimiser.state_dict()["state"]
+        by_place = self._optimiser.state_dict()["state"]
         names = self._adapter.trained_names
         return {
             f"optimiser.{kind}.{names[place]}": value.detach().to("cpu", copy=True)
-            for place, kinds in held.items()
+            for place, kinds in by_place.items()
             for kind, value in kinds.items()
         }
 
@@ -376,16 +376,18 @@ class Learner:
         """Go back to a `state`. Raises ValueError: it is not of this optimiser; nothing was changed."""
         parameters = dict(zip(self._adapter.trained_names, self._adapter.parameters, strict=True))
         places = {name: place for place, name in enumerate(parameters)}
-        held: dict[int, dict[str, Tensor]] = {}
+        by_place: dict[int, dict[str, Tensor]] = {}
         for key, value in tensors.items():
             _, kind, name = key.split(".", 2)
             if name not in places or (kind != "step" and value.shape != parameters[name].shape):
                 raise ValueError(f"the optimiser's {key!r}")
-            held.setdefault(places[name], {})[kind] = value.clone()  # it is changed in place from now on
-        if held and any(set(held.get(place, {})) != {"step", "exp_avg", "exp_avg_sq"} for place in places.values()):
+            by_place.setdefault(places[name], {})[kind] = value.clone()  # it is changed in place from now on
+        if by_place and any(
+            set(by_place.get(place, {})) != {"step", "exp_avg", "exp_avg_sq"} for place in places.values()
+        ):
             raise ValueError("the optimiser's moments")
         optimiser = self._fresh_optimiser()
-        optimiser.load_state_dict({"state": held, "param_groups": optimiser.state_dict()["param_groups"]})
+        optimiser.load_state_dict({"state": by_place, "param_groups": optimiser.state_dict()["param_groups"]})
         self._optimiser = optimiser
 
     def _fresh_optimiser(self) -> torch.optim.AdamW:
@@ -605,12 +607,12 @@ class _Figures:
 
     def _added_up(self, own: dict[str, float], group: Processes) -> dict[str, float]:
         counts = (self._tokens, self._donor_tokens, self._clippable)
-        told = group.gather([own, counts])
+        shares = group.gather([own, counts])
         self._tokens, self._donor_tokens, self._clippable = (
-            sum(other[place] for _, other in told) for place in range(len(counts))
+            sum(other[place] for _, other in shares) for place in range(len(counts))
         )
         read: dict[str, float] = {}
-        for rank, (values, _) in enumerate(told):
+        for rank, (values, _) in enumerate(shares):
             for name, value in values.items():
                 if name.startswith(("first ", "last ")):
                     read[f"{name} {rank}"] = value  # the largest is asked for

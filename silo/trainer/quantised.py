@@ -204,37 +204,37 @@ def load_quantised(folder: Path, load: Load) -> Any:
         config = AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, attn_implementation="sdpa")
-        found: dict[str, Tensor | QuantisedWeight] = {}
+        weights: dict[str, Tensor | QuantisedWeight] = {}
         for path in weight_files(folder):
             with safe_open(path, framework="pt") as file:
                 for name in file.keys():  # noqa: SIM118  # no mapping
                     tensor = file.get_tensor(name).to(torch.bfloat16)
                     parts = name.split(".")
                     is_projection = parts[-1] == "weight" and parts[-2] in ADAPTABLE
-                    found[name] = quantise(tensor, load) if is_projection else tensor.clone()
-        _fill(model, found)
+                    weights[name] = quantise(tensor, load) if is_projection else tensor.clone()
+        _fill(model, weights)
     except (OSError, ValueError, SafetensorError) as error:
         raise UsageError(f"no model can be loaded from {folder}: {str(error).splitlines()[0][:200]}") from error
     return model.eval()
 
 
-def _fill(model: Any, found: dict[str, Tensor | QuantisedWeight]) -> None:
+def _fill(model: Any, weights: dict[str, Tensor | QuantisedWeight]) -> None:
     for name, module in list(model.named_modules()):
-        stored = found.pop(f"{name}.weight", None) if type(module) is nn.Linear else None
+        stored = weights.pop(f"{name}.weight", None) if type(module) is nn.Linear else None
         if isinstance(stored, QuantisedWeight):
             owner, _, last = name.rpartition(".")
-            bias = found.pop(f"{name}.bias", None) if module.bias is not None else None
+            bias = weights.pop(f"{name}.bias", None) if module.bias is not None else None
             if module.bias is not None and not isinstance(bias, Tensor):
                 raise UsageError(f"the model folder lacks {name}.bias")
             setattr(
                 model.get_submodule(owner), last, QuantisedLinear(stored, bias if isinstance(bias, Tensor) else None)
             )
         elif stored is not None:
-            found[f"{name}.weight"] = stored
+            weights[f"{name}.weight"] = stored
     for name, parameter in list(model.named_parameters()):
         if parameter.device.type != "meta" or isinstance(_owner(model, name), QuantisedLinear):
             continue
-        tensor = found.get(name)
+        tensor = weights.get(name)
         if tensor is None and name == "lm_head.weight" and model.config.tie_word_embeddings:
             continue
         if not isinstance(tensor, Tensor) or tensor.shape != parameter.shape:

@@ -94,7 +94,7 @@ def state_of(run: Run) -> SessionState:
     """Copies, so that the run may go on. Raises OperationError: no task has changed anything yet."""
     if run.position is None:
         raise OperationError("no adapter was loaded, so there is no state to keep")
-    agreed, found = run.agreement.state()
+    agreed, agreement_tensors = run.agreement.state()
     facts = {
         "format": FORMAT,
         "run": run.plan.run,
@@ -108,7 +108,7 @@ def state_of(run: Run) -> SessionState:
         "agreement": agreed,
         "surroundings": surroundings(run.adapter, run.processes),
     }
-    return SessionState(facts, run.adapter.state() | run.learner.state() | found)
+    return SessionState(facts, run.adapter.state() | run.learner.state() | agreement_tensors)
 
 
 def restore(run: Run, state: SessionState) -> None:
@@ -119,8 +119,8 @@ def restore(run: Run, state: SessionState) -> None:
             raise StateRefused(f"the kept state is of {name} {str(facts.get(name))[:64]!r}, not {str(mine)[:64]!r}")
     if facts.get("split") != run.split.digest:
         raise StateRefused("the private rows, or which of them are held out, are not those of the kept state")
-    adapter_names, held = run.adapter.state(), {name: tuple(each.shape) for name, each in state.tensors.items()}
-    lacking = sorted(name for name, each in adapter_names.items() if held.get(name) != tuple(each.shape))
+    adapter_names, shapes = run.adapter.state(), {name: tuple(each.shape) for name, each in state.tensors.items()}
+    lacking = sorted(name for name, each in adapter_names.items() if shapes.get(name) != tuple(each.shape))
     if lacking:
         raise StateRefused(f"the kept state has no tensor {lacking[0]!r} of this schema's shape")
     try:
@@ -227,12 +227,12 @@ def to_bytes(state: SessionState, key: bytes) -> bytes:
 def content_of(state: SessionState) -> bytes:
     """A safetensors file whose metadata hold the facts as JSON."""
     given, tensors = state.given, dict(state.tensors)
-    told: dict[str, Any] | None = None
+    answer: dict[str, Any] | None = None
     if given is not None:
-        told = {"task": given.task, "task_body_sha256": given.task_body_sha256, "answer": given.answer}
+        answer = {"task": given.task, "task_body_sha256": given.task_body_sha256, "answer": given.answer}
         tensors[_BODY] = torch.frombuffer(bytearray(given.body or b"\0"), dtype=torch.uint8)
-        told["body_bytes"] = len(given.body)
-    content: bytes = safetensors.torch.save(tensors, {"facts": json.dumps(state.facts), "given": json.dumps(told)})
+        answer["body_bytes"] = len(given.body)
+    content: bytes = safetensors.torch.save(tensors, {"facts": json.dumps(state.facts), "given": json.dumps(answer)})
     return content
 
 
@@ -244,12 +244,12 @@ def from_bytes(data: bytes, key: bytes) -> SessionState:
     try:
         header_bytes = int.from_bytes(content[:8], "little")
         metadata = json.loads(content[8 : 8 + header_bytes])["__metadata__"]
-        facts, told = json.loads(metadata["facts"]), json.loads(metadata["given"])
+        facts, answer = json.loads(metadata["facts"]), json.loads(metadata["given"])
         tensors = safetensors.torch.load(content)
         given = None
-        if told is not None:
-            body = tensors.pop(_BODY).numpy().tobytes()[: told["body_bytes"]]
-            given = Given(told["task"], told["task_body_sha256"], told["answer"], body)
+        if answer is not None:
+            body = tensors.pop(_BODY).numpy().tobytes()[: answer["body_bytes"]]
+            given = Given(answer["task"], answer["task_body_sha256"], answer["answer"], body)
     except (KeyError, TypeError, ValueError, safetensors.SafetensorError) as error:
         raise StateRefused(f"the kept state cannot be read: {str(error)[:200]}") from error
     return SessionState(facts, tensors, given)

@@ -186,8 +186,8 @@ class Step:
         self._prompts = prompts
         seconds = run.seconds() - started
         self.metrics["rollout_seconds"] = seconds
-        asked = [each.prompt_ids for each in questions]
-        self.metrics |= run.agreement.check(self.where, asked, self._rollouts, generate, rows)
+        prompt_ids = [each.prompt_ids for each in questions]
+        self.metrics |= run.agreement.check(self.where, prompt_ids, self._rollouts, generate, rows)
         tokens = sum(len(each.ids) for answers in self._rollouts for each in answers)
         self.metrics["rollout_tokens_per_second"] = rate(tokens, seconds)
 
@@ -265,5 +265,5 @@ def memory_peak_bytes() -> int:
     """The most this process held so far: resident memory, which never goes down again, and beside it what torch had
     allocated on the accelerator."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    held = peak if sys.platform == "darwin" else peak * 1024
-    return held + (torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0)
+    resident = peak if sys.platform == "darwin" else peak * 1024
+    return resident + (torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0)

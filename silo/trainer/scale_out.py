@@ -158,9 +158,9 @@ class Processes:
         longest = max(int(size) for size in sizes)
         own = self._torch.zeros(longest, dtype=self._torch.uint8)
         own[: len(data)] = self._torch.frombuffer(bytearray(data), dtype=self._torch.uint8)
-        found = [self._torch.empty_like(own) for _ in range(self.size)]
-        self._dist.all_gather(found, own, group=self._control)
-        return [json.loads(each[: int(size)].numpy().tobytes()) for each, size in zip(found, sizes, strict=True)]
+        shares = [self._torch.empty_like(own) for _ in range(self.size)]
+        self._dist.all_gather(shares, own, group=self._control)
+        return [json.loads(each[: int(size)].numpy().tobytes()) for each, size in zip(shares, sizes, strict=True)]
 
     def add_up(self, tensors: Sequence[Tensor]) -> None:
         """Make each tensor the sum of all processes', in place; the same bits everywhere."""
@@ -188,13 +188,13 @@ class Processes:
             result = work()
         except Exception as error:  # noqa: BLE001  # whatever it is, the others must not wait for ever; it is raised below
             failure = error
-        told = None
+        failed = None
         if isinstance(failure, FedSiloError):
-            told = [failure.code, failure.message]
+            failed = [failure.code, failure.message]
         elif failure is not None:
             name = type(failure).__name__
-            told = [OUT_OF_MEMORY if is_memory_failure(failure) else "PROCESS_FAILED", name]
-        others = self.gather(told)
+            failed = [OUT_OF_MEMORY if is_memory_failure(failure) else "PROCESS_FAILED", name]
+        others = self.gather(failed)
         for rank, other in enumerate(others):
             if failure is None and other is not None:
                 failure = OperationError(f"process {rank} of the trainer failed: {other[1]}", code=str(other[0]))

@@ -40,9 +40,9 @@ class ShardedProjection:
         self._group = group
         self._inputs = weight.shape[1]
         self._has_room = projection.roomy is not None
-        held = weight if projection.roomy is None else projection.roomy
-        self._shape = held.shape
-        flat = held.flatten()
+        whole = weight if projection.roomy is None else projection.roomy
+        self._shape = whole.shape
+        flat = whole.flatten()
         each = -(-len(flat) // group.size)
         self._own = torch.zeros(each, dtype=weight.dtype, device=weight.device)
         mine = flat[group.rank * each : (group.rank + 1) * each]
@@ -56,8 +56,8 @@ class ShardedProjection:
         """The projection, made anew each time: whoever uses it keeps it as long as they need it, and no longer."""
         out = torch.empty(len(self._own) * self._group.size, dtype=self._own.dtype, device=self._own.device)
         self._group.whole(self._own, out)
-        held = out[: self._shape.numel()].view(self._shape)
-        return Projection(held[:, : self._inputs], *self._rest, held if self._has_room else None)
+        whole = out[: self._shape.numel()].view(self._shape)
+        return Projection(whole[:, : self._inputs], *self._rest, whole if self._has_room else None)
 
 
 class ShardedLayer:

@@ -299,7 +299,7 @@ class Worker:
             NotAllowedError: the guard does not take this trainer; says why.
             LinkClosed: the guard went away before it said anything.
         """
-        heard = False
+        has_heard_guard = False
         try:
             while True:
                 try:
@@ -307,14 +307,14 @@ class Worker:
                 except LinkRefused as error:
                     raise _not_taken(error.message) from error
                 except LinkClosed:
-                    if heard:
+                    if has_heard_guard:
                         return
                     raise
                 if message.type == "stop":
                     return
                 if message.type == "refused":
                     raise _not_taken(f"the guard refuses this trainer: {str(message.fields.get('message', ''))[:500]}")
-                heard = True
+                has_heard_guard = True
                 self._link.send(self._answer(message))
         finally:
             if self._session is not None:
@@ -365,10 +365,10 @@ class Worker:
         transformers.utils.logging.set_verbosity_error()
         transformers.utils.logging.disable_progress_bar()
         verifiers = {configuration.verifier, configuration.public_verifier, configuration.held_out_verifier}
-        own, told = own_verifiers_sha256(verifiers), configuration.own_verifiers_sha256
-        if told not in (None, own):
+        own, expected = own_verifiers_sha256(verifiers), configuration.own_verifiers_sha256
+        if expected not in (None, own):
             raise UsageError(
-                f"own verifiers of the trainer: {own[:12] or 'none'}, beside the guard: {str(told)[:12] or 'none'}",
+                f"own verifiers of the trainer: {own[:12] or 'none'}, beside the guard: {str(expected)[:12] or 'none'}",
                 hint="install the same package, of the same version, for both interpreters",
                 code="VERIFIER_MISMATCH",
             )
@@ -579,9 +579,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         finally:
             link.close()
     except FedSiloError as error:
-        said = f"error: {error.message} [{error.code}]\n" + (f"hint: {error.hint}\n" if error.hint else "")
+        text = f"error: {error.message} [{error.code}]\n" + (f"hint: {error.hint}\n" if error.hint else "")
         with contextlib.suppress(OSError):  # a full disk under the log
-            sys.stderr.write(said)
+            sys.stderr.write(text)
         return error.exit_code
     return 0
 

@@ -106,8 +106,8 @@ class LoraAdapter:
         """What rollouts must call what `decoder` computes: the digest of its adapter, or `BASE_NAME` with it off."""
         if not self.decoder.adapted:
             return BASE_NAME
-        held = {name: each.detach().cpu().numpy() for name, each in self.factors.items()}
-        return adapter_name(held, self.shape.scale)
+        factors = {name: each.detach().cpu().numpy() for name, each in self.factors.items()}
+        return adapter_name(factors, self.shape.scale)
 
     def load(self, tensors: Mapping[str, Array]) -> None:
         """Make these factors the round's start. Raises PeerError: names or shapes differ from the schema."""
@@ -123,9 +123,9 @@ class LoraAdapter:
 
     def state(self) -> dict[str, Tensor]:
         """All factors and the round's start: copies on the CPU, as `factor.NAME` and `start.NAME`."""
-        held: dict[str, Tensor] = {f"factor.{name}": each for name, each in self.factors.items()}
-        held |= {f"start.{name}": each for name, each in zip(self._trained, self.start, strict=True)}
-        return {name: each.detach().to("cpu", copy=True) for name, each in held.items()}
+        tensors: dict[str, Tensor] = {f"factor.{name}": each for name, each in self.factors.items()}
+        tensors |= {f"start.{name}": each for name, each in zip(self._trained, self.start, strict=True)}
+        return {name: each.detach().to("cpu", copy=True) for name, each in tensors.items()}
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         """Go back to a `state`, bit for bit. Raises KeyError: a tensor is missing."""
@@ -137,8 +137,8 @@ class LoraAdapter:
 
     def policy(self) -> dict[str, Array]:
         """The factors that `decoder` computes with, float32, by wire name; all zeros while the base alone counts."""
-        held = {name: parameter.detach().float().cpu().numpy() for name, parameter in self.factors.items()}
-        return held if self.decoder.adapted else {name: np.zeros_like(values) for name, values in held.items()}
+        factors = {name: parameter.detach().float().cpu().numpy() for name, parameter in self.factors.items()}
+        return factors if self.decoder.adapted else {name: np.zeros_like(values) for name, values in factors.items()}
 
     def drift(self) -> float:
         """||theta - theta_p|| over all trained factors (methods 2.8)."""
@@ -157,19 +157,19 @@ class LoraAdapter:
     @contextmanager
     def replaced_by(self, tensors: Mapping[str, Array]) -> Iterator[None]:
         """Inside, `decoder` computes another adapter; afterwards the local factors are back, bit for bit."""
-        held = {name: parameter.detach().clone() for name, parameter in self.factors.items()}
+        own = {name: parameter.detach().clone() for name, parameter in self.factors.items()}
         self._write(tensors)
         try:
             yield
         finally:
             with torch.no_grad():
                 for name, parameter in self.factors.items():
-                    parameter.copy_(held[name])
+                    parameter.copy_(own[name])
 
     def _write(self, tensors: Mapping[str, Array]) -> None:
-        got = {name: tuple(array.shape) for name, array in tensors.items()}
-        if got != dict(self.shape.shapes):
-            differing = sorted(set(got.items()) ^ set(self.shape.shapes.items()))[0][0]
+        shapes = {name: tuple(array.shape) for name, array in tensors.items()}
+        if shapes != dict(self.shape.shapes):
+            differing = sorted(set(shapes.items()) ^ set(self.shape.shapes.items()))[0][0]
             raise PeerError(WireCode.SCHEMA_MISMATCH, f"the adapter does not fit the LoRA schema at {differing[:80]!r}")
         with torch.no_grad():
             for name, parameter in self.factors.items():

@@ -121,8 +121,8 @@ class EmbeddedEngine:
         """
         answers: list[tuple[Rollout, ...]] = [() for _ in questions]
         for batch in self._batches(questions, max_new_tokens):
-            found = self._generate_batch([piece for _, piece in batch], temperature, max_new_tokens)
-            for (place, _), more in zip(batch, found, strict=True):
+            rollouts = self._generate_batch([piece for _, piece in batch], temperature, max_new_tokens)
+            for (place, _), more in zip(batch, rollouts, strict=True):
                 answers[place] += more
         return answers
 
@@ -155,8 +155,8 @@ class EmbeddedEngine:
         drawn = torch.zeros(len(draws), max_new_tokens, device=self._device)  # log-probability of each token
         lengths = torch.full((len(draws),), max_new_tokens, device=self._device)
         finished = torch.zeros(len(draws), dtype=torch.bool, device=self._device)
-        asked = [draw is None for draw in draws]
-        greedy = torch.tensor(asked, device=self._device)  # [all rows]
+        is_greedy = [draw is None for draw in draws]
+        greedy = torch.tensor(is_greedy, device=self._device)  # [all rows]
         broken = torch.zeros((), dtype=torch.bool, device=self._device)
         uniforms = torch.empty(0)
         current = cache.last_of_prompt  # [R] the token fed next
@@ -165,13 +165,13 @@ class EmbeddedEngine:
                 _refuse_broken(broken)
                 uniforms = self._uniforms(draws)  # [all rows, block]
             logits = cache.logits_after(current)  # [R, V]
-            if all(asked):
+            if all(is_greedy):
                 current, sound = most_likely(logits)
             else:
                 current, sound, drawn[row, place] = draw_tokens(
                     logits, uniforms[row, place % UNIFORMS_BLOCK], temperature
                 )
-                if any(asked):
+                if any(is_greedy):
                     current = torch.where(greedy[row], most_likely(logits)[0], current)
             broken |= (running & ~sound).any()
             tokens[row, place] = current
@@ -185,15 +185,15 @@ class EmbeddedEngine:
             if still == 0:
                 break
             if still <= (1 - FINISHED_SHARE_DROPPED) * len(row):
-                held = running.nonzero().squeeze(-1)  # [still]
-                cache.keep(held)
-                current, row, running = current[held], row[held], running[held]
+                remaining = running.nonzero().squeeze(-1)  # [still]
+                cache.keep(remaining)
+                current, row, running = current[remaining], row[remaining], running[remaining]
         _refuse_broken(broken)
         name = self._name()
         flat = [
             Rollout(tuple(ids[:length]), done, () if greedily else tuple(logp[:length]), name)
             for ids, length, done, logp, greedily in zip(
-                tokens.tolist(), lengths.tolist(), finished.tolist(), drawn.tolist(), asked, strict=True
+                tokens.tolist(), lengths.tolist(), finished.tolist(), drawn.tolist(), is_greedy, strict=True
             )
         ]
         answers, start = [], 0
@@ -277,8 +277,8 @@ class _Cache:
 
     def keep(self, rows: Tensor) -> None:
         """Drop all rows but these. rows: indices among those held."""
-        for held in (self._keys, self._values):
-            for place, each in enumerate(held):  # one after the other: a whole second cache never exists
-                held[place] = each[rows]
+        for tensors in (self._keys, self._values):
+            for place, each in enumerate(tensors):  # one after the other: a whole second cache never exists
+                tensors[place] = each[rows]
         self._position = self._position[rows]
         self._mask = None if self._mask is None else self._mask[rows]

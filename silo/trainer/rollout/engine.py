@@ -136,10 +136,10 @@ class SharedEngine:
             )
 
         with self._whole():
-            found = self._group.together(work)
-        told = [[place, _told(answers)] for place, answers in zip(mine, found, strict=True)]
+            own = self._group.together(work)
+        payload = [[place, _told(answers)] for place, answers in zip(mine, own, strict=True)]
         answers: list[tuple[Rollout, ...]] = [() for _ in questions]
-        for share in self._group.gather(told):
+        for share in self._group.gather(payload):
             for place, rows in share:
                 answers[place] = _heard(rows)
         return answers
@@ -178,8 +178,8 @@ class LedEngine:
                 return []
             return self._engine.generate(questions, temperature=temperature, max_new_tokens=max_new_tokens)
 
-        found = self._group.together(work)
-        return [_heard(rows) for rows in self._group.gather([_told(answers) for answers in found])[0]]
+        own = self._group.together(work)
+        return [_heard(rows) for rows in self._group.gather([_told(answers) for answers in own])[0]]
 
 
 def shared_engine(

@@ -171,11 +171,11 @@ class VllmEngine:
             }
             for each in requests
         }
-        found: list[list[Rollout | None]] = [[None] * len(question.draws) for question in questions]
+        rollouts: list[list[Rollout | None]] = [[None] * len(question.draws) for question in questions]
         for request, name, fields in server.complete(bodies, self._adapter):
             for sample, rollout in zip(request.samples, self._rollouts(request, name, fields), strict=True):
-                found[request.question][sample] = rollout
-        return [tuple(each for each in row if each is not None) for row in found]
+                rollouts[request.question][sample] = rollout
+        return [tuple(each for each in row if each is not None) for row in rollouts]
 
     def rest(self) -> None:
         """Let the servers sleep where they can; the next `generate` wakes them."""
@@ -236,8 +236,8 @@ class VllmEngine:
 
 def digest_in(name: str) -> str:
     """What the adapter that was pushed under this name calls itself; '' where the name is none of ours."""
-    found = _PUSHED.fullmatch(name)
-    return found[2] if found else ""
+    match = _PUSHED.fullmatch(name)
+    return match[2] if match else ""
 
 
 def _requests_of(place: int, question: Question) -> Iterator[_Request]:
@@ -372,10 +372,10 @@ class _Server:
         for name in ours:
             if name != self._loaded:  # of a trainer that is gone
                 self._drop(name)
-        kept = [each.name for each in self._folder.iterdir()]
-        numbers = [int(found[1]) for each in (*ours, *kept) if (found := _PUSHED.fullmatch(each))]
+        folders = [each.name for each in self._folder.iterdir()]
+        numbers = [int(match[1]) for each in (*ours, *folders) if (match := _PUSHED.fullmatch(each))]
         self._pushes = max(self._pushes, *numbers, 0)
-        for name in set(kept) - set(ours):
+        for name in set(folders) - set(ours):
             shutil.rmtree(self._folder / name, ignore_errors=True)
 
     # ---- adapters ------------------------------------------------------------------------------------

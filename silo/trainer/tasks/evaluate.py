@@ -89,7 +89,7 @@ def measure_holdout(run: Run, task: MeasureHoldout, body: Buffer) -> Done:
         verdicts = verdicts_of(run, prompts.prompts, grader, task.samples, seed)  # [P, S + 1]
     names = [unseen[place][1] for place in prompts.by_row]
     numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
-    found = {
+    report = {
         "samples": task.samples,
         "overlong": prompts.overlong,
         "public": len(in_order) - len(unseen),
@@ -98,7 +98,7 @@ def measure_holdout(run: Run, task: MeasureHoldout, body: Buffer) -> Done:
         "correct": [int(count) for count in verdicts[:, : task.samples].sum(axis=1)],
         "greedy": [int(verdict) for verdict in verdicts[:, task.samples :].ravel()],
     }
-    return Done({}, json.dumps(found).encode())
+    return Done({}, json.dumps(report).encode())
 
 
 def verdicts_of(

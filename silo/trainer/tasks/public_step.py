@@ -276,15 +276,15 @@ def gradient_change(adapter: LoraAdapter, plan: Plan, one: Group, other: Group) 
         for answer, weight in zip(group.answers, _weights(group, plan), strict=True):
             # the same tokens in both have the same gradient, so only what is left of their weights counts
             coefficients[answer.ids] = coefficients.get(answer.ids, 0.0) + sign * weight
-    kept = {ids: value for ids, value in coefficients.items() if ids and value}
-    if not kept:
+    remaining = {ids: value for ids, value in coefficients.items() if ids and value}
+    if not remaining:
         return 0.0
     decoder = adapter.decoder
-    stream = stream_of([one.prompt_ids], [(0, ids) for ids in kept], decoder.device)
+    stream = stream_of([one.prompt_ids], [(0, ids) for ids in remaining], decoder.device)
     logp, _ = token_logp(
         decoder.hidden(stream, checkpointing=True), decoder.head, stream.targets, plan.rollout.temperature
     )  # [M]
-    weights = torch.tensor(list(kept.values()), device=decoder.device).repeat_interleave(stream.lengths)  # [M]
+    weights = torch.tensor(list(remaining.values()), device=decoder.device).repeat_interleave(stream.lengths)  # [M]
     gradients = torch.autograd.grad((weights * logp).sum(), adapter.parameters)
     return float(torch.stack([each.square().sum() for each in gradients]).sum().sqrt())
 
@@ -302,8 +302,8 @@ def _weights(group: Group, plan: Plan) -> list[float]:
         settings.token_aggregation,
         kept=torch.tensor([answer.finished or not settings.mask_truncated for answer in group.answers]),
     )
-    found: list[float] = (advantages * weights).tolist()
-    return found
+    weighted: list[float] = (advantages * weights).tolist()
+    return weighted
 
 
 def _with(answers: tuple[Answer, ...], place: int, answer: Answer) -> tuple[Answer, ...]:
@@ -312,7 +312,7 @@ def _with(answers: tuple[Answer, ...], place: int, answer: Answer) -> tuple[Answ
 
 def swap_metrics(figures: SwapFigures, bound: SwapBound | None) -> dict[str, Any]:
     """alpha is m'/K of a prompt: the share of its answers that donors took the place of."""
-    found: dict[str, Any] = {
+    metrics: dict[str, Any] = {
         "donors_wanted": figures.wanted,
         "donors_found": figures.found,
         "donors_used": figures.used,
@@ -323,5 +323,5 @@ def swap_metrics(figures: SwapFigures, bound: SwapBound | None) -> dict[str, Any
         "swapped_share": mean([float(alpha > 0) for alpha in figures.alphas]),
     }
     if bound is not None:
-        found |= {"beta_mean": bound.beta_mean, "beta_max": bound.beta_max, "omega": bound.omega}
-    return found
+        metrics |= {"beta_mean": bound.beta_mean, "beta_max": bound.beta_max, "omega": bound.omega}
+    return metrics

@@ -95,8 +95,8 @@ def _donors(
             count += 1
     if not count:
         return ()  # the step goes on with own answers, as it does where nothing comes
-    given = of_step.get(receiver, pb.PublicResponses())
-    fields = {"silo": receiver, "donors": count, "answers": sum(len(row.responses) for row in given.prompts)}
+    own = of_step.get(receiver, pb.PublicResponses())
+    fields = {"silo": receiver, "donors": count, "answers": sum(len(row.responses) for row in own.prompts)}
     return Send(receiver, "public.donors", round_number, step, body), Note("donors_sent", round_number, step, fields)
 
 

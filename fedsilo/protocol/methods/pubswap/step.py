@@ -200,10 +200,10 @@ class Coordinator:
         """
         plan, body, own = state.plan, pb.PublicDonors(), of_step[receiver]
         pooled = state.answers.get(step, {})
-        asked = {row.prompt_index: row.samples for row in own.prompts}
+        samples = {row.prompt_index: row.samples for row in own.prompts}
         donor_count = 0
         for index in public_batch(plan, state.round, step):
-            if index not in asked:
+            if index not in samples:
                 continue
             answers: dict[str, Sequence[pb.Response | None]] = {
                 silo: offered(row)
@@ -218,7 +218,7 @@ class Coordinator:
                 group = random_group(answers, plan.samples_per_prompt, random)
             else:
                 random = generator(seed_of(plan.seed, "donors", state.round, step, index, receiver))
-                group = balanced_donors(answers, receiver, asked[index], random)
+                group = balanced_donors(answers, receiver, samples[index], random)
             row = body.prompts.add(prompt_index=index)
             for origin, position, response in group:
                 # What the receiver wrote itself it already has (methods 2.2, public step 4).
@@ -258,14 +258,14 @@ class Coordinator:
         return state, tuple(actions)
 
     def _close_round(self, state: CoordinatorState) -> tuple[CoordinatorState, tuple[CoordinatorAction, ...]]:
-        given = tuple(silo for silo in state.plan.silos if silo in state.uploads)
-        if len(given) < state.plan.quorum:
+        participants = tuple(silo for silo in state.plan.silos if silo in state.uploads)
+        if len(participants) < state.plan.quorum:
             # Too few: keep the previous global state (methods 1.7).
-            note = Note("round_abandoned", state.round, 0, {"uploads": len(given), "quorum": state.plan.quorum})
+            note = Note("round_abandoned", state.round, 0, {"uploads": len(participants), "quorum": state.plan.quorum})
             state, actions = self._after_round(state, committed=False)
             return state, (note, *actions)
-        digests = tuple(state.uploads[silo] for silo in given)
-        return replace(state, phase="committing"), (Commit(state.round, given, digests),)
+        digests = tuple(state.uploads[silo] for silo in participants)
+        return replace(state, phase="committing"), (Commit(state.round, participants, digests),)
 
     def _after_round(
         self, state: CoordinatorState, *, committed: bool
@@ -377,23 +377,23 @@ class Silo:
         state = replace(state, inbox=tuple(message for message in state.inbox if not _is_stale(message, state.round)))
         for place, message in enumerate(state.inbox):
             rest = state.inbox[:place] + state.inbox[place + 1 :]
-            taken = replace(state, inbox=rest)
+            following = replace(state, inbox=rest)
             match message.kind:
                 case "round.open" if state.waits_for in {"round", "result"} and message.round > state.round:
-                    return self._open(taken, message)
+                    return self._open(following, message)
                 case "public.donors" if (message.round, message.step) == (state.round, state.step):
                     if state.waits_for == "donors" and isinstance(message.body, pb.PublicDonors):
                         swap = "pool" if self.swap == "random" else "replace"
-                        return self._train(taken, self._public_step(state, swap, message.body))
+                        return self._train(following, self._public_step(state, swap, message.body))
                 case "round.result" if message.round == state.round and state.waits_for in {
                     "result",
                     "offer",
                     "donors",
                 }:
                     # Also when an offer is still held: the round is over, what was held is missed.
-                    return self._result(taken, message)
+                    return self._result(following, message)
                 case "run.end" if state.waits_for in {"round", "result"}:
-                    return replace(taken, waits_for="end"), ()
+                    return replace(following, waits_for="end"), ()
         return state, ()
 
     def _open(self, state: SiloState, message: MessageArrived) -> tuple[SiloState, tuple[SiloAction, ...]]:
