@@ -146,7 +146,7 @@ def verify_command(
     now: datetime,
     lifetime_max: timedelta = COMMAND_LIFETIME_MAX,
 ) -> VerifiedCommand:
-    """Who gave this command, and that nobody changed it.
+    """Return who gave this command, and that nobody changed it.
 
     Args:
         command: as received.

@@ -117,7 +117,7 @@ class TrustRoot:
 
     @property
     def fingerprint(self) -> str:
-        """What people compare out of band (threat T32)."""
+        """Return what people compare out of band (threat T32)."""
         return certificate_fingerprint(self.certificate)
 
 
@@ -160,8 +160,8 @@ def _load_private_key(pem: bytes, passphrase: bytes | None, *, what: str) -> obj
 
 
 def warn_before(certificate: x509.Certificate) -> timedelta:
-    """How long before its end a leaf is warned of: a day, or a third of its lifetime where that is shorter, so that one
-    of a day is not warned of from its first minute."""
+    """Return how long before its end a leaf is warned of: a day, or a third of its lifetime where that is shorter, so
+    that one of a day is not warned of from its first minute."""
     return min(timedelta(days=1), (certificate.not_valid_after_utc - certificate.not_valid_before_utc) / 3)
 
 
@@ -234,7 +234,7 @@ def met_in_words(pem: bytes) -> str:
 
 
 def issued_by(pem: bytes, root_pem: bytes) -> bool:
-    """Whether a CA signed a certificate. Says nothing of its time, form or role."""
+    """Return whether a CA signed a certificate. Says nothing of its time, form or role."""
     try:
         root = read_one_certificate(root_pem, what="the trust root")
         read_one_certificate(pem, what="the certificate").verify_directly_issued_by(root)

@@ -54,7 +54,7 @@ class EnrolmentRequest:
 
 
 def make_request(*, tls_key: ec.EllipticCurvePrivateKey, signing_key: Ed25519PrivateKey | None, token: str) -> bytes:
-    """What the applicant sends; the private keys stay where they are (promise P5).
+    """Return what the applicant sends; the private keys stay where they are (promise P5).
 
     Args:
         tls_key: ECDSA P-256.

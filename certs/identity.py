@@ -355,7 +355,7 @@ def _certified_signing_key(certificate: x509.Certificate, identity: SpiffeId) ->
 
 
 def issuer_of(certificate: x509.Certificate) -> str:
-    """Who a certificate says issued it; foreign text, made safe to show."""
+    """Return who a certificate says issued it; foreign text, made safe to show."""
     try:
         names = certificate.issuer.get_attributes_for_oid(NameOID.COMMON_NAME)
         return harmless(str(names[0].value) if names else certificate.issuer.rfc4514_string(), 120)

@@ -73,7 +73,7 @@ class Roles:
 
 
 def may(roles: Iterable[str], action: str) -> bool:
-    """Whether one of `roles` may do `action`. An unknown action or role is a no."""
+    """Return whether one of `roles` may do `action`. An unknown action or role is a no."""
     return not ACTIONS.get(action, frozenset()).isdisjoint(roles)
 
 

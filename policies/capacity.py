@@ -123,7 +123,8 @@ def capacity_lines(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def _control(policy: Policy, offers: int) -> Capacity:
-    """What a trainer says by what it makes its guard say. `offers`: messages of other kinds in one round, at most."""
+    """Return what a trainer says by what it makes its guard say. `offers`: messages of other kinds in one round, at
+    most."""
     control, plan = policy.file.egress.control, policy.file.ingress.run_plan
     kinds = frozenset(control.kinds if control else ())
     # loading, evaluating (base and result) and exporting, and in a step generating and training
@@ -163,7 +164,7 @@ def _log2_shares(most: int, places: int) -> float:
 
 
 def progress(policy: Policy) -> Planted:
-    """How many of the guard's fixed moments for progress each step takes, which the receiver counts (T11)."""
+    """Return how many of the guard's fixed moments for progress each step takes, which the receiver counts (T11)."""
     plan = policy.file.ingress.run_plan
     steps = plan.local_steps[1] if plan else 0
     most = progress_messages(policy, steps)
@@ -188,7 +189,7 @@ def progress_messages(policy: Policy, steps: int) -> int:
 
 
 def text_warnings(policy: Policy) -> list[str]:
-    """What should make a reader stop: more text in a round, or in a day, than the stated thresholds."""
+    """Return what should make a reader stop: more text in a round, or in a day, than the stated thresholds."""
     egress, budgets = policy.file.egress, policy.file.budgets
     # (kind, the key that bounds its text, bytes in a round, bytes in one message)
     texts = [

@@ -595,12 +595,14 @@ def _limits(judged: _Judged, policy: Policy) -> Iterator[Seen]:
 
 
 def hits_of(outcome: Outcome, screen: str) -> int:
-    """What a screen found in the texts of one message. No rule names a screen's own settings: the screen keeps them."""
+    """Return what a screen found in the texts of one message. No rule names a screen's own settings: the screen keeps
+    them."""
     return sum(count for code, count in outcome.facts["screen_hits"].items() if code.partition("/")[0] == screen)
 
 
 def _places_for(limit: Path, named: Mapping[Path, object]) -> list[Path]:
-    """What rules name for a limit: it or a part of it, else the nearest block around it, but none of several kinds."""
+    """Return what rules name for a limit: it or a part of it, else the nearest block around it, but none of several
+    kinds."""
     exact = [place for place in named if place[: len(limit)] == limit]
     if exact:
         return exact

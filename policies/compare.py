@@ -62,7 +62,7 @@ def meet(first: PolicyFile, second: PolicyFile) -> PolicyFile:
 
 
 def effective(site: Policy, charter: Policy | None) -> Policy:
-    """What is in force at a site: its own policy, tightened by the federation's charter where there is one (D8).
+    """Return what is in force at a site: its own policy, tightened by the federation's charter where there is one (D8).
 
     Raises:
         UsageError: they have nothing in common; names both files and lines.
@@ -89,7 +89,7 @@ def compare(before: PolicyFile, after: PolicyFile) -> list[Change]:
 
 
 def is_tightening(before: PolicyFile, after: PolicyFile) -> bool:
-    """Whether everything that `after` allows was allowed before."""
+    """Return whether everything that `after` allows was allowed before."""
     return all(change.direction in ("tighter", "cosmetic") for change in compare(before, after))
 
 
@@ -246,7 +246,7 @@ def order_of(field: FieldInfo) -> Order | None:
 
 
 def is_demanded(field: FieldInfo) -> bool:
-    """Whether the field is a block that tightens by being there."""
+    """Return whether the field is a block that tightens by being there."""
     return any(isinstance(item, lattice.Demanded) for item in field.metadata)
 
 

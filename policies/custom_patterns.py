@@ -116,7 +116,7 @@ class CustomPattern(Closed):
         return self.name, self.pattern, self.after_words
 
     def is_in(self, text: bytes) -> bool:
-        """Whether a folded text, in UTF-8, has it."""
+        """Return whether a folded text, in UTF-8, has it."""
         return compiled(self.pattern, self.after_words).search(text) is not None
 
 

@@ -120,7 +120,7 @@ def measure(message: Message, context: Context, *, stage: str = FINAL) -> Facts:
 
 
 def _kind_of_method(kind: str, plan: Plan | None) -> bool:
-    """Whether the method of the open run offers this kind."""
+    """Return whether the method of the open run offers this kind."""
     method = METHODS.get(plan.method) if plan else None
     return plan is not None and method is not None and kind in method.kinds_under(plan)
 

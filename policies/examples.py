@@ -54,7 +54,7 @@ class Site:
         return next((plan for plan in plans if self._takes_part(plan)), plans[0])
 
     def _takes_part(self, plan: Plan) -> bool:
-        """Whether the policy names all that the plan's method lives on; it can do without metrics."""
+        """Return whether the policy names all that the plan's method lives on; it can do without metrics."""
         file, method = self.policy.file, METHODS[plan.method]
         if not method.kinds_under(plan) - {"metrics.eval"} <= named_kinds(self.policy):
             return False

@@ -48,7 +48,7 @@ def _bits_of(value: float) -> int:
 
 
 def on_grid(value: float, quantum: float) -> bool:
-    """Whether value is exactly the double nearest to a whole multiple of the quantum as written in decimal."""
+    """Return whether value is exactly the double nearest to a whole multiple of the quantum as written in decimal."""
     multiple = round(value / quantum)
     return float(Decimal(multiple) * Decimal(repr(quantum))) == value
 

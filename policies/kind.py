@@ -288,8 +288,8 @@ def not_applicable(path: Path = ()) -> Judgement:
 
 
 def not_judged_yet(facts: Facts, path: Path) -> Judgement:
-    """What grading would tell. An offer is judged by all other rules first, so that nothing is graded for a message
-    that is refused anyway (T55); nothing passes on that alone, since what is final without it is refused."""
+    """Return what grading would tell. An offer is judged by all other rules first, so that nothing is graded for a
+    message that is refused anyway (T55); nothing passes on that alone, since what is final without it is refused."""
     return not_applicable(path) if facts["stage"] == OFFERED else holds(False, path)
 
 
@@ -309,7 +309,7 @@ def block_of(facts: Facts, policy: Policy) -> tuple[Any, Path]:
 
 
 def names_pinned_set(facts: Facts, policy: Policy) -> Judgement:
-    """Whether the message names the set that its block pins, and the party's own copy is that set (T12)."""
+    """Return whether the message names the set that its block pins, and the party's own copy is that set (T12)."""
     block, _ = block_of(facts, policy)
     if block is None:
         return not_applicable()
@@ -442,7 +442,7 @@ def _is_plain(value: float) -> bool:
 
 
 def row_facts(rows: Sequence[int], asked: Sequence[int] | Mapping[int, object], name: str) -> Facts:
-    """Whether rows are among those asked for, each once, in the order asked."""
+    """Return whether rows are among those asked for, each once, in the order asked."""
     place = {row: position for position, row in enumerate(asked)}
     places = [place[row] for row in rows if row in place]
     return {
@@ -507,7 +507,8 @@ def index_facts(indices: list[int], context: Context) -> Facts:
 
 
 def _out_of_order(indices: list[int], order: tuple[int, ...]) -> int:
-    """How often a row comes after one that the order has behind it. Rows that it has not are counted elsewhere."""
+    """Return how often a row comes after one that the order has behind it. Rows that it has not are counted
+    elsewhere."""
     place = {index: position for position, index in enumerate(order)}
     places = [place[index] for index in indices if index in place]
     return sum(later < earlier for earlier, later in itertools.pairwise(places))

@@ -31,7 +31,7 @@ class Order(ABC):
         """Raises NothingInCommon."""
 
     def same(self, first: Any, second: Any) -> bool:
-        """Whether the two allow the same, however they are spelled."""
+        """Return whether the two allow the same, however they are spelled."""
         return bool(self.meet(first, first) == self.meet(second, second))
 
 

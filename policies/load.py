@@ -61,7 +61,7 @@ def load_policy(text: bytes | None, source: str, beside: Beside | None = None, *
 
 
 def _unfilled(value: Any) -> bool:
-    """Whether a shipped ruleset's placeholder, such as $schema_sha256, still stands in a block."""
+    """Return whether a shipped ruleset's placeholder, such as $schema_sha256, still stands in a block."""
     if isinstance(value, dict):
         return any(_unfilled(child) for child in value.values())
     if isinstance(value, list):
@@ -172,7 +172,7 @@ def custom_of(file: PolicyFile) -> CustomFile | None:
 
 
 def custom_in_words(file: PolicyFile) -> str:
-    """How many own patterns, for people; empty where there are none."""
+    """Return how many own patterns, for people; empty where there are none."""
     custom = custom_of(file)
     if custom is None:
         return ""

@@ -174,7 +174,8 @@ def _has_one_value(field: FieldInfo) -> bool:
 
 
 def _more(place: _Place) -> list[Any]:
-    """What has no order of its own: one more entry of a mapping, one held round fewer, every second held round."""
+    """Return what has no order of its own: one more entry of a mapping, one held round fewer, every second held
+    round."""
     if isinstance(place.value, dict):
         values = {key: item.model_dump(by_alias=True) for key, item in place.value.items()}
         if not values or ANOTHER in values:

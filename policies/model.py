@@ -434,7 +434,7 @@ class Policy:
 
     @property
     def digests(self) -> dict[str, str]:
-        """What a record says of the policy that decided: what is in force, and the files that it is made of."""
+        """Return what a record says of the policy that decided: what is in force, and the files that it is made of."""
         digests = {"effective": self.digest, "file": self.file_sha256}
         return digests | {"charter": self.charter.file_sha256} if self.charter else digests
 

@@ -93,7 +93,7 @@ class PlanSize:
         return replace(self, **{name: type(getattr(self, name))(value) for name, value in limits.items()})
 
     def looser_than(self, other: PlanSize) -> list[str]:
-        """What this allows and `other` does not, in words."""
+        """Return what this allows and `other` does not, in words."""
         looser = []
         for name, value in self.to_json().items():
             limit = getattr(other, name)

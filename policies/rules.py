@@ -303,7 +303,8 @@ SCREENS = (screens_ran, screen_hits, hits_per_day)
 
 
 def asked(block: Approvals, ordinal: int) -> bool:
-    """Whether the message of the run's `ordinal`-th round with such a message waits for people; counted from 1."""
+    """Return whether the message of the run's `ordinal`-th round with such a message waits for people; counted from
+    1."""
     return ordinal <= block.first_rounds or (block.then > 0 and ordinal % block.then == 0)
 
 
@@ -334,7 +335,7 @@ _APPROVALS = (approvals,)
 
 
 def _place(kind: PolicyKind) -> int:
-    """Where the rules of a kind come: kinds of the further methods one by one, the others file by file."""
+    """Return where the rules of a kind come: kinds of the further methods one by one, the others file by file."""
     row, names = KINDS[kind.name], list(KINDS)
     alike = row if row in FURTHER else next(each for each in KINDS.values() if each.module == row.module)
     return names.index(alike.name)

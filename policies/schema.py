@@ -44,7 +44,7 @@ class LoraSchema:
         return self.alpha / self.rank
 
     def shapes_of(self, kind: str) -> dict[str, tuple[int, ...]]:
-        """What a message of a tensor kind holds, exactly; nothing for a kind that carries no factors."""
+        """Return what a message of a tensor kind holds, exactly; nothing for a kind that carries no factors."""
         factors = KINDS[kind].factors if kind in KINDS else ()
         return {name: shape for name, shape in self.tensors if name.rpartition(".")[2] in factors}
 
@@ -73,7 +73,7 @@ class LoraSchema:
 
     @cached_property
     def payload_bytes(self) -> int:
-        """The same of a whole adapter, which travels as float32 whatever its updates do."""
+        """Return the same of a whole adapter, which travels as float32 whatever its updates do."""
         return self._payload_bytes(self.tensors, "float32")
 
     def _payload_bytes(self, tensors: tuple[tuple[str, tuple[int, ...]], ...], dtype: str) -> int:

@@ -365,7 +365,7 @@ def _windowed(sender: LogSummary, receiver: LogSummary) -> set[tuple[str, str]]:
 def _polls_differ(
     sender: LogSummary, receiver: LogSummary, windowed: set[tuple[str, str]], ahead: int, *, under_way: bool
 ) -> list[str]:
-    """What two logs say differently of polls where one of them has windows.
+    """Return what two logs say differently of polls where one of them has windows.
 
     Args:
         sender: its log.

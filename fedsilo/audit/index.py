@@ -163,7 +163,7 @@ class LogIndex:
         return self._use(lambda database: [item[:2] for item in self._read(database, start, end)])
 
     def records(self, start: int, end: int) -> list[dict[str, Any]]:
-        """The same parsed, oldest first; for a line that is no record, what `record_at` makes of it.
+        """Return the same parsed, oldest first; for a line that is no record, what `record_at` makes of it.
 
         Raises:
             NotFoundError, VerificationError, OperationError: as `lines`.
@@ -634,7 +634,7 @@ def _outcome_fields(outcome: str, milliseconds: int | None) -> dict[str, Any]:
 
 
 def _held_text(record: Record) -> str:
-    """What was held: the records of a hold, of the answers to it and of its end name the same bytes."""
+    """Return what was held: the records of a hold, of the answers to it and of its end name the same bytes."""
     return json.dumps(record.held_bytes)
 
 
@@ -669,7 +669,8 @@ def row_of(record: Record) -> dict[str, Any]:
 
 
 def items_of(record: Record) -> int:
-    """How many of its things a message has: tensors, answers, figures; 1 for one thing, 0 if nothing was measured."""
+    """Return how many of its things a message has: tensors, answers, figures; 1 for one thing, 0 if nothing was
+    measured."""
     facts = record.facts.get("final")
     if not facts:
         return 0
@@ -711,7 +712,7 @@ def _mark_from(text: str) -> Mark:
 
 
 def no_run_yet(party: str) -> dict[str, Any]:
-    """What the query `round` answers before the first run, in the shape of every other answer."""
+    """Return what the query `round` answers before the first run, in the shape of every other answer."""
     return {
         "party": party, "run": "", "run_state": "", "method": "", "round": 0, "rounds_planned": 0, "rounds": [],
         "state": "no run yet", "opened_at": None, "closed_at": None, "elapsed_seconds": None, "closed_seconds": None,

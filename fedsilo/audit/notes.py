@@ -62,7 +62,7 @@ def note_of(log: Path, record: Record) -> str:
 
 
 def trouble_of(log: Path, record: Record) -> str:
-    """What is wrong with the note to a record: it is not here, or not the one that was recorded; else empty."""
+    """Return what is wrong with the note to a record: it is not here, or not the one that was recorded; else empty."""
     digest = _named(record)
     if not digest or note_of(log, record):
         return ""

@@ -62,7 +62,7 @@ class PollWindow:
     payload_bytes: int = 0
 
     def covers(self, run: str, policy: str, now: float) -> bool:
-        """Whether one more message may go under the same decision."""
+        """Return whether one more message may go under the same decision."""
         return (self.run, self.policy) == (run, policy) and now < self.until and self.permitted < POLLS_MAX
 
     def passed(self, payload_bytes: int) -> None:
@@ -140,7 +140,7 @@ class PollWindows:
 
 
 def is_empty(kind: str, body: object) -> bool:
-    """Whether a message only asks; a poll that brings a signature under a round is on record by itself."""
+    """Return whether a message only asks; a poll that brings a signature under a round is on record by itself."""
     return kind in KINDS and not getattr(body, "countersignature", b"")
 
 
@@ -151,7 +151,7 @@ def count_in(block: object, name: str) -> int | None:
 
 
 def permitted_by(record: Record) -> int:
-    """How many messages the window permits that a record begins; 0 for one that is no decision to begin one."""
+    """Return how many messages the window permits that a record begins; 0 for one that is no decision to begin one."""
     begins = record.event in _DECISIONS and record.decision == "allow" and _of_polls(record)
     detail = record.detail
     window = detail.get("window") if begins and isinstance(detail, Mapping) else None
@@ -167,7 +167,7 @@ def closing_after_crash(record: Record) -> tuple[str, dict[str, Any]]:
 
 
 def messages_of(record: Record) -> int:
-    """How many messages a record of what left, or arrived, stands for."""
+    """Return how many messages a record of what left, or arrived, stands for."""
     polls = count_in(record.detail, "polls")
     return 1 if polls is None or not _of_polls(record) else polls
 
@@ -215,7 +215,7 @@ def opened(record: Record) -> Polls:
 
 
 def closed(window: Polls, record: Record) -> Polls:
-    """The same window as the record that ends it says."""
+    """Return the same window as the record that ends it says."""
     detail = record.detail
     passed, refused = messages_of(record), count_in(detail, "refused") or 0
     stated = count_in(detail, "polls_most")

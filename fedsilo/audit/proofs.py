@@ -287,7 +287,8 @@ def _signer(note: str, keys: Sequence[VerifierKey]) -> VerifierKey:
 
 
 def _cosigners(note: str, keys: Sequence[VerifierKey], log: str, problems: list[str]) -> list[str]:
-    """Who else countersigned the checkpoint, by the keys that came with it; what is wrong is added to `problems`."""
+    """Return who else countersigned the checkpoint, by the keys that came with it; what is wrong is added to
+    `problems`."""
     cosigned = []
     for key in keys:
         if key.algorithm == COSIGNATURE_V1 and key.name != log:
@@ -299,7 +300,7 @@ def _cosigners(note: str, keys: Sequence[VerifierKey], log: str, problems: list[
 
 
 def _problems_of(proved: Sequence[Proved], size: int, root: bytes) -> dict[int, str]:
-    """What is wrong, by record, with records that are to be in the tree of `size` leaves with this root."""
+    """Return what is wrong, by record, with records that are to be in the tree of `size` leaves with this root."""
     problems: dict[int, str] = {}
     before = ""
     for each in proved:

@@ -254,7 +254,8 @@ class LogReader:
                 return
 
     def _go_to_next_segment(self) -> bool:
-        """Whether there is more to read: a segment that follows, or a line written while the folder was looked at."""
+        """Return whether there is more to read: a segment that follows, or a line written while the folder was looked
+        at."""
         assert self._segment is not None  # noqa: S101 - the caller found one
         following = next((item for item in segments(self._directory) if item[1].name > self._segment.name), None)
         if following is None:

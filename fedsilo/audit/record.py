@@ -90,8 +90,8 @@ def keyed_digest(site_key: bytes, data: bytes) -> str:
 
 
 def shown_digest(release: str, payload: Mapping[str, Any], policy: str, facts: str) -> str:
-    """What a person signs of a held release that was shown: the record of the yes has all four, so that a verifier
-    finds the same digest (T36).
+    """Return what a person signs of a held release that was shown: the record of the yes has all four, so that a
+    verifier finds the same digest (T36).
 
     Args:
         release: its id.
@@ -105,13 +105,13 @@ def shown_digest(release: str, payload: Mapping[str, Any], policy: str, facts: s
 
 
 def note_text(text: str) -> str:
-    """What a person wrote, as it may be kept and shown: printable, one line, at most 500 characters, no key."""
+    """Return what a person wrote, as it may be kept and shown: printable, one line, at most 500 characters, no key."""
     words = "".join(character for character in " ".join(text.split()) if character.isprintable())
     return words.replace(_KEY_BLOCK, "(key)")[:NOTE_CHARACTERS_MAX].strip()
 
 
 def secret_in(text: str) -> str:
-    """What in a person's words looks like a key or a password, in words; empty where nothing does."""
+    """Return what in a person's words looks like a key or a password, in words; empty where nothing does."""
     return next((what for what, pattern in _SECRETS.items() if pattern.search(text)), "")
 
 
@@ -196,7 +196,8 @@ def _canonical(record: Mapping[str, Any]) -> bytes:
 
 
 def _without_point_zero(value: Any) -> Any:
-    """The same value with 3.0 as 3, which RFC 8785 spells alike. Most values are texts and counts: those come first."""
+    """Return the same value with 3.0 as 3, which RFC 8785 spells alike. Most values are texts and counts: those come
+    first."""
     if isinstance(value, str | int):
         return value
     if isinstance(value, float):
@@ -214,7 +215,7 @@ _OTHERWISE_SPELLED = re.compile(r"[:,\[]-?(?:[0-9.]*e|[0-9]{16})")
 
 
 def link_of(line: bytes) -> str:
-    """What the next record's `link.previous` says about this line."""
+    """Return what the next record's `link.previous` says about this line."""
     return leaf_hash(line).hex()
 
 
@@ -480,7 +481,7 @@ class Record:
 
     @property
     def held_bytes(self) -> tuple[str, str, int, int, str]:
-        """What a person is asked about: these bytes at this place of a run."""
+        """Return what a person is asked about: these bytes at this place of a run."""
         return self.kind, self.run, self.round, self.step, self.digest
 
 

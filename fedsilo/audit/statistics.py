@@ -89,7 +89,8 @@ def reasons_of(record: Record) -> list[str]:
 
 
 def brief(record: Record) -> dict[str, Any]:
-    """What a list of events tells of one: number, time, event, kind, reasons, and its detail unless that is long."""
+    """Return what a list of events tells of one: number, time, event, kind, reasons, and its detail unless that is
+    long."""
     detail, room = {}, DETAIL_CHARACTERS_MAX
     for name, value in record.detail.items():
         room -= len(name) + len(json.dumps(value))
@@ -294,7 +295,7 @@ def _put(pending: dict[Place, Any], place: Place, value: Any) -> None:
 
 
 def _needed(record: Record) -> int:
-    """How many persons the decision's own rules ask for; 0 where they do not say.
+    """Return how many persons the decision's own rules ask for; 0 where they do not say.
 
     Two rules hold a message, and the limit of both is the number of persons: `approvals`, and `screen hits` where it
     waits for them.
@@ -590,7 +591,7 @@ class LogStatistics:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Everything counted, for the report's value."""
+        """Return everything counted, for the report's value."""
         outcome_kinds = {kind for kind, _ in self.outcomes if kind}
         kinds = sorted({kind for _, kind, _ in self.decisions} | self.left.keys() | outcome_kinds)
 

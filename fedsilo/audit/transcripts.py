@@ -161,7 +161,7 @@ class Keyring:
         return keys
 
     def coordinators(self, federation: str) -> frozenset[str] | None:
-        """Who may be a federation's coordinator: whose log is given, else whom each log that knows one knows."""
+        """Return who may be a federation's coordinator: whose log is given, else whom each log that knows one knows."""
         own = {party for party in self._own if coordinator_domain(party) == federation}
         if own:
             return frozenset(own)
@@ -243,7 +243,8 @@ def _compare(names: Sequence[str], logs_rounds: Sequence[Rounds], keys: Keys) ->
 
 
 def _difference(one: RoundCheck, other: RoundCheck, key: KnownKey | None) -> tuple[str, Sequence[str], bool]:
-    """What differs between two logs about a round, in which fields, and whether one party provably signed both."""
+    """Return what differs between two logs about a round, in which fields, and whether one party provably signed
+    both."""
     if one.party != other.party:
         return "coordinator", ["party"], False
     assert one.transcript is not None and other.transcript is not None  # noqa: S101  # both are sound
@@ -287,7 +288,7 @@ def findings_of(results: Iterable[Mapping[str, Any]]) -> list[str]:
 
 
 def silo_keys(record: Mapping[str, Any], logs: Sequence[Path], ca: Path | None) -> tuple[Keys, list[str]]:
-    """What is known of parties' keys, by SPIFFE id, and what is wrong with where it is from.
+    """Return what is known of parties' keys, by SPIFFE id, and what is wrong with where it is from.
 
     Args:
         record: of the run; it carries the certificates of the silos that signed.

@@ -124,7 +124,7 @@ class Witnessed(ABC):
             self.trust_peer(origin, public_key)
 
     def knows(self, origin: str) -> bool:
-        """Whether a party's key is known."""
+        """Return whether a party's key is known."""
         return origin in self._peers
 
     def key_of(self, origin: str) -> Ed25519PublicKey:
@@ -342,7 +342,7 @@ class Witnessed(ABC):
                 self._cosigned_sizes[name] = max(self._cosigned_sizes.get(name, 0), checkpoint.size)
 
     def witnesses(self, size: int, among: Collection[str]) -> int:
-        """How many of these parties have countersigned our log at `size` records or later."""
+        """Return how many of these parties have countersigned our log at `size` records or later."""
         with self._mutex:
             return sum(self.knows(name) and self._cosigned_size(name) >= size for name in among)
 

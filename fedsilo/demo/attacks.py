@@ -61,7 +61,7 @@ def named(names: Iterable[str]) -> tuple[Attack, ...]:
 
 
 def rounds_needed(attacks: Sequence[Attack], *, public_steps: int) -> int:
-    """How many rounds give each attack its opportunity.
+    """Return how many rounds give each attack its opportunity.
 
     Args:
         attacks: all.
@@ -163,7 +163,7 @@ class Hostile:
 
 
 def found_in(records: Sequence[dict[str, Any]], attack: Attack, attempt: Mapping[str, Any]) -> dict[str, Any]:
-    """What a silo's log says of one attempt: {decision, rule, rules, record}.
+    """Return what a silo's log says of one attempt: {decision, rule, rules, record}.
 
     Args:
         records: of the log.

@@ -208,7 +208,7 @@ def sign(
 
 
 def list_issued(ca_directory: Path) -> list[dict[str, str]]:
-    """What this CA issued, oldest first: spiffe_id, serial_hex, fingerprint, not_before, not_after, each a text.
+    """Return what this CA issued, oldest first: spiffe_id, serial_hex, fingerprint, not_before, not_after, each a text.
 
     Raises:
         NotFoundError: no CA there.
@@ -374,7 +374,8 @@ def provision_site(
     operator_lifetime: timedelta | None = None,
     now: datetime | None = None,
 ) -> Path:
-    """Everything one site needs, on one machine: its own site CA in `site_ca/`, its identity and people in `id/`.
+    """Return everything one site needs, on one machine: its own site CA in `site_ca/`, its identity and people in
+    `id/`.
 
     Args:
         site_directory: the site's folder.

@@ -584,7 +584,7 @@ def _attacked(data: dict[str, Any], hostile: Hostile) -> FedSiloError | None:
 
 
 def _worse(before: FedSiloError | None, after: FedSiloError | None) -> FedSiloError | None:
-    """What got out comes before a log that does not verify, and that before everything else."""
+    """Return what got out comes before a log that does not verify, and that before everything else."""
     errors = [error for error in (before, after) if error is not None]
     return min(errors, key=lambda error: (error.code != "LEAKED", error.exit_code != 7), default=None)
 

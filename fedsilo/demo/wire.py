@@ -380,7 +380,7 @@ def search_recordings(folder: Path, canaries: Iterable[Canary], controls: Iterab
 
 
 def disagreements(sites: Sites, verdict: WireVerdict) -> list[str]:
-    """Where a silo's audit log and the wire count differently."""
+    """Return where a silo's audit log and the wire count differently."""
     rows = []
     for site in sites.silos:
         logged = sent_by_kind(typed_records(site.audit_log))

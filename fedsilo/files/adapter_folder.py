@@ -25,12 +25,12 @@ _PREFIX, _SUFFIX = "base_model.model.", ".weight"
 
 
 def name_in_folder(name: str) -> str:
-    """What peft calls the factor that a payload calls `name`: base_model.model.<module path>.lora_A.weight."""
+    """Return what peft calls the factor that a payload calls `name`: base_model.model.<module path>.lora_A.weight."""
     return f"{_PREFIX}{name}{_SUFFIX}"
 
 
 def adapter_config(names: Iterator[str], *, rank: int, alpha: float, base_model: str) -> dict[str, Any]:
-    """What `adapter_config.json` says.
+    """Return what `adapter_config.json` says.
 
     Args:
         names: of the factors, as a payload has them.

@@ -108,7 +108,7 @@ def write_durably(path: Path, data: bytes | memoryview, mode: int = 0o644, *, ta
 def _write_new(
     path: Path, data: bytes | memoryview, mode: int, tail: bytes = b"", wanted: Callable[[], bool] = lambda: True
 ) -> bool:
-    """Whether all of it is on the disk: not, where it is `wanted` no more in the meantime."""
+    """Return whether all of it is on the disk: not, where it is `wanted` no more in the meantime."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
     try:
         os.fchmod(descriptor, mode)
@@ -574,7 +574,7 @@ def free_bytes(folder: Path) -> int:
 
 
 def require_space(folder: Path) -> str:
-    """What is free for a state folder, in words.
+    """Return what is free for a state folder, in words.
 
     Raises:
         DiskFullError: too little to keep a record. OperationError: nothing can be written there, or as `free_bytes`.

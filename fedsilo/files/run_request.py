@@ -166,7 +166,7 @@ def check_request(document: strict_yaml.Document, fixed: Fixed) -> Plan:
 
 
 def size_of_run(text: bytes, source: str) -> dict[str, int | float]:
-    """How large a run is, by the names of `policies.render.PlanSize`. Raises UsageError as `check_form`."""
+    """Return how large a run is, by the names of `policies.render.PlanSize`. Raises UsageError as `check_form`."""
     document = read_request(text, source)
     # one without a name gets it when it is submitted
     plan = check_form(replace(document, value={"run": "any", **document.value}))
@@ -183,7 +183,8 @@ def size_of_run(text: bytes, source: str) -> dict[str, int | float]:
 
 
 def check_form(document: strict_yaml.Document) -> Plan:
-    """What can be said of a request where the federation's own files are not at hand: a plan with stand-ins for them.
+    """Return what can be said of a request where the federation's own files are not at hand: a plan with stand-ins for
+    them.
 
     Raises:
         UsageError: an unknown key or a wrong value; no step could learn anything. Names file, line and key.

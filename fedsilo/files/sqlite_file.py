@@ -28,7 +28,7 @@ LOCKED = "DATABASE_LOCKED"
 
 
 def is_locked(error: BaseException | None) -> bool:
-    """Whether another one's lock is all that is wrong, so that the same statement may be tried again."""
+    """Return whether another one's lock is all that is wrong, so that the same statement may be tried again."""
     code = getattr(error, "sqlite_errorcode", 0) or 0
     locked = code & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
     return locked and code != sqlite3.SQLITE_BUSY_SNAPSHOT
@@ -52,7 +52,7 @@ class LockedFile:
 
     @property
     def waiting(self) -> str:
-        """What is waited for, in words; empty while nothing is."""
+        """Return what is waited for, in words; empty while nothing is."""
         return self._told if self._waiters else ""
 
     @property
@@ -60,7 +60,7 @@ class LockedFile:
         return f"{self._path} is locked by another process; nothing is written until it lets go, and then all goes on"
 
     def until_free(self, work: Callable[[], T]) -> T:
-        """What `work` returns, which is tried again while the file is locked.
+        """Return what `work` returns, which is tried again while the file is locked.
 
         Raises:
             OperationError: it is locked, and this process is to end. sqlite3.Error: any other fault of the database.

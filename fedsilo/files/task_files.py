@@ -42,7 +42,7 @@ Record = tuple[int, "dict[str, Any] | str"]
 
 
 def unit_of(content: bytes) -> str:
-    """What a place counts: "line" of JSON lines, else "row"."""
+    """Return what a place counts: "line" of JSON lines, else "row"."""
     return "row" if content.startswith(_PARQUET_MARK) or _is_array(_without_mark(content)) else "line"
 
 

@@ -123,7 +123,7 @@ class TransferWriter:
 
     @property
     def messages(self) -> list[dict[str, Any]]:
-        """What has been added, as the manifest lists it."""
+        """Return what has been added, as the manifest lists it."""
         return [dict(row) for row in self._rows]
 
     def add(

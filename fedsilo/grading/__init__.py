@@ -73,7 +73,7 @@ def grade(verifier: str, response: str, reference: str) -> Verdict:
 
 
 def check_reference(verifier: str, reference: str) -> bool:
-    """Whether a reference answer can be compared with at all; a prompt whose cannot is dropped (methods 1.2).
+    """Return whether a reference answer can be compared with at all; a prompt whose cannot is dropped (methods 1.2).
 
     Raises:
         UsageError: unknown verifier.

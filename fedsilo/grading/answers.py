@@ -92,7 +92,7 @@ class AnswerGrading:
         self._queues: dict[str, _Queue] = {}
 
     def grade(self, party: str, place: Place, pairs: Sequence[tuple[str, str]]) -> tuple[bool | None, ...]:
-        """Whether each answer of a party's message is correct, in order; None: it got no verdict.
+        """Return whether each answer of a party's message is correct, in order; None: it got no verdict.
 
         Args:
             party: whose answers they are; one of a closed list, since each has a queue here for good.
@@ -107,7 +107,8 @@ class AnswerGrading:
     def grade_together(
         self, place: Place, batches: Mapping[str, Sequence[tuple[str, str]]]
     ) -> dict[str, tuple[bool | None, ...]]:
-        """The same for one message with answers of several parties, which take no longer than as many of one party.
+        """Return the same for one message with answers of several parties, which take no longer than as many of one
+        party.
 
         Each in turn may use what is left of that, except the mean time of the answers behind it: so no party uses up
         the time of another one's answers.

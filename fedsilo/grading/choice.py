@@ -153,7 +153,8 @@ def _after_cue(text: str) -> str | None:
 
 
 def _names_another(letter: re.Match[str]) -> bool:
-    """Whether another letter stands behind the first: "B, C", "(B) (C)", "B unless C", "B) x C) y", "B. No, C."."""
+    """Return whether another letter stands behind the first: "B, C", "(B) (C)", "B unless C", "B) x C) y", "B. No,
+    C."."""
     first, rest = letter["letter"].upper(), letter["rest"]
     about = _ABOUT_OTHERS.match(rest) if letter["close"] is not None else None
     if about is not None and first not in re.findall(r"\b[A-Z]\b", about[0]):
@@ -175,7 +176,7 @@ def _names_another(letter: re.Match[str]) -> bool:
 
 
 def _is_option(letter: re.Match[str], match: re.Match[str], rest: str) -> bool:
-    """Whether a marked letter in what stands behind the first begins another option."""
+    """Return whether a marked letter in what stands behind the first begins another option."""
     if match["named"] or (match["letter"].islower() and letter["letter"].isupper()):
         return False
     is_closing = match["open"] is None and match["sign"].strip() in {")", "]", "}", ">"}
@@ -186,12 +187,12 @@ def _is_option(letter: re.Match[str], match: re.Match[str], rest: str) -> bool:
 
 
 def _is_open(text: str) -> bool:
-    """Whether a bracket is open at the end of a text: the letter behind it closes it, as in "P(A, B)"."""
+    """Return whether a bracket is open at the end of a text: the letter behind it closes it, as in "P(A, B)"."""
     return any(text.count(opening) > text.count(closing) for opening, closing in ("()", "[]", "{}"))
 
 
 def _is_another_word(word: re.Match[str]) -> bool:
-    """Whether another of yes, no, maybe stands behind the first; "yes, no doubt" says yes."""
+    """Return whether another of yes, no, maybe stands behind the first; "yes, no doubt" says yes."""
     first, rest = word.group(1).lower(), word.group(2)
     sentence = _CLAUSE_END.split(rest, maxsplit=1)[0]
     reason = _REASON.search(sentence)

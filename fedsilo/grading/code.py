@@ -110,7 +110,8 @@ def check_reference(reference: str) -> bool:
 
 
 def subject(reference: str) -> Subject | None:
-    """What a test program tests, decided from its text alone; None where it asserts nothing or that is not clear.
+    """Return what a test program tests, decided from its text alone; None where it asserts nothing or that is not
+    clear.
 
     It is every name that the program neither defines nor imports and that is no built-in one. A module of Python's
     own library that it uses only as `module.name` is that module. Where no name is left, the subject has the name of
@@ -141,7 +142,7 @@ def subject(reference: str) -> Subject | None:
 
 
 def _counted(names: Iterator[str]) -> dict[str, int]:
-    """How often each name stands there."""
+    """Return how often each name stands there."""
     counted: dict[str, int] = {}
     for name in names:
         counted[name] = counted.get(name, 0) + 1

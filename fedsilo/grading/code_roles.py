@@ -170,7 +170,7 @@ def encode(value: Any, other: Callable[[Any], Any]) -> Any:
 
 
 def decode(value: Any, other: Callable[[list[Any]], Any]) -> Any:
-    """What `encode` made; of exact built-in types. Raises Gone: it made no such thing."""
+    """Return what `encode` made; of exact built-in types. Raises Gone: it made no such thing."""
     if not isinstance(value, list):
         if isinstance(value, dict):
             raise Gone

@@ -76,7 +76,8 @@ Start = Callable[[Sequence[str], int, Sequence[int]], _Process]
 
 
 def readable_paths() -> list[str]:
-    """What Python needs to import its own library: that library, and the folders of the shared libraries it loads."""
+    """Return what Python needs to import its own library: that library, and the folders of the shared libraries it
+    loads."""
     library = {os.path.realpath(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")}
     found = set(library)
     with contextlib.suppress(OSError):
@@ -134,7 +135,8 @@ class CodeSandbox:
         self._deadline_seconds = deadline_seconds
 
     def grade(self, response: str, reference: str) -> Verdict:
-        """Whether the program in a response passes the test program, without an error and within the deadline."""
+        """Return whether the program in a response passes the test program, without an error and within the
+        deadline."""
         if not code.check_reference(reference):
             return BAD_REFERENCE
         program = code.extract(response)

@@ -63,7 +63,7 @@ _BEHIND_MAX = 2_000
 
 
 def taken_back(answer: str, behind: str = "", *, is_set_apart: bool = False) -> bool:
-    """Whether an answer is thought over ("Wait, ..."), denied ("which is wrong") or asked ("5?") behind it, or
+    """Return whether an answer is thought over ("Wait, ..."), denied ("which is wrong") or asked ("5?") behind it, or
     characters that print nothing stand beside it. `answer` is its whole line, or what a box or tags set apart."""
     answer, behind = answer[:_BEHIND_MAX], behind[:_BEHIND_MAX]
     if HIDDEN.search(f"{answer}{behind}".partition("\n")[0]):
@@ -80,7 +80,7 @@ def taken_back(answer: str, behind: str = "", *, is_set_apart: bool = False) -> 
 
 
 def last_is_taken_back(text: str) -> bool:
-    """Whether the words behind the last number of a text take it back."""
+    """Return whether the words behind the last number of a text take it back."""
     last = max((place for place, character in enumerate(text) if character.isdigit()), default=len(text))
     return taken_back(text[last:])
 
@@ -159,7 +159,7 @@ class TakenBack(CutOff):
 
 
 def outside_thinking(response: str) -> str:
-    """What stands after the last `</think>`.
+    """Return what stands after the last `</think>`.
 
     Raises:
         CutOff: thinking was begun and never ended.
@@ -231,7 +231,7 @@ def _opened(content: str) -> str:
 
 
 def closing_brace(text: str, position: int) -> int:
-    """Where the brace opened just before `position` is closed; escaped braces do not count.
+    """Return where the brace opened just before `position` is closed; escaped braces do not count.
 
     Raises:
         CutOff: nowhere.
@@ -248,8 +248,8 @@ def closing_brace(text: str, position: int) -> int:
 
 
 def after_last_cue(text: str) -> str | None:
-    """What stands in the last `<answer>` tags; else the answer of a JSON object that ends the text; else what follows
-    the last `####`, or the last cue such as "the answer is", up to the end of its line or of its display.
+    """Return what stands in the last `<answer>` tags; else the answer of a JSON object that ends the text; else what
+    follows the last `####`, or the last cue such as "the answer is", up to the end of its line or of its display.
 
     Raises:
         CutOff: `<answer>` was opened and not closed, or the answer is taken back.
@@ -270,7 +270,7 @@ def after_last_cue(text: str) -> str | None:
 
 
 def _cued(text: str) -> tuple[str, str] | None:
-    """What a JSON object or a cue says, and what stands behind."""
+    """Return what a JSON object or a cue says, and what stands behind."""
     if (answer := _json_answer(text)) is not None:
         return answer, ""
     marker = text.rfind("####")
@@ -312,7 +312,7 @@ def _line_or_display(text: str) -> tuple[str, str]:
 
 
 def _follows(option: re.Match[str], another: re.Match[str]) -> bool:
-    """Whether one option is the next after another: B after A."""
+    """Return whether one option is the next after another: B after A."""
     return ord(another[1]) == ord(option[1]) + 1
 
 

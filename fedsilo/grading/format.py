@@ -50,7 +50,7 @@ def grade(response: str, reference: str) -> Verdict:
 
 
 def _thinking_ends(response: str) -> bool:
-    """Whether there is one end of thinking, with something before it, and no start but at the very beginning."""
+    """Return whether there is one end of thinking, with something before it, and no start but at the very beginning."""
     before, end, after = response.partition("</think>")
     thought = before.strip().removeprefix("<think>")
     return bool(end) and bool(thought.strip()) and not any(tag in thought + after for tag in _TAGS[:2])

@@ -279,7 +279,7 @@ def _open_wrappers(text: str) -> str:
 
 
 def _closing_brace(text: str, position: int) -> int:
-    """Where the brace opened just before `position` is closed, or -1; escaped braces do not count."""
+    """Return where the brace opened just before `position` is closed, or -1; escaped braces do not count."""
     try:
         return closing_brace(text, position)
     except CutOff:

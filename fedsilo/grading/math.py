@@ -178,7 +178,7 @@ def _is_endless(text: str) -> bool:
 
 
 def same(gold: str, got: str) -> bool:
-    """Whether the two texts denote the same expression. What cannot be parsed, or is not finite, equals nothing.
+    """Return whether the two texts denote the same expression. What cannot be parsed, or is not finite, equals nothing.
 
     Raises:
         TooCostly: one of them is outside the limits. Unreadable: the second holds what stands in no answer.
@@ -208,7 +208,7 @@ def _reference(gold: str) -> Any:
 
 
 def same_equation(gold: str, got: str) -> bool:
-    """Whether two texts with one equals sign each say the same: the differences of their sides are proportional.
+    """Return whether two texts with one equals sign each say the same: the differences of their sides are proportional.
 
     Raises:
         TooCostly: one of them is outside the limits. Unreadable: the second holds what stands in no answer.
@@ -344,14 +344,15 @@ def grade(response: str, reference: str) -> Verdict:
 
 
 def _agree_each(gold: str, got: str) -> bool:
-    """Whether the candidates that stand side by side are one value in several forms: `$\\frac12$ or $0.5$`."""
+    """Return whether the candidates that stand side by side are one value in several forms: `$\frac12$ or $0.5$`."""
     if _ALTERNATIVES.search(got) is None or re.search(r"\d", _MATHEMATICS.sub("", got)) is not None:
         return False
     return all(agree(gold, each) for each in _MATHEMATICS.findall(got))
 
 
 def check_reference(reference: str) -> bool:
-    """Whether there is something to compare with: not empty, not too long, brackets in order, nothing over zero."""
+    """Return whether there is something to compare with: not empty, not too long, brackets in order, nothing over
+    zero."""
     text = layout.normalise(reference) if len(reference) <= ANSWER_CHARACTERS_MAX else ""
     if not text or not re.search(r"[A-Za-z0-9]", text) or _BY_ZERO.search(text):
         return False
@@ -426,7 +427,7 @@ def _last_number(text: str) -> str | None:
 
 
 def _last_is_offered(text: str) -> bool:
-    """Whether the last number of a text was offered beside another, or refused: "3 or 4", "at least 5"."""
+    """Return whether the last number of a text was offered beside another, or refused: "3 or 4", "at least 5"."""
     plain = text.translate(numeric.SIGN)
     starts = [each.start() for each in _NUMBER.finditer(plain) if any(map(str.isdigit, each[0]))]
     return bool(starts) and _BEFORE_LAST.search(plain, max(0, starts[-1] - 80), starts[-1]) is not None
@@ -439,7 +440,7 @@ def _last_numbers(text: str) -> list[str]:
 
 
 def agree(gold: str, got: str) -> bool:
-    """Whether two answers denote the same object.
+    """Return whether two answers denote the same object.
 
     Raises:
         TooCostly: they are not the same text, and comparing them could take too long.
@@ -567,7 +568,7 @@ def _end(text: str) -> Fraction | float | None:
 
 
 def _agree_unordered(gold: list[str], got: list[str], depth: int) -> bool:
-    """Whether the members can be paired off. Equality is transitive, so the first partner found will do."""
+    """Return whether the members can be paired off. Equality is transitive, so the first partner found will do."""
     if len(gold) != len(got) or len(gold) > MEMBERS_MAX:
         return False
     rest = list(got)
@@ -580,7 +581,7 @@ def _agree_unordered(gold: list[str], got: list[str], depth: int) -> bool:
 
 
 def _agree_sets(gold: list[str], got: list[str], depth: int) -> bool:
-    """Whether each member of either set is in the other; how often one is written does not matter."""
+    """Return whether each member of either set is in the other; how often one is written does not matter."""
     if max(len(gold), len(got)) > MEMBERS_MAX:
         return False
     return all(any(_agree(member, other, depth - 1) for other in got) for member in gold) and all(

@@ -116,7 +116,8 @@ def grade(response: str, reference: str) -> Verdict:
 
 
 def takes_percent(reference: str, expected: Fraction) -> bool:
-    """Whether 25% may be said for a reference 25: not for a share of one, such as 1/2 or 0.5, nor for a percentage."""
+    """Return whether 25% may be said for a reference 25: not for a share of one, such as 1/2 or 0.5, nor for a
+    percentage."""
     return abs(expected) >= 1 and "%" not in reference
 
 
@@ -259,7 +260,7 @@ def _told(match: re.Match[str]) -> tuple[Fraction, bool] | None:
 
 
 def _is_side(text: str) -> bool:
-    """What may stand before an equals sign: a name, a number, a calculation or words."""
+    """Return what may stand before an equals sign: a name, a number, a calculation or words."""
     return _NAME.fullmatch(text) is not None or number(text) is not None or _is_calculation(text) or _are_words(text)
 
 
@@ -271,7 +272,7 @@ def _is_calculation(text: str) -> bool:
 
 
 def _ends(rest: str, value: Fraction) -> bool:
-    """Whether what stands behind a number leaves it what it is."""
+    """Return whether what stands behind a number leaves it what it is."""
     end = _SENTENCE_END.search(rest)
     later = rest[end.end() :] if end is not None else ""
     sentence = rest[: end.start()] if end is not None else rest
@@ -296,7 +297,8 @@ def _ends(rest: str, value: Fraction) -> bool:
 
 
 def _offers_another(text: str, value: Fraction, is_begun: bool) -> bool:
-    """Whether a reason or a later sentence gives another number: "No wait, 6". A bare one at its beginning does too."""
+    """Return whether a reason or a later sentence gives another number: "No wait, 6". A bare one at its beginning does
+    too."""
     ends: Iterator[int] = (match.end() for match in _ANOTHER.finditer(text))
     for position in [*ends] if is_begun else [0, *ends]:
         named = _ASSIGNED.match(text, position)
@@ -336,7 +338,8 @@ def _are_words(text: str) -> bool:
 
 
 def _is_remark(text: str, value: Fraction) -> bool:
-    """What may stand in brackets behind a number: the same again, a part of what, a reason, a calculation, a unit."""
+    """Return what may stand in brackets behind a number: the same again, a part of what, a reason, a calculation, a
+    unit."""
     if (shaped := _shaped(text)) is not None:
         return shaped[0] == value
     words = re.split(r"[\s-]+", text.strip().lower())

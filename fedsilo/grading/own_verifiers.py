@@ -109,7 +109,7 @@ def own_verifiers_sha256(names: Iterable[str]) -> str:
 
 
 def load_grade(name: str, run_program: Grade | None, tell: Tell = lambda report: None) -> Grade:
-    """What grades by that name; for the grading process only, since it loads what a package brought.
+    """Return what grades by that name; for the grading process only, since it loads what a package brought.
 
     Args:
         name: a verifier or a mixture.
@@ -183,7 +183,7 @@ def _own(entry: metadata.EntryPoint, tell: Tell) -> Grade:
 
 
 def _place(error: BaseException, entry: metadata.EntryPoint) -> str:
-    """Where in the verifier's own package an exception arose, else where it arose at all; empty for no place."""
+    """Return where in the verifier's own package an exception arose, else where it arose at all; empty for no place."""
     frames = traceback.extract_tb(error.__traceback__)
     top = entry.module.partition(".")[0]
     own = [frame for frame in frames if top in Path(frame.filename).with_suffix("").parts]

@@ -137,7 +137,7 @@ class GradingProcess:
             self._wait_ready()
 
     def budget_seconds(self, answers: int) -> float:
-        """What so many answers of somebody else may take: one at its own deadline, and the mean for each."""
+        """Return what so many answers of somebody else may take: one at its own deadline, and the mean for each."""
         return self._deadline_seconds + self._seconds_mean * answers
 
     def grade_many(self, pairs: Sequence[tuple[str, str]], budget_seconds: float | None = None) -> list[Verdict]:
@@ -272,7 +272,7 @@ class GradingProcess:
 
     @staticmethod
     def _read(child: subprocess.Popen[bytes], timeout_seconds: float) -> bytes | None:
-        """What the child said; empty when it is gone, None when it said nothing in time."""
+        """Return what the child said; empty when it is gone, None when it said nothing in time."""
         assert child.stdout is not None  # noqa: S101  # opened as a pipe in _start
         waiting = select.poll()
         waiting.register(child.stdout.fileno(), select.POLLIN | select.POLLHUP)

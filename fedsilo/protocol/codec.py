@@ -104,7 +104,8 @@ def require_known(message: Message) -> None:
 
 
 def signing_bytes(envelope: pb.Envelope) -> bytes:
-    """What an envelope's Ed25519 signature covers: a domain prefix and canonical JSON of all other fields (B7, B8)."""
+    """Return what an envelope's Ed25519 signature covers: a domain prefix and canonical JSON of all other fields (B7,
+    B8)."""
     return b"fedsilo-envelope-v1\n" + canonical_json(
         {
             "federation": envelope.federation,
@@ -123,7 +124,8 @@ def signing_bytes(envelope: pb.Envelope) -> bytes:
 def command_signing_bytes(
     *, site: str, name: str, arguments_json: str, request_id: str, expires: str, federation: str = ""
 ) -> bytes:
-    """What an operator's signature on a control command covers (design 2). An earlier version named no federation."""
+    """Return what an operator's signature on a control command covers (design 2). An earlier version named no
+    federation."""
     command = {"site": site, "name": name, "arguments": arguments_json, "request_id": request_id, "expires": expires}
     if not federation:
         return b"fedsilo-command-v1\n" + canonical_json(command)
@@ -231,7 +233,7 @@ def factors_head(
 
 
 def factors_start(header: pb.Factors) -> bytes:
-    """What a tensor payload has before its values."""
+    """Return what a tensor payload has before its values."""
     head = encode(header)
     return len(head).to_bytes(_LENGTH_PREFIX_BYTES, "little") + head
 
@@ -387,7 +389,7 @@ def frame_of(data: bytes) -> Frame:
 
 
 def _chunk_head(chunk_bytes: int) -> bytes:
-    """What protobuf writes before the bytes of field 2: tag and length, seven bits a byte."""
+    """Return what protobuf writes before the bytes of field 2: tag and length, seven bits a byte."""
     head = bytearray(b"\x12")
     while chunk_bytes > 0x7F:
         head.append(chunk_bytes & 0x7F | 0x80)

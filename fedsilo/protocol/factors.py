@@ -54,7 +54,7 @@ def freeze_named(word: object) -> Freeze:
 
 
 def is_frozen(name: str, freeze: str) -> bool:
-    """Whether a tensor of this wire name is neither trained nor sent."""
+    """Return whether a tensor of this wire name is neither trained nor sent."""
     return name.endswith(_FROZEN.get(freeze, ()))
 
 
@@ -113,8 +113,9 @@ def initial_frozen_sha256(shapes: Sequence[tuple[str, tuple[int, ...]]], seed: i
 
 
 def update_weights(steps: Sequence[int]) -> tuple[float, ...]:
-    """What each silo's update counts so that all silos count the same whatever their steps: (mean of steps) / (own
-    steps) / N, FedNova's normalised average with equal shares (Wang et al. 2020, eq. 8). All 1/N where steps are equal.
+    """Return what each silo's update counts so that all silos count the same whatever their steps: (mean of steps) /
+    (own steps) / N, FedNova's normalised average with equal shares (Wang et al. 2020, eq. 8). All 1/N where steps are
+    equal.
 
     A plain mean would minimise another objective, in which a silo counts by its steps. What this does not give: an
     update of few steps is scaled up with its noise.

@@ -252,7 +252,8 @@ class Method:
 
     @property
     def averages(self) -> bool:
-        """Whether its updates are averaged, so that a plan may ask for a median or a trimmed mean in its place."""
+        """Return whether its updates are averaged, so that a plan may ask for a median or a trimmed mean in its
+        place."""
         return self.combine is mean_delta
 
     def kinds_under(self, plan: Plan) -> frozenset[str]:

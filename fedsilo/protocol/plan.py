@@ -188,7 +188,8 @@ class Plan(_Closed):
         return self.silo_steps.get(silo, self.local_steps)
 
     def hold_seconds(self, step: int) -> float:
-        """How long an offer may wait for people: until its step's deadline, or its round's where no step waits."""
+        """Return how long an offer may wait for people: until its step's deadline, or its round's where no step
+        waits."""
         return self.public_step_deadline_seconds if step and self.exchange == "step" else self.round_deadline_seconds
 
     def public_steps(self) -> tuple[int, ...]:
@@ -218,7 +219,7 @@ def plan_from_canonical(text: str) -> Plan:
 
 
 def parameters_of(plan: Plan) -> dict[str, Any]:
-    """What the run is done with, as the signed plan says."""
+    """Return what the run is done with, as the signed plan says."""
     return {
         "method": plan.method, "exchange": plan.exchange, "rounds": plan.rounds, "local_steps": plan.local_steps,
         **_fewer_steps(plan), **_aggregate(plan),
@@ -246,7 +247,7 @@ def _aggregate(plan: Plan) -> dict[str, str | int]:
 
 
 def digests_of(plan: Plan) -> dict[str, str]:
-    """What the plan pins, by its place in it."""
+    """Return what the plan pins, by its place in it."""
     return {
         "plan": plan.digest, "base_model": plan.base_model_sha256, "tokenizer": plan.tokenizer_sha256,
         "template": plan.template_sha256, "lora_schema": plan.lora.schema_sha256,

@@ -230,17 +230,17 @@ ROUND_OVER = frozenset({"committed", "abandoned"})
 
 
 def is_over(state: str) -> bool:
-    """Whether a run in that state has ended."""
+    """Return whether a run in that state has ended."""
     return state in OVER
 
 
 def silo_is_here(state: str) -> bool:
-    """Whether a run can begin with a silo that a coordinator says stands so."""
+    """Return whether a run can begin with a silo that a coordinator says stands so."""
     return state in ("joined", "by_files")
 
 
 def silo_is_dead(state: str) -> bool:
-    """Whether nothing comes from it, or nothing of it is taken."""
+    """Return whether nothing comes from it, or nothing of it is taken."""
     return state in ("silent", "refused")
 
 
@@ -253,13 +253,13 @@ def advance(table: Table, state: str, event: str) -> str:
 
 
 def possible(state: str) -> str:
-    """What people may ask of a run in that state, as a hint."""
+    """Return what people may ask of a run in that state, as a hint."""
     orders = [event for event in ORDERS if state in RUN and RUN[state][event].next]
     return f"possible now: {', '.join(orders) or 'nothing, it has ended'}"
 
 
 def gather(*, ready: int, of: int, quorum: int, deadline_passed: bool) -> str:
-    """What to do with `ready` silos of `of` that can still come: `start`, `give up`, or, to wait on, nothing."""
+    """Return what to do with `ready` silos of `of` that can still come: `start`, `give up`, or, to wait on, nothing."""
     if ready < of and of >= quorum and not deadline_passed:
         return ""
     return "start" if ready >= quorum else "give up"
@@ -477,7 +477,7 @@ def first_life(plan: Plan) -> Life:
 
 
 def name_of(life: Life, event: Event) -> str:
-    """What the tables call an event."""
+    """Return what the tables call an event."""
     match event:
         case Contribution(kind=kind):
             return "evaluation" if kind == EVALUATION else "update" if kind == life.update_kind else "answer"
@@ -557,7 +557,7 @@ def _slot(event: Contribution) -> _Slot:
 
 
 def _limit(life: Life, event: Event, name: str) -> Cell:
-    """What depends on more than the states: numbers of rounds, what was said before, the quorum."""
+    """Return what depends on more than the states: numbers of rounds, what was said before, the quorum."""
     match event:
         case Contribution(round=number):
             # these belong to a round as a whole, so each has one place, and a commit finds it
@@ -595,7 +595,7 @@ def _limit(life: Life, event: Event, name: str) -> Cell:
 
 
 def _changed(life: Life, event: Event, moment: float) -> Life:
-    """What an accepted event changes beside the states that it moves itself."""
+    """Return what an accepted event changes beside the states that it moves itself."""
     match event:
         case RunStarted():
             return _without(life, {JOIN})

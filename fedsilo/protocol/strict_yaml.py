@@ -148,7 +148,7 @@ def validate(model: type[ModelT], document: Document) -> ModelT:
 
 
 def mistake(model: type[BaseModel], error: ValidationError, document: Document) -> UsageError:
-    """What to tell of a document that does not fit: the first error, but an unknown key before all others.
+    """Return what to tell of a document that does not fit: the first error, but an unknown key before all others.
 
     A misspelled key is two errors, one unknown and one missing, and only the first shows what was written.
     """
@@ -170,7 +170,8 @@ def mistake(model: type[BaseModel], error: ValidationError, document: Document) 
 
 
 def _in_words(kind: str, about: Mapping[str, Any], otherwise: str) -> tuple[str, str]:
-    """What is wrong with a value, and what to write: the validator's own words name Python's types, not the file's."""
+    """Return what is wrong with a value, and what to write: the validator's own words name Python's types, not the
+    file's."""
     if kind == "value_error":
         return str(about["error"]), getattr(about["error"], "hint", "") or "write the value in that form"
     for key, words in _BOUNDS.items():

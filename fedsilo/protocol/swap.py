@@ -155,7 +155,8 @@ def drawn_donors(
 
 
 def donors_taken(drawn: Sequence[tuple[str, int, T]], correct: int, samples: int) -> tuple[tuple[str, int, T], ...]:
-    """What a silo with `correct` correct of `samples` fresh answers takes of its list: as many as Balanced replaces."""
+    """Return what a silo with `correct` correct of `samples` fresh answers takes of its list: as many as Balanced
+    replaces."""
     return tuple(drawn[: donors_wanted(correct, samples)])
 
 

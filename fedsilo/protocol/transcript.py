@@ -167,7 +167,7 @@ def _from_json(value: Any) -> Transcript:
 
 
 def statement(*, federation: str, run: str, round_number: int, digest: str, party: str) -> bytes:
-    """What a party signs: that this digest is the transcript it has of this round.
+    """Return what a party signs: that this digest is the transcript it has of this round.
 
     Args:
         federation: its id.
@@ -189,7 +189,7 @@ def sign_transcript(transcript: Transcript, party: str, key: Ed25519PrivateKey) 
 def is_signed(
     transcript: Transcript, party: str, key: Ed25519PublicKey, signature: bytes, *, digest: str | None = None
 ) -> bool:
-    """Whether a party signed this transcript, or another one with `digest` of the same round."""
+    """Return whether a party signed this transcript, or another one with `digest` of the same round."""
     message = _statement_of(transcript, transcript.digest if digest is None else digest, party)
     try:
         key.verify(signature, message)
@@ -259,7 +259,7 @@ def count(
 
 
 def needed(planned: int, *, min_peers: int, quorum: int) -> int:
-    """How many silos of the roster, the counting one included, must have signed the same transcript.
+    """Return how many silos of the roster, the counting one included, must have signed the same transcript.
 
     Where there are others, one's own signature alone is no agreement, whatever policy and plan are content with. The
     plan says whether there are others: the roster is the coordinator's word, and may name one silo alone.
@@ -304,7 +304,7 @@ class RoundEnd:
 
     @staticmethod
     def of(transcript: Transcript, body: pb.RoundResult) -> RoundEnd:
-        """What a message says of the end of this transcript's round."""
+        """Return what a message says of the end of this transcript's round."""
         verdicts = {row.silo: row.verdict for row in body.verdicts}
         return RoundEnd(
             *transcript.coordinates(), body.transcript_sha256, body.committed, body.adapter_digest,
@@ -318,7 +318,7 @@ class RoundEnd:
         return self.federation, self.run, self.round
 
     def statement(self, party: str) -> bytes:
-        """What a party signs: that the round ended like this.
+        """Return what a party signs: that the round ended like this.
 
         Args:
             party: the signer's SPIFFE id.
@@ -335,7 +335,7 @@ class SignedEnd:
     signature: bytes
 
     def verifies(self, key: Ed25519PublicKey) -> bool:
-        """Whether the holder of this key said so."""
+        """Return whether the holder of this key said so."""
         try:
             key.verify(self.signature, self.end.statement(self.party))
         except (InvalidSignature, ValueError):
@@ -550,7 +550,7 @@ class RoundCheck:
     # ---- all of them together ------------------------------------------------------------------------
 
     def missing(self, *, planned: int = 1, quorum: int = 0) -> list[str]:
-        """What all that was read of the round lacks: updates, where it is committed, and signatures.
+        """Return what all that was read of the round lacks: updates, where it is committed, and signatures.
 
         Args:
             planned: how many silos the plan names, where that is known.
@@ -582,7 +582,7 @@ class RoundCheck:
 
     @property
     def unsigned_survivors(self) -> set[str]:
-        """Who is said to have taken part in what was committed, without a signature in this record."""
+        """Return who is said to have taken part in what was committed, without a signature in this record."""
         return set(self.ended.survivors) - self.signed if self.ended is not None and self.ended.committed else set()
 
     # ---- parts ---------------------------------------------------------------------------------------
@@ -685,7 +685,7 @@ def verify_record(document: bytes, public_key: Ed25519PublicKey) -> dict[str, An
 
 
 def signer_of(document: bytes) -> str:
-    """Who a run record says signed it; only a signature under that name says whether it is so."""
+    """Return who a run record says signed it; only a signature under that name says whether it is so."""
     try:
         return _text(json.loads(document)["signer"])
     except _MALFORMED as error:

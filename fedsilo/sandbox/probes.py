@@ -155,7 +155,7 @@ def _judge(error: OSError, host: str, routed: bool) -> None:
 
 
 def _is_routed(address: Address) -> bool:
-    """Whether our own system knows a way: connecting a datagram socket looks it up and sends nothing.
+    """Return whether our own system knows a way: connecting a datagram socket looks it up and sends nothing.
 
     A router's "unreachable" carries the same error number as no route, and would pass for one.
     """
@@ -300,7 +300,7 @@ def _reach(path: str) -> None:
 
 
 def surroundings() -> dict[str, Any]:
-    """What the process can tell of its own sandbox, for the `ready` message: not proof, but easy to read."""
+    """Return what the process can tell of its own sandbox, for the `ready` message: not proof, but easy to read."""
     status: dict[str, str] = {}
     with contextlib.suppress(OSError):  # no /proc inside: reported as unknown below
         for line in Path("/proc/self/status").read_text().splitlines():

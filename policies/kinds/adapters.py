@@ -445,7 +445,8 @@ def steps(facts: Facts, policy: Policy, history: History) -> Judgement:
 
 
 def clip_factor(l2: float | None, clip_l2: float) -> float:
-    """What every value of a delta is multiplied by, so that its L2 norm is at most clip_l2: 1.0 within the limit.
+    """Return what every value of a delta is multiplied by, so that its L2 norm is at most clip_l2: 1.0 within the
+    limit.
 
     Args:
         l2: norm over all tensors; None where a value is not finite.
@@ -534,7 +535,7 @@ def transform_factors(
 
 
 def changes_bytes(record: Mapping[str, Any], dtype: str) -> bool:
-    """Whether what a record of `transform_factors` tells of may leave other bytes than were offered.
+    """Return whether what a record of `transform_factors` tells of may leave other bytes than were offered.
 
     Args:
         record: empty where nothing was transformed.

@@ -90,7 +90,8 @@ class InboundControl(Closed):
 
 
 def measure(body: Any, message: Message, context: Context) -> Facts:
-    """Whether round and step of the envelope are free numbers: what bounds them, and whether the body repeats them."""
+    """Return whether round and step of the envelope are free numbers: what bounds them, and whether the body repeats
+    them."""
     place = (message.place.round, message.place.step)
     placed = isinstance(body, pb.Progress | pb.Declined | pb.Abstain)
     claimed = (body.round, body.step) if isinstance(body, pb.Progress | pb.Declined | pb.Abstain) else place

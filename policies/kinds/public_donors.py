@@ -53,7 +53,7 @@ class PublicDonors(Closed):
 
 
 def answers_of_step(body: pb.PublicDonors, plan: Plan | None) -> int:
-    """How many answers the public step trains on, own and donated ones: each of its prompts has K."""
+    """Return how many answers the public step trains on, own and donated ones: each of its prompts has K."""
     return len(body.prompts) * plan.samples_per_prompt if plan is not None else 0
 
 

@@ -278,7 +278,7 @@ def screen(
 
 
 def kept(screened: Screened, positions: Iterable[int]) -> Screened:
-    """The same for the texts that are left of a message; what failed stays failed."""
+    """Return the same for the texts that are left of a message; what failed stays failed."""
     return screened if screened.failed else replace(screened, hits=tuple(screened.hits[place] for place in positions))
 
 

@@ -123,7 +123,7 @@ _SPACED_OUT = _Letters(
 
 
 def _ascii_table(letters: _Letters) -> tuple[bytes, bytes]:
-    """The same for bytes.translate, which is thirty times as fast: (what each byte becomes, which bytes go)."""
+    """Return the same for bytes.translate, which is thirty times as fast: (what each byte becomes, which bytes go)."""
     read = [letters[code] for code in range(128)]
     kept = bytes(ord(one) if isinstance(one, str) and one else 0 for one in read)
     return kept + bytes(128), bytes(code for code, one in enumerate(read) if not one)
@@ -188,7 +188,7 @@ def fold(text: str) -> str:
 
 
 def _shown(text: str) -> str:
-    """What a reader sees, in Latin letters where it looks like them, but with capitals: base64 needs them."""
+    """Return what a reader sees, in Latin letters where it looks like them, but with capitals: base64 needs them."""
     if "&" in text:
         text = html.unescape(text)
     if "%" in text:
@@ -201,7 +201,8 @@ def _shown(text: str) -> str:
 
 
 def _read_by(table: dict[int, int | str | None], text: str) -> str:
-    """What is no printable ASCII as the table reads it. Few different characters: a replacement for each is faster."""
+    """Return what is no printable ASCII as the table reads it. Few different characters: a replacement for each is
+    faster."""
     others = [character for character in set(text) if not " " <= character <= "~"]
     if len(others) > _REPLACED_ONE_BY_ONE_MAX:
         return text.translate(table)
@@ -238,7 +239,7 @@ def _decoded(text: str, decoder: str, layers: int) -> Iterator[str]:
 
 
 def holds(text: str, classes: bytes, *runs: bytes) -> bool:
-    """Whether the classes of the text's characters contain one of the runs."""
+    """Return whether the classes of the text's characters contain one of the runs."""
     classified = text.encode("ascii", "replace").translate(classes)
     return any(run in classified for run in runs)
 

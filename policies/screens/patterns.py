@@ -246,7 +246,8 @@ def count_patterns(
     own: Sequence[CustomPattern] = (),
     in_time: Callable[[], None] = _in_time,
 ) -> dict[str, int]:
-    """How often each pattern occurs in one text, by code: "email", or "email/hex" where only that reading shows it.
+    """Return how often each pattern occurs in one text, by code: "email", or "email/hex" where only that reading shows
+    it.
 
     Args:
         patterns: shipped ones.

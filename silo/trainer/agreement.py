@@ -166,7 +166,8 @@ class Finding:
 
     @property
     def detectable(self) -> float:
-        """How much of the other adapter would be found, with 97.7 %: 1 is all of it, 3 is three times as much."""
+        """Return how much of the other adapter would be found, with 97.7 %: 1 is all of it, 3 is three times as
+        much."""
         return max(COEFFICIENT_MIN, (self.quantile + POWER_QUANTILE) * self.error) / max(self.visible, VISIBLE_MIN)
 
     @property

@@ -70,11 +70,11 @@ class TextCodec:
         return tuple(ids) or (self.end_id,)
 
     def rendered(self, prompt: str) -> str:
-        """What the template makes of a prompt. Raises UsageError: the template cannot be rendered."""
+        """Return what the template makes of a prompt. Raises UsageError: the template cannot be rendered."""
         return str(self._rendered(prompt, tokenize=False)) if self._template else prompt
 
     def read_back(self, prompt: str) -> str:
-        """What the model reads, as text, with the tokens that the tokenizer puts around a prompt by itself."""
+        """Return what the model reads, as text, with the tokens that the tokenizer puts around a prompt by itself."""
         if self._template:
             return self.rendered(prompt)
         own = self._tokenizer(prompt, add_special_tokens=False)["input_ids"]
@@ -86,8 +86,8 @@ class TextCodec:
         return "".join(self._tokenizer.convert_ids_to_tokens(list(ids)))
 
     def is_ended(self, ids: Iterable[int]) -> bool:
-        """True if a prompt ends with a token that ends an answer, so that the answer is over before it begins. Blanks
-        after that token change nothing."""
+        """Return True if a prompt ends with a token that ends an answer, so that the answer is over before it begins.
+        Blanks after that token change nothing."""
         for token in reversed(tuple(ids)):
             if token in self.stop_ids:
                 return True
@@ -121,7 +121,7 @@ class TextCodec:
         return (*ids, self.end_id) if finished else tuple(ids)
 
     def has_special(self, ids: Iterable[int], *, finished: bool) -> bool:
-        """True if a token is special, other than the end-of-sequence token a finished answer closes with."""
+        """Return True if a token is special, other than the end-of-sequence token a finished answer closes with."""
         body = list(ids)[:-1] if finished else list(ids)
         return any(token in self._special for token in body)
 
@@ -365,7 +365,7 @@ def _digest(settings: IndexSettings, private: Sequence[TaskRow], public: Sequenc
 
 
 def _is_good(path: Path, key: bytes) -> bool:
-    """Whether the file is there and whole, as the guard will read it."""
+    """Return whether the file is there and whole, as the guard will read it."""
     try:
         OverlapIndex.from_bytes(path.read_bytes(), key=key)
     except (OSError, FedSiloError):

@@ -75,7 +75,7 @@ class Block:
     prefix_lengths: Tensor
 
     def mask(self, dtype: torch.dtype) -> Tensor:
-        """What is added to the scores: 0, or -inf where a query may not look. [r or 1, 1, t, l + t]."""
+        """Return what is added to the scores: 0, or -inf where a query may not look. [r or 1, 1, t, l + t]."""
         longest = self.query_places.shape[1]
         prefix = self.key_places.shape[1] - longest
         device = self.query_places.device
@@ -135,7 +135,8 @@ class Padding:
     longest_prefix: int = 0
 
     def with_answer(self, prefix: int, length: int, *, more_prompts: int) -> Padding:
-        """The same with an answer more. prefix, length: in tokens; more_prompts: 1 where its prompt is not in yet."""
+        """Return the same with an answer more. prefix, length: in tokens; more_prompts: 1 where its prompt is not in
+        yet."""
         answers, longest, longest_prefix = self.blocks.get(block_of(length), (0, 0, 0))
         grown = (answers + 1, max(longest, length), max(longest_prefix, prefix))
         return Padding(
@@ -241,7 +242,7 @@ def room_for(columns: int) -> int:
 
 
 def is_narrow(dtype: torch.dtype) -> bool:
-    """Whether a product's rounding to it may swallow what a low-rank product adds afterwards."""
+    """Return whether a product's rounding to it may swallow what a low-rank product adds afterwards."""
     return dtype.itemsize < torch.float32.itemsize
 
 
@@ -564,9 +565,9 @@ def gather_rows(x: Tensor, places: Tensor) -> Tensor:
 
 
 def repeats_heads(device: torch.device) -> bool:
-    """Whether masked attention with shared keys wants them repeated: on CUDA the fused kernels take shared keys without
-    a mask alone, and torch falls back to one that writes all scores out (transformers, `integrations/sdpa_attention`).
-    """
+    """Return whether masked attention with shared keys wants them repeated: on CUDA the fused kernels take shared keys
+    without a mask alone, and torch falls back to one that writes all scores out (transformers,
+    `integrations/sdpa_attention`)."""
     return device.type == "cuda"
 
 
@@ -774,7 +775,7 @@ class Decoder:
     # ---- the parts of a layer ------------------------------------------------------------------------
 
     def embedded(self, ids: Tensor) -> Tensor:
-        """What the first layer reads. ids: [N]; returns [N, D]."""
+        """Return what the first layer reads. ids: [N]; returns [N, D]."""
         return self.embedding[ids]
 
     def angles(self, positions: Tensor) -> Angles:
@@ -817,7 +818,7 @@ class Decoder:
         return gather_rows(attended.transpose(1, 2).flatten(0, 1), inside).flatten(1)
 
     def final(self, x: Tensor) -> Tensor:
-        """What the head reads. x: [N, D]."""
+        """Return what the head reads. x: [N, D]."""
         return rms_norm(x, self._final_norm, self._epsilon)
 
     def layers_for_sampling(self) -> list[Layer]:

@@ -77,7 +77,7 @@ class Group:
 
 
 def has_zero_variance(rewards: Tensor) -> bool:
-    """True for a group that gives no policy gradient, a group of one among them. rewards: [K]."""
+    """Return True for a group that gives no policy gradient, a group of one among them. rewards: [K]."""
     return bool(rewards.max() - rewards.min() < ZERO_VARIANCE_RANGE)
 
 
@@ -109,7 +109,7 @@ def policy_gain(
     clip_high: float,
     dual_clip: float | None = None,
 ) -> Tensor:
-    """What one token adds to the objective, to be maximised: min(rho A, clip(rho, 1 - low, 1 + high) A).
+    """Return what one token adds to the objective, to be maximised: min(rho A, clip(rho, 1 - low, 1 + high) A).
 
     Args:
         logp: [M] with gradient.

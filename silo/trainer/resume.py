@@ -70,7 +70,7 @@ class Given:
     body: Buffer
 
     def answers(self, task: Mapping[str, Any], body: Buffer) -> bool:
-        """Whether this is the answer to that task, given once more."""
+        """Return whether this is the answer to that task, given once more."""
         return dict(task) == self.task and hashlib.sha256(body).hexdigest() == self.task_body_sha256
 
 
@@ -138,7 +138,7 @@ def restore(run: Run, state: SessionState) -> None:
 
 
 def surroundings(adapter: LoraAdapter, processes: int) -> dict[str, Any]:
-    """What equal bits hang on besides the state itself."""
+    """Return what equal bits hang on besides the state itself."""
     weight = adapter.decoder.embedding
     return {
         "torch": torch.__version__,
@@ -151,7 +151,7 @@ def surroundings(adapter: LoraAdapter, processes: int) -> dict[str, Any]:
 
 
 def same_surroundings(state: SessionState, adapter: LoraAdapter, processes: int) -> bool:
-    """Whether what follows has the bits of an undisturbed run, and not only its values to rounding."""
+    """Return whether what follows has the bits of an undisturbed run, and not only its values to rounding."""
     return bool(state.facts.get("surroundings") == surroundings(adapter, processes))
 
 

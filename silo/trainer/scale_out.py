@@ -140,7 +140,7 @@ class Processes:
             shutil.rmtree(Path(place.rendezvous.removeprefix("file://")).parent, ignore_errors=True)
 
     def broadcast(self, data: bytes = b"") -> bytes:
-        """What process 0 gives, to all."""
+        """Return what process 0 gives, to all."""
         size = self._torch.tensor([len(data)])
         self._dist.broadcast(size, src=0, group=self._control)
         content = self._torch.empty(int(size), dtype=self._torch.uint8)
@@ -151,7 +151,7 @@ class Processes:
         return content.numpy().tobytes()
 
     def gather(self, value: Any) -> list[Any]:
-        """What each gives, to all, in the order of their ranks; as JSON brings it back."""
+        """Return what each gives, to all, in the order of their ranks; as JSON brings it back."""
         data = json.dumps(value).encode()
         sizes = [self._torch.zeros(1, dtype=self._torch.long) for _ in range(self.size)]
         self._dist.all_gather(sizes, self._torch.tensor([len(data)]), group=self._control)
@@ -296,7 +296,8 @@ class Follower:
 
 
 def left_alone(error: RuntimeError) -> bool:
-    """Whether a process failed because another one had ended; torch says so by a plain RuntimeError of its backend."""
+    """Return whether a process failed because another one had ended; torch says so by a plain RuntimeError of its
+    backend."""
     words = str(error).lower()
     return not isinstance(error, ProcessLost) and any(word in words for word in ("gloo", "connection", "nccl"))
 

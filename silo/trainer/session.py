@@ -142,7 +142,8 @@ class Session:
 
     @property
     def private_prompts(self) -> int:
-        """How many private prompts the run can use; their numbers are 0 to one less. Raises UsageError: no run."""
+        """Return how many private prompts the run can use; their numbers are 0 to one less. Raises UsageError: no
+        run."""
         if self._run is None:
             raise UsageError("no run has begun in this trainer")
         return len(self._run.private.by_row)
@@ -172,7 +173,7 @@ class Session:
             self._run.engine.close()
 
     def state(self) -> SessionState:
-        """Where the run stands after its last finished task. Raises OperationError: nothing is loaded yet."""
+        """Return where the run stands after its last finished task. Raises OperationError: nothing is loaded yet."""
         if self._run is None:
             raise UsageError("no run has begun in this trainer")
         return state_of(self._run)
@@ -193,7 +194,7 @@ class Session:
 
 
 def _with_shared_graders(material: Material, group: Processes) -> Material:
-    """The same, with graders whose work the processes share."""
+    """Return the same, with graders whose work the processes share."""
     return dataclasses.replace(
         material,
         private_grader=shared_grader(material.private_grader, group),

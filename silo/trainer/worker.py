@@ -131,7 +131,8 @@ class Refusals:
             self._refuse(event)
 
     def _leads_to_a_rollout_server(self, event: str, arguments: tuple[object, ...]) -> bool:
-        """True for a unix stream socket that is made, and for one that is connected to a path that was allowed."""
+        """Return True for a unix stream socket that is made, and for one that is connected to a path that was
+        allowed."""
         if event == "socket.__new__":
             return arguments[1:3] == (_AF_UNIX, _SOCK_STREAM)
         return event == "socket.connect" and arguments[1] in self._sockets
@@ -142,7 +143,7 @@ class Refusals:
 
 
 def is_grading_command(arguments: tuple[object, ...]) -> bool:
-    """True for this interpreter running the grading child, the one program a trainer starts.
+    """Return True for this interpreter running the grading child, the one program a trainer starts.
 
     Args:
         arguments: of the audit event `subprocess.Popen`: (executable, argument list, folder, environment).

@@ -103,7 +103,8 @@ class LoraAdapter:
         self.start = [parameter.detach().clone() for parameter in self.parameters]
 
     def name(self) -> str:
-        """What rollouts must call what `decoder` computes: the digest of its adapter, or `BASE_NAME` with it off."""
+        """Return what rollouts must call what `decoder` computes: the digest of its adapter, or `BASE_NAME` with it
+        off."""
         if not self.decoder.adapted:
             return BASE_NAME
         factors = {name: each.detach().cpu().numpy() for name, each in self.factors.items()}

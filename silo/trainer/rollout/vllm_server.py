@@ -201,7 +201,7 @@ class VllmEngine:
             raise OperationError("a prompt is empty, or holds what is no token of the model", code="BAD_TASK")
 
     def _rollouts(self, request: _Request, name: str, fields: Mapping[str, Any]) -> list[Rollout]:
-        """What the server answered, if it answers what was asked. Raises OperationError."""
+        """Return what the server answered, if it answers what was asked. Raises OperationError."""
         try:
             if fields["model"] != name:
                 raise OperationError(
@@ -235,7 +235,7 @@ class VllmEngine:
 
 
 def digest_in(name: str) -> str:
-    """What the adapter that was pushed under this name calls itself; '' where the name is none of ours."""
+    """Return what the adapter that was pushed under this name calls itself; '' where the name is none of ours."""
     match = _PUSHED.fullmatch(name)
     return match[2] if match else ""
 

@@ -72,7 +72,8 @@ def answered(
 
 
 def offered_answers(own: OwnAnswers, offer: str) -> tuple[Answer, ...]:
-    """What the message holds for this prompt, in the order `Donor.position` counts. offer: correct | all | none."""
+    """Return what the message holds for this prompt, in the order `Donor.position` counts. offer: correct | all |
+    none."""
     if offer == "correct":
         return tuple(answer for answer in own.answers if answer.correct)
     return own.answers if offer == "all" else ()

@@ -65,7 +65,8 @@ class Coordinator(by_step.Coordinator):
         return state, ()  # no step waits for answers
 
     def _donors_of_round(self, state: CoordinatorState, round_number: int) -> _Actions:
-        """What goes out behind the opening of a round: for each silo and public step that it takes, its donors."""
+        """Return what goes out behind the opening of a round: for each silo and public step that it takes, its
+        donors."""
         pool = {
             step: {silo: body for silo, body in of_step.items() if silo in state.uploads}
             for step, of_step in state.answers.items()

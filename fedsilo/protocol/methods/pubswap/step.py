@@ -480,7 +480,8 @@ class Silo:
 
 
 def _is_stale(message: MessageArrived, round_number: int) -> bool:
-    """Whether a silo that has opened `round_number` can no longer use a message: its round is over, or open already."""
+    """Return whether a silo that has opened `round_number` can no longer use a message: its round is over, or open
+    already."""
     if message.kind == "round.open":
         return message.round <= round_number
     return message.kind in {"public.donors", "round.result"} and message.round < round_number
