@@ -146,7 +146,7 @@ def verify_command(
     now: datetime,
     lifetime_max: timedelta = COMMAND_LIFETIME_MAX,
 ) -> VerifiedCommand:
-    """Return who gave this command, and that nobody changed it.
+    """Check that nobody changed this command, and return who gave it.
 
     Args:
         command: as received.

@@ -76,7 +76,7 @@ def load_signing_public_key(pem: bytes) -> Ed25519PublicKey:
 
 
 def signing_key_sha256(key: Ed25519PublicKey) -> str:
-    """How a policy pins a message-signing key: SHA-256 of its 32 raw bytes, hex."""
+    """Return the digest by which a policy pins a message-signing key: SHA-256 of its 32 raw bytes, hex."""
     digest = hashes.Hash(hashes.SHA256())
     digest.update(key.public_bytes_raw())
     return digest.finalize().hex()

@@ -125,7 +125,7 @@ def read_request(data: bytes) -> EnrolmentRequest:
 
 @dataclass(frozen=True)
 class TokenEntry:
-    """What the authority remembers of a token. Times are UTC."""
+    """An authority's entry for one token. Times are UTC."""
 
     spiffe_id: str
     expires: datetime
@@ -197,7 +197,8 @@ class TokenBook:
 
     @classmethod
     def from_json(cls, data: bytes) -> TokenBook:
-        """Raises ConflictError when the file was damaged: a book that cannot be read grants nothing."""
+        """Read a book from its file. Raises ConflictError when the file was damaged: a book that cannot be read grants
+        nothing."""
         try:
             entries = {
                 str(digest): TokenEntry(

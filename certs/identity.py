@@ -145,8 +145,9 @@ class KnownPeers:
         self._judged: dict[bytes, tuple[datetime, datetime, PeerIdentity]] = {}  # by PEM: from when, until when
 
     def judge(self, certificate_pem: bytes, now: datetime) -> PeerIdentity:
-        """As `peer_identity`, by this class's root and role. Asked for every RPC, since a connection outlives a
-        certificate (T26). What it does not know of is revocation (T27), which is to be asked beside it each time."""
+        """Judge a certificate as `peer_identity` does, by this class's root and role. Asked for every RPC, since a
+        connection outlives a certificate (T26). What it does not know of is revocation (T27), which is to be asked
+        beside it each time."""
         if (known := self._judged.get(certificate_pem)) is not None and known[0] <= now <= known[1]:
             return known[2]
         peer = peer_identity(certificate_pem, self._trust_root_pem, now, role=self._role)

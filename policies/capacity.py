@@ -47,12 +47,14 @@ GUARD_MESSAGES_PER_MINUTE = 20  # control messages that the guard says itself wh
 
 @dataclass(frozen=True)
 class Capacity:
-    """Attributes:
-    kind: of the messages.
-    bits: at most, in one round.
-    because: the numbers it is made of.
-    planted_bits: what a planted scheme got through in one round; None where none was run for the kind.
-    planted: that scheme.
+    """How much a kind may carry out of a site.
+
+    Attributes:
+        kind: of the messages.
+        bits: at most, in one round.
+        because: the numbers it is made of.
+        planted_bits: what a planted scheme got through in one round; None where none was run for the kind.
+        planted: that scheme.
     """
 
     kind: str
@@ -113,7 +115,7 @@ def capacities(policy: Policy, schema: LoraSchema | None = None) -> list[Capacit
 
 
 def capacity_lines(rows: list[dict[str, Any]]) -> list[str]:
-    """For people, of `Capacity.to_json` rows: N1 in numbers, and what a planted scheme made of it."""
+    """Return lines for people, of `Capacity.to_json` rows: N1 in numbers, and what a planted scheme made of it."""
     lines = []
     for row in rows:
         lines.append(f"a hostile trainer, at most per round: {row['kind']}: {row['bits']:,.0f} bits, {row['because']}")
@@ -176,7 +178,8 @@ def progress(policy: Policy) -> Planted:
 
 
 def progress_messages(policy: Policy, steps: int) -> int:
-    """On one step, at most, so that those of all steps fit the round and the guard's own messages keep their room."""
+    """Return the most progress messages on one step, so that those of all steps fit the round and the guard's own
+    messages keep their room."""
     control = policy.file.egress.control
     if not steps or control is None or "progress" not in control.kinds:
         return 0
@@ -189,7 +192,7 @@ def progress_messages(policy: Policy, steps: int) -> int:
 
 
 def text_warnings(policy: Policy) -> list[str]:
-    """Return what should make a reader stop: more text in a round, or in a day, than the stated thresholds."""
+    """Return warnings for the reader of a policy: more text in a round, or in a day, than the stated thresholds."""
     egress, budgets = policy.file.egress, policy.file.budgets
     # (kind, the key that bounds its text, bytes in a round, bytes in one message)
     texts = [

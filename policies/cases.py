@@ -270,7 +270,8 @@ class NotFor:
 
 
 def not_for(cases: Iterable[Case], site: Site) -> Iterator[NotFor]:
-    """Raises UsageError: a need that is no comparison, or names a key that there is none of."""
+    """Yield each case, by kind, whose needs this policy does not meet. Raises UsageError: a need that is no comparison,
+    or names a key that there is none of."""
     for case in cases:
         for kind in _kinds_of(case, site.policy):
             if why := _unmet(case, kind, site):
@@ -494,9 +495,11 @@ class Seen:
 
 @dataclass(frozen=True)
 class Coverage:
-    """Attributes:
-    rows: rules of the kinds that the policy names; its limits; the kinds that it does not name.
-    elsewhere: limits that no message shows, and who keeps them.
+    """Coverage of a policy by its cases.
+
+    Attributes:
+        rows: rules of the kinds that the policy names; its limits; the kinds that it does not name.
+        elsewhere: limits that no message shows, and who keeps them.
     """
 
     rows: tuple[Seen, ...]
@@ -595,7 +598,7 @@ def _limits(judged: _Judged, policy: Policy) -> Iterator[Seen]:
 
 
 def hits_of(outcome: Outcome, screen: str) -> int:
-    """Return what a screen found in the texts of one message. No rule names a screen's own settings: the screen keeps
+    """Return a screen's hits in the texts of one message. No rule names a screen's own settings: the screen keeps
     them."""
     return sum(count for code, count in outcome.facts["screen_hits"].items() if code.partition("/")[0] == screen)
 
@@ -637,7 +640,8 @@ class Tried:
 
 
 def mutate(outcomes: Sequence[Outcome], site: Site) -> Iterator[Tried]:
-    """Each limit loosened alone. The messages stay as they were made under the policy as it is.
+    """Loosen each limit alone and judge the passing cases again. The messages stay as they were made under the policy
+    as it is.
 
     Only cases that pass can notice: a case that fails anyway says nothing about a limit.
     """

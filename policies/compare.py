@@ -62,7 +62,8 @@ def meet(first: PolicyFile, second: PolicyFile) -> PolicyFile:
 
 
 def effective(site: Policy, charter: Policy | None) -> Policy:
-    """Return what is in force at a site: its own policy, tightened by the federation's charter where there is one (D8).
+    """Return the policy in force at a site: its own policy, tightened by the federation's charter where there is one
+    (D8).
 
     Raises:
         UsageError: they have nothing in common; names both files and lines.

@@ -116,7 +116,7 @@ class CustomPattern(Closed):
         return self.name, self.pattern, self.after_words
 
     def is_in(self, text: bytes) -> bool:
-        """Return whether a folded text, in UTF-8, has it."""
+        """Return whether a folded text, in UTF-8, contains the pattern."""
         return compiled(self.pattern, self.after_words).search(text) is not None
 
 
@@ -131,7 +131,7 @@ def _sorted(patterns: tuple[CustomPattern, ...]) -> tuple[CustomPattern, ...]:
 
 
 class CustomFile(Closed):
-    """What stands in a policy where its file names one: the name, and what was read from there.
+    """A file that a policy names, with the content read from it.
 
     The content is part of the policy, and so of its digest. Of two policies, the meet has both files' patterns.
     """

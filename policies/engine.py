@@ -51,12 +51,14 @@ _SPIFFE = re.compile(r"spiffe://[a-z0-9_-]{1,63}/(silo|coordinator)/[a-z0-9_-]{1
 
 @dataclass(frozen=True)
 class Decision:
-    """Attributes:
-    verdict: allow, deny, or hold until enough people have approved exactly this payload. In a policy of mode
-        shadow it is never allow: `would_be` then says what enforcement would have decided.
-    results: one for each rule, in the order of `RULES`.
-    reasons: codes of the rules that denied (or hold), in that order; for the site's own log only (B6).
-    stage: of the facts; only "final" lets anything out.
+    """A decision on one message.
+
+    Attributes:
+        verdict: allow, deny, or hold until enough people have approved exactly this payload. In a policy of mode
+            shadow it is never allow: `would_be` then says what enforcement would have decided.
+        results: one for each rule, in the order of `RULES`.
+        reasons: codes of the rules that denied (or hold), in that order; for the site's own log only (B6).
+        stage: of the facts; only "final" lets anything out.
     """
 
     verdict: Verdict

@@ -113,7 +113,8 @@ class Closed(BaseModel):
 
 
 class Approvals(Closed):
-    """first_rounds: rounds 1..n wait for people; then: so do rounds n, 2n, 3n, ...; 0 is none."""
+    """Which rounds wait for people. first_rounds: rounds 1..n wait for people; then: so do rounds n, 2n, 3n, ...; 0 is
+    none."""
 
     first_rounds: Integer
     then: Integer  # ordered together with first_rounds: lattice.rhythm

@@ -104,11 +104,13 @@ _EXACT_SUM = 64
 
 @dataclass(frozen=True)
 class Bits:
-    """Attributes:
-    bits: in one round, at most.
-    because: the numbers it is made of.
-    planted_bits: what a planted scheme got through in one round; None where none was run.
-    planted: that scheme.
+    """How many bits a kind's messages can carry.
+
+    Attributes:
+        bits: in one round, at most.
+        because: the numbers it is made of.
+        planted_bits: what a planted scheme got through in one round; None where none was run.
+        planted: that scheme.
     """
 
     bits: float
@@ -129,14 +131,15 @@ def lowest(grid: MetricField) -> float:
 
 
 def multiples(low: float, high: float, quantum: float) -> int:
-    """As decimals, the way a policy spells them; never less than 0."""
+    """Count the multiples of a quantum in a range, all as decimals, the way a policy spells them."""
     step = Fraction(repr(float(quantum)))
     first, last = math.ceil(Fraction(repr(float(low))) / step), math.floor(Fraction(repr(float(high))) / step)
     return max(0, last - first + 1)
 
 
 def of_steps(bits: float, messages: int, steps: int, because: str) -> Bits:
-    """At most one message a step and `messages` a round. Which steps go without, where there are more, counts too.
+    """Return the bits of at most one message a step and `messages` a round. Which steps go without, where there are
+    more, counts too.
 
     `bits`: in what one step says, or does not.
     """
@@ -152,13 +155,14 @@ def of_steps(bits: float, messages: int, steps: int, because: str) -> Bits:
 
 
 def log2_states(base: int, power: int, more: int = 1) -> float:
-    """log2 of base to the power, and of so many more states; these are lost in a float where the power is long."""
+    """Return log2 of base to the power, and of so many more states; these are lost in a float where the power is
+    long."""
     bits = power * math.log2(max(1, base))
     return bits if bits > EXACT_BITS else math.log2(base**power + more)
 
 
 def log2_choices(of: int, chosen: int) -> float:
-    """log2 of the binomial coefficient; of a bound above it, where both numbers are long."""
+    """Return log2 of the binomial coefficient; of a bound above it, where both numbers are long."""
     few = min(chosen, of - chosen)
     return math.log2(math.comb(of, few)) if few <= _EXACT_COUNT else _entropy_bits(of, few)
 

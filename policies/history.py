@@ -34,19 +34,21 @@ class Approval:
 
 @dataclass(frozen=True)
 class History:
-    """Attributes:
-    messages_in_round, messages_in_step: of the same kind, for the same run and round (and step).
-    messages_in_match: of the same kind, for the match that the message names.
-    units_in_day: what the kind's row has added up over a day, on this UTC day: scores, answers, or bytes of text.
-    messages_in_minute: in this message's bucket (polls, control, everything else) in the last 60 s.
-    rounds_released: other rounds of this run in which a message of this kind was allowed. Counted here, since a
-        round's number is the coordinator's choice.
-    responses, tokens, text_bytes: of the kind that adds them up, in this run and round.
-    round_bytes: payload bytes of this run and round, without control messages.
-    day_bytes: payload bytes of all kinds on this UTC day.
-    screen_hits_in_day: responses of this kind that screens found something in, on this UTC day; those of the message
-        at hand are among them.
-    screen_halted: the kind had more of them than its limit, and no persons have released it since (T18).
+    """What a party remembers of earlier messages.
+
+    Attributes:
+        messages_in_round, messages_in_step: of the same kind, for the same run and round (and step).
+        messages_in_match: of the same kind, for the match that the message names.
+        units_in_day: what the kind's row has added up over a day, on this UTC day: scores, answers, or bytes of text.
+        messages_in_minute: in this message's bucket (polls, control, everything else) in the last 60 s.
+        rounds_released: other rounds of this run in which a message of this kind was allowed. Counted here, since a
+            round's number is the coordinator's choice.
+        responses, tokens, text_bytes: of the kind that adds them up, in this run and round.
+        round_bytes: payload bytes of this run and round, without control messages.
+        day_bytes: payload bytes of all kinds on this UTC day.
+        screen_hits_in_day: responses of this kind that screens found something in, on this UTC day; those of the
+            message at hand are among them.
+        screen_halted: the kind had more of them than its limit, and no persons have released it since (T18).
     """
 
     messages_in_round: int = 0
@@ -224,7 +226,7 @@ class HistoryBook:
         self.recent = {bucket: [min(moment, now) for moment in times] for bucket, times in self.recent.items()}
 
     def raise_to(self, other: HistoryBook) -> None:
-        """Each number becomes the larger of the two, and what is halted in one of them is halted (T42)."""
+        """Raise each number to the larger of the two; what is halted in one of them is halted (T42)."""
         _raise(self.counts, other.counts)
         _raise(self.days, other.days)
         for mine, others in ((self.units, other.units), (self.screen_hits, other.screen_hits)):
@@ -262,7 +264,8 @@ class HistoryBook:
         self.counts[key] = self.counts.get(key, 0) + amount
 
     def to_json(self) -> dict[str, Any]:
-        """As a copy. By hand, since `asdict` goes through each number, and this is asked for with each message."""
+        """Return a copy as JSON, written by hand, since `asdict` goes through each number, and this is asked for with
+        each message."""
         return {
             "counts": dict(self.counts),
             "days": dict(self.days),

@@ -38,7 +38,7 @@ from policies.screens import screen_facts
 
 
 class FieldClass(StrEnum):
-    """What a field may hold; `_SHAPES` gives the test each value must pass."""
+    """The class of values that a field may hold; `_SHAPES` gives the test each value must pass."""
 
     DIGEST = "digest"  # SHA-256 as 64 hex digits, or empty
     NAME = "name"  # silo or metric name of the plan's form
@@ -158,9 +158,11 @@ Measured = float | int | str | bool | None
 
 @dataclass(frozen=True)
 class Judgement:
-    """Attributes:
-    path: the key in the policy file that the limit stands under.
-    least: the limit is the least that is allowed.
+    """A rule's judgement on one message.
+
+    Attributes:
+        path: the key in the policy file that the limit stands under.
+        least: the limit is the least that is allowed.
     """
 
     outcome: Outcome
@@ -206,12 +208,15 @@ class RuleResult:
 
 @dataclass(frozen=True)
 class Rule:
-    """Attributes:
-    name: stable, in the log and on the console.
-    reason: code of a refusal, for the site's own eyes.
-    kinds: those it judges; empty is every kind. A rule in a kind's file that names none judges the kinds that list it.
-    check: the judgement itself, of facts, policy and history.
-    on_block: of facts, the kind's block and its place; it says nothing where the policy does not name the kind.
+    """A rule of the policy engine.
+
+    Attributes:
+        name: stable, in the log and on the console.
+        reason: code of a refusal, for the site's own eyes.
+        kinds: those it judges; empty is every kind. A rule in a kind's file that names none judges the kinds that list
+            it.
+        check: the judgement itself, of facts, policy and history.
+        on_block: of facts, the kind's block and its place; it says nothing where the policy does not name the kind.
     """
 
     name: str
@@ -288,8 +293,9 @@ def not_applicable(path: Path = ()) -> Judgement:
 
 
 def not_judged_yet(facts: Facts, path: Path) -> Judgement:
-    """Return what grading would tell. An offer is judged by all other rules first, so that nothing is graded for a
-    message that is refused anyway (T55); nothing passes on that alone, since what is final without it is refused."""
+    """Return the judgement of a rule whose facts come from grading, which has not run. An offer is judged by all other
+    rules first, so that nothing is graded for a message that is refused anyway (T55); nothing passes on that alone,
+    since what is final without it is refused."""
     return not_applicable(path) if facts["stage"] == OFFERED else holds(False, path)
 
 
@@ -325,7 +331,7 @@ VALUES_MAX = 256
 
 @dataclass(frozen=True)
 class Figures:
-    """What the figures of a block need beside it.
+    """Inputs that the figures of a block need beside it.
 
     Attributes:
         kind: of the messages.
@@ -347,7 +353,7 @@ EXAMPLE_TEXT = "the answer is 12"
 
 @dataclass(frozen=True)
 class Around:
-    """What an example is made for.
+    """The surroundings that an example is made for.
 
     Attributes:
         kind: of the message.
@@ -395,7 +401,7 @@ def no_facts(body: Any, message: Message, context: Context) -> Facts:
 
 @dataclass(frozen=True)
 class PolicyKind:
-    """What a policy, its rules and its figures know of one kind. Its row is in `fedsilo/protocol/kinds.py`.
+    """One kind as a policy, its rules and its figures see it. Its row is in `fedsilo/protocol/kinds.py`.
 
     Attributes:
         name: of the row.

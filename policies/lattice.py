@@ -20,7 +20,7 @@ _LARGEST_STEP = 2**53  # beyond it no grid of doubles is one
 
 
 class NothingInCommon(ValueError):
-    """No value is at least as tight as both."""
+    """Error of two limits of which no value is at least as tight as both."""
 
 
 class Order(ABC):
@@ -28,7 +28,7 @@ class Order(ABC):
 
     @abstractmethod
     def meet(self, first: Any, second: Any) -> Any:
-        """Raises NothingInCommon."""
+        """Return the loosest value as tight as both. Raises NothingInCommon."""
 
     def same(self, first: Any, second: Any) -> bool:
         """Return whether the two allow the same, however they are spelled."""

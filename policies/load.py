@@ -172,7 +172,7 @@ def custom_of(file: PolicyFile) -> CustomFile | None:
 
 
 def custom_in_words(file: PolicyFile) -> str:
-    """Return how many own patterns, for people; empty where there are none."""
+    """Return the number of own patterns in words; empty where there are none."""
     custom = custom_of(file)
     if custom is None:
         return ""

@@ -115,7 +115,7 @@ def _matches(pattern: Path, path: Path) -> bool:
 
 
 def loosened(policy: Policy, *, beyond: bool = False) -> Iterator[Mutant]:
-    """Every limit of the policy loosened alone; `beyond`: those that no message shows, instead of all others."""
+    """Yield every limit of the policy loosened alone; `beyond`: those that no message shows, instead of all others."""
     skipped = {path for path, _ in beyond_messages(policy.file)}
     for path, values, how in _changes(policy.file):
         if (path in skipped) != beyond:

@@ -22,7 +22,7 @@ from policies.schema import LoraSchema
 
 @dataclass(frozen=True)
 class Asked:
-    """What the coordinator has asked of one silo: the only things an answer of that silo may be about.
+    """The requests of the coordinator to one silo: the only things that its answers may be about.
 
     Both parties keep it in the same way, the silo from what it has let in and the coordinator from what it has sent, so
     both judge an answer alike (X3). Nothing asked is the strictest: any answer is about something else then.
@@ -43,7 +43,7 @@ class Asked:
     part: str = ""
 
     def after(self, body: ProtobufMessage, step: int = 0) -> Asked:
-        """With what a message from the coordinator asks; the same where it asks nothing.
+        """Return the requests after a message from the coordinator; the same where it asks nothing.
 
         Args:
             body: of the message.
@@ -66,7 +66,7 @@ class Asked:
 
     @property
     def exemplar_rows(self) -> tuple[int, ...]:
-        """Every row asked for, each once, in the order of its first question."""
+        """Return every row asked for, each once, in the order of its first question."""
         return tuple(dict.fromkeys(row for rows in self.exemplars.values() for row in rows))
 
     def to_json(self) -> dict[str, Any]:
@@ -132,7 +132,7 @@ class Message(Placed):
 
 @dataclass(frozen=True)
 class Screened:
-    """What text screens found in the texts of one message (policies/screens/__init__.py).
+    """Hits of the text screens in one message (policies/screens/__init__.py).
 
     Attributes:
         ran: screens that ran over every text, by name: the digest of the settings they ran with.
@@ -147,7 +147,7 @@ class Screened:
 
 @dataclass(frozen=True)
 class Context:
-    """What the measuring party knows. A default is the strictest: what is unknown here leads to a refusal.
+    """The knowledge of the measuring party. A default is the strictest: what is unknown here leads to a refusal.
 
     Attributes:
         plan: of the run that is open; None outside one.

@@ -321,10 +321,12 @@ class CheckpointEvery(Closed):
 
 
 class Audit(Closed):
-    """Attributes:
-    payload_archive: released payload bytes are kept at the site.
-    witnesses: whose cosignatures count.
-    min_witnesses: so many have countersigned the log as it was after the last round, or no further round opens.
+    """Settings of the audit log.
+
+    Attributes:
+        payload_archive: released payload bytes are kept at the site.
+        witnesses: whose cosignatures count.
+        min_witnesses: so many have countersigned the log as it was after the last round, or no further round opens.
     """
 
     payload_archive: Demand = True
@@ -337,10 +339,12 @@ class Audit(Closed):
 
 
 class Retention(Closed):
-    """Attributes:
-    records_years: records are kept for at least so long; leaf hashes for good.
-    payload_days: archived payloads are kept for at most so long.
-    outbox_max_gb: outbox and archive together, in 10^9 bytes.
+    """How long a site stores what it has.
+
+    Attributes:
+        records_years: records are kept for at least so long; leaf hashes for good.
+        payload_days: archived payloads are kept for at most so long.
+        outbox_max_gb: outbox and archive together, in 10^9 bytes.
     """
 
     records_years: Least = 6
@@ -434,7 +438,7 @@ class Policy:
 
     @property
     def digests(self) -> dict[str, str]:
-        """Return what a record says of the policy that decided: what is in force, and the files that it is made of."""
+        """Return the digests that a record names: of the policy in force, and of the files that it is made of."""
         digests = {"effective": self.digest, "file": self.file_sha256}
         return digests | {"charter": self.charter.file_sha256} if self.charter else digests
 

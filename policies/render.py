@@ -79,7 +79,8 @@ class PlanSize:
         return max(1, self.local_steps // self.swap_period)
 
     def changed(self, limits: Mapping[str, Any], source: str) -> PlanSize:
-        """With some numbers replaced. Raises UsageError: no such number, not a number, or out of range."""
+        """Return the size with some numbers replaced. Raises UsageError: no such number, not a number, or out of
+        range."""
         for name, value in limits.items():
             known = getattr(self, name, None) if name in self.to_json() else None
             if known is None:
@@ -108,7 +109,7 @@ class PlanSize:
 
 @dataclass(frozen=True)
 class SiteFacts:
-    """What a ruleset cannot know.
+    """Facts of a site that a ruleset cannot know.
 
     Attributes:
         site: name of the silo (or "coordinator" for the charter).

@@ -70,7 +70,7 @@ class Replayed:
 def replay(
     records: Iterable[Mapping[str, Any]], policy: Policy, rescreened: Mapping[int, Facts | str] | None = None
 ) -> Iterator[Replayed]:
-    """Every recorded decision, judged by `policy`, in the order of the log.
+    """Yield every recorded decision, judged by `policy`, in the order of the log.
 
     Args:
         records: of one log; what is no decision is passed over.

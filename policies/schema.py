@@ -24,11 +24,13 @@ _KEYS = frozenset({"base_model_sha256", "rank", "alpha", "dtype", "targets", "fr
 
 @dataclass(frozen=True)
 class LoraSchema:
-    """Attributes:
-    dtype: of the values on the wire, float32 or bfloat16.
-    targets: which matrices are adapted, as asked for ("all-linear").
-    freeze: which factors are neither trained nor sent (fedsilo/protocol/factors.py).
-    tensors: (wire name, shape) of the whole adapter, sorted by name.
+    """The tensors of a LoRA adapter, as a federation pins them.
+
+    Attributes:
+        dtype: of the values on the wire, float32 or bfloat16.
+        targets: which matrices are adapted, as asked for ("all-linear").
+        freeze: which factors are neither trained nor sent (fedsilo/protocol/factors.py).
+        tensors: (wire name, shape) of the whole adapter, sorted by name.
     """
 
     base_model_sha256: str
@@ -44,7 +46,8 @@ class LoraSchema:
         return self.alpha / self.rank
 
     def shapes_of(self, kind: str) -> dict[str, tuple[int, ...]]:
-        """Return what a message of a tensor kind holds, exactly; nothing for a kind that carries no factors."""
+        """Return the tensors that a message of a tensor kind holds, exactly; nothing for a kind that carries no
+        factors."""
         factors = KINDS[kind].factors if kind in KINDS else ()
         return {name: shape for name, shape in self.tensors if name.rpartition(".")[2] in factors}
 
@@ -73,7 +76,7 @@ class LoraSchema:
 
     @cached_property
     def payload_bytes(self) -> int:
-        """Return the same of a whole adapter, which travels as float32 whatever its updates do."""
+        """Return the size of a whole adapter, which travels as float32 whatever its updates do."""
         return self._payload_bytes(self.tensors, "float32")
 
     def _payload_bytes(self, tensors: tuple[tuple[str, tuple[int, ...]], ...], dtype: str) -> int:

@@ -82,7 +82,7 @@ class Note:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a log commits to: these many records, with this root."""
+    """The commitment of a log: these many records, with this root."""
 
     origin: str
     size: int
@@ -111,7 +111,7 @@ def check_name(name: str) -> str:
 
 
 def parse_verifier_key(text: str) -> VerifierKey:
-    """Raises VerificationError: malformed, or the key id does not belong to name and key."""
+    """Read a verifier key. Raises VerificationError: malformed, or the key id does not belong to name and key."""
     try:
         name, _, encoded = text.split("+", 2)
         data = base64.b64decode(encoded, validate=True)
@@ -281,7 +281,7 @@ PROOF_HASHES_MAX = 128
 
 @dataclass(frozen=True)
 class TreeHead:
-    """What the witness remembers of a log."""
+    """The size and root of a log that a witness remembers."""
 
     size: int
     root: bytes
@@ -289,7 +289,7 @@ class TreeHead:
 
 @dataclass(frozen=True)
 class Offer:
-    """What one party sends the other in a `control.checkpoint` (the fields of wire message Checkpoint)."""
+    """The content of a `control.checkpoint` (the fields of wire message Checkpoint)."""
 
     note: str  # the sender's latest checkpoint
     previous_size: int  # the size at which, as far as the sender knows, the receiver countersigned last; 0 for never

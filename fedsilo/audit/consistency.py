@@ -71,7 +71,7 @@ class MessageRecord:
 
     @property
     def slot(self) -> tuple[str, int | None]:
-        """By which both ends name one message: numbers are given once in a run, to each sender."""
+        """Return the key by which both ends name one message: numbers are given once in a run, to each sender."""
         return self.place[0], self.sequence
 
     def same(self, other: MessageRecord) -> bool:
@@ -280,16 +280,18 @@ def _hold(record: Record) -> str:
 
 
 def differences(sender: LogSummary, receiver: LogSummary, *, under_way: bool = True) -> list[str]:
-    """As `compare`: the differences alone."""
+    """Return the differences that `compare` finds, and nothing else."""
     return compare(sender, receiver, under_way=under_way).differences
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Attributes:
-    differences: messages that only one has, or that they have differently: a sentence each, which names a record.
-    pairs: messages that both recorded.
-    ahead_milliseconds: of the sender's clock before the receiver's, the median over them; 0 without any.
+    """Result of comparing what two logs say about the messages between them.
+
+    Attributes:
+        differences: messages that only one has, or that they have differently: a sentence each, which names a record.
+        pairs: messages that both recorded.
+        ahead_milliseconds: of the sender's clock before the receiver's, the median over them; 0 without any.
     """
 
     differences: list[str]
@@ -298,7 +300,7 @@ class Comparison:
 
     @property
     def clocks(self) -> str:
-        """By how much the sender's clock was off the receiver's, in words; empty up to a minute."""
+        """Return by how much the sender's clock was off the receiver's, in words; empty up to a minute."""
         seconds = self.ahead_milliseconds / 1000
         return "" if abs(seconds) <= TOLD_SECONDS else apart(seconds)
 

@@ -125,7 +125,7 @@ def _json(value: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Position:
-    """What a restart needs.
+    """Where an export stopped, so that a restart goes on from there.
 
     Attributes:
         log: the log's key, so that a position is never used for another log.
@@ -289,7 +289,7 @@ class Export:
     records: int = 0
 
     def run(self) -> None:
-        """Until there is nothing more, `wait` or `stopped` says so, or the log does not verify.
+        """Export records until there is nothing more, `wait` or `stopped` says so, or the log does not verify.
 
         Raises:
             VerificationError: see `LogReader.read`; everything before was handed on and the position says so.

@@ -92,9 +92,11 @@ Row = TypeVar("Row")
 
 @dataclass(frozen=True)
 class Page(Generic[Row]):
-    """Attributes:
-    rows: newest first.
-    next: ask again with this as `before`; None where nothing older is left.
+    """One page of rows.
+
+    Attributes:
+        rows: newest first.
+        next: ask again with this as `before`; None where nothing older is left.
     """
 
     rows: list[Row]
@@ -163,7 +165,7 @@ class LogIndex:
         return self._use(lambda database: [item[:2] for item in self._read(database, start, end)])
 
     def records(self, start: int, end: int) -> list[dict[str, Any]]:
-        """Return the same parsed, oldest first; for a line that is no record, what `record_at` makes of it.
+        """Return the lines parsed, oldest first; for a line that is no record, what `record_at` makes of it.
 
         Raises:
             NotFoundError, VerificationError, OperationError: as `lines`.

@@ -201,8 +201,8 @@ class AuditLog(Witnessed):
             return seq
 
     def name_heads(self, naming: Naming) -> None:
-        """From here on records name the newest head of the party's ledger (T42). naming: entered around each record; it
-        gives that record's field `ledger`, or None where a record before said the same."""
+        """Make records from here on name the newest head of the party's ledger (T42). naming: entered around each
+        record; it gives that record's field `ledger`, or None where a record before said the same."""
         with self._mutex:
             self._naming = naming
 
@@ -525,7 +525,7 @@ BLOCK_RECORDS = 256
 
 @dataclass(frozen=True)
 class Broken:
-    """Where a log stops being what it says: the first record in doubt, and why."""
+    """The place where a log stops being sound: the first record in doubt, and why."""
 
     seq: int
     why: str
@@ -555,7 +555,7 @@ class LogCheck:
         self._sound = 0  # records that a checkpoint bears out
 
     def run(self) -> Broken | None:
-        """None where everything holds. Raises OSError: the folder cannot be read."""
+        """Check the log; return None if everything holds. Raises OSError: the folder cannot be read."""
         try:
             notes = self._notes()
             self._reduced(notes)

@@ -33,19 +33,21 @@ _DECISIONS: Final = frozenset({"egress.decision", "ingress.decision"})
 
 @dataclass
 class PollWindow:
-    """Attributes:
-    peer: SPIFFE id of the other side.
-    kind: of its messages.
-    run: of its messages; empty outside a run.
-    policy: digest of the policy that permits them.
-    until: UTC seconds.
-    decision: number of the record that permits them.
-    first: sequence number of the first message.
-    last: of the newest one.
-    permitted: messages that may have left, or that arrived.
-    certain: those of them that are known to have left, or that arrived.
-    refused: those of these that were answered with a refusal.
-    payload_bytes: of the certain ones.
+    """A decision that permits repeated messages of one kind until a time.
+
+    Attributes:
+        peer: SPIFFE id of the other side.
+        kind: of its messages.
+        run: of its messages; empty outside a run.
+        policy: digest of the policy that permits them.
+        until: UTC seconds.
+        decision: number of the record that permits them.
+        first: sequence number of the first message.
+        last: of the newest one.
+        permitted: messages that may have left, or that arrived.
+        certain: those of them that are known to have left, or that arrived.
+        refused: those of these that were answered with a refusal.
+        payload_bytes: of the certain ones.
     """
 
     peer: str

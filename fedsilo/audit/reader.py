@@ -123,7 +123,7 @@ def read_records(directory: Path, start: int = 0) -> Iterator[dict[str, Any]]:
 
 
 def typed_records(directory: Path, start: int = 0) -> Iterator[Record]:
-    """As `read_records`, each by field."""
+    """Read records as `read_records` does, each as a `Record`."""
     return map(Record, read_records(directory, start))
 
 
@@ -336,9 +336,8 @@ class LogReader:
 
 
 def keys_in(path: Path) -> list[VerifierKey]:
-    """Both keys of a file, the one that signs and the one that countersigns; none of a file that is damaged, which the
-    verification of the log names.
-    """
+    """Return both keys of a file, the one that signs and the one that countersigns; none of a file that is damaged,
+    which the verification of the log names."""
     if not path.is_file():
         return []  # a pipe would be waited for
     try:

@@ -220,7 +220,8 @@ def link_of(line: bytes) -> str:
 
 
 def check_record(record: Mapping[str, Any]) -> None:
-    """Raises RecordError: an unknown event or field, a missing one, or a value that may not be in a record."""
+    """Check a record's fields. Raises RecordError: an unknown event or field, a missing one, or a value that may not be
+    in a record."""
     missing = _REQUIRED - record.keys()
     unknown = record.keys() - _FIELDS.keys()
     if missing or unknown:

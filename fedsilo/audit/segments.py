@@ -32,7 +32,8 @@ _LEAVES_NAME = re.compile(r"(\d{12})\.leaves")
 
 
 class LogFullError(OperationError):
-    """Nothing can be recorded, so nothing may be sent, until space returns."""
+    """Error of a log that cannot take a record: nothing can be recorded, so nothing may be sent, until space
+    returns."""
 
     default_code = "LOG_FULL"
 

@@ -42,7 +42,7 @@ Place = tuple[str, int]  # run, round
 
 @dataclass
 class Rounds:
-    """What one log says. `problems`: what cannot be true in it; `findings`: what it proves of others."""
+    """The rounds that one log tells of. `problems`: what cannot be true in it; `findings`: what it proves of others."""
 
     rounds: dict[Place, RoundCheck] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)

@@ -109,7 +109,8 @@ class Witnessed(ABC):
                 self._cosigned_sizes.pop(origin, None)
 
     def pin_peer(self, origin: str, public_key: Ed25519PublicKey) -> None:
-        """As `trust_peer`, once: a party that was introduced through a relay keeps its key for good.
+        """Trust a peer's key as `trust_peer` does, once: a party that was introduced through a relay keeps its key for
+        good.
 
         Raises:
             VerificationError: another key is pinned.
@@ -303,7 +304,7 @@ class Witnessed(ABC):
         )
 
     def countersigned(self, peers: Collection[str]) -> dict[str, str]:
-        """By party: its newest note that we countersigned, where there is one."""
+        """Return, by party, its newest note that we countersigned, where there is one."""
         with self._mutex:
             paths = {peer: self._witnessed_path(peer) for peer in peers}
             return {peer: read_note(path) for peer, path in paths.items() if path.exists()}

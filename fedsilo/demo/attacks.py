@@ -31,9 +31,11 @@ _TRAINER_WAIT_SECONDS = 120
 
 @dataclass(frozen=True)
 class Attack:
-    """Attributes:
-    kind: of the message it speaks through.
-    rule: that denies it, so that nothing of the message leaves.
+    """One attempt of a trainer to get private data out.
+
+    Attributes:
+        kind: of the message it speaks through.
+        rule: that denies it, so that nothing of the message leaves.
     """
 
     name: str

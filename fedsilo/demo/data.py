@@ -72,7 +72,7 @@ class TaskSource:
 
 @dataclass(frozen=True)
 class DataFolder:
-    """What stands in a folder: `private` by silo name in ascending order."""
+    """The content of a data folder: `private` by silo name in ascending order."""
 
     root: Path
     description: Description
@@ -82,7 +82,7 @@ class DataFolder:
 
 
 def silo_names(count: int) -> tuple[str, ...]:
-    """hospital_a, hospital_b, ...; from the 27th on a number."""
+    """Return the silos' names: hospital_a, hospital_b, ...; from the 27th on a number."""
     return tuple(f"hospital_{chr(ord('a') + index) if index < 26 else index + 1}" for index in range(count))
 
 

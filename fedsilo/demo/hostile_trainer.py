@@ -110,7 +110,8 @@ def _off_grid(message: pb.MetricsEval, prompts: Prompts) -> None:
 
 @dataclass(frozen=True)
 class Forgery:
-    """How one attack is made: the trainer's message that comes of `task` is replaced by those that `forge` makes."""
+    """The messages of one attack: the trainer's message that comes of `task` is replaced by those that `forge`
+    makes."""
 
     task: str
     forge: Callable[[LinkMessage, Prompts], Iterable[LinkMessage]]

@@ -33,10 +33,12 @@ SHOWN = (
 
 @dataclass(frozen=True)
 class Step:
-    """Attributes:
-    at: second of the recording.
-    key: pressed then; empty for none.
-    says: told in the footer.
+    """A key press at a moment of a recording.
+
+    Attributes:
+        at: second of the recording.
+        key: pressed then; empty for none.
+        says: told in the footer.
     """
 
     at: float
@@ -55,9 +57,11 @@ STEPS = (
 
 
 class PlayedConsole(ToldConsole):
-    """Args:
-    steps: in the order of their time.
-    options: of `ToldConsole`; `replay` is needed.
+    """A console that plays a recording and presses keys by itself.
+
+    Args:
+        steps: in the order of their time.
+        options: of `ToldConsole`; `replay` is needed.
     """
 
     def __init__(self, *, replay: Replay, steps: Sequence[Step] = STEPS, **options: Any) -> None:

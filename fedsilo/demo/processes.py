@@ -22,7 +22,7 @@ POLL_SECONDS = 0.05
 
 
 def wait_for_end(lock: Path, seconds: float) -> None:
-    """Until no process holds a daemon's lock file. Raises OperationError: one still does after `seconds`."""
+    """Wait until no process holds a daemon's lock file. Raises OperationError: one still does after `seconds`."""
     deadline = time.monotonic() + seconds
     while process_id := holder_of(lock):
         if time.monotonic() > deadline:
@@ -118,7 +118,7 @@ class Children:
         self._children.insert(0, child)
 
     def raise_for_dead(self) -> None:
-        """Raises OperationError: a process ended by itself, with its last log line."""
+        """Look for processes that ended. Raises OperationError: one ended by itself, with its last log line."""
         for child in self._children:
             code = child.process.poll()
             if code is not None and not child.may_end:

@@ -208,7 +208,8 @@ def sign(
 
 
 def list_issued(ca_directory: Path) -> list[dict[str, str]]:
-    """Return what this CA issued, oldest first: spiffe_id, serial_hex, fingerprint, not_before, not_after, each a text.
+    """Return the certificates that this CA issued, oldest first: spiffe_id, serial_hex, fingerprint, not_before,
+    not_after, each a text.
 
     Raises:
         NotFoundError: no CA there.
@@ -283,7 +284,8 @@ def enrol_coordinator(
     lifetime: timedelta | None = None,
     now: datetime | None = None,
 ) -> IssuedCertificate:
-    """As `enrol_silo`, and `id/coordinator.pub`, the public key that silos pin. Raises as `enrol`."""
+    """Enrol a coordinator as `enrol_silo` does a silo, and write `id/coordinator.pub`, the public key that silos pin.
+    Raises as `enrol`."""
     issued = enrol(
         federation_ca,
         id_directory,
@@ -312,7 +314,8 @@ def write_coordinator_key(id_directory: Path, coordinator: str, *, now: datetime
 
 
 def take_from_bundle(id_directory: Path, bundle: Mapping[str, str]) -> None:
-    """What a silo pins, from federation.json: `id/federation_ca.crt` and `id/coordinator.pub`, where they are missing.
+    """Write what a silo pins from federation.json: `id/federation_ca.crt` and `id/coordinator.pub`, where they are
+    missing.
 
     Raises:
         UsageError: the bundle holds no key or certificate.
@@ -374,7 +377,7 @@ def provision_site(
     operator_lifetime: timedelta | None = None,
     now: datetime | None = None,
 ) -> Path:
-    """Return everything one site needs, on one machine: its own site CA in `site_ca/`, its identity and people in
+    """Make everything that one site needs, on one machine: its own site CA in `site_ca/`, its identity and people in
     `id/`.
 
     Args:

@@ -69,16 +69,18 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class DemoOptions:
-    """Attributes:
-    out: empty folder for everything; it stays.
-    local_steps: GRPO steps of a silo in a round; None for what the README's figures are made with.
-    exchange: of answers to public prompts, step or round_end.
-    data: folder of `fedsilo data`; None makes the demo's own set from `seed`.
-    compare: a second method, run afterwards from the same start; empty for none.
-    hold: hold hospital_a's first factor release for a person.
-    answer_minutes: how long a held release is waited for once no console is open; then the demo ends.
-    record: plant canaries, record every byte between silos and coordinator in the clear, and search it.
-    attacks: what the last silo's trainer tries (`attacks.py`); anything here also records.
+    """Options of a demo.
+
+    Attributes:
+        out: empty folder for everything; it stays.
+        local_steps: GRPO steps of a silo in a round; None for what the README's figures are made with.
+        exchange: of answers to public prompts, step or round_end.
+        data: folder of `fedsilo data`; None makes the demo's own set from `seed`.
+        compare: a second method, run afterwards from the same start; empty for none.
+        hold: hold hospital_a's first factor release for a person.
+        answer_minutes: how long a held release is waited for once no console is open; then the demo ends.
+        record: plant canaries, record every byte between silos and coordinator in the clear, and search it.
+        attacks: what the last silo's trainer tries (`attacks.py`); anything here also records.
     """
 
     out: Path
@@ -421,7 +423,7 @@ class Follow:
         return "; ".join(f"{', '.join(ids)} of {silo}" for silo, ids in self._held.items() if ids)
 
     def end_if_unanswered(self, now: float) -> None:
-        """Raises HeldError: what is held has not been answered in time. Nobody waits for a person for ever."""
+        """End a wait that takes too long. Raises HeldError: a held release has not been answered in time."""
         if any(self._held.values()) and now >= self._end_at:
             raise HeldError(
                 f"{self._waits_for()} was not answered within {_minutes(self._answer_seconds)}: the demo ended, and "
@@ -434,7 +436,7 @@ class Follow:
         return next((site for site in self._sites.silos if self.local.get(site.name, {}).get("held")), None)
 
     def wait_until_idle(self, children: Children, seconds: float = 30.0) -> None:
-        """Until every silo that runs has taken in the end of the run; their logs hold it then."""
+        """Wait until every silo that runs has recorded the end of the run; their logs hold it then."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             self.read()
@@ -443,7 +445,7 @@ class Follow:
             time.sleep(POLL_SECONDS / 5)
 
     def rows_left_out(self) -> dict[str, dict[str, int]]:
-        """By silo and reason: rows that were not used, each counted where it was found."""
+        """Return, by silo and reason, the rows that were not used, each counted where it was found."""
         counts: dict[str, dict[str, int]] = {}
         for name, state in self.local.items():
             dropped = state.get("trainer", {}).get("ready", {}).get("dropped", {})
@@ -478,7 +480,7 @@ def _values(states: Sequence[dict[str, Any]], name: str) -> list[float]:
 
 @dataclass
 class Result:
-    """What a demo came to; `data` is the JSON of design 6."""
+    """Result of a demo; `data` is the JSON of design 6."""
 
     data: dict[str, Any]
     record: dict[str, Any]
@@ -594,7 +596,7 @@ def _failed(message: str, exit_code: int) -> FedSiloError:
 
 
 def figures(record: dict[str, Any]) -> dict[str, Any]:
-    """pass@1 before and after, in all, per silo and per topic (means over silos), from what the silos sent."""
+    """Return pass@1 before and after, in all, per silo and per topic (means over silos), from what the silos sent."""
     before = record["before"]["metrics"]
     after = record["rounds"][-1]["metrics"] if record["rounds"] else {}
     silos = sorted(set(before) & set(after))

@@ -43,12 +43,14 @@ HOLDOUT_SHARE = 0.1  # what `silo init` writes; a configuration that says nothin
 
 @dataclass(frozen=True)
 class SiloFiles:
-    """Attributes:
-    site: what the policy is made from; `site.site` is the silo's name.
-    out: folder of the site; keys are expected in `out/id`.
-    address: of the coordinator; empty takes the bundle's.
-    sockets: folder for the sockets, where paths below `out` would be too long for the kernel.
-    site_secret: file with the site secret; None lets the guard make one.
+    """The files of a new silo.
+
+    Attributes:
+        site: what the policy is made from; `site.site` is the silo's name.
+        out: folder of the site; keys are expected in `out/id`.
+        address: of the coordinator; empty takes the bundle's.
+        sockets: folder for the sockets, where paths below `out` would be too long for the kernel.
+        site_secret: file with the site secret; None lets the guard make one.
     """
 
     site: SiteInputs
@@ -257,7 +259,7 @@ class Sites:
 
 @dataclass(frozen=True)
 class Wanted:
-    """What the demo decides for all sites.
+    """Settings that the demo chooses for all sites.
 
     Attributes:
         holds: the silo whose first factor release waits for a person; empty for none.
@@ -374,5 +376,5 @@ def free_port() -> int:
 
 
 def run_text(plan_fields: dict[str, object]) -> str:
-    """run.yaml of a run; what is nested is written in flow style, which JSON is."""
+    """Return run.yaml of a run; what is nested is written in flow style, which JSON is."""
     return "".join(f"{name}: {json.dumps(value)}\n" for name, value in plan_fields.items())

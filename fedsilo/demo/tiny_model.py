@@ -43,7 +43,7 @@ Pair = tuple[str, str]
 
 @dataclass(frozen=True)
 class Recipe:
-    """Everything the model follows from; its digest names the cache folder."""
+    """Everything that determines the model; its digest names the cache folder."""
 
     tokenizer: Literal["digits", "bytes"]
     seed: int = 0

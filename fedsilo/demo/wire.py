@@ -147,7 +147,7 @@ class Search:
             automaton.make_automaton()
 
     def find(self, data: bytes, *, text: bool = True) -> set[Finding]:
-        """Every canary in `data`.
+        """Return every canary in `data`.
 
         Args:
             data: any bytes.
@@ -195,7 +195,7 @@ def _needles(text: str) -> Iterable[tuple[str, str, str]]:
 
 @dataclass(frozen=True)
 class Planted:
-    """What was planted.
+    """The canaries that were planted.
 
     Attributes:
         canaries: none of them may leave.
@@ -306,7 +306,7 @@ class Witness:
         )
 
     def start(self) -> None:
-        """Raises OperationError: the port is taken."""
+        """Start the recorder between the parties. Raises OperationError: the port is taken."""
         self._recorder.start()
 
     def stop(self) -> None:
@@ -322,7 +322,7 @@ class Witness:
 
 @dataclass(frozen=True)
 class WireVerdict:
-    """What the search came to.
+    """Result of the search.
 
     Attributes:
         found: canaries that are on the wire, the controls not among them.

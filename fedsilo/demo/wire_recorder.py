@@ -37,7 +37,7 @@ _START_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class EndKeys:
-    """What one party shows in its TLS handshake."""
+    """Key and certificate that one party shows in its TLS handshake."""
 
     certificate: Path
     key: Path
@@ -83,7 +83,7 @@ class WireRecorder:
         return f"127.0.0.1:{self._port}"
 
     def start(self) -> None:
-        """Raises OperationError: it cannot listen."""
+        """Listen for connections. Raises OperationError: it cannot listen."""
         self._folder.mkdir(parents=True, exist_ok=True)
         self._thread.start()
         if not self._ready.wait(_START_SECONDS):
@@ -233,7 +233,7 @@ class Recording:
     rest: bytes
 
     def views(self) -> Iterator[tuple[bytes, bool]]:
-        """Everything that can be read, each way it can be read; and whether it is text, not tensor values."""
+        """Yield everything that can be read, each way it can be read, and whether it is text, not tensor values."""
         yield self.raw, False
         yield self.headers, True
         yield self.rest, True
@@ -247,13 +247,14 @@ class Recording:
 
 
 def recordings(folder: Path) -> Iterator[Recording]:
-    """What a recorder wrote, a connection's direction at a time. Raises Unreadable."""
+    """Yield what a recorder wrote, a connection's direction at a time. Raises Unreadable."""
     for path in sorted(folder.glob("*-*.up")) + sorted(folder.glob("*-*.down")):
         yield read_recording(path)
 
 
 def read_recording(path: Path) -> Recording:
-    """Raises Unreadable: a frame, header or message is of no known layout, or compressed."""
+    """Read one direction of a connection. Raises Unreadable: a frame, header or message is of no known layout, or
+    compressed."""
     try:
         return _read(path)
     except (DecodeError, HPACKError, HyperframeError, struct.error) as error:

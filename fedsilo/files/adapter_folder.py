@@ -30,7 +30,7 @@ def name_in_folder(name: str) -> str:
 
 
 def adapter_config(names: Iterator[str], *, rank: int, alpha: float, base_model: str) -> dict[str, Any]:
-    """Return what `adapter_config.json` says.
+    """Return the content of `adapter_config.json`.
 
     Args:
         names: of the factors, as a payload has them.

@@ -149,7 +149,7 @@ class WrittenAhead:
             self._has_begun = True
 
     def keep(self, path: Path) -> None:
-        """As `write_durably` does, in the same folder. Raises OperationError: the disk refused."""
+        """Put the file in its place, as durably as `write_durably` does. Raises OperationError: the disk refused."""
         if self._has_begun:
             self._thread.join()
         else:
@@ -166,7 +166,7 @@ class WrittenAhead:
             raise disk_error(f"cannot write {path}", error) from error
 
     def abandon(self) -> None:
-        """Nothing is written any more at return, and nothing of it is left."""
+        """Stop writing and remove what was written."""
         self._is_wanted = False
         if self._has_begun:
             self._thread.join()
@@ -507,7 +507,7 @@ class EarlyFlush:
         self._fault: OSError | None = None
 
     def begin(self) -> None:
-        """What is written by now shall go to the disk; where it is still busy with what was before, that goes on."""
+        """Begin to flush what is written by now; where the disk is still busy with what was before, that goes on."""
         if self._running is None or not self._running.is_alive():
             running = threading.Thread(target=self._flush, daemon=True)
             with contextlib.suppress(RuntimeError):  # no thread is to be had: `end` flushes all
@@ -515,7 +515,7 @@ class EarlyFlush:
                 self._running = running
 
     def end(self) -> None:
-        """All that was written is on the disk at return. Raises OSError: the disk refused, now or before."""
+        """Wait until all that was written is on the disk. Raises OSError: the disk refused, now or before."""
         self.abandon()
         if self._fault is None:
             self._flush()
@@ -523,7 +523,7 @@ class EarlyFlush:
             raise self._fault
 
     def abandon(self) -> None:
-        """Nothing is going to the disk any more at return."""
+        """Stop flushing, and wait until nothing is going to the disk any more."""
         if self._running is not None:
             self._running.join()
 
@@ -535,7 +535,7 @@ class EarlyFlush:
 
 
 def leave_page_cache(descriptor: int) -> None:
-    """Of a file that nobody here is likely to read again soon, give its memory back now.
+    """Give back the page cache of a file that nobody here is likely to read again soon.
 
     The kernel would keep it for as long as there is memory that nobody uses, and that is the dearest to take: on a
     virtual machine whose host gives memory at its first touch, a page costs several times what copying into it does.
@@ -563,7 +563,8 @@ DISK_BYTES_MIN = 64 << 20
 
 
 def free_bytes(folder: Path) -> int:
-    """Of the file system on which the folder lies, or will lie. Raises OperationError: it cannot be looked at."""
+    """Return the free bytes of the file system on which the folder lies, or will lie. Raises OperationError: it cannot
+    be looked at."""
     try:
         place = next(each for each in (folder.absolute(), *folder.absolute().parents) if each.exists())
         return shutil.disk_usage(place).free
@@ -652,7 +653,7 @@ class PartialFile:
         self.size_bytes = self.resumed_at = 0
 
     def view(self) -> memoryview:
-        """All that is there, mapped from the file, which may be removed then. Raises ValueError: nothing is there."""
+        """Return all bytes of the file, mapped; the file may be removed then. Raises ValueError: nothing is there."""
         self._flush.begin()  # it goes to the disk while its reader looks at it
         flags = mmap.MAP_SHARED | mmap.MAP_POPULATE  # at once: page by page takes as long as hashing
         return memoryview(mmap.mmap(self._descriptor, self.size_bytes, flags=flags, prot=mmap.PROT_READ))
@@ -665,7 +666,7 @@ class PartialFile:
         return self._hash.hexdigest()
 
     def close(self) -> None:
-        """What is there is on the disk at return. Closing twice is harmless."""
+        """Close the file, with its bytes on the disk. Closing twice is harmless."""
         if self._descriptor < 0:
             return
         descriptor, self._descriptor = self._descriptor, -1

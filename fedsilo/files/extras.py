@@ -19,7 +19,7 @@ def install_hint(library: str) -> str:
 
 
 def not_installed(error: ModuleNotFoundError) -> UsageError | None:
-    """Return what is told of an import that failed; None where the module belongs to no extra, or is only a part of
+    """Return the error for an import that failed; None where the module belongs to no extra, or is only a part of
     one."""
     name = error.name or ""
     if name not in EXTRA_OF:

@@ -53,7 +53,7 @@ _about: ContextVar[Mapping[str, Any]] = ContextVar("fedsilo_log_about", default=
 
 @contextlib.contextmanager
 def about(**fields: Any) -> Iterator[None]:
-    """What the lines of this thread are about, until the block ends: `FIELDS`; empty ones, and 0, are not said."""
+    """Give this thread's lines these `FIELDS` until the block ends; empty ones, and 0, are left out."""
     before = _about.get()
     _about.set({**before, **{name: value for name, value in fields.items() if value not in ("", 0, None)}})
     try:
@@ -215,7 +215,7 @@ class QuietLog:
 
     @property
     def holding(self) -> bool:
-        """Is there a count that is still to be told?"""
+        """Return whether a count is still to be logged."""
         with self._lock:
             return any(entry.held for entry in self._kinds.values())
 

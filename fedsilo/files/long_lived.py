@@ -33,13 +33,13 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # mallopt(3)
 
 
 def one_thread_for_sums(environment: MutableMapping[str, str]) -> None:
-    """To be called before numpy is loaded; what people say of it themselves holds."""
+    """Let numpy's library use one thread, unless the environment says otherwise. Call it before numpy is loaded."""
     if not environment.keys() & {"OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"}:
         environment["OPENBLAS_NUM_THREADS"] = "1"
 
 
 def bound_heaps() -> None:
-    """For what this process takes from here on. Nothing happens where the C library has no such options."""
+    """Bound the heaps that this process takes from here on. Nothing happens where the C library has no such options."""
     if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):
         mallopt(_M_ARENA_MAX, HEAPS_MAX)
         mallopt(_M_TRIM_THRESHOLD, HEAP_END_BYTES_MAX)
@@ -60,8 +60,8 @@ def raise_open_files() -> int:
 
 
 def set_apart() -> None:
-    """What this process holds now stays as long as it does, and garbage is looked for from now on. For a daemon that
-    has begun."""
+    """Exempt the objects that exist now from garbage collection, and collect garbage from now on. For a daemon that has
+    begun."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(*GARBAGE_THRESHOLDS)

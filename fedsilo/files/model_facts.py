@@ -56,7 +56,7 @@ class ModelFacts:
 
     @property
     def projection_numbers(self) -> int:
-        """Of the linear layers inside the layers: what nf4 and fp8 store in fewer bits."""
+        """Numbers of the linear layers inside the layers, which nf4 and fp8 store in fewer bits."""
         return sum(_count(shape) for name, shape in self.tensors.items() if _is_projection(name))
 
     @property
@@ -86,8 +86,10 @@ def _count(shape: tuple[int, ...]) -> int:
 
 
 def read_model_facts(folder: Path) -> ModelFacts:
-    """Raises:
-    UsageError: the folder, or the model in it, is nothing that can be trained here; says what and where.
+    """Read and check a model folder.
+
+    Raises:
+        UsageError: the folder, or the model in it, is nothing that can be trained here; says what and where.
     """
     config = _read_config(folder)
     _check_config(folder, config)

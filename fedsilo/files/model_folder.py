@@ -318,12 +318,14 @@ class Template:
 
 
 def choice_of(text: str) -> str | Path | None:
-    """Of an option on the command line: empty, `chat`, `plain` or the path of a file."""
+    """Read an option of the command line: empty, `chat`, `plain` or the path of a file."""
     return text if text in ("chat", "plain") else Path(text) if text else None
 
 
 def read_template(choice: str | Path | None, folder: Path) -> Template:
-    """Args:
+    """Read the template that a site chose.
+
+    Args:
         choice: `data.template`: None, "chat", "plain" or a file.
         folder: of the model.
 

@@ -110,7 +110,7 @@ class Agreement(Protocol):
 
 @dataclass(frozen=True)
 class Fixed:
-    """What a submitter cannot choose, since the silos agreed on it. `charter`: None is not asked."""
+    """Values that a submitter cannot choose, since the silos agreed on them. `charter`: None is not asked."""
 
     federation: str
     silos: tuple[str, ...]
@@ -144,7 +144,7 @@ class Fixed:
 
 
 def read_request(text: bytes, source: str) -> strict_yaml.Document:
-    """Raises UsageError: not strict YAML, or no mapping of keys."""
+    """Read a request. Raises UsageError: not strict YAML, or no mapping of keys."""
     document = strict_yaml.load(text, source)
     if not isinstance(document.value, dict):
         raise UsageError(f"{source}: a run is a mapping of keys")
@@ -166,7 +166,7 @@ def check_request(document: strict_yaml.Document, fixed: Fixed) -> Plan:
 
 
 def size_of_run(text: bytes, source: str) -> dict[str, int | float]:
-    """Return how large a run is, by the names of `policies.render.PlanSize`. Raises UsageError as `check_form`."""
+    """Return the size of a run, by the names of `policies.render.PlanSize`. Raises UsageError as `check_form`."""
     document = read_request(text, source)
     # one without a name gets it when it is submitted
     plan = check_form(replace(document, value={"run": "any", **document.value}))
@@ -183,8 +183,7 @@ def size_of_run(text: bytes, source: str) -> dict[str, int | float]:
 
 
 def check_form(document: strict_yaml.Document) -> Plan:
-    """Return what can be said of a request where the federation's own files are not at hand: a plan with stand-ins for
-    them.
+    """Check a request where the federation's own files are not at hand, and return its plan with stand-ins for them.
 
     Raises:
         UsageError: an unknown key or a wrong value; no step could learn anything. Names file, line and key.

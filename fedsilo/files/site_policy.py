@@ -46,13 +46,15 @@ class SitePolicy:
 
 @dataclass(frozen=True)
 class SiteInputs:
-    """Attributes:
-    bundle: federation.json, written by `coordinator init`.
-    schema_file: name of the schema file, as it will stand in the policy.
-    valid_days: from now_seconds on, less one day for clocks that differ.
-    limits: numbers of a plan's size that the site says itself; all others come from the bundle.
-    dtype: of an update's values on the wire; empty takes the ruleset's own, or float32.
-    template: as `data.template` of a silo; None: the model folder's.
+    """What a new site policy is made from.
+
+    Attributes:
+        bundle: federation.json, written by `coordinator init`.
+        schema_file: name of the schema file, as it will stand in the policy.
+        valid_days: from now_seconds on, less one day for clocks that differ.
+        limits: numbers of a plan's size that the site says itself; all others come from the bundle.
+        dtype: of an update's values on the wire; empty takes the ruleset's own, or float32.
+        template: as `data.template` of a silo; None: the model folder's.
     """
 
     ruleset: str
@@ -167,7 +169,7 @@ def _updates_of(ruleset: str, asked_dtype: str) -> tuple[str, Freeze]:
 
 
 def within_context(size: PlanSize, model: Path) -> PlanSize:
-    """With no longer answer than the model's context, where its config.json says how long that is."""
+    """Return the size with no longer answer than the model's context, where its config.json says how long that is."""
     context = context_tokens(model)
     return size if context is None else replace(size, max_new_tokens=min(size.max_new_tokens, context))
 
@@ -191,7 +193,8 @@ def read_ruleset(name: str) -> str:
 
 
 def read_policy(path: Path, *, kept: bool = False) -> Policy:
-    """Raises UsageError: no such file, no plain one, or a mistake in it or in what it names, with line and hint."""
+    """Read a policy file. Raises UsageError: no such file, no plain one, or a mistake in it or in what it names, with
+    line and hint."""
     text = read_plain_file(path, "policy file") if path.exists() else None
     return load_policy(text, str(path), files_beside(path), kept=kept)
 
@@ -276,7 +279,7 @@ def read_effective(
 
 
 def read_schema(path: Path) -> LoraSchema:
-    """Raises UsageError: no such file, or not a schema."""
+    """Read a LoRA schema. Raises UsageError: no such file, or not a schema."""
     if not path.is_file():
         raise UsageError(f"{path}: there is no such LoRA schema", hint="write it with `fedsilo policy schema make`")
     return schema_from_json(path.read_bytes(), str(path))

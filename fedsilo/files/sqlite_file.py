@@ -60,7 +60,7 @@ class LockedFile:
         return f"{self._path} is locked by another process; nothing is written until it lets go, and then all goes on"
 
     def until_free(self, work: Callable[[], T]) -> T:
-        """Return what `work` returns, which is tried again while the file is locked.
+        """Return what `work` returns; try it again while the file is locked.
 
         Raises:
             OperationError: it is locked, and this process is to end. sqlite3.Error: any other fault of the database.

@@ -42,12 +42,12 @@ Record = tuple[int, "dict[str, Any] | str"]
 
 
 def unit_of(content: bytes) -> str:
-    """Return what a place counts: "line" of JSON lines, else "row"."""
+    """Return the unit in which places are counted: "line" of JSON lines, else "row"."""
     return "row" if content.startswith(_PARQUET_MARK) or _is_array(_without_mark(content)) else "line"
 
 
 def records_of(path: Path, content: bytes, columns: Sequence[str]) -> Iterator[Record]:
-    """Every record of a file in order; blank lines are none.
+    """Yield every record of a file in order; blank lines are none.
 
     Args:
         path: for messages.
@@ -210,7 +210,7 @@ Problem = tuple[int, str]
 
 @dataclass(frozen=True)
 class FieldNames:
-    """What a file calls the fields of a task."""
+    """Names of a task's fields in a file."""
 
     id: str = "id"
     prompt: str = "prompt"

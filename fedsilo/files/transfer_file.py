@@ -60,11 +60,13 @@ class TransferBroken(VerificationError):
 
 @dataclass(frozen=True)
 class Header:
-    """Attributes:
-    federation: its name.
-    sender, receiver: SPIFFE ids.
-    written_at: UTC, ISO 8601.
-    certificate_pem: of a silo that sends, for its message-signing key; the coordinator's is pinned at each silo.
+    """The head of a transfer file.
+
+    Attributes:
+        federation: its name.
+        sender, receiver: SPIFFE ids.
+        written_at: UTC, ISO 8601.
+        certificate_pem: of a silo that sends, for its message-signing key; the coordinator's is pinned at each silo.
     """
 
     federation: str
@@ -123,7 +125,7 @@ class TransferWriter:
 
     @property
     def messages(self) -> list[dict[str, Any]]:
-        """Return what has been added, as the manifest lists it."""
+        """Return the messages added so far, as the manifest lists them."""
         return [dict(row) for row in self._rows]
 
     def add(
@@ -178,7 +180,7 @@ class TransferWriter:
         return digest
 
     def drop(self) -> None:
-        """Nothing of it stays."""
+        """Remove the unfinished file."""
         with contextlib.suppress(OSError, ValueError):
             self._archive.close()
         with contextlib.suppress(OSError):
@@ -274,7 +276,7 @@ class TransferFile:
             raise self._broken("it cannot be read any more") from error
 
     def copy_to(self, target: Path) -> None:
-        """The same bytes, durably under another path.
+        """Copy the file durably to another path.
 
         Raises:
             OperationError: it cannot be read any more, or a disk takes no more; nothing stays at `target`.

@@ -40,7 +40,7 @@ class Graded(Protocol):
 
 
 class Grader(Protocol):
-    """What is needed of `fedsilo.grading.worker.GradingProcess`."""
+    """The part of `fedsilo.grading.worker.GradingProcess` that is needed here."""
 
     def grade_many(self, pairs: Sequence[tuple[str, str]], budget_seconds: float | None = None) -> Sequence[Graded]: ...
 

@@ -34,7 +34,7 @@ _BY_NAME = {"globals", "locals", "vars", "getattr", "dir"}  # a program that has
 
 @dataclass(frozen=True)
 class Subject:
-    """What a test program takes from the solution, and which modules it uses without importing them.
+    """The names that a test program takes from the solution, and the modules that it uses without importing them.
 
     Attributes:
         names: what is tested, asked of the solution alone.
@@ -246,7 +246,7 @@ def _unused_asserts(nodes: list[ast.AST]) -> bool:
 
 
 def grade(response: str, reference: str) -> Verdict:
-    """Raises UsageError: always."""
+    """Refuse to grade in this process. Raises UsageError: always."""
     raise UsageError(
         "the verifier 'code' runs a program and there is no sandbox for it in this process",
         hint="use exact, choice, math or numeric",

@@ -155,7 +155,7 @@ class CutOff(Exception):  # not an error of ours: the response ends inside its b
 
 
 class TakenBack(CutOff):
-    """What stands behind the answer takes it back."""
+    """Error of an answer that the text behind it takes back."""
 
 
 def outside_thinking(response: str) -> str:

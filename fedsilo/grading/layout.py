@@ -287,7 +287,8 @@ def _closing_brace(text: str, position: int) -> int:
 
 
 def tight(text: str) -> str:
-    """For comparing as text: no white space, no needless braces around one character, text wrappers opened."""
+    """Return the text for comparison as text: no white space, no needless braces around one character, text wrappers
+    opened."""
     plain = re.sub(r"(?<!\d)\s+|\s+(?!\d)", "", _TEXT.sub(r"\1", text))
     return re.sub(r"\{([A-Za-z0-9])\}", r"\1", plain)
 

@@ -87,7 +87,7 @@ def _small_binomial(match: re.Match[str]) -> str:
 
 
 def require_cheap(latex: str) -> None:
-    """Raises TooCostly, Unreadable."""
+    """Refuse a text that would take too long. Raises TooCostly, Unreadable."""
     if len(latex) > CHARACTERS_MAX or _COSTLY.search(latex):
         raise TooCostly
     if _ALLOWED.fullmatch(latex) is None or _has_misplaced_subscript(latex):

@@ -109,7 +109,7 @@ def own_verifiers_sha256(names: Iterable[str]) -> str:
 
 
 def load_grade(name: str, run_program: Grade | None, tell: Tell = lambda report: None) -> Grade:
-    """Return what grades by that name; for the grading process only, since it loads what a package brought.
+    """Return the grading function of that name; for the grading process only, since it loads what a package brought.
 
     Args:
         name: a verifier or a mixture.

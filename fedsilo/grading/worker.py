@@ -62,7 +62,7 @@ _KEPT_VARIABLES = ("PATH", "PYTHONPATH", "LANG", "LC_ALL", "VIRTUAL_ENV", "TMPDI
 
 @dataclass
 class GradingCounts:
-    """What happened so far."""
+    """Counts of what happened so far."""
 
     graded: int = 0
     errors: int = 0

@@ -37,10 +37,12 @@ HALTING = frozenset({Verdict.AHEAD, Verdict.BEHIND, Verdict.STORED_AHEAD})
 
 @dataclass(frozen=True)
 class Judged:
-    """Attributes:
-    verdict: whether the clock is believed.
-    seconds: by how much it is off; with GOOD, the time that nobody can vouch for.
-    time: UTC seconds to judge and store by in place of the clock.
+    """A judgement on a clock.
+
+    Attributes:
+        verdict: whether the clock is believed.
+        seconds: by how much it is off; with GOOD, the time that nobody can vouch for.
+        time: UTC seconds to judge and store by in place of the clock.
     """
 
     verdict: Verdict
@@ -105,7 +107,7 @@ def in_words(seconds: float) -> str:
 
 
 def apart(seconds: float) -> str:
-    """Said of one clock against another: 3 h 2 min ahead of, 5 min behind."""
+    """Return the difference of one clock from another in words: 3 h 2 min ahead of, 5 min behind."""
     return f"{in_words(seconds)} {'ahead of' if seconds > 0 else 'behind'}"
 
 

@@ -49,7 +49,7 @@ def sha256_hex(data: bytes | bytearray | memoryview) -> str:
 
 
 def sha256_of(pieces: Iterable[bytes | memoryview]) -> str:
-    """Of what the pieces would be joined."""
+    """Return the SHA-256 of the pieces joined."""
     digest = hashlib.sha256()
     for piece in pieces:
         digest.update(piece)
@@ -87,8 +87,8 @@ def decode(message_type: type[MessageT], payload: Buffer) -> MessageT:
 
 
 def require_known(message: Message) -> None:
-    """What comes from a later protocol may mean something that is lost here, and what is of none is a way to say
-    something unseen (T3): neither is passed over.
+    """Refuse unknown fields: of a later protocol they may mean something that is lost here, and of none they could say
+    something unseen (T3).
 
     Raises:
         PeerError: there is a field, at any depth, that this protocol does not have; it is gone from the message then.
@@ -104,8 +104,8 @@ def require_known(message: Message) -> None:
 
 
 def signing_bytes(envelope: pb.Envelope) -> bytes:
-    """Return what an envelope's Ed25519 signature covers: a domain prefix and canonical JSON of all other fields (B7,
-    B8)."""
+    """Return the bytes that an envelope's Ed25519 signature covers: a domain prefix and canonical JSON of all other
+    fields (B7, B8)."""
     return b"fedsilo-envelope-v1\n" + canonical_json(
         {
             "federation": envelope.federation,
@@ -124,7 +124,7 @@ def signing_bytes(envelope: pb.Envelope) -> bytes:
 def command_signing_bytes(
     *, site: str, name: str, arguments_json: str, request_id: str, expires: str, federation: str = ""
 ) -> bytes:
-    """Return what an operator's signature on a control command covers (design 2). An earlier version named no
+    """Return the bytes that an operator's signature on a control command covers (design 2). An earlier version named no
     federation."""
     command = {"site": site, "name": name, "arguments": arguments_json, "request_id": request_id, "expires": expires}
     if not federation:
@@ -233,7 +233,7 @@ def factors_head(
 
 
 def factors_start(header: pb.Factors) -> bytes:
-    """Return what a tensor payload has before its values."""
+    """Return the bytes of a tensor payload before its values."""
     head = encode(header)
     return len(head).to_bytes(_LENGTH_PREFIX_BYTES, "little") + head
 
@@ -257,7 +257,7 @@ def tiles(values: Array) -> Iterator[Array]:
 
 
 def canonical_values(values: Array) -> Array:
-    """As float32 with +0 for -0 and denormals: the same numbers to anyone, and no bits to spare (T4).
+    """Return the values as float32 with +0 for -0 and denormals: the same numbers to anyone, and no bits to spare (T4).
 
     Returns:
         the values themselves where they are so already, which most tiles are; else a copy.
@@ -350,7 +350,8 @@ class FactorsReader:
 
 
 def decode_factors(payload: Buffer) -> Factors:
-    """Whole tensor payload in memory; float32 arrays are read-only views of it. Raises PeerError as the reader does."""
+    """Decode a whole tensor payload in memory; float32 arrays are read-only views of it. Raises PeerError as the reader
+    does."""
     reader = FactorsReader(InMemory(memoryview(payload)), len(payload))
     return Factors(reader.header, dict(reader.tensors()), payload)
 
@@ -373,14 +374,14 @@ Frame = pb.Frame | Chunk
 
 
 def frame_bytes(frame: Frame) -> bytes:
-    """As it crosses."""
+    """Return a frame as it crosses the wire."""
     if isinstance(frame, Chunk):
         return b"".join((_chunk_head(len(frame.chunk)), frame.chunk))
     return frame.SerializeToString()
 
 
 def frame_of(data: bytes) -> Frame:
-    """As `frame_bytes` gives it. Raises protobuf's DecodeError: no frame."""
+    """Read a frame as `frame_bytes` writes it. Raises protobuf's DecodeError: no frame."""
     for head_bytes in range(2, _CHUNK_HEAD_BYTES_MAX + 1):
         head = _chunk_head(max(len(data) - head_bytes, 0))
         if len(head) == head_bytes and data.startswith(head):

@@ -74,7 +74,7 @@ class FedSiloError(Exception):
 
     @property
     def line(self) -> str:
-        """Return what happened and what to try, as the one line that a log takes; of a long hint its first line."""
+        """Return the cause and the hint as one line that a log takes; of a long hint its first line."""
         first = self.hint.partition("\n")[0]
         return f"{self.message}; {first}" if first else self.message
 

@@ -46,7 +46,8 @@ _FROZEN: Final[dict[str, tuple[str, ...]]] = {"A": (".lora_A",), "AB": (".lora_A
 
 
 def freeze_named(word: object) -> Freeze:
-    """Raises ValueError: nothing can be frozen under that word; the message lists what can."""
+    """Return the freeze of that name. Raises ValueError: nothing can be frozen under that word; the message lists what
+    can."""
     for freeze in FREEZES:
         if freeze == word:
             return freeze
@@ -113,7 +114,7 @@ def initial_frozen_sha256(shapes: Sequence[tuple[str, tuple[int, ...]]], seed: i
 
 
 def update_weights(steps: Sequence[int]) -> tuple[float, ...]:
-    """Return what each silo's update counts so that all silos count the same whatever their steps: (mean of steps) /
+    """Return the weight of each silo's update, so that all silos count the same whatever their steps: (mean of steps) /
     (own steps) / N, FedNova's normalised average with equal shares (Wang et al. 2020, eq. 8). All 1/N where steps are
     equal.
 

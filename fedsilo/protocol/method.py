@@ -33,7 +33,7 @@ from fedsilo.protocol.tasks import TrainerTask
 
 @dataclass(frozen=True)
 class RunStarted:
-    """Every silo in `silos` (roster order) has joined and accepted the plan. Others may come later."""
+    """The run begins: every silo in `silos` (roster order) has joined and accepted the plan. Others may come later."""
 
     silos: tuple[str, ...]
     base_digest: str
@@ -125,7 +125,7 @@ class Commit:
 
 @dataclass(frozen=True)
 class FinishRun:
-    """outcome: finished | failed. reason: a stable code for the run record, empty when finished."""
+    """End the run. outcome: finished | failed. reason: a stable code for the run record, empty when finished."""
 
     outcome: str
     reason: str = ""
@@ -148,7 +148,7 @@ CoordinatorAction = Send | StartDeadline | Commit | FinishRun | Note
 
 @dataclass(frozen=True)
 class OfferSettled:
-    """What the gate made of an offer: `sent`, `denied` (by policy or a person), `missed` (deadline passed, held)."""
+    """The gate's result for an offer: `sent`, `denied` (by policy or a person), `missed` (deadline passed, held)."""
 
     kind: str
     round: int

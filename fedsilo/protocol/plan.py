@@ -180,7 +180,8 @@ class Plan(_Closed):
 
     @property
     def silos_min(self) -> int:
-        """With fewer no round begins: the quorum and, where there are others, two signatures (`transcript.needed`)."""
+        """Fewest silos with which a round begins: the quorum and, where there are others, two signatures
+        (`transcript.needed`)."""
         return needed(len(self.silos), min_peers=1, quorum=self.quorum)
 
     def steps_of(self, silo: str) -> int:
@@ -219,7 +220,7 @@ def plan_from_canonical(text: str) -> Plan:
 
 
 def parameters_of(plan: Plan) -> dict[str, Any]:
-    """Return what the run is done with, as the signed plan says."""
+    """Return the run's parameters, as the signed plan names them."""
     return {
         "method": plan.method, "exchange": plan.exchange, "rounds": plan.rounds, "local_steps": plan.local_steps,
         **_fewer_steps(plan), **_aggregate(plan),
@@ -247,7 +248,7 @@ def _aggregate(plan: Plan) -> dict[str, str | int]:
 
 
 def digests_of(plan: Plan) -> dict[str, str]:
-    """Return what the plan pins, by its place in it."""
+    """Return the digests that the plan pins, by their place in it."""
     return {
         "plan": plan.digest, "base_model": plan.base_model_sha256, "tokenizer": plan.tokenizer_sha256,
         "template": plan.template_sha256, "lora_schema": plan.lora.schema_sha256,

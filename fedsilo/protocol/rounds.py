@@ -50,7 +50,8 @@ class Verdict(StrEnum):
 
 
 class Effect(StrEnum):
-    """What the caller does after an accepted event, in the order of the cell, in the transaction that keeps it."""
+    """An effect of an accepted event, which the caller carries out in the order of the cell and in the transaction that
+    stores the event."""
 
     TELL = "tell the method"
     BEGIN = "note the run as begun"
@@ -75,7 +76,8 @@ class Effect(StrEnum):
 
 @dataclass(frozen=True)
 class Cell:
-    """What one event does in one state. `next` is empty where the state stays."""
+    """One cell of a table: the verdict, next state and effects of an event in a state. `next` is empty where the state
+    stays."""
 
     verdict: Verdict
     next: str = ""
@@ -235,12 +237,12 @@ def is_over(state: str) -> bool:
 
 
 def silo_is_here(state: str) -> bool:
-    """Return whether a run can begin with a silo that a coordinator says stands so."""
+    """Return whether a run can begin with a silo in this state."""
     return state in ("joined", "by_files")
 
 
 def silo_is_dead(state: str) -> bool:
-    """Return whether nothing comes from it, or nothing of it is taken."""
+    """Return whether a silo in this state sends nothing more, or nothing of it is accepted."""
     return state in ("silent", "refused")
 
 
@@ -253,7 +255,7 @@ def advance(table: Table, state: str, event: str) -> str:
 
 
 def possible(state: str) -> str:
-    """Return what people may ask of a run in that state, as a hint."""
+    """Return the commands that people may give in that state, as a hint."""
     orders = [event for event in ORDERS if state in RUN and RUN[state][event].next]
     return f"possible now: {', '.join(orders) or 'nothing, it has ended'}"
 
@@ -316,7 +318,7 @@ class GivenUp:
 
 
 class RoundOpened(_OfRound):
-    """To all silos that are in the run."""
+    """A round was opened to all silos that are in the run."""
 
 
 class RoundAbandoned(_OfRound):
@@ -354,7 +356,7 @@ class UpdateRefused(_OfSiloInRound):
 
 @dataclass(frozen=True)
 class DeadlineDropped:
-    """What a deadline waited for is there."""
+    """A deadline was dropped, since what it waited for has come."""
 
     name: str
 
@@ -389,7 +391,7 @@ _Slot = tuple[int, str, str]  # step, silo, kind
 
 @dataclass(frozen=True)
 class Life:
-    """Where a run stands; immutable.
+    """State of a run; immutable.
 
     Attributes:
         silos: of the plan, in its order.
@@ -464,7 +466,7 @@ class Outcome:
 
 
 def first_life(plan: Plan) -> Life:
-    """Of a run whose plan goes out."""
+    """Return the state of a run whose plan is being sent."""
     return Life(
         plan.silos,
         plan.quorum,
@@ -477,7 +479,7 @@ def first_life(plan: Plan) -> Life:
 
 
 def name_of(life: Life, event: Event) -> str:
-    """Return what the tables call an event."""
+    """Return an event's name in the tables."""
     match event:
         case Contribution(kind=kind):
             return "evaluation" if kind == EVALUATION else "update" if kind == life.update_kind else "answer"
@@ -691,7 +693,7 @@ _AGAIN = (Effect.WITNESS, Effect.END)  # what may have failed when a message cam
 
 @dataclass(frozen=True)
 class SiloRound:
-    """Where the newest round that a silo knows of stands there; immutable.
+    """State at a silo of the newest round that it knows of; immutable.
 
     Attributes:
         round: its number; 0 before the first.

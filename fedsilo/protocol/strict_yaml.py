@@ -45,7 +45,7 @@ _YAML_11_BOOLEANS = frozenset({"yes", "no", "on", "off", "y", "n"})
 
 
 class WrongValueError(ValueError):
-    """For a field's validator: what is wrong with a value, and what to write."""
+    """Error that a field's validator raises: what is wrong with a value, and what to write."""
 
     def __init__(self, message: str, hint: str) -> None:
         super().__init__(message)
@@ -148,7 +148,7 @@ def validate(model: type[ModelT], document: Document) -> ModelT:
 
 
 def mistake(model: type[BaseModel], error: ValidationError, document: Document) -> UsageError:
-    """Return what to tell of a document that does not fit: the first error, but an unknown key before all others.
+    """Return the error to show for a document that does not fit: the first error, but an unknown key before all others.
 
     A misspelled key is two errors, one unknown and one missing, and only the first shows what was written.
     """

@@ -30,12 +30,13 @@ def public_batch(plan: Plan, round_number: int, step: int) -> tuple[int, ...]:
 
 
 def donors_wanted(correct: int, samples: int) -> int:
-    """m = max(0, floor(K/2) - c): Balanced fills up to half, never beyond, whatever the parity of K (methods 2.4)."""
+    """Return m = max(0, floor(K/2) - c): Balanced fills up to half, never beyond, whatever the parity of K (methods
+    2.4)."""
     return max(0, samples // 2 - correct)
 
 
 def draw_without_replacement(candidates: Sequence[T], count: int, random: np.random.Generator) -> tuple[T, ...]:
-    """min(count, len(candidates)) of them, uniformly, in drawn order. No padding, nothing twice."""
+    """Draw min(count, len(candidates)) of them, uniformly, in drawn order. No padding, nothing twice."""
     chosen = random.permutation(len(candidates))[:count]
     return tuple(candidates[index] for index in chosen)
 
@@ -155,8 +156,8 @@ def drawn_donors(
 
 
 def donors_taken(drawn: Sequence[tuple[str, int, T]], correct: int, samples: int) -> tuple[tuple[str, int, T], ...]:
-    """Return what a silo with `correct` correct of `samples` fresh answers takes of its list: as many as Balanced
-    replaces."""
+    """Return how many donors a silo with `correct` correct of `samples` fresh answers takes of its list: as many as
+    Balanced replaces."""
     return tuple(drawn[: donors_wanted(correct, samples)])
 
 

@@ -181,7 +181,7 @@ class ExportDelta(TrainerTask):
 
 @dataclass(frozen=True)
 class Evaluate(TrainerTask):
-    """pass@1 of an adapter on the held-out set. round 0 with an empty digest is the base model, adapter off."""
+    """Measure pass@1 of an adapter on the held-out set. round 0 with an empty digest is the base model, adapter off."""
 
     reads_adapter = True
     gives = pb.MetricsEval

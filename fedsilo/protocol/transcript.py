@@ -66,7 +66,7 @@ class Equivocation(VerificationError):
 
 @dataclass(frozen=True)
 class Transcript:
-    """What all parties of a round must have before them alike.
+    """The statement of a round that all its parties must hold alike.
 
     Attributes:
         federation, run, round: which round of what.
@@ -167,7 +167,7 @@ def _from_json(value: Any) -> Transcript:
 
 
 def statement(*, federation: str, run: str, round_number: int, digest: str, party: str) -> bytes:
-    """Return what a party signs: that this digest is the transcript it has of this round.
+    """Return the bytes that a party signs: that this digest is the transcript it has of this round.
 
     Args:
         federation: its id.
@@ -221,7 +221,7 @@ class Countersignature:
 
 @dataclass(frozen=True)
 class Counted:
-    """Who signed what.
+    """Count of signatures on a transcript.
 
     Attributes:
         agreed: silos of the roster whose signature under this very transcript verifies.
@@ -282,7 +282,7 @@ def conflict(known: Transcript, shown: Transcript) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class RoundEnd:
-    """What the coordinator says of a round's end, to every silo of its roster alike.
+    """The end of a round as the coordinator states it, to every silo of its roster alike.
 
     Attributes:
         federation, run, round: which round of what.
@@ -304,7 +304,7 @@ class RoundEnd:
 
     @staticmethod
     def of(transcript: Transcript, body: pb.RoundResult) -> RoundEnd:
-        """Return what a message says of the end of this transcript's round."""
+        """Read the end of this transcript's round from a message."""
         verdicts = {row.silo: row.verdict for row in body.verdicts}
         return RoundEnd(
             *transcript.coordinates(), body.transcript_sha256, body.committed, body.adapter_digest,
@@ -318,7 +318,7 @@ class RoundEnd:
         return self.federation, self.run, self.round
 
     def statement(self, party: str) -> bytes:
-        """Return what a party signs: that the round ended like this.
+        """Return the bytes that a party signs: that the round ended like this.
 
         Args:
             party: the signer's SPIFFE id.
@@ -335,7 +335,7 @@ class SignedEnd:
     signature: bytes
 
     def verifies(self, key: Ed25519PublicKey) -> bool:
-        """Return whether the holder of this key said so."""
+        """Return whether the signature is by this key."""
         try:
             key.verify(self.signature, self.end.statement(self.party))
         except (InvalidSignature, ValueError):
@@ -343,7 +343,7 @@ class SignedEnd:
         return True
 
     def to_detail(self) -> dict[str, Any]:
-        """As it stands in a `round.result` record, whose own fields name run and round."""
+        """Return the end as it is written in a `round.result` record, whose own fields name run and round."""
         return {
             "sha256": self.end.transcript_sha256,
             "committed": self.end.committed,
@@ -550,7 +550,7 @@ class RoundCheck:
     # ---- all of them together ------------------------------------------------------------------------
 
     def missing(self, *, planned: int = 1, quorum: int = 0) -> list[str]:
-        """Return what all that was read of the round lacks: updates, where it is committed, and signatures.
+        """Return what the records of the round lack: updates, where it is committed, and signatures.
 
         Args:
             planned: how many silos the plan names, where that is known.
@@ -582,7 +582,7 @@ class RoundCheck:
 
     @property
     def unsigned_survivors(self) -> set[str]:
-        """Return who is said to have taken part in what was committed, without a signature in this record."""
+        """Return the silos named as participants of a committed round without a signature in this record."""
         return set(self.ended.survivors) - self.signed if self.ended is not None and self.ended.committed else set()
 
     # ---- parts ---------------------------------------------------------------------------------------
@@ -612,8 +612,8 @@ class RoundCheck:
 def check_evidence(
     detail: Any, *, run: str, number: int, owner: str, keys: Keys, coordinators: frozenset[str] | None = None
 ) -> tuple[dict[str, Any], list[str]]:
-    """Both pieces of a `round.equivocation`: a transcript with its coordinator's signature, and a signature of the
-    coordinator or a silo under another one of the same round.
+    """Check both pieces of a `round.equivocation`: a transcript with its coordinator's signature, and a signature of
+    the coordinator or a silo under another one of the same round.
 
     Args:
         detail: {known, shown}.
@@ -662,10 +662,12 @@ def check_evidence(
 
 @dataclass(frozen=True)
 class RecordCheck:
-    """Attributes:
-    rounds: how many have a transcript with nothing wrong about it.
-    unvouched: silos whose key is the coordinator's word alone.
-    problems: what cannot be true in the record.
+    """Result of checking a run record.
+
+    Attributes:
+        rounds: how many have a transcript with nothing wrong about it.
+        unvouched: silos whose key is the coordinator's word alone.
+        problems: what cannot be true in the record.
     """
 
     rounds: int
@@ -685,7 +687,7 @@ def verify_record(document: bytes, public_key: Ed25519PublicKey) -> dict[str, An
 
 
 def signer_of(document: bytes) -> str:
-    """Return who a run record says signed it; only a signature under that name says whether it is so."""
+    """Return the signer that a run record names; only a signature under that name says whether it is so."""
     try:
         return _text(json.loads(document)["signer"])
     except _MALFORMED as error:

@@ -111,9 +111,11 @@ class LoraFactors(Closed):
 
 
 class GlobalAdapter(Closed):
-    """Attributes:
-    max_l2: of the whole adapter.
-    max_step_l2: of what changed in it since the last one that was let in, for each round in between.
+    """Limits of an adapter that comes in.
+
+    Attributes:
+        max_l2: of the whole adapter.
+        max_step_l2: of what changed in it since the last one that was let in, for each round in between.
     """
 
     schema_name: PinnedText = Field(alias="schema")
@@ -445,8 +447,7 @@ def steps(facts: Facts, policy: Policy, history: History) -> Judgement:
 
 
 def clip_factor(l2: float | None, clip_l2: float) -> float:
-    """Return what every value of a delta is multiplied by, so that its L2 norm is at most clip_l2: 1.0 within the
-    limit.
+    """Return the factor for every value of a delta, so that its L2 norm is at most clip_l2: 1.0 within the limit.
 
     Args:
         l2: norm over all tensors; None where a value is not finite.

@@ -84,7 +84,7 @@ def _example_of_ask(at: Around) -> Example:
 
 
 class CompetenceScore(Closed):
-    """How many of the exemplars that the coordinator chose this silo answers right.
+    """The number of the exemplars that the coordinator chose this silo answers right.
 
     Attributes:
         exemplars: how many one score is about; few say much about each (methods 4.9).

@@ -77,7 +77,7 @@ class Interventions(Closed):
 
 
 class ReftIntervention(Interventions):
-    """Whole interventions. max_orthonormality_error: largest entry of |R R^T - I|."""
+    """Limits of whole interventions. max_orthonormality_error: largest entry of |R R^T - I|."""
 
     max_orthonormality_error: NormLimit
     per_round: Limit
@@ -85,7 +85,7 @@ class ReftIntervention(Interventions):
 
 
 class ReftAggregate(Interventions):
-    """What the coordinator made of the other silos' interventions. Its R need not be orthonormal: the silo makes it."""
+    """The aggregate of the other silos' interventions. Its R need not be orthonormal: the silo makes it."""
 
 
 def measure(header: pb.Factors, message: Message, context: Context) -> Facts:

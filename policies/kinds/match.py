@@ -40,7 +40,7 @@ FIELDS: FieldTable = {
 
 
 class MatchDirective(Closed):
-    """With whom to exchange knowledge: a peer of the policy and of the plan."""
+    """The partner to exchange knowledge with: a peer of the policy and of the plan."""
 
 
 def _measure_of_directive(body: pb.MatchDirective, message: Message, context: Context) -> Facts:
@@ -80,7 +80,7 @@ def _example_of_directive(at: Around) -> Example:
 
 
 class BanditReward(Closed):
-    """What a match was worth to its taker."""
+    """The worth of a match to the silo that took it."""
 
     max_abs: NormLimit
     quantum: Quantum

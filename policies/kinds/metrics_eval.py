@@ -146,7 +146,8 @@ def bits(block: MetricsEval, at: Figures) -> Bits:
 
 
 def figures(block: MetricsEval) -> tuple[float, str]:
-    """Each figure of each topic is the multiple of its quantum that says the next bits of the payload (T9)."""
+    """Return figures that carry a payload: each figure of each topic is the multiple of its quantum that says the next
+    bits of the payload (T9)."""
     draws, bits = np.random.default_rng(0), 0
     for field in (field for _ in range(len(block.topics) + 1) for field in block.fields.values()):
         width = points_of(field).bit_length() - 1

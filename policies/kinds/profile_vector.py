@@ -43,7 +43,7 @@ FIELDS: FieldTable = {
 
 
 class ProfileVector(Closed):
-    """What a matchmaker may know of this silo.
+    """The profile of this silo that a matchmaker may know.
 
     Attributes:
         families: of models; 1 where the family is not told.

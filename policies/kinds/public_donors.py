@@ -154,7 +154,7 @@ def drop_wrong_donors(body: pb.PublicDonors, verdicts: Sequence[bool]) -> tuple[
 
 
 def within_share(body: pb.PublicDonors, keep: Sequence[bool], most: int) -> list[bool]:
-    """Of the donors that are kept so far, the first `most` of each peer, in message order (T21).
+    """Keep, of the donors so far, the first `most` of each peer, in message order (T21).
 
     Args:
         body: the message as it came.

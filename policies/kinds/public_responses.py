@@ -226,8 +226,8 @@ def withhold_responses(body: pb.PublicResponses, hits: Sequence[bool]) -> tuple[
 
 
 def blank_responses(body: pb.PublicResponses, places: Sequence[int]) -> pb.PublicResponses:
-    """Return the same message with nothing in place of some responses, so that the others keep their numbers. Nobody
-    else sends such a one: a response says how it ended, or is refused."""
+    """Return the message with nothing in place of some responses, so that the others keep their numbers. Nobody else
+    sends such a one: a response says how it ended, or is refused."""
     blank, position = pb.PublicResponses(), 0
     blank.CopyFrom(body)
     for prompt in blank.prompts:

@@ -44,7 +44,7 @@ class ScreenFailed(OperationError):
 
 @dataclass(frozen=True)
 class Hit:
-    """What a screen found in one text.
+    """A screen's hit in one text.
 
     Attributes:
         text: position in the texts that were screened.
@@ -61,7 +61,7 @@ class Hit:
 
 @dataclass(frozen=True)
 class Material:
-    """What a party read from its own files: the index of its private corpus, and its planted strings."""
+    """Screening material of a party, from its own files: the index of its private corpus, and its planted strings."""
 
     overlap: OverlapIndex | None = None
     canaries: tuple[str, ...] = ()
@@ -201,7 +201,7 @@ TEXT_KINDS = (*TEXT_KINDS_OUT, *TEXT_KINDS_IN)
 
 
 def texts_of(body: ProtobufMessage) -> Iterator[str]:
-    """Every text of a model in a message, in its order; one that is left out is empty, as the facts count it.
+    """Return every text of a model in a message, in its order; one that is left out is empty, as the facts count it.
 
     A donor without a text is the receiver's own answer, which is not in the message.
     """
@@ -278,7 +278,7 @@ def screen(
 
 
 def kept(screened: Screened, positions: Iterable[int]) -> Screened:
-    """Return the same for the texts that are left of a message; what failed stays failed."""
+    """Return the screening of the texts that are left of a message; what failed stays failed."""
     return screened if screened.failed else replace(screened, hits=tuple(screened.hits[place] for place in positions))
 
 
@@ -308,7 +308,7 @@ def totals(hits: Iterable[Mapping[str, int]]) -> dict[str, int]:
 
 
 def hits_in_words(facts: Mapping[str, Any]) -> str:
-    """For people: which screens ran over a message and what they found; never a text."""
+    """Return in words which screens ran over a message and what they found; never a text."""
     ran = ", ".join(sorted(facts.get("screens", {})))
     if not ran:
         return "no text screens ran over this message"

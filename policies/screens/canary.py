@@ -85,7 +85,8 @@ def _ends_within(form: _Form, text: str, edits: int) -> Iterator[int]:
 
 @lru_cache(maxsize=4)
 def scanner(canaries: tuple[str, ...], edits: int, decoders: tuple[Decoder, ...]) -> _Scanner:
-    """Raises UsageError for a canary that is too short to be told from other text with so many edits."""
+    """Return a scanner for canaries. Raises UsageError for a canary that is too short to be told from other text with
+    so many edits."""
     shortest = LETTERS_OF_A_PIECE_MIN * (edits + 1)
     forms: list[_Form] = []
     pieces: dict[str, list[tuple[int, int]]] = {}
@@ -124,7 +125,8 @@ def _spellings(canary: str, decoders: tuple[Decoder, ...]) -> Iterator[tuple[str
 def count_canaries(
     canaries: tuple[str, ...], edits: int, decoders: tuple[Decoder, ...], texts: Sequence[Sequence[Reading]]
 ) -> list[dict[str, int]]:
-    """For each text, given as its readings, how many canaries it holds, by code: "canary", "canary/base64", ..."""
+    """Count, for each text given as its readings, how many canaries it holds, by code: "canary", "canary/base64",
+    ..."""
     look = scanner(canaries, edits, tuple(sorted(set(decoders))))
     numbers_found: list[dict[str, set[int]]] = [{} for _ in texts]
     parts: list[tuple[int, str, str]] = []  # text, decoder, letters

@@ -66,7 +66,8 @@ def alphabet(character: str) -> str:
 
 
 def count_characters(allow: Iterable[Alphabet], max_run_nonword: int, text: str) -> dict[str, int]:
-    """By code: "alphabet", characters outside the allowed alphabets; "run", runs of signs that are too long."""
+    """Count characters by code: "alphabet", characters outside the allowed alphabets; "run", runs of signs that are too
+    long."""
     allowed = {"space", *allow}
     outside = sum(text.count(character) for character in set(text) if alphabet(character) not in allowed)
     long_runs = sum(1 for _ in _run(max_run_nonword).finditer(text))

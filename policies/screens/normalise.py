@@ -153,7 +153,7 @@ _HIDDEN_ASCII = bytes(code for code in (*range(32), 127) if chr(code) not in "\t
 
 
 def classes(**members: str) -> bytes:
-    """Each byte as the letter of its class, "!" for the others: a run of a class is then a plain substring."""
+    """Return each byte as the letter of its class, "!" for the others: a run of a class is then a plain substring."""
     table = bytearray(b"!" * 256)
     for name, characters in members.items():
         for character in characters:
@@ -286,7 +286,7 @@ def _plain(data: bytes) -> str | None:
 
 
 def rotated(text: str) -> str:
-    """rot13, which is its own inverse."""
+    """Return the text in rot13, which is its own inverse."""
     return text.translate(_ROT13)
 
 

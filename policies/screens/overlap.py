@@ -208,7 +208,7 @@ class OverlapIndex:
 
     @classmethod
     def from_bytes(cls, data: bytes, *, key: bytes) -> OverlapIndex:
-        """Raises UsageError for bytes that build_index did not make with this key."""
+        """Read an index. Raises UsageError for bytes that build_index did not make with this key."""
         keys = _Keys(key)
         if len(data) < _HEADER.size + _DIGEST_BYTES:
             raise _broken("it is too short")
@@ -230,7 +230,7 @@ class OverlapIndex:
         return cls(values, keys, n=n, width=width, records=records, rate=rate)
 
     def matching(self, texts: Sequence[Sequence[str]], views: Sequence[Callable[[str], str]]) -> list[Matches]:
-        """For each view, a function of a word, the n-grams of each text that are in the index.
+        """Return, for each view (a function of a word), the n-grams of each text that are in the index.
 
         n-grams that begin in one text and end in a later one count for both: a passage may be split.
         texts: the words of each.

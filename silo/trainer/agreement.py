@@ -84,7 +84,7 @@ LOG_RATIO_MAX = 20.0
 
 @dataclass(frozen=True)
 class Limits:
-    """What is measured of a run, and what stops a step.
+    """Limits of the proof: what is measured of a run, and what stops a step.
 
     Attributes:
         share: of a step's tokens, prompts counted, that are looked at, two answers whatever they cost; with 0 identity
@@ -106,12 +106,13 @@ class Limits:
     window_tokens_max: int = 1 << 20
 
     def kl_limit(self, rounding: float) -> float:
-        """rounding: KL of the trainer from the exact pass, on the same tokens."""
+        """Return the KL that the engine may show. rounding: KL of the trainer from the exact pass, on the same
+        tokens."""
         return min(self.kl_max, max(self.kl_floor, self.rounding_ratio * rounding))
 
 
 def limits_from(fields: Mapping[str, float]) -> Limits:
-    """Of the keys of `rollout` in a site's configuration; what is not named has its default."""
+    """Read limits from the keys of `rollout` in a site's configuration; what is not named has its default."""
     plain = Limits()
     return Limits(
         share=fields.get("agreement_share", plain.share),
@@ -141,7 +142,7 @@ class AnswerFigures:
 
 @dataclass(frozen=True)
 class Finding:
-    """What the tokens so far say about one other adapter.
+    """The evidence of the tokens so far about one other adapter.
 
     Attributes:
         other: which.
@@ -184,7 +185,8 @@ class Finding:
 
 @dataclass(frozen=True)
 class Divergence:
-    """kl: mean k3 of the engine to the trainer, in nats per token. error: its standard error over answers."""
+    """Difference of two distributions. kl: mean k3 of the engine to the trainer, in nats per token. error: its standard
+    error over answers."""
 
     kl: float
     error: float
@@ -231,7 +233,7 @@ def student_quantile(normal: float, freedom: int) -> float:
 
 @dataclass
 class Regression:
-    """y on x: of every answer two sums, which is all that slope and error need."""
+    """Regression of y on x: of every answer two sums, which is all that slope and error need."""
 
     tokens: int = 0
     _squares: list[float] = field(default_factory=list)
@@ -248,7 +250,7 @@ class Regression:
             self.tokens += len(one)
 
     def finding(self, other: str, visible: float = 1.0) -> Finding | None:
-        """None before there are three answers."""
+        """Return the finding, or None before there are three answers."""
         answers = len(self._squares)
         if answers < 3:
             return None
@@ -266,7 +268,7 @@ class Regression:
         )
 
     def sums(self) -> Numbers:
-        """All that it holds but `tokens`: [2, answers]."""
+        """Return all that the regression holds but `tokens`: [2, answers]."""
         return np.array([self._squares, self._products])
 
     @classmethod
@@ -277,7 +279,7 @@ class Regression:
 
 
 class Differences:
-    """How far engine and trainer are apart over some steps: of every answer two sums, and its tokens.
+    """The differences of engine and trainer over some steps: of every answer two sums, and its tokens.
 
     Of two answers whose differences are not alike, a step by itself can say nothing; some steps together can.
     """
@@ -291,7 +293,7 @@ class Differences:
         ]
 
     def found(self) -> tuple[Divergence, float]:
-        """Of the engine, and what the trainer itself differs from the exact pass by. Not of nothing."""
+        """Return the engine's divergence, and the trainer's own from the exact pass. There must be an answer."""
         engine, exact, tokens = np.array(self._answers).T.tolist()
         return _divergence_of(engine, tokens), _divergence_of(exact, tokens).kl
 
@@ -393,7 +395,7 @@ class Watch:
         return sorted((finding for finding in findings if finding.is_alarm), key=_errors_off, reverse=True)
 
     def figures(self) -> dict[str, float]:
-        """Of the last judgement, for the step's metrics; nothing before the first."""
+        """Return the figures of the last judgement, for the step's metrics; nothing before the first."""
         figures: dict[str, float] = {"agreement_tokens": float(self._long.tokens)}
         for other, finding in sorted(self._judged.items()):
             figures[f"stale_{other}"] = finding.coefficient
@@ -432,7 +434,7 @@ def _errors_off(finding: Finding) -> float:
 
 @dataclass(frozen=True)
 class MarkerSeen:
-    """What a strong adapter that was sent the same way did to the tokens that the engine drew under it.
+    """The effect of a strong adapter that was sent the same way on the tokens that the engine drew under it.
 
     Attributes:
         distance: mean |engine - exact under the marker|, in nats per token.
@@ -454,7 +456,8 @@ MARKER_CONTRAST_MIN = 0.2
 
 
 def marker_seen(engine: Numbers, marker: Numbers, in_use: Numbers) -> MarkerSeen:
-    """engine: as reported; marker, in_use: exact, under the two adapters. Each [m], tokens drawn under the marker."""
+    """Compare the engine's log-probabilities with the marker's. engine: as reported; marker, in_use: exact, under the
+    two adapters. Each [m], tokens drawn under the marker."""
     return MarkerSeen(float(np.mean(np.abs(engine - marker))), float(np.mean(np.abs(in_use - marker))))
 
 
@@ -552,7 +555,7 @@ class Row:
 
 
 class Probe:
-    """What a few answers look like to the trainer, under the adapter in use and under others.
+    """The trainer's own view of a few answers, under the adapter in use and under others.
 
     Args:
         adapter: the one that is trained.
@@ -569,7 +572,7 @@ class Probe:
     def answers(
         self, prompts: Sequence[tuple[int, ...]], rows: Sequence[Row], others: Mapping[str, Sequence[Tensor] | None]
     ) -> list[AnswerFigures]:
-        """In the order of `rows`, one at least.
+        """Return figures of the answers in the order of `rows`, one at least.
 
         Args:
             prompts: of the step.
@@ -625,20 +628,22 @@ class Probe:
 
 
 def keyed_draw(site_secret: bytes, seed: int) -> Draw:
-    """Of a watch: private, and its own in every run."""
+    """Return a watch's source of draws: private, and its own in every run."""
     return lambda purpose, *key: generator(private_seed_of(site_secret, seed, purpose, *key))
 
 
 class AgreementWatch:
-    """Args:
-    adapter: the one that is trained.
-    temperature: of the rollout.
-    draw: keyed generator of this watch's own draws, by (purpose, ...).
-    limits: what is measured and what stops a step.
-    group: the processes that train together; None: this one alone.
-    equal_passes: they need each other in every pass through the model (`sharding`).
-    rounds_once: as of `Probe`.
-    servers_apart: private and public prompts are answered by two servers, which are told of adapters one by one.
+    """Proof that the engine computes the adapter that is trained, rollout by rollout.
+
+    Args:
+        adapter: the one that is trained.
+        temperature: of the rollout.
+        draw: keyed generator of this watch's own draws, by (purpose, ...).
+        limits: what is measured and what stops a step.
+        group: the processes that train together; None: this one alone.
+        equal_passes: they need each other in every pass through the model (`sharding`).
+        rounds_once: as of `Probe`.
+        servers_apart: private and public prompts are answered by two servers, which are told of adapters one by one.
     """
 
     def __init__(

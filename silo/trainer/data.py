@@ -44,10 +44,12 @@ _OF_TEMPLATES = (
 
 
 class TextCodec:
-    """Args:
-    tokenizer: a Hugging Face tokenizer.
-    stop_ids: tokens that end an answer; the tokenizer's own end-of-sequence token if there is one.
-    template: chat template in place of the tokenizer's own; empty: none; None: the tokenizer's own.
+    """A tokenizer with the template and the tokens that end an answer.
+
+    Args:
+        tokenizer: a Hugging Face tokenizer.
+        stop_ids: tokens that end an answer; the tokenizer's own end-of-sequence token if there is one.
+        template: chat template in place of the tokenizer's own; empty: none; None: the tokenizer's own.
     """
 
     def __init__(self, tokenizer: Any, stop_ids: Iterable[int] = (), template: str | None = None) -> None:
@@ -74,7 +76,7 @@ class TextCodec:
         return str(self._rendered(prompt, tokenize=False)) if self._template else prompt
 
     def read_back(self, prompt: str) -> str:
-        """Return what the model reads, as text, with the tokens that the tokenizer puts around a prompt by itself."""
+        """Return the model's input as text, with the tokens that the tokenizer puts around a prompt by itself."""
         if self._template:
             return self.rendered(prompt)
         own = self._tokenizer(prompt, add_special_tokens=False)["input_ids"]
@@ -237,7 +239,7 @@ def split_holdout(rows: Sequence[TaskRow], share: float, site_secret: bytes) -> 
 
 @dataclass(frozen=True)
 class Prompt:
-    """row: its place in the file, by which public prompts are named on the wire."""
+    """An encoded prompt. row: its place in the file, by which public prompts are named on the wire."""
 
     row: int
     id: str
@@ -276,7 +278,7 @@ _PREFIX, _SUFFIX = "overlap-", ".index"
 
 @dataclass(frozen=True)
 class IndexSettings:
-    """What the guard asks for. background: leave out n-grams of the public set."""
+    """Settings of the overlap index that the guard asks for. background: leave out n-grams of the public set."""
 
     key: bytes = field(repr=False)
     n: int
@@ -380,7 +382,7 @@ QUANTILES = (0.0, 0.5, 0.9, 0.99, 1.0)
 
 @dataclass(frozen=True)
 class PreviewRequest:
-    """What `silo check` asks. `template` as in `TextCodec`; `show`: so many prompts as text."""
+    """A request of `silo check`. `template` as in `TextCodec`; `show`: so many prompts as text."""
 
     model: Path
     template: str | None
@@ -394,7 +396,7 @@ class PreviewRequest:
 
 
 def request_from(fields: dict[str, Any]) -> PreviewRequest:
-    """Raises UsageError: a field is missing or of another type."""
+    """Read a request. Raises UsageError: a field is missing or of another type."""
     try:
         template = fields["template"]
         return PreviewRequest(
@@ -466,7 +468,7 @@ def preview(request: PreviewRequest) -> dict[str, Any]:
 
 
 def spread_texts(texts: Iterable[str]) -> list[str]:
-    """At most `TEXTS_TRIED` of them, at even distances."""
+    """Return at most `TEXTS_TRIED` of the texts, at even distances."""
     every = list(texts)
     return every[:: max(len(every) // TEXTS_TRIED, 1)][:TEXTS_TRIED]
 
@@ -506,7 +508,7 @@ if __name__ == "__main__":
 
 
 class Mark(NamedTuple):
-    """What one answer got.
+    """The mark of one answer.
 
     Attributes:
         correct: counts, donors and pass@1 go by this.

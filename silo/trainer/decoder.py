@@ -75,7 +75,7 @@ class Block:
     prefix_lengths: Tensor
 
     def mask(self, dtype: torch.dtype) -> Tensor:
-        """Return what is added to the scores: 0, or -inf where a query may not look. [r or 1, 1, t, l + t]."""
+        """Return the mask that is added to the scores: 0, or -inf where a query may not look. [r or 1, 1, t, l + t]."""
         longest = self.query_places.shape[1]
         prefix = self.key_places.shape[1] - longest
         device = self.query_places.device
@@ -122,7 +122,7 @@ def block_of(length: int) -> int:
 
 @dataclass(frozen=True)
 class Padding:
-    """How many scores attention computes for a stream in one layer and head, padding included.
+    """Count of the scores that attention computes for a stream in one layer and head, padding included.
 
     Attributes:
         blocks: (answers, longest of them, their longest prefix) by `block_of`.
@@ -152,7 +152,7 @@ class Padding:
 
 
 def prefixes_of(prompts: Sequence[Sequence[int]], device: torch.device) -> Prefixes:
-    """No prompt may be empty; one of a single token has an empty prefix."""
+    """Lay out the prefixes of prompts. No prompt may be empty; one of a single token has an empty prefix."""
     lengths = torch.tensor([len(prompt) - 1 for prompt in prompts])  # [P]
     starts = lengths.cumsum(0) - lengths
     column = torch.arange(int(lengths.max()))
@@ -221,7 +221,7 @@ def _ids(values: list[int]) -> Tensor:
 
 @dataclass(frozen=True)
 class Factors:
-    """What LoRA adds to some rows of a weight: rows `start` to `stop` of the output get scale * B A x.
+    """LoRA factors of some rows of a weight: rows `start` to `stop` of the output get scale * B A x.
 
     a: [r, D], b: [stop - start, r], both float32 whatever the base is.
     """
@@ -367,7 +367,7 @@ def low_rank_linear(
     rounds_once: bool = True,
     roomy: Tensor | None = None,
 ) -> Tensor:
-    """x W^T + bias, and on the rows that have factors scale * x A^T B^T (Hu et al. 2021).
+    """Return x W^T + bias, and on the rows that have factors scale * x A^T B^T (Hu et al. 2021).
 
     The factors stay apart from W: added to it in bfloat16, a step of lr 1e-5 survives in the mean over entries alone.
     Some nine in ten stay as they are and the others jump by a whole spacing: noise of four times the step (measured).
@@ -476,7 +476,7 @@ class _RmsNorm(torch.autograd.Function):
 
 
 def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-    """x / sqrt(mean(x^2) + epsilon) * weight over the last axis (Zhang and Sennrich 2019), the weight frozen."""
+    """Return x / sqrt(mean(x^2) + epsilon) * weight over the last axis (Zhang and Sennrich 2019), the weight frozen."""
     y: Tensor = _RmsNorm.apply(x, weight, epsilon)
     return y
 
@@ -529,7 +529,7 @@ class _SwiGlu(torch.autograd.Function):
 
 
 def swiglu(both: Tensor) -> Tensor:
-    """silu(gate) * up (Shazeer 2020). both: [N, 2 I], gate beside up; returns [N, I]."""
+    """Return silu(gate) * up (Shazeer 2020). both: [N, 2 I], gate beside up; returns [N, I]."""
     y: Tensor = _SwiGlu.apply(both)
     return y
 
@@ -551,7 +551,7 @@ class _GatherRows(torch.autograd.Function):
 
 
 def gather_rows(x: Tensor, places: Tensor) -> Tensor:
-    """x[places], whose gradient sums in float32 and, on a CPU, in one order whatever the number of threads.
+    """Return x[places], whose gradient sums in float32 and, on a CPU, in one order whatever the number of threads.
 
     Plain indexing adds its gradients atomically and in the dtype of x. On CUDA `index_add_` is atomic too, unless
     `torch.use_deterministic_algorithms` is on.
@@ -572,7 +572,7 @@ def repeats_heads(device: torch.device) -> bool:
 
 
 def attention(query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | None = None, causal: bool = False) -> Tensor:
-    """softmax(q k^T / sqrt(E)) v.
+    """Return softmax(q k^T / sqrt(E)) v.
 
     Args:
         query: [R, H, T, E].
@@ -719,7 +719,9 @@ class Layer:
 
 
 class Decoder:
-    """Args:
+    """The forward pass of a model with LoRA factors.
+
+    Args:
         model: the base, a Hugging Face causal LM of one of `ARCHITECTURES`; it is frozen, and still works by itself.
         factors: (A [r, in], B [out, r]) by the name of the linear layer.
         scale: alpha / r.
@@ -756,7 +758,7 @@ class Decoder:
 
     @contextmanager
     def base_only(self) -> Iterator[None]:
-        """Inside, the factors do not count: the reference of the KL term (methods 1.3)."""
+        """Leave the factors out inside the block: the reference of the KL term (methods 1.3)."""
         before, self.adapted = self.adapted, False
         try:
             yield
@@ -765,7 +767,7 @@ class Decoder:
 
     @contextmanager
     def rounding_apart(self) -> Iterator[None]:
-        """Inside, it rounds as vLLM does: the base's product first, and then what is added to it."""
+        """Round as vLLM does inside the block: the base's product first, and then what is added to it."""
         before, self.rounds_once = self.rounds_once, False
         try:
             yield
@@ -775,7 +777,7 @@ class Decoder:
     # ---- the parts of a layer ------------------------------------------------------------------------
 
     def embedded(self, ids: Tensor) -> Tensor:
-        """Return what the first layer reads. ids: [N]; returns [N, D]."""
+        """Return the input of the first layer. ids: [N]; returns [N, D]."""
         return self.embedding[ids]
 
     def angles(self, positions: Tensor) -> Angles:
@@ -818,7 +820,7 @@ class Decoder:
         return gather_rows(attended.transpose(1, 2).flatten(0, 1), inside).flatten(1)
 
     def final(self, x: Tensor) -> Tensor:
-        """Return what the head reads. x: [N, D]."""
+        """Return the input of the head. x: [N, D]."""
         return rms_norm(x, self._final_norm, self._epsilon)
 
     def layers_for_sampling(self) -> list[Layer]:

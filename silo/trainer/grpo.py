@@ -96,7 +96,8 @@ def group_advantages(rewards: Tensor, *, std: Literal["sample", "population"], e
 
 
 def ratio_of(logp: Tensor, logp_old: Tensor) -> Tensor:
-    """rho_kt of PubSwap Eq. 2, its logarithm kept within +-`LOG_RATIO_MAX`; a token beyond has no gradient. All [M]."""
+    """Return rho_kt of PubSwap Eq. 2, its logarithm kept within +-`LOG_RATIO_MAX`; a token beyond has no gradient. All
+    [M]."""
     return (logp - logp_old).clamp(-LOG_RATIO_MAX, LOG_RATIO_MAX).exp()  # [M]
 
 
@@ -109,7 +110,7 @@ def policy_gain(
     clip_high: float,
     dual_clip: float | None = None,
 ) -> Tensor:
-    """Return what one token adds to the objective, to be maximised: min(rho A, clip(rho, 1 - low, 1 + high) A).
+    """Return each token's term of the objective, to be maximised: min(rho A, clip(rho, 1 - low, 1 + high) A).
 
     Args:
         logp: [M] with gradient.
@@ -193,7 +194,7 @@ def proximal_term(parameters: Iterable[Tensor], starts: Iterable[Tensor], mu: fl
 
 @dataclass(frozen=True)
 class StepFigures:
-    """What one update says about itself; all are means or counts.
+    """Figures of one update; all are means or counts.
 
     Attributes:
         clip_share: share of trained tokens whose gradient the clip removed, over the epochs after the first.

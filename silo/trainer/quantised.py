@@ -115,7 +115,7 @@ def _e4m3(device: torch.device) -> Tensor:
 
 
 def quantise(weight: Tensor, load: Load) -> QuantisedWeight:
-    """Each number to the nearest that can be stored. weight: [M, D], finite.
+    """Round each number to the nearest that can be stored. weight: [M, D], finite.
 
     Raises:
         UsageError: a number is not finite.

@@ -76,7 +76,8 @@ class Given:
 
 @dataclass(frozen=True)
 class SessionState:
-    """facts: JSON. tensors: on the CPU, by name. given: the last task with its answer, for whoever speaks to a guard.
+    """State of a session. facts: JSON. tensors: on the CPU, by name. given: the last task with its answer, for whoever
+    speaks to a guard.
 
     What a method may rely on: `facts["position"]` is {task, round, step}; the rest is between `state_of` and `restore`.
     """
@@ -138,7 +139,7 @@ def restore(run: Run, state: SessionState) -> None:
 
 
 def surroundings(adapter: LoraAdapter, processes: int) -> dict[str, Any]:
-    """Return what equal bits hang on besides the state itself."""
+    """Return the versions and devices on which equal bits depend, besides the state itself."""
     weight = adapter.decoder.embedding
     return {
         "torch": torch.__version__,
@@ -182,7 +183,7 @@ def _open_step_from(fields: Mapping[str, Any], public: PromptSet) -> OpenStep:
 
 
 class StateFile:
-    """Where a trainer keeps its state between two tasks.
+    """The file in which a trainer keeps its state between two tasks.
 
     Args:
         scratch: the trainer's own folder.
@@ -195,25 +196,27 @@ class StateFile:
         self._key = hmac.new(site_secret, b"fedsilo session state", hashlib.sha256).digest()
 
     def save(self, state: SessionState) -> None:
-        """Raises OperationError, UsageError: it cannot be written; the earlier file stays."""
+        """Write the state. Raises OperationError, UsageError: it cannot be written; the earlier file stays."""
         make_private_directory(self.path.parent)
         content = content_of(state)
         write_durably(self.path, content, mode=0o600, tail=hmac.digest(self._key, content, "sha256"))
 
     def load(self) -> SessionState | None:
-        """None: there is none. Raises StateRefused, NotAllowedError: what is there cannot be gone on from."""
+        """Return the state; None: there is none. Raises StateRefused, NotAllowedError: what is there cannot be gone on
+        from."""
         data = self.read()
         return None if data is None else from_bytes(data, self._key)
 
     def read(self) -> bytes | None:
-        """None: there is none. Raises NotAllowedError: others may read or write it, or it is no plain file."""
+        """Return the file's bytes; None: there is none. Raises NotAllowedError: others may read or write it, or it is
+        no plain file."""
         try:
             return read_private(self.path)
         except NotFoundError:
             return None
 
     def discard(self) -> None:
-        """Raises OperationError."""
+        """Remove the file. Raises OperationError."""
         if self.path.parent.is_dir():
             remove_durably(self.path)
 
@@ -237,7 +240,7 @@ def content_of(state: SessionState) -> bytes:
 
 
 def from_bytes(data: bytes, key: bytes) -> SessionState:
-    """Raises StateRefused: it is torn or changed, or was written with another site's key."""
+    """Read a state. Raises StateRefused: it is torn or changed, or was written with another site's key."""
     content = data[:-_MAC_BYTES]
     if not hmac.compare_digest(hmac.digest(key, content, "sha256"), data[-_MAC_BYTES:]):
         raise StateRefused("the kept state is torn or changed, or another site's")
@@ -292,9 +295,11 @@ class Resumable(Protocol):
 
 
 class KeptState:
-    """Args:
-    session: whose state it is.
-    file: where it is kept.
+    """The state of a session on disk, kept after each task.
+
+    Args:
+        session: whose state it is.
+        file: where it is kept.
     """
 
     def __init__(self, session: Resumable, file: StateFile) -> None:
@@ -345,7 +350,8 @@ class KeptState:
 def kept_state(
     session: Resumable, scratch: Path | None, site_secret: bytes, group: Processes | None = None
 ) -> KeptState | None:
-    """None without a scratch folder: then nothing is kept, and a killed trainer starts the round over."""
+    """Return the state kept in a scratch folder; None without one: then nothing is kept, and a killed trainer starts
+    the round over."""
     if scratch is None:
         return None
     file = StateFile(scratch, site_secret)

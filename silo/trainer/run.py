@@ -33,7 +33,7 @@ Draw = Callable[[int, int], np.random.Generator]  # by the prompt's place in the
 
 @dataclass(frozen=True)
 class Material:
-    """What a silo brings to every run.
+    """Model, data and settings that a silo brings to every run.
 
     Attributes:
         silo: own name in the roster.
@@ -142,7 +142,8 @@ class Run:
     position: Position | None = None
 
     def policy_of(self, payload: Buffer, rows: Rows) -> contextlib.AbstractContextManager[None]:
-        """Inside, the model computes this adapter, or the base model where there is none; prompts are of these rows."""
+        """Make the model compute this adapter inside the block, or the base model where there is none; prompts are of
+        these rows."""
         self.engine.use(rows)
         return self.adapter.replaced_by(decode_factors(payload).tensors) if payload else self.adapter.off()
 
@@ -168,7 +169,8 @@ class Step:
     _rollouts: Sequence[tuple[Rollout, ...]] = ()
 
     def rollout(self, rows: Rows, prompts: Sequence[Prompt], draw: Draw) -> None:
-        """K answers to each prompt by the current local policy. Raises OperationError: the engine does not agree."""
+        """Sample K answers to each prompt from the current local policy, and prove that the engine computed it. Raises
+        OperationError: the engine does not agree."""
         run, plan = self.run, self.run.plan
         run.on_phase(*self.where, "rollout")
         questions = [
@@ -192,7 +194,7 @@ class Step:
         self.metrics["rollout_tokens_per_second"] = rate(tokens, seconds)
 
     def grade(self, grader: Grader) -> None:
-        """What each answer is worth, by this silo's own verifier."""
+        """Grade each answer by this silo's own verifier."""
         run, started = self.run, self.run.seconds()
         run.on_phase(*self.where, "grade")
         texts = [[run.material.codec.text_of(each.ids) for each in answers] for answers in self._rollouts]
@@ -214,7 +216,7 @@ class Step:
         self.metrics["grade_seconds"] = run.seconds() - started
 
     def update(self, groups: Sequence[Group]) -> None:
-        """One GRPO step on these answers. Raises OperationError: a gradient is not finite; nothing has changed."""
+        """Take one GRPO step on these answers. Raises OperationError: a gradient is not finite; nothing has changed."""
         run = self.run
         run.on_phase(*self.where, "update")
         run.engine.rest()

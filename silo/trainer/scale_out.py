@@ -140,7 +140,7 @@ class Processes:
             shutil.rmtree(Path(place.rendezvous.removeprefix("file://")).parent, ignore_errors=True)
 
     def broadcast(self, data: bytes = b"") -> bytes:
-        """Return what process 0 gives, to all."""
+        """Return process 0's value in every process."""
         size = self._torch.tensor([len(data)])
         self._dist.broadcast(size, src=0, group=self._control)
         content = self._torch.empty(int(size), dtype=self._torch.uint8)
@@ -151,7 +151,7 @@ class Processes:
         return content.numpy().tobytes()
 
     def gather(self, value: Any) -> list[Any]:
-        """Return what each gives, to all, in the order of their ranks; as JSON brings it back."""
+        """Return every process's value in every process, in the order of their ranks; as JSON brings it back."""
         data = json.dumps(value).encode()
         sizes = [self._torch.zeros(1, dtype=self._torch.long) for _ in range(self.size)]
         self._dist.all_gather(sizes, self._torch.tensor([len(data)]), group=self._control)
@@ -172,7 +172,8 @@ class Processes:
             start += each.numel()
 
     def whole(self, own: Tensor, out: Tensor) -> None:
-        """out: all processes' `own` one after the other. Both flat, of the same dtype."""
+        """Gather the shares of a tensor. out: all processes' `own` one after the other. Both flat, of the same
+        dtype."""
         uint8 = self._torch.uint8
         self._dist.all_gather_single(out.view(uint8), own.view(uint8))
 
@@ -226,7 +227,7 @@ class Processes:
             raise ProcessLost(f"process {self.rank} failed: {error}") from error
 
     def require_equal(self, tensors: Sequence[Tensor]) -> None:
-        """Raises ProcessLost: not all processes hold the same bits."""
+        """Compare the tensors of all processes. Raises ProcessLost: not all processes hold the same bits."""
         digest = hashlib.sha256()
         for each in tensors:
             digest.update(each.detach().cpu().contiguous().numpy().data)

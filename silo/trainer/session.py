@@ -32,12 +32,14 @@ from silo.trainer.tasks import CARRIED_OUT
 
 
 class Session:
-    """Args:
-    material: model, rows and graders of this silo.
-    on_phase: told (round, step, phase) as a task goes on: rollout | grade | update.
-    seconds: monotonic clock for the figures.
-    group: the processes that do the same tasks together; None: this one alone.
-    shard_base: each process keeps its share of the base's weights alone.
+    """The trainer of one silo.
+
+    Args:
+        material: model, rows and graders of this silo.
+        on_phase: told (round, step, phase) as a task goes on: rollout | grade | update.
+        seconds: monotonic clock for the figures.
+        group: the processes that do the same tasks together; None: this one alone.
+        shard_base: each process keeps its share of the base's weights alone.
     """
 
     def __init__(
@@ -168,12 +170,12 @@ class Session:
         return dataclasses.replace(done, metrics={**done.metrics, "seconds": self._seconds() - started})
 
     def close(self) -> None:
-        """No task comes any more: what rollout servers were given for this run is taken back."""
+        """End: take back what rollout servers were given for this run."""
         if self._run is not None:
             self._run.engine.close()
 
     def state(self) -> SessionState:
-        """Return where the run stands after its last finished task. Raises OperationError: nothing is loaded yet."""
+        """Return the run's state after its last finished task. Raises OperationError: nothing is loaded yet."""
         if self._run is None:
             raise UsageError("no run has begun in this trainer")
         return state_of(self._run)
@@ -204,7 +206,7 @@ def _with_shared_graders(material: Material, group: Processes) -> Material:
 
 
 def shared_grader(grader: Grader, group: Processes) -> Grader:
-    """Each process grades every so many-th answer; all get all verdicts, and so the same ones."""
+    """Return a grader of which each process grades every n-th answer; all get all verdicts, and so the same ones."""
 
     def grade(pairs: Sequence[tuple[str, str]]) -> list[Mark]:
         mine = list(pairs)[group.rank :: group.size]

@@ -85,7 +85,7 @@ class ShardedLayer:
         return self.shards["down"].gathered()
 
     def gathered(self) -> Layer:
-        """All of it, whole, for as long as somebody holds it."""
+        """Return the whole layer; its memory is free once nobody holds it."""
         return Layer(
             self.input_norm,
             self.qkv,
@@ -120,12 +120,12 @@ class ShardedBase:
 
     @property
     def share_bytes(self) -> int:
-        """Of the projections' weights, in this process."""
+        """Return the bytes of the projections' weights in this process."""
         return sum(shard.share_bytes for layer in self._layers for shard in layer.shards.values())
 
     @contextlib.contextmanager
     def whole(self) -> Iterator[None]:
-        """Inside, every projection is whole and nothing is gathered."""
+        """Hold every projection whole inside the block, so that nothing is gathered."""
         self._decoder.layers = [layer.gathered() for layer in self._layers]
         try:
             yield

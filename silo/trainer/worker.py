@@ -77,7 +77,7 @@ def set_offline(environment: MutableMapping[str, str]) -> None:
 
 
 def verify_offline(environment: Mapping[str, str]) -> None:
-    """Raises UsageError: a variable is missing or says otherwise."""
+    """Check that the environment is offline. Raises UsageError: a variable is missing or says otherwise."""
     for name, value in OFFLINE.items():
         if environment.get(name) != value:
             raise UsageError(
@@ -87,7 +87,8 @@ def verify_offline(environment: Mapping[str, str]) -> None:
 
 
 def verify_hub_offline(modules: Mapping[str, Any]) -> None:
-    """Raises UsageError: the hub library was imported before its variable was set. modules: sys.modules."""
+    """Check that the hub library is offline. Raises UsageError: the hub library was imported before its variable was
+    set. modules: sys.modules."""
     hub = modules.get("huggingface_hub.constants")
     if hub is not None and not hub.HF_HUB_OFFLINE:
         raise UsageError("huggingface_hub was loaded before the trainer could switch it offline")
@@ -185,7 +186,7 @@ class Configuration:
 
 
 def configuration_from(fields: dict[str, Any]) -> Configuration:
-    """Raises UsageError: a field is missing or of another type."""
+    """Read a `configure` message. Raises UsageError: a field is missing or of another type."""
     try:
         scratch = fields.get("scratch")
         return Configuration(
@@ -294,7 +295,7 @@ class Worker:
         self._kept: KeptState | None = None
 
     def run(self) -> None:
-        """Until the guard says `stop` or goes away.
+        """Answer messages until the guard says `stop` or goes away.
 
         Raises:
             NotAllowedError: the guard does not take this trainer; says why.

@@ -16,7 +16,7 @@ TASKS: Mapping[str, type[TrainerTask]] = {task.name: task for method in METHODS.
 
 
 def method_named(name: str) -> Method:
-    """Raises UsageError: no such method; the hint lists those there are."""
+    """Return the method of that name. Raises UsageError: no such method; the hint lists those there are."""
     try:
         return METHODS[name]
     except KeyError:

@@ -40,7 +40,7 @@ def adapter_name(tensors: Mapping[str, NDArray[np.float32]], scale: float) -> st
 
 @dataclass(frozen=True)
 class LoraShape:
-    """What the federation's LoRA schema says. shapes: wire name -> shape, both factors of every module."""
+    """The federation's LoRA schema. shapes: wire name -> shape, both factors of every module."""
 
     rank: int
     alpha: float
@@ -103,8 +103,8 @@ class LoraAdapter:
         self.start = [parameter.detach().clone() for parameter in self.parameters]
 
     def name(self) -> str:
-        """Return what rollouts must call what `decoder` computes: the digest of its adapter, or `BASE_NAME` with it
-        off."""
+        """Return the name that rollouts must give what `decoder` computes: the digest of its adapter, or `BASE_NAME`
+        with it off."""
         if not self.decoder.adapted:
             return BASE_NAME
         factors = {name: each.detach().cpu().numpy() for name, each in self.factors.items()}
@@ -123,7 +123,7 @@ class LoraAdapter:
         }
 
     def state(self) -> dict[str, Tensor]:
-        """All factors and the round's start: copies on the CPU, as `factor.NAME` and `start.NAME`."""
+        """Return all factors and the round's start: copies on the CPU, as `factor.NAME` and `start.NAME`."""
         tensors: dict[str, Tensor] = {f"factor.{name}": each for name, each in self.factors.items()}
         tensors |= {f"start.{name}": each for name, each in zip(self._trained, self.start, strict=True)}
         return {name: each.detach().to("cpu", copy=True) for name, each in tensors.items()}
@@ -151,13 +151,15 @@ class LoraAdapter:
 
     @contextmanager
     def off(self) -> Iterator[None]:
-        """Inside, `decoder` computes the base model: the reference of the KL term for the whole run (methods 1.3)."""
+        """Make `decoder` compute the base model inside the block: the reference of the KL term for the whole run
+        (methods 1.3)."""
         with self.decoder.base_only():
             yield
 
     @contextmanager
     def replaced_by(self, tensors: Mapping[str, Array]) -> Iterator[None]:
-        """Inside, `decoder` computes another adapter; afterwards the local factors are back, bit for bit."""
+        """Make `decoder` compute another adapter inside the block; afterwards the local factors are back, bit for
+        bit."""
         own = {name: parameter.detach().clone() for name, parameter in self.factors.items()}
         self._write(tensors)
         try:

@@ -78,12 +78,14 @@ def most_likely(logits: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class EmbeddedEngine:
-    """Args:
-    decoder: the policy, as it is whenever something is generated.
-    stop_ids: tokens that end an answer.
-    cache_bytes: budget of a batch's keys and values, `CACHE_BYTES` unless stated. A question whose answers do not fit
-        together is asked in several batches; a single answer that does not fit is a batch of its own.
-    name: says which adapter the decoder computes with; every answer carries what it says when its batch is done.
+    """The rollout engine in the trainer's own process.
+
+    Args:
+        decoder: the policy, as it is whenever something is generated.
+        stop_ids: tokens that end an answer.
+        cache_bytes: budget of a batch's keys and values, `CACHE_BYTES` unless stated. A question whose answers do not
+            fit together is asked in several batches; a single answer that does not fit is a batch of its own.
+        name: says which adapter the decoder computes with; every answer carries what it says when its batch is done.
     """
 
     def __init__(
@@ -103,13 +105,14 @@ class EmbeddedEngine:
         self._tokens_between_looks = 1 if self._device.type == "cpu" else TOKENS_BETWEEN_LOOKS
 
     def use(self, rows: str) -> None:
-        """Nothing to change: it computes with the live adapter, and a call's batches and caches end with the call."""
+        """Change nothing: the engine computes with the live adapter, and a call's batches and caches end with the
+        call."""
 
     def rest(self) -> None:
-        """Nothing to free, for the same reason."""
+        """Free nothing, for the same reason."""
 
     def close(self) -> None:
-        """Nothing to take back, for the same reason."""
+        """Take nothing back, for the same reason."""
 
     def generate(
         self, questions: Sequence[Question], *, temperature: float, max_new_tokens: int

@@ -23,7 +23,7 @@ from silo.trainer.scale_out import Processes, dealt
 
 @dataclass(frozen=True)
 class RolloutPlace:
-    """Where the servers are, as the trainer sees it inside its sandbox.
+    """The rollout servers' places, as the trainer sees them inside its sandbox.
 
     Attributes:
         private, public: sockets; twice the same where one server answers both.
@@ -40,7 +40,8 @@ class RolloutPlace:
 
 
 def place_from(fields: Mapping[str, Any] | None) -> RolloutPlace | None:
-    """Of the `configure` message. None: the embedded engine. Raises KeyError, TypeError, ValueError."""
+    """Read the servers' places from the `configure` message. None: the embedded engine. Raises KeyError, TypeError,
+    ValueError."""
     if fields is None:
         return None
     private, public, adapters = (Path(str(fields[name])) for name in ("private", "public", "adapters"))
@@ -89,17 +90,17 @@ class RolloutEngine(Protocol):
         """
 
     def rest(self) -> None:
-        """Nothing is asked for a while: free what memory can be freed."""
+        """Free what memory can be freed: no question comes for a while."""
 
     def close(self) -> None:
-        """Nothing is asked any more: leave no adapter with a server. What is gone or silent is left as it is."""
+        """End: leave no adapter with a server. What is gone or silent is left as it is."""
 
 
 # ---- several processes ----
 
 
 class SharedEngine:
-    """Each process answers whole prompts of its own; afterwards all have all answers.
+    """An engine in each process, which answers whole prompts of its own; afterwards all have all answers.
 
     Args:
         engine: of this process.
@@ -126,7 +127,8 @@ class SharedEngine:
     def generate(
         self, questions: Sequence[Question], *, temperature: float, max_new_tokens: int
     ) -> list[tuple[Rollout, ...]]:
-        """Raises OperationError: as the engine, in whichever process."""
+        """Answer a share of the questions and gather the others'. Raises OperationError: as the engine, in whichever
+        process."""
         costs = [(len(one.prompt_ids) + max_new_tokens) * len(one.draws) for one in questions]
         mine = dealt(costs, self._group.size)[self._group.rank]
 
@@ -146,7 +148,8 @@ class SharedEngine:
 
 
 class LedEngine:
-    """Process 0 asks, and all have its answers: for an engine that is a server, which wants to be told things once.
+    """An engine that process 0 asks, and whose answers all have: for an engine that is a server, which wants to be told
+    things once.
 
     Args:
         engine: makes it; called in process 0 alone.
@@ -164,14 +167,14 @@ class LedEngine:
         self._group.together(lambda: self._engine.rest() if self._engine is not None else None)
 
     def close(self) -> None:
-        """Without the others, who may be gone."""
+        """Close the engine without the others, who may be gone."""
         if self._engine is not None:
             self._engine.close()
 
     def generate(
         self, questions: Sequence[Question], *, temperature: float, max_new_tokens: int
     ) -> list[tuple[Rollout, ...]]:
-        """Raises OperationError: as the engine."""
+        """Have process 0 ask, and share its answers. Raises OperationError: as the engine."""
 
         def work() -> list[tuple[Rollout, ...]]:
             if self._engine is None:

@@ -102,7 +102,9 @@ class _Request:
 
 
 class VllmEngine:
-    """Args:
+    """The rollout engine that asks vLLM servers.
+
+    Args:
         adapter: the one that is trained; what it computes when something is generated is what the servers get.
         place: of the servers.
         stop_ids: tokens that end an answer.
@@ -139,7 +141,7 @@ class VllmEngine:
     def generate(
         self, questions: Sequence[Question], *, temperature: float, max_new_tokens: int
     ) -> list[tuple[Rollout, ...]]:
-        """As `RolloutEngine.generate`.
+        """Answer as `RolloutEngine.generate` says.
 
         Raises:
             OperationError: a prompt is too long or holds what is no token of the model, the server fails again and
@@ -235,7 +237,7 @@ class VllmEngine:
 
 
 def digest_in(name: str) -> str:
-    """Return what the adapter that was pushed under this name calls itself; '' where the name is none of ours."""
+    """Return the digest of the adapter that was pushed under this name; '' where the name is none of ours."""
     match = _PUSHED.fullmatch(name)
     return match[2] if match else ""
 

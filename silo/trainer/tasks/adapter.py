@@ -10,7 +10,7 @@ from silo.trainer.scale_out import BAD_TASK
 
 
 def load(run: Run, task: LoadAdapter, body: Buffer) -> Done:
-    """Raises PeerError: the adapter does not fit the schema."""
+    """Begin a round with an adapter. Raises PeerError: the adapter does not fit the schema."""
     run.adapter.load(decode_factors(body).tensors)
     run.learner.start_round()
     run.base_digest = task.digest
@@ -21,7 +21,7 @@ def load(run: Run, task: LoadAdapter, body: Buffer) -> Done:
 
 
 def export_delta(run: Run, task: ExportDelta, body: Buffer) -> Done:
-    """Raises OperationError: no adapter was loaded."""
+    """Export the difference of the factors to the round's start. Raises OperationError: no adapter was loaded."""
     if not run.base_digest:
         raise OperationError("no adapter was loaded, so there is no difference to export", code=BAD_TASK)
     delta = run.adapter.delta()

@@ -13,7 +13,8 @@ from silo.trainer.scale_out import BAD_TASK
 
 
 def carry_out(run: Run, task: PrivateStep, body: Buffer) -> Done:
-    """Raises OperationError: no such rows, the engine does not agree, or a gradient is not finite."""
+    """Take one step: rollout, grade, update. Raises OperationError: no such rows, the engine does not agree, or a
+    gradient is not finite."""
     prompts = run.private.prompts
     if not task.rows or max(task.rows) >= len(prompts) or min(task.rows) < 0:
         raise OperationError(

@@ -17,7 +17,7 @@ from silo.trainer.run import Done, OpenStep, OwnAnswers, Run, Step
 
 
 def generate(run: Run, task: GeneratePublic, body: Buffer) -> Done:
-    """Raises OperationError: the engine does not agree."""
+    """Answer the public prompts of a step, and open it for donors. Raises OperationError: the engine does not agree."""
 
     def draw(prompt: Prompt, sample: int) -> np.random.Generator:
         key = (run.material.silo, task.round, task.step, prompt.row, sample)
@@ -29,7 +29,7 @@ def generate(run: Run, task: GeneratePublic, body: Buffer) -> Done:
 
 
 def answer_ahead(run: Run, task: AnswerAhead, body: Buffer) -> Done:
-    """Raises OperationError: the engine does not agree."""
+    """Answer public prompts of the next round. Raises OperationError: the engine does not agree."""
 
     def draw(prompt: Prompt, sample: int) -> np.random.Generator:
         key = (run.material.silo, task.round, task.for_step, prompt.row, sample)
@@ -72,8 +72,8 @@ def answered(
 
 
 def offered_answers(own: OwnAnswers, offer: str) -> tuple[Answer, ...]:
-    """Return what the message holds for this prompt, in the order `Donor.position` counts. offer: correct | all |
-    none."""
+    """Return the answers that the message holds for this prompt, in the order `Donor.position` counts. offer: correct |
+    all | none."""
     if offer == "correct":
         return tuple(answer for answer in own.answers if answer.correct)
     return own.answers if offer == "all" else ()
@@ -82,7 +82,8 @@ def offered_answers(own: OwnAnswers, offer: str) -> tuple[Answer, ...]:
 def responses_message(
     public_set_sha256: str, indices: Sequence[int], own: Mapping[int, OwnAnswers], offer: str
 ) -> pb.PublicResponses:
-    """Every prompt of the step is listed with K', also one with nothing correct or overlong (methods 2.4)."""
+    """Return the message. Every prompt of the step is listed with K', also one with nothing correct or overlong
+    (methods 2.4)."""
     message = pb.PublicResponses(public_set_sha256=public_set_sha256)
     for index in indices:
         row = message.prompts.add(prompt_index=index)

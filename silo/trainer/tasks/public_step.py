@@ -39,7 +39,8 @@ from silo.trainer.tasks.public_answers import offered_answers
 
 
 def carry_out(run: Run, task: PublicStep, body: Buffer) -> Done:
-    """Raises OperationError: no answers wait for this step, there is no such swap, or a gradient is not finite."""
+    """Train on own answers and donors. Raises OperationError: no answers wait for this step, there is no such swap, or
+    a gradient is not finite."""
     opened = run.open_step
     if opened is None or (opened.round, opened.step) != (task.round, task.step):
         raise OperationError(f"no public answers were generated for round {task.round} step {task.step}", code=BAD_TASK)
@@ -224,7 +225,8 @@ PROMPTS_MAX = 2
 
 @dataclass(frozen=True)
 class SwapBound:
-    """beta_mean, beta_max: norm of the gradient's change, over the prompts that were looked at.
+    """What one swapped answer does to the gradient. beta_mean, beta_max: norm of the gradient's change, over the
+    prompts that were looked at.
 
     omega: K * mean(alpha) * beta_mean, the bound's proxy.
     """
@@ -235,7 +237,8 @@ class SwapBound:
 
 
 def is_due(step: int, swap_period: int) -> bool:
-    """At the first public step of a round and every `STEPS_BETWEEN` after it. step: in the round, from 1."""
+    """Return whether the bound is measured at this step: at the first public step of a round and every `STEPS_BETWEEN`
+    after it. step: in the round, from 1."""
     return step // swap_period % STEPS_BETWEEN == 1 % STEPS_BETWEEN
 
 
@@ -311,7 +314,8 @@ def _with(answers: tuple[Answer, ...], place: int, answer: Answer) -> tuple[Answ
 
 
 def swap_metrics(figures: SwapFigures, bound: SwapBound | None) -> dict[str, Any]:
-    """alpha is m'/K of a prompt: the share of its answers that donors took the place of."""
+    """Return the metrics of a swap. alpha is m'/K of a prompt: the share of its answers that donors took the place
+    of."""
     metrics: dict[str, Any] = {
         "donors_wanted": figures.wanted,
         "donors_found": figures.found,

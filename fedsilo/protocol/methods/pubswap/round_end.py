@@ -46,7 +46,8 @@ _Actions = tuple[CoordinatorAction, ...]
 
 
 class Coordinator(by_step.Coordinator):
-    """In `CoordinatorState.answers`, the answers of the open round, for the public steps of the next."""
+    """The coordinator's half; `CoordinatorState.answers` holds the answers of the open round, for the public steps of
+    the next."""
 
     def _open(self, state: CoordinatorState, round_number: int) -> tuple[CoordinatorState, _Actions]:
         donors = self._donors_of_round(state, round_number)
@@ -103,11 +104,13 @@ def _donors(
 
 @dataclass(frozen=True)
 class SiloState(by_step.SiloState):
-    """Attributes:
-    due: evaluations before the round's first step.
-    group: what is to be offered together at the end of the round, in this order.
-    awaited: what has been offered of it and is not settled yet, as (kind, round, step).
-    committed: whether the last round whose end was heard came to an adapter.
+    """State of the silo's half.
+
+    Attributes:
+        due: evaluations before the round's first step.
+        group: what is to be offered together at the end of the round, in this order.
+        awaited: what has been offered of it and is not settled yet, as (kind, round, step).
+        committed: whether the last round whose end was heard came to an adapter.
     """
 
     due: tuple[Evaluate, ...] = ()
