@@ -21,7 +21,6 @@ import typer
 from fedsilo.cli.daemons import ConfigOption, ContextOption, SocketOption, chosen_daemon
 from fedsilo.cli.output import SCHEMA, JsonOption, OutputLostError, emit, facts_text, guarded, quiet, write_out
 from fedsilo.protocol.errors import FedSiloError, UnreachableError, UsageError
-from fedsilo.protocol.rounds import silo_is_dead, silo_is_here
 from fedsilo.protocol.text import harmless
 
 if TYPE_CHECKING:
@@ -185,6 +184,8 @@ class _Lines:
 
 def _how(state: dict[str, Any]) -> str:
     """One sentence of the state, for people."""
+    from fedsilo.protocol.rounds import silo_is_dead, silo_is_here
+
     if state.get("party") == "coordinator":
         silos, runs = state.get("silos", []), state.get("runs", [])
         run = f"run {runs[-1]['run']} {runs[-1]['state']}" if runs else "no runs yet"
