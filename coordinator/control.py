@@ -32,7 +32,7 @@ from fedsilo.protocol.clocks import TOLD_SECONDS, apart
 from fedsilo.protocol.errors import ConflictError, NotFoundError, OperationError, UsageError
 from fedsilo.protocol.methods import method_named
 from fedsilo.protocol.plan import Plan
-from fedsilo.protocol.round_tables import RUN, advance, gather, silo_is_here
+from fedsilo.protocol.rounds import RUN, advance, gather, silo_is_here
 
 REFRESH_SECONDS = 1.0
 LOOK_SECONDS = 1.0  # for a state that is being made up
