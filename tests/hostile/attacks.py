@@ -179,7 +179,7 @@ TRAINER = _of(
         "control.progress",
         "rebuilt",
         "",
-        "reports 300 steps with numbers of its choice at once",
+        "reports 150 steps with numbers of its choice at once",
     ),
     (
         "text_in_exception",

@@ -37,7 +37,7 @@ from silo.link import LinkMessage, MessageLink
 from tests.hostile.attacks import ATTACKS
 
 _EMPTY_TENSORS = 2000
-_BURST = 100
+_BURST = 150
 _ZERO_WIDTH = ("\u200b", "\u200c")
 
 

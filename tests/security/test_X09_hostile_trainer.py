@@ -191,7 +191,7 @@ def test_T11_a_burst_of_progress_leaves_as_a_few_messages_that_say_what_the_guar
     place = (row["round"], row["step"])
     said = [pb.Progress.FromString(payload) for envelope, payload in together.left("control.progress")]
     of_step = [body for body in said if (body.round, body.step) == place]
-    # one a second at most, and the bench's clock goes on by a tenth of a second with each of 100 messages
+    # one a second at most, and the bench's clock goes on by a tenth of a second with each of 150 messages
     assert 1 <= len(of_step) <= 32
     assert all(1 <= body.round <= ROUNDS and 0 <= body.step <= 4 for body in said)
 

@@ -117,7 +117,7 @@ def test_a_burst_lasts_until_the_guard_speaks_of_its_step(monkeypatch: pytest.Mo
     link, made = hostile(wire := Wire(), "burst_of_progress")
     link.send(done("PrivateStep", b"", step=1))
     assert sum(pauses) > PROGRESS_SECONDS and sum(pauses) < 2 * PROGRESS_SECONDS
-    assert [message.type for message in wire.heard] == [*["step"] * 300, "done"]
+    assert [message.type for message in wire.heard] == [*["step"] * len(pauses), "done"] and len(pauses) > 100
     assert [(row["round"], row["step"]) for row in made] == [(1, 1)]
 
 
