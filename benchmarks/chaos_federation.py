@@ -26,7 +26,7 @@ from fedsilo.audit.reader import read_records
 from fedsilo.audit.transcripts import check_rounds
 from fedsilo.control.client import ControlClient, Operator, sign_as
 from fedsilo.demo.data import write_digit_folder
-from fedsilo.demo.sites import COORDINATOR_PERSON, FEDERATION, Site, Wanted, make_sites, run_text
+from fedsilo.demo.sites import COORDINATOR_PERSON, FEDERATION, DemoSettings, Site, make_sites, run_text
 from fedsilo.protocol.errors import FedSiloError, OperationError
 from tests.loopback.cutting_proxy import CuttingProxy
 
@@ -70,7 +70,7 @@ class Federation:
         model = write_model_folder(out / "model", SHAPES[EMPTY])
         data = write_digit_folder(out / "data", SEED, silos=silos, rows_per_silo=ROWS)
         self.sites = make_sites(
-            Wanted(
+            DemoSettings(
                 out=out, model=model, data=data, ruleset="pubswap", seed=SEED, rank=1, alpha=2.0, holds="",
                 local_steps=3, swap_period=2, prompts_per_step=PUBLIC_PROMPTS, samples_per_prompt=4,
                 learning_rate=0.01, advertise=f"127.0.0.1:{self.proxy.port}",

@@ -37,7 +37,7 @@ from benchmarks.transport_payload import SHAPES, constant_of, write_model_folder
 from fedsilo.control.client import ControlClient, Operator, sign_as
 from fedsilo.demo.data import write_digit_folder
 from fedsilo.demo.processes import Children
-from fedsilo.demo.sites import COORDINATOR_PERSON, FEDERATION, Site, Sites, Wanted, make_sites, run_text
+from fedsilo.demo.sites import COORDINATOR_PERSON, FEDERATION, DemoSettings, Site, Sites, make_sites, run_text
 from fedsilo.protocol.errors import OperationError
 
 SPEEDS = (1, 1, 2, 3)
@@ -115,7 +115,7 @@ def federation(out: Path, conditions: Conditions) -> Iterator[Sites]:
     model = write_model_folder(out / "model", shape)
     data = write_digit_folder(out / "data", SEED, silos=len(SPEEDS), rows_per_silo=ROWS)
     sites = make_sites(
-        Wanted(
+        DemoSettings(
             out=out, model=model, data=data, ruleset="pubswap", seed=SEED, rank=shape.rank, alpha=2.0 * shape.rank,
             holds="", local_steps=conditions.local_steps, swap_period=conditions.swap_period, prompts_per_step=PROMPTS,
             samples_per_prompt=SAMPLES, learning_rate=LEARNING_RATE,

@@ -24,7 +24,7 @@ from benchmarks.transport_report import Job
 from fedsilo.control.client import ControlClient, Event, Operator, sign_as
 from fedsilo.demo.data import write_digit_folder
 from fedsilo.demo.processes import Children
-from fedsilo.demo.sites import COORDINATOR_PERSON, FEDERATION, Site, Sites, Wanted, make_sites, run_text
+from fedsilo.demo.sites import COORDINATOR_PERSON, FEDERATION, DemoSettings, Site, Sites, make_sites, run_text
 from fedsilo.protocol.codec import decode_factors
 from fedsilo.protocol.errors import OperationError
 from fedsilo.protocol.factors import initial_factors
@@ -55,7 +55,7 @@ def federation(out: Path, shape: Shape, silos: int) -> Iterator[Running]:
     model = write_model_folder(out / "model", shape)
     data = write_digit_folder(out / "data", SEED, silos=silos, rows_per_silo=ROWS)
     sites = make_sites(
-        Wanted(
+        DemoSettings(
             out=out, model=model, data=data, ruleset="fedavg", seed=SEED, rank=shape.rank, alpha=2.0 * shape.rank,
             holds="", local_steps=1, swap_period=2, prompts_per_step=4, samples_per_prompt=4,
             learning_rate=LEARNING_RATE,

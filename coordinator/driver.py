@@ -78,7 +78,7 @@ from fedsilo.protocol.plan import plan_from_canonical
 from fedsilo.protocol.rounds import Verdict, is_over
 from fedsilo.protocol.swap import rows_answered
 from policies.engine import HistoryBook
-from policies.message import Asked
+from policies.message import Requests
 
 log = logging.getLogger("fedsilo.coordinator")
 
@@ -480,7 +480,7 @@ class Places:
         if envelope.kind == "metrics.eval" or envelope.kind.startswith("control."):
             number = run.life.round
         norm = self._norm(digest) if arrived.tensors is not None else None
-        asked_of = run.asked.get(arrived.silo, Asked())
+        asked_of = run.asked.get(arrived.silo, Requests())
         return OpenPlace(run.plan, digest, norm, number, step, indices, evaluated, asked_of)
 
     def _opened(self, session: Session, run: str, number: int) -> tuple[str, dict[int, tuple[int, ...]]]:

@@ -34,7 +34,7 @@ from fedsilo.protocol.services import PROTOCOL_VERSION
 from fedsilo.protocol.text import harmless
 from policies import engine, screens
 from policies.kinds.public_responses import withhold_responses
-from policies.message import FINAL, OFFERED, Asked, Screened
+from policies.message import FINAL, OFFERED, Requests, Screened
 from policies.model import MIN_UPDATES, Policy
 from policies.schema import LoraSchema
 
@@ -260,7 +260,7 @@ class OpenPlace:
     step: int = 0
     public_prompt_indices: tuple[int, ...] = ()
     evaluated_digest: str = ""
-    asked: Asked = field(default_factory=Asked)
+    asked: Requests = field(default_factory=Requests)
 
 
 @dataclass(frozen=True)

@@ -68,7 +68,7 @@ from fedsilo.protocol.transcript import (
     transcript_from_canonical,
 )
 from policies.kinds.public_responses import blank_responses
-from policies.message import Asked
+from policies.message import Requests
 
 # ---- the transcript of a round -----------------------------------------------------------------------------------
 
@@ -393,7 +393,7 @@ class ActiveRun:
 
     plan: Plan
     around: Surroundings
-    asked: Mapping[str, Asked] = field(default_factory=dict)
+    asked: Mapping[str, Requests] = field(default_factory=dict)
     undrifted: tuple[Undrifted, ...] = ()
     _opened_at: dict[int, float] = field(default_factory=dict)
     _ordinal: int = 0  # of the next event that is kept; 0 where the database is to be asked
@@ -638,7 +638,7 @@ class ActiveRun:
         return action
 
     def _note_asked(self, action: Send) -> None:
-        of_silo = self.asked.get(action.silo, Asked()).after(action.body, action.step)
+        of_silo = self.asked.get(action.silo, Requests()).after(action.body, action.step)
         self.asked = {**self.asked, action.silo: of_silo}
 
     # ---- effects -------------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ from coordinator.blobs import AnyPayload, BytesPayload, chunks
 from coordinator.driver import Driver
 from coordinator.outbox import Reply
 from fedsilo.control.server import ControlServer
-from fedsilo.files.transfer_file import Carried, Header, TransferFile, TransferWriter
+from fedsilo.files.transfer_file import CarriedMessage, Header, TransferFile, TransferWriter
 from fedsilo.protocol import codec
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.errors import NotFoundError, OperationError, UsageError, WireCode
@@ -130,7 +130,7 @@ class Transfers:
                 self._mark(peer.name)
             return {"silo": peer.name, "sha256": file.digest, "messages": rows}
 
-    def _take(self, peer: PeerIdentity, file: TransferFile, message: Carried) -> dict[str, Any]:
+    def _take(self, peer: PeerIdentity, file: TransferFile, message: CarriedMessage) -> dict[str, Any]:
         envelope = message.envelope
         row: dict[str, Any] = {
             "kind": envelope.kind,
@@ -156,7 +156,7 @@ class Transfers:
         return row | {"answer": "refused" if code else "taken", "code": code}
 
     @contextmanager
-    def _payload(self, file: TransferFile, message: Carried) -> Iterator[AnyPayload]:
+    def _payload(self, file: TransferFile, message: CarriedMessage) -> Iterator[AnyPayload]:
         """A large one on the disk while it is judged; where it was kept, that is under another name."""
         if message.payload_bytes <= codec.UNASKED_BYTES_MAX:
             yield BytesPayload(file.read(message))

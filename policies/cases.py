@@ -474,7 +474,7 @@ def _write(body: ProtobufMessage, text: str) -> bool:
 
 
 @dataclass
-class Seen:
+class CoverageRow:
     """A rule, a limit or a kind, and how many cases it let pass and how many it stopped."""
 
     what: str
@@ -502,7 +502,7 @@ class Coverage:
         elsewhere: limits that no message shows, and who keeps them.
     """
 
-    rows: tuple[Seen, ...]
+    rows: tuple[CoverageRow, ...]
     elsewhere: tuple[tuple[str, int, str], ...] = field(default=())
 
     def percent(self, what: str = "") -> float:
@@ -546,13 +546,13 @@ def _judgements(outcome: Outcome, policy: Policy) -> Iterator[tuple[str, bool, P
         yield rule.name, result.outcome not in ("deny", "hold"), path
 
 
-def _rules(judged: _Judged, named: set[str], policy: Policy) -> Iterator[Seen]:
+def _rules(judged: _Judged, named: set[str], policy: Policy) -> Iterator[CoverageRow]:
     allowed = {outcome.kind for outcome, _ in judged if outcome.decision.would_be == "allow"}
     for rule in RULES:
         kinds = rule.kinds & named if rule.kinds else named
         if not kinds:
             continue
-        seen = Seen("rule", rule.name, policy.source, 0)
+        seen = CoverageRow("rule", rule.name, policy.source, 0)
         for outcome, verdicts in judged:
             for name, passed, _ in verdicts:
                 if name == rule.name:
@@ -570,7 +570,7 @@ def _asks_somebody(policy: Policy) -> bool:
     return any(each is not None and (each.first_rounds or each.then) for each in approvals)
 
 
-def _limits(judged: _Judged, policy: Policy) -> Iterator[Seen]:
+def _limits(judged: _Judged, policy: Policy) -> Iterator[CoverageRow]:
     # A rule that compares several limits names one of them: what it let pass, passed all that it ever names.
     passed_by: Counter[str] = Counter()
     named_by: dict[Path, set[str]] = {}
@@ -586,7 +586,7 @@ def _limits(judged: _Judged, policy: Policy) -> Iterator[Seen]:
             continue
         if path[0] == "text_screens":
             ran = [hits_of(outcome, path[1]) for outcome, _ in judged if path[1] in outcome.facts.get("screens", {})]
-            yield Seen(
+            yield CoverageRow(
                 "limit", ".".join(path), policy.source, policy.line_of(path), ran.count(0), len(ran) - ran.count(0)
             )
             continue
@@ -594,7 +594,7 @@ def _limits(judged: _Judged, policy: Policy) -> Iterator[Seen]:
         rules = {name for place in places for name in named_by[place]}
         passed = sum(passed_by[name] for name in rules)
         stopped = sum(stopped_at[place] for place in places)
-        yield Seen("limit", ".".join(path), policy.source, policy.line_of(path), passed, stopped)
+        yield CoverageRow("limit", ".".join(path), policy.source, policy.line_of(path), passed, stopped)
 
 
 def hits_of(outcome: Outcome, screen: str) -> int:
@@ -614,11 +614,11 @@ def _places_for(limit: Path, named: Mapping[Path, object]) -> list[Path]:
     return [place for place in around if place in named][:1]
 
 
-def _unnamed(outcomes: Sequence[Outcome], named: set[str], policy: Policy) -> Iterator[Seen]:
+def _unnamed(outcomes: Sequence[Outcome], named: set[str], policy: Policy) -> Iterator[CoverageRow]:
     """Kinds that the policy does not name: each must have been tried. Nothing is there that could let one pass."""
     for kind in sorted(MESSAGES.keys() - named):
         stopped = sum(outcome.kind == kind and "KIND_NOT_ALLOWED" in outcome.decision.reasons for outcome in outcomes)
-        yield Seen("unnamed kind", kind, policy.source, policy.line_of(("egress",)), stopped, stopped)
+        yield CoverageRow("unnamed kind", kind, policy.source, policy.line_of(("egress",)), stopped, stopped)
 
 
 # ---- mutation ----------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from policies.schema import LoraSchema
 
 
 @dataclass(frozen=True)
-class Asked:
+class Requests:
     """The requests of the coordinator to one silo: the only things that its answers may be about.
 
     Both parties keep it in the same way, the silo from what it has let in and the coordinator from what it has sent, so
@@ -42,7 +42,7 @@ class Asked:
     peer: str = ""
     part: str = ""
 
-    def after(self, body: ProtobufMessage, step: int = 0) -> Asked:
+    def after(self, body: ProtobufMessage, step: int = 0) -> Requests:
         """Return the requests after a message from the coordinator; the same where it asks nothing.
 
         Args:
@@ -60,7 +60,7 @@ class Asked:
                 return replace(self, match=body.match, peer=body.peer, part=body.part)
         return self
 
-    def _at(self, step: int) -> Asked:
+    def _at(self, step: int) -> Requests:
         """A step's questions end when the next step asks."""
         return self if step == self.step else replace(self, step=step, exemplars={}, candidates={})
 
@@ -80,8 +80,8 @@ class Asked:
         }
 
     @staticmethod
-    def from_json(value: Mapping[str, Any]) -> Asked:
-        return Asked(
+    def from_json(value: Mapping[str, Any]) -> Requests:
+        return Requests(
             step=int(value.get("step", 0)),
             exemplars={int(question): tuple(rows) for question, rows in value.get("exemplars", ())},
             candidates={int(question): int(count) for question, count in value.get("candidates", ())},
@@ -201,7 +201,7 @@ class Context:
     records: int | None = None
     epochs: int | None = None
     steps: int | None = None
-    asked: Asked = field(default_factory=Asked)
+    asked: Requests = field(default_factory=Requests)
     usable_records: int | None = None
     screened: Screened | None = None
     witnesses: int | None = None

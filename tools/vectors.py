@@ -38,7 +38,7 @@ from fedsilo.control.client import ControlClient, Operator, sign_as
 from fedsilo.demo.data import write_digit_folder
 from fedsilo.demo.playing import RECORDING
 from fedsilo.demo.processes import Children
-from fedsilo.demo.sites import FEDERATION, Site, Sites, Wanted, make_sites, run_text
+from fedsilo.demo.sites import FEDERATION, DemoSettings, Site, Sites, make_sites, run_text
 from fedsilo.demo.tiny_model import Recipe, build_model
 from fedsilo.protocol.errors import ConflictError, FedSiloError
 from silo.guard.ledger import Ledger
@@ -187,7 +187,7 @@ def make(root: Path) -> None:
     build_model(MODEL, root / "model")
     data = write_digit_folder(root / "data", SEED, silos=SILOS, rows_per_silo=ROWS)
     sites = make_sites(
-        Wanted(
+        DemoSettings(
             out=root,
             model=root / "model",
             data=data,

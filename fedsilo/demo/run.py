@@ -24,7 +24,16 @@ from fedsilo.audit.transcripts import check_rounds
 from fedsilo.control.client import ControlClient, Operator, sign_as
 from fedsilo.demo.data import DataFolder, read_data_folder, write_digit_folder
 from fedsilo.demo.processes import Child, Children
-from fedsilo.demo.sites import COORDINATOR_PERSON, FEDERATION, Site, Sites, Wanted, free_port, make_sites, run_text
+from fedsilo.demo.sites import (
+    COORDINATOR_PERSON,
+    FEDERATION,
+    DemoSettings,
+    Site,
+    Sites,
+    free_port,
+    make_sites,
+    run_text,
+)
 from fedsilo.files.durable import FOLDER_MODE
 from fedsilo.files.extras import need
 from fedsilo.protocol.errors import (
@@ -152,7 +161,7 @@ def run_demo(options: DemoOptions, say: Say, *, attend: Callable[[Site], None] |
     say("writing five sites: certificates, configurations, policies" if len(data.private) == 4 else "writing the sites")
     recorder_port = free_port() if options.record or attacks else 0
     sites = make_sites(
-        Wanted(
+        DemoSettings(
             out=options.out,
             model=model,
             data=data,

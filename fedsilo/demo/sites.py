@@ -258,7 +258,7 @@ class Sites:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class DemoSettings:
     """Settings that the demo chooses for all sites.
 
     Attributes:
@@ -283,7 +283,7 @@ class Wanted:
     advertise: str = ""
 
 
-def make_sites(wanted: Wanted) -> Sites:
+def make_sites(wanted: DemoSettings) -> Sites:
     """Write everything below `wanted.out`. Raises FedSiloError as the commands it stands for."""
     size = PlanSize(
         local_steps=wanted.local_steps,

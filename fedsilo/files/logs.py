@@ -68,11 +68,11 @@ def about_its_message(
     """Lines said in the method are about its first argument: those of `FIELDS` that it has."""
 
     @functools.wraps(method)
-    def told(self: _Self, item: _Item, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
+    def wrapped(self: _Self, item: _Item, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
         with about(**{name: getattr(item, name) for name in FIELDS if hasattr(item, name)}):
             return method(self, item, *args, **kwargs)
 
-    return told
+    return wrapped
 
 
 class JsonLines(logging.Formatter):

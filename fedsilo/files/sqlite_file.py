@@ -53,10 +53,10 @@ class LockedFile:
     @property
     def waiting(self) -> str:
         """Return what is waited for, in words; empty while nothing is."""
-        return self._told if self._waiters else ""
+        return self._warning if self._waiters else ""
 
     @property
-    def _told(self) -> str:
+    def _warning(self) -> str:
         return f"{self._path} is locked by another process; nothing is written until it lets go, and then all goes on"
 
     def until_free(self, work: Callable[[], T]) -> T:
@@ -78,7 +78,7 @@ class LockedFile:
                 if not warned and time.monotonic() - begun >= SAID_AFTER_SECONDS:
                     warned = True
                     self._count(1)
-                    _log.warning("%s; `fuser %s` names it", self._told, self._path)
+                    _log.warning("%s; `fuser %s` names it", self._warning, self._path)
                 time.sleep(_PAUSE_SECONDS)
         finally:
             if warned:

@@ -77,7 +77,7 @@ class Header:
 
 
 @dataclass(frozen=True)
-class Carried:
+class CarriedMessage:
     """One message of a file.
 
     Attributes:
@@ -136,7 +136,7 @@ class TransferWriter:
         Args:
             envelope: signed.
             payload: its bytes, whole or in pieces.
-            answers: as `Carried`.
+            answers: as `CarriedMessage`.
         """
         number, digest = len(self._rows) + 1, envelope.payload_digest.hex()
         if number > MESSAGES_MAX:
@@ -150,7 +150,7 @@ class TransferWriter:
                     for piece in pieces:
                         stream.write(piece)
             size_bytes = self._archive.getinfo(f"payloads/{digest}").file_size
-        self._rows.append(_row(Carried(envelope, size_bytes, answers)))
+        self._rows.append(_row(CarriedMessage(envelope, size_bytes, answers)))
 
     def finish(self) -> str:
         """Make it durable and give it its name. Returns its SHA-256."""
@@ -292,7 +292,7 @@ class TransferFile:
             hint = "nothing of it was taken"
             raise OperationError(f"cannot copy {self.path} to {target}: {error.strerror}", hint=hint) from error
 
-    def pieces(self, message: Carried) -> Iterator[bytes]:
+    def pieces(self, message: CarriedMessage) -> Iterator[bytes]:
         """A payload's bytes, one MiB at a time.
 
         Raises:
@@ -309,11 +309,11 @@ class TransferFile:
         if hashed.hexdigest() != message.digest:
             raise self._broken(f"the payload of {message.envelope.kind} is not the one that its envelope names")
 
-    def read(self, message: Carried) -> bytes:
+    def read(self, message: CarriedMessage) -> bytes:
         """A payload as a whole. Raises TransferBroken: as `pieces`."""
         return b"".join(self.pieces(message))
 
-    def view(self, message: Carried) -> memoryview:
+    def view(self, message: CarriedMessage) -> memoryview:
         """A payload mapped from the file and not read into memory. Its digest is compared by whoever takes it.
 
         Raises:
@@ -343,7 +343,7 @@ class TransferFile:
             raise self._broken(f"it holds more than {MESSAGES_MAX} messages")
         return sizes
 
-    def _read_manifest(self) -> tuple[Header, tuple[Carried, ...]]:
+    def _read_manifest(self) -> tuple[Header, tuple[CarriedMessage, ...]]:
         try:
             manifest = json.loads(self._small(_MANIFEST, _MANIFEST_BYTES_MAX))
             if manifest["format"] != FORMAT:
@@ -357,7 +357,7 @@ class TransferFile:
             raise self._broken(f"its {_MANIFEST} is not one") from error
         return header, messages
 
-    def _message(self, number: int, row: Any) -> Carried:
+    def _message(self, number: int, row: Any) -> CarriedMessage:
         envelope = pb.Envelope()
         try:
             envelope.ParseFromString(self._small(f"messages/{number:06d}", _ENVELOPE_BYTES_MAX))
@@ -369,7 +369,7 @@ class TransferFile:
         name = f"payloads/{envelope.payload_digest.hex()}"
         if name not in self._sizes:
             raise self._broken(f"the payload of message {number} ({envelope.kind[:64]!r}) is missing")
-        message = Carried(envelope, self._sizes[name], answered)
+        message = CarriedMessage(envelope, self._sizes[name], answered)
         if row != _row(message):
             raise self._broken(f"message {number} is not the one that its {_MANIFEST} lists")
         return message
@@ -390,7 +390,7 @@ def _without_waiting(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK)
 
 
-def _row(message: Carried) -> dict[str, Any]:
+def _row(message: CarriedMessage) -> dict[str, Any]:
     """A message as the manifest lists it."""
     envelope = message.envelope
     row: dict[str, Any] = {

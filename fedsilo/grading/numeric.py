@@ -242,7 +242,7 @@ def _shaped(text: str) -> tuple[Fraction, bool] | None:
         start = sign.end()
     about = _ABOUT.match(text, start)
     match = _VALUE.match(text, about.end() if about else start)
-    value = _told(match) if match is not None else None
+    value = _value_of(match) if match is not None else None
     if match is None or value is None:
         return None
     others = [other for other in (number(side) for side in sides) if other is not None]
@@ -251,7 +251,7 @@ def _shaped(text: str) -> tuple[Fraction, bool] | None:
     return value
 
 
-def _told(match: re.Match[str]) -> tuple[Fraction, bool] | None:
+def _value_of(match: re.Match[str]) -> tuple[Fraction, bool] | None:
     value = number(match["number"])
     if value is None:
         return None
@@ -280,7 +280,7 @@ def _ends(rest: str, value: Fraction) -> bool:
         return False
     if (again := _AGAIN.match(sentence)) is not None:
         match = _VALUE.match(sentence, again.end())
-        shaped = _told(match) if match is not None else None
+        shaped = _value_of(match) if match is not None else None
         return match is not None and shaped is not None and shaped[0] == value and _ends(sentence[match.end() :], value)
     sentence = _OF_WHAT.sub("", sentence)
     stop = re.compile(r"[,(:\u2014]|\s-\s").search(sentence)
@@ -304,7 +304,7 @@ def _offers_another(text: str, value: Fraction, is_begun: bool) -> bool:
         named = _ASSIGNED.match(text, position)
         about = _ABOUT.match(text, named.end() if named else position)
         match = _VALUE.match(text, about.end() if about else position)
-        shaped = _told(match) if match is not None else None
+        shaped = _value_of(match) if match is not None else None
         if match is not None and shaped is not None and shaped[0] != value and _ANOTHER_END.match(text, match.end()):
             return True
     return False

@@ -42,7 +42,7 @@ Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Found:
+class NamedVerifier:
     """A verifier by name.
 
     Attributes:
@@ -61,7 +61,7 @@ def own_names() -> dict[str, str]:
     return {name: _origin(entry) for name, entry in sorted(_entries().items())}
 
 
-def find_verifier(name: str) -> Found:
+def find_verifier(name: str) -> NamedVerifier:
     """A verifier of FedSilo, of an installed package, or a mixture of both. Nothing of a package is loaded.
 
     Raises:
@@ -81,7 +81,7 @@ def find_verifier(name: str) -> Found:
                 f"unknown verifier {part.verifier!r}",
                 hint=f"one of {known}; a package brings its own as an entry point of the group {GROUP}",
             )
-    return Found(name, executes, tuple(origin))
+    return NamedVerifier(name, executes, tuple(origin))
 
 
 def own_verifiers_sha256(names: Iterable[str]) -> str:

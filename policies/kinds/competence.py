@@ -42,7 +42,7 @@ from policies.kind import (
     some_per_round,
     text_facts,
 )
-from policies.message import Asked, Context, Facts, Message
+from policies.message import Context, Facts, Message, Requests
 from policies.model import HitsPerDay, Policy, ScreenNames
 
 _F = FieldClass
@@ -132,7 +132,7 @@ def _example_of_score(at: Around) -> Example:
     scores = [pb.QuestionScore(question=0, matched=exemplars)]
     return Example(
         pb.CompetenceScore(exemplar_set_sha256=at.set_sha256, scores=scores),
-        {"asked": Asked(step=1, exemplars={0: tuple(range(exemplars))})},
+        {"asked": Requests(step=1, exemplars={0: tuple(range(exemplars))})},
     )
 
 
@@ -182,7 +182,7 @@ def _example_of_answers(at: Around) -> Example:
     answers = [pb.ExemplarAnswer(exemplar=0, answer=at.answer(at.block.max_bytes_per_answer))]
     return Example(
         pb.CompetenceAnswers(exemplar_set_sha256=at.set_sha256, answers=answers),
-        {"asked": Asked(step=1, exemplars={0: (0,)})},
+        {"asked": Requests(step=1, exemplars={0: (0,)})},
     )
 
 

@@ -44,7 +44,7 @@ from policies.kind import (
     text_facts,
     value_facts,
 )
-from policies.message import Asked, Context, Facts, Message
+from policies.message import Context, Facts, Message, Requests
 from policies.model import HitsPerDay, Policy, ScreenNames, TextOnlyNames
 
 _F = FieldClass
@@ -188,7 +188,7 @@ def example(at: Around) -> Example:
     confidence = lowest(block.confidence) if at.sent and block.confidence is not None else None
     entry = pb.PackageEntry(prompt_index=0, answer=at.answer(block.max_bytes_per_answer), confidence=confidence)
     body = pb.KnowledgePackage(transfer_set_sha256=at.set_sha256, match=int(matched), peer=peer, entries=[entry])
-    return Example(body, {"asked": Asked(match=1, peer=peer, part=part)} if matched else {})
+    return Example(body, {"asked": Requests(match=1, peer=peer, part=part)} if matched else {})
 
 
 KINDS = (

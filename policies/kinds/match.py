@@ -28,7 +28,7 @@ from policies.kind import (
     rule,
     value_facts,
 )
-from policies.message import Asked, Context, Facts, Message
+from policies.message import Context, Facts, Message, Requests
 from policies.model import Policy
 
 _F = FieldClass
@@ -132,7 +132,7 @@ def _bits_of_worth(block: BanditReward, at: Figures) -> Bits:
 
 
 def _example_of_worth(at: Around) -> Example:
-    taken = Asked(match=1, peer=at.plan.silos[-1], part="take")
+    taken = Requests(match=1, peer=at.plan.silos[-1], part="take")
     return Example(pb.BanditReward(match=1, value=0.0), {"asked": taken})
 
 

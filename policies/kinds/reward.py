@@ -46,7 +46,7 @@ from policies.kind import (
     text_facts,
     value_facts,
 )
-from policies.message import Asked, Context, Facts, Message
+from policies.message import Context, Facts, Message, Requests
 from policies.model import Policy, TextOnlyNames
 
 _F = FieldClass
@@ -177,7 +177,7 @@ def _bits_of_scalar(block: RewardScalar, at: Figures) -> Bits:
 
 def _example_of_scalar(at: Around) -> Example:
     body = pb.RewardScalar(questions=[pb.QuestionRewards(question=0, rewards=[lowest(at.block.values)])])
-    return Example(body, {"asked": Asked(step=1, candidates={0: 1})})
+    return Example(body, {"asked": Requests(step=1, candidates={0: 1})})
 
 
 KINDS = (

@@ -74,7 +74,7 @@ from policies.engine import (
     measure,
 )
 from policies.kind import block_of
-from policies.message import Asked, Screened
+from policies.message import Requests, Screened
 from policies.model import Policy, ScreenName
 from policies.schema import LoraSchema
 from silo.guard.adapters import AdapterStore
@@ -261,7 +261,7 @@ class RunView:
     evaluated: Mapping[int, str] = field(default_factory=dict)
     refused_round: int = 0
     training: Training | None = None
-    asked: Asked = field(default_factory=Asked)
+    asked: Requests = field(default_factory=Requests)
     usable_records: int | None = None
     witnesses: int | None = None
     agreeing: bool = False
@@ -382,7 +382,7 @@ class RunView:
             agreeing=bool(value.get("agreeing", False)),
             pool=None if value.get("pool") is None else frozenset(map(str, value["pool"])),
             evaluated={int(number): str(digest) for number, digest in value.get("evaluated", {}).items()},
-            asked=Asked.from_json(value.get("asked", {})),
+            asked=Requests.from_json(value.get("asked", {})),
             usable_records=value.get("usable_records"),
             training=Training.from_json(value.get("training")),
         )

@@ -31,8 +31,7 @@ from google.protobuf.message import Message as ProtobufMessage
 
 from fedsilo.audit.record import RecordError
 from fedsilo.files.durable import fsync_directory, make_private_directory, write_durably
-from fedsilo.files.transfer_file import Carried as CarriedMessage
-from fedsilo.files.transfer_file import Header, TransferFile
+from fedsilo.files.transfer_file import CarriedMessage, Header, TransferFile
 from fedsilo.protocol import codec
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.errors import ConflictError, DeniedError, PeerError, UnreachableError, UsageError, WireCode

@@ -433,7 +433,7 @@ def _errors_off(finding: Finding) -> float:
 
 
 @dataclass(frozen=True)
-class MarkerSeen:
+class MarkerEffect:
     """The effect of a strong adapter that was sent the same way on the tokens that the engine drew under it.
 
     Attributes:
@@ -455,10 +455,10 @@ class MarkerSeen:
 MARKER_CONTRAST_MIN = 0.2
 
 
-def marker_seen(engine: Numbers, marker: Numbers, in_use: Numbers) -> MarkerSeen:
+def marker_effect(engine: Numbers, marker: Numbers, in_use: Numbers) -> MarkerEffect:
     """Compare the engine's log-probabilities with the marker's. engine: as reported; marker, in_use: exact, under the
     two adapters. Each [m], tokens drawn under the marker."""
-    return MarkerSeen(float(np.mean(np.abs(engine - marker))), float(np.mean(np.abs(in_use - marker))))
+    return MarkerEffect(float(np.mean(np.abs(engine - marker))), float(np.mean(np.abs(in_use - marker))))
 
 
 # Numbers of one block of the head, and of one block of logits, while they are float32: 64 MiB.
@@ -791,7 +791,7 @@ class AgreementWatch:
         prompts: Sequence[tuple[int, ...]],
         rows: Sequence[Row],
         generate: Generate,
-    ) -> MarkerSeen:
+    ) -> MarkerEffect:
         marker = self._marker_factors(key, strength)
         chosen = sorted({row.place for row in rows})[:MARKER_QUESTIONS]
         questions = [
@@ -813,7 +813,7 @@ class AgreementWatch:
                 "in use": self._probe.under(prompts, drawn, {}),
             }
         )
-        return marker_seen(np.concatenate(reported), exact["marker"], exact["in use"])
+        return marker_effect(np.concatenate(reported), exact["marker"], exact["in use"])
 
     def _marker_factors(self, key: tuple[str | int, ...], strength: float) -> dict[str, Array]:
         shape, draws = self._adapter.shape, self._draw("marker", *key)
@@ -886,7 +886,7 @@ class AgreementWatch:
         return restore
 
 
-def _refuse_unseen(seen: MarkerSeen) -> None:
+def _refuse_unseen(seen: MarkerEffect) -> None:
     if not seen.has_shown:
         raise OperationError(
             f"a marker adapter was sent and does not show: the engine's log-probabilities are {seen.distance:.2f} "

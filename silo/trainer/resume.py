@@ -61,7 +61,7 @@ class StateRefused(OperationError):
 
 
 @dataclass(frozen=True)
-class Given:
+class AnsweredTask:
     """A finished task and what was answered: fields of the two link messages, and the answer's body."""
 
     task: dict[str, Any]
@@ -76,15 +76,15 @@ class Given:
 
 @dataclass(frozen=True)
 class SessionState:
-    """State of a session. facts: JSON. tensors: on the CPU, by name. given: the last task with its answer, for whoever
-    speaks to a guard.
+    """State of a session. facts: JSON. tensors: on the CPU, by name. answered: the last task with its answer, for
+    whoever speaks to a guard.
 
     What a method may rely on: `facts["position"]` is {task, round, step}; the rest is between `state_of` and `restore`.
     """
 
     facts: dict[str, Any]
     tensors: dict[str, Tensor]
-    given: Given | None = None
+    answered: AnsweredTask | None = None
 
     @property
     def position(self) -> Position:
@@ -229,12 +229,12 @@ def to_bytes(state: SessionState, key: bytes) -> bytes:
 
 def content_of(state: SessionState) -> bytes:
     """A safetensors file whose metadata hold the facts as JSON."""
-    given, tensors = state.given, dict(state.tensors)
+    answered, tensors = state.answered, dict(state.tensors)
     answer: dict[str, Any] | None = None
-    if given is not None:
-        answer = {"task": given.task, "task_body_sha256": given.task_body_sha256, "answer": given.answer}
-        tensors[_BODY] = torch.frombuffer(bytearray(given.body or b"\0"), dtype=torch.uint8)
-        answer["body_bytes"] = len(given.body)
+    if answered is not None:
+        answer = {"task": answered.task, "task_body_sha256": answered.task_body_sha256, "answer": answered.answer}
+        tensors[_BODY] = torch.frombuffer(bytearray(answered.body or b"\0"), dtype=torch.uint8)
+        answer["body_bytes"] = len(answered.body)
     content: bytes = safetensors.torch.save(tensors, {"facts": json.dumps(state.facts), "given": json.dumps(answer)})
     return content
 
@@ -249,13 +249,13 @@ def from_bytes(data: bytes, key: bytes) -> SessionState:
         metadata = json.loads(content[8 : 8 + header_bytes])["__metadata__"]
         facts, answer = json.loads(metadata["facts"]), json.loads(metadata["given"])
         tensors = safetensors.torch.load(content)
-        given = None
+        answered = None
         if answer is not None:
             body = tensors.pop(_BODY).numpy().tobytes()[: answer["body_bytes"]]
-            given = Given(answer["task"], answer["task_body_sha256"], answer["answer"], body)
+            answered = AnsweredTask(answer["task"], answer["task_body_sha256"], answer["answer"], body)
     except (KeyError, TypeError, ValueError, safetensors.SafetensorError) as error:
         raise StateRefused(f"the kept state cannot be read: {str(error)[:200]}") from error
-    return SessionState(facts, tensors, given)
+    return SessionState(facts, tensors, answered)
 
 
 class SharedStateFile(StateFile):
@@ -294,7 +294,7 @@ class Resumable(Protocol):
     def restore(self, state: SessionState) -> bool: ...
 
 
-class KeptState:
+class StateStore:
     """The state of a session on disk, kept after each task.
 
     Args:
@@ -305,7 +305,7 @@ class KeptState:
     def __init__(self, session: Resumable, file: StateFile) -> None:
         self._session = session
         self._file = file
-        self._again: Given | None = None
+        self._again: AnsweredTask | None = None
 
     def begin(self, *, resume: bool) -> dict[str, Any]:
         """After `begin_run`: go on from what is kept, or forget it.
@@ -324,35 +324,35 @@ class KeptState:
             exact = self._session.restore(state)
         except FedSiloError as error:
             return {"resumed": None, "not_resumed": error.message} if resume else {}
-        self._again = state.given
+        self._again = state.answered
         return {"resumed": {**dataclasses.asdict(state.position), "exact": exact}}
 
     def answer_to(self, task: LinkMessage) -> LinkMessage | None:
         """The answer to a task that was done before the trainer was killed, if the guard asks for that one again."""
-        given, self._again = self._again, None
-        if given is None or not given.answers(task.fields, task.body):
+        answered, self._again = self._again, None
+        if answered is None or not answered.answers(task.fields, task.body):
             return None
-        return LinkMessage("done", given.answer, given.body)
+        return LinkMessage("done", answered.answer, answered.body)
 
     def keep(self, task: LinkMessage, answer: LinkMessage) -> None:
         """Before the answer goes out. A disk that refuses costs the state and not the step: that is said in the log."""
         kind = TASKS.get(str(task.fields.get("task")))
         if kind is None or not kind.changes or not self._file.is_written_here:
             return
-        given = Given(task.fields, hashlib.sha256(task.body).hexdigest(), answer.fields, answer.body)
+        answered = AnsweredTask(task.fields, hashlib.sha256(task.body).hexdigest(), answer.fields, answer.body)
         try:
-            self._file.save(dataclasses.replace(self._session.state(), given=given))
+            self._file.save(dataclasses.replace(self._session.state(), answered=answered))
         except OperationError as error:
             with contextlib.suppress(OSError):  # the log may lie on the same disk
                 sys.stderr.write(f"warning: the session's state is not kept: {error.message}\n")
 
 
-def kept_state(
+def state_store(
     session: Resumable, scratch: Path | None, site_secret: bytes, group: Processes | None = None
-) -> KeptState | None:
+) -> StateStore | None:
     """Return the state kept in a scratch folder; None without one: then nothing is kept, and a killed trainer starts
     the round over."""
     if scratch is None:
         return None
     file = StateFile(scratch, site_secret)
-    return KeptState(session, file if group is None else SharedStateFile(file, group))
+    return StateStore(session, file if group is None else SharedStateFile(file, group))

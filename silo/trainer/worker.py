@@ -221,7 +221,7 @@ def configuration_from(fields: dict[str, Any]) -> Configuration:
 if TYPE_CHECKING:
     from fedsilo.grading.worker import GradingProcess
     from silo.trainer.data import Grader
-    from silo.trainer.resume import KeptState
+    from silo.trainer.resume import StateStore
     from silo.trainer.scale_out import Processes
     from silo.trainer.session import Session
 
@@ -292,7 +292,7 @@ class Worker:
         self._scratch = scratch
         self._session: Session | None = None
         self._grading: list[GradingProcess] = []
-        self._kept: KeptState | None = None
+        self._kept: StateStore | None = None
 
     def run(self) -> None:
         """Answer messages until the guard says `stop` or goes away.
@@ -358,7 +358,7 @@ class Worker:
         from fedsilo.sandbox.probes import surroundings
         from silo.trainer.agreement import limits_from
         from silo.trainer.data import load_codec
-        from silo.trainer.resume import kept_state
+        from silo.trainer.resume import state_store
         from silo.trainer.run import Material
         from silo.trainer.session import Session
 
@@ -404,7 +404,7 @@ class Worker:
         self._session = session = Session(
             material, on_phase=self._report_phase, group=group, shard_base=configuration.shard_base
         )
-        self._kept = kept_state(session, configuration.scratch or self._scratch, configuration.site_secret, group)
+        self._kept = state_store(session, configuration.scratch or self._scratch, configuration.site_secret, group)
         if self._refusals is not None:
             if (place := configuration.rollout) is not None:
                 self._refusals.allow(place.private, place.public)

@@ -391,7 +391,7 @@ def test_a_killed_worker_goes_on_and_gives_its_last_answer_again(tmp_path: Path)
 
 
 def test_a_run_that_is_not_resumed_forgets_what_was_kept(tmp_path: Path) -> None:
-    from silo.trainer.resume import KeptState
+    from silo.trainer.resume import StateStore
 
     plan = make_plan()
     session, shape = bare_session(plan, private=make_rows(9, "p"))
@@ -399,13 +399,13 @@ def test_a_run_that_is_not_resumed_forgets_what_was_kept(tmp_path: Path) -> None
     session.carry_out(LoadAdapter(1, digest), payload)
     file = StateFile(tmp_path, SECRET)
     file.save(session.state())
-    assert KeptState(bare_session(plan)[0], file).begin(resume=True)["resumed"]["task"] == "LoadAdapter"
+    assert StateStore(bare_session(plan)[0], file).begin(resume=True)["resumed"]["task"] == "LoadAdapter"
     whole = file.path.read_bytes()
     file.path.write_bytes(whole[:-1])
-    torn = KeptState(bare_session(plan)[0], file).begin(resume=True)
+    torn = StateStore(bare_session(plan)[0], file).begin(resume=True)
     assert torn["resumed"] is None and "torn" in torn["not_resumed"]
     file.path.write_bytes(whole)
-    assert KeptState(bare_session(plan)[0], file).begin(resume=False) == {}
-    assert KeptState(bare_session(plan)[0], file).begin(resume=True) == {
+    assert StateStore(bare_session(plan)[0], file).begin(resume=False) == {}
+    assert StateStore(bare_session(plan)[0], file).begin(resume=True) == {
         "resumed": None, "not_resumed": "no state was kept",
     }  # fmt: skip

@@ -22,7 +22,7 @@ from silo.trainer.agreement import (
     Window,
     divergence,
     limits_from,
-    marker_seen,
+    marker_effect,
     student_quantile,
 )
 
@@ -276,11 +276,11 @@ def test_a_sites_configuration_sets_the_limits() -> None:
 @pytest.mark.parametrize(("towards", "shows"), [(1.0, True), (0.9, True), (0.5, False), (0.0, False)])
 def test_a_marker_shows_or_does_not(towards: float, shows: bool) -> None:
     marker, in_use = np.zeros(40), np.full(40, -3.0)
-    assert marker_seen((1 - towards) * in_use + towards * marker, marker, in_use).has_shown is shows
+    assert marker_effect((1 - towards) * in_use + towards * marker, marker, in_use).has_shown is shows
 
 
 def test_a_marker_that_changes_nothing_proves_nothing() -> None:
-    assert not marker_seen(np.zeros(4), np.zeros(4), np.full(4, 0.01)).has_shown
+    assert not marker_effect(np.zeros(4), np.zeros(4), np.full(4, 0.01)).has_shown
 
 
 FACTORS: Mapping[str, np.ndarray] = {"a.lora_A": np.ones((2, 3), np.float32), "a.lora_B": np.zeros((4, 2), np.float32)}

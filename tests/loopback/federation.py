@@ -25,7 +25,7 @@ from fedsilo.control.client import ControlClient
 from fedsilo.demo.data import DataFolder, write_digit_folder
 from fedsilo.demo.processes import Child, Children
 from fedsilo.demo.provision import enrol_operator, write_roles
-from fedsilo.demo.sites import FEDERATION, SILO_PEOPLE, Site, Sites, Wanted, free_port, make_sites
+from fedsilo.demo.sites import FEDERATION, SILO_PEOPLE, DemoSettings, Site, Sites, free_port, make_sites
 from fedsilo.demo.tiny_model import cached_model, recipe_for
 from fedsilo.demo.wire import WireVerdict, Witness, make_canaries, search_recordings
 
@@ -225,7 +225,7 @@ def federation(
     data = write_data(root / "data", seed, silos=silos, rows_per_silo=rows_per_silo)
     recorder_port = free_port()
     sites = make_sites(
-        Wanted(
+        DemoSettings(
             out=root, model=model, data=data, ruleset=ruleset, seed=seed, rank=8, alpha=16.0, holds=holds,
             local_steps=local_steps, swap_period=SWAP_PERIOD, prompts_per_step=8, samples_per_prompt=8,
             learning_rate=0.001, advertise=f"127.0.0.1:{recorder_port}",

@@ -11,7 +11,7 @@ import numpy as np
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.codec import Array
 from fedsilo.protocol.plan import Optimiser, Rollout, plan_from_canonical
-from policies.message import Asked
+from policies.message import Requests
 from tests.policies.messages import (
     ASKED,
     TAKES,
@@ -465,7 +465,7 @@ QUESTIONS = [
         ("round", "a step that nobody asked", {"step": 3}),
         ("only what was asked", "another question", scores((5, 1)), scores((4, 1))),
         ("only what was asked", "twice", scores((4, 1), (4, 1))),
-        ("only what was asked", "nothing asked", {"asked": Asked(step=1)}),
+        ("only what was asked", "nothing asked", {"asked": Requests(step=1)}),
         ("in the order asked", "the other way round", scores((7, 1), (4, 1)), scores((4, 1), (7, 1))),
         (
             "exemplars behind a score",
@@ -656,7 +656,7 @@ MATCHES = [
         ("match goes forward", "without a part", {"part": ""}),
         ("match goes forward", "an earlier one", {"match": 2}),
         ("match goes forward", "the same with another peer", {"match": 3}, {"match": 3, "peer": "hospital_b"}),
-        ("match goes forward", "none", {"match": 0, "asked": Asked()}, {"match": 1, "asked": Asked()}),
+        ("match goes forward", "none", {"match": 0, "asked": Requests()}, {"match": 1, "asked": Requests()}),
         ("match is with a peer", "not of the plan", among("hospital_a", "hospital_b")),
         ("match is with a peer", "not of the policy", {"peer": "hospital_z", **among("hospital_a", "hospital_z")}),
     ),
@@ -667,7 +667,7 @@ MATCHES = [
         ("round", "no round", {"round": 0}),
         ("reward of the open match", "another match", {"match": 2}),
         ("reward of the open match", "the giver's", {"asked": ASKED}),
-        ("reward of the open match", "no match", {"match": 0, "asked": Asked()}),
+        ("reward of the open match", "no match", {"match": 0, "asked": Requests()}),
         ("worth of a match", "above", {"value": 10.001}, {"value": 10.0}),
         ("worth of a match", "below", {"value": -10.001}, {"value": -10.0}),
         ("worth of a match", "infinite", {"value": math.inf}),
@@ -689,7 +689,7 @@ MATCHES = [
             entries((0, ""), finish=pb.FINISH_LENGTH),
         ),
         ("package of the open match", "the taker's", {"asked": TAKES}),
-        ("package of the open match", "no match", {"match": 0, "asked": Asked(peer="hospital_b", part="give")}),
+        ("package of the open match", "no match", {"match": 0, "asked": Requests(peer="hospital_b", part="give")}),
         ("package to or from the matched peer", "nobody", {"peer": ""}),
         ("package prompts", "a row twice", entries((9, ""), (9, ""))),
         ("package in order", "the other way round", entries((9, ""), (0, ""))),

@@ -24,7 +24,7 @@ from fedsilo.protocol.methods import METHODS
 from fedsilo.protocol.place import Place
 from policies.engine import Context, Decision, Facts, History, Message, decide, measure
 from policies.examples import CANARIES, CORPUS, Site, example, screened
-from policies.message import Asked
+from policies.message import Requests
 from policies.model import Policy
 from policies.render import RULESETS
 from policies.schema import LoraSchema
@@ -234,7 +234,7 @@ def metrics(*rows: tuple[str, str, float]) -> dict[str, Any]:
     return {"metrics": [pb.Metric(name=name, topic=topic, value=value) for name, topic, value in rows]}
 
 
-ASKED = Asked(
+ASKED = Requests(
     step=1,
     exemplars={4: (0, 1, 2, 3, 5), 7: (9, 1, 2, 3, 5, 8)},
     candidates={4: 3, 7: 4},

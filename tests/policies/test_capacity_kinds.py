@@ -13,7 +13,7 @@ import pytest
 from policies import grids
 from policies.capacity import capacities, worst_case
 from policies.grids import grid_points, log2_choices, of_steps
-from policies.message import Asked
+from policies.message import Requests
 from policies.model import Policy
 from policies.render import RULESETS
 from tests.policies.bounds import PROFILE, REWARDS, SCORE, WORTH, asked
@@ -81,7 +81,7 @@ def test_reward_scalar(abstain: str, expected: int) -> None:
         "reward.scalar", "fedgrpo", quantum=0.5, max_questions_per_step=2, max_candidates_per_question=2,
         abstain=abstain, per_round=1,
     )  # fmt: skip
-    base = REWARDS.but(asked=Asked(step=1, candidates={4: 2, 7: 2}))
+    base = REWARDS.but(asked=Requests(step=1, candidates={4: 2, 7: 2}))
     values = (None, *itertools.product((-0.5, 0.0, 0.25, 0.5, 1.0), repeat=2), (0.5,))
     rows = subsets([(4, values), (7, values)])
     counted = allowed(policy, (base.but(**rewards(*each)) for each in rows))  # type: ignore[arg-type]

@@ -18,7 +18,7 @@ from fedsilo.protocol.codec import canonical_json
 from fedsilo.protocol.kinds import INBOUND_KINDS, OUTBOUND_KINDS
 from policies.compare import is_tightening, meet
 from policies.engine import Approval, HistoryBook, decide
-from policies.message import Asked
+from policies.message import Requests
 from policies.model import Policy
 from policies.rules import RULES
 from tests.policies.bounds import (
@@ -170,13 +170,13 @@ def test_T11_scores_of_a_day_and_rewards_of_a_match_are_counted_and_outlast_a_re
 
 def test_what_was_asked_follows_the_coordinators_messages() -> None:
     ask, offers = good("competence.ask"), good("reward.ask")
-    asked = Asked().after(ask.message.body, 1).after(offers.message.body, 1)
+    asked = Requests().after(ask.message.body, 1).after(offers.message.body, 1)
     assert asked.step == 1 and asked.exemplar_rows == (0, 1, 2, 3, 5, 9, 8, 7, 6) and asked.candidates == {4: 2, 9: 0}
     later = asked.after(offers.but(**candidates((3, ("a",)))).message.body, 2)
     assert (later.step, later.exemplars, later.candidates) == (2, {}, {3: 1})
     matched = later.after(DIRECTIVE.message.body)
     assert (matched.match, matched.peer, matched.part, matched.step) == (4, "hospital_c", "take", 2)
-    assert Asked.from_json(json.loads(json.dumps(matched.to_json()))) == matched
+    assert Requests.from_json(json.loads(json.dumps(matched.to_json()))) == matched
     opened = matched.after(pb.RoundOpen())
     assert (opened.step, opened.candidates, opened.match) == (0, {}, 4)
     assert matched.after(pb.RunEnd()) == matched

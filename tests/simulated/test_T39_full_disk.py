@@ -40,7 +40,7 @@ from silo.guard.messages import Allowed
 from silo.guard.trainer_process.supervisor import TrainerGone
 from silo.guard.trainer_process.trainer_link import where_it_tells
 from silo.link import LinkMessage
-from silo.trainer.resume import KeptState
+from silo.trainer.resume import StateStore
 from tests.coordinator_folder import write_coordinator
 from tests.policies import setting
 from tests.simulated.coordinator_parts import House, joined, until_quiet
@@ -284,7 +284,7 @@ def test_T39_a_log_on_a_full_disk_costs_the_trainer_its_words_and_no_step(
 
     session: Any = SimpleNamespace(state=State)
     monkeypatch.setattr(sys, "stderr", FullLog())
-    kept = KeptState(session, FullFile())  # type: ignore[arg-type]
+    kept = StateStore(session, FullFile())  # type: ignore[arg-type]
     kept.keep(LinkMessage("task", {"task": "PrivateStep"}), LinkMessage("done"))
 
 

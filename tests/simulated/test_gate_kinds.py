@@ -19,7 +19,7 @@ from fedsilo.protocol.errors import NotFoundError, UsageError
 from fedsilo.protocol.kinds import INBOUND_KINDS, OUTBOUND_KINDS, TEXT_KINDS_IN, TEXT_KINDS_OUT
 from policies.kind import BASE_DIGEST, FieldClass
 from policies.kinds import CATALOGUE, Egress, Ingress
-from policies.message import Asked
+from policies.message import Requests
 from policies.model import Policy
 from policies.render import RULESETS
 from silo.guard.commands import Halts
@@ -133,7 +133,7 @@ def test_a_question_that_was_let_in_is_what_may_be_answered(tmp_path: Path) -> N
     """The silo's side of `asked`, from one real message to the next: first nothing, then what the coordinator asked."""
     bench = bench_of(tmp_path, "fedgrpo")
     score, asks = good("competence.score", "fedgrpo"), good("competence.ask", "fedgrpo")
-    refused = offered(bench, score.but(asked=Asked()))
+    refused = offered(bench, score.but(asked=Requests()))
     assert isinstance(refused, Denied) and "NOT_ASKED" in refused.decision.reasons
     bench.judge.view = bench.judge.view.asking(asks.message.body, 1)
     assert isinstance(offered(bench, score.but(asked=bench.judge.view.asked)), Allowed)

@@ -16,7 +16,7 @@ from certs.identity import peer_identity
 from coordinator import store as db
 from coordinator.outbox import queue
 from coordinator.transfer import Transfers
-from fedsilo.files.transfer_file import Carried, Header, TransferBroken, TransferFile, TransferWriter
+from fedsilo.files.transfer_file import CarriedMessage, Header, TransferBroken, TransferFile, TransferWriter
 from fedsilo.protocol import codec
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.errors import (
@@ -91,14 +91,14 @@ class CarriedSilo(SimulatedSilo):
                 self.heard_of(file, message)
             return [message.envelope.kind for message in file.messages]
 
-    def believed(self, file: TransferFile, message: Carried) -> None:
+    def believed(self, file: TransferFile, message: CarriedMessage) -> None:
         envelope, payload = message.envelope, file.read(message)
         self.house.key.public_key().verify(envelope.signature, codec.signing_bytes(envelope))
         assert envelope.sender == COORDINATOR and envelope.payload_digest.hex() == codec.sha256_hex(payload)
         if envelope.kind == "global.adapter":
             self.brought[message.digest] = payload
 
-    def heard_of(self, file: TransferFile, message: Carried) -> None:
+    def heard_of(self, file: TransferFile, message: CarriedMessage) -> None:
         envelope = message.envelope
         if envelope.kind == "global.adapter" or envelope.sequence <= self.acknowledged:
             return

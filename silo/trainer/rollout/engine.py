@@ -139,11 +139,11 @@ class SharedEngine:
 
         with self._whole():
             own = self._group.together(work)
-        payload = [[place, _told(answers)] for place, answers in zip(mine, own, strict=True)]
+        payload = [[place, _to_json(answers)] for place, answers in zip(mine, own, strict=True)]
         answers: list[tuple[Rollout, ...]] = [() for _ in questions]
         for share in self._group.gather(payload):
             for place, rows in share:
-                answers[place] = _heard(rows)
+                answers[place] = _from_json(rows)
         return answers
 
 
@@ -182,7 +182,7 @@ class LedEngine:
             return self._engine.generate(questions, temperature=temperature, max_new_tokens=max_new_tokens)
 
         own = self._group.together(work)
-        return [_heard(rows) for rows in self._group.gather([_told(answers) for answers in own])[0]]
+        return [_from_json(rows) for rows in self._group.gather([_to_json(answers) for answers in own])[0]]
 
 
 def shared_engine(
@@ -198,9 +198,9 @@ def shared_engine(
     return LedEngine(engine, group) if server else SharedEngine(engine(), group, whole)
 
 
-def _told(answers: Sequence[Rollout]) -> list[list[object]]:
+def _to_json(answers: Sequence[Rollout]) -> list[list[object]]:
     return [[list(one.ids), one.finished, list(one.logp), one.adapter] for one in answers]
 
 
-def _heard(rows: Sequence[Sequence[list[object]]]) -> tuple[Rollout, ...]:
+def _from_json(rows: Sequence[Sequence[list[object]]]) -> tuple[Rollout, ...]:
     return tuple(Rollout(tuple(ids), bool(done), tuple(logp), str(name)) for ids, done, logp, name in rows)  # type: ignore[arg-type]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fedsilo.demo.data import write_digit_folder
-from fedsilo.demo.sites import Wanted, free_port, make_sites
+from fedsilo.demo.sites import DemoSettings, free_port, make_sites
 from fedsilo.demo.tiny_model import cached_model, recipe_for
 from tests.loopback.bad_input.place import Place
 
@@ -23,7 +23,7 @@ def origin() -> Iterator[Place]:
         data = write_digit_folder(root / "data", 1, silos=2)
         shutil.copytree(cached_model(recipe_for("digits")), root / "model")
         make_sites(
-            Wanted(
+            DemoSettings(
                 out=root,
                 model=root / "model",
                 data=data,
