@@ -1,4 +1,4 @@
-"""Certificate authorities: what they put into a certificate, and nothing an applicant asked for.
+"""Certificate authorities. An authority decides every field of a certificate; an applicant cannot ask for one.
 
 Two kinds of root, never the same key (B3): a *federation* CA vouches for silos and coordinators, a *site* CA for the
 operators of one site and the two ends of its guard-trainer link. Leaves are ECDSA P-256 (grpcio fails the handshake

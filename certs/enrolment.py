@@ -1,4 +1,4 @@
-"""Enrolment: an applicant proves that it holds two keys, an authority decides what they may be called.
+"""Enrolment: an applicant proves that it holds two keys, an authority decides which identity they get.
 
 The request is JSON: a CSR (for its public key and its proof of possession, nothing else is read from it), the Ed25519
 message-signing key, and the one-time token the authority's admin handed over. Each key signs both keys and the token,

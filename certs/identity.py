@@ -1,4 +1,4 @@
-"""Who is who: judging a certificate, and a party's own identity. Bytes and the time in; identity or a reason out.
+"""Identities: judges a peer's certificate, and reads a party's own. Bytes and the time in; identity or a reason out.
 
 Checks, in this order, each with its own message: one certificate, issued and signed by the given root, root of the
 right kind and valid, leaf valid now, CA:FALSE, P-256, the one extended key usage of its role, exactly one URI name

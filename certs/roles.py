@@ -1,4 +1,4 @@
-"""Who may do what at one site: `roles.yaml` and the table of actions (threat model 6).
+"""Roles of people at one site: `roles.yaml`, and the table of the actions that each role may do (threat model 6).
 
 A certificate says who a person is; this file says what the person may do. The file is the site's own:
 

@@ -1,4 +1,4 @@
-"""Test cases of a policy: YAML that a security officer writes, and what `fedsilo policy test` says of each.
+"""Test cases of a policy: YAML that a security officer writes, and the result of `fedsilo policy test` for each.
 
     kind: public.responses                 # what all cases of this file have in common
     cases:

@@ -1,4 +1,5 @@
-"""Two policies: what both allow, and in which direction a change goes. Pure; field by field through `lattice`.
+"""Compares two policies: what both allow, and whether a change tightens or loosens. Pure; field by field through
+`lattice`.
 
 meet(site, charter)      -> the content that allows exactly what both name (T34: the charter may only tighten)
 effective(site, charter) -> the same with both files, so that a verdict names the one whose value bound it

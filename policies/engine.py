@@ -1,4 +1,4 @@
-"""The gate's judgement: facts of one message against one policy, with the history that budgets need.
+"""Decides on one message: its facts against one policy, with the history that budgets need.
 
     measure(message, context) -> facts          (what the kind's file measures, and what every message has)
     decide(facts, policy, history) -> decision  (pure; replays from the audit log alone)

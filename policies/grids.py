@@ -1,4 +1,4 @@
-"""What values of the wire are: on which grid, how many there are within a limit, and which patterns of bits no training
+"""Values on the wire: on which grid they lie, how many there are within a limit, and which patterns of bits no training
 makes (threat T4), each of which is a place to hide in; and how many bits a policy leaves free in them.
 
 Where the rules leave nothing else free the count of bits is exact (small grids are enumerated in tests/policies); for

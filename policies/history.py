@@ -1,4 +1,4 @@
-"""What has been allowed before: the numbers that budgets are counted against.
+"""Counts of the messages allowed before, which budgets are compared with.
 
 `HistoryBook` is plain data that the party persists; `History` is the small view of it that one decision needs. The
 view is JSON, so a log that holds facts and view replays each decision exactly.

@@ -1,4 +1,4 @@
-"""What a kind's file is made of: the class of each field, its blocks of a policy, how it is measured, its rules and its
+"""The parts of a kind's file: the class of each field, its blocks of a policy, how it is measured, its rules and its
 figures; and the facts and rules that several kinds share (the set they name, how many, how large, on which grid, about
 what was asked).
 

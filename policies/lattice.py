@@ -1,4 +1,4 @@
-"""How any two policies compare, field by field: each field's type says which of two values is the tighter one.
+"""Order of any two policies, field by field: each field's type says which of two values is the tighter one.
 
 A field is annotated with one of the orders below. From `meet`, the loosest value that is at least as tight as both,
 everything else follows: a is tighter than b where meet(a, b) = a. So two policies combine into one that allows only

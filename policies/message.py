@@ -1,5 +1,5 @@
-"""What is judged and what the judge knows: one message, where the party stands, and what the coordinator has asked of
-a silo. Plain data.
+"""The input of a decision: one message, the party's position in the run, and the coordinator's requests to a silo.
+Plain data.
 
 `measure` (policies/engine.py) turns a message in its context into facts; rules see the facts only.
 """

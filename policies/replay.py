@@ -1,4 +1,4 @@
-"""Decisions again, from the facts that an audit log kept: what another policy would have said. Needs no payloads.
+"""Replays decisions from the facts in an audit log: what another policy would have decided. It needs no payloads.
 
 A decision record holds all that `measure` found and the counts it was judged by, so `decide` can be asked again.
 What this does not tell: what would have followed. A message is judged as it was sent (a smaller clip limit would have

@@ -1,4 +1,5 @@
-"""What logs say of messages: each log by itself, and what one party sent against what the other received (T38).
+"""Checks the messages in audit logs: each log by itself, and one party's sent messages against the other's received
+ones (T38).
 
 A log can verify and still tell what cannot be: a message that was sent although it was denied, without any decision, by
 a decision against its own rules, or after a hold that nobody granted, or that a person rejected or time ended. Two logs

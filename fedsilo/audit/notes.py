@@ -1,4 +1,4 @@
-"""What a person wrote to a no: kept at the site, beside the audit log and not in it.
+"""Notes that people write when they reject: stored at the site, beside the audit log and not in it.
 
     STATE/audit/...          the log: the record of the no names the digest of the note
     STATE/notes/DIGEST.json  the note with a random salt; SHA-256 of the file is its name, and stands in what its

@@ -1,4 +1,4 @@
-"""What people signed, held against the records that keep it: who, which command, and that it says what its record says.
+"""Checks the commands that people signed against the audit records that contain them: signer, command and arguments.
 
 A record of what a person answered or ordered keeps the bytes that were signed, the signature and the certificate
 (`orders`). Checked here, offline: the signature; that person, command, release, payload, policy, facts shown, reason,

@@ -1,4 +1,4 @@
-"""Statistics of one audit log, record by record: what a report tells comes from here, and nothing else does.
+"""Statistics of one audit log, counted record by record: the only source of a report's figures.
 
 One pass, bounded memory: of whatever a log can have without end there are so many names and rows, and what is beyond
 them is counted: under `OTHERS`, or in a total beside the list. A log may be written by somebody who wants its reader to

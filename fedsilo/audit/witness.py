@@ -1,4 +1,4 @@
-"""What a log's owner has countersigned, and who countersigned its own log (threat T38).
+"""Countersignatures: those that a log's owner gave to other logs, and those that its own log received (threat T38).
 
 Two ways lead here. *Exchange*: two parties that talk hand each other their checkpoints; `offer(peer)` is sent, `take`
 is called on what arrives. *Relay*: the coordinator carries what other silos showed it; `follow(peer, steps)`

@@ -1,4 +1,4 @@
-"""The main job on one machine: five sites with their own keys, a real run over mTLS, and what it came to.
+"""Runs the demo on one machine: five sites with their own keys, a real run over mTLS, and its results.
 
 Everything is what an operator would run by hand: the same certificates, configurations, policies and processes. The
 demo only writes the files, presses the buttons and adds the figures up.

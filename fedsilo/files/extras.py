@@ -1,4 +1,4 @@
-"""What a person is told where a library of an extra is missing: its name, and the command that installs the extra."""
+"""The error where a library of an extra is missing: its name, and the command that installs the extra."""
 
 from __future__ import annotations
 

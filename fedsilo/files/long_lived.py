@@ -1,4 +1,4 @@
-"""Memory of a process that stands for months.
+"""Memory and open files of a process that runs for months.
 
 Commands look for garbage seldom, since they end soon (`fedsilo.cli.main`). A daemon must not: what its SQL statements
 leave behind refers to itself in circles, and waits for the collector. Some hundred thousand objects of libraries, which

@@ -1,4 +1,4 @@
-"""What a model folder holds, from config.json and the safetensors headers alone, and whether our decoder computes it.
+"""Reads a model's sizes from config.json and the safetensors headers alone, and checks that our decoder computes it.
 
 `coordinator init`, `silo init`, `fedsilo policy init` and `silo check` refuse here what the trainer would refuse
 minutes later, or what nobody would refuse: weights that are missing are filled with random numbers by the library that

@@ -1,4 +1,5 @@
-"""From a `run.yaml` to a plan: what the submitter chose, what the federation fixes, and whether it can work at all.
+"""Makes a plan from a `run.yaml`: the submitter's choices, the values that the federation fixes, and whether the run
+can work at all.
 
 The coordinator asks this when a run is submitted, and `fedsilo run submit --dry-run` asks the same without it. Pure:
 the files are read by whoever calls. What it does not stop: a site whose own policy is tighter than the charter refuses

@@ -1,4 +1,5 @@
-"""What runs inside the sandbox: one process defines the solution and answers calls, another runs the test program.
+"""The two programs inside the sandbox: one process defines the solution and answers calls, another runs the test
+program.
 
 They share two pipes and nothing else. The solution's process never holds the test program, the verdict's pipe or the
 reference; the examiner never runs a line of the solution: names of the solution stand in its place, and each call goes

@@ -1,4 +1,4 @@
-"""Prompts that stand where they should not: twice in the private files, or also in the public or the held-out set.
+"""Finds prompts where they should not be: twice in the private files, or also in the public or the held-out set.
 
 A private prompt that is also in the held-out set is trained on and then measured, so the measure is too good. Rows are
 compared twice: `same` as the `exact` verifier compares answers, and `alike` by their words alone. In an alike pair

@@ -1,4 +1,4 @@
-"""What a verifier says of one response: correct or not, why (from a closed list), and what reward that earns."""
+"""The verdict of a verifier on one response: correct or not, why (from a closed list), and the reward."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a machine's clock may be believed (threat T41). Pure: every time is an argument.
+"""Judges whether a machine's clock may be believed (threat T41). Pure: every time is an argument.
 
 Three things know better than a clock that was set wrong: the monotonic clock, as long as the process runs and the
 machine is awake; the coordinator's signed time, whenever it can be asked; and the latest time that is stored. What is

@@ -1,4 +1,4 @@
-"""Envelopes: what is signed around the bytes of a message, and what is checked before any of them is believed or read.
+"""Envelopes: signs the bytes of a message, and checks them before any is believed or read.
 
 Both parties seal and check by this module, each by the key that it holds of the other (threats T21, T30, B7).
 Does not stop: the owner of a key from signing something false; the same envelope from coming twice, which its sequence

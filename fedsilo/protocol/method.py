@@ -1,4 +1,4 @@
-"""What a method is: two pure halves that turn events into actions.
+"""The interface of a method: two pure halves that turn events into actions.
 
 A half never sees a socket, a clock, an array in memory or a random device. The driver (coordinator) and the
 daemon (silo) carry the actions out, and report what came of them as the next event. Deadlines are actions and

@@ -1,4 +1,4 @@
-"""Where a message belongs: what its envelope, the decision on it, the log and the ledger all say of it."""
+"""The place of a message: the run, round, step and kind that its envelope, decision, log record and ledger row name."""
 
 from __future__ import annotations
 

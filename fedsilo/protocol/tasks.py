@@ -1,4 +1,4 @@
-"""What a trainer can be asked to do, as data. A method's silo half names the tasks, the guard hands them out, and the
+"""The tasks of a trainer, as data. A method's silo half names the tasks, the guard hands them out, and the
 trainer carries them out (`silo/trainer/tasks`).
 
 A task says of itself what everybody between the method and the trainer goes by: what crosses in which direction, whose

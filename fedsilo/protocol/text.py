@@ -1,4 +1,4 @@
-"""Foreign text as it may be printed, logged, recorded and sent on (threats T8, T37).
+"""Makes foreign text safe to print, log, record and send on (threats T8, T37).
 
 A line break in quoted text would begin a line of its own, in the form of this program's lines; an escape would act on a
 terminal; a bidirectional override would reorder what is read. `harmless` writes each of them out.

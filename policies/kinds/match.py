@@ -1,5 +1,5 @@
-"""With whom a silo exchanges knowledge: `match.directive` comes in, and `bandit.reward`, what a match was worth to its
-taker, leaves.
+"""The partner with whom a silo exchanges knowledge: `match.directive` comes in, and `bandit.reward`, what a match was
+worth to its taker, leaves.
 """
 
 from __future__ import annotations

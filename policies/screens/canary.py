@@ -1,4 +1,4 @@
-"""Whether a text holds one of the site's planted strings, or nearly (threats T15, T16). Pure.
+"""Screen for the site's planted strings, exact or nearly so (threats T15, T16). Pure.
 
 Canaries and texts are compared as letters and digits only, in the one reading of `normalise.squash`, so capitals,
 spaces, signs, look-alikes and digits for letters make no difference. A canary within k edits of a passage has one of

@@ -1,4 +1,5 @@
-"""Whether a text keeps to the alphabets a policy names, and holds no long run of signs (threats T16, T17, T21). Pure.
+"""Screen for characters outside the alphabets that a policy names, and for long runs of signs (threats T16, T17, T21).
+Pure.
 
 Every character has one class: a script for letters and their marks, else digits, punctuation, math or symbols. Space,
 tab and line breaks belong to all texts. What is not shown (format, control and private characters, among them the

@@ -1,4 +1,4 @@
-"""Whether a text repeats the private corpus: a keyed set of its n-grams (threats T14, T15, T16). Pure.
+"""Screen for text that repeats the private corpus: a keyed set of its n-grams (threats T14, T15, T16). Pure.
 
 A word's value is a keyed BLAKE2b digest, an n-gram's the sum of its words' values modulo 2**64, and its fingerprint
 AES-256 of that sum under a second key derived from the same one, cut to the width that gives the false-positive rate.

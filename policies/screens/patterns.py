@@ -1,4 +1,5 @@
-"""What looks like personal data: e-mail, phone, numbers with check digits, dates of birth, addresses (T15). Pure.
+"""Screen for what looks like personal data: e-mail, phone, numbers with check digits, dates of birth, addresses (T15).
+Pure.
 
 Each pattern is a list of regular expressions over folded text. No repetition lies inside another one over the same
 characters, every one is bounded or can start again only where it ended, and a cheap look for a word or sign decides

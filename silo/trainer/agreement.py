@@ -1,4 +1,4 @@
-"""Does the engine that writes the answers compute the adapter that is trained?
+"""Proves that the engine that writes the answers computes the adapter that is trained.
 
 An adapter push that silently does not arrive lets a run train on the answers of a stale policy for weeks. Three proofs:
 identity (an answer names the adapter, by digest), the marker (a strong adapter that must show) and, here, a difference

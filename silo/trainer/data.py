@@ -1,4 +1,4 @@
-"""The rows that a trainer works on: as tokens and back, which are set aside, and what the guard may know of them.
+"""The rows that a trainer works on: encodes and decodes them, sets the holdout aside, and reports counts to the guard.
 
 Which rows a step uses is drawn by the guard (silo/sampling.py), which knows their number and nothing else of them. In
 order: the tokenizer (`TextCodec`), the private holdout (`split_holdout`), prompts as tokens, the overlap index for the

@@ -1,4 +1,4 @@
-"""What a session is at a step boundary, kept as one file, so that a killed trainer goes on bit for bit.
+"""Saves a session at each step boundary in one file, so that a killed trainer goes on bit for bit.
 
 What there is at all: the factors and the round's start, the optimiser's moments, where the run stands, the own answers
 that wait for donors while a public step is open, and what the proof of agreement has found so far. No generator has a

@@ -1,4 +1,4 @@
-"""What the tasks of one run work on, and the three parts of a step: rollout, grade, update.
+"""The state that the tasks of one run share, and the three parts of a step: rollout, grade, update.
 
 The tasks (`silo.trainer.tasks`) say which prompts, which draws and which answers; how a step goes is written here once.
 """

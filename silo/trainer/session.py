@@ -1,4 +1,4 @@
-"""What a trainer does for one silo, as plain calls: no socket, no process, no clock of its own.
+"""The trainer of one silo as plain calls: no socket, no process, no clock of its own.
 
 The worker carries the guard's messages to it; tests and the in-process experiments call it directly. Order of a
 run: configure (constructor) -> `begin_run` -> tasks of `fedsilo.protocol.tasks`, one at a time. How a task is carried

@@ -1,4 +1,4 @@
-"""The base's frozen weights dealt out over processes, and put together where they are used.
+"""Shards the base's frozen weights over processes, and gathers them where they are used.
 
 Each process keeps an equal share of every projection. A layer's projections are gathered when the forward pass comes to
 them, and, since every layer is computed again there (`checkpointing`), when the backward pass does; in between nobody

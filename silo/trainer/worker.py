@@ -1,4 +1,5 @@
-"""The trainer process: `python -P -m silo.trainer.worker --address unix:PATH`. It dials the guard and does as asked.
+"""The trainer process: `python -P -m silo.trainer.worker --address unix:PATH`. It dials the guard and does the tasks
+that the guard sends.
 
 On another host it dials `tls:HOST:PORT` with `--certificate`, `--key` and `--site-ca`: a key of its own, made for this
 link and good for nothing else. A trainer serves one run; who starts it by hand starts it again (`--wait-seconds`).

@@ -1,4 +1,5 @@
-"""What samples answers, wherever it runs: `rollout.embedded` in this process, `rollout.vllm_server` in another.
+"""The interface of a rollout engine, wherever it runs: `rollout.embedded` in this process, `rollout.vllm_server` in
+another.
 
 Both are asked the same way: `use` says which policy and whose prompts come next, `generate` answers them. Between two
 calls of `use` all prompts are private or all are public; an engine lets the two share no batch and no cache (T14), and
