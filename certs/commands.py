@@ -121,9 +121,13 @@ def sign_command(
         raise UsageError(f"the arguments of {name} are not JSON: {error}") from error
     expires_text = expires.astimezone(UTC).strftime(_TIME_FORMAT)
     signed = command_signing_bytes(
-        site=site, name=name, arguments_json=arguments_json, request_id=request_id, expires=expires_text,
+        site=site,
+        name=name,
+        arguments_json=arguments_json,
+        request_id=request_id,
+        expires=expires_text,
         federation=federation,
-    )  # fmt: skip
+    )
     return control_pb2.Command(
         name=name,
         arguments_json=arguments_json,
@@ -206,9 +210,13 @@ def verify_command(
     arguments = _arguments_of(command)
     certificate = read_one_certificate(command.certificate_pem, what="the operator certificate")
     signed_bytes = command_signing_bytes(
-        site=site, name=command.name, arguments_json=canonical_json(arguments).decode(), request_id=command.request_id,
-        expires="", federation=command.federation,
-    )  # fmt: skip
+        site=site,
+        name=command.name,
+        arguments_json=canonical_json(arguments).decode(),
+        request_id=command.request_id,
+        expires="",
+        federation=command.federation,
+    )
     return VerifiedCommand(
         person=operator.person,
         certificate_fingerprint=operator.fingerprint,

@@ -101,9 +101,7 @@ def _no(code: str) -> Cell:
 
 
 def _table(states: tuple[str, ...], rows: Mapping[str, tuple[Cell, ...]]) -> Table:
-    return {
-        state: {event: cells[column] for event, cells in rows.items()} for column, state in enumerate(states)
-    }  # fmt: skip
+    return {state: {event: cells[column] for event, cells in rows.items()} for column, state in enumerate(states)}
 
 
 _E = Effect
@@ -665,9 +663,7 @@ def _then(life: Life, name: str) -> str:
 
 # ---- the journal -----------------------------------------------------------------------------------------
 
-_KINDS = {
-    kind.__name__: kind for kind in (*_NAMES, FinishRun, Contribution, SiloAbstained, DeadlinePassed)
-}  # fmt: skip
+_KINDS = {kind.__name__: kind for kind in (*_NAMES, FinishRun, Contribution, SiloAbstained, DeadlinePassed)}
 
 
 def to_fields(event: Event) -> dict[str, Any]:

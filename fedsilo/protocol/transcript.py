@@ -307,9 +307,13 @@ class RoundEnd:
         """Read the end of this transcript's round from a message."""
         verdicts = {row.silo: row.verdict for row in body.verdicts}
         return RoundEnd(
-            *transcript.coordinates(), body.transcript_sha256, body.committed, body.adapter_digest,
-            tuple(body.participants), verdicts,
-        )  # fmt: skip
+            *transcript.coordinates(),
+            body.transcript_sha256,
+            body.committed,
+            body.adapter_digest,
+            tuple(body.participants),
+            verdicts,
+        )
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self) | {"survivors": list(self.survivors), "verdicts": dict(self.verdicts)}

@@ -459,11 +459,14 @@ def preview(request: PreviewRequest) -> dict[str, Any]:
     shown = spread([each for each in places if each[0] <= request.max_prompt_tokens], request.show)
     prompts = [
         {
-            "id": task.id, "file": str(file.path), "line": task.line, "tokens": length,
+            "id": task.id,
+            "file": str(file.path),
+            "line": task.line,
+            "tokens": length,
             "text": codec.read_back(task.prompt)[:PROMPT_CHARACTERS_MAX],
         }
         for length, file, task in shown
-    ]  # fmt: skip
+    ]
     return {"sets": sets, "prompts": prompts}
 
 
