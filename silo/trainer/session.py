@@ -2,7 +2,7 @@
 
 The worker carries the guard's messages to it; tests and the in-process experiments call it directly. Order of a
 run: configure (constructor) -> `begin_run` -> tasks of `fedsilo.protocol.tasks`, one at a time. How a task is carried
-out stands in `silo.trainer.tasks`, and the three parts of a step (rollout, grade, update) in `silo.trainer.run`.
+out is written in `silo.trainer.tasks`, and the three parts of a step (rollout, grade, update) in `silo.trainer.run`.
 """
 
 from __future__ import annotations
