@@ -158,9 +158,9 @@ def _run(program: str, address: URL, *options: str) -> None:
     except OSError as error:
         raise OperationError(f"{program} cannot be run: {error.strerror}", hint=_NEEDED) from error
     if done.returncode != 0:
-        said = done.stderr.strip().partition("\n")[0] or f"{program} ended with {done.returncode}"
+        cause = done.stderr.strip().partition("\n")[0] or f"{program} ended with {done.returncode}"
         hint = _NEEDED if "version" in done.stderr else "is the server reachable, and the database of this version?"
-        raise OperationError(said, hint=hint)
+        raise OperationError(cause, hint=hint)
 
 
 # ---- the files of the configuration ------------------------------------------------------------------------------
@@ -223,13 +223,13 @@ def take_out(backup: Path, files: Mapping[str, Any], folder: Path) -> list[Path]
         ConflictError: one is there already, and is another; nothing is replaced.
         VerificationError: one is not as it was verified (`BACKUP_DAMAGED`).
     """
-    found: dict[Path, bytes] = {}
-    for name, told in files.items():
+    contents: dict[Path, bytes] = {}
+    for name, row in files.items():
         part, _, place = name.partition("/")
         if part not in (FILES, KEYS):
             continue
         data = read_regular(backup / name)
-        if sha256_hex(data) != told["sha256"]:
+        if sha256_hex(data) != row["sha256"]:
             raise VerificationError(
                 f"{backup / name} was changed while the backup was being restored",
                 code="BACKUP_DAMAGED",
@@ -241,9 +241,9 @@ def take_out(backup: Path, files: Mapping[str, Any], folder: Path) -> list[Path]
                 code="EXISTS",
                 hint="name an empty folder's coordinator.yaml with --config, or move that file away",
             )
-        found[folder / place] = data
+        contents[folder / place] = data
     written = []
-    for path, data in found.items():
+    for path, data in contents.items():
         if not path.exists():
             make_private_directory(path.parent)
             write_private(path, data)
@@ -382,15 +382,15 @@ def _copy_database(kept: Kept, out: Path) -> tuple[set[str], tuple[int, int, str
     try:
         with engine.connect() as reading:
             reading.exec_driver_sql("PRAGMA journal_mode=DELETE")  # one file, without a log of its own
-            found = reading.exec_driver_sql("PRAGMA quick_check(1)").scalar()
-            told = _told_by(reading, kept.origin)
+            result = reading.exec_driver_sql("PRAGMA quick_check(1)").scalar()
+            content = _told_by(reading, kept.origin)
     except SQLAlchemyError as error:
-        found = getattr(error, "orig", error)
+        result = getattr(error, "orig", error)
     finally:
         engine.dispose()
-    if found != "ok":
-        raise VerificationError(f"the coordinator's database is damaged: {found}")
-    return told
+    if result != "ok":
+        raise VerificationError(f"the coordinator's database is damaged: {result}")
+    return content
 
 
 def _told_by(database: Connection, origin: str) -> tuple[set[str], tuple[int, int, str]]:
@@ -510,8 +510,8 @@ def verified_backup(folder: Path, key: Ed25519PublicKey) -> dict[str, Any]:
     for name in sorted(there ^ set(manifest["files"])):
         what = "is missing" if name not in there else "is not in its manifest"
         raise VerificationError(f"{folder}: {name} {what}", code="BACKUP_DAMAGED")
-    for name, told in manifest["files"].items():
-        if _digest(folder / name) != told:
+    for name, row in manifest["files"].items():
+        if _digest(folder / name) != row:
             raise VerificationError(f"{folder}: {name} is damaged", hint="take another copy", code="BACKUP_DAMAGED")
     log = _log_of(folder / "audit", manifest["origin"], key)
     if (log.tree.size, log.tree.root().hex()) != (manifest["log"]["size"], manifest["log"]["root"]):
@@ -596,12 +596,12 @@ def _put_state(folder: Path, files: Mapping[str, Any], kept: Kept, log: LoadedLo
     targets = {"audit": _AUDIT_BEFORE, "runs": "runs", REQUESTS: REQUESTS}
     if not kept.payloads:
         targets["blobs"] = "blobs"
-    for name, told in files.items():
+    for name, row in files.items():
         part, slash, rest = name.partition("/")
         if part in targets:
             target = kept.state_dir / f"{targets[part]}{slash}{rest}"
             make_private_directory(target.parent)
-            put_verified(folder / name, target, told)
+            put_verified(folder / name, target, row)
     _put_database(folder, files, kept, log)
     # last: a coordinator that is started on half of this finds its log behind its database, and refuses
     (kept.state_dir / _AUDIT_BEFORE).rename(kept.state_dir / "audit")

@@ -191,7 +191,7 @@ class Blobs:
                 spool.write(payload.data)
                 return self.keep(spool.finish())
         place = self._place(payload.digest)
-        kept = FilePayload(self._filesystem, place, payload.digest, payload.size_bytes)
+        stored = FilePayload(self._filesystem, place, payload.digest, payload.size_bytes)
         try:
             if not self._filesystem.exists(place):
                 self._filesystem.makedirs(place.rpartition("/")[0], exist_ok=True)
@@ -205,7 +205,7 @@ class Blobs:
                 fsync_directory(Path(self._root))
         except OSError as error:
             raise not_kept(error, Path(place)) from error
-        return kept
+        return stored
 
     def find(self, digest: str) -> FilePayload | None:
         place = self._place(digest)
@@ -215,10 +215,10 @@ class Blobs:
 
     def get(self, digest: str) -> FilePayload:
         """Raises OperationError: a payload that the database names is not on the disk."""
-        found = self.find(digest)
-        if found is None:
+        payload = self.find(digest)
+        if payload is None:
             raise OperationError(f"payload {digest} is missing from {self._root}", hint="restore the state folder")
-        return found
+        return payload
 
     def _place(self, digest: str) -> str:
         return f"{self._root}/{digest[:2]}/{digest}"
@@ -285,9 +285,11 @@ class Upload:
 
 
 class Uploads:
-    """Args:
-    blobs: whose folder of arriving payloads is used.
-    now_seconds: UTC, as the files' times are.
+    """Gives large payloads a place, a few at a time, and goes on with those that were cut off.
+
+    Args:
+        blobs: whose folder of arriving payloads is used.
+        now_seconds: UTC, as the files' times are.
     """
 
     def __init__(self, blobs: Blobs, *, now_seconds: Callable[[], float] = time.time) -> None:
@@ -394,12 +396,12 @@ class Uploads:
         oldest = self._now_seconds() - PARTIAL_SECONDS_MAX
         with self._changed:
             sending = {turn.silo for turn in self._queue} - {silo}
-            found: list[tuple[float, Path]] = []
+            pieces: list[tuple[float, Path]] = []
             for path in self._blobs.arriving.glob("*.partial"):
                 with contextlib.suppress(FileNotFoundError):
-                    found.append((path.stat().st_mtime, path))
-            own = [path for _, path in sorted(found) if silo and path.name.startswith(f"{silo}.") and path != wanted]
+                    pieces.append((path.stat().st_mtime, path))
+            own = [path for _, path in sorted(pieces) if silo and path.name.startswith(f"{silo}.") and path != wanted]
             too_many = set(own[: max(0, len(own) - PARTIALS_PER_SILO_MAX + 1)])
-            for at, path in found:
+            for at, path in pieces:
                 if path in too_many or (at < oldest and path.name.partition(".")[0] not in sending):
                     path.unlink(missing_ok=True)

@@ -146,8 +146,8 @@ class Control:
 
     def runs(self) -> tuple[RunRow, ...]:
         with self._driver.parts.store.transaction() as session:
-            found = session.scalars(select(db.Run).order_by(db.Run.ordinal))
-            return tuple(self._summary(session, run) for run in found)
+            rows = session.scalars(select(db.Run).order_by(db.Run.ordinal))
+            return tuple(self._summary(session, run) for run in rows)
 
     def run(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """One run in full: the run record's content as far as it has come, and what was asked for."""
@@ -160,14 +160,14 @@ class Control:
         with self._driver.parts.store.transaction() as session:
             members = {member.silo: member for member in session.scalars(select(db.Member))}
             standings = self._driver.standings(session)
-            carried = set(session.scalars(select(db.CarriedSilo.silo)))
+            by_files = set(session.scalars(select(db.CarriedSilo.silo)))
         now = self._driver.parts.monotonic()
         rows = []
         for silo in self._config.silos:
             member, seen = members.get(silo), self._driver.seen.get(silo)
-            ahead = self._driver.effects.relay.clocks.get(silo, 0) if silo not in carried else 0
+            ahead = self._driver.effects.relay.clocks.get(silo, 0) if silo not in by_files else 0
             at = (seen.round, seen.step) if seen and seen.run in self._driver.runs else (0, 0)
-            told = f"{apart(ahead)} this machine's" if abs(ahead) > TOLD_SECONDS else ""
+            words = f"{apart(ahead)} this machine's" if abs(ahead) > TOLD_SECONDS else ""
             rows.append(
                 MemberRow(
                     silo=silo,
@@ -181,8 +181,8 @@ class Control:
                     error=seen.error if seen else "",
                     hello=json.loads(member.hello) if member else {},
                     refusal=seen.refusal if seen and seen.refusal else _refusal_of(member),
-                    clock=told,
-                    absent=frozenset() if told else frozenset({"clock"}),
+                    clock=words,
+                    absent=frozenset() if words else frozenset({"clock"}),
                 )
             )
         return tuple(rows)
@@ -250,8 +250,8 @@ class Control:
             def record(session: Session, run: str) -> None:
                 policy = {"effective": self._charter_digest}
                 self._driver.parts.store.once_committed(lambda: done.append(run))
-                kept = {"orders": [dict(command.order)]} if command.order else {}
-                self._driver.pending.record(session, event, run=run, detail=detail, policy=policy, **kept)
+                order = {"orders": [dict(command.order)]} if command.order else {}
+                self._driver.pending.record(session, event, run=run, detail=detail, policy=policy, **order)
 
             with self._driver.changing():
                 if self._driver.halted and verb != "abort":
@@ -451,8 +451,8 @@ class Submissions:
             item = self.waiting[name]
             here = sorted(self._all_here(session) & set(self.fixed.silos))
             if shown is not None and shown != here:
-                told = f"the silos here are {', '.join(here) or 'none'}, not those shown"
-                raise ConflictError(told, hint="look again", code="STALE_VIEW")
+                difference = f"the silos here are {', '.join(here) or 'none'}, not those shown"
+                raise ConflictError(difference, hint="look again", code="STALE_VIEW")
             ready = self._here(session, item.plan)
             quorum = self._quorum(session, item.plan, ready)
             if len(ready) < quorum:

@@ -361,8 +361,8 @@ class Effects:
     def _contribution(self, session: Session, arrived: Arrived, l2: float | None) -> Taken:
         silo, envelope = arrived.silo, arrived.envelope
         run = self._run_of(envelope, silo)
-        kept = self._parts.blobs.keep(arrived.payload)
-        norm = l2 or (l2_norm(kept) if arrived.tensors is not None else 0.0)
+        blob = self._parts.blobs.keep(arrived.payload)
+        norm = l2 or (l2_norm(blob) if arrived.tensors is not None else 0.0)
         db.keep_upload(
             session,
             run=run.name,
@@ -370,15 +370,20 @@ class Effects:
             step=envelope.step,
             kind=envelope.kind,
             silo=silo,
-            digest=kept.digest,
-            payload_bytes=kept.size_bytes,
+            digest=blob.digest,
+            payload_bytes=blob.size_bytes,
             norm=norm,
             received_at=self._parts.now(),
         )
         if isinstance(arrived.body, pb.MetricsEval):
             self._keep_metrics(session, run.name, silo, envelope.round, arrived.body)
         log.info(
-            "run %s round %d: %s of %s taken (%d bytes)", run.name, envelope.round, envelope.kind, silo, kept.size_bytes
+            "run %s round %d: %s of %s taken (%d bytes)",
+            run.name,
+            envelope.round,
+            envelope.kind,
+            silo,
+            blob.size_bytes,
         )
         self._parts.publish(
             "upload",
@@ -388,7 +393,7 @@ class Effects:
                 "step": envelope.step,
                 "silo": silo,
                 "kind": envelope.kind,
-                "bytes": kept.size_bytes,
+                "bytes": blob.size_bytes,
             },
         )
         run.apply(session, contribution_of(arrived), arrived.body)
@@ -471,9 +476,9 @@ class Places:
         number = run.life.open_round
         step, indices, evaluated, digest = 0, tuple[int, ...](), "", ""
         if number:
-            digest, asked = self._opened(session, run.name, number)
-            if (found := rows_answered(run.plan, number, asked).get(envelope.step)) is not None:
-                step, indices = envelope.step, found
+            digest, steps_asked = self._opened(session, run.name, number)
+            if (rows := rows_answered(run.plan, number, steps_asked).get(envelope.step)) is not None:
+                step, indices = envelope.step, rows
         if envelope.kind == "metrics.eval":
             of_round = session.get(db.Round, (run.name, envelope.round))
             evaluated = of_round.adapter_digest if of_round else ""
@@ -489,7 +494,7 @@ class Places:
         if known is None or known[0] != number:
             row = session.get_one(db.Round, (run, number))
             steps = {int(place): tuple(rows) for place, rows in json.loads(row.public_steps).items()}
-            self._asked = {name: kept for name, kept in self._asked.items() if name in self._runs}
+            self._asked = {name: steps_of for name, steps_of in self._asked.items() if name in self._runs}
             known = self._asked[run] = number, row.base_digest, steps
         return known[1], known[2]
 
@@ -550,16 +555,16 @@ class Pending:
         audit, origin = self._audit, self._audit.origin
         with self._store.transaction() as session:
             place = session.get(db.LogPlace, origin)
-        found = audit.size_found  # before this start closed what a kill had left open
-        if place is not None and not (place.size <= found and audit.root_at(place.rooted).hex() == place.root):
+        size = audit.size_found  # before this start closed what a kill had left open
+        if place is not None and not (place.size <= size and audit.root_at(place.rooted).hex() == place.root):
             raise ConflictError(
-                f"{audit.directory} has {found} records and is not the log that the database was used with: that "
+                f"{audit.directory} has {size} records and is not the log that the database was used with: that "
                 f"one is of {origin} and has {place.size} at least",
                 hint="bring the audit folder as the last coordinator left it",
                 code="LOG_BEHIND",
             )
         with self._store.transaction() as session:
-            session.merge(db.LogPlace(origin=origin, size=found, rooted=found, root=audit.root_at(found).hex()))
+            session.merge(db.LogPlace(origin=origin, size=size, rooted=size, root=audit.root_at(size).hex()))
 
     def take_up(self) -> None:
         """At a start: append what a kill left behind, but what it left between the log and the database only once."""
@@ -844,7 +849,7 @@ class Driver:
 
     def standings(self, session: Session) -> dict[str, str]:
         """Of every silo of this federation, how it stands (`members.standing`)."""
-        kept = {member.silo: member.state for member in session.scalars(select(db.Member))}
+        states = {member.silo: member.state for member in session.scalars(select(db.Member))}
         by_files, now = db.carried_silos(session), self.parts.monotonic()
         for silo in self.sending() & self.seen.keys():
             self.seen[silo].heard_at = now  # late with a large message, or waiting for its turn: not silent
@@ -852,7 +857,7 @@ class Driver:
         for silo in self.parts.silos:
             seen = self.seen.get(silo)
             words[silo] = standing(
-                kept.get(silo, ""),
+                states.get(silo, ""),
                 by_files=silo in by_files,
                 refused=bool(seen and seen.refusal),
                 silent_seconds=None if seen is None else now - seen.heard_at,
@@ -869,9 +874,9 @@ class Driver:
             def is_over() -> bool:
                 nonlocal waits, seen
                 # every message wakes all who wait, and of most of them nothing has changed
-                found = self.parts.store.outboxes.queued[silo], [run.name for run in self._paused()]
-                if found != seen:
-                    seen, waits = found, self._has_pending(silo)
+                now = self.parts.store.outboxes.queued[silo], [run.name for run in self._paused()]
+                if now != seen:
+                    seen, waits = now, self._has_pending(silo)
                 return waits or self.stopping or bool(self.halted)
 
             self._changed.wait_for(is_over, timeout)
@@ -900,11 +905,13 @@ class Driver:
                 decision, objection = ruling.decision, prepared.objection
                 refused = () if decision.verdict == "allow" else decision.reasons or (WireCode.INGRESS_DENIED.value,)
                 refused = refused if objection is None else (objection.code,)
-                told = not refused or self.refusals.may_record(peer.spiffe_id, list(refused))
-                number = self._record(arrived, ruling, objection) if told else 0
+                is_recorded = not refused or self.refusals.may_record(peer.spiffe_id, list(refused))
+                number = self._record(arrived, ruling, objection) if is_recorded else 0
                 if failure is not None:
                     raise failure
-                return self._settle(session, peer, arrived, ruling, book, place, prepared, told=told, number=number)
+                return self._settle(
+                    session, peer, arrived, ruling, book, place, prepared, told=is_recorded, number=number
+                )
         except OperationError:
             raise
         except Exception:
@@ -1087,8 +1094,8 @@ class Driver:
         listed = peer.spiffe_id in {f"spiffe://{self.parts.federation}/silo/{name}" for name in self.parts.silos}
         try:
             with self._changed:
-                told = self.refusals.may_record(peer.spiffe_id, [error.code])
-            if told:
+                is_recorded = self.refusals.may_record(peer.spiffe_id, [error.code])
+            if is_recorded:
                 log.warning("refused %s: %s [%s]", peer.spiffe_id, error.line, error.code)
                 self.parts.publish("refused", {"peer": peer.spiffe_id, "code": error.code})
                 kind = envelope.kind if silo else "unknown"
@@ -1109,8 +1116,8 @@ class Driver:
     def _refusal(self, error: PeerError, envelope: pb.Envelope, silo: str) -> Taken:
         """silo: a listed one whose own message is refused; empty for anybody else."""
         if silo and envelope.kind == "control.hello" and error.wire_code is not WireCode.HALTED:
-            told = {"code": error.code, "field": error.field, "expected": error.expected, "got": error.got}
-            self.seen.setdefault(silo, MemberState()).refusal = told
+            fields = {"code": error.code, "field": error.field, "expected": error.expected, "got": error.got}
+            self.seen.setdefault(silo, MemberState()).refusal = fields
         body = pb.Refusal(code=error.wire_code.value, field=error.field, expected=error.expected, got=error.got)
         run, number = (envelope.run, envelope.round) if envelope.run in self.runs else ("", 0)
         return Taken(Place(run, number, 0, "control.refusal"), body)

@@ -156,10 +156,10 @@ def check_hello(hello: pb.Hello, agreed: Agreed, *, silos: int = 1) -> HelloFact
     """
     _check_protocol(hello.protocol_min, hello.protocol_max)
     for name, code in _CHECKS:
-        expected, told = str(getattr(agreed, name)), str(getattr(hello, name))
+        expected, named = str(getattr(agreed, name)), str(getattr(hello, name))
         mixed = name in _MAY_BE_MIXED and getattr(agreed, _MAY_BE_MIXED[name]) == "allow"
-        if expected != told and not mixed:
-            got = harmless(told, TEXT_CHARACTERS_MAX)
+        if expected != named and not mixed:
+            got = harmless(named, TEXT_CHARACTERS_MAX)
             differ = f"{name} differs: expected {expected or 'none'}, got {got or 'none'}"
             raise PeerError(code, differ, field=name, expected=expected, got=got)
     for name, allowed in (("role", ROLES), ("isolation", ISOLATION_LEVELS)):

@@ -93,10 +93,10 @@ def handshake_fault(text: str) -> Fault | None:
             "coordinator's certificate",
             about_us=True,
         )
-    found = _LIBRARY.search(text.strip()) if "andshake failed" in text else None
-    if found is None:
+    match = _LIBRARY.search(text.strip()) if "andshake failed" in text else None
+    if match is None:
         return None
-    code, detail = found["code"], found["detail"] or ""
+    code, detail = match["code"], match["detail"] or ""
     if code == "CERTIFICATE_VERIFY_FAILED":
         other = Fault(
             f"its certificate is not signed by this federation's CA (wrong CA): {detail}",

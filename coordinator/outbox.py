@@ -150,10 +150,10 @@ def first_item(session: Session, silo: str, *, but: Sequence[str] = ()) -> Row[A
         return None
     if but:
         return session.connection().execute(_FIRST_BUT, its(silo=silo) | {"but": list(but)}).first()
-    found = session.connection().execute(_FIRST, its(silo=silo)).first()
-    if found is None:
+    row = session.connection().execute(_FIRST, its(silo=silo)).first()
+    if row is None:
         known.note_empty(silo)
-    return found
+    return row
 
 
 def items(session: Session, silo: str, *, but: Sequence[str] = ()) -> list[OutboxItem]:

@@ -86,11 +86,13 @@ def seconds_for(plan: Plan) -> float:
 
 @dataclass(frozen=True)
 class Agreements:
-    """Args:
-    coordinator_id: SPIFFE id.
-    signing_key: the coordinator's.
-    min_peers: of its charter.
-    record: appends to the audit log what a transaction changes, once it is durable.
+    """Makes the transcript of each round, takes the signatures under it, and records both.
+
+    Args:
+        coordinator_id: SPIFFE id.
+        signing_key: the coordinator's.
+        min_peers: of its charter.
+        record: appends to the audit log what a transaction changes, once it is durable.
     """
 
     coordinator_id: str
@@ -247,11 +249,11 @@ class Agreements:
             verdict = "accepted" if silo in body.participants else "left_out" if silo in gave else "absent"
             whole.verdicts.add(silo=silo, verdict=verdict)
         signed = sign_end(RoundEnd.of(transcript, whole), self.coordinator_id, self.signing_key)
-        fields, kept = db.as_json(signed.end.to_json()), session.get(db.EndedRound, (plan.run, number))
-        if kept is not None and kept.fields != fields:
+        fields, ended = db.as_json(signed.end.to_json()), session.get(db.EndedRound, (plan.run, number))
+        if ended is not None and ended.fields != fields:
             raise OperationError(f"round {number} of {plan.run} ends in two ways")
         whole.result_signature = signed.signature
-        if kept is None:
+        if ended is None:
             row.state = "over"
             session.add(db.EndedRound(run=plan.run, round=number, fields=fields, signature=signed.signature))
             detail = signed.to_detail()
@@ -572,11 +574,11 @@ class ActiveRun:
             if (row := session.get_one(db.Round, (self.name, number))).adapter_digest:
                 self._note_later(commits[number], row)
         newest = session.get(db.Round, (self.name, self.life.round))
-        said = self._row(session).state, newest.state if newest is not None else "none"
+        states = self._row(session).state, newest.state if newest is not None else "none"
         folded = self.life.state, self.life.round_state
-        if said != folded:
+        if states != folded:
             raise OperationError(
-                f"run {self.name} and its newest round are {said} in the database, {folded} by their stored events",
+                f"run {self.name} and its newest round are {states} in the database, {folded} by their stored events",
                 hint="the database was changed by hand, or is of another version: take it from a backup",
             )
         if ended is not None and not self.life.over:
@@ -709,8 +711,8 @@ class ActiveRun:
         row = session.get_one(db.Round, (self.name, action.round))
         if len(action.silos) < min_updates_of_round(session, self.name, action.round):
             # A policy was tightened since the plan was signed: it is not for this run to be committed under (T58).
-            told = {"run": self.name, "round": action.round, "reason": "MIN_UPDATES"}
-            self.around.publish("round.refused", told)
+            event = {"run": self.name, "round": action.round, "reason": "MIN_UPDATES"}
+            self.around.publish("round.refused", event)
             return [rounds.RoundAbandoned(action.round), rounds.GivenUp("MIN_UPDATES")]
         blobs = self.around.blobs
         uploads = [blobs.get(digest) for digest in action.upload_digests]
@@ -728,8 +730,8 @@ class ActiveRun:
         row.participants = db.as_json(list(action.silos))
         self._row(session).adapter_digest = adapter.digest
         self.around.checkpoint()
-        told = {"run": self.name, "round": action.round, "silos": list(action.silos), "seconds": self._seconds(row)}
-        self.around.publish("round.committed", told)
+        event = {"run": self.name, "round": action.round, "silos": list(action.silos), "seconds": self._seconds(row)}
+        self.around.publish("round.committed", event)
         return [Committed(action.round, adapter.digest)]
 
     def _note_later(self, commit: Commit, row: db.Round) -> None:

@@ -26,14 +26,16 @@ from policies.render import PlanSize
 
 @dataclass(frozen=True)
 class InitInputs:
-    """Attributes:
-    directory: gets federation.json, coordinator.yaml, charter.yaml and lora_schema.json; holds `id/`.
-    coordinator: its name; `id/<name>.crt` and so on must be there.
-    listen: host:port to serve on; port 0 takes a free one at each start.
-    advertise: host:port that the sites dial; by default `listen`.
-    size: of the largest plan this federation means to run. It travels in the bundle, and every site's limits follow
-        from it unless the site says otherwise. No longer answers than the model's context.
-    least_isolation: of a trainer, that the charter demands of every site. `waived` leaves it to each.
+    """Inputs of `coordinator init`.
+
+    Attributes:
+        directory: gets federation.json, coordinator.yaml, charter.yaml and lora_schema.json; holds `id/`.
+        coordinator: its name; `id/<name>.crt` and so on must be there.
+        listen: host:port to serve on; port 0 takes a free one at each start.
+        advertise: host:port that the sites dial; by default `listen`.
+        size: of the largest plan this federation means to run. It travels in the bundle, and every site's limits follow
+            from it unless the site says otherwise. No longer answers than the model's context.
+        least_isolation: of a trainer, that the charter demands of every site. `waived` leaves it to each.
     """
 
     directory: Path

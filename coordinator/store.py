@@ -161,10 +161,10 @@ def _parsed(text: str) -> URL | None:
 
 
 def _hosts(url: URL) -> set[str]:
-    told = [url.host or "", *_all(url, "host"), *_all(url, "hostaddr")]
+    hosts = [url.host or "", *_all(url, "host"), *_all(url, "hostaddr")]
     return {
         host.rpartition(":")[0] or host if host.count(":") == 1 else host
-        for each in told
+        for each in hosts
         for host in each.split(",")
         if host
     }
@@ -801,10 +801,10 @@ def named_errors() -> Iterator[None]:
         yield
     except DBAPIError as error:
         if not isinstance(error.orig, sqlite3.Error):
-            found = named(error)
-            if found is None:
+            named_error = named(error)
+            if named_error is None:
                 raise
-            raise found from error
+            raise named_error from error
         if any(word in str(error.orig) for word in ("file is not a database", "malformed")):
             raise OperationError(
                 f"the coordinator's database is damaged: {error.orig}",
@@ -922,8 +922,8 @@ def keep_transition(session: Session, run: str, ordinal: int, event: str) -> Non
 
 def keep_figures(session: Session, rows: Iterable[Mapping[str, Any]]) -> None:
     """rows: values of all columns of `Figure` but `id`."""
-    if kept := list(rows):
-        session.connection().execute(_KEEP_FIGURES, kept)
+    if figures := list(rows):
+        session.connection().execute(_KEEP_FIGURES, figures)
 
 
 def keep_upload(session: Session, **values: Any) -> None:
@@ -991,12 +991,12 @@ def errors_of(session: Session, run: str) -> dict[str, list[str]]:
     names = (SILO_ERROR, PLAN_DECLINED)
     query = select(Figure).where(Figure.run == run, Figure.name.in_(names)).order_by(Figure.id)
     for figure in session.scalars(query):
-        told = codes.setdefault(figure.silo, [])
+        silo_codes = codes.setdefault(figure.silo, [])
         if figure.name == SILO_ERROR:
-            if (code := str(json.loads(figure.fields)["code"])) not in told:
-                told.append(code)
-        elif not told:
-            told.append(WireCode.DECLINED.value)
+            if (code := str(json.loads(figure.fields)["code"])) not in silo_codes:
+                silo_codes.append(code)
+        elif not silo_codes:
+            silo_codes.append(WireCode.DECLINED.value)
     return dict(sorted(codes.items()))
 
 

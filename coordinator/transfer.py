@@ -47,11 +47,13 @@ class Clock(Protocol):
 
 
 class Transfers:
-    """Args:
-    driver: takes the messages and seals those that go out.
-    trust_root_pem: the federation CA.
-    now: UTC.
-    charter_digest: of the charter, for the log.
+    """Takes files of silos that have no line, and writes those that go out to them, by signed command.
+
+    Args:
+        driver: takes the messages and seals those that go out.
+        trust_root_pem: the federation CA.
+        now: UTC.
+        charter_digest: of the charter, for the log.
     """
 
     def __init__(self, driver: Driver, *, trust_root_pem: bytes, now: Clock, charter_digest: str) -> None:
@@ -69,25 +71,25 @@ class Transfers:
 
     def _ordered_export(self, command: VerifiedCommand) -> dict[str, Any]:
         silo, path = str(command.arguments.get("silo", "")), _path_of(command)
-        told = self.export_plan(silo, path)
+        export = self.export_plan(silo, path)
         try:
-            return told | self._record("transfer.export", command, told | {"silo": silo})
+            return export | self._record("transfer.export", command, export | {"silo": silo})
         except BaseException:
             path.unlink(missing_ok=True)
             raise
 
     def _ordered_import(self, command: VerifiedCommand) -> dict[str, Any]:
-        told = self.import_release(_path_of(command))
-        return told | self._record("transfer.import", command, told)
+        imported = self.import_release(_path_of(command))
+        return imported | self._record("transfer.import", command, imported)
 
-    def _record(self, event: str, command: VerifiedCommand, told: dict[str, Any]) -> dict[str, Any]:
+    def _record(self, event: str, command: VerifiedCommand, result: dict[str, Any]) -> dict[str, Any]:
         detail = {
             "person": command.person,
             "certificate": command.certificate_fingerprint,
             "request": command.request_id,
-            "silo": told["silo"],
-            "sha256": told["sha256"],
-            "messages": len(told["messages"]),
+            "silo": result["silo"],
+            "sha256": result["sha256"],
+            "messages": len(result["messages"]),
         }
         with self._driver.changing():
             policy, orders = {"effective": self._charter_digest}, [dict(command.order)] if command.order else None
@@ -167,13 +169,13 @@ class Transfers:
             yield spool.finish()
 
     @staticmethod
-    def _keep(session: Session, silo: str, asked: pb.Envelope, reply: Reply) -> None:
+    def _keep(session: Session, silo: str, question: pb.Envelope, reply: Reply) -> None:
         session.add(
             db.CarriedAnswer(
                 silo=silo,
                 sequence=reply.envelope.sequence,
-                asked_run=asked.run,
-                asked_sequence=asked.sequence,
+                asked_run=question.run,
+                asked_sequence=question.sequence,
                 envelope=reply.envelope.SerializeToString(deterministic=True),
                 payload=_bytes(reply.payload),
             )
@@ -277,13 +279,13 @@ class Transfers:
 
     def _waits_for(self, session: Session, silo: str) -> list[str]:
         """Rounds that are open here and not signed by enough yet: a file written later holds their beginning."""
-        found = []
+        rounds = []
         for run in self._driver.runs.values():
             number = run.life.open_round
             row = session.get(db.RoundTranscript, (run.name, number)) if number and silo in run.life.places else None
             if row is not None and row.state in ("signing", "late"):
-                found.append(f"round {number} of run {run.name} is not signed by enough silos yet")
-        return found
+                rounds.append(f"round {number} of run {run.name} is not signed by enough silos yet")
+        return rounds
 
 
 def _answers_of(silo: str) -> Any:

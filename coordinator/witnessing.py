@@ -135,8 +135,8 @@ class Relay:
         if not self.contradicting:
             return None
         names = ", ".join(sorted(self.contradicting))
-        told = f"{names} has seen more of this log, or another: it was restored from an older copy, or runs twice"
-        return OperationError(told, code=OWN_HISTORY_LOST)
+        cause = f"{names} has seen more of this log, or another: it was restored from an older copy, or runs twice"
+        return OperationError(cause, code=OWN_HISTORY_LOST)
 
     def take_in(self, peer: PeerIdentity, theirs: pb.Checkpoint) -> Checkpoint | None:
         """Countersign what it sent of its own log. Returns and raises as `AuditLog.take`, but PeerError for a no."""
@@ -360,8 +360,10 @@ KEPT_MIN = 16  # newest steps of a log, which are kept whoever needs them
 
 
 class ShownSteps:
-    """Args:
-    audit_folder: of the log that remembers what was countersigned.
+    """Stores the steps between the checkpoints that were shown of each silo's log.
+
+    Args:
+        audit_folder: of the log that remembers what was countersigned.
     """
 
     def __init__(self, audit_folder: Path) -> None:
@@ -389,13 +391,13 @@ class ShownSteps:
     ) -> list[tuple[int, pb.LogStep]]:
         """The steps to a countersigned size and their ends, in order: from the newest end at which `since` says yes, or
         as far back as they are kept; of more than `most` the last ones. None at all where the last is missing."""
-        found: list[tuple[int, pb.LogStep]] = []
-        while len(found) != most and not since(size) and (step := self._read(silo, size)) is not None:
-            found.append((size, step))
+        steps: list[tuple[int, pb.LogStep]] = []
+        while len(steps) != most and not since(size) and (step := self._read(silo, size)) is not None:
+            steps.append((size, step))
             if step.previous_size >= size:
                 break
             size = step.previous_size
-        return found[::-1]
+        return steps[::-1]
 
     def forget(self, silo: str, before: int) -> None:
         """Remove the steps to smaller sizes than this one, but never the newest few."""

@@ -49,14 +49,16 @@ _LEVELS = {
 
 
 class Panel:
-    """Args:
-    audit: the coordinator's log.
-    store: its database.
-    desk: where it is asked; its events are the lines of `logs`.
-    relay: knows which silos contradict the log.
-    charter: by which messages are judged.
-    silos: SPIFFE ids of the listed ones, whose cosignatures count.
-    now_seconds: UTC.
+    """Answers queries about the audit log, witnesses and log lines.
+
+    Args:
+        audit: the coordinator's log.
+        store: its database.
+        desk: where it is asked; its events are the lines of `logs`.
+        relay: knows which silos contradict the log.
+        charter: by which messages are judged.
+        silos: SPIFFE ids of the listed ones, whose cosignatures count.
+        now_seconds: UTC.
     """
 
     def __init__(
@@ -116,9 +118,9 @@ class Panel:
             UsageError: an argument that is not one of these.
             NotFoundError: the log of a trainer.
         """
-        asked = QueryArguments(arguments, "lines", "source")
-        wanted = asked.number("lines", default=LINES_DEFAULT, least=1, most=LINES_MAX) or LINES_DEFAULT
-        if asked.text("source", among=("coordinator", "guard", "trainer")) == "trainer":
+        query = QueryArguments(arguments, "lines", "source")
+        wanted = query.number("lines", default=LINES_DEFAULT, least=1, most=LINES_MAX) or LINES_DEFAULT
+        if query.text("source", among=("coordinator", "guard", "trainer")) == "trainer":
             raise NotFoundError("a coordinator has no trainer", hint="silo logs --trainer, at a silo")
         lines = [_line(event) for event in self._desk.events_since(0, 0.0)[-wanted:]]
         return {"lines": lines, "left_out": 0}
@@ -203,8 +205,10 @@ _Place: TypeAlias = tuple[int, int, str, str, str]
 
 
 class SentView:
-    """Args:
-    reading: opens a transaction; nothing is written in it.
+    """Answers the query `outbox`.
+
+    Args:
+        reading: opens a transaction; nothing is written in it.
     """
 
     def __init__(self, reading: Reading) -> None:
@@ -231,26 +235,26 @@ class SentView:
             UsageError: an argument that is not one of these.
             NotFoundError: no such row.
         """
-        asked = QueryArguments(arguments, "seq", "before", "limit", "control", "kind", "run", "silo", "waiting")
-        name = asked.text("seq", most=NAME_CHARACTERS_MAX)
+        query = QueryArguments(arguments, "seq", "before", "limit", "control", "kind", "run", "silo", "waiting")
+        name = query.text("seq", most=NAME_CHARACTERS_MAX)
         if name:
             if sum(value is not None for value in arguments.values()) > 1:
                 raise UsageError("seq stands alone: it names one row")
             return self._one(name)
-        before = asked.text("before", most=NAME_CHARACTERS_MAX)
-        limit = asked.limit(default=ROWS_DEFAULT, most=ROWS_MAX)
-        control, only_waiting = asked.flag("control"), asked.flag("waiting")
-        wanted = {name: asked.text(name) for name in ("run", "kind", "silo")}
+        before = query.text("before", most=NAME_CHARACTERS_MAX)
+        limit = query.limit(default=ROWS_DEFAULT, most=ROWS_MAX)
+        control, only_waiting = query.flag("control"), query.flag("waiting")
+        wanted = {name: query.text(name) for name in ("run", "kind", "silo")}
         with self._reading() as session:
             waits = _waits(session, control=control)
             unsent = [_Row(key, _ordinal(session, key.run)) for key in waits if _sent(session, key) is None]
             total, messages = _totals(session, control=control)
             behind = _place_named(session, before) if before else None
             if only_waiting:
-                found = [row for key in waits if (row := _sent(session, key)) is not None]
+                sent = [row for key in waits if (row := _sent(session, key)) is not None]
             else:
-                found = _page(session, wanted, behind, limit + 1, control=control)
-        rows = [row for row in (*found, *unsent) if row.passes(wanted) and (behind is None or row.place > behind)]
+                sent = _page(session, wanted, behind, limit + 1, control=control)
+        rows = [row for row in (*sent, *unsent) if row.passes(wanted) and (behind is None or row.place > behind)]
         page = sorted(rows, key=lambda row: row.place)[: limit + 1]
         shown = [row.to_json(waits.get(row.key, 0)) for row in page[:limit]]
         return {
@@ -329,8 +333,8 @@ _ROWS = (
 )  # fmt: skip
 
 
-def _row(found: Any) -> _Row:
-    return _Row(_Key(*found[:4]), *found[4:])
+def _row(columns: Any) -> _Row:
+    return _Row(_Key(*columns[:4]), *columns[4:])
 
 
 def _is(rows: type[db.OutboxItem | db.Traffic], key: _Key) -> list[ColumnElement[bool]]:
@@ -338,13 +342,13 @@ def _is(rows: type[db.OutboxItem | db.Traffic], key: _Key) -> list[ColumnElement
 
 
 def _sent(session: Session, key: _Key) -> _Row | None:
-    found = session.execute(_ROWS.where(*_is(db.Traffic, key))).first()
-    return None if found is None else _row(found)
+    row = session.execute(_ROWS.where(*_is(db.Traffic, key))).first()
+    return None if row is None else _row(row)
 
 
 def _ordinal(session: Session, run: str) -> int:
-    found = session.get(db.Run, run) if run else None
-    return _OUTSIDE if found is None else found.ordinal
+    row = session.get(db.Run, run) if run else None
+    return _OUTSIDE if row is None else row.ordinal
 
 
 def _totals(session: Session, *, control: bool) -> tuple[int, int]:
@@ -357,8 +361,8 @@ def _totals(session: Session, *, control: bool) -> tuple[int, int]:
 def _waits(session: Session, *, control: bool) -> dict[_Key, int]:
     """How many items wait, of each row. As many as silos have not acknowledged, so they fit into memory."""
     columns = (db.OutboxItem.run, db.OutboxItem.round, db.OutboxItem.kind, db.OutboxItem.silo)
-    found = session.execute(select(*columns, func.count()).group_by(*columns))
-    waits = {_Key(*row[:4]): int(row[4]) for row in found}
+    rows = session.execute(select(*columns, func.count()).group_by(*columns))
+    waits = {_Key(*row[:4]): int(row[4]) for row in rows}
     return {key: count for key, count in waits.items() if control or not key.kind.startswith(_CONTROL)}
 
 

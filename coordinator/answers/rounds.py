@@ -85,8 +85,8 @@ class RoundView:
 
     def round(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """One round; without `round` the newest, without `run` of the newest run. Raises UsageError, NotFoundError."""
-        asked = QueryArguments(arguments, "run", "round")
-        name, number = asked.text("run"), asked.number("round", least=1)
+        query = QueryArguments(arguments, "run", "round")
+        name, number = query.text("run"), query.number("round", least=1)
         with self._driver.parts.store.transaction() as session:
             run = run_row(session, name)
             if run is None:
@@ -98,13 +98,13 @@ class RoundView:
 
     def _live(self, session: Session, run: db.Run) -> Live:
         # copies, each taken in one step, so that nobody waits for the lock while an aggregate is made
-        active, seen, parts = self._driver.runs.get(run.name), dict(self._driver.seen), self._driver.parts
+        active, seen, services = self._driver.runs.get(run.name), dict(self._driver.seen), self._driver.parts
         life = active.life if active is not None else None
         deadlines = life.deadlines if life is not None else {}
         since = life.paused_at if life is not None else None
-        moment = parts.monotonic() if since is None else since
+        moment = services.monotonic() if since is None else since
         return Live(
-            parts.now(),
+            services.now(),
             {name: max(at - moment, 0.0) for name, at in deadlines.items()},
             since is not None,
             {
@@ -220,7 +220,7 @@ def _deadlines(plan: Plan | None, row: db.Round | None, facts: _Facts | None, li
         for name, left in live.left_seconds.items()
         if (row is None or row.state == "open" or name == EVALUATION) and not _is_idle(name, facts)
     }
-    told = [
+    rows = [
         {
             "name": name,
             "for": _what_for(name),
@@ -229,10 +229,10 @@ def _deadlines(plan: Plan | None, row: db.Round | None, facts: _Facts | None, li
         }
         for name, left in sorted(running.items(), key=lambda item: item[1])
     ]
-    if plan is not None and row is not None and not any(each["for"] == "round" for each in told):
+    if plan is not None and row is not None and not any(each["for"] == "round" for each in rows):
         planned = {"name": f"round/{row.number}", "for": "round", "left_seconds": None}
-        told.append(planned | {"at_seconds": plan.round_deadline_seconds})
-    return told
+        rows.append(planned | {"at_seconds": plan.round_deadline_seconds})
+    return rows
 
 
 def _is_idle(name: str, facts: _Facts | None) -> bool:
@@ -265,8 +265,9 @@ class _Facts:
         self._uploads: dict[tuple[str, str, int], db.Upload] = {}
         for upload in session.scalars(query.order_by(db.Upload.received_at)):
             self._uploads.setdefault((upload.silo, upload.kind, upload.step), upload)
-        asked = json.loads(row.public_steps) if plan.exchange == "step" else {}  # else answers end no step of the round
-        self._steps = [int(step) for step, indices in sorted(asked.items(), key=_by_step) if indices]
+        # with another exchange answers end no step of the round
+        public_steps = json.loads(row.public_steps) if plan.exchange == "step" else {}
+        self._steps = [int(step) for step, indices in sorted(public_steps.items(), key=_by_step) if indices]
         self._kept_back = _kept_back(session, run.name, row.number)
         self._signed = _signed(marks, row.opened_at)
         transcript = session.get(db.RoundTranscript, (run.name, row.number))
@@ -384,16 +385,16 @@ def _by_step(item: tuple[str, Any]) -> int:
 
 def _signed(marks: Sequence[Mark], opened_at: str) -> dict[str, float]:
     """When the round began at each silo: the first `round.agreed` that has its signature."""
-    found: dict[str, float] = {}
+    seconds: dict[str, float] = {}
     try:
         opened = datetime.fromisoformat(opened_at).timestamp()
     except ValueError:
-        return found
+        return seconds
     for mark in marks:
         if mark.event == "round.agreed":
             for silo in mark.detail:
-                found.setdefault(silo, max(round(mark.at - opened, 3), 0.0))
-    return found
+                seconds.setdefault(silo, max(round(mark.at - opened, 3), 0.0))
+    return seconds
 
 
 def _kept_back(session: Session, run: str, number: int) -> dict[tuple[str, int], str]:
@@ -404,9 +405,9 @@ def _kept_back(session: Session, run: str, number: int) -> dict[tuple[str, int],
     query = select(db.Transition.event).where(
         db.Transition.run == run, db.Transition.event.like('%"event":"SiloAbstained"%')
     )
-    told = [json.loads(text) for text in session.scalars(query)]
+    notes = [json.loads(text) for text in session.scalars(query)]
     words: dict[tuple[str, int], str] = {}
-    for each in told:
+    for each in notes:
         place = str(each["silo"]), int(each["step"])
         if each.get("round") == number and words.get(place) != DECLINED:
             words[place] = DECLINED if each.get("declined") else "sits out"
@@ -424,7 +425,7 @@ def _stragglers(phases: Mapping[str, Sequence[Mapping[str, Any]]], elapsed: floa
         for entry in entries:
             if entry["seconds"] is not None and entry["phase"] != "others":
                 through.setdefault((entry["phase"], entry["step"]), {})[silo] = entry["seconds"]
-    found: dict[str, dict[str, Any]] = {}
+    slow: dict[str, dict[str, Any]] = {}
     for silo, entries in phases.items():
         for entry in entries:
             took = entry["seconds"]
@@ -436,15 +437,15 @@ def _stragglers(phases: Mapping[str, Sequence[Mapping[str, Any]]], elapsed: floa
                 continue
             usual = median(others)
             if took > STRAGGLER_RATIO * usual and took - usual >= DIFFERENCE_SECONDS_MIN:
-                told = {
+                durations = {
                     "phase": entry["phase"],
                     "step": entry["step"],
                     "seconds": round(took, 3),
                     "median_seconds": round(usual, 3),
                 }
-                if silo not in found or took - usual > found[silo]["seconds"] - found[silo]["median_seconds"]:
-                    found[silo] = told
-    return found
+                if silo not in slow or took - usual > slow[silo]["seconds"] - slow[silo]["median_seconds"]:
+                    slow[silo] = durations
+    return slow
 
 
 def _silos(
@@ -507,14 +508,14 @@ class CurveView:
 
 def curves_answer(session: Session, arguments: Mapping[str, Any]) -> Curves:
     """Return what the query `curves` answers. Raises UsageError: an argument; NotFoundError: no such run."""
-    asked = QueryArguments(arguments, "run", "names", "x")
-    x = asked.text("x", among=("round", "step")) or "round"
-    names = frozenset(name.strip() for name in asked.text("names").split(",") if name.strip())
-    run = run_row(session, asked.text("run"))
+    query = QueryArguments(arguments, "run", "names", "x")
+    x = query.text("x", among=("round", "step")) or "round"
+    names = frozenset(name.strip() for name in query.text("names").split(",") if name.strip())
+    run = run_row(session, query.text("run"))
     plan = plan_from_canonical(run.plan) if run is not None and run.plan else None
     steps = plan.local_steps if plan and x == "step" else 1
-    found = {(name, silo): points for name, silo, points in _series(session, run, plan)} if run else {}
-    known = sorted({name for name, _ in found})
+    by_series = {(name, silo): points for name, silo, points in _series(session, run, plan)} if run else {}
+    known = sorted({name for name, _ in by_series})
     series = tuple(
         CurveSeries(
             name=name,
@@ -523,7 +524,7 @@ def curves_answer(session: Session, arguments: Mapping[str, Any]) -> Curves:
             source="computed" if name == "gap" else "released",
             points=tuple(replace(point, x=point.round * steps) for point in points[-POINTS_MAX:]),
         )
-        for (name, silo), points in found.items()
+        for (name, silo), points in by_series.items()
         if not names or name in names
     )
     return Curves(
@@ -535,7 +536,7 @@ def curves_answer(session: Session, arguments: Mapping[str, Any]) -> Curves:
         x_max=(plan.rounds if plan else 0) * steps,
         names=tuple(known),
         series=series,
-        baseline=_baseline(found, names),
+        baseline=_baseline(by_series, names),
         not_recorded=NOT_RECORDED,
     )
 
@@ -586,11 +587,11 @@ def _gaps(rates: Mapping[str, Mapping[int, float]]) -> list[CurvePoint]:
     return points
 
 
-def _baseline(found: Mapping[tuple[str, str], list[CurvePoint]], names: frozenset[str]) -> tuple[BaselineRow, ...]:
+def _baseline(by_series: Mapping[tuple[str, str], list[CurvePoint]], names: frozenset[str]) -> tuple[BaselineRow, ...]:
     """Return what silos measured before the first round, on the model that the run began with."""
     return tuple(
         BaselineRow(name=name, silo=silo, value=point.value)
-        for (name, silo), points in found.items()
+        for (name, silo), points in by_series.items()
         for point in points[:1]
         if name in PASS_RATES and point.round == 0 and (not names or name in names)
     )

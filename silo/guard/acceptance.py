@@ -68,8 +68,8 @@ class Verdicts:
     def parse(body: bytes | memoryview, samples: int) -> Verdicts:
         """What the trainer says. Raises OperationError: it does not parse."""
         try:
-            told = json.loads(bytes(body))
-            groups, correct = (tuple(told[name]) for name in ("groups", "correct"))
+            fields = json.loads(bytes(body))
+            groups, correct = (tuple(fields[name]) for name in ("groups", "correct"))
             if len(groups) != len(correct) or any(type(each) is not int for each in (*groups, *correct)):
                 raise ValueError("lists of different lengths, or of more than numbers")
             if any(not 0 <= count <= samples for count in correct) or any(not 0 <= each < 1 << 31 for each in groups):
@@ -123,21 +123,22 @@ def judge(before: Verdicts, after: Verdicts, limits: AcceptanceLimits) -> dict[s
     }
 
 
-def sentence(name: str, found: Mapping[str, Any], limits: AcceptanceLimits) -> str:
+def sentence(name: str, figures: Mapping[str, Any], limits: AcceptanceLimits) -> str:
     """What was found on one set, in words for the site's people."""
     where = "private holdout" if name == "private" else "held-out set"
-    if found["outcome"] == "too_few":
+    if figures["outcome"] == "too_few":
         return (
-            f"{where}: {found['prompts']} prompts are too few to say anything (acceptance.prompts_min is "
+            f"{where}: {figures['prompts']} prompts are too few to say anything (acceptance.prompts_min is "
             f"{limits.prompts_min})"
         )
-    low, high = found["interval"]
+    low, high = figures["interval"]
     shown = (
-        f"{100 * found['before']:.1f} % right before, {100 * found['after']:.1f} % with it: "
-        f"{100 * found['difference']:+.1f} points [{100 * low:+.1f}, {100 * high:+.1f}] on {found['prompts']} prompts"
+        f"{100 * figures['before']:.1f} % right before, {100 * figures['after']:.1f} % with it: "
+        f"{100 * figures['difference']:+.1f} points [{100 * low:+.1f}, {100 * high:+.1f}] "
+        f"on {figures['prompts']} prompts"
     )
-    limit = f"limit -{100 * limits.drop_max:.1f}, a true drop of {100 * found['detectable']:.1f} shows 4 times in 5"
-    return f"{where}: {shown}, {limit}" + ("; this is a drop" if found["outcome"] == "drop" else "")
+    limit = f"limit -{100 * limits.drop_max:.1f}, a true drop of {100 * figures['detectable']:.1f} shows 4 times in 5"
+    return f"{where}: {shown}, {limit}" + ("; this is a drop" if figures["outcome"] == "drop" else "")
 
 
 @dataclass
@@ -162,10 +163,12 @@ class _Measuring:
 
 
 class Acceptance:
-    """Args:
-    config: of the site: its limits (None: nothing is measured) and where to keep what is known.
-    judge, adapters: the guard's parts.
-    publish: tells people what happens.
+    """Measures each adapter that comes in, and holds one that answers worse than the last accepted one.
+
+    Args:
+        config: of the site: its limits (None: nothing is measured) and where to keep what is known.
+        judge, adapters: the guard's parts.
+        publish: tells people what happens.
     """
 
     def __init__(self, config: SiloConfig, *, judge: Judge, adapters: AdapterStore, publish: Publish) -> None:
@@ -280,13 +283,13 @@ class Acceptance:
         measuring, limits = self._measuring, self._limits
         assert measuring is not None and limits is not None  # noqa: S101  # a task was given
         digest, name = measuring.asked
-        told = Verdicts.parse(body, limits.samples)
+        answer = Verdicts.parse(body, limits.samples)
         if name not in measuring.after:
-            measuring.after[name] = told
+            measuring.after[name] = answer
         elif digest not in ("", self._last_digest):
             return None  # people chose another one to compare with meanwhile
-        elif told.same_prompts(measuring.after[name]):
-            measuring.before[name] = told
+        elif answer.same_prompts(measuring.after[name]):
+            measuring.before[name] = answer
         else:
             raise OperationError("the trainer's verdicts are about different prompts", code="TRAINER_CONFUSED")
         if self._next(measuring) is not None:
@@ -296,7 +299,7 @@ class Acceptance:
         figures: dict[str, Any] = {name: judge(before[name], after[name], limits) for name in limits.prompts}
         verdicts: dict[str, Any] = {name: each.to_json() for name, each in measuring.after.items()}
         reasons = sorted({REASONS[each["outcome"]] for each in figures.values() if each["outcome"] in REASONS})
-        said = "; ".join(sentence(name, each, limits) for name, each in figures.items())
+        summary = "; ".join(sentence(name, each, limits) for name, each in figures.items())
         self._judge.record(
             "adapter.verdict",
             run=measuring.run,
@@ -307,17 +310,17 @@ class Acceptance:
             detail={"adapter": loaded.digest, "against": self._last_digest, **figures},
         )
         if not reasons:
-            _log.info("adapter %s of round %d: %s", loaded.digest[:12], loaded.round, said)
+            _log.info("adapter %s of round %d: %s", loaded.digest[:12], loaded.round, summary)
             self._accept(loaded, "measured", figures, verdicts)
             return None
         held = {
             "digest": loaded.digest, "round": loaded.round, "after_round": max(loaded.round - 1, 0), "reasons": reasons,
-            "against": self._last_digest, "figures": figures, "verdicts": verdicts, "said": said,
+            "against": self._last_digest, "figures": figures, "verdicts": verdicts, "said": summary,
         }  # fmt: skip
         self._known.held = [*self._known.held, held][-HELD_KEPT:]
         self._write()
         _log.warning(
-            "held: adapter %s of round %d; %s; `silo adapters list` shows it", loaded.digest[:12], loaded.round, said
+            "held: adapter %s of round %d; %s; `silo adapters list` shows it", loaded.digest[:12], loaded.round, summary
         )
         self._publish("adapter.held", {"adapter": loaded.digest, "round": loaded.round, "reasons": reasons})
         return WireCode.ADAPTER_HELD
@@ -388,21 +391,21 @@ class Acceptance:
         digests = [str(each["digest"]) for each in known.accepted] if known.run == run else []
         known_here = f"accepted here: {', '.join(each[:12] for each in digests) or 'none'}"
         if to:
-            found = [each for each in digests if each.startswith(to.removeprefix("sha256:"))]
-            if len(found) > 1:
+            fits = [each for each in digests if each.startswith(to.removeprefix("sha256:"))]
+            if len(fits) > 1:
                 raise ConflictError(f"more than one accepted adapter begins with {to[:64]!r}", hint=known_here)
         else:
-            found = digests[-1:] if known.held else digests[-2:-1]
-        if not found:
+            fits = digests[-1:] if known.held else digests[-2:-1]
+        if not fits:
             what = f"adapter {to[:64]!r} is none of those" if to else "there is no earlier adapter"
             raise NotFoundError(f"{what} that a rollback can go back to", hint=known_here)
-        if self._adapters.find(found[0]) is None:
-            if self._adapters.has_file(found[0]):
+        if self._adapters.find(fits[0]) is None:
+            if self._adapters.has_file(fits[0]):
                 raise VerificationError(
-                    f"the file of adapter {found[0][:12]} is not what its digest names", hint=known_here
+                    f"the file of adapter {fits[0][:12]} is not what its digest names", hint=known_here
                 )
-            raise NotFoundError(f"adapter {found[0][:12]} is not here any more", hint=known_here, code="ADAPTER_GONE")
-        return found[0]
+            raise NotFoundError(f"adapter {fits[0][:12]} is not here any more", hint=known_here, code="ADAPTER_GONE")
+        return fits[0]
 
     def roll_back(self, digest: str, view: RunView) -> RunView:
         """Go on from `target`: what was accepted after it, or is held, is refused from here on. Raises as `accept`."""

@@ -85,8 +85,10 @@ class Arriving:
 
 
 class AdapterStore:
-    """Args:
-    folder: holds `<digest>` files, and `known.json` with what was found out about each when it came in.
+    """Stores global adapters in a folder, each under its digest, and what was measured of them.
+
+    Args:
+        folder: holds `<digest>` files, and `known.json` with what was found out about each when it came in.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -213,16 +215,16 @@ class AdapterStore:
             write_durably(self._folder / digest, payload, mode=0o600)
         self._known[digest] = {"l2": l2, "frozen_sha256": frozen_sha256, "after": after}
         needed = {digest, *in_use}
-        kept = sorted(
+        stored = sorted(
             (path for path in self._folder.iterdir() if path.name in self._known),
             key=lambda path: (path.name in needed, path.stat().st_mtime_ns),
         )
-        for path in kept[: -max(ADAPTERS_KEPT, len(needed))]:
+        for path in stored[: -max(ADAPTERS_KEPT, len(needed))]:
             path.unlink()
             del self._known[path.name]
             self._hashed.pop(path.name, None)
         write_durably(self._known_path, json.dumps(self._known).encode(), mode=0o600)
-        for path in kept[-max(ADAPTERS_KEPT, len(needed)) :]:
+        for path in stored[-max(ADAPTERS_KEPT, len(needed)) :]:
             if path.name != digest:  # the run goes on from the newest
                 with contextlib.suppress(OSError), path.open("rb") as file:
                     leave_page_cache(file.fileno())

@@ -77,10 +77,12 @@ class Tickets:
 
 
 class Archive:
-    """Args:
-    ledger: knows what is settled, which payload a decision was about, and has the bytes.
-    audit: our log.
-    judge: knows the policy in force and the time, and records that a payload is read.
+    """Keeps payloads as long as the policy says, and shows them to people by signed command.
+
+    Args:
+        ledger: knows what is settled, which payload a decision was about, and has the bytes.
+        audit: our log.
+        judge: knows the policy in force and the time, and records that a payload is read.
     """
 
     def __init__(self, ledger: Ledger, audit: AuditLog, judge: Judge) -> None:
@@ -252,13 +254,13 @@ class Archive:
         decision = seq
         if record is not None and record["seq"] == seq and record["event"].startswith("egress."):
             decision = record["link"].get("decision", seq)
-        found = self._ledger.outbox_item(decision)
-        if found is None:
+        item = self._ledger.outbox_item(decision)
+        if item is None:
             raise NotFoundError(
                 f"nothing was released under record {seq}",
                 hint="`fedsilo audit tail --event egress.sent` lists what left",
             )
-        return found
+        return item
 
 
 def content(payload: bytes, kind: str) -> Any:

@@ -309,16 +309,16 @@ def _broken_off() -> Fault:
 
 def _certificate_refused(files: TlsFiles, sign: str) -> Fault:
     """The coordinator does not take this silo's certificate: which one, and the cause as far as it shows here."""
-    said = f"it does not accept this silo's certificate {files.certificate}"
+    cause = f"it does not accept this silo's certificate {files.certificate}"
     try:
         certificate = files.certificate.read_bytes()
         peer_identity(certificate, files.trust_root.read_bytes(), datetime.now(UTC), role="silo")
     except NotAllowedError as error:
-        return Fault(f"{said} ({sign}): {error.message}", hint=error.hint, code=_of_time(error))
+        return Fault(f"{cause} ({sign}): {error.message}", hint=error.hint, code=_of_time(error))
     except OSError as error:
-        return Fault(f"{said} ({sign}), and it cannot be read here: {error.strerror}")
+        return Fault(f"{cause} ({sign}), and it cannot be read here: {error.strerror}")
     return Fault(
-        f"{said} ({sign}), which is good under {files.trust_root}: {in_words(certificate)}",
+        f"{cause} ({sign}), which is good under {files.trust_root}: {in_words(certificate)}",
         hint=f"its CA may be another one, its clock wrong, or it is just stopping; {_ITS_LOG}",
     )
 
@@ -626,7 +626,7 @@ def assemble(frames: Iterable[codec.Frame], payload_bytes_max: int, into: Sink |
         into.restart()
     if offset != (0 if into is None else into.size_bytes):
         raise PeerError(WireCode.MALFORMED, "the reply does not begin where it was asked to")
-    parts = []
+    chunks = []
     total = offset
     for frame in stream:
         chunk = frame.chunk  # asked for once: a protobuf frame makes a copy each time
@@ -636,9 +636,9 @@ def assemble(frames: Iterable[codec.Frame], payload_bytes_max: int, into: Sink |
         if total > expected:
             raise PeerError(WireCode.MALFORMED, "the reply is longer than it declared")
         if into is None:
-            parts.append(chunk)
+            chunks.append(chunk)
         else:
             into.write(chunk)
     if total != expected:
         raise PeerError(WireCode.MALFORMED, f"the reply has {total} bytes, it declared {expected}")
-    return Reply(first.opening.envelope, b"".join(parts) if into is None or not total else into.view())
+    return Reply(first.opening.envelope, b"".join(chunks) if into is None or not total else into.view())

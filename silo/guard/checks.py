@@ -221,15 +221,15 @@ def _table(config: SiloConfig, *, reach_coordinator: bool, read_prompts: bool) -
 
 
 def _policy(look: Look) -> str:
-    found = look.policy
-    if found.charter is None:
-        return f"{found.file.name} {found.digest[:12]}, no charter"
-    own, charter = found.parts
-    tightened = [change for change in compare(own.file, found.file) if change.direction != "cosmetic"]
-    if apart := _apart(found):
+    policy = look.policy
+    if policy.charter is None:
+        return f"{policy.file.name} {policy.digest[:12]}, no charter"
+    own, charter = policy.parts
+    tightened = [change for change in compare(own.file, policy.file) if change.direction != "cosmetic"]
+    if apart := _apart(policy):
         look.warnings.append(f"{charter.source} and {own.source} have nothing in common for {', '.join(apart)}: denied")
     return (
-        f"{found.file.name} {found.digest[:12]}: {own.source} {own.digest[:12]} with {charter.source} "
+        f"{policy.file.name} {policy.digest[:12]}: {own.source} {own.digest[:12]} with {charter.source} "
         f"{charter.digest[:12]}, which tightens {len(tightened)} field{'s' * (len(tightened) != 1)}"
     )
 
@@ -321,9 +321,9 @@ def _ledger_named(look: Look) -> str:
     config = look.config
     if holder_of(config.state_dir / LOCK):  # it writes both meanwhile
         raise NotTriedHere("the silo runs, and compared the two when it started")
-    found = disagreement(config, named := named_in_folder(config.state_dir / AUDIT))
-    if found is not None:
-        raise found.error(config)
+    difference = disagreement(config, named := named_in_folder(config.state_dir / AUDIT))
+    if difference is not None:
+        raise difference.error(config)
     return f"group {named['groups']}, as the log names it" if named else "the log names none yet"
 
 
@@ -385,24 +385,24 @@ def verifiers(look: Look) -> str:
         "public": config.data.public.verifier,
         "held-out": config.held_out_verifier,
     }
-    told = ", ".join(f"{which} {name}" for which, name in names.items())
+    words = ", ".join(f"{which} {name}" for which, name in names.items())
     if find_verifier(config.data.public.verifier).executes:
         public_grader(config).close()
-        told += "; public answers run as programs in a sandbox"
+        words += "; public answers run as programs in a sandbox"
     origins = sorted({each for name in names.values() for each in find_verifier(name).origin})
     if not origins:
-        return told
-    return f"{told}; by {', '.join(origins)}: own_verifiers_sha256 {own_verifiers(config)}"
+        return words
+    return f"{words}; by {', '.join(origins)}: own_verifiers_sha256 {own_verifiers(config)}"
 
 
 def _overlaps(look: Look) -> str:
     """Duplicates and leaks. None of them is refused: which of two rows is the right one is for a person to say."""
     config = look.config
-    found = find(look.private, read_tasks(config.data.public.path), read_tasks(config.data.held_out.path))
-    look.warnings += [each.words(ids=True) for each in found]
-    leaked = sum(each.rows for each in found if (each.where, each.also) == (PRIVATE, HELD_OUT))
-    other = sum(each.rows for each in found) - leaked
-    if not found:
+    overlap = find(look.private, read_tasks(config.data.public.path), read_tasks(config.data.held_out.path))
+    look.warnings += [each.words(ids=True) for each in overlap]
+    leaked = sum(each.rows for each in overlap if (each.where, each.also) == (PRIVATE, HELD_OUT))
+    other = sum(each.rows for each in overlap) - leaked
+    if not overlap:
         return "no prompt stands twice, or in two of the sets"
     measured = f"{leaked} private prompts are held-out ones, so that what is measured is too good" if leaked else ""
     return "; ".join(each for each in (measured, f"{other} other prompts stand twice" if other else "") if each)
@@ -479,19 +479,19 @@ def memory(look: Look) -> str:
         server_cache_bytes=config.rollout.kv_cache_bytes,
         processes=1 if on_cuda else config.trainer.processes,  # on cards each has one of its own
     )
-    found = estimate(facts, settings, shapes)
-    parts = ", ".join(
-        f"{name} {size_text(size)}" for name, size in found.parts.items() if size >= found.peak_bytes // 100
+    needs = estimate(facts, settings, shapes)
+    shares = ", ".join(
+        f"{name} {size_text(size)}" for name, size in needs.parts.items() if size >= needs.peak_bytes // 100
     )
     if config.trainer.launch == "external":
-        return f"about {size_text(found.peak_bytes)} where the trainer runs ({shapes.source}): {parts}"
+        return f"about {size_text(needs.peak_bytes)} where the trainer runs ({shapes.source}): {shares}"
     require_card(config.trainer.devices)
-    if short := judge(found, has, settings, config.silos_on_this_host * settings.processes):
+    if short := judge(needs, has, settings, config.silos_on_this_host * settings.processes):
         look.warnings.append(short)
     owned = "what this machine has is not known" if has is None else f"{size_text(has.free_bytes)} of {has.kind} free"
     each = f" for each of {config.trainer.processes} processes" if config.trainer.processes > 1 else ""
-    peak = f"about {size_text(found.peak_bytes)}{each} at its peak, in {found.phase}"
-    return f"{peak}; {owned} ({shapes.source}): {parts}"
+    peak = f"about {size_text(needs.peak_bytes)}{each} at its peak, in {needs.phase}"
+    return f"{peak}; {owned} ({shapes.source}): {shares}"
 
 
 def _servers_here(config: SiloConfig) -> int:
@@ -565,16 +565,16 @@ def prompts(look: Look) -> str:
     """
     config, limit = look.config, _shapes_of(look.plan, look.model).max_prompt_tokens
     try:
-        found = look.preview = preview(config, max_prompt_tokens=limit, show=look.show_prompts)
+        preview_shown = look.preview = preview(config, max_prompt_tokens=limit, show=look.show_prompts)
     except FedSiloError as error:
         if error.code == "EXTRA_MISSING" and config.trainer.launch == "external":
             raise NotTriedHere(error.message) from error
         raise
-    overlong = {name: each.overlong for name, each in found.sets.items() if each.overlong}
+    overlong = {name: each.overlong for name, each in preview_shown.sets.items() if each.overlong}
     if overlong:
-        many = ", ".join(f"{count} of {found.sets[name].rows} {name}" for name, count in overlong.items())
+        many = ", ".join(f"{count} of {preview_shown.sets[name].rows} {name}" for name, count in overlong.items())
         look.warnings.append(f"prompts of more than {limit} tokens are left out: {many}")
-    for name, each in found.sets.items():
+    for name, each in preview_shown.sets.items():
         if each.ended:
             look.warnings.append(
                 f"{each.ended} of {each.rows} {name} prompts end with the token that ends an answer, so their answers "
@@ -586,7 +586,7 @@ def prompts(look: Look) -> str:
             )
         if each.alike:
             look.warnings.append(f"{each.alike} {name} prompts become the same tokens as another one")
-    private = found.sets[PRIVATE]
+    private = preview_shown.sets[PRIVATE]
     return f"{_lengths(private)}; {_topics(private)}"
 
 
@@ -638,11 +638,11 @@ def preview(config: SiloConfig, *, max_prompt_tokens: int, show: int) -> Preview
         fault=lambda why: OperationError(f"the prompts cannot be rendered: {why}", code="TRAINER_START"),
     )
     try:
-        told = json.loads(content)
-        if "error" in told:
-            fault = {name: str(told["error"][name])[:500] for name in ("message", "hint", "code")}
+        answer = json.loads(content)
+        if "error" in answer:
+            fault = {name: str(answer["error"][name])[:500] for name in ("message", "hint", "code")}
             raise UsageError(fault["message"], hint=fault["hint"], code=fault["code"])
-        return _preview_of(told)
+        return _preview_of(answer)
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise OperationError(f"the process that renders prompts ended with status {status} and no answer") from error
 
@@ -713,17 +713,17 @@ def vllm_there(look: Look) -> str:
         errors_too=True,
         fault=lambda why: OperationError(f"{python} cannot be started: {why}", hint=hint, code="ROLLOUT_START"),
     )
-    said = answer.decode("utf-8", "replace").strip().rpartition("\n")[2]
+    last_line = answer.decode("utf-8", "replace").strip().rpartition("\n")[2]
     try:
-        told = json.loads(said)
-        found = told.get("version")
+        told = json.loads(last_line)
+        version = told.get("version")
         why = str(told.get("error"))
     except (ValueError, AttributeError):
-        found, why = None, f"it ended with status {status}: {said[:300] or 'no word'}"
-    if found is None:
+        version, why = None, f"it ended with status {status}: {last_line[:300] or 'no word'}"
+    if version is None:
         place = place_of(config, "rollout.python")
         raise UsageError(f"{place}: {python} has no vLLM that can be imported: {why}", hint=hint, code="NOT_INSTALLED")
-    return f"vLLM {str(found)[:40]} with {python}"
+    return f"vLLM {str(version)[:40]} with {python}"
 
 
 def rollout_limits(look: Look) -> str:
@@ -812,16 +812,16 @@ def _in_sandbox(
     level = probing.best_level() if config.trainer.isolation in ("auto", "container") else config.trainer.isolation
     with (
         tempfile.TemporaryDirectory(prefix="fedsilo-check-") as folder,
-        tempfile.TemporaryFile() as asked,
+        tempfile.TemporaryFile() as request,
         tempfile.TemporaryFile() as answer,
     ):
         scratch = Path(folder)
-        asked.write(question)
-        asked.seek(0)
+        request.write(question)
+        request.seek(0)
         try:
             process = sandbox.launch_in_sandbox(
                 command, level=level, readable=readable, writable=[scratch], env=environment(scratch),
-                never=never_shown(config), accelerators=accelerators, stdin=asked, stdout=answer,
+                never=never_shown(config), accelerators=accelerators, stdin=request, stdout=answer,
                 stderr=answer if errors_too else None,
             )  # fmt: skip
         except (OSError, ValueError) as error:

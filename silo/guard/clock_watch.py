@@ -50,8 +50,8 @@ class ClockHalt:
     @property
     def message(self) -> str:
         if self.code == Verdict.STORED_AHEAD:
-            told = f"the latest time seen here is {in_words(self.seconds)} ahead of the clock, which showed"
-            return f"{told} {_text(self.showed)}"
+            words = f"the latest time seen here is {in_words(self.seconds)} ahead of the clock, which showed"
+            return f"{words} {_text(self.showed)}"
         word = "ahead of" if self.code == Verdict.AHEAD else "behind"
         return f"the clock showed {_text(self.showed)}, {in_words(self.seconds)} {word} {self.against}"
 
@@ -70,8 +70,8 @@ def look_offline(ledger: Ledger, now: float) -> tuple[str, str]:
     if halt:
         raise OperationError(ClockHalt(**halt).message, hint=RELEASE_HINT, code=str(halt["code"]))
     if (judged := judge(now, stored=stored, offline=True)).verdict in HALTING:
-        told = f"the latest time seen here, {_text(stored)}, is {in_words(judged.seconds)} ahead of the clock"
-        raise OperationError(told, hint=RELEASE_HINT, code=str(judged.verdict))
+        words_of_halt = f"the latest time seen here, {_text(stored)}, is {in_words(judged.seconds)} ahead of the clock"
+        raise OperationError(words_of_halt, hint=RELEASE_HINT, code=str(judged.verdict))
     words, warning = _text(now), ""
     if stored - now > clocks.TOLD_SECONDS:
         warning = (
@@ -127,8 +127,8 @@ class ClockWatch:
         self._slept_before = slept()
         self.difference: float | None = None
         self.jumped = self._ahead_told = 0.0
-        kept = ledger.clock_halt
-        self.fault: ClockHalt | None = ClockHalt(**kept) if kept else None
+        halt = ledger.clock_halt
+        self.fault: ClockHalt | None = ClockHalt(**halt) if halt else None
 
     def begin(self, latest: float) -> None:
         """Judge by the audit log's latest time, too, once that is known. latest: UTC seconds."""

@@ -173,7 +173,7 @@ class Orders:
             self.judge.halt("", "")  # a halted gate records nothing
         try:
             self.gate.close_windows()  # or polls would go on under a window whose hour is in the released time
-            told = self.recorded(CLOCK_ACCEPTED, command, needed=True, detail=detail)
+            receipt = self.recorded(CLOCK_ACCEPTED, command, needed=True, detail=detail)
             forget_later()
             now, difference = watch.to_accept()
             self.judge.accept_clock(now, difference)
@@ -184,7 +184,7 @@ class Orders:
         watch.accepted(now)
         self.publish("clock.accepted", {"by": command.person})
         self.show()
-        return {"accepted": now, "released": detail["latest"], **told}
+        return {"accepted": now, "released": detail["latest"], **receipt}
 
     def approve(self, command: VerifiedCommand) -> dict[str, Any]:
         release, settled = self.releases.approve(command)
@@ -237,35 +237,35 @@ class Orders:
         """Begin no further step, also after a restart. Carried out also where nothing can be written: it lets nothing
         out; then it holds until the guard ends, and says so."""
         run = self.run_of(command)
-        told = self.recorded("silo.pause", command, needed=False)
+        receipt = self.recorded("silo.pause", command, needed=False)
         run.paused = True
         try:
             self.ledger.keep_paused(run.plan.run, True)
         except OperationError:
-            told["until_restart"] = True
+            receipt["until_restart"] = True
         self.publish("paused", {"by": command.person})
         self.show()
-        return {"paused": True, **told}
+        return {"paused": True, **receipt}
 
     def resume(self, command: VerifiedCommand) -> dict[str, Any]:
         """Raises OperationError: the log, or the ledger, takes nothing."""
         run = self.run_of(command)
-        told = self.recorded("silo.resume", command, needed=True)
+        receipt = self.recorded("silo.resume", command, needed=True)
         self.ledger.keep_paused(run.plan.run, False)
         run.paused = False
         self.publish("resumed", {"by": command.person})
         run.advance()
         self.show()
-        return {"paused": False, **told}
+        return {"paused": False, **receipt}
 
     def leave(self, command: VerifiedCommand) -> dict[str, Any]:
         """Raises NotFoundError: there is no run. OperationError: the log, or the ledger, takes nothing."""
         run = self.run_of(command).plan.run
-        told = self.recorded("silo.leave", command, needed=True)
+        receipt = self.recorded("silo.leave", command, needed=True)
         self.runs.leaving.begin(run)
         self.runs.end_run(LEFT)
         self.show()
-        return {"run": run, "left": True, **told}
+        return {"run": run, "left": True, **receipt}
 
     def export_release(self, command: VerifiedCommand) -> dict[str, Any]:
         """Raises UsageError: this silo dials its coordinator. Further as `FileExchange.export`."""
@@ -317,7 +317,7 @@ class Orders:
             needed: without a record it is not done (T39).
             detail: what it is about.
         """
-        told = {
+        fields = {
             "person": command.person,
             "certificate": command.certificate_fingerprint,
             "request": command.request_id,
@@ -326,7 +326,7 @@ class Orders:
         run = {"run": self.judge.view.run} if self.judge.view.run else {}
         try:
             policy = {"effective": self.judge.policy.digest}
-            number = self.judge.record(event, detail=told, policy=policy, **run, **orders_of(command.order))
+            number = self.judge.record(event, detail=fields, policy=policy, **run, **orders_of(command.order))
         except FedSiloError:
             if needed:
                 raise
@@ -345,44 +345,44 @@ class Orders:
         except NotAllowedError as error:
             ends = error.message
             self.fail(error)  # in force all the same: what runs here may not go on under it
-        told = {"policy": policy.digest, "change": step.how, "fields": [change.name for change in step.changes]}
-        self.publish("policy.loaded", told)
+        outcome = {"policy": policy.digest, "change": step.how, "fields": [change.name for change in step.changes]}
+        self.publish("policy.loaded", outcome)
         # At once, not after the next exchange: nobody who asks now may be shown the former policy.
         self.show()
-        return {**told, "record": number, "audit_size": self.audit.size, "ends": ends}
+        return {**outcome, "record": number, "audit_size": self.audit.size, "ends": ends}
 
     def stop_by(self, command: VerifiedCommand) -> dict[str, Any]:
         """Guard and trainer end, also where the log takes nothing."""
         self._require_same_run(command)
-        told = self.recorded("silo.stop", command, needed=False)
+        receipt = self.recorded("silo.stop", command, needed=False)
         self.stop()
-        return {"stopping": True, "by": command.person, **told}
+        return {"stopping": True, "by": command.person, **receipt}
 
     # ---- global adapters -------------------------------------------------------------------------------
 
     def accept_adapter(self, command: VerifiedCommand) -> dict[str, Any]:
         """Arguments {run, digest}. Raises NotFoundError, ConflictError, OperationError."""
         digest = self._held_adapter(command)
-        told = self.recorded("adapter.accept", command, needed=True, detail={"adapter": digest})
+        receipt = self.recorded("adapter.accept", command, needed=True, detail={"adapter": digest})
         self.runs.set_view(self.runs.acceptance.accept(digest, self.judge.view))
-        return {"adapter": digest, "accepted": True, **told}
+        return {"adapter": digest, "accepted": True, **receipt}
 
     def refuse_adapter(self, command: VerifiedCommand) -> dict[str, Any]:
         """Arguments {run, digest}. Raises as `accept_adapter`."""
         digest = self._held_adapter(command)
-        told = self.recorded("adapter.refuse", command, needed=True, detail={"adapter": digest})
+        receipt = self.recorded("adapter.refuse", command, needed=True, detail={"adapter": digest})
         self.runs.acceptance.refuse(digest)
-        return {"adapter": digest, "accepted": False, **told}
+        return {"adapter": digest, "accepted": False, **receipt}
 
     def roll_back(self, command: VerifiedCommand) -> dict[str, Any]:
         """Arguments {run, to}. Raises as `Acceptance.target`; OperationError: the log, or the disk, takes nothing."""
         run, acceptance = self.run_of(command), self.runs.acceptance
         digest = acceptance.target(run.plan.run, str(command.arguments.get("to", "")))
-        told = self.recorded("adapter.rollback", command, needed=True, detail={"adapter": digest})
+        receipt = self.recorded("adapter.rollback", command, needed=True, detail={"adapter": digest})
         self.runs.set_view(acceptance.roll_back(digest, self.judge.view))
         if left := acceptance.is_refused(self.judge.view.base_digest):
             self.runs.abandon_round(WireCode.ADAPTER_REFUSED)
-        return {"adapter": digest, "round_left": left, **told}
+        return {"adapter": digest, "round_left": left, **receipt}
 
     def _held_adapter(self, command: VerifiedCommand) -> str:
         run, digest = self.run_of(command), str(command.arguments.get("digest", "")).removeprefix("sha256:")
@@ -412,9 +412,11 @@ def ends_when(code: str, state_dir: Path) -> str:
 
 
 class Halts:
-    """Args:
-    judge: knows what is halted, and records.
-    ledger: keeps who has signed so far.
+    """Releases what is halted, once enough approvers have signed.
+
+    Args:
+        judge: knows what is halted, and records.
+        ledger: keeps who has signed so far.
     """
 
     def __init__(self, judge: Judge, ledger: Ledger) -> None:
@@ -436,8 +438,8 @@ class Halts:
         ]
 
     def _halts(self) -> dict[str, float]:
-        told = self._ledger.equivocation
-        return self._judge.book.screen_halts | ({EQUIVOCATION_KIND: float(told["since"])} if told else {})
+        evidence = self._ledger.equivocation
+        return self._judge.book.screen_halts | ({EQUIVOCATION_KIND: float(evidence["since"])} if evidence else {})
 
     def release(self, command: VerifiedCommand) -> dict[str, Any]:
         """Count one approver's yes; the last one needed ends the halt.
@@ -465,15 +467,15 @@ class Halts:
         # Killed between the last yes and its effect: whoever said yes says it again.
         if len(given := self._given(kind, since)) < needed and command.person in given:
             raise ConflictError(f"{command.person} has answered for this halt of {kind} already")
-        told, halted = kind == EQUIVOCATION_KIND, self._judge.halted
-        if told:
+        of_transcripts, halted = kind == EQUIVOCATION_KIND, self._judge.halted
+        if of_transcripts:
             self._judge.halted = ""  # a halted gate records nothing
         try:
             # Recorded first: no yes counts that nobody finds in the log.
             number = self._judge.record(
                 "approval.grant",
                 kind=kind,
-                reasons=["EQUIVOCATION" if told else "SCREEN_HALT"],
+                reasons=["EQUIVOCATION" if of_transcripts else "SCREEN_HALT"],
                 detail={"person": command.person, "certificate": command.certificate_fingerprint, "since": int(since)},
                 policy={"effective": self._judge.policy.digest},
                 **orders_of(command.order),
@@ -496,7 +498,7 @@ class Halts:
                 self._ledger.forget_approvals(_name(digest))
                 halted = ""
         finally:
-            if told:
+            if of_transcripts:
                 self._judge.halted = self._judge.halted or halted
         return {"kind": kind, "released": len(given) >= needed, "given": given, "needed": needed, "record": number}
 
@@ -536,11 +538,13 @@ COMMAND = QUERY = "approvals.payload"
 
 
 class HeldPayloads:
-    """Args:
-    ledger: has the held bytes.
-    audit: our log.
-    prompts: rows of this site's own copy of the public set.
-    record: appends to the log; the gate's, so that a log that takes nothing halts it. By default the log's own.
+    """Shows people the bytes of a held release, by signed command; each look is recorded.
+
+    Args:
+        ledger: has the held bytes.
+        audit: our log.
+        prompts: rows of this site's own copy of the public set.
+        record: appends to the log; the gate's, so that a log that takes nothing halts it. By default the log's own.
     """
 
     def __init__(

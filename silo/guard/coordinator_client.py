@@ -78,13 +78,15 @@ class Refused(OperationError):
 
 
 class CoordinatorClient:
-    """Args:
-        site: what hello says.
-        gate: the way out.
-        witnessing: our part in the exchange of checkpoints.
-        code_sha256: hash of the program that runs here.
-        monotonic: seconds.
-        compare: is told the coordinator's signed time, and the seconds in which it was signed.
+    """Speaks with the coordinator, one message at a time, through the gate.
+
+    Args:
+            site: what hello says.
+            gate: the way out.
+            witnessing: our part in the exchange of checkpoints.
+            code_sha256: hash of the program that runs here.
+            monotonic: seconds.
+            compare: is told the coordinator's signed time, and the seconds in which it was signed.
 
     Attributes:
         joined: hello was answered with yes.
@@ -282,12 +284,12 @@ class CoordinatorClient:
         self.checkpoints_wait, self._witnessed_at = False, self._monotonic()
         if not same:
             self._shown_at, self._between_rounds = self._witnessed_at, True
-        asked = self._monotonic()
+        asked_at = self._monotonic()
         answer = self.say(Place("", 0, 0, "control.checkpoint"), sent)
         if isinstance(answer.body, pb.Checkpoint):
             self.witnessed(answer.body)
             if (signed := self._witnessing.signed_time(answer.body)) is not None:
-                self._compare(signed, self._monotonic() - asked)
+                self._compare(signed, self._monotonic() - asked_at)
 
     def witnessed(self, answer: pb.Checkpoint) -> None:
         """Take in what the coordinator answered to our checkpoint."""
@@ -367,12 +369,14 @@ MESSAGE_BYTES_MAX = 30_000  # shipped policies let control messages of up to 32,
 
 
 class Witnessing:
-    """Args:
-    audit: our log.
-    policy: the one in force.
-    own_id: SPIFFE id of this silo.
-    trust_root_pem: the federation CA.
-    now_seconds: UTC seconds that never go back.
+    """Exchanges checkpoints: of this site's log, and of the other parties' logs.
+
+    Args:
+        audit: our log.
+        policy: the one in force.
+        own_id: SPIFFE id of this silo.
+        trust_root_pem: the federation CA.
+        now_seconds: UTC seconds that never go back.
     """
 
     def __init__(

@@ -170,8 +170,8 @@ class PublicView:
         pairs = {
             silo: [(answers[i].text, rows[answers[i].row].answer) for i in known] for silo, known in of_silo.items()
         }
-        for silo, found in self.grading.grade_together(place, pairs).items():
-            for i, verdict in zip(of_silo[silo], found, strict=True):
+        for silo, verdicts_of in self.grading.grade_together(place, pairs).items():
+            for i, verdict in zip(of_silo[silo], verdicts_of, strict=True):
                 verdicts[i] = verdict
         return tuple(verdicts), self.tokens(answer.text for answer in answers)
 
@@ -195,11 +195,11 @@ def places_by_row(body: pb.PublicResponses, places: Sequence[int]) -> dict[int, 
         body: the message as offered.
         places: positions of the responses that are left, in message order.
     """
-    left, first, found = set(places), 0, dict[int, list[int]]()
+    left, first, by_row = set(places), 0, dict[int, list[int]]()
     for prompt in body.prompts:
-        found[prompt.prompt_index] = [place for place in range(len(prompt.responses)) if first + place in left]
+        by_row[prompt.prompt_index] = [place for place in range(len(prompt.responses)) if first + place in left]
         first += len(prompt.responses)
-    return found
+    return by_row
 
 
 def donated_answers_of(body: pb.PublicDonors) -> list[Answer]:
@@ -472,15 +472,17 @@ def context_of(
 
 
 class Judge:
-    """Args:
-    policy: what may leave and what is let in.
-    ledger: counters and history that survive a kill.
-    audit: our log; durable at return of `append`.
-    site: what does not change: names, schema, public set.
-    site_key: keys the digests of short payloads in the log (T40).
-    clock: UTC seconds.
-    screens: read texts as the policy says; without their material they deny.
-    code_sha256: of the program that decides; with each decision.
+    """Measures messages, decides on them, counts what is allowed, and records each decision.
+
+    Args:
+        policy: what may leave and what is let in.
+        ledger: counters and history that survive a kill.
+        audit: our log; durable at return of `append`.
+        site: what does not change: names, schema, public set.
+        site_key: keys the digests of short payloads in the log (T40).
+        clock: UTC seconds.
+        screens: read texts as the policy says; without their material they deny.
+        code_sha256: of the program that decides; with each decision.
 
     Attributes:
         view: where the run stands.
@@ -627,14 +629,14 @@ class Judge:
         Beyond the policy's hits a day the kind is halted until persons release it (T18). The ledger is written with
         and without a hit.
         """
-        hits = sum(bool(found) for found in screened.hits)
+        hits = sum(bool(hits_of) for hits_of in screened.hits)
         limit = getattr(self._block(message), "max_hits_per_day", None) or 0
         halts = self.book.count_hits(message.place.kind, self.now(), hits, limit)
         self._keep_book()
         place = message.place._asdict()
         if hits:
-            found = screens.totals(screened.hits)
-            self.record("screen.hit", **place, direction=message.direction, detail={"responses": hits, "hits": found})
+            hits_of = screens.totals(screened.hits)
+            self.record("screen.hit", **place, direction=message.direction, detail={"responses": hits, "hits": hits_of})
         if halts:
             self.record("halt", **place, reasons=["SCREEN_HALT"], detail={"limit": limit})
 
@@ -654,8 +656,8 @@ class Judge:
         """Count an allowed message against every limit, durably before a byte of it leaves (L3); its sequence."""
         with self.halting():
             self.book.record(facts)
-            kept = not facts["kind"].startswith("control.")
-            return self._ledger.allow(self.book.to_json(), run, kept=kept)
+            has_content = not facts["kind"].startswith("control.")
+            return self._ledger.allow(self.book.to_json(), run, kept=has_content)
 
     def forget_runs(self, runs: Iterable[str]) -> None:
         """Drop the counts of runs that are over. Their names stay spent in the ledger, so none can begin again."""
@@ -886,8 +888,8 @@ class Outcomes:
             )
         if isinstance(body, pb.Ack) and allowed.outbox_id is not None:
             # The coordinator's word for it, which this log need not be able to hold.
-            told = {"peer_event": body.record} if 0 < body.record <= COUNT_MAX else {}
-            self.record("egress.acked", allowed, links=told)
+            links = {"peer_event": body.record} if 0 < body.record <= COUNT_MAX else {}
+            self.record("egress.acked", allowed, links=links)
         plan = self._judge.view.plan
         if isinstance(body, pb.Ack) and plan is not None and plan.exchange == "round_end":
             with self._judge.halting():
@@ -961,8 +963,8 @@ def pool_stands(transcript: Transcript, plan: Plan, ledger: Ledger, silo: str) -
     """
     if plan.exchange != "round_end" or transcript.round == 1:
         return not transcript.pool
-    told = transcript.pool.get(silo)
-    own = told is None or told in _given(ledger, transcript.run, transcript.round - 1)
+    named = transcript.pool.get(silo)
+    own = named is None or named in _given(ledger, transcript.run, transcript.round - 1)
     return own and set(transcript.pool) <= set(plan.silos)
 
 

@@ -67,10 +67,12 @@ class Exchange(Protocol):
 
 
 class LineExchange:
-    """Args:
-    judge, ledger, client, agreement, runs: the guard's parts.
-    isolation: of the trainer, as it was probed.
-    monotonic: seconds.
+    """The `Exchange` of a silo that dials its coordinator.
+
+    Args:
+        judge, ledger, client, agreement, runs: the guard's parts.
+        isolation: of the trainer, as it was probed.
+        monotonic: seconds.
     """
 
     def __init__(
@@ -261,25 +263,27 @@ class FileExchange:
 
     def _answered(self, place: tuple[str, int], answer: Inbound) -> None:
         """An answer to a message that left in a file."""
-        asked = next((row for row in self._sent() if (row["run"], row["sequence"]) == place), None)
+        question = next((row for row in self._sent() if (row["run"], row["sequence"]) == place), None)
         if isinstance(answer.body, pb.Checkpoint):
             self._client.witnessed(answer.body)
-        if asked is None:
+        if question is None:
             return
         if isinstance(answer.body, pb.Refusal) and answer.body.code == WireCode.HALTED:  # it was not taken, and stays
-            _log.warning("the coordinator was halted or stopping, and did not take %s: it is said again", asked["kind"])
+            _log.warning(
+                "the coordinator was halted or stopping, and did not take %s: it is said again", question["kind"]
+            )
             return
-        if isinstance(answer.body, pb.Refusal) and asked["kind"] == "control.hello":
+        if isinstance(answer.body, pb.Refusal) and question["kind"] == "control.hello":
             refused = self._client.refused(answer.body)
             _log.error("%s; %s", refused.message, refused.hint)
             self._gate.counters.last_fault = refused.message
         for item in self._ledger.outbox("allowed"):
-            if (item.place, item.digest) == _place_of(asked):
-                self._runs.answered(item, asked["sequence"], answer)
-        left = [word for word in self._words if _place_of(word) != _place_of(asked)]
+            if (item.place, item.digest) == _place_of(question):
+                self._runs.answered(item, question["sequence"], answer)
+        left = [word for word in self._words if _place_of(word) != _place_of(question)]
         if len(left) < len(self._words):
             if isinstance(answer.body, pb.Refusal):
-                _log.warning("the coordinator refuses %s: %s", asked["kind"], answer.body.code)
+                _log.warning("the coordinator refuses %s: %s", question["kind"], answer.body.code)
             self._keep_words(left)
 
     def _sent(self) -> list[dict[str, Any]]:
@@ -313,7 +317,7 @@ class FileExchange:
                         f"{path} is older than the file that was taken last", hint="bring the newest", code="STALE_VIEW"
                     )
                 digest, rows = file.digest, [self._row(message) for message in file.messages]
-                told = record({"sha256": digest, "messages": len(rows), "written_at": file.header.written_at})
+                receipt = record({"sha256": digest, "messages": len(rows), "written_at": file.header.written_at})
         except BaseException:
             arriving.unlink()
             raise
@@ -324,7 +328,7 @@ class FileExchange:
             self._file.close()
         self._file, self._held, self._stuck = TransferFile(self._imported), None, False
         self._client.retry_at = 0.0
-        return {"file": str(path), "sha256": digest, "messages": rows, **told}
+        return {"file": str(path), "sha256": digest, "messages": rows, **receipt}
 
     def _check_receiver(self, file: TransferFile) -> None:
         config = self._site.config
@@ -397,7 +401,7 @@ class FileExchange:
             digest = file.finish()
         try:
             size_bytes = path.stat().st_size
-            told = record({"sha256": digest, "messages": len(rows), "bytes": size_bytes})
+            receipt = record({"sha256": digest, "messages": len(rows), "bytes": size_bytes})
         except BaseException:
             path.unlink(missing_ok=True)
             raise
@@ -409,7 +413,7 @@ class FileExchange:
             "messages": rows,
             "held": [release.id for release in self._ledger.releases("held")],
             "working": run is not None and run.busy,
-            **told,
+            **receipt,
         }
 
     def _say_all(self) -> None:

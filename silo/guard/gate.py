@@ -243,11 +243,11 @@ class Gate:
             facts |= screen_facts(screened, len(list(texts_of(message.body))))
             block = self.judge.policy.file.egress.public_responses
             if isinstance(message.body, pb.PublicResponses) and block is not None:
-                withheld = [bool(found) and block.on_hit == "withhold" for found in screened.hits]
+                withheld = [bool(hits) and block.on_hit == "withhold" for hits in screened.hits]
                 transform["responses_withheld"] = sum(withheld)
                 if any(withheld) and not screened.failed:
-                    message, readings, kept = self._without(message, readings, withheld)
-                    places = [places[place] for place in kept]
+                    message, readings, left = self._without(message, readings, withheld)
+                    places = [places[place] for place in left]
         original = Original(len(payload), facts, transform) if transform or screened is not None else None
         if message is not offered:
             self.judge.places_sent = message.place, places_by_row(_answers(offered), places)
@@ -630,7 +630,7 @@ class Ingress:
         readings = judge.screened(message, readings)
         facts |= screen_facts(readings.screened, len(list(texts_of(body)))) if readings.screened else {}
         verdicts, _ = readings.graded or ((), ())
-        hits = [bool(found) for found in readings.screened.hits] if readings.screened else []
+        hits = [bool(each_hit) for each_hit in readings.screened.hits] if readings.screened else []
         # A screen that failed has no hits to go by: nothing is dropped for it, and the whole message is denied.
         clean = [not hit for hit in hits] if len(hits) == len(verdicts) else [True] * len(verdicts)
         # A method that trains on the whole pool wants the wrong ones too, where the policy says so.
@@ -643,13 +643,13 @@ class Ingress:
             good = [fine and donor.origin in pool for fine, donor in zip(good, written, strict=True)]
         most = donors_of_one_peer_most(block, answers_of_step(body, judge.view.plan))
         keep = within_share(body, good, most)
-        kept, dropped = drop_wrong_donors(body, keep)
+        clean_body, dropped = drop_wrong_donors(body, keep)
         record = {"donors_dropped": dropped, "donors_hit": sum(hits), "donors_over_share": sum(good) - sum(keep)}
         if late := sum(readings.ungraded):
             record["donors_ungraded"] = late
         original = Original(len(payload), facts, record)
         places = [place for place, each in enumerate(keep) if each]
-        message = replace(message, body=self._places_as_offered(message, kept))
+        message = replace(message, body=self._places_as_offered(message, clean_body))
         return message, original, *judge.judge(message, readings=readings.of(places))
 
     def _places_as_offered(self, message: Message, body: pb.PublicDonors) -> pb.PublicDonors:

@@ -198,11 +198,13 @@ class Head(NamedTuple):
 
 @dataclass(frozen=True)
 class Heads:
-    """Attributes:
-    newest: of what the ledger holds.
-    before: the head that this one was made from.
-    logged: those that the log may name in its place: the one it named last, and more where a kill came, or a record
-        failed, before that was known.
+    """Heads of the ledger's chain, for the comparison with the audit log.
+
+    Attributes:
+        newest: of what the ledger holds.
+        before: the head that this one was made from.
+        logged: those that the log may name in its place: the one it named last, and more where a kill came, or a record
+            failed, before that was known.
     """
 
     newest: Head
@@ -978,8 +980,8 @@ class Ledger:
         """Messages of a round, in the order in which they came; empty if the round goes on without this silo. Donors of
         a round may come before it has begun (`exchange: round_end`)."""
         rows = self._all("SELECT value FROM facts WHERE name GLOB ? ORDER BY rowid", (f"run/{run}/again/*",))
-        kept = [dict(json.loads(row["value"])) for row in rows]
-        return [one for one in kept if one["round"] == round_number]
+        messages = [dict(json.loads(row["value"])) for row in rows]
+        return [one for one in messages if one["round"] == round_number]
 
     def forget_round(self) -> None:
         """Forget the open round: it goes on without this silo, also after a restart."""
@@ -1009,8 +1011,8 @@ class Ledger:
 
     def _follow(self, database: sqlite3.Connection, named: Head) -> None:
         """Make this transaction's group follow the head that the log names, whichever head this ledger held."""
-        kept = {"groups": named.groups, "head": named.head, "before": _NO_HEAD, "logged": []}
-        database.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", (_HEAD, json.dumps(kept)))
+        fact = {"groups": named.groups, "head": named.head, "before": _NO_HEAD, "logged": []}
+        database.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", (_HEAD, json.dumps(fact)))
         self._named, self._group_open = named, False
 
     def _advance_head(self, database: sqlite3.Connection) -> None:
@@ -1023,8 +1025,8 @@ class Ledger:
                 groups += 1
                 logged = (heads.newest,) if heads.newest == self._named else (*logged, heads.newest)
         head = self._head(database, groups, before)
-        kept = {"groups": groups, "head": head, "before": before, "logged": logged}
-        database.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", (_HEAD, json.dumps(kept)))
+        fact = {"groups": groups, "head": head, "before": before, "logged": logged}
+        database.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", (_HEAD, json.dumps(fact)))
 
     def _head(self, database: sqlite3.Connection, groups: int, before: str) -> str:
         covered = [list(row) for row in database.execute(_COVERED)]
@@ -1101,9 +1103,9 @@ def _unwritable(error: sqlite3.Error) -> OperationError:
 def _heads_of(text: str | None) -> Heads | None:
     if text is None:
         return None
-    kept = json.loads(text)
-    newest = Head(int(kept["groups"]), str(kept["head"]))
-    return Heads(newest, str(kept["before"]), tuple(Head(int(n), str(head)) for n, head in kept["logged"]))
+    fact = json.loads(text)
+    newest = Head(int(fact["groups"]), str(fact["head"]))
+    return Heads(newest, str(fact["before"]), tuple(Head(int(n), str(head)) for n, head in fact["logged"]))
 
 
 def _add_missing_columns(database: sqlite3.Connection) -> None:

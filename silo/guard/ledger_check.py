@@ -86,7 +86,7 @@ class Disagreement:
 
     def error(self, config: SiloConfig, why: Iterable[str] = ()) -> NotAllowedError:
         held = self.ledger.groups if self.ledger else 0
-        found = {
+        texts = {
             LOST: f"there is no ledger, and the log names group {self.log.groups} of one",
             CHANGED: f"group {held} of the ledger was changed by something else than this silo",
             BEHIND: f"the log names group {self.log.groups} of the ledger, this one holds {held}: it is an older copy"
@@ -94,7 +94,7 @@ class Disagreement:
             else f"the log names another group {self.log.groups} than this ledger: it is another copy's or silo's",
         }[self.code]
         return NotAllowedError(
-            f"{config.state_dir / LEDGER}: {found}",
+            f"{config.state_dir / LEDGER}: {texts}",
             hint=f"put the newest one back; a restored backup takes {PERSONS} approvers: silo ledger accept "
             f"--config {config.source} --operator NAME{''.join(f'; {each}' for each in why)}",
             code=self.code,
@@ -185,13 +185,13 @@ def open_ledger(
     """
     config = site.config
     named = named_in_folder(config.state_dir / AUDIT)
-    if (found := disagreement(config, named, give_up)) is not None:
-        at = _time_to_record(config, found, wall)
+    if (difference := disagreement(config, named, give_up)) is not None:
+        at = _time_to_record(config, difference, wall)
         with open_log(lambda: at) as audit:
             try:
-                _restore(site, audit, found, max(wall, audit.latest_time, found.latest), give_up)
+                _restore(site, audit, difference, max(wall, audit.latest_time, difference.latest), give_up)
             except NotAllowedError as error:
-                audit.append("ledger.check", reasons=[error.code], detail=_groups(found))
+                audit.append("ledger.check", reasons=[error.code], detail=_groups(difference))
                 raise
     ledger = Ledger(config.state_dir / LEDGER, give_up=give_up)
     ledger.agree(Head.named(named) if named else None)
@@ -226,10 +226,10 @@ def _restore(site: Site, audit: AuditLog, found: Disagreement, now: float, give_
     given, why = approvals_of(site.config, found, people)
     if len(given) < PERSONS:
         raise found.error(site.config, [*why, f"{len(given)} of {PERSONS} have signed"])
-    said = recounted(audit.records())
-    policy = _policy_to_follow(site, said.decided_by)
+    counts = recounted(audit.records())
+    policy = _policy_to_follow(site, counts.decided_by)
     # Recorded first, and without a head: killed in between, the same signatures are found again, and count once.
-    if found.digest not in said.restored:
+    if found.digest not in counts.restored:
         audit.append(
             "ledger.check",
             reasons=[RESTORED],
@@ -237,11 +237,11 @@ def _restore(site: Site, audit: AuditLog, found: Disagreement, now: float, give_
             detail={"code": found.code, "shown": found.digest, **_groups(found)},
             **orders_of(*(command.order for command in given.values())),
         )
-        for fields in said.waiting.values():
+        for fields in counts.waiting.values():
             audit.append("approval.expire", reasons=[RESTORED], **fields)
     ledger = Ledger(site.config.state_dir / LEDGER, give_up=give_up)
     try:
-        ended = ledger.raise_to(found.log, said, policy)
+        ended = ledger.raise_to(found.log, counts, policy)
     finally:
         ledger.close()
     _log.warning(
@@ -314,68 +314,68 @@ _OF_RELEASE = ("kind", "run", "round", "step", "payload", "detail")
 
 def recounted(records: Iterable[Mapping[str, Any]]) -> Recount:
     """Read them once, oldest first."""
-    found, granted, windows = Recount(), dict[int, str](), dict[int, Mapping[str, Any]]()
+    recount, granted, windows = Recount(), dict[int, str](), dict[int, Mapping[str, Any]]()
     for record in records:
         event, run, detail = record["event"], record.get("run", ""), record.get("detail", {})
-        found.runs |= {run} - {""}
+        recount.runs |= {run} - {""}
         match event:
             case "plan.accept":
-                found.open = run
-            case "silo.leave" if run == found.open:
-                found.open = ""
+                recount.open = run
+            case "silo.leave" if run == recount.open:
+                recount.open = ""
             case "egress.decision" | "egress.sent" | "egress.indeterminate":
-                found.sent[run] = max(found.sent.get(run, 0), record.get("sequence", 0))
+                recount.sent[run] = max(recount.sent.get(run, 0), record.get("sequence", 0))
                 if record.get("decision") == "allow" and (facts := record.get("facts", {}).get("final")):
-                    found.book.record(facts)
+                    recount.book.record(facts)
                     if permitted_by(Record(record)):
                         windows[record["seq"]] = facts
                 if (facts := windows.pop(record["link"].get("decision", -1), None)) is not None:
-                    _close_window(found, record, facts)
+                    _close_window(recount, record, facts)
             case "ingress.decision":
-                _take_in(found, record)
+                _take_in(recount, record)
             case "clock.accept":
-                found.book.turn_back(record["t"] / 1000)
+                recount.book.turn_back(record["t"] / 1000)
             case "ledger.check" if "shown" in detail:
-                found.restored.add(detail["shown"])
+                recount.restored.add(detail["shown"])
             case "screen.hit":
-                found.book.count_hits(record["kind"], record["t"] / 1000, detail.get("responses", 0), _NEVER_HALTS)
+                recount.book.count_hits(record["kind"], record["t"] / 1000, detail.get("responses", 0), _NEVER_HALTS)
             case "halt" if "SCREEN_HALT" in record.get("reasons", ()):
-                found.book.screen_halts[record["kind"]] = record["t"] / 1000
+                recount.book.screen_halts[record["kind"]] = record["t"] / 1000
             case "release" if "SCREEN_HALT" in record.get("reasons", ()):
-                found.book.release_halt(record["kind"], record["t"] / 1000)
+                recount.book.release_halt(record["kind"], record["t"] / 1000)
             case "approval.request":
                 stem, _, number = detail["release"].rpartition("/")
-                found.releases[stem] = max(found.releases.get(stem, 0), int(number) + 1)
-                found.waiting[detail["release"]] = {name: record[name] for name in _OF_RELEASE if name in record}
+                recount.releases[stem] = max(recount.releases.get(stem, 0), int(number) + 1)
+                recount.waiting[detail["release"]] = {name: record[name] for name in _OF_RELEASE if name in record}
             case "approval.grant" if "release" in detail:
                 granted[record["seq"]] = detail["release"]
             case "approval.deny" | "approval.expire":
-                found.waiting.pop(detail["release"], None)
+                recount.waiting.pop(detail["release"], None)
         if event in ("egress.decision", "ingress.decision"):
             for number in record["link"].get("approvals", ()):
-                found.waiting.pop(granted.get(number, ""), None)
+                recount.waiting.pop(granted.get(number, ""), None)
         if "proposal" in detail:
-            found.proposals.add(str(detail["proposal"]))
+            recount.proposals.add(str(detail["proposal"]))
         if event in ("policy.load", "egress.decision", "ingress.decision"):
-            found.decided_by = str(record.get("policy", {}).get("effective", found.decided_by))
-    return found
+            recount.decided_by = str(record.get("policy", {}).get("effective", recount.decided_by))
+    return recount
 
 
-def _close_window(found: Recount, record: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
+def _close_window(recount: Recount, record: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
     """Of the polls of a window one is counted with its decision. After a crash as many count as it permitted, and the
     record does not know their last number."""
     detail, run = record.get("detail", {}), record.get("run", "")
     most = max(count_in(detail, "polls") or 0, count_in(detail, "polls_most") or 0)
-    found.book.add_bytes(facts["now"], max(0, most - 1) * facts["payload_bytes"])
+    recount.book.add_bytes(facts["now"], max(0, most - 1) * facts["payload_bytes"])
     if "polls_most" in detail and record.get("sequence") == detail.get("first"):
-        found.sent[run] += most
+        recount.sent[run] += most
 
 
-def _take_in(found: Recount, record: Mapping[str, Any]) -> None:
+def _take_in(recount: Recount, record: Mapping[str, Any]) -> None:
     kind, sequence = record["kind"], record.get("sequence", 0)
-    found.received = max(found.received, sequence)
+    recount.received = max(recount.received, sequence)
     # A number of an answer (control.*, an adapter) stands for no item of the coordinator's outbox.
     if record["decision"] == "allow" and not kind.startswith("control.") and kind not in TENSOR_KINDS:
-        found.taken = max(found.taken, sequence)
-        if kind == "run.end" and record.get("run") == found.open:
-            found.open = ""
+        recount.taken = max(recount.taken, sequence)
+        if kind == "run.end" and record.get("run") == recount.open:
+            recount.open = ""

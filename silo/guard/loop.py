@@ -416,10 +416,10 @@ class Guard:
         if (watch := self._watch) is None:
             return
         watch.compare(signed, took)
-        told = str(watch.state()["told"])
-        if told != self._clocks_told:
-            self._clocks_told = told
-            _log.warning("this machine's clock is %s", told or "as the coordinator's again")
+        difference = str(watch.state()["told"])
+        if difference != self._clocks_told:
+            self._clocks_told = difference
+            _log.warning("this machine's clock is %s", difference or "as the coordinator's again")
         self._look_at_clock()
 
     def _go_on_unvouched(self, error: FedSiloError) -> None:
@@ -600,11 +600,11 @@ class Guard:
         try:
             return command.result.result(COMMAND_TIMEOUT_SECONDS)
         except TimeoutError as error:
-            said, hint = "the silo is still at it", "see what came of it before a new command is given"
+            cause, hint = "the silo is still at it", "see what came of it before a new command is given"
             if command.result.cancel():
                 busy = self._ledger.locked.waiting or "the silo was busy with an exchange"
-                said, hint = f"{busy}; nothing was done", "give a new command"
-            raise UnreachableError(said, hint=hint) from error
+                cause, hint = f"{busy}; nothing was done", "give a new command"
+            raise UnreachableError(cause, hint=hint) from error
 
     def _aside(self, work: Callable[[], Any]) -> Any:
         """Do what takes long and changes nothing here on a thread of its own; meanwhile carry out people's orders, and

@@ -115,10 +115,10 @@ class SupervisedTrainer(TrainerHandle):
         if self._screens is not None:
             self._take_index(self._screens, state.ready.get("screen_index"), wanted)
 
-    def _take_index(self, screens: Screens, told: object, wanted: dict[str, Any] | None) -> None:
+    def _take_index(self, screens: Screens, index: object, wanted: dict[str, Any] | None) -> None:
         config = self._site.config
         scratch = config.trainer.scratch if config.trainer.launch == "external" else config.state_dir / "scratch"
-        screens.take_index(scratch, told, wanted)
+        screens.take_index(scratch, index, wanted)
         for trouble in screens.troubles(self._policy()):
             _log.error("%s", trouble)
 
@@ -299,14 +299,14 @@ def _serve_locked(site: Site, stack: contextlib.ExitStack, ready: Callable[[dict
         guard.hourly.append(lambda: threading.Thread(target=_look_again, args=(site, releases), daemon=True).start())
     trainer.start()
     guard.show()
-    told = trainer.description["ready"]
-    left_out = told.get("left_out")
+    report = trainer.description["ready"]
+    left_out = report.get("left_out")
     for text in left_out if isinstance(left_out, list) else ():
         _log.warning("private lines left out: %s", harmless(text, TEXT_CHARACTERS_MAX))
-    found_twice = told.get("found_twice")
+    found_twice = report.get("found_twice")
     for text in found_twice if isinstance(found_twice, list) else ():
         _log.warning("prompts in two places: %s", harmless(text, TEXT_CHARACTERS_MAX))
-    facts = ready_facts(told)
+    facts = ready_facts(report)
     long_lived.set_apart()
     ready(
         {

@@ -141,10 +141,10 @@ class Releases:
     def _asked(self, kind: str) -> Approvals:
         file = self._judge.policy.file
         block = getattr(file.ingress if kind == "run.plan" else file.egress, kind.replace(".", "_"), None)
-        asked = getattr(block, "approvals", None)
-        if not isinstance(asked, Approvals):
+        approvals = getattr(block, "approvals", None)
+        if not isinstance(approvals, Approvals):
             raise DeniedError(f"this site's policy has no approvals for {kind}")
-        return asked
+        return approvals
 
     # ---- persons' answers --------------------------------------------------------------------------
 
@@ -192,13 +192,13 @@ class Releases:
         """Raises ConflictError: the screens find something else in its texts than people were shown."""
         if "screens" not in release.facts:
             return
-        found = self._keeping.found_since(release, self._payload(release))
-        if found is None:
+        change = self._keeping.found_since(release, self._payload(release))
+        if change is None:
             return
-        facts, kept = found
+        facts, context = change
         rules = judged_by_now(self._ledger, replace(release, facts=facts), self._judge.policy)
         self._record("approval.request", release, reasons=["SCREEN_HIT"])
-        self._ledger.found_since(release.id, facts, rules, kept)
+        self._ledger.found_since(release.id, facts, rules, context)
         raise ConflictError(
             f"the screens find something else in {release.id} than was shown",
             hint=f"read it again: silo approvals show {release.id}",
@@ -330,8 +330,8 @@ class Releases:
         no = self._no(release, command.person)
         if no is None or no.record < 0:  # else a kill kept it from its effect, and it stands in the log already
             # Recorded first, as a yes is; what a kill leaves in the log alone is taken up at the next start.
-            kept = self._judge.keep_note(command.sealed) if reason else ""  # before the record that names it
-            number = self._record("approval.deny", release, reasons=[code], note=kept, **_who(command))
+            note = self._judge.keep_note(command.sealed) if reason else ""  # before the record that names it
+            number = self._record("approval.deny", release, reasons=[code], note=note, **_who(command))
             with self._judge.halting():  # else another person's yes would free it after all
                 no = self._answer(release, command, "reject", reason, record=number, code=code)
         return self._deny(release, no)
@@ -514,20 +514,20 @@ class Releases:
     def _later(self, release: Release) -> list[Later]:
         """What a yes to a held release leaves to the policy; of one that is over there is nothing to say."""
         policy = self._judge.policy
-        told = later_rounds(
+        rows = later_rounds(
             release,
             policy if isinstance(policy, Policy) else None,
             policy.file,
             released=rounds_released(self._ledger, release),
             plan=self._ledger.plan_of(release.run),
         )
-        return list(told) if release.state == "held" else []
+        return list(rows) if release.state == "held" else []
 
     def comparison(self, release: Release) -> dict[str, Any]:
         """All of a release beside the last one of its kind; figures and digests, never content."""
-        last, told = self._shows.beside(release)
+        last, note = self._shows.beside(release)
         return self._compares.comparison(
-            release, last, policy_digest=self._judge.policy.digest, destination=self.destination, told=told
+            release, last, policy_digest=self._judge.policy.digest, destination=self.destination, told=note
         )
 
 
@@ -549,9 +549,11 @@ def _stale(what: str, release: Release) -> ConflictError:
 
 
 class ReleaseKeeping:
-    """Args:
-    judge: runs the screens, and knows where the run stands.
-    ledger: keeps it.
+    """Stores what a later look at a release is compared with.
+
+    Args:
+        judge: runs the screens, and knows where the run stands.
+        ledger: keeps it.
     """
 
     def __init__(self, judge: Judge, ledger: Ledger) -> None:
@@ -561,14 +563,14 @@ class ReleaseKeeping:
     def keep_beside(self, release: Release, payload: Buffer) -> None:
         """What a later look at this release is compared with, and where its screens found something."""
         view = self._judge.view
-        kept: dict[str, Any] = {}
+        context: dict[str, Any] = {}
         if release.kind in TENSOR_KINDS and view.round == release.round and view.base_digest:
-            kept = {"base": view.base_digest, "ended_in": view.evaluated.get(release.round - 1, "")}
+            context = {"base": view.base_digest, "ended_in": view.evaluated.get(release.round - 1, "")}
         if view.training is not None and view.training.of:
-            kept["private_records"] = view.training.of
+            context["private_records"] = view.training.of
         if release.facts.get("responses_hit"):
-            kept["hits"] = self._screened(release, payload)[1]
-        self._ledger.keep_of_release(release.id, kept)
+            context["hits"] = self._screened(release, payload)[1]
+        self._ledger.keep_of_release(release.id, context)
 
     def found_since(self, release: Release, payload: Buffer) -> tuple[dict[str, Any], dict[str, Any]] | None:
         """What the screens find in a held release at this moment, where that is not what people were shown.
@@ -578,10 +580,10 @@ class ReleaseKeeping:
         """
         if "screens" not in release.facts or release.kind not in OUTBOUND_KINDS:
             return None
-        found, places = self._screened(release, payload)
-        kept = self._ledger.kept_of_release(release.id)
-        facts, beside = {**release.facts, **found}, {**kept, "hits": places}
-        if facts == release.facts and places == kept.get("hits", []):
+        facts_now, places = self._screened(release, payload)
+        context = self._ledger.kept_of_release(release.id)
+        facts, beside = {**release.facts, **facts_now}, {**context, "hits": places}
+        if facts == release.facts and places == context.get("hits", []):
             return None
         return facts, beside
 
@@ -592,8 +594,8 @@ class ReleaseKeeping:
         screened: Screened | None = read.screened
         facts = screen_facts(screened, len(list(texts_of(message.body))))
         places = [] if screened is None or screened.failed else hit_places(message.body, screened.hits)
-        told: tuple[dict[str, Any], list[Any]] = tuple(json.loads(json.dumps([facts, places])))
-        return told
+        as_stored: tuple[dict[str, Any], list[Any]] = tuple(json.loads(json.dumps([facts, places])))
+        return as_stored
 
     def keep_sent(self, release: Release, destination: Mapping[str, str]) -> None:
         """Where it goes and by which policy, for the next release of its kind.
@@ -602,9 +604,9 @@ class ReleaseKeeping:
             release: that the gate has let go.
             destination: as it was when the last person's findings were looked at.
         """
-        kept = self._ledger.kept_of_release(release.id) | {"destination": dict(destination)}
+        context = self._ledger.kept_of_release(release.id) | {"destination": dict(destination)}
         policy = self._judge.policy
-        self._ledger.keep_of_release(release.id, kept)
+        self._ledger.keep_of_release(release.id, context)
         self._ledger.keep_policy_of_sent(release.kind, policy_content(policy.file, policy.digest))
         if ends_of(self._ledger.far_end.get("destination", {})) != ends_of(destination):
             self._ledger.keep_far_end(

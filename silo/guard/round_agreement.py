@@ -89,12 +89,14 @@ class Waiting:
 
 
 class Agreement:
-    """Args:
-        site: whose names, keys and sets the transcript must name.
-        judge: records; knows the policy in force.
-        ledger: keeps transcripts and evidence over a kill.
-        witnessing: knows the peers' keys.
-        client: of the coordinator, which also knows which policy that was told of.
+    """Signs each round's transcript, compares it with the other silos' and lets the round begin.
+
+    Args:
+            site: whose names, keys and sets the transcript must name.
+            judge: records; knows the policy in force.
+            ledger: keeps transcripts and evidence over a kill.
+            witnessing: knows the peers' keys.
+            client: of the coordinator, which also knows which policy that was told of.
 
     Attributes:
         waiting: the round that waits for the others, if one does.
@@ -218,19 +220,19 @@ class Agreement:
         match body:
             case pb.RoundOpen():
                 self._compare_shown(body, message.sequence)
-            case pb.RoundAgreed() if kept := self._ledger.transcript(message.run, message.round):
-                known = transcript_from_canonical(kept["transcript"])
-                rows = _rows_of(body, known, besides=kept["others"])
+            case pb.RoundAgreed() if signed := self._ledger.transcript(message.run, message.round):
+                known = transcript_from_canonical(signed["transcript"])
+                rows = _rows_of(body, known, besides=signed["others"])
                 counted = count(known, _countersignatures(rows), self._keys(known, rows))
                 if counted.others:
-                    raise self._told_otherwise(known, kept["signature"], counted.others[0], message.sequence)
+                    raise self._told_otherwise(known, signed["signature"], counted.others[0], message.sequence)
 
     def _compare_shown(self, body: pb.RoundOpen, sequence: int) -> None:
         shown, coordinator = self._signed(body), self._witnessing.coordinator
         if shown is None or shown.federation != self._site.config.federation:
             return
-        kept = self._ledger.transcript(shown.run, shown.round)
-        if kept is None:
+        signed = self._ledger.transcript(shown.run, shown.round)
+        if signed is None:
             plan = self._judge.view.plan
             if plan is None or shown.run != plan.run or shown.round > plan.rounds:
                 return
@@ -238,9 +240,9 @@ class Agreement:
             state = {"opening": "", "signed": False, "agreed": False, "others": {}}
             self._ledger.keep_transcript(shown.run, shown.round, first | state)
             return
-        if shown.digest in kept["others"]:
+        if shown.digest in signed["others"]:
             return
-        known = transcript_from_canonical(kept["transcript"])
+        known = transcript_from_canonical(signed["transcript"])
         if fields := conflict(known, shown):
             raise Equivocation(
                 f"the coordinator signed two transcripts of round {shown.round} of run {shown.run}, "
@@ -250,7 +252,7 @@ class Agreement:
                     "run": shown.run,
                     "round": shown.round,
                     "sequence": sequence,
-                    "known": _piece(known, coordinator, kept["signature"]),
+                    "known": _piece(known, coordinator, signed["signature"]),
                     "shown": _piece(shown, coordinator, body.transcript_signature.hex()),
                 },
             )
@@ -281,12 +283,12 @@ class Agreement:
         Raises:
             FedSiloError: one of the two cannot be written; where the other could, `take_up` makes up for it at a start.
         """
-        told = {**error.evidence, "message": error.message, "since": self._judge.now(), "recorded": False}
+        evidence = {**error.evidence, "message": error.message, "since": self._judge.now(), "recorded": False}
         try:
-            self._ledger.keep_equivocation(told)
+            self._ledger.keep_equivocation(evidence)
         finally:
-            self._record_told(told)
-        self._settle(told)
+            self._record_told(evidence)
+        self._settle(evidence)
 
     def take_up(self, newest: Iterable[Mapping[str, Any]]) -> None:
         """At a start, before the halt stands again: what a kill, or a full disk, kept from ledger or log.
@@ -297,19 +299,19 @@ class Agreement:
         Raises:
             FedSiloError: it cannot be written yet.
         """
-        told, found = self._ledger.equivocation, dict[str, Any]()
+        evidence, recorded = self._ledger.equivocation, dict[str, Any]()
         for record in newest:
             if record["event"] == "round.equivocation":
-                found = {**record["detail"], "since": record["t"] / 1000} | {name: record[name] for name in _PLACE}
+                recorded = {**record["detail"], "since": record["t"] / 1000} | {name: record[name] for name in _PLACE}
             elif record["event"] == "release" and EQUIVOCATION in record["reasons"]:
-                found = {}
-        if told and not told.get("recorded"):
-            if not found or any(told[name] != found[name] for name in (*_PLACE, *_PIECES)):
-                self._record_told(told)
-            self._settle(told)
-        elif found and not told:
-            message = f"two transcripts of round {found['round']} of run {found['run']} are on record"
-            self._settle({**found, "message": message, "sequence": 0})
+                recorded = {}
+        if evidence and not evidence.get("recorded"):
+            if not recorded or any(evidence[name] != recorded[name] for name in (*_PLACE, *_PIECES)):
+                self._record_told(evidence)
+            self._settle(evidence)
+        elif recorded and not evidence:
+            message = f"two transcripts of round {recorded['round']} of run {recorded['run']} are on record"
+            self._settle({**recorded, "message": message, "sequence": 0})
 
     def _record_told(self, told: Mapping[str, Any]) -> None:
         self._judge.record(
@@ -324,9 +326,9 @@ class Agreement:
         """The message that brought them is taken in with the next poll, which only a release brings, and this pair is
         no news from then on: else the same message would halt this silo again after every release."""
         run, number, shown = told["run"], told["round"], told["shown"]
-        if kept := self._ledger.transcript(run, number):
-            others = kept["others"] | {shown["sha256"]: shown["signature"]}
-            self._ledger.keep_transcript(run, number, kept | {"others": others})
+        if signed := self._ledger.transcript(run, number):
+            others = signed["others"] | {shown["sha256"]: shown["signature"]}
+            self._ledger.keep_transcript(run, number, signed | {"others": others})
         self._ledger.acknowledge(told["sequence"])
         self._ledger.keep_equivocation({**told, "recorded": True})
 
@@ -346,29 +348,29 @@ class Agreement:
                 f"the transcript of round {item.round} differs from what is known here in {', '.join(wrong)}",
                 wrong,
             )
-        kept = self._ledger.transcript(item.run, item.round)
-        assert kept is not None  # noqa: S101  # `compare` kept it
-        if kept["others"] or (kept["signed"] and not kept["opening"]):
+        signed = self._ledger.transcript(item.run, item.round)
+        assert signed is not None  # noqa: S101  # `compare` kept it
+        if signed["others"] or (signed["signed"] and not signed["opening"]):
             raise TranscriptRefused(WireCode.ROUND_CLOSED.value, f"round {item.round} goes on without this silo")
         signature = sign_transcript(transcript, self._site.config.spiffe_id, self._site.identity.signing_key)
-        if not kept["signed"]:
+        if not signed["signed"]:
             detail = _piece(transcript, self._witnessing.coordinator, body.transcript_signature.hex())
             detail |= {"countersignature": signature.hex()}
             self._judge.record("round.transcript", run=item.run, round=item.round, kind=item.kind, detail=detail)
-            self._ledger.keep_transcript(item.run, item.round, kept | {"opening": item.payload.hex(), "signed": True})
+            self._ledger.keep_transcript(item.run, item.round, signed | {"opening": item.payload.hex(), "signed": True})
         self.waiting = Waiting(item, transcript, signature)
 
     def resume(self, plan: Plan, round_number: int) -> bool:
         """After a restart: wait on for a round that was signed and has not begun. False: there is none to wait for, or
         it differs from what is known here by now."""
         run = plan.run
-        kept = self._ledger.transcript(run, round_number)
-        if kept is None or not kept["opening"] or kept["others"]:
+        signed = self._ledger.transcript(run, round_number)
+        if signed is None or not signed["opening"] or signed["others"]:
             return False
-        payload = bytes.fromhex(kept["opening"])
+        payload = bytes.fromhex(signed["opening"])
         body = codec.decode(pb.RoundOpen, payload)
         opening = Inbound(Place(run, round_number, 0, "round.open"), 0, body, payload, codec.sha256_hex(payload), {})
-        transcript = transcript_from_canonical(kept["transcript"])
+        transcript = transcript_from_canonical(signed["transcript"])
         if self._differences(transcript, opening, body, plan):
             return False
         signature = sign_transcript(transcript, self._site.config.spiffe_id, self._site.identity.signing_key)
@@ -472,9 +474,9 @@ class Agreement:
         assert self.waiting is not None  # noqa: S101  # the callers looked
         transcript, self.waiting = self.waiting.transcript, None
         self._judge.view = self._judge.view.settled()
-        kept = self._ledger.transcript(transcript.run, transcript.round) or {}
+        signed = self._ledger.transcript(transcript.run, transcript.round) or {}
         # the payload was only for a restart in between; without it the round is not waited for again
-        self._ledger.keep_transcript(transcript.run, transcript.round, kept | {"opening": "", "agreed": agreed})
+        self._ledger.keep_transcript(transcript.run, transcript.round, signed | {"opening": "", "agreed": agreed})
         self._ledger.save_view(transcript.run, self._judge.view.to_json())
 
     def _keys(self, transcript: Transcript, rows: Sequence[pb.Countersignature]) -> dict[str, Ed25519PublicKey]:

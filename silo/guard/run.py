@@ -610,13 +610,15 @@ def plan_message(plan: Plan, schema: LoraSchema, *, resume: bool) -> LinkMessage
 
 
 class RunManager:
-    """Args:
-        site, gate, ledger, releases, adapters: the guard's parts.
-        publish: tells people what happens.
-        client: of the coordinator.
-        agreement: what is signed before a round begins.
-        trainer: carries out tasks; begun anew for each run.
-        monotonic: seconds; deadlines go by it.
+    """Takes in the coordinator's items, begins and ends runs, and does what the open run asks for.
+
+    Args:
+            site, gate, ledger, releases, adapters: the guard's parts.
+            publish: tells people what happens.
+            client: of the coordinator.
+            agreement: what is signed before a round begins.
+            trainer: carries out tasks; begun anew for each run.
+            monotonic: seconds; deadlines go by it.
 
     Attributes:
         run: the part in the open run, if there is one.

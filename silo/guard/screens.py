@@ -71,11 +71,13 @@ def index_key(site_secret: bytes) -> bytes:
 
 
 class Screens:
-    """Args:
-    canaries: texts that must never leave; read by `read_canaries`.
-    key: of the overlap index, from `index_key`.
-    public_sha256: of this site's public file.
-    monotonic: seconds, for how long one message may take.
+    """Runs the text screens that the policy names.
+
+    Args:
+        canaries: texts that must never leave; read by `read_canaries`.
+        key: of the overlap index, from `index_key`.
+        public_sha256: of this site's public file.
+        monotonic: seconds, for how long one message may take.
 
     Attributes:
         trouble_of_index: why there is no overlap index, while there is none.
@@ -307,10 +309,12 @@ _GONE = "its payload is not archived: the policy did not ask for it then, or ret
 
 
 class Rescreening:
-    """Args:
-    ledger: knows which payload a decision was about, and has the bytes.
-    audit: our log.
-    screens: of this site, with the index and the canaries that they have now.
+    """Runs the screens of today over payloads that left earlier, by signed command.
+
+    Args:
+        ledger: knows which payload a decision was about, and has the bytes.
+        audit: our log.
+        screens: of this site, with the index and the canaries that they have now.
     """
 
     def __init__(self, ledger: Ledger, audit: AuditLog, screens: Screens) -> None:
@@ -337,7 +341,7 @@ class Rescreening:
         Raises:
             UsageError: no policy, or a wrong one; no number.
         """
-        asked, since = _policy_of(command.arguments), command.arguments.get("since", 0)
+        policy, since = _policy_of(command.arguments), command.arguments.get("since", 0)
         if not isinstance(since, int) or isinstance(since, bool) or since < 0:
             raise UsageError("from which record on? its number is needed")
         left = {item.decision_seq: item for item in self._ledger.outbox()}
@@ -346,14 +350,14 @@ class Rescreening:
         for record in self._audit.records(since):
             over = self._read == PAYLOADS_MAX or time.monotonic() > end
             if over or record["seq"] >= since + RECORDS_MAX:
-                return {"policy": asked.digest, "rows": rows, "next": record["seq"]}
+                return {"policy": policy.digest, "rows": rows, "next": record["seq"]}
             final = record.get("facts", {}).get("final", {})
-            if record["event"] not in DECISIONS or not final or not screened_otherwise(final, asked):
+            if record["event"] not in DECISIONS or not final or not screened_otherwise(final, policy):
                 continue
-            found = self._found(record, asked, left.get(record["seq"]), command)
-            key = "why" if isinstance(found, str) else "facts"
-            rows.append({"seq": record["seq"], "hmac_sha256": record["payload"].get("hmac_sha256", ""), key: found})
-        return {"policy": asked.digest, "rows": rows, "next": None}
+            row = self._found(record, policy, left.get(record["seq"]), command)
+            key = "why" if isinstance(row, str) else "facts"
+            rows.append({"seq": record["seq"], "hmac_sha256": record["payload"].get("hmac_sha256", ""), key: row})
+        return {"policy": policy.digest, "rows": rows, "next": None}
 
     def _found(
         self, record: Mapping[str, Any], asked: Policy, item: OutboxItem | None, command: VerifiedCommand

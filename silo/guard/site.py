@@ -287,9 +287,9 @@ def site_schema(config: SiloConfig, policy: Policy) -> LoraSchema:
 
 def site_fingerprints(config: SiloConfig) -> Fingerprints:
     """Of the model folder, with the hash of the template that is used in place of the folder's own (T13)."""
-    found = read_fingerprints(config.model.path)
+    prints = read_fingerprints(config.model.path)
     template = read_template(config.data.template, config.model.path).sha256
-    return found if template is None else replace(found, template_sha256=template)
+    return prints if template is None else replace(prints, template_sha256=template)
 
 
 def site_secret_path(config: SiloConfig) -> Path:
@@ -418,9 +418,11 @@ _MARK = b'"event":"key.'  # as canonical JSON spells it; so only few lines of a 
 
 
 class OwnCertificate:
-    """Args:
-    identity: in use from this start on.
-    log: folder of this silo's audit log.
+    """Records a change of this silo's certificate or signing key, and warns before the certificate ends.
+
+    Args:
+        identity: in use from this start on.
+        log: folder of this silo's audit log.
 
     Raises:
         FedSiloError: the log cannot be read.

@@ -52,11 +52,11 @@ def counts(name: str, value: Any, names: Collection[str]) -> dict[str, float]:
     """
     if not isinstance(value, Mapping) or len(value) > NAMES_MAX:
         raise ValuesUnusable(f"{name} is no short list of counts")
-    found: dict[str, float] = {}
+    by_name: dict[str, float] = {}
     for key, count in value.items():
         shown = key if key in names else OTHER
-        found[shown] = found.get(shown, 0) + number(name, count)
-    return found
+        by_name[shown] = by_name.get(shown, 0) + number(name, count)
+    return by_name
 
 
 def phase_in(fields: Mapping[str, Any]) -> str:

@@ -60,16 +60,16 @@ class CurveView:
             UsageError: an argument.
             NotFoundError: no such run.
         """
-        asked = QueryArguments(arguments, "run", "names", "x")
-        x = asked.text("x", among=("round", "step")) or "step"
-        names = frozenset(name.strip() for name in asked.text("names").split(",") if name.strip())
-        wanted, known = asked.text("run"), self._history.runs()
+        query = QueryArguments(arguments, "run", "names", "x")
+        x = query.text("x", among=("round", "step")) or "step"
+        names = frozenset(name.strip() for name in query.text("names").split(",") if name.strip())
+        wanted, known = query.text("run"), self._history.runs()
         run = wanted or self._ledger.last_run()[0] or (known[0] if known else "")
         if wanted and wanted not in known and not self._ledger.run_state(wanted):
             raise NotFoundError(f"this silo took part in no run {wanted!r}", hint="silo ledger show")
         text = self._ledger.plan_of(run)
         plan = plan_from_canonical(text) if text else None
-        found = _series(self._history.of(run), plan, x)
+        series = _series(self._history.of(run), plan, x)
         return Curves(
             party="silo",
             run=run,
@@ -77,17 +77,17 @@ class CurveView:
             runs=tuple(known[:100]),
             x=x,
             x_max=plan.rounds * (plan.local_steps if x == "step" else 1) if plan else 0,
-            names=tuple(sorted(found)),
+            names=tuple(sorted(series)),
             series=tuple(
                 CurveSeries(
                     name=name, silo=self._silo(), unit=unit_of(name), source="local", points=points[-POINTS_MAX:]
                 )
-                for name, points in found.items()
+                for name, points in series.items()
                 if not names or name in names
             ),
             baseline=tuple(
                 BaselineRow(name=name, silo=self._silo(), value=points[0].value)
-                for name, points in found.items()
+                for name, points in series.items()
                 if name in PASS_RATES and points[0].round == 0 and (not names or name in names)
             ),
             not_recorded=NOT_RECORDED,
@@ -193,14 +193,14 @@ class FigureHistory:
             at: seconds since 1970.
             figures: by name.
         """
-        kept = {
+        finite = {
             name: value
             for name, value in list(figures.items())[:NAMES_MAX]
             if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
         }
-        entry = {"run": run, "task": task, "round": number, "step": step, "at": round(at, 3), "figures": kept}
+        entry = {"run": run, "task": task, "round": number, "step": step, "at": round(at, 3), "figures": finite}
         line = _line(entry)
-        if not kept or len(line) > LINE_BYTES_MAX:
+        if not finite or len(line) > LINE_BYTES_MAX:
             return
         with self._lock:
             self._entries.append(entry)
@@ -274,7 +274,7 @@ def _entry(line: bytes) -> dict[str, Any] | None:
     """One line as it was written, or nothing: whoever can write here is this site's own user, but a disk can err."""
     try:
         entry = json.loads(line)
-        kept = {
+        finite = {
             "run": str(entry["run"]),
             "task": str(entry["task"]),
             "round": int(entry["round"]),
@@ -288,4 +288,4 @@ def _entry(line: bytes) -> dict[str, Any] | None:
         }
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
         return None
-    return kept
+    return finite

@@ -126,10 +126,10 @@ def findings(
 
 def finding_id(key: bytes, release: Release, finding: Finding) -> str:
     """Such as NEW_DESTINATION-3fa1c2d0: of what the finding says with all its evidence, about this release."""
-    said = json.dumps(
+    content = json.dumps(
         [release.id, release.digest, finding.code, finding.says, to_json(finding.evidence)], sort_keys=True
     )
-    return f"{finding.code}-{hmac.new(key, said.encode(), hashlib.sha256).hexdigest()[:_ID_CHARACTERS]}"
+    return f"{finding.code}-{hmac.new(key, content.encode(), hashlib.sha256).hexdigest()[:_ID_CHARACTERS]}"
 
 
 def acknowledged_in(arguments: Mapping[str, Any]) -> list[str]:
@@ -153,8 +153,8 @@ def counts(approval: Approval, noticed: Sequence[Finding]) -> bool:
 
 def _look(code: str, says: str, *evidence: tuple[str, Any, Any]) -> Finding:
     """evidence: what was compared, how it was before, how it is now; whole, where the sentence is short."""
-    told = tuple(Evidence(what=what, before=str(before), now=str(now)) for what, before, now in evidence)
-    return Finding(id="", code=code, outcome="look", says=says, evidence=told)
+    rows = tuple(Evidence(what=what, before=str(before), now=str(now)) for what, before, now in evidence)
+    return Finding(id="", code=code, outcome="look", says=says, evidence=rows)
 
 
 def _policy_noticed(release: Release, digest: str, policy: PolicyFile | None, before: Before) -> Iterator[Finding]:
@@ -241,10 +241,10 @@ def _form_noticed(release: Release, last: Against | None) -> Iterator[Finding]:
         return
     now, before, place = release.facts, last.facts, last.place(release.run)
     if apart_in := apart(now, before):
-        told = ", ".join(f"{name} {before.get(name)}->{now.get(name)}" for name in apart_in)
+        differences = ", ".join(f"{name} {before.get(name)}->{now.get(name)}" for name in apart_in)
         evidence = ((name, before.get(name), now.get(name)) for name in apart_in)
         advice = "reject unless another run or plan was announced"
-        yield _look("FORM_DIFFERS", f"form DIFFERS from {place}: {told}; {advice}", *evidence)
+        yield _look("FORM_DIFFERS", f"form DIFFERS from {place}: {differences}; {advice}", *evidence)
     norms = now.get("l2"), before.get("l2")
     if all(isinstance(norm, float) for norm in norms) and norms[1] and norms[0] > NORM_TIMES_MAX * norms[1]:
         times = f"{norms[0] / norms[1]:.1f} TIMES"
@@ -279,10 +279,10 @@ def _screens_noticed(facts: Mapping[str, Any], kept: Mapping[str, Any]) -> Itera
     if not facts.get("responses_hit"):
         return
     hits = kept.get("hits", [])
-    told = "; ".join(f"{', '.join(codes)}: {where}" for where, codes in hits[:HITS_SHOWN])
+    hits_shown = "; ".join(f"{', '.join(codes)}: {where}" for where, codes in hits[:HITS_SHOWN])
     more = f"; {len(hits) - HITS_SHOWN} more" if len(hits) > HITS_SHOWN else ""
     places = ((", ".join(codes), "", where) for where, codes in hits[:EVIDENCE_MAX])
-    yield _look("SCREEN_HIT", f"HIT {told}{more}" if hits else hits_in_words(facts), *places)
+    yield _look("SCREEN_HIT", f"HIT {hits_shown}{more}" if hits else hits_in_words(facts), *places)
 
 
 def apart(now: Mapping[str, Any], before: Mapping[str, Any]) -> list[str]:

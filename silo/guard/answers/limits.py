@@ -40,12 +40,14 @@ KeyPath = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Limit:
-    """Attributes:
-    path: the key in the policy.
-    kind: of the messages that count.
-    used, most: in `unit`.
-    window: minute, round, match, day (UTC), or life: as long as the site keeps its state.
-    counts: of a day's limit, what a round's messages add to it: bytes, or this kind's units; else empty.
+    """One limit of the policy, and how much of it is used.
+
+    Attributes:
+        path: the key in the policy.
+        kind: of the messages that count.
+        used, most: in `unit`.
+        window: minute, round, match, day (UTC), or life: as long as the site keeps its state.
+        counts: of a day's limit, what a round's messages add to it: bytes, or this kind's units; else empty.
     """
 
     path: KeyPath
@@ -69,13 +71,15 @@ class Limit:
 
 
 class LimitsView:
-    """Args:
-    ledger: what was counted.
-    index: what left.
-    policy: the one in force.
-    view: where the run stands.
-    schema: this site's adapter.
-    now_seconds: UTC; no earlier than the ledger's latest time counts.
+    """Answers the query `limits`.
+
+    Args:
+        ledger: what was counted.
+        index: what left.
+        policy: the one in force.
+        view: where the run stands.
+        schema: this site's adapter.
+        now_seconds: UTC; no earlier than the ledger's latest time counts.
     """
 
     def __init__(
@@ -245,7 +249,7 @@ def line_of(policy: Policy, path: KeyPath) -> str:
 
 
 def _value(file: PolicyFile, path: KeyPath) -> object:
-    found: object = file
+    value: object = file
     for key in path:
-        found = getattr(found, key.replace(".", "_"), None)
-    return found
+        value = getattr(value, key.replace(".", "_"), None)
+    return value

@@ -143,10 +143,10 @@ def release_page(ledger: Ledger, arguments: Mapping[str, Any]) -> dict[str, Any]
     Raises:
         UsageError: an argument.
     """
-    asked = QueryArguments(arguments, "before", "limit", "state", "kind")
-    limit = asked.limit(default=PAGE_DEFAULT, most=PAGE_MAX)
+    query = QueryArguments(arguments, "before", "limit", "state", "kind")
+    limit = query.limit(default=PAGE_DEFAULT, most=PAGE_MAX)
     rows, total = ledger.release_page(
-        state=asked.text("state", among=STATES), kind=asked.text("kind"), before=asked.number("before"), limit=limit + 1
+        state=query.text("state", among=STATES), kind=query.text("kind"), before=query.number("before"), limit=limit + 1
     )
     shown = rows[:limit]
     return {
@@ -184,9 +184,9 @@ def ledger_page(ledger: Ledger, arguments: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         UsageError: an argument.
     """
-    asked = QueryArguments(arguments, "before", "limit")
-    limit = asked.limit(default=PAGE_DEFAULT, most=PAGE_MAX)
-    rows, total = ledger.outbox_page(asked.number("before"), limit + 1)
+    query = QueryArguments(arguments, "before", "limit")
+    limit = query.limit(default=PAGE_DEFAULT, most=PAGE_MAX)
+    rows, total = ledger.outbox_page(query.number("before"), limit + 1)
     shown = rows[:limit]
     return {
         "dp": "off: no privacy budget is kept, and none is claimed",
@@ -252,9 +252,9 @@ def log_lines(site: Site, arguments: Mapping[str, Any]) -> dict[str, Any]:
         NotAllowedError: the trainer's log.
         NotFoundError: there is no log.
     """
-    asked = QueryArguments(arguments, "lines", "source")
-    wanted = asked.number("lines", default=LINES_DEFAULT, least=1, most=LINES_MAX) or LINES_DEFAULT
-    if asked.text("source", among=("guard", "trainer")) == "trainer":
+    query = QueryArguments(arguments, "lines", "source")
+    wanted = query.number("lines", default=LINES_DEFAULT, least=1, most=LINES_MAX) or LINES_DEFAULT
+    if query.text("source", among=("guard", "trainer")) == "trainer":
         raise NotAllowedError(
             "the trainer's log may quote private text, so the control socket does not show it",
             hint="silo logs --trainer, as the user whose files they are",

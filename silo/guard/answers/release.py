@@ -78,8 +78,10 @@ _LIMITS_IN_WORDS = {
 
 
 class ReleaseView:
-    """Args:
-    ledger: what left, and what was kept of it. One that is opened for reading has no payloads.
+    """Builds what people are shown of a held release, beside the last one of its kind.
+
+    Args:
+        ledger: what left, and what was kept of it. One that is opened for reading has no payloads.
     """
 
     def __init__(self, ledger: Ledger) -> None:
@@ -111,12 +113,12 @@ class ReleaseView:
             later: of a held one, what a yes leaves to the policy in later rounds.
         """
         facts = release.facts
-        kept = self._ledger.kept_of_release(release.id)
+        context = self._ledger.kept_of_release(release.id)
         last, since = self._last(release), self._used_since(release, destination)
         sentences = {
             "asked_by": f"round {release.round} of run {release.run}",
             "to": party_of(policy.federation.coordinator) if policy else "",
-            "says": says(release.kind, facts, int(kept.get("private_records", 0))),
+            "says": says(release.kind, facts, int(context.get("private_records", 0))),
             "items": items_of(facts),
             "stays": "; ".join(STAYS),
             "budget": BUDGET,
@@ -130,12 +132,12 @@ class ReleaseView:
             name=policy_name,
             roles=roles,
             address=destination.get("address", ""),
-            base=kept.get("base", ""),
+            base=context.get("base", ""),
             sentences=sentences,
         )
         earlier = self._ledger.releases_before(release, EARLIER_MAX)
         noticed = findings(
-            release, self._before(release, kept, last), key=self._ledger.finding_key(), rules=release.rules,
+            release, self._before(release, context, last), key=self._ledger.finding_key(), rules=release.rules,
             policy=policy, policy_digest=policy_digest, destination=destination,
         )  # fmt: skip
         given = given_of(
@@ -199,9 +201,9 @@ class ReleaseView:
             noticed=tuple(noticed),
             unscreened=facts.get("screens") == {},
             findings=sentences["findings"],
-            difference=self._difference(release, kept, policy_digest, destination.get("not_after", ""), since),
+            difference=self._difference(release, context, policy_digest, destination.get("not_after", ""), since),
             norm=facts.get("l2"),
-            base={"now": kept.get("base", ""), "before": kept.get("ended_in", "")},
+            base={"now": context.get("base", ""), "before": context.get("ended_in", "")},
             consequences=answers.Consequences(
                 approve=sentences["approve"],
                 later=sentences["later"],
@@ -219,18 +221,18 @@ class ReleaseView:
         did not, whose `item.state` then is one of `KEPT_IN`."""
         last = self._last(release)
         earlier = self._ledger.releases_before(release, 1)
-        told = [rejected_text(*one) for one in self._rejected(release)[:1]]
-        told += [f"that of {_place(one, release.run)} was {one.state}" for one in earlier if one.state in KEPT_IN]
+        rejected = [rejected_text(*one) for one in self._rejected(release)[:1]]
+        rejected += [f"that of {_place(one, release.run)} was {one.state}" for one in earlier if one.state in KEPT_IN]
         newest = self._ledger.outbox_before(release, 1)
         if last is not None and newest and newest[0].id != last.item.id:
-            told.append(f"{Against(newest[0]).place(release.run)} left after that one, and no person was asked")
-        if last is None and told:
-            return self._as_if_sent(earlier[0]), ["none of this kind has left yet", *told]
-        return last, told
+            rejected.append(f"{Against(newest[0]).place(release.run)} left after that one, and no person was asked")
+        if last is None and rejected:
+            return self._as_if_sent(earlier[0]), ["none of this kind has left yet", *rejected]
+        return last, rejected
 
-    def _before(self, release: Release, kept: Mapping[str, Any], last: Against | None) -> Before:
+    def _before(self, release: Release, context: Mapping[str, Any], last: Against | None) -> Before:
         same = self._ledger.outbox_before(release, EVIDENCE_MAX, same_place=True)
-        return Before(kept, last, self._rejected(release), same, self._ledger.policy_of_sent(release.kind))
+        return Before(context, last, self._rejected(release), same, self._ledger.policy_of_sent(release.kind))
 
     def _rejected(self, release: Release) -> list[tuple[Release, list[str]]]:
         """Releases of the same bytes that were rejected, newest first, each with who said no."""
@@ -240,8 +242,8 @@ class ReleaseView:
         ]
 
     def _last(self, release: Release) -> Against | None:
-        asked = self._ledger.outbox_before(release, 1, approved=True)
-        items = asked or self._ledger.outbox_before(release, 1)
+        approved = self._ledger.outbox_before(release, 1, approved=True)
+        items = approved or self._ledger.outbox_before(release, 1)
         if not items:
             return None
         item = items[0]
@@ -261,7 +263,7 @@ class ReleaseView:
         return {"since_round": known["round"], "since_run": known["run"], "since": known["at"]}
 
     def _difference(
-        self, release: Release, kept: Mapping[str, Any], policy_digest: str, not_after: str, since: Mapping[str, Any]
+        self, release: Release, context: Mapping[str, Any], policy_digest: str, not_after: str, since: Mapping[str, Any]
     ) -> str:
         until = [f"cert to {not_after[:10]}"] if not_after else []
         last, kept_in = self.beside(release)
@@ -281,15 +283,15 @@ class ReleaseView:
         if "responses" in now and "responses" in before:
             for name in ("responses", "prompts", "tokens"):
                 words.append(f"{SIZES.get(name, name)} {before.get(name)}->{now.get(name)}")
-        if kept.get("base"):
-            if kept.get("ended_in"):
-                same.append(("base", kept["ended_in"] == kept["base"]))
+        if context.get("base"):
+            if context.get("ended_in"):
+                same.append(("base", context["ended_in"] == context["base"]))
             elif release.round > 1:
                 words.append("last base unknown")
         same.append(("policy", last.policy_digest == policy_digest))
-        for told, is_so in (("same", True), ("DIFFERS", False)):
+        for word, is_so in (("same", True), ("DIFFERS", False)):
             if names := [name for name, found in same if found is is_so]:
-                words.append(f"{', '.join(names)} {told}")
+                words.append(f"{', '.join(names)} {word}")
         if since:
             until.insert(0, f"far end since round {since['since_round']}")
         return "; ".join([*words, *until])
@@ -300,16 +302,16 @@ class ReleaseView:
             0, release.place, release.digest, release.payload_bytes, 0, release.requested_at, release.state, 0,
             archived=False,
         )  # fmt: skip
-        kept = self._ledger.kept_of_release(release.id)
-        return Against(item, release.facts, release.policy_digest, kept, release.id)
+        context = self._ledger.kept_of_release(release.id)
+        return Against(item, release.facts, release.policy_digest, context, release.id)
 
     def _cosine(self, release: Release, last: Against) -> str:
         """Of both updates, in words; only of what still lies here."""
         key = release.digest, last.item.digest
         if key not in self._cosines:
             self._cosines = {key: self._measured_cosine(release, last)}
-        found = self._cosines[key]
-        return found if isinstance(found, str) else f"cosine {found:.2f}"
+        cosine = self._cosines[key]
+        return cosine if isinstance(cosine, str) else f"cosine {cosine:.2f}"
 
     def _measured_cosine(self, release: Release, last: Against) -> float | str:
         payloads = getattr(self._ledger, "payloads", None)
@@ -535,13 +537,13 @@ def with_usual(rules: Iterable[Mapping[str, Any]], earlier: Sequence[Sequence[Ma
         rules: as judged.
         earlier: of each earlier release of the kind that left, its rules.
     """
-    told: list[Any] = []
+    rules_shown: list[Any] = []
     for rule in rules:
         name = rule["rule"]
-        found = [each["measured"] for one in earlier for each in one if each["rule"] == name and _is_size(each)]
-        usual = {"least": min(found), "most": max(found), "releases": len(found)} if found else None
-        told.append({**rule, "usual": usual} if _is_size(rule) else rule)
-    return told
+        sizes = [each["measured"] for one in earlier for each in one if each["rule"] == name and _is_size(each)]
+        usual = {"least": min(sizes), "most": max(sizes), "releases": len(sizes)} if sizes else None
+        rules_shown.append({**rule, "usual": usual} if _is_size(rule) else rule)
+    return rules_shown
 
 
 def _is_size(rule: Mapping[str, Any]) -> bool:
@@ -560,8 +562,10 @@ _OWN = frozenset({"now", "round", "step", "run", "kind", "direction", "sequence"
 
 
 class ReleaseComparison:
-    """Args:
-    ledger: what left, and the bytes of what still lies here. One that is opened for reading has no bytes.
+    """Answers the query `approval.comparison`: all figures of a held release and of the last one.
+
+    Args:
+        ledger: what left, and the bytes of what still lies here. One that is opened for reading has no bytes.
     """
 
     def __init__(self, ledger: Ledger) -> None:
@@ -591,13 +595,13 @@ class ReleaseComparison:
         if last is None:
             return {"release": release.id, "kind": release.kind, "against": None, "rows": [], "tensors": [],
                     "tensors_total": 0, "note": "first release, nothing to compare"}  # fmt: skip
-        kept = self._ledger.kept_of_release(release.id)
-        parts = self._parts(release, last)
-        rows = [*_identity(release, last, kept, policy_digest, destination), *_figures(release.facts, last.facts)]
+        context = self._ledger.kept_of_release(release.id)
+        sections = self._parts(release, last)
+        rows = [*_identity(release, last, context, policy_digest, destination), *_figures(release.facts, last.facts)]
         notes = [*told]
         if not last.facts:
             notes.append("no person was asked for that one, so of its figures only the size is known")
-        if kept.get("base") and not kept.get("ended_in") and release.round > 1:
+        if context.get("base") and not context.get("ended_in") and release.round > 1:
             notes.append("what the round before ended in is not known, so the base is compared with nothing")
         item, answers = last.item, self._ledger.approvals(last.release) if last.release else []
         return {
@@ -613,10 +617,10 @@ class ReleaseComparison:
                 "approved_by": [one.person for one in answers if one.verdict == "approve"],
                 "rejected_by": [one.person for one in answers if one.verdict == "reject"],
             },
-            "rows": [*rows, *parts["rows"]],
-            "tensors": parts["tensors"],
-            "tensors_total": parts["total"],
-            "note": "; ".join([*notes, *parts["notes"]]),
+            "rows": [*rows, *sections["rows"]],
+            "tensors": sections["tensors"],
+            "tensors_total": sections["total"],
+            "note": "; ".join([*notes, *sections["notes"]]),
         }
 
     # ---- what lies in both messages ----------------------------------------------------------------
@@ -628,26 +632,26 @@ class ReleaseComparison:
         return self._compared[key]
 
     def _measured(self, release: Release, last: Against) -> dict[str, Any]:
-        found: dict[str, Any] = {"rows": [], "tensors": [], "total": 0, "notes": []}
+        measured: dict[str, Any] = {"rows": [], "tensors": [], "total": 0, "notes": []}
         payloads = getattr(self._ledger, "payloads", None)
         if payloads is None or last.item.digest not in payloads or release.digest not in payloads:
-            return found | {"notes": ["the bytes of both are not here, so nothing inside of them is compared"]}
+            return measured | {"notes": ["the bytes of both are not here, so nothing inside of them is compared"]}
         if release.payload_bytes + last.item.payload_bytes > BYTES_MAX:
-            return found | {"notes": ["too big to compare what lies inside"]}
+            return measured | {"notes": ["too big to compare what lies inside"]}
         try:
             (body, now), (body_before, before) = (
                 parsed(release.kind, payloads.read(digest), OUTBOUND_KINDS) for digest in key_of(release, last)
             )
         except FedSiloError:
-            return found | {"notes": ["one of both cannot be read"]}
+            return measured | {"notes": ["one of both cannot be read"]}
         if now is not None and before is not None:
             tensors = list(_tensors(now, before))
-            return found | {"tensors": tensors[:TENSORS_SHOWN], "total": len(tensors)}
+            return measured | {"tensors": tensors[:TENSORS_SHOWN], "total": len(tensors)}
         if isinstance(body, pb.PublicResponses) and isinstance(body_before, pb.PublicResponses):
-            asked = {prompt.prompt_index for prompt in body.prompts}
+            prompts_now = {prompt.prompt_index for prompt in body.prompts}
             earlier = {prompt.prompt_index for prompt in body_before.prompts}
-            return found | {"rows": [_row("public prompts, of them not in that one", 0, len(asked - earlier))]}
-        return found
+            return measured | {"rows": [_row("public prompts, of them not in that one", 0, len(prompts_now - earlier))]}
+        return measured
 
 
 def key_of(release: Release, last: Against) -> tuple[str, str]:
@@ -659,7 +663,7 @@ def _row(what: str, before: Any, now: Any) -> dict[str, Any]:
 
 
 def _identity(
-    release: Release, last: Against, kept: Mapping[str, Any], policy_digest: str, destination: Mapping[str, str]
+    release: Release, last: Against, context: Mapping[str, Any], policy_digest: str, destination: Mapping[str, str]
 ) -> Iterator[dict[str, Any]]:
     yield _row("bytes", last.item.payload_bytes, release.payload_bytes)
     yield _row("sha256", last.item.digest, release.digest)
@@ -669,8 +673,8 @@ def _identity(
     if went:
         for what, before, now in zip(("address", "certificate"), ends_of(went), ends_of(destination), strict=True):
             yield _row(what, before, now)
-    if kept.get("base") and kept.get("ended_in"):
-        yield _row("base, and what the last round ended in", str(kept["ended_in"]), str(kept["base"]))
+    if context.get("base") and context.get("ended_in"):
+        yield _row("base, and what the last round ended in", str(context["ended_in"]), str(context["base"]))
 
 
 def _figures(now: Mapping[str, Any], before: Mapping[str, Any]) -> list[dict[str, Any]]:

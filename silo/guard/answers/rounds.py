@@ -67,8 +67,8 @@ class RoundView:
 
     def round(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """One round; without `round` the newest, without `run` of the newest run. Raises UsageError, NotFoundError."""
-        asked = QueryArguments(arguments, "run", "round")
-        name, number = asked.text("run"), asked.number("round", least=1)
+        query = QueryArguments(arguments, "run", "round")
+        name, number = query.text("run"), query.number("round", least=1)
         run = name or self._ledger.last_run()[0]
         if not run:
             return no_run_yet("silo")
@@ -164,12 +164,12 @@ class RoundView:
         named = tuple(transcript.get("silos", ())) or (plan.silos if plan else ())
         rows = []
         for silo in dict.fromkeys((own, *named)):
-            told = verdicts.get(silo, "").replace("_", " ")
-            word = told or ("signed" if silo in signed else "named" if silo in named else "not in it")
+            verdict = verdicts.get(silo, "").replace("_", " ")
+            word = verdict or ("signed" if silo in signed else "named" if silo in named else "not in it")
             mine, why = silo == own, None
-            if mine and not told and (now := next((each for each in phases if each["state"] == "open"), None)):
+            if mine and not verdict and (now := next((each for each in phases if each["state"] == "open"), None)):
                 word = {"sign": "signing", "others": "waits"}.get(now["phase"], now["phase"])
-            if mine and told != "accepted" and (kept := _kept_in(marks)) is not None:
+            if mine and verdict != "accepted" and (kept := _kept_in(marks)) is not None:
                 word, why = kept
             rows.append(
                 {
@@ -289,9 +289,9 @@ def _between(start: float | None, end: float | None) -> float | None:
     return None if start is None or end is None else round(max(end - start, 0.0), 3)
 
 
-def _transcript_of(kept: Mapping[str, Any]) -> Mapping[str, Any]:
+def _transcript_of(stored: Mapping[str, Any]) -> Mapping[str, Any]:
     """Of the round, as the ledger keeps it (canonical JSON)."""
     try:
-        return dict(json.loads(kept["transcript"])) if kept else {}
+        return dict(json.loads(stored["transcript"])) if stored else {}
     except (KeyError, ValueError, TypeError):
         return {}

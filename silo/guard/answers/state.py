@@ -153,12 +153,17 @@ class Status:
             self._metrics[name] = answers.read(answers.Metric, {"value": value, "source": "local", **where})
         used, wanted = (int(shown.get(name) or 0) for name in ("donors_used", "donors_wanted"))
         self._donors = answers.Donors(used=self._donors.used + used, wanted=self._donors.wanted + wanted)
-        kept = {name: number(name, reported[name]) for name in _METRICS_KEPT if reported.get(name) is not None}
+        figures = {name: number(name, reported[name]) for name in _METRICS_KEPT if reported.get(name) is not None}
         if "pass_at_1" in shown:  # together with the prompts behind it
             answered = prompts_answered(view.plan, ready_facts(trainer.get("ready")), self._overlong)
-            kept |= {PROMPTS: answered} if answered else {}
+            figures |= {PROMPTS: answered} if answered else {}
         self._history.add(
-            run=view.run, task=type(task).__name__, number=task.round, step=step, at=self._clock(), figures=shown | kept
+            run=view.run,
+            task=type(task).__name__,
+            number=task.round,
+            step=step,
+            at=self._clock(),
+            figures=shown | figures,
         )
         if step:
             self._finished = view.run, task.round, step

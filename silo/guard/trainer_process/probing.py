@@ -63,10 +63,12 @@ _TEXT_MAX = 64
 
 @dataclass(frozen=True)
 class Controls:
-    """Attributes:
-    tcp: addresses with a listener.
-    udp: name servers.
-    private: private addresses that would have been controls for a trainer on this machine.
+    """Addresses that the guard reaches: where the trainer's probes must fail, the way out is really closed.
+
+    Attributes:
+        tcp: addresses with a listener.
+        udp: name servers.
+        private: private addresses that would have been controls for a trainer on this machine.
     """
 
     tcp: tuple[Address, ...] = ()
@@ -124,16 +126,16 @@ def candidates(host: str, port: int, *, same_machine: bool) -> Controls:
         port: of the coordinator.
         same_machine: whether the trainer runs on this machine, so that private addresses are the same ones.
     """
-    found: list[Address] = []
+    addresses: list[Address] = []
     with contextlib.suppress(OSError):
         for family, *_, place in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
             if family in (socket.AF_INET, socket.AF_INET6):
-                found.append((str(place[0]), int(place[1])))
+                addresses.append((str(place[0]), int(place[1])))
     servers: list[Address] = []
     for file in _RESOLVER_FILES:
         with contextlib.suppress(OSError):
             servers += name_servers(Path(file).read_text(encoding="utf-8", errors="replace"))
-    tcp, udp = _elsewhere(found), _elsewhere(servers)
+    tcp, udp = _elsewhere(addresses), _elsewhere(servers)
     if same_machine:
         return Controls(_few(tcp), _few(udp))
     return Controls(
@@ -145,23 +147,23 @@ def candidates(host: str, port: int, *, same_machine: bool) -> Controls:
 
 def named(texts: Iterable[str]) -> Controls:
     """What `trainer.must_not_reach` lists: `tcp:ADDRESS:PORT`, `udp:ADDRESS:PORT` (a name server)."""
-    found: dict[str, list[Address]] = {"tcp": [], "udp": []}
+    by_protocol: dict[str, list[Address]] = {"tcp": [], "udp": []}
     for text in texts:
         kind, _, place = text.partition(":")
         host, port = host_and_port(place)
-        found[kind].append((str(_plain(host)), port))
-    return Controls(tuple(found["tcp"]), tuple(found["udp"]))
+        by_protocol[kind].append((str(_plain(host)), port))
+    return Controls(tuple(by_protocol["tcp"]), tuple(by_protocol["udp"]))
 
 
 def _elsewhere(addresses: list[Address]) -> list[Address]:
     """Without those that are this machine's own, or of one wire."""
-    kept: list[Address] = []
+    others: list[Address] = []
     for address in addresses:
         with contextlib.suppress(ValueError):
             place = _plain(address[0])
             if not (place.is_loopback or place.is_unspecified or place.is_link_local):
-                kept.append((str(place), address[1]))
-    return list(dict.fromkeys(kept))
+                others.append((str(place), address[1]))
+    return list(dict.fromkeys(others))
 
 
 def _few(addresses: Iterable[Address]) -> tuple[Address, ...]:
@@ -241,12 +243,12 @@ def why_waived(results: Mapping[str, Mapping[str, Any]], controls: Controls = NO
     silent = [name for name in reached if results[name].get("outcome") == "silent"]
     out = [name for name in reached if name not in silent]
     untried = [name for name in _ESSENTIAL if results.get(name, {}).get("outcome", "untried") == "untried"]
-    parts = [
+    causes = [
         (out, "reachable from inside"),
         (silent, controls.why_unproven({name: results[name] for name in silent})),
         (untried, "not tried"),
     ]
-    return "; ".join(f"{what}: {', '.join(names)}" for names, what in parts if names)
+    return "; ".join(f"{what}: {', '.join(names)}" for names, what in causes if names)
 
 
 def are_results(value: object) -> bool:
@@ -360,14 +362,14 @@ def probe_fields_beside_the_daemon(config: SiloConfig, guard_process: int) -> It
 
 def only_what_exists(fields: Mapping[str, Any]) -> dict[str, Any]:
     """The fields without paths where nothing is: "no such file" would be said there without any sandbox."""
-    kept = dict(fields)
+    known = dict(fields)
     for name in _PATHS_TRIED:
         value = fields.get(name)
         if isinstance(value, list):
-            kept[name] = [path for path in value if Path(path).exists()]
+            known[name] = [path for path in value if Path(path).exists()]
         elif value and not Path(value).exists():
-            del kept[name]
-    return kept
+            del known[name]
+    return known
 
 
 def believable(probes: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -386,8 +388,8 @@ def controls(config: SiloConfig) -> Controls:
     if trainer.launch == "child" or trainer.isolation == "waived":
         return NO_CONTROLS
     same_machine = trainer.address.startswith("unix:")
-    found = candidates(*host_and_port(config.coordinator.first_hop), same_machine=same_machine)
-    return found.and_also(named(trainer.must_not_reach)).still_answering()
+    addresses = candidates(*host_and_port(config.coordinator.first_hop), same_machine=same_machine)
+    return addresses.and_also(named(trainer.must_not_reach)).still_answering()
 
 
 def trainer_level(config: SiloConfig, built: str, probes: dict[str, Any], answering: Controls = NO_CONTROLS) -> str:

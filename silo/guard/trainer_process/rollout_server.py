@@ -293,11 +293,11 @@ class RolloutServers:
 
     def require_reached(self, probes: Mapping[str, Mapping[str, Any]]) -> None:
         """Raises OperationError: the trainer says that it cannot reach a server. probes: of `run_probes`."""
-        found = probes.get(ROLLOUT_SOCKETS, {})
-        if found.get("outcome") != "allowed":
+        results = probes.get(ROLLOUT_SOCKETS, {})
+        if results.get("outcome") != "allowed":
             raise OperationError(
                 f"the trainer does not reach {' and '.join(map(str, self.sockets.values()))} from inside its sandbox "
-                f"({found.get('errno') or 'not tried'})",
+                f"({results.get('errno') or 'not tried'})",
                 hint="an external trainer must see these sockets, and the folder of adapters, at the same paths",
                 code="ROLLOUT_UNREACHED",
             )
@@ -374,13 +374,13 @@ def check(config: SiloConfig) -> str:
         if private == public
         else f", public prompts unix:{public}"
     )
-    found = f"vllm{' (auto: rollout.url is given)' if rollout.engine == 'auto' else ''} at {places}"
+    engine = f"vllm{' (auto: rollout.url is given)' if rollout.engine == 'auto' else ''} at {places}"
     if config.trainer.launch == "child":
         _server_level(best_level() if config.trainer.isolation == "auto" else config.trainer.isolation)
     if rollout.launch == "external":
-        return f"{found}; started by somebody else"
+        return f"{engine}; started by somebody else"
     python = Path(rollout.python or sys.executable)
     if not os.access(python, os.X_OK):
         raise UsageError(f"rollout.python: {python} cannot be executed", hint="an interpreter that has vLLM")
     command_of(config, private)
-    return f"{found}; started with {python}"
+    return f"{engine}; started with {python}"

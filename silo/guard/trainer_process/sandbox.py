@@ -340,12 +340,12 @@ def _interpreter_facts(packages: tuple[str, ...]) -> list[str]:
     import sys
     import sysconfig
 
-    found = [sys.prefix, sys.base_prefix, *site.getsitepackages(), *sysconfig.get_paths().values()]
+    folders = [sys.prefix, sys.base_prefix, *site.getsitepackages(), *sysconfig.get_paths().values()]
     for name in packages:
         found_spec = importlib.util.find_spec(name)
         if found_spec is not None and found_spec.submodule_search_locations:
-            found += list(found_spec.submodule_search_locations)
-    return [each for each in dict.fromkeys(found) if each != "/"]
+            folders += list(found_spec.submodule_search_locations)
+    return [each for each in dict.fromkeys(folders) if each != "/"]
 
 
 def _link_address(argv: Sequence[str], socket_dir: Path | None) -> str | None:

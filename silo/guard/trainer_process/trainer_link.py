@@ -118,14 +118,14 @@ def where_it_tells(config: SiloConfig) -> str:
     """Where to look for what a trainer said before it ended, and whether there was space for it."""
     if config.trainer.launch == "external":
         return "see its own output, where it was started"
-    told = f"see {log_of(config)}"
+    where = f"see {log_of(config)}"
     try:
         require_space(config.state_dir)
     except DiskFullError as error:
-        return f"{told}, where little can have been written: {error.message}"
+        return f"{where}, where little can have been written: {error.message}"
     except OperationError:
         pass  # a hint is no place for another fault
-    return told
+    return where
 
 
 def check(config: SiloConfig) -> str:
