@@ -432,7 +432,7 @@ def drift_note(silos: Sequence[str], master: AnyPayload, uploads: Sequence[AnyPa
 
 
 def _change(module: str, factors: Pair, upload: LazyTensors) -> Pair:
-    """What a silo added to a module's factors; 0 for one that is frozen."""
+    """Return what a silo added to a module's factors; 0 for one that is frozen."""
     a, b = (
         upload[name] if (name := f"{module}.{side}") in upload else np.zeros_like(own)
         for side, own in zip(("lora_A", "lora_B"), factors, strict=True)

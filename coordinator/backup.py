@@ -282,7 +282,7 @@ _AUDIT_BEFORE = ".audit.restored"  # the log, until the database is there too
 
 @dataclass(frozen=True)
 class Kept:
-    """Where one coordinator keeps its state.
+    """Places where one coordinator keeps its state.
 
     Attributes:
         origin: of its audit log, its SPIFFE id.
@@ -394,7 +394,8 @@ def _copy_database(kept: Kept, out: Path) -> tuple[set[str], tuple[int, int, str
 
 
 def _told_by(database: Connection, origin: str) -> tuple[set[str], tuple[int, int, str]]:
-    """Which runs have ended, and with how much of the log the database was used: size, size of a root, and that."""
+    """Return which runs have ended, and with how much of the log the database was used: size, size of a root, and
+    that."""
     place = select(LogPlace.size, LogPlace.rooted, LogPlace.root).where(LogPlace.origin == origin)
     ended = set(database.scalars(select(Run.name).where(Run.ended_at != "")))
     size, rooted, root = database.execute(place).one_or_none() or (0, 0, "")
@@ -453,7 +454,7 @@ def _log_of(directory: Path, origin: str, key: Ed25519PublicKey) -> LoadedLog:
 
 
 def _require_fitting(place: tuple[int, int, str], log: LoadedLog, origin: str) -> None:
-    """That the log is the one which the database was used with, and no older one."""
+    """Require that the log is the one which the database was used with, and no older one."""
     size, rooted, root = place
     if size > log.tree.size or (rooted and log.tree.root(rooted).hex() != root):
         raise VerificationError(
@@ -568,7 +569,7 @@ def restore_backup(
 
 
 def _require_right_kind(folder: Path, manifest: Mapping[str, Any], kept: Kept) -> None:
-    """That the database of the backup can go into the one that the configuration names."""
+    """Require that the database of the backup can go into the one that the configuration names."""
     address = database_url(kept.database_url)
     if address.drivername != POSTGRESQL:
         if DATABASE not in manifest["files"]:

@@ -75,7 +75,7 @@ class FilePayload:
         return bytes(self.filesystem.cat_file(self.path, start=offset, end=offset + length))
 
     def leave_memory(self) -> None:
-        """It has been read for what may be the last time: what the machine holds of it in memory goes back now."""
+        """Give back what the machine holds of it in memory: it has been read for what may be the last time."""
         if "file" in self.filesystem.protocol:
             with contextlib.suppress(OSError):
                 leave_page_cache(self._descriptor)
@@ -225,7 +225,7 @@ class Blobs:
 
 
 def not_kept(error: OSError, path: Path) -> OperationError:
-    """What a disk's refusal is called: where there is no space, nothing is acknowledged any more (threat T39)."""
+    """Return the error for a disk's refusal: where there is no space, nothing is acknowledged any more (threat T39)."""
     return disk_error(f"cannot write {path}", error, if_full="free space in state_dir, then start again")
 
 
@@ -272,7 +272,7 @@ class Upload:
         return FilePayload(fsspec.filesystem("file"), str(file.path), file.digest, file.size_bytes)
 
     def drop(self) -> None:
-        """It is not gone on with: it was judged, or it is not what was announced."""
+        """Remove it: it was judged, or it is not what was announced."""
         self._file.drop()
 
     @contextlib.contextmanager
@@ -338,7 +338,7 @@ class Uploads:
 
     @property
     def silos(self) -> frozenset[str]:
-        """Whose large messages come in, or wait for a place."""
+        """Silos whose large messages come in, or wait for a place."""
         with self._changed:
             return frozenset(turn.silo for turn in self._queue)
 

@@ -37,7 +37,7 @@ class IdentityFiles(_Closed):
 
 
 class Expected(_Closed):
-    """What a silo must have to join (design 4); a difference is refused with both values."""
+    """Hashes that a silo must have to join (design 4); a difference is refused with both values."""
 
     base_model: str = "base"  # a name for people, written into the adapter folder
     base_model_sha256: Sha256

@@ -86,8 +86,9 @@ class Control:
         self._desk.publish(name, fields)
 
     def bring_up_to_date(self) -> None:
-        """Before somebody looks, and for nobody else: with each message something changes. While another one waits for
-        the database, what was shown last is shown: who looks holds up nobody who has something to say."""
+        """Refresh the state before somebody looks, and for nobody else: with each message something changes. While
+        another one waits for the database, what was shown last is shown: who looks holds up nobody who has something to
+        say."""
         if not self._looking.acquire(timeout=LOOK_SECONDS):
             return
         try:
@@ -284,7 +285,8 @@ class Control:
         return self._submissions.submit(text, source=source[:128], person=command.person, record=record)
 
     def _start(self, command: VerifiedCommand, record: Record) -> dict[str, Any]:
-        """With `silos`, only while those and no others have joined: whoever gave it saw with whom it would begin."""
+        """Start a run; with `silos`, only while those and no others have joined: whoever gave it saw with whom it would
+        begin."""
         run, shown = str(command.arguments.get("run", "")), command.arguments.get("silos")
         return self._submissions.start_now(run, record, shown=shown)
 
@@ -306,7 +308,7 @@ class Control:
             return {"run": run.name, "state": "running"}
 
     def _abort(self, command: VerifiedCommand, record: Record) -> dict[str, Any]:
-        """With `round`, only while that is the newest round: whoever typed its number saw no other."""
+        """Abort a run; with `round`, only while that is the newest round: whoever typed its number saw no other."""
         name = str(command.arguments.get("run", ""))
         if self._submissions.abort(name, record):
             return {"run": name, "state": "aborted"}
@@ -430,7 +432,7 @@ class Submissions:
             return max(0.0, min(waits)) if waits else None
 
     def look_within(self) -> None:
-        """As `look`, for a caller that holds the driver's lock already."""
+        """Do as `look`, for a caller that holds the driver's lock already."""
         if self.waiting:
             self.look()
 
@@ -503,7 +505,8 @@ class Submissions:
             )
 
     def _quorum(self, session: Session, plan: Plan, ready: tuple[str, ...]) -> int:
-        """Of the run that begins with these: as it was asked for, and never below what one of their policies asks."""
+        """Return the quorum of the run that begins with these: as it was asked for, and never below what one of their
+        policies asks."""
         return max(plan.quorum, min_updates_of(session, ready))
 
     def _refuse_busy(self, plan: Plan) -> None:
@@ -527,7 +530,8 @@ class Submissions:
         return tuple(silo for silo in plan.silos if silo in here)
 
     def _expected(self, session: Session, plan: Plan) -> tuple[str, ...]:
-        """As `_here`, with those that joined and had no time yet to be heard: a restart sends nobody away."""
+        """Return those of `_here`, with those that joined and had no time yet to be heard: a restart sends nobody
+        away."""
         words = self.driver.standings(session)
         return tuple(silo for silo in plan.silos if silo_is_here(words[silo]) or words[silo] == "not_heard_yet")
 

@@ -115,7 +115,7 @@ class Parts:
 
 @dataclass
 class MemberState:
-    """What a silo was last seen doing; and how it stands since this coordinator started."""
+    """State of a silo: what it was last seen doing, and what came of it since this coordinator started."""
 
     last_seen: str = ""
     heard_at: float = 0.0  # monotonic
@@ -150,7 +150,7 @@ def ack() -> Taken:
 
 @dataclass(frozen=True)
 class Prepared:
-    """What `Effects.prepare` found.
+    """Result of `Effects.prepare`.
 
     Attributes:
         objection: why the message cannot be carried out; None where it can.
@@ -206,7 +206,7 @@ class Effects:
         self.relay = Relay(parts.audit, parts.silos)
 
     def prepare(self, session: Session, peer: PeerIdentity, arrived: Arrived) -> Prepared:
-        """Whether a message that the rules allow can be carried out, before the log says that it was let in.
+        """Return whether a message that the rules allow can be carried out, before the log says that it was let in.
 
         Raises:
             OperationError: our memory of a silo's log cannot be stored.
@@ -431,7 +431,7 @@ class Effects:
                 self._notify()
 
     def note_refused(self, session: Session, arrived: Arrived) -> None:
-        """That the charter refused a silo's update of the open round; it may come with another."""
+        """Note that the charter refused a silo's update of the open round; it may come with another."""
         envelope, run = arrived.envelope, self._runs.get(arrived.envelope.run)
         if run is not None and envelope.kind == run.plan.lora.update_kind:
             run.apply(session, rounds.UpdateRefused(arrived.silo, envelope.round))
@@ -547,7 +547,7 @@ class Pending:
         self._append_but(set())
 
     def look(self) -> None:
-        """At a start: that this is the log which the database was used with, and no older copy; its root is kept.
+        """Require, at a start, the log which the database was used with, and no older copy; store its root.
 
         Raises:
             ConflictError: it is not (`LOG_BEHIND`): silos that countersigned the longer one would see two histories.
@@ -567,7 +567,7 @@ class Pending:
             session.merge(db.LogPlace(origin=origin, size=size, rooted=size, root=audit.root_at(size).hex()))
 
     def take_up(self) -> None:
-        """At a start: append what a kill left behind, but what it left between the log and the database only once."""
+        """Append, at a start, what a kill left behind, but what it left between the log and the database only once."""
         with self._store.transaction() as session:
             waiting = {_content(row.event, json.loads(row.fields)) for row in session.scalars(_in_order())}
         there = (_content(record["event"], record) for record in self._audit.records()) if waiting else ()
@@ -619,7 +619,7 @@ class Refusals:
         self._buckets: dict[str, _Bucket] = {}
 
     def may_record(self, identity: str, reasons: list[str]) -> bool:
-        """Whether this refusal is recorded singly; it is counted where not.
+        """Return whether this refusal is recorded singly; it is counted where not.
 
         Args:
             identity: of the certificate, so that nobody spends another's records.
@@ -848,7 +848,7 @@ class Driver:
         return not (seen is None or silent or seen.greetings > 1)
 
     def standings(self, session: Session) -> dict[str, str]:
-        """Of every silo of this federation, how it stands (`members.standing`)."""
+        """Return the state of every silo of this federation (`ingress.standing`)."""
         states = {member.silo: member.state for member in session.scalars(select(db.Member))}
         by_files, now = db.carried_silos(session), self.parts.monotonic()
         for silo in self.sending() & self.seen.keys():
@@ -1026,7 +1026,7 @@ class Driver:
         return self.parts.ingress.grade(arrived)
 
     def _is_new(self, session: Session, arrived: Arrived) -> bool:
-        """Whether a message is not a retry of one that was taken.
+        """Return whether a message is not a retry of one that was taken.
 
         Raises:
             PeerError: neither a retry nor numbered above the last one.
@@ -1046,7 +1046,7 @@ class Driver:
         return life is not None and rounds.step(life, contribution_of(arrived), 0.0).verdict is Verdict.IGNORED
 
     def _life(self, session: Session, name: str) -> rounds.Life | None:
-        """Where a run stands, whether or not it has ended; None where none of that name ever had a plan."""
+        """Return where a run stands, whether or not it has ended; None where none of that name ever had a plan."""
         if name in self.runs:
             return self.runs[name].life
         if name not in self._past:
@@ -1165,9 +1165,8 @@ class Driver:
         )
 
     def _record(self, arrived: Arrived, ruling: Ruling, objection: PeerError | None) -> int:
-        """What became of a message. One that the rules allowed and that was refused all the same was not let in: it
-        stands as denied, without the facts, since no rule refuses it and judged again they would let it in.
-        """
+        """Record what became of a message. One that the rules allowed and that was refused all the same was not let in:
+        it stands as denied, without the facts, since no rule refuses it and judged again they would let it in."""
         envelope, decision = arrived.envelope, ruling.decision
         facts = {"final": dict(ruling.facts), "history": ruling.history.to_json()}
         if arrived.ungraded:

@@ -244,7 +244,7 @@ class Arrived:
 
 @dataclass(frozen=True)
 class OpenPlace:
-    """Where the sender's run stands.
+    """State of the sender's run.
 
     Attributes:
         base_l2: norm of the adapter that the open round starts from.
@@ -353,7 +353,7 @@ class Ingress:
         return Arrived(silo, envelope, payload, body, None, None)
 
     def is_worth_grading(self, arrived: Arrived, place: OpenPlace, book: engine.HistoryBook) -> bool:
-        """Whether a message holds answers, and no rule that needs no grading refuses them."""
+        """Return whether a message holds answers, and no rule that needs no grading refuses them."""
         if not isinstance(arrived.body, pb.PublicResponses):
             return False
         return self.judge(arrived, place, book, stage=OFFERED).decision.would_be != "deny"

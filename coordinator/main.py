@@ -169,21 +169,21 @@ class Shared:
 
     @property
     def fixed(self) -> Fixed:
-        """What nobody who submits a run can choose."""
+        """The part of a plan that nobody who submits a run can choose."""
         rows = len(self.public.rows)
         return Fixed(self.config.federation, self.config.silos, self.agreed, self.schema, rows, self.charter)
 
 
 @dataclass(frozen=True)
 class Checked(Shared):
-    """With what only the daemon may read."""
+    """A checked configuration, with what only the daemon may read."""
 
     identity: Identity
 
 
 @dataclass(frozen=True)
 class Ready:
-    """Where a started coordinator is reached."""
+    """Addresses of a started coordinator."""
 
     federation: str
     coordinator: str
@@ -213,7 +213,7 @@ def check(config: CoordinatorConfig) -> Checked:
 
 
 def check_shared(config: CoordinatorConfig) -> Shared:
-    """As `check`, without the daemon's keys: what a person may read who submits a run."""
+    """Check as `check` does, without the daemon's keys: what a person may read who submits a run."""
     charter = load_policy(_read(config.charter, "coordinator init"), str(config.charter))
     expected = config.expected
     schema = schema_from_json(_read(expected.lora_schema, "fedsilo policy schema make"), str(expected.lora_schema))
@@ -552,7 +552,7 @@ class Coordinator:
                 log.error("the stop is not recorded: %s", error.message)
 
     def native_log(self, *, monotonic: Callable[[], float] = time.monotonic) -> NativeLog:
-        """What puts failed handshakes into this coordinator's log and events, while it is open as a context."""
+        """Return what puts failed handshakes into this coordinator's log and events, while it is open as a context."""
 
         def refused(cause: str, peer: str) -> None:
             self.control.publish("connection.refused", {"cause": cause, "peer": peer})

@@ -55,7 +55,7 @@ _SEE_CLIENT = "gRPC does not say whose certificate it is: the log of the silo at
 
 @dataclass(frozen=True)
 class Fault:
-    """Why a handshake failed. `about_us`: it may be this coordinator's certificate that the other side refuses."""
+    """Cause of a failed handshake. `about_us`: it may be this coordinator's certificate that the other side refuses."""
 
     cause: str
     hint: str = ""
@@ -86,7 +86,7 @@ _VERIFICATION = {
 
 
 def handshake_fault(text: str) -> Fault | None:
-    """Why a handshake failed, from the C library's words; None if they are not about that."""
+    """Return why a handshake failed, from the C library's words; None if they are not about that."""
     if "Handshake read failed" in text:
         return Fault(
             "it closed the connection in the middle of the handshake; a port check, or it does not accept this "

@@ -133,7 +133,7 @@ def queue(session: Session, silo: str, place: Place, payload: bytes) -> None:
 
 
 def is_waiting(session: Session, silo: str) -> bool:
-    """Whether anything waits for a silo, of a paused run, too."""
+    """Return whether anything waits for a silo, of a paused run, too."""
     known = _known(session)
     if known.is_empty(silo):
         return False  # as mostly
@@ -144,7 +144,7 @@ def is_waiting(session: Session, silo: str) -> bool:
 
 
 def first_item(session: Session, silo: str, *, but: Sequence[str] = ()) -> Row[Any] | None:
-    """What waits longest for a silo, of a run that is not among `but`; a row of `OutboxItem`."""
+    """Return what waits longest for a silo, of a run that is not among `but`; a row of `OutboxItem`."""
     known = _known(session)
     if known.is_empty(silo):
         return None
@@ -163,8 +163,8 @@ def items(session: Session, silo: str, *, but: Sequence[str] = ()) -> list[Outbo
 
 
 def give(session: Session, silo: str, item_id: int, sequence: int) -> None:
-    """That an item is in the answer of this number; the first one counts: whoever acknowledges it, or a later one, has
-    taken the item in. Whatever else was given to the silo and waits still is lost, as in `count_as_lost`."""
+    """Note that an item is in the answer of this number; the first one counts: whoever acknowledges it, or a later one,
+    has taken the item in. Whatever else was given to the silo and waits still is lost, as in `count_as_lost`."""
     session.connection().execute(_GIVE, its(silo=silo, id=item_id) | {"sequence": sequence})
 
 
@@ -185,7 +185,7 @@ def take_in(session: Session, silo: str, sequence: int) -> list[Row[int, str, st
 
 
 def never_given(session: Session, silo: str, run: str, kind: str) -> bool:
-    """Whether a message of this kind waits for a silo and was in no answer to it yet."""
+    """Return whether a message of this kind waits for a silo and was in no answer to it yet."""
     return session.connection().execute(_NEVER_GIVEN, its(silo=silo, run=run, kind=kind)).scalar() is not None
 
 

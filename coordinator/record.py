@@ -77,7 +77,8 @@ def run_record(session: Session, run: db.Run, *, charter_digest: str) -> dict[st
 
 
 def _certificates(session: Session, run: str) -> list[str]:
-    """Of the silos that signed a round's transcript: who has the federation's CA needs nobody's word on their keys."""
+    """Return the certificates of the silos that signed a round's transcript: who has the federation's CA needs nobody's
+    word on their keys."""
     query = select(db.RoundSignature.certificate).where(db.RoundSignature.run == run)
     return sorted(set(session.scalars(query)) - {""})
 

@@ -80,7 +80,7 @@ ROUND_SHARE = 4  # the part of a round's time that signing it may take, at most
 
 
 def seconds_for(plan: Plan) -> float:
-    """How long a round waits for the last signature once enough are there."""
+    """Return how long a round waits for the last signature once enough are there."""
     return min(plan.join_deadline_seconds, plan.round_deadline_seconds / ROUND_SHARE)
 
 
@@ -278,13 +278,13 @@ def _agreed(
 
 
 def signatures(session: Session, run: str, number: int) -> list[db.RoundSignature]:
-    """Of one round, by silo."""
+    """Return the signatures of one round, by silo."""
     query = select(db.RoundSignature).where(db.RoundSignature.run == run, db.RoundSignature.round == number)
     return list(session.scalars(query.order_by(db.RoundSignature.silo)))
 
 
 def figures(session: Session, run: str, number: int) -> dict[str, Any]:
-    """What the run record says of a round's transcript; nothing of a round that has none."""
+    """Return what the run record says of a round's transcript; nothing of a round that has none."""
     row, ended = session.get(db.RoundTranscript, (run, number)), session.get(db.EndedRound, (run, number))
     if row is None:
         return {}
@@ -359,7 +359,7 @@ def _said(session: Session, silo: str) -> dict[str, Any]:
 
 @dataclass
 class Surroundings:
-    """What a run needs of the coordinator.
+    """Services of the coordinator that a run uses.
 
     Attributes:
         now: UTC, ISO 8601.
@@ -450,11 +450,11 @@ class ActiveRun:
     # ---- the fold ------------------------------------------------------------------------------------
 
     def judged(self, event: rounds.Event) -> rounds.Outcome:
-        """What the tables say of an event; nothing changes."""
+        """Return what the tables say of an event; nothing changes."""
         return rounds.step(self.life, event, self.around.monotonic())
 
     def check(self, event: rounds.Event) -> rounds.Outcome:
-        """As `judged`. Raises ConflictError, PeerError: the tables refuse it."""
+        """Judge an event as `judged` does. Raises ConflictError, PeerError: the tables refuse it."""
         outcome, name = self.judged(event), rounds.name_of(self.life, event)
         if outcome.verdict is not Verdict.REFUSED:
             return outcome
@@ -607,7 +607,7 @@ class ActiveRun:
                 return self._must(session, action)
 
     def _note_round(self, session: Session, action: Send) -> list[rounds.Event]:
-        """What the tables must know of what the method sends: a round opens, or ends without an adapter."""
+        """Note what the tables must know of what the method sends: a round opens, or ends without an adapter."""
         if isinstance(action.body, pb.RoundOpen) and action.round > self.life.round:
             steps = {str(step.step): list(step.prompt_indices) for step in action.body.public_steps}
             session.add(
@@ -768,7 +768,7 @@ class ActiveRun:
 
 
 def stored_events(session: Session, run: str) -> list[rounds.Event]:
-    """What was accepted of a run, in that order. Raises OperationError: a stored event is none."""
+    """Return the accepted events of a run, in their order. Raises OperationError: a stored event is none."""
     query = select(db.Transition.event).where(db.Transition.run == run).order_by(db.Transition.ordinal)
     try:
         return [rounds.from_fields(json.loads(text)) for text in session.scalars(query)]
@@ -777,7 +777,7 @@ def stored_events(session: Session, run: str) -> list[rounds.Event]:
 
 
 def stored_life(session: Session, plan: Plan) -> rounds.Life:
-    """Where a run stands by what is stored, its deadlines aside."""
+    """Return where a run stands by what is stored, its deadlines aside."""
     return rounds.folded(rounds.first_life(plan), stored_events(session, plan.run), 0.0)
 
 

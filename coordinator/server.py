@@ -115,7 +115,7 @@ class _Watchdog:
             self._due[context] = self._clock() + self._seconds
 
     def rest(self, context: grpc.ServicerContext) -> None:
-        """Nothing is expected of the peer."""
+        """Expect nothing of the peer."""
         with self._lock:
             self._due.pop(context, None)
 
@@ -225,7 +225,8 @@ class FederationService:
         context: grpc.ServicerContext,
         stack: contextlib.ExitStack,
     ) -> Generator[codec.Frame, None, tuple[AnyPayload, Callable[[], None]]]:
-        """What a silo may send when its turn comes, and what removes it. Both are good until `stack` is left."""
+        """Take what a silo sends when its turn comes; return it, and what removes it. Both are good until `stack` is
+        left."""
         self.watchdog.rest(context)  # it waits for others
         if not context.add_callback(self.uploads.wake):
             raise LineClosed
@@ -315,18 +316,18 @@ def _chunks(requests: Iterator[codec.Frame], expected: int) -> Iterator[codec.Bu
 
 
 def _nothing() -> None:
-    """What removes a payload that lies in no place of its own."""
+    """Remove a payload that lies in no place of its own."""
 
 
 def _is_halted(reply: Reply) -> bool:
-    """Whether a message was refused unseen, since this coordinator takes nothing."""
+    """Return whether a message was refused unseen, since this coordinator takes nothing."""
     if reply.envelope.kind != "control.refusal":
         return False
     return codec.decode(pb.Refusal, whole(reply.payload)).code == WireCode.HALTED
 
 
 def _offset_asked(envelope: pb.Envelope, payload: AnyPayload, reply: Reply) -> int:
-    """Where the bytes of an adapter begin that a silo goes on fetching; 0 where it cannot have so many."""
+    """Return where the bytes of an adapter begin that a silo goes on fetching; 0 where it cannot have so many."""
     if envelope.kind != "control.fetch" or reply.envelope.kind != "global.adapter":
         return 0
     offset = codec.decode(pb.Fetch, whole(payload)).offset
@@ -388,7 +389,8 @@ def federation_server(
 
 
 def connections_max(limits: Limits) -> int:
-    """How many connections are held at a time: what is configured, and never more than the open files leave room for.
+    """Return how many connections are held at a time: what is configured, and never more than the open files leave room
+    for.
 
     Each takes one file; the rest stays for databases, payloads, logs and the control socket.
     """

@@ -383,7 +383,7 @@ def table_of(rows: type[Base]) -> Table:
 
 
 def where_its(*columns: Any) -> ColumnElement[bool]:
-    """That each column has the value that `its` gives under the column's name."""
+    """Return the condition that each column has the value that `its` gives under the column's name."""
     return and_(*(column == bindparam(f"its_{column.key}") for column in columns))
 
 
@@ -455,7 +455,7 @@ class RoundSignature(Base):
 
 
 class EndedRound(Base):
-    """What the coordinator signed of a round's end: once, so that it never signs another."""
+    """The end of a round, as the coordinator signed it: once, so that it never signs another."""
 
     __tablename__ = "ended_rounds"
     run: Mapped[str] = mapped_column(_characters(64), primary_key=True)
@@ -474,7 +474,7 @@ class PendingRecord(Base):
 
 
 class LogPlace(Base):
-    """How far the audit log had come: `size` with the newest message, `root` of its first `rooted` records."""
+    """Place that the audit log had reached: `size` with the newest message, `root` of its first `rooted` records."""
 
     __tablename__ = "log_places"
     origin: Mapped[str] = mapped_column(_characters(255), primary_key=True)
@@ -504,7 +504,7 @@ class SequenceCounter(Base):
 
 
 class Book(Base):
-    """What the rules count per silo (`policies.history.HistoryBook` as JSON); budgets survive a restart (T11)."""
+    """Counts of the rules per silo (`policies.history.HistoryBook` as JSON); budgets survive a restart (T11)."""
 
     __tablename__ = "books"
     silo: Mapped[str] = mapped_column(_characters(64), primary_key=True)
@@ -528,7 +528,8 @@ class Upload(Base):
 
 
 class OutboxItem(Base):
-    """At least once: an item stays until a poll acknowledges a sequence under which it was delivered."""
+    """A message that waits for a silo, delivered at least once: it stays until a poll acknowledges a sequence under
+    which it was delivered."""
 
     __tablename__ = "outbox"
     id: Mapped[int] = mapped_column(_RowId, primary_key=True, autoincrement=True)
@@ -550,7 +551,7 @@ class CarriedSilo(Base):
 
 
 class CarriedAnswer(Base):
-    """What was answered to a message out of a file, as signed; it stays until the silo says that it took it in."""
+    """A signed answer to a message out of a file; it stays until the silo says that it took it in."""
 
     __tablename__ = "carried_answers"
     silo: Mapped[str] = mapped_column(_characters(64), primary_key=True)
@@ -632,7 +633,7 @@ class Transition(Base):
 
 
 class Event(Base):
-    """What happened, for people: the console's event list."""
+    """An event for people, in the console's list."""
 
     __tablename__ = "events"
     id: Mapped[int] = mapped_column(_RowId, primary_key=True, autoincrement=True)
@@ -646,7 +647,7 @@ class Event(Base):
 
 @dataclass
 class Known:
-    """What is known of the outboxes without asking the database, which nobody else changes.
+    """State of the outboxes that is known without asking the database, which nobody else changes.
 
     Attributes:
         queued: how often something was put into a silo's by this process, by silo.
@@ -722,7 +723,7 @@ class Store:
 
     @property
     def waiting(self) -> str:
-        """What is waited for, in words: a lock that another process holds; empty while nothing is."""
+        """What the store waits for, in words: a lock that another process holds; empty while nothing is."""
         return self.locked.waiting if self.locked is not None else ""
 
     @contextmanager
@@ -767,7 +768,7 @@ class Store:
             undo.append(call)
 
     def ask(self) -> None:
-        """Whether the database answers. Raises OperationError: it does not; what a transaction would say."""
+        """Return whether the database answers. Raises OperationError: it does not; what a transaction would say."""
         with self.transaction() as session:
             session.connection().execute(_ANYTHING)
 
@@ -796,7 +797,7 @@ def _refuse_nul(_connection: object, _cursor: object, _statement: str, parameter
 
 @contextmanager
 def named_errors() -> Iterator[None]:
-    """What the database has against a statement, as an error of ours."""
+    """Raise what the database has against a statement as an error of ours."""
     try:
         yield
     except DBAPIError as error:
@@ -871,7 +872,7 @@ def raise_sequence(session: Session, silo: str, run: str, value: int) -> None:
 
 
 def counts_of(session: Session, silo: str) -> str:
-    """What the rules count of a silo, as JSON; empty before its first message."""
+    """Return what the rules count of a silo, as JSON; empty before its first message."""
     return session.connection().execute(_COUNTS, its(silo=silo)).scalar() or ""
 
 
@@ -882,17 +883,17 @@ def set_counts(session: Session, silo: str, counts: str) -> None:
 
 
 def set_log_size(session: Session, origin: str, size: int) -> None:
-    """That this audit log has so many records, with what the caller's transaction makes of the newest."""
+    """Store that this audit log has so many records, with what the caller's transaction makes of the newest."""
     session.connection().execute(_LOG_PLACE, its(origin=origin) | {"value": size})
 
 
 def is_round(session: Session, run: str, number: int) -> bool:
-    """Whether a run has opened a round of that number."""
+    """Return whether a run has opened a round of that number."""
     return session.connection().execute(_IS_ROUND, its(run=run, number=number)).scalar() is not None
 
 
 def rounds_committed(session: Session, run: str) -> int:
-    """How many rounds of a run were committed."""
+    """Return how many rounds of a run were committed."""
     of_run = select(sql.count()).where(Round.run == run, Round.state == "committed")
     return session.execute(of_run).scalar_one()
 
@@ -906,7 +907,7 @@ def count_message(
 
 
 def write_counts(session: Session) -> None:
-    """What `count_message` was told in this transaction; before anybody reads it here."""
+    """Write what `count_message` counted in this transaction, before anybody reads it here."""
     if counted := session.info.pop("traffic", None):
         session.connection().execute(_COUNT, counted)
 
@@ -941,7 +942,8 @@ def next_ordinal(session: Session, run: str) -> int:
 
 
 def is_adapter(session: Session, digest: str) -> bool:
-    """Whether a digest names a global adapter of some run; an upload's digest does not, so it cannot be fetched."""
+    """Return whether a digest names a global adapter of some run; an upload's digest does not, so it cannot be
+    fetched."""
     in_rounds = select(Round.run).where((Round.base_digest == digest) | (Round.adapter_digest == digest)).limit(1)
     in_runs = select(Run.name).where((Run.base_digest == digest) | (Run.adapter_digest == digest)).limit(1)
     return bool(digest) and (session.scalar(in_runs) is not None or session.scalar(in_rounds) is not None)

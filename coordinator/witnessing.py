@@ -91,7 +91,7 @@ _LAST = select(_SHOWN_ROWS).where(_SHOWN_ROWS.c.silo == bindparam("owner")).orde
 
 
 class Relay:
-    """What the coordinator does with `control.checkpoint`. Used under the driver's lock.
+    """Carries out `control.checkpoint`. Used under the driver's lock.
 
     Args:
         audit: the coordinator's log.
@@ -131,7 +131,8 @@ class Relay:
         return self.answer(session, peer, theirs, self.take_in(peer, theirs))
 
     def contradiction(self) -> OperationError | None:
-        """Whether a silo countersigned records under this key that are not in this log: another copy went on (T38)."""
+        """Return whether a silo countersigned records under this key that are not in this log: another copy went on
+        (T38)."""
         if not self.contradicting:
             return None
         names = ", ".join(sorted(self.contradicting))
@@ -321,7 +322,8 @@ def _prune(session: Session, owners: Collection[str]) -> None:
 
 
 def _news_for(session: Session, witness: str, others: Sequence[str]) -> list[tuple[str, int | None]]:
-    """Whose log has something for `witness` to countersign, and what it has countersigned of it; None: nothing yet."""
+    """Return whose log has something for `witness` to countersign, and what it has countersigned of it; None: nothing
+    yet."""
     connection = session.connection()
     seen = {row.silo: row.size for row in connection.execute(_SIGNED, {"witness": witness})}
     sizes = {row.silo: row.size for row in connection.execute(_NEWEST)}
@@ -329,7 +331,7 @@ def _news_for(session: Session, witness: str, others: Sequence[str]) -> list[tup
 
 
 def _for_witness(session: Session, owner: str, seen: int | None) -> pb.PeerLog:
-    """What may be countersigned of the log of `owner`. seen: its size that was countersigned before, if any."""
+    """Return what may be countersigned of the log of `owner`. seen: its size that was countersigned before, if any."""
     its: dict[str, Any] = {"owner": owner} if seen is None else {"owner": owner, "seen": seen}
     certificate = session.get(db.ShownCertificate, owner) if seen is None else None
     return pb.PeerLog(

@@ -83,7 +83,7 @@ class Panel:
         )
 
     def queries(self) -> dict[str, QueryHandler]:
-        """What may be asked, by name. Each runs in the asking thread and changes nothing."""
+        """Return each query by its name. Each runs in the asking thread and changes nothing."""
         return {
             "outbox": self._sent.outbox,
             "inbox": self._messages.inbox,
@@ -127,7 +127,7 @@ class Panel:
 
 
 class Files:
-    """What stands in the coordinator's own files.
+    """Answers queries about the coordinator's own files.
 
     Args:
         config: as it was read at the start.
@@ -215,7 +215,7 @@ class SentView:
         self._reading = reading
 
     def outbox(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """What was sent, newest round first; in a round by kind and receiver.
+        """Return what was sent, newest round first; in a round by kind and receiver.
 
         Args:
             arguments: {seq} for one row with what waits of it; else {before}, {limit} (100, at most 500), {kind},
@@ -359,7 +359,7 @@ def _totals(session: Session, *, control: bool) -> tuple[int, int]:
 
 
 def _waits(session: Session, *, control: bool) -> dict[_Key, int]:
-    """How many items wait, of each row. As many as silos have not acknowledged, so they fit into memory."""
+    """Return how many items wait, of each row. As many as silos have not acknowledged, so they fit into memory."""
     columns = (db.OutboxItem.run, db.OutboxItem.round, db.OutboxItem.kind, db.OutboxItem.silo)
     rows = session.execute(select(*columns, func.count()).group_by(*columns))
     waits = {_Key(*row[:4]): int(row[4]) for row in rows}

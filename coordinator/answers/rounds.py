@@ -52,7 +52,7 @@ EVALUATION = "evaluation"  # a method's deadline, and the kind's place in the ph
 
 @dataclass(frozen=True)
 class Live:
-    """What only the running coordinator knows.
+    """Facts that only the running coordinator knows.
 
     Attributes:
         now: UTC, as the database has it.
@@ -116,7 +116,7 @@ class RoundView:
 
 
 def run_row(session: Session, name: str) -> db.Run | None:
-    """That run, or the newest; None before the first. Raises NotFoundError: no run of that name."""
+    """Return that run, or the newest; None before the first. Raises NotFoundError: no run of that name."""
     query = select(db.Run).where(db.Run.name == name) if name else select(db.Run).order_by(db.Run.ordinal.desc())
     run = session.scalars(query.limit(1)).first()
     if run is None and name:
@@ -125,7 +125,7 @@ def run_row(session: Session, name: str) -> db.Run | None:
 
 
 def round_row(session: Session, run: db.Run, number: int | None) -> db.Round | None:
-    """That round, or the newest; None for a run without any. Raises NotFoundError: no such round."""
+    """Return that round, or the newest; None for a run without any. Raises NotFoundError: no such round."""
     query = select(db.Round).where(db.Round.run == run.name)
     query = query.order_by(db.Round.number.desc()) if number is None else query.where(db.Round.number == number)
     row = session.scalars(query.limit(1)).first()
@@ -143,7 +143,7 @@ def round_answer(
     charter_digest: str,
     live: Live,
 ) -> dict[str, Any]:
-    """What the query `round` answers.
+    """Return what the query `round` answers.
 
     Args:
         session: of the database.
@@ -190,7 +190,7 @@ def round_answer(
 
 
 def seconds_between(start: str, end: str) -> float | None:
-    """Of two UTC texts of the database; None where one of them is none."""
+    """Return the seconds between two UTC texts of the database; None where one of them is none."""
     try:
         return max((datetime.fromisoformat(end) - datetime.fromisoformat(start)).total_seconds(), 0.0)
     except (ValueError, TypeError):
@@ -286,7 +286,7 @@ class _Facts:
         return self._row.state == "open"
 
     def _phases_of(self, silo: str) -> list[dict[str, Any]]:
-        """In their order; the first that is not done is the open one, while the round is."""
+        """Return the phases in their order; the first that is not done is the open one, while the round is."""
         ends: list[tuple[str, int, float | None, bool]] = []  # phase, step, when it ended, whether it did
         if self._signing:
             at = self._signed.get(silo)

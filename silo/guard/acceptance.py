@@ -66,7 +66,7 @@ class Verdicts:
 
     @staticmethod
     def parse(body: bytes | memoryview, samples: int) -> Verdicts:
-        """What the trainer says. Raises OperationError: it does not parse."""
+        """Parse what the trainer reports. Raises OperationError: it does not parse."""
         try:
             fields = json.loads(bytes(body))
             groups, correct = (tuple(fields[name]) for name in ("groups", "correct"))
@@ -79,7 +79,7 @@ class Verdicts:
         return Verdicts(groups, correct, samples)
 
     def same_prompts(self, other: Verdicts) -> bool:
-        """As far as this process can see: it knows no prompt."""
+        """Return True if both are about the same prompts, as far as this process can see: it knows no prompt."""
         return (self.groups, self.samples) == (other.groups, other.samples)
 
     def to_json(self) -> dict[str, Any]:
@@ -124,7 +124,7 @@ def judge(before: Verdicts, after: Verdicts, limits: AcceptanceLimits) -> dict[s
 
 
 def sentence(name: str, figures: Mapping[str, Any], limits: AcceptanceLimits) -> str:
-    """What was found on one set, in words for the site's people."""
+    """Return the figures of one set in words for the site's people."""
     where = "private holdout" if name == "private" else "held-out set"
     if figures["outcome"] == "too_few":
         return (
@@ -143,7 +143,7 @@ def sentence(name: str, figures: Mapping[str, Any], limits: AcceptanceLimits) ->
 
 @dataclass
 class _Known:
-    """Of one run, as on the disk. accepted, held (for people): the last ones, newest last."""
+    """State of one run, as on the disk. accepted, held (for people): the last ones, newest last."""
 
     run: str = ""
     accepted: list[dict[str, Any]] = field(default_factory=list)
@@ -217,7 +217,7 @@ class Acceptance:
         return frozenset(each["digest"] for each in (*known.accepted, *known.held) if known.run == run)
 
     def due(self, run: str, loaded: LoadAdapter) -> MeasureHoldout | WireCode | None:
-        """What stands between a round's adapter and the first step of training on it.
+        """Return what is to be done with a round's adapter before the first step of training on it.
 
         Returns:
             None: nothing. A task: for the trainer, with `payload`; `take` gets the answer. A code: this site does not
@@ -241,12 +241,12 @@ class Acceptance:
 
     @property
     def asked_digest(self) -> str:
-        """Of the adapter that the task of `due` is about; empty for the base model."""
+        """Digest of the adapter that the task of `due` is about; empty for the base model."""
         assert self._measuring is not None  # noqa: S101  # `due` gave a task
         return self._measuring.asked[0]
 
     def payload(self) -> Buffer:
-        """Of that adapter; empty for the base model."""
+        """Return the payload of that adapter; empty for the base model."""
         digest = self.asked_digest
         payload = self._adapters.find(digest) if digest else b""
         if payload is None:

@@ -64,8 +64,8 @@ class Arriving:
             self._file.restart()
 
     def view(self) -> memoryview:
-        """What has come, mapped from the file and not read into memory. The file says then that it was last written
-        a while ago, so that whatever writes to it from here on changes what it says (`AdapterStore.keep`)."""
+        """Return what has come, mapped from the file and not read into memory. The file says then that it was last
+        written a while ago, so that whatever writes to it from here on changes what it says (`AdapterStore.keep`)."""
         with self._using():
             content = self._file.view()
             self.written_ns = time.time_ns() - SETTLED_NANOSECONDS
@@ -134,7 +134,7 @@ class AdapterStore:
         return None if payload is None else decode_factors(payload).tensors
 
     def _is_whole(self, digest: str, content: Buffer, before: _State, file: BinaryIO) -> bool:
-        """Whether this is what the digest names. A file is hashed once, and again when it was touched since.
+        """Return whether this is what the digest names. A file is hashed once, and again when it was touched since.
 
         Args:
             digest: of the payload.
@@ -154,7 +154,7 @@ class AdapterStore:
 
     @contextlib.contextmanager
     def arriving(self, digest: str, bytes_max: int) -> Iterator[Arriving]:
-        """What has come of an adapter, to go on with; what came of any other is removed.
+        """Open what has come of an adapter, to go on with; what came of any other is removed.
 
         Args:
             digest: of the whole.
@@ -230,7 +230,7 @@ class AdapterStore:
                     leave_page_cache(file.fileno())
 
     def has_file(self, digest: str) -> bool:
-        """Whether there is a file of that name, whole or not."""
+        """Return whether there is a file of that name, whole or not."""
         return digest.isalnum() and (self._folder / digest).is_file()
 
     def l2(self, digest: str) -> float | None:

@@ -50,8 +50,9 @@ _GB, _DAY_SECONDS, _YEAR_SECONDS = 10**9, 86_400, 365.25 * 86_400
 
 
 class Tickets:
-    """What was asked for with a command, each good for one look within `TICKET_SECONDS`; one at a time: whoever asks
-    again asks again. What is shown is made when the ticket is handed in, by the thread that hands it in.
+    """Hands out a ticket for what was asked for with a command, each good for one look within `TICKET_SECONDS`; one at
+    a time: whoever asks again asks again. What is shown is made when the ticket is handed in, by the thread that hands
+    it in.
 
     Args:
         monotonic: seconds.
@@ -112,8 +113,8 @@ class Archive:
             self._ledger.payloads.drop_begun()
 
     def begin(self, payload: Buffer) -> Buffer:
-        """Inside `ahead`: these bytes are what leaves if anything does; returns them. They do not go to the disk yet
-        where room would have to be made first."""
+        """Take these bytes, inside `ahead`, for what leaves if anything does; returns them. They do not go to the disk
+        yet where room would have to be made first."""
         if sum(self._ledger.payloads.sizes.values()) + len(payload) <= self._limit():
             self._ledger.payloads.begin(payload)
         return payload
@@ -194,7 +195,7 @@ class Archive:
         desk.register_query("payload", self.fetch)  # in the asking thread: a query takes none of the loop's time
 
     def fetch(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """What a ticket stands for, once. Raises NotAllowedError: no such ticket."""
+        """Return what a ticket was handed out for, once. Raises NotAllowedError: no such ticket."""
         return self._tickets.take(arguments)
 
     def ask(

@@ -69,7 +69,7 @@ _OPTIONS = (
 
 @dataclass(frozen=True)
 class Fault:
-    """What is wrong at the other end of a line, and what to do about it. `code` is for programs; empty: UNREACHABLE."""
+    """Fault at the other end of a line, and what to do about it. `code` is for programs; empty: UNREACHABLE."""
 
     cause: str
     hint: str = ""
@@ -77,7 +77,7 @@ class Fault:
 
 
 class Channel(Protocol):
-    """What the gate needs; the tests put an in-memory one in its place."""
+    """Connection that the gate needs; tests put an in-memory one in its place."""
 
     def exchange(
         self,
@@ -221,7 +221,8 @@ class GrpcChannel:
 
 
 def _through(proxy: Proxy, address: str) -> tuple[tuple[str, str], ...]:
-    """What makes gRPC's HTTP CONNECT handshaker ask for the coordinator, and its TLS judge the coordinator's name.
+    """Return the options that make gRPC's HTTP CONNECT handshaker ask for the coordinator, and its TLS judge the
+    coordinator's name.
 
     Set by hand, since gRPC's own way (`grpc.http_proxy`) lets NO_PROXY lead around the proxy.
     """
@@ -236,7 +237,7 @@ def _through(proxy: Proxy, address: str) -> tuple[tuple[str, str], ...]:
 
 
 def connection_fault(address: str, files: TlsFiles, proxy: Proxy | None = None) -> UnreachableError | None:
-    """Why a TLS connection to the coordinator fails, with what to do; None when it does not.
+    """Return why a TLS connection to the coordinator fails, with what to do; None when it does not.
 
     gRPC says no more than UNAVAILABLE, so the same handshake is tried once with Python's own TLS.
 
@@ -331,7 +332,8 @@ def _of_time(error: NotAllowedError) -> str:
 def _certificate_not_accepted(
     address: str, files: TlsFiles, error: ssl.SSLCertVerificationError, proxy: Proxy | None
 ) -> Fault:
-    """What is wrong with the certificate that the coordinator shows: whose it is, who issued it, how long it is good.
+    """Say what is wrong with the certificate that the coordinator shows: whose it is, who issued it, how long it is
+    good.
 
     TLS has refused it already and does not say what was in it, so it is fetched once more and judged by our own rules.
     """
@@ -495,11 +497,11 @@ class Export:
 
     @property
     def messages(self) -> list[dict[str, Any]]:
-        """As `TransferWriter.messages`."""
+        """Rows of the file's messages, as `TransferWriter.messages`."""
         return self._file.messages
 
     def finish(self) -> str:
-        """As `TransferWriter.finish`."""
+        """Finish the file, as `TransferWriter.finish`."""
         return self._file.finish()
 
 
@@ -532,7 +534,7 @@ class FileChannel:
 
     @contextlib.contextmanager
     def into(self, path: Path, header: Header, key: Ed25519PrivateKey) -> Iterator[Export]:
-        """What is sent inside is written into a file; arguments and errors as of `TransferWriter`."""
+        """Write what is sent inside into a file; arguments and errors as of `TransferWriter`."""
         with TransferWriter(path, header, key) as file:
             self._file = file
             try:
@@ -541,7 +543,7 @@ class FileChannel:
                 self._file = None
 
     def interrupt(self, *, for_good: bool = False) -> None:
-        """Nothing is ever in flight."""
+        """Do nothing: no exchange is ever in flight."""
 
     def close(self) -> None: ...
 
@@ -568,7 +570,7 @@ class Uplink:
         self._word: queue.SimpleQueue[int | None] = queue.SimpleQueue()
 
     def frames(self) -> Iterator[codec.Frame]:
-        """What is sent. Waits for the word, or for the end."""
+        """Yield what is sent. Waits for the word, or for the end."""
         yield codec.opening(self._envelope, self._payload)
         offset = self._word.get() if self.asks else 0
         if offset is not None:

@@ -84,7 +84,7 @@ class NotTriedHere(Exception):
 
 @dataclass
 class Look:
-    """What the checks of one site share, so that nothing is read twice. A check that reads something says so in
+    """State that the checks of one site share, so that nothing is read twice. A check that reads something says so in
     `_table`, and whoever uses it needs that check.
 
     Attributes:
@@ -112,7 +112,7 @@ class Look:
 
     @cached_property
     def plan(self) -> Plan | None:
-        """Of the run that is under way."""
+        """Plan of the open run."""
         path = self.config.state_dir / LEDGER
         if not path.is_file():
             return None
@@ -374,7 +374,7 @@ def _rows(look: Look, place: int) -> str:
 
 
 def verifiers(look: Look) -> str:
-    """What grades, and what the coordinator has to agree to where packages brought parts of it.
+    """Say what grades, and what the coordinator has to agree to where packages brought parts of it.
 
     Raises:
         UsageError, OperationError: public answers are programs, and there is no sandbox to run them in.
@@ -430,7 +430,7 @@ def acceptance(look: Look) -> str:
 
 
 def _base_model(look: Look) -> str:
-    """Whether the decoder computes what the folder holds, and the template that is used."""
+    """Return whether the decoder computes what the folder holds, and the template that is used."""
     config = look.config
     facts = look.facts = read_model_facts(config.model.path)
     template = read_template(config.data.template, config.model.path)
@@ -449,7 +449,7 @@ def _base_model(look: Look) -> str:
 
 
 def compare_load(config: SiloConfig, plan: Plan | None) -> None:
-    """Of a site's own files none says how the federation loads the base model; a run that is open does."""
+    """Compare how the base model is loaded with the open run: no file of the site says how the federation loads it."""
     if plan is not None and plan.load != config.model.load and plan.mixed_base == "refuse":
         raise UsageError(
             f"{place_of(config, 'model.load')}: model.load is {config.model.load}, that of run {plan.run} {plan.load}",
@@ -503,7 +503,7 @@ def _servers_here(config: SiloConfig) -> int:
 
 
 def _shapes_of(plan: Plan | None, facts: ModelFacts) -> Shapes:
-    """Of the plan; else a plan's defaults, cut to what the model's context takes."""
+    """Return the shapes of the plan; else a plan's defaults, cut to what the model's context takes."""
     if plan is None:
         usual = Shapes()
         prompt = min(usual.max_prompt_tokens, max(facts.context_tokens // 2, 1))
@@ -669,7 +669,7 @@ def _preview_of(told: Any) -> Preview:
 
 
 def as_fields(found: Preview, *, with_prompts: bool) -> dict[str, Any]:
-    """For --json. Without prompts, since what is printed there tends to be kept by other programs."""
+    """Return the fields for --json, without prompts, since what is printed there tends to be kept by other programs."""
     fields: dict[str, Any] = {"sets": {name: asdict(each) for name, each in found.sets.items()}}
     return fields | ({"prompts": [asdict(each) for each in found.prompts]} if with_prompts else {})
 

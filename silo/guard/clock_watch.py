@@ -33,7 +33,7 @@ SLEPT_SECONDS_MIN = 60.0  # a suspend: shorter, and the machine only stuttered
 
 @dataclass(frozen=True)
 class ClockHalt:
-    """Why nothing goes on. `nonce`: no acceptance of another halt fits this one (T36)."""
+    """A halt for the clock, and its reason. `nonce`: no acceptance of another halt fits this one (T36)."""
 
     code: str
     seconds: float  # by how much the clock was off
@@ -44,7 +44,7 @@ class ClockHalt:
 
     @property
     def digest(self) -> str:
-        """What an acceptance is signed over."""
+        """Digest that an acceptance is signed over."""
         return sha256_hex(canonical_json(["fedsilo clock", self.code, self.showed, self.should, self.nonce]))
 
     @property
@@ -57,7 +57,8 @@ class ClockHalt:
 
 
 def look_offline(ledger: Ledger, now: float) -> tuple[str, str]:
-    """What a ledger tells of this machine's clock, for a check beside the daemon: words, and a warning or nothing.
+    """Return what a ledger says of this machine's clock, for a check beside the daemon: words, and a warning or
+    nothing.
 
     Args:
         ledger: it may be open for reading only.
@@ -191,7 +192,7 @@ class ClockWatch:
             self._slept_before = max(slept, self._slept_before)
 
     def _is_wrong(self, judged: Judged, wall: float, known: str) -> None:
-        """Here, and not by the guard's next look: every later answer must be the same."""
+        """Stop believing the clock at once, not at the guard's next look: every later answer must be the same."""
         should = wall + (-judged.seconds if judged.verdict == Verdict.AHEAD else judged.seconds)
         self.fault = ClockHalt(str(judged.verdict), judged.seconds, wall, should, known, secrets.token_hex(16))
 
@@ -253,21 +254,21 @@ class ClockWatch:
             self.fault, self._believed = fault, self._before
 
     def to_accept(self) -> tuple[float, float]:
-        """What the clock shows, and by how much it differs from the coordinator's beyond the limit, which is accepted
-        with it: 0 where they agree, or were not compared since the start."""
+        """Return what the clock shows, and by how much it differs from the coordinator's beyond the limit, which is
+        accepted with it: 0 where they agree, or were not compared since the start."""
         with self._mutex:
             wall, monotonic = self._wall(), self._monotonic()
             differs = 0.0 if self._signed is None else wall - self._signed[0] - (monotonic - self._signed[1])
             return wall, differs if abs(differs) > clocks.SIGNED_SECONDS_MAX else 0.0
 
     def accepted(self, now: float) -> None:
-        """It is recorded and stored: no later time than this is compared with any more."""
+        """End the acceptance, which is recorded and stored: no later time than this is compared with any more."""
         with self._mutex:
             self._stored, self.jumped, self._ahead_told = now, 0.0, 0.0
             self._compared, self._offline = False, True
 
     def state(self) -> dict[str, object]:
-        """For people: the halt that stands, and what the coordinator's clock says."""
+        """Return the present halt and what the coordinator's clock says, for people."""
         fault, differs = self.fault, self.difference
         return {
             "halt": None if fault is None else {**asdict(fault), "digest": fault.digest, "message": fault.message},

@@ -68,7 +68,7 @@ from silo.guard.trainer_process.supervisor import TrainerHandle
 
 @dataclass(frozen=True)
 class Orders:
-    """What people may order, from the loop and its parts.
+    """Carries out what people order, on the loop's thread.
 
     Attributes:
         publish: tells people what happens.
@@ -398,7 +398,7 @@ _OF_A_LOG = frozenset({OWN_HISTORY_LOST, "PEER_KEY_CHANGED", VerificationError.d
 
 
 def ends_when(code: str, state_dir: Path) -> str:
-    """What must happen until a silo that is halted with this code sends again; in all other cases than these it is
+    """Say what must happen until a silo that is halted with this code sends again; in all other cases than these it is
     space that is lacking in `state_dir`."""
     if code == "EQUIVOCATION":
         return "approvers release it (silo approvals list)"
@@ -517,12 +517,12 @@ class Halts:
         self._ledger.keep_equivocation({})
 
     def _given(self, kind: str, since: float) -> list[str]:
-        """Whose yes to this halt under the policy in force stands in the log; one under another policy is void."""
+        """Return whose yes to this halt under the policy in force is in the log; one under another policy is void."""
         yeses = self._ledger.approvals(_name(self._digest(kind, since)))
         return [approval.person for approval in yeses if approval.record >= 0]
 
     def _digest(self, kind: str, since: float) -> str:
-        """What a release is signed over: this halt, under this policy, with what people were to look at."""
+        """Return what a release is signed over: this halt, under this policy, with what people were to look at."""
         told = self._ledger.equivocation if kind == EQUIVOCATION_KIND else {}
         evidence = sha256_hex(canonical_json([told.get("known"), told.get("shown")])) if told else ""
         return sha256_hex(canonical_json(["fedsilo halt", kind, since, evidence, self._judge.policy.digest]))
@@ -566,7 +566,7 @@ class HeldPayloads:
         desk.register_query(QUERY, self.fetch)
 
     def fetch(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """What a ticket stands for, once.
+        """Return what a ticket was handed out for, once.
 
         Raises:
             NotAllowedError: no such ticket. ConflictError: the hold has ended meanwhile.
@@ -627,7 +627,7 @@ class HeldPayloads:
         }
 
     def _recorded(self, command: VerifiedCommand) -> int:
-        """Once more only what is held: it may have ended while its bytes were read."""
+        """Record the look, if the release is still held: it may have ended while its bytes were read."""
         release = self._shown(command)
         return self._record(
             "payload.read",

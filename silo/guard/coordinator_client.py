@@ -61,7 +61,7 @@ def seconds_between(earlier: float, later: float) -> int:
 
 
 class Carrier(Protocol):
-    """What a silo without a line does in place of an exchange: `silo.guard.exchange.FileExchange`."""
+    """Takes the place of an exchange at a silo without a line: `silo.guard.exchange.FileExchange`."""
 
     @property
     def open(self) -> bool:
@@ -298,7 +298,7 @@ class CoordinatorClient:
 
     @property
     def shown_size(self) -> int:
-        """Of our log, as the coordinator was last shown it."""
+        """Size of our log, as the coordinator was last shown it."""
         return self._witnessing.shown_size
 
     def was_shown(self, size: int) -> None:
@@ -315,11 +315,11 @@ class CoordinatorClient:
             self.witness()
 
     def round_opened(self) -> None:
-        """Whether enough parties had countersigned our log was judged with it."""
+        """Return whether enough parties had countersigned our log was judged with it."""
         self._between_rounds = False
 
     def relay(self) -> bool:
-        """Before the coordinator's next word: fetch and bring cosignatures if some wait, or if ours are too few.
+        """Fetch and bring cosignatures before the coordinator's next message, if some wait, or if ours are too few.
 
         Returns:
             whether to wait for more of them first. Not longer than a while: then the next round is not opened here.
@@ -409,7 +409,7 @@ class Witnessing:
 
     @property
     def owes(self) -> bool:
-        """Whether cosignatures of ours are not known to have arrived."""
+        """Return whether cosignatures of ours are not known to have arrived."""
         return bool(self._owed)
 
     def message(self, *, same: bool) -> pb.Checkpoint:
@@ -532,11 +532,11 @@ class Witnessing:
         return self._audit.offered_size
 
     def was_shown(self, size: int) -> None:
-        """After a restart: so was our log as it was last shown."""
+        """Take up, after a restart, what was last shown of our log."""
         self._audit.was_offered(size)
 
     def count(self) -> int:
-        """How many parties that the policy counts have countersigned our log as it was last shown."""
+        """Return how many parties that the policy counts have countersigned our log as it was last shown."""
         counted = self._policy().file.audit.witnesses
         among = (self.coordinator,) * ("coordinator" in counted) + self.peers * ("peers" in counted)
         size = self._audit.offered_size

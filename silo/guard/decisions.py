@@ -93,7 +93,7 @@ _ANSWERS = "public.responses"
 
 
 def halted_error(what: str, why: str) -> OperationError:
-    """Of what a halted gate does not do any more."""
+    """Return the error for what a halted gate does not do any more."""
     hint = "put that right, then start this silo again; of two transcripts of a round: silo approvals list"
     return OperationError(f"nothing is {what}: {why}", hint=hint, code="HALTED")
 
@@ -105,7 +105,7 @@ def halts(error: FedSiloError) -> bool:
 
 @dataclass(frozen=True)
 class Readings:
-    """What this site found out about a message: of its texts one entry for each, in message order.
+    """Results of reading a message: one entry for each of its texts, in message order.
 
     Attributes:
         graded: own verdicts (None: none in time), own token counts; None for a message without answers, or unread.
@@ -126,7 +126,8 @@ class Readings:
 
     @property
     def ungraded(self) -> list[bool]:
-        """Of each text, whether it was not graded in time: it is dropped and counted, and decides nothing."""
+        """Return for each text whether it was not graded in time: such a text is dropped and counted, and decides
+        nothing."""
         return [verdict is None for verdict in self.graded[0]] if self.graded is not None else []
 
 
@@ -189,7 +190,7 @@ def answers_of(body: pb.PublicResponses, silo: str) -> list[Answer]:
 
 
 def places_by_row(body: pb.PublicResponses, places: Sequence[int]) -> dict[int, list[int]]:
-    """Where each response that is left stood among those to its prompt, by row of the public set.
+    """Return the place of each response that is left among those to its prompt, by row of the public set.
 
     Args:
         body: the message as offered.
@@ -328,7 +329,7 @@ class RunView:
 
     @property
     def step_from(self) -> str:
-        """What an adapter that comes in at this place is measured from (T20), as one text: the last adapter of the run
+        """The adapter that one which comes in here is measured from (T20), as one text: the last adapter of the run
         and its round. As long as it stays the same the rounds in between grow, so whatever was let in is near enough.
         """
         return f"{self.run}/{self.last_adapter_round}/{self.last_adapter}"
@@ -390,7 +391,7 @@ class RunView:
 
 @dataclass(frozen=True)
 class SiteView:
-    """What does not change while the daemon runs.
+    """Facts of the site that do not change while the daemon runs.
 
     Attributes:
         topics: labels that a metric may carry: those of the held-out set.
@@ -407,7 +408,8 @@ class SiteView:
     by_files: bool = False
 
     def last_adapter(self, view: RunView, kind: str) -> Mapping[str, Array] | None:
-        """What a global adapter is compared with; None for other kinds, for a run's first, and if it is gone."""
+        """Return the adapter that a global adapter is compared with; None for other kinds, for a run's first, and if it
+        is gone."""
         if kind != "global.adapter" or self.adapters is None or not view.last_adapter:
             return None
         return self.adapters.tensors(view.last_adapter)
@@ -527,7 +529,7 @@ class Judge:
         return max(self._ledger.now(self.clock()), self._audit.latest_time)
 
     def accept_clock(self, now: float, difference: float) -> None:
-        """As `Ledger.accept_clock`: budgets that were used at a later time stay used."""
+        """Accept the clock as `Ledger.accept_clock` does: budgets that were used at a later time stay used."""
         self.book.turn_back(now)
         with self.halting():
             self._ledger.accept_clock(now, difference, self.book.to_json())
@@ -675,7 +677,7 @@ class Judge:
     # ---- recording ---------------------------------------------------------------------------------
 
     def denied_by_now(self, kind: str, decision_seq: int) -> list[str]:
-        """Why the policy in force does not let out what an earlier decision did; nothing where it does.
+        """Return why the policy in force does not let out what an earlier decision did; nothing where it does.
 
         Judged by the facts, the persons and the number of rounds on record, and today's time; without any other count,
         since the message was counted when it was allowed. What waits for persons by now has none to wait for: it is
@@ -848,7 +850,8 @@ class Outcomes:
     def record(
         self, event: str, allowed: Allowed, *, carried: bool = False, links: Mapping[str, int] | None = None
     ) -> None:
-        """What became of an allowed message. carried: in a file, which may get lost. links: more of them, by name.
+        """Record what became of an allowed message. carried: in a file, which may get lost. links: more of them, by
+        name.
 
         Of a message in a window of polls it is counted, and recorded when the window ends.
         """
@@ -869,13 +872,13 @@ class Outcomes:
         )
 
     def settle(self, allowed: Allowed) -> None:
-        """It is out, and is not sent again."""
+        """Settle a message that is out, and is not sent again."""
         if allowed.outbox_id is not None:
             with self._judge.halting():
                 self._ledger.settle_outbox(allowed.outbox_id, "sent")
 
     def answered(self, allowed: Allowed, body: ProtobufMessage) -> None:
-        """It is out, and this was said to it.
+        """Record and settle the coordinator's answer to a message.
 
         Raises:
             UnreachableError: the coordinator is halted or stopping and took nothing; the message stays in the outbox.
@@ -897,7 +900,7 @@ class Outcomes:
         self.settle(allowed)
 
     def drop(self, item: OutboxItem, reasons: Sequence[str]) -> None:
-        """What the outbox kept is never sent; recorded first."""
+        """Record that a message of the outbox is never sent, then drop it."""
         self._judge.record(
             "egress.indeterminate",
             **item.place._asdict(),

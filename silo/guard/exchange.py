@@ -53,10 +53,10 @@ HEARTBEAT_SECONDS = 5.0
 
 
 class Exchange(Protocol):
-    """How a silo and its coordinator come to speak: over a line, or by files (`FileExchange`)."""
+    """The way in which a silo and its coordinator speak: over a line, or by files (`FileExchange`)."""
 
     def turn(self) -> None:
-        """What can be said and heard now. Raises what gate, runs and client do."""
+        """Say and hear what is possible now. Raises what gate, runs and client do."""
 
     def beat(self) -> None:
         """Show that this silo is there, where nothing was said for a while. Raises what the gate does."""
@@ -443,8 +443,8 @@ class FileExchange:
     # ---- what the client would say over a line -----------------------------------------------
 
     def instead(self, place: Place, body: ProtobufMessage) -> Inbound | None:
-        """What is said outside of an export: an adapter out of the imported file, a word that is kept for the next
-        export, or nothing. None: an export is being written, and the gate takes it.
+        """Answer what is said outside of an export: an adapter out of the imported file, a word that is kept for the
+        next export, or nothing. None: an export is being written, and the gate takes it.
 
         Raises:
             UnreachableError: the imported file does not hold the adapter. PeerError: it is not let in.

@@ -322,7 +322,7 @@ class Gate:
         return Allowed(place, payload, digest, decision_seq, sequence, 0, outbox_id)
 
     def _goes_in_window(self, message: Message) -> bool:
-        """Whether a message is an empty poll over a line, which many of share one record."""
+        """Return whether a message is an empty poll over a line, which many of share one record."""
         return not isinstance(self._channel, FileChannel) and polls.is_empty(message.place.kind, message.body)
 
     def _window(
@@ -412,11 +412,11 @@ class Gate:
         return self.transmit(self._outcomes.once_more(item))
 
     def answered_later(self, item: OutboxItem, sequence: int, answer: Inbound) -> None:
-        """What left in a file under `sequence` was answered by one that came in another."""
+        """Take the answer, which came in a file, to what left in another under `sequence`."""
         self._outcomes.answered_later(item, sequence, answer.body)
 
     def writing_into(self, path: Path, header: Header) -> AbstractContextManager[Export]:
-        """What is sent inside is carried in a file. Raises UsageError: this silo dials its coordinator."""
+        """Carry what is sent inside in a file. Raises UsageError: this silo dials its coordinator."""
         if not isinstance(self._channel, FileChannel):
             raise UsageError("this silo dials its coordinator", hint="files are for `coordinator: {address: files}`")
         return self._channel.into(path, header, self._signing_key)
@@ -466,9 +466,9 @@ def factors_header(
 
 
 def is_rebuilt(read_from: Buffer, header: pb.Factors, payload_bytes: int, facts: Facts) -> bool:
-    """Whether bytes already are what would be rebuilt from the header and the values that were read from them (B4):
-    this header, then every value in its place and in canonical form (T4), and nothing besides. They may be sent then,
-    and what was measured of them holds.
+    """Return whether bytes already are what would be rebuilt from the header and the values that were read from them
+    (B4): this header, then every value in its place and in canonical form (T4), and nothing besides. They may be sent
+    then, and what was measured of them holds.
 
     Args:
         read_from: what `factors_header` read the values from.

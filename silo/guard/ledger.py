@@ -163,7 +163,7 @@ class Approval:
 
 @dataclass(frozen=True)
 class PolicyInForce:
-    """What decided last at this site.
+    """Policy that decided last at this site.
 
     Attributes:
         digest: of the effective policy.
@@ -212,7 +212,7 @@ class Heads:
     logged: tuple[Head, ...]
 
     def agree_with(self, named: Head) -> bool:
-        """Whether the ledger is as the log says, or ahead of it by what the log need not have named."""
+        """Return whether the ledger is as the log says, or ahead of it by what the log need not have named."""
         return named == self.newest or named in self.logged
 
 
@@ -221,7 +221,7 @@ class Heads:
 
 @dataclass
 class Recount:
-    """What the log alone says.
+    """Counts and outcomes that follow from the log alone.
 
     Attributes:
         book: counts of all that was allowed out, and what screens found and halted.
@@ -492,7 +492,7 @@ class Ledger:
 
     @property
     def clock_halt(self) -> dict[str, Any]:
-        """Why the clock was not believed, while nobody has accepted it as it is; else empty."""
+        """The halt for the clock, while nobody has accepted the clock as it is; else empty."""
         return dict(json.loads(self._fact("clock_halt") or "{}"))
 
     def keep_clock_halt(self, halt: Mapping[str, Any]) -> None:
@@ -590,7 +590,7 @@ class Ledger:
             return int(cursor.lastrowid or 0)
 
     def settle_outbox(self, item_id: int, state: str) -> None:
-        """It was answered, or is not wanted any more: its bytes go, unless they are archived."""
+        """Settle what was answered, or is not wanted any more: its bytes go, unless they are archived."""
         with self._writing() as database:
             database.execute("UPDATE outbox SET state=? WHERE id=?", (state, item_id))
             row = database.execute("SELECT digest FROM outbox WHERE id=?", (item_id,)).fetchone()
@@ -623,7 +623,7 @@ class Ledger:
         return [_outbox_item_of(row) for row in rows]
 
     def outbox_item(self, decision_seq: int) -> OutboxItem | None:
-        """What left under a decision."""
+        """Return the message that left under a decision."""
         row = self._one("SELECT * FROM outbox WHERE decision_seq=? ORDER BY id LIMIT 1", (decision_seq,))
         return None if row is None else _outbox_item_of(row)
 
@@ -746,7 +746,7 @@ class Ledger:
         return dict(json.loads(self._fact(f"deferred/{release_id}") or "{}"))
 
     def keep_of_release(self, release_id: str, kept: Mapping[str, Any]) -> None:
-        """What is shown of a release beside its facts: base, destination, places of hits; no text."""
+        """Store what is shown of a release beside its facts: base, destination, places of hits; no text."""
         self._set_fact(f"release/{release_id}", json.dumps(kept))
 
     def kept_of_release(self, release_id: str) -> dict[str, Any]:
@@ -767,7 +767,7 @@ class Ledger:
 
     @property
     def far_end(self) -> dict[str, Any]:
-        """Where releases go, and since which one without a break: {destination, release, run, round, at}."""
+        """The destination of releases, and since which one without a break: {destination, release, run, round, at}."""
         return dict(json.loads(self._fact("far_end") or "{}"))
 
     def keep_far_end(self, told: Mapping[str, Any]) -> None:
@@ -888,7 +888,7 @@ class Ledger:
             database.execute("INSERT OR IGNORE INTO runs VALUES (?, '', 'declined', '{}')", (run,))
 
     def save_view(self, run: str, view: Mapping[str, Any]) -> None:
-        """Where the run stands, as the gate's rules see it, so that a release held over a restart is judged alike."""
+        """Store where the run stands, as the rules see it, so that a release held over a restart is judged alike."""
         with self._writing() as database:
             database.execute("UPDATE runs SET view=? WHERE run=?", (json.dumps(view), run))
 
@@ -989,9 +989,8 @@ class Ledger:
             database.execute("DELETE FROM facts WHERE name GLOB 'run/*/again/*'")
 
     def became_of(self, place: Place) -> str:
-        """What became of an offer: sent, denied, missed, or waits if it is held or lies in the outbox. Empty without a
-        trace: an offer that a rule denied leaves one in the audit log only.
-        """
+        """Return what became of an offer: sent, denied, missed, or waits if it is held or lies in the outbox. Empty
+        without a trace: an offer that a rule denied leaves one in the audit log only."""
         for table, meanings in (("outbox", _OUTBOX), ("releases", _RELEASES)):
             query = f"SELECT state FROM {table} WHERE {_PLACE} ORDER BY rowid DESC LIMIT 1"  # noqa: S608  # constant text
             if (row := self._one(query, place)) is not None:
@@ -1156,7 +1155,7 @@ def _count_until_kept(database: sqlite3.Connection, book: str) -> None:
 
 
 def _count_for_good(database: sqlite3.Connection, book: str = "") -> None:
-    """What was counted is not taken back any more. book: the history from now on, if it changes."""
+    """Make final what was counted. book: the history from now on, if it changes."""
     database.execute("DELETE FROM facts WHERE name='history_before'")
     if book:
         database.execute("INSERT OR REPLACE INTO facts VALUES ('history_book', ?)", (book,))

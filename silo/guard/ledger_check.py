@@ -77,7 +77,7 @@ class Disagreement:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """What an approver signs: exactly this ledger beside exactly this log."""
+        """Return what an approver signs: exactly this ledger beside exactly this log."""
         return {"code": self.code, "ledger": self.ledger and self.ledger._asdict(), "log": self.log._asdict()}
 
     @property
@@ -104,7 +104,7 @@ class Disagreement:
 def disagreement(
     config: SiloConfig, named: Mapping[str, Any] | None, give_up: Callable[[], bool] = lambda: False
 ) -> Disagreement | None:
-    """What the ledger and the log of a site do not agree on. Only reads.
+    """Return what the ledger and the log of a site do not agree on. Only reads.
 
     Args:
         config: the site.

@@ -73,7 +73,7 @@ class Command:
 
 @dataclass(frozen=True)
 class Wake:
-    """Nothing but: look again."""
+    """Event that only has the loop look again."""
 
 
 @dataclass(eq=False)
@@ -649,7 +649,7 @@ class Guard:
         return result.result()
 
     def _look_aside(self) -> None:
-        """What is due while something is done aside."""
+        """Do what is due while something is done aside."""
         self._keep_time()
         self._tell_progress()
         if self._may_speak and not (self._watch is not None and self._watch.unknown):

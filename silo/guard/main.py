@@ -123,7 +123,7 @@ class SupervisedTrainer(TrainerHandle):
             _log.error("%s", trouble)
 
     def _restarted(self, restart: Restart) -> None:
-        """Into the audit log, on the loop's thread; it stands before whatever the next trainer's words lead to."""
+        """Record a restart on the loop's thread; it stands before whatever the next trainer's words lead to."""
         self._events.put(Command(lambda: self._record("trainer.restart", **restart.fields())))
 
     def _accepted(self, isolation: str) -> None:

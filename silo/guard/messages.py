@@ -43,7 +43,7 @@ class Reply:
 
 
 class Sink(Protocol):
-    """Where the bytes of one awaited payload are kept as they come: `silo.guard.adapters.Arriving`."""
+    """Stores the bytes of one awaited payload as they come: `silo.guard.adapters.Arriving`."""
 
     digest: str
 
@@ -72,7 +72,7 @@ class NotSent(UnreachableError):
 
 
 class Carried(UnreachableError):
-    """It has left in a file that people carry. What became of it is known with a later import."""
+    """The message has left in a file that people carry. What became of it is known with a later import."""
 
 
 class IngressDenied(PeerError):
@@ -139,8 +139,8 @@ class Held(Placed):
 
 @dataclass
 class Counters:
-    """For the console: payload bytes that left, by kind, how the connection is, and what the coordinator claims of the
-    run."""
+    """Figures for the console: payload bytes that left, by kind, how the connection is, and what the coordinator claims
+    of the run."""
 
     messages: Counter[str] = field(default_factory=Counter)
     payload_bytes: Counter[str] = field(default_factory=Counter)

@@ -135,7 +135,7 @@ class Consent:
 def proposal_arguments(
     text: str, charter_text: str | None, before: str, after: str, custom_text: str | None = None
 ) -> dict[str, Any]:
-    """What the proposer signs."""
+    """Return what the proposer signs."""
     return {
         "policy_sha256": sha256_hex(text.encode()),
         "charter_sha256": "" if charter_text is None else sha256_hex(charter_text.encode()),
@@ -146,7 +146,7 @@ def proposal_arguments(
 
 
 def approval_arguments(proposal: Proposal) -> dict[str, Any]:
-    """What an approver signs."""
+    """Return what an approver signs."""
     return {"proposal": proposal.id, "before": proposal.before, "after": proposal.after}
 
 
@@ -318,7 +318,7 @@ class Step:
 
     @property
     def detail(self) -> dict[str, Any]:
-        """What the record of the change says of it: names of fields of this site's own file, no values."""
+        """Return the change for its record: names of fields of this site's own file, no values."""
         names = [harmless(change.name, TEXT_CHARACTERS_MAX) for change in self.changes[:NAMES_RECORDED_MAX]]
         detail: dict[str, Any] = {"change": self.how, "fields": names, "fields_changed": len(self.changes)}
         if self.consent is not None:
@@ -328,7 +328,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Seen:
-    """What the log of this site says: how many records, and the digest that the newest decision or load names."""
+    """State of this site's log: how many records, and the digest that the newest decision or load names."""
 
     records: int
     digest: str
@@ -348,7 +348,7 @@ class Seen:
 def step_to(
     policy: Policy, ledger: Ledger, seen: Seen, config: SiloConfig, people: tuple[bytes, Roles], now: float
 ) -> Step:
-    """Whether `policy` may come into force at a start. Only reads.
+    """Return whether `policy` may come into force at a start. Only reads.
 
     Args:
         policy: effective, of today's files.

@@ -112,7 +112,8 @@ def proxy_of(place: CoordinatorPlace) -> Proxy | None:
 
 
 def unread_environment(environment: Mapping[str, str] = os.environ) -> str:
-    """Which variable names a proxy that is not used here, for a hint; empty: none. Its value may hold a password."""
+    """Return a hint on a variable that names a proxy and is not used here; empty: none. Its value may hold a
+    password."""
     name_set = next((name for name in ENVIRONMENT if environment.get(name)), "")
     return f"{name_set} is set and not read here: coordinator.proxy in silo.yaml names a proxy" if name_set else ""
 

@@ -261,7 +261,8 @@ class Releases:
         return sorted(one.record for one in self._yeses(release))
 
     def still_allowed(self, release: Release, inbound: Inbound) -> bool:
-        """Whether an approved plan passes: judged again, since whoever was killed in between left no word of it."""
+        """Return whether an approved plan passes: judged again, since whoever was killed in between left no word of
+        it."""
         approvals = self._given(release)
         return self._gate.ingress.decide_inbound(inbound, approvals, self._granted(release)).verdict == "allow"
 
@@ -396,7 +397,8 @@ class Releases:
         return release
 
     def _refuse_while_halted(self) -> None:
-        """Before anything is written: an answer without a record, or without its effect, would be spent for nothing."""
+        """Refuse an answer before anything is written: one without a record, or without its effect, would be spent for
+        nothing."""
         if self._judge.halted:
             raise halted_error("approved or rejected", self._judge.halted)
 
@@ -512,7 +514,7 @@ class Releases:
         )  # fmt: skip
 
     def _later(self, release: Release) -> list[Later]:
-        """What a yes to a held release leaves to the policy; of one that is over there is nothing to say."""
+        """Return what a yes to a held release leaves to the policy; of one that is over there is nothing to say."""
         policy = self._judge.policy
         rows = later_rounds(
             release,
@@ -561,7 +563,7 @@ class ReleaseKeeping:
         self._ledger = ledger
 
     def keep_beside(self, release: Release, payload: Buffer) -> None:
-        """What a later look at this release is compared with, and where its screens found something."""
+        """Store what a later look at this release is compared with, and where its screens found something."""
         view = self._judge.view
         context: dict[str, Any] = {}
         if release.kind in TENSOR_KINDS and view.round == release.round and view.base_digest:
@@ -573,7 +575,7 @@ class ReleaseKeeping:
         self._ledger.keep_of_release(release.id, context)
 
     def found_since(self, release: Release, payload: Buffer) -> tuple[dict[str, Any], dict[str, Any]] | None:
-        """What the screens find in a held release at this moment, where that is not what people were shown.
+        """Return what the screens find in a held release at this moment, where that is not what people were shown.
 
         Returns:
             Its facts and what is kept beside them, as they are now; None where nothing changed.
@@ -598,7 +600,7 @@ class ReleaseKeeping:
         return as_stored
 
     def keep_sent(self, release: Release, destination: Mapping[str, str]) -> None:
-        """Where it goes and by which policy, for the next release of its kind.
+        """Store where it goes and by which policy, for the next release of its kind.
 
         Args:
             release: that the gate has let go.
@@ -657,7 +659,8 @@ def judged_by_now(ledger: Ledger, release: Release, policy: Policy) -> list[dict
 
 
 def rounds_released(ledger: Ledger, release: Release) -> int:
-    """In how many other rounds of its run a message of its kind was allowed, as the rule on approvals counts them."""
+    """Return in how many other rounds of its run a message of its kind was allowed, as the rule on approvals counts
+    them."""
     return _history(ledger, release).rounds_released
 
 

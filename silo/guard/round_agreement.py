@@ -115,18 +115,19 @@ class Agreement:
 
     @property
     def countersignature(self) -> bytes:
-        """For the next poll: ours, as long as the round waits. Said again with each poll, since one may get lost."""
+        """Our signature for the next poll, as long as the round waits. Said again with each poll, since one may get
+        lost."""
         return self.waiting.signature if self.waiting is not None else b""
 
     @property
     def halted(self) -> str:
-        """Why this silo halts until people release it; empty while nobody has equivocated."""
+        """Reason why this silo halts until people release it; empty while nobody has equivocated."""
         return str(self._ledger.equivocation.get("message", ""))
 
     # ---- the way in --------------------------------------------------------------------------------
 
     def take_in(self, item: Inbound, plan: Plan) -> Inbound | None:
-        """What the method is to be told of an item: nothing of a round before enough have signed its transcript.
+        """Return what the method is to be told of an item: nothing of a round before enough have signed its transcript.
 
         Raises:
             TranscriptRefused: the item, or the round, is nothing that this silo takes part in.
@@ -194,7 +195,7 @@ class Agreement:
         return True
 
     def record_refused(self, item: Inbound, error: TranscriptRefused) -> None:
-        """In this site's own log, with the reason."""
+        """Record the refusal in this site's own log, with the reason."""
         _log.error("%s", error.message)
         self._judge.record(
             "ingress.decision", run=item.run, round=item.round, kind=item.kind, decision="deny",

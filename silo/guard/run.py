@@ -822,7 +822,7 @@ class RunManager:
             self.run.feed(*messages)
 
     def take_up_open_run(self) -> None:
-        """After a restart: go on inside the open round (`RoundResume`), or from the next where this one was left."""
+        """Go on, after a restart, inside the open round (`RoundResume`), or from the next where this one was left."""
         self._releases.judge_again()
         self._judge.forget_runs(run["run"] for run in self._ledger.runs() if run["state"] != "running")
         opened = self._ledger.open_run()
@@ -887,7 +887,7 @@ class RunManager:
             self._client.decline(run, number, heard=False, code=code)
 
     def sit_out(self, run: str, number: int) -> bool:
-        """Of this round nothing more is taken in, and nothing more is done. False: it is not the open one."""
+        """Take in and do nothing more of this round. False: it is not the open one."""
         if self.run is None or run != self.run.plan.run:
             return False
         effects, is_open = self._move(self.run, "leave", number), number == self._judge.view.round
@@ -973,7 +973,8 @@ class RunManager:
         return "missed" if reply.body.code == WireCode.ROUND_CLOSED else "denied"
 
     def answered(self, item: OutboxItem, sequence: int, reply: Inbound) -> None:
-        """What left in a file under `sequence` was answered in another. Raises UnreachableError: it was not taken."""
+        """Take the answer, which came in a file, to what left in another under `sequence`. Raises UnreachableError: it
+        was not taken."""
         self._gate.answered_later(item, sequence, reply)
         self._settled(item, self._outcome_of_reply(item.kind, item.round, reply))
 

@@ -111,7 +111,8 @@ class Screens:
         return screens.screen(policy.file, names, texts, material, time_is_over=lambda: self._monotonic() > end)
 
     def index_wanted(self, file: PolicyFile) -> dict[str, Any] | None:
-        """What the trainer is told to build, as a field of `configure`; None where no kind is screened for overlap.
+        """Return what the trainer is told to build, as a field of `configure`; None where no kind is screened for
+        overlap.
 
         Passages of the background set count as public only where that set is the public file of this site.
         """
@@ -154,14 +155,15 @@ class Screens:
             self.trouble_of_index = f"the trainer's overlap index cannot be used: {error.message}"
 
     def lacking(self, file: PolicyFile, names: Sequence[ScreenName]) -> list[str]:
-        """Why some of these screens cannot run here as this file sets them, which need not be the one in force."""
+        """Return why some of these screens cannot run here as this file sets them, which need not be the one in
+        force."""
         whys = [("overlap", self._overlap_missing), ("canary", self._canary_missing)]
         if self._misfit(file):
             whys[0] = ("overlap", _MADE_OTHERWISE)
         return [f"screen {name} cannot run: {why}" for name, why in whys if name in names and why]
 
     def troubles(self, policy: Policy) -> list[str]:
-        """Why a screen that the policy names cannot run here; a line for each."""
+        """Return why a screen that the policy names cannot run here; a line for each."""
         return [
             f"{policy.source}:{policy.line_of(path)}: {path[1]} is denied while its screen {name} cannot run: {why}"
             for path, names in screens_named(policy)
@@ -327,7 +329,7 @@ class Rescreening:
         desk.register_command(COMMAND, "payload.read", lambda command: on_loop(lambda: self.rescreen(command)))
 
     def rescreen(self, command: VerifiedCommand) -> dict[str, Any]:
-        """What a policy's screens find in the archived texts that they have not seen.
+        """Return what a policy's screens find in the archived texts that they have not seen.
 
         Args:
             command: arguments {policy, charter, custom_file, since}: three files' texts, the second perhaps empty, the

@@ -108,8 +108,8 @@ def load_site_parts(config: SiloConfig, *, now: datetime | None = None, make_sec
 
 
 def require_authority_files(config: SiloConfig) -> None:
-    """That nobody else can change what this site obeys: configuration, policy with what it names, charter, people, CA
-    certificates and the coordinator's key (T59). Whatever else it reads is pinned by a hash in one of these.
+    """Require that nobody else can change what this site obeys: configuration, policy with what it names, charter,
+    people, CA certificates and the coordinator's key (T59). Whatever else it reads is pinned by a hash in one of these.
 
     Raises:
         NotAllowedError: which one others may write, and the command that mends it.
@@ -170,7 +170,7 @@ def effective_policy(config: SiloConfig) -> Policy:
 
 
 def check_policy(site: Site, policy: Policy) -> None:
-    """Whether what this site was started with is what `policy` pins, so that it could be started with it.
+    """Return whether what this site was started with is what `policy` pins, so that it could be started with it.
 
     Raises:
         UsageError, NotAllowedError: as `load_site_parts`.
@@ -270,7 +270,7 @@ def _check_model(config: SiloConfig, policy: Policy, found: Fingerprints) -> Non
 
 
 def field_names(config: SiloConfig) -> FieldNames:
-    """How the site's private files name the fields of a task."""
+    """Names of a task's fields in the site's private files."""
     return FieldNames(**config.data.fields.model_dump())
 
 
@@ -286,7 +286,8 @@ def site_schema(config: SiloConfig, policy: Policy) -> LoraSchema:
 
 
 def site_fingerprints(config: SiloConfig) -> Fingerprints:
-    """Of the model folder, with the hash of the template that is used in place of the folder's own (T13)."""
+    """Return the fingerprints of the model folder, with the hash of the template that is used in place of the folder's
+    own (T13)."""
     prints = read_fingerprints(config.model.path)
     template = read_template(config.data.template, config.model.path).sha256
     return prints if template is None else replace(prints, template_sha256=template)
@@ -331,7 +332,7 @@ def require_isolation(level: str, policy: Policy, why: str = "") -> None:
 
 
 def never_shown(config: SiloConfig) -> list[Path]:
-    """What no path that the trainer is given may contain: keys, secret, records, and what rules this site."""
+    """Return what no path that the trainer is given may contain: keys, secret, records, and what rules this site."""
     link_key = config.identity.link_key
     return [
         *config.key_files,
@@ -396,7 +397,7 @@ def code_sha256() -> str:
 
 
 def thread_warning(config: SiloConfig) -> str:
-    """Why this machine will spin instead of train, or nothing."""
+    """Return why this machine will spin instead of train, or nothing."""
     cores = len(os.sched_getaffinity(0))
     trainers = config.silos_on_this_host * config.trainer.processes
     wanted = config.threads * trainers

@@ -34,7 +34,7 @@ _VERSION = re.compile(r"\d{1,4}(\.\d{1,4}){1,3}([+.]?[a-z]{1,5}\d{0,5}){0,2}")
 
 
 class ValuesUnusable(ValueError):
-    """What the trainer reports cannot be shown."""
+    """The trainer's report cannot be shown."""
 
 
 def number(name: str, value: Any) -> float:
@@ -60,7 +60,8 @@ def counts(name: str, value: Any, names: Collection[str]) -> dict[str, float]:
 
 
 def phase_in(fields: Mapping[str, Any]) -> str:
-    """What it works on, one of `PHASES`; empty for anything else that is a text. Raises ValuesUnusable: no text."""
+    """Return what the trainer works on, one of `PHASES`; empty for anything else that is a text. Raises ValuesUnusable:
+    no text."""
     value = fields.get("phase", "")
     if not isinstance(value, str):
         raise ValuesUnusable("phase is no name")

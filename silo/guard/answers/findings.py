@@ -73,7 +73,7 @@ class Against:
 
 @dataclass(frozen=True)
 class Before:
-    """What a release is looked at beside.
+    """What a release is compared with.
 
     Attributes:
         kept: of the release itself, when it was held: base, places of hits.
@@ -125,7 +125,8 @@ def findings(
 
 
 def finding_id(key: bytes, release: Release, finding: Finding) -> str:
-    """Such as NEW_DESTINATION-3fa1c2d0: of what the finding says with all its evidence, about this release."""
+    """Return an id such as NEW_DESTINATION-3fa1c2d0, made of what the finding says with all its evidence, about this
+    release."""
     content = json.dumps(
         [release.id, release.digest, finding.code, finding.says, to_json(finding.evidence)], sort_keys=True
     )
@@ -147,7 +148,7 @@ def unread(noticed: Sequence[Finding], acknowledged: Collection[str]) -> list[Fi
 
 
 def counts(approval: Approval, noticed: Sequence[Finding]) -> bool:
-    """Whether a yes counts beside these findings: it stands in the log, and its person opened each of them."""
+    """Return whether a yes counts beside these findings: it stands in the log, and its person opened each of them."""
     return approval.verdict == "approve" and approval.record >= 0 and not unread(noticed, approval.acknowledged)
 
 
@@ -190,7 +191,7 @@ def _rejected_noticed(rejected: Sequence[tuple[Release, Sequence[str]]]) -> Iter
 
 
 def rejected_text(release: Release, people: Sequence[str]) -> str:
-    """That another release had the same bytes, and who rejected it."""
+    """Say that another release had the same bytes, and who rejected it."""
     return f"same bytes as {release.id}, rejected by {', '.join(people)}"
 
 

@@ -43,7 +43,7 @@ QUOTED = re.compile(r"(the trainer(?:'s| is gone| went away| \w+)?(?!\w)|private
 
 
 class Queries:
-    """What may be asked of a guard. Each query runs in the asking thread, and takes none of the loop's time.
+    """Queries that a guard answers. Each query runs in the asking thread, and takes none of the loop's time.
 
     Args:
         site, judge, ledger, audit, releases: read only.

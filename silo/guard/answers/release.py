@@ -306,7 +306,7 @@ class ReleaseView:
         return Against(item, release.facts, release.policy_digest, context, release.id)
 
     def _cosine(self, release: Release, last: Against) -> str:
-        """Of both updates, in words; only of what still lies here."""
+        """Return the cosine of both updates in words, where both still lie here."""
         key = release.digest, last.item.digest
         if key not in self._cosines:
             self._cosines = {key: self._measured_cosine(release, last)}
@@ -379,7 +379,7 @@ def given_of(approvals: Iterable[Approval]) -> tuple[answers.Given, ...]:
 
 
 def on_approve(kind: str, policy: PolicyFile | None) -> str:
-    """What comes of a yes.
+    """Say what follows from a yes.
 
     Args:
         kind: of the release.
@@ -396,7 +396,7 @@ def on_approve(kind: str, policy: PolicyFile | None) -> str:
 
 
 def on_reject(plan: str) -> str:
-    """What comes of a no.
+    """Say what follows from a no.
 
     Args:
         plan: canonical, of the run; empty for one that this silo has not joined, such as one whose plan is held.
@@ -447,7 +447,7 @@ def _percent(before: float, now: float) -> str:
 
 
 def items_of(facts: Mapping[str, Any]) -> str:
-    """What a release is made of, in words."""
+    """Return what a release is made of, in words."""
     if "tensors" in facts:
         shape = f"rank {facts.get('rank')}, {facts.get('dtype')}, {facts.get('elements')} values"
         return f"{facts['tensors']} tensors, {shape}"
@@ -459,7 +459,7 @@ def items_of(facts: Mapping[str, Any]) -> str:
 
 
 def hit_places(body: ProtobufMessage, hits: Sequence[Mapping[str, int]]) -> list[tuple[str, list[str]]]:
-    """Where in a message its screens found something, and the screens; never a text.
+    """Return where in a message its screens found something, and which screens; never a text.
 
     Args:
         body: of the message.
@@ -488,7 +488,7 @@ _NO_USUAL = frozenset({"approvals", "messages per minute", "screen hits", *COUNT
 
 
 def says(kind: str, facts: Mapping[str, Any], private_records: int) -> str:
-    """What leaves, and who can read it, in one sentence.
+    """Return what leaves, and who can read it, in one sentence.
 
     Args:
         kind: of the message.
@@ -718,7 +718,7 @@ Later = dict[str, Any]
 def later_rounds(
     release: Release, policy: Policy | None, file: PolicyFile, *, released: int, plan: str
 ) -> Iterator[Later]:
-    """For each kind that the yes is about: {kind, asked, unasked, file, line, says}.
+    """Yield a row for each kind that the yes is about: {kind, asked, unasked, file, line, says}.
 
     Args:
         release: held. Of a plan it is every kind that the policy asks people about, or never asks.
@@ -771,7 +771,7 @@ def _told(kind: str, block: Approvals, place: tuple[Any, Any], rounds: Mapping[i
 
 
 def _rhythm(block: Approvals) -> str:
-    """Of a run whose rounds are not known: what the policy asks for, in words."""
+    """Return how often the policy asks people, in words, of a run whose rounds are not known."""
     first, then = block.first_rounds, block.then
     if then == 1:
         return "is asked in each round"
@@ -783,7 +783,7 @@ def _rhythm(block: Approvals) -> str:
 
 
 def _numbers(rounds: Sequence[int]) -> str:
-    """Such as "rounds 2 to 4, 6"."""
+    """Return words such as "rounds 2 to 4, 6"."""
     spans: list[list[int]] = []
     for number in rounds:
         if spans and spans[-1][1] == number - 1:

@@ -250,7 +250,7 @@ def _kept_in(marks: Sequence[Mark]) -> tuple[str, str] | None:
 
 
 def _next_word(phases: Sequence[Mapping[str, Any]], *, held: bool, evaluates: bool) -> str:
-    """What this silo does once everything that is on record is over."""
+    """Say what this silo does once everything that is on record is over."""
     done = [each["phase"] for each in phases]
     if held:
         return "approval"
@@ -290,7 +290,7 @@ def _between(start: float | None, end: float | None) -> float | None:
 
 
 def _transcript_of(stored: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Of the round, as the ledger keeps it (canonical JSON)."""
+    """Return the round's transcript, as the ledger keeps it (canonical JSON)."""
     try:
         return dict(json.loads(stored["transcript"])) if stored else {}
     except (KeyError, ValueError, TypeError):

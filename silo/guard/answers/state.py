@@ -56,7 +56,7 @@ class RunStatus:
 
 @dataclass(frozen=True)
 class Moment:
-    """What the parts of the guard say at one moment.
+    """State of the guard's parts at one moment.
 
     Attributes:
         trainer: isolation level, probe results, and what the trainer said when it was ready.

@@ -76,11 +76,11 @@ class Controls:
     private: tuple[Address, ...] = ()
 
     def as_fields(self) -> dict[str, list[list[Any]]]:
-        """For the `probe` message."""
+        """Return the fields of the `probe` message."""
         return {"tcp": [list(each) for each in self.tcp], "udp": [list(each) for each in self.udp]}
 
     def as_text(self) -> dict[str, list[str]]:
-        """For people."""
+        """Return the addresses as texts for people."""
         return {"tcp": [*map(address_text, self.tcp)], "udp": [*map(address_text, self.udp)]}
 
     def and_also(self, more: Controls) -> Controls:
@@ -89,7 +89,8 @@ class Controls:
         return Controls(tuple(dict.fromkeys(tcp)), tuple(dict.fromkeys(udp)), tuple(left))
 
     def prove(self, probe: str, result: Mapping[str, Any]) -> bool:
-        """Whether a probe's silence is proof: in every family that it was silent in, it was so at one of these."""
+        """Return whether a probe's silence is proof: in every family that it was silent in, it was so at one of
+        these."""
         return result.get("outcome") == "silent" and not self._unproven(probe, result)
 
     def _unproven(self, probe: str, result: Mapping[str, Any]) -> set[str]:
@@ -102,7 +103,7 @@ class Controls:
         return heard - proven if proven else heard or {IPV4, IPV6}
 
     def why_unproven(self, silent: Mapping[str, Mapping[str, Any]]) -> str:
-        """For people: what is missing for the silence of these probes to count. silent: their results."""
+        """Say for people what is missing for the silence of these probes to count. silent: their results."""
         families = set().union(*(self._unproven(probe, result) for probe, result in silent.items()))
         text = f"no answer, and nothing that answers the guard was tried over {' and '.join(sorted(families))}"
         if not self.private:
@@ -119,7 +120,7 @@ NO_CONTROLS = Controls()
 
 
 def candidates(host: str, port: int, *, same_machine: bool) -> Controls:
-    """Where the coordinator and this machine's name servers are, as addresses that mean the same to the trainer.
+    """Return where the coordinator and this machine's name servers are, as addresses that mean the same to the trainer.
 
     Args:
         host: of the coordinator, a name or an address.
@@ -146,7 +147,7 @@ def candidates(host: str, port: int, *, same_machine: bool) -> Controls:
 
 
 def named(texts: Iterable[str]) -> Controls:
-    """What `trainer.must_not_reach` lists: `tcp:ADDRESS:PORT`, `udp:ADDRESS:PORT` (a name server)."""
+    """Return what `trainer.must_not_reach` lists: `tcp:ADDRESS:PORT`, `udp:ADDRESS:PORT` (a name server)."""
     by_protocol: dict[str, list[Address]] = {"tcp": [], "udp": []}
     for text in texts:
         kind, _, place = text.partition(":")
@@ -156,7 +157,7 @@ def named(texts: Iterable[str]) -> Controls:
 
 
 def _elsewhere(addresses: list[Address]) -> list[Address]:
-    """Without those that are this machine's own, or of one wire."""
+    """Return the addresses without this machine's own, and without those of one wire."""
     others: list[Address] = []
     for address in addresses:
         with contextlib.suppress(ValueError):
@@ -252,7 +253,7 @@ def why_waived(results: Mapping[str, Mapping[str, Any]], controls: Controls = NO
 
 
 def are_results(value: object) -> bool:
-    """Whether what a trainer says has the shape of results: few, named in plain words."""
+    """Return whether what a trainer says has the shape of results: few, named in plain words."""
     return (
         isinstance(value, dict)
         and len(value) <= _PROBES_MAX

@@ -57,7 +57,7 @@ def folder_of(config: SiloConfig) -> Path:
 
 
 def command_of(config: SiloConfig, socket: Path) -> list[str]:
-    """What is started for one server; `rollout.command` in its place where the site gives one.
+    """Return the command line of one server; `rollout.command` in its place where the site gives one.
 
     Raises:
         UsageError: the command's placeholders are not known.
@@ -95,12 +95,13 @@ def _accelerated(config: SiloConfig) -> bool:
 
 
 def may_sleep(config: SiloConfig) -> bool:
-    """Whether the trainer may ask a server to sleep: of those that the guard starts, one with a GPU knows how."""
+    """Return whether the trainer may ask a server to sleep: of those that the guard starts, one with a GPU knows
+    how."""
     return config.rollout.sleep == "auto" and (config.rollout.launch == "external" or _accelerated(config))
 
 
 def environment_of(config: SiloConfig, scratch: Path) -> dict[str, str]:
-    """That of a trainer, and what vLLM needs besides. scratch: the server's own folder."""
+    """Return a trainer's environment, with what vLLM needs besides. scratch: the server's own folder."""
     private, public = config.rollout_sockets
     trainer = sandbox.trainer_environment(os.environ, threads=config.threads, scratch=scratch)
     # Sleeping and emptying the prefix cache are among the calls that vLLM offers to developers only.
@@ -162,7 +163,7 @@ class _Server:
                 return
 
     def _trouble(self) -> str:
-        """Why it has to be started again, or ''."""
+        """Return why it has to be started again, or ''."""
         status = None if self.process is None else self.process.poll()
         if status is not None:
             return f"ended with status {status}"
@@ -252,7 +253,7 @@ class RolloutServers:
                 raise OperationError(f"the rollout server cannot be started: {error}", code="ROLLOUT_START") from error
 
     def wait_ready(self, should_stop: Callable[[], bool] = lambda: False) -> None:
-        """Until every server answers. Raises OperationError: one did not, in time."""
+        """Wait until every server answers. Raises OperationError: one did not, in time."""
         end = time.monotonic() + self._config.rollout.start_timeout_seconds
         for name, socket in self.sockets.items():
             server = next((each for each in self._servers if each.name == name), None)

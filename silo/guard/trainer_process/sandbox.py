@@ -261,7 +261,7 @@ def _present(path: Path) -> Path:
 
 
 def _follow(path: Path) -> tuple[Path, dict[str, str]]:
-    """Where `path` really is, and each symbolic link on the way with its text."""
+    """Return where `path` really is, and each symbolic link on the way with its text."""
     links: dict[str, str] = {}
     current, left = "/", [part for part in path.parts if part != "/"]
     while left:

@@ -67,7 +67,7 @@ class TrainerGone:
 
 @dataclass
 class TrainerState:
-    """What the console shows of the trainer. `controls`: what answered the guard before and after the probes."""
+    """State of the trainer that the console shows. `controls`: what answered the guard before and after the probes."""
 
     isolation: str = "waived"
     probes: dict[str, Any] = field(default_factory=dict)
@@ -76,7 +76,7 @@ class TrainerState:
 
 
 class TrainerHandle(Protocol):
-    """What the guard needs of a trainer: started for each run, told, stopped."""
+    """A trainer as the guard needs it: started for each run, told, stopped."""
 
     def start(self) -> None:
         """Start it, configured and ready. Raises OperationError."""
@@ -112,7 +112,8 @@ class Restart:
     task: LinkMessage | None = None
 
     def fields(self) -> dict[str, Any]:
-        """Of the record. Nothing that a trainer said is in it: task, round and step are what the guard gave it."""
+        """Return the fields of the record. Nothing that a trainer said is in it: task, round and step are what the
+        guard gave it."""
         given = self.task.fields if self.task is not None else {}
         outcome = "failed" if self.code else "round_repeated" if self.repeated else "resumed"
         detail = {"outcome": outcome, "number": self.number, "repeated": self.repeated}
@@ -616,7 +617,7 @@ def _stands_at(resumed: Mapping[str, Any], task: LinkMessage) -> bool:
 
 
 def _optimiser_of(plan: LinkMessage) -> str:
-    """Of our own message; canonical, so it reads the same every time."""
+    """Return the optimiser that our own message names; canonical, so it reads the same every time."""
     optimiser = json.loads(str(plan.fields["canonical_json"])).get("optimiser", {})
     return json.dumps(optimiser, separators=(",", ":"))
 

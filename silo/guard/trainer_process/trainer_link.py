@@ -69,7 +69,7 @@ def link_tls(config: SiloConfig) -> LinkTls:
 
 
 def allowed_users(config: SiloConfig) -> frozenset[int]:
-    """Whose processes may connect over the unix socket. Raises UsageError: no such user."""
+    """Return whose processes may connect over the unix socket. Raises UsageError: no such user."""
     user = config.trainer.user
     if user is None:
         return frozenset({os.getuid()})
@@ -85,7 +85,7 @@ def allowed_users(config: SiloConfig) -> frozenset[int]:
 
 
 def start_command(config: SiloConfig) -> str:
-    """What somebody types where the external trainer runs."""
+    """Return what somebody types where the external trainer runs."""
     trainer = config.trainer
     python = trainer.python or Path(sys.executable)
     command = f"{python} -P -m silo.trainer.worker --address {trainer.address}"
@@ -115,7 +115,7 @@ def last_words(config: SiloConfig, begins: int) -> str:
 
 
 def where_it_tells(config: SiloConfig) -> str:
-    """Where to look for what a trainer said before it ended, and whether there was space for it."""
+    """Say where to look for what a trainer wrote before it ended, and whether there was space for it."""
     if config.trainer.launch == "external":
         return "see its own output, where it was started"
     where = f"see {log_of(config)}"
