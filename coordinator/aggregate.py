@@ -349,8 +349,6 @@ class DriftNotes:
     """Computes how far apart the updates of a round were, on a thread of its own.
 
     Args:
-        blobs: of the coordinator.
-        store: of the coordinator.
         runs: those that have not ended, by name.
         changed: the driver's lock; notified when something changed.
         is_over: whether the coordinator stops; what is left over then is taken up at the next start.

@@ -610,7 +610,6 @@ class Refusals:
 
     Args:
         append: to the audit log.
-        monotonic: seconds.
     """
 
     def __init__(self, append: Callable[..., Any], monotonic: Callable[[], float]) -> None:
@@ -762,7 +761,7 @@ class Driver:
 
     def turn_back(self, now: float) -> None:
         """The clock was accepted: what was counted at a later time counts as of now (T41). now: UTC seconds."""
-        with self._changed, self._storing() as session:
+        with self._changed, self.parts.store.transaction() as session:
             for silo in self.parts.silos:
                 book = self._book(session, silo)
                 book.turn_back(now)
@@ -793,7 +792,7 @@ class Driver:
             for run in list(self.runs.values()):
                 for name in run.life.due(self.parts.monotonic()):
                     log.info("run %s: deadline %s has passed", run.name, name, extra={"run": run.name})
-                    with self._storing() as session:
+                    with self.parts.store.transaction() as session:
                         run.apply(session, DeadlinePassed(name))
             self.effects.forget_ended()
             self.refusals.tell()
@@ -1017,7 +1016,7 @@ class Driver:
         """A message with verdicts on its public answers. The lock is free meanwhile, so `_take` looks at all again."""
         if not isinstance(arrived.body, pb.PublicResponses):
             return arrived
-        with self._changed, self._storing() as session:
+        with self._changed, self.parts.store.transaction() as session:
             if self.halted or self.stopping or not self._is_new(session, arrived):
                 return arrived
             place, book = self._places.of(session, arrived), self._book(session, arrived.silo)
@@ -1060,7 +1059,7 @@ class Driver:
     # ---- replies -------------------------------------------------------------------------------------
 
     def _deliver(self, silo: str) -> Reply:
-        with self._changed, self._storing() as session:
+        with self._changed, self.parts.store.transaction() as session:
             return self._delivered(session, silo) or self._sealed(session, silo, ack())
 
     def _delivered(self, session: Session, silo: str) -> Reply | None:
@@ -1075,7 +1074,7 @@ class Driver:
         return reply
 
     def _reply(self, silo: str, taken: Taken) -> Reply:
-        with self._changed, self._storing() as session:
+        with self._changed, self.parts.store.transaction() as session:
             return self._sealed(session, silo, taken)
 
     def _sealed(self, session: Session, silo: str, taken: Taken) -> Reply:
@@ -1124,11 +1123,8 @@ class Driver:
 
     # ---- state ---------------------------------------------------------------------------------------
 
-    def _storing(self) -> Any:
-        return self.parts.store.transaction()
-
     def _has_pending(self, silo: str) -> bool:
-        with self._storing() as session:
+        with self.parts.store.transaction() as session:
             return self._is_pending(session, silo)
 
     def _is_pending(self, session: Session, silo: str) -> bool:

@@ -276,7 +276,6 @@ class Ingress:
     """Checks without state, but for what grading has taken so far.
 
     Args:
-        federation: its id.
         silos: listed names.
         policy: the coordinator's charter.
         schema: the adapter's tensors.

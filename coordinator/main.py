@@ -256,7 +256,6 @@ class Coordinator:
 
     Args:
         checked: the configuration and its files.
-        clock: UTC seconds.
         running: seconds that pass whatever the clock shows.
         replies: what seals the replies. No key of the configuration names one: another than the honest one takes
             another program.

@@ -34,7 +34,6 @@ class Replies:
     """Seals replies. Used under the driver's lock.
 
     Args:
-        federation: its id.
         sender: the coordinator's SPIFFE id.
         key: its message-signing key, pinned by every silo.
         undone: calls what it is given where the transaction fails.

@@ -137,7 +137,6 @@ class FederationService:
         trust_root_pem: federation CA.
         limits: bounds per call and silo.
         now: UTC, timezone-aware.
-        monotonic: seconds.
     """
 
     def __init__(

@@ -51,7 +51,6 @@ class Transfers:
 
     Args:
         driver: takes the messages and seals those that go out.
-        trust_root_pem: the federation CA.
         now: UTC.
         charter_digest: of the charter, for the log.
     """
@@ -100,9 +99,6 @@ class Transfers:
 
     def import_release(self, path: Path) -> dict[str, Any]:
         """Take a silo's file, one message after the other.
-
-        Args:
-            path: of the file.
 
         Returns:
             Its silo and digest, and of each message what was answered: a refused one does not keep the next from being

@@ -94,7 +94,6 @@ class Relay:
     """Carries out `control.checkpoint`. Used under the driver's lock.
 
     Args:
-        audit: the coordinator's log.
         silos: all listed ones.
 
     Attributes:

@@ -52,13 +52,11 @@ class Panel:
     """Answers queries about the audit log, witnesses and log lines.
 
     Args:
-        audit: the coordinator's log.
         store: its database.
         desk: where it is asked; its events are the lines of `logs`.
         relay: knows which silos contradict the log.
         charter: by which messages are judged.
         silos: SPIFFE ids of the listed ones, whose cosignatures count.
-        now_seconds: UTC.
     """
 
     def __init__(
@@ -134,7 +132,6 @@ class Files:
         certificate_pem: its own, in use.
         roles: its people.
         panel: knows the certificates of others.
-        now_seconds: UTC.
     """
 
     def __init__(

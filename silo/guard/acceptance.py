@@ -168,7 +168,6 @@ class Acceptance:
     Args:
         config: of the site: its limits (None: nothing is measured) and where to keep what is known.
         judge, adapters: the guard's parts.
-        publish: tells people what happens.
     """
 
     def __init__(self, config: SiloConfig, *, judge: Judge, adapters: AdapterStore, publish: Publish) -> None:

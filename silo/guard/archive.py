@@ -53,9 +53,6 @@ class Tickets:
     """Hands out a ticket for what was asked for with a command, each good for one look within `TICKET_SECONDS`; one at
     a time: whoever asks again asks again. What is shown is made when the ticket is handed in, by the thread that hands
     it in.
-
-    Args:
-        monotonic: seconds.
     """
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
@@ -82,7 +79,6 @@ class Archive:
 
     Args:
         ledger: knows what is settled, which payload a decision was about, and has the bytes.
-        audit: our log.
         judge: knows the policy in force and the time, and records that a payload is read.
     """
 

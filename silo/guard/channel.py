@@ -559,7 +559,6 @@ class Uplink:
 
     Args:
         envelope: signed.
-        payload: its bytes.
     """
 
     def __init__(self, envelope: pb.Envelope, payload: codec.Buffer) -> None:

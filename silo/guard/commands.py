@@ -541,8 +541,6 @@ class HeldPayloads:
     """Shows people the bytes of a held release, by signed command; each look is recorded.
 
     Args:
-        ledger: has the held bytes.
-        audit: our log.
         prompts: rows of this site's own copy of the public set.
         record: appends to the log; the gate's, so that a log that takes nothing halts it. By default the log's own.
     """

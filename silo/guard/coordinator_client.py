@@ -372,10 +372,7 @@ class Witnessing:
     """Exchanges checkpoints: of this site's log, and of the other parties' logs.
 
     Args:
-        audit: our log.
-        policy: the one in force.
         own_id: SPIFFE id of this silo.
-        trust_root_pem: the federation CA.
         now_seconds: UTC seconds that never go back.
     """
 

@@ -482,7 +482,6 @@ class Judge:
         audit: our log; durable at return of `append`.
         site: what does not change: names, schema, public set.
         site_key: keys the digests of short payloads in the log (T40).
-        clock: UTC seconds.
         screens: read texts as the policy says; without their material they deny.
         code_sha256: of the program that decides; with each decision.
 
@@ -791,7 +790,6 @@ class Outcomes:
     """Records what becomes of each message, and settles it in the outbox.
 
     Args:
-        judge: records.
         ledger: holds the outbox.
     """
 

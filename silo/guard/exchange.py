@@ -71,8 +71,6 @@ class LineExchange:
 
     Args:
         judge, ledger, client, agreement, runs: the guard's parts.
-        isolation: of the trainer, as it was probed.
-        monotonic: seconds.
     """
 
     def __init__(
@@ -179,7 +177,6 @@ class FileExchange:
     Args:
         site: names and keys.
         gate, ledger, client, agreement, runs: the guard's parts.
-        isolation: of the trainer, as it was probed.
 
     Attributes:
         open: an export is being written.
@@ -293,10 +290,6 @@ class FileExchange:
 
     def take(self, path: Path, record: Recorder) -> dict[str, Any]:
         """Put a file of the coordinator's in the place of the one before, whole or not at all.
-
-        Args:
-            path: of the file.
-            record: the order's.
 
         Raises:
             TransferBroken: it is not whole, or not what the coordinator of this federation wrote.

@@ -89,10 +89,8 @@ class Gate:
 
     Args:
         channel: the one connection.
-        judge: decides and records.
         ledger: counters and history that survive a kill.
         archive: makes room for what leaves, and keeps it until it is answered, or longer.
-        federation: its name.
         signing_key: our message-signing key.
         coordinator_key: its pinned message-signing key.
     """

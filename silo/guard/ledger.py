@@ -345,7 +345,6 @@ class Ledger:
     """The ledger of one silo. Thread-safe: the control socket reads while the daemon writes.
 
     Args:
-        path: the SQLite file; its folder exists.
         read_only: for a process beside the daemon; the file must be there, and every write is an OperationError.
         give_up: asked while the file is locked: whether to wait no longer, since this process is to end.
 

@@ -555,7 +555,6 @@ class ReleaseKeeping:
 
     Args:
         judge: runs the screens, and knows where the run stands.
-        ledger: keeps it.
     """
 
     def __init__(self, judge: Judge, ledger: Ledger) -> None:

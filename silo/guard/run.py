@@ -318,7 +318,6 @@ class RoundResume:
 
     Args:
         site: what the round was agreed on, but for the policy.
-        judge: knows the policy in force.
         ledger: stores the messages that the method gets.
 
     Attributes:

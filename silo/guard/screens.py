@@ -315,7 +315,6 @@ class Rescreening:
 
     Args:
         ledger: knows which payload a decision was about, and has the bytes.
-        audit: our log.
         screens: of this site, with the index and the canaries that they have now.
     """
 

@@ -169,11 +169,7 @@ MODE = 0o600
 
 
 class FigureHistory:
-    """Thread-safe. `path` is made with the first figure.
-
-    Args:
-        path: of the file.
-    """
+    """Thread-safe. `path` is made with the first figure."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -76,8 +76,6 @@ class LimitsView:
     Args:
         ledger: what was counted.
         index: what left.
-        policy: the one in force.
-        view: where the run stands.
         schema: this site's adapter.
         now_seconds: UTC; no earlier than the ledger's latest time counts.
     """

@@ -47,8 +47,6 @@ class Queries:
 
     Args:
         site, judge, ledger, audit, releases: read only.
-        history: the trainer's figures.
-        clock: UTC seconds.
 
     Attributes:
         index: of the log.

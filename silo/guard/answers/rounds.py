@@ -42,9 +42,7 @@ class RoundView:
     Args:
         silo: this one's name.
         ledger: read only.
-        index: of this silo's log.
         view: of the run, as the gate has it.
-        now_seconds: UTC.
         policy: digest of what is in force.
     """
 

@@ -92,11 +92,9 @@ class Status:
     """Shows each change of the state once.
 
     Args:
-        config: of the site.
         certificate_until: when this site's certificate ends.
         desk: of the control server, where it is shown.
         history: keeps the trainer's figures for the curves.
-        clock: UTC seconds.
     """
 
     def __init__(

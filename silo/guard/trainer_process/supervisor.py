@@ -130,7 +130,6 @@ class Supervisor:
     """One trainer, from start to end.
 
     Args:
-        config: the site.
         events: called from the reader thread with TrainerSaid and TrainerGone.
         should_stop: asked while waiting for the trainer to connect.
         body_bytes_max: the longest body that the trainer may send.
