@@ -68,10 +68,10 @@ STEPS: tuple[tuple[str, str, str, str], ...] = (
     (
         "answers with a hit are not withheld",
         f"{GATE}:Gate._offer_texts",
-        '[bool(found) and block.on_hit == "withhold" for found in screened.hits]',
+        '[bool(hits) and block.on_hit == "withhold" for hits in screened.hits]',
         "[False for _ in screened.hits]",
     ),
-    ("answers without a hit are withheld", f"{GATE}:Gate._offer_texts", "bool(found)", "not found"),
+    ("answers without a hit are withheld", f"{GATE}:Gate._offer_texts", "bool(hits)", "not hits"),
     ("hits are not counted", f"{GATE}:Gate._offer_texts", "self.judge.count_hits(message, screened)", "pass"),
     (
         "what is allowed is not kept until it is sent",
