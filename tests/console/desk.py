@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from textual.pilot import Pilot
+from textual.screen import Screen
+from textual.strip import Strip
 
 from console.app import FedConsole
 from console.base import Arrived, FedScreen
@@ -17,9 +19,17 @@ from console.screens.approval import ApprovalScreen
 from fedsilo.control.client import Operator
 from fedsilo.protocol.errors import FedSiloError
 from fedsilo.views.state import Snapshot
-from tests.console.states import live, release, silo
+from tests.console.states import DIGEST, live, release, silo
 
 SIZES = [(80, 24), (140, 42)]
+
+
+FRAMES = str.maketrans("│┃", "  ")
+
+
+def strips(screen: Screen[Any]) -> list[Strip]:
+    """Return what a terminal gets of a screen, line by line."""
+    return screen._compositor.render_strips()[: screen.app.size.height]
 
 
 class Signer:
@@ -101,9 +111,37 @@ class Desk:
     @property
     def text(self) -> str:
         """What stands on the screen, line by line."""
-        height = self.app.size.height
-        lines = self.app.screen._compositor.render_strips()
-        return "\n".join("".join(segment.text for segment in strip) for strip in lines[:height])
+        return "\n".join("".join(segment.text for segment in strip) for strip in strips(self.app.screen))
+
+    @property
+    def words(self) -> str:
+        """What stands on the screen, without frames and with single spaces."""
+        return " ".join(self.text.translate(FRAMES).split())
+
+    def shows(self, *facts: str, lacks: Sequence[str] = ()) -> None:
+        """Raise AssertionError unless all of these stand on the screen, and none of `lacks`."""
+        words = self.words
+        assert [fact for fact in facts if fact not in words] == [], words
+        assert [fact for fact in lacks if fact in words] == [], words
+
+    def is_harmless(self) -> None:
+        """Raise AssertionError: there is a character that a terminal obeys or hides (T37)."""
+        assert [one for one in self.text if not (one.isprintable() or one == "\n")] == []
+
+    @property
+    def footer(self) -> str:
+        return self.text.splitlines()[-1]
+
+    async def go(self, typed: str) -> None:
+        """Type it after `:`."""
+        await self.press("colon", *("space" if one == " " else one for one in typed), "enter")
+        await self.pilot.pause()
+
+    async def sends(self, *keys: str) -> list[tuple[str, str, dict[str, Any], str]]:
+        """Press these keys; return all commands that were signed until then."""
+        for key in keys:
+            await self.press(key)  # what the key before opened rests a moment
+        return await self.answers_sent()
 
 
 @asynccontextmanager
@@ -132,3 +170,9 @@ async def type_word(desk: Desk, word: str) -> None:
         desk.pass_time(0.05)
         await desk.pilot.press(key)
     await desk.pilot.pause()
+
+
+async def answer_it(desk: Desk, word: str = DIGEST[-4:]) -> list[tuple[str, str, dict[str, Any], str]]:
+    """Type the word into the open dialog and press its button; what was signed until then."""
+    await type_word(desk, word)
+    return await desk.sends(*(("tab",) if word == DIGEST[-4:] else ("tab", "tab")), "enter")

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from console.actions import command_line
-from console.base import TextDialog
 from console.screens import audit
-from console.screens.audit import LIMITS_OF_IT, AuditScreen
-from console.table_screen import PAGE_ROWS, ROWS_MAX
+from console.screens.audit import AuditScreen, seeks_control
+from console.screens.overview import OverviewScreen
+from console.table_screen import PAGE_ROWS, ROWS_MAX, TablePane
+from fedsilo.protocol.kinds import INBOUND_KINDS, OUTBOUND_KINDS
 from fedsilo.views import audit as audit_screen
 from fedsilo.views.lines import ASCII, UNICODE, to_text, width_of
 from fedsilo.views.state import Link, Question
-from tests.console.desk import SIZES, Desk, console
+from tests.console.desk import Desk, console
 from tests.console.states import NOW, silo
 
 KINDS = ("lora.factors", "public.responses", "metrics.eval")
@@ -119,20 +119,20 @@ async def answer_all(desk: Desk, log: Log, rounds: int = 60) -> None:
     raise AssertionError(f"it asks on and on: {log.asked[-3:]}")
 
 
-async def newest_again(desk: Desk, log: Log) -> None:
+async def newest_again(desk: Desk, log: Log, **status: Any) -> None:
     """A second later the feed has asked again what is wanted."""
+    log.status = {**log.status, **status}
     for key, question in list(desk.app.wanted.items()):
         if key != "halts" and "before" not in question[1]:
             await desk.answer(key, log.query(question))
     await answer_all(desk, log)
 
 
-async def filter_by(desk: Desk, text: str) -> None:
-    """As if it had been typed after `/`."""
-    screen = desk.app.screen
-    assert isinstance(screen, AuditScreen)
-    screen.table.filter(text)
+async def filter_by(desk: Desk, log: Log, text: str) -> None:
+    """Type it after `/`, and answer what is asked for then."""
+    desk.app.screen.query_one(TablePane).filter(text)
     await desk.pilot.pause()
+    await answer_all(desk, log)
 
 
 async def opened(desk: Desk, log: Log) -> AuditScreen:
@@ -147,49 +147,32 @@ async def opened(desk: Desk, log: Log) -> AuditScreen:
 # ---- what is not right -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("size", SIZES)
-async def test_a_break_is_one_line_as_wide_as_the_screen_that_names_the_record(size: tuple[int, int]) -> None:
-    broken = {"seq": 17, "why": "its previous is not the hash of record 16"}
-    log = Log(71, status={**STATUS, "size": 71, "verified_to": 17, "broken": broken})
-    async with console(size) as desk:
-        await opened(desk, log)
-        line = next(line for line in desk.text.splitlines() if "BROKEN" in line)
-        assert "BROKEN AT RECORD 17: its previous is not the hash of record 16" in line
-        assert len(line) == size[0] and " " not in line[-2:] and line.startswith("━━")
-        assert "holds to 17 of 71" in desk.text and "verified to" not in desk.text
-        log.status = {**STATUS, "size": 71, "verified_to": 71}
-        await newest_again(desk, log)
-        assert "BROKEN" not in desk.text and "verified to 71 at" in desk.text
-
-
-def test_a_break_is_drawn_in_the_colour_of_what_is_bad_and_is_never_wider() -> None:
+def test_a_break_is_one_line_as_wide_as_the_screen_that_names_the_record() -> None:
     for why in ("x", "x y " * 100, "\u65e5\u672c" * 60):
         (line,) = audit_screen.break_line({"broken": {"seq": 17, "why": why}}, 80, UNICODE)
         assert {style for _, style in line} == {"bad"} and width_of(line) == 80
+        assert " RECORD 17: " in to_text([line])
     assert audit_screen.break_line({"broken": None}, 80, UNICODE) == []
     assert to_text(audit_screen.break_line({"broken": {"seq": 1, "why": "x"}}, 60, ASCII)).isascii()
 
 
 @pytest.mark.parametrize(
     ("changes", "said", "not_said"),
-    [({}, "matches coordinator", "DIFFERS"),
-     ({"coordinator": "differs"}, "DIFFERS FROM COORDINATOR", "matches"),
-     ({"coordinator": "not seen"}, "not countersigned by the coordinator yet", "matches"),
-     ({"verified_to": None, "verified_at": None}, "18,290 records, not verified yet: v verifies them", "verified to"),
-     ({"checkpoint": {"size": 0, "time": "", "cosigned_by": []}}, "no signed checkpoint yet", "countersigned"),
-     ({"checkpoint": {"size": 9, "time": "", "cosigned_by": []}}, "countersigned by nobody yet", "countersigned by c"),
-     ({"verified_at": "2026-11-30T09:41:00Z"}, "of 18,290 at 2026-11-30 09:41:00", "18,290 at 09:41")],
-)  # fmt: skip
+    [
+        ({}, "matches coordinator", "DIFFERS"),
+        ({"coordinator": "differs"}, "DIFFERS FROM COORDINATOR", "matches"),
+        ({"coordinator": "not seen"}, "not countersigned by the coordinator yet", "matches"),
+        ({"verified_to": None, "verified_at": None}, "18,290 records, not verified yet", "verified to"),
+        ({"checkpoint": {"size": 0, "time": "", "cosigned_by": []}}, "no signed checkpoint yet", "countersigned"),
+        ({"checkpoint": {"size": 9, "time": "", "cosigned_by": []}}, "countersigned by nobody yet", "signed by c"),
+        ({"verified_at": "2026-11-30T09:41:00Z"}, "of 18,290 at 2026-11-30 09:41:00", "18,290 at 09:41"),
+        ({"broken": {"seq": 17, "why": "x"}, "verified_to": 17}, "holds to 17 of 18,290", "verified to"),
+        ({"verifying": True, "looked_at": 9_145}, "verifying 9,145 of 18,204 50 %", "DIFFERS"),
+    ],
+)
 def test_the_head_says_what_the_daemon_knows_and_no_more(changes: dict[str, Any], said: str, not_said: str) -> None:
     text = to_text(audit_screen.head_lines({**STATUS, **changes}, NOW, 200, UNICODE, control=False))
-    assert said in text and not_said not in text
-
-
-def test_the_head_in_one_line_where_there_is_room() -> None:
-    assert to_text(audit_screen.head_lines(STATUS, NOW, 160, UNICODE, control=False)) == (
-        "verified to 18,204 of 18,290 at 09:41:00 · checkpoint 18,000 · countersigned by coordinator/main, "
-        "silo/uni_c · matches coordinator · c adds control messages"
-    )
+    assert said in text and not_said not in text and ("c adds control messages" in text)
 
 
 # ---- verify ----------------------------------------------------------------------------------------
@@ -201,17 +184,13 @@ async def test_v_has_the_daemon_verify_once_and_shows_how_far_it_is() -> None:
         await opened(desk, log)
         assert log.verifications == 0
         await desk.press("v")
-        assert "asked the daemon to verify" in desk.text
         await answer_all(desk, log)
         assert log.verifications == 1 and not [key for key in desk.app.wanted if key.startswith("audit.verify")]
-        log.status = {**log.status, "looked_at": 40}
-        await newest_again(desk, log)
-        assert "verifying 40 of 71 56 %" in desk.text and "━" in desk.text
+        await newest_again(desk, log, looked_at=40)
+        desk.shows("verifying 40 of 71 56 %")
         await desk.press("v")
-        assert "a verification is going on" in desk.text
-        log.status = {**log.status, "verifying": False, "verified_to": 71, "verified_at": "2026-12-01T10:00:00Z"}
-        await newest_again(desk, log)
-        assert "verifying" not in desk.text and "verified to 71 at 10:00:00" in desk.text and log.verifications == 1
+        await newest_again(desk, log, verifying=False, verified_to=71, verified_at="2026-12-01T10:00:00Z")
+        assert log.verifications == 1  # one was going on
         await desk.press("v")
         await answer_all(desk, log)
         assert log.verifications == 2 and await desk.answers_sent() == []
@@ -224,54 +203,50 @@ async def test_v_that_is_refused_or_reaches_nobody_says_so_and_is_over() -> None
         await desk.press("v")
         await desk.answer("audit.verify 1", None, refused=("OPERATION", "disk is full"))
         await desk.pilot.pause()
-        assert "not verified: disk is full [OPERATION]" in desk.text
-        assert not [key for key in desk.app.wanted if key.startswith("audit.verify")]
+        desk.shows("disk is full [OPERATION]")
         await desk.show(replace(desk.app.snapshot, link=Link("disconnected", "refused", "start it", desk.now, 1e9)))
         await desk.press("v")
-        assert "cannot be reached" in desk.text and log.verifications == 0
-        assert not [key for key in desk.app.wanted if key.startswith("audit.verify")]
+        assert log.verifications == 0 and not [key for key in desk.app.wanted if key.startswith("audit.verify")]
 
 
 # ---- rows ------------------------------------------------------------------------------------------
 
 
-async def test_newest_first_and_older_pages_as_one_goes_down() -> None:
-    log = Log(250)
-    async with console((100, 30)) as desk:
+async def test_control_messages_are_left_out_until_c_a_number_or_their_name_brings_them() -> None:
+    log = Log(1000, polls=True)
+    async with console() as desk:
         screen = await opened(desk, log)
-        assert [item.id for item in screen.table.rows.shown[:2]] == ["249", "248"]
-        await desk.press("G")
-        await answer_all(desk, log)
-        assert screen.table.rows.kept == 200
-        assert ("audit", {"control": False, "limit": PAGE_ROWS, "before": 150}) in log.asked
+        table = screen.table
 
+        def polls() -> int:
+            return sum(is_poll(item.row) for item in table.rows.shown)
 
-async def test_a_filter_asks_the_daemon_for_the_event_and_the_text() -> None:
-    log = Log(9000)
-    async with console((100, 30)) as desk:
-        screen = await opened(desk, log)
-        await desk.press("slash", *"event:egress.sent*", "enter")
+        assert ("audit", {"control": False, "limit": PAGE_ROWS}) in log.asked and len(table.rows.shown) >= 100
+        assert not polls() and any(
+            item.row["kind"] == "control.poll" for item in table.rows.shown
+        )  # a refused one stays
+        for typed, control in (("approval", False), ("poll", True)):
+            await filter_by(desk, log, typed)
+            assert log.asked[-1][1].get("control", True) is control and screen.table.control is control
+        await filter_by(desk, log, "event:egress")
+        assert ("audit", {"event": "egress", "control": False, "limit": PAGE_ROWS}) in log.asked
+        await desk.press("c")
         await answer_all(desk, log)
-        assert ("audit", {"event": "egress.sent", "control": False, "limit": PAGE_ROWS}) in log.asked
-        rows = screen.table.rows
-        assert rows.kept >= 100 and {item.row["event"] for item in rows.shown} == {"egress.sent"}
-        await filter_by(desk, "event:egress.sent* prompt_id decision:deny")
+        assert log.asked[-1] == ("audit", {"event": "egress", "limit": PAGE_ROWS})
+        await desk.press("c")
+        await filter_by(desk, log, "")
+        await desk.press("c")
         await answer_all(desk, log)
-        assert "rows passes the filter" in desk.text  # a denial is a decision and was not sent
-        await desk.press("escape")
-        await answer_all(desk, log)
-        assert len(screen.table.rows.shown) == 100 and isinstance(desk.app.screen, AuditScreen)
-        assert screen.table.rows.shown[0].id == "8999"
+        assert polls() and "c hides control messages" in desk.text
 
 
 async def test_a_filter_that_little_passes_goes_through_the_whole_log_and_keeps_what_it_found() -> None:
     log = Log(9000, look_max=500)
     async with console((100, 30)) as desk:
         screen = await opened(desk, log)
-        await filter_by(desk, digest(2000)[:16])  # the record's own payload, and the link of the one after it
+        await filter_by(desk, log, digest(2000)[:16])  # the record's own payload, and the link of the one after it
         for _ in range(4):
             await newest_again(desk, log)
-        assert [item.id for item in screen.table.rows.shown] == ["2001", "2000"]
         older = [question[1]["before"] for question in log.asked if {"text", "before"} <= set(question[1])]
         assert len(older) == len(set(older)) == 17  # once through the log, not again with each newest page
         log.size += 5
@@ -289,56 +264,32 @@ def test_what_the_daemon_looks_for_and_what_the_console_compares(typed: str, eve
     assert audit.asked_of(typed) == audit.Asked(event, text, rest)
 
 
-async def test_a_filter_that_nothing_passes_says_of_how_many_and_how_a_rejection_is_called() -> None:
-    told = "rows passes the filter; a rejection is event approval.deny"
-    async with console() as desk:
-        log = Log(300)
-        await opened(desk, log)
-        await filter_by(desk, "reject")
-        await answer_all(desk, log)
-        assert f"none of 300 {told}" in " ".join(desk.text.replace("│", " ").split()) and "yet" not in desk.text
-        await filter_by(desk, "event:egress")
-        await answer_all(desk, log)
-        assert told not in " ".join(desk.text.split())
-
-
-async def test_to_a_record_by_its_number() -> None:
+async def test_a_record_is_gone_to_by_its_number_and_escape_comes_back() -> None:
     log = Log(100_000, first=300)
     async with console((100, 30)) as desk:
         screen = await opened(desk, log)
-        await desk.press("colon", *"audit 50005", "enter")
-        for number in (50_005, 99_990, 50_010):
-            screen.go_to(str(number))
-            await desk.pilot.pause()
-            await answer_all(desk, log)
-            assert screen.table.rows.cursor == str(number)
+        table = screen.table
+        await filter_by(desk, log, "event:egress.sent")
+        await go_to(desk, log, "50005")
+        assert table.rows.cursor == "50005" and table.rows.filter_text == ""  # a filter that would hide it is left
+        for number in ("99990", "50010"):
+            await go_to(desk, log, number)
+            await newest_again(desk, log)
+            assert table.rows.cursor == number and screen.table.control  # it may be a poll's
+        assert screen.twin() == "fedsilo audit show 50010 --log STATE_DIR"
+        for typed, told in (("100000", "the newest is 99999"), ("-1", "takes the number of a record"),
+                            ("12", "record 12 and older ones are not kept any more")):  # fmt: skip
+            await go_to(desk, log, typed)
+            desk.shows(told)
+        await desk.press("escape")
         await newest_again(desk, log)
-        assert screen.table.rows.cursor == "50010" and screen.twin() == "fedsilo audit show 50010 --log STATE_DIR"
-        screen.go_to("100000")
-        await desk.pilot.pause()
-        assert "the log has 100,000 records, the newest is 99999" in desk.text
-        screen.go_to("-1")
-        await desk.pilot.pause()
-        assert "takes the number of a record" in desk.text and screen.table.rows.cursor == "50010"
-        screen.go_to("12")
-        await desk.pilot.pause()
-        await answer_all(desk, log)
-        assert "record 12 and older ones are not kept any more" in desk.text
-        await desk.press("g")
-        await newest_again(desk, log)
-        assert screen.table.rows.cursor == "99999" and "not kept" not in desk.text
-
-
-async def test_a_jump_leaves_a_filter_that_would_hide_the_record() -> None:
-    log = Log(9000)
-    async with console((100, 30)) as desk:
-        screen = await opened(desk, log)
-        await filter_by(desk, "event:egress.sent")
-        await answer_all(desk, log)
-        screen.go_to("3000")
-        await desk.pilot.pause()
-        await answer_all(desk, log)
-        assert screen.table.rows.cursor == "3000" and screen.table.rows.filter_text == ""
+        assert table.rows.cursor == "99999" and not screen.table.control and "not kept" not in desk.text
+        await desk.press("colon", *"1200")
+        desk.shows("record 1200 on this screen")
+        await desk.press("escape", "escape")
+        assert isinstance(desk.app.screen, OverviewScreen)
+        await desk.press("colon", *"1200")
+        desk.shows("nothing fits")  # here a number names nothing
 
 
 def test_more_records_than_are_kept_are_gone_through_with_a_bounded_number_of_them_kept() -> None:
@@ -362,66 +313,110 @@ def test_more_records_than_are_kept_are_gone_through_with_a_bounded_number_of_th
 
 
 async def test_a_record_is_opened_with_its_links_its_twin_and_all_of_its_json() -> None:
-    log = Log(71)
     async with console((100, 42)) as desk:
-        await opened(desk, log)
-        await desk.press("j", "enter")  # 69: a decision; 70 is what was sent
-        assert isinstance(desk.app.screen, TextDialog) and "record 69" in desk.text
-        await desk.press("escape", "k", "enter")
-        assert "record 69 has the hash" in desk.text and digest(69) in desk.text
-        assert "record 69, the decision this belongs to" in desk.text and ":audit 69 goes there" in desk.text
-        assert "fedsilo audit show 70 --log STATE_DIR" in desk.text and '"salt": "5a5a' in desk.text
+        await opened(desk, Log(71))
+        await desk.press("enter")  # 70 is what was sent, 69 its decision
+        desk.shows(
+            "record 69 has the hash", digest(69)[:60], "record 69, the decision this belongs to", '"salt": "5a5a'
+        )
+        desk.shows("fedsilo audit show 70 --log STATE_DIR")
         await desk.press("escape", "i")
-        assert '"event": "egress.sent"' in desk.text
-    damaged = {"seq": 5, "t": 0, "event": "damaged", "why": "it carries number 9"}
-    assert "is no record: it carries number 9" in to_text(audit_screen.record_lines(damaged, "x", [], 80))
-    assert "none: it is the first" in to_text(audit_screen.record_lines(record(0), "x", [], 80))
+        desk.shows('"event": "egress.sent"')
 
 
 @pytest.mark.parametrize(
     ("place", "told"),
-    [({"run": "", "round": 0, "step": 0}, ""), ({"run": "r1", "round": 0, "step": 0}, "r1"), ({}, ""),
-     ({"run": "r1", "round": 2, "step": 0}, "r1/2/0"), ({"run": "r1", "round": 2}, "r1/2")],
-)  # fmt: skip
+    [
+        ({"run": "", "round": 0, "step": 0}, ""),
+        ({"run": "r1", "round": 0, "step": 0}, "r1"),
+        ({}, ""),
+        ({"run": "r1", "round": 2, "step": 0}, "r1/2/0"),
+        ({"run": "r1", "round": 2}, "r1/2"),
+    ],
+)
 def test_a_record_of_no_run_or_round_has_no_place_of_one(place: dict[str, Any], told: str) -> None:
     row = {"seq": 322, "event": "egress.decision", "decision": "allow", **place}
     assert audit_screen.place_of(row) == told
-    assert to_text([audit_screen.why_line(row, 80, "…")]).startswith(
-        f"record 322 {told} allowed" if told else "record 322 a"
-    )
+    assert to_text([audit_screen.why_line(row, 80, "…")]).split()[2].rstrip(",") == (told or "allowed")
 
 
 def test_a_damaged_line_stands_among_the_records_as_that() -> None:
     row = {"seq": 5, "t": 0, "event": "damaged", "why": "it carries number 9"}
-    cells = dict(
-        zip([column.name for column in audit_screen.COLUMNS], [c.show(row) for c in audit_screen.COLUMNS], strict=True)
-    )
+    cells = {column.name: column.show(row) for column in audit_screen.COLUMNS}
     assert cells["event"] == ("DAMAGED", "bad") and cells["reasons"][0] == "it carries number 9"
     assert cells["time UTC"][0] == "" and audit_screen.moment_of({"t": 2**53 - 1}) == str(2**53 - 1)
+    assert "is no record: it carries number 9" in to_text(audit_screen.record_lines(row, "x", [], 80))
+    assert "none: it is the first" in to_text(audit_screen.record_lines(record(0), "x", [], 80))
 
 
 # ---- looks -----------------------------------------------------------------------------------------
 
 
-async def test_a_tall_terminal_says_what_the_screen_does_not_show() -> None:
-    for size, shown in (((80, 24), False), ((100, 30), True)):
-        async with console(size) as desk:
-            await opened(desk, Log(71))
-            assert (LIMITS_OF_IT[:40] in desk.text) == shown
+async def go_to(desk: Desk, log: Log, typed: str) -> None:
+    desk.app.top.go_to(typed)
+    await desk.pilot.pause()
+    await answer_all(desk, log)
 
 
-def test_the_twins_are_quoted_as_a_shell_takes_them() -> None:
-    assert command_line(audit_screen.list_twin(control=True)) == "fedsilo audit tail --log STATE_DIR"
-    assert command_line(audit_screen.list_twin(control=False)) == "fedsilo audit tail --no-control --log STATE_DIR"
-
-
-async def test_a_filter_over_a_frozen_log_asks_anew_and_is_frozen_no_more() -> None:
-    log = Log(300)
+async def test_a_filter_asks_the_daemon_for_the_event_and_the_text_also_over_frozen_rows() -> None:
+    log = Log(9000)
     async with console((100, 30)) as desk:
-        screen = await opened(desk, log)
-        await desk.press("space")
-        assert "FROZEN" in desk.text and "audit" not in {name for name, _ in desk.app.wanted.values()}
-        await filter_by(desk, "event:egress.sent")
+        table = (await opened(desk, log)).table
+        assert [item.id for item in table.rows.shown[:2]] == ["8999", "8998"]
+        await desk.press("G")
         await answer_all(desk, log)
-        assert "FROZEN" not in desk.text and "loading" not in desk.text
-        assert {item.row["event"] for item in screen.table.rows.shown} == {"egress.sent"}
+        assert table.rows.kept == 200 and log.asked[-1] == (
+            "audit",
+            {"control": False, "limit": PAGE_ROWS, "before": 8900},
+        )
+        await desk.press("g", "slash", *"event:egress.sent*", "enter")
+        await answer_all(desk, log)
+        assert ("audit", {"event": "egress.sent", "control": False, "limit": PAGE_ROWS}) in log.asked
+        assert table.rows.kept >= 100 and {item.row["event"] for item in table.rows.shown} == {"egress.sent"}
+        await desk.press("space")
+        assert "audit" not in {name for name, _ in desk.app.wanted.values()}
+        await filter_by(desk, log, "event:egress.sent* prompt_id decision:deny")
+        desk.shows(lacks=["FROZEN"])
+        desk.shows("rows passes the filter")  # a denial is a decision and was not sent
+        await desk.press("escape")
+        await answer_all(desk, log)
+        assert (
+            len(table.rows.shown) == 100
+            and isinstance(desk.app.screen, AuditScreen)
+            and table.rows.shown[0].id == "8999"
+        )
+        await filter_by(desk, log, "reject")
+        desk.shows("none of 9,000 rows passes the filter; a rejection is event approval.deny")
+
+
+@pytest.mark.parametrize(("code", "left_out"), [("INVALID_INPUT", True), ("NOT_ALLOWED", False)])
+async def test_where_a_daemon_cannot_leave_polls_out_they_are_left_out_here(code: str, left_out: bool) -> None:
+    log = Log(1000, polls=True)
+    async with console() as desk:
+        await desk.show(silo())
+        await desk.press("6")
+        await desk.answer("audit", None, refused=(code, "no"))
+        screen = desk.app.screen
+        assert isinstance(screen, AuditScreen) and bool(screen.table.control_refused) is left_out
+        if left_out:
+            await answer_all(desk, log)
+            rows = [item.row for item in screen.table.rows.shown]
+            assert rows and not any(map(is_poll, rows)) and "control" not in log.asked[-1][1]
+            desk.shows("this daemon cannot leave control messages out")
+            await desk.press("c")
+            await answer_all(desk, log)
+            assert any(is_poll(item.row) for item in screen.table.rows.shown)
+
+
+CONTROL_KINDS = sorted(kind for kind in (OUTBOUND_KINDS | INBOUND_KINDS) if kind.startswith("control."))
+
+
+SOUGHT = ("declined", "abstain", "control.*", "control.po", "error", "polls", "event:ingress.polls")
+
+
+@pytest.mark.parametrize(
+    ("typed", "seeks"),
+    [*((each, True) for each in (*CONTROL_KINDS, *SOUGHT)), ("lora.factors", False), ("!declined x", False)],
+)
+def test_every_control_message_can_be_looked_for_by_its_name(typed: str, seeks: bool) -> None:
+    assert bool(seeks_control(typed)) is seeks

@@ -12,7 +12,7 @@ from fedsilo.control.answers import CertificateRow, read, read_rows
 from fedsilo.views import certificates
 from fedsilo.views.lines import ASCII, UNICODE, to_text, width_of
 from fedsilo.views.state import Link, Snapshot
-from tests.console.desk import Desk, console
+from tests.console.desk import console
 from tests.console.site_answers import CERTIFICATES, UNREADABLE, certificate
 from tests.console.states import NOW, live, silo
 from tests.console.test_actions import refusal
@@ -22,15 +22,6 @@ DAY = 86_400.0
 
 def state(row: dict[str, Any], now: float = NOW) -> tuple[str, str]:
     return certificates.state_of(read(CertificateRow, row), now, ASCII)
-
-
-async def opened(desk: Desk, answer: Any = CERTIFICATES) -> CertsScreen:
-    await desk.show(silo())
-    await desk.press("8")
-    await desk.answer("certificates", answer)
-    screen = desk.app.screen
-    assert isinstance(screen, CertsScreen)
-    return screen
 
 
 @pytest.mark.parametrize(
@@ -49,44 +40,49 @@ def test_marks_stand_at_30_7_and_1_days_by_word_and_sign(since: float, until: fl
     assert state(certificate("x", "silo", since, until)) == (words, style)
 
 
-def test_what_cannot_be_judged_never_counts_as_good() -> None:
-    good = certificate("x", "silo", -300, 200)
-    assert state(good) == ("* good", "ok")
-    assert state(UNREADABLE) == ("x cannot be read", "bad")
-    assert state(good | {"not_after": "soon"}) == ("x no end is told", "bad")
-    assert state(good | {"not_after": 7}) == ("x no end is told", "bad")
-    assert state(good, 0.0) == ("o no clock yet", "dim")
-    assert state(good | {"in_use": False}) == ("! not in use yet", "warn")
+PEOPLE = [certificate(f"the operator {name}", "operator", -0.04, 0.29) for name in ("alice", "bob", "carol")]
+GOOD = certificate("x", "silo", -300, 200)
+SITE_CA = [each for each in CERTIFICATES if each["whose"] == "the site CA"]
 
 
-def test_the_head_counts_what_needs_somebody_and_says_whose_clock_counts() -> None:
-    def head(rows: Any, **changes: Any) -> str:
-        snapshot = replace(live(silo()), **changes)
-        made = certificates.certificate_rows(read_rows(CertificateRow, rows), NOW, UNICODE)
-        return " ".join(to_text(certificates.head_lines(made, snapshot, 78, UNICODE)).split())
+@pytest.mark.parametrize(
+    ("row", "now", "told"),
+    [
+        (GOOD, NOW, ("* good", "ok")),
+        (UNREADABLE, NOW, ("x cannot be read", "bad")),
+        (GOOD | {"not_after": "soon"}, NOW, ("x no end is told", "bad")),
+        (GOOD | {"not_after": 7}, NOW, ("x no end is told", "bad")),
+        (GOOD, 0.0, ("o no clock yet", "dim")),
+        (GOOD | {"in_use": False}, NOW, ("! not in use yet", "warn")),
+    ],
+)
+def test_what_cannot_be_judged_never_counts_as_good(row: dict[str, Any], now: float, told: tuple[str, str]) -> None:
+    assert state(row, now) == told
 
-    good = [certificate("x", "silo", -300, 200)]
-    assert "1 certificates, none is near its end for its kind ends next x in 200 d" in head(good)
-    told = head(CERTIFICATES)
-    wrong = "! 3 of 8 to put right (enter says how): the operator bob, the operator carol, the operator dan"
-    assert f"{wrong} ! 2 of 8 to renew before the end: the link to the trainer, the site CA" in told
-    assert "! within: two thirds of its own life are over; ● within: not yet, no alarm" in told
-    soon = [each for each in CERTIFICATES if each["whose"] == "the site CA"]
-    assert head([*good, *soon]).startswith("! 1 of 2 to renew before the end (enter says how): the site CA ends next")
-    unread = certificates.certificate_rows([read(CertificateRow, {"whose": "x", "fault": "y"})], NOW, UNICODE)
-    assert [cell.show(unread[0])[0] for cell in certificates.COLUMNS if cell.name in ("left", "valid until UTC")] == [
-        "-", "-"]  # fmt: skip
-    people = [certificate(f"the operator {name}", "operator", -0.04, 0.29) for name in ("alice", "bob", "carol")]
-    told = head([*good, *people])
-    assert "4 certificates, none is near" in told and "!" not in told
-    assert "ends next the operator alice in 6 h, the operator bob in 6 h and 1 more a person's certificate" in told
-    assert "a person's" not in head(good)
-    assert "clock skew 0 s between" in head(good)
-    ahead, behind = head(good, skew_seconds=95.0), head(good, skew_seconds=-40.0)
-    assert "the daemon's clock is 95 s ahead of this machine's" in ahead and "by the daemon's" in ahead
-    assert "is 40 s behind this machine's" in behind
-    assert "clock skew 20 s" in head(good, skew_seconds=20.0)
-    assert "not from now" in head(good, link=Link("live", told="REPLAY, paused"))
+
+@pytest.mark.parametrize(
+    ("rows", "changes", "facts"),
+    [
+        ([GOOD], {}, ("1 certificates, none is near its end", "ends next x in 200 d", "clock skew 0 s between")),
+        (CERTIFICATES, {},
+         ("! 3 of 8 to put right (enter says how): the operator bob, the operator carol, the operator dan",
+          "! 2 of 8 to renew before the end: the link to the trainer, the site CA", "● within: not yet, no alarm")),
+        ([GOOD, *SITE_CA], {}, ("! 1 of 2 to renew before the end (enter says how): the site CA ends next",)),
+        ([GOOD, *PEOPLE], {}, ("4 certificates, none is near", "the operator bob in 6 h and 1 more", "a person's")),
+        ([GOOD], {"skew_seconds": 95.0}, ("the daemon's clock is 95 s ahead of this machine's",)),
+        ([GOOD], {"skew_seconds": -40.0}, ("is 40 s behind this machine's",)),
+        ([GOOD], {"skew_seconds": 20.0}, ("clock skew 20 s",)),
+        ([GOOD], {"link": Link("live", told="REPLAY, paused")}, ("not from now",)),
+    ],
+)  # fmt: skip
+def test_the_head_counts_what_needs_somebody_and_says_whose_clock_counts(
+    rows: list[dict[str, Any]], changes: dict[str, Any], facts: tuple[str, ...]
+) -> None:
+    shown = certificates.certificate_rows(read_rows(CertificateRow, rows), NOW, UNICODE)
+    lines = certificates.head_lines(shown, replace(live(silo()), **changes), 78, UNICODE)
+    text = " ".join(to_text(lines).split())
+    assert [fact for fact in facts if fact not in text] == [], text
+    assert ("to put right" in text) is (len(rows) == 8)
     assert certificates.head_lines([], Snapshot(), 78, UNICODE) == []
 
 
@@ -119,21 +115,21 @@ def test_a_command_for_a_file_with_a_space_is_one_that_a_shell_takes() -> None:
     assert "--out '/etc/my id'" in commands[1] and commands[2].endswith("--out '/etc/my id/$(x).crt'")
 
 
-async def test_enter_opens_one_and_i_has_no_more_than_the_daemon_said() -> None:
+async def test_days_go_by_on_the_screen_while_the_answer_stays() -> None:
     by_end = sorted(CERTIFICATES[:-1], key=lambda row: row["not_after"])
     async with console((100, 42)) as desk:
-        screen = await opened(desk)
+        await desk.show(silo())
+        await desk.press("8")
+        await desk.answer("certificates", CERTIFICATES)
+        screen = desk.app.screen
+        assert isinstance(screen, CertsScreen)
         assert [item.row.whose for item in screen.table.rows.shown] == [row["whose"] for row in [*by_end, UNREADABLE]]
         assert screen.twin() == "silo certs" and screen.inspected() == by_end[0]  # what ends first
         await desk.press("enter")
-        assert "the operator bob" in desk.text and "ended 2 d ago" in desk.text
-        assert "fedsilo certs invite operator/bob" in desk.text
-
-
-async def test_days_go_by_on_the_screen_while_the_answer_stays() -> None:
-    async with console((100, 30)) as desk:
-        await opened(desk, [certificate("this silo", "silo", -300, 7 + 30 / DAY)])
-        assert "! within 30 days" in desk.text
+        desk.shows("the operator bob", "ended 2 d ago", "fedsilo certs invite operator/bob")
+        await desk.press("escape")
+        await desk.answer("certificates", [certificate("this silo", "silo", -300, 7 + 30 / DAY)])
+        desk.shows("! within 30 days")
         await desk.wait(31.0)
         await desk.show(replace(desk.app.snapshot, link=replace(desk.app.snapshot.link, received_at=desk.now - 31)))
-        assert "! within 7 days" in desk.text
+        desk.shows("! within 7 days")

@@ -21,9 +21,7 @@ from fedsilo.cli.console import app, theme_named
 from fedsilo.control.client import Snapshot as Reading
 from fedsilo.protocol.errors import UnreachableError, UsageError
 from tests.console import states
-from tests.console.test_real_desk import Site, site
-
-__all__ = ["site"]  # a fixture is found by its name
+from tests.console.commands import Site
 
 
 def test_importing_the_command_loads_neither_textual_nor_grpc() -> None:

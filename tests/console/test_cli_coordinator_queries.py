@@ -16,13 +16,11 @@ from typer.testing import CliRunner
 from fedsilo.audit.segments import segments
 from fedsilo.cli import coordinator as cli_coordinator
 from tests.console import states
-from tests.console.test_real_desk import Site, site
+from tests.console.commands import Site
 from tests.coordinator_folder import write_coordinator
 from tests.simulated.coordinator_parts import SILOS, House, federation, until_quiet
 from tests.simulated.queries import same, slow
 from tests.simulated.test_coordinator_queries import deny, panel_of
-
-__all__ = ["site"]  # a fixture is found by its name
 
 WAIT_SECONDS = 30
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
-import json
 import os
 import signal
 import sqlite3
@@ -18,7 +17,6 @@ from typing import Any
 
 import pytest
 import typer
-from typer.testing import CliRunner
 
 from certs.roles import ACTIONS, render_roles
 from fedsilo.audit.orders import COMMANDS
@@ -32,12 +30,10 @@ from fedsilo.control.dry_run import DryRun, dry_run, is_active
 from silo.guard.commands import Orders
 from silo.guard.ledger import Ledger
 from silo.guard.site import LEDGER
+from tests.console.commands import Site, run
 from tests.console.states import DIGEST, POLICY_DIGEST, SHOWN
-from tests.console.test_real_desk import Site, site
 from tests.policies.test_model_folder import whole_folder
 from tests.simulated.policy_site import PolicySite, text_of
-
-__all__ = ["site"]  # a fixture is found by its name
 
 
 def told(folder: Path) -> dict[str, tuple[int, int, str]]:
@@ -49,11 +45,6 @@ def told(folder: Path) -> dict[str, tuple[int, int, str]]:
         )
         for path in sorted(folder.rglob("*"))
     }  # fmt: skip
-
-
-def run(app: typer.Typer, *arguments: object) -> tuple[int, dict[str, Any]]:
-    answer = CliRunner().invoke(app, [*map(str, arguments), "--json"])
-    return answer.exit_code, json.loads(answer.stdout)
 
 
 # ---- the hook --------------------------------------------------------------------------------------
@@ -225,13 +216,8 @@ ANSWER = ("r1/hospital_a/0", "--expect-digest", DIGEST, "--expect-policy", POLIC
 @pytest.fixture
 def signing(site: Site, monkeypatch: pytest.MonkeyPatch) -> Site:
     (site.folder / "roles.yaml").write_text(render_roles("hospital_a", {"alice": ["approver"], "bob": ["viewer"]}))
-    (site.folder / "site_ca.crt").write_bytes(site.desk._site_ca_pem)
-    config = SimpleNamespace(
-        silo="hospital_a", federation="cardio-net", control=SimpleNamespace(socket=site.socket),
-        identity=SimpleNamespace(certificate=site.folder / "hospital_a.crt"),
-    )  # fmt: skip
-    monkeypatch.setattr(cli_approvals, "load_site", lambda path: config)
-    monkeypatch.setattr(cli_silo, "load_site", lambda path: config)
+    (site.folder / "site_ca.crt").write_bytes(site.authority)
+    site.configure(monkeypatch, cli_approvals, cli_silo)
     return site
 
 

@@ -8,7 +8,6 @@ import re
 import stat
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,20 +22,13 @@ from fedsilo.cli.contract import EXIT_MEANINGS, INTERRUPTED_EXIT_CODE
 from fedsilo.cli.crash import reports_folder
 from fedsilo.cli.output import JsonOption, emit, ended_by, guarded
 from fedsilo.protocol.errors import DeniedError
+from tests.console.commands import Site, run
 from tests.console.states import DIGEST, POLICY_DIGEST, SHOWN
-from tests.console.test_real_desk import Site, site
 from tests.simulated.policy_site import PolicySite, text_of
-
-__all__ = ["site"]  # a fixture is found by its name
 
 ANSWER = ("r1/hospital_a/0", "--expect-digest", DIGEST, "--expect-policy", POLICY_DIGEST, "--operator", "alice")
 
 YES = ("--expect-shown", SHOWN)
-
-
-def run(app: typer.Typer, *arguments: object) -> tuple[int, dict[str, Any]]:
-    answer = CliRunner().invoke(app, [*map(str, arguments), "--json"])
-    return answer.exit_code, json.loads(answer.stdout)
 
 
 class Place:
@@ -108,11 +100,7 @@ ENDS: dict[int, Callable[[Place], tuple[int, Any]]] = {
 @pytest.fixture
 def place(tmp_path: Path, site: Site, monkeypatch: pytest.MonkeyPatch) -> Place:
     monkeypatch.chdir(tmp_path)
-    config = SimpleNamespace(
-        silo="hospital_a", federation="cardio-net", control=SimpleNamespace(socket=site.socket),
-        identity=SimpleNamespace(certificate=site.folder / "hospital_a.crt"),
-    )  # fmt: skip
-    monkeypatch.setattr(cli_approvals, "load_site", lambda path: config)
+    site.configure(monkeypatch, cli_approvals)
     return Place(tmp_path, site)
 
 

@@ -18,10 +18,8 @@ from fedsilo.cli import metrics_page
 from fedsilo.cli.daemons import Daemon
 from fedsilo.cli.metrics_page import seconds_of
 from fedsilo.protocol.errors import UsageError
+from tests.console.commands import Site
 from tests.console.states import POLICY_DIGEST, coordinator, release, silo
-from tests.console.test_real_desk import Site, site
-
-__all__ = ["site"]  # a fixture is found by its name
 
 LIMITS = [{"limit": "day_bytes", "kind": "all", "used": 12, "max": 100, "unit": "bytes", "window": "day", "line": 3}]
 TRAFFIC = [{"silo": "hospital_a", "direction": "in", "kind": "lora.factors", "messages": 2, "bytes": 4096}]
@@ -49,9 +47,9 @@ def printed(*arguments: object) -> tuple[int, str, str]:
 
 @pytest.fixture
 def desk(site: Site) -> Site:
-    site.desk.register_query("limits", lambda _: {"rows": LIMITS})
-    site.desk.register_query("traffic", lambda _: TRAFFIC)
-    site.desk.register_query("curves", lambda _: CURVES)
+    site.answer(limits={"rows": LIMITS})
+    site.answer(traffic=TRAFFIC)
+    site.answer(curves=CURVES)
     return site
 
 

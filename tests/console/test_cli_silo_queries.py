@@ -20,14 +20,12 @@ from fedsilo.cli import daemons
 from fedsilo.cli import silo as cli_silo
 from fedsilo.control.answers import to_json
 from silo.guard.messages import Denied
+from tests.console.commands import Site
 from tests.console.states import unclassified
-from tests.console.test_real_desk import Site, site
 from tests.policies import setting
 from tests.simulated.policy_site import PolicySite, text_of
 from tests.simulated.queries import as_json, poll, queries_of, same, slow
 from tests.world import Bench
-
-__all__ = ["site"]  # a fixture is found by its name
 
 WAIT_SECONDS = 30
 

@@ -12,11 +12,8 @@ from typer.testing import CliRunner
 
 from fedsilo.cli import fedsilo as cli_fedsilo
 from fedsilo.cli.curves import FILE
+from tests.console.commands import Site
 from tests.console.states import POLICY_DIGEST, coordinator
-from tests.console.test_real_desk import Site, site
-
-__all__ = ["site"]  # a fixture is found by its name
-
 
 MORE: list[dict[str, Any]] = []  # that the desk answers beside what it always does
 
@@ -43,9 +40,9 @@ def scalars(folder: Path, tag: str) -> list[tuple[int, float]]:
 @pytest.fixture
 def desk(site: Site) -> Site:
     site.desk.set_state(coordinator(), policy_digest=POLICY_DIGEST)
-    site.desk.register_query("curves", lambda _: answer(*MORE))
+    site.answer(curves=lambda _: answer(*MORE))
     MORE.clear()
-    site.desk.register_query("run", lambda _: {"folder": str(site.folder / "runs" / "run-1"), "state": "completed"})
+    site.answer(run={"folder": str(site.folder / "runs" / "run-1"), "state": "completed"})
     return site
 
 

@@ -24,13 +24,11 @@ from fedsilo.cli.output import Common
 from fedsilo.cli.watch import EVENTS_A_LIFE, gaps_told
 from fedsilo.control import server as control_desk
 from fedsilo.control.client import ControlClient, Event
-from fedsilo.control.server import ControlServer
+from fedsilo.control.server import EVENTS_KEPT_MAX, ControlServer
 from fedsilo.protocol.errors import UnreachableError
+from tests.console.commands import WAIT_SECONDS, Site
 from tests.console.states import POLICY_DIGEST, coordinator
-from tests.console.test_real_desk import WAIT_SECONDS, Site, site
 from tests.simulated.policy_site import PolicySite, text_of
-
-__all__ = ["site"]  # a fixture is found by its name
 
 
 def watch(*arguments: object) -> tuple[int, list[str], str]:
@@ -45,58 +43,28 @@ def happened(site: Site) -> Site:
     return site
 
 
-def test_a_silo_is_told_line_by_line(happened: Site) -> None:
-    code, lines, _ = watch("--socket", happened.socket, "--once")
-    assert code == 0 and len(lines) == 4
-    assert " silo hospital_a: " in lines[0] and "message.decided" in lines[3]
-    assert not any(character in "".join(lines) for character in "│─╭╰\x1b")
-
-
-def test_a_coordinator_is_told_alike(site: Site) -> None:
-    site.desk.set_state(coordinator(), policy_digest=POLICY_DIGEST)
-    code, lines, _ = watch("--socket", site.socket, "--once")
-    assert code == 0 and " coordinator " in lines[0] and "silos here" in lines[0]
-
-
-def test_T37_text_from_elsewhere_does_not_act(site: Site) -> None:
-    site.desk.publish("message.decided", {"kind": "x\x1b[2J\nfake line"})
-    code, lines, _ = watch("--socket", site.socket, "--once")
-    assert code == 0 and len(lines) == 2 and r"\u001b" in lines[1]
-
-
-def test_jsonl_ends_with_a_terminal_line(happened: Site) -> None:
-    code, lines, _ = watch("--socket", happened.socket, "--once", "--jsonl")
-    rows = [json.loads(line) for line in lines]
-    assert code == 0 and [row["terminal"] for row in rows] == [False] * 4 + [True]
-    assert rows[0]["name"] == "state" and rows[1]["fields"]["seq"] == 0
-    assert rows[-1] == {"terminal": True, "why": "END", "message": "", "events": 3, "missed": 0, "sequence": 3}
-
-
-def test_jsonl_ends_so_when_it_fails_too(happened: Site, tmp_path: Path) -> None:
-    code, lines, _ = watch("--socket", tmp_path / "nobody", "--jsonl")
-    assert code == 3 and len(lines) == 1
-    assert {"terminal": True, "why": "UNREACHABLE", "events": 0}.items() <= json.loads(lines[0]).items()
-    code, lines, _ = watch("--socket", happened.socket, "--jsonl", "--timeout", "0.2")  # until the time is over
-    last = json.loads(lines[-1])
-    assert (code, last["terminal"], last["why"], last["events"]) == (3, True, "TIMEOUT", 3)
-    assert last["message"] == "the 0.2 s of --timeout are over"
-    code, _, told = watch("--socket", happened.socket, "--timeout", "0.2")
-    assert code == 3 and "the 0.2 s of --timeout are over [TIMEOUT]" in told
-
-
-def test_once_with_json_is_one_envelope(happened: Site) -> None:
-    code, lines, _ = watch("--socket", happened.socket, "--once", "--json")
-    (told,) = map(json.loads, lines)
-    assert code == 0 and told["ok"] and told["data"]["state"]["name"] == "state" and told["data"]["missed"] == 0
-    assert [event["fields"]["seq"] for event in told["data"]["events"]] == [0, 1, 2]
-    assert len(watch("--socket", happened.socket, "--json", "--timeout", "0.2")[1]) == 5  # a stream: a line each
-
-
-def test_a_silo_that_is_down_is_told_by_name_and_not_counted(site: Site) -> None:
+def test_both_parties_are_told_line_by_line_and_a_silo_that_is_down_by_name(happened: Site) -> None:
+    happened.desk.publish("message.decided", {"kind": "x\x1b[2J\nfake line"})  # T37
+    status, lines, _ = watch("--socket", happened.socket, "--once")
+    assert status == 0 and len(lines) == 5 and " silo hospital_a: " in lines[0] and "message.decided" in lines[3]
+    assert r"\u001b" in lines[4] and not any(character in "".join(lines) for character in "│─╭╰\x1b")
     state = coordinator()
-    state["silos"] = [row | {"state": "silent"} for row in state["silos"][:1]] + state["silos"][1:2]
-    site.desk.set_state(state, policy_digest=POLICY_DIGEST)
-    assert "1 of 2 silos here (hospital_a silent), " in watch("--socket", site.socket, "--once")[1][0]
+    down = [row | {"state": "silent"} for row in state["silos"][:1]] + state["silos"][1:2]
+    for silos, told in ((state["silos"], " silos here"), (down, "1 of 2 silos here (hospital_a silent), ")):
+        happened.desk.set_state(state | {"silos": silos}, policy_digest=POLICY_DIGEST)
+        assert told in watch("--socket", happened.socket, "--once")[1][0]
+
+
+def test_it_ends_so_when_it_fails_too(happened: Site, tmp_path: Path) -> None:
+    for socket, more, why, events in (
+        (tmp_path / "nobody", (), "UNREACHABLE", 0),
+        (happened.socket, ("--timeout", "0.2"), "TIMEOUT", 3),  # until the time is over
+    ):
+        status, lines, _ = watch("--socket", socket, "--jsonl", *more)
+        assert status == 3
+        assert {"terminal": True, "why": why, "events": events}.items() <= json.loads(lines[-1]).items()
+    status, _, told = watch("--socket", happened.socket, "--timeout", "0.2")
+    assert status == 3 and "[TIMEOUT]" in told
 
 
 def test_how_long_ago_a_silo_was_heard() -> None:
@@ -109,15 +77,13 @@ def test_how_long_ago_a_silo_was_heard() -> None:
     ]
 
 
-def test_a_gap_is_told_with_its_number(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(site.desk, "_events", type(site.desk._events)(maxlen=2))
-    for number in range(5):
+def test_a_gap_is_told_with_its_number(site: Site) -> None:
+    for number in range(EVENTS_KEPT_MAX + 3):
         site.desk.publish("message.decided", {"seq": number})
-    code, lines, _ = watch("--socket", site.socket, "--once", "--jsonl")
-    rows = [json.loads(line) for line in lines]
-    assert code == 0 and [row.get("name") for row in rows[1:-1]] == ["events.missed"] + ["message.decided"] * 2
-    assert (rows[1]["fields"]["missed"], rows[-1]["missed"], rows[-1]["events"]) == (3, 3, 2)
-    assert "3 events are missing here" in watch("--socket", site.socket, "--once")[1][1]
+    status, lines, _ = watch("--socket", site.socket, "--once", "--jsonl")
+    first, last = json.loads(lines[1]), json.loads(lines[-1])
+    assert status == 0 and (first["name"], first["fields"]["missed"]) == ("events.missed", 3)
+    assert (last["missed"], last["events"]) == (3, EVENTS_KEPT_MAX)
 
 
 def test_a_gap_on_the_way_is_told_where_it_is_and_a_watch_goes_on_after_what_it_knows(site: Site) -> None:
@@ -173,34 +139,35 @@ def test_what_a_daemon_told_before_it_was_started_anew_is_said_to_be_missing_how
 
 
 def of_run(site: Site, since: int) -> list[tuple[str, Any]]:
-    answer = CliRunner().invoke(
-        cli_fedsilo.app, ["run", "watch", "r", "--socket", str(site.socket), "--since", str(since), "--json"]
-    )
+    words = ["run", "watch", "r", "--socket", str(site.socket), "--since", str(since), "--json"]
+    answer = CliRunner().invoke(cli_fedsilo.app, words)
     assert answer.exit_code == 0, answer.output
     rows = [json.loads(line)["data"] for line in answer.stdout.splitlines()]
     return [(row["name"], row["fields"].get("round", row["fields"].get("missed"))) for row in rows]
 
 
-def test_a_watch_goes_on_after_what_it_knows_also_of_a_run_that_ended_meanwhile(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_watch_goes_on_after_what_it_knows_also_of_a_run_that_ended_meanwhile(site: Site) -> None:
     ended = {"run": "r", "state": "finished", "reason": "", "ended_at": "2027-01-15T08:00:00Z"}
-    ended |= {"silo_errors": {}, "rounds": []}
-    site.desk.register_query("run", lambda arguments: ended)
-    assert of_run(site, 0) == [("run.ended", None)], "of a daemon that has told nothing since its start"
-    assert of_run(site, 7) == [("events.missed", -1), ("run.ended", None)], "nor has one that was started anew"
+    site.answer(run=ended | {"silo_errors": {}, "rounds": []})
+    end, anew = ("run.ended", None), ("events.missed", -1)
+    assert of_run(site, 0) == [end], "of a daemon that has told nothing since its start"
+    assert of_run(site, 7) == [anew, end], "nor has one that was started anew"
     for name, run, number in (("opened", "r", 1), ("opened", "s", 1), ("committed", "r", 1), ("opened", "r", 2)):
         site.desk.publish(f"round.{name}", {"run": run, "round": number})
     site.desk.publish("run.ended", {"run": "r", "outcome": "finished"})
     site.desk.publish("round.opened", {"run": "s", "round": 2})
-    assert of_run(site, 0) == [("run.ended", None)]
-    after = [("round.opened", 1), ("round.committed", 1), ("round.opened", 2), ("run.ended", None)]
-    for since in (1, 2, 3, 4):
-        assert of_run(site, since) == after[len(after) - {1: 3, 2: 3, 3: 2, 4: 1}[since] :]
-    assert of_run(site, 5) == of_run(site, 6) == [("run.ended", None)], "its end stands in its record, too"
-    assert of_run(site, 99) == [("events.missed", -1), *after], "of a daemon that was started anew, what it has"
-    monkeypatch.setattr(site.desk, "_events", type(site.desk._events)(list(site.desk._events)[-3:], maxlen=3))
-    assert of_run(site, 1) == [("events.missed", 2), *after[-2:]]
+    after = [("round.opened", 1), ("round.committed", 1), ("round.opened", 2), end]
+    for since, told in (
+        (0, [end]),
+        (1, after[1:]),
+        (2, after[1:]),
+        (3, after[2:]),
+        (4, after[3:]),
+        (5, [end]),  # its end stands in its record, too
+        (6, [end]),
+        (99, [anew, *after]),  # of a daemon that was started anew, what it has
+    ):
+        assert of_run(site, since) == told, since
 
 
 def test_one_daemon_has_to_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, happened: Site) -> None:
@@ -237,29 +204,33 @@ def bundled(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
     yield site, place
 
 
-def test_a_bundle_may_be_shared(bundled: tuple[Site, PolicySite], tmp_path: Path) -> None:
-    desk, place = bundled
-    parts = collected(Daemon(desk.socket, "silo", "hospital_a", place.folder / "silo.yaml"))
-    whole = "".join(parts.values())
-    assert PRIVATE not in whole and "anna" not in whole
-    assert str(tmp_path) not in whole and str(place.folder) not in whole
-    assert json.loads(parts["log.json"])["lines"][0] == "2026 INFO read (left out)"
-    settings = {row["key"]: row for row in json.loads(parts["settings.json"])["settings"]}
-    assert settings["data.private"]["value"] == "(set)"
-    assert settings["data.private"]["origin"].startswith("silo.yaml:")
-    assert settings["silo"]["value"] == "hospital_a"
-    assert "BEGIN" not in whole and "held" in parts["status.json"]
-
-
-def test_what_is_in_it_is_listed_before_it_is_written(
+def test_a_bundle_may_be_shared_and_names_nobody_of_the_site(
     bundled: tuple[Site, PolicySite], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    desk, _ = bundled
-    out = tmp_path / "b.tar.gz"
+    desk, place = bundled
+    config, roles = place.folder / "silo.yaml", place.folder / "id" / "roles.yaml"
+    assert "alice" in load_roles(roles.read_bytes(), "").people
+    daemon = Daemon(desk.socket, "silo", "hospital_a", config)
+    parts = collected(daemon)
+    whole = "".join(parts.values())
+    for private in (PRIVATE, "anna", str(tmp_path), str(place.folder), "BEGIN"):
+        assert private not in whole
+    assert json.loads(parts["log.json"])["lines"] == [
+        "2026 INFO read (left out)", "2026 INFO (person) approved r1, spiffe://a/operator/(person), of alicex",
+    ]  # fmt: skip
+    settings = {row["key"]: row for row in json.loads(parts["settings.json"])["settings"]}
+    assert settings["data.private"]["value"] == "(set)" and settings["silo"]["value"] == "hospital_a"
+    assert settings["data.private"]["origin"].startswith("silo.yaml:") and "held" in parts["status.json"]
+    roles.unlink()
+    for unknown in (daemon, Daemon(desk.socket)):
+        assert "roles.yaml" in json.loads(collected(unknown)["log.json"])["not_told"]
+    parts = collected(Daemon(tmp_path / "nobody.sock"))
+    assert json.loads(parts["status.json"]) == {"not_told": "UNREACHABLE"}
+    assert json.loads(parts["versions.json"])["python"]
+    out = tmp_path / "b.tar.gz"  # and what is in it is listed before it is written
     line = ["bundle", "--out", str(out), "--socket", str(desk.socket)]
     answer = CliRunner().invoke(cli_fedsilo.app, line)
-    assert answer.exit_code == 0 and "status.json" in answer.stderr and str(out) in answer.stdout
-    assert stat.S_IMODE(out.stat().st_mode) == 0o600
+    assert answer.exit_code == 0 and str(out) in answer.stdout and stat.S_IMODE(out.stat().st_mode) == 0o600
     with tarfile.open(out) as archive:
         names = {entry.name.removeprefix("fedsilo-bundle/"): entry for entry in archive.getmembers()}
     listed = {row.split()[-1] for row in answer.stderr.splitlines()}
@@ -273,13 +244,6 @@ def test_what_is_in_it_is_listed_before_it_is_written(
     monkeypatch.setattr(cli_bundle, "_write", fails)
     answer = CliRunner().invoke(cli_fedsilo.app, [*line[:2], str(tmp_path / "c"), *line[3:]])
     assert answer.exit_code == 1 and "status.json" in answer.stderr  # listed although nothing could be written
-
-
-def test_without_a_daemon_it_says_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    parts = collected(Daemon(tmp_path / "nobody.sock"))
-    assert json.loads(parts["status.json"]) == {"not_told": "UNREACHABLE"}
-    assert json.loads(parts["versions.json"])["python"]
 
 
 def test_paths_are_left_out_and_other_slashes_stay() -> None:
@@ -316,18 +280,6 @@ def test_paths_are_left_out_and_other_slashes_stay() -> None:
 )  # fmt: skip
 def test_a_line_is_cut_where_a_path_or_a_quotation_begins(text: str, shared: str) -> None:
     assert shareable(text) == shared
-
-
-def test_people_of_the_site_are_not_named(bundled: tuple[Site, PolicySite]) -> None:
-    desk, place = bundled
-    config = place.folder / "silo.yaml"
-    assert "alice" in load_roles((place.folder / "id" / "roles.yaml").read_bytes(), "").people
-    daemon = Daemon(desk.socket, "silo", "hospital_a", config)
-    told = json.loads(collected(daemon)["log.json"])["lines"]
-    assert told[1:] == ["2026 INFO (person) approved r1, spiffe://a/operator/(person), of alicex"]
-    (place.folder / "id" / "roles.yaml").unlink()
-    for unknown in (daemon, Daemon(desk.socket)):
-        assert "roles.yaml was not read" in json.loads(collected(unknown)["log.json"])["not_told"]
 
 
 def test_settings_tell_numbers_and_fixed_words_only(bundled: tuple[Site, PolicySite]) -> None:
@@ -399,3 +351,16 @@ def test_an_answer_is_waited_for_as_long_as_was_said(site: Site) -> None:
         held.set()
     with ControlClient(site.socket) as client:  # as long as ever
         assert client.query("slow") is True
+
+
+def test_jsonl_ends_with_a_terminal_line_and_json_is_one_envelope(happened: Site) -> None:
+    status, lines, _ = watch("--socket", happened.socket, "--once", "--jsonl")
+    rows = [json.loads(line) for line in lines]
+    assert status == 0 and [row["terminal"] for row in rows] == [False] * 4 + [True]
+    assert rows[0]["name"] == "state" and rows[1]["fields"]["seq"] == 0
+    assert rows[-1] == {"terminal": True, "why": "END", "message": "", "events": 3, "missed": 0, "sequence": 3}
+    status, lines, _ = watch("--socket", happened.socket, "--once", "--json")
+    (told,) = map(json.loads, lines)
+    assert status == 0 and told["ok"] and told["data"]["state"]["name"] == "state" and told["data"]["missed"] == 0
+    assert [event["fields"]["seq"] for event in told["data"]["events"]] == [0, 1, 2]
+    assert len(watch("--socket", happened.socket, "--json", "--timeout", "0.2")[1]) == 5  # a stream: a line each

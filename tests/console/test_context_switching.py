@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from console import app as app_module
 from console.app import Attachment, ContextConsole, is_production
-from console.base import Arrived, FedScreen
+from console.base import FedScreen
 from console.dialogs import ChooseDialog
 from console.screens.approval import ApprovalScreen
 from console.screens.outbox import OutboxScreen
@@ -55,11 +55,6 @@ async def console(
         yield Desk(app, pilot, Signer(), clock), app
 
 
-async def go(desk: Desk, typed: str) -> None:
-    await desk.press("colon", *["space" if character == " " else character for character in typed], "enter")
-    await desk.pilot.pause()
-
-
 def at_b() -> dict[str, Any]:
     return silo(silo="hospital_b", run="run-9")
 
@@ -67,52 +62,61 @@ def at_b() -> dict[str, Any]:
 # ---- what is left behind ---------------------------------------------------------------------------
 
 
-async def test_nothing_of_the_former_daemon_is_left() -> None:
+async def test_nothing_of_the_former_daemon_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     async with console() as (desk, app):
+        written: list[str] = []
+        monkeypatch.setattr(app._driver, "write", written.append)
         await desk.show(silo(release()))
+        await desk.press("8")
+        await desk.answer("certificates", CERTIFICATES)
         await desk.press("5")
         await desk.answer("outbox", page(250))
         await desk.press("j", "j", "slash", *"lora", "enter", "w")
         before = desk.app.screen
         assert isinstance(before, OutboxScreen) and before.table.rows.cursor and before.table.rows.filter_text
         desk.unlock()
-        assert app.lock.open
-        await go(desk, "ctx preview")
-        assert app.here is ATTACHMENTS[1] and isinstance(app.screen, OverviewScreen)
-        assert not app.lock.open and app.signing.signer is ATTACHMENTS[1].signer and app.signing.site == "hospital_b"
+        app.open_release(app.snapshot.held[0])
+        await desk.pilot.pause()
+        shown = app.screen
+        assert isinstance(shown, ApprovalScreen) and app.lock.open and app.banner[1] == ("[PROD]", "bad")
+        await desk.go("ctx preview")
+        assert app.here is ATTACHMENTS[1] and not app.lock.open
+        assert [type(screen) for screen in app.screen_stack if isinstance(screen, FedScreen)] == [OverviewScreen]
+        assert app.why_not(shown.shown, approve=True) and app.banner[1] == ("[preview]", "accent")
+        assert app.signing.signer is ATTACHMENTS[1].signer and app.signing.site == "hospital_b"
         assert app.snapshot.state is None and app.snapshot.answers == {} and app.snapshot.events == ()
-        assert "attached to preview; locked" in desk.text and "hospital_a" not in desk.text
-        await desk.show(at_b())
+        assert "hospital_a" not in desk.text and desk.text.startswith(" [preview]")
+        # the terminal's title counts what the attached daemon needs, before it has answered
+        titles = [text for text in written if "]2;" in text]
+        assert titles == ["\x1b]2;(1) fedconsole\x07", "\x1b]2;fedconsole\x07"] and app.title == "fedconsole"
+        gone = replace(live(silo()), link=Link("disconnected", "nothing listens there", "", 100.0, 109.0))
+        await desk.show(live(silo()))  # the same site's name, another daemon
+        await desk.show(gone)
+        await desk.press("8")
+        desk.shows(NOT_READ, lacks=["to put right"])
+        await desk.show(silo(silo="hospital_b", run="run-9"))
         await desk.press("5")
         after = desk.app.screen
-        assert isinstance(after, OutboxScreen) and after is not before
-        assert after.table.rows.cursor == "" and after.table.rows.filter_text == "" and not after.table.rows.arrived
+        assert isinstance(after, OutboxScreen) and after is not before and not after.table.rows.arrived
+        assert after.table.rows.cursor == "" and after.table.rows.filter_text == ""
         await desk.press("colon", "up")
         assert "ctx preview" not in desk.text  # what was typed there is not here
 
 
-async def test_the_terminals_title_counts_only_what_the_attached_daemon_needs(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with console() as (desk, app):
-        written: list[str] = []
-        monkeypatch.setattr(app._driver, "write", written.append)
-        await desk.show(silo(release()))
-        await go(desk, "ctx preview")
-        titles = [text for text in written if "]2;" in text]  # before the other one has answered
-        assert titles == ["\x1b]2;(1) fedconsole\x07", "\x1b]2;fedconsole\x07"] and app.title == "fedconsole"
-
-
 async def test_what_the_former_reader_still_had_on_its_way_is_not_shown_under_another_name() -> None:
-    async with console() as (desk, app):
+    async with console(read_only=True) as (desk, app):
         app._arrived_in(0, live(silo(release())))
         await desk.pilot.pause()
-        assert app.snapshot.site == "hospital_a" and "r1/hospital_a/0" in desk.text
-        await go(desk, "ctx preview")
+        assert app.snapshot.site == "hospital_a"
+        await desk.go("ctx preview")
         app._arrived_in(0, live(silo(release())))
         await desk.pilot.pause()
-        assert app.snapshot.state is None and "hospital_a" not in desk.text
+        assert app.snapshot.state is None
         app._arrived_in(1, live(at_b(), at=desk.now))
         await desk.pilot.pause()
-        assert app.snapshot.site == "hospital_b"
+        assert app.snapshot.site == "hospital_b" and app.read_only
+        await desk.press("L")
+        assert not app.lock.open
 
 
 async def test_the_reader_is_another_and_the_former_one_ends_even_if_its_daemon_hangs() -> None:
@@ -148,30 +152,17 @@ async def until(desk: Desk, holds: Any) -> None:
     raise AssertionError("not within 10 s")
 
 
-async def test_a_release_that_was_open_is_gone_and_cannot_be_answered() -> None:
-    async with console() as (desk, app):
-        await desk.show(silo(release()))
-        app.open_release(app.snapshot.held[0])
-        await desk.pilot.pause()
-        assert isinstance(app.screen, ApprovalScreen)
-        shown = app.screen
-        await go(desk, "ctx test")
-        assert not shown.is_running or shown not in app.screen_stack
-        assert [type(screen) for screen in app.screen_stack if isinstance(screen, FedScreen)] == [OverviewScreen]
-        assert app.why_not(shown.shown, approve=True)
-
-
 async def test_while_an_answer_is_on_its_way_nobody_leaves() -> None:
     gate = threading.Event()
     async with console() as (desk, app):
         await desk.show(silo(release()))
         app.run_worker(lambda: gate.wait(20), thread=True, group="answers")
         await desk.pilot.pause()
-        await go(desk, "ctx test")
-        assert app.here is ATTACHMENTS[0] and "an answer is on its way" in desk.text
+        await desk.go("ctx test")
+        assert app.here is ATTACHMENTS[0]
         gate.set()
         await app.workers.wait_for_complete()
-        await go(desk, "ctx test")
+        await desk.go("ctx test")
         assert app.here is ATTACHMENTS[2]
 
 
@@ -181,20 +172,20 @@ async def test_while_an_answer_is_on_its_way_nobody_leaves() -> None:
 async def test_names_go_by_their_beginning_and_what_fits_none_or_several_says_so() -> None:
     async with console() as (desk, app):
         await desk.show(silo())
-        await go(desk, "ctx pr")
-        assert app.here is ATTACHMENTS[0] and "pr is the beginning of prod, preview" in desk.text
-        await go(desk, "ctx nothing")
-        assert "there is no context nothing: there are prod, preview, test" in desk.text
-        await go(desk, "ctx prod")
-        assert "this is prod" in desk.text
-        await go(desk, "ctx")
-        assert isinstance(app.screen, ChooseDialog) and "here: /run/prod.sock" in desk.text
+        for typed, told in (
+            ("ctx pr", "pr is the beginning of prod, preview"),
+            ("ctx nothing", "there are prod, preview, test"),
+            ("ctx prod", "this is prod"),
+        ):
+            await desk.go(typed)
+            desk.shows(told)
+            assert app.here is ATTACHMENTS[0]
+        await desk.go("ctx")
+        assert isinstance(app.screen, ChooseDialog)
         await desk.press("down", "enter")
         await desk.pilot.pause()
         assert app.here is ATTACHMENTS[1]
-        await desk.press("ctrl+p", *"ctxtest")
-        assert "ctx test" in desk.text
-        await desk.press("enter")
+        await desk.press("ctrl+p", *"ctxtest", "enter")
         await desk.pilot.pause()
         assert app.here is ATTACHMENTS[2]
 
@@ -202,10 +193,9 @@ async def test_names_go_by_their_beginning_and_what_fits_none_or_several_says_so
 async def test_one_daemon_alone_has_no_banner_and_nowhere_to_go() -> None:
     async with console(ATTACHMENTS[0], named=False) as (desk, app):
         await desk.show(silo())
-        assert app.banner == () and "[PROD]" not in desk.text
-        assert app.contexts_to_go(each=True) == []
-        await go(desk, "ctx test")
-        assert "there is no context test: there is prod" in desk.text
+        assert app.banner == () and "[PROD]" not in desk.text and app.contexts_to_go(each=True) == []
+        await desk.go("ctx test")
+        desk.shows("there is prod")
 
 
 @pytest.mark.parametrize(
@@ -217,40 +207,14 @@ def test_what_is_called_production_is_known_by_a_part_of_its_name(name: str, is_
     assert is_production(name) == is_one
 
 
-@pytest.mark.parametrize("size", [(80, 24), (140, 42)])
-async def test_the_banner_names_the_context_in_words_and_colour(size: tuple[int, int]) -> None:
-    async with console(size=size) as (desk, app):
-        await desk.show(silo(release()))
-        assert desk.text.splitlines()[0].startswith(" [PROD]") and "LOCKED" in desk.text.splitlines()[0]
-        assert app.banner[1] == ("[PROD]", "bad")
-        await go(desk, "ctx test")
-        await desk.show(silo())
-        assert desk.text.splitlines()[0].startswith(" [test]") and app.banner[1] == ("[test]", "accent")
-        assert "LOCKED" in desk.text.splitlines()[0]
-
-
 @pytest.mark.parametrize("name", TOGETHER)
 async def test_T37_a_hostile_name_draws_no_control_character(name: str) -> None:
     async with console(attachment(TOGETHER[name], "a"), attachment("b", TOGETHER[name])) as (desk, app):
         await desk.show(silo())
         for keys in ((), ("colon", *"ctx", "enter"), ("escape", "ctrl+p"), ("escape",)):
             await desk.press(*keys)
-            assert not [character for character in desk.text if not (character.isprintable() or character == "\n")]
+            desk.is_harmless()
         assert len(to_text([app.banner])) <= app_module.BANNER_CELLS_MAX + 3
-
-
-async def test_a_read_only_console_stays_so_everywhere() -> None:
-    async with console(read_only=True) as (desk, app):
-        await desk.show(silo())
-        assert app.read_only
-        await go(desk, "ctx test")
-        assert app.read_only
-        await desk.press("L")
-        assert "read-only" in desk.text and not app.lock.open
-
-
-def test_a_message_without_a_turn_is_of_this_one() -> None:
-    assert not hasattr(Arrived(live(silo())), "turn")
 
 
 # ---- the command -----------------------------------------------------------------------------------
@@ -259,31 +223,32 @@ def test_a_message_without_a_turn_is_of_this_one() -> None:
 def test_contexts_are_given_by_flag_or_kept_in_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "contexts.yaml"
     monkeypatch.setenv("FEDSILO_CONTEXTS", str(file))
-    with pytest.raises(UsageError, match="say whose console"):
-        cli_console._contexts(None, [])
-    given = ["prod=silo:a=/a.sock", "coordinator=/hub.sock"]
-    assert [each.name for each in cli_console._contexts(None, given)] == ["prod", "coordinator"]
+
+    def names(*given: str) -> list[tuple[str, str]]:
+        return [(each.name, str(each.socket)) for each in cli_console._contexts(None, list(given))]
+
+    with pytest.raises(UsageError):
+        names()
+    assert names("prod=silo:a=/a.sock", "coordinator=/hub.sock") == [("prod", "/a.sock"), ("coordinator", "/hub.sock")]
     with pytest.raises(UsageError, match="two contexts are called prod"):
-        cli_console._contexts(None, ["prod=silo:a=/a.sock", "prod=silo:b=/b.sock"])
+        names("prod=silo:a=/a.sock", "prod=silo:b=/b.sock")
     entries = {name: ContextEntry(name, "silo", Path(f"/{name}.sock"), name) for name in ("x", "y", "prod")}
     write(entries, "y", file)
-    assert [each.name for each in cli_console._contexts(None, [])] == ["y", "x", "prod"]
-    assert [each.name for each in cli_console._contexts(None, ["prod=silo:a=/a.sock"])] == ["prod"]
-    mixed = cli_console._contexts(None, ["prod=silo:a=/a.sock", "x"])
-    assert [(each.name, str(each.socket)) for each in mixed] == [
-        ("prod", "/a.sock"), ("x", "/x.sock"), ("y", "/y.sock"),
-    ]  # fmt: skip
+    assert [name for name, _ in names()] == ["y", "x", "prod"]
+    assert names("prod=silo:a=/a.sock") == [("prod", "/a.sock")]
+    assert names("prod=silo:a=/a.sock", "x") == [("prod", "/a.sock"), ("x", "/x.sock"), ("y", "/y.sock")]
     with pytest.raises(FedSiloError, match="no context 'z'"):
-        cli_console._contexts(None, ["z"])
+        names("z")
     assert cli_console._where(None, "silo:a=/a.sock") == (Path("/a.sock"), "a")
     assert cli_console._where(Path("/b.sock"), "") == (Path("/b.sock"), "")
-
-
-def test_a_persons_key_is_the_given_one_else_the_contexts_own() -> None:
-    entry = ContextEntry("x", "silo", Path("s"), "x", None, Path("own.crt"), Path("own.key"))
-    assert cli_console._files((Path("a.crt"), Path("a.key")), entry) == (Path("a.crt"), Path("a.key"))
-    assert cli_console._files((None, None), entry) == (Path("own.crt"), Path("own.key"))
-    assert cli_console._files((None, None), None) == (None, None)
+    own = ContextEntry("x", "silo", Path("s"), "x", None, Path("own.crt"), Path("own.key"))
+    given, none = (Path("a.crt"), Path("a.key")), (None, None)
+    for flags, entry, files in (
+        (given, own, given),
+        (none, own, (Path("own.crt"), Path("own.key"))),
+        (none, None, none),
+    ):
+        assert cli_console._files(flags, entry) == files  # type: ignore[arg-type]
 
 
 def test_once_and_a_recording_are_of_one_daemon(tmp_path: Path) -> None:
@@ -303,20 +268,3 @@ def test_settings_say_which_flag_they_come_from(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("NO_COLOR", "1")
     assert cli_console._origins("", ascii_only=False, read_only=False) == {"theme": "env NO_COLOR"}
     assert cli_console._origins("fed-dark", ascii_only=False, read_only=False) == {"theme": "flag --theme"}
-
-
-async def test_what_was_read_of_another_daemon_of_that_name_is_not_remembered() -> None:
-    async with console() as (desk, _):
-        await desk.show(silo())
-        await desk.press("8")
-        await desk.answer("certificates", CERTIFICATES)
-        await desk.press("1")
-        gone = replace(live(silo()), link=Link("disconnected", "nothing listens there", "", 100.0, 109.0))
-        await desk.show(gone)
-        await desk.press("8")
-        assert "3 of 8 to put right" in desk.text
-        await go(desk, "ctx preview")
-        await desk.show(live(silo()))  # the same site's name, another daemon
-        await desk.show(gone)
-        await desk.press("8")
-        assert "to put right" not in desk.text and NOT_READ in desk.text

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from console.screens.audit import AuditScreen
-from console.screens.outbox import MessageScreen, OutboxScreen
+from console.screens.outbox import OutboxScreen
 from console.sharing import QUERIES, Question, released_answer
 from console.table_screen import PAGE_ROWS
 from fedsilo.views import messages
@@ -67,49 +67,44 @@ async def opened(desk: Desk) -> OutboxScreen:
 # ---- what was sent ---------------------------------------------------------------------------------
 
 
-async def test_round_kind_silo_and_how_far_it_came_stand_at_the_least_size_too() -> None:
-    async with console((60, 16)) as desk:
-        screen = await opened(desk)
-        header = next(line for line in desk.text.splitlines() if " state" in line)
-        for name in ("round", "kind", "silo", "state"):
-            assert name in header, name
-        assert "not sent yet" in desk.text and "some waits" in desk.text and "verdict" not in desk.text
-        words = " ".join(desk.text.split())
-        assert "40 messages 2 wait" in words and "each silo judges what comes to it" in words
-        assert screen.twin() == "coordinator outbox show run-1/3/public.step/hospital_a"
-
-
 async def test_one_row_says_what_waits_and_its_twin_is_the_coordinators() -> None:
     async with console((100, 30)) as desk:
-        await opened(desk)
+        screen = await opened(desk)
+        desk.shows("40 messages 2 wait", "not sent yet", "some waits", lacks=[" verdict"])
+        assert screen.twin() == "coordinator outbox show run-1/3/public.step/hospital_a"
         await desk.press("j")
         key = "outbox record run-1/3/public.step/hospital_b"
         assert desk.app.wanted[key] == ("outbox", {"seq": "run-1/3/public.step/hospital_b"})
         await desk.answer(key, ONE)
-        assert "its acknowledgement" in desk.text  # in the box below the rows
+        desk.shows("its acknowledgement")  # in the box below the rows
         await desk.press("enter")
-        assert isinstance(desk.app.screen, MessageScreen)
-        words = " ".join(desk.text.split())
-        for fact in ("public.step to hospital_b", "run-1, round 3", "some waits", "5a" * 16 + " " + "5a" * 16,
-                     "coordinator outbox show run-1/3/public.step/hospital_b"):  # fmt: skip
-            assert fact in words, fact
-        await desk.press("y")
-        assert "there is no digest to copy" in desk.text
-        await desk.press("escape", "c")
+        desk.shows("public.step to hospital_b", "run-1, round 3", "5a" * 16, "coordinator outbox show run-1/3/public")
+        await desk.press("y", "escape", "c")
         assert desk.app.wanted["outbox control"] == ("outbox", {"control": True, "limit": PAGE_ROWS})
-        assert "c hides control messages" in desk.text and "c Control" in desk.text
-
-
-async def test_a_row_is_gone_to_by_its_name_and_a_word_filters() -> None:
-    async with console((100, 30)) as desk:
-        screen = await opened(desk)
+        await desk.press("c")
         screen.go_to("silo:uni_c")
         await desk.pilot.pause()
-        assert {item.row["peer"] for item in screen.table.rows.shown} == {"uni_c"}
-        assert "outbox" in desk.app.wanted  # nothing else is asked of the daemon
+        assert {item.row["peer"] for item in screen.table.rows.shown} <= {"uni_c"}
         screen.go_to("run-1/1/run.plan/uni_c")
         await desk.pilot.pause()
         assert "outbox record run-1/1/run.plan/uni_c" in desk.app.wanted
+        await desk.press("escape", "escape")
+        await desk.show(silo())
+        await desk.answer("outbox", message_page(20))
+        assert "round.open" not in desk.text and desk.app.top.twin() == "silo outbox show 20"
+
+
+async def test_what_a_real_coordinator_answers_is_what_is_shown(house: House) -> None:
+    ask = panel_of(house).queries()
+    sent = [messages.message_row(row) for row in ask["outbox"]({"limit": PAGE_ROWS})["messages"]]
+    assert {messages.state_part(row)[0] for row in sent} == {"acknowledged", "sent"} and len(sent) == 44
+    came = ask["inbox"]({"limit": PAGE_ROWS})["messages"]
+    (seq,) = (row["seq"] for row in came if row["kind"] == "public.responses" and row["verdict"] == "deny")
+    lines = messages.detail_lines("inbox", ask["inbox"]({"seq": seq}), "x", 200, party="coordinator")
+    words = " ".join(to_text(lines).split())
+    assert all(fact in words for fact in ("nothing of it was used", "it had", f"{seq} of this coordinator's audit log"))
+    text = to_text(head_lines(ask["audit.status"]({}), NOW, 300, UNICODE, control=False, at_coordinator=True))
+    assert "not countersigned by hospital_a, hospital_b, hospital_c, hospital_d yet" in text
 
 
 @pytest.mark.parametrize(
@@ -137,30 +132,18 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
         yield made
 
 
-async def test_what_a_real_coordinator_answers_is_what_is_shown(house: House) -> None:
-    ask = panel_of(house).queries()
-    async with console((140, 80)) as desk:
+async def test_v_and_the_twins_are_the_coordinators() -> None:
+    log = Log(71, status=STATUS)
+    async with console((100, 30)) as desk:
         await desk.show(coordinator())
-        await desk.press("5")
-        await desk.answer("outbox", ask["outbox"]({"limit": PAGE_ROWS}))
-        assert "round.open" in desk.text and "acknowledged" in desk.text and "Outbox · 44 " in desk.text
-        await desk.press("tab")
-        await desk.answer("inbox", ask["inbox"]({"limit": PAGE_ROWS}))
-        screen = desk.app.screen
-        assert isinstance(screen, OutboxScreen)
-        denied = next(item for item in screen.table.rows.shown if item.row["kind"] == "public.responses")
-        assert denied.row["verdict"] == "deny" and screen.table.rows.select(denied.id)
-        await desk.press("enter")
-        seq = denied.row["seq"]
-        await desk.answer(f"inbox record {seq}", ask["inbox"]({"seq": seq}))
-        words = " ".join(desk.text.split())
-        assert "nothing of it was used" in words and "it had" in words and "deny " in words
-        assert f"{seq} of this coordinator's audit log" in words and f"coordinator inbox show {seq}" in words
-        await desk.press("escape", "6")
-        await desk.answer("audit.status", ask["audit.status"]({}))
-        await desk.answer("audit", ask["audit"]({"limit": PAGE_ROWS}))
-        assert "not countersigned by hospital_a, hospital_b, hospital_c, hospital_d yet" in desk.text
-        assert "ingress.decision" in desk.text and screen.twin() and "coordinator audit show" in desk.app.top.twin()
+        await desk.press("6")
+        assert isinstance(desk.app.screen, AuditScreen) and desk.app.top.twin() == "coordinator audit list --no-control"
+        await desk.answer("audit", {"records": [], "size": 0, "next": None})
+        desk.shows("coordinator start", lacks=["silo start"])
+        await desk.press("v")
+        await desk.show(coordinator())
+        await answer_all(desk, log)
+        assert log.verifications == 1
 
 
 def test_every_answer_is_classified_and_a_shared_recording_has_only_what_was_sent(house: House) -> None:
@@ -174,15 +157,6 @@ def test_every_answer_is_classified_and_a_shared_recording_has_only_what_was_sen
     (shared,) = released_answer("outbox", {}, {"messages": [first, {**first, "outcome": ""}], "waiting": 1}) or ({},)
     assert shared == {"messages": [{name: value for name, value in first.items() if name != "waiting"}]}
     assert released_answer("outbox", {"seq": first["seq"]}, {}) is None
-
-
-async def test_attached_to_a_silo_afterwards_nothing_of_the_coordinator_is_left() -> None:
-    async with console((100, 30)) as desk:
-        await opened(desk)
-        await desk.show(silo())
-        await desk.answer("outbox", message_page(20))
-        assert " verdict" in desk.text and "round.open" not in desk.text
-        assert desk.app.top.twin() == "silo outbox show 20"
 
 
 # ---- the audit log ---------------------------------------------------------------------------------
@@ -211,21 +185,3 @@ def test_which_silo_differs_is_named_first() -> None:
     assert "DIFFERS" not in head(witnesses=many) and "perhaps: s1" in head(witnesses={"x/s1": "perhaps"})
     # a folder read without its daemon has no word on each
     assert "countersigned by the coordinator" not in head(witnesses=None, coordinator="not seen")
-
-
-async def test_v_and_the_twins_are_the_coordinators() -> None:
-    log = Log(71, status=STATUS)
-    async with console((100, 30)) as desk:
-        await desk.show(coordinator())
-        await desk.press("6")
-        assert isinstance(desk.app.screen, AuditScreen) and desk.app.top.twin() == "coordinator audit list --no-control"
-        await desk.press("v")
-        await answer_all(desk, log)
-        assert log.verifications == 1 and desk.app.top.twin() == "coordinator audit show 70"
-        await desk.press("enter")
-        assert "coordinator audit show 70" in desk.text
-    async with console((100, 30)) as desk:
-        await desk.show(coordinator())
-        await desk.press("6")
-        await desk.answer("audit", {"records": [], "size": 0, "next": None})
-        assert "coordinator start" in desk.text and "silo start" not in desk.text

@@ -210,3 +210,30 @@ async def test_T37_an_answer_of_another_shape_breaks_no_screen_and_is_as_harmles
                 assert desk.text.strip(), called
                 assert not [one for one in desk.text if not (one.isprintable() or one == "\n")], called
             await desk.press("enter", "escape")
+
+
+@pytest.mark.parametrize(
+    ("key", "number", "answers", "keys", "twin"),
+    [
+        ("6", "seq", {"audit": RECORDS, "audit.status": audit.STATUS}, (), "fedsilo audit tail --no-control"),
+        ("7", "seq", {"limits": LIMITS}, ("tab", "tab"), "silo ledger show"),
+    ],
+    ids=["audit", "budget"],
+)
+async def test_T37_a_number_that_is_none_is_no_word_of_a_command(
+    key: str, number: str, answers: dict[str, Any], keys: tuple[str, ...], twin: str
+) -> None:
+    async with console((140, 42)) as desk:
+        for text in TOGETHER.values():
+            hostile = {
+                query: {name: [{**row, number: text} for row in rows] if isinstance(rows, list) else rows
+                        for name, rows in answer.items()}
+                for query, answer in answers.items()
+            }  # fmt: skip
+            await desk.show(silo())
+            await desk.press(key)
+            await answer_all(desk, hostile)
+            await desk.press(*keys, "Y")
+            desk.is_harmless()
+            desk.shows(f"copied: {twin}", lacks=[f"{twin} {text[:3]}"])
+            await desk.press("1")

@@ -69,54 +69,36 @@ def test_T22_the_example_file_is_graded_in_seconds_in_its_order() -> None:
     assert time.monotonic() - began < WHOLE_SECONDS_MAX
 
 
+GOOD = {"id": 7, "gold": "5", "response": "5"}
+
+
+BAD = [
+    (b"not JSON", "not JSON"),
+    (b"", "empty"),
+    (b"[" * 100_000, "not JSON"),
+    (b"[1]", "not a JSON object"),
+    (b"\xff\xfe", "not UTF-8"),
+    (b'{"response": "5"}', '"gold"'),
+    (b'{"gold": 5, "response": "5"}', '"gold"'),
+    (b'{"gold": "5"}', '"response"'),
+    (b'{"gold": "5", "response": null}', '"response"'),
+    (b'{"gold": "5", "response_parts": [["5"]]}', "[text, count]"),
+    (b'{"gold": "5", "response_parts": [["5", true]]}', "[text, count]"),
+    (b'{"gold": "5", "response_parts": [["5", -1]]}', "negative"),
+    (b'{"gold": "5", "response": "' + b"5" * (9 << 20) + b'"}', "longer than"),
+]
+
+
 def test_lines_that_cannot_be_read_stay_in_their_place() -> None:
-    good = json.dumps({"id": 7, "gold": "5", "response": "5"})
-    bad = [
-        (b"not JSON", "not JSON"),
-        (b"[" * 100_000, "not JSON"),
-        (b"[1]", "not a JSON object"),
-        (b"\xff\xfe", "not UTF-8"),
-        (b'{"response": "5"}', '"gold"'),
-        (b'{"gold": 5, "response": "5"}', '"gold"'),
-        (b'{"gold": "5"}', '"response"'),
-        (b'{"gold": "5", "response": null}', '"response"'),
-        (b'{"gold": "5", "response_parts": [["5"]]}', "[text, count]"),
-        (b'{"gold": "5", "response_parts": [["5", true]]}', "[text, count]"),
-        (b'{"gold": "5", "response_parts": [["5", -1]]}', "negative"),
-        (b'{"gold": "5", "response": "' + b"5" * (9 << 20) + b'"}', "longer than"),
-    ]
-    text = b"".join(line + b"\n" + good.encode() + b"\n" for line, _ in bad)
-    ended = graded(text, "--verifier", "exact")
+    text = b"".join(line + b"\n" + json.dumps(GOOD).encode() + b"\n" for line, _ in BAD)
+    ended = graded(text + b"\n\n", "--verifier", "exact")  # empty lines at the end are none
     told = rows(ended.stdout)
-    assert ended.returncode == 0 and len(told) == 2 * len(bad)
-    for (_, why), unread, read in zip(bad, told[::2], told[1::2], strict=True):
+    assert ended.returncode == 0 and len(told) == 2 * len(BAD)
+    for (_, why), unread, read in zip(BAD, told[::2], told[1::2], strict=True):
         assert unread["correct"] is False and why in unread["error"]
-        assert read == {"id": 7, "gold": "5", "response": "5", "correct": True, "code": "correct"}
+        assert read == GOOD | {"correct": True, "code": "correct"}
     assert told[0] == {"line": 1, "correct": False, "error": "not JSON"}
-    assert f"{len(bad)} lines could not be read".encode() in ended.stderr
-
-
-def test_answer_is_taken_for_gold_and_odd_texts_cross() -> None:
-    text = "\u65e5\u672c \u2028\u0000 \ud83d"
-    lines = [{"answer": "B", "response": "B"}, {"gold": text, "response": text}, {"gold": "x", "response": text}]
-    told = rows(graded("\n".join(map(json.dumps, lines)), "--verifier", "exact", "-").stdout)
-    assert [row["correct"] for row in told] == [True, True, False]
-    assert told[1]["response"] == text
-
-
-def test_an_empty_line_keeps_its_place_and_those_at_the_end_are_none() -> None:
-    good = json.dumps({"gold": "5", "response": "5"})
-    told = rows(graded(f"{good}\n\n \r\n{good}\n\n\n", "--verifier", "exact").stdout)
-    assert [row["correct"] for row in told] == [True, False, False, True]
-    assert told[2] == {"line": 3, "correct": False, "error": "empty"}
-
-
-def test_what_a_line_says_of_itself_gives_way_to_the_verdict() -> None:
-    said = {"id": 1, "correct": True, "code": "correct", "reward": 7, "error": "old", "note": "kept"}
-    lines = [{**said, "gold": "5", "response": "6"}, {**said, "gold": 5, "response": "5"}]
-    judged, unread = rows(graded("\n".join(map(json.dumps, lines)), "--verifier", "exact").stdout)
-    assert judged == {"id": 1, "note": "kept", "gold": "5", "response": "6", "correct": False, "code": "wrong"}
-    assert set(unread) == {"id", "note", "gold", "response", "correct", "error"} and "gold" in unread["error"]
+    assert f"{len(BAD)} lines could not be read".encode() in ended.stderr
 
 
 def test_numbers_come_back_as_they_were_and_what_is_no_number_is_refused() -> None:
@@ -144,9 +126,8 @@ def test_numbers_come_back_as_they_were_and_what_is_no_number_is_refused() -> No
     ],
 )
 def test_a_line_that_says_two_things_is_not_judged(bad: str, good: str, why: str) -> None:
-    told = rows(graded(f'{{{bad}, "response": "5"}}\n{{{good}, "response": "5"}}', "--verifier", "exact").stdout)
-    assert [row["correct"] for row in told] == [False, True]
-    assert why in told[0]["error"] and "error" not in told[1]
+    wrong, right = judged(f'{{{bad}, "response": "5"}}', f'{{{good}, "response": "5"}}')
+    assert (wrong["correct"], right["correct"]) == (False, True) and why in wrong["error"]
 
 
 def test_the_author_of_a_verifier_learns_on_which_line_and_where_it_fails(tmp_path: Path) -> None:
@@ -182,20 +163,7 @@ def test_the_author_of_a_verifier_learns_on_which_line_and_where_it_fails(tmp_pa
     assert envelope["warnings"] == told and enveloped.stderr == b""
 
 
-def test_a_reader_sees_each_line_as_it_comes() -> None:
-    with subprocess.Popen(
-        command("--verifier", "exact"), stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT, bufsize=0
-    ) as process:
-        assert process.stdin is not None and process.stdout is not None
-        for number in range(3):
-            process.stdin.write(json.dumps({"gold": str(number), "response": "1"}).encode() + b"\n")
-            assert select.select([process.stdout], [], [], ANSWER_SECONDS_MAX)[0], "no answer while the input is open"
-            assert json.loads(process.stdout.readline())["correct"] is (number == 1)
-        process.stdin.close()
-        assert process.wait(ANSWER_SECONDS_MAX) == 0
-
-
-def test_T22_a_case_that_hangs_takes_five_seconds_at_most_and_the_next_is_graded(tmp_path: Path) -> None:
+def test_T22_a_line_is_answered_as_it_comes_and_a_case_that_hangs_takes_five_seconds_at_most(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(
         "import fedsilo.grading.math as math\nreal = math.grade\n"
         "def grade(response, reference):\n    while response == 'hang':\n        pass\n"
@@ -205,19 +173,20 @@ def test_T22_a_case_that_hangs_takes_five_seconds_at_most_and_the_next_is_graded
     with subprocess.Popen(
         command("--verifier", "math"), stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, bufsize=0
     ) as process:
-        assert process.stdin is not None and process.stdout is not None
+        stdin, stdout = process.stdin, process.stdout
+        assert stdin is not None and stdout is not None
 
         def answer(response: str) -> dict[str, Any]:
-            assert process.stdin is not None and process.stdout is not None
-            process.stdin.write(json.dumps({"gold": "x+1", "response": response}).encode() + b"\n")
-            return dict(json.loads(process.stdout.readline()))
+            stdin.write(json.dumps({"gold": "x+1", "response": response}).encode() + b"\n")
+            assert select.select([stdout], [], [], ANSWER_SECONDS_MAX)[0], "no answer while the input is open"
+            return dict(json.loads(stdout.readline()))
 
         assert answer("1+x")["correct"]
         began = time.monotonic()
         assert answer("hang")["code"] == "timeout"
         assert time.monotonic() - began < CASE_SECONDS_MAX
         assert answer("1+x")["correct"]
-        process.stdin.close()
+        stdin.close()
         assert process.wait(ANSWER_SECONDS_MAX) == 0
 
 
@@ -287,3 +256,20 @@ def test_T22_programs_are_graded_in_a_sandbox() -> None:
         pytest.skip("this machine cannot build a sandbox")
     assert [row["correct"] for row in rows(ended.stdout)] == [True, False, False, True]
     assert time.monotonic() - began < WHOLE_SECONDS_MAX
+
+
+def judged(*lines: dict[str, Any] | str) -> list[dict[str, Any]]:
+    text = "\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines)
+    return rows(graded(text, "--verifier", "exact", "-").stdout)
+
+
+def test_odd_texts_cross_and_what_a_line_says_of_itself_gives_way_to_the_verdict() -> None:
+    text = "\u65e5\u672c \u2028\u0000 \ud83d"
+    said = {"id": 1, "correct": True, "code": "correct", "reward": 7, "error": "old", "note": "kept"}
+    taken, odd, wrong, told, unread = judged(
+        {"answer": "B", "response": "B"}, {"gold": text, "response": text}, {"gold": "x", "response": text},
+        {**said, "gold": "5", "response": "6"}, {**said, "gold": 5, "response": "5"},
+    )  # fmt: skip
+    assert [row["correct"] for row in (taken, odd, wrong)] == [True, True, False] and odd["response"] == text
+    assert told == {"id": 1, "note": "kept", "gold": "5", "response": "6", "correct": False, "code": "wrong"}
+    assert set(unread) == {"id", "note", "gold", "response", "correct", "error"}

@@ -13,7 +13,7 @@ from console.screens.logs import LogsScreen
 from fedsilo.views import logs as logs_screen
 from fedsilo.views.columns import choose_columns
 from fedsilo.views.lines import UNICODE, to_text, width_of
-from tests.console.desk import Desk, console
+from tests.console.desk import console
 from tests.console.site_answers import LINES, LOGS
 from tests.console.states import coordinator, silo
 
@@ -24,61 +24,58 @@ def rows_of(lines: list[str], **more: Any) -> logs.LogRows:
     return rows
 
 
-async def opened(desk: Desk, answer: Any = LOGS) -> LogsScreen:
-    await desk.show(silo())
-    await desk.press("9")
-    await desk.answer("logs", answer)
-    screen = desk.app.screen
-    assert isinstance(screen, LogsScreen)
-    return screen
-
-
-def texts(rows: logs.LogRows) -> list[str]:
-    return [item.row["text"] for item in rows.shown]
-
-
 # ---- lines -----------------------------------------------------------------------------------------
 
 
 def test_a_line_is_taken_apart_and_the_newest_is_first() -> None:
     rows = logs_screen.log_rows(LOGS)
-    assert rows[0]["level"] == "ERROR" and rows[0]["time"] == "2026-12-01T09:59:58.001Z"
-    assert rows[0]["source"] == "hospital_a" and rows[0]["line"] == LINES[-1]
+    assert {key: rows[0][key] for key in ("level", "time", "source", "line")} == {
+        "level": "ERROR", "time": "2026-12-01T09:59:58.001Z", "source": "hospital_a", "line": LINES[-1],
+    }  # fmt: skip
     assert logs_screen.parsed(rows[0])["json"] == {"peer": "10.0.0.7:7443", "attempt": 3}
     assert "json" not in logs_screen.parsed({"text": "a {b"})
     odd = logs_screen.log_rows({"lines": ["no form at all", 7, None]})
     assert [(row["level"], row["text"]) for row in odd] == [("", ""), ("", "7"), ("", "no form at all")]
     assert logs_screen.log_rows({"lines": "x"}) == [] and logs_screen.log_rows(None) == []
+    old, new = ({row["line"]: row["id"] for row in logs_screen.log_rows({"lines": LINES[:end]})} for end in (20, 30))
+    assert old.items() <= new.items()  # a line keeps its name while newer ones arrive
+    one, other = logs_screen.log_rows({"lines": ["same", "same"]})
+    assert one["id"] != other["id"]
 
 
-def test_a_line_keeps_its_name_while_newer_ones_arrive_and_equal_ones_are_told_apart() -> None:
-    before = {row["line"]: row["id"] for row in logs_screen.log_rows({"lines": LINES[:20]})}
-    after = {row["line"]: row["id"] for row in logs_screen.log_rows({"lines": LINES[:30]})}
-    assert all(after[text] == name for text, name in before.items())
-    twice = logs_screen.log_rows({"lines": ["same", "same"]})
-    assert twice[0]["id"] != twice[1]["id"]
-
-
-def test_a_level_hides_what_is_below_it_but_never_a_line_without_a_level() -> None:
-    rows = logs_screen.log_rows({"lines": [*LINES, "no form at all"]})
-    levels = [row["level"] for row in logs_screen.from_level(rows, "WARNING")]
-    assert set(levels) == {"", "WARNING", "ERROR"} and len(levels) == 22
-    assert len(logs_screen.from_level(rows, "DEBUG")) == len(rows)
+@pytest.mark.parametrize(
+    ("level", "levels", "count"),
+    [("WARNING", {"", "WARNING", "ERROR"}, 22), ("DEBUG", {"", "INFO", "WARNING", "ERROR"}, len(LINES) + 1)],
+)
+def test_a_level_hides_what_is_below_it_but_never_a_line_without_a_level(
+    level: str, levels: set[str], count: int
+) -> None:
+    shown = logs_screen.from_level(logs_screen.log_rows({"lines": [*LINES, "no form at all"]}), level)
+    assert {row["level"] for row in shown} == levels and len(shown) == count
 
 
 # ---- patterns --------------------------------------------------------------------------------------
 
 
-def test_a_pattern_filters_and_words_do_as_everywhere() -> None:
-    rows = rows_of(LINES)
-    rows.filter(r"~step \d+: public\.(responses|prompts)")
-    assert len(rows.shown) == 20 and rows.why_not == "" and rows.filter_text.startswith("~step")
-    rows.filter("level:warn !coordinator")
-    assert set(texts(rows)) == {"the trainer reports (left out)"}
-    rows.filter("~COORDINATOR.*acknow")
-    assert len(rows.shown) == 20
-    rows.filter("~")
-    assert len(rows.shown) == len(LINES)
+ODD = "2026-12-01T09:00:00.000Z INFO hospital_a one \ud800 two"
+USUAL = ("a+b*", "(a|b)c", "colou?r", r"\(x\)+", "[*+{]+", "[)]*x", r"x\{2\}", "^a.*b$")
+
+
+@pytest.mark.parametrize(
+    ("typed", "count"),
+    [
+        (r"~step \d+: public\.(responses|prompts)", 20),
+        ("level:warn !coordinator", 20),
+        ("~COORDINATOR.*acknow", 20),
+        ("~", len(LINES) + 1),
+        ("~one .+ two", 1),  # half a character is matched as any
+        *((f"~{each}", None) for each in USUAL),
+    ],
+)
+def test_a_pattern_filters_and_words_do_as_everywhere(typed: str, count: int | None) -> None:
+    rows = rows_of([ODD, *LINES])
+    rows.filter(typed)
+    assert rows.why_not == "" and count in (None, len(rows.shown))
 
 
 # Python's own matcher needs 17 s for the first over three lines, and longer than anybody waits for most of the others.
@@ -102,6 +99,7 @@ def test_a_pattern_that_could_explode_takes_no_time(typed: str) -> None:
 @pytest.mark.parametrize(
     ("typed", "said"),
     [(r"(a)\1", "is no regular expression"), ("(?=a)a", "is no regular expression"), ("\ud800", "half a character"),
+     ("[a", "is no regular expression"), ("(a", "is no regular expression"),
      ("(a{900}b{90})a{990}b{90}", "is too large"), ("a" * 90_000, "too large")],
 )  # fmt: skip
 def test_a_pattern_that_is_not_linear_or_too_large_is_refused(typed: str, said: str) -> None:
@@ -110,25 +108,6 @@ def test_a_pattern_that_is_not_linear_or_too_large_is_refused(typed: str, said: 
     rows = rows_of(LINES)
     rows.filter(f"~{typed}")
     assert len(rows.shown) == len(LINES) and rows.why_not == why
-
-
-def test_a_line_with_half_a_character_is_matched_as_any() -> None:
-    rows = rows_of(["2026-12-01T09:00:00.000Z INFO hospital_a one \ud800 two", *LINES])
-    rows.filter("~one .+ two")
-    assert len(rows.shown) == 1 and rows.why_not == ""
-
-
-@pytest.mark.parametrize(
-    "typed", [r"a+b*", "(a|b)c", "colou?r", r"\(x\)+", r"[*+{]+", r"[)]*x", r"x\{2\}", "^a.*b$", "(?i)x"]
-)
-def test_a_pattern_of_the_usual_kind_is_taken(typed: str) -> None:
-    found, why = logs.pattern_of(typed)
-    assert found is not None and why == ""
-
-
-def test_what_is_no_pattern_says_why() -> None:
-    assert "is no regular expression" in logs.pattern_of("[a")[1]
-    assert "is no regular expression" in logs.pattern_of("(a")[1]
 
 
 def test_the_worst_pattern_that_is_taken_gives_way_over_lines_made_against_it() -> None:
@@ -163,75 +142,22 @@ def test_whole_lines_cut_nothing_and_keep_the_cursor_in_sight() -> None:
     assert "END" in joined and "yyyyyy<+84>" in joined  # a run is counted, as everywhere
 
 
-async def test_a_click_on_any_line_of_a_whole_text_selects_it() -> None:
-    async with console((80, 24)) as desk:
-        screen = await opened(desk)
-        await desk.press("w")
-        rows = screen.table.rows
-        ids = [rows.row_at(at) for at in range(8)]
-        assert ids[0] == ids[1] != ids[2] == ids[4] and rows.row_at(-1) == "" and rows.row_at(500) == ""
-
-
 # ---- the screen ------------------------------------------------------------------------------------
 
 
-async def test_it_follows_the_newest_until_somebody_moves_and_g_follows_again() -> None:
-    async with console((100, 30)) as desk:
-        screen = await opened(desk, {"lines": LINES[:30], "left_out": 0})
-        assert "follows the newest" in desk.text and "nothing had to be left out" in desk.text
-        await desk.answer("logs", {"lines": LINES[:33], "left_out": 0})
-        assert screen.table.rows.shown[0].id == screen.table.rows.cursor
-        await desk.press("j")
-        here = screen.table.rows.cursor
-        await desk.answer("logs", LOGS)
-        assert screen.table.rows.cursor == here and "stays here; g follows again" in desk.text
-        await desk.press("g")
-        assert screen.table.rows.shown[0].id == screen.table.rows.cursor and "follows the newest" in desk.text
-        await desk.press("space")
-        assert "FROZEN" in desk.text and screen.wants() == {}
-
-
-async def test_levels_patterns_and_what_they_hide_are_named() -> None:
-    async with console((100, 30)) as desk:
-        screen = await opened(desk)
-        assert screen.wants() == {"logs": ("logs", {"lines": logs_screen.LINES_FIRST})}
-        await desk.press("v")
-        assert "WARNING and above" in desk.text and "INFO" not in desk.text and "the trainer reports" in desk.text
-        assert screen.wants() == {"logs": ("logs", {"lines": logs_screen.LINES_MAX})}
-        await desk.answer("logs", {"lines": LINES[:1], "left_out": 0})
-        assert "no lines of WARNING and above among those that came" in desk.text and "v shows all" in desk.text
-        await desk.press("v", "v")
-        assert "all levels" in desk.text and "round 1 step 4" in desk.text
-        await desk.press("slash", *"~(a+", "enter")
-        assert "not filtered: what follows ~ is no regular expression" in desk.text
-
-
-async def test_older_lines_are_asked_for_when_somebody_goes_there() -> None:
-    lines = [f"2026-12-01T09:{n // 60:02d}:{n % 60:02d}.000Z INFO hospital_a line {n}" for n in range(1_000)]
-    async with console((100, 30)) as desk:
-        screen = await opened(desk, {"lines": lines[-200:], "left_out": 0})
-        assert screen.wants()["logs"][1] == {"lines": 200}
-        for asked in (400, 600, 800, 1_000):
-            await desk.press("G")
-            assert screen.wants()["logs"][1] == {"lines": asked}
-            await desk.answer("logs", {"lines": lines[-asked:], "left_out": 0})
-        await desk.press("G")
-        assert screen.table.selected() is not None and screen.inspected()["text"] == "line 0"
-        assert "the newest 1000; older ones" in desk.text
+EACH_SECOND = [f"2026-12-01T09:{n // 60:02d}:{n % 60:02d}.000Z INFO hospital_a line {n}" for n in range(1_000)]
 
 
 async def test_the_trainers_log_is_named_where_it_can_be_read_and_at_a_coordinator_there_is_none() -> None:
     async with console((80, 24)) as desk:
-        screen = await opened(desk)
-        assert "not here: the trainer's log (may quote private text): silo logs --trainer" in desk.text
-        assert "redaction on: 20 lines left out or cut" in desk.text and "words); hide them: /!(left" in desk.text
-        rows = desk.text.splitlines()
-        (place,) = [at for at, row in enumerate(rows) if "not here: the trainer's log" in row]
-        assert rows[place - 1].startswith("╰") and rows[place + 1].startswith("  ▸ connection lost")
-        assert screen.twin() == "silo logs"
+        await desk.show(silo())
+        await desk.press("9")
+        await desk.answer("logs", LOGS)
+        desk.shows("the trainer's log (may quote private text): silo logs --trainer", "20 lines left out or cut")
+        assert desk.app.top.twin() == "silo logs"
         await desk.show(coordinator())
         await desk.answer("logs", {"lines": LINES[:3]})
-        assert "silo logs --trainer" not in desk.text and screen.twin() == "coordinator logs"
+        assert "silo logs --trainer" not in desk.text and desk.app.top.twin() == "coordinator logs"
 
 
 @pytest.mark.parametrize(("cells", "names"), [
@@ -241,3 +167,49 @@ async def test_the_trainers_log_is_named_where_it_can_be_read_and_at_a_coordinat
 def test_a_line_is_given_room_before_what_is_the_same_in_most_lines(cells: int, names: set[str]) -> None:
     shown = {column.name: width for column, width in choose_columns(logs_screen.COLUMNS, cells)}
     assert set(shown) == names and shown["text"] >= min(96, cells - 26)
+
+
+async def test_it_follows_filters_and_fetches_and_says_so() -> None:
+    def told(lines: list[str]) -> dict[str, Any]:
+        return {"lines": lines, "left_out": 0}
+
+    async with console((100, 30)) as desk:
+        await desk.show(silo())
+        await desk.press("9")
+        screen = desk.app.screen
+        assert isinstance(screen, LogsScreen)
+        assert screen.wants() == {"logs": ("logs", {"lines": logs_screen.LINES_FIRST})}
+        await desk.answer("logs", told(LINES[:30]))
+        table = screen.table
+        desk.shows("follows the newest")
+        await desk.answer("logs", told(LINES[:33]))
+        assert table.rows.shown[0].id == table.rows.cursor
+        await desk.press("j")
+        here = table.rows.cursor
+        await desk.answer("logs", LOGS)
+        assert table.rows.cursor == here
+        desk.shows("stays here; g follows again")
+        await desk.press("g")
+        assert table.rows.shown[0].id == table.rows.cursor
+        await desk.answer("logs", told(EACH_SECOND[-200:]))
+        for asked in (400, 600, 800, 1_000):
+            await desk.press("G")
+            assert screen.wants()["logs"][1] == {"lines": asked}
+            await desk.answer("logs", told(EACH_SECOND[-asked:]))
+        await desk.press("G")
+        assert screen.inspected()["text"] == "line 0"
+        await desk.press("g")
+        await desk.answer("logs", LOGS)
+        await desk.press("v")
+        desk.shows("WARNING and above", "the trainer reports", lacks=["INFO"])
+        assert screen.wants() == {"logs": ("logs", {"lines": logs_screen.LINES_MAX})}
+        await desk.answer("logs", told(LINES[:1]))
+        desk.shows("no lines of WARNING and above among those that came")
+        await desk.press("v", "v", "slash", *"~(a+", "enter")
+        desk.shows("all levels", "not filtered: what follows ~ is no regular expression")
+        await desk.press("escape", "w")
+        await desk.answer("logs", LOGS)
+        ids = [table.rows.row_at(at) for at in range(8)]  # a click on any line of a whole text selects it
+        assert len(set(ids)) < 8 and table.rows.row_at(-1) == table.rows.row_at(500) == ""
+        await desk.press("space")
+        assert screen.wants() == {} and "FROZEN" in desk.text

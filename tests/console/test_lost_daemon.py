@@ -13,7 +13,6 @@ import pytest
 from console.base import ANSWERS_MAX, BYTES_MAX, Remembered
 from console.feed import Store
 from console.recording import FORMAT_VERSION, NEVER_RECORDED, Replay
-from console.screens.curves import CurvesScreen
 from fedsilo.protocol.errors import NotFoundError
 from fedsilo.views.conditions import NOT_READ, answer_lines, condition_lines
 from fedsilo.views.lines import to_text
@@ -37,77 +36,59 @@ async def lose(desk: Desk) -> None:
     await desk.show(lost(desk.app.snapshot, desk.now))
 
 
-@pytest.mark.parametrize("size", [(60, 16), *SIZES], ids=SIZE_IDS)
+@pytest.mark.parametrize("size", [(60, 16), *SIZES])
 async def test_a_screen_that_was_not_read_says_so_and_shows_no_skeleton(size: tuple[int, int]) -> None:
-    async with console(size) as desk:
-        await desk.show(silo())
-        await lose(desk)
-        for key in ("2", "4", "8", "9", "0"):
-            await desk.press(key)
-            rest = desk.text.split("DISCONNECTED")[-1]
-            assert rest.count(NOT_READ) == 1 or key == "0", rest  # settings: this console's own are there
-            assert "<+" not in rest and "below as of" not in rest, rest
-            assert not [row for row in rest.splitlines() if "…" in row and set(row) <= set(" │…")], rest
-
-
-async def test_while_an_answer_is_awaited_the_skeleton_has_no_mark_of_something_hidden() -> None:
-    async with console((140, 42)) as desk:
-        await desk.show(silo())
-        await desk.press("9")
-        assert "level" in desk.text and "…" in desk.text and "<+" not in desk.text
-
-
-@pytest.mark.parametrize("size", [(60, 16), *SIZES], ids=SIZE_IDS)
-async def test_the_banner_is_whole_on_every_screen(size: tuple[int, int]) -> None:
     async with console(size) as desk:
         await desk.show(silo())
         await desk.wait(7.0)
         await lose(desk)
-        for key in ("1", "8", "9"):
+        for key in ("1", "2", "4", "8", "9", "0"):
             await desk.press(key)
-            text = " ".join(desk.text.split())
-            assert "nothing listens there" in text and "r tries now." in text, text
-            told = text.split("r tries now.")[1]
+            desk.shows("nothing listens there", "r tries now.")
+            told = desk.words.split("r tries now.")[1]
             assert not told.startswith(" is it started?") or HINT in told  # whole, or not at all
+            rest = desk.text.split("DISCONNECTED")[-1]
+            assert rest.count(NOT_READ) == (key != "1"), rest
+            assert "<+" not in rest and (key == "1" or "below as of" not in rest), rest
+            assert not [row for row in rest.splitlines() if "…" in row and set(row) <= set(" │…")], rest
 
 
 async def test_what_was_read_before_stands_with_its_own_age() -> None:
+    figures = curves_at_silo()  # all names, and the points of what was asked for
+    figures["series"] = [each for each in figures["series"] if each["name"] == "pass_at_1"]
     async with console((100, 30)) as desk:
         await desk.show(silo())
-        await desk.press("8")
-        await desk.answer("certificates", CERTIFICATES)
-        await desk.press("2")
-        await desk.answer("round newest newest", at_silo())
-        assert "3 of 8 to put right" not in desk.text and "of 3" in desk.text
-        read = desk.app.snapshot.link.received_at
+        for key, query, answer in (
+            ("8", "certificates", CERTIFICATES),
+            ("2", "round newest newest", at_silo()),
+            ("5", "outbox", page(30)),
+            ("4", "curves pass_at_1 step", figures),
+        ):
+            await desk.press(key)
+            await desk.answer(query, answer)
         await desk.wait(400.0)
         await desk.show(silo())  # the reader asks nothing of what is not on top
         await desk.press("1")
         await lose(desk)
-        age = int(desk.now - desk.app.snapshot.link.received_at)
-        assert f"below as of 00:0{age} ago" in desk.text
-        for key, told in (("8", "3 of 8 to put right"), ("2", "quorum 2 of")):
+        for key, told in (("8", "3 of 8 to put right"), ("2", "quorum 2 of"), ("5", "09:00:30"), ("4", "pass@1")):
             await desk.press(key)
-            minutes, seconds = divmod(int(desk.now - read), 60)
-            assert told in desk.text and NOT_READ not in desk.text
-            assert f"below as of {minutes:02d}:{seconds:02d} ago" in desk.text or key == "8", desk.text
-            assert f"below as of {minutes:02d}:" in desk.text
+            desk.shows(told, "below as of 06:", lacks=[NOT_READ])
+        await desk.press("T", "tab")  # the values of a figure that was not read are not said to be none
+        desk.shows(NOT_READ, lacks=["no figures yet"])
+        await desk.press("2", "left_square_bracket")
+        for key in ("left_square_bracket", "right_square_bracket"):  # from a round that was not read either leads back
+            desk.shows(NOT_READ, lacks=["quorum 2 of"])
+            await desk.press(key)
+            desk.shows("quorum 2 of", lacks=[NOT_READ])
+            await desk.press("left_square_bracket")
         await desk.show(silo())
         await desk.press("8")
-        assert "3 of 8 to put right" not in desk.text  # it answers again, so it is asked anew
-
-
-async def test_a_view_that_is_older_than_the_last_reading_says_how_old() -> None:
-    async with console((100, 30)) as desk:
-        await desk.show(silo())
-        await desk.press("8")
+        desk.shows(lacks=["3 of 8 to put right"])  # it answers again, so it is asked anew
         await desk.answer("certificates", CERTIFICATES)
-        await desk.wait(60.0)
-        await desk.show(replace(desk.app.snapshot, link=replace(desk.app.snapshot.link, received_at=desk.now)))
-        await desk.wait(10.0)
-        desk.app.tick()
-        await desk.pilot.pause()
-        assert "STALE 00:10: the daemon has not answered since; values below are 01:1" in desk.text
+        await desk.press("space")
+        await desk.wait(600.0)
+        await lose(desk)
+        desk.shows("FROZEN 10:0", "below as of 10:0", lacks=[NOT_READ])
 
 
 def test_only_the_same_question_to_the_same_daemon_is_remembered_and_so_many_of_them() -> None:
@@ -147,41 +128,8 @@ def test_only_the_same_question_to_the_same_daemon_is_remembered_and_so_many_of_
     assert remembered.with_answers(gone(silo()), dict.fromkeys(keys, question)).answers.keys() == found.answers.keys()
 
 
-async def test_from_a_round_that_was_not_read_either_key_leads_back() -> None:
-    async with console((100, 30)) as desk:
-        await desk.show(silo())
-        await desk.press("2")
-        await desk.answer("round newest newest", at_silo())
-        await lose(desk)
-        await desk.press("left_square_bracket")
-        assert NOT_READ in desk.text and "quorum 2 of" not in desk.text
-        for key in ("left_square_bracket", "right_square_bracket"):
-            await desk.press(key)
-            assert NOT_READ not in desk.text and "quorum 2 of" in desk.text
-            await desk.press("left_square_bracket")
-
-
-async def test_the_values_of_a_figure_that_was_not_read_are_not_said_to_be_none() -> None:
-    async with console((100, 30)) as desk:
-        await desk.show(silo())
-        await desk.press("4")
-        screen = desk.app.screen
-        assert isinstance(screen, CurvesScreen)
-        answer = curves_at_silo()  # all names, and the points of what was asked for
-        answer["series"] = [each for each in answer["series"] if each["name"] in screen.key.split()[1].split(",")]
-        await desk.answer(screen.key, answer)
-        await desk.press("T")
-        assert "no figures yet" not in desk.text and NOT_READ not in desk.text
-        await lose(desk)
-        await desk.press("tab")
-        assert NOT_READ in desk.text and "no figures yet" not in desk.text
-
-
-def test_T37_a_cause_of_any_length_is_cut_at_once() -> None:
-    told = replace(lost(live(silo()), 0.0), link=Link("disconnected", "x" * 200_000, HINT, 0.0, 12.0))
-    begun = time.process_time()
-    rows = condition_lines(told, 0.0, 76, opened_at=0.0, waits_for="", below_at=None, most=4)
-    assert len(rows) <= 4 and time.process_time() - begun < 2.0  # each turn over the whole of it takes seconds
+def refused_lines_of(code: str, text: str, cells: int = 76) -> list[Any]:
+    return answer_lines(replace(live(silo()), refused={"a": (code, text)}), "a", 100.0, cells, opened_at=90.0)
 
 
 @pytest.mark.parametrize(("cells", "most"), [(76, 2), (54, 3)])
@@ -200,38 +148,11 @@ def test_what_a_share_safe_recording_does_not_hold_is_told_whole(tmp_path: Path,
     for name in ("certificates", "settings", "approval.comparison"):
         with pytest.raises(NotFoundError) as refused:
             Replay(path).query(name)
-        told = replace(live(silo()), refused={"a": (refused.value.code, refused.value.line)})
-        rows = answer_lines(told, "a", 100.0, cells, opened_at=90.0)
+        rows = refused_lines_of(refused.value.code, refused.value.line, cells)
         text = " ".join(to_text(rows).split())
         assert len(rows) <= most and text.endswith("record it with --include-local LOCAL"), text
-
-
-def test_a_long_refusal_is_cut_with_a_sign() -> None:
-    refused = ("FAILED", "word " * 70 + "end")
-    rows = answer_lines(replace(live(silo()), refused={"a": refused}), "a", 100.0, 76, opened_at=90.0)
-    assert len(rows) == 3 and to_text(rows).endswith("…")
-    rows = answer_lines(replace(live(silo()), refused={"a": ("FAILED", "disk full")}), "a", 100.0, 76, opened_at=90.0)
-    assert to_text(rows) == "error: disk full [FAILED]"
-
-
-async def test_a_table_keeps_its_rows() -> None:
-    async with console((100, 30)) as desk:
-        await desk.show(silo())
-        await desk.press("5")
-        await desk.answer("outbox", page(30))
-        await lose(desk)
-        assert "09:00:30" in desk.text and NOT_READ not in desk.text
-
-
-async def test_frozen_rows_are_as_old_as_their_title_says_and_not_called_unread() -> None:
-    async with console((100, 30)) as desk:
-        await desk.show(silo())
-        await desk.press("8")
-        await desk.answer("certs", CERTIFICATES)
-        await desk.press("space")
-        await desk.wait(600.0)
-        await lose(desk)
-        assert "FROZEN 10:00" in desk.text and "below as of 10:00 ago" in desk.text and NOT_READ not in desk.text
+    rows = refused_lines_of("FAILED", "word " * 70 + "end")
+    assert len(rows) == 3 and to_text(rows).endswith("…")  # a longer one is cut with a sign
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -253,3 +174,22 @@ async def test_a_release_stays_as_it_was_shown_while_its_guard_starts_again(size
         assert desk.app.screen is before
         await desk.show(silo(release()))
         assert "live" in desk.text
+
+
+LONG = "/srv/sites/hospital_a/" + "deep/" * 30 + "control.sock"
+
+
+@pytest.mark.parametrize("cells", [60, 80, 140])
+@pytest.mark.parametrize(
+    "cause", ["/run/fedsilo/a.sock: nothing listens there", f"{LONG}: nothing listens there", "x" * 200_000]
+)
+def test_T37_of_a_lost_link_the_cause_comes_first_however_long_it_is(cells: int, cause: str) -> None:
+    link = Link("disconnected", f"cannot reach {cause}", "silo start", 100.0, 104.0)
+    begun = time.process_time()
+    rows = condition_lines(
+        replace(live(silo()), link=link), 100.0, cells, opened_at=100.0, waits_for="the daemon", below_at=93.0
+    )
+    assert time.process_time() - begun < 2.0  # each turn over the whole of it takes seconds
+    text = " ".join(to_text(rows).split())
+    assert len(rows) <= 2 and text.startswith("DISCONNECTED: cannot reach ") and "r tries now" in text
+    assert "below as of 00:07 ago" in text and (cells < 80 or "x" in cause or "nothing listens there" in text)

@@ -20,6 +20,7 @@ from fedsilo.protocol.errors import ConflictError, NotAllowedError, UnreachableE
 from fedsilo.views.state import Link, Snapshot
 from tests.console.desk import Desk, Signer, console
 from tests.console.states import NOW, coordinator, live, release, silo
+from tests.console.test_safe import TOGETHER
 
 RUN = coordinator()["runs"][0]
 HALT = {"kind": "public.responses", "since": NOW - 600, "digest": "ab" * 32, "needed": 2, "given": ["bob"]}
@@ -126,67 +127,50 @@ def test_an_abort_is_of_one_round_and_nothing_is_ordered_of_what_is_no_daemon() 
         assert why in order.why_not(replace(live(at_coordinator()), link=link), "alice", 100.0)
 
 
-def test_what_the_daemon_recorded_is_named() -> None:
-    assert record_text({"record": 7, "audit_size": 9}) == ", audit record 7"
-    assert record_text({"audit_size": 9}) == record_text({}) == ""  # the log's size is another record's number
-
-
 # ---- giving it -------------------------------------------------------------------------------------
+
+
+ALICE = Person("alice", Operator("consortium", Path("none.crt"), Path("none.key")))
 
 
 def test_what_may_have_arrived_keeps_its_request_id_for_two_minutes() -> None:
     time, signer = [0.0], Signer()
     signing = Signing(signer, None, "", False, lambda: time[0])
-    alice = Person("alice", Operator("consortium", Path("none.crt"), Path("none.key")))
 
-    def give(state: str = "running") -> tuple[Outcome, str]:
-        outcome = signing.carry_out(made("pause", live(at_coordinator(state=state))), alice)
+    def give(state: str = "running", refusal: Any = None, **result: Any) -> tuple[Outcome, str]:
+        signer.refusal, signer.result = refusal, result or {"record": 72}
+        outcome = signing.carry_out(made("pause", live(at_coordinator(state=state))), ALICE)
+        assert "PRIVATE" not in outcome.text
         return outcome, signer.commands[-1][3]
 
-    signer.refusal = UnreachableError("no answer within 30 s")
-    lost, first = give()
-    assert not lost.ok and "not known whether it arrived" in lost.text
-    time[0] = 60.0
-    assert give()[1] == first
-    signer.refusal = None  # the daemon tells again what it told the first time
-    there, again = give()
-    assert there.ok and again == first and give()[1] != first
-    signer.refusal = UnreachableError("no answer within 30 s")
-    _, lost_id = give()
-    give("paused")  # another order in between: the first is settled, whatever came of it
-    assert give()[1] != lost_id
-    _, late = give()
+    lost = UnreachableError("no answer within 30 s")
+    for refusal, result in (
+        (lost, {}),
+        (RuntimeError("channel closed"), {}),
+        (ValueError("PRIVATE"), {}),
+        (None, {"needed": 1, "record": Unreadable()}),
+    ):
+        outcome, first = give(refusal=refusal, **result)
+        assert not outcome.ok and "not known whether it arrived" in outcome.text
+        time[0] += 60.0
+        there, again = give()  # the daemon tells again what it told the first time
+        assert there.ok and again == first and give()[1] != first
+    _, lost_id = give(refusal=lost)
+    give("paused", refusal=lost)  # another order in between: the first is settled, whatever came of it
+    assert give(refusal=lost)[1] != lost_id
+    _, late = give(refusal=lost)
     time[0] += 121.0
     assert give()[1] != late
-
-
-@pytest.mark.parametrize(
-    ("refusal", "result"),
-    [(RuntimeError("channel closed"), {}), (ValueError("PRIVATE"), {}), (None, {"needed": 1, "record": Unreadable()})],
-)  # fmt: skip
-def test_what_nobody_foresaw_is_not_known_and_keeps_its_request_id(refusal: Any, result: dict[str, Any]) -> None:
-    signer = Signer()
-    signing = Signing(signer, None, "", False, lambda: 0.0)
-    alice = Person("alice", Operator("consortium", Path("none.crt"), Path("none.key")))
-    signer.refusal, signer.result = refusal, result
-    lost = signing.carry_out(made("pause", live(at_coordinator())), alice)
-    assert not lost.ok and "not known whether it arrived" in lost.text and "PRIVATE" not in lost.text
-    signer.refusal, signer.result = None, {"record": 72}
-    assert signing.carry_out(made("pause", live(at_coordinator())), alice).ok
-    assert signer.commands[0][3] == signer.commands[1][3]
+    only_looks = Signing(None, None, "", False, lambda: 0.0)
+    assert only_looks.read_only and not only_looks.carry_out(made("pause", live(at_coordinator())), ALICE).ok
+    assert record_text({"record": 7, "audit_size": 9}) == ", audit record 7"
+    assert record_text({"audit_size": 9}) == record_text({}) == ""  # the log's size is another record's number
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(1e20, "23:59Z"), (-1e20, "00:00Z"), (1_800_000_000.0, "08:00Z")])
 def test_a_time_that_no_calendar_has_is_told_as_the_nearest(seconds: float, text: str) -> None:
     put_off = deferral(live(silo(release())).held[0], 10, 0.0).told("alice", {"deferred_until": seconds})
     assert clock_text(seconds) == text and f"until {text}" in put_off
-
-
-def test_a_console_that_only_looks_signs_nothing() -> None:
-    signing = Signing(None, None, "", False, lambda: 0.0)
-    alice = Person("alice", Operator("consortium", Path("none.crt"), Path("none.key")))
-    assert signing.read_only and signing.why_not("consortium") == "this console is read-only"
-    assert not signing.carry_out(made("pause", live(at_coordinator())), alice).ok
 
 
 # ---- the dialog ------------------------------------------------------------------------------------
@@ -201,58 +185,44 @@ async def test_P_then_p_pauses_the_run_and_says_where_it_is_recorded() -> None:
     async with console() as desk:
         desk.signer.result = {"state": "paused", "record": 41, "audit_size": 42}
         await ready(desk)
-        await desk.press("P")
-        assert isinstance(desk.app.screen, OrderDialog)
-        rows = [max(row.split("┃"), key=len) for row in desk.text.splitlines() if "┃" in row]  # of the dialog
-        words = " ".join(" ".join(rows).split())
-        for fact in ("run run-1, pubswap, round 2 of 3", "no deadline passes", "P resumes it.", "Signed by alice",
-                     "p pause", "esc cancel"):  # fmt: skip
-            assert fact in words, fact
-        await desk.press("p")
-        ((person, name, arguments, request_id),) = await desk.answers_sent()
-        assert (person, name, arguments) == ("alice", "run.pause", {"run": "run-1"}) and len(request_id) == 32
-        assert "run run-1: paused, by alice, audit record 41" in desk.text
-
-
-@pytest.mark.parametrize("keys", [["enter"], ["P"], ["P", "P"], ["x", "space"], ["escape"]])
-async def test_only_the_labelled_key_pauses(keys: list[str]) -> None:
-    async with console() as desk:
-        await ready(desk)
-        await desk.press("P")
-        await desk.press(*keys)
-        assert await desk.answers_sent() == []
-        if "escape" in keys:
-            assert isinstance(desk.app.screen, OverviewScreen) and "no order was given" in desk.text
-        elif "enter" in keys:
-            assert "Enter signs nothing: p does." in desk.text
-
-
-async def test_a_burst_of_keys_orders_nothing() -> None:
-    async with console() as desk:
-        await ready(desk)
         await desk.wait(0.5)
-        await desk.pilot.press("P", "p", "X", "2", "tab", "enter")
+        await desk.pilot.press("P", "p", "X", "2", "tab", "enter")  # a burst orders nothing
         await desk.wait(0.5)
         assert await desk.answers_sent() == [] and not isinstance(desk.app.screen, OrderDialog)
+        await desk.press("escape", "1")
+        for keys in (["enter"], ["P", "P"], ["x", "space"], ["escape"]):
+            await desk.show(at_coordinator())
+            await desk.press(*([] if isinstance(desk.app.screen, OrderDialog) else ["P"]), *keys)
+            assert await desk.answers_sent() == [], keys
+        assert isinstance(desk.app.screen, OverviewScreen)
+        desk.shows("no order was given")
+        await desk.show(at_coordinator())
+        await desk.press("P")
+        desk.shows("run run-1, pubswap, round 2 of 3", "Signed by alice", "p pause", "esc cancel")
+        ((person, name, arguments, request_id),) = await desk.sends("p")
+        assert (person, name, arguments) == ("alice", "run.pause", {"run": "run-1"}) and len(request_id) == 32
+        desk.shows("run run-1: paused, by alice, audit record 41")
+        await desk.show(at_coordinator())
+        await desk.wait(61.0)
+        await desk.show(at_coordinator())
+        desk.shows(lacks=["run run-1: paused"])
 
 
 @pytest.mark.parametrize(
-    ("locked", "site", "read_only", "why"),
-    [(True, "", False, "LOCKED: press L"), (False, "hospital_a", False, "is a person of hospital_a, not of this site"),
-     (True, "", True, "this console is read-only")],
-)  # fmt: skip
-async def test_without_an_unlocked_key_of_this_site_no_dialog_opens(
-    locked: bool, site: str, read_only: bool, why: str
-) -> None:
+    ("person", "read_only", "why"),
+    [
+        ("", False, "LOCKED: press L"),
+        ("hospital_a", False, "not of this site"),
+        ("", True, "this console is read-only"),
+    ],
+)
+async def test_without_an_unlocked_key_of_this_site_no_dialog_opens(person: str, read_only: bool, why: str) -> None:
     async with console(read_only=read_only) as desk:
-        if not locked:
-            desk.unlock(site=site)
+        if person:
+            desk.unlock(site=person)
         await desk.show(at_coordinator())
-        await desk.press("P")
-        await desk.press("p")
-        assert isinstance(desk.app.screen, OverviewScreen) and await desk.answers_sent() == []
-        await desk.press("P")
-        assert why in " ".join(desk.text.split())
+        assert await desk.sends("P", "p", "P") == [] and isinstance(desk.app.screen, OverviewScreen)
+        desk.shows(why)
 
 
 async def test_T36_a_run_that_changed_behind_the_dialog_is_not_ordered() -> None:
@@ -260,112 +230,77 @@ async def test_T36_a_run_that_changed_behind_the_dialog_is_not_ordered() -> None
         await ready(desk)
         await desk.press("P")
         await desk.show(at_coordinator(state="paused"))
-        assert "has changed, now: resume" in " ".join(desk.text.split())
-        await desk.press("p")
-        assert await desk.answers_sent() == [] and isinstance(desk.app.screen, OrderDialog)
+        assert await desk.sends("p") == [] and isinstance(desk.app.screen, OrderDialog)
         await desk.show(at_coordinator())
-        await desk.press("p")
-        assert len(await desk.answers_sent()) == 1
-
-
-async def test_X_takes_the_number_of_the_round() -> None:
-    async with console() as desk:
-        await ready(desk)
-        await desk.press("X")
-        field, button = desk.app.screen.query_one("#word", Input), desk.app.screen.query_one("#confirm", Button)
-        assert "the number of its round" in desk.text and field.has_focus and field.placeholder != "2"
-        field.post_message(events.Paste("2"))
-        await desk.press("enter")
-        assert field.value == "" and "This is not the number of its round." in desk.text
-        for word, off in (("3", True), ("2", False)):
-            field.value = ""
-            await desk.press(word)
-            assert button.disabled is off
-        await desk.press("enter")
-        assert "Enter signs nothing in a field" in desk.text and await desk.answers_sent() == []
-        await desk.show(at_coordinator())
-        await desk.press("tab", "enter")
-        assert [command[1:3] for command in await desk.answers_sent()] == [("run.abort", {"run": "run-1", "round": 2})]
-
-
-async def test_T18_H_releases_the_kind_under_the_cursor_by_its_name() -> None:
-    async with console() as desk:
-        desk.signer.result = {"released": True, "given": ["bob", "alice"], "needed": 2, "record": 90, "audit_size": 91}
-        await ready(desk, HALTED, site="hospital_a")
-        await desk.answer("halts", {"halts": [HALT]})
-        await desk.press("H")
-        field = desk.app.screen.query_one("#word", Input)
-        field.value = "public.response"
-        await desk.press("enter")
-        assert await desk.answers_sent() == [] and "This is not the name of the kind." in desk.text
-        field.value = "public.responses"
-        await desk.answer("halts", {"halts": [HALT]})
-        await desk.press("tab", "enter")
-        ((_, name, arguments, _),) = await desk.answers_sent()
-        assert (name, arguments["digest"]) == ("approvals.release", "ab" * 32)
-        assert "public.responses: may leave again, by alice, audit record 90" in " ".join(desk.text.split())
-        await desk.show(silo())
-        await desk.press("H")
-        assert "nothing is halted here" in desk.text
-
-
-async def test_a_silo_is_stopped_from_the_palette_only() -> None:
-    async with console() as desk:
-        await ready(desk, silo(), site="hospital_a")
-        await desk.press("ctrl+p", *"stop this")
-        await desk.show(silo())
-        await desk.press("enter")
-        assert isinstance(desk.app.screen, OrderDialog) and "the name of this silo" in desk.text
-        desk.app.screen.query_one("#word", Input).value = "hospital_a"
-        await desk.show(silo())
-        await desk.press("tab", "enter")
-        assert [command[1] for command in await desk.answers_sent()] == ["stop"]
+        assert len(await desk.sends("p")) == 1
 
 
 @pytest.mark.parametrize(
-    ("refusal", "told"),
-    [(NotAllowedError("bob (viewer) may not run.pause at consortium", hint="it takes operator"), "may not run.pause"),
-     (ConflictError("run 'run-1' has not started"), "has not started"),
-     (UnreachableError("no answer within 30 s"), "not known whether it arrived")],
+    ("state", "site", "keys", "wrong", "word", "command", "bound"),
+    [
+        (at_coordinator(), "consortium", ("X",), "3", "2", "run.abort", {"run": "run-1", "round": 2}),
+        (HALTED, "hospital_a", ("H",), "public.response", "public.responses", "approvals.release",
+         {"kind": "public.responses", "digest": "ab" * 32}),  # T18
+        (silo(), "hospital_a", ("ctrl+p", *"stop this", "enter"), "hospital_b", "hospital_a", "stop", {"run": "run-1"}),
+    ],
+    ids=["abort", "release a halt", "stop"],
 )  # fmt: skip
-async def test_what_the_daemon_refuses_is_said_and_can_be_tried_again(refusal: Any, told: str) -> None:
+async def test_what_cannot_be_undone_takes_a_word(
+    state: dict[str, Any],
+    site: str,
+    keys: tuple[str, ...],
+    wrong: str,
+    word: str,
+    command: str,
+    bound: dict[str, Any],
+) -> None:
+    async with console() as desk:
+        desk.signer.result = {"released": True, "given": ["bob", "alice"], "needed": 2, "record": 90}
+        await ready(desk, state, site=site)
+        await desk.answer("halts", {"halts": [HALT]})
+        await desk.press(*("space" if key == " " else key for key in keys[:-1]))
+        await desk.show(state)
+        await desk.press(keys[-1])
+        field, button = desk.app.screen.query_one("#word", Input), desk.app.screen.query_one("#confirm", Button)
+        assert field.has_focus and field.placeholder != word
+        field.post_message(events.Paste(word))
+        await desk.press("enter")
+        assert field.value == ""
+        for typed, off in ((wrong, True), (word, False)):
+            field.value = typed
+            await desk.pilot.pause()
+            assert button.disabled is off and await desk.sends("enter") == []
+        await desk.show(state)
+        await desk.answer("halts", {"halts": [HALT]})
+        assert [sent[1:3] for sent in await desk.sends("tab", "enter")] == [(command, bound)]
+        desk.shows("audit record 90")
+
+
+@pytest.mark.parametrize(
+    ("refusal", "told", "again"),
+    [
+        (NotAllowedError("bob may not run.pause", hint="it takes operator"), "may not run.pause", False),
+        (ConflictError("run 'run-1' has not started"), "has not started", False),
+        (UnreachableError("no answer within 30 s"), "not known whether it arrived", True),
+    ],
+)
+async def test_what_the_daemon_refuses_is_said_and_can_be_tried_again(refusal: Any, told: str, again: bool) -> None:
     async with console() as desk:
         desk.signer.refusal = refusal
         await ready(desk)
-        await desk.press("P")
-        await desk.press("p")
-        await desk.answers_sent()
-        assert told in " ".join(desk.text.split()) and "sending…" not in desk.text
+        await desk.sends("P", "p")
+        desk.shows(told, lacks=["sending…"])
         desk.signer.refusal = None
         await desk.show(at_coordinator())
-        await desk.press("P")
-        await desk.press("p")
-        first, second = await desk.answers_sent()
-        assert (first[3] == second[3]) is isinstance(refusal, UnreachableError)
-        assert "run run-1: paused" in desk.text
-
-
-async def test_one_order_at_a_time_and_the_result_goes_after_a_minute() -> None:
-    async with console() as desk:
-        await ready(desk)
-        screen = desk.app.overview
-        screen._decided(made("pause", live(at_coordinator())))
-        screen._sending = True
-        assert screen.order_for("abort") == "an order is on its way"
-        await desk.answers_sent()
-        await desk.show(at_coordinator())
-        assert "run run-1: paused" in desk.text and isinstance(screen.order_for("abort"), Order)
-        await desk.wait(61.0)
-        await desk.show(at_coordinator())
-        assert "run run-1: paused" not in desk.text
+        first, second = await desk.sends("P", "p")
+        assert (first[3] == second[3]) is again
+        desk.shows("run run-1: paused")
 
 
 async def test_T37_hostile_names_in_an_order_draw_no_control_character() -> None:
-    from tests.console.test_safe import TOGETHER
-
-    for text in TOGETHER.values():
-        async with console((80, 24)) as desk:
+    async with console((80, 24)) as desk:
+        for text in TOGETHER.values():
             await ready(desk, at_coordinator(run=text, method=text))
-            for key in ("P", "escape", "X"):
+            for key in ("P", "escape", "X", "escape"):
                 await desk.press(key)
-                assert not [each for each in desk.text if not (each.isprintable() or each == "\n")]
+                desk.is_harmless()

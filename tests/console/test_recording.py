@@ -9,6 +9,7 @@ import re
 import stat
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -56,132 +57,83 @@ class Clock:
 LOGGED, TICKET = "a line of the log", "ticket-0815"
 
 
-def recorded(path: Path, clock: Clock, **options: Any) -> tuple[Daemon, Recorder, RecordingFile]:
-    daemon, file = Daemon(states.silo(states.release()), stays=False), RecordingFile(path, clock=clock, **options)
-    daemon.sequence = 5
-    return daemon, Recorder(daemon, file), file
-
-
-def lines_of(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(text) for text in path.read_text().splitlines()]
+def test_a_recording_says_what_the_daemon_said_when_it_said_it(rec: Made) -> None:
+    first = rec.read()
+    for _ in range(3):  # what did not change is written once
+        rec.read()
+    rec.daemon.answers["outbox"] = {"messages": [], "next": None}
+    rec.clock.now += 1
+    rec.recorder.query("outbox", {"limit": 100})
+    rec.recorder.query("outbox", {"limit": 100})
+    rec.happens(6, 1.0, time="2026-12-01T10:00:02.000Z")
+    rec.read(8.0, round=2)
+    rec.daemon.answers["outbox"] = {"messages": [{"seq": 9}], "next": None}
+    rec.recorder.query("outbox", {"limit": 100})
+    replay = rec.replay()
+    kinds = sorted(next(iter(line.keys() - {"at"})) for line in rec.lines[1:])
+    assert kinds == ["answer", "answer", "end", "event", "snapshot", "snapshot"]
+    assert replay.duration == 10.0 and not replay.torn
+    assert replay.header == Header("cardio-net", "hospital_a", "silo", False, "2026-12-01T10:00:00.000Z")
+    assert replay.snapshot().state == first.state and replay.snapshot().sequence == 5
+    watcher = replay.watch(5)
+    rec.clock.now = 2.5
+    assert next(watcher).name == "sent"
+    seen = replay.snapshot()
+    assert (seen.sequence, seen.time) == (6, "2026-12-01T10:00:02.500Z")  # ages grow while nothing changes
+    assert replay.query("outbox", {"limit": 100}) == {"messages": [], "next": None}
+    rec.clock.now = 10.0
+    assert replay.snapshot().state["round"] == 2
+    assert replay.query("outbox", {"limit": 100}) == {"messages": [{"seq": 9}], "next": None}
+    rec.clock.now = 99.0
+    assert replay.position == 10.0 and "at its end" in replay.banner()
 
 
 # ---- writing and playing back ----------------------------------------------------------------------
 
 
-def test_a_recording_says_what_the_daemon_said_when_it_said_it(tmp_path: Path) -> None:
-    path, clock = tmp_path / "a.fedrec", Clock()
-    daemon, recorder, file = recorded(path, clock, include_local=True)
-    first = recorder.snapshot()
-    daemon.answers["outbox"] = {"messages": [], "next": None}
-    clock.now += 1
-    recorder.query("outbox", {"limit": 100})
-    daemon.events.append(Event(6, "2026-12-01T10:00:02.000Z", "sent", {"kind": "lora.factors", "round": 1}))
-    clock.now += 1
-    list(recorder.watch())
-    daemon.state = states.silo(round=2)
-    clock.now += 8
-    recorder.snapshot()
-    daemon.answers["outbox"] = {"messages": [{"seq": 9}], "next": None}
-    recorder.query("outbox", {"limit": 100})
-    file.close()
-
-    clock.now = 0.0
-    replay = Replay(path, clock=clock)
-    assert replay.duration == 10.0 and not replay.torn
-    assert replay.header == Header("cardio-net", "hospital_a", "silo", False, "2026-12-01T10:00:00.000Z")
-    assert replay.snapshot().state == first.state and replay.snapshot().sequence == 5
-    watcher = replay.watch(5)
-    clock.now = 2.5
-    assert next(watcher).name == "sent"
-    seen = replay.snapshot()
-    assert (seen.sequence, seen.time) == (6, "2026-12-01T10:00:02.500Z")  # ages grow while nothing changes
-    assert replay.query("outbox", {"limit": 100}) == {"messages": [], "next": None}
-    clock.now = 10.0
-    assert replay.snapshot().state["round"] == 2
-    assert replay.query("outbox", {"limit": 100}) == {"messages": [{"seq": 9}], "next": None}
-    clock.now = 99.0
-    assert replay.position == 10.0 and "at its end" in replay.banner()
-
-
-def test_it_can_be_paused_moved_and_played_faster(tmp_path: Path) -> None:
-    path, clock = tmp_path / "a.fedrec", Clock()
-    daemon, recorder, file = recorded(path, clock, include_local=True)
-    recorder.snapshot()
+def test_it_can_be_paused_moved_and_played_faster(rec: Made) -> None:
+    rec.read()
     for second in range(1, 101):
-        clock.now += 1
-        daemon.state = states.silo(step=second)
-        recorder.snapshot()
-    file.close()
-    clock.now = 0.0
-    replay = Replay(path, speed=10, clock=clock)
-    clock.now = 2.0
-    assert replay.snapshot().state["step"] == 20
+        rec.read(1.0, step=second)
+    for number in (6, 7, 8):
+        rec.happens(number, 10.0)
+    replay = rec.replay(speed=10)
+
+    def step(at: float) -> int:
+        rec.clock.now = at
+        return int(replay.snapshot().state["step"])
+
+    assert step(2.0) == 20
     replay.pause()
-    clock.now = 5.0
-    assert replay.snapshot().state["step"] == 20 and "paused" in replay.banner()
+    assert step(5.0) == 20 and "paused" in replay.banner()
     replay.seek(70.5)
-    assert replay.snapshot().state["step"] == 70 and replay.paused
+    assert step(5.0) == 70 and replay.paused
     replay.resume()
-    clock.now = 6.0
-    assert replay.snapshot().state["step"] == 80
+    assert step(6.0) == 80
     replay.seek(-5)
-    assert replay.position == 0.0 and replay.snapshot().state["step"] == 6  # of the fixture
-    with pytest.raises(UsageError):
-        Replay(path, speed=0)
-
-
-def test_after_a_seek_back_events_happen_again(tmp_path: Path) -> None:
-    path, clock = tmp_path / "a.fedrec", Clock()
-    daemon, recorder, file = recorded(path, clock)
-    recorder.snapshot()
-    for number in range(6, 9):
-        clock.now += 10
-        daemon.events.append(Event(number, "", "sent", {"kind": "lora.factors", "round": number}))
-        list(recorder.watch())
-    file.close()
-    clock.now = 0.0
-    replay = Replay(path, clock=clock)
+    assert replay.position == 0.0 and step(6.0) == 6  # of the fixture
     watcher = replay.watch(5)
-    replay.seek(25)
+    replay.seek(125)
     assert [next(watcher).sequence for _ in range(2)] == [6, 7]
-    replay.seek(15)
-    clock.now += 5.0
-    assert next(watcher).sequence == 7
+    replay.seek(115)
+    rec.clock.now += 0.5
+    assert next(watcher).sequence == 7  # after a seek back events happen again
     replay.close()
     assert list(watcher) == []
+    with pytest.raises(UsageError):
+        Replay(rec.path, speed=0)
 
 
-def test_what_did_not_change_is_written_once(tmp_path: Path) -> None:
-    path, clock = tmp_path / "a.fedrec", Clock()
-    daemon, recorder, file = recorded(path, clock)
-    daemon.answers["ledger"] = {"dp": "off", "runs": []}
-    for _ in range(5):
-        clock.now += 1
-        recorder.snapshot()
-        recorder.query("ledger")
-    daemon.state = states.silo(round=2)
-    recorder.snapshot()
-    file.close()
-    kinds = [next(iter(line.keys() - {"at"})) for line in lines_of(path)[1:]]
-    assert sorted(kinds) == ["answer", "end", "snapshot", "snapshot"]
-
-
-def test_a_lost_daemon_is_lost_in_the_replay_and_comes_back(tmp_path: Path) -> None:
-    path, clock = tmp_path / "a.fedrec", Clock()
-    daemon, recorder, file = recorded(path, clock)
-    recorder.snapshot()
-    clock.now += 10
-    daemon.error = UnreachableError(f"cannot reach {SECRET}")
-    for _ in range(3):
+def test_a_lost_daemon_is_lost_in_the_replay_and_comes_back(shared: Made) -> None:
+    shared.read()
+    shared.daemon.error = UnreachableError(f"cannot reach {SECRET}")
+    for seconds in (10.0, 0.0, 0.0):
         with pytest.raises(UnreachableError):
-            recorder.snapshot()
-    clock.now += 10
-    daemon.error = None
-    recorder.snapshot()
-    file.close()
-    assert SECRET not in path.read_text() and sum("lost" in line for line in lines_of(path)) == 1
-    replay = Replay(path, clock=clock)
+            shared.read(seconds)
+    shared.daemon.error = None
+    shared.read(10.0)
+    replay = shared.replay()
+    assert SECRET not in shared.path.read_text() and sum("lost" in line for line in shared.lines) == 1
     replay.seek(9)
     replay.snapshot()
     replay.seek(15)
@@ -192,50 +144,39 @@ def test_a_lost_daemon_is_lost_in_the_replay_and_comes_back(tmp_path: Path) -> N
     assert replay.snapshot().state["silo"] == "hospital_a"
 
 
-def test_a_question_nobody_asked_is_not_answered(tmp_path: Path) -> None:
-    path, clock = tmp_path / "a.fedrec", Clock()
-    daemon, recorder, file = recorded(path, clock, include_local=True)
-    recorder.snapshot()
-    clock.now += 20
-    daemon.answers["limits"] = {"rows": []}
-    recorder.query("limits")
+def test_a_question_nobody_asked_is_not_answered(rec: Made) -> None:
+    rec.read()
+    rec.clock.now += 20
+    rec.daemon.answers["limits"] = {"rows": []}
+    rec.recorder.query("limits")
     with pytest.raises(NotFoundError):
-        recorder.query("audit", {"limit": 1})
-    file.close()
-    replay = Replay(path, clock=clock)
+        rec.recorder.query("audit", {"limit": 1})
+    replay = rec.replay()
     with pytest.raises(NotFoundError, match=r"not in this recording: limits.*00:20"):
         replay.query("limits")
     replay.seek(20)
     assert replay.query("limits", {}) == {"rows": []}
     with pytest.raises(NotFoundError, match="not in this recording"):
         replay.query("limits", {"before": 3})
-    with pytest.raises(FedSiloError) as refused:
+    with pytest.raises(FedSiloError, match="there is no query") as refused:
         replay.query("audit", {"limit": 1})
-    assert refused.value.code == "NOT_FOUND" and "there is no query" in refused.value.message
+    assert refused.value.code == "NOT_FOUND"
 
 
-def test_the_feed_reads_a_replay_like_a_daemon(tmp_path: Path) -> None:
-    path, clock = tmp_path / "a.fedrec", Clock()
-    daemon, recorder, file = recorded(path, clock, include_local=True)
-    recorder.snapshot()
+def test_the_feed_reads_a_replay_like_a_daemon(rec: Made) -> None:
+    rec.read()
     for number in (6, 7):
-        clock.now += 0.2
-        daemon.events.append(Event(number, "", "sent", {"kind": "lora.factors", "round": number}))
-        list(recorder.watch())
-    daemon.state = states.silo(round=2)
-    recorder.snapshot()
-    file.close()
-    replay = Replay(path)
+        rec.happens(number, 0.2)
+    rec.read(round=2)
+    rec.file.close()
+    replay = Replay(rec.path)
     arrived: queue.Queue[Snapshot] = queue.Queue()
     feed = Feed(lambda: replay, arrived.put)
     feed.start()
     try:
         assert arrived.get(timeout=WAIT_SECONDS).release("r1/hospital_a/0") is not None
-        while True:
-            seen = arrived.get(timeout=WAIT_SECONDS)
+        while len((seen := arrived.get(timeout=WAIT_SECONDS)).events) < 2 or seen.held:
             assert seen.link.state == "live"
-            if len(seen.events) == 2 and not seen.held:
-                break
     finally:
         feed.stop()
     assert [event.sequence for event in seen.events] == [6, 7]
@@ -245,11 +186,10 @@ def test_the_feed_reads_a_replay_like_a_daemon(tmp_path: Path) -> None:
 
 
 def whole(path: Path) -> bytes:
-    daemon, recorder, file = recorded(path, Clock(), include_local=True)
-    recorder.snapshot()
-    daemon.state = states.silo(round=2)
-    recorder.snapshot()
-    file.close()
+    made = Made(path)
+    made.read()
+    made.read(round=2)
+    made.file.close()
     return path.read_bytes()
 
 
@@ -294,11 +234,11 @@ def test_a_missing_recording_and_one_that_would_be_replaced(tmp_path: Path) -> N
     with pytest.raises(ConflictError):
         RecordingFile(tmp_path / "there")
     assert (tmp_path / "there").read_text() == "mine"
-    daemon, recorder, file = recorded(tmp_path / "empty", Clock())
-    daemon.error = UnreachableError("nobody there")
+    empty = Made(tmp_path / "empty")
+    empty.daemon.error = UnreachableError("nobody there")
     with pytest.raises(UnreachableError):
-        recorder.snapshot()
-    file.close()
+        empty.read()
+    empty.file.close()
     assert not (tmp_path / "empty").exists()
 
 
@@ -323,16 +263,13 @@ def test_no_pipe_is_waited_for_and_no_file_read_beyond_its_limit(
     assert said in outcome(lambda named: Replay(named, clock=Clock()), path)
 
 
-def test_a_full_recording_stops_and_the_console_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, clock = tmp_path / "a.fedrec", Clock()
-    daemon, recorder, file = recorded(path, clock, include_local=True)
-    recorder.snapshot()
-    monkeypatch.setattr(recording, "RECORDING_BYTES_MAX", path.stat().st_size + 10)
-    daemon.state = states.silo(round=2)
-    assert recorder.snapshot().state["round"] == 2
-    assert "MiB" in file.trouble and "STOPPED" in file.banner()
+def test_a_full_recording_stops_and_the_console_goes_on(rec: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    rec.read()
+    monkeypatch.setattr(recording, "RECORDING_BYTES_MAX", rec.path.stat().st_size + 10)
+    assert rec.read(round=2).state["round"] == 2
+    assert "MiB" in rec.file.trouble and "STOPPED" in rec.file.banner()
     monkeypatch.undo()
-    assert Replay(path, clock=clock).snapshot().state["round"] == 1
+    assert rec.replay().snapshot().state["round"] == 1
 
 
 # ---- what may be in it -----------------------------------------------------------------------------
@@ -354,71 +291,28 @@ def _kept(item: Any, rows: Rows) -> bool:
     return rows.only is None or item.get(rows.only[0]) in rows.only[1]
 
 
-def test_a_share_safe_recording_holds_nothing_local(tmp_path: Path) -> None:
-    path, clock = tmp_path / "a.fedrec", Clock()
-    daemon, recorder, file = recorded(path, clock)
-    daemon.state = spoiled(states.silo(states.release()), SILO)
-    assert json.dumps(daemon.state).count(SECRET) > 15
-    recorder.snapshot()
-    for number, (name, rule) in enumerate(EVENTS.items(), 10):
-        known = rule if isinstance(rule, dict) else ["kind", "round", "run"]
-        spoilt = SECRET if isinstance(rule, Share) else spoiled(dict.fromkeys(known, 1), rule)
-        fields = {"reason": spoilt} if isinstance(spoilt, str) else spoilt
-        daemon.events.append(Event(number, "", name, {**fields, "unheard": SECRET}))
-    list(recorder.watch())
-    row = {"seq": 1, "outcome": "", "reasons": [SECRET], "kind": SECRET}
-    daemon.answers = {name: {"messages": [row], "unheard": SECRET, "rows": [SECRET]} for name in [*QUERIES, "unheard"]}
-    for name in daemon.answers:
-        recorder.query(name)
-        recorder.query(name, {"text": SECRET})
-    file.close()
-    assert SECRET not in path.read_text()
-    assert stat.S_IMODE(path.stat().st_mode) & 0o600 == 0o600
-    assert lines_of(path)[0]["share_safe"] is True
-    replay = Replay(path, clock=clock)
-    assert "share-safe" in replay.banner()
-    with pytest.raises(NotFoundError) as refused:
-        replay.query("logs")
-    assert "--include-local" in refused.value.hint
-
-
 @pytest.mark.parametrize("include_local", [False, True], ids=["share-safe", "local"])
 def test_what_would_leave_is_in_no_recording_while_a_person_looks_at_it(tmp_path: Path, include_local: bool) -> None:
-    path, clock = tmp_path / "a.fedrec", Clock()
-    daemon, recorder, file = recorded(path, clock, include_local=include_local)
-    recorder.snapshot()
-    secret = "a record's own words 4711"
-    daemon.answers = {
+    made = Made(tmp_path / "a.fedrec", include_local)
+    made.read()
+    secret, payload = "a record's own words 4711", {"ticket": TICKET}
+    made.daemon.answers = {
         "approvals.payload": {"answers": [{"row": 3, "answers": [secret], "prompt": secret}]},
-        "payload": {"payload": secret}, "logs": {"lines": [LOGGED]},
-    }  # fmt: skip
-    for name in daemon.answers:  # as the console sees them: all are shown
-        assert recorder.query(name, {"ticket": TICKET}) == daemon.answers[name]
-    daemon.answers = {}
+        "payload": {"payload": secret},
+        "logs": {"lines": [LOGGED]},
+    }
+    for name in made.daemon.answers:  # as the console sees them: all are shown
+        assert made.recorder.query(name, payload) == made.daemon.answers[name]
+    made.daemon.answers = {}
     for name in ("approvals.payload", "payload"):
         with pytest.raises(NotFoundError):
-            recorder.query(name, {"ticket": TICKET})
-    file.close()
-    text = path.read_text()
+            made.recorder.query(name, payload)
+    replay, text = made.replay(), made.path.read_text()
     assert secret not in text and "4711" not in text and "approvals.payload" not in text
     assert (LOGGED in text) is include_local  # the good case: other local data is there where it was asked for
     assert text.count(TICKET) == include_local
-    with pytest.raises(NotFoundError) as refused:
-        Replay(path, clock=clock).query("approvals.payload", {"ticket": TICKET})
-    assert "in none" in refused.value.message
-
-
-def test_with_local_data_the_file_is_private_and_says_so(tmp_path: Path) -> None:
-    path, clock = tmp_path / "a.fedrec", Clock()
-    daemon, recorder, file = recorded(path, clock, include_local=True)
-    daemon.state = spoiled(states.silo(states.release()), SILO)
-    recorder.snapshot()
-    file.close()
-    assert path.read_text().count(SECRET) > 15
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    header = lines_of(path)[0]
-    assert header["share_safe"] is False and "did not release" in header["warning"]
-    assert "WITH LOCAL DATA" in Replay(path, clock=clock).banner()
+    with pytest.raises(NotFoundError, match="in none"):
+        replay.query("approvals.payload", payload)
 
 
 @pytest.fixture(scope="module")
@@ -432,27 +326,23 @@ def silo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 
 def test_every_field_of_a_real_silo_is_classified(silo: Site) -> None:
-    state = DeskSource(silo.desk).snapshot().state
-    assert state["held"] and state["left"]
-    assert list(unclassified(state, SILO)) == []
+    source = DeskSource(silo.desk)
+    state = source.snapshot().state
+    assert state["held"] and state["left"] and list(unclassified(state, SILO)) == []
     state["held"][0]["near"] = 1
     state["metrics"]["loss"] = {"value": 1.0}
     state["neighbours"] = []
     assert list(unclassified(state, SILO)) == ["held[].near", "neighbours"]
     assert list(unclassified(states.coordinator(), COORDINATOR)) == []
-
-
-def test_every_query_of_a_real_guard_is_classified(silo: Site) -> None:
-    source = DeskSource(silo.desk)
-    assert silo.desk._queries.keys() <= QUERIES.keys()
+    known = silo.desk._queries.keys()
+    assert known <= QUERIES.keys()
     asked = 0
     for name, question in QUERIES.items():
-        if isinstance(question, Share) or name not in silo.desk._queries:
-            continue
-        answer = source.query(name)
-        assert list(unclassified(answer, question.answer)) == [], name
-        assert released_answer(name, {}, answer) is not None
-        asked += 1
+        if not isinstance(question, Share) and name in known:
+            answer = source.query(name)
+            assert list(unclassified(answer, question.answer)) == [], name
+            assert released_answer(name, {}, answer) is not None
+            asked += 1
     assert asked >= 4
     for seq in (record["seq"] for record in silo.bench.events("egress.decision")):
         question = QUERIES["outbox"]
@@ -483,3 +373,83 @@ def test_of_messages_only_those_that_left_are_released() -> None:
     # what is held did not leave; of what was sent the kind did
     assert released_event("release.held", {"release": "r2/a/0", "kind": "lora.factors"}) == {"release": "r2/a/0"}
     assert released_event("sent", {"kind": "lora.factors", "round": 2}) == {"kind": "lora.factors", "round": 2}
+
+
+@dataclass
+class Made:
+    """A recording that is made by hand: its clock, the daemon that is recorded, and the file."""
+
+    path: Path
+    include_local: bool = True
+
+    def __post_init__(self) -> None:
+        self.clock = Clock()
+        self.daemon = Daemon(states.silo(states.release()), stays=False)
+        self.daemon.sequence = 5
+        self.file = RecordingFile(self.path, clock=self.clock, include_local=self.include_local)
+        self.recorder = Recorder(self.daemon, self.file)
+
+    def read(self, seconds: float = 0.0, **state: Any) -> Any:
+        """Have the console read a state after so long."""
+        self.clock.now += seconds
+        if state:
+            self.daemon.state = states.silo(**state)
+        return self.recorder.snapshot()
+
+    def happens(self, number: int, seconds: float = 0.0, *, time: str = "") -> None:
+        self.clock.now += seconds
+        self.daemon.events.append(Event(number, time, "sent", {"kind": "lora.factors", "round": number}))
+        list(self.recorder.watch())
+
+    def replay(self, **options: Any) -> Replay:
+        self.file.close()
+        self.clock.now = 0.0
+        return Replay(self.path, clock=self.clock, **options)
+
+    @property
+    def lines(self) -> list[dict[str, Any]]:
+        return [json.loads(text) for text in self.path.read_text().splitlines()]
+
+
+@pytest.fixture
+def rec(tmp_path: Path) -> Made:
+    return Made(tmp_path / "a.fedrec")
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> Made:
+    """Without local data."""
+    return Made(tmp_path / "a.fedrec", include_local=False)
+
+
+@pytest.mark.parametrize("include_local", [False, True], ids=["share-safe", "local"])
+def test_a_share_safe_recording_holds_nothing_local_and_one_with_local_data_says_so(
+    tmp_path: Path, include_local: bool
+) -> None:
+    made = Made(tmp_path / "a.fedrec", include_local)
+    made.daemon.state = spoiled(states.silo(states.release()), SILO)
+    assert json.dumps(made.daemon.state).count(SECRET) > 15
+    made.recorder.snapshot()
+    for number, (name, rule) in enumerate(EVENTS.items(), 10):
+        known = rule if isinstance(rule, dict) else ["kind", "round", "run"]
+        spoilt = SECRET if isinstance(rule, Share) else spoiled(dict.fromkeys(known, 1), rule)
+        fields = {"reason": spoilt} if isinstance(spoilt, str) else spoilt
+        made.daemon.events.append(Event(number, "", name, {**fields, "unheard": SECRET}))
+    list(made.recorder.watch())
+    row = {"seq": 1, "outcome": "", "reasons": [SECRET], "kind": SECRET}
+    answer = {"messages": [row], "unheard": SECRET, "rows": [SECRET]}
+    made.daemon.answers = dict.fromkeys([*QUERIES, "unheard"], answer)
+    for name in made.daemon.answers:
+        made.recorder.query(name)
+        made.recorder.query(name, {"text": SECRET})
+    replay = made.replay()
+    header, text = made.lines[0], made.path.read_text()
+    assert (header["share_safe"], SECRET in text) == (not include_local, include_local)
+    assert ("warning" in header) is include_local and stat.S_IMODE(made.path.stat().st_mode) & 0o600 == 0o600
+    assert ("WITH LOCAL DATA" if include_local else "share-safe") in replay.banner()
+    if include_local:
+        assert stat.S_IMODE(made.path.stat().st_mode) == 0o600
+    else:
+        with pytest.raises(NotFoundError) as refused:
+            replay.query("logs")
+        assert "--include-local" in refused.value.hint

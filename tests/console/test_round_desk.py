@@ -25,14 +25,13 @@ from fedsilo.control.figures import FIGURES
 from fedsilo.views import curves, rounds
 from fedsilo.views.lines import UNICODE, to_text
 from fedsilo.views.state import Snapshot
+from tests.console.commands import WAIT_SECONDS, Site
 from tests.console.states import unclassified
-from tests.console.test_real_desk import WAIT_SECONDS, Site, site
 from tests.policies import setting
 from tests.simulated.coordinator_parts import federation, until_quiet
 from tests.simulated.test_round_view import in_round
 from tests.world import Loop
 
-__all__ = ["site"]  # a fixture is found by its name
 COMMANDS = typer.Typer()
 COMMANDS.command("curves")(cli_curves.curves)
 COMMANDS.command("round")(cli_curves.silo_round)
@@ -57,7 +56,7 @@ def at_coordinator(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     view = RoundView(house.driver, "c" * 64)
     site.desk.register_query("round", view.round)
     site.desk.register_query("curves", CurveView(house.driver).curves)
-    site.desk.register_query("run", lambda _: house.record() | {"folder": ""})
+    site.answer(run=house.record() | {"folder": ""})
     config = SimpleNamespace(control=SimpleNamespace(socket=site.socket))
     monkeypatch.setattr("coordinator.config.load_config", lambda path: config)
     yield Asked(site.socket, runner())

@@ -23,11 +23,9 @@ from typer.testing import CliRunner
 from console.feed import Hand, unlock
 from console.serving import MESSAGE_BYTES_MAX, TYPED_BYTES_MAX, ConsoleServer, Serving, serving
 from fedsilo.cli.console import console_command, console_environment, program
+from tests.console.commands import Site
 from tests.console.states import DIGEST, POLICY_DIGEST, release, silo
-from tests.console.test_real_desk import Site, site
 from tests.console.test_safe import TOGETHER
-
-__all__ = ["site"]  # a fixture is found by its name
 
 WAIT_SECONDS = 12.0
 # No console: it writes until nobody reads any more.
@@ -141,51 +139,37 @@ class Terminal:
 
 
 async def test_nobody_comes_in_without_the_start_url_and_it_is_good_once() -> None:
-    async with served() as (server, browser, told):
+    rebound, foreign = {"Host": "evil.example"}, {"Origin": "http://evil.example"}
+    async with served(lambda lifeline: [sys.executable, "-c", ENDLESS]) as (server, browser, told):
         assert [await status(browser, path) for path in ("/", "/?token=x", "/textual.js", "/none")] == [403] * 4
+        start = server.start_url.removeprefix(server.address.origin)
+        for headers in (rebound, foreign, {"Sec-Fetch-Site": "cross-site"}, {"Sec-Purpose": "prefetch"}):
+            assert await status(browser, start, **headers) == 403  # and uses nothing up
+        assert [await status(browser, start, method=method) for method in ("HEAD", "POST")] == [403, 403]
         async with browser.get(server.start_url, allow_redirects=False) as answer:
             assert answer.status == 303 and answer.headers["Location"] == "/"
             cookie = answer.headers["Set-Cookie"]
             assert "HttpOnly" in cookie and "SameSite=Strict" in cookie and "Domain" not in cookie
-        assert [await status(browser, path) for path in ("/", "/textual.js")] == [200, 200]
-        assert told == []
-        async with ClientSession(base_url=server.address.origin) as thief:
-            async with thief.get(server.start_url) as answer:
-                assert answer.status == 403 and "used already" in await answer.text()
-            assert await status(thief) == 403
-            assert await status(thief, "/?token=x") == 403  # a guess is no news
-        assert len(told) == 1 and server.start_url.partition("token=")[2] not in told[0]
-
-
-async def test_a_wrong_host_a_foreign_origin_and_a_prefetch_are_refused_and_use_nothing_up() -> None:
-    async with served() as (server, browser, _):
-        start = server.start_url.removeprefix(server.address.origin)
-        rebound = {"Host": "evil.example"}
-        assert await status(browser, start, **rebound) == 403
-        assert await status(browser, start, Origin="http://evil.example") == 403
-        assert await status(browser, start, **{"Sec-Fetch-Site": "cross-site"}) == 403
-        assert await status(browser, start, **{"Sec-Purpose": "prefetch"}) == 403
-        assert await status(browser, start, method="HEAD") == 403
-        assert await status(browser, start, method="POST") == 403
-        await enter(server, browser)
+        assert [await status(browser, path) for path in ("/", "/textual.js")] == [200, 200] and told == []
         # the cookie alone does not do: a page of another name or origin has the browser send it
-        assert await status(browser, **rebound) == 403
-        assert await status(browser, Origin="http://evil.example") == 403
-        assert await status(browser) == 200
-
-
-async def test_a_socket_of_another_origin_is_refused_and_the_pages_own_opens() -> None:
-    async with served(lambda lifeline: [sys.executable, "-c", ENDLESS]) as (server, browser, _):
-        await enter(server, browser)
-        for origin in ("http://evil.example", "null", "http://localhost:1", None):
-            with pytest.raises(WSServerHandshakeError) as refused:
-                await browser.ws_connect("/socket", origin=origin)
-            assert refused.value.status == 403
-        async with browser.ws_connect("/socket", origin=server.address.origin) as socket:
+        assert [await status(browser, **headers) for headers in (rebound, foreign)] == [403, 403]
+        async with ClientSession(base_url=server.address.origin) as thief:
+            for url in (server.start_url, "/", "/?token=x"):  # a guess is no news
+                assert await status(thief, url) == 403
+        assert len(told) == 1 and server.start_url.partition("token=")[2] not in told[0]
+        own = server.address.origin
+        async with browser.ws_connect("/socket", origin=own) as socket:
             assert (await socket.receive(timeout=WAIT_SECONDS)).type is WSMsgType.BINARY
-            with pytest.raises(WSServerHandshakeError) as refused:
-                await browser.ws_connect("/socket", origin=server.address.origin)
-            assert refused.value.status == 409
+            for origin, code in (
+                ("http://evil.example", 403),
+                ("null", 403),
+                ("http://localhost:1", 403),
+                (None, 403),
+                (own, 409),
+            ):
+                with pytest.raises(WSServerHandshakeError) as refused:
+                    await browser.ws_connect("/socket", origin=origin)
+                assert refused.value.status == code
 
 
 # ---- what is served --------------------------------------------------------------------------------
@@ -194,7 +178,7 @@ URL = re.compile(rb"(?:https?|wss?):(?:\\?/){2}[^\s\"'<>)`]*|[\"'(]//[a-z0-9]")
 LINKS = re.compile(r"""(?:src|href)=["']?([^"'\s>]+)|url\(["']?([^"')]+)""")
 
 
-async def test_no_served_byte_is_an_external_url_and_every_answer_says_what_may_run() -> None:
+async def test_no_served_byte_is_an_external_url_and_nothing_else_is_there() -> None:
     async with served() as (server, browser, _):
         await enter(server, browser)
         waiting, seen = ["/"], dict[str, bytes]()
@@ -211,23 +195,16 @@ async def test_no_served_byte_is_an_external_url_and_every_answer_says_what_may_
         assert set(seen) == {"/", "/textual.js", "/xterm.css", "/page.css"}
         own = server.address.socket_url.encode()
         assert {url for body in seen.values() for url in URL.findall(body)} == {own}
-    # the same look at what the package brings finds what is meant
-    style = Path(sys.modules["console.serving"].resources.files("textual_serve") / "static/css/xterm.css")  # type: ignore[attr-defined]
-    assert URL.findall(style.read_bytes()) and URL.findall(b'<link href="https://fonts.googleapis.com/css">')
-
-
-async def test_no_folder_is_listed_and_nothing_else_is_there() -> None:
-    async with served() as (server, browser, _):
-        await enter(server, browser)
-        paths = ("/static/", "/static", "/download/x", "/textual.js/", "/../etc/passwd", "/favicon.ico")
-        for path in paths:
+        for path in ("/static/", "/static", "/download/x", "/textual.js/", "/../etc/passwd", "/favicon.ico"):
             async with browser.get(path) as answer:
-                body = await answer.text()
-                assert answer.status == 404 and "default-src 'none'" in answer.headers["Content-Security-Policy"]
-                assert body == "Not Found\n"
+                assert (answer.status, await answer.text()) == (404, "Not Found\n")
+                assert "default-src 'none'" in answer.headers["Content-Security-Policy"]
         assert await status(browser, "/?ping=https://evil.example") == 400
         assert await status(browser, "/socket", Origin=server.address.origin) == 400
         assert await status(browser, "/", method="POST") == 405
+    # the same look at what the package brings finds what is meant
+    style = Path(sys.modules["console.serving"].resources.files("textual_serve") / "static/css/xterm.css")  # type: ignore[attr-defined]
+    assert URL.findall(style.read_bytes()) and URL.findall(b'<link href="https://fonts.googleapis.com/css">')
 
 
 # ---- the session -----------------------------------------------------------------------------------
@@ -260,29 +237,6 @@ async def test_T36_a_browser_looks_and_cannot_answer(site: Site) -> None:
         unlock(*site.person("alice")).ordering("cardio-net"), "approvals.approve", arguments, "request-0001"
     )
     assert len(site.approved) == 1
-
-
-async def test_a_fault_in_the_console_of_a_browser_leaves_a_report_and_ends_with_70(tmp_path: Path) -> None:
-    script = (
-        "import console.app, sys\n"
-        "def run(*arguments, **options):\n"
-        "    private = 'PRIVATE-VALUE'\n"
-        "    raise LookupError(private)\n"
-        "console.app.run = run\n"
-        "from fedsilo.cli.console import session_program\n"
-        "session_program(['--lifeline', sys.argv[1], '--socket', 'none.sock'])\n"
-    )
-    watched, held = os.pipe()
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", script, str(watched), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-        pass_fds=(watched,), env={**console_environment(), "XDG_STATE_HOME": str(tmp_path)},
-    )  # fmt: skip
-    _, told = await asyncio.wait_for(process.communicate(), WAIT_SECONDS)
-    os.close(watched)
-    os.close(held)
-    (report,) = (tmp_path / "fedsilo" / "crashes").glob("*.json")
-    assert process.returncode == 70 and report.name in told.decode()
-    assert "LookupError" in report.read_text() and "PRIVATE" not in told.decode() + report.read_text()
 
 
 async def test_a_recording_is_shown_without_a_daemon(site: Site) -> None:
@@ -369,23 +323,15 @@ async def test_a_console_that_ends_by_itself_is_told_of() -> None:
         assert told == ["the console ended with exit code 1: no such thing"]
 
 
-async def test_a_console_ends_with_the_pipe_of_its_server_although_all_else_is_open(tmp_path: Path) -> None:
-    watched, held = os.pipe()
-    console = await asyncio.create_subprocess_exec(
-        *console_command(watched, ["--socket", str(tmp_path / "none.sock")]), stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE, pass_fds=(watched,), env=console_environment(),
-    )  # fmt: skip
-    os.close(watched)
-    try:
-        assert console.stdout is not None
-        await asyncio.wait_for(console.stdout.readuntil(b"DISCONNECTED"), WAIT_SECONDS)
-        assert console.returncode is None
-        os.close(held)
-        await asyncio.wait_for(console.stdout.read(), WAIT_SECONDS)
-        assert await console.wait() == 1
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            console.kill()
+FAULT = """
+import console.app, sys
+def run(*arguments, **options):
+    private = 'PRIVATE-VALUE'
+    raise LookupError(private)
+console.app.run = run
+from fedsilo.cli.console import session_program
+session_program(['--lifeline', sys.argv[1], '--socket', 'none.sock'])
+"""
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
@@ -415,3 +361,35 @@ async def test_a_server_that_ends_leaves_no_console_behind(site: Site, number: s
     finally:
         with contextlib.suppress(ProcessLookupError):
             server.kill()
+
+
+@pytest.mark.parametrize("fault", [False, True])
+async def test_a_console_ends_with_the_pipe_of_its_server_and_with_70_after_a_fault(
+    tmp_path: Path, fault: bool
+) -> None:
+    watched, held = os.pipe()
+    command = console_command(watched, ["--socket", str(tmp_path / "none.sock")])
+    pipe = asyncio.subprocess.PIPE
+    console = await asyncio.create_subprocess_exec(
+        *([sys.executable, "-c", FAULT, str(watched)] if fault else command),
+        stdin=pipe, stdout=pipe, stderr=pipe, pass_fds=(watched,),
+        env={**console_environment(), "XDG_STATE_HOME": str(tmp_path)},
+    )  # fmt: skip
+    os.close(watched)
+    try:
+        assert console.stdout is not None and console.stderr is not None
+        if not fault:
+            await asyncio.wait_for(console.stdout.readuntil(b"DISCONNECTED"), WAIT_SECONDS)
+            assert console.returncode is None
+            os.close(held)
+        _, told = await asyncio.wait_for(console.communicate(), WAIT_SECONDS)
+        assert console.returncode == (70 if fault else 1)
+        reports = list((tmp_path / "fedsilo" / "crashes").glob("*.json"))
+        assert len(reports) == fault
+        for report in reports:
+            assert report.name in told.decode() and "LookupError" in report.read_text()
+            assert "PRIVATE" not in told.decode() + report.read_text()
+    finally:
+        with contextlib.suppress(ProcessLookupError, OSError):
+            console.kill()
+            os.close(held)

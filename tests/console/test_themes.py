@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
-from pathlib import Path
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -20,9 +18,8 @@ from console.theme import THEMES
 from fedsilo.protocol.errors import FedSiloError
 from fedsilo.views.lines import line
 from fedsilo.views.state import mapping
-from tests.console.desk import Desk, console, open_dialog, type_word
+from tests.console.desk import Desk, console, open_dialog, strips, type_word
 from tests.console.states import Happened, coordinator, release, silo
-from tests.policies import setting
 from tests.simulated.queries import poll, queries_of
 from tests.world import Bench
 
@@ -31,31 +28,25 @@ GROUNDS = ("background", "surface", "panel")
 WORD = "word"
 
 
-def luminance(colour: Color) -> float:
-    """Relative luminance as WCAG 2.2 defines it: sRGB made linear, then weighted."""
-
-    def linear(channel: int) -> float:
-        value = channel / 255
-        return value / 12.92 if value <= 0.04045 else float(((value + 0.055) / 1.055) ** 2.4)
-
-    assert colour.triplet is not None, colour
-    red, green, blue = map(linear, colour.triplet)
-    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
-
-
 def contrast(one: Color, other: Color) -> float:
-    """From 1, the same, to 21, black on white."""
+    """From 1, the same, to 21, black on white: WCAG 2.2, sRGB made linear, then weighted."""
+
+    def luminance(colour: Color) -> float:
+        assert colour.triplet is not None, colour
+        linear = [v / 12.92 if v <= 0.04045 else ((v + 0.055) / 1.055) ** 2.4 for v in colour.triplet.normalized]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
     darker, lighter = sorted((luminance(one), luminance(other)))
     return (lighter + 0.05) / (darker + 0.05)
 
 
 def drawn(app: App[Any]) -> Iterator[Segment]:
     """What a terminal gets, piece by piece; of a dialog its own box, for what is behind it is dimmed on purpose."""
-    strips = app.screen._compositor.render_strips()
+    lines = strips(app.screen)
     if isinstance(app.screen, ModalScreen):
         box = app.screen.query_one("#box").region
-        strips = [strip.crop(box.x, box.right) for strip in strips[box.y : box.bottom]]
-    for strip in strips:
+        lines = [strip.crop(box.x, box.right) for strip in lines[box.y : box.bottom]]
+    for strip in lines:
         yield from strip
 
 
@@ -71,12 +62,6 @@ def worst(app: App[Any]) -> tuple[float, str]:
     texts = [segment for segment in drawn(app) if any(map(str.isalnum, segment.text))]
     assert texts
     return min((round(contrast(*colours(segment)), 2), segment.text) for segment in texts)
-
-
-def test_the_formula_is_that_of_the_standard() -> None:
-    black, white, grey = Color.parse("#000000"), Color.parse("#ffffff"), Color.parse("#767676")
-    assert contrast(white, black) == pytest.approx(21) and contrast(black, black) == 1
-    assert round(contrast(grey, white), 2) == 4.54  # the usual example of a grey that just passes
 
 
 class EveryStyle(App[None]):
@@ -97,25 +82,22 @@ class EveryStyle(App[None]):
             self.query_one(f"#greyed-on-{ground}", Lines).draw(rows, greyed=True)
 
 
-@pytest.mark.parametrize("name", THEMES)
-async def test_every_meaning_can_be_read_on_every_ground(name: str) -> None:
+async def test_every_meaning_can_be_read_on_every_ground() -> None:
+    black, white, grey = Color.parse("#000000"), Color.parse("#ffffff"), Color.parse("#767676")
+    assert contrast(white, black) == pytest.approx(21) and round(contrast(grey, white), 2) == 4.54  # as in the standard
     app = EveryStyle()
     async with app.run_test(size=(80, 60)) as pilot:
-        app.register_theme(THEMES[name])
-        app.theme = name
-        app.draw()
-        await pilot.pause()
-        words = [segment for segment in drawn(app) if segment.text.startswith(WORD)]
-        assert len(words) == 2 * len(GROUNDS) * len(STYLES)
-        assert len({colours(segment)[1].name for segment in words}) == len(GROUNDS)
-        poor = {(segment.text, contrast(*colours(segment))) for segment in words}
-        assert {each for each in poor if each[1] < CONTRAST_MIN} == set()
-
-
-async def test_a_theme_of_the_library_would_not_pass() -> None:
-    app = EveryStyle()
-    async with app.run_test(size=(80, 60)) as pilot:
-        app.theme = "textual-light"
+        for name, theme in THEMES.items():
+            app.register_theme(theme)
+            app.theme = name
+            app.draw()
+            await pilot.pause()
+            words = [segment for segment in drawn(app) if segment.text.startswith(WORD)]
+            assert len(words) == 2 * len(GROUNDS) * len(STYLES)
+            assert len({colours(segment)[1].name for segment in words}) == len(GROUNDS)
+            poor = {(segment.text, contrast(*colours(segment))) for segment in words}
+            assert {each for each in poor if each[1] < CONTRAST_MIN} == set(), name
+        app.theme = "textual-light"  # a theme of the library would not pass
         app.theme_variables["muted"] = "#808080"
         app.draw()
         await pilot.pause()
@@ -125,106 +107,80 @@ async def test_a_theme_of_the_library_would_not_pass() -> None:
 # ---- every place -----------------------------------------------------------------------------------
 
 
-class Site:
-    """A silo's daemon as far as it answers: its guard's own queries on a real log."""
-
-    def __init__(self, folder: Path) -> None:
-        self._bench = Bench(folder, setting.policy_of(setting.policy_text()))
-        self._bench.responses()
-        poll(self._bench)
-        self._queries = queries_of(self._bench)
-
-    def close(self) -> None:
-        self._bench.close()
-
-    async def answer(self, desk: Desk) -> None:
-        """Whatever the screen on top wants to know."""
-        for key, (name, arguments) in dict(desk.app.wanted).items():
-            try:
-                value = self._queries[name](arguments)
-            except (FedSiloError, KeyError, AttributeError) as error:
-                await desk.answer(key, None, refused=("NOT_FOUND", f"no answer: {type(error).__name__}"))
-            else:
-                await desk.answer(key, value)
-
-
-@asynccontextmanager
-async def site(tmp_path: Path, **options: Any) -> AsyncIterator[tuple[Desk, Site]]:
-    made = Site(tmp_path / "bench")
-    try:
-        async with console((100, 30), **options) as desk:
-            yield desk, made
-    finally:
-        made.close()
+async def answered(desk: Desk, queries: Mapping[str, Any]) -> None:
+    """Answer whatever the screen on top wants to know with a guard's own queries."""
+    for key, (name, arguments) in dict(desk.app.wanted).items():
+        try:
+            value = queries[name](arguments)
+        except (FedSiloError, KeyError, AttributeError) as error:
+            await desk.answer(key, None, refused=("NOT_FOUND", f"no answer: {type(error).__name__}"))
+        else:
+            await desk.answer(key, value)
 
 
 STATE = silo(release(), halted="two transcripts", screens={"halts": ["public.responses"], "troubles": ["no index"]})
 EVENTS = [Happened(1, "release.held", {"release": "r1/hospital_a/0"}), Happened(2, "events.missed", {"missed": 7})]
 
 
-async def looks(desk: Desk, answers: Site | None) -> AsyncIterator[str]:
-    """Every place with its data, its help, and what opens over it."""
-    for place in PLACES:
-        if desk.app.top.called != place.name:
-            await desk.press(place.key)
-        assert desk.app.top.called == place.name
-        if answers is not None:
-            await answers.answer(desk)
-        yield place.name
-    for key in ("question_mark", "colon", "ctrl+p", "i"):
-        await desk.press(key)
-        yield f"after {key}"
-        await desk.press("escape")
+async def test_every_place_with_its_help_and_what_opens_over_it_is_ascii_and_can_be_read(bench: Bench) -> None:
+    bench.responses()
+    poll(bench)
+    queries = queries_of(bench)
+    assert mapping(queries["audit"]({}))["records"] and mapping(queries["outbox"]({}))["messages"]
+    beyond: dict[str, set[str]] = {}
+    poor: dict[str, tuple[float, str]] = {}
 
+    def look(name: str) -> None:
+        if found := {character for character in desk.text if character > "\x7e"}:
+            beyond[name] = found
+        if (least := worst(desk.app))[0] < CONTRAST_MIN:
+            poor[name] = least
 
-async def test_every_place_is_ascii_and_can_be_read(tmp_path: Path) -> None:
-    async with site(tmp_path, ascii_only=True) as (desk, answers):
-        beyond: dict[str, set[str]] = {}
-        poor: dict[str, tuple[float, str]] = {}
+    async with console((100, 30), ascii_only=True) as desk:
         await desk.show(STATE, events=EVENTS)
-        async for look in looks(desk, answers):
-            if found := {character for character in desk.text if character > "\x7e"}:
-                beyond[look] = found
-            if (least := worst(desk.app))[0] < CONTRAST_MIN:
-                poor[look] = least
+        for place in PLACES:
+            if desk.app.top.called != place.name:
+                await desk.press(place.key)
+            assert desk.app.top.called == place.name
+            await answered(desk, queries)
+            look(place.name)
+        for key in ("question_mark", "colon", "ctrl+p", "i"):
+            await desk.press(key)
+            look(f"after {key}")
+            await desk.press("escape")
+        await desk.press("1")
+        await open_dialog(desk)
+        look("the question before a signature")
         assert (beyond, poor) == ({}, {})
 
 
 @pytest.mark.parametrize("name", THEMES)
-async def test_what_waits_what_is_old_and_a_coordinator_can_be_read(name: str) -> None:
-    async with console((100, 30), theme_name=name) as desk:
-        await desk.show(STATE, events=EVENTS)
-        assert worst(desk.app)[0] >= CONTRAST_MIN, worst(desk.app)
-        await desk.wait(60)
-        desk.app.tick()
-        await desk.pilot.pause()
-        assert "STALE" in desk.text and worst(desk.app)[0] >= CONTRAST_MIN, worst(desk.app)
-        await desk.show(coordinator(), events=EVENTS)
-        assert "coordinator:hub" in desk.text and worst(desk.app)[0] >= CONTRAST_MIN, worst(desk.app)
-        assert {character for character in desk.text if character > "\x7e"}  # not asked for, not in ASCII
-
-
-async def test_the_question_before_a_signature_is_ascii_and_can_be_read() -> None:
-    async with console((80, 24), ascii_only=True) as desk:
-        await open_dialog(desk)
-        assert {character for character in desk.text if character > "\x7e" and character != "\n"} == set()
+async def test_what_waits_what_is_old_and_a_button_that_is_off_can_be_read(name: str) -> None:
+    def can_be_read() -> None:
         assert worst(desk.app)[0] >= CONTRAST_MIN, worst(desk.app)
 
-
-@pytest.mark.parametrize("name", THEMES)
-async def test_a_button_that_is_off_can_be_read_and_looks_off(name: str) -> None:
     async with console((80, 24), theme_name=name) as desk:
         await open_dialog(desk)
         off, border = written(desk.app, "Approve"), desk.app.screen.query_one("#confirm").styles.border_top[0]
-        assert worst(desk.app)[0] >= CONTRAST_MIN, worst(desk.app)
+        can_be_read()
         await type_word(desk, "c09f")
-        on = written(desk.app, "Approve")
-        assert worst(desk.app)[0] >= CONTRAST_MIN, worst(desk.app)
-        ground = written(desk.app, "Effect")
+        on, ground = written(desk.app, "Approve"), written(desk.app, "Effect")
+        can_be_read()
         assert colours(off)[1] == colours(ground)[1] != colours(on)[1], "only what is on is filled"
         assert (bool(off.style and off.style.bold), bool(on.style and on.style.bold)) == (False, True)
         # where no colour is written at all, the frame tells
         assert border == "dashed" != desk.app.screen.query_one("#confirm").styles.border_top[0]
+        await desk.press("escape", "1")
+        await desk.show(STATE, events=EVENTS)
+        can_be_read()
+        await desk.wait(60)
+        desk.app.tick()
+        await desk.pilot.pause()
+        assert "STALE" in desk.text
+        can_be_read()
+        await desk.show(coordinator(), events=EVENTS)
+        can_be_read()
+        assert {character for character in desk.text if character > "\x7e"}  # not asked for, not in ASCII
 
 
 def written(app: App[Any], word: str) -> Segment:
@@ -256,12 +212,3 @@ def hues(app: App[Any]) -> set[str]:
                 if colour is not None and colour.type is not ColorType.DEFAULT:
                     found.add(colour.name)
     return found
-
-
-def test_answers_are_those_of_a_guard(tmp_path: Path) -> None:
-    """So that the places above had rows to draw."""
-    answers = Site(tmp_path / "bench")
-    try:
-        assert mapping(answers._queries["audit"]({}))["records"] and mapping(answers._queries["outbox"]({}))["messages"]
-    finally:
-        answers.close()

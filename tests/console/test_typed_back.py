@@ -9,46 +9,54 @@ import pytest
 import typer
 
 from fedsilo.cli.daemons import confirm
-from fedsilo.protocol.errors import ConflictError, UsageError
+from fedsilo.protocol.errors import ConflictError, FedSiloError, UsageError
 
 DIGEST = "ab" * 31 + "c0de"
 
 
-class Screen(io.StringIO):
+class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
 
 
-def terminal(monkeypatch: pytest.MonkeyPatch) -> Screen:
-    made = Screen()
-    monkeypatch.setattr(sys, "stdin", Screen())
-    monkeypatch.setattr(sys, "stdout", made)
+def on_terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    """Standard input and output are terminals, and this is what is written."""
+    monkeypatch.setattr(sys, "stdin", Terminal())
+    monkeypatch.setattr(sys, "stdout", made := Terminal())
     return made
 
 
-@pytest.mark.parametrize("named", [DIGEST, f"sha256:{DIGEST}"])
-def test_T36_its_digest_is_enough_without_a_terminal(named: str) -> None:
-    confirm(DIGEST, named, "words", hint="there", json_output=True)
-
-
-@pytest.mark.parametrize("named", ["ff" * 32, DIGEST[:-1]])
-def test_T36_another_digest_is_a_stale_view_also_on_a_terminal(monkeypatch: pytest.MonkeyPatch, named: str) -> None:
-    screen = terminal(monkeypatch)
-    with pytest.raises(ConflictError) as refused:
-        confirm(DIGEST, named, "words", hint="there")
-    assert refused.value.code == "STALE_VIEW" and not screen.getvalue()
-
-
-@pytest.mark.parametrize("json_output", [True, False])
-def test_T36_without_terminal_or_with_json_nobody_is_asked(json_output: bool) -> None:
-    with pytest.raises(UsageError, match="--expect-digest") as refused:
-        confirm(DIGEST, "", "words", hint="there", json_output=json_output)
-    assert refused.value.hint == "there"
+@pytest.mark.parametrize(
+    ("named", "json_output", "terminal", "refusal"),
+    [
+        (DIGEST, True, False, None),
+        (f"sha256:{DIGEST}", True, False, None),
+        ("ff" * 32, False, True, ConflictError),
+        (DIGEST[:-1], False, True, ConflictError),
+        ("", True, False, UsageError),
+        ("", False, False, UsageError),
+    ],
+)
+def test_T36_a_digest_is_enough_another_is_a_stale_view_and_without_one_nobody_is_asked(
+    monkeypatch: pytest.MonkeyPatch,
+    named: str,
+    json_output: bool,
+    terminal: bool,
+    refusal: type[FedSiloError] | None,
+) -> None:
+    screen = on_terminal(monkeypatch) if terminal else io.StringIO()
+    if refusal is None:
+        confirm(DIGEST, named, "words", hint="there", json_output=json_output)
+        return
+    with pytest.raises(refusal) as refused:
+        confirm(DIGEST, named, "words", hint="there", json_output=json_output)
+    assert refused.value.code == {ConflictError: "STALE_VIEW", UsageError: "INVALID_INPUT"}[refusal]
+    assert not screen.getvalue() and (refusal is ConflictError or refused.value.hint == "there")
 
 
 @pytest.mark.parametrize(("typed", "taken"), [("c0de", True), (" C0DE ", True), ("", False), ("c0d", False)])
 def test_T36_on_a_terminal_it_is_shown_and_typed_back(monkeypatch: pytest.MonkeyPatch, typed: str, taken: bool) -> None:
-    screen = terminal(monkeypatch)
+    screen = on_terminal(monkeypatch)
     monkeypatch.setattr(typer, "prompt", lambda text: typed)
     if taken:
         confirm(DIGEST, "", "words\x1b[2J", hint="there")

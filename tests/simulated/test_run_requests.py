@@ -16,7 +16,7 @@ from fedsilo.protocol.plan import Plan
 from silo.config import CoordinatorPlace, config_from
 from silo.guard.site import require_part
 from tests.algorithms.tiny import make_plan
-from tests.console.test_cli_dry_run import run
+from tests.console.commands import run
 from tests.coordinator_folder import write_coordinator
 from tests.simulated.coordinator_parts import RUN_YAML, SILOS, House
 
