@@ -11,7 +11,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 from benchmarks.release_cases import site as made
 from console.sharing import SILO
@@ -20,7 +19,7 @@ from fedsilo.cli import daemons
 from fedsilo.cli import silo as cli_silo
 from fedsilo.control.answers import to_json
 from silo.guard.messages import Denied
-from tests.console.commands import Site
+from tests.console.commands import Site, failed, printed, run
 from tests.console.states import unclassified
 from tests.policies import setting
 from tests.simulated.policy_site import PolicySite, text_of
@@ -52,39 +51,38 @@ def ask(site: Site, bench: Bench, place: PolicySite, monkeypatch: pytest.MonkeyP
     parts = place.site()
     parts.identity = SimpleNamespace(peer=SimpleNamespace(fingerprint="0" * 64), not_after=place.now)
     for name, answer in queries_of(bench, parts).items():
-        site.desk.register_query(name, answer)
-    config = SimpleNamespace(control=SimpleNamespace(socket=site.socket))
-    monkeypatch.setattr(daemons, "load_site", lambda path: config)
+        site.answer(**{name.replace(".", "_"): answer})
+    site.configure(monkeypatch, daemons)
 
-    def run(*arguments: str, text: bool = False) -> tuple[int, Any]:
-        result = CliRunner().invoke(cli_silo.app, [*arguments, *([] if text else ["--json"])])
-        return result.exit_code, result.output if text else json.loads(result.stdout)
+    def asked(*words: str, text: bool = False) -> tuple[int, Any]:
+        return printed(cli_silo.app, *words) if text else run(cli_silo.app, *words)
 
-    return run
+    return asked
 
 
 def test_outbox_and_inbox_say_what_the_log_says(bench: Bench, ask: Any) -> None:
-    code, listed = ask("outbox", "list")
-    assert code == 0 and listed["command"] == "silo outbox list"
-    assert same(listed["data"]["messages"], slow(bench.audit, "egress")) and listed["data"]["total"] == 2
-    newest, oldest = listed["data"]["messages"]
-    code, page = ask("outbox", "list", "--limit", "1")
-    assert [row["seq"] for row in page["data"]["messages"]] == [newest["seq"]]
-    code, page = ask("outbox", "list", "--before", str(page["data"]["next"]))
-    assert [row["seq"] for row in page["data"]["messages"]] == [oldest["seq"]] and page["data"]["next"] is None
-    assert ask("outbox", "list", "--verdict", "deny", "--kind", "public.responses")[1]["data"]["messages"] == [newest]
-    assert len(ask("outbox", "list", "--control")[1]["data"]["messages"]) == 3
-    code, shown = ask("outbox", "show", str(newest["seq"]))
-    assert code == 0 and "at most 1 pass, it had 2" in " ".join(shown["data"]["would_pass"])
-    code, text = ask("outbox", "show", str(newest["seq"]), text=True)
-    assert code == 0 and "DENY one message per step: at most 1 pass" in text
-    code, text = ask("outbox", "list", text=True)
-    assert code == 0 and "2 messages, 0 held, 1 denied" in text
-    assert same(ask("inbox", "list", "--control")[1]["data"]["messages"], slow(bench.audit, "ingress", control=True))
-    code, refused = ask("inbox", "show", str(newest["seq"]))
-    assert (code, refused["error"]["code"]) == (8, "NOT_FOUND")
-    code, refused = ask("outbox", "list", "--verdict", "perhaps")
-    assert (code, refused["error"]["code"]) == (2, "INVALID_INPUT")
+    def rows(*words: str) -> list[dict[str, Any]]:
+        status, told = ask(*words)
+        assert status == 0 and told["command"] == f"silo {' '.join(words[:2])}"
+        return list(told["data"]["messages"])
+
+    listed = rows("outbox", "list")
+    assert same(listed, slow(bench.audit, "egress"))
+    newest, _ = listed
+    first = ask("outbox", "list", "--limit", "1")[1]["data"]
+    rest = ask("outbox", "list", "--before", str(first["next"]))[1]["data"]
+    assert first["messages"] + rest["messages"] == listed and (first["total"], rest["next"]) == (2, None)
+    assert rows("outbox", "list", "--verdict", "deny", "--kind", "public.responses") == [newest]
+    assert len(rows("outbox", "list", "--control")) == 3
+    assert same(rows("inbox", "list", "--control"), slow(bench.audit, "ingress", control=True))
+    (sentence,) = ask("outbox", "show", str(newest["seq"]))[1]["data"]["would_pass"]
+    assert "at most 1 pass, it had 2" in sentence
+    assert "DENY one message per step: at most 1 pass" in ask("outbox", "show", str(newest["seq"]), text=True)[1]
+    assert "2 messages, 0 held, 1 denied" in ask("outbox", "list", text=True)[1]
+    assert failed(cli_silo.app, "inbox", "show", newest["seq"]) == (8, "NOT_FOUND")
+    assert failed(cli_silo.app, "outbox", "list", "--verdict", "perhaps") == (2, "INVALID_INPUT")
+    status, told = ask("audit", "show", "9" * 30)  # the argument is named as the person gave it
+    assert status == 2 and told["error"]["message"].startswith("SEQ 999")
 
 
 def test_ledger_limits_and_forecast(ask: Any) -> None:
@@ -179,22 +177,15 @@ def test_a_list_has_the_screens_columns_and_a_line_for_each_row(
     assert len(lines) == len(data[rows] if rows else data) > 0
 
 
-def test_the_argument_is_named_as_the_person_gave_it(ask: Any) -> None:
-    code, told = ask("audit", "show", "9" * 30)
-    assert code == 2 and told["error"]["message"].startswith("SEQ 999")
-
-
 def test_audit_records_of_a_running_silo(bench: Bench, ask: Any) -> None:
+    def records(*words: str) -> list[dict[str, Any]]:
+        return list(ask("audit", "list", *words)[1]["data"]["records"])
+
     whole = list(bench.audit.records())[::-1]
-    assert ask("audit", "list")[1]["data"]["records"] == whole
-    assert {row["event"] for row in ask("audit", "list", "--event", "egress.dec")[1]["data"]["records"]} == {
-        "egress.decision"
-    }
     loud = [row for row in whole if not str(row.get("kind", "")).startswith("control.")]
-    assert 0 < len(loud) < len(whole)
-    assert ask("audit", "list", "--no-control")[1]["data"]["records"] == loud
-    (newest,) = ask("audit", "list", "--no-control", "--limit", "1")[1]["data"]["records"]
-    assert newest == loud[0]
+    assert records() == whole and records("--no-control") == loud and 0 < len(loud) < len(whole)
+    assert {row["event"] for row in records("--event", "egress.dec")} == {"egress.decision"}
+    assert records("--no-control", "--limit", "1") == loud[:1]
     assert ask("audit", "show", "1")[1]["data"] == whole[-2]
     assert ask("audit", "show", str(bench.audit.size))[0] == 8
 

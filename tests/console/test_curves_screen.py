@@ -66,11 +66,13 @@ def braille(lines: Any) -> int:
 @pytest.mark.parametrize("ascii_only", [False, True])
 def test_a_plot_fits_its_room_whatever_is_drawn(cells: int, rows: int, ascii_only: bool) -> None:
     points = tuple(Point(x, math.sin(x) * 9, -20.0, 20.0) for x in range(11))
-    lines = plot_lines([Curve("a", points), Curve("b", points[:2], 1)], frame(cursor=5.0, level=0.4), cells, rows,
-                       ascii_only=ascii_only)  # fmt: skip
+    pair = [Curve("a", points), Curve("b", points[:2], 1)]
+    lines = plot_lines(pair, frame(cursor=5.0, level=0.4), cells, rows, ascii_only=ascii_only)
     assert len(lines) == rows and {width_of(row) for row in lines} == {cells}
     text = to_text(lines)
     assert "a" in text and "<" not in text and (text.isascii() or not ascii_only)
+    for narrow, low in ((23, rows), (cells, 3), (0, 0), (-5, -5)):
+        assert plot_lines(pair, frame(), narrow, low, ascii_only=ascii_only) == []
 
 
 def test_a_point_stands_where_it_belongs() -> None:
@@ -81,11 +83,13 @@ def test_a_point_stands_where_it_belongs() -> None:
     assert to_text(lines).splitlines()[-1].strip().startswith("└r0") and to_text(lines).endswith("r10")
 
 
-def test_series_that_meet_keep_a_letter_each() -> None:
+def test_series_that_meet_keep_a_letter_each_and_two_differ_without_any_colour() -> None:
     meeting = [Curve(letter, (Point(0.0, 0.5), Point(9.0, 0.5)), place) for place, letter in enumerate("abcd")]
     for ascii_only in (False, True):
         drawn = to_text(plot_lines(meeting, frame(), 80, 10, ascii_only=ascii_only))
         assert all(drawn.count(letter) == 2 for letter in "abcd")
+    alone = [plot_lines([Curve("a", each.points, each.place)], frame(), 60, 8, ascii_only=False) for each in meeting]
+    assert len({to_text(lines) for lines in alone}) == len({braille(lines) for lines in alone}) == 4
 
 
 def test_one_place_is_drawn_as_a_point_and_not_as_a_whole_plot() -> None:
@@ -106,19 +110,6 @@ def test_nothing_is_drawn_beyond_the_last_point_or_of_what_is_no_number() -> Non
     assert max(len(row.rstrip()) for row in body) <= 22  # half of 40 cells, and the letter
     broken = plot_lines([Curve("a", (Point(0.0, math.nan), Point(math.inf, 0.5)))], frame(), 48, 8, ascii_only=False)
     assert braille(broken) == 0 and "a" not in to_text(broken)
-
-
-def test_two_series_differ_without_any_colour() -> None:
-    drawn = [plot_lines([Curve("a", (Point(0.0, 0.5), Point(10.0, 0.5)), place)], frame(), 60, 8, ascii_only=False)
-             for place in range(4)]  # fmt: skip
-    assert len({to_text(lines) for lines in drawn}) == 4 and len({braille(lines) for lines in drawn}) == 4
-
-
-def test_where_there_is_no_room_nothing_is_drawn() -> None:
-    curve = Curve("a", (Point(0.0, 0.5),))
-    for cells, rows in ((23, 10), (60, 3), (0, 0), (-5, -5)):
-        assert plot_lines([curve], frame(), cells, rows, ascii_only=False) == []
-    assert plot_lines([curve], frame(), 24, 4, ascii_only=False)
 
 
 @pytest.mark.parametrize("values", [[], [math.nan], [0.5], [0.0, 0.0], [1e9, -1e9], [0.0, 1.0]])
@@ -174,34 +165,25 @@ def plots_of(answer: Any, view: curves.View) -> Any:
     return curves.plot_of(answer, view, 100, 20, ascii_only=False)
 
 
-def test_the_number_is_said_to_be_a_bound_where_it_is_one() -> None:
-    text = to_text(curves.value_lines(curves_at_coordinator(), curves.View("pass_at_1", 7.0), 200, UNICODE, most=9))
-    assert "round 7, n at most 500" in text and "a hospital_a 41.2 [37.0, 45.6]" in text
-    text = to_text(curves.value_lines(curves_at_silo(), curves.View("pass_at_1", 40.0), 200, UNICODE, most=9))
-    assert "step 40, n 487" in text and "at most" not in text
-    mixed = curves_at_coordinator()
-    mixed["series"][0]["points"][7] |= {"n": 400, "n_exact": True}
-    text = to_text(curves.value_lines(mixed, curves.View("pass_at_1", 7.0), 200, UNICODE, most=9))
-    assert "[37.0, 45.6] n 400" in text and "n at most 500" in text
+def values(answer: Any, at: float = 7.0) -> str:
+    return to_text(curves.value_lines(answer, curves.View("pass_at_1", at), 200, UNICODE, most=9))
 
 
-def test_smoothing_is_a_mean_of_those_before_and_takes_the_intervals_away() -> None:
-    points = [Point(float(x), float(x % 2), 0.0, 1.0) for x in range(8)]
-    smooth = curves.smoothed(points, 2)
-    assert [each.y for each in smooth] == [0.0, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5]
-    assert {each.low for each in smooth} == {None} and [each.x for each in smooth] == [each.x for each in points]
+MIXED = curves_at_coordinator()
+
+MIXED["series"][0]["points"][7] |= {"n": 400, "n_exact": True}
 
 
-def test_the_baseline_is_the_mean_of_those_that_were_measured() -> None:
-    answer = curves_at_coordinator(
-        baseline=[
-            {"name": "pass_at_1", "silo": "a", "value": 0.2},
-            {"name": "pass_at_1", "silo": "b", "value": 0.4},
-            {"name": "kl", "value": 9},
-        ]
-    )
-    assert curves.baseline_of(answer, "pass_at_1") == pytest.approx((0.3, 2))
-    assert curves.baseline_of(answer, "update_norm") is None
+@pytest.mark.parametrize(
+    ("text", "facts", "bound"),
+    [
+        (values(curves_at_coordinator()), ("round 7, n at most 500", "a hospital_a 41.2 [37.0, 45.6]"), True),
+        (values(curves_at_silo(), 40.0), ("step 40, n 487",), False),
+        (values(MIXED), ("[37.0, 45.6] n 400", "n at most 500"), True),
+    ],
+)
+def test_the_number_is_said_to_be_a_bound_where_it_is_one(text: str, facts: tuple[str, ...], bound: bool) -> None:
+    assert all(fact in text for fact in facts) and ("at most" in text) is bound
 
 
 def test_each_figure_that_is_kept_has_a_title_of_words_and_shares_are_in_per_cent() -> None:
@@ -245,56 +227,51 @@ def test_an_answer_of_another_shape_draws_something_and_never_fails(broken: Any)
 # ---- the screen ------------------------------------------------------------------------------------
 
 
-async def test_each_fact_is_there_or_a_key_away() -> None:
-    async with console() as desk:
-        screen = await opened(desk)
-        for said in ("pass@1 % · figure 1 of 3", "by round", "source released", "round 7, n at most 500",
-                     "hospital_a 41.2 [37.0, 45.6]", "95 % interval, Wilson", "before round 1 28.0"):  # fmt: skip
-            assert said in desk.text, said
-        await desk.press("h", "left")
-        assert "round 5, n at most 500" in desk.text and "hospital_a 38.2" in desk.text
-        await desk.press("l", "l", "l")
-        assert "round 7, n at most 500" in desk.text
-        await desk.press("T")
-        assert "pass@1, every value · 24" in desk.text and "<=500" in desk.text
-        await desk.press("j", "enter")
-        assert isinstance(desk.app.screen, TextDialog)
-        for said in ("hospital_b", "38.7", "Wilson over at most 500 prompts", "cosine between updates"):
-            assert said in desk.text, said
-        await desk.press("escape", "T", "tab")
-        await told(desk, screen, curves_at_coordinator())
-        assert "update norm L2 · figure 2 of 3" in desk.text and "pass@1 %" not in desk.text
-        assert screen.twin() == ("fedsilo curves --coordinator coordinator.yaml --name update_norm --x round")
-        assert await desk.answers_sent() == []
-
-
 async def test_it_asks_for_what_it_shows_and_takes_no_other_answer_for_it() -> None:
     async with console((100, 30)) as desk:
         screen = await opened(desk)
         assert desk.app.wanted["curves pass_at_1 round"] == ("curves", {"names": "pass_at_1", "x": "round"})
-        await desk.press("x")
+        await desk.press("h", "left")
+        desk.shows("round 5, n at most 500", "hospital_a 38.2")
+        await desk.press("l", "l", "l")
+        desk.shows("round 7, n at most 500")
+        await desk.press("T", "j", "enter")
+        assert isinstance(desk.app.screen, TextDialog)
+        desk.shows("hospital_b", "38.7", "Wilson over at most 500 prompts", "cosine between updates")
+        await desk.press("escape", "T", "x")
         assert desk.app.wanted["curves pass_at_1 step"] == ("curves", {"names": "pass_at_1", "x": "step"})
         await desk.press("x", "m")
-        assert "smoothed over 5 points, no intervals" in desk.text
+        desk.shows("smoothed over 5 points, no intervals")
         await desk.press("m", "b")
-        assert "before round 1" not in desk.text
+        desk.shows(lacks=["before round 1"])
+        await desk.press("tab")
+        await told(desk, screen, curves_at_coordinator())
+        desk.shows("update norm L2 · figure 2 of 3", lacks=["pass@1 %"])
         screen.go_to("run-0")
-        assert desk.app.wanted["curves pass_at_1 round run-0"][1]["run"] == "run-0"
-        assert screen.twin().endswith("--run run-0 --name pass_at_1 --x round")
+        assert desk.app.wanted["curves update_norm round run-0"][1]["run"] == "run-0"
+        assert screen.twin() == (
+            "fedsilo curves --coordinator coordinator.yaml --run run-0 --name update_norm --x round"
+        )
         screen.go_to("nothing")
         await desk.pilot.pause()
-        assert "curves takes a figure" in desk.text
-
-
-async def test_a_silos_curves_are_its_own_and_by_step() -> None:
+        desk.shows("curves takes a figure")
     async with console((100, 30)) as desk:
         screen = await opened(desk, curves_at_silo(), silo())
         assert desk.app.wanted["curves pass_at_1 step"] == ("curves", {"names": "pass_at_1", "x": "step"})
-        assert "source local" in desk.text and "step 40, n 487" in desk.text
         await desk.press("tab")
         await told(desk, screen, curves_at_silo())
-        assert "reward 0..1 · figure 2 of 3" in desk.text and screen.twin().startswith(
-            "fedsilo curves --config silo.yaml"
-        )
+        desk.shows("reward 0..1 · figure 2 of 3")
+        assert screen.twin().startswith("fedsilo curves --config silo.yaml")
         await desk.show(coordinator())
-        assert "reward 0..1" not in desk.text  # another daemon: nothing of the former one
+        desk.shows(lacks=["reward 0..1"])  # another daemon: nothing of the former one
+
+
+def test_smoothing_is_a_mean_of_those_before_and_a_baseline_of_those_that_were_measured() -> None:
+    points = [Point(float(x), float(x % 2), 0.0, 1.0) for x in range(8)]
+    smooth = curves.smoothed(points, 2)
+    assert [each.y for each in smooth] == [0.0, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5]
+    assert {each.low for each in smooth} == {None} and [each.x for each in smooth] == [each.x for each in points]
+    rows = [("pass_at_1", 0.2), ("pass_at_1", 0.4), ("kl", 9)]
+    answer = curves_at_coordinator(baseline=[{"name": name, "silo": "a", "value": value} for name, value in rows])
+    assert curves.baseline_of(answer, "pass_at_1") == pytest.approx((0.3, 2))
+    assert curves.baseline_of(answer, "update_norm") is None

@@ -22,35 +22,33 @@ from tests.console.daemon import WAIT_SECONDS, Daemon, idle
 from tests.console.states import Reading, coordinator, silo
 
 
-def until(arrived: queue.Queue[Snapshot], holds: Callable[[Snapshot], bool]) -> Snapshot:
-    """The first snapshot for which it holds. Raises AssertionError: there was none in time."""
-    deadline = time.monotonic() + WAIT_SECONDS
-    while not holds(seen := arrived.get(timeout=WAIT_SECONDS)):
-        assert time.monotonic() < deadline, seen
-    return seen
-
-
 class Reader:
     """A running feed and what it delivered."""
 
-    def __init__(self, daemon: Daemon) -> None:
+    def __init__(self, *daemons: Daemon) -> None:
         self.arrived: queue.Queue[Snapshot] = queue.Queue()
-        self.daemon = daemon
-        self.feed = Feed(lambda: daemon, self.arrived.put)
+        self.daemons = daemons
+        sources = iter(daemons)
+        self.feed = Feed(lambda: next(sources, daemons[-1]), self.arrived.put)
 
     def until(self, holds: Callable[[Snapshot], bool]) -> Snapshot:
-        return until(self.arrived, holds)
+        """The first snapshot for which it holds. Raises AssertionError: there was none in time."""
+        deadline = time.monotonic() + WAIT_SECONDS
+        while not holds(seen := self.arrived.get(timeout=WAIT_SECONDS)):
+            assert time.monotonic() < deadline, seen
+        return seen
 
 
 @contextmanager
-def reading(daemon: Daemon) -> Iterator[Reader]:
-    reader = Reader(daemon)
+def reading(*daemons: Daemon) -> Iterator[Reader]:
+    reader = Reader(*daemons)
     reader.feed.start()
     try:
         yield reader
     finally:
-        daemon.go_on.set()
-        daemon.closed.set()
+        for daemon in daemons:
+            daemon.go_on.set()
+            daemon.closed.set()
         reader.feed.stop()
 
 
@@ -118,13 +116,6 @@ def test_a_slow_answer_makes_no_reading_late() -> None:
         assert reader.until(lambda seen: "audit" in seen.answers).answers["audit"] == {"size": 1}
 
 
-def test_a_screen_that_wants_everything_is_refused() -> None:
-    feed = Feed(idle, lambda snapshot: None)
-    feed.want({str(index): ("outbox", {}) for index in range(QUESTIONS_MAX)})
-    with pytest.raises(ValueError, match="at most"):
-        feed.want({str(index): ("outbox", {}) for index in range(QUESTIONS_MAX + 1)})
-
-
 def test_a_run_record_that_is_refused_costs_its_figures_only() -> None:
     daemon = Daemon(coordinator())
     daemon.answers["run"] = NotFoundError("there is no run run-1")
@@ -137,41 +128,35 @@ def test_after_a_failure_the_same_is_asked_of_the_next_source(monkeypatch: pytes
     monkeypatch.setattr(feed_module, "PAUSE_SECONDS_MIN", 0.01)
     first, second = idle(), idle()
     first.answers["outbox"], second.answers["outbox"] = {"of": "first"}, {"of": "second"}
-    sources = iter([first, second])
-    arrived: queue.Queue[Snapshot] = queue.Queue()
-    reader = Feed(lambda: next(sources), arrived.put)
-    reader.want({"outbox": ("outbox", {})})
-    reader.start()
-    try:
-        until(arrived, lambda seen: seen.answers.get("outbox") == {"of": "first"})
-
-        def gone() -> Reading:
-            raise UnreachableError("it went away")
-
-        first.snapshot = gone  # type: ignore[method-assign]
-        seen = until(arrived, lambda seen: seen.link.state == "disconnected")
+    with reading(first, second) as reader:
+        with pytest.raises(ValueError, match="at most"):
+            reader.feed.want({str(index): ("outbox", {}) for index in range(QUESTIONS_MAX + 1)})
+        reader.feed.want({"outbox": ("outbox", {})})
+        reader.until(lambda seen: seen.answers.get("outbox") == {"of": "first"})
+        first.error = UnreachableError("it went away")
+        seen = reader.until(lambda seen: seen.link.state == "disconnected")
         assert seen.answers["outbox"] == {"of": "first"}  # what was known stays, marked
-        until(arrived, lambda seen: seen.answers.get("outbox") == {"of": "second"})
-    finally:
-        second.closed.set()
-        reader.stop()
+        reader.until(lambda seen: seen.answers.get("outbox") == {"of": "second"})
 
 
 def test_a_flood_of_samples_is_bounded_and_counted_and_displaces_nothing_else() -> None:
     waiting = Waiting()
+    last = SAMPLES_WAITING_MAX + 12
     waiting.add(Event(1, "t", "release.held", {"release": "r1/hospital_a/0"}))
-    for sequence in range(2, SAMPLES_WAITING_MAX + 12):
+    for sequence in range(2, last):
         waiting.add(Event(sequence, "t", "metric" if sequence % 2 else "note.step", {}))
-    waiting.add(Event(SAMPLES_WAITING_MAX + 12, "t", "halted", {}))
+    waiting.add(Event(last, "t", "halted", {}))
     missed, *events = waiting.take()
     assert (missed.name, missed.fields) == ("events.missed", {"missed": 10})
     assert len(events) == SAMPLES_WAITING_MAX + 2 and [events[0].name, events[-1].name] == ["release.held", "halted"]
     assert [event.sequence for event in events] == sorted(event.sequence for event in events)
     assert waiting.take() == []
-    for sequence in range(EVENTS_WAITING_MAX + 1):
-        waiting.add(Event(sequence, "t", "release.held", {}))
-    missed, *events = waiting.take()
-    assert missed.fields == {"missed": 1} and len(events) == EVENTS_WAITING_MAX
+    for counts in (True, False):  # of what was before nothing counts as dropped
+        for sequence in range(EVENTS_WAITING_MAX + 1):
+            waiting.add(Event(sequence, "t", "release.held", {}), counts=counts)
+        taken = waiting.take()
+        assert [event.fields for event in taken if event.name == "events.missed"] == [{"missed": 1}] * counts
+        assert len(taken) == EVENTS_WAITING_MAX + counts
 
 
 class Eventful(Daemon):
@@ -203,13 +188,6 @@ def test_what_happened_before_the_console_opened_is_there_and_nothing_of_it_is_m
         assert shown.events_missed == 0
         daemon.desk.publish("message.decided", {"seq": 5})
         assert reader.until(lambda snapshot: len(snapshot.events) > min(kept, 5)).events[-1].text == "seq 5"
-
-
-def test_of_what_was_before_nothing_counts_as_dropped() -> None:
-    waiting = Waiting()
-    for number in range(EVENTS_WAITING_MAX + 3):
-        waiting.add(Event(number, "", "message.decided", {}), counts=False)
-    assert [event.name for event in waiting.take()] == ["message.decided"] * EVENTS_WAITING_MAX
 
 
 def test_a_daemon_that_cannot_be_read_is_said_to_be_that_and_read_again(monkeypatch: pytest.MonkeyPatch) -> None:

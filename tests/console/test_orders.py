@@ -257,9 +257,9 @@ async def test_what_cannot_be_undone_takes_a_word(
     async with console() as desk:
         desk.signer.result = {"released": True, "given": ["bob", "alice"], "needed": 2, "record": 90}
         await ready(desk, state, site=site)
-        await desk.answer("halts", {"halts": [HALT]})
         await desk.press(*("space" if key == " " else key for key in keys[:-1]))
         await desk.show(state)
+        await desk.answer("halts", {"halts": [HALT]})
         await desk.press(keys[-1])
         field, button = desk.app.screen.query_one("#word", Input), desk.app.screen.query_one("#confirm", Button)
         assert field.has_focus and field.placeholder != word

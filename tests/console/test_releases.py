@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -44,30 +45,18 @@ def shown(replay: Replay) -> Release:
     return release
 
 
-def raw(folder: Path, truth: dict[str, Any], name: str) -> dict[str, Any]:
-    """The held release of a case, as the guard showed it."""
-    number = next(row["number"] for row in truth["releases"] if row["name"] == name)
-    held = Replay(folder / f"{number:02}.fedrec").snapshot().state["held"]
-    assert isinstance(held[0], dict)
-    return dict(held[0])
-
-
-def test_there_are_thirty_and_ten_of_them_are_bad(truth: dict[str, Any]) -> None:
-    assert [row["number"] for row in truth["releases"]] == list(range(1, 31))
-    assert sum(row["bad"] for row in truth["releases"]) == 10
-    assert {row["name"] for row in truth["releases"]} == {case.name for case in cases()}
-    assert all(bool(row["what"]) == row["bad"] for row in truth["releases"])
-
-
 def test_each_is_held_by_the_policy_and_can_be_answered(folder: Path, truth: dict[str, Any]) -> None:
+    rows = truth["releases"]
+    assert [row["number"] for row in rows] == list(range(1, 31)) and sum(row["bad"] for row in rows) == 10
+    assert {row["name"] for row in rows} == {case.name for case in cases()}
     everything = Replay(folder / "releases.fedrec", clock=still)
-    for row in truth["releases"]:
+    for row in rows:
+        assert bool(row["what"]) == row["bad"]
         alone = Replay(folder / f"{row['number']:02}.fedrec", clock=still)
         release = shown(alone)
         everything.seek((row["number"] - 1) * truth["stretch_seconds"] + 30.0)
         assert shown(everything) == release
         assert (release.id, release.digest, release.run) == (row["release"], row["digest"], row["run"])
-        assert release.run.startswith(f"release-{row['number']:02}")
         assert release.answerable and release.count("deny") == 0 and release.count("hold") >= 1
         assert alone.query("approval", {"release": release.id})["digest"] == release.digest
         assert not alone.header.share_safe
@@ -93,25 +82,26 @@ def test_a_seed_gives_the_same_releases_in_the_same_order(
 def test_what_was_planted_is_in_what_the_guard_shows(folder: Path, truth: dict[str, Any]) -> None:
     """Those of which the view itself tells something; the others are told by queries, or by nothing yet."""
 
-    def measured(release: dict[str, Any], rule: str) -> Any:
-        return next(row for row in release["policy"]["rules"] if row["rule"] == rule)
-
     def of(name: str) -> dict[str, Any]:
-        return raw(folder, truth, name)
+        number = next(row["number"] for row in truth["releases"] if row["name"] == name)
+        (held,) = Replay(folder / f"{number:02}.fedrec").snapshot().state["held"]
+        return dict(held)
+
+    def measured(name: str, rule: str) -> float:
+        row = next(row for row in of(name)["policy"]["rules"] if row["rule"] == rule)
+        return float(row["measured"] / row["limit"])
 
     usual = of("usual-update-3")
-    assert "no hit" in of("usual-answers-3")["findings"]
-    assert "overlap/" in of("near-match")["findings"]
+    assert "no hit" in of("usual-answers-3")["findings"] and "overlap/" in of("near-match")["findings"]
     assert of("norm-outlier")["norm"] > 1.7 * usual["norm"]
     assert of("changed-policy")["policy"]["digest"] != usual["policy"]["digest"]
     assert of("usual-update-5")["policy"]["digest"] == usual["policy"]["digest"]
-    day = measured(of("budget-jump"), "day bytes")
-    assert day["measured"] > 0.85 * day["limit"] and measured(usual, "day bytes")["measured"] < 0.4 * day["limit"]
+    assert measured("budget-jump", "day bytes") > 0.85 and measured("usual-update-3", "day bytes") < 0.4
     assert of("new-destination")["leaves"]["destination"]["address"] != usual["leaves"]["destination"]["address"]
     assert "rank 16" in of("another-form")["leaves"]["kinds"][0]["items"]
     assert of("longer-answers")["leaves"]["bytes"] > 3 * of("usual-answers-3")["leaves"]["bytes"]
-    sets = measured(of("second-of-the-round"), "factor sets per round")
-    assert sets["measured"] == 2 and measured(usual, "factor sets per round")["measured"] == 1
+    sets = "factor sets per round"
+    assert measured("second-of-the-round", sets) == 2 * measured("usual-update-3", sets) > 0
 
 
 def answers(truth: dict[str, Any], **changes: Any) -> list[dict[str, Any]]:
@@ -125,36 +115,27 @@ def answers(truth: dict[str, Any], **changes: Any) -> list[dict[str, Any]]:
 
 
 def test_scoring(truth: dict[str, Any]) -> None:
-    score = releases.score
-    perfect = score(truth, answers(truth))
-    assert perfect["passed"] and (perfect["caught"], perfect["good_refused"]) == (10, 0)
-    two_missed = score(truth, answers(truth, near_match="approve", budget_jump="approve", usual_update_1="reject"))
-    assert two_missed["passed"] and sorted(two_missed["missed"]) == ["budget-jump", "near-match"]
-    missed = {"near_match": "approve", "budget_jump": "approve", "norm_outlier": "approve"}
-    assert not score(truth, answers(truth, **missed))["passed"]
-    assert not score(truth, answers(truth, usual_update_1="reject", usual_update_2="reject"))["passed"]
-    slow = [{**row, "seconds": 60.0} for row in answers(truth)]
-    assert not score(truth, slow)["passed"]
-    assert not score(truth, answers(truth)[:-1])["passed"]
-    assert not score(truth, [])["passed"]
-    for wrong in (
-        {"number": 31}, {"number": True}, {"number": []}, {"answer": "maybe"}, {"answer": None}, {"seconds": True},
-        {"seconds": -1}, {"seconds": float("nan")},
-    ):  # fmt: skip
-        (name,) = wrong
-        with pytest.raises(UsageError, match=f"answer 1: {name} .* is n") as refused:
-            score(truth, [{**answers(truth)[0], **wrong}])
-        assert refused.value.hint == f"a line reads {releases.ANSWER}"
+    yes, no = "approve", "reject"
+    for changes, passed, caught in (
+        ({}, True, 10),
+        ({"near_match": yes, "budget_jump": yes, "usual_update_1": no}, True, 8),
+        ({"near_match": yes, "budget_jump": yes, "norm_outlier": yes}, False, 7),
+        ({"usual_update_1": no, "usual_update_2": no}, False, 10),
+    ):
+        score = releases.score(truth, answers(truth, **changes))
+        assert (score["passed"], score["caught"], len(score["missed"])) == (passed, caught, 10 - caught)
+    for bad in ([{**row, "seconds": 60.0} for row in answers(truth)], answers(truth)[:-1], []):
+        assert not releases.score(truth, bad)["passed"]
+    first = answers(truth)[0]
+    for name, values in (("number", (31, True, [])), ("answer", ("maybe", None)), ("seconds", (True, -1, math.nan))):
+        for value in values:
+            with pytest.raises(UsageError, match=f"answer 1: {name} .* is n") as refused:
+                releases.score(truth, [{**first, name: value}])
+            assert refused.value.hint == f"a line reads {releases.ANSWER}"
         with pytest.raises(UsageError, match=f"answer 1: {name} is missing"):
-            score(truth, [{key: value for key, value in answers(truth)[0].items() if key != name}])
+            releases.score(truth, [{key: value for key, value in first.items() if key != name}])
     with pytest.raises(UsageError, match="answer 2: number 1 was answered before"):
-        score(truth, [answers(truth)[0]] * 2)
-
-
-def test_the_help_says_what_an_answer_looks_like(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        releases.main(["--help"])
-    assert " ".join(releases.ANSWER.split()) in " ".join(capsys.readouterr().out.split())
+        releases.score(truth, [first] * 2)
 
 
 def test_the_command_scores_and_says_what_is_wrong(

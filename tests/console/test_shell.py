@@ -152,7 +152,7 @@ def test_long_json_is_cut_with_a_count() -> None:
 
 @pytest.mark.parametrize("replay", [None, object()])
 async def test_replay_keys_are_told_where_something_is_played_back(replay: Any) -> None:
-    app = ToldConsole(told=lambda: "REPLAY", replay=replay)
+    app = ToldConsole(told=lambda: "REPLAY", replay=replay, driven_by_hand=True)
     async with app.run_test(size=(100, 60)) as pilot:
         await pilot.pause()
         keys = {action.shown_key for action in actions_on(*app.top.tags)}

@@ -31,52 +31,7 @@ def test_a_malformed_state_is_shown_as_far_as_it_goes(junk: dict[str, object]) -
     assert snapshot.state is None or isinstance(snapshot.state, SiloState)
 
 
-def test_not_a_number_is_no_number() -> None:
-    state = live(silo(release(expires_at=math.inf, held_since=math.nan)))
-    assert state.held[0].expires_at == 0.0
-
-
-CHANGES = [
-    ("payload", silo(release(digest="0" * 64)), POLICY_DIGEST, "payload changed"),
-    ("revision", silo(release(revision=2)), POLICY_DIGEST, "judged again"),
-    ("policy", silo(release()), "1" * 64, "policy changed"),
-    ("gone", silo(), POLICY_DIGEST, "no longer held"),
-]
-
-
-@pytest.mark.parametrize(("name", "state", "policy", "why"), CHANGES)
-def test_T36_an_answer_to_what_was_shown_is_off_once_it_changed(
-    name: str, state: dict[str, object], policy: str, why: str
-) -> None:
-    shown = live(silo(release())).held[0]
-    assert why in why_not_answer(shown, live(dict(state), policy_digest=policy), 100.0, approve=True)
-    assert why_not_answer(shown, live(silo(release())), 100.0, approve=True) == ""
-
-
-def test_denied_by_policy_can_be_rejected_but_not_approved() -> None:
-    policy = {"name": "p", "digest": POLICY_DIGEST, "rules": [rule("L2 of the delta", 9.0, 4.0, "deny")]}
-    snapshot = live(silo(release(policy=policy)))
-    assert "denies" in why_not_answer(snapshot.held[0], snapshot, 100.0, approve=True)
-    assert why_not_answer(snapshot.held[0], snapshot, 100.0, approve=False) == ""
-
-
-def test_T41_expiry_is_by_the_daemons_clock() -> None:
-    snapshot = live(silo(release(expires_at=release()["held_since"] + 134)))  # one second left
-    assert why_not_answer(snapshot.held[0], snapshot, 100.5, approve=True) == ""
-    assert "expired" in why_not_answer(snapshot.held[0], snapshot, 101.5, approve=True)
-
-
-def test_stale_disconnected_and_loading_turn_answers_off() -> None:
-    snapshot = live(silo(release()))
-    shown = snapshot.held[0]
-    assert "stale" in why_not_answer(shown, snapshot, 104.0, approve=True)
-    assert "disconnected" in why_not_answer(shown, Snapshot(), 100.0, approve=True)
-
-
-def test_what_was_known_stays_when_the_daemon_goes_away() -> None:
-    store = Store()
-    store.lost("nothing listens there", "is it started?", 5.0)
-    assert store.snapshot.state is None and store.snapshot.link.cause == "nothing listens there"
+HELD = live(silo(release()))
 
 
 def test_a_daemon_that_has_just_started_is_not_live_and_takes_nothing_away() -> None:
@@ -98,11 +53,10 @@ def test_a_moment_that_is_not_told_is_not_counted_from_1970(missing: str) -> Non
     assert math.isnan(known.pop(missing)) and all(0 < seconds < 3600 for seconds in known.values())
     assert math.isnan(held.held_seconds(0.0)) and math.isnan(held.left_seconds(0.0))
     assert duration_text(math.nan) == duration_text(math.inf) == NOT_YET_KNOWN and duration_text(0.0) == "00:00"
-
-
-def test_a_release_of_which_nobody_knows_when_it_expires_is_not_answered() -> None:
-    snapshot = live(silo(release(expires_at=None)))
-    assert NOT_YET_KNOWN in why_not_answer(snapshot.held[0], snapshot, 100.0, approve=True)
+    assert live(silo(release(expires_at=math.inf))).held[0].expires_at == 0.0  # what is no number is none
+    lost = Store()
+    lost.lost("nothing listens there", "is it started?", 5.0)
+    assert lost.snapshot.state is None and lost.snapshot.link.cause == "nothing listens there"
 
 
 def test_events_are_kept_in_order_and_the_missed_are_counted() -> None:
@@ -119,23 +73,22 @@ def event(minute: int, sequence: int) -> Happened:
     return Happened(sequence, f"e{sequence}", time=f"2026-12-01T10:{minute:02d}:00.000Z")
 
 
-def test_a_recording_that_is_moved_back_forgets_what_comes_later_in_it() -> None:
+@pytest.mark.parametrize(
+    ("second", "then", "kept"),
+    [
+        ((3, 3), [(3, 3), (4, 4)], [1, 2, 3, 4]),  # a recording that is moved back forgets what comes later in it
+        ((7, 0), [(8, 1)], [*range(1, 7), 1]),  # a daemon that starts again keeps its events
+    ],
+)
+def test_events_are_kept_until_a_recording_is_moved_back(
+    second: tuple[int, int], then: list[tuple[int, int]], kept: list[int]
+) -> None:
     store = Store()
     store.happened([event(minute, minute) for minute in range(1, 7)])
     store.read(at(6, 6), 1.0, wall_time=0.0)
-    store.read(at(3, 3), 2.0, wall_time=0.0)
-    assert [each.sequence for each in store.snapshot.events] == [1, 2, 3]
-    store.happened([event(3, 3), event(4, 4)])  # the watcher begins where somebody went to
-    assert [each.sequence for each in store.snapshot.events] == [1, 2, 3, 4]
-
-
-def test_a_daemon_that_starts_again_keeps_its_events() -> None:
-    store = Store()
-    store.happened([event(minute, minute) for minute in range(1, 7)])
-    store.read(at(6, 6), 1.0, wall_time=0.0)
-    store.read(at(7, 0), 2.0, wall_time=0.0)
-    store.happened([event(8, 1)])
-    assert [each.sequence for each in store.snapshot.events] == [*range(1, 7), 1]
+    store.read(at(*second), 2.0, wall_time=0.0)
+    store.happened([event(*each) for each in then])
+    assert [each.sequence for each in store.snapshot.events] == kept
 
 
 def test_a_halt_has_what_its_release_is_signed_over() -> None:
@@ -151,10 +104,34 @@ def test_a_coordinator_tells_why_a_silo_is_refused_and_until_when_its_certificat
     assert refusal_text(members["clinic_e"].refusal or {}) == "its tokenizer is b, expected a"
     assert until_of(members["uni_c"].certificate_until) == math.inf
     assert (until_of(members["hospital_a"].certificate_until) - NOW) / 86400 == 5.5
+    scores = {name: (member.pass_at_1, member.received_bytes) for name, member in members.items()}
+    assert scores["hospital_a"] == (0.412, 2_000_000) and scores["uni_c"] == (None, None)  # released figures only
 
 
-def test_a_coordinator_shows_released_figures_only() -> None:
-    state = live(coordinator()).state
-    assert not isinstance(state, SiloState) and state is not None
-    scores = {member.silo: (member.pass_at_1, member.received_bytes) for member in state.members}
-    assert scores["hospital_a"] == (0.412, 2_000_000) and scores["uni_c"] == (None, None)
+DENIED = {"name": "p", "digest": POLICY_DIGEST, "rules": [rule("L2 of the delta", 9.0, 4.0, "deny")]}
+
+SHORT = live(silo(release(expires_at=release()["held_since"] + 134)))  # one second left
+
+
+@pytest.mark.parametrize(
+    ("shown", "snapshot", "at", "approve", "why"),
+    [
+        (HELD, HELD, 100.0, True, ""),
+        (HELD, live(silo(release(digest="0" * 64))), 100.0, True, "payload changed"),
+        (HELD, live(silo(release(revision=2))), 100.0, True, "judged again"),
+        (HELD, live(silo(release()), policy_digest="1" * 64), 100.0, True, "policy changed"),
+        (HELD, live(silo()), 100.0, True, "no longer held"),
+        (HELD, HELD, 104.0, True, "stale"),
+        (HELD, Snapshot(), 100.0, True, "disconnected"),
+        (live(silo(release(policy=DENIED))), None, 100.0, True, "denies"),
+        (live(silo(release(policy=DENIED))), None, 100.0, False, ""),
+        (SHORT, None, 100.5, True, ""),
+        (SHORT, None, 101.5, True, "expired"),  # T41: by the daemon's clock
+        (live(silo(release(expires_at=None))), None, 100.0, True, NOT_YET_KNOWN),
+    ],
+)
+def test_T36_an_answer_is_off_once_what_it_is_about_changed(
+    shown: Snapshot, snapshot: Snapshot | None, at: float, approve: bool, why: str
+) -> None:
+    told = why_not_answer(shown.held[0], snapshot or shown, at, approve=approve)
+    assert why in told and bool(why) is bool(told)

@@ -1,9 +1,10 @@
-"""A terminal that is closed under the console ends it; one that the console was put aside on is entered again."""
+"""The console on a terminal of our own: closed, put aside, not in UTF-8, with or without its mouse."""
 
 from __future__ import annotations
 
 import math
 import os
+import re
 import select
 import signal
 import struct
@@ -22,20 +23,26 @@ from console.terminal import UntilGone
 
 RECORDING = Path(__file__).parents[2] / "fedsilo" / "demo" / "approve.fedrec"
 WAIT_SECONDS = 60.0  # it takes two
-ENTERS, LEAVES = b"\x1b[?1049h", b"\x1b[?1049l"
+ENTERS, LEAVES, QUIT = b"\x1b[?1049h", b"\x1b[?1049l", b"\x11"
+ESCAPE = re.compile(rb"\\[ux][0-9a-f]{2,4}")
+# Any way to ask a terminal for reports of its mouse (xterm's control sequences, "Mouse Tracking").
+REPORTS = re.compile(rb"\x1b\[\?(9|100[0-36]|1015|1016)h")
 
 
 @contextmanager
-def opened(*, is_told: bool = True, encoding: str = "utf-8") -> Iterator[tuple[subprocess.Popen[bytes], int]]:
-    """A console that has drawn, on a terminal of which we have the other end.
+def opened(
+    *options: str, is_told: bool = True, encoding: str = "utf-8"
+) -> Iterator[tuple[subprocess.Popen[bytes], int, bytes]]:
+    """A console that has drawn, on a terminal of which we have the other end, and what it wrote until then.
 
     Args:
+        options: of the command.
         is_told: the kernel tells it when the terminal ends; not to a program on a terminal of another session.
         encoding: of what the terminal shows.
     """
     main, there = os.openpty()
     ioctl(there, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
-    words = [sys.executable, "-m", "fedsilo.cli", "fedconsole", "--replay", str(RECORDING)]
+    words = [sys.executable, "-m", "fedsilo.cli", "fedconsole", "--replay", str(RECORDING), *options]
     if is_told:  # a terminal that the leader of a session opens is that session's own (termios(4))
         words = ["sh", "-c", 'exec "$@" <"$0" >"$0" 2>&1', os.ttyname(there), *words]
     console = subprocess.Popen(
@@ -43,12 +50,14 @@ def opened(*, is_told: bool = True, encoding: str = "utf-8") -> Iterator[tuple[s
         env={**os.environ, "TERM": "xterm-256color", "PYTHONIOENCODING": encoding},
     )  # fmt: skip
     try:
-        read_until(main, b"Overview")
+        drawn = read_until(main, b"Overview")
         os.close(there)  # as long as nobody has it open, what reads from the other end is told that it ended
-        yield console, main
+        yield console, main, drawn
     finally:
         console.kill()
         console.wait()
+        with suppress(OSError):
+            os.close(main)
 
 
 def read_until(main: int, wanted: bytes, *, typing: bytes = b"") -> bytes:
@@ -65,31 +74,39 @@ def read_until(main: int, wanted: bytes, *, typing: bytes = b"") -> bytes:
     return data
 
 
-def test_it_ends_when_its_terminal_is_closed() -> None:
-    with opened() as (console, main):
-        os.close(main)  # the kernel sends SIGHUP and SIGCONT, and each write fails from here on
+@pytest.mark.parametrize("is_told", [True, False])
+def test_it_ends_when_its_terminal_is_closed_and_with_sigterm_after_that(is_told: bool) -> None:
+    with opened(is_told=is_told) as (console, main, _):
+        os.close(main)  # the kernel sends SIGHUP and SIGCONT where it tells, and each write fails from here on
+        if not is_told:
+            console.send_signal(signal.SIGCONT)  # what would enter the terminal again writes
+            console.send_signal(signal.SIGTERM)
         assert console.wait(WAIT_SECONDS) == 130
 
 
-def test_sigterm_ends_it_after_its_terminal_has_gone() -> None:
-    with opened(is_told=False) as (console, main):
-        os.close(main)
-        console.send_signal(signal.SIGCONT)  # as a kernel that does tell; what would enter the terminal again writes
-        console.send_signal(signal.SIGTERM)
-        assert console.wait(WAIT_SECONDS) == 130
-
-
-def test_it_enters_the_terminal_again_after_it_was_put_aside() -> None:
-    with opened() as (console, main):
-        console.send_signal(signal.SIGTSTP)  # what the shell's ctrl+z sends
-        read_until(main, LEAVES)
-        _, status = os.waitpid(console.pid, os.WUNTRACED)
-        assert os.WIFSTOPPED(status)
-        console.send_signal(signal.SIGCONT)
-        read_until(main, ENTERS)
-        read_until(main, LEAVES, typing=b"\x11")  # ctrl+q; what comes while the terminal is being taken is flushed
+@pytest.mark.parametrize("encoding", ["iso8859-1", "ascii", "utf-8"])
+def test_it_draws_what_its_terminal_can_show_and_enters_it_again_after_it_was_put_aside(encoding: str) -> None:
+    with opened(encoding=encoding) as (console, main, _):
+        if encoding == "utf-8":
+            console.send_signal(signal.SIGTSTP)  # what the shell's ctrl+z sends
+            read_until(main, LEAVES)
+            _, status = os.waitpid(console.pid, os.WUNTRACED)
+            assert os.WIFSTOPPED(status)
+            console.send_signal(signal.SIGCONT)
+            read_until(main, ENTERS)
+        read_until(main, b"Approvals", typing=b"3")  # the whole screen comes once more, and then the terminal is left
+        shown = read_until(main, LEAVES, typing=QUIT)
         assert console.wait(WAIT_SECONDS) == 0
-        os.close(main)
+    assert ESCAPE.search(shown) is None
+    assert any(byte >= 0x80 for byte in shown) == (encoding == "utf-8")
+
+
+@pytest.mark.parametrize(("options", "asks"), [((), True), (("--no-mouse",), False)])
+def test_the_terminal_keeps_its_mouse_where_it_was_asked_to(options: tuple[str, ...], asks: bool) -> None:
+    with opened(*options) as (console, main, drawn):
+        written = drawn + read_until(main, LEAVES, typing=QUIT)
+        assert console.wait(WAIT_SECONDS) == 0 and ENTERS in written
+    assert bool(REPORTS.search(written)) == asks
 
 
 @pytest.mark.parametrize("gone", [True, False])
