@@ -49,8 +49,21 @@ def lacking(found: dict[str, Any]) -> list[str]:
     return told
 
 
-def test_every_command_stands_in_the_table_and_has_the_options_of_all() -> None:
-    assert lacking(dict(_commands())) == []
+def test_a_schema_tells_types_choices_defaults_and_repetition() -> None:
+    found = dict(_commands())
+    told = schema_of("fedsilo certs ca-init", found["fedsilo certs ca-init"])
+    assert told["arguments"][0] | {"help": ""} == {
+        "name": "NAME", "type": "text", "required": True, "default": None, "multiple": False, "help": "",
+    }  # fmt: skip
+    options = {each["name"]: each for each in told["options"]}
+    assert options["kind"]["choices"] == ["federation", "site"] and options["kind"]["required"]
+    assert (options["days"]["type"], options["days"]["default"]) == ("integer", 365)
+    listed = schema_of("silo init", found["silo init"])
+    assert {each["name"]: each for each in listed["options"]}["person"]["multiple"]
+    for program in ("silo", "coordinator", "fedsilo"):  # a program tells all its schemas at once
+        answer = click.testing.CliRunner().invoke(TREES[program], ["--schema"], prog_name=program)
+        names = {each["name"] for each in json.loads(answer.stdout)["data"]["commands"]}
+        assert names == {name for name in COMMANDS if name.split(" ")[0] == program}
 
 
 def test_a_command_that_is_not_in_the_table_is_noticed() -> None:
@@ -115,33 +128,6 @@ def test_schema_of_every_command_is_printed_and_touches_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_program_tells_all_its_schemas_at_once() -> None:
-    for program in ("silo", "coordinator", "fedsilo"):
-        answer = click.testing.CliRunner().invoke(TREES[program], ["--schema"], prog_name=program)
-        told = {each["name"] for each in json.loads(answer.stdout)["data"]["commands"]}
-        assert told == {name for name in COMMANDS if name.split(" ")[0] == program}
-
-
-def test_a_schema_tells_types_choices_defaults_and_repetition() -> None:
-    told = schema_of("fedsilo certs ca-init", dict(_commands())["fedsilo certs ca-init"])
-    assert told["arguments"][0] | {"help": ""} == {
-        "name": "NAME", "type": "text", "required": True, "default": None, "multiple": False, "help": "",
-    }  # fmt: skip
-    options = {each["name"]: each for each in told["options"]}
-    assert options["kind"]["choices"] == ["federation", "site"] and options["kind"]["required"]
-    assert (options["days"]["type"], options["days"]["default"]) == ("integer", 365)
-    listed = schema_of("silo init", dict(_commands())["silo init"])
-    assert {each["name"]: each for each in listed["options"]}["person"]["multiple"]
-
-
-def test_every_exit_status_has_a_meaning() -> None:
-    kinds: list[type[FedSiloError]] = [FedSiloError]
-    for kind in kinds:
-        kinds += [each for each in kind.__subclasses__() if each not in kinds]
-    assert {kind.exit_code for kind in kinds} <= EXIT_MEANINGS.keys()
-    assert {code for facts in COMMANDS.values() for code in facts.exit_codes} <= EXIT_MEANINGS.keys()
-
-
 # ---- --quiet and --no-color ------------------------------------------------------------------------
 
 
@@ -159,26 +145,6 @@ def _talking() -> typer.Typer:
         emit("version", {"text": text}, json_output=json_output, text=text, warnings=["mind this"])
 
     return app
-
-
-def test_quiet_leaves_errors_and_json(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("NO_COLOR", raising=False)
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        answer = CliRunner().invoke(_talking(), list(arguments))
-        return answer.exit_code, answer.stdout, answer.stderr
-
-    assert run() == (0, "coloured\n", "warning: mind this\n")
-    assert run("--quiet") == (0, "", "")
-    assert run("--quiet", "--wrong") == (2, "", "error: no [INVALID_INPUT]\nhint: try yes\n")
-    assert json.loads(run("--quiet", "--json")[1])["data"] == {"text": "coloured"}
-    assert run()[1] == "coloured\n"  # it was for one call
-
-
-def test_no_color_is_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NO_COLOR", "")
-    monkeypatch.delenv("NO_COLOR")  # restored afterwards, whatever the command sets
-    assert CliRunner().invoke(_talking(), ["--no-color", "--quiet", "--json"]).stdout.count("plain") == 1
 
 
 _NO_MORE = [
@@ -213,3 +179,28 @@ def test_help_takes_less_than_three_tenths_of_a_second_of_processor_time(program
     # it would be seventeen, with torch seventy.
     limit = max(HELP_SECONDS_MAX, 14 * min(seconds("-c", "pass") for _ in range(3)))
     assert any(seconds("-m", "fedsilo.cli", program, "--help") < limit for _ in range(5))
+
+
+def test_every_command_stands_in_the_table_and_every_exit_status_has_a_meaning() -> None:
+    assert lacking(dict(_commands())) == []
+    kinds: list[type[FedSiloError]] = [FedSiloError]
+    for kind in kinds:
+        kinds += [each for each in kind.__subclasses__() if each not in kinds]
+    assert {kind.exit_code for kind in kinds} <= EXIT_MEANINGS.keys()
+    assert {code for facts in COMMANDS.values() for code in facts.exit_codes} <= EXIT_MEANINGS.keys()
+
+
+def test_quiet_leaves_errors_and_json_and_no_color_is_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "")
+    monkeypatch.delenv("NO_COLOR")  # restored afterwards, whatever the command sets
+
+    def told(*arguments: str) -> tuple[int, str, str]:
+        answer = CliRunner().invoke(_talking(), list(arguments))
+        return answer.exit_code, answer.stdout, answer.stderr
+
+    assert told() == (0, "coloured\n", "warning: mind this\n")
+    assert told("--quiet") == (0, "", "")
+    assert told("--quiet", "--wrong") == (2, "", "error: no [INVALID_INPUT]\nhint: try yes\n")
+    assert json.loads(told("--quiet", "--json")[1])["data"] == {"text": "coloured"}
+    assert told()[1] == "coloured\n"  # it was for one call
+    assert json.loads(told("--no-color", "--quiet", "--json")[1])["data"] == {"text": "plain"}

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, TypeAlias
 
 import pytest
 
@@ -15,224 +16,142 @@ from console.theme import THEMES
 from tests.console import dumps
 from tests.console import test_audit_screen as audit
 from tests.console import test_coordinator_desk as at_coordinator
-from tests.console import test_curves_screen as curves
 from tests.console import test_outbox as outbox
-from tests.console import test_round_screen as rounds
 from tests.console import test_T36_approving as approving
 from tests.console.desk import Desk, console
+from tests.console.rounds import at_coordinator as a_round
 from tests.console.rounds import at_silo, curves_at_coordinator, curves_at_silo, round_before
 from tests.console.site_answers import CERTIFICATES, LOGS, SETTINGS
-from tests.console.states import Happened, coordinator, release, silo
+from tests.console.states import Happened, coordinator, live, release, silo
 from tests.console.test_budget_screen import LIMITS
 
-
-async def _overview(desk: Desk) -> None:
-    await desk.show(silo(release()), events=[Happened(3, "task.done", {"task": "PrivateStep", "round": 1})])
-
-
-async def _coordinator(desk: Desk) -> None:
-    await desk.show(coordinator())
+# What happens at the desk: keys are pressed, a query is answered, a state is shown, or what a function does.
+Step: TypeAlias = str | tuple[str, Any] | dict[str, Any] | Callable[[Desk], Awaitable[object]] | object
 
 
-async def _overview_figures(desk: Desk) -> None:
-    await desk.show(coordinator(), events=[Happened(3, "run.round", {"round": 2})])
-    await desk.answer("overview figures", curves_at_coordinator())
+async def play(desk: Desk, *steps: Step) -> None:
+    for step in steps:
+        match step:
+            case str():
+                await desk.press(*step.split())
+            case (str() as key, answer):
+                await desk.answer(key, answer)
+            case _ if callable(step):
+                await step(desk)
+            case _:
+                await desk.show(step)  # type: ignore[arg-type]
 
 
-async def _loading(desk: Desk) -> None:
+async def waits(desk: Desk) -> None:
     await desk.wait(3.0)
     desk.app.tick()
     await desk.pilot.pause()
 
 
-async def _approval(desk: Desk) -> None:
-    await _overview(desk)
-    await desk.press("enter")
-
-
-async def _help(desk: Desk) -> None:
-    await _approval(desk)
-    await desk.press("question_mark")
-
-
-async def _palette(desk: Desk) -> None:
-    await _overview(desk)
-    await desk.press("ctrl+p", "l", "o", "c")
-
-
-async def _approvals(desk: Desk) -> None:
-    await desk.show(silo(release(), release(id="r1/hospital_a/1")))
-    await desk.press("3", "j")
-
-
-async def _release_findings(desk: Desk) -> None:
-    await approving.opened(desk, approving.noticed(approving.DESTINATION, approving.HIT), "f", "escape")
-
-
-async def _release_payload(desk: Desk) -> None:
+async def unlocked(desk: Desk) -> None:
+    desk.unlock()
     desk.signer.result = approving.TICKET
-    await approving.opened(desk, approving.noticed(), "v")
-    await desk.press("r")
+
+
+async def sent(desk: Desk) -> None:
     await desk.answers_sent()
-    await desk.answer("payload", approving.PAYLOAD)
 
 
-async def _release_comparison(desk: Desk) -> None:
-    await approving.opened(desk, approving.noticed())
-    await desk.press("d")
-    await desk.answer("comparison", approving.COMPARED)
+def logged(log: audit.Log) -> Callable[[Desk], Awaitable[None]]:
+    """Every question about a log is answered."""
+
+    async def answered(desk: Desk) -> None:
+        await audit.answer_all(desk, log)
+
+    return answered
 
 
-async def _outbox(desk: Desk) -> None:
-    await outbox.opened(desk, outbox.page(250))
-    await desk.answer("outbox record 250", outbox.decision(250, "deny"))
-
-
-async def _inbox(desk: Desk) -> None:
-    await outbox.opened(desk)
-    await desk.press("tab")
-    peer = "spiffe://cardio-net/coordinator/main"
-    came = [outbox.message(seq, kind="run.plan", peer=peer, outcome="", milliseconds=None) for seq in (9, 8, 7)]
-    await desk.answer("inbox", {**outbox.page(9), "messages": came, "next": None})
-    await desk.answer("inbox record 9", outbox.decision(9, "allow"))
-
-
-async def _message(desk: Desk) -> None:
-    await outbox.opened(desk)
-    await desk.press("enter")
-    await desk.answer("outbox record 250", outbox.decision(250, "deny"))
-
-
-async def _coordinator_outbox(desk: Desk) -> None:
-    await at_coordinator.opened(desk)
-    await desk.press("j")
-    await desk.answer("outbox record run-1/3/public.step/hospital_b", at_coordinator.ONE)
-
-
-async def _audit(desk: Desk) -> None:
-    await audit.opened(desk, audit.Log(18_290))
-    await desk.press("j")
-
-
-async def _audit_record(desk: Desk) -> None:
-    await _audit(desk)
-    await desk.press("enter")
-
-
-async def _audit_broken(desk: Desk) -> None:
-    broken = {"seq": 18_281, "why": "its previous is not the hash of record 18280"}
-    log = audit.Log(18_290)
-    log.status = {**log.status, "verified_to": 18_281, "broken": broken, "coordinator": "differs"}
-    await audit.opened(desk, log)
-    await desk.press("j")
-
-
-async def _coordinator_audit(desk: Desk) -> None:
-    await desk.show(coordinator())
-    await desk.press("6")
-    await audit.answer_all(desk, audit.Log(71, status=at_coordinator.STATUS))
-
-
-async def _round(desk: Desk) -> None:
-    await rounds.opened(desk)
-    await desk.press("j", "j")
-
-
-async def _round_compared(desk: Desk) -> None:
-    await _round(desk)
-    await desk.press("c")
-    await desk.answer("round run-1 1", round_before())
-
-
-async def _round_silo(desk: Desk) -> None:
-    await rounds.opened(desk, at_silo(), silo())
-    await desk.press("j", "j")
-
-
-async def _curves(desk: Desk) -> None:
-    await curves.opened(desk)
-
-
-async def _curves_table(desk: Desk) -> None:
-    await curves.opened(desk)
-    await desk.press("T", "j")
-
-
-async def _curves_silo(desk: Desk) -> None:
-    screen = await curves.opened(desk, curves_at_silo(), silo())
-    await desk.press("tab")
-    await curves.told(desk, screen, curves_at_silo())
-
-
-def _place(key: str, query: str, answer: object, *more: str) -> Callable[[Desk], Awaitable[None]]:
-    """A place of a silo with one answer, and the keys pressed there."""
-
-    async def scene(desk: Desk) -> None:
-        await desk.show(silo())
-        await desk.press(key)
-        await desk.answer(query, answer)
-        await desk.press(*more)
-
-    return scene
-
+HELD = live(silo(release()), events=[Happened(3, "task.done", {"task": "PrivateStep", "round": 1})])
+AT_HUB = live(coordinator(), events=[Happened(3, "run.round", {"round": 2})])
+FOUND = approving.noticed(approving.DESTINATION, approving.HIT)
+QUIET = approving.noticed()
+MAIN = "spiffe://cardio-net/coordinator/main"
+CAME = [outbox.message(seq, kind="run.plan", peer=MAIN, outcome="", milliseconds=None) for seq in (9, 8, 7)]
+BROKEN = audit.Log(18_290)
+BROKEN.status = BROKEN.status | {
+    "verified_to": 18_281, "coordinator": "differs",
+    "broken": {"seq": 18_281, "why": "its previous is not the hash of record 18280"},
+}  # fmt: skip
+OUTBOX = (silo(), "5", ("outbox", outbox.page(250)))
+DENIED = ("outbox record 250", outbox.decision(250, "deny"))
+SENT = (coordinator(), "5", ("outbox", at_coordinator.page()), "j")
+AUDIT = (silo(), "6", logged(audit.Log(18_290)), "j")
+ROUND = (coordinator(), "2", ("round newest newest", a_round()), "j j")
+PASS_AT_1 = ("curves pass_at_1 round", curves_at_coordinator())
+CURVES = (coordinator(), "4", ("curves round", curves_at_coordinator()), PASS_AT_1)
+BUDGET = (silo(), "7", ("limits", LIMITS))
+CERTS = (silo(), "8", ("certificates", CERTIFICATES))
+LOGGED = (silo(), "9", ("logs", LOGS))
+OF_SILO = curves_at_silo()
 
 SMALL, WIDE = (80, 24), (140, 42)
 EACH = (SMALL, WIDE)
-SCENES: Mapping[str, tuple[Callable[[Desk], Awaitable[None]], tuple[tuple[int, int], ...]]] = {
-    "overview": (_overview, EACH),
-    "overview-figures": (_overview_figures, (WIDE,)),
-    "coordinator": (_coordinator, EACH),
-    "loading": (_loading, (SMALL,)),
-    "help": (_help, (SMALL,)),
-    "palette": (_palette, (SMALL,)),
-    "approval": (_approval, EACH),
-    "approvals": (_approvals, EACH),
-    "release-findings": (_release_findings, (SMALL,)),
-    "release-payload": (_release_payload, (SMALL,)),
-    "release-comparison": (_release_comparison, (SMALL,)),
-    "outbox": (_outbox, EACH),
-    "inbox": (_inbox, (SMALL,)),
-    "message": (_message, EACH),
-    "coordinator-outbox": (_coordinator_outbox, (SMALL,)),
-    "audit": (_audit, EACH),
-    "audit-record": (_audit_record, (SMALL,)),
-    "audit-broken": (_audit_broken, (SMALL,)),
-    "coordinator-audit": (_coordinator_audit, (SMALL,)),
-    "round": (_round, EACH),
-    "round-compared": (_round_compared, (SMALL,)),
-    "round-silo": (_round_silo, (SMALL,)),
-    "curves": (_curves, EACH),
-    "curves-table": (_curves_table, (SMALL,)),
-    "curves-silo": (_curves_silo, (SMALL,)),
-    "budget": (_place("7", "limits", LIMITS, "j"), EACH),
-    "budget-capacity": (_place("7", "limits", LIMITS, "tab", "j"), (SMALL,)),
-    "certs": (_place("8", "certificates", CERTIFICATES), EACH),
-    "certificate": (_place("8", "certificates", CERTIFICATES, "enter"), (SMALL,)),
-    "logs": (_place("9", "logs", LOGS), EACH),
-    "logs-whole": (_place("9", "logs", LOGS, "w", "j", "j"), (SMALL,)),
-    "settings": (_place("0", "settings", SETTINGS), EACH),
-}
+SCENES: Mapping[str, tuple[tuple[Step, ...], tuple[tuple[int, int], ...]]] = {
+    "overview": ((HELD,), EACH),
+    "overview-figures": ((AT_HUB, ("overview figures", curves_at_coordinator())), (WIDE,)),
+    "coordinator": ((coordinator(),), EACH),
+    "loading": ((waits,), (SMALL,)),
+    "help": ((HELD, "enter question_mark"), (SMALL,)),
+    "palette": ((HELD, "ctrl+p l o c"), (SMALL,)),
+    "approval": ((HELD, "enter"), EACH),
+    "approvals": ((silo(release(), release(id="r1/hospital_a/1")), "3 j"), EACH),
+    "release-findings": ((unlocked, FOUND, "enter", "f", FOUND, "escape", FOUND), (SMALL,)),
+    "release-payload": (
+        (unlocked, QUIET, "enter", "v", QUIET, "r", sent, ("payload", approving.PAYLOAD)), (SMALL,),
+    ),
+    "release-comparison": ((unlocked, QUIET, "enter", "d", ("comparison", approving.COMPARED)), (SMALL,)),
+    "outbox": ((*OUTBOX, DENIED), EACH),
+    "inbox": (
+        (*OUTBOX, "tab", ("inbox", {**outbox.page(9), "messages": CAME, "next": None}),
+         ("inbox record 9", outbox.decision(9, "allow"))),
+        (SMALL,),
+    ),
+    "message": ((*OUTBOX, "enter", DENIED), EACH),
+    "coordinator-outbox": (
+        (*SENT, ("outbox record run-1/3/public.step/hospital_b", at_coordinator.ONE)), (SMALL,),
+    ),
+    "audit": (AUDIT, EACH),
+    "audit-record": ((*AUDIT, "enter"), (SMALL,)),
+    "audit-broken": ((silo(), "6", logged(BROKEN), "j"), (SMALL,)),
+    "coordinator-audit": ((coordinator(), "6", logged(audit.Log(71, status=at_coordinator.STATUS))), (SMALL,)),
+    "round": (ROUND, EACH),
+    "round-compared": ((*ROUND, "c", ("round run-1 1", round_before())), (SMALL,)),
+    "round-silo": ((silo(), "2", ("round newest newest", at_silo()), "j j"), (SMALL,)),
+    "curves": (CURVES, EACH),
+    "curves-table": ((*CURVES, "T j"), (SMALL,)),
+    "curves-silo": (
+        (silo(), "4", ("curves step", OF_SILO), ("curves pass_at_1 step", OF_SILO), "tab",
+         ("curves reward_mean step", OF_SILO)),
+        (SMALL,),
+    ),
+    "budget": ((*BUDGET, "j"), EACH),
+    "budget-capacity": ((*BUDGET, "tab", "j"), (SMALL,)),
+    "certs": (CERTS, EACH),
+    "certificate": ((*CERTS, "enter"), (SMALL,)),
+    "logs": (LOGGED, EACH),
+    "logs-whole": ((*LOGGED, "w", "j", "j"), (SMALL,)),
+    "settings": ((silo(), "0", ("settings", SETTINGS)), EACH),
+}  # fmt: skip
 VARIED = ("overview", "approval")  # at the smallest size also in light, mono and ASCII (console design 11.3)
+DRAWN = [(name, size) for name, (_, sizes) in SCENES.items() for size in sizes]
 
 
-@pytest.mark.parametrize(
-    ("scene", "size"),
-    [
-        pytest.param(name, size, id=f"{name}-{size[0]}x{size[1]}")
-        for name, (_, sizes) in SCENES.items()
-        for size in sizes
-    ],
-)
+@pytest.mark.parametrize(("scene", "size"), DRAWN, ids=lambda value: value if isinstance(value, str) else f"{value[0]}")
 async def test_it_looks_as_kept(scene: str, size: tuple[int, int]) -> None:
     async with console(size) as desk:
-        await SCENES[scene][0](desk)
+        await play(desk, *SCENES[scene][0])
         dumps.compare(f"{scene}-{size[0]}x{size[1]}", desk)
         if scene in VARIED and size == SMALL:
             await dumps.compare_variants(f"{scene}-80x24", desk)
 
 
 def test_no_dump_is_kept_that_no_scene_draws() -> None:
-    drawn = {f"{name}-{width}x{height}" for name, (_, sizes) in SCENES.items() for width, height in sizes}
+    drawn = {f"{name}-{width}x{height}" for name, (width, height) in DRAWN}
     drawn |= {f"{name}-80x24-{variant}" for name in VARIED for variant in (*dumps.OTHER_THEMES, "ascii")}
     assert {path.stem for path in dumps.FOLDER.iterdir()} == drawn
 
@@ -242,7 +161,7 @@ async def test_another_look_is_noticed(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.delenv("KEEP_DUMPS", raising=False)
     monkeypatch.setitem(THEMES, "fed-dark", replace(THEMES["fed-dark"], warning="#ff0000"))  # one colour of a state
     async with console() as desk:
-        await _overview(desk)
+        await desk.show(HELD)
         with pytest.raises(AssertionError, match=r"\+\w bold #f[ef]0000 on #0e1116") as noticed:
             dumps.compare("overview-80x24", desk)
         (now,) = tmp_path.rglob("overview-80x24.txt")

@@ -53,32 +53,23 @@ def test_each_rule_whose_limit_binds_from_below_is_told_so(name: str) -> None:
     assert rule_words.binds_from_below(name, "2")
 
 
-def test_a_denial_says_of_a_least_limit_that_it_is_one() -> None:
-    assert "measured 1, at least 2" in to_text(denied_lines("plan peers", "1", "2", "", 100))
-    assert "measured 3, limit 0" in to_text(denied_lines("plan peers", "3", "0", "", 100))
-    assert "measured 9, limit 8" in to_text(denied_lines("message bytes", "9", "8", "", 100))
-    record = {"rules": [{"rule": "plan peers", "outcome": "ok", "measured": 4, "limit": 2},
-                        {"rule": "message bytes", "outcome": "ok", "measured": 4, "limit": 8}]}  # fmt: skip
-    shown = to_text(detail_lines("inbox", {"message": {"kind": "run.plan", **record}}, "", 100))
-    assert "at least 2" in shown and "at least 8" not in shown
+@pytest.mark.parametrize(
+    ("name", "measured", "limit", "told"),
+    [
+        ("plan peers", 1, 2, "measured 1, at least 2"),
+        ("plan peers", 3, 0, "measured 3, limit 0"),
+        ("message bytes", 9, 8, "measured 9, limit 8"),
+    ],
+)
+def test_a_denial_says_of_a_least_limit_that_it_is_one(name: str, measured: int, limit: int, told: str) -> None:
+    assert told in to_text(denied_lines(name, str(measured), str(limit), "", 100))
+    record = {"kind": "run.plan", "rules": [{"rule": name, "outcome": "ok", "measured": measured, "limit": limit}]}
+    shown = to_text(detail_lines("inbox", {"message": record}, "", 100))
+    assert (f"at least {limit}" in shown) is ("at least" in told)
 
 
-def test_a_commands_limits_are_told_as_at_least_and_moments_as_times() -> None:
-    assert rule_words.limit_text("records of the round", 2) == "at least 2"
-    assert rule_words.limit_text("plan peers", 0) == "0" and rule_words.limit_text("message bytes", 8) == "8"
-    # 2027-01-15T08:00:00Z and 2027-02-01T00:00:00Z, by `date -d`
-    assert rule_words.measured_text("valid", 1_800_000_000) == "2027-01-15 08:00:00Z"
-    assert rule_words.limit_text("valid", [1_800_000_000, 1_801_440_000]) == (
-        "2027-01-15 08:00:00Z to 2027-02-01 00:00:00Z"
-    )
-    assert rule_words.limit_text("valid", None) == "" and rule_words.measured_text("day bytes", 1_800_000_000) == (
-        "1800000000"
-    )
-
-
-def test_each_reason_code_has_its_words_and_the_silo_takes_no_other() -> None:
-    assert tuple(rule_words.REJECT_CODES) == REJECT_CODES
-    assert rule_words.reason_text("TIMING") == "TIMING (not at this time)" and rule_words.reason_text("X") == "X"
+# 2027-01-15T08:00:00Z and 2027-02-01T00:00:00Z, by `date -d`
+MOMENTS = [1_800_000_000, 1_801_440_000]
 
 
 def test_who_said_no_and_why_stands_in_the_head_of_a_release_that_was_rejected() -> None:
@@ -99,7 +90,6 @@ def test_what_waived_walls_mean_is_said_where_they_are_waived() -> None:
         text = " ".join(to_text(silos_lines(snapshot, 100.0, 80, UNICODE)).split())
         assert (" ".join(WAIVED.split()) in text) is told and f"trainer walls {isolation}" in text
     assert "waived: nothing keeps its trainer" in rule_words.isolation_text("waived")
-    assert rule_words.isolation_text("user") == "user" and rule_words.isolation_text("") == "-"
 
 
 def test_a_release_lists_its_rules_in_these_words() -> None:
@@ -123,3 +113,23 @@ def test_the_loudest_rule_stands_first_and_ok_is_said_once() -> None:
     assert all(line.startswith("     ") for line in lines[3:]) and lines[3:]
     assert to_text(rules(made, 60, most=3)).endswith("more: p lists them")
     assert to_text(policy_summary(made, 80)).endswith("1 deny 1 hold 0 look 9 ok")
+
+
+@pytest.mark.parametrize(
+    ("shown", "told"),
+    [
+        (rule_words.limit_text("records of the round", 2), "at least 2"),
+        (rule_words.limit_text("plan peers", 0), "0"),
+        (rule_words.limit_text("message bytes", 8), "8"),
+        (rule_words.measured_text("valid", MOMENTS[0]), "2027-01-15 08:00:00Z"),
+        (rule_words.limit_text("valid", MOMENTS), "2027-01-15 08:00:00Z to 2027-02-01 00:00:00Z"),
+        (rule_words.limit_text("valid", None), ""),
+        (rule_words.measured_text("day bytes", MOMENTS[0]), "1800000000"),
+        (rule_words.reason_text("TIMING"), "TIMING (not at this time)"),
+        (rule_words.reason_text("X"), "X"),
+        (rule_words.isolation_text("user"), "user"),
+        (rule_words.isolation_text(""), "-"),
+    ],
+)
+def test_limits_moments_and_codes_have_their_words(shown: str, told: str) -> None:
+    assert shown == told and tuple(rule_words.REJECT_CODES) == REJECT_CODES  # the silo takes no other
