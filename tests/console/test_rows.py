@@ -64,9 +64,10 @@ def test_somebody_can_ask_for_the_columns_that_do_not_fit() -> None:
 def test_nothing_ever_sticks_out(cells: int, height: int) -> None:
     made = rows()
     made.take_newest([row(1000, kind="宽" * 50), *newest(999, 99)], 901)
-    for shown in (made.lines(cells, height, UNICODE), skeleton(COLUMNS, cells, height, UNICODE)):
+    empty = skeleton(COLUMNS, cells, height, UNICODE)
+    assert "<+" not in to_text(empty)  # no mark of something hidden
+    for shown in (made.lines(cells, height, UNICODE), empty):
         assert len(shown) <= max(height, 2) and all(width_of(parts) <= max(cells, 10) for parts in shown)
-        assert "<+" not in to_text(shown)  # no mark of something hidden
 
 
 # ---- filter ----------------------------------------------------------------------------------------
