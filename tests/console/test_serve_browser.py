@@ -323,17 +323,6 @@ async def test_a_console_that_ends_by_itself_is_told_of() -> None:
         assert told == ["the console ended with exit code 1: no such thing"]
 
 
-FAULT = """
-import console.app, sys
-def run(*arguments, **options):
-    private = 'PRIVATE-VALUE'
-    raise LookupError(private)
-console.app.run = run
-from fedsilo.cli.console import session_program
-session_program(['--lifeline', sys.argv[1], '--socket', 'none.sock'])
-"""
-
-
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 async def test_a_server_that_ends_leaves_no_console_behind(site: Site, number: signal.Signals) -> None:
     url_file = site.folder / "start-url"
@@ -363,33 +352,43 @@ async def test_a_server_that_ends_leaves_no_console_behind(site: Site, number: s
             server.kill()
 
 
-@pytest.mark.parametrize("fault", [False, True])
-async def test_a_console_ends_with_the_pipe_of_its_server_and_with_70_after_a_fault(
-    tmp_path: Path, fault: bool
-) -> None:
+async def test_a_fault_in_the_console_of_a_browser_leaves_a_report_and_ends_with_70(tmp_path: Path) -> None:
+    script = (
+        "import console.app, sys\n"
+        "def run(*arguments, **options):\n"
+        "    private = 'PRIVATE-VALUE'\n"
+        "    raise LookupError(private)\n"
+        "console.app.run = run\n"
+        "from fedsilo.cli.console import session_program\n"
+        "session_program(['--lifeline', sys.argv[1], '--socket', 'none.sock'])\n"
+    )
     watched, held = os.pipe()
-    command = console_command(watched, ["--socket", str(tmp_path / "none.sock")])
-    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", script, str(watched), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+        pass_fds=(watched,), env={**console_environment(), "XDG_STATE_HOME": str(tmp_path)},
+    )  # fmt: skip
+    _, told = await asyncio.wait_for(process.communicate(), WAIT_SECONDS)
+    os.close(watched)
+    os.close(held)
+    (report,) = (tmp_path / "fedsilo" / "crashes").glob("*.json")
+    assert process.returncode == 70 and report.name in told.decode()
+    assert "LookupError" in report.read_text() and "PRIVATE" not in told.decode() + report.read_text()
+
+
+async def test_a_console_ends_with_the_pipe_of_its_server_although_all_else_is_open(tmp_path: Path) -> None:
+    watched, held = os.pipe()
     console = await asyncio.create_subprocess_exec(
-        *([sys.executable, "-c", FAULT, str(watched)] if fault else command),
-        stdin=pipe, stdout=pipe, stderr=pipe, pass_fds=(watched,),
-        env={**console_environment(), "XDG_STATE_HOME": str(tmp_path)},
+        *console_command(watched, ["--socket", str(tmp_path / "none.sock")]), stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE, pass_fds=(watched,), env=console_environment(),
     )  # fmt: skip
     os.close(watched)
     try:
-        assert console.stdout is not None and console.stderr is not None
-        if not fault:
-            await asyncio.wait_for(console.stdout.readuntil(b"DISCONNECTED"), WAIT_SECONDS)
-            assert console.returncode is None
-            os.close(held)
-        _, told = await asyncio.wait_for(console.communicate(), WAIT_SECONDS)
-        assert console.returncode == (70 if fault else 1)
-        reports = list((tmp_path / "fedsilo" / "crashes").glob("*.json"))
-        assert len(reports) == fault
-        for report in reports:
-            assert report.name in told.decode() and "LookupError" in report.read_text()
-            assert "PRIVATE" not in told.decode() + report.read_text()
+        assert console.stdout is not None
+        await asyncio.wait_for(console.stdout.readuntil(b"DISCONNECTED"), WAIT_SECONDS)
+        assert console.returncode is None
+        os.close(held)
+        await asyncio.wait_for(console.stdout.read(), WAIT_SECONDS)
+        assert await console.wait() == 1
     finally:
-        with contextlib.suppress(ProcessLookupError, OSError):
+        with contextlib.suppress(ProcessLookupError):
             console.kill()
-            os.close(held)
