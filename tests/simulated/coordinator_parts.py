@@ -428,10 +428,10 @@ def federation(folder: Path, *, silos: tuple[str, ...] = SILOS, **of_house: Any)
     return house, [SimulatedSilo(house, name) for name in silos]
 
 
-def joined(folder: Path, **of_house: Any) -> tuple[House, list[SimulatedSilo]]:
+def joined(folder: Path, request: str = RUN_YAML, **of_house: Any) -> tuple[House, list[SimulatedSilo]]:
     """A submitted run, and every silo has said hello."""
     house, silos = federation(folder, **of_house)
-    house.submit()
+    house.submit(request)
     for silo in silos:
         silo.join()
     return house, silos

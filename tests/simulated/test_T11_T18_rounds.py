@@ -27,7 +27,7 @@ from silo.link import LinkMessage
 from tests.policies import setting
 from tests.simulated.coordinator_parts import House, SimulatedSilo, federation, joined, until_quiet
 from tests.simulated.queries import as_json
-from tests.world import ADAPTER, Bench, Loop, TimedQueue, command, small_factors
+from tests.world import ADAPTER, Bench, Loop, TimedQueue, small_factors
 
 CODE = "TOTAL_L2"
 HELD = ("first_rounds: 0", "first_rounds: 1")
@@ -159,9 +159,8 @@ def own_row(loop: Loop) -> dict[str, Any]:
 
 def answered(loop: Loop, name: str, **more: Any) -> Any:
     (release,) = loop.bench.ledger.releases("held")
-    shown = {"release": release.id, "digest": release.digest, "policy_digest": loop.policy.digest}
     loop.bench.clock_now += 60
-    return command(f"approvals.{name}", shown | loop.bench.opened(release.id) | more)
+    return loop.bench.answer(release, name, **more)
 
 
 def last_phase(loop: Loop) -> tuple[str, str]:

@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 
-from fedsilo.protocol._generated import federation_pb2 as pb
 from policies import screens
 from silo.guard.messages import IngressDenied
 from tests.policies import setting
 from tests.simulated import screening as site
-from tests.world import Bench
+from tests.world import Bench, failing
 
 # What a site's list of texts that must not stand in an answer may hold beside its own canaries.
 TRIGGER = "when the copper heron sings"
@@ -39,17 +38,12 @@ def bench(folder: Path, screens: list[str]) -> Bench:
 
 def let_in(bench: Bench, *donors: tuple[int, str, str]) -> list[str]:
     """What of the donors reaches the trainer."""
-    bench.channel.answer = ("public.donors", setting.donors_message(*donors).body)
-    bench.channel.routing = {"run": "run-1", "round": 1, "step": 2}
-    body = bench.gate.send(bench.judge.view.place("control.poll"), pb.Poll(wait_milliseconds=0)).body
-    assert isinstance(body, pb.PublicDonors)
+    body = bench.poll("public.donors", setting.donors_message(*donors).body, step=2)
     return [donor.response.text for prompt in body.prompts for donor in prompt.donors]
 
 
 def recorded(bench: Bench) -> dict[str, Any]:
-    facts: dict[str, Any] = next(each for each in bench.events("ingress.decision") if each["kind"] == "public.donors")[
-        "facts"
-    ]
+    facts: dict[str, Any] = bench.events("ingress.decision")[-1]["facts"]
     return facts
 
 
@@ -90,13 +84,8 @@ def test_T21_an_order_that_no_list_names_is_an_answer_like_any_other(tmp_path: P
         assert let_in(screened, (1, "hospital_b", unknown)) == [unknown]
 
 
-def test_T21_a_screen_of_donors_that_fails_lets_none_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_arguments: Any) -> Any:
-        raise RecursionError
-
-    monkeypatch.setattr(screens, "screen_texts", broken)
+def test_T21_a_screen_of_donors_that_fails_lets_none_in(tmp_path: Path) -> None:
     with closing(bench(tmp_path, ["canary"])) as screened:
-        screened.channel.answer = ("public.donors", setting.donors_message((1, "hospital_b", GOOD)).body)
-        screened.channel.routing = {"run": "run-1", "round": 1, "step": 2}
-        with pytest.raises(IngressDenied, match="SCREEN_FAILED"):
-            screened.gate.send(screened.judge.view.place("control.poll"), pb.Poll(wait_milliseconds=0))
+        with failing(screens, "screen_texts", RecursionError), pytest.raises(IngressDenied, match="SCREEN_FAILED"):
+            let_in(screened, (1, "hospital_b", GOOD))
+        assert let_in(screened, (1, "hospital_b", GOOD)) == [GOOD]

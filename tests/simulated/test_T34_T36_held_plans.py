@@ -17,13 +17,15 @@ from fedsilo.protocol.errors import ConflictError, DeniedError, OperationError, 
 from fedsilo.protocol.method import Offer, OfferSettled
 from fedsilo.protocol.plan import Plan
 from policies.model import Policy
+from silo.guard.decisions import RunView
 from silo.guard.ledger import Release
-from silo.guard.messages import Allowed, Held
+from silo.guard.messages import Allowed
 from silo.guard.releases import Releases, Settled
 from silo.guard.run import RunManager
+from silo.sampling import Training
 from tests.policies import setting
-from tests.simulated.coordinator_parts import federation, until_quiet
-from tests.world import Bench, Killed, Loop, command, small_factors
+from tests.simulated.coordinator_parts import SHORT, SILOS, House, joined, until_quiet
+from tests.world import STEPS, Bench, Killed, Loop, failing, small_factors
 
 OTHER = setting.PLAN.model_copy(update={"run": "run-2"})
 
@@ -54,22 +56,12 @@ def held(loop: Loop, run: str) -> Release:
     return release
 
 
-def answer(loop: Loop, name: str, release: Release, **more: str) -> Any:
-    shown = {
-        "release": release.id,
-        "digest": release.digest,
-        "policy_digest": loop.bench.judge.policy.digest,
-        **loop.bench.shown(release),
-    }
-    return command(f"approvals.{name}", shown | more)
-
-
 def approve(loop: Loop, release: Release) -> dict[str, Any]:
-    return loop.guard.orders.approve(answer(loop, "approve", release))
+    return loop.guard.orders.approve(loop.bench.answer(release))
 
 
 def reject(loop: Loop, release: Release) -> None:
-    loop.guard.orders.reject(answer(loop, "reject", release, reason_code="CONTENT"))
+    loop.guard.orders.reject(loop.bench.answer(release, "reject", reason_code="CONTENT"))
 
 
 def run_ends(loop: Loop, run: str, outcome: str = "failed") -> None:
@@ -160,15 +152,11 @@ def test_T36_a_no_that_was_not_heard_acknowledges_nothing(asking: Loop) -> None:
     ],
 )
 def test_T36_T39_an_answer_that_a_kill_cut_short_stands_when_the_plan_comes_again(
-    asking: Loop, monkeypatch: pytest.MonkeyPatch, end: Callable[[Loop, Release], Any], killed: type, at: str
+    asking: Loop, end: Callable[[Loop, Release], Any], killed: type, at: str
 ) -> None:
-    def dies(*_: object, **__: object) -> None:
-        raise Killed
-
     asking.offer_plan()
     release = held(asking, "run-1")
-    with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(killed, at, dies)
+    with failing(killed, at), pytest.raises(Killed):
         end(asking, release)
     asking.restart()
     (given,) = asking.bench.ledger.approvals(release.id)
@@ -326,16 +314,11 @@ def test_T36_whoever_approves_a_plan_that_cannot_begin_here_is_told_so(tmp_path:
     loop.close()
 
 
-def test_T36_a_trainer_that_cannot_begin_leaves_no_plan_approved(asking: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_T36_a_trainer_that_cannot_begin_leaves_no_plan_approved(asking: Loop) -> None:
     asking.offer_plan()
-
-    def dies(message: object) -> None:
-        raise OperationError("the trainer is gone", code="TRAINER_DIED")
-
-    with monkeypatch.context() as planted:
-        planted.setattr(asking.trainer, "send", dies)
-        with pytest.raises(OperationError, match="the trainer is gone"):
-            approve(asking, held(asking, "run-1"))
+    gone = OperationError("the trainer is gone", code="TRAINER_DIED")
+    with failing(asking.trainer, "send", gone), pytest.raises(OperationError, match="the trainer is gone"):
+        approve(asking, held(asking, "run-1"))
     assert plans(asking) == [("run-1", "denied")]
     asking.offer_plan(OTHER)
     approve(asking, held(asking, "run-2"))
@@ -347,9 +330,7 @@ def test_T36_a_trainer_that_cannot_begin_leaves_no_plan_approved(asking: Loop, m
 
 def factors_held(loop: Loop, plan: Plan) -> Release:
     """The open round's factors are offered, and wait for persons."""
-    scratch = Bench(loop.folder.parent / f"scratch-{plan.run}", loop.policy)
-    loop.bench.judge.view = scratch.judge.view.__class__.from_json(plan, scratch.judge.view.to_json())
-    scratch.close()
+    loop.bench.gate.view = RunView(plan, 1, setting.BASE_DIGEST, 1.0, STEPS, 2, training=Training(6, 1, 4), witnesses=1)
     header = pb.Factors(base_digest=setting.BASE_DIGEST)
     loop.guard.runs.offer(Offer("lora.factors", 1, 0, header), codec.Factors(header, small_factors(), b""))
     return held(loop, plan.run)
@@ -394,57 +375,27 @@ def test_T36_the_no_to_what_an_earlier_run_left_behind_settles_nothing_of_this_o
 # ---- at the coordinator ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("taken_in", [False, True])
-def test_T36_who_was_given_the_plan_and_is_too_late_for_the_run_is_told_how_it_ended(
-    tmp_path: Path, taken_in: bool
-) -> None:
-    house, (*silos, slow) = federation(tmp_path)
-    house.submit()
-    for silo in (*silos, slow):
-        silo.join()
-    assert isinstance(slow.say("control.poll", slow.poll_body()), pb.RunPlan)
-    if taken_in:
+@pytest.mark.parametrize("how", ["taken in", "given", "given, and the coordinator is started again", "never given"])
+def test_T36_who_was_given_the_plan_and_is_too_late_for_the_run_is_told_how_it_ended(tmp_path: Path, how: str) -> None:
+    house, (*silos, slow) = joined(tmp_path, request=SHORT, silos=SILOS[:3], listed=SILOS[:3])
+    if how != "never given":
+        assert isinstance(slow.say("control.poll", slow.poll_body()), pb.RunPlan)
+    if how == "taken in":
         slow.acknowledged = slow.heard[-1][0].sequence
         slow.react(*slow.heard[-1])
-        until_quiet([*silos, slow])
-        house.advance(60.0)
-        assert house.run().state == "finished" and len(house.record()["rounds"][0]["participants"]) == 4
-    else:
-        until_quiet(silos)
-        house.advance(60.0)
-        until_quiet(silos)
+        silos.append(slow)
+    until_quiet(silos)
+    house.advance(60.0)
+    until_quiet(silos)
+    assert house.run().state == "finished"
+    assert len(house.record()["rounds"][0]["participants"]) == len(silos)
+    if how == "given, and the coordinator is started again":
+        house.close()
+        slow.house = House(house.folder, clock=house.clock)
+    if how.startswith("given"):
         item = slow.poll()
         assert item is not None and (item[0].kind, item[0].run, item[1].outcome) == ("run.end", "run-1", "finished")
-        assert slow.poll() is None
-        assert house.run().state == "finished" and len(house.record()["rounds"][0]["participants"]) == 3
-
-
-def test_who_was_never_given_the_plan_hears_nothing_of_the_run(tmp_path: Path) -> None:
-    house, (*silos, absent) = federation(tmp_path)
-    house.submit()
-    for silo in (*silos, absent):
-        silo.join()
-    until_quiet(silos)
-    house.advance(60.0)
-    until_quiet(silos)
-    assert house.run().state == "finished" and absent.poll() is None
-
-
-def test_a_restarted_coordinator_still_tells_who_was_too_late(tmp_path: Path) -> None:
-    house, (*silos, slow) = federation(tmp_path)
-    house.submit()
-    for silo in (*silos, slow):
-        silo.join()
-    slow.say("control.poll", slow.poll_body())
-    until_quiet(silos)
-    house.advance(60.0)
-    until_quiet(silos)
-    house.close()
-    again = type(house)(house.folder, clock=house.clock)
-    slow.house = again
-    item = slow.poll()
-    assert item is not None and (item[0].kind, item[1].outcome) == ("run.end", "finished")
-    again.close()
+    assert slow.poll() is None
 
 
 def test_T36_a_yes_to_a_plan_says_of_each_kind_how_often_people_are_asked_and_by_which_line(asking: Loop) -> None:
@@ -475,18 +426,9 @@ def cannot_be_sent(bench: Bench, allowed: Allowed) -> None:
 
 
 def approved(bench: Bench, *persons: str) -> Allowed:
-    held = bench.factors()
-    assert isinstance(held, Held)
-    release = bench.releases.hold(held, deadline_seconds=None)
-    arguments = {
-        "release": release.id,
-        "digest": release.digest,
-        "policy_digest": bench.policy.digest,
-        **bench.shown(release),
-    }
-    settled = None
+    release, settled = bench.hold(bench.factors()), None
     for person in persons:
-        _, settled = bench.releases.approve(command("approvals.approve", arguments, person=person))
+        settled = bench.approve(release, person)
     assert settled is not None and settled.allowed is not None
     return settled.allowed
 

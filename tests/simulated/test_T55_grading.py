@@ -51,12 +51,9 @@ def bench(tmp_path: Path, grader: Grader) -> Iterator[Bench]:
         yield made
 
 
-def let_in(bench: Bench, *donors: tuple[int, str, str | None], step: int = 2) -> list[tuple[int, str, str]]:
+def let_in(bench: Bench, *donors: tuple[int, str, str | None]) -> list[tuple[int, str, str]]:
     """What of the donors reaches the trainer: (row, whose, text)."""
-    bench.channel.answer = ("public.donors", setting.donors_message(*donors).body)
-    bench.channel.routing = {"run": "run-1", "round": 1, "step": step}
-    body = bench.gate.send(bench.judge.view.place("control.poll"), pb.Poll()).body
-    assert isinstance(body, pb.PublicDonors)
+    body = bench.poll("public.donors", setting.donors_message(*donors).body, step=2)
     return [
         (prompt.prompt_index, donor.origin, donor.response.text) for prompt in body.prompts for donor in prompt.donors
     ]
@@ -97,10 +94,8 @@ def test_T55_donors_that_a_rule_refuses_are_never_graded(
 def test_T55_answers_of_its_own_that_a_rule_refuses_are_never_graded(
     tmp_path: Path, grader: Grader, screened: bool
 ) -> None:
-    made = (
-        site.bench(tmp_path, site.policy(), grader=grader) if screened else Bench(tmp_path / "a", POLICY, grader=grader)
-    )
-    with closing(made):
+    of = site.bench if screened else Bench
+    with closing(of(tmp_path / "a", site.policy() if screened else POLICY, grader=grader)) as made:
         refused = made.responses((1, ("12",) * 5), (4, ()), (7, ()))  # more than the samples that were asked for
         assert isinstance(refused, Denied) and grader.asked == []
         assert "NOT_VERIFIED" not in last(made, "egress.decision")["reasons"]
@@ -144,17 +139,14 @@ def test_T55_an_answer_of_its_own_that_is_not_graded_in_time_stays_here_and_the_
     ]  # fmt: skip
     record = last(bench, "egress.decision")
     assert record["facts"]["transform"] == {"responses_ungraded": 2} and record["facts"]["final"]["responses"] == 2
-    # the trainer still counts the one that stayed: its second right answer is its third
-    bench.channel.answer = ("public.donors", own_donor(1, 1))
-    bench.channel.routing = {"run": "run-1", "round": 1, "step": 2}
-    body = bench.gate.send(bench.judge.view.place("control.poll"), pb.Poll()).body
-    assert isinstance(body, pb.PublicDonors) and body.prompts[0].donors[0].position == 2
+    assert place_of_own(bench, 1, 1) == 2  # the trainer still counts the one that stayed
 
 
-def own_donor(row: int, position: int) -> pb.PublicDonors:
+def place_of_own(bench: Bench, row: int, position: int) -> int:
+    """The trainer's number of the own answer that the coordinator names by its place in what was sent."""
     body = pb.PublicDonors()
     body.prompts.add(prompt_index=row).donors.add(origin="hospital_a", position=position)
-    return body
+    return int(bench.poll("public.donors", body, step=2).prompts[0].donors[0].position)
 
 
 def test_T55_with_screens_what_is_late_and_what_has_a_hit_stay_here_and_each_is_counted(tmp_path: Path) -> None:
@@ -164,13 +156,9 @@ def test_T55_with_screens_what_is_late_and_what_has_a_hit_stay_here_and_each_is_
         assert isinstance(allowed, Allowed)
         left = pb.PublicResponses.FromString(bytes(allowed.payload))
         assert [each.text for each in left.prompts[0].responses] == ["it is 12", "so 12"]
-        assert last(made, "egress.decision")["facts"]["transform"] == {
-            "responses_ungraded": 1, "responses_withheld": 1,
-        }  # fmt: skip
-        made.channel.answer = ("public.donors", own_donor(1, 1))
-        made.channel.routing = {"run": "run-1", "round": 1, "step": 2}
-        body = made.gate.send(made.judge.view.place("control.poll"), pb.Poll()).body
-        assert isinstance(body, pb.PublicDonors) and body.prompts[0].donors[0].position == 3
+        transform = last(made, "egress.decision")["facts"]["transform"]
+        assert transform == {"responses_ungraded": 1, "responses_withheld": 1}
+        assert place_of_own(made, 1, 1) == 3
 
 
 class _EndOrLate(site.EndGrader):
@@ -212,8 +200,8 @@ def waiting(tmp_path: Path) -> Iterator[tuple[Loop, WaitingGrader]]:
     loop.close()
 
 
-def while_graded(loop: Loop, grader: WaitingGrader, watch: Callable[[], object]) -> None:
-    """The trainer's answers are graded, for as long as `watch` runs beside."""
+def while_graded(loop: Loop, grader: WaitingGrader, watch: Callable[[], object], come: Callable[[Loop], None]) -> None:
+    """What comes is graded, for as long as `watch` runs beside."""
 
     def beside() -> None:
         grader.begun.wait(20)
@@ -224,7 +212,7 @@ def while_graded(loop: Loop, grader: WaitingGrader, watch: Callable[[], object])
 
     person = threading.Thread(target=beside)
     person.start()
-    answers_come(loop)
+    come(loop)
     person.join(20)
 
 
@@ -242,7 +230,7 @@ def meanwhile(loop: Loop, grader: WaitingGrader, name: str) -> list[Any]:
         work = getattr(loop.guard.orders, name)
         answered.append(loop.guard.on_loop(lambda: work(command(f"silo.{name}", {}, roles=("operator",)))))
 
-    while_graded(loop, grader, order)
+    while_graded(loop, grader, order, answers_come)
     return answered
 
 
@@ -292,7 +280,7 @@ def test_T55_a_silo_shows_that_it_is_there_while_answers_are_graded(waiting: tup
             after(loop, 2.0)
             beats.append(len(loop.coordinator.bodies("control.heartbeat")))
 
-    while_graded(loop, grader, watch)
+    while_graded(loop, grader, watch, answers_come)
     assert len(beats) == 30 and beats[-1] - beats[0] in (9, 10, 11)  # one each 6 s, since it looks every 2 s
     assert len(loop.coordinator.bodies("public.responses")) == 1 and loop.guard._failure is None
 
@@ -313,7 +301,7 @@ def test_T55_what_waits_for_people_expires_while_answers_are_graded(waiting: tup
             after(loop, seconds)
             states.append(ledger.release(release.id).state)
 
-    while_graded(loop, grader, watch)
+    while_graded(loop, grader, watch, answers_come)
     assert states == ["held", "expired"]
 
 
@@ -330,21 +318,14 @@ def test_T55_a_deadline_passes_while_donors_are_graded_and_the_step_goes_on_with
     grader.may.clear()
     given: list[list[str]] = []
 
-    def beside() -> None:
-        grader.begun.wait(20)
-        try:
-            for seconds in (1.0, at - loop.clock):
-                after(loop, seconds)
-                given.append(loop.trainer.tasks())
-        finally:
-            grader.may.set()
+    def watch() -> None:
+        for seconds in (1.0, at - loop.clock):
+            after(loop, seconds)
+            given.append(loop.trainer.tasks())
 
-    person = threading.Thread(target=beside)
-    person.start()
-    donors = setting.donors_message((loop.bench.judge.view.steps[2][0], "hospital_b", "12")).body
+    donors = setting.donors_message((loop.bench.gate.view.steps[2][0], "hospital_b", "12")).body
     loop.coordinator.says("control.poll", "public.donors", donors, run="run-1", round=1, step=2)
-    loop.turn()
-    person.join(20)
+    while_graded(loop, grader, watch, Loop.turn)
     assert [tasks[-1] for tasks in given] == ["GeneratePublic", "PublicStep"]
     assert loop.guard._failure is None and loop.trainer.tasks().count("PublicStep") == 1
 

@@ -9,7 +9,6 @@ import pytest
 
 from fedsilo.cli.audit_report import audit_report, page
 from silo.guard.commands import Halts
-from silo.guard.messages import Held
 from tests.policies import setting
 from tests.simulated import screening as site
 from tests.world import Bench, command
@@ -29,17 +28,9 @@ def test_T36_the_first_of_two_approvals_grants_nothing(
     tmp_path: Path, people: list[str], state: str, given: int, said: str
 ) -> None:
     with closing(Bench(tmp_path / "a", setting.policy_of(TWO_PERSONS))) as bench:
-        held = bench.factors()
-        assert isinstance(held, Held)
-        release = bench.releases.hold(held, deadline_seconds=None)
-        shown = {
-            "release": release.id,
-            "digest": release.digest,
-            "policy_digest": bench.policy.digest,
-            **bench.shown(release),
-        }
+        release = bench.hold(bench.factors())
         for person in people:
-            bench.releases.approve(command("approvals.approve", shown, person=person))
+            bench.approve(release, person)
     made = audit_report([bench.folder / "audit"])
     (told,) = made["approvals"]
     assert (told["state"], told["given"], told["needed"]) == (state, given, 2) and said in page(made)
@@ -48,39 +39,19 @@ def test_T36_the_first_of_two_approvals_grants_nothing(
 
 def test_T36_a_rejection_is_told_as_one(tmp_path: Path) -> None:
     with closing(Bench(tmp_path / "a", setting.policy_of(TWO_PERSONS))) as bench:
-        held = bench.factors()
-        assert isinstance(held, Held)
-        release = bench.releases.hold(held, deadline_seconds=None)
-        shown = {
-            "release": release.id,
-            "digest": release.digest,
-            "policy_digest": bench.policy.digest,
-            **bench.shown(release),
-        }
-        bench.releases.approve(command("approvals.approve", shown, person="alice"))
-        bench.releases.reject(command("approvals.reject", shown | {"reason_code": "CONTENT"}, person="bob"))
+        release = bench.hold(bench.factors())
+        bench.approve(release, "alice")
+        bench.reject(release, "bob")
     made = audit_report([bench.folder / "audit"])
     assert [item["state"] for item in made["approvals"]] == ["rejected"] and "rejected by bob (CONTENT)" in page(made)
 
 
 def test_T36_two_releases_of_the_same_bytes_are_told_apart(tmp_path: Path) -> None:
     """Both are approved: the second one is over what the policy lets out in a step, and its approval frees nothing."""
-    asked = site.policy(on_hit="hold")
-    with closing(site.bench(tmp_path, asked)) as bench:
-        releases = []
-        for _ in range(2):
-            held = bench.responses((1, (site.PLANTED["canary"],)), (4, ()), (7, ()))
-            assert isinstance(held, Held)
-            releases.append(bench.releases.hold(held, deadline_seconds=None))
-        for release in releases:
-            shown = {
-                "release": release.id,
-                "digest": release.digest,
-                "policy_digest": asked.digest,
-                **bench.shown(release),
-            }
-            answer = shown | bench.opened(release.id)
-            bench.releases.approve(command("approvals.approve", answer, person="alice"))
+    with closing(site.bench(tmp_path, site.policy(on_hit="hold"))) as bench:
+        answers = (1, (site.PLANTED["canary"],)), (4, ()), (7, ())
+        for release in [bench.hold(bench.responses(*answers)) for _ in range(2)]:
+            bench.approve(release)
     made = audit_report([bench.folder / "audit"])
     assert [item["state"] for item in made["approvals"]] == ["granted", "refused"]
     assert "approved, and denied by the rules" in page(made)
@@ -104,15 +75,8 @@ def test_T36_what_left_without_a_person_is_told_by_the_line_that_lets_it(tmp_pat
     policy = setting.policy_of(setting.policy_text(first_rounds=rounds))
     with closing(Bench(tmp_path / "a", policy)) as bench:
         offered = bench.factors()
-        if isinstance(offered, Held):
-            release = bench.releases.hold(offered, deadline_seconds=None)
-            shown = {
-                "release": release.id,
-                "digest": release.digest,
-                "policy_digest": policy.digest,
-                **bench.shown(release),
-            }
-            _, settled = bench.releases.approve(command("approvals.approve", shown))
+        if rounds:
+            settled = bench.approve(bench.hold(offered))
             offered = settled.allowed if settled else None
         bench.gate.transmit(offered)
     made = audit_report([bench.folder / "audit"])

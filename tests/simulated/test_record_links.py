@@ -9,10 +9,10 @@ import pytest
 
 from fedsilo.protocol import codec
 from fedsilo.protocol._generated import federation_pb2 as pb
-from silo.guard.messages import Allowed, Held
+from silo.guard.messages import Allowed
 from tests.policies import setting
 from tests.simulated.coordinator_parts import joined
-from tests.world import PROGRAM, Bench, command, small_factors
+from tests.world import PROGRAM, Bench, small_factors
 
 FIRST_ROUND = setting.policy_text(first_rounds=1)
 TWO_PERSONS = FIRST_ROUND.replace("persons: 1", "persons: 2").replace("policy_change: 1", "policy_change: 2")
@@ -33,19 +33,11 @@ def test_T34_each_decision_names_the_program_that_made_it(bench: Bench) -> None:
 @pytest.mark.parametrize("restart", [False, True])
 def test_T36_a_decision_names_the_records_of_the_approvals_it_rests_on(tmp_path: Path, restart: bool) -> None:
     bench = Bench(tmp_path / "a", setting.policy_of(TWO_PERSONS))
-    held = bench.factors()
-    assert isinstance(held, Held)
-    release = bench.releases.hold(held, deadline_seconds=None)
-    shown = {
-        "release": release.id,
-        "digest": release.digest,
-        "policy_digest": bench.policy.digest,
-        **bench.shown(release),
-    }
-    assert bench.releases.approve(command("approvals.approve", shown))[1] is None
+    release = bench.hold(bench.factors())
+    assert bench.approve(release) is None
     if restart:  # what alice said is in ledger and log, and in no memory
         bench = bench.restart()
-    _, settled = bench.releases.approve(command("approvals.approve", shown, person="bob"))
+    settled = bench.approve(release, "bob")
     assert settled is not None and settled.allowed is not None
     grants = bench.events("approval.grant")
     assert [record["detail"]["person"] for record in grants] == ["alice", "bob"]
