@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -199,6 +200,10 @@ class House:
 
     def run(self) -> db.Run:
         found: db.Run = self.rows(lambda session: session.get_one(db.Run, "run-1"))
+        return found
+
+    def round(self, number: int) -> db.Round:
+        found: db.Round = self.rows(lambda session: session.get_one(db.Round, ("run-1", number)))
         return found
 
     def record(self) -> dict[str, Any]:
@@ -437,14 +442,32 @@ def joined(folder: Path, request: str = RUN_YAML, **of_house: Any) -> tuple[Hous
     return house, silos
 
 
-def in_midst(folder: Path, request: str = RUN_YAML, **of_house: Any) -> tuple[House, list[SimulatedSilo]]:
-    """The first round is open, and all updates but the last silo's are in."""
+def played(
+    folder: Path, request: str = RUN_YAML, mute: Mapping[int, Set[str]] = MappingProxyType({}), **of_house: Any
+) -> tuple[House, list[SimulatedSilo]]:
+    """A run as far as its silos bring it without waiting; some of them never send these kinds."""
     house, silos = federation(folder, **of_house)
-    silos[-1].mute = {"lora.factors"}
+    for place, kinds in mute.items():
+        silos[place].mute = set(kinds)
     house.submit(request)
     for silo in silos:
         silo.join()
     until_quiet(silos)
+    return house, silos
+
+
+def started_again(house: House, silos: Iterable[SimulatedSilo] = ()) -> House:
+    """The coordinator is killed, and another one is started on its folder, which these silos find."""
+    house.close()
+    again = dataclasses.replace(house, published=[])
+    for silo in silos:
+        silo.house = again
+    return again
+
+
+def in_midst(folder: Path, request: str = RUN_YAML, **of_house: Any) -> tuple[House, list[SimulatedSilo]]:
+    """The first round is open, and all updates but the last silo's are in."""
+    house, silos = played(folder, request, {-1: {"lora.factors"}}, **of_house)
     assert len(house.driver.runs["run-1"].life.those("accepted")) == len(silos)
     return house, silos
 
@@ -462,14 +485,7 @@ def goes_on(house: House, silos: list[SimulatedSilo]) -> db.Run:
 
 def step_asked_for(folder: Path, **of_house: Any) -> tuple[House, list[SimulatedSilo]]:
     """Round 1 stands open, step 2 has been asked for, and nobody has answered yet."""
-    house, silos = federation(folder, **of_house)
-    for silo in silos:
-        silo.mute = {"public.responses", "lora.factors"}
-    house.submit()
-    for silo in silos:
-        silo.join()
-    until_quiet(silos)
-    return house, silos
+    return played(folder, mute={place: {"public.responses", "lora.factors"} for place in range(len(SILOS))}, **of_house)
 
 
 def house_in_round(folder: Path) -> House:

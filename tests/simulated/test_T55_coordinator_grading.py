@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from coordinator import store as db
 from fedsilo.grading import Verdict
 from fedsilo.grading.answers import AnswerGrading
 from fedsilo.grading.verdict import TIMEOUT
@@ -49,7 +48,7 @@ def answering(folder: Path, *graders: Grader) -> tuple[House, list[SimulatedSilo
 
 
 def asked_for(house: House) -> tuple[int, ...]:
-    row = house.rows(lambda session: session.get_one(db.Round, ("run-1", 1)))
+    row = house.round(1)
     return tuple(json.loads(row.public_steps)["2"])
 
 

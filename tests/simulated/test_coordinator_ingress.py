@@ -242,7 +242,7 @@ def before_the_first_answers(
 
 
 def asked_for(house: House, step: int = 2) -> tuple[int, ...]:
-    row = house.rows(lambda session: session.get_one(db.Round, ("run-1", 1)))
+    row = house.round(1)
     return tuple(json.loads(row.public_steps)[str(step)])
 
 

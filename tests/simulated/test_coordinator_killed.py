@@ -27,6 +27,8 @@ from tests.simulated.coordinator_parts import (
     federation,
     in_midst,
     joined,
+    played,
+    started_again,
     until_quiet,
 )
 
@@ -184,7 +186,7 @@ def test_a_transaction_that_fails_leaves_the_run_in_memory_as_it_is_in_the_datab
     assert isinstance(last.say("lora.factors", payload, run="run-1", number=1), pb.Refusal)
     assert run.life.places[last.name] == "refused"
     house.advance(1000.0)
-    first = house.rows(lambda session: session.get_one(db.Round, ("run-1", 1)))
+    first = house.round(1)
     assert (first.state, first.participants) == ("committed", db.as_json(list(SILOS[:3])))
     last.mute = set()
     until_quiet(silos)
@@ -221,12 +223,7 @@ def refusing_out(counted: Any, *given: Any, **named: Any) -> None:
 @pytest.mark.parametrize("change", ["UPDATE runs SET state = 'paused'", "UPDATE rounds SET state = 'abandoned'",
                                     "DELETE FROM transitions WHERE ordinal > 3"])  # fmt: skip
 def test_a_database_that_does_not_fit_itself_starts_no_coordinator(tmp_path: Path, change: str) -> None:
-    house, silos = federation(tmp_path)
-    silos[0].mute = {"lora.factors"}
-    house.submit()
-    for silo in silos:
-        silo.join()
-    until_quiet(silos)
+    house, _ = played(tmp_path, mute={0: {"lora.factors"}})
     house.close()
     again = House(tmp_path, clock=house.clock)  # the counterpart: unchanged, it starts
     assert again.driver.runs["run-1"].life.open_round == 1
@@ -248,10 +245,7 @@ def test_T29_what_came_last_is_acknowledged_again_after_the_run_has_ended(tmp_pa
     payload = house.blobs.get(upload.digest).read_at(0, upload.payload_bytes)
     for _ in range(2):  # by the coordinator that took it, and by one that was started since
         assert isinstance(silo.say("metrics.eval", payload, run="run-1", number=2), pb.Ack)
-        house.close()
-        house = House(tmp_path, clock=house.clock)
-        for other in silos:
-            other.house = house
+        house = started_again(house, silos)
     refusal = silo.say("lora.factors", silo.delta_payload(1), run="run-1", number=2)
     assert isinstance(refusal, pb.Refusal) and refusal.code == "NO_SUCH_RUN"
 
@@ -262,7 +256,7 @@ def test_T50_an_update_that_names_a_step_is_refused_and_halts_nobody(tmp_path: P
     refusal = last.say("lora.factors", payload, run="run-1", number=1, step=3)
     assert isinstance(refusal, pb.Refusal) and refusal.code == "INGRESS_DENIED" and not house.driver.halted
     house.advance(1000.0)
-    first = house.rows(lambda session: session.get_one(db.Round, ("run-1", 1)))
+    first = house.round(1)
     assert (first.state, first.participants) == ("committed", db.as_json(list(SILOS[:3]))) and not house.driver.halted
 
 
@@ -273,7 +267,7 @@ def test_a_run_that_is_aborted_leaves_no_round_open_and_no_deadline(tmp_path: Pa
     with house.driver.changing(), house.store.transaction() as session:
         run.abort(session)
         house.driver.effects.forget_ended()
-    first = house.rows(lambda session: session.get_one(db.Round, ("run-1", 1)))
+    first = house.round(1)
     assert first.state == "abandoned" and first.closed_at
     assert house.record()["rounds"][0]["state"] == "abandoned"
     assert not run.life.deadlines and house.driver.tick() is None

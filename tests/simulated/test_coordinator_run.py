@@ -13,7 +13,7 @@ from safetensors.numpy import load_file
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from coordinator import driver, outbox
+from coordinator import driver, outbox, runs
 from coordinator import store as db
 from coordinator.aggregate import AggregateRefusedError
 from coordinator.outbox import queue
@@ -27,39 +27,45 @@ from fedsilo.protocol.transcript import verify_record
 from tests.policies.setting import SCHEMA
 from tests.simulated.coordinator_parts import (
     RUN_YAML,
+    SHORT,
     SILOS,
     House,
     SimulatedSilo,
     federation,
     joined,
     lone_policy,
+    played,
+    started_again,
     until_quiet,
 )
+from tests.world import failing
 
 
-def expected_master(silos: list[SimulatedSilo], initial: bytes, rounds: int, givers: list[list[str]]) -> dict[str, Any]:
-    """The slow way: whole arrays, one float32 operation at a time, in roster order."""
+def expected_master(silos: list[SimulatedSilo], initial: bytes, givers: list[list[str]]) -> dict[str, Any]:
+    """The slow way: one float32 operation at a time, in roster order; of each round its givers."""
     master = {name: array.copy() for name, array in codec.decode_factors(initial).tensors.items()}
     by_name = {silo.name: silo for silo in silos}
-    for number in range(1, rounds + 1):
-        names = givers[number - 1]
+    for number, names in enumerate(givers, 1):
         for tensor, values in master.items():
-            flat = values.reshape(-1)
-            for position in range(flat.size):
-                total = np.float32(0)
-                for order, name in enumerate(names):
-                    value = by_name[name].delta(number)[tensor].reshape(-1)[position]
-                    total = value if order == 0 else np.float32(total + value)
-                flat[position] = np.float32(flat[position] + np.float32(total / np.float32(len(names))))
+            for place in np.ndindex(values.shape):
+                first, *rest = (by_name[name].delta(number)[tensor][place] for name in names)
+                total = first
+                for value in rest:
+                    total = np.float32(total + value)
+                values[place] = np.float32(values[place] + np.float32(total / np.float32(len(names))))
     return master
 
 
+def assert_written(house: House, master: dict[str, Any]) -> None:
+    """The adapter beside the run's record is this one, bit for bit."""
+    adapter = load_file(house.folder / "runs" / "run-1" / "adapter" / "adapter_model.safetensors")
+    assert set(adapter) == {f"base_model.model.{name}.weight" for name, _ in SCHEMA.tensors}
+    for name, values in master.items():
+        assert adapter[f"base_model.model.{name}.weight"].tobytes() == values.tobytes()
+
+
 def test_a_run_from_submission_to_record(tmp_path: Path) -> None:
-    house, silos = federation(tmp_path)
-    house.submit()
-    for silo in silos:
-        assert isinstance(silo.join(), pb.Ack)
-    until_quiet(silos)
+    house, silos = played(tmp_path)
     run = house.run()
     assert (run.state, run.reason) == ("finished", "")
 
@@ -73,13 +79,7 @@ def test_a_run_from_submission_to_record(tmp_path: Path) -> None:
     assert record["rounds"][1]["metrics"]["hospital_b"]["pass_at_1"] == {"": 0.45, "rotate": 0.45}
     assert record["before"]["metrics"]["hospital_a"]["pass_at_1"][""] == 0.25
     assert record["seed"] == 7 and record["plan"]["silos"] == list(SILOS)
-
-    initial = silos[0].adapters[run.base_digest]
-    master = expected_master(silos, initial, 2, [list(SILOS)] * 2)
-    adapter = load_file(tmp_path / "runs" / "run-1" / "adapter" / "adapter_model.safetensors")
-    assert set(adapter) == {f"base_model.model.{name}.weight" for name, _ in SCHEMA.tensors}
-    for name, values in master.items():
-        assert adapter[f"base_model.model.{name}.weight"].tobytes() == values.tobytes()
+    assert_written(house, expected_master(silos, silos[0].adapters[run.base_digest], [list(SILOS)] * 2))
 
 
 def test_T10_the_record_names_the_isolation_of_each_silo_and_a_change_of_it(tmp_path: Path) -> None:
@@ -128,52 +128,34 @@ def test_bytes_counted_from_the_log_equal_those_of_the_database(tmp_path: Path) 
 
 
 def test_a_silo_that_keeps_its_factors_back_is_left_out_at_the_deadline(tmp_path: Path) -> None:
-    house, silos = federation(tmp_path)
-    silos[1].mute = {"lora.factors", "metrics.eval"}
-    house.submit()
-    for silo in silos:
-        silo.join()
-    until_quiet(silos)
+    house, silos = played(tmp_path, mute={1: {"lora.factors", "metrics.eval"}})
     assert house.run().state == "running"
     house.advance(999.0)
     until_quiet(silos)
-    assert house.rows(lambda session: session.get_one(db.Round, ("run-1", 1)).state) == "open"
+    assert house.round(1).state == "open"
     house.advance(1.0)
     until_quiet(silos)
-    first = house.rows(lambda session: session.get_one(db.Round, ("run-1", 1)))
-    assert first.state == "committed" and "hospital_b" not in first.participants
-    house.advance(1000.0)
-    until_quiet(silos)
-    house.advance(1000.0)
-    until_quiet(silos)
+    assert house.round(1).state == "committed" and "hospital_b" not in house.round(1).participants
+    for _ in range(2):
+        house.advance(1000.0)
+        until_quiet(silos)
     assert house.run().state == "finished"
     givers = [name for name in SILOS if name != "hospital_b"]
-    initial = silos[0].adapters[house.run().base_digest]
-    master = expected_master(silos, initial, 2, [givers] * 2)
-    adapter = load_file(tmp_path / "runs" / "run-1" / "adapter" / "adapter_model.safetensors")
-    for name, values in master.items():
-        assert adapter[f"base_model.model.{name}.weight"].tobytes() == values.tobytes()
+    assert_written(house, expected_master(silos, silos[0].adapters[house.run().base_digest], [givers] * 2))
 
 
 def test_a_silo_that_is_slow_and_goes_on_is_waited_for(tmp_path: Path) -> None:
     """Its last step comes long after the round's deadline would have passed by the clock."""
-    house, silos = federation(tmp_path)
-    *_, slow = silos
-    slow.mute = {"lora.factors", "public.responses"}
-    house.submit()
-    for silo in silos:
-        silo.join()
-    until_quiet(silos)
-    steps = house.driver.runs["run-1"].plan.local_steps
-    for step in range(1, steps + 1):
+    house, silos = played(tmp_path, mute={-1: {"lora.factors", "public.responses"}})
+    slow = silos[-1]
+    for step in range(1, house.driver.runs["run-1"].plan.local_steps + 1):
         house.advance(900.0)
         until_quiet(silos)
         said = slow.say("control.progress", pb.Progress(round=1, step=step), run="run-1", number=1, step=step)
         assert isinstance(said, pb.Ack) and house.driver.runs["run-1"].life.open_round == 1
     slow.mute = set()
     assert not isinstance(slow.say("lora.factors", slow.delta_payload(1), run="run-1", number=1), pb.Refusal)
-    first = house.rows(lambda session: session.get_one(db.Round, ("run-1", 1)))
-    assert (first.state, json.loads(first.participants)) == ("committed", list(SILOS))
+    assert (house.round(1).state, json.loads(house.round(1).participants)) == ("committed", list(SILOS))
 
 
 def test_the_norm_of_a_round_s_adapter_is_known_and_not_read_again(
@@ -191,37 +173,15 @@ def test_the_norm_of_a_round_s_adapter_is_known_and_not_read_again(
     assert read == [run.base_digest], "the first one alone, which nobody averaged"
 
 
-def test_of_many_adapters_the_norms_noted_last_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    known = driver.Places(None, {})  # type: ignore[arg-type]  # nothing is read
-    for number in range(driver.NORMS_KEPT + 1):
-        known.note_norm(str(number), float(number))
-    assert [known._norm(str(number)) for number in range(1, driver.NORMS_KEPT + 1)] == list(
-        range(1, driver.NORMS_KEPT + 1)
-    )
-    with pytest.raises(AttributeError):  # the oldest would be read
-        known._norm("0")
-
-
 def test_declining_the_round_does_not_make_the_others_wait(tmp_path: Path) -> None:
-    house, silos = federation(tmp_path)
-    silos[3].mute = {"lora.factors"}
-    house.submit()
-    for silo in silos:
-        silo.join()
-    until_quiet(silos)
+    house, silos = played(tmp_path, SHORT, mute={3: {"lora.factors"}})
     body = pb.Declined(kind="lora.factors", round=1)
     assert isinstance(silos[3].say("control.declined", body, run="run-1", number=1), pb.Ack)
-    first = house.rows(lambda session: session.get_one(db.Round, ("run-1", 1)))
-    assert first.state == "committed" and "hospital_d" not in first.participants
+    assert house.round(1).state == "committed" and "hospital_d" not in house.round(1).participants
 
 
 def test_a_late_message_for_a_closed_round_is_refused_and_recorded(tmp_path: Path) -> None:
-    house, silos = federation(tmp_path)
-    silos[0].mute = {"lora.factors"}
-    house.submit()
-    for silo in silos:
-        silo.join()
-    until_quiet(silos)
+    house, silos = played(tmp_path, mute={0: {"lora.factors"}})
     base = silos[0].state.base_digest
     house.advance(1000.0)
     payload = silos[0].delta_payload(1, base_digest=base)
@@ -233,28 +193,17 @@ def test_a_late_message_for_a_closed_round_is_refused_and_recorded(tmp_path: Pat
 
 
 def test_below_the_quorum_the_round_is_abandoned_and_the_adapter_stays(tmp_path: Path) -> None:
-    house, silos = federation(tmp_path)
-    for silo in silos[1:]:
-        silo.mute = {"lora.factors"}
-    house.submit()
-    for silo in silos:
-        silo.join()
-    until_quiet(silos)
+    house, _ = played(tmp_path, mute={place: {"lora.factors"} for place in (1, 2, 3)})
     house.advance(1000.0)
-    first = house.rows(lambda session: session.get_one(db.Round, ("run-1", 1)))
-    assert first.state == "abandoned" and first.adapter_digest == ""
+    assert house.round(1).state == "abandoned" and house.round(1).adapter_digest == ""
     assert house.run().adapter_digest == house.run().base_digest
 
 
 def test_the_run_starts_without_an_absent_silo_once_the_join_deadline_has_passed(tmp_path: Path) -> None:
-    house, silos = federation(tmp_path)
-    house.submit()
-    for silo in silos[:3]:
-        silo.join()
-    until_quiet(silos[:3])
+    house, silos = played(tmp_path, SHORT, silos=SILOS[:3])
     assert house.run().plan == ""
     house.advance(60.0)
-    until_quiet(silos[:3])
+    until_quiet(silos)
     assert house.run().state == "finished"
     assert house.record()["plan"]["silos"] == list(SILOS[:3])
 
@@ -288,159 +237,110 @@ def test_silos_that_accepted_are_told_that_the_run_failed_and_take_part_in_the_n
 
 
 def test_one_silo_alone_gets_base_plus_delta_bit_for_bit(tmp_path: Path) -> None:
-    house, silos = federation(tmp_path, policy=lone_policy(), listed=SILOS[:1])
-    alone = silos[:1]
-    house.submit(RUN_YAML.replace("quorum: 2", "quorum: 1"))
-    alone[0].join()
-    until_quiet(alone)
-    first = house.rows(lambda session: session.get_one(db.Round, ("run-1", 1)))
-    before = codec.decode_factors(alone[0].adapters[first.base_digest]).tensors
-    after = codec.decode_factors(alone[0].adapters[first.adapter_digest]).tensors
+    request = SHORT.replace("quorum: 2", "quorum: 1")
+    house, [alone] = played(tmp_path, request, policy=lone_policy(), listed=SILOS[:1], silos=SILOS[:1])
+    before = codec.decode_factors(alone.adapters[house.round(1).base_digest]).tensors
+    after = codec.decode_factors(alone.adapters[house.round(1).adapter_digest]).tensors
     for name, values in before.items():
-        assert (values + alone[0].delta(1)[name]).tobytes() == after[name].tobytes()
+        assert (values + alone.delta(1)[name]).tobytes() == after[name].tobytes()
 
 
 def test_T39_a_disk_that_fails_while_a_round_is_committed_halts_and_the_run_goes_on_after_a_restart(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    house, silos = federation(tmp_path)
-    *early, last = silos
-    last.mute = {"lora.factors"}
-    house.submit()
-    for silo in silos:
-        silo.join()
-    until_quiet(silos)
+    house, silos = played(tmp_path, SHORT, mute={-1: {"lora.factors"}})
+    last, calls = silos[-1], iter([False, True])  # the upload is kept, the new master is not
     payload = last.delta_payload(1)
-
-    whole_spool, writes = house.blobs.spool, iter([True, False])  # the upload is kept, the new master is not
-
-    def faulty() -> Any:
-        if next(writes):
-            return whole_spool()
-        raise OperationError("cannot write x.part: Input/output error")
-
-    monkeypatch.setattr(house.blobs, "spool", faulty)
-    with pytest.raises(OperationError, match="Input/output"):
+    fault = OperationError("cannot write x.part: Input/output error")
+    with failing(house.blobs, "spool", fault, when=lambda: next(calls)), pytest.raises(OperationError) as raised:
         last.say("lora.factors", payload, run="run-1", number=1)
-    assert house.driver.halted == OperationError.default_code
+    assert raised.value is fault and house.driver.halted == OperationError.default_code
     assert house.run().state == "running", "a disk is no reason for a run to fail"
-    house.close()
-
-    house = House(tmp_path, clock=house.clock)
-    for silo in silos:
-        silo.house = house
-        silo.mute = set()
+    house = started_again(house, silos)
     assert isinstance(last.say("lora.factors", payload, run="run-1", number=1), pb.Ack)
     until_quiet(silos)
-    first = house.rows(lambda session: session.get_one(db.Round, ("run-1", 1)))
-    assert first.state == "committed" and len(early) == 3
+    assert house.round(1).state == "committed"
 
 
-def test_uploads_that_make_no_adapter_fail_the_run_and_the_old_adapter_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    house, silos = federation(tmp_path)
-
-    def refusing(*_: object, **__: object) -> None:
-        raise AggregateRefusedError("the aggregate is not finite")
-
-    monkeypatch.setattr("coordinator.runs.aggregate", refusing)
-    house.submit()
-    for silo in silos:
-        silo.join()
-    until_quiet(silos)
+def test_uploads_that_make_no_adapter_fail_the_run_and_the_old_adapter_stays(tmp_path: Path) -> None:
+    with failing(runs, "aggregate", AggregateRefusedError("the aggregate is not finite")):
+        house, _ = played(tmp_path)
     assert not house.driver.halted
     assert (house.run().state, house.run().reason) == ("failed", "AGGREGATE_REFUSED")
     assert house.run().adapter_digest == house.run().base_digest
 
 
-def test_an_item_behind_a_paused_runs_is_acknowledged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    house, silos = federation(tmp_path)
-    silo = silos[0]
-    body = codec.encode(pb.RunEnd(outcome="finished"))
+def two_items(folder: Path) -> tuple[House, SimulatedSilo]:
+    """For one silo lie an item of run-1 and one of run-2."""
+    house, (silo, *_) = federation(folder)
     with house.store.transaction() as session:
         for run in ("run-1", "run-2"):
-            queue(session, silo.name, Place(run, 0, 0, "run.end"), body)
-        [first, _] = session.scalars(select(db.OutboxItem).order_by(db.OutboxItem.id)).all()
+            queue(session, silo.name, Place(run, 0, 0, "run.end"), codec.encode(pb.RunEnd(outcome="finished")))
     silo.join()
+    return house, silo
 
-    def next_but_paused(session: Session, name: str) -> Any:
-        return outbox.first_item(session, name, but=["run-1"])
 
-    monkeypatch.setattr(house.driver, "_next_item", next_but_paused)
-    item = silo.say("control.poll", pb.Poll())
-    assert isinstance(item, pb.RunEnd)
-    newest = silo.heard[-1][0].sequence
-    assert isinstance(silo.say("control.poll", pb.Poll(acknowledged_sequence=newest)), pb.Ack)
-    left = house.rows(lambda session: session.scalars(select(db.OutboxItem.id)).all())
-    assert left == [first.id], "what was not delivered stays, what was is gone"
+def paused(house: House, patched: pytest.MonkeyPatch) -> None:
+    """What is of run-1 is passed over."""
+    patched.setattr(house.driver, "_next_item", lambda session, name: outbox.first_item(session, name, but=["run-1"]))
+
+
+def polled(silo: SimulatedSilo, acknowledged: int = 0) -> Any:
+    return silo.say("control.poll", pb.Poll(acknowledged_sequence=acknowledged))
+
+
+def test_an_item_behind_a_paused_runs_is_acknowledged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    house, silo = two_items(tmp_path)
+    paused(house, monkeypatch)
+    assert isinstance(polled(silo), pb.RunEnd)
+    assert isinstance(polled(silo, silo.heard[-1][0].sequence), pb.Ack)
+    left = house.rows(lambda session: session.scalars(select(db.OutboxItem.run)).all())
+    assert left == ["run-1"], "what was not delivered stays, what was is gone"
 
 
 def test_what_was_in_a_lost_answer_stays_when_what_is_behind_it_is_acknowledged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its run is paused between the two, so what comes next is of another run and bears a higher number."""
-    house, silos = federation(tmp_path)
-    silo = silos[0]
-    with house.store.transaction() as session:
-        for run in ("run-1", "run-2"):
-            body = codec.encode(pb.RunEnd(outcome="finished"))
-            queue(session, silo.name, Place(run, 0, 0, "run.end"), body)
-    silo.join()
-    silo.say("control.poll", pb.Poll())  # of run-1; the silo never sees it
+    house, silo = two_items(tmp_path)
+    polled(silo)  # of run-1; the silo never sees it
     with monkeypatch.context() as patched:
-        patched.setattr(
-            house.driver, "_next_item", lambda session, name: outbox.first_item(session, name, but=["run-1"])
-        )
-        assert isinstance(silo.say("control.poll", pb.Poll()), pb.RunEnd)
+        paused(house, patched)
+        assert isinstance(polled(silo), pb.RunEnd)
         newest = silo.heard[-1][0].sequence
-        silo.say("control.poll", pb.Poll(acknowledged_sequence=newest))
-    assert isinstance(silo.say("control.poll", pb.Poll(acknowledged_sequence=newest)), pb.RunEnd)
+        polled(silo, newest)
+    assert isinstance(polled(silo, newest), pb.RunEnd)
     assert silo.heard[-1][0].run == "run-1"
-    newest = silo.heard[-1][0].sequence
-    assert isinstance(silo.say("control.poll", pb.Poll(acknowledged_sequence=newest)), pb.Ack)
+    assert isinstance(polled(silo, silo.heard[-1][0].sequence), pb.Ack)
 
 
 def test_a_restarted_coordinator_goes_on_where_it_stood(tmp_path: Path) -> None:
-    """A run interrupted after each silo's upload in turn ends with the adapter of an uninterrupted one."""
-    house, silos = joined(tmp_path / "whole")
-    until_quiet(silos)
-    undisturbed = house.run().adapter_digest
-    house.close()
-
-    house, silos = joined(tmp_path / "interrupted")
+    """A run interrupted after each silo's turn ends with the adapter of an uninterrupted one."""
+    three: dict[str, Any] = {"silos": SILOS[:3], "listed": SILOS[:3]}
+    undisturbed, _ = played(tmp_path / "whole", SHORT, **three)
+    house, silos = joined(tmp_path / "interrupted", SHORT, **three)
     for _ in range(60):
-        for silo in silos:
-            item = silo.poll()
-            if item is not None:
-                silo.react(*item)
-            house.close()
-            house = House(tmp_path / "interrupted", clock=house.clock)
-            for other in silos:
-                other.house = house
         if house.run().state == "finished":
             break
-    assert house.run().state == "finished"
-    assert house.run().adapter_digest == undisturbed
+        for silo in silos:
+            if (item := silo.poll()) is not None:
+                silo.react(*item)
+            house = started_again(house, silos)
+    assert house.run().adapter_digest == undisturbed.run().adapter_digest
 
 
 def test_a_round_s_seconds_are_counted_over_a_restart(tmp_path: Path) -> None:
-    house, silos = joined(tmp_path)
-    silos[-1].mute = {"lora.factors"}
-    until_quiet(silos)
+    house, silos = played(tmp_path, mute={-1: {"lora.factors"}})
     assert house.run().state == "running"
-    house.close()
     house.clock.seconds += 75.0
-    house = House(tmp_path, clock=house.clock)
-    for silo in silos:
-        silo.house = house
+    house = started_again(house, silos)
     silos[-1].mute = set()
     silos[-1].say("lora.factors", silos[-1].delta_payload(1), run="run-1", number=1)
     until_quiet(silos)
-    rounds = house.rows(lambda session: session.scalars(select(db.Round).order_by(db.Round.number)).all())
-    assert [row.state for row in rounds] == ["committed", "committed"]
-    assert 75.0 <= rounds[0].seconds < 80.0 and rounds[1].seconds < 5.0
-    assert rounds[0].seconds_until("2000-01-01T00:00:00Z") == 0.0, "a clock that went back"
+    first, second = house.round(1), house.round(2)
+    assert (first.state, second.state) == ("committed", "committed")
+    assert 75.0 <= first.seconds < 80.0 and second.seconds < 5.0
+    assert first.seconds_until("2000-01-01T00:00:00Z") == 0.0, "a clock that went back"
 
 
 def test_a_paused_run_delivers_nothing_and_lets_no_deadline_pass(tmp_path: Path) -> None:
@@ -458,7 +358,7 @@ def test_a_paused_run_delivers_nothing_and_lets_no_deadline_pass(tmp_path: Path)
     with house.driver.changing(), house.store.transaction() as session:
         run.resume(session)
     house.advance(999.0)
-    assert house.rows(lambda session: session.get_one(db.Round, ("run-1", 1)).state) == "open"
+    assert house.round(1).state == "open"
 
 
 def test_aborting_tells_every_silo_that_was_given_the_plan(tmp_path: Path) -> None:
@@ -504,11 +404,9 @@ def test_a_wrong_run_file_is_refused_by_name_and_line(tmp_path: Path, change: st
 def test_a_misspelled_key_of_a_run_is_named_before_the_one_it_leaves_missing(tmp_path: Path) -> None:
     house, _ = federation(tmp_path)
     line = RUN_YAML[: RUN_YAML.index("local_steps")].count("\n") + 1
-    with pytest.raises(UsageError) as caught:
+    with pytest.raises(UsageError, match=f"^run.yaml:{line}: unknown key 'local_stepz'") as caught:
         house.submit(RUN_YAML.replace("local_steps", "local_stepz"))
-    assert caught.value.message == f"run.yaml:{line}: unknown key 'local_stepz' (did you mean 'local_steps'?)"
     assert "local_steps, " in caught.value.hint
-    assert house.submit()["state"] == "waiting"
 
 
 def test_T38_the_database_knows_the_log_up_to_the_last_record_of_what_no_message_brought(tmp_path: Path) -> None:
@@ -589,12 +487,7 @@ def test_T08_a_code_outside_the_closed_list_is_refused_and_kept_nowhere(tmp_path
 
 
 def test_a_mean_of_fewer_silos_is_marked_and_traffic_says_whose_view_it_is(tmp_path: Path) -> None:
-    house, silos = federation(tmp_path)
-    silos[3].mute = {"metrics.eval"}  # of both rounds and of the base: three silos stand behind each mean
-    house.submit()
-    for silo in silos:
-        silo.join()
-    until_quiet(silos)
+    house, silos = played(tmp_path, mute={3: {"metrics.eval"}})
     house.advance(1000.0)
     until_quiet(silos)
     record = house.rows(lambda session: run_record(session, session.get_one(db.Run, "run-1"), charter_digest=""))

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from coordinator import store as db
 from fedsilo.audit.log import sent_by_kind
 from fedsilo.audit.record import Record
 from fedsilo.audit.segments import LogFullError
@@ -37,7 +36,7 @@ from silo.guard.gate import is_rebuilt
 from silo.guard.messages import Allowed, Denied, Held, IngressDenied
 from silo.sampling import Training
 from tests.policies import setting
-from tests.simulated.coordinator_parts import federation, until_quiet
+from tests.simulated.coordinator_parts import federation, played, until_quiet
 from tests.world import OUR_KEY, Bench, Killed, failing, small_factors
 
 A = "model.layers.0.self_attn.q_proj.lora_A"
@@ -467,13 +466,8 @@ def test_a_round_that_was_not_let_in_can_be_abstained_from(bench: Bench) -> None
 
 
 def test_T09_the_coordinator_takes_no_evaluation_that_names_another_adapter(tmp_path: Path) -> None:
-    house, silos = federation(tmp_path)
-    silos[3].mute = {"metrics.eval"}
-    house.submit()
-    for silo in silos:
-        silo.join()
-    until_quiet(silos)
-    committed = house.rows(lambda session: session.get_one(db.Round, ("run-1", 1)).adapter_digest)
+    house, silos = played(tmp_path, mute={3: {"metrics.eval"}})
+    committed = house.round(1).adapter_digest
     body = evaluation("cd" * 32)
     refused = silos[3].say("metrics.eval", body, run="run-1", number=1)
     assert isinstance(refused, pb.Refusal) and refused.code == "INGRESS_DENIED"
@@ -492,7 +486,7 @@ def test_what_a_late_silo_says_of_an_earlier_round_is_taken_and_of_a_later_one_n
     for silo in silos:
         silo.join()
     until_quiet(silos)
-    assert house.rows(lambda session: session.get_one(db.Round, ("run-1", 2)).state) == "committed"
+    assert house.round(2).state == "committed"
     for number, answer in ((1, pb.Ack), (2, pb.Ack), (3, pb.Refusal)):
         said = silos[3].say("control.progress", pb.Progress(round=number, step=1), run="run-1", number=number, step=1)
         assert isinstance(said, answer), number

@@ -35,7 +35,7 @@ from silo.guard.answers.curves import FigureHistory, prompts_answered
 from silo.link import LinkMessage
 from tests.policies import setting
 from tests.policies.setting import SCHEMA
-from tests.simulated.coordinator_parts import SILOS, House, SimulatedSilo, federation, until_quiet
+from tests.simulated.coordinator_parts import SILOS, House, SimulatedSilo, federation, played, until_quiet
 from tests.simulated.queries import as_json, long_log
 from tests.simulated.test_aggregate import drawn, factors
 from tests.world import ADAPTER, Loop
@@ -76,7 +76,7 @@ def test_a_coordinator_tells_each_phase_as_its_own_records_have_it(running: Any)
     }  # fmt: skip
     assert answer["awaited"] == [{"silo": "hospital_d", "phase": "update", "step": 0}]
     # read another way: from the rows themselves
-    opened = house.rows(lambda session: session.get_one(db.Round, ("run-1", 1)).opened_at)
+    opened = house.round(1).opened_at
     uploads = house.rows(lambda session: [(each.silo, each.kind, each.step, each.received_at, each.payload_bytes)
                                           for each in session.query(db.Upload).filter_by(round=1)])  # fmt: skip
     for silo, row in rows.items():
@@ -559,11 +559,7 @@ def test_tensors_that_are_no_pair_are_left_out() -> None:
 
 
 def test_a_committed_round_has_its_drift_in_the_record(tmp_path: Path) -> None:
-    house, silos = federation(tmp_path)
-    house.submit()
-    for silo in silos:
-        silo.join()
-    until_quiet(silos)
+    house, _ = played(tmp_path)
     for row in house.record()["rounds"]:
         [note] = [note for note in row["notes"] if note["name"] == "drift"]
         assert note["silos"] == list(SILOS)

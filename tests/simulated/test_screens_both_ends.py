@@ -105,9 +105,8 @@ def before_answers(folder: Path, policy: Any, monkeypatch: pytest.MonkeyPatch) -
 
 
 def answer(house: House, silo: SimulatedSilo, first_text: str) -> Any:
-    from coordinator import store as db
 
-    row = house.rows(lambda session: session.get_one(db.Round, ("run-1", 1)))
+    row = house.round(1)
     rows = tuple(json.loads(row.public_steps)["2"])
     body = setting.responses_body(*((number, (f"{first_text if place == 0 else ''}{number}",))
                                     for place, number in enumerate(rows)))  # fmt: skip
