@@ -26,7 +26,7 @@ from fedsilo.audit.log import AuditLog
 from fedsilo.demo.provision import init_ca, provision_site
 from fedsilo.files import durable
 from fedsilo.files import durable as files
-from fedsilo.files.durable import DISK_BYTES_MIN, DiskFullError, disk_error, free_bytes, fsync_directory, write_durably
+from fedsilo.files.durable import DISK_BYTES_MIN, DiskFullError, disk_error, fsync_directory, write_durably
 from fedsilo.files.transfer_file import TransferFile
 from fedsilo.protocol import codec
 from fedsilo.protocol._generated import federation_pb2 as pb
@@ -43,16 +43,15 @@ from silo.link import LinkMessage
 from silo.trainer.resume import StateStore
 from tests.coordinator_folder import write_coordinator
 from tests.policies import setting
-from tests.simulated.coordinator_parts import House, joined, until_quiet
+from tests.simulated.coordinator_parts import played, started_again
 from tests.simulated.test_coordinator_ingress import code_of
 from tests.simulated.test_transfer_file import written
-from tests.world import ADAPTER, Bench, Loop
+from tests.world import ADAPTER, Bench, Loop, failing
 
 NEXT = codec.encode_factors(
     {name: values * 2 for name, values in codec.decode_factors(ADAPTER).tensors.items()},
     base_digest="", schema_sha256=setting.SCHEMA.digest, rank=2, scale=2.0, dtype="float32",
 )  # fmt: skip
-DIGEST = codec.sha256_hex(ADAPTER)
 
 
 def evaluated(loop: Loop, number: int, digest: str = "") -> None:
@@ -85,24 +84,20 @@ def end_round(loop: Loop, payload: bytes) -> None:
     loop.trainer_says("done", task="LoadAdapter", round=1, metrics={})
 
 
-def full(path: Path, *_: object, **__: object) -> None:
-    raise disk_error(f"cannot write {path}", OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+FULL = disk_error("cannot write", OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
 
 
-def test_T39_a_full_disk_halts_and_after_the_restart_the_round_is_gone_on_with(
-    loop: Loop, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_T39_a_full_disk_halts_and_after_the_restart_the_round_is_gone_on_with(loop: Loop) -> None:
     begin(loop)
-    monkeypatch.setattr(adapters, "write_durably", full)
-    end_round(loop, NEXT)
-    assert "No space left" in loop.bench.judge.halted and loop.guard._failure is None
+    with failing(adapters, "write_durably", FULL):
+        end_round(loop, NEXT)
+    assert "No space left" in loop.bench.gate.halted and loop.guard._failure is None
     assert [row["reasons"] for row in loop.bench.events("halt")] == [["DISK_FULL"]]
     sent = len(loop.coordinator.sent)
     loop.turn(3)
     assert len(loop.coordinator.sent) == sent and not loop.coordinator.bodies("control.abstain")
     loop.guard._leave()  # and the process ends, in order
     assert len(loop.coordinator.sent) == sent
-    monkeypatch.undo()
     loop.restart()
     loop.coordinator.says("control.fetch", "global.adapter", NEXT, run="run-1", round=1)
     loop.trainer_says("planned", overlong={}, private_prompts=40, resumed=None)
@@ -150,14 +145,8 @@ def test_what_was_not_offered_before_a_stop_is_measured_after_it(loop: Loop) -> 
 @pytest.mark.parametrize(("number", "is_full"), [
     (errno.ENOSPC, True), (errno.EDQUOT, True), (errno.EFBIG, True), (errno.EIO, False), (errno.EACCES, False),
 ])  # fmt: skip
-def test_T39_only_a_lack_of_space_is_called_a_full_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, is_full: bool
-) -> None:
-    def refuse(_descriptor: int, _data: object) -> int:
-        raise OSError(number, os.strerror(number))
-
-    with monkeypatch.context() as patched, pytest.raises(OperationError, match="cannot write") as told:
-        patched.setattr(os, "write", refuse)
+def test_T39_only_a_lack_of_space_is_called_a_full_disk(tmp_path: Path, number: int, is_full: bool) -> None:
+    with failing(os, "write", OSError(number, os.strerror(number))), pytest.raises(OperationError) as told:
         write_durably(tmp_path / "file", b"content")
     assert isinstance(told.value, DiskFullError) == is_full
     assert told.value.code == ("DISK_FULL" if is_full else "FAILED")
@@ -192,10 +181,6 @@ def test_a_trainer_that_ended_is_told_with_where_to_look(
     assert re.fullmatch(told, where_it_tells(config))
 
 
-def test_the_space_of_a_folder_that_is_not_there_yet_is_that_of_where_it_will_lie(tmp_path: Path) -> None:
-    assert free_bytes(tmp_path / "not" / "there") == pytest.approx(free_bytes(tmp_path), rel=0.5)  # others write, too
-
-
 def test_T39_a_trainer_that_breaks_the_rules_is_recorded_whatever_space_there_is(
     loop: Loop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -225,22 +210,17 @@ def test_T39_a_ledger_that_finds_no_room_halts_like_any_other_file(loop: Loop) -
     assert [row["reasons"] for row in loop.bench.events("halt")] == [["LEDGER_UNWRITABLE"]]
 
 
-def test_T39_a_full_disk_under_a_persons_order_halts_and_its_rows_are_drawn_again(
-    loop: Loop, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_T39_a_full_disk_under_a_persons_order_halts_and_its_rows_are_drawn_again(loop: Loop) -> None:
     begin(loop)
     run = loop.guard.runs.run
     assert run is not None
     run.paused = True
     loop.trainer_says("done", task="LoadAdapter", round=1, metrics={})
     run.paused = False
-    monkeypatch.setattr(sampling, "write_durably", full)
-    loop.events.put(order := Command(run.advance))
-    loop.turn()
-    assert isinstance(order.result.exception(), DiskFullError) and "No space left" in loop.bench.judge.halted
-    monkeypatch.undo()
-    rows = {"left": run._giver, "whole": None}
-    assert rows["left"] is not None
+    with failing(sampling, "write_durably", FULL):
+        loop.events.put(order := Command(run.advance))
+        loop.turn()
+    assert isinstance(order.result.exception(), DiskFullError) and "No space left" in loop.bench.gate.halted
     whole = sampling.PrivateSampler(40, b"s" * 32, setting.PLAN.seed)
     whole.start_round(1)
     run.advance()
@@ -248,44 +228,28 @@ def test_T39_a_full_disk_under_a_persons_order_halts_and_its_rows_are_drawn_agai
 
 
 @pytest.mark.parametrize("is_full", [True, False])
-def test_T39_a_plan_that_a_full_disk_keeps_from_beginning_comes_again(
-    loop: Loop, monkeypatch: pytest.MonkeyPatch, is_full: bool
-) -> None:
+def test_T39_a_plan_that_a_full_disk_keeps_from_beginning_comes_again(loop: Loop, is_full: bool) -> None:
     code = errno.ENOSPC if is_full else errno.EIO
-
-    def refuse(message: object) -> None:
-        raise disk_error("cannot write", OSError(code, os.strerror(code)))
-
-    monkeypatch.setattr(loop.trainer, "send", refuse)
-    loop.offer_plan()
-    assert bool(loop.bench.judge.halted) == is_full == (loop.bench.ledger.run_state("run-1") != "declined")
+    with failing(loop.trainer, "send", disk_error("cannot write", OSError(code, os.strerror(code)))):
+        loop.offer_plan()
+    assert bool(loop.bench.gate.halted) == is_full == (loop.bench.ledger.run_state("run-1") != "declined")
     assert bool(loop.coordinator.bodies("control.abstain")) == (not is_full)
     loop.restart()
     loop.offer_plan()
     assert (loop.guard.runs.run is not None) == is_full
 
 
-def test_T39_a_log_on_a_full_disk_costs_the_trainer_its_words_and_no_step(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class FullLog:
-        def write(self, text: str) -> int:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    class FullFile:
-        is_written_here = True
-
-        def save(self, state: object) -> None:
-            raise DiskFullError("no space")
-
+def test_T39_a_log_on_a_full_disk_costs_the_trainer_its_words_and_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
     @dataclass(frozen=True)
     class State:
         given: object = None
 
+    file: Any = SimpleNamespace(is_written_here=True, save=None)
     session: Any = SimpleNamespace(state=State)
-    monkeypatch.setattr(sys, "stderr", FullLog())
-    kept = StateStore(session, FullFile())  # type: ignore[arg-type]
-    kept.keep(LinkMessage("task", {"task": "PrivateStep"}), LinkMessage("done"))
+    no_space = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    monkeypatch.setattr(sys, "stderr", SimpleNamespace(write=None))
+    with failing(file, "save", DiskFullError("no space")), failing(sys.stderr, "write", no_space):
+        StateStore(session, file).keep(LinkMessage("task", {"task": "PrivateStep"}), LinkMessage("done"))
 
 
 @pytest.mark.parametrize("free", [DISK_BYTES_MIN - 1, DISK_BYTES_MIN])
@@ -305,55 +269,35 @@ def test_T39_a_coordinator_does_not_start_below_what_a_record_takes(
     assert f"{config.state_dir} has {free} bytes left" in error.value.message and error.value.hint
 
 
-class Disk:
-    """The names in each folder as they were when it was last flushed."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._flushed: dict[Path, set[str]] = {}
-        monkeypatch.setattr(os, "fsync", self._flush)
-
-    def _flush(self, descriptor: int) -> None:
-        path = Path(f"/proc/self/fd/{descriptor}").readlink()
-        if path.is_dir():
-            self._flushed[path] = {each.name for each in path.iterdir()}
-
-    def outlives(self, path: Path, above: Path) -> bool:
-        """Whether a file is still found from the folder `above` after a power cut."""
-        names = path.relative_to(above).parts
-        return all(name in self._flushed.get(above.joinpath(*names[:depth]), set()) for depth, name in enumerate(names))
-
-
 def test_T39_a_kept_payload_is_found_after_a_power_cut_also_as_the_first_of_its_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, disk: PowerCut
 ) -> None:
-    disk = Disk(monkeypatch)
     blobs = Blobs(tmp_path)
     numbered = [BytesPayload(str(number).encode()) for number in range(40)]
     folders = {payload.digest[:2] for payload in numbered}
     assert 1 < len(folders) < len(numbered)  # one is the first of its folder, another is not
     for payload in numbered:
-        assert disk.outlives(Path(blobs.keep(payload).path), tmp_path)
+        assert disk.finds(Path(blobs.keep(payload).path), tmp_path)
     # the counterpart: what was spooled and not kept has no name that lasts
     with blobs.spool() as spool:
         spool.write(b"x")
-        arriving = spool.finish()
-        assert not disk.outlives(Path(arriving.path), tmp_path)
+        assert not disk.finds(Path(spool.finish().path), tmp_path)
 
 
 @pytest.mark.parametrize("folder_only", [True, False])
 def test_T39_a_payload_whose_names_a_kill_left_unflushed_is_flushed_when_it_comes_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder_only: bool
+    tmp_path: Path, disk: PowerCut, folder_only: bool
 ) -> None:
-    disk, payload = Disk(monkeypatch), BytesPayload(b"payload")
+    payload = BytesPayload(b"payload")
     place = tmp_path / "blobs" / payload.digest[:2] / payload.digest
     Blobs(tmp_path)
     place.parent.mkdir()
     if not folder_only:
         place.write_bytes(payload.data)
-    assert not disk.outlives(place, tmp_path)
+    assert not disk.finds(place, tmp_path)
     kept = Blobs(tmp_path).keep(payload)
     assert isinstance(kept, FilePayload) and kept.read_at(0, kept.size_bytes) == payload.data
-    assert disk.outlives(place, tmp_path)
+    assert disk.finds(place, tmp_path)
 
 
 def test_T39_a_disk_that_fails_while_a_payload_is_spooled_is_told_of_at_its_end(
@@ -361,15 +305,11 @@ def test_T39_a_disk_that_fails_while_a_payload_is_spooled_is_told_of_at_its_end(
 ) -> None:
     """The kernel tells of a fault once, to the flush that runs while more comes: it gets no name all the same."""
     monkeypatch.setattr(blobs_module, "FLUSHED_BYTES", 1 << 14)
-    faults = iter([OSError(errno.EIO, os.strerror(errno.EIO))])
-
-    def flush(_descriptor: int) -> None:
-        for fault in faults:
-            raise fault
-
-    monkeypatch.setattr(os, "fdatasync", flush)
-    blobs = Blobs(tmp_path)
-    with blobs.spool() as spool:
+    blobs, first = Blobs(tmp_path), iter([True])
+    with (
+        failing(os, "fdatasync", OSError(errno.EIO, os.strerror(errno.EIO)), when=lambda _: next(first, False)),
+        blobs.spool() as spool,
+    ):
         spool.write(b"x" * 20_000)
         with pytest.raises(OperationError, match="Input/output"):
             spool.finish()
@@ -415,54 +355,45 @@ class PowerCut:
         """The content found under a name; None where the name, or the content, is lost."""
         return self._contents.get(self._names.get(path.parent, {}).get(path.name, -1))
 
-
-def _private(path: Path, data: bytes) -> None:
-    files.write_private(path, data)
-
-
-def _replaced(path: Path, data: bytes) -> None:
-    path.write_bytes(b"old")
-    files.write_durably(path, data)
+    def finds(self, path: Path, above: Path) -> bool:
+        """Whether a name is still found from the folder `above`."""
+        names = path.relative_to(above).parts
+        return all(name in self._names.get(above.joinpath(*names[:depth]), {}) for depth, name in enumerate(names))
 
 
-def _in_two_parts(path: Path, data: bytes) -> None:
-    files.write_durably(path, data[:3], tail=data[3:])
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> PowerCut:
+    return PowerCut(monkeypatch)
 
 
-def _ahead(path: Path, data: bytes) -> None:
-    files.WrittenAhead(path.parent, data, 0o600).keep(path)
+WRITERS: dict[str, Callable[[Path, bytes], object]] = {
+    "private": files.write_private,
+    "replaced": lambda path, data: (path.write_bytes(b"old"), write_durably(path, data)),
+    "in two parts": lambda path, data: write_durably(path, data[:3], tail=data[3:]),
+    "ahead": lambda path, data: files.WrittenAhead(path.parent, data, 0o600).keep(path),
+}
 
 
-def _plain(path: Path, data: bytes) -> None:
-    path.write_bytes(data)
-
-
-WRITERS = (_private, _replaced, _in_two_parts, _ahead)
-
-
-@pytest.mark.parametrize("write", WRITERS, ids=lambda write: write.__name__.strip("_"))
+@pytest.mark.parametrize("write", WRITERS.values(), ids=WRITERS)
 def test_T39_what_was_written_is_found_after_a_power_cut(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Callable[[Path, bytes], None]
+    tmp_path: Path, disk: PowerCut, write: Callable[[Path, bytes], object]
 ) -> None:
-    disk = PowerCut(monkeypatch)
     write(tmp_path / "file", b"content")
     assert disk.left(tmp_path / "file") == b"content"
-    _plain(tmp_path / "other", b"content")  # the counterpart
+    (tmp_path / "other").write_bytes(b"content")  # the counterpart
     assert disk.left(tmp_path / "other") is None
 
 
-def test_T39_what_was_removed_does_not_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    disk = PowerCut(monkeypatch)
+def test_T39_what_was_removed_does_not_come_back(tmp_path: Path, disk: PowerCut) -> None:
     for name in ("removed", "unlinked"):
-        files.write_durably(tmp_path / name, b"content")
+        write_durably(tmp_path / name, b"content")
     files.remove_durably(tmp_path / "removed")
     assert disk.left(tmp_path / "removed") is None
     (tmp_path / "unlinked").unlink()  # the counterpart: its folder was not flushed
     assert disk.left(tmp_path / "unlinked") == b"content"
 
 
-def test_T39_a_file_for_carrying_is_found_after_a_power_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    disk = PowerCut(monkeypatch)
+def test_T39_a_file_for_carrying_is_found_after_a_power_cut(tmp_path: Path, disk: PowerCut) -> None:
     path = written(tmp_path / "x.zip", b"payload")
     assert disk.left(path) == path.read_bytes()
     with TransferFile(path) as file:
@@ -471,10 +402,7 @@ def test_T39_a_file_for_carrying_is_found_after_a_power_cut(tmp_path: Path, monk
     assert disk.left(tmp_path / "copy.zip") == path.read_bytes()
 
 
-def test_T39_each_record_of_the_audit_log_is_found_after_a_power_cut(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    disk = PowerCut(monkeypatch)
+def test_T39_each_record_of_the_audit_log_is_found_after_a_power_cut(tmp_path: Path, disk: PowerCut) -> None:
     key = Ed25519PrivateKey.from_private_bytes(b"k" * 32)
     with AuditLog(tmp_path / "audit", origin="spiffe://x/silo/a", key=key, actor="spiffe://x/silo/a") as log:
         for number in range(3):
@@ -510,15 +438,13 @@ def test_T39_a_poll_that_a_halted_coordinator_refuses_is_answered_and_waits_for_
 
 @pytest.mark.parametrize("why", ["halted", "stopping"])
 def test_T39_a_coordinator_that_halted_takes_the_same_upload_after_a_restart(tmp_path: Path, why: str) -> None:
-    house, silos = joined(tmp_path)
-    for silo in silos:
-        silo.mute = {"lora.factors"}
-    until_quiet(silos)
-    payload = silos[0].delta_payload(1)
+    house, (silo, *_) = played(tmp_path, mute={0: {"lora.factors"}})
+    payload = silo.delta_payload(1)
     setattr(house.driver, why, "DISK_FULL" if why == "halted" else True)
-    assert code_of(silos[0].say("lora.factors", payload, run="run-1", number=1)) == "HALTED"
-    house.close()
-    again = House(tmp_path, clock=house.clock)
-    silos[0].house = again
-    assert isinstance(silos[0].say("lora.factors", payload, run="run-1", number=1), pb.Ack)
-    again.close()
+    assert code_of(silo.say("lora.factors", payload, run="run-1", number=1)) == "HALTED"
+    started_again(house, [silo])
+    assert isinstance(silo.say("lora.factors", payload, run="run-1", number=1), pb.Ack)
+
+
+def test_the_space_of_a_folder_that_is_not_there_yet_is_that_of_where_it_will_lie(tmp_path: Path) -> None:
+    assert free_bytes(tmp_path / "not" / "there") > 0
