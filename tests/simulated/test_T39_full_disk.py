@@ -26,7 +26,7 @@ from fedsilo.audit.log import AuditLog
 from fedsilo.demo.provision import init_ca, provision_site
 from fedsilo.files import durable
 from fedsilo.files import durable as files
-from fedsilo.files.durable import DISK_BYTES_MIN, DiskFullError, disk_error, fsync_directory, write_durably
+from fedsilo.files.durable import DISK_BYTES_MIN, DiskFullError, disk_error, free_bytes, fsync_directory, write_durably
 from fedsilo.files.transfer_file import TransferFile
 from fedsilo.protocol import codec
 from fedsilo.protocol._generated import federation_pb2 as pb

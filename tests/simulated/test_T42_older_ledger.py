@@ -23,16 +23,14 @@ from fedsilo.audit.reader import typed_records
 from fedsilo.audit.record import RecordError
 from fedsilo.audit.segments import SegmentWriter
 from fedsilo.cli import silo as cli_silo
-from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.errors import ConflictError, NotAllowedError, OperationError
 from silo.guard import ledger_check, signed_files
 from silo.guard.checks import check_site
 from silo.guard.ledger import Ledger
-from silo.guard.messages import Allowed, Denied, Held
-from silo.guard.policy_change import Step
+from silo.guard.messages import Allowed, Denied
 from tests.simulated.policy_site import PolicySite, text_of
 from tests.simulated.test_X05_faults import in_a_child
-from tests.world import Bench, MemoryChannel
+from tests.world import Bench, Killed, MemoryChannel, failing
 
 LEDGER = "ledger.sqlite3"
 
@@ -110,6 +108,11 @@ def accepts(place: PolicySite, person: str, found: ledger_check.Disagreement | N
     expires = place.now + timedelta(hours=4)
     signed = place.signs(person, ledger_check.ACCEPT, shown.arguments, expires, place.config.federation)
     return ledger_check.write_approval(place.config, shown, signed, place.people())
+
+
+def two_accept(place: PolicySite) -> None:
+    for person in ("alice", "bob"):
+        accepts(place, person)
 
 
 # ---- refused, and its counterpart --------------------------------------------------------------------------------
@@ -234,28 +237,18 @@ def test_T42_a_record_names_the_head_once_and_one_that_fails_names_none(place: P
     assert result["verified"]
 
 
-@pytest.mark.parametrize("fails", ["the write", "the flush"])
-def test_T42_a_record_that_failed_leaves_an_honest_ledger_that_starts(
-    place: PolicySite, monkeypatch: pytest.MonkeyPatch, fails: str
-) -> None:
+@pytest.mark.parametrize(("owner", "name"), [(audit_segments, "write_all"), (os, "fdatasync")])
+def test_T42_a_record_that_failed_leaves_an_honest_ledger_that_starts(place: PolicySite, owner: Any, name: str) -> None:
     kept = files_of(place)
-
-    def broken(*_: object) -> None:
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
     with closing(working(place)) as bench:
         bench.ledger.next_sequence("run-1")
-        with monkeypatch.context() as patched:
-            if fails == "the write":
-                patched.setattr(audit_segments, "write_all", broken)
-            else:
-                patched.setattr(os, "fdatasync", broken)
-            with pytest.raises(OperationError):
-                bench.audit.append("silo.pause")
+        broken = OSError(errno.EIO, os.strerror(errno.EIO))
+        with failing(owner, name, broken), pytest.raises(OperationError):
+            bench.audit.append("silo.pause")
         for _ in range(2):  # as a guard that ends does
             bench.ledger.next_sequence("run-1")
     newest = files_of(place)
-    if fails == "the flush":  # the record stands all the same, and names what an older copy lacks
+    if name == "fdatasync":  # the record stands all the same, and names what an older copy lacks
         put_back(place, kept)
         assert refused(place).code == "LEDGER_BEHIND"
         put_back(place, newest)
@@ -347,8 +340,7 @@ def test_T42_two_approvers_let_a_restored_ledger_go_on_and_its_budgets_are_those
 
 def test_T42_the_same_signatures_serve_no_second_time(place: PolicySite, older: dict[Path, bytes]) -> None:
     put_back(place, older)
-    for person in ("alice", "bob"):
-        accepts(place, person)
+    two_accept(place)
     place.start()
     put_back(place, older)
     assert "0 of 2" in refused(place).hint
@@ -409,8 +401,7 @@ def test_T42_a_lost_ledger_is_rebuilt_from_the_log_by_two_approvers(
 ) -> None:
     put_back(place, {})
     assert refused(place).code == "LEDGER_LOST"
-    for person in ("alice", "bob"):
-        accepts(place, person)
+    two_accept(place)
     place.start()
     with closing(working(place)) as bench:
         assert isinstance(bench.factors(), Denied)
@@ -465,8 +456,7 @@ def test_T42_a_restored_ledger_brings_no_older_policy_back(place: PolicySite) ->
     place.policy_is(text_of(*ALWAYS, TIGHTER))
     place.start()
     put_back(place, kept)
-    for person in ("alice", "bob"):
-        accepts(place, person)
+    two_accept(place)
     place.policy_is(text_of(*ALWAYS))
     assert "policy" in refused(place).message
     place.policy_is(text_of(*ALWAYS, TIGHTER))
@@ -493,45 +483,30 @@ def test_T42_what_the_restored_ledger_held_ends_and_is_recorded_as_ended(tmp_pat
     place.policy_is(text_of(*ALWAYS, first_rounds=1))
     place.start()
     with closing(working(place)) as bench:
-        held = bench.factors()
-        assert isinstance(held, Held)
-        release = bench.releases.hold(held, deadline_seconds=None)
+        release = bench.hold(bench.factors())
     kept = files_of(place)
     with closing(working(place)) as bench:
         bench.judge.record("silo.pause")
         bench.ledger.next_sequence("run-1")
         bench.judge.record("silo.resume")
     put_back(place, kept)
-    for person in ("alice", "bob"):
-        accepts(place, person)
+    two_accept(place)
     place.start()
     (ended,) = place.records("approval.expire")
     assert (ended["detail"]["release"], ended["reasons"]) == (release.id, ["LEDGER_RESTORED"])
     with closing(working(place)) as bench:
         assert bench.ledger.release(release.id).state == "expired"
-        again = bench.factors()
-        assert isinstance(again, Held)
-        held_again = bench.releases.hold(again, deadline_seconds=None)
-        assert held_again.id == "r1/hospital_a/1"
+        assert bench.hold(bench.factors()).id == "r1/hospital_a/1"
 
 
 def test_T42_killed_while_the_restored_ledger_is_taken_over_the_start_is_done_again(
-    place: PolicySite, older: dict[Path, bytes], monkeypatch: pytest.MonkeyPatch
+    place: PolicySite, older: dict[Path, bytes]
 ) -> None:
-    class Killed(BaseException): ...
-
-    def killed(*_: object, **__: object) -> Step:
-        raise Killed
-
     put_back(place, older)
-    for person in ("alice", "bob"):
-        accepts(place, person)
-    with monkeypatch.context() as patched, pytest.raises(Killed):
-        patched.setattr(Ledger, "raise_to", killed)
-        place.start()
-    with monkeypatch.context() as patched, pytest.raises(Killed):
-        patched.setattr(Ledger, "put_in_force", killed)
-        place.start()
+    two_accept(place)
+    for step in ("raise_to", "put_in_force"):
+        with failing(Ledger, step), pytest.raises(Killed):
+            place.start()
     assert place.start().how == "same"
     assert len([each for each in place.records("ledger.check") if "orders" in each]) == 1, "an order counts once"
     with closing(working(place)) as bench:
@@ -542,8 +517,7 @@ def test_T42_a_changed_signature_under_an_accepted_ledger_does_not_verify(
     place: PolicySite, older: dict[Path, bytes]
 ) -> None:
     put_back(place, older)
-    for person in ("alice", "bob"):
-        accepts(place, person)
+    two_accept(place)
     with place.audit() as audit:
         shown = place.people()
         given, _ = ledger_check.approvals_of(place.config, disagreement(place), shown)
@@ -562,23 +536,21 @@ def test_T42_polls_that_shared_a_record_are_counted_and_their_numbers_are_not_us
     place: PolicySite, killed: bool
 ) -> None:
     kept = files_of(place)
-    bench = working(place)
-    for _ in range(3):
-        bench.gate.send(bench.judge.view.place("control.poll"), pb.Poll())
-    if not killed:
-        bench.gate.close_windows()
-    used = bench.channel.sent[-1][0].sequence
-    days = dict(bench.ledger.book["days"] if bench.ledger.book else {})
-    bench.close()
+    with closing(working(place)) as bench:
+        for _ in range(3):
+            bench.poll()
+        if not killed:
+            bench.gate.close_windows()
+        used = bench.channel.sent[-1][0].sequence
+        days = dict(bench.ledger.book["days"] if bench.ledger.book else {})
     put_back(place, kept)
     place.audit().close()  # closes the window that a kill left open
-    for person in ("alice", "bob"):
-        accepts(place, person)
+    two_accept(place)
     place.start()
     with closing(working(place)) as bench:
         counted = bench.ledger.book
         assert counted is not None and all(counted["days"][day] >= size for day, size in days.items())
-        bench.gate.send(bench.judge.view.place("control.poll"), pb.Poll())
+        bench.poll()
         assert bench.channel.sent[-1][0].sequence > used
 
 
