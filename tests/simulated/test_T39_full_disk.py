@@ -91,7 +91,7 @@ def test_T39_a_full_disk_halts_and_after_the_restart_the_round_is_gone_on_with(l
     begin(loop)
     with failing(adapters, "write_durably", FULL):
         end_round(loop, NEXT)
-    assert "No space left" in loop.bench.gate.halted and loop.guard._failure is None
+    assert "No space left" in loop.bench.judge.halted and loop.guard._failure is None
     assert [row["reasons"] for row in loop.bench.events("halt")] == [["DISK_FULL"]]
     sent = len(loop.coordinator.sent)
     loop.turn(3)
@@ -220,7 +220,7 @@ def test_T39_a_full_disk_under_a_persons_order_halts_and_its_rows_are_drawn_agai
     with failing(sampling, "write_durably", FULL):
         loop.events.put(order := Command(run.advance))
         loop.turn()
-    assert isinstance(order.result.exception(), DiskFullError) and "No space left" in loop.bench.gate.halted
+    assert isinstance(order.result.exception(), DiskFullError) and "No space left" in loop.bench.judge.halted
     whole = sampling.PrivateSampler(40, b"s" * 32, setting.PLAN.seed)
     whole.start_round(1)
     run.advance()
@@ -232,7 +232,7 @@ def test_T39_a_plan_that_a_full_disk_keeps_from_beginning_comes_again(loop: Loop
     code = errno.ENOSPC if is_full else errno.EIO
     with failing(loop.trainer, "send", disk_error("cannot write", OSError(code, os.strerror(code)))):
         loop.offer_plan()
-    assert bool(loop.bench.gate.halted) == is_full == (loop.bench.ledger.run_state("run-1") != "declined")
+    assert bool(loop.bench.judge.halted) == is_full == (loop.bench.ledger.run_state("run-1") != "declined")
     assert bool(loop.coordinator.bodies("control.abstain")) == (not is_full)
     loop.restart()
     loop.offer_plan()

@@ -323,7 +323,7 @@ def test_T55_a_deadline_passes_while_donors_are_graded_and_the_step_goes_on_with
             after(loop, seconds)
             given.append(loop.trainer.tasks())
 
-    donors = setting.donors_message((loop.bench.gate.view.steps[2][0], "hospital_b", "12")).body
+    donors = setting.donors_message((loop.bench.judge.view.steps[2][0], "hospital_b", "12")).body
     loop.coordinator.says("control.poll", "public.donors", donors, run="run-1", round=1, step=2)
     while_graded(loop, grader, watch, Loop.turn)
     assert [tasks[-1] for tasks in given] == ["GeneratePublic", "PublicStep"]
