@@ -6,14 +6,18 @@ it sends goes through the real codec, envelope and signature.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import functools
 import json
-from collections.abc import Callable, Iterable, Mapping, Set
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -465,6 +469,43 @@ def started_again(house: House, silos: Iterable[SimulatedSilo] = ()) -> House:
     return again
 
 
+Build = TypeVar("Build", bound=Callable[..., Any])
+
+
+def once(build: Build) -> Build:
+    """Make a builder of (house, silos...) work once in a process for each request: every test goes on from a copy of
+    the folder, with a coordinator that was started since and silos as they were."""
+    made: dict[str, tuple[TemporaryDirectory[str], House, Any]] = {}
+
+    @functools.wraps(build)
+    def on_a_copy(folder: Path, *arguments: Any, **fields: Any) -> Any:
+        if not all(isinstance(value, str | bool) for value in (*arguments, *fields.values()) if value is not None):
+            return build(folder, *arguments, **fields)  # what it is about is no text to remember it by
+        key = repr((arguments, fields))
+        if key not in made:
+            place = TemporaryDirectory()
+            house, *rest = build(Path(place.name) / "played", *arguments, **fields)
+            house.close()
+            for silo in silos_among(rest):
+                silo.house = None  # type: ignore[assignment]
+            made[key] = place, house, rest
+        _, house, rest = made[key]
+        shutil.copytree(house.folder, folder, dirs_exist_ok=True)
+        again = dataclasses.replace(house, folder=folder, clock=Clock(house.clock()), published=[])
+        rest = copy.deepcopy(rest)
+        for silo in silos_among(rest):
+            silo.house = again
+        return again, *rest
+
+    return cast(Build, on_a_copy)
+
+
+def silos_among(parts: Iterable[Any]) -> Iterator[SimulatedSilo]:
+    for part in parts:
+        yield from part if isinstance(part, list) else [part]
+
+
+@once
 def in_midst(folder: Path, request: str = RUN_YAML, **of_house: Any) -> tuple[House, list[SimulatedSilo]]:
     """The first round is open, and all updates but the last silo's are in."""
     house, silos = played(folder, request, {-1: {"lora.factors"}}, **of_house)
@@ -483,6 +524,7 @@ def goes_on(house: House, silos: list[SimulatedSilo]) -> db.Run:
     return house.run()
 
 
+@once
 def step_asked_for(folder: Path, **of_house: Any) -> tuple[House, list[SimulatedSilo]]:
     """Round 1 stands open, step 2 has been asked for, and nobody has answered yet."""
     return played(folder, mute={place: {"public.responses", "lora.factors"} for place in range(len(SILOS))}, **of_house)

@@ -13,6 +13,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sqlalchemy import select
 
 from coordinator import store as db
+from fedsilo.audit.checkpoint import Offer
+from fedsilo.audit.log import AuditLog
 from fedsilo.files.durable import DiskFullError
 from fedsilo.grading import Verdict
 from fedsilo.grading.answers import AnswerGrading
@@ -21,30 +23,31 @@ from fedsilo.protocol._generated import federation_pb2 as pb
 from policies.replay import replay
 from tests.policies.setting import SCHEMA
 from tests.simulated.coordinator_parts import (
+    COORDINATOR,
+    SHORT,
+    SILOS,
     House,
     PlainGrader,
     SimulatedSilo,
     federation,
     joined,
+    once,
+    played,
+    started_again,
     step_asked_for,
     until_quiet,
 )
+from tests.world import failing
 
 
 def code_of(body: Any) -> str:
     return body.code if isinstance(body, pb.Refusal) else "ok"
 
 
+@once
 def in_open_round(folder: Path) -> tuple[House, list[SimulatedSilo]]:
     """Round 1 stands open: everything came but factors, which nobody has sent."""
-    house, silos = federation(folder)
-    for silo in silos:
-        silo.mute = {"lora.factors"}
-    house.submit()
-    for silo in silos:
-        silo.join()
-    until_quiet(silos)
-    return house, silos
+    return played(folder, mute={place: {"lora.factors"} for place in range(len(SILOS))})
 
 
 @pytest.mark.parametrize(
@@ -205,7 +208,7 @@ def test_T21_a_wrong_answer_never_becomes_a_donor(tmp_path: Path) -> None:
     bad = silos[1]
     honest = bad.answers
     bad.answers = lambda indices: _with_a_wrong_one(honest(indices))  # type: ignore[method-assign]
-    house.submit()
+    house.submit(SHORT)
     for silo in silos:
         silo.join()
     until_quiet(silos)
@@ -353,20 +356,13 @@ def _with_a_wrong_one(body: pb.PublicResponses) -> pb.PublicResponses:
     return body
 
 
-def test_T11_T28_an_error_that_nobody_thought_of_is_on_record_and_counted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_T11_T28_an_error_that_nobody_thought_of_is_on_record_and_counted(tmp_path: Path) -> None:
     house, (silo, *_) = in_open_round(tmp_path)
-
-    def fails(*_: Any) -> Any:
-        raise ValueError("nobody thought of it")
-
     before = decisions(house, "hospital_a", "control.fetch")
     counted = house.rows(lambda session: db.counts_of(session, "hospital_a"))
-    with monkeypatch.context() as patch:
-        patch.setattr(house.driver.effects, "_adapter", fails)  # before anything is done for it
-        with pytest.raises(ValueError, match="nobody thought"):
-            silo.say("control.fetch", pb.Fetch(digest=house.run().base_digest))
+    fault = ValueError("nobody thought of it")  # before anything is done for it
+    with failing(house.driver.effects, "_adapter", fault), pytest.raises(ValueError, match="nobody thought"):
+        silo.say("control.fetch", pb.Fetch(digest=house.run().base_digest))
     assert decisions(house, "hospital_a", "control.fetch") == [*before, ("control.fetch", "allow", [], True)]
     assert house.rows(lambda session: db.counts_of(session, "hospital_a")) != counted
     assert not isinstance(silo.say("control.fetch", pb.Fetch(digest=house.run().base_digest)), pb.Refusal)
@@ -391,61 +387,41 @@ def test_an_item_stays_until_it_is_acknowledged(tmp_path: Path) -> None:
     assert isinstance(silo.say("control.poll", pb.Poll(acknowledged_sequence=newest)), pb.Ack)
 
 
-def test_T39_a_full_disk_halts_clearly_and_acknowledges_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_T39_a_full_disk_halts_clearly_and_acknowledges_nothing(tmp_path: Path) -> None:
     house, (silo, *_) = in_open_round(tmp_path)
 
-    def full(*_: object) -> None:
-        raise DiskFullError("no space left")
-
-    monkeypatch.setattr(house.blobs, "keep", full)
-    with pytest.raises(DiskFullError):
+    with failing(house.blobs, "keep", DiskFullError("no space left")), pytest.raises(DiskFullError):
         silo.say("lora.factors", silo.delta_payload(1), run="run-1", number=1)
     assert house.driver.halted == "DISK_FULL"
     assert ("halt", {"code": "DISK_FULL", "message": "no space left"}) in house.published
-    monkeypatch.undo()
     assert code_of(silo.say("control.heartbeat", pb.Heartbeat())) == "HALTED"
-    house.close()
     # with space again, a fresh start takes the same upload: nothing of the first try was kept
-    silo.house = house = House(tmp_path, clock=house.clock)
+    started_again(house, [silo])
     assert code_of(silo.say("lora.factors", silo.delta_payload(1), run="run-1", number=1)) == "ok"
 
 
 def test_T38_checkpoints_are_countersigned_both_ways_and_a_shortened_log_is_not(tmp_path: Path) -> None:
-    from fedsilo.audit.checkpoint import Offer
-    from fedsilo.audit.log import AuditLog
-    from tests.simulated.coordinator_parts import COORDINATOR
-
     house, (silo, *_) = federation(tmp_path / "house")
-    log = AuditLog(
-        tmp_path / "log", origin=silo.peer.spiffe_id, key=silo.key, actor=silo.peer.spiffe_id, reserve_bytes=0
-    )
-    log.trust_peer(COORDINATOR, house.key.public_key())
-    for _ in range(3):
-        log.append("start")
-        ours = log.offer(COORDINATOR)
-        reply = silo.say(
-            "control.checkpoint",
-            pb.Checkpoint(
-                note=ours.note,
-                previous_size=ours.previous_size,
-                consistency=ours.consistency,
-                cosigned_note=ours.cosigned_note,
-            ),
-        )
-        assert isinstance(reply, pb.Checkpoint)
-        theirs = Offer(reply.note, reply.previous_size, tuple(reply.consistency), reply.cosigned_note)
-        assert log.take(theirs, COORDINATOR) is not None
-    assert log.offer(COORDINATOR).previous_size == log.size
-    log.close()
-    forked = AuditLog(
-        tmp_path / "forked", origin=silo.peer.spiffe_id, key=silo.key, actor=silo.peer.spiffe_id, reserve_bytes=0
-    )
-    forked.append("start")
-    note = forked.checkpoint()
-    assert code_of(silo.say("control.checkpoint", pb.Checkpoint(note=note))) == "CHECKPOINT_INCONSISTENT"
-    forked.close()
+
+    def log_of(name: str) -> AuditLog:
+        origin = silo.peer.spiffe_id
+        return AuditLog(tmp_path / name, origin=origin, key=silo.key, actor=origin, reserve_bytes=0)
+
+    with log_of("log") as log:
+        log.trust_peer(COORDINATOR, house.key.public_key())
+        for _ in range(3):
+            log.append("start")
+            ours = log.offer(COORDINATOR)
+            shown = {name: getattr(ours, name) for name in ("note", "previous_size", "consistency", "cosigned_note")}
+            reply = silo.say("control.checkpoint", pb.Checkpoint(**shown))
+            assert isinstance(reply, pb.Checkpoint)
+            theirs = Offer(reply.note, reply.previous_size, tuple(reply.consistency), reply.cosigned_note)
+            assert log.take(theirs, COORDINATOR) is not None
+        assert log.offer(COORDINATOR).previous_size == log.size
+    with log_of("forked") as forked:
+        forked.append("start")
+        note = forked.checkpoint()
+        assert code_of(silo.say("control.checkpoint", pb.Checkpoint(note=note))) == "CHECKPOINT_INCONSISTENT"
     assert decisions(house, "hospital_a", "control.checkpoint") == [
         *[("control.checkpoint", "allow", [], True)] * 3,
         ("control.checkpoint", "deny", ["CHECKPOINT_INCONSISTENT"], False),

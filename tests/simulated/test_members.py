@@ -20,7 +20,17 @@ from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.errors import ConflictError, NotAllowedError, NotFoundError, UnreachableError
 from fedsilo.protocol.plan import Plan
 from tests.policies import setting
-from tests.simulated.coordinator_parts import RUN_YAML, SILOS, House, SimulatedSilo, federation, joined, until_quiet
+from tests.simulated.coordinator_parts import (
+    RUN_YAML,
+    SILOS,
+    House,
+    SimulatedSilo,
+    federation,
+    joined,
+    once,
+    started_again,
+    until_quiet,
+)
 from tests.simulated.test_guard_loop import abstained, in_round
 from tests.simulated.test_orders_recorded import Orders, new_desk, orders_in
 from tests.world import Loop
@@ -28,15 +38,17 @@ from tests.world import Loop
 RUN, UPDATE = "run-1", "lora.factors"
 
 
+@once
 def begun_without(
-    folder: Path, *, exchange: str = "step", edit: tuple[str, str] = ("", ""), mute: str = UPDATE
+    folder: Path, *, exchange: str = "step", rounds: str = "2", quorum: str = "2"
 ) -> tuple[House, list[SimulatedSilo], SimulatedSilo]:
     """Round 1 is open; three silos work in it and keep their update back so far, the fourth has not taken the plan."""
     house, (*silos, late) = federation(folder)
-    house.submit(f"{RUN_YAML}exchange: {exchange}\n".replace(*edit))
+    request = RUN_YAML.replace("rounds: 2", f"rounds: {rounds}").replace("quorum: 2", f"quorum: {quorum}")
+    house.submit(f"{request}exchange: {exchange}\n")
     for silo in (*silos, late):
         silo.join()
-        silo.mute = {mute}
+        silo.mute = {UPDATE}
     until_quiet(silos)
     house.advance(60.0)
     until_quiet(silos)
@@ -75,10 +87,7 @@ def test_who_comes_late_is_in_the_next_round(tmp_path: Path, exchange: str, rest
     assert late.poll() is None and house.driver.runs[RUN].life.open_round == 1, "the open round is not its"
     assert word_of(house, late.name) == "accepted"
     if restarted:
-        house.close()
-        house = type(house)(house.folder, clock=house.clock)
-        for silo in (*silos, late):
-            silo.house = house
+        house = started_again(house, (*silos, late))
     gives(*silos)
     until_quiet([*silos, late])
     house.advance(0.0)
@@ -126,7 +135,7 @@ def test_what_it_gives_to_the_open_round_is_refused_and_counts_nowhere(tmp_path:
 
 
 def test_who_comes_in_the_last_round_hears_how_it_ended(tmp_path: Path) -> None:
-    house, silos, late = begun_without(tmp_path, edit=("rounds: 2", "rounds: 1"))
+    house, silos, late = begun_without(tmp_path, rounds="1")
     late.live()
     gives(*silos)
     until_quiet([*silos, late])
@@ -172,7 +181,7 @@ def test_a_late_no_puts_it_out_is_noted_and_disturbs_nobody(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("came", [False, True])
 def test_a_silo_that_came_takes_the_place_of_one_that_left(tmp_path: Path, came: bool) -> None:
-    house, silos, late = begun_without(tmp_path, edit=("quorum: 2", "quorum: 3"))
+    house, silos, late = begun_without(tmp_path, quorum="3")
     if came:
         late.mute = set()
         late.live()
