@@ -174,6 +174,17 @@ def test_the_norm_of_a_round_s_adapter_is_known_and_not_read_again(
     assert read == [run.base_digest], "the first one alone, which nobody averaged"
 
 
+def test_of_many_adapters_the_norms_noted_last_are_known() -> None:
+    known = driver.Places(None, {})  # type: ignore[arg-type]  # nothing is read
+    for number in range(driver.NORMS_KEPT + 1):
+        known.note_norm(str(number), float(number))
+    assert [known._norm(str(number)) for number in range(1, driver.NORMS_KEPT + 1)] == list(
+        range(1, driver.NORMS_KEPT + 1)
+    )
+    with pytest.raises(AttributeError):  # the oldest would be read
+        known._norm("0")
+
+
 def test_declining_the_round_does_not_make_the_others_wait(tmp_path: Path) -> None:
     house, silos = played(tmp_path, SHORT, mute={3: {"lora.factors"}})
     body = pb.Declined(kind="lora.factors", round=1)
