@@ -242,7 +242,7 @@ def test_T39_a_plan_that_a_full_disk_keeps_from_beginning_comes_again(loop: Loop
 def test_T39_a_log_on_a_full_disk_costs_the_trainer_its_words_and_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
     @dataclass(frozen=True)
     class State:
-        given: object = None
+        answered: object = None
 
     file: Any = SimpleNamespace(is_written_here=True, save=None)
     session: Any = SimpleNamespace(state=State)
