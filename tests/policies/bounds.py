@@ -11,7 +11,8 @@ import numpy as np
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.codec import Array
 from fedsilo.protocol.plan import Optimiser, Rollout, plan_from_canonical
-from policies.message import Requests
+from policies.examples import CANARIES, CORPUS, screened
+from policies.message import Requests, Screened
 from tests.policies.messages import (
     ASKED,
     TAKES,
@@ -160,6 +161,9 @@ ADAPTERS = [
 
 RESPONSES, DONORS, METRICS = good("public.responses"), good("public.donors"), good("metrics.eval")
 TEXT = 16 * 3  # bytes of the three answers
+SCREENED = good("public.responses", "pubswap-strict")
+CLEAN = screened(SCREENED.message, SCREENED.policy, CORPUS, CANARIES)
+assert CLEAN is not None
 PLAN_OF_ROUND = RESPONSES.context.plan
 assert PLAN_OF_ROUND is not None
 TEXTS = [
@@ -258,7 +262,17 @@ TEXTS = [
             DONORS.under("    verify_locally:", "    max_share_per_peer: 0.2\n    verify_locally:"),
             DONORS.under("    verify_locally:", "    max_share_per_peer: 0.25\n    verify_locally:"),
         ),
+        ("donors of one peer", "T21 no plan", {"plan": None}),
         ("bytes of one donor", "T21", donors((1, "hospital_b", "1" * 513)), donors((1, "hospital_b", "1" * 512))),
+    ),
+    *of(
+        SCREENED,
+        ("screens ran", "T15 none", {"screened": Screened({}, (), ())}, {"screened": CLEAN}),
+        ("screens ran", "T15 set otherwise", {"screened": replace(CLEAN, ran={**CLEAN.ran, "charset": OTHER})}),
+        ("screens ran", "T15 over a text less", {"screened": replace(CLEAN, hits=CLEAN.hits[1:])}),
+        ("screen hits", "T15", {"screened": replace(CLEAN, hits=({"charset/control": 2}, *CLEAN.hits[1:]))}),
+        ("screen hits per day", "T18", {"screen_hits_in_day": 6}, {"screen_hits_in_day": 5}),
+        ("screen hits per day", "T18 halted", {"screen_halted": True}),
     ),
     *of(
         METRICS,

@@ -11,7 +11,7 @@ import pytest
 from fedsilo.protocol.codec import canonical_json
 from policies.engine import OFFERED, Approval, History, decide, measure
 from policies.grids import on_grid
-from policies.rules import RULES, SCREENS
+from policies.rules import RULES
 from tests.policies.bounds import BOUNDS, DONORS, FACTORS, RESPONSES, ZEROS, A, Bound, one
 from tests.policies.messages import a_method_that_sends_everything, donors, good, metrics, policy_named, prompts
 
@@ -36,7 +36,7 @@ def test_a_bound_at_its_limit_and_just_over_it(bound: Bound) -> None:
 
 
 def test_every_rule_is_seen_passing_and_failing() -> None:
-    names = {rule.name for rule in RULES} - {rule.name for rule in SCREENS}  # those: test_screening.py
+    names = {rule.name for rule in RULES}
     assert len({rule.name for rule in RULES}) == len(RULES)
     assert {bound.rule for bound in BOUNDS} == names - {"approvals"}
     passing = {each.rule for bound in BOUNDS for each in bound.at.decided().results if each.outcome == "ok"}

@@ -146,16 +146,6 @@ CLEAN: tuple[dict[str, int], ...] = ({}, {}, {})
 HIT: tuple[dict[str, int], ...] = ({}, {"charset/control": 2}, {})
 
 
-def test_T15_rules_by_hand() -> None:
-    policy = site.policy(["charset"])
-    assert verdict(policy, CLEAN).verdict == "allow"
-    assert verdict(policy, HIT).reasons == ("SCREEN_HIT",)
-    assert verdict(policy, CLEAN, screened=None).reasons == ("SCREEN_FAILED",)
-    assert verdict(policy, CLEAN, screened=Screened({"charset": "0" * 64}, (), CLEAN)).reasons == ("SCREEN_FAILED",)
-    assert verdict(policy, CLEAN[:2]).reasons == ("SCREEN_FAILED",)
-    assert verdict(setting.policy_of(setting.policy_text()), CLEAN, screened=None).verdict == "allow"
-
-
 def test_T15_hold_counts_persons_in_a_named_role_and_each_once() -> None:
     from policies.engine import Approval
 
@@ -166,13 +156,6 @@ def test_T15_hold_counts_persons_in_a_named_role_and_each_once() -> None:
     assert verdict(policy, HIT, History(approvals=(alice, Approval("bob", ("operator",))))).verdict == "hold"
     assert verdict(policy, HIT, History(approvals=(alice, carol))).verdict == "allow"
     assert verdict(policy, CLEAN).verdict == "allow"
-
-
-def test_T18_hits_per_day_by_hand() -> None:
-    policy = site.policy(["charset"], max_hits_per_day=3)
-    assert verdict(policy, CLEAN, History(screen_hits_in_day=3)).verdict == "allow"
-    assert verdict(policy, CLEAN, History(screen_hits_in_day=4)).reasons == ("SCREEN_HALT",)
-    assert verdict(policy, CLEAN, History(screen_halted=True)).reasons == ("SCREEN_HALT",)
 
 
 def test_T18_the_book_counts_by_kind_and_day_and_survives_as_json() -> None:
@@ -198,16 +181,3 @@ def test_T18_the_book_counts_by_kind_and_day_and_survives_as_json() -> None:
 def test_T18_the_history_of_a_decision_replays() -> None:
     history = History(screen_hits_in_day=2, screen_halted=True)
     assert History.from_json(json.loads(json.dumps(history.to_json()))) == history
-
-
-def test_T21_share_of_one_peer_by_hand() -> None:
-    message = setting.donors_message(*((1, "hospital_b", "12"),) * 2, (4, "hospital_c", "12"))
-    changes = {**setting.FROM_COORDINATOR, "verdicts": (True, True, True)}
-    facts = measure(message, setting.context(**changes))
-    assert (facts["donors_of_one_peer_max"], facts["answers_of_step"]) == (2, 8)
-    for share, allowed in ((1.0, True), (0.25, True), (0.24, False), (0.0, False)):
-        decision = decide(facts, site.policy([], max_hits_per_day=None, share=share), History())
-        assert (decision.verdict == "allow") is allowed
-        assert allowed or decision.reasons == ("DONOR_SHARE",)
-    outside = measure(message, dataclasses.replace(setting.context(**changes), plan=None))
-    assert "DONOR_SHARE" in decide(outside, site.policy([], max_hits_per_day=None), History()).reasons
