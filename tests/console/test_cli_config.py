@@ -53,8 +53,8 @@ def test_show_tells_every_value_and_its_origin(place: PolicySite, monkeypatch: p
     assert rows["policy"]["origin"] == f"silo.yaml:{number}" and rows["trainer.launch"]["origin"] == "default"
     assert rows["FEDSILO_OPERATOR"] == {"key": "FEDSILO_OPERATOR", "value": "alice", "origin": "environment"}
     assert rows["identity.key"]["value"].endswith("hospital_a.key") and "PRIVATE KEY" not in json.dumps(answer)
-    for option, told in (("--origin", True), ("--no-color", False)):
-        assert ("origin" in printed(APP, "config", "show", option)[1].splitlines()[0]) is told
+    for options, told in ((["--origin"], True), ([], False)):
+        assert ("origin" in printed(APP, "config", "show", *options)[1].splitlines()[0]) is told
 
 
 def test_validate_judges_each_file_and_ends_with_the_first_fault(place: PolicySite) -> None:
