@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import pytest
 from textual import events
+from textual.events import Key, MouseDown
 from textual.screen import Screen
 from textual.widgets import Button, Input
 
@@ -16,6 +18,7 @@ from benchmarks.release_cases import cases
 from benchmarks.release_cases import site as made
 from benchmarks.release_site import DeskSource
 from console.actions import ACTIONS
+from console.app import FedConsole
 from console.base import TextDialog, drawable
 from console.dialogs import TYPED_SECONDS_MIN, AskingDialog, ConfirmDialog, DeferDialog, OrderDialog
 from console.feed import Person, Store
@@ -366,6 +369,7 @@ def test_a_person_of_elsewhere_stays_locked_at_a_silo(
     monkeypatch.setattr("console.lock.unlock", lambda certificate, key: person)
     signing = Signing(object(), KeyFiles(Path("c.crt"), Path("c.key")), "", False, lambda: 1.0)  # type: ignore[arg-type]
     assert bool(signing.toggle("hospital_a")) is not is_here and signing.lock.open is is_here
+    assert not is_here or (signing.toggle("hospital_a") == "locked" and not signing.lock.open)
     signing = Signing(object(), None, "", False, lambda: 1.0, person=person)  # type: ignore[arg-type]
     assert bool(signing.why_not("hospital_a")) is not is_here
 
@@ -445,6 +449,21 @@ async def test_a_burst_of_keys_signs_nothing_is_said_and_drawn_once(monkeypatch:
             desk.pass_time(0.03)  # as a terminal repeats a key that is held
             await desk.pilot.press("A")
         assert isinstance(desk.app.screen, ApprovalScreen) and len(drawn) <= 1 and await desk.answers_sent() == []
+
+
+async def test_keys_that_waited_count_from_when_they_were_pressed() -> None:
+    clock = [100.0]
+    app = FedConsole(clock=lambda: clock[0])
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.pause()
+        for waited in (3.0, 2.0):  # a second apart for the hands, none for the console
+            key = Key("x", "x")
+            key.time = monotonic() - waited
+            await app.on_event(key)
+        assert 0.9 < app._keys._last - app._keys._previous < 1.1  # two readings of the clock, and a busy machine
+        assert app._pressed_at == app._keys._last < clock[0] - 1.0
+        await app.on_event(MouseDown(None, 1, 1, 0, 0, 1, False, False, False))
+        assert app._pressed_at is None  # what a click offers was not pressed with the last key
 
 
 async def test_lower_case_keys_change_nothing() -> None:

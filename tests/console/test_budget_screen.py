@@ -115,6 +115,7 @@ OVER = rows_of({"limit": "a", "used": 3, "max": 2})
           LIMITS["not_counted"], limits.NOT_COVERED, "FULL nothing more fits  look above 80 %")),
         (limits.legend_lines(OVER, 200), ("over more was used than is allowed",)),
         (limits.limit_text(OVER[0], 200), ("FULL: nothing more fits; over: more was used",)),
+        (limits.capacity_text(TOLD.capacity[0], TOLD, 200), ("124,416 bits a round were got out", "one low bit")),
         (limits.look_lines([], 80, UNICODE), ("no limit is above 80 %",)),
         (limits.capacity_lines(NONE, 80), ("no kind whose values",)),
         ([limits.dp_line(TOLD)], (limits.DP_OFF,)),
@@ -167,6 +168,7 @@ async def test_each_table_is_a_key_away_and_at_a_coordinator_there_is_none() -> 
         desk.shows("[limits 12]")
         await desk.show(coordinator())
         assert "limits" not in desk.app.wanted and not desk.app.screen.query_one("#capacity").display
+        await desk.press("tab")
         desk.shows("a coordinator keeps none", lacks=["tab Next", "enter Open", "/ Filter", "s Sort"])
     async with console((140, 42)) as desk:
         await desk.show(silo())

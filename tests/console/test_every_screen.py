@@ -236,4 +236,4 @@ async def test_T37_a_number_that_is_none_is_no_word_of_a_command(
             await desk.press(*keys, "Y")
             desk.is_harmless()
             desk.shows(f"copied: {twin}", lacks=[f"{twin} {text[:3]}"])
-            await desk.press("1")
+            await desk.press(*keys[:1], "1")  # with the first of the three tables on top

@@ -182,6 +182,7 @@ async def ready(desk: Desk, state: dict[str, Any] | Snapshot | None = None, site
 
 
 async def test_P_then_p_pauses_the_run_and_says_where_it_is_recorded() -> None:
+    sending: list[Any] = []
     async with console() as desk:
         desk.signer.result = {"state": "paused", "record": 41, "audit_size": 42}
         await ready(desk)
@@ -198,11 +199,18 @@ async def test_P_then_p_pauses_the_run_and_says_where_it_is_recorded() -> None:
         desk.shows("no order was given")
         await desk.show(at_coordinator())
         await desk.press("P")
+        overview = desk.app.overview
         desk.shows("run run-1, pubswap, round 2 of 3", "Signed by alice", "p pause", "esc cancel")
         ((person, name, arguments, request_id),) = await desk.sends("p")
         assert (person, name, arguments) == ("alice", "run.pause", {"run": "run-1"}) and len(request_id) == 32
         desk.shows("run run-1: paused, by alice, audit record 41")
         await desk.show(at_coordinator())
+        with pytest.MonkeyPatch.context() as slow:
+            slow.setattr(desk.app, "send", lambda order, finished: sending.append(finished))
+            await desk.sends("P", "p")
+            assert overview.order_for("abort") == "an order is on its way"
+        sending[0]("run run-1: paused", ok=True)
+        assert isinstance(overview.order_for("abort"), Order)
         await desk.wait(61.0)
         await desk.show(at_coordinator())
         desk.shows(lacks=["run run-1: paused"])

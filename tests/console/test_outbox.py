@@ -339,3 +339,6 @@ async def test_a_row_and_a_whole_record_are_opened_copied_and_inspected() -> Non
         desk.shows("Record 249", lacks=[WOULD_PASS[:60]])
         await desk.press("z")
         desk.shows(lacks=["Record 249"])
+        await desk.press("tab")
+        await desk.answer("inbox", page(7))
+        desk.shows("[inbound]")  # no pane is alone any more

@@ -108,6 +108,9 @@ def test_what_was_sent_is_not_called_left_and_a_rate_has_one_unit() -> None:
     text = to_text(overview.once_lines(live(silo()), 100.0, 120, UNICODE))
     header = next(row.split() for row in text.splitlines() if row.split()[:2] == ["silo", "state"])
     assert "sent" in header and "left" not in header
+    idle = live(silo(run="", last_run={}, rounds=0, round=0, metrics={}, left=[], phase="idle"))
+    none = to_text(overview.once_lines(idle, 100.0, 120, UNICODE))
+    assert "fedsilo run submit" in none and "nothing has left this silo" in none
     assert "28.1" in text.split("pass@1 %")[1] and "0.281" not in text and "reward mean 0.413" in text
 
 

@@ -131,6 +131,11 @@ async def test_brackets_go_to_the_rounds_around_and_c_compares() -> None:
         desk.shows("not the newest: ] goes on to round 2 of 3")
         await desk.press("right_square_bracket")
         await desk.answer(screen.key, at_coordinator())
+        await desk.press("left_square_bracket")
+        await desk.answer(screen.key, round_before())
+        await desk.press("right_square_bracket")
+        assert asked() == {"round newest newest": {}}  # and follows it from here
+        await desk.answer(screen.key, at_coordinator())
         for typed, question in (("7", {"run": "run-1", "round": 7}), ("\x1b[31m", None), ("run-0", {"run": "run-0"})):
             before = asked()
             screen.go_to(typed)
