@@ -1,35 +1,39 @@
 """Does the suite notice when a control is missing? `python -m benchmarks.controls --json [--only NAME ...] [--jobs 2]`.
 
-Each rule, each text screen and each step of the gate is removed or inverted in turn, in a copy of this checkout, and
-the tests are run against the copy until one fails: first the one that docs/explain/controls.md names, then those
+Each rule, each text screen and each step of the gate is removed or inverted in turn, in a process of its own that has
+loaded the tests, and they are run until one fails: first the one that docs/explain/controls.md names, then those
 nearest. A mutant that no test fails for is a survivor: a control that could be lost without anybody noticing. A rule
 that is removed finds every message good; one that is inverted refuses what it should let pass and lets pass what it
-should refuse.
+should refuse. Each test that noticed a mutant is run without one at the end, and must pass.
 
-The limit beside the figure: only tests that run in memory or with one process are used (no whole federations), so a
-survivor here may still be caught by `tests/loopback`. A mutant here is one control less, not any change of the code.
+The limit beside the figure: only tests that run in memory or with one process are used (no whole federations), and a
+process that such a test starts has no mutant, so a survivor here may still be caught by `tests/loopback`. A mutant here
+is one control less, not any change of the code.
 """
 
 from __future__ import annotations
 
 import argparse
-import concurrent.futures
+import contextlib
 import json
 import os
-import queue
 import re
 import shutil
-import subprocess
+import signal
 import sys
 import tempfile
 import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
 
 from benchmarks import control_mutants as named
-from benchmarks.mutants import Addition, Edit, Mutant
+from benchmarks.mutants import Check, Edit, Mutant, OtherRule
+from policies.kind import Judgement
 from policies.model import ScreenName
 from policies.rules import RULES
 
@@ -37,18 +41,24 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "explain" / "controls.md"
 FLOOR = ROOT / "tools" / "coverage_floor.json"  # mutants of the best whole run, planted and killed
 # The fast ones first: most mutants end there.
-STAGES = (
-    ("tests/policies/test_rules.py", "tests/policies/test_kinds.py"),
-    ("tests/policies",),
-    ("tests/simulated",),
-    ("tests/security", "tests/protocol"),
+ORDER = (
+    "tests/policies/test_rules.py",
+    "tests/policies/test_kinds.py",
+    "tests/policies/*",
+    "tests/simulated/*",
+    "tests/security/*",
+    "tests/protocol/*",
 )
 # What takes part in a site is met at its gate first.
-_STAGES_OF_A_SITE = (
-    ("tests/simulated/test_gate*.py", "tests/simulated/test_retention.py", "tests/security/test_T20*.py"),
-    ("tests/simulated/test_policy*.py", "tests/simulated/test_X05*.py", "tests/protocol/test_codec.py"),
-    *STAGES[2:],
-    STAGES[1],
+_ORDER_OF_A_SITE = (
+    "tests/simulated/test_gate*.py",
+    "tests/simulated/test_retention.py",
+    "tests/security/test_T20*.py",
+    "tests/simulated/test_policy*.py",
+    "tests/simulated/test_X05*.py",
+    "tests/protocol/test_codec.py",
+    *ORDER[3:],
+    "tests/policies/*",
 )
 # Tests of a module itself, before those of the whole gate.
 _NEAREST = {
@@ -86,41 +96,15 @@ _NEAREST = {
     named.SITE: ("tests/simulated/test_policy*.py",),
     named.ROUND_AGREEMENT: ("tests/security/test_T20*.py",),
 }
-_SECONDS_MAX = 900  # a mutant that hangs the suite is noticed too
+_SECONDS_MAX = 900  # of one test: a mutant that hangs it is noticed too
 _THREAT = re.compile(r"(?:\b|_)([TXB])([0-9]{1,2})(?![0-9A-Za-z])")
-_NOT_COPIED = shutil.ignore_patterns(".git", ".venv", "*_cache", "__pycache__", "fedsilo-demo", "*.egg-info")
+_TEMPORARY = "PYTEST_DEBUG_TEMPROOT"  # where pytest makes its temporary folders
+_FAILED = "failed"  # file beside them: the test that failed
+_NO_MUTANT = "no mutant"
 
-_REMOVED_RULE = """
-from dataclasses import replace as _replace
-from policies.kind import Judgement as _Judgement
-RULES = tuple(
-    _replace(rule, check=lambda facts, policy, history: _Judgement("ok", 0, 0, ())) if rule.name == {name!r} else rule
-    for rule in RULES
-)
-"""
-_INVERTED_RULE = """
-from dataclasses import replace as _replace
-_OTHER = {{"ok": "deny", "deny": "ok", "hold": "ok", "look": "deny", "n.a.": "n.a."}}
-def _inverted(check):
-    def judge(facts, policy, history):
-        judgement = check(facts, policy, history)
-        return _replace(judgement, outcome=_OTHER[judgement.outcome])
-    return judge
-RULES = tuple(_replace(rule, check=_inverted(rule.check)) if rule.name == {name!r} else rule for rule in RULES)
-"""
-
-_OTHER_SCREEN = """
-_screen_texts = screen_texts
-
-
-def screen_texts(definitions, names, material, texts):
-    hits = _screen_texts(definitions, names, material, texts)
-    kept = [hit for hit in hits if hit.screen != {name!r}]
-    if not {inverted} or {name!r} not in names:
-        return kept
-    clean = set(range(len(texts))) - {{hit.text for hit in hits if hit.screen == {name!r}}}
-    return kept + [Hit(number, {name!r}, "inverted", 1) for number in sorted(clean)]
-"""
+_OTHER_OUTCOME = {"ok": "deny", "deny": "ok", "hold": "ok", "look": "deny", "n.a.": "n.a."}
+_HITS = "_counts(definitions, name, material, texts, read, in_time)"
+_HITS_BUT_OF = f"[{{instead}} for found in {_HITS}] if name == {{name!r}} else {_HITS}"
 
 
 def step_mutants() -> list[Mutant]:
@@ -128,19 +112,35 @@ def step_mutants() -> list[Mutant]:
 
 
 def rule_mutants() -> list[Mutant]:
-    removed = [
-        Addition(f"rule removed: {rule.name}", named.RULES, _REMOVED_RULE.format(name=rule.name)) for rule in RULES
+    return [
+        OtherRule(f"rule {instead.__name__}: {rule.name}", rule, instead)
+        for instead in (removed, inverted)
+        for rule in RULES
     ]
-    inverted = [
-        Addition(f"rule inverted: {rule.name}", named.RULES, _INVERTED_RULE.format(name=rule.name)) for rule in RULES
-    ]
-    return removed + inverted
+
+
+def removed(check: Check) -> Check:
+    return lambda *facts: Judgement("ok", 0, 0, ())
+
+
+def inverted(check: Check) -> Check:
+    def judge(*facts: Any) -> Judgement:
+        judgement = check(*facts)
+        return replace(judgement, outcome=_OTHER_OUTCOME[judgement.outcome])
+
+    return judge
 
 
 def screen_mutants() -> list[Mutant]:
     return [
-        Addition(f"screen {word}: {name}", named.SCREENS, _OTHER_SCREEN.format(name=name, inverted=inverted))
-        for word, inverted in (("removed", False), ("inverted", True))
+        Edit(
+            f"screen {word}: {name}",
+            named.SCREENS,
+            "screen_texts",
+            _HITS,
+            _HITS_BUT_OF.format(instead=instead, name=name),
+        )
+        for word, instead in (("removed", "{}"), ("inverted", '{} if found else {"inverted": 1}'))
         for name in get_args(ScreenName)
     ]
 
@@ -149,92 +149,118 @@ def mutants() -> list[Mutant]:
     return [*step_mutants(), *screen_mutants(), *rule_mutants()]
 
 
+class Planting:
+    """Plugin of pytest that runs its tests once for each mutant: those that were collected, in a process of its own.
+
+    The process is forked when all tests are loaded, so that a mutant costs no more than its tests until one fails.
+
+    Attributes:
+        rows: {mutant, caught_by, seconds} of each mutant, as they end.
+        is_child: this is the process of one mutant.
+    """
+
+    def __init__(self, wanted: Sequence[Mutant], jobs: int, before: Mapping[str, str]) -> None:
+        self.rows: list[dict[str, Any]] = []
+        self.is_child = False
+        self._wanted, self._jobs, self._before = wanted, jobs, before
+        self._running: dict[int, tuple[str, Path, float]] = {}
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> object:
+        """Raises RuntimeError: a test that noticed a mutant fails without one, too."""
+        if session.testsfailed:
+            return None  # not all could be loaded: pytest says so
+        folder = Path(tempfile.mkdtemp(prefix="m", dir=os.environ.get(_TEMPORARY)))
+        for number, mutant in enumerate(self._wanted):
+            if self._started(mutant.name, folder / str(number)):
+                session.items[:] = in_order(session.items, mutant, self._before.get(mutant.name, ""))
+                mutant.plant()
+                return None  # and pytest goes on as ever
+        self._wait_until_fewer_run_than(1)
+        noticed = {row["caught_by"] for row in self.rows}
+        if self._started(_NO_MUTANT, folder / "none"):
+            session.items[:] = [item for item in session.items if item.nodeid in noticed]
+            return None
+        self._wait_until_fewer_run_than(1)
+        shutil.rmtree(folder, ignore_errors=True)
+        if failing := self.rows.pop()["caught_by"]:
+            raise RuntimeError(f"this test fails without a mutant, too: {failing}")
+        return True
+
+    def pytest_runtest_logstart(self) -> None:
+        if self.is_child:
+            signal.alarm(_SECONDS_MAX)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if self.is_child and report.failed:
+            with Path(os.environ[_TEMPORARY], _FAILED).open("a") as file:
+                file.write(f"{report.nodeid}\n")
+
+    def _started(self, name: str, folder: Path) -> bool:
+        """Start a process when there is room for one. Returns True in that process."""
+        self._wait_until_fewer_run_than(self._jobs)
+        folder.mkdir()
+        if process := os.fork():
+            self._running[process] = name, folder, time.monotonic()
+            return False
+        self.is_child = True
+        os.environ[_TEMPORARY] = str(folder)
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, 1)
+        os.dup2(nowhere, 2)
+        return True
+
+    def _wait_until_fewer_run_than(self, limit: int) -> None:
+        """Raises RuntimeError: a process ended as none does in which tests ran."""
+        while len(self._running) >= limit:
+            process, status = os.wait()
+            name, folder, begun = self._running.pop(process)
+            code, failed = os.waitstatus_to_exitcode(status), folder / _FAILED
+            caught = failed.read_text().splitlines()[0] if failed.exists() else f"signal {-code}" if code < 0 else ""
+            shutil.rmtree(folder, ignore_errors=True)
+            if code > pytest.ExitCode.TESTS_FAILED:
+                raise RuntimeError(f"{name}: pytest ended with {code}")
+            seconds = round(time.monotonic() - begun, 1)
+            sys.stderr.write(f"{name}: {caught or ('SURVIVED' if name != _NO_MUTANT else 'good')} ({seconds} s)\n")
+            self.rows.append({"mutant": name, "caught_by": caught, "seconds": seconds})
+
+
+def in_order(items: list[pytest.Item], mutant: Mutant, before: str) -> list[pytest.Item]:
+    """Return the tests as they are run for a mutant: that which noticed it before, then those nearest."""
+    order = ORDER if mutant.module.startswith("policies.") else _ORDER_OF_A_SITE
+    order = (*_NEAREST.get(mutant.module, ()), *order)
+
+    def place(item: pytest.Item) -> int:
+        file, _, _ = item.nodeid.partition("::")
+        return -1 if item.nodeid.partition("[")[0] == before else [fnmatch(file, each) for each in order].index(True)
+
+    return sorted(items, key=place)
+
+
 def noticed_before(page: str) -> dict[str, str]:
     """Return the test that a page names for each mutant."""
     return dict(re.findall(r"^\| [^|]+ \| (.+) \| `(tests/[^`]+)` \|$", page, re.MULTILINE))
 
 
-def caught_by(tree: Path, stages: tuple[tuple[str, ...], ...] = STAGES, before: str = "") -> str:
-    """Return the first failing test of the tree, or nothing; `before` is run first. A suite that hangs has failed."""
-    if before and (tree / before.partition("::")[0]).exists():
-        code, failed = _tested(tree, [before])
-        if code == pytest.ExitCode.TESTS_FAILED:
-            return failed
-    for stage in stages:
-        code, failed = _tested(
-            tree, [str(path.relative_to(tree)) for each in stage for path in sorted(tree.glob(each))]
-        )
-        if code != pytest.ExitCode.OK:
-            return failed
-    return ""
-
-
-def _tested(tree: Path, chosen: list[str]) -> tuple[int, str]:
-    """Return pytest's exit code and, where that is not 0, the first test that failed, or what else happened."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HYPOTHESIS_PROFILE": "ci"}
-    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # else each mutant compiles every module again
-    command = [sys.executable, "-m", "pytest", "-xq", "-n0", "--no-header", "-p", "no:cacheprovider", "--all-cases"]
-    try:
-        done = subprocess.run(
-            [*command, *chosen],
-            cwd=tree,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=_SECONDS_MAX,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return pytest.ExitCode.INTERRUPTED, f"{' '.join(chosen)} did not end within {_SECONDS_MAX} s"
-    failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED tests", "ERROR tests"))]
-    return done.returncode, failed[0][:200] if failed else f"{' '.join(chosen)}: exit {done.returncode}"
-
-
-def copy_of_checkout(folder: Path) -> Path:
-    tree = folder / "tree"
-    shutil.copytree(ROOT, tree, ignore=_NOT_COPIED, symlinks=True)
-    where = subprocess.run(
-        [sys.executable, "-c", "import policies; print(policies.__file__)"],
-        cwd=tree, capture_output=True, text=True, check=True,
-    ).stdout.strip()  # fmt: skip
-    if not Path(where).is_relative_to(tree):
-        raise RuntimeError(f"the copy would test {where}, not itself")
-    return tree
-
-
-def run(wanted: list[Mutant], jobs: int, *, known_good: bool) -> list[dict[str, Any]]:
-    """One row per mutant: {mutant, caught_by, seconds}. known_good: the suite was run without a mutant before.
+def run(wanted: list[Mutant], jobs: int) -> list[dict[str, Any]]:
+    """Return one row per mutant: {mutant, caught_by, seconds}.
 
     Raises:
-        RuntimeError: the suite fails without any mutant.
+        RuntimeError: the tests cannot be loaded, or one fails without any mutant.
     """
-    before = noticed_before(PAGE.read_text())
-    with tempfile.TemporaryDirectory(prefix="fedsilo-controls-") as folder:
-        trees: queue.Queue[Path] = queue.Queue()
-        for number in range(jobs):
-            trees.put(copy_of_checkout(Path(folder) / str(number)))
-
-        def one(mutant: Mutant) -> dict[str, Any]:
-            tree = trees.get()
-            begun = time.monotonic()
-            original = mutant.apply(tree)
-            try:
-                stages = STAGES if mutant.module.startswith("policies.") else _STAGES_OF_A_SITE
-                nearest = _NEAREST.get(mutant.module)
-                caught = caught_by(tree, (nearest, *stages) if nearest else stages, before.get(mutant.name, ""))
-            finally:
-                mutant.path_in(tree).write_text(original)
-                trees.put(tree)
-            seconds = round(time.monotonic() - begun, 1)
-            sys.stderr.write(f"{mutant.name}: {caught or 'SURVIVED'} ({seconds} s)\n")
-            return {"mutant": mutant.name, "caught_by": caught, "seconds": seconds}
-
-        tree = trees.get()
-        if not known_good and (failing := caught_by(tree)):
-            raise RuntimeError(f"the suite fails without a mutant: {failing}")
-        trees.put(tree)
-        with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
-            return list(pool.map(one, wanted))
+    os.environ |= {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    planting = Planting(wanted, jobs, noticed_before(PAGE.read_text()))
+    folders = sorted({pattern.removesuffix("/*") for pattern in ORDER if pattern.endswith("/*")})
+    with tempfile.TemporaryDirectory(prefix="fedsilo-controls-") as folder, contextlib.redirect_stdout(sys.stderr):
+        os.environ["HYPOTHESIS_STORAGE_DIRECTORY"] = folder  # no examples of mutants beside those of the code
+        # What is captured stays in memory, which no other process writes to.
+        options = ["-xq", "-n0", "--no-header", "--capture=sys", "-p", "no:cacheprovider", "--all-cases"]
+        code = pytest.main([*options, *(str(ROOT / each) for each in folders)], plugins=[planting])
+        if planting.is_child:
+            os._exit(code)
+    if code != pytest.ExitCode.OK:
+        raise RuntimeError(f"pytest ended with {code}")
+    return planting.rows
 
 
 _PAGE_HEAD = """<!-- Written by `python -m benchmarks.controls --page REPORT.json...` from what the runs printed. -->
@@ -256,7 +282,7 @@ def page(reports: list[dict[str, Any]]) -> str:
     survivors = sorted(name for name, caught in rows.items() if not caught)
     lines = []
     for name, caught in rows.items():
-        test = caught.removeprefix("FAILED ").removeprefix("ERROR ").partition(" - ")[0].partition("[")[0]
+        test = caught.partition("[")[0]
         threats = dict.fromkeys(f"{letter}{int(number)}" for letter, number in _THREAT.findall(caught))
         lines.append((" ".join(threats) or "-", name, f"`{test}`" if test else "**none**"))
     told = f"Survivors: {', '.join(survivors)}. " if survivors else ""
@@ -277,7 +303,6 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="accepted for symmetry; the output is always JSON")
     parser.add_argument("--only", nargs="+", default=[], help="mutants whose name holds one of these words")
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--known-good", action="store_true", help="the suite has just passed: begin with the mutants")
     parser.add_argument("--list", action="store_true", help="name the mutants and stop")
     parser.add_argument("--page", nargs="+", type=Path, metavar="REPORT.json", help="print the page of these runs")
     options = parser.parse_args()
@@ -289,7 +314,7 @@ def main() -> int:
         sys.stdout.write("\n".join(one.name for one in wanted) + "\n")
         return 0
     begun = time.monotonic()
-    rows = run(wanted, options.jobs, known_good=options.known_good)
+    rows = run(wanted, options.jobs)
     survivors = [row["mutant"] for row in rows if not row["caught_by"]]
     score = 1 - len(survivors) / len(rows) if rows else 0.0
     report = {
@@ -301,7 +326,7 @@ def main() -> int:
             "rows": rows,
         },
         "conditions": {
-            "stages": [" ".join(stage) for stage in STAGES],
+            "order": list(ORDER),
             "cores": os.cpu_count(),
             "jobs": options.jobs,
             "seconds": round(time.monotonic() - begun),

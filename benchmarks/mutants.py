@@ -1,74 +1,98 @@
 """A control less, as a change of the code: what `benchmarks.controls` plants.
 
 What is changed is found by what it says, in the function that it stands in: code may move within its function and be
-set out anew, and a mutant still means the same.
+set out anew, and a mutant still means the same. It is planted in a process that has loaded the code, and not in a file:
+a process that a test starts does not have it.
 """
 
 from __future__ import annotations
 
 import ast
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+import inspect
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from importlib import import_module  # noqa: TID251  # the names are in `benchmarks.control_mutants`
 from pathlib import Path
-from typing import Any
+from types import CodeType, FunctionType
+from typing import Any, Protocol
+
+from policies.kind import Judgement, Rule
 
 
-@dataclass(frozen=True)
-class Mutant(ABC):
+class Mutant(Protocol):
     """One control less.
 
     Attributes:
         name: of the control and what is done to it.
-        module: that is changed, by its dotted name.
+        module: that it stands in, by its dotted name.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def module(self) -> str: ...
+
+    def plant(self) -> None:
+        """Take the control away in this process. Raises ValueError: what is to be changed is not there."""
+
+
+@dataclass(frozen=True)
+class OtherRule:
+    """A rule that judges otherwise.
+
+    Attributes:
+        instead: makes its check of the check that it has.
     """
 
     name: str
-    module: str
+    rule: Rule
+    instead: Callable[[Check], Check]
+    module: str = "policies.rules"
 
-    def path_in(self, tree: Path) -> Path:
-        """Return the module's file in a checkout."""
-        package = tree.joinpath(*self.module.split("."))
-        return package / "__init__.py" if package.is_dir() else package.with_suffix(".py")
+    def plant(self) -> None:
+        # In place: whatever was made of the list of rules before holds this one.
+        object.__setattr__(self.rule, "check", self.instead(self.rule.check))
 
-    def apply(self, tree: Path) -> str:
-        """Change the checkout and return what its file was. Raises ValueError: what is to be changed is not there."""
-        path = self.path_in(tree)
-        original = path.read_text()
-        path.write_text(self.planted(original))
-        return original
 
-    @abstractmethod
-    def planted(self, source: str) -> str:
-        """Return the module's source with the control gone. Raises ValueError: what is to be changed is not there."""
+Check = Callable[..., Judgement]
 
 
 @dataclass(frozen=True)
-class Addition(Mutant):
-    """Code at the end of a module, which replaces what the module has made."""
-
-    code: str
-
-    def planted(self, source: str) -> str:
-        return source + self.code
-
-
-@dataclass(frozen=True)
-class Edit(Mutant):
+class Edit:
     """Something else in a function than it does.
 
     Attributes:
+        module: that is changed, by its dotted name.
         function: by its name within the module, as `Gate.transmit`.
         old: an expression, statements, or the head of an `if` with its colon, as Python. It must stand in the function
             once, however it is set out there. The head of an `if` finds none but an `if` with this condition.
         new: what stands there instead, of the same kind.
     """
 
+    name: str
+    module: str
     function: str
     old: str
     new: str
 
+    def plant(self) -> None:
+        function, code = self.found()
+        function.__code__ = code  # whoever imported the function by its name runs this, too
+
+    def found(self) -> tuple[FunctionType, CodeType]:
+        """Return the function, and the code that it is to have. Raises as `planted`."""
+        module = import_module(self.module)
+        found: Any = module
+        for part in self.function.split("."):
+            found = inspect.getattr_static(found, part)
+        file = inspect.getfile(module)
+        whole = compile(self.planted(Path(file).read_text()), file, "exec", dont_inherit=True)
+        (code,) = (each for each in _codes(whole) if each.co_qualname == self.function)
+        return inspect.unwrap(found.fget if isinstance(found, property) else found), code
+
     def planted(self, source: str) -> str:
+        """Return the module's source with the control gone. Raises ValueError: what is to be changed is not there."""
         function = _function(ast.parse(source), self.function)
         found, new = self._found_in(function)
         if len(found) != 1:
@@ -85,6 +109,13 @@ class Edit(Mutant):
         if old is not None and new is not None:
             return _alike(_expressions(function), old), [new]
         return _runs_alike(function, ast.parse(self.old).body), list(ast.parse(self.new).body)
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for each in code.co_consts:
+        if isinstance(each, CodeType):
+            yield from _codes(each)
 
 
 Nodes = list[Any]  # statements that follow each other, or one expression

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import ast
-from pathlib import Path
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FunctionType
 
 import pytest
 
-from benchmarks.controls import ROOT, mutants, noticed_before, page
-from benchmarks.mutants import Edit
+from benchmarks.controls import inverted, mutants, noticed_before, page, removed
+from benchmarks.mutants import Edit, OtherRule
+from policies.kind import Judgement, Rule
 
 MUTANTS = mutants()
 EDITS = [mutant for mutant in MUTANTS if isinstance(mutant, Edit)]
@@ -48,16 +52,59 @@ def test_there_are_enough_and_each_is_one() -> None:
 
 def test_the_page_names_the_test_that_is_run_first_the_next_time() -> None:
     test, mutant = "tests/policies/test_rules.py::test_rule_refuses", MUTANTS[0].name
-    row = {"mutant": mutant, "caught_by": f"FAILED {test}[a rule: too many] - assert 1 == 2", "seconds": 1.0}
+    row = {"mutant": mutant, "caught_by": f"{test}[a rule: too many]", "seconds": 1.0}
     survivor = {"mutant": MUTANTS[1].name, "caught_by": "", "seconds": 1.0}
     assert noticed_before(page([{"figures": {"rows": [row, survivor]}}])) == {mutant: test}
 
 
 @pytest.mark.parametrize("mutant", EDITS, ids=lambda each: each.name)
 def test_the_code_of_a_step_stands_where_it_is_looked_for(mutant: Edit) -> None:
-    """Else the step would not be taken away, and its mutant would count as a survivor or a syntax error."""
-    source = mutant.path_in(ROOT).read_text()
-    assert ast.dump(ast.parse(mutant.planted(source))) != ast.dump(ast.parse(source))
+    """Else the step would not be taken away, and its mutant would count as a survivor."""
+    function, code = mutant.found()
+    assert code.co_qualname == function.__code__.co_qualname == mutant.function
+    assert code.co_freevars == function.__code__.co_freevars
+    assert code != function.__code__
+
+
+class Sum:
+    @property
+    def total(self) -> int:
+        return 1 + 2
+
+
+@contextmanager
+def within() -> Iterator[int]:
+    yield 1 + 2
+
+
+def total() -> int:
+    return 1 + 2
+
+
+@pytest.mark.parametrize(
+    ("function", "code_of", "result"),
+    [
+        ("total", total, total),
+        ("Sum.total", inspect.getattr_static(Sum, "total").fget, lambda: Sum().total),
+        ("within", inspect.unwrap(within), lambda: within().__enter__()),
+    ],
+)
+def test_an_edit_is_planted_in_the_function_itself(
+    function: str, code_of: FunctionType, result: Callable[[], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(code_of, "__code__", code_of.__code__)  # so that it is put back
+    assert result() == 3
+    Edit("planted", __name__, function, "1 + 2", "5").plant()
+    assert result() == 5
+
+
+def test_another_rule_is_in_every_list_that_holds_it() -> None:
+    rule = Rule("some", "SOME", frozenset(), lambda *facts: Judgement("deny", 1, 0, ()))
+    lists = [rule], (rule,)
+    OtherRule("planted", rule, inverted).plant()
+    assert [each.check({}, None, None).outcome for rules in lists for each in rules] == ["ok", "ok"]
+    OtherRule("planted", rule, removed).plant()
+    assert rule.check({}, None, None) == Judgement("ok", 0, 0, ())
 
 
 @pytest.mark.parametrize(
@@ -91,21 +138,12 @@ def test_how_the_code_is_set_out_makes_no_difference() -> None:
     ("old", "function", "times"),
     [("self.channel", "Gate.count", 0), ("if sent:", "Gate.send", 0), ("self.halted", "Gate.send", 2)],
 )
-def test_code_that_is_not_there_once_is_an_error(old: str, function: str, times: int, tmp_path: Path) -> None:
-    (tmp_path / "gate.py").write_text(SOURCE)
+def test_code_that_is_not_there_once_is_an_error(old: str, function: str, times: int) -> None:
     with pytest.raises(ValueError, match=f"{times} times, not once"):
-        edit(old, "if None:" if old.endswith(":") else "None", function).apply(tmp_path)
-    assert (tmp_path / "gate.py").read_text() == SOURCE
+        edit(old, "if None:" if old.endswith(":") else "None", function).planted(SOURCE)
 
 
 @pytest.mark.parametrize("function", ["send", "Gate", "Gate.gone", "Halt.send"])
 def test_a_function_that_is_gone_is_an_error(function: str) -> None:
     with pytest.raises(ValueError, match="not one"):
         edit("self.halted", "None", function).planted(SOURCE)
-
-
-def test_a_mutant_is_planted_in_a_package_or_a_module(tmp_path: Path) -> None:
-    (tmp_path / "gate").mkdir()
-    (tmp_path / "gate" / "__init__.py").write_text(SOURCE)
-    assert edit("if self.halted:", "if False:").apply(tmp_path) == SOURCE
-    assert "if (False):" in (tmp_path / "gate" / "__init__.py").read_text()
