@@ -268,8 +268,8 @@ _PAGE_HEAD = """<!-- Written by `python -m benchmarks.controls --page REPORT.jso
 # Which test notices which missing control
 
 `python -m benchmarks.controls --json` takes each rule, each text screen and each step of the gate and the rounds
-away, or turns it round, and runs the suite until a test fails. Of {every} mutants {mutants} were run for this page,
-and {caught} of these were noticed ({score:.1%}). {survivors}The first test that noticed each:
+away, or turns it round, and runs the suite until a test fails. Of {every} mutants (`--list` names them) {mutants} were
+run for this page, and {caught} of these were noticed ({score:.1%}). {survivors}The first test that noticed each:
 
 | threat | what is taken away | the test that notices |
 |---|---|---|
