@@ -75,13 +75,6 @@ def load_signing_public_key(pem: bytes) -> Ed25519PublicKey:
     return key
 
 
-def signing_key_sha256(key: Ed25519PublicKey) -> str:
-    """Return the digest by which a policy pins a message-signing key: SHA-256 of its 32 raw bytes, hex."""
-    digest = hashes.Hash(hashes.SHA256())
-    digest.update(key.public_bytes_raw())
-    return digest.finalize().hex()
-
-
 def certificate_fingerprint(certificate: x509.Certificate) -> str:
     """SHA-256 of the DER bytes, hex."""
     return certificate.fingerprint(hashes.SHA256()).hex()

@@ -1,4 +1,4 @@
-"""Everything a key does in the console, once, the places one can go to, and what `?` and `i` show of them.
+"""The console's actions and places: each key, what it does, and what `?` and `i` show of it.
 
 Help, palette, `:` and the test of the twins read this table. A key in lower case never changes anything. A key in upper
 case may, and always asks first. Each action that changes something or shows something of a daemon has a twin: the
@@ -145,7 +145,7 @@ REPLAY = frozenset({"replay"})  # every screen while a recording is played back
 
 @dataclass(frozen=True)
 class Context:
-    """What the console stands on: what a twin needs to name the same thing."""
+    """The facts that a twin command needs to name the same thing as the screen does."""
 
     coordinator: bool = False  # attached to a coordinator, not to a silo
     release: str = ""
@@ -405,7 +405,7 @@ ACTIONS: tuple[Action, ...] = (
 
 
 def actions_on(*screens: str) -> list[Action]:
-    """What one can do there: what is the screen's own first."""
+    """Return the actions that a screen offers, its own first."""
     found = [action for action in ACTIONS if action.on(*screens)]
     return sorted(found, key=lambda action: not action.screens)
 

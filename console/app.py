@@ -205,8 +205,7 @@ class ToldConsole(FedConsole):
     """Args:
     told: what the bar says, such as `Replay.banner`.
     replay: what `.` pauses and `<` `>` move; None where nothing is played back.
-    options: of `FedConsole`.
-    """
+    options: of `FedConsole`."""
 
     # written as tuples: Textual itself is imported by screens only
     BINDINGS: ClassVar[list[Any]] = [
@@ -275,7 +274,7 @@ def screen_text(
     rows: int,
     **options: Any,
 ) -> str:
-    """One screen as text, drawn by the console itself without a terminal.
+    """Return one screen as text, drawn by the console itself without a terminal.
 
     Args:
         connect: makes the source.
@@ -317,7 +316,7 @@ def screen_text(
 
 
 def _complete(app: FedConsole) -> bool:
-    """Everything that the screen asks for was answered or refused."""
+    """Return True once everything that the screen asks for was answered or refused."""
     snapshot = app.snapshot
     if snapshot.link.state == "disconnected":
         return True
@@ -362,8 +361,7 @@ class ContextConsole(FedConsole):
     attachments: the first is attached at once; all have names of their own.
     named: the bar names the context even if there is only one.
     read_only: no unlocking, in any of them.
-    options: of `FedConsole`, but for what an attachment says.
-    """
+    options: of `FedConsole`, but for what an attachment says."""
 
     def __init__(
         self, attachments: Sequence[Attachment], *, named: bool = True, read_only: bool = False, **options: Any

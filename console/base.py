@@ -47,6 +47,7 @@ from console.lock import BURST, BURST_SECONDS, Decision, KeyFiles, KeyGate, Sign
 from console.recording import NEVER_RECORDED
 from console.terminal import LetsThrough, forget_pinned_size, run_to_the_end
 from console.theme import THEMES, draw_without_colour
+from fedsilo.control import answers
 from fedsilo.views import conditions, overview
 from fedsilo.views.lines import ASCII, UNICODE, Glyphs, Line, in_ascii, line, safe, width_of, wrap
 from fedsilo.views.overview import Lock, needs_of, needs_text, top_bar
@@ -137,7 +138,7 @@ def _stacked(text: str, index: int) -> bool:
 
 
 class TextLine(Input):
-    """One line of text, typed or pasted: whichever way it comes, only what can be drawn is kept."""
+    """An input line whose typed or pasted text holds only what can be drawn."""
 
     def validate_value(self, value: str) -> str:
         return drawable(value)
@@ -367,11 +368,11 @@ class Console(LetsThrough):
 
     @property
     def banner(self) -> Line:
-        """What stands first in the bar: the context, where there are several (`console.app`)."""
+        """Return what the bar begins with: the context, where there are several (`console.app`)."""
         return ()
 
     def contexts_to_go(self, *, each: bool) -> list[Entry]:
-        """For `:`, and with `each` for the palette: the other daemons that this console may be attached to."""
+        """Return the other daemons that this console may be attached to, for `:`, and with `each` for the palette."""
         return []
 
     def why_not(self, release: Release, *, approve: bool) -> str:
@@ -395,7 +396,7 @@ class Console(LetsThrough):
             self.redraw()
 
     def message_lines(self, cells: int) -> list[Line]:
-        """What `say` was given, while it stands."""
+        """Return the lines of the current message given to `say`."""
         text, until = self._said
         return [line(" ", *row) for row in wrap(text, cells, "warn")[:MESSAGE_LINES_MAX]] if self.now() < until else []
 
@@ -453,7 +454,7 @@ class Console(LetsThrough):
         await super().on_event(event)
 
     def came_on(self) -> None:
-        """What is on the screen changed: changing keys rest for a moment."""
+        """Note that the screen has changed: keys that change something are ignored for a moment."""
         self._keys.screen_changed(self.now())
 
     def offer(self, name: str) -> None:
@@ -551,6 +552,7 @@ class FedScreen(Screen[None]):
     def __init__(self) -> None:
         super().__init__()
         self.opened_at = 0.0  # the console's monotonic clock
+        self._answers_read: dict[str, tuple[Any, answers.Answer]] = {}  # by key: the JSON, and its value
         self.room = 0  # rows between the frame's lines
         self._maximised: Widget | None = None
         self._hidden: list[Widget] = []
@@ -572,6 +574,15 @@ class FedScreen(Screen[None]):
     def dialog_cells(self) -> int:
         return dialog_cells(self.app.size)
 
+    def answer_as(self, row: type[answers.Row], key: str) -> answers.Row:
+        """Return the newest answer that has this key; an empty one before it came. Each is read once."""
+        value = self.fed.snapshot.answers.get(key)
+        if key not in self._answers_read or self._answers_read[key][0] is not value:
+            now = self.fed.snapshot.answers
+            self._answers_read = {name: each for name, each in self._answers_read.items() if name in now}
+            self._answers_read[key] = value, answers.read(row, value)
+        return cast("answers.Row", self._answers_read[key][1])
+
     # ---- what a screen says of itself --------------------------------------------------------------
 
     def wants(self) -> Mapping[str, Question]:
@@ -579,14 +590,14 @@ class FedScreen(Screen[None]):
         return {}
 
     def panes(self) -> ComposeResult:
-        """What stands between the frame's lines."""
+        """Yield the widgets between the frame's lines."""
         yield from ()
 
     def draw(self) -> None:
         """Fill the panes from `self.fed.snapshot`; called often, so it only draws."""
 
     def crumb(self) -> str:
-        """What it is called on the way to it, such as a release's id; empty for a place of its own."""
+        """Return this screen's name in the path, such as a release's id; empty for a place of its own."""
         return ""
 
     def twin(self) -> str:
@@ -599,7 +610,7 @@ class FedScreen(Screen[None]):
         return None
 
     def context(self) -> Context:
-        """What the twins of its actions name."""
+        """Return what the twin commands of its actions name."""
         return Context(coordinator=self.at_a_coordinator, person=self.fed.lock.person, place=self.called)
 
     def act(self, action: str) -> None:
@@ -615,17 +626,17 @@ class FedScreen(Screen[None]):
         return ""
 
     def go_to(self, text: str) -> None:
-        """What was typed after its name in `:`, such as a record's number."""
+        """Go to what was typed after the screen's name in `:`, such as a record's number."""
         self.fed.say(f"{self.called} takes nothing after its name")
 
     @property
     def numbers(self) -> str:
-        """What a number after `:` names here, such as "record"; empty where it names nothing."""
+        """Return what a number after `:` names here, such as "record"; empty where it names nothing."""
         return ""
 
     @property
     def tags(self) -> frozenset[str]:
-        """What `console.actions` calls it."""
+        """Return the tags by which `console.actions` selects this screen's actions."""
         tables, replay = any(pane.display for pane in self.query("TablePane")), self.fed.replays
         return frozenset({self.called, *(["table"] if tables else []), *(["replay"] if replay else [])})
 
@@ -689,8 +700,8 @@ class FedScreen(Screen[None]):
 
     @property
     def below_at(self) -> float | None:
-        """When what it shows was read, by the console's clock: the oldest of its answers, or the daemon's state where
-        it asks for nothing; None when none of it was."""
+        """Return when the data on the screen was read, by the console's clock: the oldest of its answers, or the
+        daemon's state where it asks for nothing; None before anything was read."""
         snapshot, wanted = self.fed.snapshot, self.wants()
         shown = [snapshot.answered_at[key] for key in wanted if key in snapshot.answered_at]
         shown += [at for pane in self.query("TablePane") if (at := getattr(pane, "frozen_at", None)) is not None]
@@ -700,7 +711,7 @@ class FedScreen(Screen[None]):
 
     @property
     def greyed(self) -> bool:
-        """What is shown is not what the daemon says just now."""
+        """Return True if the screen no longer shows what the daemon currently says."""
         snapshot = self.fed.snapshot
         return snapshot.state is not None and (snapshot.link.state != "live" or snapshot.is_stale(self.fed.now()))
 
@@ -717,7 +728,7 @@ class FedScreen(Screen[None]):
         self.redraw()
 
     def action_leave(self) -> None:
-        """One level up."""
+        """Go one level up."""
         if self._maximised is not None:
             self.maximise_pane(self._maximised)
         elif len(self.app.screen_stack) > FIRST_SCREENS:
@@ -736,7 +747,7 @@ class FedScreen(Screen[None]):
         return is_too_small(self.app.size)
 
     def refusal(self) -> Line:
-        """What stands in place of everything on a terminal that is too small."""
+        """Return the line shown in place of everything on a terminal that is too small."""
         width, height = self.app.size
         needs = len(overview.needs_of(self.fed.snapshot, self.fed.now()))
         size = f"needs {CELLS_MIN}x{ROWS_MIN}, has {width}x{height}"
@@ -845,8 +856,8 @@ class TextDialog(ModalScreen[None]):
 
 
 class TooSmall(ModalScreen[None]):
-    """What covers a dialog on a terminal that is too small for it: a dialog whose facts are cut off is not to be
-    answered, so no key reaches it. It stands there as it was once there is room again."""
+    """Covers a dialog on a terminal that is too small for it. A dialog whose facts are cut off must not be answered, so
+    no key reaches it. It is shown again as it was once there is space."""
 
     CSS = """
     TooSmall {

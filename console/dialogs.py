@@ -85,7 +85,7 @@ class HandTyped(Input):
             self.dropped()
 
     def dropped(self) -> None:
-        """What was in the field came faster than hands type, and is gone."""
+        """Called when the field was emptied because its text came faster than hands type."""
 
 
 BOX_CELLS = 72
@@ -148,7 +148,7 @@ class AskingDialog(ModalScreen[ScreenResultType]):
         raise NotImplementedError
 
     def asked(self) -> list[Line]:
-        """What confirms it."""
+        """Return the lines that say what confirms the order."""
         raise NotImplementedError
 
     def why_not(self) -> str:
@@ -156,7 +156,7 @@ class AskingDialog(ModalScreen[ScreenResultType]):
         raise NotImplementedError
 
     def word_fits(self) -> bool:
-        """Whether what was typed confirms it."""
+        """Return True if the typed text confirms the order."""
         raise NotImplementedError
 
     def missing(self) -> str:
@@ -164,7 +164,7 @@ class AskingDialog(ModalScreen[ScreenResultType]):
         raise NotImplementedError
 
     def decided(self) -> ScreenResultType:
-        """What the dialog ends with."""
+        """Return the result that the dialog ends with."""
         raise NotImplementedError
 
     # ---- drawing -----------------------------------------------------------------------------------
@@ -457,7 +457,7 @@ class OrderingScreen(FedScreen):
         return replace(context, halted_kind=self.halted_kind(), paused=paused)
 
     def halted_kind(self) -> str:
-        """What `H` is about: the kind that is selected here."""
+        """Return the message kind that `H` acts on: the one selected here."""
         return ""
 
     def order_for(self, action: str) -> Order | str:
@@ -500,7 +500,7 @@ class OrderingScreen(FedScreen):
         self.fed.send(order, self.finished)
 
     def finished(self, text: str, *, ok: bool, result: Mapping[str, Any] | None = None) -> None:
-        """What the daemon said."""
+        """Show the daemon's answer to an order."""
         self._sending = False
         self._result = (text, "ok" if ok else "bad", self.fed.now() + self.RESULT_SECONDS)
         if self.fed.top is self:
@@ -509,7 +509,7 @@ class OrderingScreen(FedScreen):
             self.fed.say(text)  # somebody went on meanwhile
 
     def result_lines(self, cells: int) -> list[Line]:
-        """What came of the last order, for `notices`."""
+        """Return the result of the last order, for `notices`."""
         text, style, until = self._result
         return wrap(text, cells, style)[:3] if text and self.fed.now() < until else []
 
@@ -609,7 +609,7 @@ def by_letters(text: str, entries: Sequence[Entry]) -> list[Entry]:
 
 
 def places_to_go(fed: Console) -> list[Entry]:
-    """For `:`: every place, with what follows its name given to it, and every held release."""
+    """Return the entries of `:`: every place, which is given the text after its name, and every held release."""
 
     def going(name: str) -> Callable[[str], None]:
         def go(rest: str) -> None:
@@ -641,7 +641,7 @@ def places_to_go(fed: Console) -> list[Entry]:
 
 
 def things_to_do(fed: Console) -> list[Entry]:
-    """For the palette: every action of the screen on top, every place, and what has no key."""
+    """Return the palette's entries: every action of the current screen, every place, and what has no key."""
 
     def doing(action: Action) -> Callable[[str], None]:
         return lambda rest: fed.do(action)
@@ -681,8 +681,7 @@ class ChooseDialog(ModalScreen[None]):
     title: of the box.
     entries: what there is to choose from.
     find: which of them fit what was typed, best first.
-    history: of what was typed, for `:`; without it up and down move among what was found.
-    """
+    history: of what was typed, for `:`; without it up and down move among what was found."""
 
     CSS = """
     ChooseDialog {
@@ -778,7 +777,7 @@ class ChooseDialog(ModalScreen[None]):
             self.choose()
 
     def choose(self) -> None:
-        """What is marked is done once the dialog is gone."""
+        """Carry out the marked entry once the dialog is closed."""
         text, found = self.query_one(ChooseLine).value.strip(), self.found()
         if not found or (self._history is not None and not text):
             return

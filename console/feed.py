@@ -66,7 +66,7 @@ NOTHING_TOLD_YET = "the daemon answers and has told nothing of its state yet"
 
 
 class _Read(Protocol):
-    """What `fedsilo.control.client.Snapshot` has."""
+    """The fields of `fedsilo.control.client.Snapshot`."""
 
     @property
     def sequence(self) -> int: ...
@@ -91,8 +91,8 @@ class _Happened(Protocol):
 
 @dataclass(frozen=True)
 class Answer:
-    """What a question came to: a value with its time (the console's monotonic clock), a refusal, or, after a refusal of
-    what was answered before, both."""
+    """The answer to a question: a value with its time (the console's monotonic clock), a refusal, or both where an
+    earlier value was followed by a refusal."""
 
     value: Any = None
     at: float | None = None
@@ -190,7 +190,7 @@ QUESTIONS_MAX = 8  # of one screen; each is one query a second
 
 
 class Source(Protocol):
-    """What the feed reads from; `ControlClient` is one.
+    """Where the feed reads from; `ControlClient` is one.
 
     One that is no daemon that runs may have two methods more: `wall_time`, seconds since 1970 at which its readings
     count as taken, so that no clock is said to differ; and `banner`, which stands where a daemon's link says "live".
@@ -242,8 +242,8 @@ class Feed:
         self._wake.set()
 
     def want(self, questions: Mapping[str, Question]) -> None:
-        """From now on ask these, by a key of the screen's own: at once, and about once a second. Answers lie in
-        `Snapshot.answers`; those to other questions are dropped.
+        """Ask these questions from now on, each under the screen's own key, at once and about once a second. Answers
+        are in `Snapshot.answers`; answers to earlier questions are dropped.
 
         Raises:
             ValueError: more than `QUESTIONS_MAX`; a screen asks for pages, not for everything.
@@ -378,7 +378,7 @@ def _named(error: Exception) -> str:
 
 
 def _told(snapshot: Snapshot, source: Source) -> Snapshot:
-    """With what the source is, where it is no daemon that runs."""
+    """Add to a snapshot what kind of source it is of, where that is no running daemon."""
     banner = getattr(source, "banner", None)
     return snapshot if banner is None else replace(snapshot, link=replace(snapshot.link, told=banner()))
 
@@ -524,7 +524,7 @@ class Hand:
         self._connect = connect_to(socket)
 
     def carry_out(self, person: Person, name: str, arguments: Mapping[str, Any], request_id: str) -> Mapping[str, Any]:
-        """One signed command.
+        """Send one signed command.
 
         Raises:
             FedSiloError: what the key files or the daemon said. UnreachableError: safe to ask again, same request id.

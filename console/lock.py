@@ -1,4 +1,4 @@
-"""Who may change something at this console, and when: the lock, keys that stood alone, and the signing of a decision.
+"""Who may change something at this console, and when: the lock, keys typed alone, and the signing of a decision.
 
 It is locked until somebody unlocks it, and locks itself after 15 idle minutes. What is sent is signed with the person's
 own key for this one request; the daemon verifies certificate, signature, expiry, role and request id (threat T36). A
@@ -69,7 +69,7 @@ class KeyGate:
         return ""
 
     def settle(self, now: float) -> str | None:
-        """What was offered and stood alone long enough, once."""
+        """Return the offered key once it has stood alone long enough, and only once."""
         if self._pending is None or now - self._pending[1] < BURST_SECONDS:
             return None
         name = self._pending[0]
@@ -81,7 +81,7 @@ IDLE_LOCK_SECONDS = 15 * 60.0
 
 
 class Signer(Protocol):
-    """What gives a signed command to the daemon; `console.feed.Hand` is one."""
+    """Sends a signed command to the daemon; `console.feed.Hand` is one."""
 
     def carry_out(
         self, person: Person, name: str, arguments: Mapping[str, Any], request_id: str
@@ -101,7 +101,7 @@ class Decision(Protocol):
 
     @property
     def command(self) -> str:
-        """Of the control API."""
+        """Return the name of its command in the control API."""
 
     @property
     def request_id(self) -> str: ...
@@ -112,7 +112,7 @@ class Decision(Protocol):
         """Why it cannot be given now, or nothing; asked when the dialog opens, while it is open, and at the end."""
 
     def told(self, person: str, result: Mapping[str, Any]) -> str:
-        """What came of it, for people."""
+        """Return the result as a sentence for people."""
 
 
 @dataclass(frozen=True)
@@ -129,8 +129,7 @@ class Signing:
     key_files: of the person at this console.
     site: whose daemon this should be; empty for whichever answers.
     read_only: no unlocking.
-    clock: monotonic seconds.
-    """
+    clock: monotonic seconds."""
 
     signer: Signer | None
     key_files: KeyFiles | None
@@ -223,8 +222,8 @@ def _of_elsewhere(person: Person, site: str) -> str:
 
 
 def record_text(result: Mapping[str, Any]) -> str:
-    """Where the daemon's audit log has it, or nothing where the daemon does not tell: the log's size names another one
-    as soon as anything else was written."""
+    """Return where the daemon's audit log has the command; empty where the daemon does not say, since the log's size
+    names another record as soon as anything else was written."""
     number = result.get("record")
     return "" if number is None else f", audit record {number}"
 
@@ -238,7 +237,7 @@ def why_not_release(release: Release, snapshot: Snapshot, person: str, now: floa
 
 @dataclass(frozen=True)
 class Answer:
-    """What a person decided on what was shown; the same answer sent twice has the same request id."""
+    """A person's answer to what the screen showed. Sending it twice uses the same request id."""
 
     release: Release
     approve: bool

@@ -284,8 +284,7 @@ def deferral(release: Release, minutes: int, time: float) -> Deferral:
     """Args:
     release: as it is shown.
     minutes: from then.
-    time: seconds since 1970, the daemon's clock.
-    """
+    time: seconds since 1970, the daemon's clock."""
     until = float(int(time + minutes * _MINUTE_SECONDS))
     return Deferral(
         "defer", "approvals.defer", release.id,

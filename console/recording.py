@@ -132,7 +132,7 @@ class RecordingFile:
                 self.path.unlink(missing_ok=True)
 
     def banner(self) -> str:
-        """For the top of the console, so that nobody forgets it."""
+        """Return the text that the top of the console shows while recording, so that nobody forgets it."""
         if self.trouble:
             return f"RECORDING STOPPED: {self.trouble}"
         seconds = 0.0 if self._began is None else self._clock() - self._began
@@ -266,8 +266,7 @@ _MAKES_ONE = "fedconsole --record FILE makes a recording"
 class Header:
     """Attributes:
     share_safe: it holds released fields only.
-    began: UTC time of the first reading, by the clock of the console that recorded.
-    """
+    began: UTC time of the first reading, by the clock of the console that recorded."""
 
     federation: str
     site: str
@@ -373,7 +372,7 @@ class Replay:
         return time_of(text_of(line.body.get("time"))) + max(position - line.at, 0.0)
 
     def banner(self) -> str:
-        """For the top of the console."""
+        """Return the text that the top of the console shows during playback."""
         moment = datetime.fromtimestamp(self.wall_time(), UTC)
         pace = "paused" if self.paused else "at its end" if self.position >= self.duration else f"x{self.speed:g}"
         kind = "share-safe" if self.header.share_safe else "WITH LOCAL DATA"

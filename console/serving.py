@@ -57,7 +57,7 @@ PACKET_BYTES_MAX = 1 << 22
 
 @dataclass(frozen=True)
 class Address:
-    """What a browser calls this server.
+    """The address by which a browser reaches this server.
 
     Attributes:
         authority: the one value of Host that is answered.
@@ -95,7 +95,7 @@ def check_bind(bind: str, behind_proxy: str) -> None:
 
 
 def address_of(bind: str, port: int, behind_proxy: str = "") -> Address:
-    """What a browser calls the server that listens at `bind`:`port`.
+    """Return the address by which a browser reaches the server that listens at `bind`:`port`.
 
     Args:
         bind: IP address.
@@ -135,7 +135,7 @@ class Refusal:
 
 
 def refuse_stranger(address: Address, hosts: list[str], headers: Mapping[str, str], *, socket: bool) -> Refusal | None:
-    """Whether a request was made by this server's own page or typed by a person, as its headers tell.
+    """Refuse a request unless its headers say that this server's own page made it or a person typed its address.
 
     Args:
         address: of this server.
@@ -157,7 +157,7 @@ def refuse_stranger(address: Address, hosts: list[str], headers: Mapping[str, st
 
 
 class Door:
-    """One start URL, good once; then one cookie, until it is too old. A new one of each with every start.
+    """Login with one start URL, which is good once, then one cookie, until it expires. Each start makes new ones.
 
     Does not stop: whoever uses the start URL first. The person who comes second is told so.
 
@@ -235,7 +235,7 @@ def headers_of(address: Address) -> dict[str, str]:
 
 
 def page(address: Address) -> str:
-    """The one page. Nothing in it comes from a request or from a daemon."""
+    """Return the one page. Nothing in it comes from a request or from a daemon."""
     return f"""<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -279,7 +279,7 @@ class Typed:
 
 @dataclass(frozen=True)
 class Told:
-    """What the console's process is told beside keys: a size, or that the page has the focus or lost it."""
+    """A message to the console's process other than keys: a size, or that the page gained or lost the focus."""
 
     fields: Mapping[str, str | int]
 
@@ -295,7 +295,7 @@ Said: TypeAlias = Typed | Told | Ping | None
 
 
 def read_message(text: str) -> Said:
-    """One message of the page's script; None for whatever else it is: it is dropped.
+    """Parse one message of the page's script; None for anything else, which is dropped.
 
     What is pasted beyond `TYPED_BYTES_MAX` is dropped whole: half of an escape sequence would be read as keys.
     """
@@ -341,7 +341,7 @@ def _between(value: Any, low: int, high: int, otherwise: int) -> int:
 
 
 def packet(said: Typed | Told) -> bytes:
-    """One message for the console's process. The size before it keeps keys from passing for anything else."""
+    """Return one message for the console's process. The size before it keeps keys from passing for anything else."""
     kind, payload = (b"D", said.data) if isinstance(said, Typed) else (b"M", json.dumps(dict(said.fields)).encode())
     return kind + len(payload).to_bytes(4, "big") + payload
 
@@ -373,8 +373,7 @@ class Serving:
         one that can only look.
     environment: all of that process's environment but for the size.
     send_seconds: how long a browser may take no bytes.
-    heartbeat_seconds: how often it is asked whether it is still there.
-    """
+    heartbeat_seconds: how often it is asked whether it is still there."""
 
     bind: str
     port: int
@@ -435,8 +434,7 @@ class ConsoleServer:
     """Args:
     how: as it says.
     tell: a line for the operator; never a token, a cookie or what was asked for.
-    door: who may come in.
-    """
+    door: who may come in."""
 
     def __init__(self, how: Serving, tell: Callable[[str], None], door: Door) -> None:
         self.address = Address("")  # known once it listens
@@ -681,7 +679,7 @@ def _assets() -> dict[str, tuple[str, bytes]]:
 
 
 def _quiet() -> logging.Logger:
-    """For aiohttp: its messages may repeat a request, and with it the token."""
+    """Return a logger for aiohttp that drops its messages, which may repeat a request and with it the token."""
     logger = logging.getLogger("console.serving")
     logger.addHandler(logging.NullHandler())
     logger.propagate = False

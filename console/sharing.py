@@ -1,4 +1,4 @@
-"""Which fields of a daemon's state, events and answers a share-safe recording may hold (console design 9).
+"""The fields of a daemon's state, events and answers that a share-safe recording may hold (console design 9).
 
 Released is what the site's policy has let out already: names, places in the run, digests and sizes that the coordinator
 was told in a message of its own. Local is everything else: figures of the trainer, what a held message is made of,
@@ -58,9 +58,6 @@ class Question:
 
     answer: Rule
     arguments: frozenset[str] = field(default_factory=frozenset)
-
-
-_SENT = ("outcome", frozenset({"sent", "acked"}))
 
 
 def rule_of(row: type[answers.Answer]) -> Mapping[str, Rule]:
@@ -128,64 +125,24 @@ EVENTS: Mapping[str, Rule] = {
     "refused": LOCAL, "connection.refused": LOCAL,
 }  # fmt: skip
 
-_FROM_OTHERS = ("source", frozenset({"released"}))  # at a silo its own, whose source is local, stay there
-_ROUND: Mapping[str, Rule] = {
-    "party": RELEASED, "run": RELEASED, "run_state": RELEASED, "method": RELEASED, "round": RELEASED,
-    "rounds_planned": RELEASED, "state": RELEASED, "opened_at": RELEASED, "closed_at": RELEASED,
-    "elapsed_seconds": RELEASED, "closed_seconds": RELEASED, "paused": LOCAL, "awaited": LOCAL, "deadlines": LOCAL,
-    "rounds": Rows({
-        "round": RELEASED, "state": RELEASED, "opened_at": RELEASED, "closed_at": RELEASED, "seconds": RELEASED,
-        "participants": RELEASED,
-    }),
-    "quorum": {"needed": RELEASED, "of": RELEASED, "given": RELEASED, "reached_seconds": RELEASED},
-    "silos": Rows({
-        "silo": RELEASED, "own": RELEASED, "round": RELEASED, "joined": RELEASED, "joined_at": RELEASED,
-        "plan": RELEASED, "plan_at": RELEASED, "last_seen": RELEASED, "step": RELEASED, "isolation": RELEASED,
-        "state": LOCAL, "why": LOCAL, "straggler": LOCAL, "code": LOCAL, "policy": LOCAL,
-        "received_bytes": RELEASED, "received_messages": RELEASED, "update_norm": LOCAL, "update_digest": LOCAL,
-        "phases": Rows({
-            "phase": RELEASED, "step": RELEASED, "state": RELEASED, "from_seconds": RELEASED, "to_seconds": RELEASED,
-            "seconds": RELEASED, "source": RELEASED,
-        }, _FROM_OTHERS),
-    }),
-    "parameters": LOCAL, "digests": LOCAL, "hidden": RELEASED,
-}  # fmt: skip
-_PAGE = frozenset({"before", "limit", "control", "kind"})
+_OF_MESSAGES = (answers.DecisionInFull, answers.SentInFull, answers.MessagePage)  # one of them, or a page of all
 _MESSAGES = Question(
-    {
-        "messages": Rows(rule_of(answers.MessageRow), _SENT), "next": RELEASED, "total": LOCAL, "held": LOCAL,
-        "denied": LOCAL, "message": LOCAL, "outcome": LOCAL, "milliseconds": LOCAL, "would_pass": LOCAL,
-        "waiting": LOCAL, "sent": LOCAL,
-    },
-    _PAGE,
-)  # fmt: skip
+    {name: rule for row in _OF_MESSAGES for name, rule in rule_of(row).items()},
+    frozenset({"before", "limit", "control", "kind"}),
+)
 # By name. A query that is local is left out whole, for its arguments may say as much as its answer.
 QUERIES: Mapping[str, Question | Share] = {
-    "approvals": Question(
-        {"releases": Rows(rule_of(answers.ReleaseRow)), "total": RELEASED, "next": RELEASED},
-        frozenset({"state", "before", "limit", "kind"}),
-    ),
+    "approvals": Question(rule_of(answers.ReleasePage), frozenset({"state", "before", "limit", "kind"})),
     "approval.comparison": LOCAL, "approvals.payload": LOCAL,
     "approval": LOCAL, "halts": LOCAL, "payload": LOCAL, "audit": LOCAL, "settings": LOCAL, "logs": LOCAL,
     "adapters": LOCAL, "findings": LOCAL, "rescreen": LOCAL,
     "outbox": _MESSAGES,
     "inbox": _MESSAGES,
-    "audit.status": Question({
-        "size": RELEASED, "verified_to": RELEASED, "verified_at": RELEASED, "verifying": RELEASED,
-        "looked_at": RELEASED, "of": RELEASED, "broken": LOCAL, "checkpoint": RELEASED, "coordinator": RELEASED,
-        "witnesses": RELEASED,
-    }),
+    "audit.status": Question(rule_of(answers.AuditStatus)),
     "audit.verify": LOCAL,
     "limits": LOCAL,
-    "ledger": Question({
-        "dp": RELEASED, "runs": Rows({"run": RELEASED, "state": RELEASED, "round": RELEASED}), "history": LOCAL,
-        "content": Rows({
-            "kind": RELEASED, "run": RELEASED, "round": RELEASED, "step": RELEASED, "bytes": RELEASED,
-            "state": RELEASED, "at": RELEASED, "digest": LOCAL,
-        }, ("state", frozenset({"sent"}))),
-        "total": LOCAL, "next": RELEASED,
-    }, frozenset({"before", "limit"})),
-    "round": Question(_ROUND, frozenset({"run", "round"})),
+    "ledger": Question(rule_of(answers.LedgerPage), frozenset({"before", "limit"})),
+    "round": Question(rule_of(answers.Round), frozenset({"run", "round"})),
     "curves": Question(rule_of(answers.Curves), frozenset({"run", "names", "x"})),
     "certificates": LOCAL,
     # of a coordinator

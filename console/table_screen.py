@@ -29,7 +29,7 @@ from textual.message import Message
 from textual.widgets import Input
 
 from console.base import FedScreen, Lines, TextDialog, TextLine
-from fedsilo.control.answers import Answer, to_json
+from fedsilo.control.answers import to_json
 from fedsilo.views import conditions
 from fedsilo.views.columns import GAP_CELLS, MARK_CELLS, Column, Row, choose_columns
 from fedsilo.views.lines import Glyphs, Line, Part, Shown, duration_text, line, pad, safe
@@ -51,15 +51,14 @@ class Term:
 
 @dataclass(frozen=True)
 class Filter:
-    """What was typed after `/`: words that must all hold. `text` is looked for in every column, `field:value` in one,
-    and `!` before either means not. Letters of either case are the same."""
+    """A filter as typed after `/`: words that must all match. `text` is searched in every column, `field:value` in one,
+    and `!` before either negates. Case is ignored."""
 
     terms: tuple[Term, ...] = ()
 
     def passes(self, texts: Mapping[str, str]) -> bool:
         """Args:
-        texts: column name -> its text, lower case.
-        """
+        texts: column name -> its text, lower case."""
         return all(self._holds(term, texts) != term.excludes for term in self.terms)
 
     @staticmethod
@@ -89,11 +88,10 @@ def parse_filter(text: str, names: Iterable[str]) -> Filter:
 
 @dataclass(frozen=True)
 class Item:
-    """A row with what was read from it and what its cells show."""
+    """A row with what its cells show."""
 
     id: str
     row: Row
-    value: Any
     cells: tuple[Part, ...]
 
 
@@ -104,12 +102,10 @@ class Rows:
     Args:
         columns: what a row shows.
         id_of: a text that names the row for good, such as its sequence number.
-        read: makes the value that the columns show; by default the row itself.
     """
 
     columns: Sequence[Column]
     id_of: Callable[[Row], str]
-    read: Callable[[Any], Any] = lambda row: row
     cursor: str = ""
     moved: bool = False  # somebody placed the cursor
     left: bool = False  # the row under the cursor went away, and the cursor had to go elsewhere
@@ -192,7 +188,7 @@ class Rows:
         self._settle()
 
     def wants_older(self) -> Any:
-        """Where the page begins that should be asked for now, or None."""
+        """Return where the page begins that should be asked for now, or None."""
         if self.next is None:
             return None
         if self._filter.terms and len(self._items) >= ROWS_MAX:
@@ -217,15 +213,13 @@ class Rows:
     def _made(self, page: Sequence[Row]) -> list[Item]:
         known = {item.id: item for item in self._items}
         made: dict[str, Item] = {}
-        for told in page:
-            row = told if isinstance(told, Answer) else mapping(told)
+        for row in page:
             name = self.id_of(row)
             before = known.get(name)
             if before is not None and before.row == row:
                 made[name] = before
             else:
-                value = self.read(row)
-                made[name] = Item(name, row, value, tuple(column.show(value) for column in self.columns))
+                made[name] = Item(name, row, tuple(column.show(row) for column in self.columns))
         return list(made.values())
 
     def _keep_most(self) -> None:
@@ -241,7 +235,7 @@ class Rows:
     @staticmethod
     def _before_of(item: Item) -> Any:
         """Pages begin before a sequence number (the queries' `before`)."""
-        return item.row.get("seq")
+        return item.row.seq
 
     # ---- what is shown -----------------------------------------------------------------------------
 
@@ -252,7 +246,7 @@ class Rows:
 
     @property
     def shown(self) -> Sequence[Item]:
-        """Those that pass the filter, in the order of the table."""
+        """Return the rows that pass the filter, in the order of the table."""
         return self._shown
 
     @property
@@ -281,7 +275,7 @@ class Rows:
         self._settle()
 
     def sort_next(self) -> None:
-        """By the first column, then the same downwards, then by the next column, and at the end newest first."""
+        """Sort by the first column, then the same downwards, then by the next column, and at the end newest first."""
         if self._sorted_by < 0:
             self._sorted_by, self._descending = 0, False
         elif not self._descending:
@@ -320,7 +314,7 @@ class Rows:
             column = self._sorted_by
             order = self.columns[column].order
             self._shown.sort(
-                key=lambda item: _sortable(order(item.value) if order is not None else item.cells[column][0].lower()),
+                key=lambda item: _sortable(order(item.row) if order is not None else item.cells[column][0].lower()),
                 reverse=self._descending,
             )
         if self._aside and any(item.id == self._aside for item in self._shown):
@@ -385,7 +379,7 @@ def _sortable(value: Any) -> tuple[int, float, str]:
 
 
 def skeleton(columns: Sequence[Column], cells: int, height: int, glyphs: Glyphs) -> list[Line]:
-    """What stands there until the first page comes: the header, and rows that are clearly none."""
+    """Return the table before the first page comes: the header, and placeholder rows."""
     chosen = choose_columns(columns, cells)
     widths = [(column.name, width, column.right) for column, width in chosen]
     space = " " * GAP_CELLS
@@ -400,7 +394,7 @@ FILTER_CHARACTERS_MAX = 120
 
 
 class FilterLine(TextLine):
-    """What follows `/`. Enter goes back to the rows and keeps it, escape clears it."""
+    """The input line after `/`. Enter goes back to the rows and keeps the filter, escape clears it."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "clear_filter", show=False)]
 
@@ -430,7 +424,7 @@ class RowLines(Lines, can_focus=True):
 
 
 class TablePane(Vertical):
-    """One table with its title, filter line and keys.
+    """A table with its title, filter line and keys.
 
     Args:
         columns: what a row shows.
@@ -438,8 +432,7 @@ class TablePane(Vertical):
         title: of the box.
         key: of its answer in `Snapshot.answers`; empty for rows given to `take_rows`.
         query: the query's name and arguments without `limit` and `before`.
-        read: as of `Rows`.
-        rows_in: the field of the answer that has the rows.
+        rows_of: returns the rows of an answer.
         empty: what would stand here, such as "messages that left this silo".
         makes: the command that makes some.
     """
@@ -486,20 +479,19 @@ class TablePane(Vertical):
         title: str,
         key: str = "",
         query: Question = ("", {}),
-        read: Callable[[Any], Any] = lambda row: row,
-        rows_in: str = "",
+        rows_of: Callable[[Any], Sequence[Row]] = lambda answer: (),
         empty: str = "rows",
         makes: str = "",
         id: str | None = None,
     ) -> None:
         super().__init__(id=id)
-        self.rows = Rows(columns, id_of, read)
+        self.rows = Rows(columns, id_of)
         self.frozen_at: float | None = None
         self._columns = columns
         self._title = title
         self._key = key
         self._query = query
-        self._rows_in = rows_in
+        self._rows_of = rows_of
         self._empty = empty
         self._makes = makes
         self._taken: dict[str, Any] = {}
@@ -538,16 +530,16 @@ class TablePane(Vertical):
             return
         text, self._query, self._taken = self.rows.filter_text, query, {}
         self._key = key or " ".join([query[0], *(f"{name} {value}" for name, value in query[1].items())])
-        self.rows = type(self.rows)(self._columns, self.rows.id_of, self.rows.read)
+        self.rows = type(self.rows)(self._columns, self.rows.id_of)
         self.rows.filter(text)
 
     @property
     def key_asked(self) -> str:
-        """Of the newest answer in `Snapshot.answers`, for what is asked now."""
+        """Return the key of the newest answer in `Snapshot.answers` to the current question."""
         return self._key
 
     def take(self, snapshot: Snapshot) -> None:
-        """What came in for this table, unless it is frozen. Call it before `draw`."""
+        """Take the answers for this table, unless it is frozen. Call it before `draw`."""
         if self.frozen_at is not None:
             return
         newest = snapshot.answers.get(self._key)
@@ -557,23 +549,18 @@ class TablePane(Vertical):
             size = answer.get("size")
             total = answer.get("total", size)
             self.rows.take_newest(
-                self._page(answer), answer.get("next"), total=total if isinstance(total, int) else None,
+                self._rows_of(answer), answer.get("next"), total=total if isinstance(total, int) else None,
                 reaches=size if isinstance(size, int) else None,
             )  # fmt: skip
         before = self.rows.next
         older = snapshot.answers.get(self._older_key(before)) if before is not None else None
         if older is not None:
-            answer = mapping(older)
-            self.rows.take_older(self._page(answer), before, answer.get("next"))
+            self.rows.take_older(self._rows_of(older), before, mapping(older).get("next"))
 
     def take_rows(self, rows: Sequence[Row]) -> None:
         """Rows that the screen has already, all of them."""
         if self.frozen_at is None:
             self.rows.take_newest(rows, None, total=len(rows))
-
-    def _page(self, answer: Mapping[str, Any]) -> Sequence[Row]:
-        page = answer.get(self._rows_in)
-        return [mapping(row) for row in page] if isinstance(page, list) else []
 
     def _older_key(self, before: Any) -> str:
         # the place is part of the key, so that no answer can be taken for another page's
@@ -694,7 +681,7 @@ class TablePane(Vertical):
         self._changed()
 
     def action_back(self) -> None:
-        """One level up: out of the filter first, then out of the screen."""
+        """Go one level up: out of the filter first, then out of the screen."""
         if self.rows.filter_text:
             self.query_one(FilterLine).value = ""
             self.close_filter()
@@ -714,7 +701,7 @@ class TablePane(Vertical):
         self.query_one(RowLines).focus()
 
     def filter(self, text: str) -> None:
-        """As if it had been typed after `/`; for presets of the palette."""
+        """Set the filter as if it had been typed after `/`; for presets of the palette."""
         field = self.query_one(FilterLine)
         field.add_class("-open")
         field.value = text
@@ -735,7 +722,7 @@ class TablePane(Vertical):
 
 @dataclass(frozen=True)
 class Subject:
-    """What a screen with one table is about.
+    """What a screen with one table shows: its query, columns and details.
 
     Attributes:
         columns: of the table.
@@ -746,7 +733,6 @@ class Subject:
         query: that the rows come from, all in one answer; empty where the screen takes them from elsewhere.
         empty: what would stand in the table.
         makes: the command that makes some.
-        read: makes the value that the columns show; by default the row itself.
     """
 
     columns: Sequence[Column]
@@ -757,7 +743,6 @@ class Subject:
     query: str = ""
     empty: str = "rows"
     makes: str = ""
-    read: Callable[[Any], Any] = lambda row: row
 
 
 class TableScreen(FedScreen):
@@ -777,7 +762,6 @@ class TableScreen(FedScreen):
         about = self.subject
         return TablePane(
             about.columns, about.id_of, title=about.title, key=about.query, empty=about.empty, makes=about.makes,
-            read=about.read,
         )  # fmt: skip
 
     @property

@@ -98,7 +98,7 @@ def follow_terminal(app: App[Any]) -> None:
 
 
 def _terminal_size(app: App[Any]) -> Size | None:
-    """Of the terminal that the driver draws on; None where nobody may say."""
+    """Return the size of the terminal that the driver draws on; None where it cannot be known."""
     drawn_on = getattr(app._driver, "_file", None)
     if drawn_on is None or getattr(app._driver, "_in_band_window_resize", False):
         return None
@@ -136,7 +136,7 @@ class LetsThrough(App[None]):
 
     @property
     def failure(self) -> Exception | None:
-        """What ended it, if a mistake of ours did."""
+        """Return the exception that ended it, if a fault of the console did."""
         return self._exception
 
 

@@ -91,7 +91,7 @@ class LazyTensors(Mapping[str, Array]):
 
 
 def read_factors(payload: AnyPayload) -> FactorsReader:
-    """Raises PeerError as `FactorsReader` does."""
+    """Open an update's factors. Raises PeerError as `FactorsReader` does."""
     return FactorsReader(payload, payload.size_bytes)
 
 

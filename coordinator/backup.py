@@ -169,7 +169,7 @@ FILES, KEYS = "files", "keys"
 
 
 def public_files(config: CoordinatorConfig) -> list[Path]:
-    """All that is no secret."""
+    """Return all files that hold no secret."""
     files = config.identity
     return [
         *([config.source] if not _has_password(config) else []),

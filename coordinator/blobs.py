@@ -214,7 +214,7 @@ class Blobs:
         return FilePayload(self._filesystem, place, digest, int(self._filesystem.size(place)))
 
     def get(self, digest: str) -> FilePayload:
-        """Raises OperationError: a payload that the database names is not on the disk."""
+        """Open a payload. Raises OperationError: the database names it and it is not on the disk."""
         payload = self.find(digest)
         if payload is None:
             raise OperationError(f"payload {digest} is missing from {self._root}", hint="restore the state folder")
@@ -247,7 +247,7 @@ class _Turn:
 
 
 class Upload:
-    """One payload that is being taken in.
+    """A payload that is being received.
 
     Args:
         file: what has come of it.

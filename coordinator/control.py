@@ -24,7 +24,7 @@ from coordinator.config import CoordinatorConfig
 from coordinator.driver import Driver
 from coordinator.record import Outcome, run_record
 from coordinator.runs import ActiveRun, min_updates_of
-from fedsilo.control.answers import CoordinatorStatus, MemberRow, RunRow, log_state, read
+from fedsilo.control.answers import Broken, CoordinatorStatus, LogState, MemberRow, RunRow, read
 from fedsilo.control.server import ControlServer
 from fedsilo.files.run_request import Fixed, check_request, plan_from_request, read_request, silos_of
 from fedsilo.protocol import strict_yaml
@@ -44,7 +44,7 @@ class Control:
     Attributes:
         address: host:port on which silos are served, once known.
         clock: what stands still for it, as `Coordinator.clock`.
-        log_broken: {"seq", "why"} of the break that the newest verification of the audit log found; None where none.
+        log_broken: the break that the newest verification of the audit log found; None where none.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Control:
         self._looking = threading.Lock()
         self.address = ""
         self.clock: Callable[[], dict[str, Any]] = dict
-        self.log_broken: Callable[[], dict[str, Any] | None] = lambda: None
+        self.log_broken: Callable[[], Broken | None] = lambda: None
         desk.before_snapshot = self.bring_up_to_date
         desk.register_query("runs", lambda _: self.runs())
         desk.register_query("run", self.run)
@@ -113,7 +113,7 @@ class Control:
         self._show(self.state())
 
     def show_halted(self) -> None:
-        """Where the database cannot be read: what was shown last, and that all has come to a halt."""
+        """Show the last known state and that everything has halted, where the database cannot be read."""
         self._show(self._with(halted=self._driver.halted))
 
     def _with(self, **fields: Any) -> CoordinatorStatus:
@@ -129,7 +129,7 @@ class Control:
             "halted": self._driver.halted,
             "waits": self._driver.parts.store.waiting,
             "silos": self.silos(),
-            "audit": log_state(self._driver.parts.audit.size, self.log_broken()),
+            "audit": LogState(size=self._driver.parts.audit.size, broken=self.log_broken()),
             "clock": self.clock(),
         }
 
@@ -151,7 +151,7 @@ class Control:
             return tuple(self._summary(session, run) for run in rows)
 
     def run(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """One run in full: the run record's content as far as it has come, and what was asked for."""
+        """Return one run in full: the run record's content so far, and the request."""
         with self._driver.parts.store.transaction() as session:
             run = self._row(session, arguments)
             record = run_record(session, run, charter_digest=self._charter_digest)

@@ -252,7 +252,7 @@ def check_shared(config: CoordinatorConfig) -> Shared:
 
 
 class Coordinator:
-    """All parts, wired. Use as a context; the state folder is locked while it is open.
+    """All parts of a coordinator. Use it as a context; the state folder is locked while it is open.
 
     Args:
         checked: the configuration and its files.
@@ -301,8 +301,8 @@ class Coordinator:
             return self._latest
 
     def clock(self) -> dict[str, Any]:
-        """For people: by how much the clock is behind the latest time seen, where time stands still for it, or ahead of
-        the time that has passed, where a jump is not followed; else empty.
+        """Return the state of the clock for people: how far it is behind the latest time seen, where time stands still
+        for it, or ahead of the elapsed time, where a jump is not followed; else empty.
 
         Does not notice a clock that is ahead from the start: nobody tells a coordinator the time; silos that start then
         say so.

@@ -52,7 +52,7 @@ class Replies:
     def seal(
         self, session: Session, silo: str, place: Place, *, body: Message | None, payload: AnyPayload | None
     ) -> Reply:
-        """One reply: either `payload` as it is, or the canonical bytes of `body`."""
+        """Seal one reply: either `payload` as it is, or the canonical bytes of `body`."""
         content = payload if payload is not None else BytesPayload(codec.encode(body) if body is not None else b"")
         envelope = seal(
             place,
@@ -156,7 +156,7 @@ def first_item(session: Session, silo: str, *, but: Sequence[str] = ()) -> Row[A
 
 
 def items(session: Session, silo: str, *, but: Sequence[str] = ()) -> list[OutboxItem]:
-    """All that waits for a silo, oldest first."""
+    """Return all that waits for a silo, oldest first."""
     query = select(OutboxItem).where(OutboxItem.silo == silo, OutboxItem.run.not_in(list(but)))
     return list(session.scalars(query.order_by(OutboxItem.id)))
 
@@ -168,8 +168,8 @@ def give(session: Session, silo: str, item_id: int, sequence: int) -> None:
 
 
 def count_as_lost(session: Session, silo: str, *, but: Iterable[OutboxItem]) -> None:
-    """What waits for a silo, was given to it once and is not in what it is given at this moment (`but`): a silo
-    acknowledges numbers, what it takes in now has a higher one, and that would tell of these as well. If they did
+    """Count as lost what waits for a silo, was given to it once and is not in its present answer (`but`). A silo
+    acknowledges numbers; what it takes in now has a higher one, which would acknowledge these as well. If they did
     arrive, they come twice."""
     session.connection().execute(_COUNT_AS_LOST, its(silo=silo) | {"but": [item.id for item in but]})
 

@@ -1,4 +1,4 @@
-"""What a run leaves behind: a signed run record with every choice and figure, and the adapter folder (design 4)."""
+"""Results of a run: a signed run record with every choice and figure, and the adapter folder (design 4)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def versions() -> dict[str, str]:
 
 
 def run_record(session: Session, run: db.Run, *, charter_digest: str) -> dict[str, Any]:
-    """Everything a person needs to say what this run was, as plain JSON.
+    """Return everything that describes a run to a person, as plain JSON.
 
     Args:
         session: the database.
@@ -184,7 +184,7 @@ class Outcome:
         return self._folder / run
 
     def write(self, session: Session, run: db.Run) -> None:
-        """Raises OperationError: the disk refused."""
+        """Write the record and the adapter. Raises OperationError: the disk refused."""
         folder = self.folder_of(run.name)
         try:
             folder.mkdir(parents=True, exist_ok=True)

@@ -183,7 +183,7 @@ class Agreements:
     def look(
         self, session: Session, plan: Plan, number: int, *, out: frozenset[str], deadline_passed: bool = False
     ) -> list[tuple[str, bytes]]:
-        """Who is to get `round.agreed` at this moment: (silo, payload).
+        """Return who gets `round.agreed` now: (silo, payload).
 
         Args:
             session: the caller's transaction.
@@ -301,7 +301,7 @@ def figures(session: Session, run: str, number: int) -> dict[str, Any]:
 
 
 def _pool_of(session: Session, plan: Plan, number: int) -> dict[str, str]:
-    """Of a round, whose answers are its donors: what was taken in the round before."""
+    """Return whose answers are a round's donors: those that were taken in the round before."""
     if plan.exchange != "round_end":
         return {}
     upload = db.Upload
@@ -325,7 +325,7 @@ def min_updates_of(session: Session, silos: Iterable[str]) -> int:
 
 
 def _check_readable(transcript: Transcript) -> None:
-    """Raises OperationError: `transcript_from_canonical` refuses what this transcript would be sent as."""
+    """Check a transcript as its receivers do. Raises OperationError: `transcript_from_canonical` refuses it."""
     try:
         transcript_from_canonical(transcript.canonical())
     except PeerError as error:
@@ -411,12 +411,12 @@ class ActiveRun:
 
     @property
     def silos(self) -> tuple[str, ...]:
-        """Those that are in the run, or may still come."""
+        """Return the silos that are in the run, or may still come."""
         return tuple(silo for silo in self.plan.silos if self.life.standing[silo] != "out")
 
     @property
     def accepted(self) -> tuple[str, ...]:
-        """Those that took the plan in and are in the run."""
+        """Return the silos that accepted the plan and are in the run."""
         return self.life.those("accepted")
 
     # ---- orders --------------------------------------------------------------------------------------
@@ -627,7 +627,7 @@ class ActiveRun:
         return []
 
     def _with_transcript(self, session: Session, action: Send) -> Send:
-        """What opens or ends a round names its transcript, whatever the method."""
+        """Add the transcript to a message that opens or ends a round, whatever the method."""
         agreements = self.around.agreements
         if isinstance(action.body, pb.RoundOpen):
             body, made = agreements.opening(session, self.plan, action.round, action.body, self.accepted)

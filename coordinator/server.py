@@ -160,7 +160,7 @@ class FederationService:
         self.watchdog = _Watchdog(monotonic, self._quiet, limits.receive_timeout_seconds)
 
     def exchange(self, requests: Iterator[codec.Frame], context: grpc.ServicerContext) -> Iterator[codec.Frame]:
-        """One message in, one message out."""
+        """Take one message in and send one message back."""
         with _SiloCall(context, self._quiet), contextlib.suppress(LineClosed):
             peer = self._peer(context)
             with self._one_more(peer), contextlib.ExitStack() as stack:
@@ -266,7 +266,7 @@ class FederationService:
         return payload, upload.drop
 
     def _peer(self, context: grpc.ServicerContext) -> PeerIdentity:
-        """Who calls, by this call's certificate.
+        """Return the caller by this call's certificate.
 
         Raises:
             NotAllowedError: not TLS 1.3, or not a silo's certificate that is valid now.

@@ -1,4 +1,4 @@
-"""What the coordinator must not forget: runs, rounds, members, sequences, uploads, outbox, figures, events.
+"""The coordinator's durable state: runs, rounds, members, sequences, uploads, outbox, figures, events.
 
 SQLAlchemy 2 with portable column types: SQLite by a path, or PostgreSQL by a URL, always by psycopg 3. SQLite runs in
 WAL mode with full synchronisation: a committed transaction is on the disk, and only then is a message acknowledged
@@ -248,7 +248,7 @@ def open_engine(url: URL, shown: str) -> Engine:
 
 
 def require_driver() -> None:
-    """Raises UsageError: the driver is not installed (`EXTRA_MISSING`)."""
+    """Check that the database's driver is installed. Raises UsageError: it is not (`EXTRA_MISSING`)."""
     if importlib.util.find_spec("psycopg") is None:
         raise UsageError(
             "`database:` names PostgreSQL, and its driver is not installed",
@@ -512,7 +512,7 @@ class Book(Base):
 
 
 class Upload(Base):
-    """One accepted contribution; the key is what makes a retry recognisable (threat T29)."""
+    """One accepted contribution; its key makes a retry recognisable (threat T29)."""
 
     __tablename__ = "uploads"
     run: Mapped[str] = mapped_column(_characters(64), primary_key=True)
@@ -611,7 +611,7 @@ PLAN_DECLINED = "plan_declined"  # a site said no to the plan; it need not say w
 
 
 class Figure(Base):
-    """One line of the run record: what a silo measured, or what the method noted."""
+    """One line of the run record: a silo's measurement, or a note of the method."""
 
     __tablename__ = "figures"
     id: Mapped[int] = mapped_column(_RowId, primary_key=True, autoincrement=True)
@@ -728,7 +728,7 @@ class Store:
 
     @contextmanager
     def transaction(self) -> Iterator[Session]:
-        """One transaction, durable when the block ends; where it fails, what `once_undone` was given is called.
+        """Open one transaction, durable when the block ends; where it fails, the callbacks of `once_undone` are called.
 
         Raises:
             DiskFullError: no space; nothing of the block is kept.
@@ -1003,7 +1003,7 @@ def errors_of(session: Session, run: str) -> dict[str, list[str]]:
 
 
 def adapters_refused(session: Session, run: str, round_number: int) -> dict[str, list[str]]:
-    """By silo, what it told of a round's adapter: the codes with which it does not train on it (T52)."""
+    """Return by silo the codes with which it refused to train on a round's adapter (T52)."""
     codes: dict[str, list[str]] = {}
     query = select(Figure).where(Figure.run == run, Figure.round == round_number, Figure.name == SILO_ERROR)
     for figure in session.scalars(query.order_by(Figure.id)):

@@ -96,7 +96,7 @@ def worst_case(policy: Policy, schema: LoraSchema | None = None) -> list[dict[st
 
 
 def capacities(policy: Policy, schema: LoraSchema | None = None) -> list[Capacity]:
-    """One row per kind that the policy lets out and whose values the trainer chooses.
+    """Return one row for each kind that the policy lets out and whose values the trainer chooses.
 
     Args:
         policy: the site's.

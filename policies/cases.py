@@ -58,7 +58,7 @@ _KINDS = frozenset({*MESSAGES, UPDATE, UNNAMED, ANOTHER})
 
 
 class Case(Closed):
-    """One message and what the policy has to say of it; `document` is the case alone, with the lines of its file."""
+    """A message and the verdict expected of the policy; `document` is the case alone, with the lines of its file."""
 
     name: Text
     kind: Text
@@ -163,7 +163,7 @@ _HINT = "such as: 3, max_l2, 1.5 x max_l2, max_prompts_per_step + 1, budgets.day
 
 @dataclass(frozen=True)
 class _Numbers:
-    """What the names in a case's numbers mean."""
+    """The meanings of names in a case's numbers."""
 
     case: Case
     block: Any
@@ -511,7 +511,7 @@ class Coverage:
 
 
 def coverage(outcomes: Sequence[Outcome], site: Site) -> Coverage:
-    """Which rules, limits and unnamed kinds the cases have shown on both sides.
+    """Return which rules, limits and unnamed kinds the cases have shown on both sides.
 
     A rule that kept silent in every case of its kinds, though one was allowed and so went past every rule, is one that
     this policy does not ask: `send_only_verified: false`, or a float32 grid.
@@ -626,7 +626,7 @@ def _unnamed(outcomes: Sequence[Outcome], named: set[str], policy: Policy) -> It
 
 @dataclass(frozen=True)
 class Tried:
-    """One loosened limit and the first case that noticed; none: a survivor."""
+    """A loosened limit and the first case that noticed; none: a survivor."""
 
     name: str
     before: Any

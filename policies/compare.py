@@ -28,7 +28,7 @@ Model = TypeVar("Model", bound=BaseModel)
 
 @dataclass(frozen=True)
 class Change:
-    """One field that differs. A block that only one of the two has is one row; its value is `absent` in the other."""
+    """A field that differs. A block that only one of the two has is one row; its value is `absent` in the other."""
 
     path: Path
     before: Any

@@ -84,7 +84,7 @@ Word = Annotated[Text, Field(min_length=2, max_length=32)]
 
 
 class CustomPattern(Closed):
-    """One pattern, and where it counts."""
+    """A pattern, and where it counts."""
 
     name: Annotated[
         Text,

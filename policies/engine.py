@@ -83,7 +83,7 @@ class Decision:
         }
 
     def explain(self) -> str:
-        """One line for each rule that denies or holds: file:line, rule, measured, limit."""
+        """Return one line for each rule that denies or holds: file:line, rule, measured, limit."""
         return "\n".join(result.sentence() for result in self.results if result.outcome in ("deny", "hold"))
 
 

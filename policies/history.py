@@ -26,7 +26,7 @@ _DAYS_KEPT = 3
 
 @dataclass(frozen=True)
 class Approval:
-    """One person's yes to exactly this payload; the party has verified its signature and expiry."""
+    """A person's approval of exactly this payload; the party has verified its signature and expiry."""
 
     person: str
     roles: tuple[str, ...]
@@ -130,7 +130,7 @@ class HistoryBook:
         )
 
     def _is_past(self, facts: Facts) -> bool:
-        """Of a round without counts of its own any more. Control messages are bounded by the minute."""
+        """Return True for a round whose own counts are no longer stored. Control messages are bounded by the minute."""
         first = self.counts.get(f"{facts['run']}/first", 0)
         return 0 < facts["round"] < first and bucket_of(facts["kind"]) == "content"
 

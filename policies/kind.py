@@ -174,7 +174,7 @@ class Judgement:
 
 @dataclass(frozen=True)
 class RuleResult:
-    """One rule's verdict, with the file and line of the limit it applied (line 0: the rule did not apply).
+    """A rule's verdict, with the file and line of the limit it applied (line 0: the rule did not apply).
 
     Attributes:
         least: the limit is the least that is allowed; for the sentence, and not recorded.
@@ -300,8 +300,8 @@ def not_judged_yet(facts: Facts, path: Path) -> Judgement:
 
 
 def side_of(facts: Facts, policy: Policy) -> str:
-    """Which block of the policy speaks: what the coordinator sends is `ingress` for a silo, and what silos send is
-    `egress`, for the silo that sends it and for the coordinator that checks it again with its charter."""
+    """Return the block of the policy that applies: what the coordinator sends is `ingress` for a silo, and what silos
+    send is `egress`, for the silo that sends it and for the coordinator that checks it again with its charter."""
     return "ingress" if facts["sender"] == policy.file.federation.coordinator else "egress"
 
 
@@ -598,7 +598,7 @@ def exemplars_of_score(facts: Facts, block: Any, path: Path) -> Judgement:
 
 @rule("questions are rows of the set", "PROMPT_NOT_PUBLIC")
 def questions_in_set(facts: Facts, policy: Policy, history: History) -> Judgement:
-    """By row of this silo's own copy, each once: no text of a question crosses (T12)."""
+    """Judge that questions are rows of this silo's own copy, each once: no text of a question crosses (T12)."""
     _, path = block_of(facts, policy)
     wrong = facts["questions_not_in_set"] + facts["questions_repeated"]
     return none_of(wrong + facts.get("exemplars_not_in_set", 0) + facts.get("exemplars_repeated", 0), (*path, "set"))

@@ -108,7 +108,7 @@ class _Same(Order):
 
 
 class _Label(Order):
-    """What decides nothing: a name for people, a licence, a file's place."""
+    """A field that decides nothing: a name for people, a licence, a file's place."""
 
     def meet(self, first: Any, second: Any) -> Any:
         return min(first, second)

@@ -55,7 +55,7 @@ How = Literal["looser", "another"]
 
 @dataclass(frozen=True)
 class _Place:
-    """One limit of a policy.
+    """A limit of a policy.
 
     Attributes:
         field: None for what has no order of its own: a mapping of entries, the rounds of Approvals.
@@ -228,7 +228,7 @@ def _candidates(place: _Place, file: PolicyFile) -> Iterator[Any]:
 
 
 def _another_like(value: tuple[Any, ...], file: PolicyFile) -> str:
-    """One more entry for a list of names, of SPIFFE ids or of digests."""
+    """Return one more entry for a list of names, of SPIFFE ids or of digests."""
     if all(len(str(item)) == len(ANOTHER_DIGEST) for item in value) and value:
         return ANOTHER_DIGEST
     return f"spiffe://{file.federation.id}/silo/{ANOTHER}" if any("/" in str(item) for item in value) else ANOTHER

@@ -112,7 +112,7 @@ EVALUATION_ERRORS = (
 
 @dataclass(frozen=True)
 class Message(Placed):
-    """One release or arrival.
+    """A release or an arrival.
 
     Attributes:
         direction: egress (this party is about to send it) or ingress (it has come in).

@@ -26,7 +26,7 @@ _NOT_OF_RULES = frozenset({"transform"})
 
 @dataclass(frozen=True)
 class Replayed:
-    """One recorded decision and what the policy says now.
+    """A recorded decision and the present policy's verdict.
 
     Attributes:
         seq: of the record.
@@ -84,7 +84,7 @@ def replay(
 
 
 def replayed(record: Mapping[str, Any], policy: Policy, found: Facts | str | None = None) -> Replayed:
-    """One decision record, judged by `policy`. found: as `rescreened` of `replay`."""
+    """Judge one decision record by `policy`. found: as `rescreened` of `replay`."""
     facts, seq = record.get("facts", {}), int(record["seq"])
     if "final" not in facts or "history" not in facts:
         return Replayed(seq, record, None, "refused before it was measured")

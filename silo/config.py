@@ -103,7 +103,7 @@ class HeldOutFile(_Closed):
 
 
 class Fields(_Closed):
-    """What the private files call the fields of a task. The public and the held-out set have the standard names."""
+    """The names of a task's fields in the private files. The public and the held-out set have the standard names."""
 
     id: str = Field("id", min_length=1)
     prompt: str = Field("prompt", min_length=1)
@@ -237,7 +237,7 @@ class Control(_Closed):
 
 
 class SiloConfig(_Closed):
-    """One site. `source` is the file it came from; all paths are absolute after `load_config`."""
+    """The configuration of one site. `source` is the file it came from; all paths are absolute after `load_config`."""
 
     silo: Name
     role: Literal["member", "lead"] = "member"
@@ -276,7 +276,7 @@ class SiloConfig(_Closed):
 
     @property
     def rollout_sockets(self) -> tuple[Path, Path]:
-        """Where the servers for private and for public prompts listen; twice the same where one serves both."""
+        """Return where the servers for private and for public prompts listen; twice the same where one serves both."""
         folder = self.state_dir / "rollout"
         given = (self.rollout.url, self.rollout.public_url)
         private, public = (
@@ -403,7 +403,7 @@ def _rollout_sockets(config: SiloConfig) -> list[tuple[str, Path]]:
 
 
 def _check_rollout_keys(config: SiloConfig, document: strict_yaml.Document) -> None:
-    """As `_check_trainer_keys`, of `rollout`."""
+    """Check the keys of `rollout` as `_check_trainer_keys` does."""
     rollout, external = config.rollout, config.rollout.launch == "external"
     vllm = rollout.chosen == "vllm"
     for wrong, name, message, hint in (
@@ -432,7 +432,7 @@ def _unix_path(trainer: Trainer) -> Path | None:
 
 
 def _resolved(config: SiloConfig, source: Path) -> SiloConfig:
-    """All paths absolute: sockets from `state_dir`, everything else from the folder of the file."""
+    """Make all paths absolute: sockets from `state_dir`, everything else from the folder of the file."""
     here = source.parent
 
     def absolute(path: Path, base: Path = here) -> Path:

@@ -96,7 +96,7 @@ class StreamSocket(Protocol):
 
 
 class LinkSecurity(Protocol):
-    """What turns a TCP connection into an authenticated one: `silo.link_tls.LinkTls`, or nothing for unix sockets."""
+    """Turns a TCP connection into an authenticated one: `silo.link_tls.LinkTls`, or nothing for unix sockets."""
 
     def secure(self, connection: socket.socket, timeout_seconds: float) -> StreamSocket:
         """Raises LinkRefused: the handshake failed, or the peer is not who it must be; the connection is closed."""
@@ -104,7 +104,7 @@ class LinkSecurity(Protocol):
 
 
 class MessageLink(Protocol):
-    """What a trainer needs of its link."""
+    """The interface of a link that a trainer needs."""
 
     def send(self, message: LinkMessage) -> None: ...
     def receive(self) -> LinkMessage: ...
@@ -145,7 +145,7 @@ class Link:
         self._sent = str(fields.get(_NAME, self._sent))
 
     def receive(self) -> LinkMessage:
-        """One message. Numbers that JSON does not have (NaN, infinities) come as None.
+        """Receive one message. Numbers that JSON does not have (NaN, infinities) come as None.
 
         Raises:
             LinkClosed: the other end is gone.
@@ -301,7 +301,7 @@ class Listener:
 
     @property
     def port(self) -> int:
-        """Of a `tls:` address; what was really got where it asked for port 0."""
+        """Return the port of a `tls:` address; the assigned one where it asked for port 0."""
         return int(self._socket.getsockname()[1])
 
     def accept(self, timeout_seconds: float, *, body_bytes_max: int = BODY_BYTES_MAX) -> Link:

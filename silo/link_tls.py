@@ -45,7 +45,7 @@ _VERIFY_ISSUER = frozenset({2, 18, 19, 20, 21})  # X509_V_ERR_*: no issuer, self
 
 @dataclass(frozen=True)
 class LinkFiles:
-    """One end's files. The key is mode 0600."""
+    """The files of one end. The key has mode 0600."""
 
     certificate: Path
     key: Path
@@ -154,7 +154,7 @@ class TlsStream:
         return ssl.DER_cert_to_PEM_cert(der).encode("ascii") if der else b""
 
     def shake_hands(self) -> None:
-        """Raises LinkRefused: the peer's certificate, or the lack of one; OSError: the connection."""
+        """Shake hands. Raises LinkRefused: the peer's certificate, or the lack of one; OSError: the connection."""
         while True:
             try:
                 self._tls.do_handshake()
@@ -219,7 +219,7 @@ class TlsStream:
             self._connection.sendall(record)
 
     def _in_words(self, error: ssl.SSLError) -> str:
-        """One sentence for the log of this end."""
+        """Return one sentence for the log of this end."""
         reason = error.reason or type(error).__name__
         if isinstance(error, ssl.SSLCertVerificationError):
             cause = error.verify_message or reason

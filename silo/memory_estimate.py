@@ -1,4 +1,4 @@
-"""How much memory a trainer will need at its peak, from shapes alone, and whether the machine has it (`silo check`).
+"""The memory that a trainer will need at its peak, from shapes alone, and whether the machine has it (`silo check`).
 
 A run takes turns between two phases, and the peak is that of the larger: `rollout` (keys and values of answers that are
 sampled together, and their logits) and `update` (gradients, what the backward pass needs of each token, one chunk of
@@ -41,7 +41,7 @@ _DEVICE_FILES = ("/dev/nvidia[0-9]*", "/dev/kfd", "/dev/dxg")
 
 @dataclass(frozen=True)
 class Shapes:
-    """Of a run: tokens, prompts and answers. The defaults are those of a plan."""
+    """The shapes of a run: tokens, prompts and answers. The defaults are those of a plan."""
 
     prompts_per_step: int = 8
     samples_per_prompt: int = 8
@@ -55,7 +55,7 @@ class Shapes:
 
 @dataclass(frozen=True)
 class Settings:
-    """Of a site."""
+    """The settings of a site that memory depends on."""
 
     load: str = "fp32"
     microbatch_tokens: int = MICROBATCH_TOKENS
@@ -85,7 +85,7 @@ class Estimate:
 
     @property
     def phase(self) -> str:
-        """In which the peak lies."""
+        """Return the phase of the peak."""
         return "update" if sum(self.update.values()) > sum(self.rollout.values()) else "rollout"
 
     @property
@@ -97,8 +97,7 @@ def estimate(model: ModelFacts, settings: Settings, shapes: Shapes) -> Estimate:
     """Args:
     model: what is loaded.
     settings: how.
-    shapes: what a run asks of it.
-    """
+    shapes: what a run asks of it."""
     item = FLOAT32_BYTES if settings.load == "fp32" else 2
     factors = sum(shapes.rank * (rows + columns) for rows, columns in _projections(model))
     lasting = {
@@ -264,7 +263,7 @@ def machine(devices: str) -> Machine | None:
 
 
 def require_card(devices: str) -> None:
-    """That `trainer.devices: cuda` can be had: the trainer would train on the CPU without a word.
+    """Check that `trainer.devices: cuda` can be had; otherwise the trainer would silently train on the CPU.
 
     What it does not see: a driver that is broken, or a torch that was built for processors alone.
 
@@ -301,7 +300,7 @@ class _CardMemory(ctypes.Structure):
 
 
 def _first_card() -> Machine | None:
-    """By the driver's own library, so that the guard needs no torch. The trainer uses the first card it sees."""
+    """Ask the driver's own library, so that the guard needs no torch. The trainer uses the first card it sees."""
     try:
         library = ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:
@@ -363,7 +362,7 @@ def _fewer(found: Estimate, has_bytes: int, settings: Settings, trainers: int) -
 
 
 def remedy(found: Estimate, settings: Settings) -> str:
-    """Which key to lower: that of the largest part which one lowers."""
+    """Return which key to lower: that of the largest part which one lowers."""
     largest = max(("model", "kv cache", "engine", "activations", "logits"), key=lambda name: _held(found, name))
     if largest == "model":
         lower = {"fp32": "bf16", "bf16": "nf4", "fp8": "nf4"}.get(settings.load)

@@ -1,5 +1,5 @@
-"""Which private rows each step uses: drawn by whoever gives the tasks, so that the guard knows what a round was trained
-on without asking the trainer (threat T7).
+"""The private rows of each step: drawn by whoever gives the tasks, so that the guard knows what a round was trained on
+without asking the trainer (threat T7).
 
 The trainer says how many prompts it can use and gets row numbers in return. The order is keyed by the site secret
 (design 8.4), so a coordinator that knows the run seed cannot tell which rows a step used.

@@ -79,7 +79,7 @@ class Call:
             raise ServerGone(f"{path}: {error}") from error
 
     def answer(self) -> Answer:
-        """Raises ServerGone."""
+        """Wait for the answer. Raises ServerGone."""
         try:
             response = self._connection.getresponse()
             data = response.read(ANSWER_BYTES_MAX + 1)
@@ -100,5 +100,5 @@ class Call:
 
 
 def ask(path: Path, target: str, body: Any = None, *, timeout_seconds: float) -> Answer:
-    """One request and its answer. Arguments as of `Call`. Raises ServerGone."""
+    """Send one request and return its answer. Arguments as of `Call`. Raises ServerGone."""
     return Call(path, target, body, timeout_seconds=timeout_seconds).answer()

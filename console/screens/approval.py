@@ -22,6 +22,7 @@ from console.dialogs import ConfirmDialog, DeferDialog, OrderDialog
 from console.lock import Answer
 from console.orders import Order, PayloadReading, choices, payload_reading
 from console.screens.approvals import HistoryScreen
+from fedsilo.control.answers import Comparison, HeldPayload, read
 from fedsilo.views import overview, releases
 from fedsilo.views.conditions import answer_lines, is_lost
 from fedsilo.views.lines import Line, line, width_of, wrap
@@ -72,7 +73,7 @@ class TextScreen(FedScreen):
         return self.query_one("#body", VerticalScroll)
 
     def lines(self, cells: int) -> list[Line]:
-        """All of what is read."""
+        """Return all lines of the text."""
         return []
 
     def draw(self) -> None:
@@ -117,7 +118,7 @@ class ComparisonScreen(TextScreen):
         rows = answer_lines(fed.snapshot, COMPARISON, fed.now(), cells, opened_at=self.opened_at)
         told = self.inspected()
         if told is not None:
-            return [*rows, *comparison_lines(mapping(told), cells)]
+            return [*rows, *comparison_lines(read(Comparison, told), cells)]
         ended = COMPARISON in fed.snapshot.refused or is_lost(fed.snapshot, COMPARISON)
         return rows if ended else [*rows, line((fed.glyphs.more, "dim"))]
 
@@ -148,15 +149,15 @@ class PayloadScreen(TextScreen):
     def __init__(self, release: Release, ticket: str) -> None:
         super().__init__(release)
         self._ticket = ticket
-        self._shown: Mapping[str, Any] | None = None
+        self._shown: HeldPayload | None = None
 
     def wants(self) -> Mapping[str, Question]:
         return {} if self._shown is not None else {PAYLOAD: ("approvals.payload", {"ticket": self._ticket})}
 
     def redraw(self) -> None:
         if self._shown is None:
-            told = mapping(self.fed.snapshot.answers.get(PAYLOAD))
-            if told.get("sha256") == self.release.digest:
+            told = read(HeldPayload, self.fed.snapshot.answers.get(PAYLOAD))
+            if told.sha256 == self.release.digest:
                 self._shown = told
         super().redraw()
 
@@ -250,8 +251,9 @@ class ApprovalScreen(FedScreen):
         if not panels:
             fed = self.fed
             rows = releases.one_column(
-                self.shown, fed.snapshot, fed.now(), width - 2, self.room, fed.glyphs, self.opened, fed.lock.person
-            )
+                self.shown, width - 2, self.room, time=self.daemon_now, opened=self.opened, person=fed.lock.person,
+                told=fed.snapshot.link.told,
+            )  # fmt: skip
             self.query_one("#column", Lines).draw(rows, greyed=greyed)
 
     def redraw(self) -> None:
@@ -259,7 +261,7 @@ class ApprovalScreen(FedScreen):
         super().redraw()
 
     def _follow(self) -> None:
-        """What is shown, with who else approved meanwhile, or how it ended."""
+        """Update the shown release with other people's approvals and with its end."""
         snapshot = self.fed.snapshot
         changed, held = self._changed(), snapshot.release(self.shown.id)
         if self._settled and self.shown.ended_at:
@@ -276,7 +278,7 @@ class ApprovalScreen(FedScreen):
             self._follow_end(mapping(snapshot.answers.get(ENDED)))
 
     def _follow_end(self, answer: Mapping[str, Any]) -> None:
-        """How it ended, as the daemon tells once it is asked. What is shown stays as it was shown."""
+        """Show how the release ended, as the daemon answers when asked. The facts stay as they were shown."""
         if answer.get("id") != self.shown.id or answer.get("digest") != self.shown.digest:
             return
         told = release_of(answer)
@@ -295,7 +297,10 @@ class ApprovalScreen(FedScreen):
         fed, release = self.fed, self.shown
         width = self.app.size.width - 2
         inner = width // 2 - 4
-        head = releases.header(release, fed.snapshot, fed.now(), width, fed.glyphs, self.opened, fed.lock.person)
+        head = releases.header(
+            release, width, time=self.daemon_now, opened=self.opened, person=fed.lock.person,
+            told=fed.snapshot.link.told,
+        )  # fmt: skip
         answers = releases.answers(release, width - 4)
         difference = releases.difference(release, inner)
         summary = [*releases.policy_summary(release, inner), *releases.uses(release, inner)]
@@ -305,7 +310,7 @@ class ApprovalScreen(FedScreen):
         # the rules give way, so what has a length of its own stands above or below them
         most = beside - (len(difference) + 2) - (len(findings) + 2) - (len(summary) + 2)
         leaves = [
-            *releases.leaves(release, inner, fed.glyphs),
+            *releases.leaves(release, inner),
             *(line(("stays ", "dim"), *row) if not index else line("      ", *row)
               for index, row in enumerate(releases.stays(release, inner - 6))),
         ]  # fmt: skip
@@ -327,7 +332,7 @@ class ApprovalScreen(FedScreen):
         box.draw(rows, greyed=greyed)
 
     def notices(self, cells: int) -> list[Line]:
-        """What came of the answer, or that what is shown is no longer what is held."""
+        """Return the result of the answer, or a note that the release shown is no longer held as shown."""
         told = super().notices(cells)
         if self._result is not None:
             text, style = "".join(text for text, _ in self._result), self._result[0][1]
@@ -457,7 +462,7 @@ class ApprovalScreen(FedScreen):
             self.fed.open_below(PayloadScreen(self.shown, ticket))
 
     def _told(self, text: str, *, ok: bool) -> None:
-        """What came of something that answers nothing: the release is still to be answered."""
+        """Show the result of something that answers nothing: the release still has to be answered."""
         self._busy = False
         self._result = line((text, "ok" if ok else "bad"))
         if self.is_mounted:
@@ -476,7 +481,7 @@ class ApprovalScreen(FedScreen):
         self.fed.send(answer, self.finished)
 
     def finished(self, text: str, *, ok: bool, result: Mapping[str, Any] | None = None) -> None:
-        """What the daemon said, kept on the screen; from here the facts are those after the answer."""
+        """Show the daemon's answer and keep it on the screen; the facts are from now on those after the answer."""
         self._busy = False
         self._settled = ok
         state = text_of((result or {}).get("state"))

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any, ClassVar
 
 from textual.app import ComposeResult
@@ -19,11 +18,11 @@ from textual.binding import Binding, BindingType
 from console.actions import Context, command_line
 from console.base import Lines
 from console.table_screen import Item, Subject, TablePane, TableScreen
-from fedsilo.control.answers import ReleaseRow, read
+from fedsilo.control.answers import ReleaseRow, read_rows, to_json
 from fedsilo.views import approvals
 from fedsilo.views.columns import Row
 from fedsilo.views.lines import Line, line, wrap
-from fedsilo.views.state import Question, text_of
+from fedsilo.views.state import Question, mapping, text_of
 
 AT_A_COORDINATOR = (
     "releases are held and answered at each silo, by its own people; a coordinator is told of none. "
@@ -48,7 +47,7 @@ class ReleasesScreen(TableScreen):
 
     def inspected(self) -> Any:
         item = self.table.selected()
-        return None if item is None else self.fed.snapshot.release(item.id) or item.row
+        return None if item is None else self.fed.snapshot.release(item.id) or to_json(item.row)
 
 
 class HistoryScreen(ReleasesScreen):
@@ -60,7 +59,7 @@ class HistoryScreen(ReleasesScreen):
 
     called = "history"
     subject = Subject(
-        approvals.HISTORY_COLUMNS, lambda row: text_of(row.get("id")), title="Held before", one="Held before",
+        approvals.HISTORY_COLUMNS, lambda row: row.id, title="Held before", one="Held before",
         keys=" enter Open  / Filter  s Sort  w Columns  esc Back  Y Twin  ? Help", query="approvals",
         empty="releases that were held", makes="a policy that asks for approvals holds the first one",
     )  # fmt: skip
@@ -73,8 +72,9 @@ class HistoryScreen(ReleasesScreen):
         about, kind = self.subject, self._kind
         yield TablePane(
             about.columns, about.id_of, title=f"{about.title}{f': {kind}' if kind else ''}", key="history",
-            query=(about.query, {"kind": kind} if kind else {}), rows_in="releases",
-            read=partial(read, ReleaseRow), empty=about.empty, makes=about.makes,
+            query=(about.query, {"kind": kind} if kind else {}),
+            rows_of=lambda answer: read_rows(ReleaseRow, mapping(answer).get("releases")), empty=about.empty,
+            makes=about.makes,
         )  # fmt: skip
 
     def wants(self) -> Mapping[str, Question]:
@@ -101,7 +101,7 @@ class HistoryScreen(ReleasesScreen):
             super().open_row(item)
 
     def whole_lines(self, row: Row, cells: int) -> list[Line]:
-        return approvals.answered_lines(read(ReleaseRow, row), self.twin(), cells)
+        return approvals.answered_lines(row, self.twin(), cells)
 
     def twin(self) -> str:
         if name := self.selected_id:
@@ -138,7 +138,7 @@ class ApprovalsScreen(ReleasesScreen):
         self._draw_preview()
 
     def _draw_preview(self) -> None:
-        """What the one under the cursor asks for, where there is one and it is still held."""
+        """Draw what the selected release asks for, if one is selected and still held."""
         fed, box, name = self.fed, self.query_one("#preview", Lines), self.selected_id
         release = fed.snapshot.release(name) if name and not self.at_a_coordinator else None
         box.display = release is not None

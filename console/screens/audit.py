@@ -15,13 +15,14 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 
 from console.actions import command_line, json_lines
-from console.base import FedScreen, Lines, TextDialog
-from console.table_screen import Filter, FilterLine, RowLines, Rows, TablePane, Term, parse_filter
+from console.base import Lines
+from console.table_screen import Filter, FilterLine, RowLines, Rows, Subject, TablePane, TableScreen, Term, parse_filter
+from fedsilo.control.answers import AuditStatus, RecordPage
 from fedsilo.views import audit
 from fedsilo.views.audit import COLUMNS, CONTROL, CONTROL_NAMES
 from fedsilo.views.conditions import ADDS_CONTROL
 from fedsilo.views.lines import Line, line, wrap
-from fedsilo.views.state import Question, Snapshot, mapping, whole
+from fedsilo.views.state import Question, Snapshot, text_of
 
 
 @dataclass(frozen=True)
@@ -40,9 +41,9 @@ class Asked:
 
 
 def asked_of(typed: str) -> Asked:
-    """What was typed after `/`: the daemon looks through the whole log for one event and one text, so that nobody has
-    to fetch the records that do not pass; `field:value` of another column, `!not` and any further word are compared
-    here. A star at the end of an event's name says what holds anyway: its beginning is looked for."""
+    """Parse what was typed after `/`. The daemon searches the whole log for one event and one text, so that nobody has
+    to fetch records that do not match; `field:value` of another column, `!not` and further words are compared here. A
+    star at the end of an event's name is not needed, since the beginning of a name matches."""
     event, text, rest = "", "", []
     names = {column.name for column in COLUMNS}
     for word in typed.split():
@@ -79,7 +80,7 @@ def seeks_control(typed: str) -> bool:
 
 @dataclass(frozen=True)
 class WithoutControl(Filter):
-    """What its terms let pass, without control messages that were not refused."""
+    """Records that match the filter, without control messages that were not refused."""
 
     def passes(self, texts: Mapping[str, str]) -> bool:
         polls = texts["kind"].startswith(CONTROL) and texts["decision"] != "deny"
@@ -111,9 +112,9 @@ LIMITS_OF_IT = "the daemon's own word; fedsilo audit verify with the logs of all
 class ChainPane(TablePane):
     """The table of records, whose filter the daemon helps with."""
 
-    def __init__(self, *, id: str | None = None) -> None:
-        super().__init__(audit.COLUMNS, audit.record_id, title="Audit log", rows_in="records", id=id)
-        self.rows = ChainRows(audit.COLUMNS, audit.record_id)
+    def __init__(self) -> None:
+        super().__init__(COLUMNS, lambda row: text_of(row.seq), title="Audit log", rows_of=audit.record_rows)
+        self.rows = ChainRows(COLUMNS, self.rows.id_of)
         self.program = "silo"  # whose log it is
         self.control_chosen: bool | None = None  # by somebody; until then the filter says it
         self.control_refused = False  # the daemon does not take the argument
@@ -121,7 +122,7 @@ class ChainPane(TablePane):
 
     @property
     def control(self) -> bool:
-        """With control messages that were allowed, or without."""
+        """Return True if control messages that were allowed are shown too."""
         return seeks_control(self.rows.filter_text) if self.control_chosen is None else self.control_chosen
 
     def ask_for(self) -> None:
@@ -159,10 +160,9 @@ class ChainPane(TablePane):
         super().draw()
         rows = self.rows
         if self.is_mounted and rows.arrived and not rows.kept and rows.filter_text and rows.next is None:
-            answer = mapping(self.fed_screen.fed.snapshot.answers.get(self.key_asked))
-            size, cells = whole(answer.get("size")), self.query_one(RowLines).size.width
-            told = audit.none_passes_lines(size, cells, control=self.control)
-            self.query_one(RowLines).draw(told, greyed=self.fed_screen.greyed)
+            size = self.fed_screen.answer_as(RecordPage, self.key_asked).size
+            lines = audit.none_passes_lines(size, self.query_one(RowLines).size.width, control=self.control)
+            self.query_one(RowLines).draw(lines, greyed=self.fed_screen.greyed)
 
     def clear_filter(self) -> None:
         self.rows.filter("")
@@ -176,13 +176,17 @@ def _is_whole(question: Question) -> bool:
     return question[1].get("control") is not False
 
 
-class AuditScreen(FedScreen):
+class AuditScreen(TableScreen):
     called = "audit"
+    subject = Subject(
+        COLUMNS, lambda row: text_of(row.seq), title="Audit log", one="Record",
+        keys=" enter Open  v Verify  / Filter  c Control  : Go to  ? Help  ctrl+q Quit",
+    )  # fmt: skip
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("v", "verify", show=False),
         Binding("c", "control", show=False),
     ]
-    CSS = "AuditScreen { #chain, #why { padding: 0 2; } }"
+    CSS = "AuditScreen #why { padding: 0 2; }"
 
     def __init__(self) -> None:
         super().__init__()
@@ -193,17 +197,20 @@ class AuditScreen(FedScreen):
 
     def panes(self) -> ComposeResult:
         yield Lines(id="break")
-        yield Lines(id="chain")
-        yield ChainPane(id="records")
+        yield from super().panes()
         yield Lines(id="why")
+
+    def make_table(self) -> ChainPane:
+        return ChainPane()
 
     @property
     def table(self) -> ChainPane:
         return self.query_one(ChainPane)
 
     @property
-    def status(self) -> Mapping[str, Any]:
-        return mapping(self.fed.snapshot.answers.get(STATUS))
+    def status(self) -> AuditStatus | None:
+        """What the daemon says of its log; None before it said anything."""
+        return self.answer_as(AuditStatus, STATUS) if STATUS in self.fed.snapshot.answers else None
 
     @property
     def _verify_key(self) -> str:
@@ -223,36 +230,36 @@ class AuditScreen(FedScreen):
         self.table.program = "coordinator" if self.at_a_coordinator else "silo"
         self.table.ask_for()
         self.table.take(fed.snapshot)
-        width = self.app.size.width
-        broken = audit.break_line(self.status, width, fed.glyphs)
-        breaks, head = self.query_one("#break", Lines), self.query_one("#chain", Lines)
+        width, status = self.app.size.width, self.status
+        broken = audit.break_line(status, width, fed.glyphs) if status is not None else []
+        breaks, head = self.query_one("#break", Lines), self.query_one("#head", Lines)
         breaks.display = bool(broken)
         breaks.draw(broken)
-        head.draw(self._head(width - 4), greyed=self.greyed)
+        head.draw(self._head(status, width - 4), greyed=self.greyed)
         item = self.table.selected()
-        told = [audit.why_line(item.row, width - 4, fed.glyphs.more)] if item is not None else []
-        self.query_one("#why", Lines).draw(told, greyed=self.greyed)
+        why = [audit.why_line(item.row, width - 4, fed.glyphs.more)] if item is not None else []
+        self.query_one("#why", Lines).draw(why, greyed=self.greyed)
         self.table.draw()
 
-    def _head(self, cells: int) -> list[Line]:
+    def _head(self, status: AuditStatus | None, cells: int) -> list[Line]:
         fed, rows = self.fed, self.table.rows
-        told = audit.head_lines(
-            self.status, self.daemon_now, cells, fed.glyphs, control=self.table.control,
+        lines = audit.head_lines(
+            status, self.daemon_now, cells, fed.glyphs, control=self.table.control,
             at_coordinator=self.at_a_coordinator,
         )  # fmt: skip
-        if self.status and self.app.size.height >= TALL_ROWS_MIN:
-            told += wrap(LIMITS_OF_IT, cells, "dim")
+        if status is not None and self.app.size.height >= TALL_ROWS_MIN:
+            lines += wrap(LIMITS_OF_IT, cells, "dim")
         if not self.table.control and self.table.control_refused:
-            told += wrap(LEFT_OUT_HERE, cells, "accent")
+            lines += wrap(LEFT_OUT_HERE, cells, "accent")
         if self._asks_to_verify:
-            told += [line(("asked the daemon to verify", "accent"))]
+            lines += [line(("asked the daemon to verify", "accent"))]
         if self._sought is not None and rows.arrived and rows.newer:
-            first = rows.shown[0].row.get("seq") if rows.shown else None
+            first = rows.shown[0].row.seq if rows.shown else None
             if first != self._sought:
                 text = f"record {self._sought} is not kept any more; below is the next older one that is"
-                told += wrap(text if rows.shown else f"record {self._sought} and older ones are not kept any more; g "
-                             "goes to the newest", cells, "warn")  # fmt: skip
-        return told
+                lines += wrap(text if rows.shown else f"record {self._sought} and older ones are not kept any more; g "
+                              "goes to the newest", cells, "warn")  # fmt: skip
+        return lines
 
     def _take_verification(self) -> None:
         """The daemon began, or did not: it is not asked again."""
@@ -272,7 +279,7 @@ class AuditScreen(FedScreen):
     # ---- keys --------------------------------------------------------------------------------------
 
     def action_verify(self) -> None:
-        if self._asks_to_verify or self.status.get("verifying") is True:
+        if self._asks_to_verify or (self.status is not None and self.status.verifying):
             self.fed.say("a verification is going on")
         else:
             self._times_asked += 1
@@ -293,13 +300,13 @@ class AuditScreen(FedScreen):
 
     def go_to(self, text: str) -> None:
         """`:audit N`: the record of that number."""
-        size = mapping(self.fed.snapshot.answers.get(self.table.key_asked)).get("size")
+        answer = self.answer_as(RecordPage, self.table.key_asked)
         if not (text.isascii() and text.isdigit() and len(text) <= 15):
             self.fed.say("audit takes the number of a record after its name, such as :audit 1200")
             return
         seq = int(text)
-        if isinstance(size, int) and seq >= size:
-            self.fed.say(f"the log has {size:,} records, the newest is {size - 1}")
+        if "size" not in answer.absent and seq >= answer.size:
+            self.fed.say(f"the log has {answer.size:,} records, the newest is {answer.size - 1}")
             return
         if self._sought is None:
             self._control_before = self.table.control_chosen
@@ -321,12 +328,8 @@ class AuditScreen(FedScreen):
         self._sought, self.table.control_chosen = None, self._control_before
         self.table.action_newest()
 
-    def on_table_pane_opened(self, message: TablePane.Opened) -> None:
-        cells = self.dialog_cells
-        record = message.item.row
-        body = json_lines(dict(record), cells)
-        rows = audit.record_lines(record, self.twin(), body, cells)
-        self.app.push_screen(TextDialog("Record", rows))
+    def whole_lines(self, row: audit.ShownRecord, cells: int) -> list[Line]:
+        return audit.record_lines(row, self.twin(), json_lines(row.json, cells), cells)
 
     def on_table_pane_moved(self) -> None:
         """Somebody went on: what was sought is not what is looked at."""
@@ -343,7 +346,4 @@ class AuditScreen(FedScreen):
 
     def inspected(self) -> Any:
         item = self.table.selected()
-        return dict(item.row) if item else None
-
-    def keys(self) -> Line:
-        return line(" enter Open  v Verify  / Filter  c Control  : Go to  ? Help  ctrl+q Quit")
+        return item.row.json if item else None

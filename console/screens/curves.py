@@ -16,10 +16,12 @@ from textual.binding import Binding, BindingType
 from console.actions import command_line
 from console.base import FedScreen, Lines, TextDialog
 from console.table_screen import RowLines, TablePane
+from fedsilo.control.answers import Curves, read, to_json
 from fedsilo.views import conditions, curves
 from fedsilo.views.lines import Line, line
-from fedsilo.views.state import Question, mapping, text_of
+from fedsilo.views.state import Question
 
+NOTHING = read(Curves, None)  # while the daemon has answered nothing
 TALL_ROWS_MIN = 34  # from there on two plots
 VALUE_LINES_MAX = 4
 
@@ -62,7 +64,8 @@ class CurvesScreen(FedScreen):
         self._smooth = False
         self._baseline = True
         self._table = False
-        self._last: Mapping[str, Any] = {}
+        self._read: tuple[Any, Curves | None] = None, None  # the newest answer, and what was read from it
+        self._last: Curves = NOTHING
         self._site = ""
 
     def panes(self) -> ComposeResult:
@@ -77,7 +80,7 @@ class CurvesScreen(FedScreen):
 
     @property
     def key(self) -> str:
-        """What the answer is about is in its key, so that no other one is taken for it."""
+        """Return the answer's key, which includes what it is about so that no other answer is taken for it."""
         return " ".join(["curves", *self._names_asked, self._axis, self._run]).strip()
 
     @property
@@ -96,8 +99,11 @@ class CurvesScreen(FedScreen):
         return self.app.size.height >= TALL_ROWS_MIN and not self._table
 
     @property
-    def answer(self) -> Mapping[str, Any]:
-        return mapping(self.fed.snapshot.answers.get(self.key))
+    def answer(self) -> Curves | None:
+        told = self.fed.snapshot.answers.get(self.key)
+        if told is not self._read[0]:
+            self._read = told, None if told is None else read(Curves, told)
+        return self._read[1]
 
     def wants(self) -> Mapping[str, Question]:
         if not self.is_mounted or self.fed.snapshot.state is None:
@@ -109,7 +115,7 @@ class CurvesScreen(FedScreen):
 
     def draw(self) -> None:
         if self._site != self.fed.snapshot.site:  # another daemon: nothing of the former one is shown
-            self._site, self._last, self._run = self.fed.snapshot.site, {}, ""
+            self._site, self._last, self._run = self.fed.snapshot.site, NOTHING, ""
         answer = self.answer
         if answer:
             self._last = answer
@@ -122,14 +128,14 @@ class CurvesScreen(FedScreen):
         points = self.query_one("#points", PointsPane)
         asked = self._names_asked
         first.display, points.display = not self._table, self._table
-        second.display = self._two and len(asked) > 1 and bool(answer)
+        second.display = self._two and len(asked) > 1 and answer is not None
         if self._table:
-            rows = curves.table_rows(shown, self._shown_name) if shown else []
-            points.display = bool(answer or rows)
+            rows = curves.table_rows(shown, self._shown_name)
+            points.display = answer is not None or bool(rows)
             first.display = not points.display  # says what is awaited, or that it was not read
             if first.display:
                 first.border_title = self.fed.title_of(curves.border_title(shown, self._shown_name))
-                first.draw(self._figure(answer, self._shown_name, self.app.size.width - 4, self.room - 2))
+                first.draw(self._figure(answer or NOTHING, self._shown_name, self.app.size.width - 4, self.room - 2))
             else:
                 points.take_rows(rows)
             points.name_it(f"{curves.title_of(self._shown_name)}, every value")
@@ -143,23 +149,23 @@ class CurvesScreen(FedScreen):
 
     @property
     def _stopped(self) -> bool:
-        """What is shown does not come from just now."""
+        """Return True if the screen shows an answer that is not current."""
         snapshot = self.fed.snapshot
         age = self.fed.now() - snapshot.answered_at.get(self.key, self.fed.now())
         return self.greyed or (self.key in snapshot.answers and age > conditions.ANSWER_STALE_SECONDS)
 
-    def _figure(self, answer: Mapping[str, Any], name: str, cells: int, rows: int) -> list[Line]:
+    def _figure(self, answer: Curves, name: str, cells: int, rows: int) -> list[Line]:
         fed = self.fed
         told = conditions.answer_lines(fed.snapshot, self.key, fed.now(), cells, opened_at=self.opened_at)
         if self._stopped and self.key in fed.snapshot.answers and not told:
             told = [line(("the plot stops where the daemon's last answer stops", "warn"))]
-        if not answer:
+        if answer is NOTHING:
             awaited = self.key not in fed.snapshot.refused and not conditions.is_lost(fed.snapshot, self.key)
             return [*told, line(("…", "dim"))] if awaited else told
         names = curves.names_of(answer)
         if not names:
             makes = "fedsilo run submit run.yaml" + ("" if self.at_a_coordinator else "  at the coordinator")
-            return [*told, *conditions.empty_lines(f"figures of run {text_of(answer.get('run')) or '-'}", makes, cells)]
+            return [*told, *conditions.empty_lines(f"figures of run {answer.run or '-'}", makes, cells)]
         if name not in names:
             return [*told, *conditions.empty_lines(f"{curves.title_of(name)} in this run; tab goes to the next figure",
                                                    "", cells)]  # fmt: skip
@@ -170,7 +176,7 @@ class CurvesScreen(FedScreen):
         plot = curves.plot_of(answer, view, cells, room, ascii_only=fed.ascii_only)
         return [*told, *head, *values, *(plot or curves.nothing_lines(answer, name, cells))]
 
-    def _place(self, answer: Mapping[str, Any], name: str) -> float | None:
+    def _place(self, answer: Curves, name: str) -> float | None:
         places = curves.places_of(answer, name)
         if not places:
             return None
@@ -225,7 +231,7 @@ class CurvesScreen(FedScreen):
         found = [name for name in names if name == wanted or curves.title_of(name).lower() == wanted.lower()]
         if found:
             self._shown_name, self._chosen = found[0], True
-        elif wanted in [text_of(run) for run in (self._last.get("runs") or [])]:
+        elif wanted in self._last.runs:
             self._run, self._cursor = wanted, None
         else:
             self.fed.say(f"curves takes a figure ({', '.join(map(curves.title_of, names[:6])) or '-'}) or a run")
@@ -243,8 +249,8 @@ class CurvesScreen(FedScreen):
 
     def inspected(self) -> Any:
         if self._table and (item := self.query_one("#points", TablePane).selected()) is not None:
-            return dict(item.row)
-        return dict(self.answer) or None
+            return to_json(item.row)
+        return self.fed.snapshot.answers.get(self.key)
 
     def keys(self) -> Line:
         toggle = "T Plot" if self._table else "T Table"

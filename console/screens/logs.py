@@ -18,6 +18,7 @@ from textual.binding import Binding, BindingType
 from console.actions import json_lines
 from console.base import Lines
 from console.table_screen import NEAR_THE_END_ROWS, Filter, Item, Rows, Subject, TablePane, TableScreen, Term
+from fedsilo.control.answers import LogLines, read
 from fedsilo.views import logs
 from fedsilo.views.columns import GAP_CELLS, MARK_CELLS, Row, choose_columns
 from fedsilo.views.lines import Glyphs, Line, Part, Shown, pad, whole
@@ -105,7 +106,7 @@ class LogRows(Rows):
     def take_newest(
         self, page: Sequence[Row], following: Any, *, total: int | None = None, reaches: int | None = None
     ) -> None:
-        """As of any table; and until somebody moves it, the cursor goes with the newest line."""
+        """Take the newest page as any table does; until somebody moves it, the cursor follows the newest line."""
         super().take_newest(page, following, total=total, reaches=reaches)
         if not self.moved and self._shown:
             self.cursor = self._shown[0].id
@@ -174,7 +175,7 @@ class LogPane(TablePane):
         self.rows: LogRows = LogRows(about.columns, about.id_of)
 
     def say_if_empty(self, least: str, makes: str) -> None:
-        """What stands in place of lines: a level that hides them all is not an empty log."""
+        """Return the text in place of lines; a level that hides them all is not an empty log."""
         hidden = least != logs.SHOWN_FROM[0]
         self._empty = f"lines of {least} and above among those that came" if hidden else "lines in this daemon's log"
         self._makes = "v shows all levels" if hidden else makes
@@ -188,7 +189,7 @@ class LogPane(TablePane):
 class LogsScreen(TableScreen):
     called = "logs"
     subject = Subject(
-        logs.COLUMNS, logs.row_id, title="Log", one="Line",
+        logs.COLUMNS, lambda row: row.id, title="Log", one="Line",
         keys=" enter JSON  v Level  w Wrap  / Filter  ? Help  ctrl+q Quit", query="logs",
         empty="lines in this daemon's log", makes="silo start",
     )  # fmt: skip
@@ -199,7 +200,7 @@ class LogsScreen(TableScreen):
         super().__init__()
         self._least = logs.SHOWN_FROM[0]
         self._lines = logs.LINES_FIRST
-        self._known: Any = None  # the newest answer; one of fewer lines stands while more are asked for
+        self._known: LogLines | None = None  # the newest answer; one of fewer lines stands while more are asked for
 
     def panes(self) -> ComposeResult:
         yield from super().panes()
@@ -219,7 +220,7 @@ class LogsScreen(TableScreen):
     def draw(self) -> None:
         width = self.app.size.width - 4
         if self.answer is not None and self.table.frozen_at is None:
-            self._known = self.answer
+            self._known = read(LogLines, self.answer)
         trainer, whole_text = self.query_one("#trainer", Lines), self.query_one("#whole", Lines)
         trainer.display, whole_text.display = not self.at_a_coordinator, not self.table.rows.wrapped
         super().draw()

@@ -19,8 +19,8 @@ from textual.containers import VerticalScroll
 from console.actions import command_line
 from console.base import TALL_ROWS_MIN, FedScreen, Lines
 from console.table_screen import RowLines, TablePane, parse_filter
+from fedsilo.control import answers
 from fedsilo.views import messages
-from fedsilo.views.columns import Row
 from fedsilo.views.conditions import answer_lines, is_lost
 from fedsilo.views.lines import Line, line
 from fedsilo.views.messages import (
@@ -33,7 +33,7 @@ from fedsilo.views.messages import (
     summary_lines,
     why_line,
 )
-from fedsilo.views.state import CoordinatorState, Question, SiloState, Snapshot, mapping, text_of
+from fedsilo.views.state import CoordinatorState, Question, SiloState, Snapshot
 
 DIRECTIONS = ("outbox", "inbox")
 TITLES = {"outbox": "Outbox", "inbox": "Inbox"}
@@ -61,9 +61,9 @@ class MessagePane(TablePane):
             else columns_of(direction, at_coordinator=at_coordinator)
         )
         super().__init__(
-            columns, lambda row: text_of(row.get("seq")), title=TITLES[direction], key=direction,
-            query=(direction, {}), rows_in="messages", read=messages.message_row, empty=noun(direction), makes=MAKES,
-            id=f"{program}-{direction}",
+            columns, lambda row: str(row.seq), title=TITLES[direction], key=direction, query=(direction, {}),
+            rows_of=lambda answer: answers.read(answers.MessagePage, answer).messages, empty=noun(direction),
+            makes=MAKES, id=f"{program}-{direction}",
         )  # fmt: skip
         self.direction = direction
         self._program = program
@@ -72,11 +72,6 @@ class MessagePane(TablePane):
         self._put_aside = ""  # where the cursor is only because that row does not pass the filter
         self._filtered_by = ""
         self._none_shown = False
-
-    @property
-    def key(self) -> str:
-        """Of the newest answer in `Snapshot.answers`."""
-        return self._key
 
     def ask_for(self, *, verdict: str, control: bool) -> bool:
         """Ask for these from now on; True when that is another question than before.
@@ -151,7 +146,7 @@ class OutboxScreen(FedScreen):
 
     @property
     def table(self) -> MessagePane:
-        """The one that is shown."""
+        """Return the pane that is shown."""
         return self.query_one(f"#{self._program}-{self._direction}", MessagePane)
 
     @property
@@ -168,7 +163,7 @@ class OutboxScreen(FedScreen):
         wanted = dict(self.table.wants())
         item = self.table.selected()
         if item is not None and self._brief_fits and wanted:
-            wanted[_one(self._direction, item.id)] = (self._direction, {"seq": item.row.get("seq")})
+            wanted[_one(self._direction, item.id)] = (self._direction, {"seq": item.row.seq})
         return wanted
 
     @property
@@ -189,15 +184,16 @@ class OutboxScreen(FedScreen):
             self.opened_at = fed.now()
         table.fit(wide=self.app.size.width >= WIDE_CELLS_MIN)
         table.take(fed.snapshot)
-        state, answer = fed.snapshot.state, mapping(fed.snapshot.answers.get(table.key))
+        state, key = fed.snapshot.state, table.key_asked
+        answer = self.answer_as(answers.MessagePage, key) if key in fed.snapshot.answers else None
         left_bytes = sum(each.bytes for each in state.left) if isinstance(state, SiloState) else None
         cells = self.app.size.width - 2
-        told = (
+        summary_of_page = (
             messages.sent_summary_lines(answer, cells, control=self._control)
             if self._counts
             else summary_lines(self._direction, answer, left_bytes, cells, control=self._control)
         )
-        summary.draw(told, greyed=self.greyed)
+        summary.draw(summary_of_page, greyed=self.greyed)
         self._draw_brief(cells - 2)
         table.draw()
 
@@ -207,20 +203,19 @@ class OutboxScreen(FedScreen):
         why = self.query_one("#why", Lines)
         why.display = item is not None and not self._brief_fits and not self._counts
         if item is not None and why.display:
-            why.draw([why_line(item.value, cells, self.fed.glyphs.more)], greyed=self.greyed)
+            why.draw([why_line(item.row, cells, self.fed.glyphs.more)], greyed=self.greyed)
         if item is None or not box.display:
             return
-        answer = mapping(self.fed.snapshot.answers.get(_one(self._direction, item.id)))
-        rows = (
-            messages.sent_lines(item.row, answer, self.twin(), cells - 2)
-            if self._counts
-            else brief_lines(self._direction, item.row, answer, self.twin(), cells - 2)
-        )
+        key, twin = _one(self._direction, item.id), self.twin()
+        if self._counts:
+            rows = messages.sent_lines(item.row, self.answer_as(answers.SentInFull, key), twin, cells - 2)
+        else:
+            rows = brief_lines(self._direction, item.row, self.answer_as(answers.DecisionInFull, key), twin, cells - 2)
         if len(rows) > BRIEF_ROWS_MAX:
             rows = [*rows[: BRIEF_ROWS_MAX - 1], line(("enter shows the rest", "dim"))]
         # always as high, so that the rows above stay where they are while the cursor moves
         rows += [line()] * (BRIEF_ROWS_MAX - len(rows))
-        title = item.id if self._counts else f"Record {item.id}: {text_of(item.row.get('kind'))}"
+        title = item.id if self._counts else f"Record {item.id}: {item.row.kind}"
         box.border_title = self.fed.title_of(title)
         box.draw(rows, greyed=self.greyed)
 
@@ -250,7 +245,7 @@ class OutboxScreen(FedScreen):
 
     def action_copy_digest(self) -> None:
         item = self.table.selected()
-        digest = copied_digest(item.value.digest, keyed=item.value.digest_keyed) if item is not None else ""
+        digest = copied_digest(item.row.digest, keyed=item.row.digest_keyed) if item is not None else ""
         if digest:
             self.fed.copy(digest)
         else:
@@ -259,7 +254,7 @@ class OutboxScreen(FedScreen):
     def on_table_pane_opened(self, message: TablePane.Opened) -> None:
         self._open(message.item.id, message.item.row)
 
-    def _open(self, seq: str, row: Row) -> None:
+    def _open(self, seq: str, row: answers.MessageRow) -> None:
         self.fed.open_below(MessageScreen(self._direction, seq, row, program=self._program))
 
     @property
@@ -279,9 +274,9 @@ class OutboxScreen(FedScreen):
         if text.isdecimal() and len(text) > NUMBER_DIGITS_MAX:
             self.fed.say("no record has a number of that length")
         elif self._counts and text.count("/") >= ROW_NAME_SLASHES:
-            self._open(text, {"seq": text})
+            self._open(text, answers.filled(answers.MessageRow, seq=text))
         elif text.isdecimal() and text.isascii() and not self._counts:
-            self._open(text, {"seq": int(text)})
+            self._open(text, answers.filled(answers.MessageRow, seq=int(text)))
         else:
             self.table.filter(text)
 
@@ -298,7 +293,8 @@ class OutboxScreen(FedScreen):
         item = self.table.selected()
         if item is None:
             return None
-        return self.fed.snapshot.answers.get(_one(self._direction, item.id), item.row)
+        answer = self.fed.snapshot.answers.get(_one(self._direction, item.id))
+        return answers.to_json(item.row) if answer is None else answer
 
 
 class MessageScreen(FedScreen):
@@ -321,24 +317,23 @@ class MessageScreen(FedScreen):
         Binding("y", "copy_digest", show=False),
     ]
 
-    def __init__(self, direction: str, seq: str, row: Row, *, program: str = "silo") -> None:
+    def __init__(self, direction: str, seq: str, row: answers.MessageRow, *, program: str = "silo") -> None:
         super().__init__()
         self._direction, self._seq, self._row, self._program = direction, seq, row, program
-        self._key = _one(direction, seq)
+        self._key, self._counts = _one(direction, seq), _counts(program, direction)
 
     def panes(self) -> ComposeResult:
         with VerticalScroll(id="body"):
             yield Lines(id="told")
 
     def wants(self) -> Mapping[str, Question]:
-        return {self._key: (self._direction, {"seq": self._row.get("seq")})}
+        return {self._key: (self._direction, {"seq": self._row.seq})}
 
     def draw(self) -> None:
         fed, cells = self.fed, self.app.size.width - 4  # the scroll bar's too
         rows = answer_lines(fed.snapshot, self._key, fed.now(), cells, opened_at=self.opened_at)
-        answer = mapping(fed.snapshot.answers.get(self._key))
-        if answer:
-            rows += self._detail_lines(answer, cells)
+        if self._key in fed.snapshot.answers:
+            rows += self._detail_lines(cells)
         elif self._key not in fed.snapshot.refused and not is_lost(fed.snapshot, self._key):
             rows.append(line((fed.glyphs.more, "dim")))
         self.query_one("#told", Lines).draw(rows, greyed=self.greyed)
@@ -353,13 +348,10 @@ class MessageScreen(FedScreen):
         if self.is_mounted and not self.too_small:
             self.query_one("#footer", Lines).draw(self.footer(self.keys()))
 
-    @property
-    def _counts(self) -> bool:
-        return _counts(self._program, self._direction)
-
-    def _detail_lines(self, answer: Mapping[str, Any], cells: int) -> list[Line]:
+    def _detail_lines(self, cells: int) -> list[Line]:
         if self._counts:
-            return messages.sent_lines(self._row, answer, self.twin(), cells)
+            return messages.sent_lines(self._row, self.answer_as(answers.SentInFull, self._key), self.twin(), cells)
+        answer = self.answer_as(answers.DecisionInFull, self._key)
         return detail_lines(self._direction, answer, self.twin(), cells, party=self._program)
 
     def crumb(self) -> str:
@@ -375,11 +367,9 @@ class MessageScreen(FedScreen):
         self.query_one("#body", VerticalScroll).scroll_relative(y=step, animate=False)
 
     def action_copy_digest(self) -> None:
-        payload = mapping(mapping(mapping(self.fed.snapshot.answers.get(self._key)).get("message")).get("payload"))
-        keyed = "sha256" not in payload
-        told = copied_digest(text_of(payload.get("sha256") or payload.get("hmac_sha256")), keyed=keyed)
-        if told:
-            self.fed.copy(told)
+        payload = answers.read(answers.AuditRecord, self.answer_as(answers.DecisionInFull, self._key).message).payload
+        if digest := copied_digest(payload.digest, keyed=payload.keyed):
+            self.fed.copy(digest)
         else:
             self.fed.say("there is no digest to copy")
 
@@ -391,7 +381,7 @@ class MessageScreen(FedScreen):
 
 
 def _counts(program: str, direction: str) -> bool:
-    """Whether rows are counts of what a coordinator sent, not decisions."""
+    """Return True if rows count what a coordinator sent, and are not decisions."""
     return program == "coordinator" and direction == DIRECTIONS[0]
 
 

@@ -20,9 +20,10 @@ from textual.containers import Horizontal, Vertical
 from console.actions import Context, command_line, status_twin
 from console.base import FedScreen, Lines
 from console.dialogs import OrderingScreen
+from fedsilo.control.answers import Curves, read
 from fedsilo.views import conditions, curves, overview
 from fedsilo.views.lines import Glyphs, Line, Part, line, width_of
-from fedsilo.views.state import CoordinatorState, Question, SiloState, mapping
+from fedsilo.views.state import CoordinatorState, Question, SiloState
 
 FIGURES_KEY = "overview figures"
 FIGURE_NAMES = curves.ORDER[:4]
@@ -57,7 +58,7 @@ class OverviewFigures(Horizontal):
         return cast("FedScreen", self.screen)
 
     def wants(self) -> Mapping[str, Question]:
-        """What is asked for what was drawn last."""
+        """Return the questions for the figures drawn last."""
         state = self._screen.fed.snapshot.state
         if self._room < FIGURE_ROWS_MIN or state is None:
             return {}
@@ -76,7 +77,7 @@ class OverviewFigures(Horizontal):
         """
         fed = self._screen.fed
         self._room = min(rows - FIGURE_BORDER_ROWS, FIGURE_ROWS_MAX) if fed.size.width >= FIGURE_CELLS_MIN else 0
-        answer = mapping(fed.snapshot.answers.get(FIGURES_KEY)) if self._room >= FIGURE_ROWS_MIN else {}
+        answer = read(Curves, fed.snapshot.answers.get(FIGURES_KEY) if self._room >= FIGURE_ROWS_MIN else None)
         names = [name for name in curves.names_of(answer) if name in FIGURE_NAMES][:2]
         self.display = bool(names)
         self.set_class(fed.ascii_only, "-ascii")
@@ -94,9 +95,7 @@ class OverviewFigures(Horizontal):
         return self._room + FIGURE_BORDER_ROWS
 
 
-def figure_lines(
-    answer: Mapping[str, Any], name: str, cells: int, rows: int, glyphs: Glyphs, *, ascii_only: bool
-) -> list[Line]:
+def figure_lines(answer: Curves, name: str, cells: int, rows: int, glyphs: Glyphs, *, ascii_only: bool) -> list[Line]:
     """The newest values of a figure and its curve, in so many rows."""
     places = curves.places_of(answer, name)
     last = curves.View(name, places[-1] if places else None)
@@ -168,7 +167,7 @@ class OverviewScreen(OrderingScreen):
     # ---- drawing -----------------------------------------------------------------------------------
 
     def notices(self, cells: int) -> list[Line]:
-        """What concerns every screen stands among the needs here."""
+        """Return no lines: what concerns every screen is listed among the needs here."""
         fed = self.fed
         shown = [at for at in (fed.snapshot.link.received_at, self.below_at) if at is not None]
         below_at = min(shown) if fed.snapshot.state is not None else None  # its figures may have been read before
@@ -269,7 +268,7 @@ class OverviewScreen(OrderingScreen):
         return next((need for need in needs if need.key == self._selected), None)
 
     def halted_kind(self) -> str:
-        """Of the need under the cursor; with one halted kind, that one."""
+        """Return the kind of the selected need, or the halted kind where there is only one."""
         need = self.selected()
         if need is not None and need.halted:
             return need.halted
@@ -292,7 +291,7 @@ class OverviewScreen(OrderingScreen):
             self.fed.say(f"{event.key} is a key of a held release: {where} {OF_A_RELEASE[event.key]}")
 
     def action_inbox(self) -> None:
-        """With one release held, that one; with more, the one under the cursor or the oldest."""
+        """Open the held release if there is one; of several, the selected one or the oldest."""
         held = self.fed.snapshot.held
         release = self.fed.snapshot.release(self._selected) or (held[0] if held else None)
         if release is None:

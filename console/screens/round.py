@@ -18,9 +18,10 @@ from console.actions import PLACE_TWINS, command_line
 from console.base import Lines, TextDialog
 from console.dialogs import OrderingScreen
 from console.table_screen import RowLines, TablePane
+from fedsilo.control.answers import Round, SiloInRound, to_json
 from fedsilo.views import conditions, rounds
 from fedsilo.views.lines import Line, line, safe, wrap
-from fedsilo.views.state import Question, mapping, text_of, whole
+from fedsilo.views.state import Question
 
 FACT_ROWS_MIN = 30  # below that, parameters and digests are a key away (p)
 
@@ -55,7 +56,7 @@ class RoundScreen(OrderingScreen):
     def panes(self) -> ComposeResult:
         yield Lines(id="head")
         yield TablePane(
-            rounds.COLUMNS, lambda row: text_of(row.get("silo")), title="Silos", empty="silos in this run",
+            rounds.COLUMNS, lambda row: row.silo, title="Silos", empty="silos in this run",
             makes="fedsilo run submit run.yaml", id="silos",
         )  # fmt: skip
         yield Lines(id="scale")
@@ -67,19 +68,20 @@ class RoundScreen(OrderingScreen):
 
     @property
     def key(self) -> str:
-        """What the answer is about is in its key, so that no other one is taken for it."""
+        """Return the answer's key, which includes what it is about so that no other answer is taken for it."""
         return f"round {self._run or 'newest'} {self._number or 'newest'}"
 
     @property
-    def answer(self) -> Mapping[str, Any]:
-        return mapping(self.fed.snapshot.answers.get(self.key))
+    def answer(self) -> Round:
+        """The round that is looked at; without a party until it has come."""
+        return self.answer_as(Round, self.key)
 
     @property
-    def before(self) -> Mapping[str, Any] | None:
-        """The round before, while it is compared; empty until it has come."""
+    def before(self) -> Round | None:
+        """The round before, while it is compared; without a party until it has come."""
         if not self._compare or self._before_number is None:
             return None
-        return mapping(self.fed.snapshot.answers.get(self._before_key))
+        return self.answer_as(Round, self._before_key)
 
     @property
     def _before_number(self) -> int | None:
@@ -87,7 +89,7 @@ class RoundScreen(OrderingScreen):
 
     @property
     def _before_key(self) -> str:
-        return f"round {text_of(self.answer.get('run'))} {self._before_number}"
+        return f"round {self.answer.run} {self._before_number}"
 
     def wants(self) -> Mapping[str, Question]:
         if not self.is_mounted or self.fed.snapshot.state is None:
@@ -97,51 +99,46 @@ class RoundScreen(OrderingScreen):
             self.key: (rounds.QUERY, asked | ({"round": self._number} if self._number else {}))
         }
         if self._compare and self._before_number is not None:
-            run = text_of(self.answer.get("run"))
-            wanted[self._before_key] = (rounds.QUERY, {"run": run, "round": self._before_number})
+            wanted[self._before_key] = (rounds.QUERY, {"run": self.answer.run, "round": self._before_number})
         return wanted
 
     # ---- drawing -----------------------------------------------------------------------------------
 
     def draw(self) -> None:
-        fed, answer = self.fed, self.answer
-        if answer:
+        fed, answer, known = self.fed, self.answer, bool(self.answer.party)
+        if known:
             self._shown = self._run, self._number, self._asked_for_a_run
-        cells = self.app.size.width - 4
+        cells, tall = self.app.size.width - 4, self.app.size.height >= FACT_ROWS_MIN
         head, facts = self.query_one("#head", Lines), self.query_one("#facts", Lines)
         scale = self.query_one("#scale", Lines)
-        told = conditions.answer_lines(fed.snapshot, self.key, fed.now(), cells, opened_at=self.opened_at)
-        missing = not answer and self.key in fed.snapshot.refused
+        lines = conditions.answer_lines(fed.snapshot, self.key, fed.now(), cells, opened_at=self.opened_at)
+        missing = not known and self.key in fed.snapshot.refused
         if missing and fed.snapshot.refused[self.key][0].startswith("NOT_FOUND"):
-            told = conditions.empty_lines(f"rounds: {fed.snapshot.refused[self.key][1]}", self._makes, cells)
-        nothing = text_of(answer.get("state")) == "no run yet"
+            lines = conditions.empty_lines(f"rounds: {fed.snapshot.refused[self.key][1]}", self._makes, cells)
+        nothing = answer.state == "no run yet"
         if nothing:
-            told += conditions.empty_lines("runs", self._makes, cells)
-        told += self._not_newest_lines(answer, cells)
-        lines = told if nothing else [*told, *rounds.head_lines(answer, self.before, cells, fed.glyphs)]
-        if answer.get("silos") and self.app.size.height >= FACT_ROWS_MIN:
+            lines += conditions.empty_lines("runs", self._makes, cells)
+        lines += self._not_newest_lines(answer, cells)
+        if not nothing:
+            lines += rounds.head_lines(answer, self.before, cells, fed.glyphs)
+        if answer.silos and tall:
             lines += rounds.rounds_line(answer, cells, fed.glyphs)
         head.draw(lines, greyed=self.greyed)
         self._draw_table(answer, cells)
-        scaled = (
-            [
-                rounds.scale_line(answer, self._columns, cells, self.table.rows.turn, ascii_only=fed.ascii_only),
-                *rounds.legend_lines(answer, cells, ascii_only=fed.ascii_only),
-            ]
-            if answer.get("round")
-            else []
-        )
-        scale.display = bool(scaled)
-        scale.draw(scaled, greyed=self.greyed)
-        room = self.app.size.height >= FACT_ROWS_MIN and bool(answer.get("silos"))
-        facts.display = room
+        scale.display = bool(answer.round)
+        if answer.round:
+            ascii_only, turn = fed.ascii_only, self.table.rows.turn
+            line_of_times = rounds.scale_line(answer, self._columns, cells, turn, ascii_only=ascii_only)
+            legend = rounds.legend_lines(answer, cells, ascii_only=ascii_only)
+            scale.draw([line_of_times, *legend], greyed=self.greyed)
+        facts.display = tall and bool(answer.silos)
         shown = rounds.fact_lines(answer, cells)
         facts.draw(shown if self.app.size.height >= FACT_ROWS_MIN + 6 else shown[:4], greyed=self.greyed)
         self.table.display = not (missing or nothing or conditions.is_lost(fed.snapshot, self.key))
 
-    def _not_newest_lines(self, answer: Mapping[str, Any], cells: int) -> list[Line]:
-        """That there is a newer round than the one that somebody went to: it stays on that one, however long."""
-        shown, newest = whole(answer.get("round")), _newest(answer)
+    def _not_newest_lines(self, answer: Round, cells: int) -> list[Line]:
+        """Return that there is a newer round than the one that somebody went to: it stays on that one, however long."""
+        shown, newest = answer.round, rounds.newest(answer)
         if self._number is None or not shown or newest <= shown:
             return []
         of = f" of {newest}" if newest > shown + 1 else ""
@@ -156,12 +153,12 @@ class RoundScreen(OrderingScreen):
     def _columns(self) -> Any:
         return rounds.COMPARED if self.before is not None else rounds.COLUMNS
 
-    def _draw_table(self, answer: Mapping[str, Any], cells: int) -> None:
+    def _draw_table(self, answer: Round, cells: int) -> None:
         table, fed = self.table, self.fed
         if table.rows.columns != self._columns:
             table.rows.columns = self._columns
-        if answer:
-            width = rounds.strip_cells(self._columns, cells, table.rows.turn)
+        if answer.party:
+            _, width = rounds.strip_span(self._columns, cells, table.rows.turn)
             rows = rounds.silo_rows(answer, self.before, width, fed.glyphs, ascii_only=fed.ascii_only)
             table.take_rows(rows)
             # no higher than its rows, so that scale and legend stand below the strips
@@ -178,15 +175,15 @@ class RoundScreen(OrderingScreen):
 
     def _go(self, number: int | None, none: str) -> None:
         here = self._run, self._number, self._asked_for_a_run
-        if not self.answer and here != self._shown and conditions.is_lost(self.fed.snapshot, self.key):
+        if not self.answer.party and here != self._shown and conditions.is_lost(self.fed.snapshot, self.key):
             self._run, self._number, self._asked_for_a_run = self._shown  # nothing will come here: back
             self.redraw()
             return
         if number is None:
-            self.fed.say(none if self.answer else "not loaded yet")
+            self.fed.say(none if self.answer.party else "not loaded yet")
             return
-        self._run = text_of(self.answer.get("run"))
-        self._number = number if number != _newest(self.answer) else None
+        self._run = self.answer.run
+        self._number = number if number != rounds.newest(self.answer) else None
         if self._number is None:
             self._run = self._run if self._asked_for_a_run else ""
         self.redraw()
@@ -200,15 +197,15 @@ class RoundScreen(OrderingScreen):
 
     def action_facts(self) -> None:
         cells = self.dialog_cells
-        if self.answer:
-            told = rounds.fact_lines(self.answer, cells, whole_digests=True)
-            self.app.push_screen(TextDialog("What this round is about", told))
+        if self.answer.party:
+            facts = rounds.fact_lines(self.answer, cells, whole_digests=True)
+            self.app.push_screen(TextDialog("What this round is about", facts))
 
     def go_to(self, text: str) -> None:
         """`:round 13`, or `:round RUN` for the newest of another run."""
         wanted = text.strip()
         if wanted.isascii() and wanted.isdigit() and len(wanted) <= 9 and int(wanted):
-            self._run, self._number = text_of(self.answer.get("run")), int(wanted)
+            self._run, self._number = self.answer.run, int(wanted)
         elif wanted and wanted.isprintable() and len(wanted) <= 64:
             self._run, self._number, self._asked_for_a_run = wanted, None, True
         else:
@@ -221,12 +218,13 @@ class RoundScreen(OrderingScreen):
 
     def on_table_pane_opened(self, message: TablePane.Opened) -> None:
         cells = self.dialog_cells
-        told = rounds.silo_text(message.item.row, self.answer, self.before, cells)
-        title = f"{safe(text_of(message.item.row.get('silo')), 40)}, round {whole(self.answer.get('round'))}"
-        self.app.push_screen(TextDialog(title, [*told, line(""), line(("as text ", "dim"), self.twin())]))
+        row = message.item.row
+        lines = rounds.silo_text(row, self.answer, self.before, cells)
+        title = f"{safe(row.silo, 40)}, round {self.answer.round}"
+        self.app.push_screen(TextDialog(title, [*lines, line(""), line(("as text ", "dim"), self.twin())]))
 
     def twin(self) -> str:
-        run, number = text_of(self.answer.get("run")), str(whole(self.answer.get("round")) or "")
+        run, number = self.answer.run, str(self.answer.round or "")
         if self.at_a_coordinator:
             return command_line(
                 ("fedsilo", "run", "show", run, "--round", number) if run and number
@@ -236,16 +234,7 @@ class RoundScreen(OrderingScreen):
 
     def inspected(self) -> Any:
         item = self.table.selected()
-        names = {"mark", "now", "strip", "took", "before", "bytes"}
-        if item is None:
-            return dict(self.answer) or None
-        return {name: value for name, value in item.row.items() if name not in names}
+        return to_json(item.row, SiloInRound) if item else self.fed.snapshot.answers.get(self.key)
 
     def keys(self) -> Line:
         return line(" [ ] Round  c Compare  enter Silo  p Digests  / Filter  ? Help  ctrl+q Quit")
-
-
-def _newest(answer: Mapping[str, Any]) -> int:
-    """The newest round that is listed; 0 while none is."""
-    listed = answer.get("rounds")
-    return max((whole(mapping(each).get("round")) for each in listed), default=0) if isinstance(listed, list) else 0

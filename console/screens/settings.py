@@ -36,7 +36,7 @@ class SettingsScreen(TableScreen):
         return "coordinator" if self.at_a_coordinator else "silo"
 
     def own(self) -> list[Own]:
-        """What this console was started with, and what was chosen since."""
+        """Return this console's own settings: those it was started with, and those chosen since."""
         fed = self.fed
 
         def origin(key: str) -> str:

@@ -31,7 +31,7 @@ from coordinator.config import CoordinatorConfig
 from coordinator.witnessing import Relay
 from fedsilo.audit.index import LogIndex
 from fedsilo.audit.log import AuditLog
-from fedsilo.control.answers import CertificateRow, SettingRow
+from fedsilo.control import answers
 from fedsilo.control.audit_queries import AuditView, MessageView
 from fedsilo.control.server import ControlServer, QueryArguments, QueryHandler
 from fedsilo.control.site_files import certificate_file, certificate_row, settings_of
@@ -77,7 +77,12 @@ class Panel:
         self._messages = MessageView(index, lambda: charter, program="coordinator")
         self._sent = SentView(store.transaction)
         self._records = AuditView(
-            audit, index, witnesses=lambda: silos, contradicting=lambda: relay.contradicting, now_seconds=now_seconds
+            audit,
+            index,
+            witnesses=lambda: silos,
+            contradicting=lambda: relay.contradicting,
+            now_seconds=now_seconds,
+            named=True,
         )
 
     def queries(self) -> dict[str, QueryHandler]:
@@ -92,19 +97,19 @@ class Panel:
         }
 
     @property
-    def log_broken(self) -> dict[str, Any] | None:
-        """{"seq", "why"} of the break that the newest verification of the log found; None where it found none."""
+    def log_broken(self) -> answers.Broken | None:
+        """The break that the newest verification of the log found; None where it found none."""
         return self._records.broken
 
-    def shown_certificates(self) -> list[CertificateRow]:
+    def shown_certificates(self) -> list[answers.CertificateRow]:
         """The certificate that each silo showed last, with its checkpoint."""
         with self._store.transaction() as session:
             shown = {row.silo: row.pem for row in session.scalars(select(db.ShownCertificate))}
         now = self._now_seconds()
         return [certificate_row(f"the silo {silo}", pem.encode(), now) for silo, pem in sorted(shown.items())]
 
-    def logs(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """{"lines", "left_out"}: the newest events since the start, oldest first, as lines like those of a guard's log.
+    def logs(self, arguments: Mapping[str, Any]) -> answers.LogLines:
+        """The newest events since the start, oldest first, as lines like those of a guard's log.
 
         A coordinator keeps no log file: what it writes goes to its standard error, to wherever that is led.
 
@@ -120,8 +125,8 @@ class Panel:
         wanted = query.number("lines", default=LINES_DEFAULT, least=1, most=LINES_MAX) or LINES_DEFAULT
         if query.text("source", among=("coordinator", "guard", "trainer")) == "trainer":
             raise NotFoundError("a coordinator has no trainer", hint="silo logs --trainer, at a silo")
-        lines = [_line(event) for event in self._desk.events_since(0, 0.0)[-wanted:]]
-        return {"lines": lines, "left_out": 0}
+        events = self._desk.events_since(0, 0.0)[-wanted:]
+        return answers.LogLines(lines=tuple(map(_line, events)), left_out=0)
 
 
 class Files:
@@ -151,7 +156,7 @@ class Files:
     def queries(self) -> dict[str, QueryHandler]:
         return {"certificates": self.certificates, "settings": self.settings}
 
-    def certificates(self, arguments: Mapping[str, Any]) -> list[CertificateRow]:
+    def certificates(self, arguments: Mapping[str, Any]) -> list[answers.CertificateRow]:
         """Its own certificates as the files are now, the authorities above them, and what each silo showed last; never
         a key. What a silo showed lies in no file.
 
@@ -173,7 +178,7 @@ class Files:
         own = [certificate_file(whose, file, now, running) for whose, file, running in named]
         return own + self._panel.shown_certificates()
 
-    def settings(self, arguments: Mapping[str, Any]) -> list[SettingRow]:
+    def settings(self, arguments: Mapping[str, Any]) -> list[answers.SettingRow]:
         """Every key of coordinator.yaml as this process runs with it, as `settings_of` makes them.
 
         Raises:
@@ -211,7 +216,7 @@ class SentView:
     def __init__(self, reading: Reading) -> None:
         self._reading = reading
 
-    def outbox(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    def outbox(self, arguments: Mapping[str, Any]) -> answers.MessagePage | answers.SentInFull:
         """Return what was sent, newest round first; in a round by kind and receiver.
 
         Args:
@@ -220,13 +225,9 @@ class SentView:
                 acknowledgements, refusals and the like. `seq`, which names a row for good, and `before` are texts
                 such as run-1/2/round.open/hospital_a.
 
-        Returns:
-            {"messages": [{"seq", "run", "round", "kind", "peer", "messages", "bytes", "waiting", "outcome"}], "total",
-            "sent", "waiting", "next"}. `messages` and `bytes` were sent, `waiting` were not acknowledged yet. `outcome`
-            is "acked" where the silo has acknowledged all, "sent" where some may be on its way, or where it was a
-            reply, which nobody acknowledges, and empty where nothing was sent yet. "total" counts all rows, "sent" the
-            messages of all, "waiting" all items that wait, whatever was asked for. For one: {"message", "waiting":
-            [{"step", "bytes", "sha256", "delivered"}]}, of at most 20 items, oldest first.
+        `messages` and `bytes` of a row were sent, `waiting` were not acknowledged yet. `outcome` is "acked" where the
+        silo has acknowledged all, "sent" where some may be on its way, or where it was a reply, which nobody
+        acknowledges, and empty where nothing was sent yet. `total` counts all rows, whatever was asked for.
 
         Raises:
             UsageError: an argument that is not one of these.
@@ -253,16 +254,18 @@ class SentView:
                 sent = _page(session, wanted, behind, limit + 1, control=control)
         rows = [row for row in (*sent, *unsent) if row.passes(wanted) and (behind is None or row.place > behind)]
         page = sorted(rows, key=lambda row: row.place)[: limit + 1]
-        shown = [row.to_json(waits.get(row.key, 0)) for row in page[:limit]]
-        return {
-            "messages": shown,
-            "total": total + len(unsent),
-            "sent": messages,
-            "waiting": sum(waits.values()),
-            "next": shown[-1]["seq"] if len(page) > limit else None,
-        }
+        shown = tuple(row.answer(waits.get(row.key, 0)) for row in page[:limit])
+        return answers.filled(
+            answers.MessagePage,
+            messages=shown,
+            total=total + len(unsent),
+            sent=messages,
+            waiting=sum(waits.values()),
+            next=shown[-1].seq if len(page) > limit else None,
+            absent=frozenset({"held", "denied"}),
+        )
 
-    def _one(self, name: str) -> dict[str, Any]:
+    def _one(self, name: str) -> answers.SentInFull:
         with self._reading() as session:
             key = _named(name)
             items = select(db.OutboxItem).where(*_is(db.OutboxItem, key)).order_by(db.OutboxItem.id)
@@ -270,16 +273,16 @@ class SentView:
             row = _sent(session, key) or _Row(key, _ordinal(session, key.run))
             if not row.messages and not count:
                 raise NotFoundError("nothing of that was sent, and nothing waits", hint="coordinator outbox list")
-            waiting = [
-                {
-                    "step": item.step,
-                    "bytes": len(item.payload),
-                    "sha256": sha256_hex(item.payload),
-                    "delivered": item.delivered_sequence != 0,
-                }
+            waiting = tuple(
+                answers.WaitingItem(
+                    step=item.step,
+                    bytes=len(item.payload),
+                    sha256=sha256_hex(item.payload),
+                    delivered=item.delivered_sequence != 0,
+                )
                 for item in session.scalars(items.limit(WAITING_SHOWN))
-            ]
-        return {"message": row.to_json(count), "waiting": waiting}
+            )
+        return answers.SentInFull(message=row.answer(count), waiting=waiting)
 
 
 # ---- rows ------------------------------------------------------------------------------------------
@@ -310,14 +313,12 @@ class _Row:
     def passes(self, wanted: Mapping[str, str]) -> bool:
         return all(value in ("", getattr(self.key, name)) for name, value in wanted.items())
 
-    def to_json(self, waiting: int) -> dict[str, Any]:
+    def answer(self, waiting: int) -> answers.SentRow:
         key = self.key
         is_reply = key.kind == _ADAPTER or key.kind.startswith(_CONTROL)
         outcome = "" if not self.messages else "sent" if waiting or is_reply else "acked"
-        return {
-            "seq": str(key), "run": key.run, "round": key.round, "kind": key.kind, "peer": key.silo,
-            "messages": self.messages, "bytes": self.size_bytes, "waiting": waiting, "outcome": outcome,
-        }  # fmt: skip
+        sent = {"messages": self.messages, "bytes": self.size_bytes, "waiting": waiting, "outcome": outcome}
+        return answers.read(answers.SentRow, {"seq": str(key), "peer": key.silo, **key._asdict(), **sent})
 
 
 _OF_CONTROL = db.Traffic.kind.like(f"{_CONTROL}%")
@@ -377,7 +378,7 @@ def _page(
 
 
 def _named(name: str) -> _Key:
-    """Raises UsageError: it is no name of a row."""
+    """Parse the name of a row. Raises UsageError: it is none."""
     run, _, rest = name.partition("/")
     number, _, rest = rest.partition("/")
     kind, slash, silo = rest.partition("/")

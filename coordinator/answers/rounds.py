@@ -32,8 +32,8 @@ from sqlalchemy.orm import Session
 from coordinator import runs
 from coordinator import store as db
 from coordinator.driver import Driver
-from fedsilo.audit.index import LogIndex, Mark, no_run_yet
-from fedsilo.control.answers import BaselineRow, CurvePoint, Curves, CurveSeries, filled
+from fedsilo.audit.index import LogIndex, Mark
+from fedsilo.control import answers
 from fedsilo.control.figures import unit_of
 from fedsilo.control.server import QueryArguments
 from fedsilo.protocol.errors import NotFoundError, WireCode
@@ -83,14 +83,14 @@ class RoundView:
         audit = driver.parts.audit
         self._index = LogIndex(audit.directory, lambda: audit.size)
 
-    def round(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """One round; without `round` the newest, without `run` of the newest run. Raises UsageError, NotFoundError."""
-        query = QueryArguments(arguments, "run", "round")
-        name, number = query.text("run"), query.number("round", least=1)
+    def round(self, arguments: Mapping[str, Any]) -> answers.Round:
+        """Return a round; by default the newest, of the newest run. Raises UsageError, NotFoundError."""
+        asked = QueryArguments(arguments, "run", "round")
+        name, number = asked.text("run"), asked.number("round", least=1)
         with self._driver.parts.store.transaction() as session:
             run = run_row(session, name)
             if run is None:
-                return no_run_yet("coordinator")
+                return answers.no_run_yet("coordinator")
             row = round_row(session, run, number)
             marks = self._index.marks(run.name, row.number, messages=False) if row is not None else ()
             live = self._live(session, run)
@@ -142,7 +142,7 @@ def round_answer(
     *,
     charter_digest: str,
     live: Live,
-) -> dict[str, Any]:
+) -> answers.Round:
     """Return what the query `round` answers.
 
     Args:
@@ -157,36 +157,34 @@ def round_answer(
     rounds = _rounds(session, run.name)
     facts = _Facts(session, run, row, plan, marks, live) if row is not None and plan is not None else None
     transcript = runs.figures(session, run.name, row.number) if row is not None else {}
-    return {
-        "party": "coordinator",
-        "run": run.name,
-        "run_state": run.state,
-        "method": plan.method if plan else "",
-        "round": row.number if row is not None else 0,
-        "rounds_planned": plan.rounds if plan else 0,
-        "rounds": rounds,
-        "state": row.state if row is not None else "no round yet",
-        "opened_at": row.opened_at if row is not None else None,
-        "closed_at": (row.closed_at or None) if row is not None else None,
-        "elapsed_seconds": facts.elapsed if facts else None,
-        "closed_seconds": facts.closed if facts else None,
-        "paused": live.paused,
-        "quorum": facts.quorum()
-        if facts
-        else {"needed": plan.quorum if plan else None, "of": None, "given": None, "reached_seconds": None},
-        "deadlines": _deadlines(plan, row, facts, live),
-        "awaited": facts.awaited() if facts else [],
-        "silos": _silos(session, run, plan, row, facts, live),
-        "parameters": parameters_of(plan) if plan else {},
-        "digests": (digests_of(plan) if plan else {})
+    return answers.Round(
+        party="coordinator",
+        run=run.name,
+        run_state=run.state,
+        method=plan.method if plan else "",
+        round=row.number if row is not None else 0,
+        rounds_planned=plan.rounds if plan else 0,
+        rounds=rounds,
+        state=row.state if row is not None else "no round yet",
+        opened_at=row.opened_at if row is not None else None,
+        closed_at=(row.closed_at or None) if row is not None else None,
+        elapsed_seconds=facts.elapsed if facts else None,
+        closed_seconds=facts.closed if facts else None,
+        paused=live.paused,
+        quorum=facts.quorum() if facts else answers.filled(answers.Quorum, needed=plan.quorum if plan else None),
+        deadlines=_deadlines(plan, row, facts, live),
+        awaited=facts.awaited() if facts else (),
+        silos=_silos(session, run, plan, row, facts, live),
+        parameters=parameters_of(plan) if plan else {},
+        digests=(digests_of(plan) if plan else {})
         | {
             "base_adapter": row.base_digest if row is not None else run.base_digest,
             "adapter": row.adapter_digest if row is not None else run.adapter_digest,
             "charter": charter_digest,
             "transcript": transcript.get("sha256", ""),
         },
-        "hidden": [],
-    }
+        hidden=(),
+    )
 
 
 def seconds_between(start: str, end: str) -> float | None:
@@ -197,51 +195,53 @@ def seconds_between(start: str, end: str) -> float | None:
         return None
 
 
-def _rounds(session: Session, run: str) -> list[dict[str, Any]]:
+def _rounds(session: Session, run: str) -> tuple[answers.RoundRow, ...]:
     query = select(db.Round).where(db.Round.run == run).order_by(db.Round.number.desc()).limit(ROUNDS_LISTED)
-    return [
-        {
-            "round": row.number,
-            "state": row.state,
-            "opened_at": row.opened_at,
-            "closed_at": row.closed_at or None,
-            "seconds": seconds_between(row.opened_at, row.closed_at),
-            "participants": len(json.loads(row.participants)),
-        }
+    return tuple(
+        answers.RoundRow(
+            round=row.number,
+            state=row.state,
+            opened_at=row.opened_at,
+            closed_at=row.closed_at or None,
+            seconds=seconds_between(row.opened_at, row.closed_at),
+            participants=len(json.loads(row.participants)),
+        )
         for row in reversed(list(session.scalars(query)))
-    ]
+    )
 
 
-def _deadlines(plan: Plan | None, row: db.Round | None, facts: _Facts | None, live: Live) -> list[dict[str, Any]]:
-    """Those that run; of a round that is over, the one the plan gave it, as planned."""
+def _deadlines(
+    plan: Plan | None, row: db.Round | None, facts: _Facts | None, live: Live
+) -> tuple[answers.Deadline, ...]:
+    """Return those that run; of a round that is over, the one the plan gave it, as planned."""
     elapsed = facts.elapsed if facts else None
     running = {
         name: left
         for name, left in live.left_seconds.items()
         if (row is None or row.state == "open" or name == EVALUATION) and not _is_idle(name, facts)
     }
-    rows = [
-        {
-            "name": name,
-            "for": _what_for(name),
-            "left_seconds": round(left, 1),
-            "at_seconds": round(elapsed + left, 1) if elapsed is not None else None,
-        }
+    deadlines = [
+        answers.Deadline(
+            name=name,
+            for_=_what_for(name),
+            left_seconds=round(left, 1),
+            at_seconds=round(elapsed + left, 1) if elapsed is not None else None,
+        )
         for name, left in sorted(running.items(), key=lambda item: item[1])
     ]
-    if plan is not None and row is not None and not any(each["for"] == "round" for each in rows):
-        planned = {"name": f"round/{row.number}", "for": "round", "left_seconds": None}
-        rows.append(planned | {"at_seconds": plan.round_deadline_seconds})
-    return rows
+    if plan is not None and row is not None and not any(each.for_ == "round" for each in deadlines):
+        planned = plan.round_deadline_seconds
+        deadlines.append(answers.filled(answers.Deadline, name=f"round/{row.number}", for_="round", at_seconds=planned))
+    return tuple(deadlines)
 
 
 def _is_idle(name: str, facts: _Facts | None) -> bool:
-    """A step's deadline that runs on although nobody is awaited at the step."""
+    """Return True for a step's deadline that runs on although nobody is awaited at the step."""
     step = name.rpartition("/")[2]
     return (
         name.startswith("public/")
         and facts is not None
-        and not any(each["phase"] == "train" and str(each["step"]) == step for each in facts.awaited())
+        and not any(each.phase == "train" and str(each.step) == step for each in facts.awaited())
     )
 
 
@@ -251,7 +251,7 @@ def _what_for(name: str) -> str:
 
 
 class _Facts:
-    """One round's records, put in order by silo."""
+    """The records of one round, in order by silo."""
 
     def __init__(
         self, session: Session, run: db.Run, row: db.Round, plan: Plan, marks: Sequence[Mark], live: Live
@@ -285,7 +285,7 @@ class _Facts:
     def _open(self) -> bool:
         return self._row.state == "open"
 
-    def _phases_of(self, silo: str) -> list[dict[str, Any]]:
+    def _phases_of(self, silo: str) -> tuple[answers.Phase, ...]:
         """Return the phases in their order; the first that is not done is the open one, while the round is."""
         ends: list[tuple[str, int, float | None, bool]] = []  # phase, step, when it ended, whether it did
         if self._signing:
@@ -301,64 +301,69 @@ class _Facts:
         if not self._open:
             ends.append(("others", 0, self.closed if update[1] else None, update[1]))
             ends.append(("eval", 0, *self._arrived(silo, "metrics.eval", 0)))
-        phases: list[dict[str, Any]] = []
+        phases: list[answers.Phase] = []
         last, waiting = 0.0, False
         for phase, step, at, done in ends:
             started = max(last, self.closed or 0.0) if phase == "eval" else last
-            entry = {"phase": phase, "step": step, "state": "done", "from_seconds": started if at is not None else None,
-                     "to_seconds": at, "seconds": None, "source": "released"}  # fmt: skip
+            ended = None if at is None else max(at, started)
             if done:
-                if at is not None:
-                    last = max(last, at)
-                    entry |= {"to_seconds": max(at, started), "seconds": round(max(at - started, 0.0), 3)}
+                state = "done"
             elif (silo, step if phase == "train" else 0) in self._kept_back:
-                entry["state"] = "kept back"
+                state = "kept back"
             elif waiting or (not self._open and (phase != "eval" or self._over or self._row.state != "committed")):
-                entry["state"] = "waiting" if self._open else "missed"
+                state = "waiting" if self._open else "missed"
             else:
-                entry |= {"state": "open", "from_seconds": started}
-                waiting = True
-            phases.append(entry)
-        return phases
+                state, waiting = "open", True
+            phases.append(
+                answers.Phase(
+                    phase=phase,
+                    step=step,
+                    state=state,
+                    from_seconds=None if ended is None and state != "open" else started,
+                    to_seconds=ended,
+                    seconds=None if ended is None else round(ended - started, 3),
+                    source="released",
+                )
+            )
+            last = max(last, at or 0.0)
+        return tuple(phases)
 
     def _arrived(self, silo: str, kind: str, step: int) -> tuple[float | None, bool]:
         upload = self._uploads.get((silo, kind, step))
         return (None, False) if upload is None else (seconds_between(self._row.opened_at, upload.received_at), True)
 
-    def quorum(self) -> dict[str, Any]:
+    def quorum(self) -> answers.Quorum:
         given = [
             at for silo in self.roster for at, there in [self._arrived(silo, self._plan.lora.update_kind, 0)] if there
         ]
         known = sorted(at for at in given if at is not None)
         needed = self._plan.quorum
-        return {
-            "needed": needed,
-            "of": len(self.roster),
-            "given": len(given),
-            "reached_seconds": known[needed - 1] if len(known) >= needed else None,
-        }
+        reached = known[needed - 1] if len(known) >= needed else None
+        return answers.Quorum(needed=needed, of=len(self.roster), given=len(given), reached_seconds=reached)
 
-    def awaited(self) -> list[dict[str, Any]]:
-        """Who has something open; of a round that is over, its evaluation."""
-        return [
-            {"silo": silo, "phase": phase["phase"], "step": phase["step"]}
+    def awaited(self) -> tuple[answers.Awaited, ...]:
+        """Return who has something open; of a round that is over, its evaluation."""
+        return tuple(
+            answers.Awaited(silo=silo, phase=phase.phase, step=phase.step)
             for silo, phases in self._phases.items()
             for phase in phases
-            if phase["state"] == "open" and phase["phase"] != "others"
-        ]
+            if phase.state == "open" and phase.phase != "others"
+        )
 
-    def row(self, silo: str) -> dict[str, Any]:
-        mine = [upload for key, upload in self._uploads.items() if key[0] == silo]
-        update = self._uploads.get((silo, self._plan.lora.update_kind, 0))
-        return {
-            "state": self._state_of(silo),
-            "phases": self._phases.get(silo, []),
-            "straggler": self._stragglers.get(silo),
-            "received_bytes": sum(upload.payload_bytes for upload in mine),
-            "received_messages": len(mine),
-            "update_norm": update.norm if update is not None else None,
-            "update_digest": update.digest if update is not None else "",
-        }
+    def filled_in(self, row: answers.SiloInRound) -> answers.SiloInRound:
+        """Return a silo's row with what this round's records say of it."""
+        mine = [upload for key, upload in self._uploads.items() if key[0] == row.silo]
+        update = self._uploads.get((row.silo, self._plan.lora.update_kind, 0))
+        return replace(
+            row,
+            state=self._state_of(row.silo),
+            phases=self._phases.get(row.silo, ()),
+            straggler=self._stragglers.get(row.silo),
+            received_bytes=sum(upload.payload_bytes for upload in mine),
+            received_messages=len(mine),
+            update_norm=update.norm if update is not None else None,
+            update_digest=update.digest if update is not None else "",
+        )
 
     def _state_of(self, silo: str) -> str:
         if silo not in self.roster:
@@ -370,13 +375,13 @@ class _Facts:
             return said_no or verdict if verdict == "absent" else verdict
         if said_no:
             return said_no
-        now = next((phase for phase in self._phases[silo] if phase["state"] == "open"), None)
-        if now is None or now["phase"] == "others":
+        now = next((phase for phase in self._phases[silo] if phase.state == "open"), None)
+        if now is None or now.phase == "others":
             return "waits"
         if (word := self._standings.get(silo)) in ("silent", "refused"):
             return word
         # nobody here is told whether it trains or waits for its people (B6)
-        return {"sign": "signing", "update": "awaited"}.get(now["phase"], f"step {now['step']}")
+        return {"sign": "signing", "update": "awaited"}.get(now.phase, f"step {now.step}")
 
 
 def _by_step(item: tuple[str, Any]) -> int:
@@ -384,7 +389,7 @@ def _by_step(item: tuple[str, Any]) -> int:
 
 
 def _signed(marks: Sequence[Mark], opened_at: str) -> dict[str, float]:
-    """When the round began at each silo: the first `round.agreed` that has its signature."""
+    """Return when the round began at each silo: the first `round.agreed` that has its signature."""
     seconds: dict[str, float] = {}
     try:
         opened = datetime.fromisoformat(opened_at).timestamp()
@@ -400,8 +405,7 @@ def _signed(marks: Sequence[Mark], opened_at: str) -> dict[str, float]:
 def _kept_back(session: Session, run: str, number: int) -> dict[tuple[str, int], str]:
     """(silo, step) of what sites said they do not send in a round; step 0 is the rest of it. The word for it is
     `declined` where a message was kept back, by whomever and for whatever reason: that is all that a site says (B6,
-    T18); else the silo `sits out`, or said with a code that it does not train on the round's adapter (T52).
-    """
+    T18); else the silo `sits out`, or said with a code that it does not train on the round's adapter (T52)."""
     query = select(db.Transition.event).where(
         db.Transition.run == run, db.Transition.event.like('%"event":"SiloAbstained"%')
     )
@@ -417,40 +421,37 @@ def _kept_back(session: Session, run: str, number: int) -> dict[tuple[str, int],
     return words
 
 
-def _stragglers(phases: Mapping[str, Sequence[Mapping[str, Any]]], elapsed: float | None) -> dict[str, dict[str, Any]]:
-    """Silos that took, or take, more than `STRAGGLER_RATIO` times the median of those who are through with the same
-    phase; the worst phase of each."""
+def _stragglers(phases: Mapping[str, Sequence[answers.Phase]], elapsed: float | None) -> dict[str, answers.Straggler]:
+    """Return silos that took, or take, more than `STRAGGLER_RATIO` times the median of those who are through with the
+    same phase; the worst phase of each."""
     through: dict[tuple[str, int], dict[str, float]] = {}
     for silo, entries in phases.items():
         for entry in entries:
-            if entry["seconds"] is not None and entry["phase"] != "others":
-                through.setdefault((entry["phase"], entry["step"]), {})[silo] = entry["seconds"]
-    slow: dict[str, dict[str, Any]] = {}
+            if entry.seconds is not None and entry.phase != "others":
+                through.setdefault((entry.phase, entry.step), {})[silo] = entry.seconds
+    found: dict[str, answers.Straggler] = {}
     for silo, entries in phases.items():
         for entry in entries:
-            took = entry["seconds"]
-            if entry["state"] == "open" and elapsed is not None:
-                took = max(elapsed - entry["from_seconds"], 0.0)
-            done = through.get((entry["phase"], entry["step"]), {})
+            took = entry.seconds
+            if entry.state == "open" and elapsed is not None:
+                took = max(elapsed - (entry.from_seconds or 0.0), 0.0)
+            done = through.get((entry.phase, entry.step), {})
             others = [seconds for name, seconds in done.items() if name != silo]
-            if took is None or entry["phase"] == "others" or len(others) < OTHERS_MIN:
+            if took is None or entry.phase == "others" or len(others) < OTHERS_MIN:
                 continue
             usual = median(others)
             if took > STRAGGLER_RATIO * usual and took - usual >= DIFFERENCE_SECONDS_MIN:
-                durations = {
-                    "phase": entry["phase"],
-                    "step": entry["step"],
-                    "seconds": round(took, 3),
-                    "median_seconds": round(usual, 3),
-                }
-                if silo not in slow or took - usual > slow[silo]["seconds"] - slow[silo]["median_seconds"]:
-                    slow[silo] = durations
-    return slow
+                worst = found.get(silo)
+                if worst is None or took - usual > worst.seconds - worst.median_seconds:
+                    found[silo] = answers.Straggler(
+                        phase=entry.phase, step=entry.step, seconds=round(took, 3), median_seconds=round(usual, 3)
+                    )
+    return found
 
 
 def _silos(
     session: Session, run: db.Run, plan: Plan | None, row: db.Round | None, facts: _Facts | None, live: Live
-) -> list[dict[str, Any]]:
+) -> tuple[answers.SiloInRound, ...]:
     names = plan.silos if plan else tuple(json.loads(run.request).get("silos") or ())
     members = {member.silo: member for member in session.scalars(select(db.Member))}
     declined = Counter(
@@ -464,23 +465,23 @@ def _silos(
         last_seen, at_round, at_step = live.seen.get(silo, ("", 0, 0))
         accepted = silo in levels or bool(facts and silo in facts.roster)
         plan_word = "declined" if declined[silo] else "accepted" if accepted else "not yet"
-        rows.append(
-            {
-                "silo": silo, "own": False, "why": None,  # a silo says that it declined, and never why (B6)
-                "joined": standings.get(silo) or (member.state if member else "absent"),
-                "joined_at": member.since if member else None,
-                "plan": plan_word, "plan_at": None,  # nobody keeps when
-                "last_seen": last_seen or None,
-                "step": at_step if row is not None and at_round == row.number else None,
-                "isolation": hello.get("isolation", ""), "code": hello.get("code_sha256", ""),
-                "policy": hello.get("policy_sha256", ""),
-                **(facts.row(silo) if facts else {
-                    "state": "no round yet", "phases": [], "straggler": None, "received_bytes": None,
-                    "received_messages": None, "update_norm": None, "update_digest": "",
-                }),
-            }
-        )  # fmt: skip
-    return rows
+        row_of_silo = answers.filled(
+            answers.SiloInRound,
+            silo=silo,  # says that it declined, and never why (B6)
+            joined=standings.get(silo) or (member.state if member else "absent"),
+            joined_at=member.since if member else None,
+            plan=plan_word,  # nobody keeps when
+            last_seen=last_seen or None,
+            step=at_step if row is not None and at_round == row.number else None,
+            isolation=hello.get("isolation", ""),
+            code=hello.get("code_sha256", ""),
+            policy=hello.get("policy_sha256", ""),
+            state="no round yet",
+            update_digest="",
+            absent=frozenset({"round"}),
+        )
+        rows.append(facts.filled_in(row_of_silo) if facts else row_of_silo)
+    return tuple(rows)
 
 
 # ---- figures by round --------------------------------------------------------------------------------------------
@@ -500,13 +501,13 @@ class CurveView:
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
 
-    def curves(self, arguments: Mapping[str, Any]) -> Curves:
+    def curves(self, arguments: Mapping[str, Any]) -> answers.Curves:
         """Return series of figures by round; `names` are commas apart. Raises UsageError, NotFoundError."""
         with self._driver.parts.store.transaction() as session:
             return curves_answer(session, arguments)
 
 
-def curves_answer(session: Session, arguments: Mapping[str, Any]) -> Curves:
+def curves_answer(session: Session, arguments: Mapping[str, Any]) -> answers.Curves:
     """Return what the query `curves` answers. Raises UsageError: an argument; NotFoundError: no such run."""
     query = QueryArguments(arguments, "run", "names", "x")
     x = query.text("x", among=("round", "step")) or "round"
@@ -517,7 +518,7 @@ def curves_answer(session: Session, arguments: Mapping[str, Any]) -> Curves:
     by_series = {(name, silo): points for name, silo, points in _series(session, run, plan)} if run else {}
     known = sorted({name for name, _ in by_series})
     series = tuple(
-        CurveSeries(
+        answers.CurveSeries(
             name=name,
             silo=silo,
             unit=unit_of(name),
@@ -527,7 +528,7 @@ def curves_answer(session: Session, arguments: Mapping[str, Any]) -> Curves:
         for (name, silo), points in by_series.items()
         if not names or name in names
     )
-    return Curves(
+    return answers.Curves(
         party="coordinator",
         run=run.name if run else "",
         run_state=run.state if run else "",
@@ -541,7 +542,7 @@ def curves_answer(session: Session, arguments: Mapping[str, Any]) -> Curves:
     )
 
 
-def _series(session: Session, run: db.Run, plan: Plan | None) -> Iterator[tuple[str, str, list[CurvePoint]]]:
+def _series(session: Session, run: db.Run, plan: Plan | None) -> Iterator[tuple[str, str, list[answers.CurvePoint]]]:
     count = plan.evaluation.prompts if plan else 0
     rates: dict[tuple[str, str], dict[int, float]] = {}
     query = select(db.Figure).where(db.Figure.run == run.name, db.Figure.name.like("metric.%")).order_by(db.Figure.id)
@@ -568,16 +569,23 @@ def _series(session: Session, run: db.Run, plan: Plan | None) -> Iterator[tuple[
         yield "update_norm", silo, [_point(number, value, None) for number, value in by_round.items()]
 
 
-def _point(number: int, value: float, count: int | None, silos: int | None = None) -> CurvePoint:
+def _point(number: int, value: float, count: int | None, silos: int | None = None) -> answers.CurvePoint:
     """Return a round's value; `n_exact` is None where no number belongs to the figure."""
     low, high = interval_of(value, count)
-    return filled(
-        CurvePoint, round=number, value=value, n=count, n_exact=None if count is None else False, low=low, high=high,
-        silos=silos, absent=frozenset({"at"}),
-    )  # fmt: skip
+    return answers.filled(
+        answers.CurvePoint,
+        round=number,
+        value=value,
+        n=count,
+        n_exact=None if count is None else False,
+        low=low,
+        high=high,
+        silos=silos,
+        absent=frozenset({"at"}),
+    )
 
 
-def _gaps(rates: Mapping[str, Mapping[int, float]]) -> list[CurvePoint]:
+def _gaps(rates: Mapping[str, Mapping[int, float]]) -> list[answers.CurvePoint]:
     """Best silo less worst one, of rounds that at least two silos evaluated; how many they were stands beside it."""
     points = []
     for number in sorted({number for by_round in rates.values() for number in by_round}):
@@ -587,10 +595,12 @@ def _gaps(rates: Mapping[str, Mapping[int, float]]) -> list[CurvePoint]:
     return points
 
 
-def _baseline(by_series: Mapping[tuple[str, str], list[CurvePoint]], names: frozenset[str]) -> tuple[BaselineRow, ...]:
+def _baseline(
+    by_series: Mapping[tuple[str, str], list[answers.CurvePoint]], names: frozenset[str]
+) -> tuple[answers.BaselineRow, ...]:
     """Return what silos measured before the first round, on the model that the run began with."""
     return tuple(
-        BaselineRow(name=name, silo=silo, value=point.value)
+        answers.BaselineRow(name=name, silo=silo, value=point.value)
         for (name, silo), points in by_series.items()
         for point in points[:1]
         if name in PASS_RATES and point.round == 0 and (not names or name in names)

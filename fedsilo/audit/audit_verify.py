@@ -26,7 +26,7 @@ from array import array
 from base64 import b64decode, b64encode
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -38,6 +38,31 @@ PROBLEMS_MAX, UNWITNESSED_HOURS_MAX = 20, 24  # problems that differ in their nu
 _DAMAGED = (
     OSError, ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError, InvalidSignature
 )  # fmt: skip
+
+
+class Further(TypedDict, total=False):  # what `fedsilo audit verify` adds
+    clocks: list[dict[str, Any]]
+    findings: list[dict[str, Any]]
+    keys_not_vouched_for: list[str]
+    orders: dict[str, int]
+
+
+class LogResult(Further):
+    log: str
+    path: str
+    verified: bool
+    problems: list[str]
+    size: int
+    origin: str
+    root: str
+    cosigned: dict[str, int]
+    witnesses: list[list[int]]
+    checkpoints: int
+    unsigned: int
+    hashes_only: int
+    notices: list[str]
+    key: str
+    suspects: list[int]
 
 
 def shown(text: object) -> str:  # one line, without what a terminal would obey or not show
@@ -305,20 +330,30 @@ class Log:  # one log folder, and what is wrong with it
             found = f"{least} witnesses demanded, {len(self.reach)} found"
             self.problem(f"{found}; {least} vouch for the first {reached} of {self.size} records only")
 
-    def result(self) -> dict[str, Any]:
+    def result(self) -> LogResult:
         sizes = sorted({note.size for _, note in self.notes})
-        counts = [[size, sum(reached >= size for reached in self.reach.values())] for size in sizes]
         name = re.sub(r"[a-z]+://[^/]+/(?:silo/([^/]+)|(coordinator)/.*)", r"\1\2", self.origin) or self.path.name
-        key, root = self.own[0].public.hex() if self.own else "", self.roots.get(self.size, b"").hex()
-        one = {"log": shown(name), "path": str(self.path), "verified": not self.found, "problems": self.problems()}
-        one |= {"size": self.size, "origin": self.origin, "root": root, "cosigned": self.reach, "witnesses": counts}
-        one |= {"checkpoints": len(sizes), "unsigned": self.size - min(self.size, max(sizes, default=0))}
-        one |= {"hashes_only": self.hashes_only, "notices": [shown(text) for text in self.notices]}
-        return one | {"key": key, "suspects": self.suspects}
+        return {
+            "log": shown(name),
+            "path": str(self.path),
+            "verified": not self.found,
+            "problems": self.problems(),
+            "size": self.size,
+            "origin": self.origin,
+            "root": self.roots.get(self.size, b"").hex(),
+            "cosigned": self.reach,
+            "witnesses": [[size, sum(reached >= size for reached in self.reach.values())] for size in sizes],
+            "checkpoints": len(sizes),
+            "unsigned": self.size - min(self.size, max(sizes, default=0)),
+            "hashes_only": self.hashes_only,
+            "notices": [shown(text) for text in self.notices],
+            "key": self.own[0].public.hex() if self.own else "",
+            "suspects": self.suspects,
+        }
 
 
-def verify_logs(paths: list[Path], min_witnesses: int = 0) -> list[dict[str, Any]]:
-    """One result per log folder: {log, path, verified, size, problems, origin, key, root, ...}."""
+def verify_logs(paths: list[Path], min_witnesses: int = 0) -> list[LogResult]:
+    """One result per log folder."""
     logs = [Log(path) for path in paths]
     for log in logs:
         notes = {note.size for other in logs for _, note in other.notes + other.witnessed if note.origin == log.origin}

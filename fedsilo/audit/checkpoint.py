@@ -299,7 +299,7 @@ class Offer:
 
 @dataclass(frozen=True)
 class LogStep:
-    """One checkpoint of a log as its owner showed it to the relay (the fields of wire message LogStep)."""
+    """A checkpoint of a log as its owner showed it to the relay (the fields of wire message LogStep)."""
 
     note: str
     previous_size: int  # of the checkpoint that the owner showed before; 0 for the first

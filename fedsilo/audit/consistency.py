@@ -26,6 +26,7 @@ from statistics import median
 from typing import Any
 
 from fedsilo.audit import polls as audit_polls
+from fedsilo.audit.audit_verify import LogResult
 from fedsilo.audit.polls import ARRIVED, ENDS, Polls, permitted_by
 from fedsilo.audit.reader import typed_records
 from fedsilo.audit.record import Record
@@ -360,7 +361,7 @@ def compare(sender: LogSummary, receiver: LogSummary, *, under_way: bool = True)
 
 
 def _windowed(sender: LogSummary, receiver: LogSummary) -> set[tuple[str, str]]:
-    """Of which runs and kinds one of two logs has windows."""
+    """Return the runs and kinds for which one of two logs has windows."""
     ends = ((sender, receiver.origin), (receiver, sender.origin))
     return {(run, kind) for summary, peer in ends for whose, run, kind in summary.polls if whose == peer}
 
@@ -405,7 +406,7 @@ def _as_polls(summary: LogSummary, message: MessageRecord) -> Polls:
     return Polls(message.record, at, at, int(not unsure), 1, message.t, message.t)
 
 
-def check_consistency(results: Sequence[dict[str, Any]], logs: Sequence[Path]) -> None:
+def check_consistency(results: Sequence[LogResult], logs: Sequence[Path]) -> None:
     """Check each log by itself, and all logs against each other; what is wrong is added to the logs' results.
 
     Args:
@@ -439,7 +440,7 @@ def check_consistency(results: Sequence[dict[str, Any]], logs: Sequence[Path]) -
             result["verified"] = False
 
 
-def _tell_clocks(result: dict[str, Any], other: str, compared: Comparison) -> None:
+def _tell_clocks(result: LogResult, other: str, compared: Comparison) -> None:
     if compared.pairs:
         clocks = result.setdefault("clocks", [])
         clocks.append({"other": other, "ahead_milliseconds": compared.ahead_milliseconds, "pairs": compared.pairs})

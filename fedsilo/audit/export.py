@@ -269,7 +269,7 @@ class FileSink:
 
 @dataclass
 class Export:
-    """One log to one file.
+    """Exports one log to one file.
 
     Attributes:
         position_path: where the position is kept.

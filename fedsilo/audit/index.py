@@ -239,8 +239,11 @@ class LogIndex:
         )
         fetched = self._answer(lambda database: database.execute(query, arguments).fetchall())
         read = self._rows_of([seq for seq, row, *_ in fetched[:limit] if not row])
-        shown = [(json.loads(row) if row else read.get(seq), outcome) for seq, row, *outcome in fetched[:limit]]
-        rows = [{**row, **_outcome_fields(*outcome)} for row, outcome in shown if row]
+        rows = [
+            {**(json.loads(row) if row else read[seq]), "outcome": outcome, "milliseconds": milliseconds}
+            for seq, row, outcome, milliseconds in fetched[:limit]
+            if row or seq in read
+        ]
         last = fetched[limit - 1][0] if len(fetched) >= limit else 0
         # a list with control messages goes on as long as there are records
         more = last > self.first if control and verdict in ("", "allow") else len(fetched) > limit
@@ -275,11 +278,11 @@ class LogIndex:
         denied = sum(messages for verdict, messages in counts if verdict == "deny")
         return {"total": sum(messages for _, messages in counts), "held": holds, "denied": denied}
 
-    def outcome(self, decision: int) -> dict[str, Any]:
-        """{"outcome", "milliseconds"} of one decision. Raises FedSiloError: the log cannot be read."""
+    def outcome(self, decision: int) -> tuple[str, int | None]:
+        """Return what became of one decision, and in how many milliseconds. Raises FedSiloError: the log cannot be
+        read."""
         query = "SELECT outcome, milliseconds FROM messages WHERE seq = ?"
-        row = self._answer(lambda database: database.execute(query, (decision,)).fetchone())
-        return _outcome_fields(*(row or ("", None)))
+        return self._answer(lambda database: database.execute(query, (decision,)).fetchone()) or ("", None)
 
     # ---- rounds --------------------------------------------------------------------------------------
 
@@ -618,21 +621,17 @@ def parsed(number: int, line: bytes) -> Record | None:
 
 
 def _text(value: Any) -> str:
-    """Raises ValueError: no text, or one that cannot be stored."""
+    """Check a text. Raises ValueError: it is none, or cannot be stored."""
     if not isinstance(value, str) or value.encode().decode() != value:
         raise ValueError("no text")
     return value
 
 
 def _count(value: Any) -> int:
-    """Raises ValueError: no count."""
+    """Check a count. Raises ValueError: it is none."""
     if type(value) is not int or not 0 <= value <= COUNT_MAX:
         raise ValueError("no count")
     return value
-
-
-def _outcome_fields(outcome: str, milliseconds: int | None) -> dict[str, Any]:
-    return {"outcome": outcome, "milliseconds": milliseconds}
 
 
 def _held_text(record: Record) -> str:
@@ -711,13 +710,3 @@ def _mark_of(record: Record) -> tuple[str, int, int, str] | None:
 def _mark_from(text: str) -> Mark:
     fields = json.loads(text)
     return Mark(**{**fields, "reasons": tuple(fields["reasons"])})
-
-
-def no_run_yet(party: str) -> dict[str, Any]:
-    """Return what the query `round` answers before the first run, in the shape of every other answer."""
-    return {
-        "party": party, "run": "", "run_state": "", "method": "", "round": 0, "rounds_planned": 0, "rounds": [],
-        "state": "no run yet", "opened_at": None, "closed_at": None, "elapsed_seconds": None, "closed_seconds": None,
-        "paused": False, "quorum": {"needed": None, "of": None, "given": None, "reached_seconds": None},
-        "deadlines": [], "awaited": [], "silos": [], "parameters": {}, "digests": {}, "hidden": [],
-    }  # fmt: skip

@@ -59,7 +59,7 @@ _ROUTING = ("run", "round", "step", "attempt", "kind", "sequence", "peer", "dire
 
 
 class AuditLog(Witnessed):
-    """See the module. Close it (or use `with`); after kill -9 simply open it again.
+    """A party's audit log; see the module. Close it (or use `with`); after kill -9 simply open it again.
 
     Attributes:
         size_found: how many records there were before this opening appended any.

@@ -17,8 +17,8 @@ import json
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
+from fedsilo.audit.audit_verify import LogResult
 from fedsilo.audit.reader import typed_records
 from fedsilo.audit.record import NOTE_CHARACTERS_MAX, Record, note_text
 from fedsilo.files.durable import make_private_directory, read_regular, remove_durably, write_durably
@@ -81,7 +81,7 @@ def _text_in(data: bytes) -> str:
     return text if isinstance(text, str) and text == note_text(text) else ""
 
 
-def check_notes(results: Sequence[dict[str, Any]], logs: Sequence[Path]) -> None:
+def check_notes(results: Sequence[LogResult], logs: Sequence[Path]) -> None:
     """Hold the notes beside each log against its records: another text is a problem, a missing one a notice.
 
     Args:

@@ -34,6 +34,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from certs.encoding import PARSE_ERRORS, TrustRoot, certificate_fingerprint, read_root
 from certs.identity import named_in, operator_identity
 from certs.names import SpiffeId, parse_spiffe_id
+from fedsilo.audit.audit_verify import LogResult
 from fedsilo.audit.checkpoint import COSIGNATURE_V1, VerifierKey, cosigned_at, parse_checkpoint
 from fedsilo.audit.reader import keys_in, read_note, typed_records
 from fedsilo.audit.record import Record, shown_digest
@@ -85,7 +86,7 @@ class _BrokenError(Exception):
 
 @dataclass(frozen=True)
 class _Order:
-    """One order whose signature is that of the certificate beside it.
+    """An order whose signature is that of the certificate beside it.
 
     Attributes:
         id: of the statement that was signed, whatever its expiry: what an approval of a proposal names.
@@ -100,7 +101,7 @@ class _Order:
 
 
 def check_orders(
-    results: Sequence[dict[str, Any]], logs: Sequence[Path], site_cas: Sequence[bytes] = ()
+    results: Sequence[LogResult], logs: Sequence[Path], site_cas: Sequence[bytes] = ()
 ) -> list[dict[int, Verdict]]:
     """Hold what people signed against the records that keep it; what does not fit is a problem of that log.
 
@@ -132,7 +133,7 @@ def check_orders(
 
 
 class _Log:
-    """One log.
+    """The state of checking one log.
 
     Args:
         result: of `verify_logs`.
@@ -143,7 +144,7 @@ class _Log:
 
     def __init__(
         self,
-        result: dict[str, Any],
+        result: LogResult,
         folder: Path,
         roots: Sequence[tuple[bytes, TrustRoot]],
         keys: Sequence[tuple[str, set[VerifierKey]]],
@@ -245,7 +246,7 @@ class _Log:
             raise _BrokenError(f"it is an order of federation {str(order.said['federation'])[:64]}")
 
     def _anchored(self, record: Record, kept: Mapping[str, str], order: _Order) -> Verdict:
-        """Raises _BrokenError: the certificate is not of the site's CA, or was not valid."""
+        """Check an order's certificate. Raises _BrokenError: it is not of the site's CA, or was not valid."""
         roots = [(pem, root) for pem, root in self._roots if root.name == order.identity.domain]
         if not roots:
             return "signed"
@@ -274,7 +275,7 @@ class _Log:
         return min((time for size, time in self._times if size > seq), default=None)
 
     def _witness_keys(self) -> set[VerifierKey]:
-        """Of other parties; where logs of such are given, those that one of them has too."""
+        """Return the keys of other parties; where their logs are given, those that one of the logs has too."""
         origin = str(self._result.get("origin", ""))
         keys = {key for key in _keys_of(self._folder) if key.name != origin and key.algorithm == COSIGNATURE_V1}
         others = [known for owner, known in self._keys if owner not in ("", origin)]
@@ -282,7 +283,7 @@ class _Log:
 
 
 def _keys_of(folder: Path) -> set[VerifierKey]:
-    """All in a log's folder that can be read; of the others `verify_logs` says so."""
+    """Return all keys in a log's folder that can be read; `verify_logs` reports the others."""
     return {key for path in (folder / "keys").glob("*.vkey") for key in keys_in(path)}
 
 
@@ -317,7 +318,7 @@ def _command_of(record: Record, detail: Mapping[str, Any], order: _Order) -> str
 
 
 def _pairs(record: Record, detail: Mapping[str, Any], order: _Order) -> Iterator[tuple[str, Any, Any]]:
-    """What was signed, beside what the record says: name, this, that."""
+    """Yield what was signed beside what the record says: name, this, that."""
     arguments, effective = order.arguments, record.policy
     command, of_release = _command_of(record, detail, order), "release" in detail
     yield "command", order.said.get("name"), command

@@ -61,7 +61,7 @@ class Proved:
 
 
 def prove(folder: Path, seq: int) -> dict[str, Any]:
-    """One record with its proof: {seq, record, leaf, log, key, size, inclusion, note, keys}.
+    """Return one record with its proof: {seq, record, leaf, log, key, size, inclusion, note, keys}.
 
     Raises:
         NotFoundError: no such record, or no checkpoint covers it yet.
@@ -247,7 +247,7 @@ def _is_key(text: str) -> bool:
 
 
 def _record_of(bundle: dict[str, Any]) -> Proved:
-    """Raises VerificationError: the leaf hash beside the record is not its own."""
+    """Return the record of a bundle. Raises VerificationError: the leaf hash beside the record is not its own."""
     inclusion = [bytes.fromhex(part) for part in bundle["inclusion"]]
     line, leaf = str(bundle["record"]).encode(), bundle.get("leaf")
     if "leaf" in bundle and leaf != leaf_hash(line).hex():

@@ -158,7 +158,7 @@ DAMAGED = "damaged"  # the event of what stands in for a line that is no record
 
 
 def line_filter(event: str = "", text: str = "", *, control: bool = True) -> Callable[[bytes], bool]:
-    """Which lines of a log somebody asks for.
+    """Return a test for the lines of a log that a query asks for.
 
     Args:
         event: the beginning of an event's name; empty for any.
@@ -330,7 +330,7 @@ class LogReader:
         return removed_leaf(self._directory, seq)
 
     def _refuse_removed(self, seq: int) -> None:
-        """Raises NotFoundError: what is to be read next is no loss of this log, retention removed it."""
+        """Refuse a gap. Raises NotFoundError: the next record to read is not lost; retention removed it."""
         if removed_leaf(self._directory, seq):
             raise removed(self._directory, seq)
 

@@ -1,4 +1,4 @@
-"""One audit record: its closed list of events and fields, its canonical bytes, and what may never be in it.
+"""The audit record: its closed list of events and fields, its canonical bytes, and what may never be in it.
 
 A record is one line of RFC 8785 JSON. The leaf of the Merkle tree is the hash of the whole line (without its
 newline), so every byte counts; `salt` (16 random bytes) keeps anybody who sees only leaf hashes from guessing the

@@ -118,7 +118,7 @@ class SegmentWriter:
         self.segment_bytes = os.fstat(descriptor).st_size
 
     def append(self, line: bytes) -> None:
-        """One line, durable at return: one write, one fdatasync.
+        """Append one line, durable at return: one write, one fdatasync.
 
         Raises:
             LogLostError: see `check_in_place`; nothing is written.

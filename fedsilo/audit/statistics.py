@@ -208,7 +208,7 @@ class Approvals:
 
 
 class _Release:
-    """One message that was held, as the log tells of it."""
+    """A held message as the log describes it."""
 
     def __init__(self, name: str, record: Record) -> None:
         self.place = record.held_bytes
@@ -287,7 +287,7 @@ class _Release:
 
 
 def _put(pending: dict[Place, Any], place: Place, value: Any) -> None:
-    """As the newest; the oldest goes where there are too many."""
+    """Add the newest entry; the oldest is dropped where there are too many."""
     pending.pop(place, None)
     pending[place] = value
     if len(pending) > _PENDING_MAX:
@@ -514,7 +514,7 @@ class LogStatistics:
             self.arrived_from_bytes[sender] += size
 
     def _facts(self, record: Record) -> None:
-        """What the measured facts of a decision say of data, of donors and of trainers."""
+        """Count what the measured facts of a decision say of data, of donors and of trainers."""
         facts = record.facts
         final, transform = mapping_of(facts.get("final")), mapping_of(facts.get("transform"))
         allowed = record.decision == "allow"

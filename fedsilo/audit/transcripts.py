@@ -21,7 +21,7 @@ from typing import Any
 
 from certs.encoding import read_one_certificate, read_root
 from certs.identity import peer_identity
-from fedsilo.audit.audit_verify import verify_logs
+from fedsilo.audit.audit_verify import LogResult, verify_logs
 from fedsilo.audit.reader import keys_in, typed_records
 from fedsilo.files.identity_files import read_public
 from fedsilo.protocol.errors import FedSiloError, NotAllowedError
@@ -54,7 +54,7 @@ class Rounds:
         return entry if entry is not None and entry.sound else None
 
 
-def check_rounds(results: Sequence[dict[str, Any]], logs: Sequence[Path]) -> list[dict[str, Any]]:
+def check_rounds(results: Sequence[LogResult], logs: Sequence[Path]) -> list[dict[str, Any]]:
     """Check the rounds of logs alone and against each other; what was found is added to the logs' results.
 
     Args:
@@ -182,7 +182,7 @@ class Keyring:
                         self.problems[number].append(f"keys: its key of {party} is not the one {where}")
 
 
-def _rounds_of(log: Path, ring: Keyring, number: int, result: Mapping[str, Any]) -> Rounds:
+def _rounds_of(log: Path, ring: Keyring, number: int, result: LogResult) -> Rounds:
     rounds = Rounds()
     owner = ring.origins[number]
     keys, coordinators = ring.known_to(number), ring.coordinators(domain_of(owner))
@@ -264,7 +264,7 @@ def _signer(check: RoundCheck) -> dict[str, Any]:
     return {"signers": [check.party], "keys_not_vouched_for": sorted(name for name in check.unvouched if "/" in name)}
 
 
-def unvouched_warnings(results: Iterable[Mapping[str, Any]]) -> list[str]:
+def unvouched_warnings(results: Iterable[LogResult]) -> list[str]:
     """A sentence for each log whose rounds are signed with keys that only the log itself, or nobody, knows."""
     return [
         f"{result['log']}: no other log given here vouches for the keys that its rounds are signed with, those of "
@@ -274,7 +274,7 @@ def unvouched_warnings(results: Iterable[Mapping[str, Any]]) -> list[str]:
     ]
 
 
-def findings_of(results: Iterable[Mapping[str, Any]]) -> list[str]:
+def findings_of(results: Iterable[LogResult]) -> list[str]:
     """A sentence for each time that somebody provably signed two transcripts, or two results, of one round."""
     return [
         f"{result['log']}: two {each['what']} of round {each['round']} of run {each['run']} are signed, by "

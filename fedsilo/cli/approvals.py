@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import re
 import shutil
-import textwrap
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
@@ -32,12 +31,14 @@ from fedsilo.cli.daemons import (
     require_terminal,
     type_back,
 )
-from fedsilo.cli.output import JsonOption, emit, guarded, recorded, table
+from fedsilo.cli.messages import columns_text, older
+from fedsilo.cli.output import JsonOption, emit, guarded, recorded
 from fedsilo.protocol.clocks import utc
 from fedsilo.protocol.errors import ConflictError, HeldError, NotFoundError, OperationError, UsageError
 from fedsilo.protocol.text import harmless
 
 if TYPE_CHECKING:
+    from fedsilo.control.answers import Comparison, Finding, Halt
     from fedsilo.control.client import ControlClient
     from policies.model import PolicyFile
     from silo.config import SiloConfig
@@ -56,7 +57,7 @@ CERTIFICATE_UNKNOWN = "the coordinator's certificate is not on disk, so it is no
 
 @dataclass(frozen=True)
 class _InForce:
-    """As much of a policy as showing a release asks for: the ledger keeps its content, not its lines."""
+    """The parts of a policy that showing a release needs: the ledger stores its content, not its lines."""
 
     file: PolicyFile | None
     digest: str
@@ -106,20 +107,21 @@ class SiloFolder:
         self._policy = _InForce(policy.file if policy else None, policy.digest if policy else "")
 
     def banner(self) -> str:
-        """What people are told of answers that no daemon gave."""
+        """Return what people are told about answers that come from no daemon."""
         return f"OFFLINE, as of {utc(self._as_of)}: what the folder holds; no daemon was asked"
 
-    def query(self, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    def query(self, name: str, arguments: Mapping[str, Any]) -> Any:
         """One answer. Raises NotFoundError: no such release. OperationError: the ledger cannot be read."""
 
+        from fedsilo.control.answers import to_json
         from fedsilo.control.server import QueryArguments
         from silo.guard.answers.queries import release_page
 
         with self._ledger() as ledger:
             if name == "approvals":
-                return release_page(ledger, arguments)
+                return to_json(release_page(ledger, arguments))
             release = ledger.release(QueryArguments(arguments, "release").text("release"))
-            return self._view(ledger, release) if name == "approval" else self._comparison(ledger, release)
+            return self._view(ledger, release) if name == "approval" else to_json(self._comparison(ledger, release))
 
     @contextmanager
     def _ledger(self) -> Iterator[Ledger]:
@@ -170,13 +172,12 @@ class SiloFolder:
             "missing": UNREAD,
         }
 
-    def _comparison(self, ledger: Ledger, release: Release) -> dict[str, Any]:
+    def _comparison(self, ledger: Ledger, release: Release) -> Comparison:
         """Without the far end's certificate, which the running guard alone has seen, so it is not called changed."""
         told = self._releases(ledger).comparison(release)
-        known = [row for row in told["rows"] if row["what"] != CERTIFICATE]
-        if len(known) < len(told["rows"]):
-            told["note"] = "; ".join(filter(None, (told["note"], CERTIFICATE_UNKNOWN)))
-        return told | {"rows": known}
+        known = tuple(row for row in told.rows if row.what != CERTIFICATE)
+        unknown = CERTIFICATE_UNKNOWN if len(known) < len(told.rows) else ""
+        return replace(told, rows=known, note="; ".join(filter(None, (told.note, unknown))))
 
 
 # ---- reading ---------------------------------------------------------------------------------------------------------
@@ -184,7 +185,6 @@ class SiloFolder:
 
 TEXT_CELLS = 100
 PAGE_ROWS = 500  # the daemon's most
-PEOPLE_SHOWN = 8
 OfflineOption = Annotated[
     bool, typer.Option("--offline", help="Read the site's state folder; no daemon is asked, and it need not run.")
 ]
@@ -193,7 +193,7 @@ ReleaseArgument = Annotated[str, typer.Argument(help="Such as r1/hospital_a/0.")
 
 @contextmanager
 def source_of(site: SiloConfig, *, offline: bool) -> Iterator[tuple[ControlClient | SiloFolder, list[str]]]:
-    """What answers queries, and what a person is told of it: the daemon, or what its state folder holds.
+    """Yield what answers queries, and what a person is told of it: the daemon, or its state folder.
 
     Raises:
         NotFoundError: there is no ledger in the folder. OperationError: it cannot be read.
@@ -208,7 +208,7 @@ def source_of(site: SiloConfig, *, offline: bool) -> Iterator[tuple[ControlClien
 
 
 def every_page(client: ControlClient | SiloFolder, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """All releases that the arguments choose, newest first, page after page."""
+    """Return all releases that the arguments choose, newest first, page after page."""
     releases: list[Any] = []
     before = None
     while True:
@@ -237,14 +237,15 @@ def payload(
     ticket = command(site, operator, "approvals.payload", {"release": release, "digest": shown["digest"]}, "")
     with client_of(site) as client:
         data = client.query("approvals.payload", {"ticket": ticket["ticket"]})
-    emit("silo approvals payload", data, json_output=json_output, text=lambda: _payload_text(data))
 
+    def text() -> str:
+        from fedsilo.control.answers import HeldPayload, read
+        from fedsilo.views.lines import UNICODE, to_text
+        from fedsilo.views.releases import payload_lines
 
-def _payload_text(data: Mapping[str, Any]) -> str:
-    from fedsilo.views.lines import UNICODE, to_text
-    from fedsilo.views.releases import payload_lines
+        return to_text(payload_lines(read(HeldPayload, data), TEXT_CELLS, UNICODE))
 
-    return to_text(payload_lines(data, TEXT_CELLS, UNICODE))
+    emit("silo approvals payload", data, json_output=json_output, text=text)
 
 
 @guarded("silo approvals diff")
@@ -257,14 +258,15 @@ def diff(
     """All of a release beside the last one of its kind that left, or, where none has, that did not."""
     with source_of(load_site(config), offline=offline) as (source, told):
         data = source.query("approval.comparison", {"release": release})
-    emit("silo approvals diff", data, json_output=json_output, text=lambda: _diff_text(data), warnings=told)
 
+    def text() -> str:
+        from fedsilo.control.answers import Comparison, read
+        from fedsilo.views.lines import to_text
+        from fedsilo.views.releases import comparison_lines
 
-def _diff_text(data: Mapping[str, Any]) -> str:
-    from fedsilo.views.lines import to_text
-    from fedsilo.views.releases import comparison_lines
+        return to_text(comparison_lines(read(Comparison, data), TEXT_CELLS))
 
-    return to_text(comparison_lines(data, TEXT_CELLS))
+    emit("silo approvals diff", data, json_output=json_output, text=text, warnings=told)
 
 
 @guarded("silo approvals history")
@@ -284,62 +286,16 @@ def history(
             data = every_page(source, chosen)
         else:
             data = source.query("approvals", {**chosen, "limit": limit, "before": before})
-    rows = [
-        (row["id"], row["kind"], row["state"], _answers(row), row["digest"][:12], row["policy_digest"][:8])
-        for row in data["releases"]
-    ]
-    more = f"\nolder ones: --before {data['next']}" if data.get("next") is not None else ""
-    header = ("release", "kind", "state", "answers", "sha256", "policy")
-    emit(
-        "silo approvals history",
-        data,
-        json_output=json_output,
-        text=lambda: (table(header, rows) if rows else "nothing was ever held") + more,
-        warnings=told,
-    )
 
+    def text() -> str:
+        from fedsilo.control.answers import ReleaseRow, read_rows
+        from fedsilo.views.approvals import HISTORY_COLUMNS
 
-def _answers(row: Mapping[str, Any]) -> str:
-    """Who answered what and when; of a no also the reason code and the note, where the daemon tells them."""
-    told = (
-        " ".join(filter(None, (one["person"], one["verdict"], one.get("reason"), one["at"], _noted(one))))
-        for one in row["answers"]
-    )
-    return ", ".join(told) or "nobody"
+        rows = read_rows(ReleaseRow, data["releases"])
+        told = columns_text(HISTORY_COLUMNS, rows) if rows else "nothing was ever held"
+        return told + older(data.get("next"))
 
-
-def _noted(answer: Mapping[str, Any]) -> str:
-    """What a person wrote to a no, in quotes."""
-    return f'"{answer["note"]}"' if answer.get("note") else ""
-
-
-def answered_lines(approvers: Mapping[str, Any]) -> list[str]:
-    """How many said yes of how many that are needed, and a line for each answer: a no is none of them.
-
-    Args:
-        approvers: {"needed", "roles", "people", "given"} of the query `approval`; given has yes and no, and people are
-            the names behind the roles, where they are known.
-    """
-    given, people = approvers["given"], approvers.get("people", ())
-    count = sum(one["verdict"] == "approve" for one in given)
-    more = [f"and {len(people) - PEOPLE_SHOWN} more"] if len(people) > PEOPLE_SHOWN else []
-    roles, names = " or ".join(approvers["roles"]), ", ".join([*people[:PEOPLE_SHOWN], *more])
-    who = f", by {roles}{': ' if names else ''}{names}" if roles else ""
-    words = {"approve": "approved", "reject": "REJECTED"}
-    return [
-        f"approvals {count} of {approvers['needed']} given{who}",
-        *(
-            "  "
-            + " ".join(
-                [
-                    f"{words.get(one['verdict'], one['verdict'])} by {one['person']} at {utc(one['at'])}",
-                    *([f"reason {one['reason']}"] if one.get("reason") else []),
-                    *filter(None, [_noted(one)]),
-                ]
-            )
-            for one in given
-        ),
-    ]
+    emit("silo approvals history", data, json_output=json_output, text=text, warnings=told)
 
 
 # ---- answering -------------------------------------------------------------------------------------------------------
@@ -361,35 +317,27 @@ def approvals_list(
     json_output: JsonOption = False,
 ) -> None:
     """Releases that wait for persons."""
+    from fedsilo.control.answers import Halt, ReleaseRow, read_rows
+
     with client_of(load_site(config)) as client:
         data = every_page(client, {} if everything else {"state": "held"})
         data["halts"] = client.query("halts", {})["halts"]
-    rows = [
-        (
-            row["id"],
-            row["kind"],
-            row["bytes"],
-            row["state"],
-            f"{len(row['given'])} of {row['needed']}",
-            row["digest"][:12],
-        )
-        for row in data["releases"]
-    ]
-    header = ("release", "kind", "bytes", "state", "approvals", "sha256")
-    emit(
-        "silo approvals list",
-        data,
-        json_output=json_output,
-        text=lambda: table(header, rows) if rows else "nothing is held",
-        warnings=[_halt_line(row) for row in data["halts"]],
-    )
+    halts = read_rows(Halt, data["halts"])
+
+    def text() -> str:
+        from fedsilo.views.approvals import GIVEN, HISTORY_COLUMNS
+
+        rows = read_rows(ReleaseRow, data["releases"])
+        return columns_text((*HISTORY_COLUMNS, GIVEN), rows) if rows else "nothing is held"
+
+    emit("silo approvals list", data, json_output=json_output, text=text, warnings=map(_halt_line, halts))
 
 
-def _halt_line(row: Mapping[str, Any]) -> str:
-    what = "this silo is halted, two transcripts of one round are signed," if row["kind"] == "round.open" else ""
+def _halt_line(halt: Halt) -> str:
+    what = "this silo is halted, two transcripts of one round are signed," if halt.kind == "round.open" else ""
     return (
-        f"{what or row['kind'] + ' is halted by its text screens'} since {utc(row['since'])}: {len(row['given'])} of "
-        f"{row['needed']} approvers have released it (silo approvals release {row['kind']})"
+        f"{what or halt.kind + ' is halted by its text screens'} since {utc(halt.since)}: {len(halt.given)} of "
+        f"{halt.needed} approvers have released it (silo approvals release {halt.kind})"
     )
 
 
@@ -408,121 +356,14 @@ def approvals_show(
 
 
 def release_text(data: Mapping[str, Any], *, columns: int | None = None) -> str:
-    """Every fact, one rule a line; within `columns`, when they are given, the rules that are ok share lines."""
-    policy = data["policy"]
-    if "leaves" not in data:  # of a state folder whose policy is of another version
-        return "\n".join(
-            [
-                f"release {data['id']}  sha256:{data['digest']}  {data['state']}, revision {data['revision']}",
-                f"run {data['run']}, round {data['round']}; held since {utc(data['held_since'])}, "
-                f"its time {'is' if data['state'] == 'held' else 'was'} until {utc(data['expires_at'])}",
-                *answered_lines(data["approvers"]),
-                f"policy {policy['digest']}, verdicts as the ledger has them:",
-                *(_rule_line(rule) for rule in policy["rules"]),
-                f"not told here: {data['missing']}; its running daemon tells it",
-            ]
-        )
-    leaves = data["leaves"]
-    counts = " ".join(f"{count} {name}" for name, count in policy["counts"].items())
-    noticed, held = data.get("noticed", []), data["state"] == "held"
-    loud = [rule for rule in policy["rules"] if columns is None or rule["outcome"] != "ok"]
-    lines = [
-        f"release {data['id']}  sha256:{data['digest']}  {data['state']}, revision {data['revision']}",
-        f"asked by {data['asked_by']}; {'expires' if held else 'its time was until'} {utc(data['expires_at'])}",
-        *answered_lines(data["approvers"]),
-        *(f"put off by {person} until {utc(until)}" for person, until in data.get("deferred", {}).items()),
-        *([f"FINDINGS {len(noticed)}: each is read before a yes, and named with --ack-finding ID"] if noticed else []),
-        *(row for one in noticed for row in _finding_lines(one)),
-        *(f"{row['kind']}: {row['says']}" for row in leaves["kinds"] if row.get("says")),
-        f"leaves {leaves['bytes']} bytes to {_receiver(leaves['destination'])} "
-        f"(certificate {str(leaves['destination'].get('certificate', 'not seen yet'))[:16]})",
-        *(_kind_line(row) for row in leaves["kinds"]),
-        f"stays {', '.join(leaves['stays'])}",
-        f"policy {policy['name']} {policy['digest']}: {counts}",
-        *(_rule_line(rule) for rule in loud if not (noticed and rule["outcome"] == "look")),
-        *([] if columns is None else [_ok_line(policy["rules"], data["id"])]),
-        f"budget {data['budget']}",
-        *([f"takes {data['uses']}"] if data.get("uses") else []),
-        f"{'WARNING ' if data.get('unscreened') else 'findings '}{data['findings']}",
-        f"difference {data['difference']}",
-        # of one that is over nothing is left to answer
-        *(
-            f"{verdict}: {data['consequences'][verdict]}"
-            for verdict in (("approve", "later", "reject") if held else ())
-            if data["consequences"].get(verdict)
-        ),
-    ]
-    if columns is not None:
-        lines = [row for line in lines for row in _folded(line, columns)]
-    return "\n".join(lines)
+    """Every fact, as the console has them; within `columns`, where these are given, rules that are ok share lines."""
+    from fedsilo.views.lines import to_text
+    from fedsilo.views.releases import printed
+    from fedsilo.views.state import release_of
 
-
-def _receiver(destination: Mapping[str, Any]) -> str:
-    """Who is at the other end, by name where that is known, and where."""
-    name, address = destination.get("name"), destination.get("address")
-    return f"{name} at {address}" if name and address else str(name or address)
-
-
-def _finding_lines(finding: Mapping[str, Any]) -> list[str]:
-    """A finding whole: its id, what it says, and what was compared."""
-    rows = [f"  {finding.get('id', '')}: {finding['says']}"]
-    for one in finding.get("evidence", ()):
-        was = f"{one['before']} -> " if one["before"] not in ("", "None") else ""
-        rows.append(f"    {one['what']}: {was}{one['now']}")
-    return rows
-
-
-def _folded(line: str, columns: int) -> list[str]:
-    deeper = line[: len(line) - len(line.lstrip())] + "  "
-    return textwrap.wrap(harmless(line, lines=True), columns, subsequent_indent=deeper, break_on_hyphens=False)
-
-
-def _ok_line(rules: Sequence[Mapping[str, Any]], release: str) -> str:
-    """Rules that are ok in one line: with measured value and limit where both are numbers, else by name."""
-    shown = [
-        _ok_text(rule) for rule in sorted(rules, key=lambda rule: not _is_measure(rule)) if rule["outcome"] == "ok"
-    ]
-    return f"  ok    {', '.join(shown)} (one a line: silo approvals show {release})"
-
-
-def _ok_text(rule: Mapping[str, Any]) -> str:
-    """What was measured, beside earlier releases or a limit that it comes near; else the name alone."""
-    from fedsilo.views.rule_words import binds_from_below
-    from fedsilo.views.state import NEAR_SHARE
-
-    if usual := _usual_text(rule):
-        return f"{rule['rule']} {rule['measured']:.6g} ({usual})"
-    if _is_measure(rule) and binds_from_below(rule["rule"], str(rule["limit"])):
-        return f"{rule['rule']} {rule['measured']:.6g}, at least {rule['limit']:.6g}"
-    near = _is_measure(rule) and rule["measured"] >= rule["limit"] * NEAR_SHARE
-    return f"{rule['rule']} {rule['measured']:.6g} of {rule['limit']:.6g}" if near else str(rule["rule"])
-
-
-def _usual_text(rule: Mapping[str, Any]) -> str:
-    usual = rule.get("usual") or {}
-    if not usual:
-        return ""
-    least, most = f"{usual['least']:.6g}", f"{usual['most']:.6g}"
-    return f"{least if least == most else f'{least} to {most}'} in {usual['releases']} earlier"
-
-
-def _is_measure(rule: Mapping[str, Any]) -> bool:
-    """Whether a rule compares two different numbers; one that only says yes says it in its name."""
-    pair = (rule["measured"], rule["limit"])
-    return pair[0] != pair[1] and all(isinstance(item, int | float) and not isinstance(item, bool) for item in pair)
-
-
-def _kind_line(row: Mapping[str, Any]) -> str:
-    return f"  {row['kind']}: {row['items']}, {row['bytes']} bytes, epsilon covers it: {row['covered_by_epsilon']}"
-
-
-def _rule_line(rule: Mapping[str, Any]) -> str:
-    from fedsilo.views.rule_words import binds_from_below, limit_text, measured_text
-
-    name, bound = rule["rule"], limit_text(rule["rule"], rule["limit"])
-    bound = bound if not bound or binds_from_below(name, str(rule["limit"])) else f"limit {bound}"
-    told = "; ".join(filter(None, (bound, _usual_text(rule))))
-    return f"  {rule['outcome']:5} {name}: {measured_text(name, rule['measured'])}{f' ({told})' if told else ''}"
+    missing = f"\nnot told here: {data['missing']}; its running daemon tells it" if "missing" in data else ""
+    rows = printed(release_of(data), columns or TEXT_CELLS, time=time.time(), every_rule=columns is None)
+    return to_text(rows) + missing
 
 
 @app.command("approve")
@@ -594,13 +435,15 @@ def _held_of_round(config: SiloConfig, group: str) -> list[str]:
     Raises:
         NotFoundError: none waits. UsageError: no terminal, on which each is read.
     """
+    from fedsilo.control.answers import ReleaseRow, read_rows
+
     with client_of(config) as client:
-        held = every_page(client, {"state": "held"})["releases"]
-    of_round = [row for row in held if str(row["id"]).rpartition("/")[0] == group]
+        held = read_rows(ReleaseRow, every_page(client, {"state": "held"})["releases"])
+    of_round = [row for row in held if row.id.rpartition("/")[0] == group]
     if not of_round:
         raise NotFoundError(f"nothing is held of {group!r}", hint="silo approvals list shows what is")
-    of_round.sort(key=lambda row: (row["kind"] != "public.responses", int(str(row["id"]).rpartition("/")[2])))
-    names = [str(row["id"]) for row in of_round]
+    of_round.sort(key=lambda row: (row.kind != "public.responses", int(row.id.rpartition("/")[2])))
+    names = [row.id for row in of_round]
     require_terminal("one release, --expect-digest, --expect-policy and --expect-shown", f"held: {', '.join(names)}")
     return names
 
@@ -710,16 +553,17 @@ def release(
 
 def halt_shown(config: SiloConfig, kind: str, expected: str = "") -> str:
     """The digest of a halt that a person was shown. Raises NotFoundError: there is none; else as `confirm` does."""
+    from fedsilo.control.answers import Halt, read_rows
+
     if expected:  # the daemon compares it
         return expected.removeprefix("sha256:")
     with client_of(config) as client:
-        halts = {row["kind"]: row for row in client.query("halts", {})["halts"]}
+        halts = {row.kind: row for row in read_rows(Halt, client.query("halts", {})["halts"])}
     if kind not in halts:
         raise NotFoundError(f"{kind[:40]!r} is not halted", hint="`silo approvals list` shows what is")
-    digest = str(halts[kind]["digest"])
     text = f"{_halt_line(halts[kind])}\nreleasing {kind}"
-    confirm(digest, "", text, hint="silo approvals list --json names it")
-    return digest
+    confirm(halts[kind].digest, "", text, hint="silo approvals list --json names it")
+    return halts[kind].digest
 
 
 def digests_shown(
@@ -739,38 +583,44 @@ def digests_shown(
         NotFoundError, ConflictError: there is no such release, or it is no longer held.
         UsageError: no terminal and not both digests, or something else was typed.
     """
+    from fedsilo.control.answers import HeldRelease, read
+
     is_yes = acknowledged is not None
     if digest and policy and (facts or not is_yes):
         given = {"digest": digest.removeprefix("sha256:"), "policy_digest": policy.removeprefix("sha256:")}
         return {"release": release, **given, **({"shown": facts} if is_yes else {})}
     with client_of(config) as client:
         data = client.query("approval", {"release": release})
-    if data["state"] != "held":
-        raise ConflictError(f"release {data['id']} is {data['state']}, no longer held", code="NOT_HELD")
+    shown = read(HeldRelease, data)
+    if shown.state != "held":
+        raise ConflictError(f"release {shown.id} is {shown.state}, no longer held", code="NOT_HELD")
     needed = "--expect-digest, --expect-policy and --expect-shown" if is_yes else "--expect-digest and --expect-policy"
     require_terminal(needed, f"silo approvals show {release} --json names them")
     columns = max(_COLUMNS_MIN, min(shutil.get_terminal_size().columns, _COLUMNS_MAX)) - 1
     typer.echo(release_text(data, columns=columns))
-    read: dict[str, Any] = {}
+    opened: dict[str, Any] = {}
     if acknowledged is not None:
-        read = {"acknowledged": _read(data.get("noticed", []), acknowledged, columns), "shown": data.get("shown", "")}
+        opened = {"acknowledged": _opened(shown.noticed, acknowledged, columns), "shown": shown.shown}
     # Asked for last, so it stands here again: the first line may have scrolled away.
-    typer.echo(harmless(f"\nanswering {data['id']}\nsha256:{data['digest']}", lines=True))
-    type_back(data["digest"])
+    typer.echo(harmless(f"\nanswering {shown.id}\nsha256:{shown.digest}", lines=True))
+    type_back(shown.digest)
     return {
         "release": release,
-        "digest": data["digest"],
-        "policy_digest": data["policy"]["digest"],
-        "revision": data["revision"],
-        **read,
+        "digest": shown.digest,
+        "policy_digest": shown.policy.digest,
+        "revision": shown.revision,
+        **opened,
     }
 
 
-def _read(noticed: Sequence[Mapping[str, Any]], acknowledged: Sequence[str], columns: int) -> list[str]:
+def _opened(noticed: Sequence[Finding], acknowledged: Sequence[str], columns: int) -> list[str]:
     """Ids of the findings: those that were named, and each other one once it was shown alone and typed back."""
-    left = [one for one in noticed if one["id"] not in acknowledged]
+    from fedsilo.views.lines import to_text, whole
+    from fedsilo.views.releases import evidence_lines
+
+    left = [one for one in noticed if one.id not in acknowledged]
     for number, one in enumerate(left, 1):
-        rows = [row for line in _finding_lines(one) for row in _folded(line, columns)]
-        typer.echo(harmless("\n".join([f"\nfinding {number} of {len(left)}", *rows, str(one["id"])]), lines=True))
-        type_back(str(one["id"]))
-    return [*acknowledged, *(str(one["id"]) for one in left)]
+        rows = to_text([*whole(one.says, columns), *evidence_lines(one, columns)])
+        typer.echo(harmless(f"\nfinding {number} of {len(left)}\n{rows}\n{one.id}", lines=True))
+        type_back(one.id)
+    return [*acknowledged, *(one.id for one in left)]

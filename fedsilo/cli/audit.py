@@ -22,6 +22,7 @@ from fedsilo.protocol.text import harmless
 
 if TYPE_CHECKING:
     from certs.identity import Identity
+    from fedsilo.audit.audit_verify import LogResult
     from fedsilo.cli.check_reports import Check
     from fedsilo.protocol.errors import FedSiloError, UsageError
     from policies.model import Policy
@@ -64,16 +65,15 @@ def _looks_like_a_log(folder: Path) -> bool:
     return any((folder / part).exists() for part in ("keys", "checkpoints")) or any(folder.glob("*.jsonl"))
 
 
-def told_apart(results: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def told_apart(results: Iterable[LogResult]) -> list[LogResult]:
     """Results of `verify_logs` whose `log` names one folder: its path stands in front of the name that its key has
-    wherever two have that name, or the path does not say it, as with another party's key in a folder.
-    """
+    wherever two have that name, or the path does not say it, as with another party's key in a folder."""
     from fedsilo.audit.audit_verify import shown
 
     listed = list(results)
     named = Counter(result["log"] for result in listed)
 
-    def name(result: Mapping[str, Any]) -> str:
+    def name(result: LogResult) -> str:
         log, path = str(result["log"]), Path(result["path"])
         if not result["origin"]:
             return shown(path)
@@ -82,8 +82,8 @@ def told_apart(results: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [{**result, "log": name(result)} for result in listed]
 
 
-def verification_warnings(results: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What is no fault of a log, and what whoever relies on the verification has to know all the same.
+def verification_warnings(results: Sequence[LogResult]) -> list[str]:
+    """Return what is no fault of a log and still matters to whoever relies on the verification.
 
     Args:
         results: of `verify_logs`, named as `told_apart` names them, or not.
@@ -278,8 +278,8 @@ def report(
     ] = None,
     json_output: JsonOption = False,
 ) -> None:
-    """What left, who allowed it, and whether the logs verify: report.html, .json and .csv. Exit status 7 if not; 1 if
-    all verify, and prove that somebody signed two transcripts, or two results, of one round.
+    """Write report.html, .json and .csv: what left, who allowed it, and whether the logs verify. Exit status 7 if not;
+    1 if all verify, and prove that somebody signed two transcripts, or two results, of one round.
 
     report.sha256 lists the files with their digests. With --sign, where the key is: report.sha256.sig, an Ed25519
     signature over that list and so over all of them, and report.pub, its key, which is to be compared with the one that
@@ -358,7 +358,7 @@ def _counted(made: dict[str, Any]) -> str:
 
 
 def _warnings(made: dict[str, Any], configured: str) -> list[str]:
-    """What a reader of the report has to know before it is passed on."""
+    """Return what a reader of the report has to know before it is passed on."""
     found = []
     if made["signature"]["trouble"]:
         found.append(f"the report is {made['signature']['trouble']}")
@@ -439,8 +439,7 @@ def verify(
     json_output: JsonOption = False,
 ) -> None:
     """Check logs alone and against each other. Exit status 7 if anything is wrong with a log; 1 if all verify, and
-    prove that somebody signed two transcripts, or two results, of one round.
-    """
+    prove that somebody signed two transcripts, or two results, of one round."""
     from fedsilo.audit.audit_verify import verify_logs
     from fedsilo.audit.consistency import check_consistency
     from fedsilo.audit.notes import check_notes
@@ -504,7 +503,7 @@ def show(
     operator: Annotated[str, typer.Option("--operator", help="Who reads it, an auditor or approver.")] = "",
     json_output: JsonOption = False,
 ) -> None:
-    """One record, in full; or, with --payload, what left under it."""
+    """Show one record in full; with --payload, what left under it."""
     from fedsilo.protocol.errors import UsageError
 
     if payload:
@@ -748,8 +747,8 @@ def replay(
 def _rescreened(
     site: SiloConfig, operator: str, asked: Policy, policy: Path, charter: Path | None, since: int
 ) -> dict[int, dict[str, Any]]:
-    """What a running silo finds in its archived texts by this policy's screens, by record; command after command, since
-    one looks at so many."""
+    """Return what a running silo's screens match in its archived texts under this policy, by record. Each command looks
+    at a limited number, so there are several."""
     from fedsilo.cli.daemons import command
     from fedsilo.protocol.errors import ConflictError, UsageError
     from silo.guard.screens import COMMAND
@@ -849,7 +848,7 @@ app.command("export")(export)
 app.command("report")(report)
 
 
-def _where_to_look(failed: list[dict[str, Any]]) -> list[str]:
+def _where_to_look(failed: list[LogResult]) -> list[str]:
     from fedsilo.audit.audit_verify import shown
 
     for result in failed:
@@ -872,7 +871,7 @@ def _record(folder: Path, seq: int) -> dict[str, Any]:
     return record
 
 
-def _verification_checks(results: list[dict[str, Any]]) -> list[Check]:
+def _verification_checks(results: list[LogResult]) -> list[Check]:
     """Each problem of each log; a log without one is a check that passed."""
     from fedsilo.audit.transcripts import findings_of
     from fedsilo.cli.check_reports import Check
@@ -894,7 +893,7 @@ def _verification_checks(results: list[dict[str, Any]]) -> list[Check]:
     ]
 
 
-def _verification_text(results: list[dict[str, Any]]) -> str:
+def _verification_text(results: list[LogResult]) -> str:
     from fedsilo.audit.audit_verify import shown
     from fedsilo.audit.orders import orders_in_words
     from fedsilo.audit.transcripts import findings_of

@@ -307,7 +307,7 @@ def _messages(count: int) -> str:
 
 
 def data_inventory(totals: LogStatistics, policies: Sequence[Policy], collection: str) -> dict[str, Any]:
-    """Which data the log and the policies speak of.
+    """Return which data the log and the policies are about.
 
     Args:
         totals: of the log.
@@ -449,7 +449,7 @@ def evidence_of(path: Path) -> dict[str, Any]:
 
 
 def signature_of(by: str, key: bytes, owner: Mapping[str, Any]) -> dict[str, str]:
-    """Who signs the report, and what a reader has to know of it.
+    """Return who signs the report, and what a reader has to know of it.
 
     Args:
         by: identity of the signer.
@@ -468,7 +468,7 @@ NO_SIGNATURE = {"by": "", "key": "", "trouble": ""}
 
 
 def checksums(files: Mapping[str, bytes]) -> bytes:
-    """One line for each file, as `sha256sum --check` reads them: who signs this signs all of them."""
+    """Return one line for each file, as `sha256sum --check` reads them: whoever signs this signs all of them."""
     return "".join(f"{hashlib.sha256(data).hexdigest()}  {name}\n" for name, data in sorted(files.items())).encode()
 
 
@@ -497,7 +497,7 @@ def words_of(kind: str) -> str:
 
 
 def held_by(kind: str) -> list[str]:
-    """What fields of these kinds there are in a message, in words, the most telling first."""
+    """Return the fields of these kinds in a message in words, the most important first."""
     found = {_HELD.get(each, "names and codes") for each in _classes(KINDS[kind].message.DESCRIPTOR)}
     order = [*dict.fromkeys(_HELD.values()), "names and codes"]
     return [*(["weights"] if kind in TENSOR_KINDS else []), *(word for word in order if word in found)] or ["nothing"]
@@ -621,7 +621,7 @@ def text(value: Any) -> str:
 
 
 def _escaped(value: Any) -> Markup:
-    """What is put into the page: markup that was made here as it is, everything else as text."""
+    """Return a value for the page: markup that was made here unchanged, everything else as text."""
     return value if isinstance(value, Markup) else Markup(text(value))  # noqa: S704 - text escapes
 
 
@@ -673,7 +673,7 @@ def size(count: float, unit: str = "bytes") -> str:
 
 
 def _cell(value: Any) -> Markup:
-    """What stands in a cell of a table."""
+    """Return the content of a table's cell."""
     if isinstance(value, Markup):
         return value
     return _span("long", value) if _is_long(value) else _escaped(value) or _NONE
@@ -836,7 +836,7 @@ def _capacity_rows(rows: Sequence[Mapping[str, Any]]) -> list[tuple[Any, ...]]:
 
 
 def _state(item: Mapping[str, Any]) -> Markup:
-    """What became of a release, and on how many approvals."""
+    """Return what happened to a release, and on how many approvals."""
     given, needed, decision = item["given"], item["needed"], item["decision"]
     words = [_STATES[item["state"]]]
     if item["void"]:
@@ -856,7 +856,7 @@ def _state(item: Mapping[str, Any]) -> Markup:
 
 
 def _answers(item: Mapping[str, Any]) -> Markup:
-    """Who answered what about a release, a line each."""
+    """Return who answered what about a release, a line each."""
     lines = []
     for answer in item["answers"]:
         who = f" by {answer['person']}" if "person" in answer else ""
@@ -896,7 +896,7 @@ def _event_row(item: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _vouched(item: Mapping[str, Any]) -> Any:
-    """Who else says that a key is its party's."""
+    """Return who else says that a key is its party's."""
     if item["own_log"] is False or item["pinned"] is False:
         other = "that party's own log" if item["own_log"] is False else "the policy in force"
         return verdict(False, f"{other} names another key")
@@ -907,7 +907,7 @@ def _vouched(item: Mapping[str, Any]) -> Any:
 
 
 def _top(report: Mapping[str, Any]) -> dict[str, Any]:
-    """One badge for all logs, and each finding and warning: nothing below may be read without them."""
+    """Return one badge for all logs, and each finding and warning: nothing below may be read without them."""
     findings, warnings = findings_of(report["verification"]), verification_warnings(report["verification"])
     failed = [item["log"] for item in report["verification"] if not item["verified"]]
     named = ", ".join(failed[:_TOLD_MAX])
@@ -931,7 +931,7 @@ def _top(report: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _proof(report: Mapping[str, Any]) -> dict[str, Any]:
-    """What the verification found wrong, and who signed two things."""
+    """Return the problems that the verification has found, and who signed two things."""
     told = [(item["log"], problem) for item in report["verification"] for problem in item["problems"]]
     return {
         "problems": told[:_PROBLEMS_MAX],

@@ -1,9 +1,6 @@
 """`fedsilo bundle`: what somebody who helps needs to see, in one file that may be shared.
 
-It holds versions, the findings of `doctor`, settings, the released part of the daemon's state and of its audit status,
-the daemon's own log lines, and reports of faults of ours. One rule cuts all texts: from the first path or quotation on
-the rest of a line is left out. Of settings only numbers, switches and the words in `SHOWN_TEXTS` are told. Names of
-people in roles.yaml are taken out; where that file cannot be read, there are no log lines.
+`_README` is in that file, and says what is left out of the rest.
 
 Does not stop: names of silos, runs, kinds and times, which tell who works with whom and when; the site's own numbers; a
 name of somebody whom roles.yaml does not have; a relative path that begins with a name and does not stand in the
@@ -14,24 +11,21 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import re
 import sys
 import tarfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from fedsilo.cli.daemons import ConfigOption, ContextOption, Daemon, SocketOption, chosen_daemon
+from fedsilo.cli.daemons import ConfigOption, ContextOption, Daemon, SocketOption, chosen_daemon, read_configuration
 from fedsilo.cli.output import JsonOption, emit, guarded
+from fedsilo.files.durable import read_regular, write_private
 from fedsilo.protocol.errors import ConflictError, FedSiloError, UsageError
 from fedsilo.protocol.text import harmless
-
-if TYPE_CHECKING:
-    from fedsilo.control.client import ControlClient
 
 LOG_LINES, REPORTS_MAX, SECONDS_EACH = 200, 3, 10.0
 LEFT_OUT, SET_SHOWN, PERSON_SHOWN = "(left out)", "(set)", "(person)"
@@ -44,28 +38,21 @@ _PATH = r"file:|~[A-Za-z_]|~?/(?![/\s])|\.\.?/(?!\s)|[A-Za-z]:\\"
 _TELLING_NOTHING = ("", "silo.yaml", "coordinator.yaml", "policy.yaml", "state")  # as paths: everybody's names
 _HIDDEN_BLOCKS = ("data.", "identity.", "model.", "control.")
 # Of settings that are text: names that every message carries, and words of a fixed choice.
-SHOWN_TEXTS = frozenset(
-    {
-        "silo",
-        "role",
-        "federation",
-        "coordinator",
-        "site",
-        "silos",
-        "log_level",
-        "log_format",
-        "rollout.engine",
-        "trainer.launch",
-        "trainer.devices",
-        "trainer.threads",
-        "trainer.isolation",
-        "expected.load",
-        "expected.mixed_base",
-        "expected.mixed_verifiers",
-        "public.verifier",
-        "held_out.verifier",
-    }
-)
+SHOWN_TEXTS = {
+    *("silo", "role", "federation", "coordinator", "site", "silos", "log_level", "log_format", "rollout.engine"),
+    *("trainer.launch", "trainer.devices", "trainer.threads", "trainer.isolation", "public.verifier"),
+    *("expected.load", "expected.mixed_base", "expected.mixed_verifiers", "held_out.verifier"),
+}
+_README = f"""\
+Diagnostics of FedSilo, made by `fedsilo bundle`. Each file is JSON; `not_told` says why something is missing.
+
+Left out on purpose: prompts, answers, tensors, keys, certificates, file contents; of each line all from the first path
+or quotation on ({LEFT_OUT}); settings that are text, but for names of silos, federation and coordinator and words of a
+fixed choice, and all of `data`, `identity`, `model` and `control` ({SET_SHOWN}); names of people in roles.yaml
+({PERSON_SHOWN}). Without roles.yaml there are no log lines.
+In it are names of silos and runs, times, versions, limits and other numbers of the configuration, and the daemon's log
+lines. A name that roles.yaml does not have may stand in them. Read it before you pass it on.
+"""
 
 
 @guarded("bundle")
@@ -91,11 +78,15 @@ def bundle(
         told = [f"{error.message}: the daemon was not asked"] if context or config else []
     if out.exists():
         raise ConflictError(f"{out} exists", hint="name a new file")
-    parts = {name: text.encode() for name, text in collected(daemon, config).items()}
-    holds = {name: len(data) for name, data in parts.items()}
+    packed, holds = io.BytesIO(), dict[str, int]()
+    with tarfile.open(fileobj=packed, mode="w:gz") as archive:
+        for name, text in collected(daemon, config).items():
+            entry = tarfile.TarInfo(f"fedsilo-bundle/{name}")  # owner and names of this machine's users stay out
+            entry.size = holds[name] = len(text.encode())
+            archive.addfile(entry, io.BytesIO(text.encode()))
     if not json_output:
         sys.stderr.writelines(harmless(f"{size:>8} bytes  {name}\n", lines=True) for name, size in holds.items())
-    _write(out, parts)
+    write_private(out, packed.getvalue())
     data = {"file": str(out), "bytes": out.stat().st_size, "holds": holds}
     text = f"wrote {out}, {data['bytes']} bytes; read it before you share it"
     emit("bundle", data, json_output=json_output, warnings=told, text=text)
@@ -124,65 +115,54 @@ def collected(daemon: Daemon | None, config: Path | None = None) -> dict[str, st
         if not isinstance(people, list):
             made["log.json"] = {"not_told": "roles.yaml was not read here, and log lines may name people"}
     for path in sorted(reports_folder().glob("crash-*.json"))[-REPORTS_MAX:]:
-        made[f"crashes/{path.name}"] = _told(partial(_read, path))
-    names, paths = people if isinstance(people, list) else [], _told(lambda: list(_typed_paths(config)))
-    paths = [str(typed or ""), *(paths if isinstance(paths, list) else [])]
-    parts = {name: json.dumps(shareable(value, names, paths), indent=1) + "\n" for name, value in made.items()}
+        made[f"crashes/{path.name}"] = _told(partial(lambda path: json.loads(path.read_text(encoding="utf-8")), path))
+    names, paths = (found if isinstance(found, list) else [] for found in (people, _told(lambda: _typed_paths(config))))
+    parts = {
+        name: json.dumps(shareable(value, names, [str(typed or ""), *paths]), indent=1) + "\n"
+        for name, value in made.items()
+    }
     return {"README": _README, **parts}
 
 
 def shareable(value: Any, people: Iterable[str] = (), paths: Iterable[str] = ()) -> Any:
     """A JSON value, keys too, whose lines are cut off where a path, one of these relative ones too, or a quotation
     begins, and in which each of these people's names, as a word of its own in letters of either case, reads `(person)`.
-    Keys that have become alike are numbered."""
+    Keys that have become alike are told apart by signs behind them."""
     known = "".join(rf"|{re.escape(path)}(?!\w)" for path in paths if path not in _TELLING_NOTHING)
     private = re.compile(rf"(?:{_QUOTATION}|(?<![\w./~-])(?:{_PATH}{known})).*")
     names = "|".join(map(re.escape, sorted(filter(None, people), key=len, reverse=True)))
-    person = re.compile(rf"(?<!\w)(?:{names})(?!\w)", re.IGNORECASE) if names else None
+    person = re.compile(rf"(?<!\w)(?:{names or '(?!)'})(?!\w)", re.IGNORECASE)
 
     def changed(each: Any) -> Any:
         if isinstance(each, Mapping):
             made: dict[Any, Any] = {}
             for key, inner in each.items():
-                alike, number = changed(key), 1
-                while (shown := alike if number == 1 else f"{alike} {number}") in made:
-                    number += 1
+                shown = changed(key)
+                while shown in made:
+                    shown = f"{shown}+"
                 made[shown] = changed(inner)
             return made
         if isinstance(each, list | tuple):
             return [changed(inner) for inner in each]
-        if not isinstance(each, str):
-            return each
-        each = private.sub(LEFT_OUT, each)
-        return person.sub(PERSON_SHOWN, each) if person is not None else each
+        return person.sub(PERSON_SHOWN, private.sub(LEFT_OUT, each)) if isinstance(each, str) else each
 
     return changed(value)
 
 
-def _typed_paths(config: Path | None) -> Iterator[str]:
+def _typed_paths(config: Path | None) -> list[str]:
     """Relative paths as a configuration names them: each text with a slash, and its state folder and policy. One that
     is wrong in other respects is read too."""
-    from fedsilo.files.durable import read_regular
     from fedsilo.protocol import strict_yaml
 
     read = {} if config is None else strict_yaml.load(read_regular(config), "").value
-    if isinstance(read, Mapping):
-        yield from (name for key in ("state_dir", "policy") if isinstance(name := read.get(key), str))
-    yield from (text for text in _texts(read) if "/" in text and "://" not in text)
-
-
-def _texts(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value.removeprefix("unix:")
-    elif isinstance(value, Mapping | list):
-        for each in value.values() if isinstance(value, Mapping) else value:
-            yield from _texts(each)
+    texts = re.findall(r'"(?:unix:)?((?:[^"\\]|\\.)*)"', json.dumps(read, ensure_ascii=False, default=str))
+    own = [read[key] for key in ("state_dir", "policy") if isinstance(read, Mapping) and isinstance(read.get(key), str)]
+    return own + [text for text in texts if "/" in text and "://" not in text]
 
 
 def _people(config: Path | None) -> list[str]:
     """Everybody in the roles.yaml that a configuration names. Raises UsageError: it names none."""
     from certs.roles import load_roles
-    from fedsilo.cli.daemons import read_configuration
     from fedsilo.files.identity_files import read_public
 
     files = getattr(read_configuration(config)[1], "identity", None) if config is not None else None
@@ -192,7 +172,6 @@ def _people(config: Path | None) -> list[str]:
 
 
 def _settings(config: Path | None) -> Any:
-    from fedsilo.cli.daemons import read_configuration
     from fedsilo.control.answers import to_json
     from fedsilo.control.site_files import settings_of
 
@@ -210,24 +189,18 @@ def _settings(config: Path | None) -> Any:
 
 
 def _asked(daemon: Daemon) -> dict[str, Any]:
-    """What the daemon says of itself, as far as it may be shared; in place of what it does not answer, why."""
+    """Return the daemon's answers as far as they may be shared, or why there is none."""
     from console.sharing import released_answer, released_state
     from fedsilo.control.client import ControlClient
 
-    def audit(client: ControlClient) -> Any:
-        answer = released_answer("audit.status", {}, client.query("audit.status", {}))
-        return {"not_told": "nothing of it is released"} if answer is None else answer[0]
-
+    nothing = ({"not_told": "nothing of it is released"},)
     with ControlClient(daemon.socket, timeout_seconds=SECONDS_EACH) as client:
+        audit = partial(client.query, "audit.status", {})
         return {
             "status.json": _told(lambda: released_state(client.snapshot().state)),
-            "audit_status.json": _told(lambda: audit(client)),
+            "audit_status.json": _told(lambda: (released_answer("audit.status", {}, audit()) or nothing)[0]),
             "log.json": _told(lambda: client.query("logs", {"lines": LOG_LINES})),
         }
-
-
-def _read(path: Path) -> Any:
-    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def _told(work: Callable[[], Any]) -> Any:
@@ -237,28 +210,3 @@ def _told(work: Callable[[], Any]) -> Any:
         return {"not_told": error.code}
     except (OSError, ValueError) as error:
         return {"not_told": type(error).__name__}
-
-
-def _write(out: Path, parts: Mapping[str, bytes]) -> None:
-    """Write a new file of mode 0600. Raises ConflictError: it came to be meanwhile."""
-    try:
-        descriptor = os.open(out, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    except FileExistsError as error:
-        raise ConflictError(f"{out} exists", hint="name a new file") from error
-    with os.fdopen(descriptor, "wb") as file, tarfile.open(fileobj=file, mode="w:gz") as archive:
-        for name, data in parts.items():
-            entry = tarfile.TarInfo(f"fedsilo-bundle/{name}")  # owner and names of this machine's users stay out
-            entry.size = len(data)
-            archive.addfile(entry, io.BytesIO(data))
-
-
-_README = f"""\
-Diagnostics of FedSilo, made by `fedsilo bundle`. Each file is JSON; `not_told` says why something is missing.
-
-Left out on purpose: prompts, answers, tensors, keys, certificates, file contents; of each line all from the first path
-or quotation on ({LEFT_OUT}); settings that are text, but for names of silos, federation and coordinator and words of a
-fixed choice, and all of `data`, `identity`, `model` and `control` ({SET_SHOWN}); names of people in roles.yaml
-({PERSON_SHOWN}). Without roles.yaml there are no log lines.
-In it are names of silos and runs, times, versions, limits and other numbers of the configuration, and the daemon's log
-lines. A name that roles.yaml does not have may stand in them. Read it before you pass it on.
-"""

@@ -374,7 +374,7 @@ def trial(
 @app.command("list")
 @guarded("certs list")
 def list_certificates(ca: CaOption, json_output: JsonOption = False) -> None:
-    """What a CA has issued."""
+    """List the certificates that a CA has issued."""
     from fedsilo.demo import provision
 
     rows = provision.list_issued(ca)
@@ -394,7 +394,7 @@ def list_certificates(ca: CaOption, json_output: JsonOption = False) -> None:
 def show(
     file: Annotated[Path, typer.Argument(help="A certificate: a root or a leaf.")], json_output: JsonOption = False
 ) -> None:
-    """What stands in a certificate. It says nothing about whether to trust it; `certs check` does."""
+    """Show the content of a certificate. This does not say whether to trust it; `certs check` does."""
     from certs.encoding import describe_certificate
     from fedsilo.files.identity_files import read_public
 
@@ -422,7 +422,7 @@ def check(
     ] = None,
     json_output: JsonOption = False,
 ) -> None:
-    """Everything a daemon checks at its start: modes, matching keys, the right CA, role and validity."""
+    """Check everything that a daemon checks at its start: modes, matching keys, the right CA, role and validity."""
     from datetime import datetime, timedelta
 
     from certs.encoding import read_one_certificate, read_root, warn_before

@@ -26,7 +26,7 @@ SARIF_SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schem
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was checked.
+    """A check and its result.
 
     Attributes:
         group: checks of a kind belong together: a case file, a log.

@@ -202,8 +202,7 @@ class _Watched:
     socket: of the daemon; None where nothing can be answered.
     told: what the console says of it; empty for a daemon as it is.
     file: recorded into.
-    replay: what is played back; its times are not those of a daemon that runs now.
-    """
+    replay: what is played back; its times are not those of a daemon that runs now."""
 
     connect: Callable[[], Source]
     name: str
@@ -257,7 +256,7 @@ def _recording(path: Path | None, word: str) -> RecordingFile | None:
 
 
 def need_terminal() -> None:
-    """Raises UsageError: there is no terminal that a console can be drawn on."""
+    """Check the terminal. Raises UsageError: there is none that a console can be drawn on."""
     from fedsilo.protocol.errors import UsageError
 
     twin = "silo status, silo approvals list|show|approve|reject, coordinator status"
@@ -309,7 +308,7 @@ def _files(given: Files, entry: ContextEntry | None) -> Files:
 
 
 def _origins(theme: str, *, ascii_only: bool, read_only: bool, no_mouse: bool = False) -> dict[str, str]:
-    """Where the console's own settings come from, by their names on the screen of settings."""
+    """Return where the console's own settings come from, by their names on the screen of settings."""
     flags = {"theme": bool(theme), "ascii": ascii_only, "read-only": read_only, "no-mouse": no_mouse}
     origins = {key: f"flag --{key}" for key, given in flags.items() if given}
     return origins if theme or "NO_COLOR" not in os.environ else {"theme": "env NO_COLOR", **origins}
@@ -395,7 +394,7 @@ def _print_once(watched: _Watched, screen: str, *, ascii_only: bool, json_output
         if screen == OVERVIEW:
             shown = to_text(once_lines(snapshot, now, size.columns, glyphs))
         elif screen == APPROVALS:
-            shown = to_text(_approvals_lines(snapshot, now, size.columns, glyphs))
+            shown = to_text(_approvals_lines(snapshot, now, size.columns))
         else:
             from console.app import screen_text
 
@@ -416,21 +415,15 @@ def _print_once(watched: _Watched, screen: str, *, ascii_only: bool, json_output
     emit("fedconsole", data, json_output=json_output, text=text)
 
 
-def _approvals_lines(snapshot: Any, now: float, cells: int, glyphs: Any) -> list[Any]:
+def _approvals_lines(snapshot: Any, now: float, cells: int) -> list[Any]:
     """Every held release with all its facts and every rule that the source holds, one below the other."""
     from fedsilo.views import releases
     from fedsilo.views.lines import line
 
     if not snapshot.held:
         return [line("nothing is held: what waits for a person would stand here")]
-    lines: list[Any] = []
-    for release in snapshot.held:
-        lines += releases.one_column(release, snapshot, now, cells, 10_000, glyphs)
-        if release.rules:
-            lines += [line(("every rule", "strong"))]
-            lines += [row for rule in release.rules for row in releases.rule_lines(rule, cells)]
-        lines += [line("")]
-    return lines
+    time, told = snapshot.server_now(now), snapshot.link.told
+    return [row for held in snapshot.held for row in (*releases.printed(held, cells, time=time, told=told), line(""))]
 
 
 # ---- `fedconsole serve` ----------------------------------------------------------------------------------------------
@@ -545,7 +538,7 @@ def serve(
 
 
 def _shown(socket: Path | None, context: str, replay: Path | None) -> list[str]:
-    """What is shown, for the console process's command line. Raises UsageError, NotFoundError."""
+    """Return the arguments of the console process that say what to show. Raises UsageError, NotFoundError."""
     if replay is not None:
         from fedsilo.cli.output import existing
 
@@ -555,7 +548,7 @@ def _shown(socket: Path | None, context: str, replay: Path | None) -> list[str]:
 
 
 def console_command(lifeline: int, options: Sequence[str]) -> list[str]:
-    """Of a console process, which ends when whoever holds the other end of `lifeline` does."""
+    """Return the command of a console process, which ends when the other end of `lifeline` is closed."""
     return [sys.executable, "-P", "-m", "fedsilo.cli.console", "--lifeline", str(lifeline), *options]
 
 
@@ -583,7 +576,7 @@ def session(
     ascii_only: AsciiOption = False,
     theme: ThemeOption = "fed-dark",
 ) -> None:
-    """One read-only console for `fedconsole serve`. It is started by that and by nobody else."""
+    """Run one read-only console for `fedconsole serve`, which alone starts it."""
     threading.Thread(target=_end_with, args=(lifeline,), name="lifeline", daemon=True).start()
     # a file would lie on the server's machine, written by whoever sits at the browser
     options: dict[str, Any] = {"leaving": LEAVING, "read_only": True}

@@ -48,7 +48,7 @@ FORM = "silo:NAME=SOCKET, coordinator=SOCKET, LABEL=silo:NAME=SOCKET, or the nam
 
 @dataclass(frozen=True)
 class ContextEntry:
-    """One daemon.
+    """A daemon that a context names.
 
     Attributes:
         name: as it is typed and shown.
@@ -119,7 +119,7 @@ def current_context(path: Path | None = None) -> str:
 
 
 def context_named(name: str, path: Path | None = None) -> ContextEntry:
-    """One context of the file.
+    """Return one context of the file.
 
     Raises:
         NotFoundError: none is called that; the hint names those that are. Else as `contexts`.
@@ -187,7 +187,7 @@ def changing(path: Path | None = None) -> Iterator[None]:
 
 
 def context_given(text: str, path: Path | None = None) -> ContextEntry:
-    """What follows `--context`: a daemon with or without a label, or the name of one that is kept.
+    """Parse the value of `--context`: a daemon with or without a label, or the name of a stored one.
 
     The label is what stands before the first `=`: `prod=silo:hospital_a=SOCKET` is called prod, and
     `silo:hospital_a=SOCKET` silo:hospital_a.

@@ -1,6 +1,6 @@
-"""What every command promises beside its options: whether it changes anything, may be repeated, streams, waits, and
-with which exit statuses it ends. One table; `--schema`, `--dry-run`, `--timeout`, the reference and the table of roles
-are made from it.
+"""The promises of every command beside its options: whether it changes anything, may be repeated, streams, waits, and
+with which exit statuses it ends. It is one table, from which `--schema`, `--dry-run`, `--timeout`, the reference and
+the table of roles are made.
 
 A command that is missing here fails `tests/console/test_cli_contract.py`. The sentence of `changes` is what `--dry-run`
 says, so it names every kind of thing that the command may touch. The table of roles does not show what needs no
@@ -39,7 +39,7 @@ EXIT_MEANINGS: Mapping[int, str] = {
 
 @dataclass(frozen=True)
 class Facts:
-    """What one command promises.
+    """The promises of one command.
 
     Attributes:
         changes: what it may change, one sentence; empty for a command that only reads.
@@ -70,7 +70,7 @@ def full_name(command: str) -> str:
 
 
 def facts_of(command: str) -> Facts:
-    """Of a command by the name that its envelope carries. One that is not in the table is taken to only read."""
+    """Return the facts of a command by the name in its envelope. One that is not in the table is taken to only read."""
     return COMMANDS.get(full_name(command), _UNKNOWN)
 
 
@@ -320,7 +320,7 @@ COMMANDS: Mapping[str, Facts] = {
 
 
 def schema_of(name: str, command: Any) -> dict[str, Any]:
-    """Of one command.
+    """Return the schema of one command.
 
     Args:
         name: all words of it, such as "silo pause".
@@ -376,7 +376,7 @@ def _parameter(parameter: Any) -> dict[str, Any]:
 
 
 def _kind(annotation: Any) -> tuple[str, list[str]]:
-    """What a value is, and which it may be where there is a list: of `list[str] | None` it is a str."""
+    """Return the type of a value, and its choices where there is a list: `list[str] | None` is a str."""
     origin, parts = get_origin(annotation), get_args(annotation)
     if origin is Literal:
         return "text", [str(each) for each in parts]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -21,6 +22,7 @@ from fedsilo.cli.daemons import (
     clock_now,
     confirm,
     context_daemon,
+    coordinator_client,
     coordinator_command,
     coordinator_query,
 )
@@ -55,6 +57,7 @@ if TYPE_CHECKING:
     from coordinator.backup import Kept
     from coordinator.config import CoordinatorConfig
     from coordinator.main import Ready
+    from fedsilo.control.answers import FreeForm, MemberRow
     from fedsilo.control.client import ControlClient
 
 
@@ -420,24 +423,27 @@ def status(
 ) -> None:
     """State of the running coordinator: address, silos, runs."""
     chosen = context_daemon("coordinator", context, config, here=COORDINATOR_YAML)
-    state, now = _state_of(chosen.connect()) if chosen else _state(_load(config or COORDINATOR_YAML))
+    state, now = _state(chosen.connect() if chosen else coordinator_client(config or COORDINATOR_YAML))
 
     emit("coordinator status", state, json_output=json_output, text=lambda: status_text(state, now))
 
 
-def status_text(state: dict[str, Any], now: str) -> str:
+def status_text(state: FreeForm, now: str) -> str:
     """Linear text of `coordinator status`."""
-    lines = [f"coordinator {state['federation']}/{state['coordinator']} on {state['address']}"]
-    if state["halted"]:
+    from fedsilo.control.answers import CoordinatorStatus, read
+
+    told = read(CoordinatorStatus, state)
+    lines = [f"coordinator {told.federation}/{told.coordinator} on {told.address}"]
+    if told.halted:
         ends = "nothing is taken from any silo until that is put right and the coordinator started again"
-        lines.append(f"HALTED: {state['halted']}; {ends}")
-    if state.get("waits"):
-        lines.append(f"WAITS: {state['waits']}")
-    if clock := state.get("clock"):
+        lines.append(f"HALTED: {told.halted}; {ends}")
+    if told.waits:
+        lines.append(f"WAITS: {told.waits}")
+    if clock := told.clock:
         condition = "the clock is right by now" if "ahead_seconds" in clock else "that time was wrong"
         lines.append(f"CLOCK: {clock['told']}; if {condition}: coordinator accept-clock --operator NAME")
-    lines.append(_silo_table(state["silos"], now))
-    runs = [(run["run"], run["state"], f"{run['round']}/{run['rounds']}", run["method"]) for run in state["runs"]]
+    lines.append(_silo_table(told.silos, now))
+    runs = [(run.run, run.state, f"{run.round}/{run.rounds}", run.method) for run in told.runs]
     lines.append(table(("run", "state", "round", "method"), runs) if runs else "no runs yet")
     return "\n".join(lines)
 
@@ -455,12 +461,9 @@ def accept_clock(
 ) -> None:
     """Go on by the clock as it is now: no later time that was seen is compared with any more, and a jump that was kept
     out is followed (approvers)."""
-    from coordinator.config import load_config
-    from fedsilo.control.client import ControlClient
-
     digest = expect_digest.removeprefix("sha256:")
     if not digest:
-        with ControlClient(load_config(config).control.socket) as client:
+        with coordinator_client(config) as client:
             stands = client.snapshot().state.get("clock")
         if not stands:
             raise NotFoundError("time does not stand still here", hint="`coordinator status` says where it does")
@@ -488,11 +491,12 @@ def stop(
     import os
     import signal
 
+    from coordinator.config import load_config
     from fedsilo.demo.processes import wait_for_end
     from fedsilo.files.durable import holder_of
     from fedsilo.protocol.errors import UnreachableError
 
-    lock = _load(config).state_dir / "lock"
+    lock = load_config(config).state_dir / "lock"
     process_id = holder_of(lock)
     if process_id:
         os.kill(process_id, signal.SIGTERM)
@@ -505,10 +509,17 @@ def stop(
 @silos_app.command("list")
 @guarded("coordinator silos list")
 def silos_list(config: CoordinatorOption = COORDINATOR_YAML, json_output: JsonOption = False) -> None:
-    """Which silos have joined, were refused (and why), or are absent."""
-    state, now = _state(_load(config))
+    """List the silos that have joined, were refused (and why), or are absent."""
+    from fedsilo.control.answers import MemberRow, read_rows
+
+    state, now = _state(coordinator_client(config))
     rows = state["silos"]
-    emit("coordinator silos list", rows, json_output=json_output, text=lambda: _silo_table(rows, now))
+    emit(
+        "coordinator silos list",
+        rows,
+        json_output=json_output,
+        text=lambda: _silo_table(read_rows(MemberRow, rows), now),
+    )
 
 
 @silos_app.command("show")
@@ -518,10 +529,10 @@ def silos_show(
     config: CoordinatorOption = COORDINATOR_YAML,
     json_output: JsonOption = False,
 ) -> None:
-    """One silo: whether it joined, what it said of itself, and when it was last heard."""
+    """Show one silo: whether it joined, what it reported, and when it was last heard."""
     from fedsilo.protocol.errors import NotFoundError
 
-    row = next((row for row in _state(_load(config))[0]["silos"] if row["silo"] == name), None)
+    row = next((row for row in _state(coordinator_client(config))[0]["silos"] if row["silo"] == name), None)
     if row is None:
         raise NotFoundError(f"no silo of that name is listed: {name[:64]!r}", hint="coordinator silos list")
 
@@ -542,9 +553,7 @@ def logs(
     json_output: JsonOption = False,
 ) -> None:
     """Events of the running coordinator, oldest first; with --json one envelope a line."""
-    from fedsilo.control.client import ControlClient
-
-    with ControlClient(_load(config).control.socket) as client:
+    with coordinator_client(config) as client:
         last = client.snapshot().sequence
         if not follow and not last:
             return
@@ -556,27 +565,15 @@ def logs(
                 return
 
 
-def _load(path: Path) -> CoordinatorConfig:
-    from coordinator.config import load_config
-
-    return load_config(path)
-
-
-def _state(config: CoordinatorConfig) -> tuple[dict[str, Any], str]:
+def _state(daemon: ControlClient) -> tuple[dict[str, Any], str]:
     """The state, and the coordinator's time."""
-    from fedsilo.control.client import ControlClient
-
-    return _state_of(ControlClient(config.control.socket))
-
-
-def _state_of(daemon: ControlClient) -> tuple[dict[str, Any], str]:
     with daemon as client:
         reading = client.snapshot()
         return reading.state, reading.time
 
 
 def seen_text(last_seen: str, now: str) -> str:
-    """How long ago that was.
+    """Return how long ago that was.
 
     Args:
         last_seen: UTC as the coordinator tells it; empty where it heard nothing since its own start.
@@ -596,19 +593,19 @@ def _seconds_between(earlier: str, later: str) -> float | None:
         return None
 
 
-def _silo_table(rows: list[dict[str, Any]], now: str) -> str:
+def _silo_table(rows: Sequence[MemberRow], now: str) -> str:
     from fedsilo.views.overview import standing_text
 
-    clocks = [f"the clock of {row['silo']} is {row['clock']}" for row in rows if row.get("clock")]
+    clocks = [f"the clock of {row.silo} is {row.clock}" for row in rows if row.clock]
     shown = table(
         ("silo", "state", "last seen", "round.step", "refused because"),
         (
             (
-                row["silo"],
-                standing_text(row["state"]),
-                seen_text(row["last_seen"], now),
-                f"{row['round']}.{row['step']}" if row["round"] else "-",
-                _reason(row["refusal"]),
+                row.silo,
+                standing_text(row.state),
+                seen_text(row.last_seen, now),
+                f"{row.round}.{row.step}" if row.round else "-",
+                _reason(row.refusal),
             )
             for row in rows
         ),
@@ -616,7 +613,7 @@ def _silo_table(rows: list[dict[str, Any]], now: str) -> str:
     return "\n".join([shown, *clocks])
 
 
-def _reason(refusal: dict[str, str] | None) -> str:
+def _reason(refusal: FreeForm | None) -> str:
     if not refusal:
         return ""
     return f"{refusal['code']}: {refusal['field']} expected {refusal['expected']}, got {refusal['got']}"

@@ -30,7 +30,7 @@ _LIBRARIES = ("typer", "pydantic", "grpcio", "protobuf", "cryptography", "numpy"
 
 
 def reports_folder(environment: Mapping[str, str] | None = None) -> Path:
-    """Where reports go: below $XDG_STATE_HOME, else ~/.local/state (XDG Base Directory)."""
+    """Return the folder of reports: below $XDG_STATE_HOME, else ~/.local/state (XDG Base Directory)."""
     known = os.environ if environment is None else environment
     base = known.get("XDG_STATE_HOME", "")
     return (Path(base) if base.startswith("/") else Path.home() / ".local" / "state") / "fedsilo" / "crashes"
@@ -53,7 +53,7 @@ def write_report(command: str, error: BaseException) -> Path | None:
 
 
 def report(command: str, error: BaseException) -> dict[str, Any]:
-    """What the file says of an exception, as JSON values."""
+    """Return the report of an exception as JSON values."""
     return {
         "schema": SCHEMA,
         "command": command,

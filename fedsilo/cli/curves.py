@@ -7,9 +7,10 @@ under `all`. A file holds all values that there are and is replaced as a whole, 
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -23,10 +24,16 @@ from fedsilo.cli.daemons import (
     load_site,
     party_text,
 )
+from fedsilo.cli.messages import columns_text
 from fedsilo.cli.output import JsonOption, emit, guarded, table
 from fedsilo.files.durable import make_private_directory, write_durably
 from fedsilo.files.extras import install_hint
 from fedsilo.protocol.errors import OperationError, UsageError
+
+if TYPE_CHECKING:
+    from fedsilo.control.answers import Curves
+    from fedsilo.views.columns import Column
+    from fedsilo.views.curves import FigureValue
 
 # ---- TensorBoard -----------------------------------------------------------------------------------------------------
 
@@ -35,7 +42,7 @@ FILE = "events.out.tfevents.fedsilo"
 VERSION = "brain.Event:2"  # of the format
 
 
-def write_events(folder: Path, answer: Mapping[str, Any]) -> list[Path]:
+def write_events(folder: Path, answer: Curves) -> list[Path]:
     """Write `folder/RUN/SILO/events.out.tfevents.fedsilo`, of each silo in the answer.
 
     Args:
@@ -53,18 +60,17 @@ def write_events(folder: Path, answer: Mapping[str, Any]) -> list[Path]:
     except ImportError as error:
         raise UsageError("tensorboard is not installed", hint=install_hint("tensorboard")) from error
     by_silo: dict[str, list[Any]] = {}
-    for series in answer["series"]:
-        events = by_silo.setdefault(series["silo"] or "all", [Event(file_version=VERSION)])
-        for point in series["points"]:
-            value = Summary.Value(tag=series["name"], simple_value=point["value"])
-            events.append(Event(step=point["x"], summary=Summary(value=[value])))
+    for row in _values(answer):
+        events = by_silo.setdefault(row.silo or "all", [Event(file_version=VERSION)])
+        value = Summary.Value(tag=row.name, simple_value=row.value)
+        events.append(Event(step=int(row.x), summary=Summary(value=[value])))
     written = []
     for silo, events in sorted(by_silo.items()):
         content = io.BytesIO()
         records = RecordWriter(content)
         for event in events:
             records.write(event.SerializeToString())
-        path = folder / _plain_name(answer["run"]) / _plain_name(silo) / FILE
+        path = folder / _plain_name(answer.run) / _plain_name(silo) / FILE
         make_private_directory(path.parent)
         write_durably(path, content.getvalue(), mode=0o600)  # a silo's figures tell something of its prompts
         written.append(path)
@@ -119,6 +125,7 @@ def curves(
 
     Without --coordinator the figures are those of the current context, or else of the site in silo.yaml.
     """
+    from fedsilo.control.answers import Curves, read
     from fedsilo.protocol.errors import UsageError
 
     if coordinator is not None and (config is not None or context):
@@ -130,19 +137,15 @@ def curves(
     daemon = _daemon(context, config, coordinator)
     with daemon.connect() as client:
         data = client.query("curves", asked)
-        written = _events(tensorboard, data)
+        answer = read(Curves, data)
+        written = write_events(tensorboard, answer) if tensorboard is not None else []
         whose = "" if json_output or csv else party_text(client.snapshot().state)
     whose += f", context {daemon.context}" if daemon.context else ""
     chosen = _curves_text if values or names else _last_text
     told = "".join(f"\nwrote {path}" for path in written)
-    emit("curves", data, json_output=json_output, text=lambda: csv_text(data) if csv else chosen(data, whose) + told)
-
-
-def _events(folder: Path | None, data: Mapping[str, Any]) -> list[Path]:
-    if folder is None:
-        return []
-
-    return write_events(folder, data)
+    emit(
+        "curves", data, json_output=json_output, text=lambda: csv_text(answer) if csv else chosen(answer, whose) + told
+    )
 
 
 def _daemon(context: str, config: Path | None, coordinator: Path | None) -> Daemon:
@@ -154,60 +157,57 @@ def _daemon(context: str, config: Path | None, coordinator: Path | None) -> Daem
     return Daemon(load_config(coordinator).control.socket)
 
 
-def values_of(data: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """One row a value, with what it belongs to."""
-    return [
-        {"run": data["run"], **{name: series[name] for name in ("name", "silo", "source", "unit")}, **point}
-        for series in data["series"]
-        for point in series["points"]
-    ]
+def _values(answer: Curves) -> list[FigureValue]:
+    """Every value, series after series, each in the order of its places."""
+    from fedsilo.views.curves import series_of
+
+    return [point for each in series_of(answer) for point in each.points]
 
 
-def csv_text(data: Mapping[str, Any]) -> str:
-    """One line a value, with a header line."""
+def csv_text(answer: Curves) -> str:
+    """Return one line for each value, after a header line."""
     from fedsilo.cli.output import csv_text as text_of
+    from fedsilo.control.answers import to_json
 
-    return text_of(CSV_COLUMNS, [[row.get(name) for name in CSV_COLUMNS] for row in values_of(data)])
-
-
-def _cells_of(row: Mapping[str, Any]) -> tuple[str, ...]:
-    count = "" if row["n"] is None else f"{'' if row['n_exact'] else 'at most '}{row['n']}"
-    interval = "" if row["low"] is None else f"{row['low']:.4f} to {row['high']:.4f}"
-    place = f"{row['round']}" + (f"/{row['step']}" if row["step"] else "")
-    return row["name"], row["silo"] or "all", place, f"{row['value']:.6g}", interval, count
+    rows = [{**to_json(row), "run": answer.run} for row in _values(answer)]
+    return text_of(CSV_COLUMNS, [[row.get(name) for name in CSV_COLUMNS] for row in rows])
 
 
-def _last_text(data: Mapping[str, Any], whose: str) -> str:
+def _last_text(answer: Curves, whose: str) -> str:
     """The newest value of each figure, how many there are, and what it says. whose: as of `_curves_text`."""
     from fedsilo.control.figures import FIGURES
+    from fedsilo.views.columns import Column
 
-    counted = {(each["name"], each["silo"]): len(each["points"]) for each in data["series"]}
-    last = {(row["name"], row["silo"]): row for row in values_of(data)}
-    rows = [
-        (*_cells_of(row), counted[key], FIGURES[row["name"]].meaning if row["name"] in FIGURES else "")
-        for key, row in last.items()
-    ]
-    header = ("figure", "silo", "round/step", "last value", "95 % interval", "n", "values", "what it says")
-    told = _told(data, whose, header, rows)
+    rows = _values(answer)
+    counted = Counter((row.name, row.silo) for row in rows)
+    last = {(row.name, row.silo): row for row in rows}
+    more = (
+        Column("values", lambda row: (str(counted[row.name, row.silo]), ""), 6),
+        Column("what it says", lambda row: (FIGURES[row.name].meaning if row.name in FIGURES else "", ""), 40),
+    )
+    told = _table(answer, whose, list(last.values()), *more)
     return f"{told}\neach value: --name FIGURE, or --values; docs/reference/figures.md" if rows else told
 
 
-def _curves_text(data: Mapping[str, Any], whose: str) -> str:
+def _curves_text(answer: Curves, whose: str) -> str:
     """whose: figures these are, and the context that chose them, so that no silo's pass for another's."""
-    rows = [(*_cells_of(row), row["source"]) for row in values_of(data)]
-    return _told(data, whose, ("figure", "silo", "round/step", "value", "95 % interval", "n", "source"), rows)
+    return _table(answer, whose, _values(answer))
 
 
-def _told(data: Mapping[str, Any], whose: str, header: tuple[str, ...], rows: Sequence[tuple[Any, ...]]) -> str:
+def _table(answer: Curves, whose: str, rows: Sequence[FigureValue], *more: Column) -> str:
+    from fedsilo.views.columns import Column
+    from fedsilo.views.curves import COLUMNS
+
     if not rows:
-        return f"{whose}: no figures of run {data['run'] or '-'} yet: fedsilo run submit run.yaml"
-    base = [f"before round 1: {each['name']} of {each['silo']} {each['value']:.4f}" for each in data["baseline"]]
+        return f"{whose}: no figures of run {answer.run or '-'} yet: fedsilo run submit run.yaml"
+    columns = (Column("figure", lambda row: (row.name, ""), 16), *COLUMNS, *more)
+    base = [f"before round 1: {row.name} of {row.silo} {row.value:.4f}" for row in answer.baseline]
     return "\n".join(
         [
-            f"{whose}: run {data['run']}",
-            table(header, rows),
+            f"{whose}: run {answer.run}",
+            columns_text(columns, rows),
             *base,
-            *(f"not recorded: {each}" for each in data["not_recorded"]),
+            *(f"not recorded: {each}" for each in answer.not_recorded),
         ]
     )
 
@@ -219,38 +219,29 @@ def silo_round(
     config: SiloOption = SILO_YAML,
     json_output: JsonOption = False,
 ) -> None:
-    """One round as this silo knows it: its own phases with their durations, and the verdict on each other silo."""
+    """Show one round as this silo knows it: its own phases with their durations, and the verdict on each other silo."""
     with client_of(load_site(config)) as client:
         data = client.query("round", {"run": run or None, "round": number})
     emit("silo round", data, json_output=json_output, text=lambda: round_text(data))
 
 
-def round_text(data: Mapping[str, Any]) -> str:
-    """One round as linear text: the same lines that the console draws."""
+def round_text(data: Any) -> str:
+    """Return one round as linear text: the same lines that the console draws."""
+    from fedsilo.control.answers import Round, read
     from fedsilo.views import rounds
     from fedsilo.views.lines import UNICODE, to_text
 
-    lines = rounds.head_lines(data, None, TEXT_CELLS, UNICODE)
+    answer = read(Round, data)
+    lines = rounds.head_lines(answer, None, TEXT_CELLS, UNICODE)
     rows: list[tuple[str, ...]] = []
-    for row in _rows(data.get("silos")):
-        hidden = rounds.is_hidden(row, data)
-        took = rounds.HIDDEN if hidden else rounds.time_text(rounds.took_seconds(row, data))
-        phases = rounds.HIDDEN if hidden else _phases_text(row)
-        rows.append((str(row.get("silo")), str(row.get("state")), took, phases))
-    facts = to_text(rounds.fact_lines(data, TEXT_CELLS, whole_digests=True))
+    for row in answer.silos:
+        hidden = rounds.is_hidden(row, answer)
+        took = rounds.HIDDEN if hidden else rounds.time_text(rounds.took_seconds(row, answer))
+        words = [
+            f"{rounds.phase_text(phase)} {phase.state if phase.seconds is None else f'{phase.seconds:.0f} s'}"
+            for phase in row.phases
+        ]
+        phases = rounds.HIDDEN if hidden else ", ".join(words) or "none on record"
+        rows.append((row.silo, row.state, took, phases))
+    facts = to_text(rounds.fact_lines(answer, TEXT_CELLS, whole_digests=True))
     return "\n".join([to_text(lines), table(("silo", "state", "update at", "phases"), rows), facts])
-
-
-def _phases_text(row: Mapping[str, Any]) -> str:
-    from fedsilo.views import rounds
-
-    told = []
-    for phase in rounds.phases_of(row):
-        took = phase.get("seconds")
-        word = f"{took:.0f} s" if isinstance(took, int | float) else str(phase.get("state"))
-        told.append(f"{rounds.phase_text(phase)} {word}")
-    return ", ".join(told) or "none on record"
-
-
-def _rows(value: Any) -> Sequence[Mapping[str, Any]]:
-    return value if isinstance(value, list) else []

@@ -1,4 +1,4 @@
-"""Which daemon or configuration file a command is about, and commands that a person signs for it."""
+"""The daemon or configuration file that a command is about, and commands that a person signs for it."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def party_text(state: Mapping[str, Any]) -> str:
 
 
 def chosen_daemon(context: str = "", socket: Path | None = None, config: Path | None = None) -> Daemon:
-    """The one that is named, else the current context's, else that of the configuration file in this folder.
+    """Return the daemon that is named, else the current context's, else that of the configuration file in this folder.
 
     Raises:
         UsageError: more than one is named, or none is and none is found; a wrong file. NotFoundError: no such context.
@@ -198,17 +198,22 @@ def client_of(config: SiloConfig) -> ControlClient:
 
 
 def silo_query(config: Path, query: str, arguments: Mapping[str, Any] | None = None) -> Any:
-    """What a running silo answers."""
+    """Return the answer of a running silo."""
     with client_of(load_site(config)) as client:
         return client.query(query, arguments)
 
 
-def coordinator_query(config: Path, query: str, arguments: Mapping[str, Any] | None = None) -> Any:
-    """What a running coordinator answers."""
+def coordinator_client(config: Path, socket: Path | None = None) -> ControlClient:
+    """Client of the coordinator behind a socket, by default of the one that its configuration names."""
     from coordinator.config import load_config
     from fedsilo.control.client import ControlClient
 
-    with ControlClient(load_config(config).control.socket) as client:
+    return ControlClient(socket or load_config(config).control.socket)
+
+
+def coordinator_query(config: Path, query: str, arguments: Mapping[str, Any] | None = None) -> Any:
+    """Return the answer of a running coordinator."""
+    with coordinator_client(config) as client:
         return client.query(query, arguments)
 
 
@@ -236,15 +241,32 @@ def command(config: SiloConfig, operator: str, name: str, arguments: Mapping[str
         return client.execute(signed)
 
 
-def coordinator_command(config: Path, operator: str, name: str, arguments: Mapping[str, Any], request_id: str) -> Any:
-    """Sign a command as a person of the coordinator's site and carry it out."""
-    from coordinator.config import load_config
-    from fedsilo.control.client import ControlClient, Operator, sign_as
+def coordinator_command(
+    config: Path, operator: str, name: str, arguments: Mapping[str, Any], request_id: str, socket: Path | None = None
+) -> Any:
+    """Sign a command as a person of the coordinator's site and carry it out.
 
-    read = load_config(config)
-    folder = read.identity.certificate.parent
-    person = Operator(read.site, folder / f"{operator}.crt", folder / f"{operator}.key", read.federation)
-    with ControlClient(read.control.socket) as client:
+    Args:
+        config: of the coordinator; not read where a socket and a certificate's path are given.
+        operator: a person whose certificate lies beside the coordinator's own, or the path of a certificate.
+        name: of the command.
+        arguments: of the command.
+        request_id: empty for a new one.
+        socket: of the coordinator; by default its configuration names it.
+    """
+    from coordinator.config import load_config
+    from fedsilo.control.client import Operator, sign_as
+
+    certificate = Path(operator)
+    with coordinator_client(config, socket) as client:
+        if certificate.suffix == ".crt":
+            state = client.snapshot().state
+            site, federation = state["site"], state["federation"]
+        else:
+            read = load_config(config)
+            site, federation = read.site, read.federation
+            certificate = read.identity.certificate.parent / f"{operator}.crt"
+        person = Operator(site, certificate, certificate.with_suffix(".key"), federation)
         return client.execute(sign_as(person, name, arguments, request_id=request_id))
 
 
@@ -255,7 +277,7 @@ CHARACTERS = 4
 
 
 def require_terminal(options: str, hint: str) -> None:
-    """Raises UsageError: nobody can be asked, and `options` were not given."""
+    """Check that a person can be asked. Raises UsageError: nobody can, and `options` were not given."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise UsageError(f"without a terminal this needs {options}", hint=hint)
 

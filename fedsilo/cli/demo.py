@@ -134,7 +134,7 @@ def _adapter(data: dict[str, Any]) -> str:
 
 
 def load_line(data: dict[str, Any]) -> str:
-    """The one line that loads base model and adapter, after `from transformers import ...; from peft import ...`."""
+    """Return the line that loads base model and adapter, after `from transformers import ...; from peft import ...`."""
     base = f'AutoModelForCausalLM.from_pretrained("{data["base_model"]}")'
     return f'PeftModel.from_pretrained({base}, "{data["adapter"]}")'
 

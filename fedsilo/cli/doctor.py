@@ -226,7 +226,7 @@ def _socket(read: Any) -> Finding:
 
 
 def _way(read: Any) -> Finding:
-    """What a site's silo would dial. Nothing is dialled: `silo check` does that."""
+    """Return what a site's silo would dial. Nothing is dialled: `silo check` does that."""
     from silo.guard.proxied import proxy_of, unread_environment
 
     place = read.coordinator

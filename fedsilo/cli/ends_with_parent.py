@@ -21,7 +21,7 @@ STOP_SECONDS = 20.0  # from SIGTERM to SIGKILL
 
 
 def main() -> None:
-    """Raises what the module raises."""
+    """Run the module named on the command line. Raises what it raises."""
     if len(sys.argv) < 2:
         sys.exit("usage: python -m fedsilo.cli.ends_with_parent MODULE ...")
     pipe = os.dup(0)  # not inherited by what the module starts

@@ -129,12 +129,12 @@ def _kept(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _text(told: dict[str, Any]) -> str:
-    """One line of JSON, with the numbers that were kept as they came."""
+    """Return one line of JSON, with numbers written as they were read."""
     return re.sub(rf'"{_MARK}([^"]*)"', r"\1", json.dumps(told, allow_nan=False))
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Raises _Unreadable."""
+    """Build an object without repeated keys. Raises _Unreadable."""
     row = dict(pairs)
     if len(row) < len(pairs):
         twice = next(key for key, many in Counter(name for name, _ in pairs).items() if many > 1)
@@ -151,7 +151,7 @@ def _no_constant(name: str) -> None:
 
 
 def _row(line: bytes | None) -> dict[str, Any]:
-    """Raises _Unreadable."""
+    """Parse one line. Raises _Unreadable."""
     if line is None:
         raise _Unreadable(f"longer than {LINE_BYTES_MAX} bytes")
     if not line.strip():

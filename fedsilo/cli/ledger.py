@@ -34,11 +34,14 @@ def show(
 ) -> None:
     """Runs, budget counts and a page of outgoing content, newest first, as remembered over restarts."""
     data = silo_query(config, "ledger", {"limit": limit, "before": before})
-    columns = ("kind", "run", "round", "bytes", "state", "at")
 
     def text() -> str:
-        rows = ([row[name] for name in columns] for row in data["content"])
-        return f"DP {data['dp']}\n{table(columns, rows)}{older(data['next'])}"
+        from fedsilo.control.answers import LedgerPage, read
+
+        page = read(LedgerPage, data)
+        rows = ((row.kind, row.run, row.round, row.bytes, row.state, row.at) for row in page.content)
+        content = table(("kind", "run", "round", "bytes", "state", "at"), rows)
+        return f"DP {page.dp}\n{content}{older(page.next)}"
 
     emit("silo ledger show", data, json_output=json_output, text=text)
 
@@ -50,12 +53,12 @@ def limits(config: SiloOption = SILO_YAML, json_output: JsonOption = False) -> N
     data = silo_query(config, "limits")
 
     def text() -> str:
-        from fedsilo.control.answers import LimitRow, read_rows
+        from fedsilo.control.answers import Limits, read
         from fedsilo.views.limits import LIMIT_COLUMNS, limit_rows
         from fedsilo.views.lines import UNICODE
 
-        rows = limit_rows(read_rows(LimitRow, data["rows"]), time.time(), UNICODE)
-        return f"DP {data['dp']}\n{columns_text(LIMIT_COLUMNS, rows)}"
+        answer = read(Limits, data)
+        return f"DP {answer.dp}\n{columns_text(LIMIT_COLUMNS, limit_rows(answer.rows, time.time(), UNICODE))}"
 
     emit("silo ledger limits", data, json_output=json_output, text=text)
 
@@ -146,7 +149,7 @@ def accept(
 
 
 def _shown(site: SiloConfig, found: Disagreement) -> list[tuple[str, str]]:
-    """What the log says since the group that the ledger holds, so that nobody signs unseen what it forgot."""
+    """Return what the log says since the group that the ledger holds, so that nobody signs unseen what it forgot."""
     from fedsilo.audit.log import sent_by_kind
     from fedsilo.audit.reader import typed_records
     from silo.guard.ledger_check import since

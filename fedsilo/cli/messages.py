@@ -20,6 +20,7 @@ import typer
 from fedsilo.cli.output import JsonOption, emit, guarded, table
 
 if TYPE_CHECKING:
+    from fedsilo.control.answers import AuditStatus
     from fedsilo.views.columns import Column
 
 LimitOption = Annotated[int, typer.Option("--limit", min=1, max=500, help="Newest so many.")]
@@ -111,7 +112,7 @@ def columns_text(columns: Iterable[Column], rows: Iterable[Any]) -> str:
 
 
 def older(following: object) -> str:
-    """How to get the next page; nothing at the end."""
+    """Return how to get the next page; nothing at the end."""
     return f"\nolder ones: --before {following}" if following is not None else ""
 
 
@@ -135,11 +136,13 @@ def _add_decisions(app: typer.Typer, program: Program, query: Literal["outbox", 
         data = program.ask(config, query, asked)
 
         def text() -> str:
-            from fedsilo.views.messages import columns_of, message_row
+            from fedsilo.control.answers import MessagePage, read
+            from fedsilo.views.messages import columns_of
 
+            page = read(MessagePage, data)
             columns = columns_of(query, at_coordinator=program.name == "coordinator", wide=True)
-            head = f"{data['total']} messages, {data['held']} held, {data['denied']} denied"
-            return f"{head}\n{columns_text(columns, map(message_row, data['messages']))}{older(data['next'])}"
+            head = f"{page.total} messages, {page.held} held, {page.denied} denied"
+            return f"{head}\n{columns_text(columns, page.messages)}{older(page.next)}"
 
         emit(f"{program.name} {query} list", data, json_output=json_output, text=text)
 
@@ -148,11 +151,12 @@ def _add_decisions(app: typer.Typer, program: Program, query: Literal["outbox", 
         data = program.ask(config, query, {"seq": seq})
 
         def text() -> str:
+            from fedsilo.control.answers import DecisionInFull, read
             from fedsilo.views.lines import to_text
             from fedsilo.views.messages import detail_lines
 
-            twin = f"{program.name} {query} show {seq} --json"
-            return to_text(detail_lines(query, data, twin, TEXT_CELLS, party=program.name))
+            twin, answer = f"{program.name} {query} show {seq} --json", read(DecisionInFull, data)
+            return to_text(detail_lines(query, answer, twin, TEXT_CELLS, party=program.name))
 
         emit(f"{program.name} {query} show", data, json_output=json_output, text=text)
 
@@ -180,10 +184,12 @@ def _add_sent(app: typer.Typer, program: Program) -> None:
         data = program.ask(config, "outbox", {"limit": limit, "control": control, "waiting": waiting, **chosen})
 
         def text() -> str:
-            from fedsilo.views.messages import SENT_COLUMNS, message_row
+            from fedsilo.control.answers import MessagePage, read
+            from fedsilo.views.messages import SENT_COLUMNS
 
-            head = f"{data['sent']} messages sent, {data['waiting']} wait"
-            return f"{head}\n{columns_text(SENT_COLUMNS, map(message_row, data['messages']))}{older(data['next'])}"
+            page = read(MessagePage, data)
+            head = f"{page.sent} messages sent, {page.waiting} wait"
+            return f"{head}\n{columns_text(SENT_COLUMNS, page.messages)}{older(page.next)}"
 
         emit("coordinator outbox list", data, json_output=json_output, text=text)
 
@@ -196,10 +202,12 @@ def _add_sent(app: typer.Typer, program: Program) -> None:
         data = program.ask(config, "outbox", {"seq": seq})
 
         def text() -> str:
+            from fedsilo.control.answers import SentInFull, read
             from fedsilo.views.lines import to_text
             from fedsilo.views.messages import sent_lines
 
-            return to_text(sent_lines({}, data, f"coordinator outbox show {seq} --json", TEXT_CELLS))
+            answer, twin = read(SentInFull, data), f"coordinator outbox show {seq} --json"
+            return to_text(sent_lines(answer.message, answer, twin, TEXT_CELLS))
 
         emit("coordinator outbox show", data, json_output=json_output, text=text)
 
@@ -228,9 +236,9 @@ def _add_audit(app: typer.Typer, program: Program) -> None:
         data = program.ask(config, "audit", asked | {"control": False} if no_control else asked)
 
         def shown() -> str:
-            from fedsilo.views.audit import COLUMNS
+            from fedsilo.views.audit import COLUMNS, record_rows
 
-            return f"{data['size']} records\n{columns_text(COLUMNS, data['records'])}{older(data['next'])}"
+            return f"{data['size']} records\n{columns_text(COLUMNS, record_rows(data))}{older(data['next'])}"
 
         emit(f"{name} audit list", data, json_output=json_output, text=shown)
 
@@ -242,8 +250,8 @@ def _add_audit(app: typer.Typer, program: Program) -> None:
 
     @program.command(audit, "audit status", config=option)
     def status(config: Path = program.config, json_output: JsonOption = False) -> None:
-        """How far the log was verified by the daemon itself, and what the other side knows of it. Exit status 7 where
-        it found a break."""
+        """Show how far the daemon itself has verified the log, and what the other side knows of it. Exit status 7 where
+        it has a break."""
         _emit_status(f"{name} audit status", program.ask(config, "audit.status"), json_output)
 
     @program.command(audit, "audit verify", config=option)
@@ -257,7 +265,7 @@ def _add_audit(app: typer.Typer, program: Program) -> None:
 
 
 def _record(ask: Ask, program: str, seq: int) -> dict[str, Any]:
-    """One audit record. Raises NotFoundError; UsageError: a number that no record can have."""
+    """Return one audit record. Raises NotFoundError; UsageError: a number that no record can have."""
     from fedsilo.audit.record import COUNT_MAX
     from fedsilo.protocol.errors import NotFoundError, UsageError
 
@@ -283,6 +291,7 @@ def _verify(ask: Ask, command: str, *, wait: bool, json_output: bool) -> None:
         UnreachableError: it had not ended by then; it goes on in the daemon.
         typer.Exit: 7, it found a break.
     """
+    from fedsilo.control.answers import AuditStatus, read
     from fedsilo.control.client import timeout_chosen
     from fedsilo.protocol.errors import UnreachableError
 
@@ -295,39 +304,41 @@ def _verify(ask: Ask, command: str, *, wait: bool, json_output: bool) -> None:
     if not data["verifying"]:
         _emit_status(command, data, json_output)
         return
+    status = read(AuditStatus, data)
     why = f"within {seconds:g} s" if wait and seconds is not None else "yet"
     error = UnreachableError(
-        f"the verification has not ended {why}: {data['looked_at']} of {data['of']} records",
+        f"the verification has not ended {why}: {status.looked_at} of {status.of} records",
         hint=f"it goes on in the daemon: {command.partition(' ')[0]} audit status",
         code="NOT_VERIFIED_YET",
     )
-    emit(command, dict(data), json_output=json_output, text=lambda: _status_text(data), error=error)
+    emit(command, data, json_output=json_output, text=lambda: _status_text(status), error=error)
 
 
-def _emit_status(command: str, data: Mapping[str, Any], json_output: bool) -> None:
-    """How the log stands; a break is a failure."""
+def _emit_status(command: str, data: Any, json_output: bool) -> None:
+    """Print the state of the log; a break is a failure."""
+    from fedsilo.control.answers import AuditStatus, read
     from fedsilo.protocol.errors import VerificationError
 
-    broken, error = data["broken"], None
-    if broken is not None:
+    status, error = read(AuditStatus, data), None
+    if status.broken is not None:
         error = VerificationError(
-            f"the audit log is broken at record {broken['seq']}: {broken['why']}",
+            f"the audit log is broken at record {status.broken.seq}: {status.broken.why}",
             hint="keep the folder as it is, and verify it with the other parties' logs: fedsilo audit verify LOG...",
         )
-    emit(command, dict(data), json_output=json_output, text=lambda: _status_text(data), error=error)
+    emit(command, data, json_output=json_output, text=lambda: _status_text(status), error=error)
 
 
-def _status_text(data: Mapping[str, Any]) -> str:
-    checkpoint, verified = data["checkpoint"], "never verified by this daemon"
-    if data["verified_to"] is not None:
-        verified = f"verified to {data['verified_to']} at {data['verified_at']}"
-    if data["verifying"]:
-        verified += f", verifying: {data['looked_at']} of {data['of']}"
-    signers = ", ".join(checkpoint["cosigned_by"]) or "nobody else"
-    words = data.get("witnesses", {"coordinator": data.get("coordinator", "")})
+def _status_text(status: AuditStatus) -> str:
+    checkpoint, verified = status.checkpoint, "never verified by this daemon"
+    if status.verified_to is not None:
+        verified = f"verified to {status.verified_to} at {status.verified_at}"
+    if status.verifying:
+        verified += f", verifying: {status.looked_at} of {status.of}"
+    signers = ", ".join(checkpoint.cosigned_by) or "nobody else"
+    words = status.witnesses if "coordinator" in status.absent else {"coordinator": status.coordinator}
     lines = [
-        f"{data['size']} records, {verified}",
-        f"signed checkpoint {checkpoint['size']} of {checkpoint['time'] or '-'}, countersigned by {signers}",
+        f"{status.size} records, {verified}",
+        f"signed checkpoint {checkpoint.size} of {checkpoint.time or '-'}, countersigned by {signers}",
         *(f"{name}: {word}" for name, word in words.items()),
     ]
     return "\n".join(lines)

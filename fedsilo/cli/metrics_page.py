@@ -1,5 +1,5 @@
-"""What a daemon says of itself as Prometheus metrics, and the page that Prometheus scrapes, read from the daemon's
-control socket at each request.
+"""A daemon's state as Prometheus metrics, and the page that Prometheus scrapes, read from the daemon's control socket
+at each request.
 
 Counts, bytes, states and times: what any reader of the control socket sees. A silo's own figures of training (reward,
 KL, entropy, ...) come only where they are asked for, since they tell something of its private prompts. Labels
@@ -42,7 +42,7 @@ State = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Answers:
-    """What was read of one daemon at one moment.
+    """The answers of one daemon at one moment.
 
     Attributes:
         state: its snapshot's state; empty: it does not answer.
@@ -203,7 +203,7 @@ REQUEST_SECONDS_MAX = 5.0  # for a client to send its request
 
 
 class Reading(Collector):
-    """One reading of a daemon, made at once.
+    """Reads a daemon once, when it is made.
 
     Raises:
         UnreachableError: it does not answer. ConflictError: another answers than was named.
@@ -305,4 +305,4 @@ class _Handler(WSGIRequestHandler):
     timeout = REQUEST_SECONDS_MAX
 
     def log_message(self, format: str, *arguments: Any) -> None:
-        """Whoever reaches the port would decide how long the log grows."""
+        """Log nothing: whoever reaches the port would decide how long the log grows."""

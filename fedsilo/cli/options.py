@@ -43,12 +43,12 @@ LearningRateOption = Annotated[
 
 
 def given(**limits: float | None) -> dict[str, float]:
-    """Those that somebody said."""
+    """Return the options that were given."""
     return {name: value for name, value in limits.items() if value is not None}
 
 
 def size_text(size: Mapping[str, float]) -> str:
-    """One line for people."""
+    """Return a model's size as one line for people."""
     return (
         f"limits hold runs of up to {size['rounds']} rounds of {size['local_steps']} steps, {size['prompts_per_step']} "
         f"prompts x {size['samples_per_prompt']} answers of {size['max_new_tokens']} tokens, learning rate "

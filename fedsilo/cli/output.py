@@ -1,4 +1,4 @@
-"""How every command answers: one JSON envelope or plain text on stdout, one line of cause and one of hint on stderr.
+"""The answer of every command: one JSON envelope or plain text on stdout, one line of cause and one of hint on stderr.
 
     {"schema": "fedsilo.cli/1", "command": ..., "ok": ..., "data": ..., "warnings": [...],
      "error": null | {"code", "message", "hint", "retryable"}}
@@ -99,7 +99,7 @@ def open_all() -> None:
 
 
 def takes_signs() -> bool:
-    """Whether every character can be written to the terminal as itself; where not, screens are drawn in ASCII."""
+    """Return True if every character can be written to the terminal; otherwise screens are drawn in ASCII."""
     try:
         return codecs.lookup(sys.stdout.encoding or "ascii").name.startswith("utf")
     except LookupError:
@@ -132,7 +132,7 @@ def write_err(text: str) -> None:
 
 
 def output_lost(error: OSError) -> OutputLostError | None:
-    """Whether an error comes from printing by a library, as of help and versions; None: it is of something else."""
+    """Return the error if printing by a library caused it, as of help and versions; None: it has another cause."""
     import traceback
 
     frames = list(traceback.walk_tb(error.__traceback__))
@@ -219,7 +219,7 @@ quiet: ContextVar[bool] = ContextVar("quiet", default=False)
 
 @dataclass(frozen=True)
 class Common:
-    """What was chosen of them for one call."""
+    """The common options of one call."""
 
     quiet: bool = False
     dry_run: bool = False
@@ -245,7 +245,7 @@ class Common:
 
 
 def no_color(wanted: bool) -> None:
-    """For this process and those that it starts; whatever draws reads the variable."""
+    """Turn colour off for this process and those that it starts; whatever draws reads the variable."""
     if wanted:
         os.environ[NO_COLOR] = "1"
 
@@ -595,7 +595,7 @@ def ended_by(*, json_output: bool) -> Iterator[None]:
 
 
 def _of_file(error: OSError) -> FedSiloError:
-    """What a person is told of an error that nobody translated: a file of another type is a wrong argument."""
+    """Translate an error that nothing has translated: a file of another type is a wrong argument."""
     where = f"{error.filename}: " if error.filename else ""
     if isinstance(error, IsADirectoryError):
         return UsageError(f"{where}this is a folder, where a file is needed", hint="name a file in it")

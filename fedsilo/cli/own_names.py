@@ -1,4 +1,4 @@
-"""Whether the top-level names that we import are ours alone.
+"""Checks that the top-level names that we import are ours alone.
 
 `silo`, `console` or `certs` are words that another distribution, or a folder beside which a command is started, may
 bear too; Python would then load a mixture without a word. So every command looks first for the signs of it (a few

@@ -543,7 +543,7 @@ def check(file: _FileArgument, charter: _CharterOption = None, json_output: Json
 
 
 def _split_notice(policy: Any) -> list[str]:
-    """What too few peers that must sign leave open (T20)."""
+    """Return what too few peers that must sign leave open (T20)."""
     least, peers = policy.file.federation.min_peers, len(policy.file.federation.peers)
     if 2 * least > peers:
         return []
@@ -583,8 +583,7 @@ def show(
 @guarded("policy hash")
 def hash_(file: _FileArgument, charter: _CharterOption = None, json_output: JsonOption = False) -> None:
     """Print a policy's identity: the hash of its meaning, not of its comments. A silo that joined under a charter
-    judges by what both allow, and its records name that: give the charter for it.
-    """
+    judges by what both allow, and its records name that: give the charter for it."""
     from fedsilo.files.site_policy import read_effective
 
     digest = read_effective(existing_policy(file), charter and existing(charter)).digest

@@ -114,7 +114,7 @@ def _site(policy: Policy, folder: Path) -> Site:
 def _wrong(
     outcomes: list[Outcome], covered: Coverage | None, fail_under: float, tried: list[Tried] | None
 ) -> list[str]:
-    """What makes the command fail, in words."""
+    """Return what makes the command fail, in words."""
     failed = sum(not outcome.passed for outcome in outcomes)
     survivors = sum(not each.noticed_by for each in tried or ())
     return [

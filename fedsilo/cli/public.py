@@ -125,7 +125,7 @@ def _rows(file: Path) -> Iterator[_Row]:
 
 
 def _of_characters(row: _Row) -> Iterator[Finding]:
-    """What one row says by itself."""
+    """Yield the findings about one row by itself."""
     counts = {
         "malformed": int(row.prompt is None),
         "instruction": sum(bool(pattern.search(text)) for text in row.texts for pattern in _INSTRUCTIONS),
@@ -154,7 +154,7 @@ def _duplicates(rows: Sequence[_Row]) -> Iterator[Finding]:
 
 
 def _material(private: Sequence[Path], canaries: Sequence[str], n: int) -> Material:
-    """What the screens compare with. The index lives for this one command, under a key of its own."""
+    """Return what the screens compare with. The index exists for this one command, under a key of its own."""
 
     from fedsilo.files.task_files import read_tasks
     from policies.screens import Material

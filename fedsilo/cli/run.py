@@ -7,14 +7,12 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+from fedsilo.cli.daemons import COORDINATOR_YAML, RequestOption, coordinator_client, coordinator_command
 from fedsilo.cli.output import JsonOption, emit, existing, facts_text, guarded, recorded, table
-
-if TYPE_CHECKING:
-    from fedsilo.control.client import ControlClient
 
 app = typer.Typer(no_args_is_help=True, help="Submit, watch and steer runs of the federation.")
 
@@ -25,9 +23,7 @@ ConfigOption = Annotated[Path, typer.Option("--config", help="coordinator.yaml, 
 AsOption = Annotated[
     str, typer.Option("--as", envvar="FEDSILO_OPERATOR", help="Who signs: a person, or the path of a certificate.")
 ]
-RequestOption = Annotated[str, typer.Option("--request-id", help="Give it again to repeat the same request.")]
 RunArgument = Annotated[str, typer.Argument(help="Name of the run.")]
-_CONFIG = Path("coordinator.yaml")
 ENDED = ("finished", "failed", "aborted")
 _DIRECTIONS = {"in": "from the silo", "out": "to the silo"}
 
@@ -60,7 +56,7 @@ def init(
 def submit(
     file: Annotated[Path, typer.Argument(help="run.yaml.")],
     person: AsOption,
-    config: ConfigOption = _CONFIG,
+    config: ConfigOption = COORDINATOR_YAML,
     socket: SocketOption = None,
     request_id: RequestOption = "",
     json_output: JsonOption = False,
@@ -72,7 +68,7 @@ def submit(
     arguments = {"text": read_document(file), "source": str(file)[:128]}
     if is_active():
         _check_request(arguments["text"], arguments["source"], config)
-    result = _execute("run.submit", arguments, person, config, socket, request_id)
+    result = coordinator_command(config, person, "run.submit", arguments, request_id, socket)
     emit(
         "run submit",
         result,
@@ -106,9 +102,11 @@ def _check_request(text: str, source: str, config: Path) -> None:
 
 @app.command("list")
 @guarded("run list")
-def list_runs(config: ConfigOption = _CONFIG, socket: SocketOption = None, json_output: JsonOption = False) -> None:
-    """All runs, oldest first."""
-    with _client(config, socket) as client:
+def list_runs(
+    config: ConfigOption = COORDINATOR_YAML, socket: SocketOption = None, json_output: JsonOption = False
+) -> None:
+    """List all runs, oldest first."""
+    with coordinator_client(config, socket) as client:
         runs = client.query("runs")
     rows = [
         (run["run"], run["state"], f"{run['round']}/{run['rounds']}", run["committed"], run["method"], _reason(run))
@@ -127,22 +125,23 @@ def list_runs(config: ConfigOption = _CONFIG, socket: SocketOption = None, json_
 def show(
     run: RunArgument,
     number: Annotated[int | None, typer.Option("--round", help="Only this round.")] = None,
-    config: ConfigOption = _CONFIG,
+    config: ConfigOption = COORDINATOR_YAML,
     socket: SocketOption = None,
     json_output: JsonOption = False,
 ) -> None:
-    """One run: plan, rounds, pass@1, bytes; of one round, also each silo's phases, who is awaited, and digests."""
+    """Show one run: plan, rounds, pass@1, bytes; of one round, also each silo's phases, who is awaited, and digests."""
+    from fedsilo.cli.curves import round_text
     from fedsilo.protocol.errors import NotFoundError
 
-    with _client(config, socket) as client:
+    with coordinator_client(config, socket) as client:
         record = client.query("run", {"run": run})
         found = [row for row in record["rounds"] if row["round"] == number]
-        told = client.query("round", {"run": run, "round": number}) if found else {}
+        progress = client.query("round", {"run": run, "round": number}) if found else {}
     if number is not None:
         if not found:
             raise NotFoundError(f"run {run} has no round {number}")
-        data = found[0] | {"progress": told}
-        emit("run show", data, json_output=json_output, text=lambda: _round_text(found, told))
+        data = found[0] | {"progress": progress}
+        emit("run show", data, json_output=json_output, text=lambda: f"{_rounds_text(found)}\n{round_text(progress)}")
         return
     emit("run show", record, json_output=json_output, text=lambda: _record_text(record))
 
@@ -151,7 +150,7 @@ def show(
 @guarded("run watch")
 def watch(
     run: RunArgument,
-    config: ConfigOption = _CONFIG,
+    config: ConfigOption = COORDINATOR_YAML,
     socket: SocketOption = None,
     since: Annotated[
         int, typer.Option("--since", min=0, metavar="SEQUENCE", help="Go on after this event of an earlier watch.")
@@ -167,8 +166,10 @@ def watch(
     from fedsilo.cli.watch import EVENTS_MISSED, gap_text, gaps_told, up_to
     from fedsilo.protocol.errors import OperationError, UnreachableError
 
-    place = _Place(run, since, f" --socket {socket}" if socket else "" if config == _CONFIG else f" --config {config}")
-    with _client(config, socket) as client:
+    place = _Place(
+        run, since, f" --socket {socket}" if socket else "" if config == COORDINATOR_YAML else f" --config {config}"
+    )
+    with coordinator_client(config, socket) as client:
         state, told = client.query("run", {"run": run})["state"], False
         over = state in ENDED
         with place.named_where_it_breaks_off():
@@ -211,7 +212,7 @@ def watch(
 
 @dataclass
 class _Place:
-    """Which event of a run was told last."""
+    """The last printed event of a run."""
 
     run: str
     last: int
@@ -241,12 +242,12 @@ def _steer(verb: str) -> None:
     def command(
         run: RunArgument,
         person: AsOption,
-        config: ConfigOption = _CONFIG,
+        config: ConfigOption = COORDINATOR_YAML,
         socket: SocketOption = None,
         request_id: RequestOption = "",
         json_output: JsonOption = False,
     ) -> None:
-        result = _execute(f"run.{verb}", {"run": run}, person, config, socket, request_id)
+        result = coordinator_command(config, person, f"run.{verb}", {"run": run}, request_id, socket)
         state = result.get("state", "started")
         emit(f"run {verb}", result, json_output=json_output, text=f"run {run}: {state}{recorded(result)}")
 
@@ -271,7 +272,7 @@ def abort(
     number: Annotated[
         int | None, typer.Option("--round", min=0, help="Only while this is its newest round; 0 before the first.")
     ] = None,
-    config: ConfigOption = _CONFIG,
+    config: ConfigOption = COORDINATOR_YAML,
     socket: SocketOption = None,
     request_id: RequestOption = "",
     json_output: JsonOption = False,
@@ -286,7 +287,7 @@ def abort(
     if confirm != run:
         raise UsageError(f"{confirm[:64]!r} is not {run[:64]!r}", hint="nothing was aborted; give the run's name twice")
     arguments = {"run": run} if number is None else {"run": run, "round": number}
-    result = _execute("run.abort", arguments, person, config, socket, request_id)
+    result = coordinator_command(config, person, "run.abort", arguments, request_id, socket)
     emit("run abort", result, json_output=json_output, text=f"run {run}: {result['state']}{recorded(result)}")
 
 
@@ -295,7 +296,7 @@ def abort(
 def export(
     run: RunArgument,
     out: Annotated[Path, typer.Argument(help="Folder to write: run_record.json, adapter/ and tensorboard/.")],
-    config: ConfigOption = _CONFIG,
+    config: ConfigOption = COORDINATOR_YAML,
     socket: SocketOption = None,
     json_output: JsonOption = False,
 ) -> None:
@@ -310,7 +311,7 @@ def export(
     from fedsilo.protocol.errors import ConflictError, UnreachableError
 
     try:
-        with _client(config, socket) as client:
+        with coordinator_client(config, socket) as client:
             record = client.query("run", {"run": run})
             curves = client.query("curves", {"run": run})
     except UnreachableError as error:
@@ -326,8 +327,9 @@ def export(
         shutil.copytree(record["folder"], out, dirs_exist_ok=True)
         if find_spec("tensorboard") is not None:
             from fedsilo.cli.curves import write_events
+            from fedsilo.control.answers import Curves, read
 
-            write_events(out / "tensorboard", curves)
+            write_events(out / "tensorboard", read(Curves, curves))
     adapter = out / "adapter"
     data = {"run": run, "folder": str(out), "adapter": str(adapter) if adapter.exists() else ""}
     emit("run export", data, json_output=json_output, text=f"wrote {out}")
@@ -401,7 +403,7 @@ def verify(
 
 
 def _adapter_beside(file: Path, record: dict[str, Any]) -> tuple[str, list[str]]:
-    """What the folder beside a record is, in words, and what is wrong with it."""
+    """Return the folder beside a record in words, and what is wrong with it."""
     from fedsilo.files.adapter_folder import adapter_sha256, further_files
     from fedsilo.protocol.errors import FedSiloError
 
@@ -420,16 +422,6 @@ def _adapter_beside(file: Path, record: dict[str, Any]) -> tuple[str, list[str]]
     return f"the one of the record, {recorded[:12]}{'; not looked at: ' if further else ''}{', '.join(further)}", []
 
 
-def _client(config: Path, socket: Path | None) -> ControlClient:
-    from fedsilo.control.client import ControlClient
-
-    if socket is None:
-        from coordinator.config import load_config
-
-        socket = load_config(config).control.socket
-    return ControlClient(socket)
-
-
 def _ended_run(config: Path, run: str) -> Path | None:
     """The folder of a run that has ended, where no coordinator runs that could be asked."""
     from coordinator.config import load_config
@@ -439,27 +431,6 @@ def _ended_run(config: Path, run: str) -> Path | None:
     folder = state_dir / "runs" / run
     is_one = folder.parent == state_dir / "runs" and (folder / "run_record.json").is_file()
     return folder if is_one and not holder_of(state_dir / "lock") else None
-
-
-def _execute(
-    name: str, arguments: dict[str, Any], person: str, config: Path, socket: Path | None, request_id: str = ""
-) -> Any:
-    """Sign a command as a person of the coordinator's site and carry it out."""
-    from coordinator.config import load_config
-    from fedsilo.control.client import Operator, sign_as
-
-    federation = ""
-    if person.endswith(".crt"):
-        certificate = Path(person)
-    else:
-        read = load_config(config)
-        certificate, federation = read.identity.site_ca.parent / f"{person}.crt", read.federation
-    with _client(config, socket) as client:
-        state = client.snapshot().state
-        operator = Operator(
-            state["site"], certificate, certificate.with_suffix(".key"), federation or state["federation"]
-        )
-        return client.execute(sign_as(operator, name, arguments, request_id=request_id))
 
 
 def _reason(run: dict[str, Any]) -> str:
@@ -490,12 +461,6 @@ def _record_text(record: dict[str, Any]) -> str:
     if record["folder"]:
         lines.append(f"folder {record['folder']}")
     return "\n".join(lines)
-
-
-def _round_text(found: list[dict[str, Any]], told: dict[str, Any]) -> str:
-    from fedsilo.cli.curves import round_text
-
-    return f"{_rounds_text(found)}\n{round_text(told)}"
 
 
 def _rounds_text(rounds: list[dict[str, Any]]) -> str:

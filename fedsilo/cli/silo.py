@@ -65,6 +65,7 @@ from fedsilo.protocol.errors import NotFoundError, UsageError
 from fedsilo.protocol.text import harmless
 
 if TYPE_CHECKING:
+    from fedsilo.control.answers import FreeForm, Metric, SiloStatus
     from silo.config import SiloConfig
     from silo.guard.checks import Preview
 
@@ -214,7 +215,7 @@ _DIFFERENCES = {
 # Without it typer would make the one command of this report the report itself.
 @report_app.callback()
 def report() -> None:
-    """What a run was worth to this site; shown here and never sent."""
+    """Show what a run was worth to this site; the result is never sent."""
 
 
 @report_app.command()
@@ -245,7 +246,7 @@ def case_mix(
     ] = 32,
     json_output: JsonOption = False,
 ) -> None:
-    """What the first update of a run shows of this site's case mix, to whoever reads it alone (N7)."""
+    """Show what the first update of a run reveals of this site's case mix to whoever reads it alone (N7)."""
     from silo.config import load_config
     from silo.report.case_mix import report_case_mix
 
@@ -332,57 +333,48 @@ def _ends(ends: list[float] | None, *, signed: bool = False) -> str:
 # ---- what `silo status` prints ---------------------------------------------------------------------------------------
 
 
-def _audit_text(audit: Mapping[str, Any]) -> str:
-    broken = audit.get("broken")
-    return f"{audit.get('size', 0)} records" + (
-        f", BROKEN at record {broken['seq']}: {broken['why']}" if broken else ""
-    )
-
-
-def status_text(state: Mapping[str, Any], *, reached_by: str = "") -> str:
+def status_text(state: FreeForm, *, reached_by: str = "") -> str:
     """A silo's state as a table.
 
     Args:
         state: as its daemon shows it.
         reached_by: what stands behind a further command so that it reaches this silo.
     """
-    if "held" not in state:  # it answers before it has a state
+    from fedsilo.control.answers import SiloStatus, read
+    from fedsilo.views.state import broken_text
+
+    silo = read(SiloStatus, state)
+    if "held" in silo.absent:  # it answers before it has a state
         return table(("what", "now"), [("state", "starting: not all of it stands yet")])
-    trainer, policy, link = state.get("trainer", {}), state.get("policy", {}), state.get("coordinator", {})
+    link, broken = silo.coordinator, broken_text(silo.audit)
+    made_of = silo.policy.made_of if len(silo.policy.made_of) > 1 else ()
     rows = [
-        ("silo", f"{state.get('silo')} ({state.get('role')}) of {state.get('federation')}"),
-        ("state", _phase_text(state)),
-        ("run", _run_text(state)),
-        ("trainer", _trainer_text(trainer)),
-        ("private", private_text(trainer.get("ready", {}))),
-        ("policy", f"{policy.get('name')} {str(policy.get('digest'))[:12]}, DP off"),
-        *(
-            ("made of", f"{part['file']} {part['digest'][:12]}")
-            for part in (policy.get("made_of", ()) if len(policy.get("made_of", ())) > 1 else ())
-        ),
-        *_clock_rows(state.get("clock") or {}),
-        ("coordinator", f"{link.get('address')} {link.get('link')} {link.get('fault', '')}"),
-        ("audit", _audit_text(state.get("audit", {}))),
+        ("silo", f"{silo.silo} ({silo.role}) of {silo.federation}"),
+        ("state", _phase_text(silo)),
+        ("run", _run_text(silo)),
+        ("trainer", _trainer_text(silo.trainer)),
+        ("private", private_text(silo.trainer.get("ready", {}))),
+        ("policy", f"{silo.policy.name} {silo.policy.digest[:12]}, DP off"),
+        *(("made of", f"{part['file']} {part['digest'][:12]}") for part in made_of),
+        *_clock_rows(silo.clock),
+        ("coordinator", f"{link.address} {link.link} {link.fault}"),
+        ("audit", f"{silo.audit.size} records{f', BROKEN at {broken}' if broken else ''}"),
+        *_figure_rows(silo.metrics),
     ]
-    rows += _figure_rows(state.get("metrics", {}))
+    rows += [("left", f"{row.messages} {row.kind}, {row.bytes} bytes since it was started") for row in silo.left]
     rows += [
-        ("left", f"{row['messages']} {row['kind']}, {row['bytes']} bytes since it was started")
-        for row in state.get("left", ())
+        ("HELD", f"{held.id} {held.leaves.bytes} bytes: silo approvals show {held.id}{reached_by}")
+        for held in silo.held
     ]
-    rows += [
-        ("HELD", f"{row['id']} {row['leaves']['bytes']} bytes: silo approvals show {row['id']}{reached_by}")
-        for row in state["held"]
-    ]
-    if state.get("adapter_held"):
-        rows.append(("HELD", f"adapter {state['adapter_held'][:12]}: silo adapters list{reached_by}"))
+    if silo.adapter_held:
+        rows.append(("HELD", f"adapter {silo.adapter_held[:12]}: silo adapters list{reached_by}"))
     return table(("what", "now"), rows)
 
 
-def _clock_rows(clock: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _clock_rows(clock: FreeForm) -> list[tuple[str, str]]:
     """Nothing while this machine's clock and the coordinator's agree."""
-    halt = clock.get("halt")
     rows = [("CLOCK", f"{clock['told']}: compare both machines' clocks")] if clock.get("told") else []
-    if halt:
+    if clock.get("halt"):
         rows.append(
             ("CLOCK", "nothing goes on until an approver accepts it: silo resume --accept-clock --operator NAME")
         )
@@ -392,41 +384,37 @@ def _clock_rows(clock: Mapping[str, Any]) -> list[tuple[str, str]]:
 _BY_SILO = ("left", "declined")
 
 
-def _run_text(state: Mapping[str, Any]) -> str:
-    if not state.get("run"):
-        run, became = (state.get("last_run") or {}).get("run"), (state.get("last_run") or {}).get("state")
-        if became == "running":
-            return f"{run} is not taken up: this silo starts, or is halted"
-        return (
-            f"none is open; the last: {run}, {became}{' by this silo' if became in _BY_SILO else ''}"
-            if run
-            else "none is open"
-        )
-    at = f"{state['run']} round {state.get('round')} of {state.get('rounds')} step {state.get('step')}"
-    return f"{at}, paused by the coordinator" if state.get("run_paused") else at
+def _run_text(silo: SiloStatus) -> str:
+    last, became = silo.last_run.run, silo.last_run.state
+    if silo.run:
+        at = f"{silo.run} round {silo.round} of {silo.rounds} step {silo.step}"
+        return f"{at}, paused by the coordinator" if silo.run_paused else at
+    if became == "running":
+        return f"{last} is not taken up: this silo starts, or is halted"
+    by = " by this silo" if became in _BY_SILO else ""
+    return f"none is open; the last: {last}, {became}{by}" if last else "none is open"
 
 
-def _phase_text(state: Mapping[str, Any]) -> str:
-    if state.get("halted"):
-        return f"{state.get('phase')}: {state['halted']}"
-    if state.get("waits"):
-        return f"WAITS: {state['waits']}"
+def _phase_text(silo: SiloStatus) -> str:
+    if silo.halted:
+        return f"{silo.phase}: {silo.halted}"
+    if silo.waits:
+        return f"WAITS: {silo.waits}"
     # while a release is held, or a task is finished, the phase is that
-    paused = state.get("paused") and state.get("phase") != "paused"
-    return f"{state.get('phase')}{', paused: no further step is begun' if paused else ''}"
+    paused = silo.paused and silo.phase != "paused"
+    return f"{silo.phase}{', paused: no further step is begun' if paused else ''}"
 
 
-def _figure_rows(metrics: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _figure_rows(metrics: Mapping[str, Metric]) -> list[tuple[str, str]]:
     """A line for each figure of the trainer's newest task of each sort, with that task, since tasks differ. None of it
     leaves by being shown."""
     from fedsilo.control.figures import FIGURES
 
     rows = []
     for name, item in metrics.items():
-        step = f" step {item['step']}" if item.get("step") else ""
+        step = f" step {item.step}" if item.step else ""
         words = f"{name}, {FIGURES[name].meaning}" if name in FIGURES else name.replace("_", " ")
-        told = f"{item['task']} of round {item['round']}{step}: {words}: {_number_text(item['value'])}"
-        rows.append(("figure", told))
+        rows.append(("figure", f"{item.task} of round {item.round}{step}: {words}: {_number_text(item.value)}"))
     return rows
 
 
@@ -437,7 +425,7 @@ def _number_text(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def _trainer_text(trainer: Mapping[str, Any]) -> str:
+def _trainer_text(trainer: FreeForm) -> str:
     if "waiting_for" in trainer:
         return f"not there yet: waiting for it to dial {trainer['waiting_for']}"
     level, probes = trainer.get("isolation", "-"), trainer.get("probes", {})
@@ -457,8 +445,8 @@ def isolation_text(levels: Mapping[str, Any]) -> str:
     return ", ".join(f"{silo} {' then '.join(names)}" for silo, names in levels.items()) or "not told"
 
 
-def private_text(ready: Mapping[str, Any]) -> str:
-    """How many private rows are used and what was left out, from what the trainer said when it was ready."""
+def private_text(ready: FreeForm) -> str:
+    """Return how many private rows are used and what was left out, as the trainer said when it was ready."""
     dropped = ready.get("dropped") or {}
     reasons = ", ".join(f"{count} {reason}" for reason, count in dropped.items())
     left_out = f", {sum(dropped.values())} lines left out ({reasons}): `silo check` lists them" if dropped else ""
@@ -799,7 +787,7 @@ def status(
     context: ContextOption = "",
     json_output: JsonOption = False,
 ) -> None:
-    """What the silo does now, what waits for persons, what left."""
+    """Show what the silo does now, what waits for people, and what left."""
 
     chosen = context_daemon("silo", context, config, here=SILO_YAML)
     with chosen.connect() if chosen is not None else client_of(load_site(config or SILO_YAML)) as client:

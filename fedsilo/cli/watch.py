@@ -34,12 +34,12 @@ EVENTS_MISSED, EVENTS_A_LIFE = "events.missed", 10**9  # as in fedsilo/control/s
 
 
 def gap_text(missed: int) -> str:
-    """For people: so many events are not in the list."""
+    """Return for people how many events are missing from the list."""
     return f"{'an unknown number of events is' if missed < 0 else f'{missed} events are'} missing here"
 
 
 def up_to(events: Iterable[Event], newest: int) -> Iterator[Event]:
-    """What there is already: the events to the one of that sequence, without waiting for another."""
+    """Yield the existing events up to the one of that sequence, without waiting for another."""
     for event in events:
         yield event
         if event.sequence >= newest:
@@ -183,7 +183,7 @@ class _Lines:
 
 
 def _how(state: dict[str, Any]) -> str:
-    """One sentence of the state, for people."""
+    """Return the state as one sentence for people."""
     from fedsilo.protocol.rounds import silo_is_dead, silo_is_here
 
     if state.get("party") == "coordinator":

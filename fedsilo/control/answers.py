@@ -1,8 +1,9 @@
-"""What a daemon answers to queries, as frozen values: which fields an answer has, of which type, and who may see them.
+"""The answers of a daemon to queries, as frozen values: the fields of each, their types, and who may see them.
 
 The daemon builds these and writes them with `to_json`, in the order of their fields; clients `read` them from that
 JSON. `read` trusts no shape in it: what is missing or of another type becomes an empty value, and what is missing is
-named in `absent`, for a share-safe recording leaves fields out. Texts stay as they came: `fedsilo.views.lines` makes
+named in `absent`, for a share-safe recording leaves fields out. A key that Python keeps for itself has a field with an
+underscore behind it, such as `for_`. Texts stay as they came: `fedsilo.views.lines` makes
 each harmless where it is drawn, and commands carry them back unchanged. A field stays at the site unless it is marked
 as released (console design 9). Pure.
 
@@ -18,7 +19,7 @@ import types
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeAlias, TypeVar
+from typing import Annotated, Any, ClassVar, TypeAlias, TypeVar
 
 Row = TypeVar("Row", bound="Answer")
 Value = TypeVar("Value")
@@ -44,15 +45,21 @@ class Only:
 FreeForm: TypeAlias = Mapping[str, Any]  # a JSON object whose keys are no matter of the answer that holds it
 
 
+@typing.dataclass_transform(frozen_default=True)
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """Base class of what is read from JSON.
+    """Base class of what is read from JSON; each subclass is a frozen dataclass.
 
     Attributes:
         absent: fields that the source does not hold, and that are not written.
+        first: fields that are written before the others, where a class has them in another order than its base.
     """
 
+    first: ClassVar[tuple[str, ...]] = ()
     absent: frozenset[str] = frozenset()
+
+    def __init_subclass__(cls) -> None:
+        dataclass(frozen=True)(cls)
 
 
 def read(row: type[Row], told: Any) -> Row:
@@ -61,8 +68,8 @@ def read(row: type[Row], told: Any) -> Row:
         return told
     found = told if isinstance(told, Mapping) else {}
     known = fields_of(row)
-    values = {name: _value(kind, found.get(name)) for name, (kind, _) in known.items()}
-    return row(**values, absent=frozenset(known.keys() - found.keys()))
+    values = {name: _value(kind, found.get(_key(name))) for name, (kind, _) in known.items()}
+    return row(**values, absent=frozenset(name for name in known if _key(name) not in found))
 
 
 def filled(row: type[Row], **values: Any) -> Row:
@@ -84,10 +91,14 @@ def to_json(value: Any, row: type[Answer] | None = None) -> Any:
     """
     if isinstance(value, Answer):
         known = fields_of(row or type(value))
-        return {name: to_json(getattr(value, name)) for name in known if name not in value.absent}
+        return {_key(name): to_json(getattr(value, name)) for name in known if name not in value.absent}
     if isinstance(value, Mapping):
         return {name: to_json(each) for name, each in value.items()}
     return [to_json(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+def _key(name: str) -> str:
+    return name.rstrip("_")
 
 
 _KNOWN: dict[type[Answer], Mapping[str, tuple[Any, tuple[Any, ...]]]] = {}  # hints are resolved once
@@ -98,6 +109,7 @@ def fields_of(row: type[Answer]) -> Mapping[str, tuple[Any, tuple[Any, ...]]]:
     if row not in _KNOWN:
         hints = typing.get_type_hints(row, include_extras=True)
         names = [field.name for field in dataclasses.fields(row) if field.name != "absent"]
+        names.sort(key=lambda name: row.first.index(name) if name in row.first else len(row.first))
         marked = {name: getattr(hints[name], "__metadata__", ()) for name in names}
         _KNOWN[row] = {n: (hints[n].__origin__ if marks else hints[n], marks) for n, marks in marked.items()}
     return _KNOWN[row]
@@ -134,32 +146,146 @@ def _accepted(kind: Any) -> Any:
     return Mapping if typing.get_origin(kind) is not None else int | float if kind is float else kind
 
 
-@dataclass(frozen=True)
 class MessageRow(Answer):
     """One decision on a message, or at a coordinator what went to one silo of one kind in one round."""
 
     seq: Released[Any]  # number of the audit record; of a count, run/round/kind/silo
     time: Released[str]
     run: Released[str]
-    kind: Released[str]
     round: Released[int]
     step: Released[int]
+    kind: Released[str]
     items: Released[int | None]  # tensors or answers in it
     bytes: Released[float]
     verdict: Released[str]
-    outcome: Released[str]  # what became of it: sent, acked, indeterminate, how a hold ended, or nothing yet
-    peer: Released[str]
     rule: str  # the first of the rules that decided
     reasons: tuple[str, ...]
     rules: tuple[str, ...]
     digest: str
     digest_keyed: bool  # the digest is keyed with the site's key
+    peer: Released[str]
+    outcome: Released[str]  # what became of it: sent, acked, indeterminate, how a hold ended, or nothing yet
     milliseconds: Any
     messages: Released[int]  # how many a count is over
     waiting: int  # of a count, how many wait for the silo
 
 
-@dataclass(frozen=True)
+class SentRow(MessageRow):
+    """What went to one silo of one kind in one round."""
+
+    first = ("seq", "run", "round", "kind", "peer", "messages", "bytes", "waiting", "outcome")
+
+
+class MessagePage(Answer):
+    """Rows of an outbox or inbox, newest first. The counts are of the whole log, whatever was asked for."""
+
+    messages: Annotated[tuple[MessageRow, ...], RELEASED, Only("outcome", frozenset({"sent", "acked"}))]
+    total: int
+    held: int  # of decisions, that people are asked about still
+    denied: int
+    sent: int  # of counts, the messages of all
+    waiting: int
+    next: Released[Any]  # where the next page begins; None at the end
+
+
+class DecisionInFull(Answer):
+    """One decision."""
+
+    message: FreeForm  # its audit record, with the verdict of every rule
+    outcome: str
+    milliseconds: int | None  # from the decision to the sending; None where that is not known
+    would_pass: tuple[str, ...]  # for each rule that denied or held it, and what the policy of now would do
+
+
+class WaitingItem(Answer):
+    """One message that a silo has not acknowledged."""
+
+    step: int
+    bytes: int
+    sha256: str
+    delivered: bool  # the silo has it, so only its acknowledgement is to come
+
+
+class SentInFull(Answer):
+    """What went to one silo of one kind in one round, and the oldest of what waits."""
+
+    message: MessageRow
+    waiting: tuple[WaitingItem, ...]
+
+
+class RecordPage(Answer):
+    """Audit records, newest first. size: of the log."""
+
+    records: tuple[FreeForm, ...]
+    size: int
+    next: int | None  # where the next page begins; None at the end
+
+
+class RecordPayload(Answer):
+    """What an audit record says of the bytes of a message."""
+
+    bytes: float
+    sha256: str
+    hmac_sha256: str  # in its place where the content could be guessed
+    sha256_before: str  # of what was offered
+    archived: bool
+
+    @property
+    def digest(self) -> str:
+        return self.sha256 or self.hmac_sha256
+
+    @property
+    def keyed(self) -> bool:
+        """The digest is keyed with the site's key."""
+        return "sha256" in self.absent and "hmac_sha256" not in self.absent
+
+
+class AuditRecord(Answer):
+    """What people are shown of an audit record; whoever wrote the log chose its values."""
+
+    seq: Any
+    t: Any  # milliseconds since 1970
+    event: str
+    why: str  # of a line that is no record
+    run: str
+    round: Any
+    step: Any
+    kind: str
+    peer: str
+    sequence: Any
+    decision: str
+    reasons: tuple[str, ...]
+    rules: tuple[JudgedRule, ...]
+    payload: RecordPayload
+    facts: Mapping[str, FreeForm]
+    policy: FreeForm
+    detail: FreeForm
+    link: FreeForm
+
+
+class SignedCheckpoint(Answer):
+    """The newest checkpoint that somebody countersigned, else the newest."""
+
+    size: Released[int]
+    time: Released[str]
+    cosigned_by: Released[tuple[str, ...]]
+
+
+class AuditStatus(Answer):
+    """How far a daemon verified its own log, and what others know of it: matches, differs, or not seen."""
+
+    size: Released[int]
+    verified_to: Released[int | None]  # None before the first verification, as `verified_at`
+    verified_at: Released[str | None]
+    verifying: Released[bool]
+    looked_at: Released[int]  # while it goes on
+    of: Released[int]
+    broken: Broken | None
+    checkpoint: Released[SignedCheckpoint]
+    coordinator: Released[str]  # at a silo
+    witnesses: Released[Mapping[str, str]]  # at a coordinator, by the names of the silos
+
+
 class ReleaseRow(Answer):
     """One release that is or was held."""
 
@@ -180,7 +306,6 @@ class ReleaseRow(Answer):
     answers: tuple[AnswerGiven, ...]  # each with its moment in UTC in `at`
 
 
-@dataclass(frozen=True)
 class AnswerGiven(Answer):
     """A person's answer to a release, as its row tells it."""
 
@@ -191,7 +316,14 @@ class AnswerGiven(Answer):
     note: str
 
 
-@dataclass(frozen=True)
+class ReleasePage(Answer):
+    """Releases that were ever held, newest first. next: passed as `before` for the page after; None at the end."""
+
+    releases: Released[tuple[ReleaseRow, ...]]
+    total: Released[int]
+    next: Released[int | None]
+
+
 class CertificateRow(Answer):
     """One certificate that a daemon shows, or the authority above it."""
 
@@ -210,7 +342,6 @@ class CertificateRow(Answer):
     fault: str  # why the file cannot be read; the row then has nothing else
 
 
-@dataclass(frozen=True)
 class SettingRow(Answer):
     """One setting, and where its value comes from: FILE:LINE, or "default"."""
 
@@ -219,7 +350,6 @@ class SettingRow(Answer):
     origin: str
 
 
-@dataclass(frozen=True)
 class LimitRow(Answer):
     """One limit that counts over messages."""
 
@@ -232,9 +362,8 @@ class LimitRow(Answer):
     line: str  # where the policy says so
 
 
-@dataclass(frozen=True)
 class CapacityRow(Answer):
-    """How many bits a hostile trainer could carry out in a round with one kind."""
+    """The number of bits that a hostile trainer could carry out in a round with one kind."""
 
     kind: str
     bits: float
@@ -243,7 +372,6 @@ class CapacityRow(Answer):
     planted: str  # the scheme
 
 
-@dataclass(frozen=True)
 class Forecast(Answer):
     """Rounds like the last that fit into what is left of the limits of a day.
 
@@ -255,7 +383,6 @@ class Forecast(Answer):
     bound_by: str  # the limit that ends first, or why there is no forecast
 
 
-@dataclass(frozen=True)
 class SpentRow(Answer):
     """One message of content that was let out and counted against limits."""
 
@@ -268,7 +395,6 @@ class SpentRow(Answer):
     outcome: str
 
 
-@dataclass(frozen=True)
 class Limits(Answer):
     """Every counting limit of the policy in force."""
 
@@ -280,10 +406,156 @@ class Limits(Answer):
     releases: tuple[SpentRow, ...]  # the newest
 
 
+class ContentRow(Answer):
+    """One message of content that a silo remembers to have let out."""
+
+    kind: Released[str]
+    run: Released[str]
+    round: Released[int]
+    step: Released[int]
+    digest: str
+    bytes: Released[int]
+    state: Released[str]
+    at: Released[str]  # UTC
+
+
+class LedgerRun(Answer):
+    """A run as the ledger remembers it."""
+
+    run: Released[str]
+    state: Released[str]
+    round: Released[int]
+
+
+class LedgerPage(Answer):
+    """What a silo remembers over restarts: runs, counts of the budgets, and a page of content, newest first."""
+
+    dp: Released[str]
+    runs: Released[tuple[LedgerRun, ...]]
+    history: FreeForm
+    content: Annotated[tuple[ContentRow, ...], RELEASED, Only("state", frozenset({"sent"}))]
+    total: int
+    next: Released[int | None]
+
+
+class LogLines(Answer):
+    """The newest lines of a daemon's log, oldest first, and from how many of them words were left out."""
+
+    lines: tuple[str, ...]
+    left_out: int
+
+
+# ---- a held release, read before it is answered --------------------------------------------------------------------
+
+
+class ComparedWith(Answer):
+    """The message that a release is compared with."""
+
+    run: str
+    round: int
+    step: int
+    digest: str
+    at: str  # UTC
+    state: str  # left, or what became of one that did not
+    approved_by: tuple[str, ...]
+    rejected_by: tuple[str, ...]
+
+
+class ComparedFact(Answer):
+    """A fact of both messages."""
+
+    what: str
+    before: Any
+    now: Any
+    differs: bool
+
+
+class ComparedTensor(Answer):
+    """The L2 norm of a tensor in both messages; None where one has no such tensor, or where nothing can be divided."""
+
+    name: str
+    before: float | None
+    now: float | None
+    times: float | None
+
+
+class Comparison(Answer):
+    """A release beside the last one of its kind.
+
+    Attributes:
+        against: None for a first release
+        note: what could not be compared, and what is said of the other one
+    """
+
+    release: str
+    kind: str
+    against: ComparedWith | None
+    rows: tuple[ComparedFact, ...]
+    tensors: tuple[ComparedTensor, ...]  # the largest changes first
+    tensors_total: int
+    note: str
+
+
+class Histogram(Answer):
+    """How many values of a tensor are of which size, by powers of ten."""
+
+    negative: tuple[int, ...]
+    zero: int
+    positive: tuple[int, ...]
+    not_finite: int
+
+
+class ShownTensor(Answer):
+    """A tensor of a held message; no value of it is told."""
+
+    name: str
+    shape: tuple[int, ...]
+    type: str
+    norm: str
+    histogram: Histogram
+
+
+class AnsweredPrompt(Answer):
+    """Answers to a public prompt. prompt: from this site's own copy of the public set; None where it is not there."""
+
+    row: int
+    prompt: str | None
+    answers: tuple[str, ...]
+
+
+class HeldPayload(Answer):
+    """What a held release would send: tensors, answers, or the content of a small message; the others are absent."""
+
+    release: str
+    kind: str
+    run: str
+    round: int
+    step: int
+    bytes: int
+    sha256: str
+    tensors: tuple[ShownTensor, ...]  # the first ones, by name
+    tensors_total: int
+    edges: tuple[float, ...]  # of the histograms
+    answers: tuple[AnsweredPrompt, ...]
+    content: Any
+
+
+class ArchivedPayload(Answer):
+    """What left under a record."""
+
+    seq: int
+    kind: str
+    run: str
+    round: int
+    step: int
+    bytes: int
+    sha256: str
+    content: Any
+
+
 # ---- the status ----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
 class RunState(Answer):
     """A run by its name and how it stands."""
 
@@ -291,15 +563,13 @@ class RunState(Answer):
     state: Released[str]
 
 
-@dataclass(frozen=True)
 class Screens(Answer):
-    """What the text screens of the policy came to."""
+    """Results of the policy's text screens."""
 
     halts: tuple[str, ...]  # kinds that are halted; each is sent again once approvers released it
     troubles: tuple[str, ...]  # why a screen cannot run; its kind is denied until it can
 
 
-@dataclass(frozen=True)
 class PolicyInUse(Answer):
     """The policy in force. made_of: the site's own file and, where there is one, the federation's charter."""
 
@@ -309,7 +579,6 @@ class PolicyInUse(Answer):
     made_of: tuple[FreeForm, ...]
 
 
-@dataclass(frozen=True)
 class Metric(Answer):
     """A figure, and what it comes from: local (this silo only), released, or computed."""
 
@@ -320,7 +589,6 @@ class Metric(Answer):
     step: Released[int]
 
 
-@dataclass(frozen=True)
 class Donors(Answer):
     """Answers of other silos in training."""
 
@@ -328,7 +596,6 @@ class Donors(Answer):
     wanted: int
 
 
-@dataclass(frozen=True)
 class LeftRow(Answer):
     """What left this silo of one kind."""
 
@@ -337,7 +604,6 @@ class LeftRow(Answer):
     bytes: Released[float]
 
 
-@dataclass(frozen=True)
 class CoordinatorLink(Answer):
     """The coordinator of a silo."""
 
@@ -348,7 +614,6 @@ class CoordinatorLink(Answer):
     last_contact: Released[Any]  # in UTC, ISO 8601
 
 
-@dataclass(frozen=True)
 class Broken(Answer):
     """The first record of an audit log that does not fit."""
 
@@ -356,7 +621,6 @@ class Broken(Answer):
     why: str
 
 
-@dataclass(frozen=True)
 class LogState(Answer):
     """The audit log: its size is in every checkpoint that others countersign; a break is for this site's people."""
 
@@ -364,11 +628,6 @@ class LogState(Answer):
     broken: Broken | None
 
 
-def log_state(size: int, broken: FreeForm | None) -> LogState:
-    return LogState(size=size, broken=read(Broken, broken) if broken else None)
-
-
-@dataclass(frozen=True)
 class Given(Answer):
     """A person's answer to a held release."""
 
@@ -380,9 +639,8 @@ class Given(Answer):
     note: str  # what the person wrote
 
 
-@dataclass(frozen=True)
 class Approvers(Answer):
-    """Who answers a held release, and who did."""
+    """The people who may answer a held release, and those who did."""
 
     needed: Released[int]
     roles: tuple[str, ...]
@@ -390,7 +648,6 @@ class Approvers(Answer):
     given: tuple[Given, ...]
 
 
-@dataclass(frozen=True)
 class Destination(Answer):
     """The far end of a held release."""
 
@@ -403,9 +660,8 @@ class Destination(Answer):
     since: Any
 
 
-@dataclass(frozen=True)
 class LeavingKind(Answer):
-    """What a held message is made of."""
+    """The content of a held message."""
 
     kind: str
     says: str  # what it is and who can read it, in a sentence
@@ -414,9 +670,8 @@ class LeavingKind(Answer):
     covered_by_epsilon: str
 
 
-@dataclass(frozen=True)
 class Leaves(Answer):
-    """What leaves with a yes, where to, and what stays at the site."""
+    """What leaves when it is approved, where to, and what stays at the site."""
 
     destination: Destination
     kinds: tuple[LeavingKind, ...]
@@ -424,9 +679,8 @@ class Leaves(Answer):
     stays: tuple[str, ...]
 
 
-@dataclass(frozen=True)
 class JudgedRule(Answer):
-    """One rule's verdict on a message.
+    """A rule's verdict on a message.
 
     Attributes:
         usual: least and most that it measured of so many earlier releases; told of rules that measure a size
@@ -442,7 +696,6 @@ class JudgedRule(Answer):
     usual: FreeForm | None
 
 
-@dataclass(frozen=True)
 class JudgedBy(Answer):
     """The policy by which a held release is judged."""
 
@@ -453,16 +706,14 @@ class JudgedBy(Answer):
     rules: tuple[JudgedRule, ...]
 
 
-@dataclass(frozen=True)
 class Evidence(Answer):
-    """What was compared, how it was before, and how it is now."""
+    """A comparison: its subject, the value before and the value now."""
 
     what: str
     before: str
     now: str
 
 
-@dataclass(frozen=True)
 class Finding(Answer):
     """Something unusual about a release, to be opened before a yes counts."""
 
@@ -473,9 +724,8 @@ class Finding(Answer):
     evidence: tuple[Evidence, ...]
 
 
-@dataclass(frozen=True)
 class Consequences(Answer):
-    """What comes of a yes, now and in later rounds, and of a no."""
+    """What follows an approval, now and in later rounds, and a rejection."""
 
     approve: str
     later: str
@@ -483,7 +733,6 @@ class Consequences(Answer):
     reject: str
 
 
-@dataclass(frozen=True)
 class HeldRelease(Answer):
     """A held message with every fact that a person needs before answering (console design 5).
 
@@ -516,7 +765,6 @@ class HeldRelease(Answer):
     deferred: Mapping[str, float]  # until when each person wants not to be asked
 
 
-@dataclass(frozen=True)
 class SiloStatus(Answer):
     """The status of a silo.
 
@@ -559,7 +807,6 @@ class SiloStatus(Answer):
     dp: Released[str]
 
 
-@dataclass(frozen=True)
 class Halt(Answer):
     """A kind of message of which nothing is sent until approvers have looked and released it."""
 
@@ -570,7 +817,6 @@ class Halt(Answer):
     digest: str  # what a release is signed over; empty while not told
 
 
-@dataclass(frozen=True)
 class RunRow(Answer):
     """One run of a coordinator."""
 
@@ -590,7 +836,6 @@ class RunRow(Answer):
     folder: str  # with its record; empty while it goes on
 
 
-@dataclass(frozen=True)
 class MemberRow(Answer):
     """A silo as the coordinator sees it: what the silo released, nothing else."""
 
@@ -608,7 +853,6 @@ class MemberRow(Answer):
     clock: str  # by how much it differs from the coordinator's; told where that is worth a word
 
 
-@dataclass(frozen=True)
 class CoordinatorStatus(Answer):
     """The status of a coordinator."""
 
@@ -629,7 +873,6 @@ class CoordinatorStatus(Answer):
 # ---- curves --------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
 class CurvePoint(Answer):
     """A value at one place of a run.
 
@@ -649,9 +892,8 @@ class CurvePoint(Answer):
     silos: Released[int | None]  # over how many silos the figure is, where it is over several
 
 
-@dataclass(frozen=True)
 class CurveSeries(Answer):
-    """One silo's figure."""
+    """The figure of one silo."""
 
     name: Released[str]
     silo: Released[str]  # empty for a figure over all silos
@@ -660,16 +902,14 @@ class CurveSeries(Answer):
     points: Released[tuple[CurvePoint, ...]]
 
 
-@dataclass(frozen=True)
 class BaselineRow(Answer):
-    """What was measured before the first round, on the model that the run began with."""
+    """The measurement before the first round, on the model that the run began with."""
 
     name: str
     silo: str
     value: float | None
 
 
-@dataclass(frozen=True)
 class Curves(Answer):
     """Figures of a run. At a silo those whose source is local stay there."""
 
@@ -683,3 +923,125 @@ class Curves(Answer):
     series: Annotated[tuple[CurveSeries, ...], RELEASED, Only("source", frozenset({"released"}))]
     baseline: tuple[BaselineRow, ...]
     not_recorded: Released[tuple[str, ...]]  # what is no figure here, and why
+
+
+# ---- a round -------------------------------------------------------------------------------------------------------
+
+
+class RoundRow(Answer):
+    """One round in the list of those of its run."""
+
+    round: Released[int]
+    state: Released[str]
+    opened_at: Released[str | None]  # UTC, ISO 8601, as `closed_at`
+    closed_at: Released[str | None]
+    seconds: Released[float | None]
+    participants: Released[int | None]  # silos whose update is in it
+
+
+class Quorum(Answer):
+    """How many updates a round needs, and how many came in. At a silo the latter is not known."""
+
+    needed: Released[int | None]
+    of: Released[int | None]
+    given: Released[int | None]
+    reached_seconds: Released[float | None]  # from the opening, as all times of a round
+
+
+class Deadline(Answer):
+    """A deadline. It runs where `left_seconds` is known; else it is as the plan has it."""
+
+    name: str
+    for_: str  # round, join, evaluation, or such as step 4
+    left_seconds: float | None
+    at_seconds: float | None
+
+
+class Awaited(Answer):
+    """A silo of which something is still to come."""
+
+    silo: str
+    phase: str
+    step: int
+
+
+class Phase(Answer):
+    """What a silo did from one record to the next, named by the record that ends it."""
+
+    phase: Released[str]  # sign, train, pool, update, approval, others, eval
+    step: Released[int]
+    state: Released[str]
+    from_seconds: Released[float | None]
+    to_seconds: Released[float | None]
+    seconds: Released[float | None]
+    source: Released[str]
+
+
+class Straggler(Answer):
+    """The phase in which a silo took much longer than the others."""
+
+    phase: str
+    step: int
+    seconds: float
+    median_seconds: float  # of the others
+
+
+class SiloInRound(Answer):
+    """One silo in one round, as the coordinator has it; what is not known is None, and never derived."""
+
+    silo: Released[str]
+    own: Released[bool]  # the silo that answers
+    why: str | None  # its update did not leave; told at the silo only
+    joined: Released[str | None]
+    joined_at: Released[str | None]
+    plan: Released[str | None]
+    plan_at: Released[str | None]
+    last_seen: Released[str | None]
+    step: Released[int | None]
+    isolation: Released[str | None]
+    code: str | None  # digest, as `policy`
+    policy: str | None
+    state: str
+    round: Released[int]
+    phases: Annotated[tuple[Phase, ...], RELEASED, Only("source", frozenset({"released"}))]
+    straggler: Straggler | None
+    received_bytes: Released[int | None]
+    received_messages: Released[int | None]
+    update_norm: float | None
+    update_digest: str | None
+
+
+class SiloInOwnRound(SiloInRound):
+    """One silo in one round, as a silo has it."""
+
+    first = ("silo", "own", "state", "why", "round", "phases")
+
+
+class Round(Answer):
+    """One round: of every silo its phases as far as the party that answers knows them."""
+
+    party: Released[str]
+    run: Released[str]
+    run_state: Released[str]
+    method: Released[str]
+    round: Released[int]
+    rounds_planned: Released[int]
+    rounds: Released[tuple[RoundRow, ...]]  # the newest of the run
+    state: Released[str]
+    opened_at: Released[str | None]  # UTC, ISO 8601, as `closed_at`
+    closed_at: Released[str | None]
+    elapsed_seconds: Released[float | None]
+    closed_seconds: Released[float | None]
+    paused: bool
+    quorum: Released[Quorum]
+    deadlines: tuple[Deadline, ...]
+    awaited: tuple[Awaited, ...]
+    silos: Released[tuple[SiloInRound, ...]]
+    parameters: FreeForm
+    digests: Mapping[str, str]
+    hidden: Released[tuple[str, ...]]  # paths of fields that this party is not told
+
+
+def no_run_yet(party: str) -> Round:
+    """Return what is answered before the first run."""
+    return filled(Round, party=party, state="no run yet", quorum=filled(Quorum))

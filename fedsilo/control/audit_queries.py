@@ -18,15 +18,16 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeGuard
 
 from fedsilo.audit.checkpoint import cosigned_at, cosigner_key, parse_checkpoint, parse_note, parse_verifier_key
 from fedsilo.audit.index import DECISION_EVENTS, HOLD_ENDS, LogIndex, parsed
-from fedsilo.audit.log import AuditLog, Broken, LogCheck
+from fedsilo.audit.log import AuditLog, LogCheck
 from fedsilo.audit.reader import LOOK_RECORDS, line_filter, read_note, record_at
 from fedsilo.audit.record import rules_of
+from fedsilo.control import answers
 from fedsilo.control.server import QueryArguments
 from fedsilo.protocol.clocks import utc
 from fedsilo.protocol.errors import FedSiloError, NotFoundError, UsageError
@@ -42,16 +43,6 @@ NOTES_LOOKED_AT = 16  # newest checkpoints among which one is sought that somebo
 MATCHES, DIFFERS, NOT_SEEN = "matches", "differs", "not seen"
 
 
-@dataclass
-class _Verification:
-    verified_to: int | None = None  # records of the last one that ended
-    verified_at: str | None = None
-    broken: Broken | None = None
-    running: bool = False
-    looked_at: int = 0
-    of: int = 0
-
-
 class AuditView:
     """Args:
     audit: the log.
@@ -59,8 +50,7 @@ class AuditView:
     witnesses: SPIFFE ids of the parties whose cosignatures count: a silo's coordinator, or a coordinator's silos.
     contradicting: those of them that showed a note signed with this log's key for a history that it does not have.
     now_seconds: UTC.
-    word_as: what the word of a sole witness is called in `status`; without it, each stands by name in "witnesses".
-    """
+    named: the witnesses are several and are named in `status`; else the only one is the coordinator."""
 
     def __init__(
         self,
@@ -70,31 +60,29 @@ class AuditView:
         witnesses: Callable[[], Collection[str]],
         contradicting: Callable[[], Collection[str]],
         now_seconds: Callable[[], float],
-        word_as: str = "",
+        named: bool = False,
     ) -> None:
         self._audit = audit
         self._index = index
         self._witnesses = witnesses
         self._contradicting = contradicting
         self._now_seconds = now_seconds
-        self._word_as = word_as
         self._lock = threading.Lock()
-        self._state = _Verification()
-        self._shown_checkpoint: tuple[tuple[str, int], dict[str, Any]] | None = None
+        self._state = answers.filled(answers.AuditStatus, absent=frozenset({"coordinator" if named else "witnesses"}))
+        self._shown_checkpoint: tuple[tuple[str, int], answers.SignedCheckpoint] | None = None
 
     # ---- records -----------------------------------------------------------------------------------
 
-    def page(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Whole records, newest first.
+    def page(self, arguments: Mapping[str, Any]) -> answers.RecordPage:
+        """Return whole records, newest first.
 
         Args:
             arguments: {before}, {limit} (100, at most 200), {event} for the beginning of an event's name, {text} for
                 what stands anywhere in a record, in upper or lower case; {control}: false leaves control messages out
                 that nobody refused, such as polls.
 
-        Returns:
-            {"records", "size", "next"}. With a filter a call looks at `LOOK_RECORDS` records at most, so a page may be
-            short, or empty, while "next" is not null. A damaged line is {"seq", "t": 0, "event": "damaged", "why"}.
+        With a filter a call looks at `LOOK_RECORDS` records at most, so a page may be short, or empty, and not the
+        last. A damaged line is {"seq", "t": 0, "event": "damaged", "why"}.
 
         Raises:
             UsageError: an argument that is not one of these.
@@ -107,105 +95,87 @@ class AuditView:
         wanted = line_filter(asked.text("event"), asked.text("text"), control=control)
         before = size if before is None else min(before, size)
         back = self._index.back(before, wanted, limit=limit, look_max=LOOK_RECORDS)
-        return {"records": [record_at(*item) for item in back.rows], "size": size, "next": back.next}
+        return answers.RecordPage(records=tuple(record_at(*item) for item in back.rows), size=size, next=back.next)
 
     # ---- verification ------------------------------------------------------------------------------
 
-    def verify(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    def verify(self, arguments: Mapping[str, Any]) -> answers.AuditStatus:
         """Begin to verify all records that there are by now, unless that is going on already; the status at once."""
         QueryArguments(arguments)
         with self._lock:
-            begins = not self._state.running
+            begins, size = not self._state.verifying, self._audit.size
             if begins:
-                self._state.running, self._state.looked_at, self._state.of = True, 0, self._audit.size
+                self._state = replace(self._state, verifying=True, looked_at=0, of=size)
         if begins:
-            threading.Thread(target=self._verify, args=(self._state.of,), name="audit-verify", daemon=True).start()
+            threading.Thread(target=self._verify, args=(size,), name="audit-verify", daemon=True).start()
         return self.status({})
 
     def _verify(self, size: int) -> None:
         # what stands if a fault of this program ends the thread; its traceback goes to stderr
-        broken: Broken | None = Broken(0, "the verification itself failed")
+        broken: answers.Broken | None = answers.Broken(seq=0, why="the verification itself failed")
         try:
             key = parse_verifier_key(read_note(self._audit.directory / "keys" / "log.vkey").partition("\n")[0])
-            broken = LogCheck(self._audit.directory, key, size, self._progress).run()
+            found = LogCheck(self._audit.directory, key, size, self._progress).run()
+            broken = None if found is None else answers.Broken(seq=found.seq, why=found.why)
         except (FedSiloError, OSError) as error:
-            broken = Broken(self._state.looked_at, f"it cannot be read: {error}")
+            broken = answers.Broken(seq=self._state.looked_at, why=f"it cannot be read: {error}")
         finally:
+            verified_to, now = size if broken is None else broken.seq, utc(self._now_seconds())
             with self._lock:
-                self._state = _Verification(
-                    verified_to=size if broken is None else broken.seq, verified_at=utc(self._now_seconds()),
-                    broken=broken, of=size, looked_at=size,
-                )  # fmt: skip
+                ended = replace(self._state, verifying=False, broken=broken, looked_at=size)
+                self._state = replace(ended, verified_to=verified_to, verified_at=now)
         if broken is not None:
             _log.critical("audit log: record %d: %s", broken.seq, broken.why)
 
     def _progress(self, looked_at: int) -> None:
-        self._state.looked_at = looked_at
+        self._state = replace(self._state, looked_at=looked_at)
 
-    def status(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """How far the log was verified, what its newest countersigned checkpoint is, and what its witnesses know.
+    def status(self, arguments: Mapping[str, Any]) -> answers.AuditStatus:
+        """Return how far the log was verified, its newest countersigned checkpoint, and what its witnesses know.
 
-        Returns:
-            {"size", "verified_to", "verified_at", "verifying", "looked_at", "broken", "checkpoint"} and the word on
-            each witness. verified_to and verified_at are null before the first verification; looked_at counts while one
-            is going on. A word is "matches" where that party countersigned these very records, "differs" where what it
-            countersigned is not in this log, "not seen" where it countersigned nothing yet. They stand in
-            {"witnesses": {SPIFFE id: word}}, or, of a silo, as {"coordinator": word}.
+        A word is "matches" where that party countersigned these very records, "differs" where what it countersigned is
+        not in this log, "not seen" where it countersigned nothing yet.
 
         Raises:
             FedSiloError: the log cannot be read.
         """
         QueryArguments(arguments)
         with self._lock:
-            state = self._state
-            shown = {
-                "size": self._audit.size,
-                "verified_to": state.verified_to,
-                "verified_at": state.verified_at,
-                "verifying": state.running,
-                "looked_at": state.looked_at,
-                "of": state.of,
-                "broken": None if state.broken is None else {"seq": state.broken.seq, "why": state.broken.why},
-            }
-        return {**shown, "checkpoint": self._checkpoint(), **self._words()}
+            state, size = self._state, self._audit.size
+        words = {name: self._word(name) for name in self._witnesses()}
+        word = next(iter(words.values()), NOT_SEEN)
+        return replace(state, size=size, checkpoint=self._checkpoint(), coordinator=word, witnesses=words)
 
     @property
-    def broken(self) -> dict[str, Any] | None:
-        """{"seq", "why"} of the break that the newest verification found; None where it found none, or none was."""
-        broken = self._state.broken
-        return None if broken is None else {"seq": broken.seq, "why": broken.why}
+    def broken(self) -> answers.Broken | None:
+        """The break that the newest verification found; None where it found none, or none was."""
+        return self._state.broken
 
-    def _checkpoint(self) -> dict[str, Any]:
-        """The newest checkpoint that somebody countersigned, else the newest."""
+    def _checkpoint(self) -> answers.SignedCheckpoint:
+        """Return the newest checkpoint that somebody countersigned, else the newest."""
         key = self._audit.latest_note, self._audit.size
         if self._shown_checkpoint is not None and self._shown_checkpoint[0] == key:
             return self._shown_checkpoint[1]
-        shown: dict[str, Any] = {"size": 0, "time": "", "cosigned_by": []}
+        shown = answers.filled(answers.SignedCheckpoint)
         newest = sorted((self._audit.directory / "checkpoints").glob("*.note"), reverse=True)[:NOTES_LOOKED_AT]
         for path in newest:
             note = read_note(path)
             size, names = parse_checkpoint(parse_note(note).text).size, self._cosigners(note)
-            if names or not shown["size"]:
-                shown = {"size": size, "time": self._time_of(size - 1), "cosigned_by": names}
+            if names or not shown.size:
+                shown = answers.SignedCheckpoint(size=size, time=self._time_of(size - 1), cosigned_by=names)
             if names:
                 break
         self._shown_checkpoint = key, shown
         return shown
 
-    def _cosigners(self, note: str) -> list[str]:
+    def _cosigners(self, note: str) -> tuple[str, ...]:
         names = {item.name for item in parse_note(note).signatures} - {self._audit.origin}
         keys = {name: cosigner_key(name, self._audit.key_of(name)) for name in names if self._audit.knows(name)}
-        return sorted(name for name, key in keys.items() if cosigned_at(note, key) is not None)
+        return tuple(sorted(name for name, key in keys.items() if cosigned_at(note, key) is not None))
 
     def _time_of(self, seq: int) -> str:
         found = self._index.records(seq, seq + 1)
         return utc(found[0]["t"] / 1000) if found and found[0]["t"] else ""
-
-    def _words(self) -> dict[str, Any]:
-        words = {name: self._word(name) for name in self._witnesses()}
-        if not self._word_as:
-            return {"witnesses": words}
-        return {self._word_as: next(iter(words.values()), NOT_SEEN)}
 
     def _word(self, witness: str) -> str:
         seen, broken = self._countersigned(1, witness), self._state.broken
@@ -229,27 +199,23 @@ class MessageView:
     """Args:
     index: of the log.
     policy: the one in force.
-    program: whose commands tell the same: silo or coordinator.
-    """
+    program: whose commands tell the same: silo or coordinator."""
 
     def __init__(self, index: LogIndex, policy: Callable[[], Policy], *, program: str = "silo") -> None:
         self._index = index
         self._policy = policy
         self._program = program
 
-    def outbox(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Outbound decisions, newest first.
+    def outbox(self, arguments: Mapping[str, Any]) -> answers.MessagePage | answers.DecisionInFull:
+        """Return outbound decisions, newest first, or one of them.
 
         Args:
             arguments: {seq} for one with its whole record; else {before}, {limit} (100, at most 500), {verdict},
                 {kind}, and {control: true} to include allowed polls and heartbeats.
 
-        Returns:
-            {"messages": [...], "total", "held", "denied", "next"}: the counts are of all messages, whatever was asked
-            for. A page may have fewer rows than its limit; only "next": null says that nothing older is left. For one:
-            {"message", "outcome", "milliseconds", "would_pass"}. The outcome of a message that was held says how the
-            hold ended (`index.HOLD_ENDS`), and is empty while people are asked. Milliseconds are those from the
-            decision to the sending, null where it was not sent or the machine was started in between.
+        A page may have fewer rows than its limit; only `next` says that nothing older is left. The outcome of a message
+        that was held says how the hold ended (`index.HOLD_ENDS`), and is empty while people are asked. Milliseconds are
+        null where it was not sent or the machine was started in between.
 
         Raises:
             UsageError: an argument that is not one of these.
@@ -257,11 +223,11 @@ class MessageView:
         """
         return self._answer("egress", arguments)
 
-    def inbox(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Decisions on what came in, as `outbox`, each with its "peer"; of one that was held with the hold's end."""
+    def inbox(self, arguments: Mapping[str, Any]) -> answers.MessagePage | answers.DecisionInFull:
+        """Return decisions on what came in, as `outbox`, each with its peer; of a hold that is over with its end."""
         return self._answer("ingress", arguments)
 
-    def _answer(self, direction: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    def _answer(self, direction: str, arguments: Mapping[str, Any]) -> answers.MessagePage | answers.DecisionInFull:
         asked = QueryArguments(arguments, "seq", "before", "limit", "control", "verdict", "kind")
         sequence = asked.number("seq")
         if sequence is not None:
@@ -277,9 +243,15 @@ class MessageView:
             kind=asked.text("kind"),
             control=control,
         )
-        return {"messages": page.rows, **self._index.totals(direction, control=control), "next": page.next}
+        return answers.filled(
+            answers.MessagePage,
+            messages=answers.read_rows(answers.MessageRow, page.rows),
+            **self._index.totals(direction, control=control),
+            next=page.next,
+            absent=frozenset({"sent", "waiting"}),
+        )
 
-    def _one(self, direction: str, sequence: int) -> dict[str, Any]:
+    def _one(self, direction: str, sequence: int) -> answers.DecisionInFull:
         line = next(iter(self._index.lines(sequence, sequence + 1)), None)
         record = parsed(*line) if line else None
         word, noun = _WORDS[direction]
@@ -288,10 +260,10 @@ class MessageView:
             raise NotFoundError(f"record {sequence} is no {word} decision", hint=hint)
         policy = self._policy()
         shown = with_rules(record.fields, policy)
-        outcome = self._index.outcome(sequence)
+        outcome, milliseconds = self._index.outcome(sequence)
         # of a hold that is over no yes lets anything pass
-        passes = [] if outcome["outcome"] in HOLD_ENDS else would_pass(shown, policy)
-        return {"message": shown, **outcome, "would_pass": passes}
+        passes = () if outcome in HOLD_ENDS else tuple(would_pass(shown, policy))
+        return answers.DecisionInFull(message=shown, outcome=outcome, milliseconds=milliseconds, would_pass=passes)
 
 
 def with_rules(record: Mapping[str, Any], policy: Policy) -> Mapping[str, Any]:
@@ -317,7 +289,7 @@ def with_rules(record: Mapping[str, Any], policy: Policy) -> Mapping[str, Any]:
 
 
 def would_pass(record: Mapping[str, Any], policy: Policy) -> list[str]:
-    """What each rule asked for that denied or held a message, in a sentence; nothing for one that was allowed.
+    """Return a sentence for what each rule asked for that denied or held a message; nothing for one that was allowed.
 
     Args:
         record: the decision.
@@ -337,7 +309,7 @@ def would_pass(record: Mapping[str, Any], policy: Policy) -> list[str]:
 
 
 def _changed(record: Mapping[str, Any], policy: Policy) -> bool:
-    """Whether another policy than this one decided."""
+    """Return True if another policy than this one decided."""
     return record.get("policy", {}).get("effective") not in (None, policy.digest)
 
 

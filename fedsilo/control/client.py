@@ -1,4 +1,4 @@
-"""The one gRPC client of the control API: what consoles and commands use to see a daemon and to tell it something.
+"""The one gRPC client of the control API, which consoles and commands use to read a daemon and to send it commands.
 
 Reading needs no more than access to the socket. A change is a command that the caller has signed with a person's key
 (`sign_as`); the daemon verifies it, not the socket.
@@ -97,7 +97,7 @@ class ControlClient:
             )
 
     def snapshot(self) -> Snapshot:
-        """Raises UnreachableError: no daemon behind the socket."""
+        """Return the daemon's state. Raises UnreachableError: no daemon is behind the socket."""
         reply = self._call("Snapshot", control_pb2.SnapshotRequest())
         return Snapshot(reply.sequence, reply.time, reply.policy_digest, json.loads(reply.state_json))
 

@@ -54,7 +54,7 @@ class WouldChangeError(BaseException):
 
 @dataclass
 class DryRun:
-    """What a dry run came to.
+    """Result of a dry run.
 
     Attributes:
         what: the first change in words, such as "make the folder"; empty while nothing was to be changed.
@@ -102,7 +102,7 @@ def dry_run() -> Iterator[DryRun]:
 
 
 def is_active() -> bool:
-    """Whether a dry run is on: for a command that would try something out by changing it."""
+    """Return True during a dry run, for a command that would try something out by changing it."""
     return _active is not None
 
 

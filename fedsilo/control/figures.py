@@ -15,8 +15,7 @@ class Figure:
     """Attributes:
     unit: empty for a number without one.
     meaning: one sentence without a full stop.
-    when: in which steps it is reported; empty: in every training step.
-    """
+    when: in which steps it is reported; empty: in every training step."""
 
     unit: str
     meaning: str

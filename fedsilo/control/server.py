@@ -82,12 +82,12 @@ class QueryArguments:
         return value
 
     def limit(self, *, default: int, most: int) -> int:
-        """How many rows at most. Raises UsageError."""
+        """Return the greatest number of rows. Raises UsageError."""
         value = self.number("limit", default=default, least=1, most=most)
         return default if value is None else value
 
     def flag(self, name: str) -> bool:
-        """Raises UsageError."""
+        """Return a truth value. Raises UsageError."""
         value = self._arguments.get(name)
         if value is not None and not isinstance(value, bool):
             raise UsageError(f"{name} is true or false")
@@ -116,8 +116,7 @@ KEPT_AFTER_EXPIRY = timedelta(hours=1)
 @dataclass(frozen=True)
 class RememberedRequest:
     """`expires` is that of the command signed for longest. `reply` is None while, or for ever after a crash in which,
-    the command is not finished.
-    """
+    the command is not finished."""
 
     digest: str
     expires: datetime
@@ -457,7 +456,7 @@ class ControlServer:
         self._commands[name] = _Command(action, handler, by_clock)
 
     def accept_clock(self) -> None:
-        """For the handler of such a command: no later time than the clock shows counts any more (T41).
+        """For the handler of such a command: times later than the clock's no longer count (T41).
 
         Raises:
             OperationError: the journal takes nothing.
@@ -535,7 +534,7 @@ class ControlServer:
 
 
 def _life_of(journal: Path) -> int:
-    """How often a daemon was started with this folder, this time counted."""
+    """Return how often a daemon was started with this folder, including this time."""
     path = journal.with_name("lives")
     text = path.read_text(encoding="ascii", errors="replace").strip() if path.exists() else ""
     life = (int(text) if text.isdigit() and len(text) < 10 else 0) + 1

@@ -1,6 +1,6 @@
-"""What a daemon's people may see of its files: certificates as they are on the disk, and every setting with the line
-that it comes from. Names, places and digests; of a key or a secret only where its file is, and nothing here opens one.
-"""
+"""What people may see of a daemon's files: certificates as they are on the disk, and every setting with the line that
+it comes from. Only names, places and digests; of a key or a secret only where its file is, and no file of one is
+opened."""
 
 from __future__ import annotations
 

@@ -40,13 +40,13 @@ THREADS = WATCHERS_MAX + READERS_MAX + _FOR_COMMANDS
 
 
 class NoSlotError(OperationError):
-    """So many calls of the kind are open already."""
+    """Too many calls of the kind are open already."""
 
     default_code = "TOO_MANY_CALLS"
 
 
 class CallSlots:
-    """One kind of call.
+    """The slots of one kind of call.
 
     Args:
         kind: in words.

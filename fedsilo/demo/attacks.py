@@ -79,7 +79,7 @@ def rounds_needed(attacks: Sequence[Attack], *, public_steps: int) -> int:
 def check_attacks(
     attacks: Sequence[Attack], *, rounds: int, silos: int, method: str, kinds: Iterable[str], public_steps: int
 ) -> None:
-    """Whether a run of this shape gives every attack its opportunity and goes on without the attacker.
+    """Check that a run of this shape gives every attack its opportunity and goes on without the attacker.
 
     Args:
         attacks: to be made.

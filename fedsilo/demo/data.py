@@ -307,7 +307,7 @@ def _interleave(rows_of: dict[str, list[Row]], count: int) -> list[Row]:
 
 @dataclass(frozen=True)
 class DataSet:
-    """One public data set: how its answers are checked, and its files, in the full folder or among the samples."""
+    """A public data set: how its answers are checked, and its files, in the full folder or among the samples."""
 
     verifier: str
     files: tuple[str, ...]

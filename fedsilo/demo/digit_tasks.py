@@ -17,7 +17,7 @@ DIGITS = 4
 
 @dataclass(frozen=True)
 class Operation:
-    """One topic: its letter in the question, what it does, and the topic a half-trained model confuses it with."""
+    """A topic: its letter in the question, what it does, and the topic a half-trained model confuses it with."""
 
     topic: str
     letter: str
@@ -56,7 +56,7 @@ def answer(topic: str, digits: str) -> str:
 
 
 def is_held_out(digits: str) -> bool:
-    """One string in five, by hash: the same strings for every seed and operation."""
+    """Return True for one string in five, by hash: the same strings for every seed and operation."""
     return hashlib.sha256(f"fedsilo demo digits {digits}".encode()).digest()[0] % 5 == 0
 
 

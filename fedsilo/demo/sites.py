@@ -236,7 +236,7 @@ SILO_PEOPLE: dict[str, tuple[Role, ...]] = {"alice": ("approver", "operator"), "
 
 @dataclass(frozen=True)
 class Site:
-    """One party's folder and where it listens."""
+    """A party's folder and where it listens."""
 
     name: str
     folder: Path

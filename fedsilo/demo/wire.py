@@ -47,7 +47,7 @@ _DIGITS = 6
 
 @dataclass(frozen=True)
 class Canary:
-    """One planted text. `silo`: where; `place`: in what."""
+    """A planted text. `silo`: where; `place`: in what."""
 
     text: str
     silo: str

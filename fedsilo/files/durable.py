@@ -228,8 +228,8 @@ def read_private(path: Path) -> bytes:
 
 
 def require_authority(path: Path) -> None:
-    """That nobody but root and this process's user can decide what a file says: the file and each folder on the way to
-    it, links followed, belong to one of the two, and neither their group nor others may write them (threat T59).
+    """Check that nobody but root and this process's user can decide what a file says: the file and each folder on the
+    way to it, links followed, belong to one of the two, and neither their group nor others may write them (threat T59).
 
     A folder with the sticky bit, such as /tmp, passes: in it nobody can move or remove what is somebody else's. What is
     not there is not judged; whoever reads it says so.
@@ -373,7 +373,7 @@ def undone_on_failure(folder: Path, files: Iterable[Path]) -> Iterator[None]:
 
 
 def _first_why(error: shutil.Error) -> str:
-    """Of copytree's list of (source, target, why), in which each why is in Python's words."""
+    """Return the first reason of copytree's list of (source, target, why), in which each why is in Python's words."""
     reason = error.args[0] if error.args else []
     if not isinstance(reason, list) or not reason:
         return "it could not be copied"

@@ -224,7 +224,7 @@ class QuietLog:
 
 
 class _OneLineOf(logging.Formatter):
-    """What another formatter makes, in one line."""
+    """Puts the output of another formatter on one line."""
 
     def __init__(self, inner: logging.Formatter) -> None:
         super().__init__()

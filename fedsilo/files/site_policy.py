@@ -150,7 +150,7 @@ def make_site_policy(inputs: SiteInputs, bundle: Mapping[str, Any] | None = None
 
 
 def _peers_max_l2(bundle: Mapping[str, Any], source: Path, intended: PlanSize, schema: LoraSchema) -> float:
-    """Of the longest delta that a peer may send: the charter binds all of them; without one, the size that is meant."""
+    """Return the longest delta that a peer may send: the charter binds all of them; without one, the intended size."""
     charter = charter_of(bundle, source)
     if charter is None:
         return delta_limits(intended, schema)[1]

@@ -224,7 +224,7 @@ STANDARD = FieldNames()
 
 @dataclass(frozen=True)
 class Task:
-    """One question; `group` is whose it is (a patient), or empty. `line` is its place in the file, from 1."""
+    """A question; `group` is whose it is (a patient), or empty. `line` is its place in the file, from 1."""
 
     id: str
     prompt: str

@@ -131,7 +131,7 @@ class TransferWriter:
     def add(
         self, envelope: pb.Envelope, payload: codec.Buffer | Iterable[bytes], *, answers: tuple[str, int] | None = None
     ) -> None:
-        """One message behind those before it.
+        """Add one message after those before it.
 
         Args:
             envelope: signed.

@@ -20,7 +20,7 @@ RESPONSE_CHARACTERS_MAX = 1_000_000
 
 @dataclass(frozen=True)
 class Verifier:
-    """One way to check an answer; `executes` marks what would run a program, which the coordinator never does."""
+    """A way to check an answer; `executes` marks one that would run a program, which the coordinator never does."""
 
     name: str
     executes: bool = False

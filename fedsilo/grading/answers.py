@@ -47,7 +47,7 @@ class Grader(Protocol):
 
 @dataclass
 class _Spent:
-    """What a party has had of a step's budget, and what became of its last message."""
+    """What a party has used of a step's budget, and the result of its last message."""
 
     seconds: float = 0.0
     digest: bytes = b""

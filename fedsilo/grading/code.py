@@ -165,7 +165,7 @@ def _free_names(table: symtable.SymbolTable) -> set[str]:
 
 
 def _built_in_subject(tree: ast.Module, nodes: list[ast.AST], free: set[str]) -> set[str]:
-    """The one built-in name that is tested, or nothing where that is not clear."""
+    """Return the one built-in name that is tested, or nothing where that is not clear."""
     own = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
     calls = [node for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
     called = {node.func.id for node in calls if isinstance(node.func, ast.Name)} & free

@@ -97,7 +97,7 @@ class Wire:
             rest = rest[os.write(self._write, rest) :]
 
     def receive(self) -> Any:
-        """Raises Gone."""
+        """Receive one value. Raises Gone."""
         size = _LENGTH.unpack(self._exactly(_LENGTH.size))[0]
         if size > FRAME_BYTES_MAX:
             raise Gone
@@ -422,7 +422,7 @@ class Examiner:
         self._callbacks: list[Any] = []
 
     def run(self, task: str) -> None:
-        """Raises whatever the test program raises, Gone, and AssertionError where not every assertion held."""
+        """Run the test program. Raises whatever it raises, Gone, and AssertionError where not every assertion held."""
         given = json.loads(task)
         assertions = _Assertions()
         tree = ast.fix_missing_locations(assertions.visit(ast.parse(given["test"])))
@@ -479,7 +479,7 @@ class Examiner:
 
     @staticmethod
     def _write_back(values: list[Any], afterwards: Any) -> None:
-        """What the solution did to the arguments that it was given, as far as the caller can see it."""
+        """Apply what the solution did to the arguments that it was given, as far as the caller can see it."""
         if type(afterwards) is not list or len(afterwards) != 2:
             raise Gone
         (before, named), (after, _) = values, afterwards
@@ -530,7 +530,7 @@ class Remote:
         self._ask("setitem", key, value)
 
     def __contains__(self, key: Any) -> bool:
-        """By the members where there are any to see, since an object may say that it holds everything."""
+        """Return by the members where they can be seen, since an object may say that it holds everything."""
         try:
             members = iter(self)
             first = next(members, self)

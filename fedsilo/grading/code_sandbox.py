@@ -62,7 +62,7 @@ _LIBRARIES_MAX = 16
 
 
 class _Process(Protocol):
-    """What is needed of subprocess.Popen."""
+    """The parts of subprocess.Popen that are used."""
 
     pid: int
 

@@ -79,8 +79,7 @@ def _quoted(text: str) -> str:
 
 def find(private: Sequence[TaskFile], public: TaskFile, held_out: TaskFile) -> list[Finding]:
     """Duplicates within each set, and leaks between every two; those that are merely alike after those that are the
-    same. A row counts once per pair of sets: as the same, else as alike.
-    """
+    same. A row counts once per pair of sets: as the same, else as alike."""
     sets = {PRIVATE: tuple(private), PUBLIC: (public,), HELD_OUT: (held_out,)}
     keys = {
         name: [(file, task, *_keys_of(task.prompt)) for file in files for task in file.rows]

@@ -72,7 +72,7 @@ def name_of(weights: Mapping[str, float]) -> str:
 
 
 def mixed(parts: Sequence[Part], verdicts: Sequence[Verdict]) -> Verdict:
-    """One verdict of the parts': correct as the first says, the reward by weight."""
+    """Combine the parts' verdicts: correct as the first says, the reward by weight."""
     if len(parts) == 1:
         return verdicts[0]
     reward = math.fsum(part.weight * verdict.reward for part, verdict in zip(parts, verdicts, strict=True))

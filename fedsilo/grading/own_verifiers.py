@@ -85,7 +85,7 @@ def find_verifier(name: str) -> NamedVerifier:
 
 
 def own_verifiers_sha256(names: Iterable[str]) -> str:
-    """One digest over every part of these verifiers that a package brought; empty where all parts are FedSilo's.
+    """Return one digest over every part of these verifiers that a package brought; empty where all parts are FedSilo's.
 
     What it covers, of each: the name, the entry point, distribution and version, and the content of every file of the
     top-level package (or module) that it lies in. So two sites whose package goes by one name and says other things

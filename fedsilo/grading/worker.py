@@ -71,7 +71,7 @@ class GradingCounts:
 
 
 class GradingProcess:
-    """One child for one verifier; safe to use from several threads, one batch at a time.
+    """A child process for one verifier; safe to use from several threads, one batch at a time.
 
     Args:
         verifier: a name of `grading.VERIFIERS`, of an own verifier, or a mixture.
@@ -361,7 +361,7 @@ def serve(verifier: str, deadline_seconds: float, memory_bytes_max: int, *, repo
 
 
 def _sandbox(deadline_seconds: float) -> Grade:
-    """Raises UsageError: no sandbox can be built here."""
+    """Build the sandbox for programs. Raises UsageError: none can be built here."""
     from fedsilo.grading.code_sandbox import CodeSandbox
 
     def start(arguments: Sequence[str], standard_input: int, handed_on: Sequence[int]) -> subprocess.Popen[bytes]:

@@ -1,1 +1,1 @@
-"""What two parties must agree on: messages, methods, rounds, audit records, grading. No I/O, no torch."""
+"""What parties must agree on: messages, methods, rounds, plans. No I/O, no torch."""

@@ -272,7 +272,7 @@ def canonical_values(values: Array) -> Array:
 
 
 class RandomAccess(Protocol):
-    """The one thing a tile reader needs: bytes in memory in a test, a spooled file in the coordinator."""
+    """Bytes that a tile reader reads from: memory in a test, a spooled file in the coordinator."""
 
     def read_at(self, offset: int, length: int) -> bytes | memoryview: ...
 

@@ -213,7 +213,7 @@ class DriftSums:
         self._error = self._mean = 0.0
 
     def add(self, master: Pair, changes: Sequence[Pair]) -> None:
-        """One module.
+        """Add one module.
 
         Args:
             master: the factors that all silos began with.

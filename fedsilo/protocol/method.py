@@ -210,7 +210,7 @@ class Half(Protocol, Generic[State, Event, Action]):
 
 @dataclass(frozen=True)
 class Method:
-    """One line of the registry.
+    """A method of the registry.
 
     Attributes:
         kinds: the message kinds a silo may offer under this method where nothing is frozen. Never widens a site's

@@ -87,7 +87,7 @@ class Evaluation(_Closed):
 
 
 class Plan(_Closed):
-    """One run, as signed by the coordinator. `silos` is the roster; aggregation follows its order."""
+    """A run as signed by the coordinator. `silos` is the roster; aggregation follows its order."""
 
     plan_version: Literal[1] = 1
     run: Name

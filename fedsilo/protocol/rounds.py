@@ -512,7 +512,7 @@ _NAMES: dict[type[Any], str] = {
 
 
 def step(life: Life, event: Event, moment: float) -> Outcome:
-    """One event at a moment (seconds of the caller's clock)."""
+    """Apply one event at a moment (seconds of the caller's clock)."""
     name, silo = name_of(life, event), str(getattr(event, "silo", ""))
     if isinstance(event, Contribution) and life.taken.get(event.round, {}).get(_slot(event)) == event.digest:
         return Outcome(Verdict.IGNORED, life)  # whatever has become of run and round: it was acknowledged
@@ -729,7 +729,7 @@ def message_at_silo(kind: str, number: int, step_number: int, digest: str, *, co
 
 
 def silo_step(life: SiloRound, event: AtSilo) -> SiloOutcome:
-    """One event at a silo.
+    """Apply one event at a silo.
 
     A message that comes again is ignored, whatever has become of the round. A newer round finds none, and ends the work
     on the one before, unless it is still to be agreed on. Of an older round only its end counts.

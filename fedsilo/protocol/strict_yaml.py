@@ -95,8 +95,8 @@ class _Loader(yaml.SafeLoader):
 
 
 def _refuse_hidden_lines(text: bytes, source: str) -> None:
-    """What ends a line in YAML and in no other tool: behind it a key could stand in what people, and `grep`, take for a
-    comment (T59). Written as an escape in a quoted text it is no line, and passes."""
+    """Refuse characters that end a line in YAML and in no other tool: behind one a key could stand in what people, and
+    `grep`, take for a comment (T59). Written as an escape in a quoted text they are harmless and pass."""
     if match := _HIDDEN_LINE.search(text.decode("utf-8", "replace")):
         line, character = match.string[: match.start()].count("\n") + 1, ord(match.group())
         message = f"the character U+{character:04X} ends a line in YAML alone"

@@ -85,7 +85,7 @@ def random_group(
 
 
 def replaced_positions(rewards: Sequence[float], donors: int, random: np.random.Generator) -> tuple[int, ...]:
-    """Which own answers give way to donors: wrong ones only, uniformly (methods 2.2). Returned in ascending order."""
+    """Return which own answers donors replace: wrong ones only, uniformly (methods 2.2), in ascending order."""
     wrong = [position for position, reward in enumerate(rewards) if reward < 0.5]
     return tuple(sorted(draw_without_replacement(wrong, donors, random)))
 
@@ -181,7 +181,7 @@ def pool_digests(accepted: Iterable[tuple[str, str, int, str]], update_kind: str
 
 
 def answers_digest(digests: Mapping[int, str]) -> str:
-    """One digest of a silo's answers for a round, as the round's transcript names them.
+    """Return one digest of a silo's answers for a round, as the round's transcript names them.
 
     Args:
         digests: SHA-256 of the payload of each of its messages, by public step.

@@ -51,7 +51,7 @@ _ROUND_MAX = 2**32
 
 
 class Equivocation(VerificationError):
-    """One round, two transcripts, both signed. Nothing may go on before people have looked.
+    """Two transcripts of one round, both signed. Nothing may go on before people have looked.
 
     Attributes:
         evidence: both pieces, as JSON: {known, shown}, each {transcript or sha256, party, signature}.
@@ -428,7 +428,7 @@ Keys = Mapping[str, KnownKey]  # by SPIFFE id
 
 
 class RoundCheck:
-    """One round, as one log or one run record tells it. Each method takes one record's detail and returns problems.
+    """Checks one round of one log or one run record. Each method takes one record's detail and returns problems.
 
     Args:
         run: its name.

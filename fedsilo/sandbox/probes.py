@@ -190,7 +190,7 @@ def _send(address: Address) -> None:
 
 
 def _ask_name_server(address: Address) -> None:
-    """One question; any datagram that comes back is an answer. Raises OSError, TimeoutError among it."""
+    """Send one question; any datagram that comes back is an answer. Raises OSError, TimeoutError among it."""
     with socket.socket(_family(address[0]), socket.SOCK_DGRAM) as connection:
         connection.settimeout(WAIT_SECONDS)
         connection.connect(address)
@@ -199,7 +199,7 @@ def _ask_name_server(address: Address) -> None:
 
 
 def _own_name_servers() -> list[Address]:
-    """Those that resolv.conf(5) names, as far as it can be read."""
+    """Return those that resolv.conf(5) names, as far as it can be read."""
     try:
         return name_servers(Path(_RESOLVER_FILE).read_text(encoding="utf-8", errors="replace"))
     except OSError:
@@ -207,7 +207,7 @@ def _own_name_servers() -> list[Address]:
 
 
 def _look_up(name_server: Address | str) -> None:
-    """By the C library, in a process that can be abandoned; or by one question to a given server."""
+    """Look a name up by the C library, in a process that can be abandoned; or by one question to a given server."""
     if isinstance(name_server, str):
         _in_child(_resolve)
     else:
@@ -324,7 +324,7 @@ def surroundings() -> dict[str, Any]:
 
 
 def name_servers(text: str) -> list[Address]:
-    """Those that a resolv.conf(5) names; without those of one interface only (`fe80::1%eth0`)."""
+    """Return those that a resolv.conf(5) names, without those of one interface only (`fe80::1%eth0`)."""
     lines = map(str.split, text.splitlines())
     return [
         (words[1], NAME_SERVER_PORT)

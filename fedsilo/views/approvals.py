@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import Any
 
 from fedsilo.control.answers import AnswerGiven, ReleaseRow
 from fedsilo.views import rule_words
 from fedsilo.views.columns import Column, Row
-from fedsilo.views.lines import Line, Part, bytes_text, clip, digest_text, duration_text, line, wrap
-from fedsilo.views.releases import LABEL_CELLS, labelled
-from fedsilo.views.rule_words import reason_text
+from fedsilo.views.lines import Line, Part, bytes_text, clip, digest_text, duration_text, line, moment_text
+from fedsilo.views.releases import LABEL_CELLS, answer_lines, labelled
 from fedsilo.views.state import HIDDEN, Release, text_of
 
 EXPIRES_SOON_SECONDS = 300
@@ -40,17 +38,12 @@ def _code(answer: AnswerGiven) -> str:
 
 
 def _when(row: ReleaseRow) -> Part:
-    """Of the last answer."""
+    """Return the time of the last answer."""
     return (row.answers[-1].at if row.answers else _or_hidden(row, "answers", "-")), "dim"
 
 
 def _or_hidden(row: ReleaseRow, name: str, text: str) -> str:
     return HIDDEN if name in row.absent else text
-
-
-def _held_at(row: ReleaseRow) -> str:
-    seconds = min(max(row.held_since, 0.0), 253_402_300_799)
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _bytes_text(row: ReleaseRow) -> str:
@@ -63,11 +56,14 @@ HISTORY_COLUMNS = (
     Column("state", _ended_state, 8, worth=0),
     Column("answers", _who, 16, worth=1, grows=True),
     Column("answered", _when, 20, worth=2),
-    Column("held", lambda row: (_held_at(row), "dim"), 20, worth=6, order=lambda row: row.held_since),
+    Column("held", lambda row: (moment_text(row.held_since), "dim"), 20, worth=6, order=lambda row: row.held_since),
     Column("bytes", lambda row: (_bytes_text(row), ""), 9, worth=7, right=True, order=lambda row: row.bytes),
     Column("digest", lambda row: (_or_hidden(row, "digest", row.digest)[:12], "accent"), 12, worth=4),
     Column("policy", lambda row: (_or_hidden(row, "policy_digest", row.policy_digest)[:8], "dim"), 8, worth=5),
 )
+
+
+GIVEN = Column("given", lambda row: (f"{len(row.given)} of {row.needed}", ""), 6)
 
 
 def answered_lines(row: ReleaseRow, twin: str, cells: int) -> list[Line]:
@@ -78,16 +74,10 @@ def answered_lines(row: ReleaseRow, twin: str, cells: int) -> list[Line]:
         twin: the command that shows all of it.
         cells: width.
     """
-    answers = list[Line]()
-    for one in row.answers:
-        why = f" {reason_text(code)}" if (code := _code(one)) else ""
-        yes = (f"{_verb(one):4}", "ok" if _verb(one) == "yes" else "bad")
-        answers.append(line(yes, one.person, (why, "bad"), (f"  {one.at}", "dim")))
-        if one.note:
-            answers += wrap(f'"{one.note}"', cells, "bad")
+    answers = [told for one in row.answers for told in answer_lines(one, one.at, cells)]
     return [
         line((row.id, "strong"), f" {row.kind} ", _ended_state(row)),
-        line(("held ", "dim"), _held_at(row), f"  {_bytes_text(row)}"),
+        line(("held ", "dim"), moment_text(row.held_since), f"  {_bytes_text(row)}"),
         *(answers or [line((f"answers {HIDDEN}" if "answers" in row.absent else "nobody answered", "dim"))]),
         line(("needed ", "dim"), f"{row.needed} yes"),
         line(("digest ", "dim"), "sha256:", _or_hidden(row, "digest", row.digest)),
@@ -129,8 +119,8 @@ HELD_COLUMNS = (
 
 
 def preview_lines(release: Release, cells: int, more: str) -> list[Line]:
-    """What would leave and where to, which bytes these are, why it is held, what is unusual about it and who is asked,
-    a line each; the release itself has the rest.
+    """Return a line each for what would leave and where to, which bytes these are, why it is held, what is unusual
+    about it and who is asked; the release itself has the rest.
 
     Args:
         release: that is held.

@@ -14,7 +14,6 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from fedsilo.control.answers import CertificateRow
 from fedsilo.views.columns import Column
@@ -47,7 +46,6 @@ _UNKNOWN_END = "whoever asks for it refuses it from then on."
 # ---- rows ------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
 class ShownCertificate(CertificateRow):
     """A certificate with how it stands at the moment it is shown.
 
@@ -164,7 +162,7 @@ def _minute(moment: str) -> str:
 
 
 def _second(moment: str) -> str:
-    """As in the table, with the seconds."""
+    """Return a time as in the table, with its seconds."""
     return f"{moment[:19].replace('T', ' ')} UTC" if time_of(moment) else moment
 
 
@@ -177,7 +175,7 @@ def ends_of(fingerprint: str) -> str:
 
 
 def head_lines(rows: Sequence[ShownCertificate], snapshot: Snapshot, cells: int, glyphs: Glyphs) -> list[Line]:
-    """What needs somebody first, and whether the clocks that judge it agree."""
+    """Return what needs somebody first, and whether the clocks that judge it agree."""
     alarms = [row for row in rows if row.style in ("bad", "warn")]
     wrong = [row for row in alarms if not row.soon]
     ending = [row for row in alarms if row.soon]
@@ -199,8 +197,8 @@ def head_lines(rows: Sequence[ShownCertificate], snapshot: Snapshot, cells: int,
 
 
 def _next_lines(rows: Sequence[ShownCertificate], cells: int) -> list[Line]:
-    """What ends within a day, or else what ends first. People's certificates are made for hours, so their end is no
-    alarm, and yet nobody answers a release without one."""
+    """Return what ends within a day, or else what ends first. People's certificates are made for hours, so their end is
+    no alarm, and yet nobody answers a release without one."""
     ahead = [row for row in rows if row.days > 0]
     soon = [row for row in ahead if row.days <= 1.0] or ahead[:1]
     if not soon:
@@ -239,7 +237,7 @@ def clock_lines(snapshot: Snapshot, cells: int, glyphs: Glyphs) -> list[Line]:
 
 
 def detail_lines(told: CertificateRow, now: float, cells: int, glyphs: Glyphs) -> list[Line]:
-    """One certificate: how it stands, what happens when it ends, what renews it, and everything else that is told."""
+    """Return one certificate whole: its state, what happens when it ends, what renews it, and every other field."""
     state, style = state_of(told, now, glyphs)
     left = _ends_in_seconds(told, now)
     lines = [*field("whose", told.whose, cells, "strong"), *field("state", state, cells, style)]
@@ -276,7 +274,7 @@ def detail_lines(told: CertificateRow, now: float, cells: int, glyphs: Glyphs) -
 
 
 def renewal_of(told: CertificateRow) -> list[tuple[str, str]]:
-    """Who does what, and the command; the same keys stay, since logs and pins know a party by them."""
+    """Return who does what, and the command; the keys stay the same, since logs and pins know a party by them."""
     role, file = told.role, told.file or "FILE.crt"
     if role == CA:
         return [

@@ -16,7 +16,7 @@ Row: TypeAlias = Any  # an answer, or a JSON object that nothing has read yet
 
 @dataclass(frozen=True)
 class Column:
-    """One column.
+    """A column of a table.
 
     Args:
         name: its title, and the field name of a filter such as `verdict:deny`.

@@ -1,4 +1,4 @@
-"""What a screen says when it has not what it should show (console design 7): loading, empty, refused, old, denied.
+"""Texts for a screen that lacks its data (console design 7): loading, empty, refused, old, denied.
 
 Each state says what is the matter and what to do, in words; none of them clears what is still known. Pure.
 """
@@ -133,7 +133,7 @@ def refused_lines(code: str, text: str, cells: int) -> list[Line]:
 
 
 def empty_lines(what: str, makes: str, cells: int) -> list[Line]:
-    """What would stand here, and the command that makes it."""
+    """Return what would be shown here, and the command that makes it."""
     rows = wrap(f"no {what} yet", cells, "dim")
     return [*rows, *wrap(makes, cells)] if makes else rows
 

@@ -11,14 +11,13 @@ Does not draw what is not finite, and nothing where there is no room for an axis
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
 
-from fedsilo.views.columns import Column, Row
+from fedsilo.control.answers import CurvePoint, Curves
+from fedsilo.views.columns import Column
 from fedsilo.views.lines import Glyphs, Line, Part, Shown, flow, line, named, pad, wrap
-from fedsilo.views.state import mapping, number, text_of, whole
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 PATTERNS = ((1, 1), (4, 7), (1, 4), (8, 11))  # (dots, of so many): solid, dashes, dots, long dashes
@@ -42,8 +41,7 @@ class Curve:
     """Args:
     letter: of `LETTERS`; also what stands at its points.
     points: in the order of x.
-    place: which of the patterns and styles.
-    """
+    place: which of the patterns and styles."""
 
     letter: str
     points: tuple[Point, ...]
@@ -56,7 +54,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Frame:
-    """What the axes go over.
+    """The ranges of the axes.
 
     Args:
         x, y: from and to.
@@ -275,18 +273,13 @@ ROWS_OF_ONE_PLACE = 9  # a point needs no more, and more would look like a curve
 CURVES_DRAWN_MAX = 8  # more lie over each other; the table has all
 
 
-def _list(value: Any) -> Sequence[Any]:
-    return value if isinstance(value, list) else []
-
-
 def title_of(name: str) -> str:
     return TITLES.get(name, name.replace("_", " "))
 
 
-def names_of(answer: Mapping[str, Any]) -> list[str]:
+def names_of(answer: Curves) -> list[str]:
     """Figures that there are, the most asked for first."""
-    names = [text_of(name) for name in _list(answer.get("names"))]
-    return sorted(names, key=lambda name: (ORDER.index(name) if name in ORDER else len(ORDER), name))
+    return sorted(answer.names, key=lambda name: (ORDER.index(name) if name in ORDER else len(ORDER), name))
 
 
 def value_text(value: float, name: str) -> str:
@@ -300,12 +293,33 @@ def unit_text(name: str, unit: str) -> str:
     return "%" if name in SHARES else unit
 
 
-def place_text(x: str, local_steps: int = 0) -> Any:
-    """How a place on the x axis is written."""
+def place_text(x: str) -> Callable[[float], str]:
+    """Return a place on the x axis as text."""
     return (lambda at: f"r{at:.0f}") if x == "round" else (lambda at: f"{at:.0f}")
 
 
 # ---- series ----------------------------------------------------------------------------------------
+
+
+class FigureValue(CurvePoint):
+    """One value of a figure, with what it belongs to."""
+
+    x: float
+    value: float
+    name: str
+    silo: str  # empty for a figure over all silos
+    source: str
+    unit: str
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The 95 % interval; None where the number of prompts behind the value is not known."""
+        return (self.low, self.high) if self.n and self.low is not None and self.high is not None else None
+
+    @property
+    def count_text(self) -> str:
+        """How many prompts are behind it, or are at most."""
+        return "" if not self.n else f"{self.n:,}" if self.n_exact else f"at most {self.n:,}"
 
 
 @dataclass(frozen=True)
@@ -314,33 +328,27 @@ class Series:
 
     silo: str
     source: str
-    points: tuple[Mapping[str, Any], ...]
+    unit: str
+    points: tuple[FigureValue, ...]
     why_not: str = ""
 
 
-def series_of(answer: Mapping[str, Any], name: str) -> list[Series]:
-    """The series of one figure, each with whether it can be drawn."""
+def series_of(answer: Curves, name: str = "") -> list[Series]:
+    """The series of one figure, or of all, each with whether it can be drawn."""
     found = []
-    for item in map(mapping, _list(answer.get("series"))):
-        if text_of(item.get("name")) != name:
+    for each in answer.series:
+        if name not in ("", each.name):
             continue
         points = tuple(
-            point for point in map(mapping, _list(item.get("points")))
-            if _is_number(point.get("value")) and _is_number(point.get("x"))
-        )  # fmt: skip
+            FigureValue(**vars(point), name=each.name, silo=each.silo, source=each.source, unit=each.unit)
+            for point in each.points
+            if point.value is not None and point.x is not None
+        )
         why_not = ""
-        if name in PASS_RATES and not all(_has_interval(point) for point in points):
+        if each.name in PASS_RATES and not all(point.interval for point in points):
             why_not = "the number of prompts behind it is not known, so it has no interval"
-        found.append(Series(text_of(item.get("silo")), text_of(item.get("source")), points, why_not))
+        found.append(Series(each.silo, each.source, each.unit, points, why_not))
     return found
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _has_interval(point: Mapping[str, Any]) -> bool:
-    return whole(point.get("n")) > 0 and _is_number(point.get("low")) and _is_number(point.get("high"))
 
 
 def smoothed(points: Sequence[Point], window: int = SMOOTH_POINTS) -> tuple[Point, ...]:
@@ -353,18 +361,15 @@ def smoothed(points: Sequence[Point], window: int = SMOOTH_POINTS) -> tuple[Poin
     return tuple(shown)
 
 
-def baseline_of(answer: Mapping[str, Any], name: str) -> tuple[float, int] | None:
+def baseline_of(answer: Curves, name: str) -> tuple[float, int] | None:
     """Mean of what was measured before the first round, and at how many silos; None where nobody did."""
-    values = [
-        number(item.get("value")) for item in map(mapping, _list(answer.get("baseline")))
-        if text_of(item.get("name")) == name and _is_number(item.get("value"))
-    ]  # fmt: skip
+    values = [row.value for row in answer.baseline if row.name == name and row.value is not None]
     return (sum(values) / len(values), len(values)) if values else None
 
 
-def places_of(answer: Mapping[str, Any], name: str) -> list[float]:
-    """Where the cursor can stand."""
-    return sorted({float(point["x"]) for each in series_of(answer, name) for point in each.points})
+def places_of(answer: Curves, name: str) -> list[float]:
+    """Return the places where the cursor can be."""
+    return sorted({point.x for each in series_of(answer, name) for point in each.points})
 
 
 # ---- drawing ---------------------------------------------------------------------------------------
@@ -372,7 +377,7 @@ def places_of(answer: Mapping[str, Any], name: str) -> list[float]:
 
 @dataclass(frozen=True)
 class View:
-    """How somebody wants to see a figure."""
+    """How a person wants to see a figure."""
 
     name: str
     cursor: float | None = None
@@ -380,19 +385,14 @@ class View:
     baseline: bool = True
 
 
-def plot_of(answer: Mapping[str, Any], view: View, cells: int, rows: int, *, ascii_only: bool) -> list[Line]:
+def plot_of(answer: Curves, view: View, cells: int, rows: int, *, ascii_only: bool) -> list[Line]:
     """The plot of one figure, or why there is none."""
     drawn = [each for each in series_of(answer, view.name) if not each.why_not and each.points][:CURVES_DRAWN_MAX]
     if not drawn:
         return []
     curves = []
     for place, each in enumerate(drawn):
-        points = tuple(
-            Point(float(point["x"]), float(point["value"]),
-                  float(point["low"]) if _is_number(point.get("low")) else None,
-                  float(point["high"]) if _is_number(point.get("high")) else None)
-            for point in each.points
-        )  # fmt: skip
+        points = tuple(Point(point.x, point.value, point.low, point.high) for point in each.points)
         curves.append(Curve(LETTERS[place], smoothed(points) if view.smooth else points, place))
     known = baseline_of(answer, view.name) if view.baseline else None
     values = [value for curve in curves for point in curve.points for value in (point.y, point.low, point.high)
@@ -405,26 +405,23 @@ def plot_of(answer: Mapping[str, Any], view: View, cells: int, rows: int, *, asc
     frame = Frame(
         x=(min(places) - 1.0, min(places) + 1.0) if alone else (min(places), max(places)),
         y=bounds(values, least=least, most=1.0 if view.name in SHARES else None),
-        y_text=lambda value: value_text(value, view.name), x_text=place_text(text_of(answer.get("x"))),
+        y_text=lambda value: value_text(value, view.name), x_text=place_text(answer.x),
         level=known[0] if known else None, cursor=None if alone else view.cursor, only=min(places) if alone else None,
     )  # fmt: skip
     drawn_lines = plot_lines(curves, frame, cells, rows, ascii_only=ascii_only)
     if not (alone and drawn_lines):
         return drawn_lines
-    x = text_of(answer.get("x")) or "round"
-    return [*drawn_lines, line((f"one {x} so far: a point each, no curve yet", "dim"))]
+    return [*drawn_lines, line((f"one {answer.x or 'round'} so far: a point each, no curve yet", "dim"))]
 
 
-def head_lines(answer: Mapping[str, Any], view: View, cells: int, glyphs: Glyphs) -> list[Line]:
-    """Of which run, by what, from where, and what the bars are."""
-    if not answer:
-        return []
-    x = text_of(answer.get("x")) or "round"
+def head_lines(answer: Curves, view: View, cells: int, glyphs: Glyphs) -> list[Line]:
+    """Return the run, the x axis, the source, and what the bars mean."""
     sources = sorted({each.source for each in series_of(answer, view.name)} - {""})
     pieces = [
-        line(("run ", "dim"), text_of(answer.get("run")) or "-", (f" {text_of(answer.get('run_state'))}", "dim")),
-        line(("by ", "dim"), x), line(("source ", "dim"), ", ".join(sources) or "-"),
-    ]  # fmt: skip
+        line(("run ", "dim"), answer.run or "-", (f" {answer.run_state}", "dim")),
+        line(("by ", "dim"), answer.x or "round"),
+        line(("source ", "dim"), ", ".join(sources) or "-"),
+    ]
     if view.smooth:
         pieces.append(line((f"smoothed over {SMOOTH_POINTS} points, no intervals", "warn")))
     lines = flow(pieces, cells, between=glyphs.dot)
@@ -432,13 +429,10 @@ def head_lines(answer: Mapping[str, Any], view: View, cells: int, glyphs: Glyphs
     return [*lines, *(wrap(told, cells, "dim") if told else [])]
 
 
-def _interval_text(answer: Mapping[str, Any], view: View) -> str:
+def _interval_text(answer: Curves, view: View) -> str:
     if view.name not in PASS_RATES:
         return "best silo less worst one" if view.name == "gap" else ""
-    exact = all(
-        point.get("n_exact") is True for each in series_of(answer, view.name) if not each.why_not
-        for point in each.points
-    )  # fmt: skip
+    exact = all(point.n_exact for each in series_of(answer, view.name) if not each.why_not for point in each.points)
     bars = "values" if view.smooth else "bars: 95 % interval, Wilson"
     if exact:
         return f"{bars} over the n held-out prompts that were answered"
@@ -446,7 +440,7 @@ def _interval_text(answer: Mapping[str, Any], view: View) -> str:
 
 
 def value_lines(
-    answer: Mapping[str, Any], view: View, cells: int, glyphs: Glyphs, *, most: int, brief: bool = False
+    answer: Curves, view: View, cells: int, glyphs: Glyphs, *, most: int, brief: bool = False
 ) -> list[Line]:
     """Every silo's value under the cursor with its number and interval; what is not drawn says why.
 
@@ -460,25 +454,25 @@ def value_lines(
     """
     name = view.name
     pieces: list[Line] = []
-    x = text_of(answer.get("x")) or "round"
+    series = series_of(answer, name)
     counts = {
-        (whole(point.get("n")), point.get("n_exact") is True) for each in series_of(answer, name) if not each.why_not
-        for point in each.points if _has_interval(point) and float(point["x"]) == view.cursor
-    }  # fmt: skip
+        point.count_text
+        for each in series
+        if not each.why_not
+        for point in each.points
+        if point.interval and point.x == view.cursor
+    }
     if view.cursor is not None:
-        common = next(iter(counts)) if len(counts) == 1 else None
-        told = f", n {'' if common[1] else 'at most '}{common[0]:,}" if common else ""
-        pieces.append(line((f"{x} {view.cursor:.0f}", "strong"), (told, "")))
+        told = f", n {next(iter(counts))}" if len(counts) == 1 else ""
+        pieces.append(line((f"{answer.x or 'round'} {view.cursor:.0f}", "strong"), (told, "")))
     letters = iter(LETTERS)
-    for each in series_of(answer, name):
+    for each in series:
         silo = each.silo or "all silos"
         if each.why_not:
             pieces.append(line((f"{silo} is not drawn: {each.why_not}", "warn")))
             continue
         letter = next(letters, "?") if each.points else " "
-        point = next(
-            (item for item in each.points if view.cursor is not None and float(item["x"]) == view.cursor), None
-        )
+        point = next((point for point in each.points if point.x == view.cursor), None)
         pieces.append(
             line(
                 (letter, "accent"),
@@ -495,38 +489,37 @@ def value_lines(
     return lines if len(lines) <= most else [*lines[: most - 1], line((more, "dim"))]
 
 
-def _value(point: Mapping[str, Any], name: str, *, counted: bool, brief: bool) -> list[Part]:
-    """With its interval, and with its own number of prompts where those under the cursor differ."""
-    parts: list[Part] = [(value_text(number(point.get("value")), name), "strong")]
-    if _has_interval(point) and not brief:
-        sign = "n" if point.get("n_exact") is True else "n at most"
-        low, high = (value_text(number(point.get(end)), name) for end in ("low", "high"))
-        count = f" {sign} {whole(point.get('n')):,}" if counted else ""
-        parts.append((f" [{low}, {high}]{count}", "dim"))
-    if whole(point.get("silos")):
-        parts.append((f" of {whole(point.get('silos'))} silos", "dim"))
+def _value(point: FigureValue, name: str, *, counted: bool, brief: bool) -> list[Part]:
+    """Return a value with its interval, and with its own number of prompts where those under the cursor differ."""
+    parts: list[Part] = [(value_text(point.value, name), "strong")]
+    if point.interval and not brief:
+        low, high = (value_text(end, name) for end in point.interval)
+        parts.append((f" [{low}, {high}]{f' n {point.count_text}' if counted else ''}", "dim"))
+    if point.silos:
+        parts.append((f" of {point.silos} silos", "dim"))
     return parts
 
 
-def border_title(answer: Mapping[str, Any], name: str) -> str:
-    """Which figure, in which unit, and which one of how many."""
+def _title(name: str, series: Sequence[Series]) -> str:
+    return f"{title_of(name)} {unit_text(name, series[0].unit if series else '')}".rstrip()
+
+
+def border_title(answer: Curves, name: str) -> str:
+    """Return the figure's name, its unit, and its number among the figures."""
     names = names_of(answer)
-    unit = next((text_of(item.get("unit")) for item in map(mapping, _list(answer.get("series")))
-                 if text_of(item.get("name")) == name), "")  # fmt: skip
     where = f" · figure {names.index(name) + 1} of {len(names)}" if name in names else ""
-    return f"{title_of(name)} {unit_text(name, unit)}".rstrip() + where
+    return _title(name, series_of(answer, name)) + where
 
 
-def short_title(answer: Mapping[str, Any], name: str) -> str:
-    """Which figure, in which unit, from where, and what its bars are."""
-    series = [mapping(item) for item in _list(answer.get("series")) if mapping(item).get("name") == name]
-    units = unit_text(name, next((text_of(item.get("unit")) for item in series), ""))
-    sources = ", ".join(sorted({text_of(item.get("source")) for item in series} - {""}))
+def short_title(answer: Curves, name: str) -> str:
+    """Return the figure's name, its unit, its source, and what its bars mean."""
+    series = series_of(answer, name)
+    sources = ", ".join(sorted({each.source for each in series} - {""}))
     bars = "bars: 95 %" if name in PASS_RATES else ""
-    return " · ".join(part for part in (f"{title_of(name)} {units}".rstrip(), sources, bars) if part)
+    return " · ".join(part for part in (_title(name, series), sources, bars) if part)
 
 
-def nothing_lines(answer: Mapping[str, Any], name: str, cells: int) -> list[Line]:
+def nothing_lines(answer: Curves, name: str, cells: int) -> list[Line]:
     """Why nothing can be drawn: no figure yet, or only such that may not be."""
     hidden = [each for each in series_of(answer, name) if each.why_not]
     if hidden:
@@ -537,63 +530,48 @@ def nothing_lines(answer: Mapping[str, Any], name: str, cells: int) -> list[Line
 # ---- table -----------------------------------------------------------------------------------------
 
 
-def table_rows(answer: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
-    """Every value of one figure, newest first."""
-    rows = [
-        {**point, "silo": each.silo or "all", "name": name, "source": each.source}
-        for each in series_of(answer, name) for point in each.points
-    ]  # fmt: skip
-    return sorted(rows, key=lambda row: (-number(row.get("x")), text_of(row.get("silo"))))
+def table_rows(answer: Curves, name: str = "") -> list[FigureValue]:
+    """Every value of one figure, or of all, newest first."""
+    rows = [point for each in series_of(answer, name) for point in each.points]
+    return sorted(rows, key=lambda row: (-row.x, row.silo))
 
 
-def row_id(row: Row) -> str:
-    return (
-        f"{text_of(row.get('name'))} {text_of(row.get('silo'))} {text_of(row.get('round'))} {text_of(row.get('step'))}"
-    )
+def row_id(row: FigureValue) -> str:
+    return f"{row.name} {row.silo} {row.round} {row.step}"
 
 
-def _figure(field: str) -> Any:
-    def show(row: Row) -> Part:
-        value = row.get(field)
-        return (value_text(number(value), text_of(row.get("name"))), "") if _is_number(value) else ("-", "dim")
-
-    return show
-
-
-def _count(row: Row) -> Part:
-    if not whole(row.get("n")):
-        return "-", "dim"
-    return f"{whole(row.get('n')):,}" if row.get("n_exact") is True else f"<={whole(row.get('n')):,}", ""
+def _figure(row: FigureValue, value: float | None) -> Part:
+    return ("-", "dim") if value is None else (value_text(value, row.name), "")
 
 
 COLUMNS = (
-    Column("round", lambda row: (f"r{text_of(row.get('round'))}", ""), 6, worth=0, right=True,
-           order=lambda row: number(row.get("round"))),
-    Column("step", lambda row: (text_of(row.get("step")) if whole(row.get("step")) else "-", ""), 5, worth=1,
-           right=True, order=lambda row: number(row.get("step"))),
-    Column("silo", lambda row: (text_of(row.get("silo")), "strong"), 14, worth=0, grows=True),
-    Column("value", _figure("value"), 10, worth=0, right=True, order=lambda row: number(row.get("value"))),
-    Column("low", _figure("low"), 8, worth=0, right=True, order=lambda row: number(row.get("low"))),
-    Column("high", _figure("high"), 8, worth=0, right=True, order=lambda row: number(row.get("high"))),
-    Column("n", _count, 7, worth=0, right=True, order=lambda row: number(row.get("n"))),
-    Column("source", lambda row: (text_of(row.get("source")), "dim"), 8, worth=2),
-    Column("at UTC", lambda row: (text_of(row.get("at"))[:19].replace("T", " "), "dim"), 19, worth=3),
+    Column("round", lambda row: (f"r{row.round}", ""), 6, worth=0, right=True, order=lambda row: row.round),
+    Column("step", lambda row: (str(row.step or "-"), ""), 5, worth=1, right=True, order=lambda row: row.step),
+    Column("silo", lambda row: (row.silo or "all", "strong"), 14, worth=0, grows=True),
+    Column("value", lambda row: _figure(row, row.value), 10, worth=0, right=True, order=lambda row: row.value),
+    Column("low", lambda row: _figure(row, row.low), 8, worth=0, right=True, order=lambda row: row.low or 0.0),
+    Column("high", lambda row: _figure(row, row.high), 8, worth=0, right=True, order=lambda row: row.high or 0.0),
+    Column("n", lambda row: (row.count_text.replace("at most ", "<=") or "-", "" if row.n else "dim"), 7, worth=0,
+           right=True, order=lambda row: row.n or 0),
+    Column("source", lambda row: (row.source, "dim"), 8, worth=2),
+    Column("at UTC", lambda row: (row.at[:19].replace("T", " "), "dim"), 19, worth=3),
 )  # fmt: skip
 
 
-def point_text(row: Row, answer: Mapping[str, Any], cells: int) -> list[Line]:
-    """One value whole."""
-    name = text_of(row.get("name"))
+def point_text(row: FigureValue, answer: Curves, cells: int) -> list[Line]:
+    """Return one value whole."""
     facts = [
-        ("figure", title_of(name)), ("silo", text_of(row.get("silo"))), ("run", text_of(answer.get("run"))),
-        ("place", f"round {text_of(row.get('round'))}, step {text_of(row.get('step'))}"),
-        ("value", value_text(number(row.get("value")), name)), ("source", text_of(row.get("source"))),
-    ]  # fmt: skip
-    if _has_interval(row):
-        low, high = (value_text(number(row.get(end)), name) for end in ("low", "high"))
-        sign = "" if row.get("n_exact") is True else "at most "
-        facts.append(("interval", f"{low} to {high}, 95 %, Wilson over {sign}{whole(row.get('n')):,} prompts"))
+        ("figure", title_of(row.name)),
+        ("silo", row.silo or "all"),
+        ("run", answer.run),
+        ("place", f"round {row.round}, step {row.step}"),
+        ("value", value_text(row.value, row.name)),
+        ("source", row.source),
+    ]
+    if row.interval:
+        low, high = (value_text(end, row.name) for end in row.interval)
+        facts.append(("interval", f"{low} to {high}, 95 %, Wilson over {row.count_text} prompts"))
     lines = [part for label, text in facts for part in named(label, wrap(text, cells - 10))]
-    for index, told in enumerate(_list(answer.get("not_recorded"))):
-        lines += named("not here" if not index else "", wrap(text_of(told), cells - 10, "dim"))
+    for index, told in enumerate(answer.not_recorded):
+        lines += named("not here" if not index else "", wrap(told, cells - 10, "dim"))
     return lines

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from fedsilo.control.answers import CapacityRow, LimitRow, Limits, SpentRow
 from fedsilo.views.columns import Column
@@ -32,7 +31,6 @@ FORECAST_TAKES = "if each is like the last one; messages of content only"
 # ---- rows ------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
 class ShownLimit(LimitRow):
     """A limit as it stands at the moment it is shown: how much of it is used, in words and as a bar."""
 
@@ -80,7 +78,7 @@ def bar_text(share: float, cells: int, glyphs: Glyphs) -> str:
 
 
 def legend_lines(rows: Sequence[ShownLimit], cells: int) -> list[Line]:
-    """What the words of the rows mean that call for somebody, as far as they are there."""
+    """Return the meaning of those words in the rows that call for somebody."""
     there = {word for row in rows for word in (row.state, row.percent)}
     pieces = [
         line((f"{word} ", _STATE_STYLES.get(word, "bad")), (says, "dim"))
@@ -110,7 +108,7 @@ def percent_text(share: float) -> str:
 
 
 def resets_text(window: str, now: float) -> str:
-    """When what was used counts no more. `now`: UTC seconds."""
+    """Return when what was used no longer counts. `now`: UTC seconds."""
     match window:
         case "minute":
             return "after 60 s each"

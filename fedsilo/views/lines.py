@@ -18,6 +18,8 @@ from dataclasses import dataclass
 
 from rich.cells import cell_len, set_cell_size
 
+from fedsilo.protocol.clocks import utc
+
 CHARACTERS_MAX = 400
 RUN_MAX = 12  # of one character; the rest of the run becomes a count
 RUN_KEPT = 6
@@ -120,6 +122,7 @@ class Glyphs:
 
 
 NOT_YET_KNOWN = "not yet known"
+YEAR_10000_SECONDS = 253_402_300_800  # since 1970; a later moment has no date
 UNICODE = Glyphs("●", "○", "\u00d7", "!", "→", "━", "╌", " · ", "…", "▸", "▴", "▾", " > ")
 ASCII = Glyphs("*", "o", "x", "!", "->", "#", "-", " | ", "~", ">", "^", "v", " > ")
 
@@ -263,6 +266,11 @@ def duration_text(seconds: float) -> str:
     whole = max(int(seconds), 0)
     hours, minutes = divmod(whole // 60, 60)
     return f"{hours}:{minutes:02d}:{whole % 60:02d}" if hours else f"{minutes:02d}:{whole % 60:02d}"
+
+
+def moment_text(seconds: float) -> str:
+    """A time since 1970, in UTC."""
+    return utc(min(max(seconds, 0.0), YEAR_10000_SECONDS - 1)) if seconds else NOT_YET_KNOWN
 
 
 def digest_text(digest: str) -> str:

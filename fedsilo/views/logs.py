@@ -17,11 +17,10 @@ from collections.abc import Sequence
 from hashlib import sha256
 from typing import Any
 
-from fedsilo.views.columns import MARK_CELLS, Column, Row
-from fedsilo.views.lines import Glyphs, Line, Part, clip, line, whole, wrap
+from fedsilo.control.answers import Answer, LogLines
+from fedsilo.views.columns import MARK_CELLS, Column
+from fedsilo.views.lines import Glyphs, Line, clip, line, whole, wrap
 from fedsilo.views.lines import field as named
-from fedsilo.views.state import mapping, text_of
-from fedsilo.views.state import whole as whole_number
 
 LEFT_OUT = "(left out)"  # stands in a line in place of what a trainer said
 CURSOR_ROWS = 2
@@ -37,49 +36,54 @@ TRAINER = "not here: the trainer's log (may quote private text): silo logs --tra
 # ---- rows ------------------------------------------------------------------------------------------
 
 
-def log_rows(answer: Any) -> list[dict[str, Any]]:
-    """The lines of an answer, newest first, each with its parts and a name that stays while newer ones arrive."""
-    told = mapping(answer).get("lines")
-    rows: list[dict[str, Any]] = []
+class LogRow(Answer):
+    """One line of a log with its parts, which are empty where it has another form.
+
+    Attributes:
+        id: stays while newer lines arrive
+    """
+
+    id: str
+    time: str
+    level: str
+    source: str
+    text: str
+    line: str
+
+
+def log_rows(answer: LogLines) -> list[LogRow]:
+    """The lines of an answer, newest first."""
+    rows: list[LogRow] = []
     seen: dict[str, int] = {}
-    for raw in told if isinstance(told, list) else ():
-        text = text_of(raw)
+    for text in answer.lines:
         seen[text] = seen.get(text, 0) + 1
         name = sha256(f"{seen[text]} {text}".encode("utf-8", "surrogatepass")).hexdigest()[:16]
         found = _FORM.fullmatch(text)
         moment, level, source, said = found.groups() if found is not None else ("", "", "", text)
-        rows.append({"id": name, "time": moment, "level": level, "source": source, "text": said, "line": text})
+        rows.append(LogRow(id=name, time=moment, level=level, source=source, text=said, line=text))
     return rows[::-1]
 
 
-def row_id(row: Row) -> str:
-    return text_of(row.get("id"))
-
-
-def from_level(rows: Sequence[dict[str, Any]], least: str) -> list[dict[str, Any]]:
+def from_level(rows: Sequence[LogRow], least: str) -> list[LogRow]:
     """Rows of that level and above; a line without a level that is known stays, for it may be the one that counts."""
     first = LEVELS.index(least)
-    return [row for row in rows if row["level"] not in LEVELS or LEVELS.index(row["level"]) >= first]
+    return [row for row in rows if row.level not in LEVELS or LEVELS.index(row.level) >= first]
 
 
-def _style(row: Row) -> str:
+def _style(row: LogRow) -> str:
     """A line that has little to read stands back, unless it is an error; how many there are stands in the head."""
-    style = _STYLES.get(text_of(row.get("level")), "")
-    return "dim" if style != "bad" and LEFT_OUT in text_of(row.get("text")) else style
-
-
-def _level(row: Row) -> Part:
-    return text_of(row.get("level")), _style(row)
+    style = _STYLES.get(row.level, "")
+    return "dim" if style != "bad" and LEFT_OUT in row.text else style
 
 
 COLUMNS = (
-    Column("time UTC", lambda row: (text_of(row.get("time"))[11:23], "dim"), 12, worth=0),
-    Column("level", _level, 8, worth=0),
-    Column("day", lambda row: (text_of(row.get("time"))[5:10], "dim"), 5, worth=3),
-    Column("source", lambda row: (text_of(row.get("source")), "dim"), 12, worth=4),
+    Column("time UTC", lambda row: (row.time[11:23], "dim"), 12, worth=0),
+    Column("level", lambda row: (row.level, _style(row)), 8, worth=0),
+    Column("day", lambda row: (row.time[5:10], "dim"), 5, worth=3),
+    Column("source", lambda row: (row.source, "dim"), 12, worth=4),
     # what it needs first: day and source are the same in most lines, and `enter` has both
-    Column("text", lambda row: (text_of(row.get("text")), _style(row)), 96, worth=0, grows=True),
-)  # fmt: skip
+    Column("text", lambda row: (row.text, _style(row)), 96, worth=0, grows=True),
+)
 TEXT = "text"
 
 
@@ -87,9 +91,17 @@ TEXT = "text"
 
 
 def head_lines(
-    answer: Any, least: str, asked: int, cells: int, *, coordinator: bool, moved: bool, wrapped: bool, why_not: str
-) -> list[Line]:  # fmt: skip
-    """What of the log is seen: whose, from which level on, whether it follows, what was left out.
+    answer: LogLines | None,
+    least: str,
+    asked: int,
+    cells: int,
+    *,
+    coordinator: bool,
+    moved: bool,
+    wrapped: bool,
+    why_not: str,
+) -> list[Line]:
+    """Return which part of the log is shown: whose, from which level on, whether it follows, what was left out.
 
     Args:
         answer: of the query; None before it came.
@@ -107,25 +119,24 @@ def head_lines(
     way = "follows the newest" if not moved else "stays here; g follows again"
     form = "whole lines" if wrapped else "one line each"
     told = wrap(f"newest first · {level} (v) · {form} (w) · {way}", cells, "dim")[:2]
-    left_out = whole_number(mapping(answer).get("left_out"))
     if why_not:
         told += wrap(f"not filtered: what follows {REGEX_SIGN} {why_not}", cells, "warn")[:2]
-    if left_out:
-        text = f"redaction on: {left_out} line{'s' if left_out != 1 else ''} left out or cut (trainer's words)"
-        told += wrap(f"{text}; hide them: /!(left", cells, "warn")[:2]
+    if answer.left_out:
+        lines = f"{answer.left_out} line{'s' if answer.left_out != 1 else ''} left out or cut (trainer's words)"
+        told += wrap(f"redaction on: {lines}; hide them: /!(left", cells, "warn")[:2]
     elif not coordinator:
         told += wrap("redaction on: nothing had to be left out of these lines", cells, "dim")[:1]
-    if len(mapping(answer).get("lines") or ()) >= LINES_MAX <= asked:
+    if len(answer.lines) >= LINES_MAX <= asked:
         older = "are not shown by its desk" if coordinator else f"silo logs --lines {10 * LINES_MAX}"
         told += wrap(f"the newest {LINES_MAX}; older ones: {older}", cells, "dim")
     return told
 
 
-def cursor_lines(row: Row | None, cells: int, glyphs: Glyphs) -> list[Line]:
+def cursor_lines(row: LogRow | None, cells: int, glyphs: Glyphs) -> list[Line]:
     """The text under the cursor whole where it fits, always in as many lines, so that the rows stay where they are."""
     if row is None:
         return []
-    rows = wrap(text_of(row.get("text")), cells - MARK_CELLS)
+    rows = wrap(row.text, cells - MARK_CELLS)
     if len(rows) > CURSOR_ROWS:
         last = clip(rows[CURSOR_ROWS - 1], cells - 20, glyphs.more)
         rows = [*rows[: CURSOR_ROWS - 1], (*last, ("  enter: the rest", "dim"))]
@@ -137,19 +148,18 @@ def trainer_lines(cells: int) -> list[Line]:
     return wrap(TRAINER, cells, "dim")
 
 
-def parsed(row: Row) -> dict[str, Any]:
+def parsed(row: LogRow) -> dict[str, Any]:
     """A line taken apart; a text that is JSON, or ends in it, is taken apart as well."""
-    told: dict[str, Any] = {name: row.get(name) for name in ("time", "level", "source", "text")}
-    said = text_of(row.get("text"))
-    start = said.find("{")
+    told: dict[str, Any] = {"time": row.time, "level": row.level, "source": row.source, "text": row.text}
+    start = row.text.find("{")
     if start >= 0:
         with contextlib.suppress(ValueError, RecursionError):  # else it is a text like any other
-            told |= {"text": said[:start].strip(), "json": json.loads(said[start:])}
+            told |= {"text": row.text[:start].strip(), "json": json.loads(row.text[start:])}
     return told
 
 
-def detail_lines(row: Row, body: Sequence[Line], twin: str, cells: int) -> list[Line]:
-    """One line of the log whole, then its parts as JSON.
+def detail_lines(row: LogRow, body: Sequence[Line], twin: str, cells: int) -> list[Line]:
+    """Return one line of the log whole, then its fields as JSON.
 
     Args:
         row: of `log_rows`.
@@ -157,6 +167,5 @@ def detail_lines(row: Row, body: Sequence[Line], twin: str, cells: int) -> list[
         twin: the command that shows the log.
         cells: width.
     """
-    level = _level(row)
-    head = [line((text_of(row.get("time")), "strong"), "  ", level, "  ", (text_of(row.get("source")), "dim"))]
-    return [*head, *whole(text_of(row.get("text")), cells), line(""), *named("as text", twin, cells), line(""), *body]
+    head = [line((row.time, "strong"), "  ", (row.level, _style(row)), "  ", (row.source, "dim"))]
+    return [*head, *whole(row.text, cells), line(""), *named("as text", twin, cells), line(""), *body]

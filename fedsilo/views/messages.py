@@ -1,9 +1,9 @@
 """Messages as rows and lines: of an outbox or inbox with decisions, and of a coordinator's outbox, which has counts.
 
-Reads the answers of the queries `outbox` and `inbox` and nothing else. They come from our own daemon, but kinds, names
-and measured values in them come from further away, so no shape is trusted here and every text passes `safe` where it is
-drawn (threat T37). Nobody judges what a coordinator sends, so there is no verdict there: each silo judges what comes to
-it, and its own inbox tells. Pure.
+Shows the answers of the queries `outbox` and `inbox` and nothing else. They come from our own daemon, but kinds, names
+and measured values in them come from further away, so every text passes `safe` where it is drawn (threat T37). Nobody
+judges what a coordinator sends, so there is no verdict there: each silo judges what comes to it, and its own inbox
+shows how. Pure.
 
 Does not say whether the log that the answers come from is whole: the audit screen does. Nor that a silo used something,
 only that it acknowledged it.
@@ -11,17 +11,17 @@ only that it acknowledged it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
-from fedsilo.control.answers import MessageRow, read
+from fedsilo.control import answers
 from fedsilo.views import rule_words
-from fedsilo.views.columns import Column, Row
+from fedsilo.views.columns import Column
 from fedsilo.views.conditions import control_line, denied_lines
-from fedsilo.views.lines import Line, Part, bytes_text, clip, flow, line, table, wrap
-from fedsilo.views.state import HIDDEN, mapping, number, text_of, value_text, whole
+from fedsilo.views.lines import YEAR_10000_SECONDS, Line, Part, bytes_text, clip, flow, line, table, wrap
+from fedsilo.views.state import HIDDEN, number, text_of, value_text, whole
 
 VERDICT_STYLES = {"allow": "ok", "deny": "bad", "hold": "warn"}
 VERDICTS = tuple(VERDICT_STYLES)
@@ -56,51 +56,50 @@ _COMPARED = (
     ("text_bytes", "bytes of text"), ("tokens", "tokens"),
 )  # fmt: skip
 _DECIDING_FIRST = ("deny", "hold", "look")
-_YEAR_10000_SECONDS = 253_402_300_800  # since 1970; a later moment has no date
 _LABEL_CELLS = 11
+_NOT_MEASURED = frozenset({"measured", "limit"})
 _MEASURED = "it had"  # a sentence of what would pass that also says what was measured
 
 
 # ---- rows ------------------------------------------------------------------------------------------
 
 
-def message_row(row: Any) -> MessageRow:
-    """Read a row of an outbox or inbox."""
-    return read(MessageRow, row)
+def verdict_part(row: answers.MessageRow) -> Part:
+    return _verdict_part(row.verdict, row.outcome)
 
 
-def verdict_part(row: MessageRow) -> Part:
-    if _hold_end(row):
+def _verdict_part(verdict: str, outcome: str) -> Part:
+    if _hold_end(verdict, outcome):
         return "held", "dim"  # nobody is asked any more
-    return _WORDS.get(row.verdict, row.verdict), VERDICT_STYLES.get(row.verdict, "warn")
+    return _WORDS.get(verdict, verdict), VERDICT_STYLES.get(verdict, "warn")
 
 
-def left_part(row: MessageRow) -> Part:
-    """Whether it left this silo: yes, no, not yet, unknown; what is none of these is shown as unknown."""
-    if end := _hold_end(row):
+def left_part(row: answers.MessageRow) -> Part:
+    """Return whether it left this silo: yes, no, not yet, unknown; what is none of these is shown as unknown."""
+    if end := _hold_end(row.verdict, row.outcome):
         return ("later" if end == "approved" else "unknown" if end == "ended" else "no"), "dim"
     return _LEFT.get((row.verdict, row.outcome), ("unknown", "warn"))
 
 
-def _hold_end(row: MessageRow) -> str:
-    """How a hold ended; empty of what is held still, and of what never was."""
-    return row.outcome if row.verdict == "hold" and row.outcome in _HOLD_ENDS else ""
+def _hold_end(verdict: str, outcome: str) -> str:
+    """Return how a hold ended; empty for what is held still, and for what never was."""
+    return outcome if verdict == "hold" and outcome in _HOLD_ENDS else ""
 
 
-def rule_part(row: MessageRow) -> Part:
-    """The rule that decided, or the codes where no rule came to judge; of a hold that is over, its end."""
-    if end := _hold_end(row):
+def rule_part(row: answers.MessageRow) -> Part:
+    """Return the rule that decided, or the codes where no rule judged; of a hold that is over, its end."""
+    if end := _hold_end(row.verdict, row.outcome):
         return end, "dim"
     rule = row.rule or " ".join(row.reasons)
     return (rule, "") if rule else (_nothing(row, "reasons"), "dim")
 
 
-def _nothing(row: MessageRow, name: str) -> str:
+def _nothing(row: answers.MessageRow, name: str) -> str:
     """In place of a field: there is none, or the source does not hold it. A coordinator's rows are counts."""
     return "-" if name not in row.absent or "messages" not in row.absent else HIDDEN
 
 
-def digest_part(row: MessageRow) -> Part:
+def digest_part(row: answers.MessageRow) -> Part:
     return short_digest(row.digest) or _nothing(row, "digest"), "dim"
 
 
@@ -108,11 +107,11 @@ def short_digest(digest: str) -> str:
     return f"{digest[:4]}…{digest[-4:]}" if len(digest) > 12 else digest
 
 
-def _round_part(row: MessageRow) -> Part:
+def _round_part(row: answers.MessageRow) -> Part:
     return (f"r{row.round}", "") if row.run else ("-", "dim")
 
 
-def _milliseconds_part(row: MessageRow) -> Part:
+def _milliseconds_part(row: answers.MessageRow) -> Part:
     value = row.milliseconds
     if value is None:
         return "-", "dim"
@@ -162,7 +161,7 @@ def peer_name(peer: str) -> str:
 
 
 def noun(direction: str, verdict: str = "") -> str:
-    """What would stand in an empty table."""
+    """Return the word for what an empty table would show."""
     return f"{_OF_VERDICT.get(verdict, '')}{NOUNS[direction]}"
 
 
@@ -170,13 +169,13 @@ def noun(direction: str, verdict: str = "") -> str:
 
 
 def summary_lines(
-    direction: str, answer: Mapping[str, Any], sent_bytes: float | None, cells: int, *, control: bool
+    direction: str, answer: answers.MessagePage | None, sent_bytes: float | None, cells: int, *, control: bool
 ) -> list[Line]:
-    """How many there are of each, and how much went out.
+    """Return how many there are of each, and how much went out.
 
     Args:
         direction: outbox or inbox.
-        answer: of the query; empty while there is none.
+        answer: to the query; None before it came.
         sent_bytes: payload bytes out since the daemon started, control messages included; None where it is not known.
         cells: width.
         control: allowed control messages are among the rows and their count.
@@ -185,18 +184,16 @@ def summary_lines(
     for name, text in (("outbox", "outbound"), ("inbox", "inbound")):
         here = name == direction
         pieces.append(line((f"[{text}]" if here else text, "strong" if here else "dim")))
-    if answer and "total" not in answer:
+    if answer is not None and "total" in answer.absent:
         pieces.append(line((f"how many, held and denied: {HIDDEN}", "dim")))
-    elif answer:
-        held, denied = whole(answer.get("held")), whole(answer.get("denied"))
+    elif answer is not None:
         pieces += [
-            line(f"{whole(answer.get('total'))} messages"),
-            line((f"{held} held", "warn" if held else "dim")),
-            line((f"{denied} denied", "bad" if denied else "dim")),
+            line(f"{answer.total} messages"),
+            line((f"{answer.held} held", "warn" if answer.held else "dim")),
+            line((f"{answer.denied} denied", "bad" if answer.denied else "dim")),
         ]
     if direction == "outbox" and sent_bytes is not None:
-        told = " left since the start, control included"
-        pieces.append(line(bytes_text(sent_bytes), (told, "dim")))
+        pieces.append(line(bytes_text(sent_bytes), (" left since the start, control included", "dim")))
     pieces.append(control_line(shown=control))
     return flow(pieces, cells)
 
@@ -204,26 +201,35 @@ def summary_lines(
 # ---- one decision ----------------------------------------------------------------------------------
 
 
-def brief_lines(direction: str, row: Row, answer: Mapping[str, Any], command: str, cells: int) -> list[Line]:
-    """The message under the cursor in a few lines: what became of it, why, and what would pass.
+def brief_lines(
+    direction: str, row: answers.MessageRow, answer: answers.DecisionInFull, command: str, cells: int
+) -> list[Line]:
+    """Return the message under the cursor in a few lines: what became of it, why, and what would pass.
 
     Args:
         direction: outbox or inbox.
         row: of the table.
-        answer: to the query for this one; empty while there is none.
+        answer: to the query for this one; without a message before it came.
         command: its twin.
         cells: width.
     """
-    message = message_row(row)
-    rows = flow([line(verdict_part(message)), line(_became(direction, message))], cells)
+    rows = flow([line(verdict_part(row)), line(_became(direction, row.verdict, row.outcome))], cells)
     if direction == "inbox":
-        rows += _labelled("from", message.peer or "-", cells)
-    rows += _digest_lines(message.digest, cells, keyed=message.digest_keyed)
-    rows += why_lines(mapping(answer.get("message")) or row, answer, cells)
+        rows += _labelled("from", row.peer or "-", cells)
+    rows += _digest_lines(row.digest, cells, keyed=row.digest_keyed)
+    if answer.message:
+        rows += why_lines(answers.read(answers.AuditRecord, answer.message), answer, cells)
+    else:
+        rules = tuple(
+            answers.filled(answers.JudgedRule, rule=rule, outcome=row.verdict, absent=_NOT_MEASURED)
+            for rule in row.rules
+        )
+        record = answers.filled(answers.AuditRecord, decision=row.verdict, reasons=row.reasons, rules=rules)
+        rows += why_lines(record, answers.filled(answers.DecisionInFull, outcome=row.outcome), cells)
     return [*rows, *_labelled("as command", command, cells)]
 
 
-def why_line(row: MessageRow, cells: int, more: str) -> Line:
+def why_line(row: answers.MessageRow, cells: int, more: str) -> Line:
     """The message under the cursor in one line, where `brief_lines` have no room: both ends of its digest, its verdict
     and the whole cause."""
     (verdict, style), (rule, _) = verdict_part(row), rule_part(row)
@@ -235,67 +241,54 @@ def why_line(row: MessageRow, cells: int, more: str) -> Line:
 
 
 def detail_lines(
-    direction: str, answer: Mapping[str, Any], command: str, cells: int, *, party: str = "silo"
+    direction: str, answer: answers.DecisionInFull, command: str, cells: int, *, party: str = "silo"
 ) -> list[Line]:
-    """One decision whole: outcome and cause first, then envelope, transforms and each rule's verdict.
+    """Return one decision whole: outcome and cause first, then envelope, transforms and each rule's verdict.
 
     Args:
         direction: outbox or inbox.
-        answer: {"message", "outcome", "milliseconds", "would_pass"}.
+        answer: to the query for this one.
         command: its twin.
         cells: width.
         party: whose log it is: silo or coordinator.
     """
-    record = mapping(answer.get("message"))
-    row = message_row({"verdict": record.get("decision"), "outcome": answer.get("outcome")})
-    verdict, style = verdict_part(row)
-    took = answer.get("milliseconds")
-    became = _became(direction, row) + (f", after {text_of(took)} ms" if took is not None else "")
-    rows = flow([line((verdict, style)), line((text_of(record.get("kind")), "strong")), line(became)], cells)
+    record, took = answers.read(answers.AuditRecord, answer.message), answer.milliseconds
+    became = _became(direction, record.decision, answer.outcome) + (f", after {took} ms" if took is not None else "")
+    verdict = _verdict_part(record.decision, answer.outcome)
+    rows = flow([line(verdict), line((record.kind, "strong")), line(became)], cells)
     rows += why_lines(record, answer, cells)
     rows += [line(), *_envelope_lines(direction, record, cells)]
     if transforms := list(_transform_lines(record, cells)):
         rows += [line(), *transforms]
     rows += [line(), *_rules_lines(record, cells), line()]
-    policy = mapping(record.get("policy"))
-    rows += _labelled("policy", short_digest(text_of(policy.get("effective"))) or "-", cells)
-    rows += _labelled("record", f"{text_of(record.get('seq'))} of this {party}'s audit log", cells)
+    rows += _labelled("policy", short_digest(text_of(record.policy.get("effective"))) or "-", cells)
+    rows += _labelled("record", f"{text_of(record.seq)} of this {party}'s audit log", cells)
     return [*rows, *_labelled("as command", command, cells)]
 
 
-def why_lines(record: Mapping[str, Any], answer: Mapping[str, Any], cells: int) -> list[Line]:
-    """The rules that denied or held it with what they measured, and what would pass; nothing for what was allowed.
-
-    Args:
-        record: of the audit log, or a row of the table, which only names the rules.
-        answer: with "would_pass": one sentence for each such rule, and more behind them.
-        cells: width.
-    """
-    verdict = text_of(record.get("decision") or record.get("verdict"))
-    if verdict == "allow":
+def why_lines(record: answers.AuditRecord, answer: answers.DecisionInFull, cells: int) -> list[Line]:
+    """Return the rules that denied or held it with what they measured, and what would pass; nothing for what was
+    allowed. Of a row of the table only the names of the rules are known."""
+    if record.decision == "allow":
         return []
-    found = record.get("rules")
-    over = _hold_end(message_row({"verdict": verdict, "outcome": answer.get("outcome", record.get("outcome"))}))
-    rules = [mapping(rule) if isinstance(rule, Mapping) else {"rule": rule, "outcome": verdict}
-             for rule in (found if isinstance(found, list) else [])]  # fmt: skip
-    deciding = [rule for rule in rules if text_of(rule.get("outcome")) in ("deny", "hold")]
-    sentences = _texts(answer.get("would_pass"))
-    codes = " ".join(_texts(record.get("reasons")))
+    deciding = [rule for rule in record.rules if rule.outcome in ("deny", "hold")]
+    sentences = list(answer.would_pass)
     if not deciding:
+        codes = " ".join(record.reasons)
         return denied_lines(codes or "no reason on record", "", "", "; ".join(sentences), cells)
     rows: list[Line] = []
     for rule in deciding:
-        name = text_of(rule.get("rule"))
-        whole_told = next((each for each in sentences if each.startswith(f"{name}: ") and _MEASURED in each), "")
-        measured, limit = value_text(rule.get("measured"), name), value_text(rule.get("limit"), name)
-        if over:
+        name = rule.rule
+        in_full = next((each for each in sentences if each.startswith(f"{name}: ") and _MEASURED in each), "")
+        measured, limit = value_text(rule.measured, name), value_text(rule.limit, name)
+        if _hold_end(record.decision, answer.outcome):
             rows += wrap(f"held by {name}", cells, "dim")  # what it had then is no state of things
-        elif text_of(rule.get("outcome")) == "hold":
+        elif rule.outcome == "hold":
             rows += wrap(f"HOLD {name}: {measured or '-'} of {limit or '-'}", cells, "warn")
-        elif whole_told:  # what would pass and what was measured, in one sentence: twice would be two facts to compare
-            sentences = [each for each in sentences if each != whole_told]
-            rows += wrap(f"DENY {whole_told}", cells, "bad")
-        elif "measured" in rule:
+        elif in_full:  # what would pass and what was measured, in one sentence: twice would be two facts to compare
+            sentences.remove(in_full)
+            rows += wrap(f"DENY {in_full}", cells, "bad")
+        elif "measured" not in rule.absent:
             rows += denied_lines(name, measured, limit, "", cells)
         else:
             rows += wrap(f"DENY {name}", cells, "bad")
@@ -304,8 +297,8 @@ def why_lines(record: Mapping[str, Any], answer: Mapping[str, Any], cells: int) 
     return rows
 
 
-def _became(direction: str, row: MessageRow) -> str:
-    verdict, outcome, end = row.verdict, row.outcome, _hold_end(row)
+def _became(direction: str, verdict: str, outcome: str) -> str:
+    end = _hold_end(verdict, outcome)
     if end and direction == "outbox":
         return _HOLD_ENDS[end]
     if direction == "inbox":
@@ -317,48 +310,47 @@ def _became(direction: str, row: MessageRow) -> str:
     return _BECAME.get((verdict, outcome), f"{verdict}, {outcome or 'no outcome on record'}: count it as gone")
 
 
-def _envelope_lines(direction: str, record: Mapping[str, Any], cells: int) -> Iterator[Line]:
-    payload = mapping(record.get("payload"))
-    place = f"round {text_of(record.get('round'))} step {text_of(record.get('step'))}"
-    run = text_of(record.get("run"))
-    yield from _labelled("run", f"{run}, {place}" if run else "outside a run", cells)
-    yield from _labelled("from" if direction == "inbox" else "to", text_of(record.get("peer")) or "-", cells)
-    if "sequence" in record:
-        yield from _labelled("sequence", text_of(record.get("sequence")), cells)
-    yield from _labelled("time", _time_text(record.get("t")), cells)
-    yield from _labelled("size", _size_text(payload.get("bytes")), cells)
-    keyed = "sha256" not in payload and "hmac_sha256" in payload
-    digest = text_of(payload.get("sha256") or payload.get("hmac_sha256"))
-    yield from _digest_lines(digest, cells, keyed=keyed)
-    if keyed:
+def _envelope_lines(direction: str, record: answers.AuditRecord, cells: int) -> Iterator[Line]:
+    payload = record.payload
+    place = (
+        f"{record.run}, round {text_of(record.round)} step {text_of(record.step)}" if record.run else "outside a run"
+    )
+    yield from _labelled("run", place, cells)
+    yield from _labelled("from" if direction == "inbox" else "to", record.peer or "-", cells)
+    if "sequence" not in record.absent:
+        yield from _labelled("sequence", text_of(record.sequence), cells)
+    yield from _labelled("time", _time_text(record.t), cells)
+    yield from _labelled("size", _size_text(payload.bytes), cells)
+    yield from _digest_lines(payload.digest, cells, keyed=payload.keyed)
+    if payload.keyed:
         yield from _labelled("", "keyed with this site's key, so that nobody can try out what the content was", cells)
     if direction == "outbox":
-        kept = "the bytes are kept in this site's archive" if payload.get("archived") is True else "the bytes: not kept"
-        yield from _labelled("archive", kept, cells)
-    if approvals := _texts(mapping(record.get("link")).get("approvals")):
-        yield from _labelled("approved", f"audit records {', '.join(approvals)}", cells)
+        archive = "the bytes are kept in this site's archive" if payload.archived else "the bytes: not kept"
+        yield from _labelled("archive", archive, cells)
+    approvals = record.link.get("approvals")
+    if isinstance(approvals, list) and approvals:
+        yield from _labelled("approved", f"audit records {', '.join(map(text_of, approvals))}", cells)
 
 
-def _transform_lines(record: Mapping[str, Any], cells: int) -> Iterator[Line]:
-    """What the guard changed between what the trainer offered and what was decided on."""
-    facts, payload = mapping(record.get("facts")), mapping(record.get("payload"))
-    offered, final, transform = (mapping(facts.get(name)) for name in ("offered", "final", "transform"))
+def _transform_lines(record: answers.AuditRecord, cells: int) -> Iterator[Line]:
+    """Yield what the guard changed between what the trainer offered and what was decided on."""
+    offered, final, transform = (record.facts.get(name, {}) for name in ("offered", "final", "transform"))
     if not offered and not transform:
         return
-    same = payload.get("sha256_before")
-    told = "the same bytes as were offered" if same == payload.get("sha256") else "other bytes than were offered"
-    yield from _labelled("transforms", "offered → decided on" if same is None else told, cells)
+    before = record.payload.sha256_before
+    same = "the same bytes as were" if before == record.payload.sha256 else "other bytes than were"
+    yield from _labelled("transforms", f"{same} offered" if before else "offered → decided on", cells)
     if "clip_l2" in transform:
         clipped = "clipped to" if transform.get("clipped") is True else "not clipped, within"
-        yield from _labelled("clip", f"{clipped} L2 {value_text(transform.get('clip_l2'))}", cells)
+        yield from _labelled("clip", f"{clipped} L2 {value_text(transform['clip_l2'])}", cells)
         yield from _labelled("rounding", f"to {value_text(transform.get('grid'))}", cells)
         bits = whole(transform.get("randomised_low_bits"))
         yield from _labelled("noise", f"{bits} low bits of each value are random" if bits else "none", cells)
     if "responses_withheld" in transform:
-        yield from _labelled("withheld", f"{value_text(transform.get('responses_withheld'))} responses", cells)
+        yield from _labelled("withheld", f"{value_text(transform['responses_withheld'])} responses", cells)
     for name in ("responses_ungraded", "donors_ungraded"):
         if name in transform:
-            yield from _labelled("dropped", f"{value_text(transform.get(name))} answers not graded in time", cells)
+            yield from _labelled("dropped", f"{value_text(transform[name])} answers not graded in time", cells)
     compared = [
         line((f"{title} ", "dim"), f"{_before_after(offered[name], name)} → {_before_after(final[name], name)}")
         for name, title in _COMPARED
@@ -367,26 +359,22 @@ def _transform_lines(record: Mapping[str, Any], cells: int) -> Iterator[Line]:
     yield from flow(compared, cells)
 
 
-def _rules_lines(record: Mapping[str, Any], cells: int) -> list[Line]:
-    found = record.get("rules")
-    rules = [mapping(rule) for rule in found] if isinstance(found, list) else []
-    rules.sort(key=lambda rule: text_of(rule.get("outcome")) not in _DECIDING_FIRST)
-    rest = whole(mapping(record.get("detail")).get("rules_not_applicable"))
-    if not rules:
+def _rules_lines(record: answers.AuditRecord, cells: int) -> list[Line]:
+    if not record.rules:
         return [line(("no rule of the policy judged it", "warn"))]
-    cells_of = []
-    for rule in rules:
-        name, outcome = text_of(rule.get("rule")), text_of(rule.get("outcome"))
-        style = {"ok": "ok", "deny": "bad"}.get(outcome, "warn")
-        limit = value_text(rule.get("limit"), name)
-        limit = f"at least {limit}" if rule_words.binds_from_below(name, limit) else limit
-        file = text_of(rule.get("file")) or "policy"
-        cells_of.append(
-            [(outcome, style), (name, ""), (value_text(rule.get("measured"), name), ""),
-             (limit, ""), (f"{file}:{text_of(rule.get('line'))}", "dim")]
+    rows = []
+    for rule in sorted(record.rules, key=lambda rule: rule.outcome not in _DECIDING_FIRST):
+        style = {"ok": "ok", "deny": "bad"}.get(rule.outcome, "warn")
+        limit = value_text(rule.limit, rule.rule)
+        limit = f"at least {limit}" if rule_words.binds_from_below(rule.rule, limit) else limit
+        place = f"{rule.file or 'policy'}:{text_of(rule.line)}"
+        rows.append(
+            [(rule.outcome, style), (rule.rule, ""), (value_text(rule.measured, rule.rule), ""),
+             (limit, ""), (place, "dim")]
         )  # fmt: skip
-    rows = table(("rule says", "rule", "measured", "limit", "where"), cells_of, cells)
-    return [*rows, line((f"{rest} more rules do not apply to this kind", "dim"))] if rest else rows
+    lines = table(("rule says", "rule", "measured", "limit", "where"), rows, cells)
+    rest = whole(record.detail.get("rules_not_applicable"))
+    return [*lines, line((f"{rest} more rules do not apply to this kind", "dim"))] if rest else lines
 
 
 # ---- values ----------------------------------------------------------------------------------------
@@ -409,14 +397,13 @@ def _before_after(value: Any, name: str) -> str:
     return value_text(value, "bytes" if name.endswith("bytes") else "")
 
 
-def _size_text(value: Any) -> str:
-    size = number(value)
+def _size_text(size: float) -> str:
     return f"{size:.0f} bytes" + (f", {bytes_text(size)}" if size >= 1024 else "")
 
 
 def _time_text(milliseconds: Any) -> str:
     seconds = number(milliseconds) / 1000
-    if not 0 < seconds < _YEAR_10000_SECONDS:
+    if not 0 < seconds < YEAR_10000_SECONDS:
         return "-"
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
@@ -428,15 +415,11 @@ def _labelled(name: str, text: str, cells: int) -> list[Line]:
     return [line((label if not index else " " * len(label), "dim"), *row) for index, row in enumerate(rows)]
 
 
-def _texts(value: Any) -> Sequence[str]:
-    return [text_of(item) for item in value] if isinstance(value, list) else []
-
-
 JUDGED_THERE = "each silo judges what comes to it"
 
 
-def state_part(row: MessageRow) -> Part:
-    """How far it came: what is none of the words of the query is not told as sent."""
+def state_part(row: answers.MessageRow) -> Part:
+    """Return how far a message came; an unknown word is never shown as sent."""
     match row.outcome:
         case "acked":
             return "acknowledged", "ok"
@@ -447,7 +430,7 @@ def state_part(row: MessageRow) -> Part:
     return "unknown", "warn"
 
 
-def _waiting_part(row: MessageRow) -> Part:
+def _waiting_part(row: answers.MessageRow) -> Part:
     return (str(row.waiting), "warn") if row.waiting else ("-", "dim")
 
 
@@ -463,56 +446,52 @@ SENT_COLUMNS = (
 )
 
 
-def sent_summary_lines(answer: Mapping[str, Any], cells: int, *, control: bool) -> list[Line]:
-    """How much was sent and how much waits.
+def sent_summary_lines(answer: answers.MessagePage | None, cells: int, *, control: bool) -> list[Line]:
+    """Return how much was sent and how much waits.
 
     Args:
-        answer: of the query; empty while there is none.
+        answer: to the query; None before it came.
         cells: width.
         control: acknowledgements and refusals are among the rows and their count.
     """
     pieces = [line(("[outbound]", "strong")), line(("inbound", "dim"))]
-    if answer:
-        waiting = whole(answer.get("waiting"))
-        pieces += [
-            line(f"{whole(answer.get('sent'))} messages"),
-            line((f"{waiting} wait", "warn" if waiting else "dim")),
-        ]
+    if answer is not None:
+        waits = line((f"{answer.waiting} wait", "warn" if answer.waiting else "dim"))
+        pieces += [line(f"{answer.sent} messages"), waits]
     pieces += [line((JUDGED_THERE, "dim")), control_line(shown=control)]
     return flow(pieces, cells)
 
 
-def sent_lines(row: Row, answer: Mapping[str, Any], command: str, cells: int) -> list[Line]:
-    """What went to one silo of one kind in one round, and every item of it that waits.
+def sent_lines(row: answers.MessageRow, answer: answers.SentInFull, command: str, cells: int) -> list[Line]:
+    """Return what went to one silo of one kind in one round, and every item of it that waits.
 
     Args:
-        row: of the table; of one that was gone to by its name, empty.
-        answer: {"message", "waiting"} to the query for this one; empty while there is none.
+        row: of the table.
+        answer: to the query for this one; without a message before it came.
         command: its twin.
         cells: width.
     """
-    shown = message_row(mapping(answer.get("message")) or row)
+    shown = row if "message" in answer.absent else answer.message
     place = f"{shown.run}, round {shown.round}" if shown.run else "outside a run"
     rows = flow([line((shown.kind, "strong")), line(f"to {shown.peer}"), line(place)], cells)
     counted = f"{shown.messages} messages, {bytes_text(shown.bytes)}"
     rows += flow([line(state_part(shown)), line(counted), line((JUDGED_THERE, "dim"))], cells)
-    items = answer.get("waiting")
-    waiting = [mapping(item) for item in items] if isinstance(items, list) else []
-    if waiting:
+    if answer.waiting:
         rows.append(line())
-        for item in waiting:
-            digest = text_of(item.get("sha256"))
-            half = len(digest) // 2
+        for item in answer.waiting:
+            half = len(item.sha256) // 2
             pieces = [
-                line(("waits for ", "dim"), _handed(item)), line(f"step {text_of(item.get('step'))}"),
-                line(bytes_text(number(item.get("bytes")))), line(("sha256 ", "dim"), digest[:half]),
-                line(digest[half:]),
-            ]  # fmt: skip
+                line(("waits for ", "dim"), _waits_for(item)),
+                line(f"step {item.step}"),
+                line(bytes_text(item.bytes)),
+                line(("sha256 ", "dim"), item.sha256[:half]),
+                line(item.sha256[half:]),
+            ]
             rows += flow(pieces, cells)
-        if (more := shown.waiting - len(waiting)) > 0:
+        if (more := shown.waiting - len(answer.waiting)) > 0:
             rows.append(line((f"{more} more wait", "dim")))
     return [*rows, line(), *flow([line(("as command", "dim")), line(command)], cells)]
 
 
-def _handed(item: Mapping[str, Any]) -> Part:
-    return ("its acknowledgement", "warn") if item.get("delivered") is True else ("the silo to ask", "warn")
+def _waits_for(item: answers.WaitingItem) -> Part:
+    return ("its acknowledgement" if item.delivered else "the silo to ask"), "warn"

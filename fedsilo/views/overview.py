@@ -1,5 +1,5 @@
-"""What the overview says, as lines: the bar on top, what needs a person, silos, the round. The screen and `fedconsole
---once` say the same.
+"""The overview as lines: the bar on top, what needs a person, silos, the round. The screen and `fedconsole --once`
+print the same.
 
 At a silo everything is `local`; at a coordinator only what silos released. What another party does not tell reads
 `hidden` or `-`, never 0. Pure: snapshot, time and width in, lines out.
@@ -59,7 +59,7 @@ EQUIVOCATION_KIND = "round.open"  # halted when the coordinator told two silos d
 
 @dataclass(frozen=True)
 class Need:
-    """One thing a person should look at.
+    """Something that a person should look at.
 
     Args:
         key: names it for good.
@@ -159,7 +159,7 @@ def _halted(halt: Halt, time: float) -> Need:
 
 
 def standing_lines(snapshot: Snapshot, now: float, cells: int, glyphs: Glyphs) -> list[Line]:
-    """What concerns every screen: a halt, a certificate that ends, clocks that differ."""
+    """Return what concerns every screen: a halt, a certificate that ends, clocks that differ."""
     everywhere = [need for need in needs_of(snapshot, now) if need.everywhere]
     return need_lines(everywhere, "", cells, glyphs, most=2)
 
@@ -181,7 +181,7 @@ def _days(days: float) -> str:
 
 
 def need_lines(needs: list[Need], selected: str, cells: int, glyphs: Glyphs, *, most: int) -> list[Line]:
-    """One line each, the selected one marked; what does not fit is counted."""
+    """Return one line for each need, the selected one marked; those that do not fit are counted."""
     lines: list[Line] = []
     for need in needs[:most]:
         mark = glyphs.cursor if need.key == selected else " "
@@ -216,8 +216,7 @@ def paused_lines(snapshot: Snapshot, cells: int, glyphs: Glyphs) -> list[Line]:
 
 def silos_lines(snapshot: Snapshot, now: float, cells: int, glyphs: Glyphs, *, most: int = 1000) -> list[Line]:
     """Args:
-    most: silos; of more than that those with trouble come first, and the rest is counted.
-    """
+    most: silos; of more than that those with trouble come first, and the rest is counted."""
     match snapshot.state:
         case SiloState() as state:
             return _own_silo(state, snapshot.server_now(now), cells, glyphs)
@@ -322,7 +321,7 @@ def round_lines(snapshot: Snapshot, cells: int, glyphs: Glyphs) -> list[Line]:
 
 
 def over(snapshot: Snapshot, leaving: str) -> list[Line]:
-    """That the run is over and how to go on from here, once it is."""
+    """Return a note that the run is over and how to go on from here, once it is."""
     state = snapshot.state
     if not isinstance(state, SiloState) or state.run or not state.last_run.run or state.last_run.state == "running":
         return []
@@ -439,7 +438,7 @@ def event_lines(snapshot: Snapshot, cells: int, glyphs: Glyphs, *, most: int) ->
 
 @dataclass(frozen=True)
 class Lock:
-    """Who may sign at this console just now."""
+    """Who may currently sign at this console."""
 
     person: str = ""
     seconds_left: float = 0.0
@@ -450,7 +449,7 @@ class Lock:
         return bool(self.person) and not self.read_only and self.seconds_left > 0
 
     def words(self) -> list[Part]:
-        """What the bar says of it, the whole first and what says less after it."""
+        """Return the bar's words for the lock, the whole text first and then shorter ones."""
         if self.read_only:
             return [("READ-ONLY", "dim")]
         if not self.open:
@@ -460,7 +459,7 @@ class Lock:
 
 
 def shorter(told: str) -> list[str]:
-    """What a source or a recording says of itself, the whole first and what says less after it.
+    """Return what a source or a recording says of itself, the whole text first and then shorter ones.
 
     The words in capitals are in each: what it is, and that it holds local data.
     """
@@ -475,7 +474,7 @@ def shorter(told: str) -> list[str]:
 
 
 def link_words(snapshot: Snapshot, now: float, glyphs: Glyphs) -> list[Part]:
-    """How the console stands with what it reads, the whole first and what says less after it."""
+    """Return the state of the console's connection, the whole text first and then shorter ones."""
     match snapshot.link.state:
         case "loading":
             return [(f"{glyphs.away} loading", "dim")]
@@ -521,7 +520,7 @@ def top_bar(snapshot: Snapshot, lock: Lock, now: float, cells: int, glyphs: Glyp
 
 
 def needs_text(needs: int) -> str:
-    """How many things need whoever looks."""
+    """Return the number of things that need the person who looks."""
     return f"{needs} need{'s' if needs == 1 else ''} you"
 
 

@@ -9,12 +9,13 @@ one function that makes text safe sees all of it (threat T37); a long text is cu
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from fedsilo.control.answers import Finding
+from fedsilo.control.answers import AnsweredPrompt, AnswerGiven, Comparison, Finding, Given, HeldPayload
 from fedsilo.views import rule_words
 from fedsilo.views.lines import (
     NOT_YET_KNOWN,
@@ -27,11 +28,12 @@ from fedsilo.views.lines import (
     duration_text,
     flow,
     line,
+    moment_text,
     safe,
     table,
     wrap,
 )
-from fedsilo.views.state import HIDDEN, Release, Rule, Snapshot, mapping, number, text_of, whole
+from fedsilo.views.state import HEX_DIGEST, HIDDEN, Release, Rule
 
 LABEL_CELLS = 9
 NOT_SENT = ("rejected", "denied", "expired", "missed")  # states of a release that takes nothing of a limit
@@ -42,21 +44,24 @@ _STYLES = {"ok": "ok", "look": "warn", "hold": "warn", "deny": "bad"}
 
 
 def header(
-    release: Release, snapshot: Snapshot, now: float, cells: int, glyphs: Glyphs, opened: Collection[str] = (),
+    release: Release,
+    cells: int,
+    *,
+    time: float,
+    opened: Collection[str] | None = None,
     person: str = "",
-) -> list[Line]:  # fmt: skip
-    """Who asks for what until when, and what is unusual about it.
+    told: str = "",
+) -> list[Line]:
+    """Return who asks for what until when, and what is unusual about it.
 
     Args:
         release: as it was shown.
-        snapshot: for the daemon's clock.
-        now: monotonic seconds.
         cells: of a line.
-        glyphs: to draw with.
-        opened: ids of the findings that were opened here.
+        time: of the daemon's clock, seconds since 1970.
+        opened: ids of the findings that were opened here; None where there are no keys to open them.
         person: who looks, where that is known.
+        told: what is read in place of a daemon; empty for a daemon.
     """
-    time = snapshot.server_now(now)
     left = release.left_seconds(time)
     ends: Part = (f"expires in {duration_text(left)}", "warn" if left < 300 else "")
     if not left > 0:
@@ -77,7 +82,7 @@ def header(
     roles = " or ".join(release.approvers.roles) or (HIDDEN if "given" in release.hidden else NOT_TOLD)
     until = release.deferred_until(person, time) if person and not release.ended_at else 0.0
     put_off = [line((f"you put it off for {duration_text(until - time)}", "dim"))] if until else []
-    why_hidden = HIDDEN_IN_SHARED if "share-safe" in snapshot.link.told else HIDDEN_IS
+    why_hidden = HIDDEN_IN_SHARED if "share-safe" in told else HIDDEN_IS
     return [
         *(wrap(why_hidden, cells, "dim") if release.hidden else []),
         *flow([line((release.id, "strong")), line((digest, "accent")), line(age), line(ends), *put_off], cells),
@@ -109,13 +114,12 @@ def _missing(release: Release, field: str) -> str:
     return HIDDEN if field in release.hidden else NOT_TOLD
 
 
-def leaves(release: Release, cells: int, glyphs: Glyphs, *, form: bool = True) -> list[Line]:
+def leaves(release: Release, cells: int, *, form: bool = True) -> list[Line]:
     """Lines on what leaves and who can read it, then its kind, size and form, and where it goes.
 
     Args:
         release: as it was shown.
         cells: of a line.
-        glyphs: to draw with.
         form: tensors, rank and type too, where a sentence says what it is.
     """
     if "leaves" in release.hidden:
@@ -142,7 +146,7 @@ def leaves(release: Release, cells: int, glyphs: Glyphs, *, form: bool = True) -
 
 
 def brief(release: Release, cells: int) -> list[Line]:
-    """What leaves, and where to, in a line or two, for the dialog that asks."""
+    """Return what leaves, and where to, in a line or two, for the dialog that asks."""
     kinds = ", ".join(f"{kind.kind} {bytes_text(kind.bytes)}" for kind in release.leaves.kinds)
     meant = [row for kind in release.leaves.kinds for row in wrap(kind.says, cells, "strong")]
     to = (
@@ -188,7 +192,7 @@ def rules(release: Release, cells: int, *, most: int) -> list[Line]:
 
 
 def rule_lines(rule: Rule, cells: int) -> list[Line]:
-    """One rule with its measured value and limit, in words; a finding in its own."""
+    """Return one rule with its measured value and limit, in words; a finding in its own words."""
     style = _STYLES.get(rule.outcome, "warn")
     text = rule_words.says(rule)
     if rule.outcome == "look":
@@ -224,18 +228,20 @@ def difference(release: Release, cells: int) -> list[Line]:
     return flow([line(piece) for piece in text.split("; ")], cells)
 
 
-def noticed(release: Release, cells: int, opened: Collection[str] = ()) -> list[Line]:
-    """What is unusual about it, which a person is asked to open: before everything else."""
+def noticed(release: Release, cells: int, opened: Collection[str] | None = None) -> list[Line]:
+    """Return what is unusual about it, which a person is asked to open before everything else."""
     rows: list[Line] = []
     if "policy" in release.hidden and not release.noticed:
         return wrap(f"{HIDDEN}: whether something unusual was found", cells)
     if release.noticed and not release.ended_at:
-        left = release.not_opened(opened)
+        left = release.not_opened(opened or ())
         count = f"{len(left)} not opened: f opens the next, A is off until then" if left else "each was opened"
+        if opened is None:
+            count = f"{len(left)}: each is read before a yes, and named with --ack-finding ID"
         rows += wrap(count, cells, "bad" if left else "ok")
     shown = [
-        (finding.says + (hit_brief(finding, release) if finding.code == "SCREEN_HIT" else ""), finding.id in opened)
-        for finding in release.noticed
+        (one.says + (hit_brief(one, release) if one.code == "SCREEN_HIT" else ""), one.id in (opened or ()))
+        for one in release.noticed
     ]
     told = {finding.says for finding in release.noticed}
     shown += [(rule.measured or rule.rule, False) for rule in release.rules
@@ -252,13 +258,13 @@ def unread_text(left: Collection[Finding]) -> str:
 
 
 def screened(release: Release, cells: int) -> list[Line]:
-    """What the text screens say."""
+    """Return the results of the text screens."""
     told = (release.findings or _missing(release, "findings")).removeprefix("screens ")
     return wrap(told, cells, "warn" if release.unscreened else "")
 
 
 def findings(release: Release, cells: int) -> list[Line]:
-    """How much is unusual, which stands above everything else, and what the screens say."""
+    """Return the number of unusual facts, which comes before everything else, and the results of the screens."""
     told = (release.findings or _missing(release, "findings")).removeprefix("screens ")
     number = release.count("look")
     style = "warn" if number or release.unscreened else ""
@@ -288,12 +294,18 @@ def labelled(label: str, rows: list[Line]) -> list[Line]:
 
 
 def one_column(
-    release: Release, snapshot: Snapshot, now: float, cells: int, height: int, glyphs: Glyphs,
-    opened: Collection[str] = (), person: str = "",
-) -> list[Line]:  # fmt: skip
-    """Everything in `height` lines of `cells`, if it goes in at all; the ok rules give way first."""
+    release: Release,
+    cells: int,
+    height: int,
+    *,
+    time: float,
+    opened: Collection[str] | None = None,
+    person: str = "",
+    told: str = "",
+) -> list[Line]:
+    """Return everything in `height` lines of `cells` if it fits; rules that passed are shortened first."""
     inner = cells - LABEL_CELLS
-    head = header(release, snapshot, now, cells, glyphs, opened, person)
+    head = header(release, cells, time=time, opened=opened, person=person, told=told)
     rest = [
         *labelled("stays", stays(release, inner)),
         *labelled("policy", [*policy_summary(release, inner), *uses(release, inner)]),
@@ -304,16 +316,50 @@ def one_column(
         *labelled("screens", screened(release, inner)),
         *answers(release, cells),
     ]  # fmt: skip
-    what = leaves(release, inner, glyphs)
+    what = leaves(release, inner)
     if len(head) + len(what) + len(rest) + len(below) >= height:  # v and p have the form
-        what = leaves(release, inner, glyphs, form=False)
+        what = leaves(release, inner, form=False)
     above = [*head, *labelled("leaves", what), *rest]
     most = max(height - len(above) - len(below), 1)
     shown = rules(release, inner, most=most)
     if len(shown) > most:  # the head says already how many approvals are given and needed
-        told = tuple(rule for rule in release.rules if (rule.rule, rule.outcome) != ("approvals", "hold"))
-        shown = rules(replace(release, rules=told), inner, most=most)
+        others = tuple(rule for rule in release.rules if (rule.rule, rule.outcome) != ("approvals", "hold"))
+        shown = rules(replace(release, rules=others), inner, most=most)
     return [*above, *labelled("", shown), *below]
+
+
+def printed(release: Release, cells: int, *, time: float, told: str = "", every_rule: bool = True) -> list[Line]:
+    """Everything for readers without keys: digests and moments whole, who answered when, each finding, every rule."""
+    given, held = release.approvers.given, release.state == "held"
+    if not held and not release.ended_at:
+        release = replace(release, ended_at=max((one.at for one in given), default=0.0) or release.expires_at)
+    until = f"{'expires' if held else 'its time was until'} {moment_text(release.expires_at)}"
+    whole = {"policy": release.policy.digest, "digest": release.digest}
+    digests = {part: HIDDEN if part in release.hidden else f"sha256:{digest}" for part, digest in whole.items()}
+    return [
+        *one_column(release, cells, 10_000, time=time, told=told),
+        *labelled("state", wrap(f"{release.state}, revision {release.revision}", cells - LABEL_CELLS)),
+        *labelled("times", wrap(f"held since {moment_text(release.held_since)}, {until}", cells - LABEL_CELLS)),
+        *labelled("answered", [row for one in given for row in answer_lines(one, one.time, cells - LABEL_CELLS)]),
+        *labelled(
+            "put off", [line(f"by {name} until {moment_text(until)}") for name, until in release.deferred.items()]
+        ),
+        *(row for one in release.noticed for row in (line(("finding ", "dim"), one.id), *evidence_lines(one, cells))),
+        *(_every_rule(release, cells) if every_rule and release.rules else []),
+        *(line((f"{name} ", "accent"), digest) for name, digest in digests.items()),
+    ]
+
+
+def _every_rule(release: Release, cells: int) -> list[Line]:
+    return [line(("every rule", "strong")), *(row for rule in release.rules for row in rule_lines(rule, cells))]
+
+
+def answer_lines(one: Given | AnswerGiven, at: str, cells: int) -> list[Line]:
+    """One person's answer with its moment, and of a no its reason and what the person wrote."""
+    verb = {"approve": "yes", "reject": "no"}.get(one.verdict, "?")
+    why = f" {rule_words.reason_text(one.reason)}" if verb == "no" and one.reason else ""
+    row = line((f"{verb:4}", "ok" if verb == "yes" else "bad"), one.person, (why, "bad"), (f"  {at}", "dim"))
+    return [row, *(wrap(f'"{one.note}"', cells, "bad") if one.note else [])]
 
 
 def signature_line(release: Release) -> Line:
@@ -386,7 +432,7 @@ _UNKNOWN = ("this console does not know this kind of finding", "look at the poli
 def finding_lines(
     finding: Finding, number_of: str, cells: int, release: Release | None = None, *, told: str = ""
 ) -> list[Line]:
-    """One finding whole.
+    """Return one finding whole.
 
     Args:
         finding: to show.
@@ -408,6 +454,12 @@ def finding_lines(
     ]
     if finding.evidence:
         rows += [(), line(("where it was found" if finding.code == "SCREEN_HIT" else "what was compared", "dim"))]
+    return [*rows, *evidence_lines(finding, cells)]
+
+
+def evidence_lines(finding: Finding, cells: int) -> list[Line]:
+    """What was compared, how it was before, and how it is now."""
+    rows: list[Line] = []
     for one in finding.evidence:
         rows.append(line((f"{safe(one.what, 80)}:", "accent")))
         if one.before not in ("", "None"):
@@ -417,8 +469,8 @@ def finding_lines(
 
 
 def hit_lines(finding: Finding, release: Release, cells: int) -> list[Line]:
-    """What a text screen matched, how often, what is allowed, and what would pass: all that can be said of a near match
-    without the text itself, which stands in no state and no recording."""
+    """Return what a text screen matched, how often, what is allowed, and what would pass: all that can be said of a
+    near match without the text itself, which is in no state and no recording."""
     screens = sorted({part.partition("/")[0] for one in finding.evidence for part in one.what.split(", ")})
     rows: list[Line] = []
     for name in screens:
@@ -438,7 +490,7 @@ def hit_lines(finding: Finding, release: Release, cells: int) -> list[Line]:
 
 
 def hit_brief(finding: Finding, release: Release) -> str:
-    """Of a hit in few words: whose text it stands for, and how often something matched."""
+    """Return a hit in few words: whose text it resembles, and how often something matched."""
     screens = sorted({part.partition("/")[0] for one in finding.evidence for part in one.what.split(", ")})
     counts = [f"{way} {count}" for name in screens for way, count in _counts(release.findings, name)]
     private = "private text, " if {"overlap", "canary"} & set(screens) else ""
@@ -458,85 +510,75 @@ def _labelled(label: str, text: str, cells: int) -> list[Line]:
 # ---- the payload ------------------------------------------------------------------------------------
 
 
-def payload_lines(shown: Mapping[str, Any], cells: int, glyphs: Glyphs) -> list[Line]:
-    """All of a payload as the daemon shows it."""
-    rows: list[Line] = [
-        line(
-            (text_of(shown.get("kind")), "strong"), f" {bytes_text(number(shown.get('bytes')))} ",
-            (f"sha256:{digest_text(text_of(shown.get('sha256')))}", "accent"),
-        )
-    ]  # fmt: skip
-    answers = shown.get("answers")
-    if isinstance(answers, list):
-        rows += _answers(answers, cells)
-    tensors = shown.get("tensors")
-    if isinstance(tensors, list):
-        rows += _tensors(shown, tensors, cells, glyphs)
-    if "content" in shown:
-        rows += _content(shown["content"], cells)
+def payload_lines(shown: HeldPayload, cells: int, glyphs: Glyphs) -> list[Line]:
+    """Return a whole payload as the daemon shows it."""
+    digest = f"sha256:{digest_text(shown.sha256)}"
+    rows = [line((shown.kind, "strong"), f" {bytes_text(shown.bytes)} ", (digest, "accent"))]
+    if "answers" not in shown.absent:
+        rows += _answers(shown.answers, cells)
+    if "tensors" not in shown.absent:
+        rows += _tensors(shown, cells, glyphs)
+    if "content" not in shown.absent:
+        text = json.dumps(shown.content, indent=1, ensure_ascii=False, default=str)
+        rows += _quoted(text, cells, "", mark="")
     return rows
 
 
-def _answers(answers: list[Any], cells: int) -> list[Line]:
-    rows: list[Line] = []
-    total = sum(len(_texts(mapping(row).get("answers"))) for row in answers)
+def _answers(answers: Sequence[AnsweredPrompt], cells: int) -> list[Line]:
+    total = sum(len(row.answers) for row in answers)
     told = f"answers: {total}, to public prompts: {len(answers)}; the prompts are this site's own copy"
-    rows += wrap(told, cells, "dim")
-    for row in map(mapping, answers):
-        texts, prompt = _texts(row.get("answers")), row.get("prompt")
-        rows += [(), line((f"public row {whole(row.get('row'))}", "accent"), (f"  answers: {len(texts)}", "dim"))]
-        if isinstance(prompt, str):
-            rows += _quoted(prompt, cells, "dim")
+    rows = wrap(told, cells, "dim")
+    for row in answers:
+        count = len(row.answers)
+        rows += [(), line((f"public row {row.row}", "accent"), (f"  answers: {count}", "dim"))]
+        if row.prompt is not None:
+            rows += _quoted(row.prompt, cells, "dim")
         else:
             rows += wrap("NOT in this site's public set: there is no prompt to show", cells, "bad")
-        for index, text in enumerate(texts, 1):
-            rows.append(line((f"answer {index} of {len(texts)}, characters: {len(text)}", "strong")))
+        for index, text in enumerate(row.answers, 1):
+            rows.append(line((f"answer {index} of {count}, characters: {len(text)}", "strong")))
             rows += _quoted(text, cells, "")
     return rows
 
 
-def _tensors(shown: Mapping[str, Any], tensors: list[Any], cells: int, glyphs: Glyphs) -> list[Line]:
-    edges = shown.get("edges")
-    places = [number(edge) for edge in edges] if isinstance(edges, list) else []
+def _tensors(shown: HeldPayload, cells: int, glyphs: Glyphs) -> list[Line]:
     rows: list[Line] = [
         *wrap("no value is shown: name, shape, type, L2 norm, and how many values are of which size", cells, "dim"),
-        *wrap(f"sizes: {_edges(places)}", cells, "dim"),
-        (),
-    ]  # fmt: skip
-    found = [mapping(one) for one in tensors]
-    begins, names, ends = _apart([text_of(one.get("name")) for one in found])
-    types = {text_of(one.get("type")) for one in found}
+        *wrap(f"sizes: {_edges(shown.edges)}", cells, "dim"),
+    ]
+    begins, names, ends = _apart([one.name for one in shown.tensors])
+    types = {one.type for one in shown.tensors}
     alike = [f"begins with {begins}"] if begins else []
     alike += [f"ends in {ends}"] if ends else []
     said = [f"each name {' and '.join(alike)}"] if alike else []
-    said += [f"each is of type {types.pop()}"] if len(types) == 1 and len(found) > 1 else []
-    rows[-1:] = [*wrap("; ".join(said), cells, "dim"), ()]
-    cellsof = []
-    for one, name in zip(found, names, strict=True):
-        counts, shape = mapping(one.get("histogram")), one.get("shape")
-        size = "x".join(str(whole(part)) for part in shape) if isinstance(shape, list) else ""
-        strange = whole(counts.get("not_finite"))
-        cellsof.append(
+    one_type = len(types) == 1 and len(shown.tensors) > 1
+    said += [f"each is of type {next(iter(types))}"] if one_type else []
+    rows += [*wrap("; ".join(said), cells, "dim"), ()]
+    found = []
+    for one, name in zip(shown.tensors, names, strict=True):
+        counts = one.histogram
+        found.append(
             [
-                (name, "strong"), (size, ""), *([(text_of(one.get("type")), "dim")] if types else []),
-                (text_of(one.get("norm")), ""), (_bars(counts.get("negative"), glyphs), ""),
-                (str(whole(counts.get("zero"))), "dim"), (_bars(counts.get("positive"), glyphs), ""),
-                (f"{strange} NOT FINITE" if strange else "", "bad"),
+                (name, "strong"),
+                ("x".join(map(str, one.shape)), ""),
+                *([] if one_type else [(one.type, "dim")]),
+                (one.norm, ""),
+                (_bars(counts.negative, glyphs), ""),
+                (str(counts.zero), "dim"),
+                (_bars(counts.positive, glyphs), ""),
+                (f"{counts.not_finite} NOT FINITE" if counts.not_finite else "", "bad"),
             ]
-        )  # fmt: skip
-    kinds = ["type"] if types else []
-    header = ["tensor", "shape", *kinds, "L2", "below 0", "zero", "above 0", ""]
+        )
+    header = ["tensor", "shape", *([] if one_type else ["type"]), "L2", "below 0", "zero", "above 0", ""]
     right = frozenset({header.index("L2"), header.index("zero")})
-    rows += table(header, cellsof, cells, right=right, ends=frozenset({0}))
-    total = whole(shown.get("tensors_total"))
-    if total > len(tensors):
-        rows.append(line((f"and {total - len(tensors)} more tensors", "warn")))
-    return rows
+    rows += table(header, found, cells, right=right, ends=frozenset({0}))
+    left = shown.tensors_total - len(shown.tensors)
+    return [*rows, *([line((f"and {left} more tensors", "warn"))] if left > 0 else [])]
 
 
 def _apart(names: list[str]) -> tuple[str, list[str], str]:
-    """What all names begin with, what is left of each, and what all end in, at their dots: what is left tells one from
-    another, and has to go into a narrow table."""
+    """Split names at their dots into what all begin with, what is left of each, and what all end in. The middle part
+    tells one from another and fits into a narrow table."""
     if len(names) < 2:
         return "", names, ""
     split = [name.split(".") for name in names]
@@ -549,94 +591,79 @@ def _apart(names: list[str]) -> tuple[str, list[str], str]:
     return f"{begins}." if begins else "", kept, f".{ends}" if ends else ""
 
 
-def _edges(places: list[float]) -> str:
+def _edges(places: Sequence[float]) -> str:
     return f"one bar for each power of ten, from {places[0]:g} to {places[-1]:g} and more" if places else "not told"
 
 
-def _bars(counts: Any, glyphs: Glyphs) -> str:
+def _bars(counts: Sequence[int], glyphs: Glyphs) -> str:
     """A bar a power of ten, by the share of its count: digits 0 to 9 say tenths in ASCII."""
-    numbers = [number(count) for count in counts] if isinstance(counts, list) else []
-    most = max(numbers, default=0.0)
+    most = max(counts, default=0)
     signs = ".123456789" if glyphs.full == "#" else " ▁▂▃▄▅▆▇█"
-    return "".join(signs[min(int(count / most * (len(signs) - 1) + 0.999), len(signs) - 1)] if most else signs[0]
-                   for count in numbers)  # fmt: skip
-
-
-def _content(content: Any, cells: int) -> list[Line]:
-    import json
-
-    text = json.dumps(content, indent=1, ensure_ascii=False, default=str)
-    return _quoted(text, cells, "", mark="")
+    last = len(signs) - 1
+    return "".join(signs[min(int(count / most * last + 0.999), last)] if most else signs[0] for count in counts)
 
 
 # ---- beside the last one ----------------------------------------------------------------------------
 
 
-def comparison_lines(told: Mapping[str, Any], cells: int) -> list[Line]:
-    """All of a release beside the last one of its kind: what differs first."""
-    against = told.get("against")
-    if not isinstance(against, Mapping):
-        return wrap(text_of(told.get("note")) or "there is nothing to compare with", cells, "strong")
-    state, at = text_of(against.get("state")) or "left", text_of(against.get("at"))
-    people = ", ".join(_texts(against.get("approved_by")))
-    became = f"left {at}, " + (f"approved by {people}" if people else "nobody was asked")
-    if state != "left":
-        no = ", ".join(_texts(against.get("rejected_by")))
-        became = f"held since {at}, {state}{f' by {no}' if no else ''}: it did not leave"
-    rows = wrap(f"against round {whole(against.get('round'))} of run {text_of(against.get('run'))}, {became}", cells)
-    if note := text_of(told.get("note")):
-        rows += wrap(note, cells, "warn")
-    found = [mapping(row) for row in told.get("rows") or [] if isinstance(row, Mapping)]
-    differing, same = ([row for row in found if (row.get("differs") is True) is so] for so in (True, False))
+def comparison_lines(told: Comparison, cells: int) -> list[Line]:
+    """Return a whole release beside the last one of its kind, differences first."""
+    against = told.against
+    if against is None:
+        return wrap(told.note or "there is nothing to compare with", cells, "strong")
+    people = ", ".join(against.approved_by)
+    became = f"left {against.at}, " + (f"approved by {people}" if people else "nobody was asked")
+    if (against.state or "left") != "left":
+        no = f" by {', '.join(against.rejected_by)}" if against.rejected_by else ""
+        became = f"held since {against.at}, {against.state}{no}: it did not leave"
+    rows = wrap(f"against round {against.round} of run {against.run}, {became}", cells)
+    if told.note:
+        rows += wrap(told.note, cells, "warn")
+    differing, same = ([row for row in told.rows if row.differs is so] for so in (True, False))
     for title, style, part in (("differs", "warn", differing), ("same", "dim", same)):
         if part:
             rows += [(), line((f"{title}: {len(part)}", style))]
             rows += table(
                 ("what", "before", "now"),
-                [[(_named(row), style), (_value(row.get("before")), ""), (_value(row.get("now")), "")] for row in part],
+                [
+                    [(row.what.replace("_", " "), style), (_value(row.before), ""), (_value(row.now), "")]
+                    for row in part
+                ],
                 cells,
             )
-    tensors = [mapping(one) for one in told.get("tensors") or [] if isinstance(one, Mapping)]
-    if tensors:
-        of = whole(told.get("tensors_total"))
-        rows += [(), line((f"L2 norm of {len(tensors)} of {of} tensors, largest change first", "accent"))]
+    if told.tensors:
+        text = f"L2 norm of {len(told.tensors)} of {told.tensors_total} tensors, largest change first"
+        rows += [(), line((text, "accent"))]
         rows += table(
             ("tensor", "before", "now", "times"),
             [
-                [(text_of(one.get("name")), ""), (_value(one.get("before")), ""), (_value(one.get("now")), ""),
-                 (_times(one.get("times")), "")]
-                for one in tensors
+                [(one.name, ""), (_value(one.before), ""), (_value(one.now), ""), (_times(one.times), "")]
+                for one in told.tensors
             ],
-            cells, right=frozenset({1, 2, 3}), ends=frozenset({0}),
-        )  # fmt: skip
+            cells,
+            right=frozenset({1, 2, 3}),
+            ends=frozenset({0}),
+        )
     return rows
-
-
-def _named(row: Mapping[str, Any]) -> str:
-    return text_of(row.get("what")).replace("_", " ")
 
 
 def _value(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
     text = "-" if value is None else str(value)
-    return f"{text[:8]}…{text[-4:]}" if len(text) == 64 and all(part in "0123456789abcdef" for part in text) else text
+    return f"{text[:8]}…{text[-4:]}" if HEX_DIGEST.fullmatch(text) else text
 
 
-def _times(value: Any) -> str:
-    return f"x{value:.2f}" if isinstance(value, int | float) else "only one has it"
+def _times(value: float | None) -> str:
+    return "only one has it" if value is None else f"x{value:.2f}"
 
 
 # ---- foreign text -----------------------------------------------------------------------------------
 
 
-def _texts(value: Any) -> list[str]:
-    return [text_of(one) for one in value] if isinstance(value, list) else []
-
-
 def _quoted(text: str, cells: int, style: str, *, mark: str = "| ") -> list[Line]:
-    """All of a text, line by line, behind a bar that no text can draw: what it means to hide is spelled out, and what
-    is longer than a line goes on in the next one."""
+    """Return a whole text, line by line, behind a bar that no text can draw. Characters meant to hide something are
+    spelled out, and long lines are wrapped."""
     room = max(cells - len(mark), 8)
     return [line((mark, "dim"), (row, style)) for part in text.split("\n") for row in _pieces(part, room)]
 

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+from fedsilo.views.lines import YEAR_10000_SECONDS
 from fedsilo.views.state import Rule
 
 # What each of the rules asks whose own name says it to nobody who did not write it.
@@ -60,7 +61,6 @@ _ROUND_STEP = re.compile(r"(?:round\.step )?(\d+)\.(\d+)")
 _NUMBER = re.compile(r"[\d.,]+(?:[eE][+-]?\d+)?[kKMGT]?(?: (?:[KMG]i)?B)?")
 _YES, _NO = "yes", "no"
 MOMENTS = "valid"  # the rule that measures a moment, and whose limit are two; seconds since 1970
-YEAR_10000_SECONDS = 253_402_300_800
 
 
 def reason_text(code: str) -> str:
@@ -75,7 +75,7 @@ def isolation_text(level: str) -> str:
 
 
 def binds_from_below(name: str, limit: str) -> bool:
-    """Whether a rule's limit, as text, is the least that it allows."""
+    """Return True if a rule's limit, as text, is the least that it allows."""
     return name in _LEAST and limit not in ("", "0")
 
 
@@ -95,7 +95,7 @@ def limit_text(name: str, limit: Any) -> str:
 
 
 def _is_about_people(rule: Rule) -> bool:
-    """With `on_hit: hold` the rule counts who approved, not what was hit."""
+    """Return True for a rule that counts approvals: with `on_hit: hold` it counts who approved, not hits."""
     return rule.rule == "screen hits" and binds_from_below(rule.rule, rule.limit)
 
 
@@ -106,14 +106,14 @@ def name_of(rule: Rule) -> str:
 
 
 def says(rule: Rule) -> str:
-    """One rule whole, without its outcome."""
+    """Return one rule whole, without its outcome."""
     told = _told(rule) + (f"; {rule.usual}" if rule.usual else "")
     return f"{name_of(rule)}: {told}" if told else name_of(rule)
 
 
 def short(rule: Rule) -> tuple[str, str]:
-    """For a list of many that are ok: a brief name and, where there is something to compare, what was measured beside
-    what earlier releases had, or beside a limit that it comes near."""
+    """Return a brief name for a list of many passed rules and, where there is something to compare, the measured value
+    beside that of earlier releases, or beside a limit that it comes near."""
     name = _BRIEF.get(rule.rule, rule.rule)
     if rule.usual:
         return name, f"{rule.measured}, was {rule.usual.partition(' in ')[0]}"

@@ -39,7 +39,6 @@ class Own:
     says: str
 
 
-@dataclass(frozen=True)
 class ShownSetting(SettingRow):
     """A setting and whose it is: silo, coordinator or console."""
 
@@ -77,7 +76,7 @@ def value_words(value: Any) -> str:
 
 
 def _value(row: ShownSetting) -> Part:
-    """Of a path its end, which tells one from another; `enter` has it whole."""
+    """Return a setting's value; of a path its end, which tells one from another. `enter` shows the whole."""
     words = value_words(row.value)
     if words.startswith("/") and len(words) > VALUE_CELLS and "," not in words:
         words = f"…{words[1 - VALUE_CELLS :]}"
@@ -102,7 +101,7 @@ COLUMNS = (
 
 
 def head_lines(rows: Sequence[ShownSetting], daemon: str, cells: int) -> list[Line]:
-    """How many are whose, how many are set by somebody, and how one changes them."""
+    """Return how many settings belong to whom, how many were set by somebody, and how to change them."""
     theirs = [row for row in rows if row.of != CONSOLE]
     if not theirs:
         return []
@@ -116,7 +115,7 @@ def head_lines(rows: Sequence[ShownSetting], daemon: str, cells: int) -> list[Li
 
 
 def detail_lines(row: ShownSetting, twin: str, cells: int) -> list[Line]:
-    """One setting of the daemon whole, and how it is changed."""
+    """Return one setting of the daemon whole, and how to change it."""
     origin, key, daemon, value = row.origin, row.key, row.of, row.value
     lines = [*field("key", key, cells, "strong")]
     values = value if isinstance(value, list) and value else [value]
@@ -131,7 +130,7 @@ def detail_lines(row: ShownSetting, twin: str, cells: int) -> list[Line]:
 
 
 def own_lines(own: Own, cells: int) -> list[Line]:
-    """One setting of this console that `enter` cannot change."""
+    """Return one setting of this console that `enter` cannot change."""
     return [
         *field("key", own.key, cells, "strong"), *field("value", own.value, cells),
         *field("origin", own.origin, cells), line(""), *wrap(own.says, cells),

@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeAlias
 
 from fedsilo.control import answers
 from fedsilo.protocol.rounds import is_over, silo_is_dead, silo_is_here
-from fedsilo.views.lines import bytes_text
+from fedsilo.views.lines import YEAR_10000_SECONDS, bytes_text
 
 STALE_SECONDS = 3.0  # six missed readings
 SKEW_SECONDS_MAX = 30.0
@@ -28,7 +28,7 @@ LinkState = Literal["loading", "live", "disconnected"]
 
 @dataclass(frozen=True)
 class Link:
-    """How the console stands with the daemon. Times are of the console's monotonic clock."""
+    """State of the connection between console and daemon. Times are of the console's monotonic clock."""
 
     state: LinkState = "loading"
     cause: str = ""
@@ -49,7 +49,6 @@ class Rule:
     is_near: bool = True  # it took half of its limit or more, or has no limit that is a number
 
 
-@dataclass(frozen=True)
 class Release(answers.HeldRelease):
     """A held release as people read it (console design 5).
 
@@ -78,7 +77,7 @@ class Release(answers.HeldRelease):
 
     @property
     def identity(self) -> tuple[str, str, int]:
-        """What was shown: an answer to another identity is an answer to something else."""
+        """Return what identifies the release as shown: an answer to another identity answers something else."""
         return self.digest, self.policy.digest, self.revision
 
     @property
@@ -86,7 +85,7 @@ class Release(answers.HeldRelease):
         return bool(self.id) and all(HEX_DIGEST.fullmatch(text) for text in (self.digest, self.policy.digest))
 
     def held_seconds(self, time: float) -> float:
-        """For how long, at that time of the daemon's clock; NaN where either moment is not known."""
+        """Return for how long it is held at that time of the daemon's clock; NaN where either time is not known."""
         return time - self.held_since if time and self.held_since else math.nan
 
     def left_seconds(self, time: float) -> float:
@@ -105,7 +104,6 @@ class Release(answers.HeldRelease):
         return sum(rule.outcome == outcome for rule in self.rules)
 
 
-@dataclass(frozen=True)
 class SiloState(answers.SiloStatus):
     """The status of a silo with its held releases as people read them."""
 
@@ -116,7 +114,6 @@ class SiloState(answers.SiloStatus):
         return found if found is not None and _is_number(found.value) else None
 
 
-@dataclass(frozen=True)
 class Member(answers.MemberRow):
     """A silo as the coordinator sees it, with what it released in the newest run."""
 
@@ -133,7 +130,6 @@ class Member(answers.MemberRow):
         return silo_is_dead(self.state)
 
 
-@dataclass(frozen=True)
 class CoordinatorState(answers.CoordinatorStatus):
     """The status of a coordinator, with its silos as people read them."""
 
@@ -228,7 +224,7 @@ NO_LONGER = "no longer held"  # while how it ended is not known
 
 
 def ending_text(told: Release) -> str:
-    """How a release ended, and by whom where people answered: such as "rejected by alice"."""
+    """Return how a release ended, and by whom where people answered: such as "rejected by alice"."""
     people = [name for name, *_ in told.refused] if told.state == "rejected" else list(told.given)
     return f"{told.state} by {', '.join(people)}" if people and told.state not in _WITHOUT_PEOPLE else told.state
 
@@ -326,9 +322,6 @@ def release_of(data: Any) -> Release:
 _OF_A_RELEASE = frozenset({"digest", "leaves", "policy", "budget", "findings", "difference", "consequences"})
 
 
-_YEAR_10000_SECONDS = 253_402_300_800  # since 1970; a later moment has no date
-
-
 def _rule(told: answers.JudgedRule) -> Rule:
     measured, limit = (value_text(value, told.rule, narrow=True) for value in (told.measured, told.limit))
     usual = _usual(told.usual or {}, told.rule)
@@ -365,7 +358,7 @@ def value_text(value: Any, rule: str = "", *, narrow: bool = False) -> str:
             return ""
         case bool():
             return "yes" if value else "no"
-        case int() | float() if rule == "valid" and 0 <= value < _YEAR_10000_SECONDS:
+        case int() | float() if rule == "valid" and 0 <= value < YEAR_10000_SECONDS:
             return datetime.fromtimestamp(value, UTC).strftime("%Y-%m-%d")
         case int() | float() if "bytes" in rule:
             text = bytes_text(value)

@@ -1,5 +1,5 @@
-"""What a silo's model answers to exemplars that the coordinator chose: `competence.ask` comes in, `competence.score`
-(how many it got right) or `competence.answers` (its own answers, where the coordinator keeps the labels) leaves.
+"""Answers of a silo's model to exemplars that the coordinator chose: `competence.ask` comes in, `competence.score` (how
+many it got right) or `competence.answers` (its own answers, where the coordinator keeps the labels) leaves.
 
 A score is about what was asked, in its order, and about nothing else. What the rules do not stop: a coordinator that
 learns from well chosen exemplars; `max_per_day` bounds how often it may ask (methods 4.9).

@@ -144,7 +144,7 @@ def package_prompts(facts: Facts, policy: Policy, history: History) -> Judgement
 
 @rule("package in order", "PROMPT_ORDER", "knowledge.package")
 def package_order(facts: Facts, policy: Policy, history: History) -> Judgement:
-    """By row, so that the order says nothing (T9)."""
+    """Judge the order, which must be by row so that it says nothing (T9)."""
     _, path = block_of(facts, policy)
     return none_of(facts["prompts_out_of_order"], path)
 

@@ -1,6 +1,5 @@
 """The partner with whom a silo exchanges knowledge: `match.directive` comes in, and `bandit.reward`, what a match was
-worth to its taker, leaves.
-"""
+worth to its taker, leaves."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ def names(facts: Facts, block: MetricsEval, path: Path) -> Judgement:
 
 @rule("metrics in order", "METRIC_ORDER")
 def order(facts: Facts, policy: Policy, history: History) -> Judgement:
-    """By topic, then name: the order of a list is none's to say something with (T9)."""
+    """Judge the order, which must be by topic, then name, so that it says nothing (T9)."""
     _, path = block_of(facts, policy)
     return none_of(facts["metrics_out_of_order"], path)
 

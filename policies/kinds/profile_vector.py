@@ -75,7 +75,7 @@ def measure(body: pb.ProfileVector, message: Message, context: Context) -> Facts
 
 @block_rule("profile shape", "PROFILE_SHAPE", "profile.vector")
 def profile_shape(facts: Facts, block: ProfileVector, path: Path) -> Judgement:
-    """As many figures and bins as the policy says, and a family among its number."""
+    """Judge the shape: as many figures and bins as the policy says, and a family among its number."""
     for key in ("dynamic", "bins"):
         if facts[key] != getattr(block, key):
             return equal(facts[key], getattr(block, key), (*path, key))

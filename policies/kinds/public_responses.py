@@ -126,7 +126,7 @@ def prompt_order(facts: Facts, policy: Policy, history: History) -> Judgement:
 
 @rule("answers graded again", "NOT_VERIFIED")
 def verified(facts: Facts, policy: Policy, history: History) -> Judgement:
-    """With send_only_verified, each response is one that this party's own grading calls correct."""
+    """Judge verification: with send_only_verified, each response is one that this party's own grading calls correct."""
     block, path = block_of(facts, policy)
     if block is None or not block.send_only_verified:
         return not_applicable()

@@ -83,7 +83,7 @@ def _measure_of_ask(body: pb.RewardAsk, message: Message, context: Context) -> F
 
 @rule("candidates differ", "CANDIDATES", "reward.ask")
 def candidates_differ(facts: Facts, policy: Policy, history: History) -> Judgement:
-    """One candidate twice asks twice for one reward."""
+    """Judge that candidates differ: one candidate twice asks twice for one reward."""
     _, path = block_of(facts, policy)
     return none_of(facts["candidates_repeated"], path)
 
@@ -131,7 +131,7 @@ def _measure_of_scalar(body: pb.RewardScalar, message: Message, context: Context
 
 @rule("a reward for each candidate", "CANDIDATES", "reward.scalar")
 def candidates(facts: Facts, policy: Policy, history: History) -> Judgement:
-    """As many as the coordinator sent; none where the silo abstains."""
+    """Judge the number of rewards: as many as the coordinator sent candidates; none where the silo abstains."""
     _, path = block_of(facts, policy)
     return none_of(facts["candidates_not_asked"] + facts["abstained_with_rewards"], path)
 

@@ -1,6 +1,5 @@
-"""What the coordinator says about a round and about the end of a run: `round.open`, `round.agreed`, `round.result` and
-`run.end` (threats T12, T20). Prompts come by index; silos are named, each once.
-"""
+"""The coordinator's messages about a round and about the end of a run: `round.open`, `round.agreed`, `round.result` and
+`run.end` (threats T12, T20). Prompts come by index; silos are named, each once."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ class _Scanner:
 
 
 def _ends_within(form: _Form, text: str, edits: int) -> Iterator[int]:
-    """Where in `text` a passage within `edits` of the form ends. Myers (1999), section 4."""
+    """Yield where in `text` a passage within `edits` of the form ends. Myers (1999), section 4."""
     length = len(form.letters)
     top, full = 1 << (length - 1), (1 << length) - 1
     plus, minus, distance = full, 0, length

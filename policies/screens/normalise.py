@@ -176,14 +176,14 @@ _BETWEEN = str.maketrans("", "", _ALONE)
 
 @dataclass(frozen=True)
 class Reading:
-    """One way to read a text: as written (decoder "") or as something in it decodes; folded."""
+    """A reading of a text: as written (decoder "") or as something in it decodes; folded."""
 
     decoder: str
     text: str
 
 
 def fold(text: str) -> str:
-    """The one spelling of a text."""
+    """Return the one spelling of a text."""
     return _shown(text).casefold()
 
 

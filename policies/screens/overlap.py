@@ -150,7 +150,7 @@ def _width(grams: int, rate: float) -> int:
 
 
 def _all_fingerprints(texts: Iterable[str], keys: _Keys, n: int) -> Values:
-    """Of every n-gram that lies within one text; sorted, each once, in full width."""
+    """Return the fingerprint of every n-gram that lies within one text; sorted, each once, in full width."""
     numbers: dict[str, int] = {}
     values = np.zeros(0, np.uint64)
     parts: list[Values] = []

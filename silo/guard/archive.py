@@ -31,6 +31,15 @@ from certs.commands import VerifiedCommand
 from fedsilo.audit import notes as audit_notes
 from fedsilo.audit.log import AuditLog
 from fedsilo.audit.reader import typed_records
+from fedsilo.control.answers import (
+    Answer,
+    AnsweredPrompt,
+    ArchivedPayload,
+    HeldPayload,
+    Histogram,
+    ShownTensor,
+    filled,
+)
 from fedsilo.control.server import ControlServer
 from fedsilo.files.task_files import Task
 from fedsilo.protocol._generated import federation_pb2 as pb
@@ -39,7 +48,7 @@ from fedsilo.protocol.envelope import parsed
 from fedsilo.protocol.errors import NotAllowedError, NotFoundError, OperationError, UsageError
 from fedsilo.protocol.kinds import INBOUND_KINDS, OUTBOUND_KINDS, TENSOR_KINDS
 from policies.kinds.adapters import LoraFactors
-from silo.guard.ledger import Ledger, OutboxItem
+from silo.guard.ledger import Ledger, OutboxItem, Release
 
 if TYPE_CHECKING:
     from silo.guard.decisions import Judge
@@ -52,20 +61,19 @@ _GB, _DAY_SECONDS, _YEAR_SECONDS = 10**9, 86_400, 365.25 * 86_400
 class Tickets:
     """Hands out a ticket for what was asked for with a command, each good for one look within `TICKET_SECONDS`; one at
     a time: whoever asks again asks again. What is shown is made when the ticket is handed in, by the thread that hands
-    it in.
-    """
+    it in."""
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
-        self._waiting: dict[str, tuple[float, Callable[[], dict[str, Any]]]] = {}
+        self._waiting: dict[str, tuple[float, Callable[[], Answer]]] = {}
 
-    def hand_out(self, shown: Callable[[], dict[str, Any]]) -> str:
+    def hand_out(self, shown: Callable[[], Answer]) -> str:
         ticket = secrets.token_hex(16)
         self._waiting = {ticket: (self._monotonic() + TICKET_SECONDS, shown)}
         return ticket
 
-    def take(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Raises NotAllowedError: no such ticket, or no more."""
+    def take(self, arguments: Mapping[str, Any]) -> Answer:
+        """Redeem a ticket. Raises NotAllowedError: there is no such ticket, or it was used."""
         until, shown = self._waiting.pop(str(arguments.get("ticket", "")), (0.0, None))
         if shown is None or until < self._monotonic():
             raise NotAllowedError(
@@ -190,7 +198,7 @@ class Archive:
         desk.register_command("payload.read", "payload.read", lambda command: self.ask(command, on_loop))
         desk.register_query("payload", self.fetch)  # in the asking thread: a query takes none of the loop's time
 
-    def fetch(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    def fetch(self, arguments: Mapping[str, Any]) -> Answer:
         """Return what a ticket was handed out for, once. Raises NotAllowedError: no such ticket."""
         return self._tickets.take(arguments)
 
@@ -232,21 +240,21 @@ class Archive:
         )
         return {"ticket": self._tickets.hand_out(lambda: self._content(entry))}
 
-    def _content(self, entry: OutboxItem) -> dict[str, Any]:
+    def _content(self, entry: OutboxItem) -> ArchivedPayload:
         payload = self._ledger.payloads.read(entry.digest)
-        return {
-            "seq": entry.decision_seq,
-            "kind": entry.kind,
-            "run": entry.run,
-            "round": entry.round,
-            "step": entry.step,
-            "bytes": len(payload),
-            "sha256": entry.digest,
-            "content": content(payload, entry.kind),
-        }
+        return ArchivedPayload(
+            seq=entry.decision_seq,
+            kind=entry.kind,
+            run=entry.run,
+            round=entry.round,
+            step=entry.step,
+            bytes=len(payload),
+            sha256=entry.digest,
+            content=content(payload, entry.kind),
+        )
 
     def _entry(self, seq: int) -> OutboxItem:
-        """Raises NotFoundError."""
+        """Return the outbox item of a decision. Raises NotFoundError."""
         record = next(self._audit.records(seq), None)
         decision = seq
         if record is not None and record["seq"] == seq and record["event"].startswith("egress."):
@@ -275,58 +283,63 @@ TENSORS_MAX = 512
 EDGES = (1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0)
 
 
-def payload_view(payload: bytes, kind: str, prompts: Sequence[Task]) -> dict[str, Any]:
-    """One of `tensors`, `answers` and `content`, by kind.
+def payload_view(release: Release, payload: bytes, prompts: Sequence[Task]) -> HeldPayload:
+    """Return what a held release would send.
 
     Args:
-        payload: canonical bytes.
-        kind: of the message.
+        release: held.
+        payload: its canonical bytes.
         prompts: rows of this site's own copy of the public set, never of the message.
 
     Raises:
         UsageError: too big to be read by a person.
     """
-    require_readable(kind, len(payload))
-    kinds = OUTBOUND_KINDS if kind in OUTBOUND_KINDS else INBOUND_KINDS
-    body, tensors = parsed(kind, payload, kinds)
+    require_readable(release.kind, len(payload))
+    kinds = OUTBOUND_KINDS if release.kind in OUTBOUND_KINDS else INBOUND_KINDS
+    body, tensors = parsed(release.kind, payload, kinds)
+    parts: dict[str, Any]
     if tensors is not None:
-        rows = [tensor_row(name, values) for name, values in sorted(tensors.items())[:TENSORS_MAX]]
-        return {"tensors": rows, "tensors_total": len(tensors), "edges": list(EDGES)}
-    if isinstance(body, pb.PublicResponses):
-        return {"answers": [_answered(prompt, prompts) for prompt in body.prompts]}
-    return {"content": json_format.MessageToDict(body, preserving_proto_field_name=True)}
+        rows = tuple(tensor_row(name, values) for name, values in sorted(tensors.items())[:TENSORS_MAX])
+        parts = {"tensors": rows, "tensors_total": len(tensors), "edges": EDGES}
+    elif isinstance(body, pb.PublicResponses):
+        parts = {"answers": tuple(_answered(prompt, prompts) for prompt in body.prompts)}
+    else:
+        parts = {"content": json_format.MessageToDict(body, preserving_proto_field_name=True)}
+    return filled(
+        HeldPayload,
+        release=release.id,
+        kind=release.kind,
+        run=release.run,
+        round=release.round,
+        step=release.step,
+        bytes=len(payload),
+        sha256=release.digest,
+        absent=frozenset({"tensors", "tensors_total", "edges", "answers", "content"}) - parts.keys(),
+        **parts,
+    )
 
 
 def require_readable(kind: str, size_bytes: int) -> None:
-    """Raises UsageError: too big to be read by a person."""
+    """Check that a person can read it. Raises UsageError: it is too big."""
     if kind not in TENSOR_KINDS and size_bytes > SHOWN_BYTES_MAX:
         raise UsageError(f"the payload has {size_bytes} bytes; at most {SHOWN_BYTES_MAX} are shown")
 
 
-def _answered(prompt: pb.PromptResponses, prompts: Sequence[Task]) -> dict[str, Any]:
+def _answered(prompt: pb.PromptResponses, prompts: Sequence[Task]) -> AnsweredPrompt:
     known = prompt.prompt_index < len(prompts)
-    return {
-        "row": prompt.prompt_index,
-        "prompt": prompts[prompt.prompt_index].prompt if known else None,
-        "answers": [response.text for response in prompt.responses],
-    }
+    return AnsweredPrompt(
+        row=prompt.prompt_index,
+        prompt=prompts[prompt.prompt_index].prompt if known else None,
+        answers=tuple(response.text for response in prompt.responses),
+    )
 
 
-def tensor_row(name: str, values: Array) -> dict[str, Any]:
+def tensor_row(name: str, values: Array) -> ShownTensor:
     """Name, shape, type, norm and histogram: counts below -edge …, about zero, … above edge."""
     flat = np.ravel(values).astype(np.float64)
     size, bad = np.abs(flat), ~np.isfinite(flat)
     places = np.searchsorted(np.asarray(EDGES), size, side="right")
-    counted: Mapping[str, Any] = {
-        "negative": np.bincount(places[(flat < 0) & ~bad], minlength=len(EDGES) + 1)[1:].tolist(),
-        "zero": int(((places == 0) & ~bad).sum()),
-        "positive": np.bincount(places[(flat > 0) & ~bad], minlength=len(EDGES) + 1)[1:].tolist(),
-        "not_finite": int(bad.sum()),
-    }
-    return {
-        "name": name,
-        "shape": list(values.shape),
-        "type": str(values.dtype),
-        "norm": f"{np.linalg.norm(flat):.3g}",
-        "histogram": dict(counted),
-    }
+    counts = [np.bincount(places[side & ~bad], minlength=len(EDGES) + 1)[1:].tolist() for side in (flat < 0, flat > 0)]
+    zero = int(((places == 0) & ~bad).sum())
+    histogram = Histogram(tuple(counts[0]), zero, tuple(counts[1]), int(bad.sum()))
+    return ShownTensor(name, tuple(values.shape), str(values.dtype), f"{np.linalg.norm(flat):.3g}", histogram)

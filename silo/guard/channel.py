@@ -601,7 +601,7 @@ class Uplink:
 
 
 def assemble(frames: Iterable[codec.Frame], payload_bytes_max: int, into: Sink | None = None) -> Reply:
-    """One message out of its frames.
+    """Assemble one message from its frames.
 
     Args:
         frames: of the answer.

@@ -334,7 +334,7 @@ def _coordinator(look: Look) -> str:
 
 
 def look_at_coordinator(site: Site, now: datetime) -> dict[str, str]:
-    """Who answers at the coordinator's address (threat T30): what a release's view says of its destination.
+    """Return who answers at the coordinator's address (threat T30), as a release's destination shows it.
 
     Returns:
         {"certificate": fingerprint, "not_after": its end in UTC, ISO 8601}.
@@ -360,7 +360,7 @@ def look_at_coordinator(site: Site, now: datetime) -> dict[str, str]:
 
 
 def _rows(look: Look, place: int) -> str:
-    """One private file as the trainer will read it: which rows are left out, and why, joins the warnings."""
+    """Read one private file as the trainer will; the rows that are left out, and why, are added to the warnings."""
     config = look.config
     path, verifier = config.data.private[place], config.data.verifier
     # a package's verifier is not asked: its code has no place in the guard, and the trainer asks it when it starts
@@ -526,8 +526,8 @@ def _shapes_of(plan: Plan | None, facts: ModelFacts) -> Shapes:
 
 @dataclass(frozen=True)
 class Lengths:
-    """Of one set. Quantiles: smallest, median, 90 %, 99 %, largest. `topics`: rows by topic. The rest counts prompts
-    (`silo.trainer.data.preview`)."""
+    """Prompt lengths of one set. Quantiles: smallest, median, 90 %, 99 %, largest. `topics`: rows by topic. The other
+    fields count prompts (`silo.trainer.data.preview`)."""
 
     rows: int
     prompt_tokens: tuple[int, ...]

@@ -37,6 +37,7 @@ from fedsilo.audit.log import AuditLog
 from fedsilo.audit.record import CLOCK_ACCEPTED
 from fedsilo.audit.segments import LogLostError
 from fedsilo.audit.witness import OWN_HISTORY_LOST
+from fedsilo.control.answers import Answer, HeldPayload
 from fedsilo.control.server import ControlServer, Publish
 from fedsilo.files.task_files import Task
 from fedsilo.protocol.clocks import CLOCK_UNKNOWN, HALTING
@@ -248,7 +249,7 @@ class Orders:
         return {"paused": True, **receipt}
 
     def resume(self, command: VerifiedCommand) -> dict[str, Any]:
-        """Raises OperationError: the log, or the ledger, takes nothing."""
+        """Resume. Raises OperationError: the log or the ledger cannot be written."""
         run = self.run_of(command)
         receipt = self.recorded("silo.resume", command, needed=True)
         self.ledger.keep_paused(run.plan.run, False)
@@ -563,7 +564,7 @@ class HeldPayloads:
         desk.register_command(COMMAND, "payload.read", lambda command: self.ask(command, on_loop))
         desk.register_query(QUERY, self.fetch)
 
-    def fetch(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    def fetch(self, arguments: Mapping[str, Any]) -> Answer:
         """Return what a ticket was handed out for, once.
 
         Raises:
@@ -592,7 +593,7 @@ class HeldPayloads:
         return {"ticket": ticket, "record": number, "audit_size": self._audit.size}
 
     def _held(self, release_id: str) -> Release:
-        """Raises NotFoundError, ConflictError."""
+        """Return a held release. Raises NotFoundError, ConflictError."""
         release = self._ledger.release(release_id)
         if release.state != "held":
             raise ConflictError(
@@ -610,19 +611,9 @@ class HeldPayloads:
             raise ConflictError(f"digest of {release.id} is not what was shown", hint="look again", code="STALE_VIEW")
         return release
 
-    def _content(self, release_id: str) -> dict[str, Any]:
+    def _content(self, release_id: str) -> HeldPayload:
         release = self._held(release_id)
-        payload = self._ledger.payloads.read(release.digest)
-        return {
-            "release": release.id,
-            "kind": release.kind,
-            "run": release.run,
-            "round": release.round,
-            "step": release.step,
-            "bytes": len(payload),
-            "sha256": release.digest,
-            **payload_view(payload, release.kind, self._prompts()),
-        }
+        return payload_view(release, self._ledger.payloads.read(release.digest), self._prompts())
 
     def _recorded(self, command: VerifiedCommand) -> int:
         """Record the look, if the release is still held: it may have ended while its bytes were read."""

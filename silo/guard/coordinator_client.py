@@ -1,5 +1,5 @@
-"""What a silo says to the coordinator besides its contributions: hello, control messages, checkpoints; and when it may
-speak again after trouble. One exchange at a time; whatever is said goes through the gate.
+"""The silo's messages to the coordinator other than contributions: hello, control messages, checkpoints; and when to
+try again after a failure. There is one exchange at a time, and every message goes through the gate.
 
 As one of the witnesses (`Witnessing`) a silo shows its log, countersigns what others show, and counts who countersigned
 its own. All of that travels in `control.checkpoint`, through the coordinator. What another silo shows is believed by
@@ -353,7 +353,7 @@ class CoordinatorClient:
 
 
 def _refusal_in_words(kind: str, refusal: pb.Refusal) -> tuple[str, str]:
-    """Who refused what, and where to look."""
+    """Return who refused what, and where to look."""
     if refusal.code == WireCode.HALTED:
         return (
             f"the coordinator is halted or stopping: it refuses {kind}",
@@ -515,7 +515,7 @@ class Witnessing:
         return True
 
     def _cosignature(self, note: str) -> None:
-        """Raises VerificationError: a note signed by our key that our log does not bear out."""
+        """Check a cosignature. Raises VerificationError: a note signed by our key contradicts our log."""
         try:
             self._audit.add_cosignature(note)
         except VerificationError as error:

@@ -1,4 +1,4 @@
-"""What this site decides about messages: the judge and what it rests on, and what becomes of a message in the log.
+"""Decisions about messages: the judge and its inputs, and the records of a message in the log.
 
     where the run stands RunView          from what the gate let in; SiteView does not change while the daemon runs
     answers              PublicView       graded again from the site's own copy of the public set
@@ -118,7 +118,7 @@ class Readings:
     measured: Facts | None = None
 
     def of(self, places: Sequence[int]) -> Readings:
-        """Those of the texts that are left of the message."""
+        """Return the readings of the texts that are left in the message."""
         graded = self.graded
         if graded is not None:
             graded = (tuple(graded[0][place] for place in places), tuple(graded[1][place] for place in places))
@@ -234,7 +234,7 @@ ROUNDS_EVALUATED = 16
 
 @dataclass(frozen=True)
 class RunView:
-    """One run.
+    """A run as the rules see it.
 
     Attributes:
         last_adapter: digest of the last adapter that this site took into a round of the run; "" before the first.
@@ -760,8 +760,7 @@ class Judge:
 
     def digests(self, kind: str, payload: Buffer, digest: str = "") -> dict[str, Any]:
         """Return size and digest of a payload as the log may hold them: plain only where nobody can guess the content,
-        which is tensors, else keyed (T40). digest: its SHA-256, where it is known already.
-        """
+        which is tensors, else keyed (T40). digest: its SHA-256, where it is known already."""
         if kind in TENSOR_KINDS:
             return tensor_digests(len(payload), digest or sha256_hex(payload))
         return {"bytes": len(payload), "hmac_sha256": keyed_digest(self._site_key, bytes(payload))}

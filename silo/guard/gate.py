@@ -159,11 +159,8 @@ class Gate:
     ) -> Allowed | Denied | Held:
         """Decide on a message of parsed values; an allowed one may then be handed to `transmit`.
 
-        Args:
-            place: of the message.
-            body: its values.
-            tensors: float32 arrays by wire name, for a tensor kind; `body` is then its header.
-            read_from: a payload that both are read from here, in memory that nobody else can write to; or none.
+        For a tensor kind `body` is the header and `tensors` has float32 arrays by wire name. `read_from` is the payload
+        that both were read from, in memory that nobody else can write to, or nothing.
 
         Raises:
             LogFullError, OperationError: it cannot be recorded; the gate is halted and nothing is sent.
@@ -270,17 +267,12 @@ class Gate:
         graded: Facts | None = None,
         digest: str = "",
     ) -> Allowed | Denied | Held:
-        """The final decision on exact bytes, recorded durably.
+        """Decide on the exact bytes that will be sent, and record the decision durably.
 
-        Args:
-            place: of the message.
-            payload: the bytes that will be sent.
-            approvals: persons whose signature over this payload's digest has been verified.
-            granted: numbers of the records of that.
-            original: what it was before the transforms.
-            readings: what was found in its texts or values; None: they are screened now.
-            graded: facts of the same bytes from when they were held: people's orders wait for no grading.
-            digest: SHA-256 of the payload, where it is known already.
+        `approvals` are of persons whose signature over the payload's digest was verified; `granted` has the numbers of
+        their records. `original` is what the payload was before its transforms. `readings` has what was found in its
+        texts or values; without it they are screened now. `graded` has the facts from when the same bytes were held,
+        since people's orders wait for no grading. `digest` is the payload's SHA-256, where it is known already.
         """
         message = self.judge.outbound(place, payload)
         digest = digest or sha256_hex(payload)

@@ -1,5 +1,5 @@
-"""What the guard must remember across a kill: sequence counters, what was allowed out, what was let in, held releases,
-approvals, the policy in force, the run it takes part in. One SQLite file in `state_dir`, every write flushed before it
+"""The guard's durable state: sequence counters, what was allowed out, what was let in, held releases, approvals, the
+policy in force, the run it takes part in. It is one SQLite file in `state_dir`, and every write is flushed before it
 returns. The audit log says what happened; the ledger is what the next decision is made from.
 
     state_dir/ledger.sqlite3                      one lock, one transaction for each write
@@ -186,7 +186,7 @@ class PolicyInForce:
 
 
 class Head(NamedTuple):
-    """One group of the ledger, as a record of the log names it."""
+    """The head of one group of the ledger, as a record of the log names it."""
 
     groups: int
     head: str
@@ -330,7 +330,7 @@ class Payloads:
         return payload
 
     def remove(self, digests: Collection[str]) -> None:
-        """Raises OperationError."""
+        """Remove payloads. Raises OperationError."""
         with self._lock:
             for digest in digests:
                 if digest in self._sizes:
@@ -683,7 +683,7 @@ class Ledger:
             )
 
     def release(self, release_id: str) -> Release:
-        """Raises NotFoundError."""
+        """Return one release. Raises NotFoundError."""
         row = self._one("SELECT * FROM releases WHERE id=?", (release_id,))
         if row is None:
             raise NotFoundError(f"there is no release {release_id!r}", hint="silo approvals list shows them")
@@ -773,7 +773,7 @@ class Ledger:
         self._set_fact("far_end", json.dumps(told))
 
     def keep_policy_of_sent(self, kind: str, policy: PolicyInForce) -> None:
-        """By which policy the newest release of a kind left."""
+        """Store the policy under which the newest release of a kind left."""
         self._set_fact(f"sent_by/{kind}", json.dumps(asdict(policy)))
 
     def policy_of_sent(self, kind: str) -> PolicyInForce | None:
@@ -1041,7 +1041,7 @@ class Ledger:
 
     @contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
-        """One transaction, flushed at the end. Raises OperationError: the disk refused (then nothing was sent)."""
+        """Open one transaction, flushed at the end. Raises OperationError: the disk refused (then nothing was sent)."""
         with self._begun():
             try:
                 yield self._database

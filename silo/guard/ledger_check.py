@@ -208,7 +208,7 @@ def _time_to_record(config: SiloConfig, found: Disagreement, wall: float) -> flo
 
 
 def name_heads(config: SiloConfig, ledger: Ledger, audit: AuditLog) -> None:
-    """From here on the log, which was verified when it was opened, names the heads of the ledger.
+    """Record the heads of the ledger in the log, which was verified when it was opened.
 
     Raises:
         NotAllowedError: it names another one than was looked at before it was verified.
@@ -275,7 +275,7 @@ def _groups(found: Disagreement) -> dict[str, int]:
 def approvals_of(
     config: SiloConfig, found: Disagreement, people: People
 ) -> tuple[dict[str, VerifiedCommand], list[str]]:
-    """Who has signed for this ledger, each with what was signed; and why others do not count."""
+    """Return who has signed for this ledger, each with what was signed; and why other signatures do not count."""
     files = sorted((config.policy.parent / PROPOSALS).glob(f"{_stem(found)}.*.approval"))
     return signed_by(files, lambda signed: _approver(found, signed, people))
 
@@ -362,8 +362,8 @@ def recounted(records: Iterable[Mapping[str, Any]]) -> Recount:
 
 
 def _close_window(recount: Recount, record: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
-    """Of the polls of a window one is counted with its decision. After a crash as many count as it permitted, and the
-    record does not know their last number."""
+    """Count the polls of a window. One was counted with its decision. After a crash as many count as were permitted,
+    and the record does not know their last number."""
     detail, run = record.get("detail", {}), record.get("run", "")
     most = max(count_in(detail, "polls") or 0, count_in(detail, "polls_most") or 0)
     recount.book.add_bytes(facts["now"], max(0, most - 1) * facts["payload_bytes"])

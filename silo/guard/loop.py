@@ -236,7 +236,7 @@ class Guard:
             self.runs.abandon_round()
 
     def _turn(self) -> None:
-        """One step of the loop: an event if there is one; what is due, if anything is; else wait."""
+        """Take one step of the loop: handle an event if there is one; else do what is due; else wait."""
         event: Event | None = None
         with contextlib.suppress(queue.Empty):
             event = self._later.popleft() if self._later else self._events.get(timeout=self._patience())

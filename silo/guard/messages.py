@@ -1,4 +1,4 @@
-"""What a message becomes on its way through the gate: offered, allowed, held or denied, sent; or let in."""
+"""The states of a message on its way through the gate: offered, allowed, held or denied, sent; or let in."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which policy is in force at a site, and what it takes to change it (threats T34, T36).
+"""The policy in force at a site, and what it takes to change it (threats T34, T36).
 
 In force is the site's own file, tightened by the federation's charter. It changes in two ways only:
 
@@ -219,8 +219,8 @@ def _verified(
 
 
 def approvers_of(path: Path, proposal: Proposal, people: People) -> tuple[dict[str, VerifiedCommand], list[str]]:
-    """Who has approved a proposal by what, each person once and never the proposer; and why the other signatures do not
-    count.
+    """Return who has approved a proposal and with what, each person once and never the proposer; and why the other
+    signatures do not count.
 
     Args:
         path: of the proposal; the approvals lie beside it.
@@ -302,7 +302,7 @@ How = Literal["first", "same", "tighter", "approved"]
 
 @dataclass(frozen=True)
 class Step:
-    """From the policy last in force to the one at hand.
+    """The change from the policy last in force to the present one.
 
     Attributes:
         how: it came; `approved` is a looser one with its approvals.
@@ -339,7 +339,7 @@ class Seen:
 
     @classmethod
     def in_folder(cls, directory: Path) -> Seen:
-        """Of a log that another process may have open: its newest segment."""
+        """Read a log that another process may have open, from its newest segment."""
         segments = sorted(directory.glob("[0-9]*.jsonl"))
         records = list(read_records(directory, int(segments[-1].stem))) if segments else []
         return cls(int(records[-1]["seq"]) + 1 if records else 0, _newest_digest(iter(records)))

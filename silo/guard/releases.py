@@ -22,7 +22,7 @@ from typing import Any
 from certs.commands import VerifiedCommand
 from certs.roles import Roles
 from fedsilo.audit.record import NOTE_CHARACTERS_MAX, note_text, secret_in
-from fedsilo.control.answers import Finding, HeldRelease
+from fedsilo.control.answers import Comparison, Finding, HeldRelease
 from fedsilo.protocol.codec import Buffer, sha256_hex
 from fedsilo.protocol.errors import (
     ConflictError,
@@ -249,7 +249,7 @@ class Releases:
         return view.shown_facts, noticed
 
     def _yeses(self, release: Release) -> list[Approval]:
-        """Those that stand in the log."""
+        """Return the approvals that are recorded in the log."""
         return [one for one in self._ledger.approvals(release.id) if counts(one, ()) and one.digest == release.digest]
 
     def _given(self, release: Release) -> tuple[engine.Approval, ...]:
@@ -273,7 +273,7 @@ class Releases:
                 self._ledger.settle_release(release.id, "denied", was="approved")
 
     def _payload(self, release: Release) -> bytes:
-        """Raises ConflictError: they are not what was held, which ends the hold (`TAMPERED`)."""
+        """Return the held bytes. Raises ConflictError: they are not what was held, which ends the hold (`TAMPERED`)."""
         try:
             return self._ledger.payloads.read(release.digest)
         except (NotFoundError, VerificationError) as error:
@@ -308,7 +308,7 @@ class Releases:
         return release, Settled(release, "denied")
 
     def reject(self, command: VerifiedCommand) -> Settled:
-        """One person's no ends the hold.
+        """Reject a release. One rejection ends the hold.
 
         Args:
             command: arguments {release, digest, policy_digest, reason_code[, reason]}; the reason stays here, and
@@ -525,8 +525,8 @@ class Releases:
         )
         return list(rows) if release.state == "held" else []
 
-    def comparison(self, release: Release) -> dict[str, Any]:
-        """All of a release beside the last one of its kind; figures and digests, never content."""
+    def comparison(self, release: Release) -> Comparison:
+        """Return a whole release beside the last one of its kind; figures and digests, never content."""
         last, note = self._shows.beside(release)
         return self._compares.comparison(
             release, last, policy_digest=self._judge.policy.digest, destination=self.destination, told=note
@@ -534,7 +534,7 @@ class Releases:
 
 
 def _who(command: VerifiedCommand) -> dict[str, Any]:
-    """Who answered, by which certificate, and what that person signed, for `_record`."""
+    """Return who answered, by which certificate, and what that person signed, for `_record`."""
     fingerprint = command.certificate_fingerprint
     return {"person": command.person, "fingerprint": fingerprint, "order": command.order}
 

@@ -544,7 +544,7 @@ def _countersignatures(rows: Iterable[pb.Countersignature]) -> list[Countersigna
 
 
 def _piece(transcript: Transcript, party: str, signature: str) -> dict[str, Any]:
-    """One signed transcript as it stands in a record: whoever has the party's key needs nothing else to check it."""
+    """Return one signed transcript as a record has it: it can be checked with the party's key alone."""
     return {
         "sha256": transcript.digest,
         "transcript": transcript.to_json(),

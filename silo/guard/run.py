@@ -749,11 +749,7 @@ class RunManager:
         return True
 
     def decline(self, run: str) -> None:
-        """Say no to a plan. Only when that was answered may the plan be acknowledged.
-
-        Raises:
-            UnreachableError, NotAllowedError, PeerError, DeniedError: it is not known to have been heard.
-        """
+        """See `HeldPlans.decline`."""
         self._plans.decline(run)
 
     def _accept(self, item: Inbound) -> bool:

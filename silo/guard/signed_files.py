@@ -42,7 +42,7 @@ FILE_BYTES_MAX = 6 * BYTES_MAX  # three files as JSON strings, and a certificate
 
 @dataclass(frozen=True)
 class People:
-    """Who may sign at this site, and when it is.
+    """The people who may sign at this site, and the current time.
 
     Attributes:
         now: timezone-aware; never earlier than a time that was seen before.

@@ -56,7 +56,7 @@ SITE_SECRET_BYTES = 32
 
 @dataclass(frozen=True)
 class Site:
-    """Everything a guard needs that was read and found good. `policy` is the effective one, as it was at the start."""
+    """Everything that a guard needs, read and checked. `policy` is the effective one, as it was at the start."""
 
     config: SiloConfig
     policy: Policy
@@ -126,7 +126,7 @@ def require_authority_files(config: SiloConfig) -> None:
 
 
 def _check_verifiers(config: SiloConfig, policy: Policy) -> None:
-    """Raises UsageError: unknown, or one of the public set that the guard may not have run.
+    """Check the verifiers. Raises UsageError: unknown, or one of the public set that the guard may not have run.
 
     Public answers are graded again for the guard (`public_grader` of silo/guard/trainer_process/supervisor.py). They
     come from other silos' models too, so programs among them are run only where the policy says so (T22). No code of a
@@ -387,7 +387,7 @@ def trained_with(config: SiloConfig) -> str:
 
 
 def code_sha256() -> str:
-    """One hash over the program text that runs here: every module of this distribution, by name."""
+    """Return one hash over the running program text: every module of this distribution, by name."""
     digest = hashlib.sha256()
     root = Path(fedsilo.__file__).parent.parent
     for package in ("certs", "fedsilo", "policies", "silo"):

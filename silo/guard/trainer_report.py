@@ -1,4 +1,4 @@
-"""What of a trainer's reports may stand in the guard's state, events and log lines: numbers under names of our own.
+"""Which parts of a trainer's reports may enter the guard's state, events and log lines: numbers under names of our own.
 
 The trainer sees private prompts, and whatever text it may choose in a report it could fill with one (T8). The state and
 the events are for whoever may open the control socket. So a name is one of a fixed list, or is counted under `OTHER`; a
@@ -38,7 +38,7 @@ class ValuesUnusable(ValueError):
 
 
 def number(name: str, value: Any) -> float:
-    """Raises ValuesUnusable: no number of a size that JSON readers agree on."""
+    """Check a number. Raises ValuesUnusable: it is not of a size that JSON readers agree on."""
     if not isinstance(value, int | float) or not -NUMBER_MAX <= value <= NUMBER_MAX:
         raise ValuesUnusable(f"{name} is no number")
     return value
@@ -69,7 +69,7 @@ def phase_in(fields: Mapping[str, Any]) -> str:
 
 
 def ready_facts(told: Any) -> dict[str, Any]:
-    """Of what a trainer says when it is ready, the known keys whose values have their form; the others are not there.
+    """Return the known keys of a trainer's ready message whose values have the right form; others are left out.
 
     Args:
         told: the fields of its `ready`.

@@ -157,6 +157,6 @@ class _Alone:
         return None if task.gives is None else codec.decode(task.gives, body)
 
     def _commit(self) -> None:
-        """What the coordinator would make of one upload (coordinator.aggregate), with the same canonical zeros."""
+        """Aggregate one upload as the coordinator would (coordinator.aggregate), with the same canonical zeros."""
         self.adapter = with_update(self.method, self.plan, self.adapter, self.upload)
         self.upload = None  # each round is made of an update of its own

@@ -70,7 +70,7 @@ class Holdout:
 
 @dataclass(frozen=True)
 class Answers:
-    """One arm. correct: [P] right answers among the samples; greedy: [P] 0 or 1."""
+    """The answers of one arm. correct: [P] right answers among the samples; greedy: [P] 0 or 1."""
 
     correct: tuple[int, ...]
     greedy: tuple[int, ...]
@@ -125,7 +125,7 @@ def _student_cdf(value: float, degrees: int) -> float:
 
 
 def rate_interval(rates: Array, groups: Array) -> Spread | None:
-    """Of the mean of rates [P] in 0 to 1; None where the clusters are too few or too unequal."""
+    """Return the interval of the mean of rates [P] in 0 to 1; None where the clusters are too few or too unequal."""
     return _interval(rates, groups, _MADE_UP_RATE, (0.0, 1.0))
 
 
@@ -183,8 +183,8 @@ def cluster_degrees(sizes: Array) -> int:
 
 
 def compare(holdout: Holdout, arms: Mapping[Arm, Answers]) -> dict[str, Any]:
-    """Everything the report says about the numbers, as JSON: fractions, not points; `null` for an interval that so few
-    prompts do not give.
+    """Return everything the report says about the numbers, as JSON: fractions, not points; `null` for an interval that
+    so few prompts do not give.
 
     Returns:
         {"holdout", "arms", "differences", "per_topic", "verdict"}.

@@ -38,7 +38,7 @@ DEFINITION = (
 
 
 def report_case_mix(config: SiloConfig, *, run: str, samples: int, say: Say) -> dict[str, Any]:
-    """What the first update of a run shows of the topics that this site trains on.
+    """Return what the first update of a run shows of the topics that this site trains on.
 
     Args:
         config: the site.

@@ -146,7 +146,7 @@ def report_benefit(config: SiloConfig, *, run: str, samples: int | None, say: Sa
 
 
 def find_run(config: SiloConfig, name: str) -> FinishedRun:
-    """Raises NotFoundError, ConflictError: see `report_benefit`."""
+    """Return a finished run. Raises NotFoundError, ConflictError: see `report_benefit`."""
     path = config.state_dir / LEDGER
     if not path.is_file():
         raise NotFoundError(f"{path} does not exist: this silo has taken part in no run")
@@ -295,7 +295,7 @@ class ReportTrainer:
         self._giver = TaskGiver(plan, int(planned["private_prompts"]), self._site_secret)
 
     def task(self, task: TrainerTask, body: Buffer) -> Buffer:
-        """One step of local-only."""
+        """Take one step of local-only."""
         steps = self._plan.local_steps if self._plan else 0
         if task.trains and task.of_step in {1, steps}:
             rounds = self._plan.rounds if self._plan else 0
@@ -304,7 +304,7 @@ class ReportTrainer:
         return self._ask(LinkMessage("task", given.fields(), body), "done").body
 
     def measure(self, adapter: Buffer, samples: int, rows: PromptSet = "private") -> dict[str, Any]:
-        """What a holdout says of an adapter; empty bytes for the base model. Raises OperationError."""
+        """Return the verdicts of a holdout on an adapter; empty bytes for the base model. Raises OperationError."""
         task = MeasureHoldout(samples, rows=rows)
         body = self._ask(LinkMessage("task", task.fields(), adapter), "done").body
         try:
@@ -389,7 +389,7 @@ def report_trainer(config: SiloConfig, policy: Policy, schema: LoraSchema, say: 
 
 
 def _compared(verdicts: Mapping[Arm, Mapping[str, Any]], samples: int) -> dict[str, Any]:
-    """Raises OperationError: the arms are not about the same prompts, or about none."""
+    """Compare the arms. Raises OperationError: they are not about the same prompts, or about none."""
     asked = verdicts["base"]
     if any(verdicts[arm][name] != asked[name] for arm in ARMS for name in ("topics", "groups")):
         raise OperationError("the trainer's verdicts are about different prompts", code="TRAINER_CONFUSED")

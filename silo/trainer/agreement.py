@@ -208,7 +208,7 @@ def divergence(drawn: Sequence[Numbers], other: Sequence[Numbers]) -> Divergence
 
 
 def _k3(one: Numbers, another: Numbers) -> float:
-    """Of all tokens of an answer together."""
+    """Return the K3 estimate over all tokens of an answer together."""
     difference = np.minimum(another - one, LOG_RATIO_MAX)
     return float(np.sum(np.exp(difference) - difference - 1))
 
@@ -240,7 +240,7 @@ class Regression:
     _products: list[float] = field(default_factory=list)
 
     def add(self, x: Sequence[Numbers], y: Sequence[Numbers]) -> None:
-        """One step's answers. Nothing is added where x is no difference."""
+        """Add one step's answers; nothing where x is no difference."""
         if float(np.sqrt(np.mean(np.square(np.concatenate(x))))) < EQUAL_NATS:
             return
         middle_x, middle_y = (float(np.mean(np.concatenate(each))) for each in (x, y))
@@ -273,7 +273,7 @@ class Regression:
 
     @classmethod
     def of(cls, tokens: int, sums: Numbers) -> Regression:
-        """The one whose these are. Raises ValueError: they are not [2, answers]."""
+        """Rebuild a regression from its state. Raises ValueError: the sums are not [2, answers]."""
         squares, products = (each.tolist() for each in sums)
         return cls(tokens, squares, products)
 
@@ -303,7 +303,7 @@ class Differences:
 
     @classmethod
     def of(cls, sums: Numbers) -> Differences:
-        """The one whose these are. Raises ValueError: they are not [answers, 3]."""
+        """Rebuild differences from their state. Raises ValueError: the sums are not [answers, 3]."""
         if sums.ndim != 2 or sums.shape[1] != 3:
             raise ValueError("the sums of a divergence")
         differences = cls()
@@ -320,7 +320,7 @@ class Window:
         self._own = Regression()
 
     def add(self, answers: Sequence[AnswerFigures]) -> None:
-        """One step's answers, all with the same other adapters."""
+        """Add one step's answers, all with the same other adapters."""
         y = [answer.engine - answer.trainer for answer in answers]
         for other in sorted(answers[0].others):
             x = [answer.others[other] - answer.exact for answer in answers]
@@ -349,7 +349,7 @@ class Window:
 
     @classmethod
     def of(cls, facts: Mapping[str, Any], sums: Mapping[str, Numbers]) -> Window:
-        """The one whose `state` this is. Raises KeyError, TypeError, ValueError: it is none."""
+        """Rebuild a window from its `state`. Raises KeyError, TypeError, ValueError: it is none."""
         window = cls()
         window.tokens = int(facts["tokens"])
         window._others = {name: Regression.of(int(tokens), sums[name]) for name, tokens in facts["of"].items()}

@@ -265,7 +265,7 @@ def _merged(weight: Tensor, rows: Sequence[tuple[int, int]], factors: Sequence[T
 
 
 def _together(x: Tensor, u: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """One product of both parts, rounded once. x: [N, D]; u: [N, parts * r]; weight: [M, D + room]."""
+    """Compute both parts as one product, rounded once. x: [N, D]; u: [N, parts * r]; weight: [M, D + room]."""
     parts = [x, u]
     if unused := weight.shape[1] - x.shape[1] - u.shape[1]:
         parts.append(x.new_zeros(len(x), unused))

@@ -331,7 +331,7 @@ class Learner:
         return self._group.together(work)
 
     def _refuse_not_finite(self, norm: float) -> None:
-        """Of a sum that all processes hold alike; where one has a reason to stop, all stop."""
+        """Refuse a norm that is not finite. All processes hold the same sum, so that all stop together."""
 
         def judge() -> None:
             if not math.isfinite(norm):
@@ -452,7 +452,7 @@ class Learner:
     def _share(
         groups: Sequence[Group], answers: Sequence[tuple[int, Answer]], rows: Sequence[int], among: Processes
     ) -> Sequence[int]:
-        """Of the rows that are trained on, this process's: whole prompts, dealt out by tokens."""
+        """Return this process's share of the rows that are trained on: whole prompts, dealt out by tokens."""
         tokens = {answers[row][0]: len(groups[answers[row][0]].prompt_ids) for row in rows}
         for row in rows:
             tokens[answers[row][0]] += len(answers[row][1].ids)
@@ -463,7 +463,7 @@ class Learner:
 
     @staticmethod
     def _filled_up(own: list[list[int]], rows: Sequence[int], among: Processes) -> list[list[int]]:
-        """As many passes as any process makes. What is added is a row of anybody's, and will count for nothing."""
+        """Fill up to as many passes as any process makes. An added row may be anybody's and counts for nothing."""
         most = max(among.gather(len(own)))
         return own + [list(rows[:1])] * (most - len(own))
 

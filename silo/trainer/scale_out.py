@@ -205,7 +205,7 @@ class Processes:
         return result  # type: ignore[return-value]
 
     def require_agreed(self, error: Exception) -> None:
-        """That what a task failed with is known to all processes, so that all are at the same place again.
+        """Tell all processes the error with which a task failed, so that all are at the same place again.
 
         Known is what `together` raised, and a task or an adapter refused before any work: all were told it alike. An
         own error of any other kind proves nothing: a disk, a server or a model may have failed here and nowhere else.

@@ -11,28 +11,23 @@ from textual.binding import Binding, BindingType
 from console.actions import command_line
 from console.base import FedScreen, Lines, TextDialog
 from console.table_screen import TablePane
-from fedsilo.views.columns import Column, Row
-from fedsilo.views.lines import Part, bytes_text, line
-from fedsilo.views.state import Question, number, text_of
-
-
-def verdict(row: Row) -> Part:
-    word = text_of(row.get("verdict"))
-    return word, {"allow": "ok", "deny": "bad", "hold": "warn"}.get(word, "")
-
+from fedsilo.control.answers import MessagePage, read, to_json
+from fedsilo.views.columns import Column
+from fedsilo.views.lines import bytes_text, line
+from fedsilo.views.messages import verdict_part
+from fedsilo.views.state import Question
 
 COLUMNS = (
-    Column("time", lambda row: (text_of(row.get("time"))[11:19], ""), 8, worth=0),
-    Column("round", lambda row: (f"r{row.get('round')}", ""), 5, worth=2, order=lambda row: row.get("round")),
-    Column("kind", lambda row: (text_of(row.get("kind")), ""), 16, worth=0, grows=True),
-    Column("items", lambda row: (text_of(row.get("items")), ""), 10, worth=5),
-    Column("bytes", lambda row: (bytes_text(number(row.get("bytes"))), ""), 9, worth=3, right=True,
-           order=lambda row: row.get("bytes")),
-    Column("verdict", verdict, 7, worth=0),
-    Column("rule", lambda row: (text_of(row.get("rule")), ""), 16, worth=1),
-    Column("digest", lambda row: (text_of(row.get("digest"))[:12], "dim"), 12, worth=4),
-    Column("ms", lambda row: (text_of(row.get("milliseconds")), ""), 5, worth=6, right=True),
-)  # fmt: skip
+    Column("time", lambda row: (row.time[11:19], ""), 8, worth=0),
+    Column("round", lambda row: (f"r{row.round}", ""), 5, worth=2, order=lambda row: row.round),
+    Column("kind", lambda row: (row.kind, ""), 16, worth=0, grows=True),
+    Column("items", lambda row: (str(row.items), ""), 10, worth=5),
+    Column("bytes", lambda row: (bytes_text(row.bytes), ""), 9, worth=3, right=True, order=lambda row: row.bytes),
+    Column("verdict", verdict_part, 7, worth=0),
+    Column("rule", lambda row: (row.rule, ""), 16, worth=1),
+    Column("digest", lambda row: (row.digest[:12], "dim"), 12, worth=4),
+    Column("ms", lambda row: (str(row.milliseconds), ""), 5, worth=6, right=True),
+)
 
 
 class ExampleScreen(FedScreen):
@@ -46,8 +41,9 @@ class ExampleScreen(FedScreen):
 
     def panes(self) -> ComposeResult:
         yield TablePane(
-            COLUMNS, lambda row: str(row.get("seq")), title="Outbox", key="outbox", query=("outbox", {}),
-            rows_in="messages", empty="messages that left this silo", makes="silo start", id="messages",
+            COLUMNS, lambda row: str(row.seq), title="Outbox", key="outbox", query=("outbox", {}),
+            rows_of=lambda answer: read(MessagePage, answer).messages, empty="messages that left this silo",
+            makes="silo start", id="messages",
         )  # fmt: skip
         yield Lines(id="detail")
 
@@ -62,11 +58,11 @@ class ExampleScreen(FedScreen):
         self.table.take(self.fed.snapshot)
         self.table.draw()
         item = self.table.selected()
-        rule = text_of(item.row.get("rule")) if item else ""
+        rule = item.row.rule if item else ""
         self.query_one("#detail", Lines).draw([line(("decided by ", "dim"), rule)], greyed=self.greyed)
 
     def on_table_pane_opened(self, message: TablePane.Opened) -> None:
-        self.app.push_screen(TextDialog("Message", [line(text_of(message.item.row.get("digest")))]))
+        self.app.push_screen(TextDialog("Message", [line(message.item.row.digest)]))
 
     def act(self, action: str) -> None:
         """Comes only after the key stood alone, on a row that had not just moved there; a real one opens a dialog."""
@@ -83,4 +79,4 @@ class ExampleScreen(FedScreen):
 
     def inspected(self) -> Any:
         item = self.table.selected()
-        return item.row if item else None
+        return to_json(item.row) if item else None

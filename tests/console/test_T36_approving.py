@@ -26,7 +26,7 @@ from console.lock import BURST, IDLE_LOCK_SECONDS, KeyFiles, KeyGate, Signing
 from console.screens.approval import ApprovalScreen, ComparisonScreen, PayloadScreen
 from console.screens.approvals import HistoryScreen
 from console.screens.overview import OverviewScreen
-from fedsilo.control.answers import Evidence, Finding
+from fedsilo.control.answers import Comparison, Evidence, Finding, HeldPayload, read
 from fedsilo.control.client import Operator
 from fedsilo.protocol.errors import ConflictError, NotAllowedError
 from fedsilo.views.lines import UNICODE, safe, to_text
@@ -723,14 +723,15 @@ async def test_who_may_not_read_it_now_is_told_why() -> None:
 def test_T37_all_of_an_answer_is_drawn_and_nothing_that_a_terminal_obeys(cells: int) -> None:
     long = "word " * 400 + "\u4f60" * 100 + "\x9b31m" + "e\u0301" * 50
     hostile = {**PAYLOAD, "answers": [{"row": 1, "prompt": long, "answers": [long, *TOGETHER.values()]}]}
-    shown = [payload_lines(each, cells, UNICODE) for each in (hostile, PAYLOAD, TENSORS, {**PAYLOAD, "content": long})]
+    payloads = (hostile, PAYLOAD, TENSORS, {**PAYLOAD, "content": long})
+    shown = [payload_lines(read(HeldPayload, each), cells, UNICODE) for each in payloads]
     for evil in TOGETHER.values():
         told = {
             "against": {"run": evil, "approved_by": [evil]}, "note": evil,
-            "rows": [{"what": evil, "before": evil, "now": evil}], "tensors": [{"name": evil, "times": evil}],
+            "rows": [{"what": evil, "before": evil, "now": evil}], "tensors": [{"name": evil, "times": 3.0}],
         }  # fmt: skip
         found = Finding(evil, evil, "look", evil, (Evidence(evil, evil, evil),))
-        shown += [finding_lines(found, "1 of 1", cells), comparison_lines(told, cells)]
+        shown += [finding_lines(found, "1 of 1", cells), comparison_lines(read(Comparison, told), cells)]
     for lines in shown:
         assert not [one for one in to_text(lines) if not (one.isprintable() or one == "\n")]
     drawn = to_text(shown[0])
@@ -738,16 +739,16 @@ def test_T37_all_of_an_answer_is_drawn_and_nothing_that_a_terminal_obeys(cells: 
 
 
 def test_of_tensors_counts_are_drawn_what_is_not_finite_is_said_and_names_keep_their_ends() -> None:
-    text = to_text(payload_lines(TENSORS, 100, UNICODE))
+    text = to_text(payload_lines(read(HeldPayload, TENSORS), 100, UNICODE))
     assert all(fact in text for fact in ("layers.0.lora_A", "16x896", "2 NOT FINITE", "and 3 more tensors", "▄█", "█▁"))
     name = "base_model.model.model.layers.11.mlp.gate_proj.lora_A.weight"
     other = name.replace("11.mlp.gate_proj.lora_A", "1.self_attn.q_proj.lora_B")
     bars = {"negative": [1] * 9, "zero": 0, "positive": [1] * 9, "not_finite": 0}
     tensors = [{**TENSORS["tensors"][0], "name": one, "histogram": bars} for one in (name, other)]
-    (row,) = (each for each in to_text(payload_lines(TENSORS | {"tensors": tensors[:1]}, 76, UNICODE)).splitlines()
-              if "16x896" in each)  # fmt: skip
+    one, both = (read(HeldPayload, TENSORS | {"tensors": each}) for each in (tensors[:1], tensors))
+    (row,) = (each for each in to_text(payload_lines(one, 76, UNICODE)).splitlines() if "16x896" in each)
     assert "lora_A.weight" in row and row.startswith("bas") and len(row) <= 76
-    text = to_text(payload_lines(TENSORS | {"tensors": tensors}, 76, UNICODE))
+    text = to_text(payload_lines(both, 76, UNICODE))
     assert "11.mlp.gate_proj.lora_A " in text and "1.self_attn.q_proj.lora_B" in text
 
 
@@ -778,13 +779,14 @@ async def test_d_opens_the_whole_comparison_and_h_what_was_held_of_this_kind() -
     ],
 )
 def test_one_that_did_not_leave_is_compared_with_as_that(changes: dict[str, Any], says: str) -> None:
-    text = to_text(comparison_lines(COMPARED | {"against": COMPARED["against"] | changes}, 120))
+    compared = read(Comparison, COMPARED | {"against": COMPARED["against"] | changes})
+    text = to_text(comparison_lines(compared, 120))
     assert says in text and "nobody was asked" not in text and "x3.00" in text
 
 
 @pytest.mark.parametrize("told", [{}, {"against": 3}, {"against": {}, "rows": [3], "tensors": {}}, {"note": "x\x1b"}])
 def test_a_comparison_of_another_shape_breaks_nothing(told: dict[str, Any]) -> None:
-    assert "\x1b" not in to_text(comparison_lines(told, 60))
+    assert "\x1b" not in to_text(comparison_lines(read(Comparison, told), 60))
 
 
 # ---- later -------------------------------------------------------------------------------------------

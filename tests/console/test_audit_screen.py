@@ -13,6 +13,7 @@ from console.screens import audit
 from console.screens.audit import AuditScreen, seeks_control
 from console.screens.overview import OverviewScreen
 from console.table_screen import PAGE_ROWS, ROWS_MAX, TablePane
+from fedsilo.control.answers import AuditRecord, AuditStatus, read, to_json
 from fedsilo.protocol.kinds import INBOUND_KINDS, OUTBOUND_KINDS
 from fedsilo.views import audit as audit_screen
 from fedsilo.views.lines import ASCII, UNICODE, to_text, width_of
@@ -149,11 +150,12 @@ async def opened(desk: Desk, log: Log) -> AuditScreen:
 
 def test_a_break_is_one_line_as_wide_as_the_screen_that_names_the_record() -> None:
     for why in ("x", "x y " * 100, "\u65e5\u672c" * 60):
-        (line,) = audit_screen.break_line({"broken": {"seq": 17, "why": why}}, 80, UNICODE)
+        (line,) = audit_screen.break_line(read(AuditStatus, {"broken": {"seq": 17, "why": why}}), 80, UNICODE)
         assert {style for _, style in line} == {"bad"} and width_of(line) == 80
         assert " RECORD 17: " in to_text([line])
-    assert audit_screen.break_line({"broken": None}, 80, UNICODE) == []
-    assert to_text(audit_screen.break_line({"broken": {"seq": 1, "why": "x"}}, 60, ASCII)).isascii()
+    assert audit_screen.break_line(read(AuditStatus, {"broken": None}), 80, UNICODE) == []
+    status = read(AuditStatus, {"broken": {"seq": 1, "why": "x"}})
+    assert to_text(audit_screen.break_line(status, 60, ASCII)).isascii()
 
 
 @pytest.mark.parametrize(
@@ -171,7 +173,8 @@ def test_a_break_is_one_line_as_wide_as_the_screen_that_names_the_record() -> No
     ],
 )
 def test_the_head_says_what_the_daemon_knows_and_no_more(changes: dict[str, Any], said: str, not_said: str) -> None:
-    text = to_text(audit_screen.head_lines({**STATUS, **changes}, NOW, 200, UNICODE, control=False))
+    status = read(AuditStatus, {**STATUS, **changes})
+    text = to_text(audit_screen.head_lines(status, NOW, 200, UNICODE, control=False))
     assert said in text and not_said not in text and ("c adds control messages" in text)
 
 
@@ -219,12 +222,10 @@ async def test_control_messages_are_left_out_until_c_a_number_or_their_name_brin
         table = screen.table
 
         def polls() -> int:
-            return sum(is_poll(item.row) for item in table.rows.shown)
+            return sum(is_poll(to_json(item.row)) for item in table.rows.shown)
 
         assert ("audit", {"control": False, "limit": PAGE_ROWS}) in log.asked and len(table.rows.shown) >= 100
-        assert not polls() and any(
-            item.row["kind"] == "control.poll" for item in table.rows.shown
-        )  # a refused one stays
+        assert not polls() and any(item.row.kind == "control.poll" for item in table.rows.shown)  # a refused one stays
         for typed, control in (("approval", False), ("poll", True)):
             await filter_by(desk, log, typed)
             assert log.asked[-1][1].get("control", True) is control and screen.table.control is control
@@ -295,14 +296,14 @@ async def test_a_record_is_gone_to_by_its_number_and_escape_comes_back() -> None
 def test_more_records_than_are_kept_are_gone_through_with_a_bounded_number_of_them_kept() -> None:
     size = 3 * ROWS_MAX
     log = Log(size)
-    rows = audit.ChainRows(audit_screen.COLUMNS, audit_screen.record_id)
+    rows = audit.ChainRows(audit_screen.COLUMNS, lambda row: str(row.seq))
     page = log.query(("audit", {"limit": 200}))
-    rows.take_newest(page["records"], page["next"], total=page["size"])
+    rows.take_newest(audit_screen.record_rows(page), page["next"], total=page["size"])
     seen, most = 0, 0
     while rows.next is not None:
         before = rows.next
         page = log.query(("audit", {"limit": 200, "before": before}))
-        rows.take_older(page["records"], before, page["next"])
+        rows.take_older(audit_screen.record_rows(page), before, page["next"])
         rows.move(len(rows.shown))
         seen, most = seen + len(page["records"]), max(most, rows.kept)
     assert seen == size - 200 and rows.cursor == "0" and most <= ROWS_MAX
@@ -335,18 +336,18 @@ async def test_a_record_is_opened_with_its_links_its_twin_and_all_of_its_json() 
     ],
 )
 def test_a_record_of_no_run_or_round_has_no_place_of_one(place: dict[str, Any], told: str) -> None:
-    row = {"seq": 322, "event": "egress.decision", "decision": "allow", **place}
+    row = read(AuditRecord, {"seq": 322, "event": "egress.decision", "decision": "allow", **place})
     assert audit_screen.place_of(row) == told
     assert to_text([audit_screen.why_line(row, 80, "…")]).split()[2].rstrip(",") == (told or "allowed")
 
 
 def test_a_damaged_line_stands_among_the_records_as_that() -> None:
-    row = {"seq": 5, "t": 0, "event": "damaged", "why": "it carries number 9"}
+    row = read(AuditRecord, {"seq": 5, "t": 0, "event": "damaged", "why": "it carries number 9"})
     cells = {column.name: column.show(row) for column in audit_screen.COLUMNS}
     assert cells["event"] == ("DAMAGED", "bad") and cells["reasons"][0] == "it carries number 9"
-    assert cells["time UTC"][0] == "" and audit_screen.moment_of({"t": 2**53 - 1}) == str(2**53 - 1)
+    assert cells["time UTC"][0] == "" and audit_screen.moment_of(read(AuditRecord, {"t": 2**53 - 1})) == str(2**53 - 1)
     assert "is no record: it carries number 9" in to_text(audit_screen.record_lines(row, "x", [], 80))
-    assert "none: it is the first" in to_text(audit_screen.record_lines(record(0), "x", [], 80))
+    assert "none: it is the first" in to_text(audit_screen.record_lines(read(AuditRecord, record(0)), "x", [], 80))
 
 
 # ---- looks -----------------------------------------------------------------------------------------
@@ -372,7 +373,7 @@ async def test_a_filter_asks_the_daemon_for_the_event_and_the_text_also_over_fro
         await desk.press("g", "slash", *"event:egress.sent*", "enter")
         await answer_all(desk, log)
         assert ("audit", {"event": "egress.sent", "control": False, "limit": PAGE_ROWS}) in log.asked
-        assert table.rows.kept >= 100 and {item.row["event"] for item in table.rows.shown} == {"egress.sent"}
+        assert table.rows.kept >= 100 and {item.row.event for item in table.rows.shown} == {"egress.sent"}
         await desk.press("space")
         assert "audit" not in {name for name, _ in desk.app.wanted.values()}
         await filter_by(desk, log, "event:egress.sent* prompt_id decision:deny")
@@ -400,12 +401,12 @@ async def test_where_a_daemon_cannot_leave_polls_out_they_are_left_out_here(code
         assert isinstance(screen, AuditScreen) and bool(screen.table.control_refused) is left_out
         if left_out:
             await answer_all(desk, log)
-            rows = [item.row for item in screen.table.rows.shown]
+            rows = [to_json(item.row) for item in screen.table.rows.shown]
             assert rows and not any(map(is_poll, rows)) and "control" not in log.asked[-1][1]
             desk.shows("this daemon cannot leave control messages out")
             await desk.press("c")
             await answer_all(desk, log)
-            assert any(is_poll(item.row) for item in screen.table.rows.shown)
+            assert any(is_poll(to_json(item.row)) for item in screen.table.rows.shown)
 
 
 CONTROL_KINDS = sorted(kind for kind in (OUTBOUND_KINDS | INBOUND_KINDS) if kind.startswith("control."))

@@ -241,7 +241,7 @@ def test_a_bundle_may_be_shared_and_names_nobody_of_the_site(
     def fails(*arguments: Any) -> None:
         raise OSError(28, "No space left on device", str(out))
 
-    monkeypatch.setattr(cli_bundle, "_write", fails)
+    monkeypatch.setattr(cli_bundle, "write_private", fails)
     answer = CliRunner().invoke(cli_fedsilo.app, [*line[:2], str(tmp_path / "c"), *line[3:]])
     assert answer.exit_code == 1 and "status.json" in answer.stderr  # listed although nothing could be written
 
@@ -252,10 +252,10 @@ def test_paths_are_left_out_and_other_slashes_stay() -> None:
     cut = {"a": "see /srv/x.yaml: no", "b": ["~/.config/x", "file:///home/a b"], "/etc/key": 1}
     left_out = "(left out)"
     assert shareable(cut) == {"a": "see (left out)", "b": [left_out, left_out], left_out: 1}
-    assert shareable({"/srv/a": 1, "/srv/b": 2, "(left out) 2": 3}) == {
+    assert shareable({"/srv/a": 1, "/srv/b": 2, "(left out)+": 3}) == {
         left_out: 1,
-        f"{left_out} 2": 2,
-        f"{left_out} 2 2": 3,
+        f"{left_out}+": 2,
+        f"{left_out}++": 3,
     }
 
 

@@ -13,6 +13,7 @@ from console.screens.audit import AuditScreen
 from console.screens.outbox import OutboxScreen
 from console.sharing import QUERIES, Question, released_answer
 from console.table_screen import PAGE_ROWS
+from fedsilo.control.answers import AuditStatus, MessageRow, read
 from fedsilo.views import messages
 from fedsilo.views.audit import head_lines
 from fedsilo.views.lines import UNICODE, to_text
@@ -21,6 +22,7 @@ from tests.console.states import NOW, coordinator, silo, unclassified
 from tests.console.test_audit_screen import Log, answer_all
 from tests.console.test_outbox import page as message_page
 from tests.simulated.coordinator_parts import House, SimulatedSilo, federation, until_quiet
+from tests.simulated.queries import as_json
 from tests.simulated.test_coordinator_queries import deny, panel_of
 
 SILOS = ("hospital_a", "hospital_b", "uni_c")
@@ -84,7 +86,7 @@ async def test_one_row_says_what_waits_and_its_twin_is_the_coordinators() -> Non
         await desk.press("c")
         screen.go_to("silo:uni_c")
         await desk.pilot.pause()
-        assert {item.row["peer"] for item in screen.table.rows.shown} <= {"uni_c"}
+        assert {item.row.peer for item in screen.table.rows.shown} <= {"uni_c"}
         screen.go_to("run-1/1/run.plan/uni_c")
         await desk.pilot.pause()
         assert "outbox record run-1/1/run.plan/uni_c" in desk.app.wanted
@@ -96,10 +98,10 @@ async def test_one_row_says_what_waits_and_its_twin_is_the_coordinators() -> Non
 
 async def test_what_a_real_coordinator_answers_is_what_is_shown(house: House) -> None:
     ask = panel_of(house).queries()
-    sent = [messages.message_row(row) for row in ask["outbox"]({"limit": PAGE_ROWS})["messages"]]
+    sent = ask["outbox"]({"limit": PAGE_ROWS}).messages
     assert {messages.state_part(row)[0] for row in sent} == {"acknowledged", "sent"} and len(sent) == 44
-    came = ask["inbox"]({"limit": PAGE_ROWS})["messages"]
-    (seq,) = (row["seq"] for row in came if row["kind"] == "public.responses" and row["verdict"] == "deny")
+    came = ask["inbox"]({"limit": PAGE_ROWS}).messages
+    (seq,) = (row.seq for row in came if row.kind == "public.responses" and row.verdict == "deny")
     lines = messages.detail_lines("inbox", ask["inbox"]({"seq": seq}), "x", 200, party="coordinator")
     words = " ".join(to_text(lines).split())
     assert all(fact in words for fact in ("nothing of it was used", "it had", f"{seq} of this coordinator's audit log"))
@@ -113,7 +115,7 @@ async def test_what_a_real_coordinator_answers_is_what_is_shown(house: House) ->
      (None, 0, "not sent yet"), ("lost", 0, "unknown"), (7, 0, "unknown")],
 )  # fmt: skip
 def test_what_cannot_be_told_never_counts_as_acknowledged(outcome: Any, waiting: int, told: str) -> None:
-    assert messages.state_part(messages.message_row({"outcome": outcome, "waiting": waiting}))[0] == told
+    assert messages.state_part(read(MessageRow, {"outcome": outcome, "waiting": waiting}))[0] == told
 
 
 # ---- with the daemon's own answers -----------------------------------------------------------------
@@ -147,7 +149,7 @@ async def test_v_and_the_twins_are_the_coordinators() -> None:
 
 
 def test_every_answer_is_classified_and_a_shared_recording_has_only_what_was_sent(house: House) -> None:
-    ask = panel_of(house).queries()
+    ask = as_json(panel_of(house))
     for name in ("outbox", "inbox", "audit.status"):
         question = QUERIES[name]
         assert isinstance(question, Question)
@@ -172,7 +174,9 @@ STATUS: dict[str, Any] = {
 
 
 def head(**changes: Any) -> str:
-    return to_text(head_lines({**STATUS, **changes}, NOW, 300, UNICODE, control=False, at_coordinator=True))
+    return to_text(
+        head_lines(read(AuditStatus, {**STATUS, **changes}), NOW, 300, UNICODE, control=False, at_coordinator=True)
+    )
 
 
 def test_which_silo_differs_is_named_first() -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from console.base import TextDialog
 from console.screens.curves import CurvesScreen
+from fedsilo.control.answers import Curves, read
 from fedsilo.control.figures import FIGURES
 from fedsilo.views import curves
 from fedsilo.views.curves import Curve, Frame, Point, plot_lines
@@ -95,12 +96,12 @@ def test_series_that_meet_keep_a_letter_each_and_two_differ_without_any_colour()
 def test_one_place_is_drawn_as_a_point_and_not_as_a_whole_plot() -> None:
     points = [{"x": 4, "value": 0.3, "n": 90, "low": 0.2, "high": 0.4, "n_exact": True}]
     answer = {"x": "round", "series": [{"name": "pass_at_1", "silo": "hospital_a", "points": points}]}
-    lines = curves.plot_of(answer, curves.View("pass_at_1", 4.0), 80, 30, ascii_only=True)
+    lines = curves.plot_of(read(Curves, answer), curves.View("pass_at_1", 4.0), 80, 30, ascii_only=True)
     text = to_text(lines)
     assert len(lines) == curves.ROWS_OF_ONE_PLACE + 1 and "one round so far: a point each, no curve yet" in text
     assert text.count("r4") == 1 and "r3" not in text and "r5" not in text and ":" not in text.split("one round")[0]
     two = {**answer, "series": [{**answer["series"][0], "points": [*points, {**points[0], "x": 5}]}]}
-    lines = curves.plot_of(two, curves.View("pass_at_1", 4.0), 80, 30, ascii_only=True)
+    lines = curves.plot_of(read(Curves, two), curves.View("pass_at_1", 4.0), 80, 30, ascii_only=True)
     assert len(lines) == 30 and "so far" not in to_text(lines)
 
 
@@ -152,21 +153,21 @@ def test_pass_at_1_is_drawn_with_its_number_and_interval_and_not_without() -> No
                 each[missing] = None
         assert plots_of(without, view) == []
         assert "is not drawn: the number of prompts behind it is not known" in to_text(
-            curves.nothing_lines(without, "pass_at_1", 100)
+            curves.nothing_lines(read(Curves, without), "pass_at_1", 100)
         )
         assert plots_of(without, curves.View("update_norm"))  # a norm needs none
     one = curves_at_coordinator()
     one["series"][0]["points"][3]["n"] = 0
-    text = to_text(curves.value_lines(one, view, 200, UNICODE, most=9))
+    text = to_text(curves.value_lines(read(Curves, one), view, 200, UNICODE, most=9))
     assert "hospital_a is not drawn" in text and "hospital_b 38.7 [34.5, 43.0]" in text
 
 
 def plots_of(answer: Any, view: curves.View) -> Any:
-    return curves.plot_of(answer, view, 100, 20, ascii_only=False)
+    return curves.plot_of(read(Curves, answer), view, 100, 20, ascii_only=False)
 
 
 def values(answer: Any, at: float = 7.0) -> str:
-    return to_text(curves.value_lines(answer, curves.View("pass_at_1", at), 200, UNICODE, most=9))
+    return to_text(curves.value_lines(read(Curves, answer), curves.View("pass_at_1", at), 200, UNICODE, most=9))
 
 
 MIXED = curves_at_coordinator()
@@ -198,7 +199,7 @@ def test_each_figure_that_is_kept_has_a_title_of_words_and_shares_are_in_per_cen
     }  # fmt: skip
     assert curves.value_text(0.125, "alpha_mean") == "12.5" and curves.unit_text("swapped_share", "share") == "%"
     assert curves.value_text(0.125, "rollout_kl") == "0.125" and curves.unit_text("rollout_kl", "nats") == "nats"
-    assert curves.names_of({"names": ["seconds", "x", "rollout_kl", "swapped_share"]}) == [
+    assert curves.names_of(read(Curves, {"names": ["seconds", "x", "rollout_kl", "swapped_share"]})) == [
         "swapped_share", "rollout_kl", "seconds", "x",
     ]  # fmt: skip
 
@@ -217,11 +218,11 @@ def test_each_figure_that_is_kept_has_a_title_of_words_and_shares_are_in_per_cen
 def test_an_answer_of_another_shape_draws_something_and_never_fails(broken: Any) -> None:
     answer = {**curves_at_coordinator(), **broken}
     view = curves.View("pass_at_1", 1.0)
-    curves.names_of(answer)
-    curves.head_lines(answer, view, 80, UNICODE)
-    curves.value_lines(answer, view, 80, UNICODE, most=3)
+    curves.names_of(read(Curves, answer))
+    curves.head_lines(read(Curves, answer), view, 80, UNICODE)
+    curves.value_lines(read(Curves, answer), view, 80, UNICODE, most=3)
     plots_of(answer, view)
-    assert isinstance(curves.table_rows(answer, "pass_at_1"), list)
+    assert isinstance(curves.table_rows(read(Curves, answer), "pass_at_1"), list)
 
 
 # ---- the screen ------------------------------------------------------------------------------------
@@ -273,5 +274,5 @@ def test_smoothing_is_a_mean_of_those_before_and_a_baseline_of_those_that_were_m
     assert {each.low for each in smooth} == {None} and [each.x for each in smooth] == [each.x for each in points]
     rows = [("pass_at_1", 0.2), ("pass_at_1", 0.4), ("kl", 9)]
     answer = curves_at_coordinator(baseline=[{"name": name, "silo": "a", "value": value} for name, value in rows])
-    assert curves.baseline_of(answer, "pass_at_1") == pytest.approx((0.3, 2))
-    assert curves.baseline_of(answer, "update_norm") is None
+    assert curves.baseline_of(read(Curves, answer), "pass_at_1") == pytest.approx((0.3, 2))
+    assert curves.baseline_of(read(Curves, answer), "update_norm") is None

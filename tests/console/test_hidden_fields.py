@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from console.sharing import released_answer, released_state
-from fedsilo.control.answers import ReleaseRow, read
+from fedsilo.control.answers import MessagePage, MessageRow, ReleaseRow, read
 from fedsilo.views import messages, releases
 from fedsilo.views.approvals import HISTORY_COLUMNS
 from fedsilo.views.lines import UNICODE, to_text
@@ -30,7 +30,7 @@ def shared(state: dict[str, Any]) -> Snapshot:
 def once(snapshot: Snapshot) -> str:
     (held,) = snapshot.held
     now = snapshot.link.received_at
-    rows = releases.one_column(held, snapshot, now, 100, 100, UNICODE)
+    rows = releases.one_column(held, 100, 100, time=snapshot.server_now(now), told=snapshot.link.told)
     return to_text([*rows, *once_lines(snapshot, now, 100, UNICODE), releases.signature_line(held)])
 
 
@@ -52,10 +52,10 @@ def test_who_may_still_approve_is_named(answered: bool) -> None:
     approvers = {"needed": 2, "roles": ["approver"], "people": ["alice", "bob"], "given": given}
     snapshot = live(silo(release(approvers=approvers)))
     (held,) = snapshot.held
-    text = to_text(releases.header(held, snapshot, 100.0, 80, UNICODE))
+    text = to_text(releases.header(held, 80, time=snapshot.server_now(100.0)))
     assert ("may approve bob" if answered else "may approve alice, bob") in text
     (nobody,) = live(silo(release())).held
-    assert "may approve" not in to_text(releases.header(nobody, snapshot, 100.0, 80, UNICODE))
+    assert "may approve" not in to_text(releases.header(nobody, 80, time=snapshot.server_now(100.0)))
 
 
 def test_nothing_that_is_hidden_is_a_change_or_a_need_and_nothing_can_be_answered() -> None:
@@ -95,9 +95,9 @@ def test_the_outbox_counts_nothing_that_it_was_not_told() -> None:
     assert kept is not None
     (left,) = kept[0]["messages"]
     for told, there, hidden in ((answer, row, False), (kept[0], left, True)):
-        text = to_text(messages.summary_lines("outbox", told, None, 100, control=False))
+        text = to_text(messages.summary_lines("outbox", read(MessagePage, told), None, 100, control=False))
         assert ("denied: hidden" in text) is hidden and ("0 denied" in text) is not hidden
-        parts = messages.rule_part(messages.message_row(there))[0], messages.digest_part(messages.message_row(there))[0]
+        parts = messages.rule_part(read(MessageRow, there))[0], messages.digest_part(read(MessageRow, there))[0]
         assert (parts == ("hidden", "hidden")) if hidden else ("hidden" not in parts)
 
 

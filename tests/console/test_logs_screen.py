@@ -10,6 +10,7 @@ import pytest
 
 from console.screens import logs
 from console.screens.logs import LogsScreen
+from fedsilo.control.answers import LogLines, read
 from fedsilo.views import logs as logs_screen
 from fedsilo.views.columns import choose_columns
 from fedsilo.views.lines import UNICODE, to_text, width_of
@@ -19,8 +20,8 @@ from tests.console.states import coordinator, silo
 
 
 def rows_of(lines: list[str], **more: Any) -> logs.LogRows:
-    rows = logs.LogRows(logs_screen.COLUMNS, logs_screen.row_id, **more)
-    rows.take_newest(logs_screen.log_rows({"lines": lines}), None, total=len(lines))
+    rows = logs.LogRows(logs_screen.COLUMNS, lambda row: row.id, **more)
+    rows.take_newest(logs_screen.log_rows(read(LogLines, {"lines": lines})), None, total=len(lines))
     return rows
 
 
@@ -28,19 +29,23 @@ def rows_of(lines: list[str], **more: Any) -> logs.LogRows:
 
 
 def test_a_line_is_taken_apart_and_the_newest_is_first() -> None:
-    rows = logs_screen.log_rows(LOGS)
-    assert {key: rows[0][key] for key in ("level", "time", "source", "line")} == {
+    rows = logs_screen.log_rows(read(LogLines, LOGS))
+    assert {key: getattr(rows[0], key) for key in ("level", "time", "source", "line")} == {
         "level": "ERROR", "time": "2026-12-01T09:59:58.001Z", "source": "hospital_a", "line": LINES[-1],
     }  # fmt: skip
     assert logs_screen.parsed(rows[0])["json"] == {"peer": "10.0.0.7:7443", "attempt": 3}
-    assert "json" not in logs_screen.parsed({"text": "a {b"})
-    odd = logs_screen.log_rows({"lines": ["no form at all", 7, None]})
-    assert [(row["level"], row["text"]) for row in odd] == [("", ""), ("", "7"), ("", "no form at all")]
-    assert logs_screen.log_rows({"lines": "x"}) == [] and logs_screen.log_rows(None) == []
-    old, new = ({row["line"]: row["id"] for row in logs_screen.log_rows({"lines": LINES[:end]})} for end in (20, 30))
+    assert "json" not in logs_screen.parsed(read(logs_screen.LogRow, {"text": "a {b"}))
+    odd = logs_screen.log_rows(read(LogLines, {"lines": ["no form at all", 7, None]}))
+    assert [(row.level, row.text) for row in odd] == [("", ""), ("", "7"), ("", "no form at all")]
+    assert (
+        logs_screen.log_rows(read(LogLines, {"lines": "x"})) == [] and logs_screen.log_rows(read(LogLines, None)) == []
+    )
+    old, new = (
+        {row.line: row.id for row in logs_screen.log_rows(read(LogLines, {"lines": LINES[:end]}))} for end in (20, 30)
+    )
     assert old.items() <= new.items()  # a line keeps its name while newer ones arrive
-    one, other = logs_screen.log_rows({"lines": ["same", "same"]})
-    assert one["id"] != other["id"]
+    one, other = logs_screen.log_rows(read(LogLines, {"lines": ["same", "same"]}))
+    assert one.id != other.id
 
 
 @pytest.mark.parametrize(
@@ -50,8 +55,8 @@ def test_a_line_is_taken_apart_and_the_newest_is_first() -> None:
 def test_a_level_hides_what_is_below_it_but_never_a_line_without_a_level(
     level: str, levels: set[str], count: int
 ) -> None:
-    shown = logs_screen.from_level(logs_screen.log_rows({"lines": [*LINES, "no form at all"]}), level)
-    assert {row["level"] for row in shown} == levels and len(shown) == count
+    shown = logs_screen.from_level(logs_screen.log_rows(read(LogLines, {"lines": [*LINES, "no form at all"]})), level)
+    assert {row.level for row in shown} == levels and len(shown) == count
 
 
 # ---- patterns --------------------------------------------------------------------------------------

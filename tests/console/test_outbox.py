@@ -9,13 +9,13 @@ import pytest
 
 from console.screens.outbox import MessageScreen, OutboxScreen
 from console.table_screen import PAGE_ROWS
+from fedsilo.control.answers import AuditRecord, DecisionInFull, MessagePage, MessageRow, read
 from fedsilo.views.columns import choose_columns
 from fedsilo.views.lines import to_text
 from fedsilo.views.messages import (
     columns_of,
     detail_lines,
     left_part,
-    message_row,
     rule_part,
     summary_lines,
     verdict_part,
@@ -128,11 +128,12 @@ async def opened(desk: Desk, answer: dict[str, Any] | None = None) -> OutboxScre
     ],
 )
 def test_whether_it_left_and_what_became_of_it(verdict: Any, outcome: Any, left: str, rule: str, says: str) -> None:
-    row = message_row({"verdict": verdict, "outcome": outcome, "rule": "", "reasons": []})
+    row = read(MessageRow, {"verdict": verdict, "outcome": outcome, "rule": "", "reasons": []})
     assert (left_part(row)[0], rule_part(row)[0]) == (left, rule)
     held = {"rule": "approvals", "outcome": "hold", "measured": 0, "limit": 1}
     record = {"decision": verdict, "kind": "k", "rules": [held] if verdict == "hold" else []}
-    text = to_text(detail_lines("outbox", {"message": record, "outcome": outcome}, "silo outbox show 1", 120))
+    answer = read(DecisionInFull, {"message": record, "outcome": outcome})
+    text = to_text(detail_lines("outbox", answer, "silo outbox show 1", 120))
     assert says in text and ("count it as gone" in text) == (left == "unknown")
     over = rule != "-"  # nobody is asked any more
     if verdict == "hold":
@@ -156,7 +157,7 @@ async def test_a_verdict_in_the_filter_is_asked_of_the_daemon_and_the_cursor_sta
         await desk.answer("outbox", page(250))
         assert (table.rows.kept, table.rows.next, table.rows.cursor) == (100, 151, "240")
         await desk.press("slash", *"!verdict:deny", "enter")
-        assert "outbox" in desk.app.wanted and not [item for item in table.rows.shown if item.row["verdict"] == "deny"]
+        assert "outbox" in desk.app.wanted and not [item for item in table.rows.shown if item.row.verdict == "deny"]
 
 
 async def test_a_verdict_a_number_or_control_messages_are_asked_of_the_daemon() -> None:
@@ -214,12 +215,14 @@ async def test_the_inbox_is_a_key_away_and_each_keeps_its_cursor(key: str) -> No
 
 @pytest.mark.parametrize("answer", [7, [], {"messages": 3}, {"messages": [None, {}, {"seq": None}], "next": "x"}])
 def test_a_record_of_another_shape_breaks_nothing(answer: Any) -> None:
-    assert detail_lines("inbox", {"message": answer, "would_pass": answer}, "", 60)
+    assert detail_lines("inbox", read(DecisionInFull, {"message": answer, "would_pass": answer}), "", 60)
 
 
 def test_a_sentence_that_says_what_was_measured_stands_for_the_rule_and_another_below_it() -> None:
-    record = {"decision": "deny", "rules": [DENIED, {**DENIED, "rule": "kind", "measured": "a", "limit": "b"}]}
-    told = to_text(why_lines(record, {"would_pass": [WOULD_PASS, "kind: b passes"]}, 100)).splitlines()
+    rules = [DENIED, {**DENIED, "rule": "kind", "measured": "a", "limit": "b"}]
+    record = read(AuditRecord, {"decision": "deny", "rules": rules})
+    answer = read(DecisionInFull, {"would_pass": [WOULD_PASS, "kind: b passes"]})
+    told = to_text(why_lines(record, answer, 100)).splitlines()
     assert told == [f"DENY {WOULD_PASS}", "DENY kind: measured a, limit b", "would pass: kind: b passes"]
 
 
@@ -228,8 +231,8 @@ def test_where_there_is_room_a_rule_stands_whole_in_its_row_and_a_long_time_in_i
     assert shown["rule"] >= len("public prompts of the open step") and {"record", "digest"} <= set(shown)
     assert shown["kind"] >= len("control.checkpoint")
     (milliseconds,) = [column for column in columns_of("outbox") if column.name == "ms"]
-    assert milliseconds.show(message_row({"milliseconds": 9_999}))[0] == "9999"
-    assert milliseconds.show(message_row({"milliseconds": 12_345}))[0] == "12 s"
+    assert milliseconds.show(read(MessageRow, {"milliseconds": 9_999}))[0] == "9999"
+    assert milliseconds.show(read(MessageRow, {"milliseconds": 12_345}))[0] == "12 s"
 
 
 @pytest.mark.parametrize(
@@ -248,7 +251,8 @@ def test_where_there_is_room_a_rule_stands_whole_in_its_row_and_a_long_time_in_i
     ],
 )  # fmt: skip
 def test_one_decision_whole(verdict: str, facts: tuple[str, ...], lacks: tuple[str, ...]) -> None:
-    words = " ".join(to_text(detail_lines("outbox", decision(9, verdict), "silo outbox show 9", 140)).split())
+    answer = read(DecisionInFull, decision(9, verdict))
+    words = " ".join(to_text(detail_lines("outbox", answer, "silo outbox show 9", 140)).split())
     assert [fact for fact in facts if fact not in words] == [] and not [fact for fact in lacks if fact in words]
 
 
@@ -266,7 +270,7 @@ def bench(bench: Bench) -> Bench:
 
 async def test_what_a_real_gate_wrote_is_what_is_shown(bench: Bench) -> None:
     ask = queries_of(bench)
-    rows = [message_row(row) for row in ask["outbox"]({"limit": PAGE_ROWS})["messages"]]
+    rows = read(MessagePage, ask["outbox"]({"limit": PAGE_ROWS})).messages
     assert [(verdict_part(row)[0], left_part(row)[0]) for row in rows] == [
         ("allow", "not yet"), ("DENY", "no"), ("allow", "yes"),
     ]  # fmt: skip
@@ -275,10 +279,12 @@ async def test_what_a_real_gate_wrote_is_what_is_shown(bench: Bench) -> None:
                    r"ok bytes of one response 2 B 512 B policy:\d+ ")),
         (rows[0], ("not sent yet", "not clipped, within L2", "the same bytes as were")),
     ):  # fmt: skip
-        words = " ".join(to_text(detail_lines("outbox", ask["outbox"]({"seq": row.seq}), "", 140)).split())
+        words = " ".join(
+            to_text(detail_lines("outbox", read(DecisionInFull, ask["outbox"]({"seq": row.seq})), "", 140)).split()
+        )
         assert all(re.search(fact, words) for fact in facts), words
-    came = ask["inbox"]({"limit": PAGE_ROWS, "control": True})["messages"]
-    assert {row["kind"] for row in came} >= {"control.ack"} and came[0]["peer"].endswith("coordinator/main")
+    came = read(MessagePage, ask["inbox"]({"limit": PAGE_ROWS, "control": True})).messages
+    assert {row.kind for row in came} >= {"control.ack"} and came[0].peer.endswith("coordinator/main")
 
 
 @pytest.mark.parametrize(
@@ -303,7 +309,7 @@ def test_values_are_short(value: Any, rule: str, told: str) -> None:
 def test_the_counts_of_the_daemon_stand_above(
     direction: str, sent_bytes: float | None, control: bool, facts: set[str]
 ) -> None:
-    text = to_text(summary_lines(direction, page(250), sent_bytes, 200, control=control))
+    text = to_text(summary_lines(direction, read(MessagePage, page(250)), sent_bytes, 200, control=control))
     assert all(fact in text for fact in facts) and ("KiB" in text) is ("51.1 KiB" in facts)
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from console.base import TextDialog
 from console.screens.round import RoundScreen
-from fedsilo.audit.index import no_run_yet
+from fedsilo.control.answers import Round, SiloInRound, no_run_yet, read, to_json
 from fedsilo.views import rounds
 from fedsilo.views.lines import ASCII, UNICODE, to_text
 from tests.console.desk import Desk, console
@@ -28,67 +29,75 @@ async def opened(desk: Desk, answer: Any = None, state: Any = None) -> RoundScre
 # ---- rows and lines --------------------------------------------------------------------------------
 
 
+def of_coordinator(**changes: Any) -> Round:
+    return read(Round, at_coordinator(**changes))
+
+
+def silo(name: str, state: str, *phases: Any) -> SiloInRound:
+    return read(SiloInRound, silo_row(name, state, *phases))
+
+
 NO_QUORUM = {"needed": 1, "of": 1, "given": 0, "reached_seconds": None}
 
 
 def test_what_nobody_kept_is_said_to_be_and_what_is_others_is_hidden() -> None:
-    answer = at_coordinator()
-    text = to_text(rounds.silo_text(answer["silos"][0], answer, None, 90))
+    answer = of_coordinator()
+    text = to_text(rounds.silo_text(answer.silos[0], answer, None, 90))
     assert "accepted; when: not kept" in text and "L2 0.93" in text
-    unknown = silo_row("a", "waits", phase("sign", None, None), phase("train", 0.0, 9.0, step=4))
+    unknown = silo("a", "waits", phase("sign", None, None), phase("train", 0.0, 9.0, step=4))
     assert "not kept" in to_text(rounds.silo_text(unknown, answer, None, 90)).splitlines()[-2]
-    seen = at_silo()
-    mine, other = seen["silos"][:2]
+    seen = read(Round, at_silo())
+    mine, other = seen.silos[:2]
     assert rounds.now_text(mine, seen) == "for others 01:30" and rounds.now_text(other, seen) == "hidden"
     shown = rounds.silo_rows(seen, None, 20, UNICODE, ascii_only=False)[1]
-    assert {shown[name] for name in ("now", "strip", "bytes", "before")} == {"hidden"}
+    assert {shown.now, shown.strip, shown.bytes, shown.before} == {"hidden"}
     assert "0" not in to_text(rounds.silo_text(other, seen, None, 90)).replace("0 ", "")
     assert "how many are in: hidden" in to_text(rounds.head_lines(seen, None, 200, UNICODE))
 
 
 def test_a_silent_silo_is_training_or_held_and_the_quorum_says_what_it_waits_for() -> None:
-    answer = at_coordinator()
+    answer = of_coordinator()
 
     def head(**changes: Any) -> str:
-        return " ".join(to_text(rounds.head_lines(answer | changes, None, 300, UNICODE)).split())
+        return " ".join(to_text(rounds.head_lines(replace(answer, **changes), None, 300, UNICODE)).split())
 
     told = "no update for 04:01: training, or held by its people; train 8, others took 01:36"
     assert f"late uni_c {told}" in head() and "straggler" not in head()
     assert "updates 2 of 5 in · quorum 2 met at 05:31 · the others have until 10:00" in head()
-    quorum = answer["quorum"] | {"needed": 3, "reached_seconds": None}
+    quorum = replace(answer.quorum, needed=3, reached_seconds=None)
     assert "updates 2 of 5 in · quorum 3 not met yet · waits for 1 more until 10:00" in head(quorum=quorum)
     assert "waits for" not in head(quorum=quorum, state="abandoned")
-    (late,) = [row for row in answer["silos"] if row.get("straggler")]
+    (late,) = [row for row in answer.silos if row.straggler]
     assert "no update for 04:01: training, or held by its people" in " ".join(
         to_text(rounds.silo_text(late, answer, None, 200)).split()
     )
 
 
 def test_two_rounds_are_compared_by_time_updates_and_what_was_changed() -> None:
-    before = round_before()
-    text = to_text(rounds.compare_lines(at_coordinator(), before, 200, UNICODE))
+    before = read(Round, round_before())
+    text = to_text(rounds.compare_lines(of_coordinator(), before, 200, UNICODE))
     assert "round 1 committed after 06:11" in text and "3 updates then, 2 by this one" in text
     assert "changed only the base adapter" in text
     changed = at_coordinator()
     changed["digests"]["charter"] = "00" * 32
     changed["silos"][0]["code"] = "11" * 32
-    text = to_text(rounds.compare_lines(changed, before, 200, UNICODE))
+    text = to_text(rounds.compare_lines(read(Round, changed), before, 200, UNICODE))
     assert "changed charter, code or policy of hospital_a" in text
-    rows = rounds.silo_rows(at_coordinator(), before, 20, UNICODE, ascii_only=False)
-    assert [row["before"] for row in rows[:4]] == ["05:01 (+17 s)", "05:22", "05:40 (-9 s)", "-"]
+    rows = rounds.silo_rows(of_coordinator(), before, 20, UNICODE, ascii_only=False)
+    assert [row.before for row in rows[:4]] == ["05:01 (+17 s)", "05:22", "05:40 (-9 s)", "-"]
 
 
 @pytest.mark.parametrize("broken", [{}, {"silos": 5, "rounds": "x", "quorum": [], "deadlines": {}, "digests": 1},
                                     {"silos": [5, {"phases": [7, {"from_seconds": "x"}]}], "elapsed_seconds": "x",
                                      "round": None, "rounds": [None]}])  # fmt: skip
 def test_an_answer_of_another_shape_draws_something_and_never_fails(broken: Any) -> None:
-    answer = {**at_coordinator(), **broken} if broken else {}
-    rounds.head_lines(answer, at_coordinator(), 80, ASCII)
+    answer = read(Round, {**at_coordinator(), **broken} if broken else {})
+    rounds.head_lines(answer, of_coordinator(), 80, ASCII)
     rounds.silo_rows(answer, answer, 20, ASCII, ascii_only=True)
     rounds.fact_lines(answer, 80)
     rounds.legend_lines(answer, 80, ascii_only=True)
     rounds.rounds_line(answer, 80, ASCII)
-    assert rounds.neighbours({}) == (None, None)
+    assert rounds.neighbours(read(Round, {})) == (None, None)
 
 
 # ---- the screen ------------------------------------------------------------------------------------
@@ -145,7 +154,7 @@ async def test_brackets_go_to_the_rounds_around_and_c_compares() -> None:
 
 async def test_without_a_run_it_says_how_to_submit_one_and_before_a_round_what_is_awaited() -> None:
     async with console((100, 30)) as desk:
-        screen = await opened(desk, no_run_yet("coordinator"))
+        screen = await opened(desk, to_json(no_run_yet("coordinator")))
         assert "no runs yet" in desk.text and "fedsilo run submit run.yaml" in desk.text and "quorum" not in desk.text
         await desk.answer(screen.key, None, refused=("NOT_FOUND", "there is no run yet"))
         assert "there is no run yet" in desk.text and "fedsilo run submit run.yaml" in desk.text
@@ -183,7 +192,7 @@ FAR = WAITS | {"deadlines": [{"name": "round/2", "for": "round", "left_seconds":
 def test_a_strip_has_each_phase_quorum_and_deadline_where_they_were(
     answer: dict[str, Any], ascii_only: bool, scale: float, strip: str
 ) -> None:
-    assert rounds.scale_of(answer) == scale
-    cells = 10 if answer["deadlines"] else 8
-    shown = rounds.strip_text(answer["silos"][0], answer, cells, scale, ascii_only=ascii_only)
-    assert shown == strip
+    shown = read(Round, answer)
+    assert rounds.scale_of(shown) == scale
+    cells = 10 if shown.deadlines else 8
+    assert rounds.strip_text(shown.silos[0], shown, cells, scale, ascii_only=ascii_only) == strip

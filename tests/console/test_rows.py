@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,26 +14,25 @@ from fedsilo.views.columns import Column, choose_columns
 from fedsilo.views.lines import UNICODE, to_text, width_of
 
 COLUMNS = (
-    Column("time", lambda row: (str(row["seq"]), ""), 8, worth=0),
-    Column("kind", lambda row: (row["kind"], ""), 12, worth=0, grows=True),
-    Column("bytes", lambda row: (f"{row['bytes']} B", ""), 9, worth=2, right=True, order=lambda row: row["bytes"]),
-    Column("verdict", lambda row: (row["verdict"], ""), 7, worth=1),
-    Column("digest", lambda row: (f"{row['seq']:012x}", ""), 12, worth=3),
+    Column("time", lambda row: (str(row.seq), ""), 8, worth=0),
+    Column("kind", lambda row: (row.kind, ""), 12, worth=0, grows=True),
+    Column("bytes", lambda row: (f"{row.bytes} B", ""), 9, worth=2, right=True, order=lambda row: row.bytes),
+    Column("verdict", lambda row: (row.verdict, ""), 7, worth=1),
+    Column("digest", lambda row: (f"{row.seq:012x}", ""), 12, worth=3),
 )
 
 
-def row(seq: int, **changes: Any) -> dict[str, Any]:
-    return {"seq": seq, "kind": "lora.factors", "bytes": seq % 7, "verdict": "deny" if seq % 5 == 0 else "allow"} | (
-        changes
-    )
+def row(seq: int, **changes: Any) -> SimpleNamespace:
+    usual = {"seq": seq, "kind": "lora.factors", "bytes": seq % 7, "verdict": "deny" if seq % 5 == 0 else "allow"}
+    return SimpleNamespace(**usual | changes)
 
 
-def newest(top: int, count: int = 100) -> list[Mapping[str, Any]]:
+def newest(top: int, count: int = 100) -> list[SimpleNamespace]:
     return [row(seq) for seq in range(top, top - count, -1)]
 
 
 def rows(top: int = 1000, following: Any = 901) -> Rows:
-    made = Rows(COLUMNS, lambda each: str(each["seq"]))
+    made = Rows(COLUMNS, lambda each: str(each.seq))
     made.take_newest(newest(top), following, total=top)
     return made
 
@@ -199,7 +198,7 @@ def test_when_many_arrive_the_oldest_give_way() -> None:
 
 
 def test_a_page_with_few_rows_or_none_joins_by_the_numbers_that_it_covers_and_no_hole_is_shown_as_none() -> None:
-    made = Rows(COLUMNS, lambda each: str(each["seq"]))
+    made = Rows(COLUMNS, lambda each: str(each.seq))
     for numbers, reaches, following, shown, hole in (
         ([950], 1000, 900, [950], False),
         ([], 1060, 960, [950], False),
@@ -210,7 +209,7 @@ def test_a_page_with_few_rows_or_none_joins_by_the_numbers_that_it_covers_and_no
         made.move(0 if made.cursor else 1)
         made.select("950")
         assert (ids(made), made.newer) == (shown, hole)
-    untold = Rows(COLUMNS, lambda each: str(each["seq"]))
+    untold = Rows(COLUMNS, lambda each: str(each.seq))
     untold.take_newest([row(950)], 900)
     untold.move(1)
     untold.take_newest([row(1061)], 960)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from fedsilo.control.answers import DecisionInFull, read
 from fedsilo.views import rule_words
 from fedsilo.views.conditions import denied_lines
 from fedsilo.views.lines import UNICODE, to_text, width_of
@@ -64,7 +65,7 @@ def test_each_rule_whose_limit_binds_from_below_is_told_so(name: str) -> None:
 def test_a_denial_says_of_a_least_limit_that_it_is_one(name: str, measured: int, limit: int, told: str) -> None:
     assert told in to_text(denied_lines(name, str(measured), str(limit), "", 100))
     record = {"kind": "run.plan", "rules": [{"rule": name, "outcome": "ok", "measured": measured, "limit": limit}]}
-    shown = to_text(detail_lines("inbox", {"message": record}, "", 100))
+    shown = to_text(detail_lines("inbox", read(DecisionInFull, {"message": record}), "", 100))
     assert (f"at least {limit}" in shown) is ("at least" in told)
 
 
@@ -79,7 +80,7 @@ def test_who_said_no_and_why_stands_in_the_head_of_a_release_that_was_rejected()
     for given, told in ((answers, True), (answers[:1], False)):
         shown["approvers"]["given"] = given
         snapshot = live(silo(shown))
-        rows = header(snapshot.held[0], snapshot, 100.0, 80, UNICODE)
+        rows = header(snapshot.held[0], 80, time=snapshot.server_now(100.0))
         head, said = " ".join(to_text(rows).split()), f'bob said no: CONTENT (what is in it), "{no["note"]}"'
         assert (said in head) is told and "1 of 2 given: alice" in head and max(map(width_of, rows)) <= 80
 

@@ -168,7 +168,7 @@ class Told:
 
 def test_watching_a_run_tells_its_events_and_of_one_that_has_ended_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
     def watched(before: str, after: str, *options: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(cli_run, "_client", lambda config, socket: Told(before, after))
+        monkeypatch.setattr(cli_run, "coordinator_client", lambda config, socket: Told(before, after))
         result = CliRunner().invoke(cli_run.app, ["watch", "first", *options])
         return result.exit_code, result.stdout, result.stderr
 
@@ -194,7 +194,7 @@ def test_watching_a_run_tells_its_events_and_of_one_that_has_ended_its_end(monke
 def test_a_run_of_which_rounds_were_abandoned_is_not_said_to_be_whole(
     monkeypatch: pytest.MonkeyPatch, rounds: tuple[str, ...], warning: str
 ) -> None:
-    monkeypatch.setattr(cli_run, "_client", lambda config, socket: Told("running", "finished", rounds))
+    monkeypatch.setattr(cli_run, "coordinator_client", lambda config, socket: Told("running", "finished", rounds))
     result = CliRunner().invoke(cli_run.app, ["watch", "first"])
     assert (result.exit_code, result.stderr) == (0, warning)
 
@@ -214,7 +214,7 @@ def test_a_watch_whose_coordinator_ends_says_how_to_go_on(monkeypatch: pytest.Mo
                 raise UnreachableError("gone", hint="is it started?")
             return super().query(name, arguments)
 
-    monkeypatch.setattr(cli_run, "_client", lambda config, socket: Ended("running", "running"))
+    monkeypatch.setattr(cli_run, "coordinator_client", lambda config, socket: Ended("running", "running"))
     result = CliRunner().invoke(cli_run.app, ["watch", "first"])
     assert result.exit_code == 3 and result.stdout == "1 T round.opened round=1\n"
     assert "go on, once the coordinator answers, with: fedsilo run watch first --since 1" in result.stderr
@@ -234,7 +234,7 @@ def test_a_run_whose_end_is_among_the_events_that_are_missing_is_watched_to_its_
 
     told = Forgotten("running", "finished")
     told.states.append("finished")
-    monkeypatch.setattr(cli_run, "_client", lambda config, socket: told)
+    monkeypatch.setattr(cli_run, "coordinator_client", lambda config, socket: told)
     result = CliRunner().invoke(cli_run.app, ["watch", "first", "--since", "2"])
     assert (result.exit_code, told.watched) == (0, [2])
     missing, ended = result.stdout.splitlines()

@@ -10,6 +10,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from coordinator.answers.queries import Panel
+from coordinator.answers.rounds import RoundView
 from fedsilo.audit.log import AuditLog
 from fedsilo.audit.record import link_of
 from fedsilo.audit.segments import segments
@@ -20,9 +22,11 @@ from fedsilo.protocol.place import Place
 from silo.guard.answers.curves import FigureHistory
 from silo.guard.answers.queries import Queries
 from tests.policies import setting
+from tests.simulated.coordinator_parts import House
 from tests.world import OUR_KEY, Bench
 
 WAIT_SECONDS = 30
+CHARTER = "c" * 64
 
 
 def queries_of(bench: Bench, site: Any = None) -> Mapping[str, Any]:
@@ -30,13 +34,19 @@ def queries_of(bench: Bench, site: Any = None) -> Mapping[str, Any]:
     return as_json(asked_of(bench, site))
 
 
-def as_json(queries: Queries) -> dict[str, Any]:
-    """Each query by its name, answered with what the control socket tells."""
+def as_json(queries: Queries | Panel) -> dict[str, Any]:
+    """Return each query of a silo, or each of a coordinator's panel, by its name, answered in JSON."""
+    handlers = queries.queries() if isinstance(queries, Panel) else queries.handlers()
+    return {name: in_json(handler) for name, handler in handlers.items()}
 
-    def telling(handler: QueryHandler) -> QueryHandler:
-        return lambda arguments: to_json(handler(arguments))
 
-    return {name: telling(handler) for name, handler in queries.handlers().items()}
+def in_json(handler: QueryHandler) -> QueryHandler:
+    return lambda arguments: to_json(handler(arguments))
+
+
+def rounds_of(house: House) -> QueryHandler:
+    """Return the query `round` of a coordinator, answered in JSON."""
+    return in_json(RoundView(house.driver, CHARTER).round)
 
 
 def asked_of(bench: Bench, site: Any = None) -> Queries:

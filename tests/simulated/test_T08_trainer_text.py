@@ -60,10 +60,10 @@ def site(tmp_path: Path) -> Iterator[Any]:
     logging.Formatter.converter = before[3]
 
 
-def logs_of(site: Any) -> dict[str, Any]:
+def logs_of(site: Any) -> Any:
     for handler in logging.getLogger().handlers:
         handler.flush()
-    return log_lines(site, {})
+    return to_json(log_lines(site, {}))
 
 
 def test_T08_a_failure_that_the_trainer_words_is_one_line_without_its_words(loop: Loop, site: Any) -> None:

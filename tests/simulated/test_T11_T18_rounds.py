@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from coordinator import store as db
-from coordinator.answers.rounds import RoundView
 from fedsilo.audit.index import Mark
 from fedsilo.protocol import codec
 from fedsilo.protocol._generated import federation_pb2 as pb
@@ -26,7 +25,7 @@ from silo.guard.trainer_process.supervisor import TrainerSaid
 from silo.link import LinkMessage
 from tests.policies import setting
 from tests.simulated.coordinator_parts import House, SimulatedSilo, federation, joined, until_quiet
-from tests.simulated.queries import as_json
+from tests.simulated.queries import as_json, rounds_of
 from tests.world import ADAPTER, Bench, Loop, TimedQueue, small_factors
 
 CODE = "TOTAL_L2"
@@ -50,7 +49,7 @@ def late(tmp_path: Path) -> Iterator[tuple[House, list[SimulatedSilo], Any]]:
     for silo in silos:
         silo.join()
     until_quiet(silos)
-    yield house, silos, RoundView(house.driver, "c" * 64).round
+    yield house, silos, rounds_of(house)
     house.close()
 
 
@@ -90,7 +89,7 @@ def test_the_newest_word_on_the_update_itself_is_told(
         )
         for at, (event, kind, verdict) in enumerate(words)
     ]
-    assert rounds._kept_in(marks) == told
+    assert rounds._not_sent(marks) == told
 
 
 def test_a_silo_that_drops_out_of_a_round_sits_out_and_did_not_decline(late: Any) -> None:

@@ -18,7 +18,7 @@ import pytest
 from benchmarks.release_site import Site, policy
 from certs.roles import Roles
 from fedsilo.audit.segments import LogFullError
-from fedsilo.control.answers import Finding, read
+from fedsilo.control.answers import Finding, read, to_json
 from fedsilo.control.server import ControlServer
 from fedsilo.protocol.errors import (
     ConflictError,
@@ -202,7 +202,7 @@ def test_T40_answers_stand_beside_our_own_prompts_and_the_reading_is_recorded(si
     assert set(told) == {"ticket", "record", "audit_size"}  # what the desk remembers of the command holds no content
     (record,) = site.bench.events("payload.read")
     assert record["detail"] == {"person": "vera", "certificate": "f" * 64, "release": held.id}
-    shown = payloads.fetch({"ticket": told["ticket"]})
+    shown = to_json(payloads.fetch({"ticket": told["ticket"]}))
     assert [row["prompt"] for row in shown["answers"]] == [f"prompt {row['row']}" for row in shown["answers"]]
     assert sum(len(row["answers"]) for row in shown["answers"]) == 6 and shown["sha256"] == held.digest
     assert "\\u001b" in json.dumps(shown)
@@ -232,7 +232,7 @@ def test_T36_a_payload_is_read_while_it_is_held_and_as_it_was_shown(site: Site) 
 
 def test_of_tensors_no_value_is_shown(site: Site) -> None:
     held = site.hold_factors(1.0)
-    shown = payload_view(site.bench.ledger.payloads.read(held.digest), "lora.factors", ())
+    shown = to_json(payload_view(held, site.bench.ledger.payloads.read(held.digest), ()))
     assert shown["edges"] == list(EDGES)
     for row in shown["tensors"]:
         counts = row["histogram"]
@@ -244,8 +244,8 @@ def test_of_tensors_no_value_is_shown(site: Site) -> None:
 
 def test_a_row_that_the_public_set_does_not_have_has_no_prompt(site: Site) -> None:
     held = site.hold_responses(3, 5)
-    shown = payload_view(site.bench.ledger.payloads.read(held.digest), "public.responses", ())
-    assert {row["prompt"] for row in shown["answers"]} == {None}
+    shown = payload_view(held, site.bench.ledger.payloads.read(held.digest), ())
+    assert {row.prompt for row in shown.answers} == {None}
 
 
 # ---- beside the last one ----------------------------------------------------------------------------
@@ -254,19 +254,19 @@ def test_a_row_that_the_public_set_does_not_have_has_no_prompt(site: Site) -> No
 def test_the_whole_comparison_names_who_approved_the_last_one_and_every_figure(site: Site) -> None:
     held = site.hold_factors(2.0)
     found = site.bench.releases.comparison(held)
-    json.dumps(found)
-    assert found["against"]["round"] == 1 and found["against"]["approved_by"] == ["bob"]
-    rows = {row["what"]: row for row in found["rows"]}
-    assert not rows["bytes"]["differs"] and rows["sha256"]["now"] == held.digest and rows["sha256"]["differs"]
-    assert not rows["policy"]["differs"] and not rows["address"]["differs"]
-    assert rows["l2"]["now"] == pytest.approx(2 * rows["l2"]["before"], rel=0.5)  # both are drawn near the usual norm
-    assert found["note"] == ""
+    json.dumps(to_json(found))
+    assert found.against is not None and found.against.round == 1 and found.against.approved_by == ("bob",)
+    rows = {row.what: row for row in found.rows}
+    assert not rows["bytes"].differs and rows["sha256"].now == held.digest and rows["sha256"].differs
+    assert not rows["policy"].differs and not rows["address"].differs
+    assert rows["l2"].now == pytest.approx(2 * rows["l2"].before, rel=0.5)  # both are drawn near the usual norm
+    assert found.note == ""
     again = site.bench.releases.comparison  # of another release, so that nothing is remembered
-    (site.bench.folder / "payloads" / found["against"]["digest"]).write_bytes(b"no message")
+    (site.bench.folder / "payloads" / found.against.digest).write_bytes(b"no message")
     unread = again(site.hold_factors(1.0))
-    assert "cannot be read" in unread["note"] and unread["tensors"] == []
-    site.bench.ledger.drop_payloads([found["against"]["digest"]], archived=True)
-    assert "not here" in again(site.hold_factors(1.0))["note"]
+    assert "cannot be read" in unread.note and unread.tensors == ()
+    site.bench.ledger.drop_payloads([found.against.digest], archived=True)
+    assert "not here" in again(site.hold_factors(1.0)).note
 
 
 def test_tensors_are_compared_by_their_norms_largest_change_first(site: Site) -> None:
@@ -274,8 +274,8 @@ def test_tensors_are_compared_by_their_norms_largest_change_first(site: Site) ->
     site.let_go(first)
     site.open_round(site.round + 1)
     found = site.bench.releases.comparison(held := site.hold_factors(2.0))
-    times = [row["times"] for row in found["tensors"]]
-    assert times == sorted(times, reverse=True) and len(times) == 12 < found["tensors_total"] == 16
+    times = [row.times or 0.0 for row in found.tensors]
+    assert times == sorted(times, reverse=True) and len(times) == 12 < found.tensors_total == 16
     assert all(1.2 < one < 3.5 for one in times)  # twice, as far as norms of small random tensors tell
     assert site.bench.releases.comparison(held) == found
 
@@ -283,7 +283,7 @@ def test_tensors_are_compared_by_their_norms_largest_change_first(site: Site) ->
 def test_the_first_release_has_nothing_beside_it(tmp_path: Path) -> None:
     with closing(Site(tmp_path / "site", "run-1", 3, policy())) as first:
         found = first.bench.releases.comparison(first.hold_factors(1.0))
-        assert found["against"] is None and found["rows"] == [] and "first release" in found["note"]
+        assert found.against is None and found.rows == () and "first release" in found.note
 
 
 # ---- pages ------------------------------------------------------------------------------------------
@@ -297,27 +297,27 @@ def test_pages_of_releases_hold_each_once_newest_first(site: Site) -> None:
     before = None
     while True:
         page = release_page(ledger, {"limit": 2, "before": before})
-        assert page["total"] == len(everything) and len(page["releases"]) <= 2
-        seen += [row["id"] for row in page["releases"]]
-        if (before := page["next"]) is None:
+        assert page.total == len(everything) and len(page.releases) <= 2
+        seen += [row.id for row in page.releases]
+        if (before := page.next) is None:
             break
         site.hold_responses(3, 5)  # what comes in meanwhile moves no page
         everything = [release.id for release in reversed(ledger.releases())]
     assert seen == [name for name in everything if name in seen] and len(seen) == len(set(seen)) == 6
     assert set(held) <= set(seen)
     sent = release_page(ledger, {"kind": "lora.factors", "state": "approved"})
-    assert [row["kind"] for row in sent["releases"]] == ["lora.factors"] and sent["next"] is None
-    (told,) = sent["releases"][0]["answers"]
-    assert (told["person"], told["verdict"], told["at"][-1]) == ("bob", "approve", "Z")
+    assert [row.kind for row in sent.releases] == ["lora.factors"] and sent.next is None
+    (told,) = sent.releases[0].answers
+    assert (told.person, told.verdict, told.at[-1]) == ("bob", "approve", "Z")
 
 
 def test_the_ledger_is_paged_as_well(site: Site) -> None:
     whole = ledger_page(site.bench.ledger, {})
-    assert [row["kind"] for row in whole["content"]] == ["lora.factors", "public.responses"] and whole["next"] is None
+    assert [row.kind for row in whole.content] == ["lora.factors", "public.responses"] and whole.next is None
     first = ledger_page(site.bench.ledger, {"limit": 1})
-    second = ledger_page(site.bench.ledger, {"limit": 1, "before": first["next"]})
-    assert [*first["content"], *second["content"]] == whole["content"] and second["next"] is None
-    assert first["total"] == 2 and first["runs"] == whole["runs"]
+    second = ledger_page(site.bench.ledger, {"limit": 1, "before": first.next})
+    assert (*first.content, *second.content) == whole.content and second.next is None
+    assert first.total == 2 and first.runs == whole.runs
 
 
 @pytest.mark.parametrize("wrong", [{"limit": 0}, {"limit": 501}, {"before": -1}, {"state": "gone"}, {"x": 1}])
@@ -547,11 +547,11 @@ def test_the_counts_that_people_see_are_those_of_the_moment(tmp_path: Path) -> N
 
 def test_showing_a_release_reads_neither_all_that_left_nor_all_that_was_approved(site: Site) -> None:
     held = site.hold_factors(1.0)
-    before = site.bench.view(held), site.bench.releases.comparison(held)["against"]
+    before = site.bench.view(held), site.bench.releases.comparison(held).against
     whole = AssertionError("the whole table is read")
     with failing(site.bench.ledger, "outbox", whole), failing(site.bench.ledger, "releases", whole):
-        assert (site.bench.view(held), site.bench.releases.comparison(held)["against"]) == before
-    assert before[1]["approved_by"] == ["bob"]
+        assert (site.bench.view(held), site.bench.releases.comparison(held).against) == before
+    assert before[1] is not None and before[1].approved_by == ("bob",)
 
 
 def test_showing_a_release_writes_nothing(tmp_path: Path) -> None:
@@ -591,7 +591,7 @@ def test_the_loop_only_checks_and_records_a_reading(site: Site, monkeypatch: pyt
     monkeypatch.setattr(bench.ledger.payloads, "read", reads)
     payloads._record = appends
     told = payloads.ask(asked(held), loop)
-    assert payloads.fetch({"ticket": told["ticket"]})["tensors_total"] == 16
+    assert to_json(payloads.fetch({"ticket": told["ticket"]}))["tensors_total"] == 16
 
 
 def test_a_ticket_ends_with_its_hold_and_with_its_time(site: Site) -> None:

@@ -20,7 +20,6 @@ import pytest
 from sqlalchemy import select
 
 from coordinator import store as db
-from coordinator.answers.rounds import RoundView
 from fedsilo.control.server import ControlServer
 from fedsilo.files.task_files import read_tasks
 from fedsilo.protocol import codec
@@ -34,6 +33,7 @@ from silo.link import LinkMessage
 from silo.measuring import MeasureHoldout
 from tests.policies import setting
 from tests.simulated.coordinator_parts import joined, until_quiet
+from tests.simulated.queries import rounds_of
 from tests.simulated.test_orders_recorded import CA, ROLES, Orders
 from tests.simulated.test_T20_adapter_step import POLICY
 from tests.world import Loop
@@ -406,7 +406,7 @@ def test_T52_a_round_whose_adapter_too_many_hold_is_not_committed(tmp_path: Path
         silo.say("control.abstain", pb.Abstain(round=1), run="run-1", number=1)
     for silo in silos[holding:]:
         silo.say("lora.factors", silo.delta_payload(1), run="run-1", number=1)
-    told = RoundView(house.driver, "").round({"run": "run-1", "round": 1})
+    told = rounds_of(house)({"run": "run-1", "round": 1})
     states = {row["silo"]: row["state"] for row in told["silos"]}
     assert [states[silo.name] for silo in silos[:holding]] == ["adapter held"] * holding
     rounds = {row.number: row for row in house.rows(lambda session: list(session.scalars(select(db.Round))))}
@@ -416,7 +416,7 @@ def test_T52_a_round_whose_adapter_too_many_hold_is_not_committed(tmp_path: Path
     silos[0].say("control.error", pb.ErrorReport(code="ADAPTER_HELD"), run="run-1")
     silos[0].say("control.abstain", pb.Abstain(round=2), run="run-1", number=2)
     silos[0].say("control.error", pb.ErrorReport(code="ADAPTER_HELD"), run="run-1")
-    again = RoundView(house.driver, "").round({"run": "run-1", "round": 2})
+    again = rounds_of(house)({"run": "run-1", "round": 2})
     assert next(row["state"] for row in again["silos"] if row["silo"] == silos[0].name) == "adapter held"
     kept = house.rows(lambda session: db.errors_of(session, "run-1"))
     assert kept == {silo.name: ["ADAPTER_HELD"] for silo in silos[:holding]}

@@ -272,7 +272,7 @@ def test_100000_records_are_browsed_by_reading_a_page_at_a_time(tmp_path: Path) 
         for before in (None, 50_001, 777):
             read = index.lines_read
             page = view.page({"before": before, "limit": 200})
-            assert len(page["records"]) == 200 and page["records"][0]["seq"] == (before or log.size) - 1
+            assert len(page.records) == 200 and page.records[0]["seq"] == (before or log.size) - 1
             assert index.lines_read - read <= cost
         read = index.lines_read
         assert len(index.page("egress", limit=500).rows) == 500
@@ -404,7 +404,7 @@ def test_while_one_verification_goes_on_the_status_answers_and_no_second_begins(
         go_on.wait(WAIT_SECONDS)
 
     monkeypatch.setattr(site.records, "_progress", progress)
-    queries = site.handlers()
+    queries = as_json(site)
     try:
         for _ in range(3):
             assert queries["audit.verify"]({})["verifying"] is True
@@ -722,7 +722,7 @@ def test_a_page_looks_at_so_many_records_at_most(tmp_path: Path) -> None:
         read = index.lines_read
         answer = view.page({"control": False, "limit": 200, "event": "egress.decision"})
         # one in twenty records is a decision on content
-        assert len(answer["records"]) == audit_queries.LOOK_RECORDS // 20 and answer["next"] is not None
+        assert len(answer.records) == audit_queries.LOOK_RECORDS // 20 and answer.next is not None
         assert index.lines_read - read <= audit_queries.LOOK_RECORDS + 16 * STRIDE
         page = view.page({"control": False, "limit": 20})
-        assert {each["kind"] for each in page["records"]} == {"metrics.eval"} and len(page["records"]) == 20
+        assert {each["kind"] for each in page.records} == {"metrics.eval"} and len(page.records) == 20

@@ -21,6 +21,7 @@ from coordinator.main import Coordinator, check
 from fedsilo.audit.checkpoint import Checkpoint, cosign, sign_checkpoint
 from fedsilo.audit.merkle import leaf_hash
 from fedsilo.audit.segments import segments
+from fedsilo.control.answers import to_json
 from fedsilo.control.audit_queries import with_rules
 from fedsilo.control.server import ControlServer
 from fedsilo.demo.provision import init_ca, provision_site
@@ -37,7 +38,7 @@ from tests.simulated.coordinator_parts import (
     federation,
     until_quiet,
 )
-from tests.simulated.queries import all_pages, same, settled, slow
+from tests.simulated.queries import all_pages, as_json, in_json, same, settled, slow
 
 NAMES = tuple(f"spiffe://{FEDERATION}/silo/{name}" for name in SILOS)
 
@@ -82,7 +83,7 @@ def house(tmp_path: Path) -> Iterator[House]:
 
 
 def test_the_inbox_is_what_a_slow_reading_of_the_log_gives(ended: House) -> None:
-    inbox = panel_of(ended).queries()["inbox"]
+    inbox = as_json(panel_of(ended))["inbox"]
     answer = inbox({"limit": 500})
     expected = slow(ended.audit, "ingress")
     assert same(answer["messages"], expected) and {row["verdict"] for row in expected} == {"allow", "deny"}
@@ -94,7 +95,7 @@ def test_the_inbox_is_what_a_slow_reading_of_the_log_gives(ended: House) -> None
 
 
 def test_one_message_has_the_verdict_of_every_rule_although_the_log_has_only_the_facts(ended: House) -> None:
-    inbox = panel_of(ended).queries()["inbox"]
+    inbox = as_json(panel_of(ended))["inbox"]
     record = next(
         each for each in ended.audit.records() if each.get("decision") == "deny" and each["kind"] != "unknown"
     )
@@ -127,7 +128,7 @@ def test_rules_are_shown_only_where_they_are_those_that_decided(ended: House) ->
 
 
 def test_who_was_refused_before_any_rule_is_told_so(ended: House) -> None:
-    inbox = panel_of(ended).queries()["inbox"]
+    inbox = as_json(panel_of(ended))["inbox"]
     row = next(row for row in inbox({})["messages"] if row["peer"].endswith("/silo/stranger"))
     assert (row["verdict"], row["kind"]) == ("deny", "unknown")
     assert "before a rule of the policy" in inbox({"seq": row["seq"]})["would_pass"][0]
@@ -154,7 +155,7 @@ def place(row: Mapping[str, Any]) -> tuple[str, int, str, str]:
 
 
 def test_the_outbox_is_what_the_database_counted(ended: House) -> None:
-    outbox = panel_of(ended).queries()["outbox"]
+    outbox = as_json(panel_of(ended))["outbox"]
     for control in (False, True):
         answer = outbox({"limit": 500, "control": control})
         expected = sent(ended, control=control)
@@ -174,7 +175,7 @@ def test_the_outbox_is_what_the_database_counted(ended: House) -> None:
 
 
 def test_pages_of_what_was_sent_are_the_whole_whatever_comes_meanwhile(ended: House) -> None:
-    view, added = SentView(ended.store.transaction), iter(range(3, 100))
+    ask, added = in_json(SentView(ended.store.transaction).outbox), iter(range(3, 100))
 
     def another() -> None:
         with ended.store.transaction() as session:
@@ -183,10 +184,10 @@ def test_pages_of_what_was_sent_are_the_whole_whatever_comes_meanwhile(ended: Ho
                 payload_bytes=7,
             )  # fmt: skip
 
-    whole = view.outbox({"limit": 500, "control": True})["messages"]
+    whole = ask({"limit": 500, "control": True})["messages"]
     rows, before = list[Any](), None
     while rows == [] or before is not None:
-        answer = view.outbox({"limit": 3, "control": True, "before": before})
+        answer = ask({"limit": 3, "control": True, "before": before})
         rows, before = rows + answer["messages"], answer["next"]
         assert len(answer["messages"]) <= 3
         another()
@@ -197,7 +198,7 @@ def test_pages_of_what_was_sent_are_the_whole_whatever_comes_meanwhile(ended: Ho
 
 
 def test_what_waits_for_a_silo_is_told_until_the_silo_acknowledges_it(house: House) -> None:
-    outbox, silos = panel_of(house).queries()["outbox"], [SimulatedSilo(house, name) for name in SILOS]
+    outbox, silos = as_json(panel_of(house))["outbox"], [SimulatedSilo(house, name) for name in SILOS]
     assert outbox({}) == {"messages": [], "total": 0, "sent": 0, "waiting": 0, "next": None}
     for silo in silos:
         silo.join()
@@ -224,7 +225,7 @@ def test_what_waits_for_a_silo_is_told_until_the_silo_acknowledges_it(house: Hou
 
 
 def test_the_audit_pages_are_the_whole_log_and_it_is_verified(ended: House) -> None:
-    queries = panel_of(ended).queries()
+    queries = as_json(panel_of(ended))
     whole = list(ended.audit.records())[::-1]
     assert all_pages(queries["audit"], {"limit": 9}) == whole
     assert all_pages(queries["audit"], {"limit": 9, "event": "ingress."}) == [
@@ -248,7 +249,7 @@ def countersigned(silo: SimulatedSilo, note: str) -> str:
 
 
 def test_T38_each_silo_has_its_own_word_and_who_contradicts_the_log_is_named(house: House, tmp_path: Path) -> None:
-    status, silos = panel_of(house).queries()["audit.status"], [SimulatedSilo(house, name) for name in SILOS]
+    status, silos = as_json(panel_of(house))["audit.status"], [SimulatedSilo(house, name) for name in SILOS]
     for silo in silos:
         silo.join()
     assert status({})["witnesses"] == dict.fromkeys(NAMES, "not seen")
@@ -270,7 +271,7 @@ def test_T38_each_silo_has_its_own_word_and_who_contradicts_the_log_is_named(hou
 
 
 def test_T38_a_break_before_what_a_silo_countersigned_differs_and_one_behind_it_does_not(house: House) -> None:
-    queries, silos = panel_of(house).queries(), [SimulatedSilo(house, name) for name in SILOS]
+    queries, silos = as_json(panel_of(house)), [SimulatedSilo(house, name) for name in SILOS]
     for silo in silos:
         silo.join()
     answer = exchange(silos[0])
@@ -299,7 +300,7 @@ HOSTILE: list[Any] = [
 
 def test_hostile_arguments_are_refused_in_words_and_never_fail(ended: House) -> None:
     desk = desk_of()
-    queries = panel_of(ended, desk).queries()
+    queries = as_json(panel_of(ended, desk))
     for name, answer in queries.items():
         desk.register_query(name, answer)
     names = ("seq", "before", "limit", "control", "verdict", "kind", "run", "silo", "waiting", "event", "lines", "x")
@@ -322,7 +323,11 @@ def test_hostile_arguments_are_refused_in_words_and_never_fail(ended: House) -> 
 
 def test_the_log_is_the_newest_events_and_no_trainer_has_one_here(ended: House) -> None:
     desk = desk_of()
-    logs = panel_of(ended, desk).queries()["logs"]
+    asked = panel_of(ended, desk).queries()["logs"]
+
+    def logs(arguments: dict[str, Any]) -> Any:
+        return to_json(asked(arguments))
+
     assert logs({}) == {"lines": [], "left_out": 0}
     for number in range(3):
         desk.publish("round.opened", {"run": "run-1", "round": number})

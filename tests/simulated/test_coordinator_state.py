@@ -13,20 +13,19 @@ from typing import Any
 import pytest
 
 from coordinator import control
-from coordinator.answers.rounds import RoundView
 from coordinator.config import load_config
 from coordinator.control import REFRESH_SECONDS, Control
 from coordinator.main import Coordinator, check
 from fedsilo.audit.segments import segments
 from fedsilo.cli import run as cli_run
-from fedsilo.control.answers import to_json
+from fedsilo.control.answers import Broken, to_json
 from fedsilo.control.server import ControlServer
 from fedsilo.demo.provision import init_ca, provision_site
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.errors import OperationError
 from tests.coordinator_folder import write_coordinator
 from tests.simulated.coordinator_parts import SILOS, House, SimulatedSilo, federation, until_quiet
-from tests.simulated.queries import settled
+from tests.simulated.queries import rounds_of, settled
 from tests.simulated.test_coordinator_queries import desk_of
 
 CONFIG: Any = SimpleNamespace(coordinator="main", site="main", federation="cardio-net", state_dir="state", silos=SILOS)
@@ -133,7 +132,7 @@ def test_who_looks_while_a_state_is_being_made_up_sees_the_last_one(
 def test_T38_a_break_that_a_verification_found_is_in_the_state(joined: Any) -> None:
     house, _, made, desk = joined
     assert shown(desk)["audit"] == {"size": house.audit.size, "broken": None}
-    made.log_broken = lambda: {"seq": 3, "why": "its hash differs"}
+    made.log_broken = lambda: Broken(seq=3, why="its hash differs")
     house.clock.seconds += 2.0
     made.refresh_if_changed()
     assert shown(desk)["audit"]["broken"] == {"seq": 3, "why": "its hash differs"}
@@ -170,7 +169,7 @@ def test_where_a_silo_stands_is_told_of_a_run_that_goes_on_and_of_no_other(joine
     assert places() == [(0, 0)] * len(SILOS)
     progress("run-1")
     assert places() == [(1, 2)] + [(0, 0)] * (len(SILOS) - 1)
-    view = RoundView(house.driver, "").round({"run": "run-1"})
+    view = rounds_of(house)({"run": "run-1"})
     assert [row["step"] for row in view["silos"]] == [2] + [None] * (len(SILOS) - 1)
     while house.driver.runs:  # its rounds end by their deadlines
         house.advance(1000.0)

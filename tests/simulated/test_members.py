@@ -14,7 +14,6 @@ import pytest
 from sqlalchemy import select
 
 from coordinator import store as db
-from coordinator.answers.rounds import RoundView
 from fedsilo.protocol import codec
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.errors import ConflictError, NotAllowedError, NotFoundError, UnreachableError
@@ -31,6 +30,7 @@ from tests.simulated.coordinator_parts import (
     started_again,
     until_quiet,
 )
+from tests.simulated.queries import rounds_of
 from tests.simulated.test_guard_loop import abstained, in_round
 from tests.simulated.test_orders_recorded import Orders, new_desk, orders_in
 from tests.world import Loop
@@ -73,7 +73,7 @@ def gives(*silos: SimulatedSilo) -> None:
 
 
 def word_of(house: House, silo: str) -> str:
-    rows = RoundView(house.driver, "").round({"run": RUN, "round": 1})["silos"]
+    rows = rounds_of(house)({"run": RUN, "round": 1})["silos"]
     return next(str(row["plan"]) for row in rows if row["silo"] == silo)
 
 
@@ -270,7 +270,7 @@ def test_the_coordinator_waits_no_more_for_a_silo_that_left_and_keeps_what_it_ga
     *others, leaver = silos
     leaver.mute = {"lora.factors"}
     until_quiet(silos)  # its answers to the public steps are in, its update is not
-    view = RoundView(house.driver, "").round
+    view = rounds_of(house)
 
     def row(number: int) -> dict[str, object]:
         found = view({"run": "run-1", "round": number})["silos"]

@@ -22,6 +22,7 @@ from certs.roles import Roles
 from coordinator.control import Control
 from fedsilo.audit.segments import LogFullError
 from fedsilo.cli import run as cli_run
+from fedsilo.control.answers import to_json
 from fedsilo.control.server import ControlServer, raise_for_reply
 from fedsilo.control.socket_server import ControlSocket
 from fedsilo.files.durable import write_private
@@ -358,6 +359,6 @@ def test_a_look_at_held_bytes_and_a_reload_name_their_records(holding: Running) 
     payloads = HeldPayloads(bench.ledger, bench.audit, tuple)
     told = payloads.ask(command("approvals.payload", {name: shown[name] for name in ("release", "digest")}))
     assert told["record"] == bench.events("payload.read")[0]["seq"]
-    assert payloads.fetch({"ticket": told["ticket"]})["sha256"] == shown["digest"]
+    assert to_json(payloads.fetch({"ticket": told["ticket"]}))["sha256"] == shown["digest"]
     holding.place.policy_is(wording(TIGHTER, first_rounds=1))
     assert holding.reload()["record"] == bench.events("policy.load")[-1]["seq"]

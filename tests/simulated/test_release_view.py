@@ -110,7 +110,7 @@ def test_after_a_release_that_did_not_leave_the_next_is_no_first_one(tmp_path: P
         told = view(site, held := site.hold_factors(1.0))["difference"]
         assert "first release" not in told and f"that of round 1 was {ended}" in told
         assert "none of this kind has left yet" in told and "against round 1" in told and "L2 " in told
-        compared = site.bench.releases.comparison(held)
+        compared = to_json(site.bench.releases.comparison(held))
         against, rows = compared["against"], {row["what"]: row for row in compared["rows"]}
         assert (against["state"], against["round"], against["digest"]) == (ended, 1, first.digest)
         assert (against["approved_by"], against["rejected_by"]) == ([], ["bob"] if ended == "rejected" else [])
@@ -123,7 +123,7 @@ def test_a_rejected_one_is_told_beside_the_last_that_left(site: Site) -> None:
     site.open_round(3)
     told = view(site, held := site.hold_factors(1.0))["difference"]
     assert "against round 1 of this run" in told and "that of round 2 was rejected" in told
-    compared = site.bench.releases.comparison(held)
+    compared = to_json(site.bench.releases.comparison(held))
     assert (compared["against"]["round"], compared["against"]["state"]) == (1, "left")
     assert "that of round 2 was rejected" in compared["note"]
 
@@ -148,7 +148,7 @@ def test_T36_bytes_that_were_rejected_in_another_run_are_a_finding_that_names_wh
     shown = view(site, again)
     told = f"same bytes as {rejected.id}, rejected by bob"
     assert says(shown, "REJECTED_BEFORE") == told and codes(shown)[0] == "REJECTED_BEFORE"
-    assert told in shown["difference"] and told in site.bench.releases.comparison(again)["note"]
+    assert told in shown["difference"] and told in to_json(site.bench.releases.comparison(again))["note"]
     site.open_round(2, base=base)
     other = view(site, site.hold_factors(1.0))
     assert "REJECTED_BEFORE" not in codes(other) and "same bytes" not in other["difference"]
@@ -162,7 +162,7 @@ def test_it_is_compared_with_the_last_one_that_has_figures(tmp_path: Path) -> No
         site.bench.gate.transmit(offered(site, 1e-3))  # nobody is asked in round 2
         site.open_round(3)
         held = site.hold_factors(1.0)
-        shown, compared = view(site, held), site.bench.releases.comparison(held)
+        shown, compared = view(site, held), to_json(site.bench.releases.comparison(held))
         assert (compared["against"]["round"], compared["against"]["approved_by"]) == (1, ["bob"])
         rows = {row["what"]: row for row in compared["rows"]}
         assert (rows["l2"]["before"], rows["l2"]["now"]) == (first.facts["l2"], held.facts["l2"])
@@ -173,7 +173,7 @@ def test_it_is_compared_with_the_last_one_that_has_figures(tmp_path: Path) -> No
 
 def test_a_base_is_compared_with_nothing_where_what_the_last_round_ended_in_is_not_known(site: Site) -> None:
     what = "base, and what the last round ended in"
-    told = site.bench.releases.comparison(site.hold_factors(1.0))
+    told = to_json(site.bench.releases.comparison(site.hold_factors(1.0)))
     (row,) = [row for row in told["rows"] if row["what"] == what]
     assert row["before"] == row["now"] == site.bases[1] and not row["differs"]
     for run, known in (("run-1", True), ("run-2", False)):  # a first round comes after none
@@ -181,7 +181,7 @@ def test_a_base_is_compared_with_nothing_where_what_the_last_round_ended_in_is_n
             site.restart(site.policy, run=run, rank=8)
         site.open_round(site.round if run != "run-1" else site.round + 1)
         site.bench.judge.view.evaluated.pop(site.round - 1)  # type: ignore[attr-defined]
-        told = site.bench.releases.comparison(site.hold_factors(1.0))
+        told = to_json(site.bench.releases.comparison(site.hold_factors(1.0)))
         assert what not in {row["what"] for row in told["rows"]}
         assert "" not in {row["before"] for row in told["rows"] if row["differs"]}
         assert ("what the round before ended in is not known" in told["note"]) is known

@@ -22,6 +22,7 @@ from fedsilo.audit.log import AuditLog
 from fedsilo.audit.merkle import leaf_hash, verify_inclusion
 from fedsilo.audit.segments import segments
 from fedsilo.cli.audit import app
+from fedsilo.control.answers import to_json
 from fedsilo.files.durable import remove_durably, write_durably
 from fedsilo.protocol.codec import sha256_hex
 from fedsilo.protocol.envelope import parsed
@@ -277,19 +278,20 @@ def test_T40_reading_a_payload_is_recorded_first_and_a_ticket_is_good_once(bench
     (record,) = bench.events("payload.read")
     assert record["detail"] == {"person": "carol", "certificate": "f" * 64}
     assert record["link"]["decision"] == sent.decision_seq and record["kind"] == "public.responses"
-    shown = bench.archive.fetch(answer)
+    shown = to_json(bench.archive.fetch(answer))
     assert [row["text"] for prompt in shown["content"]["prompts"] for row in prompt.get("responses", ())] == ["12"] * 3
     with pytest.raises(NotAllowedError):
         bench.archive.fetch(answer)
     with pytest.raises(NotAllowedError):
         bench.archive.fetch({})
     (outcome,) = [record["seq"] for record in bench.events("egress.sent")]
-    assert bench.archive.fetch(bench.archive.ask(command("payload.read", {"seq": outcome})))["sha256"] == sent.digest
+    left = bench.archive.fetch(bench.archive.ask(command("payload.read", {"seq": outcome})))
+    assert to_json(left)["sha256"] == sent.digest
 
 
 def test_of_tensors_names_and_shapes_are_shown(bench: Bench) -> None:
     sent = released(bench, step=0)
-    shown = bench.archive.fetch(bench.archive.ask(command("payload.read", {"seq": sent.decision_seq})))
+    shown = to_json(bench.archive.fetch(bench.archive.ask(command("payload.read", {"seq": sent.decision_seq}))))
     assert shown["bytes"] == len(sent.payload)
     assert [entry["name"] for entry in shown["content"]["tensors"]] == [name for name, _ in setting.SCHEMA.tensors]
     assert len(json.dumps(shown)) < 4096

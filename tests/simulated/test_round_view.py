@@ -19,7 +19,7 @@ from sqlalchemy import select
 
 from coordinator import store as db
 from coordinator.aggregate import NAME, LazyTensors, drift_note
-from coordinator.answers.rounds import CurveView, RoundView
+from coordinator.answers.rounds import CurveView
 from coordinator.blobs import FilePayload
 from fedsilo.audit import index as audit_index
 from fedsilo.audit.index import LogIndex
@@ -36,11 +36,9 @@ from silo.link import LinkMessage
 from tests.policies import setting
 from tests.policies.setting import SCHEMA
 from tests.simulated.coordinator_parts import SILOS, House, SimulatedSilo, federation, played, until_quiet
-from tests.simulated.queries import as_json, long_log
+from tests.simulated.queries import CHARTER, as_json, long_log, rounds_of
 from tests.simulated.test_aggregate import drawn, factors
 from tests.world import ADAPTER, Loop
-
-CHARTER = "c" * 64
 
 
 @pytest.fixture
@@ -58,7 +56,7 @@ def running(tmp_path: Path) -> Iterator[tuple[House, list[SimulatedSilo], Any, A
             house.clock.seconds += 40 if place == 3 else 2 + place
             silo.live()
     curves = CurveView(house.driver).curves
-    yield house, silos, RoundView(house.driver, CHARTER).round, lambda arguments: to_json(curves(arguments))
+    yield house, silos, rounds_of(house), lambda arguments: to_json(curves(arguments))
     house.close()
 
 
@@ -169,7 +167,7 @@ def test_a_restart_changes_nothing_of_what_is_told(running: Any) -> None:
     before = ask({})
     house.close()
     again = House(house.folder, clock=house.clock)
-    after = RoundView(again.driver, CHARTER).round({})
+    after = rounds_of(again)({})
     for name in ("round", "rounds", "state", "quorum", "awaited", "digests", "elapsed_seconds"):
         assert after[name] == before[name], name
     phases = {silo: row["phases"] for silo, row in by_silo(before).items()}
@@ -192,7 +190,7 @@ def test_a_wrong_question_is_refused_and_a_right_one_answered(running: Any, argu
 
 def test_before_any_run_and_before_the_first_round(tmp_path: Path) -> None:
     house, silos = federation(tmp_path)
-    ask = RoundView(house.driver, CHARTER).round
+    ask = rounds_of(house)
     assert (ask({})["state"], ask({})["silos"]) == ("no run yet", [])
     assert CurveView(house.driver).curves({}).series == ()
     with pytest.raises(NotFoundError):

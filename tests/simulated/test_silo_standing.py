@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from coordinator.answers.rounds import RoundView
 from coordinator.control import Control
 from coordinator.ingress import SILENT_SECONDS, standing
 from fedsilo.cli.silo import status_text
@@ -24,6 +23,7 @@ from fedsilo.views.overview import needs_of, round_lines, silos_lines
 from fedsilo.views.state import CoordinatorState, Link, Snapshot, state_of
 from tests.policies import setting
 from tests.simulated.coordinator_parts import SILOS, House, SimulatedSilo, federation, until_quiet
+from tests.simulated.queries import rounds_of
 from tests.simulated.test_coordinator_queries import desk_of
 from tests.simulated.test_orders_recorded import Orders, orders_at
 from tests.world import ADAPTER, Loop
@@ -148,7 +148,7 @@ def test_a_round_tells_a_silent_silo_from_one_that_is_awaited(here: Any) -> None
     silos[-1].mute = {"lora.factors"}
     house.submit()
     until_quiet(silos)
-    ask = RoundView(house.driver, "c" * 64).round
+    ask = rounds_of(house)
     assert {row["silo"]: row["state"] for row in ask({})["silos"]}[SILOS[-1]] == "awaited"
     all_poll_but_one(house, silos)
     rows = {row["silo"]: row for row in ask({})["silos"]}

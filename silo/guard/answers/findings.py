@@ -100,7 +100,7 @@ def findings(
     policy_digest: str,
     destination: Mapping[str, str],
 ) -> list[Finding]:
-    """Everything unusual about a release, in the order in which people see it.
+    """Return everything unusual about a release, in the order in which people see it.
 
     Args:
         release: held, or over.

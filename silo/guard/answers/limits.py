@@ -125,10 +125,9 @@ class LimitsView:
         )
 
     def _last_round(self, view: RunView) -> list[dict[str, Any]]:
-        """What the newest round let out that is over, or the open one where there was none before it and nothing of it
-        is held: while its update waits for people, what left says little of what a round takes. What people kept back
-        counts, since the next round asks for it again. Figures alone are no round's worth of content.
-        """
+        """Return what the newest finished round let out; of a first round that is still open, what it let out while
+        nothing of it is held, since what leaves while an update waits for people says little of a whole round. What
+        people rejected counts, since the next round asks for it again. A round of nothing but figures is left out."""
         rounds: dict[tuple[str, int], list[dict[str, Any]]] = {}
         before: int | None = None
         for _ in range(ROUND_ROWS_MAX // ROUND_ROWS):

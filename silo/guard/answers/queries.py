@@ -18,7 +18,18 @@ from typing import Any
 from fedsilo.audit.index import LogIndex
 from fedsilo.audit.log import AuditLog
 from fedsilo.audit.witness import OWN_HISTORY_LOST
-from fedsilo.control.answers import AnswerGiven, CertificateRow, ReleaseRow, SettingRow, to_json
+from fedsilo.control.answers import (
+    AnswerGiven,
+    CertificateRow,
+    ContentRow,
+    LedgerPage,
+    LedgerRun,
+    LogLines,
+    ReleasePage,
+    ReleaseRow,
+    SettingRow,
+    read_rows,
+)
 from fedsilo.control.audit_queries import AuditView, MessageView
 from fedsilo.control.server import QueryArguments, QueryHandler
 from fedsilo.control.site_files import certificate_file, settings_of
@@ -77,7 +88,6 @@ class Queries:
             witnesses=self._coordinator,
             contradicting=self._contradicting,
             now_seconds=clock,
-            word_as="coordinator",
         )
         self._limits = LimitsView(
             ledger,
@@ -132,11 +142,8 @@ class Queries:
 # ---- held releases and the ledger ----
 
 
-def release_page(ledger: Ledger, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def release_page(ledger: Ledger, arguments: Mapping[str, Any]) -> ReleasePage:
     """Releases that were ever held, newest first: {before, limit, state, kind}, each optional.
-
-    Returns:
-        `releases`, `total` of them, and `next` to pass as `before`, null at the end.
 
     Raises:
         UsageError: an argument.
@@ -147,11 +154,11 @@ def release_page(ledger: Ledger, arguments: Mapping[str, Any]) -> dict[str, Any]
         state=query.text("state", among=STATES), kind=query.text("kind"), before=query.number("before"), limit=limit + 1
     )
     shown = rows[:limit]
-    return {
-        "releases": [to_json(_row(ledger, release)) for _, release in shown],
-        "total": total,
-        "next": shown[-1][0] if len(rows) > limit else None,
-    }
+    return ReleasePage(
+        releases=tuple(_row(ledger, release) for _, release in shown),
+        total=total,
+        next=shown[-1][0] if len(rows) > limit else None,
+    )
 
 
 def _row(ledger: Ledger, release: Release) -> ReleaseRow:
@@ -175,7 +182,7 @@ def _row(ledger: Ledger, release: Release) -> ReleaseRow:
     )
 
 
-def ledger_page(ledger: Ledger, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def ledger_page(ledger: Ledger, arguments: Mapping[str, Any]) -> LedgerPage:
     """Runs, budget counts, and content that was let out, newest first: {before, limit}, each optional. There is no
     ledger of a privacy budget, and it says so.
 
@@ -186,20 +193,26 @@ def ledger_page(ledger: Ledger, arguments: Mapping[str, Any]) -> dict[str, Any]:
     limit = query.limit(default=PAGE_DEFAULT, most=PAGE_MAX)
     rows, total = ledger.outbox_page(query.number("before"), limit + 1)
     shown = rows[:limit]
-    return {
-        "dp": "off: no privacy budget is kept, and none is claimed",
-        "runs": ledger.runs(),
-        "history": ledger.book or {},
-        "content": [
-            {
-                "kind": item.kind, "run": item.run, "round": item.round, "step": item.step, "digest": item.digest,
-                "bytes": item.payload_bytes, "state": item.state, "at": utc(item.at),
-            }
+    return LedgerPage(
+        dp="off: no privacy budget is kept, and none is claimed",
+        runs=read_rows(LedgerRun, ledger.runs()),
+        history=ledger.book or {},
+        content=tuple(
+            ContentRow(
+                kind=item.kind,
+                run=item.run,
+                round=item.round,
+                step=item.step,
+                digest=item.digest,
+                bytes=item.payload_bytes,
+                state=item.state,
+                at=utc(item.at),
+            )
             for item in shown
-        ],
-        "total": total,
-        "next": shown[-1].id if len(rows) > limit else None,
-    }  # fmt: skip
+        ),
+        total=total,
+        next=shown[-1].id if len(rows) > limit else None,
+    )
 
 
 # ---- the site itself ----
@@ -238,8 +251,8 @@ def settings(site: Site, arguments: Mapping[str, Any]) -> list[SettingRow]:
     return settings_of(site.config, site.config.source)
 
 
-def log_lines(site: Site, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """{"lines", "left_out"}: the newest lines of the guard's log, and from how many of them words were left out.
+def log_lines(site: Site, arguments: Mapping[str, Any]) -> LogLines:
+    """The newest lines of the guard's log.
 
     Args:
         site: whose.
@@ -269,4 +282,4 @@ def log_lines(site: Site, arguments: Mapping[str, Any]) -> dict[str, Any]:
     own = [line for line in lines if _OWN_LINE.match(line)]
     shown = [QUOTED.sub(r"\1 (left out)", line)[:LINE_CHARACTERS_MAX] for line in own]
     left_out = len(lines) - len(own) + sum(QUOTED.search(line) is not None for line in own)
-    return {"lines": shown[-wanted:], "left_out": left_out}
+    return LogLines(lines=tuple(shown[-wanted:]), left_out=left_out)

@@ -1,4 +1,4 @@
-"""What people are shown of a held release before they answer (console design 5): facts and digests, never content.
+"""Answers about a held release that people see before they answer (console design 5): facts and digests, never content.
 
 Everything is set beside the last release of the same kind that left: where it went and whose certificate was there, the
 policy it left under, its form, its size and its norm; where none has left, beside the last one that did not. What is
@@ -25,6 +25,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -216,9 +217,9 @@ class ReleaseView:
     # ---- what was before ---------------------------------------------------------------------------
 
     def beside(self, release: Release) -> tuple[Against | None, list[str]]:
-        """What a release is compared with, and what people are told of that: the last one of its kind that persons let
-        go; without one, the last that left, of which only the size is known; and where none has left, the last one that
-        did not, whose `item.state` then is one of `KEPT_IN`."""
+        """Return what a release is compared with, and what people are told of that: the last one of its kind that
+        people let out; without one, the last that left, of which only the size is known; where none has left, the last
+        one that did not, whose `item.state` then is one of `KEPT_IN`."""
         last = self._last(release)
         earlier = self._ledger.releases_before(release, 1)
         rejected = [rejected_text(*one) for one in self._rejected(release)[:1]]
@@ -297,7 +298,7 @@ class ReleaseView:
         return "; ".join([*words, *until])
 
     def _as_if_sent(self, release: Release) -> Against:
-        """One that did not leave, to set another beside it."""
+        """Return a release that did not leave in the form used for comparison."""
         item = OutboxItem(
             0, release.place, release.digest, release.payload_bytes, 0, release.requested_at, release.state, 0,
             archived=False,
@@ -423,8 +424,8 @@ def _place(release: Release, run: str) -> str:
 
 
 def _used(facts: Mapping[str, Any], rules: list[dict[str, Any]]) -> list[str]:
-    """What of each counting limit this release uses: before and after of the limit, where that is much of it. A round
-    has one factor set of one by nature."""
+    """Return the use of each counting limit by this release, before and after, where that is a large part of the limit.
+    That a round has one factor set of one is normal."""
     return [
         f"{_LIMITS_IN_WORDS[name]} {_amount(name, used - added, most)}->{_amount(name, used, most)} of "
         f"{_amount(name, most, most)} {100 * used / most:.0f} %"
@@ -523,7 +524,7 @@ def _many(number: Any, what: str) -> str:
 
 
 def party_of(spiffe_id: str) -> str:
-    """Who an id is, in words: `coordinator main of cardio-net`; the id itself where it is no such id."""
+    """Return a SPIFFE id in words: `coordinator main of cardio-net`; any other id unchanged."""
     scheme, _, rest = spiffe_id.partition("://")
     federation, _, place = rest.partition("/")
     role, _, name = place.partition("/")
@@ -561,6 +562,15 @@ FIGURES_MAX = 80
 _OWN = frozenset({"now", "round", "step", "run", "kind", "direction", "sequence", "history", "sender", "peer"})
 
 
+@dataclass(frozen=True)
+class _Inside:
+    """What a comparison of the bytes of two messages comes to; all tensors, the largest change first."""
+
+    rows: tuple[answers.ComparedFact, ...] = ()
+    tensors: tuple[answers.ComparedTensor, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
 class ReleaseComparison:
     """Answers the query `approval.comparison`: all figures of a held release and of the last one.
 
@@ -570,7 +580,7 @@ class ReleaseComparison:
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
-        self._compared: dict[tuple[str, str], dict[str, Any]] = {}  # of the two that were asked for last
+        self._compared: dict[tuple[str, str], _Inside] = {}  # of the two that were asked for last
 
     def comparison(
         self,
@@ -580,91 +590,84 @@ class ReleaseComparison:
         policy_digest: str,
         destination: Mapping[str, str],
         told: Sequence[str] = (),
-    ) -> dict[str, Any]:
-        """Args:
+    ) -> answers.Comparison:
+        """Return a release beside another one.
+
+        Args:
             release: held, or over.
-            last, told: the one it is compared with, and what is said of that, as `ReleaseView.beside`.
+            last: the one it is compared with, as of `ReleaseView.beside`.
             policy_digest: of the policy in force.
             destination: address and certificate of the far end.
-
-        Returns:
-            `rows` of {what, before, now, differs}, `tensors` of {name, before, now, times} with norms, `note` where
-            something could not be compared, and `against`: what it is compared with, null for a first release. Its
-            `state` is "left", or what became of one that did not leave, and `rejected_by` names who said no to it.
+            told: what is said of `last`.
         """
         if last is None:
-            return {"release": release.id, "kind": release.kind, "against": None, "rows": [], "tensors": [],
-                    "tensors_total": 0, "note": "first release, nothing to compare"}  # fmt: skip
+            note = "first release, nothing to compare"
+            return answers.filled(answers.Comparison, release=release.id, kind=release.kind, note=note)
         context = self._ledger.kept_of_release(release.id)
-        sections = self._parts(release, last)
+        inside = self._inside(release, last)
         rows = [*_identity(release, last, context, policy_digest, destination), *_figures(release.facts, last.facts)]
         notes = [*told]
         if not last.facts:
             notes.append("no person was asked for that one, so of its figures only the size is known")
         if context.get("base") and not context.get("ended_in") and release.round > 1:
             notes.append("what the round before ended in is not known, so the base is compared with nothing")
-        item, answers = last.item, self._ledger.approvals(last.release) if last.release else []
-        return {
-            "release": release.id,
-            "kind": release.kind,
-            "against": {
-                "run": item.run,
-                "round": item.round,
-                "step": item.step,
-                "digest": item.digest,
-                "at": utc(item.at),
-                "state": item.state if item.state in KEPT_IN else "left",
-                "approved_by": [one.person for one in answers if one.verdict == "approve"],
-                "rejected_by": [one.person for one in answers if one.verdict == "reject"],
-            },
-            "rows": [*rows, *sections["rows"]],
-            "tensors": sections["tensors"],
-            "tensors_total": sections["total"],
-            "note": "; ".join([*notes, *sections["notes"]]),
-        }
+        item, given = last.item, self._ledger.approvals(last.release) if last.release else []
+        return answers.Comparison(
+            release=release.id,
+            kind=release.kind,
+            against=answers.ComparedWith(
+                run=item.run,
+                round=item.round,
+                step=item.step,
+                digest=item.digest,
+                at=utc(item.at),
+                state=item.state if item.state in KEPT_IN else "left",
+                approved_by=tuple(one.person for one in given if one.verdict == "approve"),
+                rejected_by=tuple(one.person for one in given if one.verdict == "reject"),
+            ),
+            rows=(*rows, *inside.rows),
+            tensors=inside.tensors[:TENSORS_SHOWN],
+            tensors_total=len(inside.tensors),
+            note="; ".join([*notes, *inside.notes]),
+        )
 
     # ---- what lies in both messages ----------------------------------------------------------------
 
-    def _parts(self, release: Release, last: Against) -> dict[str, Any]:
+    def _inside(self, release: Release, last: Against) -> _Inside:
         key = release.digest, last.item.digest
         if key not in self._compared:
             self._compared = {key: self._measured(release, last)}
         return self._compared[key]
 
-    def _measured(self, release: Release, last: Against) -> dict[str, Any]:
-        measured: dict[str, Any] = {"rows": [], "tensors": [], "total": 0, "notes": []}
+    def _measured(self, release: Release, last: Against) -> _Inside:
         payloads = getattr(self._ledger, "payloads", None)
         if payloads is None or last.item.digest not in payloads or release.digest not in payloads:
-            return measured | {"notes": ["the bytes of both are not here, so nothing inside of them is compared"]}
+            return _Inside(notes=("the bytes of both are not here, so nothing inside of them is compared",))
         if release.payload_bytes + last.item.payload_bytes > BYTES_MAX:
-            return measured | {"notes": ["too big to compare what lies inside"]}
+            return _Inside(notes=("too big to compare what lies inside",))
         try:
             (body, now), (body_before, before) = (
-                parsed(release.kind, payloads.read(digest), OUTBOUND_KINDS) for digest in key_of(release, last)
+                parsed(release.kind, payloads.read(digest), OUTBOUND_KINDS)
+                for digest in (release.digest, last.item.digest)
             )
         except FedSiloError:
-            return measured | {"notes": ["one of both cannot be read"]}
+            return _Inside(notes=("one of both cannot be read",))
         if now is not None and before is not None:
-            tensors = list(_tensors(now, before))
-            return measured | {"tensors": tensors[:TENSORS_SHOWN], "total": len(tensors)}
+            return _Inside(tensors=_tensors(now, before))
         if isinstance(body, pb.PublicResponses) and isinstance(body_before, pb.PublicResponses):
             prompts_now = {prompt.prompt_index for prompt in body.prompts}
             earlier = {prompt.prompt_index for prompt in body_before.prompts}
-            return measured | {"rows": [_row("public prompts, of them not in that one", 0, len(prompts_now - earlier))]}
-        return measured
+            return _Inside(rows=(_row("public prompts, of them not in that one", 0, len(prompts_now - earlier)),))
+        return _Inside()
 
 
-def key_of(release: Release, last: Against) -> tuple[str, str]:
-    return release.digest, last.item.digest
-
-
-def _row(what: str, before: Any, now: Any) -> dict[str, Any]:
-    return {"what": what, "before": before, "now": now, "differs": before != now}
+def _row(what: str, before: Any, now: Any) -> answers.ComparedFact:
+    return answers.ComparedFact(what=what, before=before, now=now, differs=before != now)
 
 
 def _identity(
     release: Release, last: Against, context: Mapping[str, Any], policy_digest: str, destination: Mapping[str, str]
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[answers.ComparedFact]:
     yield _row("bytes", last.item.payload_bytes, release.payload_bytes)
     yield _row("sha256", last.item.digest, release.digest)
     if last.policy_digest:
@@ -677,12 +680,12 @@ def _identity(
         yield _row("base, and what the last round ended in", str(context["ended_in"]), str(context["base"]))
 
 
-def _figures(now: Mapping[str, Any], before: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _figures(now: Mapping[str, Any], before: Mapping[str, Any]) -> list[answers.ComparedFact]:
     """Facts that are one number or word, and numbers by name one level down; those that differ first."""
     ours, theirs = dict(_flat(now)), dict(_flat(before))
     names = [name for name in ours if name in theirs] if theirs else []
     rows = [_row(name, theirs[name], ours[name]) for name in names]
-    return sorted(rows, key=lambda row: not row["differs"])[:FIGURES_MAX]
+    return sorted(rows, key=lambda row: not row.differs)[:FIGURES_MAX]
 
 
 def _flat(facts: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -695,15 +698,14 @@ def _flat(facts: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield from ((f"{name}.{key}", one) for key, one in value.items() if isinstance(one, int | float))
 
 
-def _tensors(now: Mapping[str, Array], before: Mapping[str, Array]) -> Iterator[dict[str, Any]]:
-    """By how much each norm changed, in either direction; a tensor that only one of both has comes first."""
+def _tensors(now: Mapping[str, Array], before: Mapping[str, Array]) -> tuple[answers.ComparedTensor, ...]:
+    """Yield the change of each norm, in either direction; a tensor that only one of both has comes first."""
     rows = []
     for name in {**now, **before}:
         ours, theirs = _norm(now.get(name)), _norm(before.get(name))
         times = ours / theirs if ours and theirs else None
-        rows.append({"name": name, "before": theirs, "now": ours, "times": times})
-    change = lambda row: math.inf if row["times"] is None else abs(math.log(row["times"]))  # noqa: E731
-    yield from sorted(rows, key=change, reverse=True)
+        rows.append(answers.ComparedTensor(name=name, before=theirs, now=ours, times=times))
+    return tuple(sorted(rows, key=lambda row: -math.inf if row.times is None else -abs(math.log(row.times))))
 
 
 def _norm(values: Array | None) -> float | None:

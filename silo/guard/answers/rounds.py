@@ -1,5 +1,5 @@
-"""What this silo knows of one round, for its own people: its phases with their durations, and of the others only what
-the coordinator told it.
+"""This silo's knowledge of one round, for its own people: its phases with their durations, and of other silos only what
+the coordinator said.
 
 Read from this silo's audit log (`fedsilo.audit.index`) and its ledger. A phase ends with the record that says so:
 training with the decision on what it made, approval with the decision on what people approved, with a person's no or
@@ -17,7 +17,8 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from fedsilo.audit.index import LogIndex, Mark, no_run_yet
+from fedsilo.audit.index import LogIndex, Mark
+from fedsilo.control.answers import Deadline, Phase, Quorum, Round, RoundRow, SiloInOwnRound, filled, no_run_yet
 from fedsilo.control.server import QueryArguments
 from fedsilo.protocol.clocks import utc
 from fedsilo.protocol.codec import sha256_hex
@@ -63,10 +64,10 @@ class RoundView:
         self._policy = policy
         self._now = now_seconds
 
-    def round(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """One round; without `round` the newest, without `run` of the newest run. Raises UsageError, NotFoundError."""
-        query = QueryArguments(arguments, "run", "round")
-        name, number = query.text("run"), query.number("round", least=1)
+    def round(self, arguments: Mapping[str, Any]) -> Round:
+        """Return a round; by default the newest, of the newest run. Raises UsageError, NotFoundError."""
+        asked = QueryArguments(arguments, "run", "round")
+        name, number = asked.text("run"), asked.number("round", least=1)
         run = name or self._ledger.last_run()[0]
         if not run:
             return no_run_yet("silo")
@@ -89,40 +90,49 @@ class RoundView:
         here = number or (rounds[-1] if rounds else 0)
         marks = self._index.marks(run, here) if here else ()
         running = state == "running" and view.run == run and view.round == here
-        return self._answer(run, state, plan, rounds, here, marks, running)
+        return self._answer(run, state, plan, rounds[-ROUNDS_LISTED:], here, marks, running)
 
     def _answer(
         self, run: str, state: str, plan: Plan | None, rounds: list[int], number: int, marks: Sequence[Mark],
         running: bool,
-    ) -> dict[str, Any]:  # fmt: skip
+    ) -> Round:  # fmt: skip
         opened, closed = _at(marks, *_OPENED), _at(marks, _RESULT)
-        kept = (self._ledger.transcript(run, number) if number else None) or {}
-        transcript = _transcript_of(kept)
-        elapsed = self._now() if running else closed
+        stored = (self._ledger.transcript(run, number) if number else None) or {}
+        transcript = _transcript_of(stored)
         by_step, evaluates = plan is None or plan.exchange == "step", number in self._view().evaluated
         phases = _phases(marks, opened, running=running, evaluates=evaluates, by_step=by_step)
-        result = next((mark for mark in marks if mark.event == _RESULT), None)
-        return {
-            "party": "silo", "run": run, "run_state": state, "method": plan.method if plan else "", "round": number,
-            "rounds_planned": plan.rounds if plan else 0, "rounds": self._listed(run, rounds, number if running else 0),
-            "state": self._state_word(number, running=running, ended=result is not None),
-            "opened_at": utc(opened) if opened is not None else None,
-            "closed_at": utc(closed) if closed is not None else None,
-            "elapsed_seconds": _between(opened, elapsed), "closed_seconds": _between(opened, closed), "paused": False,
-            "quorum": {"needed": plan.quorum if plan else None, "of": len(plan.silos) if plan else None,
-                       "given": None, "reached_seconds": None},
-            "deadlines": [
-                {"name": f"round/{number}", "for": "round", "left_seconds": None,
-                 "at_seconds": plan.round_deadline_seconds},
-            ] if plan and number else [],
-            "awaited": [], "silos": self._silos(plan, marks, transcript, phases, number),
-            "parameters": parameters_of(plan) if plan else {},
-            "digests": (digests_of(plan) if plan else {}) | {
-                "base_adapter": str(transcript.get("base_digest", "")), "adapter": "",
-                "policy": self._policy(), "transcript": sha256_hex(str(kept["transcript"]).encode()) if kept else "",
+        planned = plan.round_deadline_seconds if plan else 0
+        ended = any(mark.event == _RESULT for mark in marks)
+        return Round(
+            party="silo",
+            run=run,
+            run_state=state,
+            method=plan.method if plan else "",
+            round=number,
+            rounds_planned=plan.rounds if plan else 0,
+            rounds=tuple(self._listed(run, each, running=running and each == number) for each in rounds),
+            state=self._state_word(number, running=running, ended=ended),
+            opened_at=_utc(opened),
+            closed_at=_utc(closed),
+            elapsed_seconds=_between(opened, self._now() if running else closed),
+            closed_seconds=_between(opened, closed),
+            paused=False,
+            quorum=filled(Quorum, needed=plan.quorum if plan else None, of=len(plan.silos) if plan else None),
+            deadlines=(filled(Deadline, name=f"round/{number}", for_="round", at_seconds=planned),)
+            if plan and number
+            else (),
+            awaited=(),
+            silos=self._silos(plan, marks, transcript, phases, number),
+            parameters=parameters_of(plan) if plan else {},
+            digests=(digests_of(plan) if plan else {})
+            | {
+                "base_adapter": str(transcript.get("base_digest", "")),
+                "adapter": "",
+                "policy": self._policy(),
+                "transcript": sha256_hex(str(stored["transcript"]).encode()) if stored else "",
             },
-            "hidden": list(HIDDEN),
-        }  # fmt: skip
+            hidden=HIDDEN,
+        )
 
     def _state_word(self, number: int, *, running: bool, ended: bool) -> str:
         if not self._index.complete:
@@ -131,31 +141,26 @@ class RoundView:
             return "no round yet"
         return "closed" if ended else "open" if running else "left"
 
-    def _listed(self, run: str, rounds: list[int], open_round: int) -> list[dict[str, Any]]:
-        listed = []
-        for number in rounds[-ROUNDS_LISTED:]:
-            marks = self._index.marks(run, number)
-            opened, closed = _at(marks, *_OPENED), _at(marks, _RESULT)
-            listed.append(
-                {
-                    "round": number,
-                    "state": "closed" if closed is not None else "open" if number == open_round else "left",
-                    "opened_at": utc(opened) if opened is not None else None,
-                    "closed_at": utc(closed) if closed is not None else None,
-                    "seconds": _between(opened, closed),
-                    "participants": None,
-                }
-            )
-        return listed
+    def _listed(self, run: str, number: int, *, running: bool) -> RoundRow:
+        marks = self._index.marks(run, number)
+        opened, closed = _at(marks, *_OPENED), _at(marks, _RESULT)
+        return RoundRow(
+            round=number,
+            state="closed" if closed is not None else "open" if running else "left",
+            opened_at=_utc(opened),
+            closed_at=_utc(closed),
+            seconds=_between(opened, closed),
+            participants=None,
+        )
 
     def _silos(
         self,
         plan: Plan | None,
         marks: Sequence[Mark],
         transcript: Mapping[str, Any],
-        phases: list[dict[str, Any]],
+        phases: tuple[Phase, ...],
         number: int,
-    ) -> list[dict[str, Any]]:
+    ) -> tuple[SiloInOwnRound, ...]:
         own = self._silo()
         signed = {silo for mark in marks if mark.event == _AGREED for silo in mark.detail}
         verdicts = {silo: word for mark in marks if mark.event == _RESULT for silo, word in mark.detail.items()}
@@ -164,22 +169,22 @@ class RoundView:
         for silo in dict.fromkeys((own, *named)):
             verdict = verdicts.get(silo, "").replace("_", " ")
             word = verdict or ("signed" if silo in signed else "named" if silo in named else "not in it")
-            mine, why = silo == own, None
-            if mine and not verdict and (now := next((each for each in phases if each["state"] == "open"), None)):
-                word = {"sign": "signing", "others": "waits"}.get(now["phase"], now["phase"])
-            if mine and verdict != "accepted" and (kept := _kept_in(marks)) is not None:
-                word, why = kept
+            if silo != own:
+                rows.append(filled(SiloInOwnRound, silo=silo, state=word, round=number))
+                continue
+            why = None
+            if not verdict and (now := next((each.phase for each in phases if each.state == "open"), None)):
+                word = {"sign": "signing", "others": "waits"}.get(now, now)
+            if verdict != "accepted" and (not_sent := _not_sent(marks)) is not None:
+                word, why = not_sent
+            step = self._view().open_step or None
             rows.append(
-                {
-                    "silo": silo, "own": mine, "state": word, "why": why, "round": number,
-                    "phases": phases if mine else [], "joined": None, "joined_at": None, "plan": None, "plan_at": None,
-                    "last_seen": None,
-                    "step": self._view().open_step or None if mine else None, "isolation": None, "code": None,
-                    "policy": self._policy() if mine else None, "straggler": None, "received_bytes": None,
-                    "received_messages": None, "update_norm": None, "update_digest": None,
-                }
+                filled(
+                    SiloInOwnRound, silo=silo, own=True, state=word, why=why, round=number, phases=phases, step=step,
+                    policy=self._policy(),
+                )
             )  # fmt: skip
-        return rows
+        return tuple(rows)
 
 
 # ---- phases ----------------------------------------------------------------------------------------
@@ -187,12 +192,19 @@ class RoundView:
 
 def _phases(
     marks: Sequence[Mark], opened: float | None, *, running: bool, evaluates: bool, by_step: bool
-) -> list[dict[str, Any]]:
-    """Consecutive stretches of time, each named by the record that ends it; the last is open while the round is.
-    by_step: answers leave, and donors come, at each public step; else with the update and the opening."""
-    phases: list[dict[str, Any]] = []
+) -> tuple[Phase, ...]:
+    """Return consecutive stretches of time, each named by the record that ends it; the last is open while the round is.
+
+    Args:
+        marks: of the round.
+        opened: when.
+        running: the round is open.
+        evaluates: this silo evaluates after the round.
+        by_step: answers leave, and donors come, at each public step; else with the update and the opening.
+    """
+    phases: list[Phase] = []
     if opened is None:
-        return phases
+        return ()
     last, held = opened, set[tuple[str, int]]()  # what waits for people: kind and step
     for mark in sorted(marks, key=lambda each: each.at):
         place = mark.kind, mark.step
@@ -205,13 +217,13 @@ def _phases(
             continue
         denied = mark.event == "egress.decision" and mark.verdict == "deny"
         state = _ENDED_HOLD.get(mark.event, "denied" if denied else "done")
-        if word == "others" and not any(each["phase"] == "update" for each in phases):
+        if word == "others" and not any(each.phase == "update" for each in phases):
             word, state = "update", "missed"  # the round ended before this silo was through
         phases.append(_stretch(word, mark.step, state, last - opened, mark.at - opened))
         last = max(last, mark.at)
     if running and (word := _next_word(phases, held=bool(held), evaluates=evaluates)):
         phases.append(_stretch(word, 0, "open", last - opened, None))
-    return phases
+    return tuple(phases)
 
 
 def _word_of(mark: Mark, *, held: bool, by_step: bool) -> str | None:
@@ -233,11 +245,10 @@ def _word_of(mark: Mark, *, held: bool, by_step: bool) -> str | None:
     return None
 
 
-def _kept_in(marks: Sequence[Mark]) -> tuple[str, str] | None:
+def _not_sent(marks: Sequence[Mark]) -> tuple[str, str] | None:
     """Of an update that did not leave: `rejected` by a person or `refused` by a rule, and the codes of that; None where
     it left, or nothing was made yet, or a hold ran out, which nobody answered. A public step that was kept in is no
-    word on the round.
-    """
+    word on the round."""
     ends = [mark for mark in marks if mark.event in _WORD_ON_UPDATE and mark.kind not in ("public.responses", *FIGURES)]
     if not ends:
         return None
@@ -247,33 +258,33 @@ def _kept_in(marks: Sequence[Mark]) -> tuple[str, str] | None:
     return ("rejected", ", ".join(newest.reasons)) if newest.event == "approval.deny" else None
 
 
-def _next_word(phases: Sequence[Mapping[str, Any]], *, held: bool, evaluates: bool) -> str:
-    """Say what this silo does once everything that is on record is over."""
-    done = [each["phase"] for each in phases]
+def _next_word(phases: Sequence[Phase], *, held: bool, evaluates: bool) -> str:
+    """Return what this silo does once everything on record is over."""
+    done = [each.phase for each in phases]
     if held:
         return "approval"
     if not done:
         return "sign"
-    if "others" in done or any(each["state"] == "missed" for each in phases):
+    if "others" in done or any(each.state == "missed" for each in phases):
         return "eval" if evaluates and "eval" not in done else ""
     return "others" if "update" in done else "train"
 
 
-def _stretch(word: str, step: int, state: str, start: float, end: float | None) -> dict[str, Any]:
+def _stretch(word: str, step: int, state: str, start: float, end: float | None) -> Phase:
     start = round(max(start, 0.0), 3)
-    return {
-        "phase": word,
-        "step": step,
-        "state": state,
-        "from_seconds": start,
-        "to_seconds": None if end is None else round(max(end, start), 3),
-        "seconds": None if end is None else round(max(end - start, 0.0), 3),
-        "source": "local",
-    }
+    return Phase(
+        phase=word,
+        step=step,
+        state=state,
+        from_seconds=start,
+        to_seconds=None if end is None else round(max(end, start), 3),
+        seconds=None if end is None else round(max(end - start, 0.0), 3),
+        source="local",
+    )
 
 
 def _at(marks: Sequence[Mark], event: str, kind: str = "") -> float | None:
-    """When the first such record was made; what was not let in did not happen."""
+    """Return the time of the first such record; what was not let in did not happen."""
     return next(
         (mark.at for mark in marks if mark.event == event and (not kind or mark.kind == kind) and _let_in(mark)), None
     )
@@ -283,12 +294,16 @@ def _let_in(mark: Mark) -> bool:
     return mark.event != "ingress.decision" or mark.verdict == "allow"
 
 
+def _utc(seconds: float | None) -> str | None:
+    return None if seconds is None else utc(seconds)
+
+
 def _between(start: float | None, end: float | None) -> float | None:
     return None if start is None or end is None else round(max(end - start, 0.0), 3)
 
 
 def _transcript_of(stored: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the round's transcript, as the ledger keeps it (canonical JSON)."""
+    """Return the round's transcript from its row in the ledger (canonical JSON)."""
     try:
         return dict(json.loads(stored["transcript"])) if stored else {}
     except (KeyError, ValueError, TypeError):

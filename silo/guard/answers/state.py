@@ -85,7 +85,7 @@ class Moment:
     waits: str
     clock: Mapping[str, Any]
     audit_size: int
-    audit_broken: Mapping[str, Any] | None
+    audit_broken: answers.Broken | None
 
 
 class Status:
@@ -234,9 +234,7 @@ class Status:
                 fault=counters.last_fault,
                 last_contact=counters.last_contact,
             ),
-            audit=answers.LogState(
-                size=now.audit_size, broken=answers.read(answers.Broken, now.audit_broken) if now.audit_broken else None
-            ),
+            audit=answers.LogState(size=now.audit_size, broken=now.audit_broken),
             certificate_until=self._certificate_until.astimezone(UTC).isoformat(),
             dp="off",
         )

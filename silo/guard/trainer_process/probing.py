@@ -1,4 +1,4 @@
-"""What the probes try from inside the trainer's sandbox, and what the guard believes of their answers.
+"""What the probes try from inside the trainer's sandbox, and how far the guard believes their answers.
 
 Controls are addresses outside the sandbox that answer the guard: they make silence inside worth something.
 
@@ -112,7 +112,7 @@ class Controls:
         return f"{text} (private addresses such as {private} count only if trainer.must_not_reach names them)"
 
     def still_answering(self) -> Controls:
-        """Those that answer this process at this moment. Takes up to ANSWER_WAIT_SECONDS for each that does not."""
+        """Return the addresses that answer this process now. Takes up to ANSWER_WAIT_SECONDS for each that does not."""
         return replace(self, tcp=tuple(filter(_accepts, self.tcp)), udp=tuple(filter(_answers, self.udp)))
 
 
@@ -239,7 +239,7 @@ def proven_level(
 
 
 def why_waived(results: Mapping[str, Mapping[str, Any]], controls: Controls = NO_CONTROLS) -> str:
-    """One line for people: which probes were not refused, and how."""
+    """Return one line for people: which probes were not refused, and how."""
     reached = escaped(results, controls)
     silent = [name for name in reached if results[name].get("outcome") == "silent"]
     out = [name for name in reached if name not in silent]
@@ -277,7 +277,7 @@ def best_level() -> IsolationLevel:
 
 @contextlib.contextmanager
 def control_socket_to_try(path: Path, group: str) -> Iterator[Path]:
-    """What the probes try to reach while the daemon may be down: its control socket, else a decoy beside it.
+    """Yield what the probes try to reach while the daemon may be down: its control socket, else a decoy beside it.
 
     The decoy has the rights that the daemon gives its own, and answers nothing. Where it cannot be made, `path` itself
     comes back, where nothing is: so the probe is not tried, and no isolation level is claimed.

@@ -111,7 +111,7 @@ def environment_of(config: SiloConfig, scratch: Path) -> dict[str, str]:
 
 @dataclass
 class _Server:
-    """One server process over all its restarts. A thread of its own looks after it."""
+    """One server process over all its restarts, watched by a thread of its own."""
 
     name: str
     socket: Path
@@ -280,7 +280,7 @@ class RolloutServers:
 
     @property
     def process_ids(self) -> dict[str, int]:
-        """By name of the server: the process that keeps it, which leads its group."""
+        """Return by server name the id of its process, which leads its group."""
         return {each.name: each.process.pid for each in self._servers if each.process is not None}
 
     @property
@@ -293,7 +293,7 @@ class RolloutServers:
         return [socket.parent for socket in self.sockets.values()]
 
     def require_reached(self, probes: Mapping[str, Mapping[str, Any]]) -> None:
-        """Raises OperationError: the trainer says that it cannot reach a server. probes: of `run_probes`."""
+        """Check the probes of `run_probes`. Raises OperationError: the trainer says that it cannot reach a server."""
         results = probes.get(ROLLOUT_SOCKETS, {})
         if results.get("outcome") != "allowed":
             raise OperationError(
@@ -361,7 +361,7 @@ def _is_well(socket: Path) -> bool:
 
 
 def check(config: SiloConfig) -> str:
-    """For `silo check`: which engine was chosen and why, and what it needs. Starts nothing.
+    """For `silo check`: return which engine was chosen and why, and what it needs. Starts nothing.
 
     Raises:
         UsageError: the servers could not be started, or the trainer could not reach them.

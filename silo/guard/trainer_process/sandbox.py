@@ -316,7 +316,7 @@ def _refuse_to_show(never: Sequence[Path], shown: Sequence[Path]) -> None:
 
 @functools.cache
 def _program_paths(python: str) -> tuple[Path, ...]:
-    """Everything a Python program of ours is made of: system, interpreter, libraries, our packages one by one."""
+    """Return the paths of a Python program of ours: system, interpreter, libraries, our packages one by one."""
     if python == sys.executable:
         facts = _interpreter_facts(_OWN_PACKAGES)
     else:

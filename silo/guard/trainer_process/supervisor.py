@@ -82,7 +82,7 @@ class TrainerHandle(Protocol):
         """Start it, configured and ready. Raises OperationError."""
 
     def send(self, message: LinkMessage) -> None:
-        """Raises LinkClosed."""
+        """Send one message. Raises LinkClosed."""
 
     def stop(self) -> None: ...
 
@@ -95,7 +95,7 @@ class TrainerHandle(Protocol):
 
 @dataclass(frozen=True)
 class Restart:
-    """One time that a trainer died and was to be started again; a `trainer.restart` record of the audit log.
+    """One restart of a trainer that died; a `trainer.restart` record of the audit log.
 
     Attributes:
         exit_status: of the one that died; None where it is not known.
@@ -127,7 +127,7 @@ class Restart:
 
 
 class Supervisor:
-    """One trainer, from start to end.
+    """Supervises one trainer from start to end.
 
     Args:
         events: called from the reader thread with TrainerSaid and TrainerGone.
@@ -385,7 +385,7 @@ class Supervisor:
     # ---- while it runs -----------------------------------------------------------------------------
 
     def send(self, message: LinkMessage) -> None:
-        """Raises LinkClosed: the trainer is gone."""
+        """Send one message. Raises LinkClosed: the trainer is gone."""
         with self._talking:
             self._given.sent(message)
             if self._reviving:
@@ -531,7 +531,7 @@ class Supervisor:
 
 
 class Given:
-    """What a trainer was given in the open round, so that one that died is started again and brought to where it was.
+    """What a trainer was given in the open round, so that a restarted one can be brought to the same place.
 
     The trainer keeps its own state at every step boundary (`silo/trainer/resume.py`) and says where that stands. Where
     it fits what the guard was told, the task in hand is given again and nothing else. Where it does not (torn, of

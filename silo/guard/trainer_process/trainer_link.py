@@ -1,4 +1,4 @@
-"""Where the guard waits for its trainer, who may come, and what a person starts to make it come.
+"""Where the guard waits for its trainer, which trainers may connect, and what a person starts to make one connect.
 
 A child dials a unix socket inside its sandbox. An external trainer (a container, a batch job, a pod) is started by
 somebody else with `start_command`, again for every run: it ends when the guard tells it to, so whoever starts it starts
@@ -96,7 +96,7 @@ def start_command(config: SiloConfig) -> str:
 
 
 def log_of(config: SiloConfig) -> Path:
-    """What trainers that the guard starts write, one after the other."""
+    """Return the log file of the trainers that the guard starts, one after the other."""
     return config.state_dir / "logs" / "trainer.log"
 
 
@@ -129,7 +129,7 @@ def where_it_tells(config: SiloConfig) -> str:
 
 
 def check(config: SiloConfig) -> str:
-    """For `silo check`: whether an external trainer can come. Binds a TLS port for a moment; connects nowhere.
+    """For `silo check`: check that an external trainer can connect. Binds a TLS port for a moment; connects nowhere.
 
     Raises:
         UsageError, NotFoundError, NotAllowedError, OperationError: why it cannot.

@@ -254,7 +254,7 @@ def _requests_of(place: int, question: Question) -> Iterator[_Request]:
 
 
 class _Server:
-    """One server: what it holds, and how it is talked to.
+    """One server: its adapters, and the connection to it.
 
     Args:
         socket: its path.
@@ -328,7 +328,7 @@ class _Server:
                 self._meet()
 
     def _ask(self, target: str, body: Any = None) -> Answer:
-        """As `ask`; a server that goes away meanwhile is an error of this attempt. Raises OperationError."""
+        """Ask as `ask` does; a server that goes away meanwhile is an error of this attempt. Raises OperationError."""
         try:
             return ask(self._socket, target, body, timeout_seconds=CONTROL_SECONDS)
         except ServerGone as error:
@@ -354,7 +354,7 @@ class _Server:
             time.sleep(PAUSE_SECONDS)
 
     def _says_it_sleeps(self) -> bool:
-        """Raises ServerGone."""
+        """Return True if the server says that it sleeps. Raises ServerGone."""
         answer = ask(self._socket, "/is_sleeping", timeout_seconds=CONTROL_SECONDS)
         return answer.status == 200 and answer.fields.get("is_sleeping") is True
 

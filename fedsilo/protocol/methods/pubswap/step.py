@@ -433,7 +433,7 @@ class Silo:
         return self._train(state, PrivateStep(state.round, step))
 
     def _offered_of_step(self) -> str:
-        """Which own answers leave at a public step."""
+        """Return which own answers leave at a public step."""
         return {"balanced": "correct", "random": "all"}.get(self.swap, "none")
 
     def _after_steps(self, state: SiloState) -> tuple[SiloState, tuple[SiloAction, ...]]:
