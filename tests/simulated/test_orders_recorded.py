@@ -342,11 +342,11 @@ ANSWERS: dict[str, tuple[str, dict[str, Any]]] = {
 def test_an_answer_to_a_release_names_its_record(holding: Running, verb: str) -> None:
     event, more = ANSWERS[verb]
     bench = holding.bench
-    release, shown = holding.hold()
+    release = holding.hold()
     if "until_seconds" in more:
         more = {"until_seconds": bench.clock_now + more["until_seconds"]}
     order = getattr(holding.loop.guard.orders, verb)
-    told = order(command(f"approvals.{verb}", shown | bench.opened(release) | more))
+    told = order(bench.answer(release, verb, **more))
     (record,) = bench.events(event)
     assert told["record"] == record["seq"] and record["detail"]["person"] == "alice"
     if verb == "approve":  # the decision on it and its sending stand behind it
@@ -355,10 +355,10 @@ def test_an_answer_to_a_release_names_its_record(holding: Running, verb: str) ->
 
 def test_a_look_at_held_bytes_and_a_reload_name_their_records(holding: Running) -> None:
     bench = holding.bench
-    _, shown = holding.hold()
+    release = holding.hold()
     payloads = HeldPayloads(bench.ledger, bench.audit, tuple)
-    told = payloads.ask(command("approvals.payload", {name: shown[name] for name in ("release", "digest")}))
+    told = payloads.ask(command("approvals.payload", {"release": release.id, "digest": release.digest}))
     assert told["record"] == bench.events("payload.read")[0]["seq"]
-    assert to_json(payloads.fetch({"ticket": told["ticket"]}))["sha256"] == shown["digest"]
+    assert to_json(payloads.fetch({"ticket": told["ticket"]}))["sha256"] == release.digest
     holding.place.policy_is(wording(TIGHTER, first_rounds=1))
     assert holding.reload()["record"] == bench.events("policy.load")[-1]["seq"]
