@@ -190,7 +190,7 @@ QUESTIONS_MAX = 8  # of one screen; each is one query a second
 
 
 class Source(Protocol):
-    """Where the feed reads from; `ControlClient` is one.
+    """The source of the feed; `ControlClient` is one.
 
     One that is no daemon that runs may have two methods more: `wall_time`, seconds since 1970 at which its readings
     count as taken, so that no clock is said to differ; and `banner`, which stands where a daemon's link says "live".

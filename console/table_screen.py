@@ -722,7 +722,7 @@ class TablePane(Vertical):
 
 @dataclass(frozen=True)
 class Subject:
-    """What a screen with one table shows: its query, columns and details.
+    """The query, columns and details of a screen with one table.
 
     Attributes:
         columns: of the table.

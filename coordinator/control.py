@@ -1,4 +1,4 @@
-"""What people see of the coordinator and what they may order: state, queries and commands of its control server.
+"""The control server of a coordinator: the state, queries and commands that people see and give.
 
 Changes arrive as commands signed by an operator or approver of the coordinator's own site, which the server has
 verified. A submitted run waits (`Submissions`) until every silo it names has joined and is heard, or until its join

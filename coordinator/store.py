@@ -723,7 +723,7 @@ class Store:
 
     @property
     def waiting(self) -> str:
-        """What the store waits for, in words: a lock that another process holds; empty while nothing is."""
+        """Return in words what the store waits for: a lock that another process holds; empty while nothing is."""
         return self.locked.waiting if self.locked is not None else ""
 
     @contextmanager

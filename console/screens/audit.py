@@ -209,7 +209,7 @@ class AuditScreen(TableScreen):
 
     @property
     def status(self) -> AuditStatus | None:
-        """What the daemon says of its log; None before it said anything."""
+        """Return the state of the daemon's log; None before it was read."""
         return self.answer_as(AuditStatus, STATUS) if STATUS in self.fed.snapshot.answers else None
 
     @property

@@ -1,4 +1,4 @@
-"""What the coordinator knows of rounds, for people.
+"""Answers about rounds and curves, for the coordinator's people.
 
 Of one round: each silo's phases with their durations, who is awaited, quorum and deadlines, and the digests that the
 round is about. Of all: what silos released in `metrics.eval`, the norm of each update, and the gap between silos.
