@@ -134,9 +134,8 @@ class Typist:
                 shown += part
                 if not asked and shown.endswith(QUESTION):
                     asked = True
-                    digest = re.search(rb"sha256:([0-9a-f]{64})", shown)
-                    assert digest is not None
-                    os.write(terminal, digest[1][-4:] + b"\n")
+                    digest = re.findall(rb"sha256:([0-9a-f]{64})", shown)[-1]  # the policy's stands above it
+                    os.write(terminal, digest[-4:] + b"\n")
         os.close(terminal)
         status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         assert asked and status == 0, f"{block} ended with {status}:\n{shown.decode()}"

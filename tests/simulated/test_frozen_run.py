@@ -68,7 +68,7 @@ def expected_master_of_b(silos: list[SimulatedSilo], start: np.ndarray[Any, Any]
     payload = codec.encode_factors(
         {B: start}, base_digest="", schema_sha256=FROZEN.digest, rank=2, scale=2.0, dtype="float32"
     )
-    return np.asarray(expected_master(silos, payload, 2, [list(SILOS)] * 2)[B])
+    return np.asarray(expected_master(silos, payload, [list(SILOS)] * 2)[B])
 
 
 def test_T06_the_coordinator_refuses_an_upload_with_a_and_the_run_goes_on_with_the_others(tmp_path: Path) -> None:

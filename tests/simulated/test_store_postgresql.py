@@ -212,7 +212,7 @@ def answers_of(house: House) -> list[str]:
     pages, before = [], None
     while not pages or before:
         pages.append(SentView(reading).outbox({"limit": 5, "control": True, **({"before": before} if before else {})}))
-        before = pages[-1]["next"]
+        before = pages[-1].next
     with reading() as session:
         run = session.get_one(db.Run, "run-1")
         told = [curves_answer(session, {}), run_record(session, run, charter_digest=""), db.traffic_table(session)]
@@ -254,7 +254,10 @@ def test_T38_a_standby_goes_on_in_the_midst_of_a_round_and_starts_with_nothing_l
     shutil.copytree(house.folder / "audit", older)
     shutil.rmtree(older / "checkpoints")
     [(_, segment)] = segments(older)
-    segment.write_bytes(b"".join(segment.read_bytes().splitlines(keepends=True)[:-1]))
+    lines = segment.read_bytes().splitlines(keepends=True)
+    while json.loads(lines.pop())["event"] == "ingress.polls":
+        pass  # the counts of polls, appended by a stop after the database was last used
+    segment.write_bytes(b"".join(lines))
     with pytest.raises(ConflictError) as refused:
         standby(house, "older", "blobs")
     assert refused.value.code == "LOG_BEHIND"
