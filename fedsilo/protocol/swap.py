@@ -155,12 +155,6 @@ def drawn_donors(
     return draw_without_replacement(candidates, donors_wanted(0, plan.samples_per_prompt), random)
 
 
-def donors_taken(drawn: Sequence[tuple[str, int, T]], correct: int, samples: int) -> tuple[tuple[str, int, T], ...]:
-    """Return how many donors a silo with `correct` correct of `samples` fresh answers takes of its list: as many as
-    Balanced replaces."""
-    return tuple(drawn[: donors_wanted(correct, samples)])
-
-
 def pool_digests(accepted: Iterable[tuple[str, str, int, str]], update_kind: str) -> dict[str, str]:
     """Return the pool that a round's messages make, as the transcript of the next round names it.
 

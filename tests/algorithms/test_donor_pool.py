@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from fedsilo.protocol import swap
 from fedsilo.protocol.plan import Plan
 from fedsilo.protocol.randomness import generator
-from fedsilo.protocol.swap import answers_digest, donors_taken, drawn_donors, public_batch, rows_ahead
+from fedsilo.protocol.swap import answers_digest, donors_wanted, drawn_donors, public_batch, rows_ahead
 from tests.simulated.paper_federation import plan_of
 
 PLAN = plan_of(exchange="round_end", rounds=3, samples_per_prompt=8)  # public steps 2 and 4 of 4, two prompts of nine
@@ -104,7 +104,7 @@ def test_donors_are_those_drawn_by_hand(counts: list[int], samples: int, seed: i
             drawn = drawn_donors(pool, plan, 2, step, prompt, receiver)
             assert list(drawn) == by_hand(pool, plan, 2, step, prompt, receiver)
             for correct in range(samples + 1):
-                taken = donors_taken(drawn, correct, samples)
+                taken = drawn[: donors_wanted(correct, samples)]
                 # Balanced one answer at a time: a wrong own answer gives way while fewer than half are correct
                 after, left = correct, len(drawn)
                 while after + 1 <= samples / 2 and left:
@@ -125,7 +125,7 @@ def test_the_hand_made_groups_take_as_many_as_in_step_mode(fresh: tuple[int, ...
     prompt = public_batch(plan, 2, 2)[0]
     pool = pool_of(prompt, dict.fromkeys(silos, 8))
     for silo, correct, expected in zip(silos, fresh, donors, strict=True):
-        taken = donors_taken(drawn_donors(pool, plan, 2, 2, prompt, silo), correct, 8)
+        taken = drawn_donors(pool, plan, 2, 2, prompt, silo)[: donors_wanted(correct, 8)]
         answers = {name: ["x"] * (correct if name == silo else 8) for name in silos}
         assert len(taken) == expected == len(swap.balanced_donors(answers, silo, 8, generator(0)))
         assert all(origin != silo for origin, _, _ in taken)
@@ -162,7 +162,7 @@ def test_every_answer_of_the_others_is_drawn_equally_often() -> None:
     pool = pool_of(FIRST, {"a": 3, "b": 3, "c": 3})
     for seed in range(draws):
         plan = PLAN.model_copy(update={"seed": seed})
-        seen.update(answer for _, _, answer in donors_taken(drawn_donors(pool, plan, 2, 2, FIRST, "a"), 2, 8))
+        seen.update(answer for _, _, answer in drawn_donors(pool, plan, 2, 2, FIRST, "a")[: donors_wanted(2, 8)])
     # Two of six: probability 1/3 each, standard deviation 15; 5 of them either way.
     assert len(seen) == 6
     assert all(abs(count - draws / 3) < 5 * np.sqrt(draws * 2 / 9) for count in seen.values())
@@ -170,7 +170,6 @@ def test_every_answer_of_the_others_is_drawn_equally_often() -> None:
 
 def test_an_empty_pool_and_a_single_silo_give_no_donors() -> None:
     assert drawn_donors({}, PLAN, 1, 2, FIRST, "a") == ()
-    assert donors_taken((), 0, 8) == (), "an all-wrong group without donors stays as it is"
     assert drawn_donors(pool_of(FIRST, {"a": 8}), PLAN, 2, 2, FIRST, "a") == ()
     assert len(drawn_donors(pool_of(FIRST, {"a": 8, "b": 1}), PLAN, 2, 2, FIRST, "a")) == 1
     drawn = drawn_donors({"b": ["7", "7"], "c": ["7"]}, PLAN, 2, 2, FIRST, "a")
