@@ -3,8 +3,8 @@
 Released is what the site's policy has let out already: names, places in the run, digests and sizes that the coordinator
 was told in a message of its own. Local is everything else: figures of the trainer, what a held message is made of,
 findings, people, paths, addresses, the site's rules with their limits. Both are data, below or as marks on the fields
-of `fedsilo.control.answers`; a field of which nothing is said counts as local, and tests/console/test_recording.py
-fails for it.
+of `fedsilo.control.answers`. An answer's field without a mark is local. A key that neither a class there nor a table
+here names is local too, and tests/console/test_recording.py fails for it.
 
 Does not stop: what a time or a count tells to somebody who knows the site. Whoever shares a recording shares when
 something was held, and how often.

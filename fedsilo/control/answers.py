@@ -766,9 +766,10 @@ class HeldRelease(Answer):
 
 
 class SiloStatus(Answer):
-    """The status of a silo.
+    """The status of a silo, as its guard answers at its own socket (`silo.guard.answers.state`).
 
-    What the trainer says of its work, and whether people stopped it, is told to nobody.
+    `silo status`, the overview of the console, `fedsilo metrics` and `fedsilo watch` show it. What the trainer says of
+    its work, and whether people stopped it, is released to nobody. What the coordinator knows of a silo is `MemberRow`.
 
     Attributes:
         trainer: isolation level, which the coordinator was told, probe results, and what the trainer said when ready
