@@ -29,7 +29,7 @@ test: $(VENV)/.dev
 test-all: $(VENV)/.dev
 	$(PYTEST) --all-cases $(TEST_FLAGS)
 
-# A whole federation whose public answers are graded by running them: a minute by itself.
+# What takes ten seconds or more and repeats, with whole federations or over more cases, what a quicker test asks.
 test-slow: $(VENV)/.dev
 	$(PYTEST) -m slow $(TEST_FLAGS)
 
@@ -50,11 +50,11 @@ test-vllm: $(VENV)/.dev $(if $(filter .venv-vllm,$(VLLM_VENV)),.venv-vllm/.ready
 	.venv-vllm/bin/pip install --disable-pip-version-check --no-deps --only-binary :all: --require-hashes -r $<
 	@touch $@
 
-# The tests named after a threat (T01 ...) or a cross-cutting demand (X01 ...), but for those marked slow: `make test`
-# runs them too. A name is matched in any case, so the first digit keeps test_the_... out.
+# The tests named after a threat (T01 ...) or a cross-cutting demand (X01 ...), also those that are slow. A name is
+# matched in any case, so the first digit keeps test_the_... out.
 THREATS := test_T0 or test_T1 or test_T2 or test_T3 or test_T4 or test_T5 or test_X0 or test_X1
 threats: $(VENV)/.dev
-	$(PYTEST) -k "$(THREATS)" -m "not slow" $(TEST_FLAGS)
+	$(PYTEST) -k "$(THREATS)" $(TEST_FLAGS)
 
 # Branches of gate, decisions, engine, ledger and audit that the tests take, above floors that only rise (a quarter of an
 # hour).

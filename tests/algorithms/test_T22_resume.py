@@ -220,6 +220,7 @@ def watched_steps(folder: Path, *, stale: bool, killed_after: frozenset[int]) ->
 AGREED = ("agreement_tokens", "stale_", "marker_", "rollout_kl", "adapter_visible")
 
 
+@pytest.mark.slow
 def test_what_the_proof_of_agreement_has_found_outlives_a_kill_within_its_window(tmp_path: Path) -> None:
     """A window that began anew with every start would never be full where a trainer is killed often enough."""
     fresh, reason = watched_steps(tmp_path, stale=False, killed_after=frozenset())
@@ -342,6 +343,7 @@ class Trainer:
         self._listener.close()
 
 
+@pytest.mark.slow
 def test_a_killed_worker_goes_on_and_gives_its_last_answer_again(tmp_path: Path) -> None:
     make_model().save_pretrained(tmp_path / "model")
     make_tokenizer().save_pretrained(tmp_path / "model")

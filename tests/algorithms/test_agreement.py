@@ -78,6 +78,7 @@ def test_the_coefficient_is_how_much_of_the_other_adapter_there_is(stale: float)
     assert abs(finding.coefficient - stale) < 4 * finding.error  # 4 errors: once in 16 000 seeds
 
 
+@pytest.mark.slow
 def test_one_step_is_told_from_none_only_with_enough_tokens() -> None:
     """In bfloat16 4 000 tokens cannot show one step at lr 1e-5, and say so; 600 000 show it."""
     few = found([answers(0, stale=1.0)])

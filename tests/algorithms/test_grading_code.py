@@ -62,6 +62,7 @@ def test_a_right_program_passes_and_a_wrong_one_does_not(sandbox: CodeSandbox) -
     assert sandbox.grade("```python\n" + GOOD, TEST).code is VerdictCode.NO_ANSWER
 
 
+@pytest.mark.exhaustive(keep=12)
 @pytest.mark.parametrize("name", REFUSED)
 def test_T22_the_sandbox_refuses_and_the_program_goes_on(sandbox: CodeSandbox, name: str) -> None:
     reached = "\nelse:\n    raise SystemExit('it was let through')\n"
@@ -70,6 +71,7 @@ def test_T22_the_sandbox_refuses_and_the_program_goes_on(sandbox: CodeSandbox, n
     assert not sandbox.grade(REFUSED[name] + "\n" + GOOD, TEST).correct
 
 
+@pytest.mark.exhaustive(keep=10)
 @pytest.mark.parametrize("name", HARMFUL)
 def test_T22_harmful_programs_end_in_time_and_earn_nothing(impatient: CodeSandbox, name: str) -> None:
     began = time.monotonic()
@@ -78,6 +80,7 @@ def test_T22_harmful_programs_end_in_time_and_earn_nothing(impatient: CodeSandbo
     assert time.monotonic() - began < ENDED_SECONDS
 
 
+@pytest.mark.exhaustive(keep=12)
 @pytest.mark.parametrize("name", FORGED)
 def test_T22_success_cannot_be_forged(sandbox: CodeSandbox, name: str) -> None:
     began = time.monotonic()
@@ -85,6 +88,7 @@ def test_T22_success_cannot_be_forged(sandbox: CodeSandbox, name: str) -> None:
     assert time.monotonic() - began < ENDED_SECONDS
 
 
+@pytest.mark.exhaustive(keep=16)
 @pytest.mark.parametrize("name", CHEATS)
 def test_T56_a_cheat_earns_nothing_where_a_solution_is_paid(sandbox: CodeSandbox, name: str) -> None:
     test, solved, cheat = CHEATS[name]
@@ -106,6 +110,7 @@ def test_T22_nothing_is_left_running(sandbox: CodeSandbox) -> None:
     assert len(list(Path("/proc/self/fd").iterdir())) == descriptors
 
 
+@pytest.mark.exhaustive(keep=12)
 @pytest.mark.parametrize(
     ("program", "test"),
     [

@@ -28,6 +28,7 @@ def threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+@pytest.mark.slow
 def test_an_update_on_two_threads_gives_the_same_factors_every_time() -> None:
     draws = torch.Generator().manual_seed(0)
     groups = [

@@ -86,6 +86,7 @@ def peaks(folders: tuple[Path, Path]) -> Peaks:
     return Peaks(dict(zip(wanted, forks, strict=True)), whole)
 
 
+@pytest.mark.exhaustive(keep=1)
 @pytest.mark.parametrize(("load", "checkpointing", "new_tokens"), CASES)
 def test_the_estimate_is_near_what_a_process_holds(
     folders: tuple[Path, Path], peaks: Peaks, load: str, checkpointing: bool, new_tokens: int

@@ -83,6 +83,7 @@ def test_the_trainer_tells_its_guard(tmp_path: Path, without: Any) -> None:
     assert failed.fields["message"] == "torch is not installed" and COMMAND in failed.fields["hint"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("library", ["torch", "transformers"])
 def test_silo_start_says_it_before_anything_is_opened(library: str, tmp_path: Path) -> None:
     site = PolicySite(tmp_path)

@@ -168,6 +168,7 @@ SET = {
 }
 
 
+@pytest.mark.exhaustive(keep=8)
 @pytest.mark.parametrize("pieces", [False, True], ids=["whole", "pieces"])
 @pytest.mark.parametrize("name", OPTIONS)
 def test_loss_and_every_gradient_equal_the_loop_over_tokens(name: str, pieces: bool) -> None:

@@ -117,6 +117,7 @@ def assert_same(got: dict[str, torch.Tensor], expected: dict[str, torch.Tensor],
         torch.testing.assert_close(got[name], each, **tolerance, msg=lambda text, name=name: f"{name}: {text}")
 
 
+@pytest.mark.exhaustive(keep=2)
 @pytest.mark.parametrize("name", UPDATES)
 def test_gradients_and_figures_are_those_of_one_process(name: str, pair: Pair) -> None:
     options, found = UPDATES[name], pair.found[name]
@@ -281,6 +282,7 @@ def train(trainer: Trainer, steps: tuple[int, ...]) -> None:
         assert (done.type, phases) == ("done", ["rollout", "grade", "update"]), done.fields
 
 
+@pytest.mark.slow
 def test_a_trainer_of_two_processes_does_what_one_does_and_outlives_its_kill(trainers: Any, tmp_path: Path) -> None:
     shape = make_shape(make_model())
     # no answer of a random model is right; what there is to learn is the way back to the base

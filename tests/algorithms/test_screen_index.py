@@ -85,6 +85,7 @@ def test_settings_of_another_form_are_refused() -> None:
             settings_from(wrong)
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 def test_T15_the_trainers_process_leaves_the_index_where_the_guard_opens_it(folder: Path, guard_end: Link) -> None:
     """Over the real link: what the guard asks for in `configure`, the trainer names in `ready`."""

@@ -122,6 +122,7 @@ def test_references_of_a_package_are_asked_in_its_process_and_not_in_the_guard(i
     assert "dosage" not in sys.modules
 
 
+@pytest.mark.slow
 def test_bad_references_of_a_package_are_left_out_and_counted_by_the_trainer(
     folder: Path, installed: Path, request: pytest.FixtureRequest
 ) -> None:
@@ -264,6 +265,7 @@ def code_rows(folder: Path) -> dict[str, Any]:
     return fields
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("level", ["namespaces", "user"])
 def test_T10_a_sandboxed_trainer_makes_ready_to_run_programs(folder: Path, level: str) -> None:
     if reason := probing.sandbox_trial(level):
@@ -291,6 +293,7 @@ def test_T10_a_sandboxed_trainer_makes_ready_to_run_programs(folder: Path, level
         listener.close()
 
 
+@pytest.mark.slow
 def test_T22_a_trainer_that_can_build_no_sandbox_refuses_before_any_step(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:

@@ -466,6 +466,7 @@ async def test_keys_that_waited_count_from_when_they_were_pressed() -> None:
         assert app._pressed_at is None  # what a click offers was not pressed with the last key
 
 
+@pytest.mark.slow
 async def test_lower_case_keys_change_nothing() -> None:
     async with console() as desk:
         desk.unlock()

@@ -90,6 +90,7 @@ def test_a_folder_in_place_of_a_file_is_wrong_usage(tmp_path: Path) -> None:
     assert CliRunner().invoke(app, [str(tmp_path / "file")]).exit_code == 0
 
 
+@pytest.mark.exhaustive(keep=2)
 @pytest.mark.parametrize("encoding", ["latin-1", "ascii", "cp437"])
 @pytest.mark.parametrize("screen", ["1", "2", "3"])
 def test_a_terminal_without_unicode_gets_ascii(encoding: str, screen: str) -> None:

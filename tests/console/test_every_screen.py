@@ -177,6 +177,7 @@ class Hostile:
         return self.text if self.everything else value
 
 
+@pytest.mark.exhaustive(keep=1)
 @pytest.mark.parametrize(("name", "sign"), [("forwards", "]0;owned"), ("backwards", "a␡b"), ("long", "abcdefghij")])
 async def test_T37_hostile_text_in_every_field_of_every_screen_draws_no_control_character(name: str, sign: str) -> None:
     spoil = Hostile(TOGETHER[name], everything=False)
@@ -190,6 +191,7 @@ async def test_T37_hostile_text_in_every_field_of_every_screen_draws_no_control_
             assert sign in drawn, called
 
 
+@pytest.mark.slow
 async def test_ascii_only_draws_nothing_else() -> None:
     async with console((100, 30), ascii_only=True, theme_name="fed-mono") as desk:
         for called, place in {**PLACES, **AT_COORDINATOR}.items():

@@ -1,4 +1,4 @@
-"""X13: `make threats` runs each test named after a threat or a demand and none that is slow; no test just waits."""
+"""X13: `make threats` runs each test named after a threat or a demand, and no other; no test just waits."""
 
 from __future__ import annotations
 
@@ -100,17 +100,13 @@ def suite() -> tuple[Written, ...]:
     return tuple(written(ROOT))
 
 
-# Stands in for those that are slow, of which a checkout may have none.
-PLANTED_SLOW = Written("tests/house/test_planted.py", "test_X13_slow_and_named", True, 0)
-
-
 def selected_by_make_threats(folder: Path) -> set[tuple[str, str]]:
     """(file, function) that pytest selects with the options of `make threats`.
 
     Asked of stand-ins that have the files, names and marks of the real tests: collecting those loads half of Python.
     """
     shutil.copy(ROOT / "pyproject.toml", folder)
-    for test in [*suite(), PLANTED_SLOW]:
+    for test in suite():
         path = folder / test.file
         path.parent.mkdir(parents=True, exist_ok=True)
         before = path.read_text() if path.exists() else "import pytest\n"
@@ -143,15 +139,15 @@ def selected(tmp_path_factory: pytest.TempPathFactory) -> set[tuple[str, str]]:
 
 
 def test_X13_make_threats_runs_each_test_that_is_named_after_a_threat(selected: set[tuple[str, str]]) -> None:
-    wanted = {(test.file, test.name) for test in suite() if test.named and not test.slow}
+    wanted = {(test.file, test.name) for test in suite() if test.named}
     assert len(wanted) > 500
     assert wanted - selected == set()
 
 
 def test_X13_make_threats_runs_nothing_else(selected: set[tuple[str, str]]) -> None:
-    """Neither what is slow nor what only begins alike, such as test_the_...: with those it would be the whole suite."""
-    known = {(test.file, test.name): test for test in [*suite(), PLANTED_SLOW]}
-    assert {each for each in selected if known[each].slow or not known[each].named} == set()
+    """Not what only begins alike, such as test_the_...: with those it would be the whole suite."""
+    known = {(test.file, test.name): test for test in suite()}
+    assert {each for each in selected if not known[each].named} == set()
 
 
 def test_X13_numbers_have_two_digits() -> None:

@@ -58,6 +58,7 @@ def test_T41_a_real_coordinator_whose_clock_jumped_says_so_and_goes_on_by_the_ti
         assert made.stop() == []
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(bool(why_not()), reason=why_not() or "-")
 def test_T41_a_real_silo_whose_clock_jumped_is_halted_over_a_restart_and_goes_on_when_accepted(
     tmp_path: Path, pytestconfig: pytest.Config

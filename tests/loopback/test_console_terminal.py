@@ -146,6 +146,7 @@ def live(text: str) -> bool:
     return HOLDS in text and " live" in text
 
 
+@pytest.mark.slow
 def test_keys_sizes_and_a_daemon_that_is_killed(sites: Federation) -> None:
     """The daemon holds a release, and dies while somebody who could answer it looks at it."""
     assert sites.submit("terminal", silos=TAKES_PART).exit_code == 0

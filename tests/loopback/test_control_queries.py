@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import pytest
+
 from tests.loopback.conftest import HOLDS
 from tests.loopback.federation import Federation, command, records
 from tests.loopback.test_hold_and_approve import TAKES_PART, answer, held_release
@@ -12,6 +14,7 @@ from tests.loopback.test_hold_and_approve import TAKES_PART, answer, held_releas
 WAIT_SECONDS = 60
 
 
+@pytest.mark.slow
 def test_each_query_of_a_running_silo_agrees_with_its_log(sites: Federation) -> None:
     assert sites.submit("queried", silos=TAKES_PART).exit_code == 0
     shown = held_release(sites)

@@ -31,6 +31,7 @@ pytestmark = pytest.mark.demo
 # ---- what it says ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_it_learns_and_says_everything_that_scripts_rely_on(finished_demo: Demo) -> None:
     data = finished_demo.data
     assert finished_demo.reply.envelope["schema"] == "fedsilo.cli/1" and finished_demo.reply.envelope["ok"] is True

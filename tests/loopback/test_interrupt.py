@@ -15,12 +15,15 @@ import time
 from fcntl import ioctl
 from pathlib import Path
 
+import pytest
+
 from tests.loopback.federation import ENVIRONMENT, LIMIT_SECONDS, SHORT, command, demo, descendants, living, records
 
 STOP_SECONDS_MAX = 30.0  # a few on an idle machine; a test suite is not one
 POLL_SECONDS = 0.05
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_every_process_and_a_second_demo_repeats_the_first_bit_for_bit(tmp_path: Path) -> None:
     same = ("--silos", "2", "--seed", "5", *SHORT)
     first = demo(tmp_path / "first", *same, "--rounds", "3", interrupt="round 2 of 3")
@@ -59,6 +62,7 @@ def test_a_terminated_demo_takes_its_processes_along(tmp_path: Path) -> None:
     assert living(ended.seen) == []
 
 
+@pytest.mark.slow
 def test_what_a_killed_demo_started_ends_by_itself_and_in_order(tmp_path: Path) -> None:
     killed = demo(tmp_path / "out", "--silos", "1", interrupt="processes run", number=signal.SIGKILL)
     assert killed.reply.exit_code == -signal.SIGKILL and len(killed.seen) >= 3  # coordinator, guard, trainer
@@ -75,6 +79,7 @@ def test_what_a_killed_demo_started_ends_by_itself_and_in_order(tmp_path: Path) 
         assert records(tmp_path / "out" / site / "state" / "audit")[-1]["event"] == "stop"
 
 
+@pytest.mark.slow
 def test_a_demo_whose_console_is_left_with_a_release_unanswered_says_how_to_answer_and_ends_as_held(
     tmp_path: Path,
 ) -> None:

@@ -20,6 +20,7 @@ def sent_in(sites: Federation, silo: str, run: str) -> list[dict[str, Any]]:
     return [line for line in lines if line["event"] == "egress.sent" and line["run"] == run]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "kinds", "donors"),
     [
@@ -56,6 +57,7 @@ def test_random_swap_sends_wrong_answers_too_and_the_receiver_still_grades_them(
         assert offered == [16, 16]
 
 
+@pytest.mark.slow
 def test_answers_cross_at_the_rounds_end_and_are_the_next_rounds_donors(sites: Federation) -> None:
     record = sites.run("round-end", exchange="round_end", rounds=2, local_steps=2, silos=TAKES_PART)
     assert (record["state"], record["plan"]["exchange"]) == ("finished", "round_end")

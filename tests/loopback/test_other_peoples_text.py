@@ -32,6 +32,7 @@ def text_demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
     return demo(root / "out", "--data", str(root / "data"))
 
 
+@pytest.mark.slow
 def test_two_rounds_of_text_finish_and_every_log_verifies(text_demo: Demo) -> None:
     data = text_demo.data
     assert (data["state"], data["processes"]) == ("finished", 7)

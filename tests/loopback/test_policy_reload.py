@@ -5,11 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.loopback.federation import Federation, Reply, command, records
 
 SILO = "hospital_c"
 
 
+@pytest.mark.slow
 def test_T34_a_running_silo_tightens_and_never_loosens(sites: Federation) -> None:
     site = sites.site(SILO)
     path = site.config.parent / "policy.yaml"

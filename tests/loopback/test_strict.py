@@ -59,6 +59,7 @@ def approve(sites: Federation, silo: str, number: int) -> str:
     return str(row["digest"])
 
 
+@pytest.mark.slow
 def test_T06_T07_T36_two_rounds_under_the_strict_ruleset(sites: Federation) -> None:
     assert sites.submit("strict", silos=SILOS, **PLAN).exit_code == 0
     approved = {(silo, number): approve(sites, silo, number) for number in (1, 2) for silo in SILOS}

@@ -163,6 +163,7 @@ def typist(tmp_path: Path) -> Iterator[Typist]:
             made.witness.stop()
 
 
+@pytest.mark.slow
 def test_the_first_federation_and_what_an_auditor_does_with_its_logs(typist: Typist) -> None:
     typist.type("start/first-federation.md")
     assert typist.exit_statuses() == [0, 0, 0]  # coordinator and silos ended because they were asked to
@@ -171,6 +172,7 @@ def test_the_first_federation_and_what_an_auditor_does_with_its_logs(typist: Typ
     typist.type("operate/runbooks.md")
 
 
+@pytest.mark.slow
 def test_joining_with_keys_made_on_site_and_a_policy_of_ones_own(typist: Typist) -> None:
     typist.type("how-to/join-as-a-silo.md")
     typist.type("how-to/write-a-policy.md")

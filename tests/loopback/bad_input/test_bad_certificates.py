@@ -22,6 +22,7 @@ from tests.loopback.bad_input.place import HASH, Place, command, daemon, edit
 # ---- joining --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_silo_with_another_tokenizer_or_load_type_is_refused_at_join_with_both_values_at_both_ends(
     place: Place,
 ) -> None:

@@ -25,6 +25,7 @@ def rows(path: Path) -> list[dict[str, str]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_a_sound_site_is_told_about_its_prompts_and_shows_none_unasked(place: Place) -> None:
     checks, answer = checked(place)
     assert answer["ok"] and not answer["warnings"]
@@ -90,6 +91,7 @@ def test_a_model_of_another_kind_is_refused_with_a_reason(place: Place) -> None:
     assert checks["memory"]["ok"] is None and "it needs base model" in checks["memory"]["found"]
 
 
+@pytest.mark.slow
 def test_what_cannot_fit_into_memory_is_refused(place: Place) -> None:
     edit(place.config, "^silos_on_this_host: .*", "silos_on_this_host: 1000000")
     edit(place.config, "^  threads: .*", "  threads: 1")
@@ -100,6 +102,7 @@ def test_what_cannot_fit_into_memory_is_refused(place: Place) -> None:
     assert command(*CHECK, place.config).exit_code == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("text", "said"), [("{{ messages", "cannot be rendered"), (None, "does not exist")])
 def test_a_template_that_cannot_be_used_is_named(place: Place, text: str | None, said: str) -> None:
     path = place.config.parent / "own.jinja"

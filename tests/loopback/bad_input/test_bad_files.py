@@ -61,6 +61,7 @@ def test_T35_a_configuration_with_an_unknown_key_names_its_line(place: Place) ->
         assert " source" not in done.hint  # not a key of the file
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("named", [True, False])
 def test_T15_a_policy_that_screens_for_canaries_starts_no_silo_without_them(place: Place, named: bool) -> None:
     edit(
@@ -160,6 +161,7 @@ def listed(good: int) -> str:
     )
 
 
+@pytest.mark.slow
 def test_a_few_bad_private_lines_are_counted_and_listed_and_people_are_told_no(place: Place) -> None:
     """One running silo: bad lines, a second daemon on its state, people who may not, and the socket it leaves."""
     good = spoil(place, 1)

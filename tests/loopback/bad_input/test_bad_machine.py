@@ -95,6 +95,7 @@ def sent(audit: Path) -> int:
     return sum(record["event"] == "egress.sent" for record in read_records(audit))
 
 
+@pytest.mark.slow
 def test_T39_a_full_disk_in_state_dir_halts_clearly_and_nothing_is_sent(place: Place) -> None:
     with small_disk(place.state, 72 << 20) as fill, contextlib.ExitStack() as stack:
         coordinator = stack.enter_context(daemon("coordinator", "start", "--config", place.coordinator))
