@@ -190,7 +190,7 @@ class Federation(PaperFederation):
             self.averaged_rounds += 1
 
     def _body(self, silo: str, task: TrainerTask) -> pb.PublicResponses | pb.Factors | pb.MetricsEval | None:
-        session, with_rows = self.sessions[silo], self.givers[silo].complete(task)
+        session, with_rows = self.sessions[silo], self.givers[silo].with_rows_drawn(task)
         match with_rows:
             case Evaluate():
                 return pb.MetricsEval()  # pass@1 on the held-out file changes nothing here

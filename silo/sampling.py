@@ -126,8 +126,8 @@ class TaskGiver:
         self._steps = 0
         self.training: Training | None = None
 
-    def complete(self, task: TrainerTask) -> TrainerTask:
-        """The task as the trainer gets it. After one that gives factors, `training` says what the round's update
+    def with_rows_drawn(self, task: TrainerTask) -> TrainerTask:
+        """Return the task as the trainer gets it. After one that gives factors, `training` says what the round's update
         is made of."""
         if task.begins_round:
             self._sampler.start_round(task.round)

@@ -156,7 +156,7 @@ def private_step() -> dict[str, int]:
     session, shape = make_session()
     adapter, digest = start_payload(shape)
     session.carry_out(LoadAdapter(1, digest), adapter)
-    task, tracer = session.giver.complete(PrivateStep(1, 1)), Tracer()  # its rows are drawn by the guard
+    task, tracer = session.giver.with_rows_drawn(PrivateStep(1, 1)), Tracer()  # its rows are drawn by the guard
     tracer.start()
     Session.carry_out(session, task)
     tracer.stop()

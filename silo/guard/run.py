@@ -462,7 +462,7 @@ class SiloRun:
     _factors: codec.Factors | None = None
     _carrying_out: bool = False
     _task_is_void: bool = False
-    _giver: TaskGiver | None = None
+    _task_giver: TaskGiver | None = None
     _loaded: LoadAdapter = _NOTHING  # the round that the trainer is in may be over already
 
     def __post_init__(self) -> None:
@@ -536,8 +536,10 @@ class SiloRun:
             self._loaded = task
         if task.opens_exchange:
             self.manager.change_view(open_step=task.of_step)
-        if self._giver is not None:
-            task = self._giver.complete(task)
+        if self._task_giver is not None:
+            # Also for a task that is done already: after a restart the same rows are drawn and counted again, so that
+            # the next step gets the rows that follow, and `training` says of the whole round what it was made of.
+            task = self._task_giver.with_rows_drawn(task)
         elif task.draws_rows:
             raise OperationError("the trainer has not said how many private prompts it has", code="TRAINER_CONFUSED")
         if self.manager.resume.is_done(task):
@@ -551,8 +553,8 @@ class SiloRun:
         count = fields.get("private_prompts")
         if type(count) is not int or not 1 <= count <= PROMPTS_MAX:
             raise OperationError("the trainer says no number of private prompts", code="TRAINER_CONFUSED")
-        if self._giver is None:
-            self._giver = self.manager.task_giver(count)
+        if self._task_giver is None:
+            self._task_giver = self.manager.task_giver(count)
 
     def abandon_round(self) -> None:
         """Go on as after a restart: what was to be done is dropped, and the method's part waits for the next round."""
@@ -591,8 +593,8 @@ class SiloRun:
             raise OperationError(
                 f"what the trainer offers does not parse: {error.message}", code="TRAINER_CONFUSED"
             ) from error
-        if task.gives is pb.Factors and self._giver is not None and self._giver.training is not None:
-            self.manager.change_view(training=self._giver.training)
+        if task.gives is pb.Factors and self._task_giver is not None and self._task_giver.training is not None:
+            self.manager.change_view(training=self._task_giver.training)
         self.feed(TaskDone(task, offered))
 
 

@@ -277,7 +277,7 @@ class ReportTrainer:
         self._log = log
         self._say = say
         self._plan: Plan | None = None
-        self._giver: TaskGiver | None = None
+        self._task_giver: TaskGiver | None = None
 
     @property
     def ready(self) -> dict[str, Any]:
@@ -292,7 +292,7 @@ class ReportTrainer:
         fields = {"canonical_json": plan.canonical(), "lora_schema": json.loads(schema.canonical())}
         planned = self._ask(LinkMessage("plan", fields), "planned").fields
         # The rows that the run's own guard would have drawn: the same secret, seed and number of prompts.
-        self._giver = TaskGiver(plan, int(planned["private_prompts"]), self._site_secret)
+        self._task_giver = TaskGiver(plan, int(planned["private_prompts"]), self._site_secret)
 
     def task(self, task: TrainerTask, body: Buffer) -> Buffer:
         """Take one step of local-only."""
@@ -300,7 +300,7 @@ class ReportTrainer:
         if task.trains and task.of_step in {1, steps}:
             rounds = self._plan.rounds if self._plan else 0
             self._say(f"local-only: round {task.round} of {rounds}, step {task.of_step} of {steps}")
-        given = self._giver.complete(task) if self._giver else task
+        given = self._task_giver.with_rows_drawn(task) if self._task_giver else task
         return self._ask(LinkMessage("task", given.fields(), body), "done").body
 
     def measure(self, adapter: Buffer, samples: int, rows: PromptSet = "private") -> dict[str, Any]:

@@ -52,7 +52,7 @@ from fedsilo.protocol.errors import OperationError
 from fedsilo.protocol.randomness import generator, private_seed_of
 from silo.trainer.adapters.lora import LoraAdapter
 from silo.trainer.decoder import Decoder, Factors, Projection, Stream, low_rank_linear, stream_of, token_logp
-from silo.trainer.rollout.engine import Question, Rollout, Rows
+from silo.trainer.rollout.engine import PromptSource, Question, Rollout
 from silo.trainer.scale_out import Processes
 
 Numbers: TypeAlias = NDArray[np.float64]
@@ -677,16 +677,16 @@ class AgreementWatch:
         prompts: Sequence[tuple[int, ...]],
         rollouts: Sequence[tuple[Rollout, ...]],
         generate: Generate,
-        rows: Rows = "private",
+        source: PromptSource = "private",
     ) -> dict[str, float]:
         """Look at a step's answers, before the update.
 
         Args:
-            key: of the rollout: what it is for, round, step.
+            key: round and step.
             prompts: their tokens.
             rollouts: the answers to each.
             generate: asks the engine (questions, most new tokens) under whatever the adapter then holds.
-            rows: what the prompts are of.
+            source: of the prompts.
 
         Returns:
             Figures for the step's metrics.
@@ -698,7 +698,7 @@ class AgreementWatch:
         self._together(lambda: _refuse_other_adapter(self._adapter.name(), rollouts))
         figures: dict[str, float] = {}
         chosen = self._chosen(key, prompts, rollouts)
-        server = rows if self._servers_apart else ONE_SERVER
+        server = source if self._servers_apart else ONE_SERVER
         if chosen:
             figures |= self._measured(prompts, chosen, self._previous.get(server))
         before = self._rollouts.get(server, 0)

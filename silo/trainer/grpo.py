@@ -219,6 +219,56 @@ class StepFigures:
     trained_tokens: int
 
 
+@dataclass(frozen=True)
+class Batch:
+    """The answers of a step, prompt by prompt, and what each counts for in the loss; tensors are [R].
+
+    Attributes:
+        groups: the prompts with their answers.
+        answers: each with the place of its prompt among them.
+        advantages: of each answer's tokens.
+        weights: of each answer's tokens in the step's mean.
+        trained: numbers of the answers that pass through the model.
+    """
+
+    groups: Sequence[Group]
+    answers: Sequence[tuple[int, Answer]]
+    advantages: Tensor
+    weights: Tensor
+    trained: Sequence[int]
+
+
+def batch_of(groups: Sequence[Group], settings: Objective) -> Batch:
+    """Give every answer its advantage and its tokens' weight, and leave out of training what has no signal.
+
+    An answer of weight 0 adds nothing, nor does one of advantage 0 unless a KL or entropy term wants it; both stay in
+    the denominators, which are those of the whole step.
+    """
+    answers: list[tuple[int, Answer]] = []
+    advantages: list[Tensor] = []
+    sizes: list[int] = []
+    for place, group in enumerate(groups):
+        rewards = torch.tensor([answer.reward for answer in group.answers], dtype=torch.float32)  # [K]
+        advantages.append(group_advantages(rewards, std=settings.advantage_std, epsilon=settings.advantage_epsilon))
+        answers.extend((place, answer) for answer in group.answers)
+        sizes.extend([len(group.answers)] * len(group.answers))
+    if not answers:
+        return Batch(groups, [], torch.empty(0), torch.empty(0), [])
+    kept = torch.tensor([answer.finished or not settings.mask_truncated for _, answer in answers])  # [R]
+    weights = row_weights(
+        torch.tensor([len(answer.ids) for _, answer in answers]),
+        torch.tensor(sizes),
+        len(groups),
+        settings.token_aggregation,
+        kept=kept,
+    )  # [R]
+    advantage = torch.cat(advantages)  # [R]
+    wants_all = settings.kl_coefficient > 0 or settings.entropy_coefficient > 0
+    trained = (weights > 0) & (torch.ones_like(kept) if wants_all else advantage != 0)  # [R]
+    rows = [row for row, wanted in enumerate(trained.tolist()) if wanted]
+    return Batch(groups, answers, advantage, weights, rows)
+
+
 @dataclass
 class _Part:
     """A slice of the batch that fits the budgets, as one stream; tensors are [M]."""
@@ -290,7 +340,7 @@ class Learner:
 
     def _update(self, groups: Sequence[Group]) -> StepFigures:
         plan, objective_plan = self._plan, self._plan.objective
-        parts = self._parts(groups)
+        parts = self._parts(batch_of(groups, objective_plan))
         if objective_plan.kl_coefficient > 0:
             self.together(lambda: self._add_references(parts))
         figures = _Figures()
@@ -402,33 +452,13 @@ class Learner:
             fused=True,
         )
 
-    def _parts(self, groups: Sequence[Group]) -> list[_Part]:
-        settings = self._plan.objective
-        answers: list[tuple[int, Answer]] = []
-        advantages: list[Tensor] = []
-        sizes: list[int] = []
-        for place, group in enumerate(groups):
-            rewards = torch.tensor([answer.reward for answer in group.answers], dtype=torch.float32)  # [K]
-            advantages.append(group_advantages(rewards, std=settings.advantage_std, epsilon=settings.advantage_epsilon))
-            answers.extend((place, answer) for answer in group.answers)
-            sizes.extend([len(group.answers)] * len(group.answers))
-        if not answers:
-            return []
-        kept = torch.tensor([answer.finished or not settings.mask_truncated for _, answer in answers])  # [R]
-        weights = row_weights(
-            torch.tensor([len(answer.ids) for _, answer in answers]),
-            torch.tensor(sizes),
-            len(groups),
-            settings.token_aggregation,
-            kept=kept,
-        )  # [R]
-        advantage = torch.cat(advantages)  # [R]
-        wants_all = settings.kl_coefficient > 0 or settings.entropy_coefficient > 0
-        trained = (weights > 0) & (torch.ones_like(kept) if wants_all else advantage != 0)  # [R]
-        rows = [row for row, wanted in enumerate(trained.tolist()) if wanted]
+    def _parts(self, batch: Batch) -> list[_Part]:
+        """Cut what is trained on into parts, each of which is one pass through the model and within its budgets. Of
+        several processes each makes the parts of its own share."""
+        groups, answers = batch.groups, batch.answers
+        own = self._cut(batch, self._share(batch, self._group) if self._group else batch.trained)
+        passes = self._filled_up(own, batch.trained, self._group) if self._group and self._equal_passes else own
         parts = []
-        own = self._cut(groups, answers, self._share(groups, answers, rows, self._group) if self._group else rows)
-        passes = self._filled_up(own, rows, self._group) if self._group and self._equal_passes else own
         for number, chosen in enumerate(passes):
             places = sorted({answers[row][0] for row in chosen})
             local = {place: index for index, place in enumerate(places)}
@@ -440,7 +470,7 @@ class Learner:
             donors = torch.tensor([bool(answers[row][1].donor) for row in chosen])
             weights_of, advantages_of, is_donor = (
                 each.to(self._device).repeat_interleave(stream.lengths)
-                for each in (weights[chosen], advantage[chosen], donors)
+                for each in (batch.weights[chosen], batch.advantages[chosen], donors)
             )
             donor_tokens = sum(len(answers[row][1].ids) for row in chosen if answers[row][1].donor)
             counts = number < len(own)
@@ -449,10 +479,9 @@ class Learner:
         return parts
 
     @staticmethod
-    def _share(
-        groups: Sequence[Group], answers: Sequence[tuple[int, Answer]], rows: Sequence[int], among: Processes
-    ) -> Sequence[int]:
-        """Return this process's share of the rows that are trained on: whole prompts, dealt out by tokens."""
+    def _share(batch: Batch, among: Processes) -> Sequence[int]:
+        """Return this process's share of the answers that are trained on: whole prompts, dealt out by tokens."""
+        groups, answers, rows = batch.groups, batch.answers, batch.trained
         tokens = {answers[row][0]: len(groups[answers[row][0]].prompt_ids) for row in rows}
         for row in rows:
             tokens[answers[row][0]] += len(answers[row][1].ids)
@@ -467,11 +496,10 @@ class Learner:
         most = max(among.gather(len(own)))
         return own + [list(rows[:1])] * (most - len(own))
 
-    def _cut(
-        self, groups: Sequence[Group], answers: Sequence[tuple[int, Answer]], rows: Sequence[int]
-    ) -> list[list[int]]:
+    def _cut(self, batch: Batch, rows: Sequence[int]) -> list[list[int]]:
         """Cut rows into parts within the token budget and `SCORES_MAX`; a single row that exceeds them is a part of its
         own. Answers to one prompt stay together as far as they fit, and groups of like lengths meet."""
+        groups, answers = batch.groups, batch.answers
         longest: dict[int, int] = {}
         for row in rows:
             place, answer = answers[row]

@@ -2,8 +2,8 @@
 
 What there is at all: the factors and the round's start, the optimiser's moments, where the run stands, the own answers
 that wait for donors while a public step is open, and what the proof of agreement has found so far. No generator has a
-state: every draw is keyed by (run, round, step, prompt, sample), and a private step's rows come with its task
-(`silo/sampling.py` keeps how far those went).
+state: every draw is keyed by the plan's seed, round, step, sample, and the prompt's place in the step or its public
+row, and a private step's rows come with its task (`silo/sampling.py` keeps how far those went).
 
 The file is replaced in one step after every task that changes any of this, before the guard hears that the task is
 done. So what the guard was told is never ahead of the file, and the file is at most one task ahead: the answer to that

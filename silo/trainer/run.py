@@ -25,7 +25,7 @@ from silo.trainer.adapters.lora import LoraAdapter
 from silo.trainer.agreement import AgreementWatch, Limits
 from silo.trainer.data import Grader, Prompt, PromptSet, Split, TaskRow, TextCodec, grade_distinct
 from silo.trainer.grpo import Answer, Group, Learner, has_zero_variance
-from silo.trainer.rollout.engine import Question, Rollout, RolloutEngine, RolloutPlace, Rows
+from silo.trainer.rollout.engine import PromptSource, Question, Rollout, RolloutEngine, RolloutPlace
 
 Metrics = dict[str, Any]
 Draw = Callable[[int, int], np.random.Generator]  # by the prompt's place in the step, and the sample
@@ -141,10 +141,10 @@ class Run:
     donors_trained: int = 0
     position: Position | None = None
 
-    def policy_of(self, payload: Buffer, rows: Rows) -> contextlib.AbstractContextManager[None]:
+    def policy_of(self, payload: Buffer, source: PromptSource) -> contextlib.AbstractContextManager[None]:
         """Make the model compute this adapter inside the block, or the base model where there is none; prompts are of
-        these rows."""
-        self.engine.use(rows)
+        this source."""
+        self.engine.use(source)
         return self.adapter.replaced_by(decode_factors(payload).tensors) if payload else self.adapter.off()
 
 
@@ -168,7 +168,7 @@ class Step:
     _prompts: Sequence[Prompt] = ()
     _rollouts: Sequence[tuple[Rollout, ...]] = ()
 
-    def rollout(self, rows: Rows, prompts: Sequence[Prompt], draw: Draw) -> None:
+    def rollout(self, source: PromptSource, prompts: Sequence[Prompt], draw: Draw) -> None:
         """Sample K answers to each prompt from the current local policy, and prove that the engine computed it. Raises
         OperationError: the engine does not agree."""
         run, plan = self.run, self.run.plan
@@ -183,13 +183,13 @@ class Step:
             return run.engine.generate(questions, temperature=plan.rollout.temperature, max_new_tokens=tokens)
 
         started = run.seconds()
-        run.engine.use(rows)
+        run.engine.use(source)
         self._rollouts = generate(questions, plan.rollout.max_new_tokens)
         self._prompts = prompts
         seconds = run.seconds() - started
         self.metrics["rollout_seconds"] = seconds
         prompt_ids = [each.prompt_ids for each in questions]
-        self.metrics |= run.agreement.check(self.where, prompt_ids, self._rollouts, generate, rows)
+        self.metrics |= run.agreement.check(self.where, prompt_ids, self._rollouts, generate, source)
         tokens = sum(len(each.ids) for answers in self._rollouts for each in answers)
         self.metrics["rollout_tokens_per_second"] = rate(tokens, seconds)
 
@@ -225,7 +225,6 @@ class Step:
         seconds = run.seconds() - started
         self.metrics |= {name: value for name, value in dataclasses.asdict(figures).items() if value is not None}
         self.metrics |= {
-            "zero_variance_share": zero_variance_share(groups),
             "drift": run.adapter.drift(),
             "update_seconds": seconds,
             "update_tokens_per_second": rate(figures.trained_tokens * run.plan.optimiser.epochs, seconds),
@@ -233,7 +232,7 @@ class Step:
         }
 
 
-# ---- figures of a step (methods 2.8): the silo's own, of which the guard keeps and shows those that it names ---------
+# ---- figures of a step: the silo's own, of which the guard keeps and shows those that `silo.guard.answers.state` names
 
 
 def reward_metrics(groups: Sequence[Group]) -> Metrics:

@@ -20,7 +20,7 @@ from silo.trainer.adapters.lora import LoraAdapter, LoraShape
 from silo.trainer.agreement import AgreementWatch, AnswerFigures, Limits, Probe, Row
 from silo.trainer.grpo import Answer, Group, Learner
 from silo.trainer.rollout.embedded import EmbeddedEngine
-from silo.trainer.rollout.engine import Question, Rollout, Rows
+from silo.trainer.rollout.engine import PromptSource, Question, Rollout
 from tests.algorithms.tiny import ALPHA, RANK, make_model, make_plan, make_shape, random_factors
 
 LEARNING_RATE = 1e-5
@@ -160,7 +160,7 @@ class Rig:
         return np.random.default_rng([self.seed, *(len(str(part)) + sum(map(ord, str(part))) for part in key)])
 
     def check(
-        self, watch: AgreementWatch, at: int, fault: Fault, *, name: str | None = None, rows: Rows = "private"
+        self, watch: AgreementWatch, at: int, fault: Fault, *, name: str | None = None, source: PromptSource = "private"
     ) -> dict[str, float]:
         """What a step does: the engine answers, the watch looks. Raises what the watch raises."""
         put(self.trainer, self.history[at])
@@ -174,4 +174,4 @@ class Rig:
             sampler = EmbeddedEngine(engine.decoder, stop_ids=[], name=self.trainer.name)
             return sampler.generate(asked, temperature=TEMPERATURE, max_new_tokens=tokens)
 
-        return watch.check((1, at), [each.prompt_ids for each in questions], answers, generate, rows)
+        return watch.check((1, at), [each.prompt_ids for each in questions], answers, generate, source)

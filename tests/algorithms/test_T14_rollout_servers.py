@@ -16,7 +16,7 @@ from safetensors.numpy import load_file
 from fedsilo.protocol.errors import OperationError
 from silo.trainer.adapters.lora import LoraAdapter
 from silo.trainer.rollout.embedded import EmbeddedEngine
-from silo.trainer.rollout.engine import Question, Rows
+from silo.trainer.rollout.engine import PromptSource, Question
 from silo.trainer.rollout.vllm_server import VllmEngine
 from tests.algorithms import tiny
 from tests.algorithms.scripted_server import STOP, VOCABULARY, Reply, Scripted, engine_of, generate, place_of, questions
@@ -233,7 +233,7 @@ def test_T14_one_server_for_both_is_emptied_in_between(server: Scripted, adapter
 
 @pytest.mark.parametrize("first", ["private", "public"])
 def test_T14_a_server_for_both_that_outlived_a_trainer_is_emptied(
-    server: Scripted, adapter: LoraAdapter, first: Rows
+    server: Scripted, adapter: LoraAdapter, first: PromptSource
 ) -> None:
     """The trainer dies behind the rows of one kind; the one after it begins with the other."""
     engine = engine_of(server, adapter)

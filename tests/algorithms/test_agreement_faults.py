@@ -203,12 +203,12 @@ def test_each_server_gets_a_marker_of_its_own(rig: Rig, apart: bool) -> None:
     answers both needs it once."""
     limits = Limits(share=0.1, marker_pushes=50)
     watch = AgreementWatch(rig.trainer, TEMPERATURE, rig.draw, limits, servers_apart=apart)
-    rig.check(watch, 13, Fault(), rows="private")
+    rig.check(watch, 13, Fault(), source="private")
     if not apart:
-        rig.check(watch, 14, Fault(lag=1), rows="public")
+        rig.check(watch, 14, Fault(lag=1), source="public")
         return
     with pytest.raises(OperationError, match="marker"):
-        rig.check(watch, 14, Fault(lag=1), rows="public")
+        rig.check(watch, 14, Fault(lag=1), source="public")
 
 
 @pytest.mark.parametrize(("apart", "expected"), [(True, {"private": 13, "public": 14}), (False, {"one": 14})])
@@ -216,7 +216,7 @@ def test_the_rollout_before_is_that_of_the_same_server(rig: Rig, apart: bool, ex
     """A push that does not arrive leaves a server with what it had, not with what another one had."""
     watch = AgreementWatch(rig.trainer, TEMPERATURE, rig.draw, Limits(marker_pushes=0), servers_apart=apart)
     for at, rows in ((11, "private"), (12, "public"), (13, "private"), (14, "public")):
-        rig.check(watch, at, Fault(), rows="private" if rows == "private" else "public")
+        rig.check(watch, at, Fault(), source="private" if rows == "private" else "public")
     facts, tensors = watch.state()
     assert facts["previous"] == sorted(expected)
     for server, at in expected.items():
@@ -313,7 +313,7 @@ class StaleEngine:
         self._adapter, self._old = run.adapter, held(run.adapter)
         self._inner = EmbeddedEngine(run.adapter.decoder, stop_ids=[1], name=lambda: self._told)
 
-    def use(self, rows: str) -> None:
+    def use(self, source: str) -> None:
         """As the embedded engine's."""
 
     def rest(self) -> None:

@@ -13,7 +13,7 @@ from fedsilo.protocol.tasks import LoadAdapter, PrivateStep
 from silo.trainer import grpo
 from silo.trainer.agreement import Limits
 from silo.trainer.decoder import Decoder, Padding, stream_of
-from silo.trainer.grpo import Answer, Group, Learner
+from silo.trainer.grpo import Answer, Group, Learner, batch_of
 from tests.algorithms.tiny import make_adapter, make_plan, make_session, payload_of, random_factors
 
 pytestmark = pytest.mark.torch
@@ -31,7 +31,8 @@ def group(prompt_tokens: int, lengths: list[int], seed: int = 0) -> Group:
 
 
 def parts_of(groups: list[Group], microbatch_tokens: int = 1 << 20) -> list[Any]:
-    return Learner(make_adapter(), make_plan(), microbatch_tokens=microbatch_tokens)._parts(groups)
+    plan = make_plan()
+    return Learner(make_adapter(), plan, microbatch_tokens=microbatch_tokens)._parts(batch_of(groups, plan.objective))
 
 
 def scores_of(stream: Any) -> int:
@@ -174,7 +175,7 @@ def test_a_step_reads_its_figures_once() -> None:
     for budget in (1000, 10):
         plan = make_plan(optimiser__epochs=2, objective__kl_coefficient=0.1, objective__entropy_coefficient=0.1)
         learner = Learner(make_adapter(), plan, microbatch_tokens=budget)
-        parts = learner._parts(groups)
+        parts = learner._parts(batch_of(groups, plan.objective))
         learner._parts = lambda given, parts=parts: parts  # type: ignore[method-assign]
         with Listening():
             learner.update(groups)

@@ -23,13 +23,13 @@ def giver(count: int, state_path: Path | None = None, *, secret: bytes = SECRET,
 
 
 def rows_of_round(given: TaskGiver, number: int, private_steps: int) -> list[tuple[int, ...]]:
-    given.complete(LoadAdapter(number, ""))
+    given.with_rows_drawn(LoadAdapter(number, ""))
     rows = []
     for step in range(1, private_steps + 1):
-        task = given.complete(PrivateStep(number, step))
+        task = given.with_rows_drawn(PrivateStep(number, step))
         assert isinstance(task, PrivateStep) and (task.round, task.step) == (number, step)
         rows.append(task.rows)
-    given.complete(ExportDelta(number))
+    given.with_rows_drawn(ExportDelta(number))
     return rows
 
 
@@ -49,22 +49,22 @@ def test_T07_what_is_counted_is_what_was_given(count: int, private_steps: int) -
 
 def test_T07_public_steps_count_as_steps_and_as_no_record() -> None:
     given = giver(40)
-    given.complete(LoadAdapter(1, ""))
+    given.with_rows_drawn(LoadAdapter(1, ""))
     for step in (1, 2):
-        given.complete(GeneratePublic(1, step, (0,), "correct"))
-        given.complete(PublicStep(1, step, "none", pb.PublicDonors()))
+        given.with_rows_drawn(GeneratePublic(1, step, (0,), "correct"))
+        given.with_rows_drawn(PublicStep(1, step, "none", pb.PublicDonors()))
     assert given.training is None, "nothing is said of a round that has not ended"
-    given.complete(ExportDelta(1))
+    given.with_rows_drawn(ExportDelta(1))
     assert given.training == Training(0, 0, 2, 40)
 
 
 def test_a_round_begins_with_nothing_counted() -> None:
     given = giver(40)
     rows_of_round(given, 1, 5)
-    given.complete(LoadAdapter(2, ""))
+    given.with_rows_drawn(LoadAdapter(2, ""))
     assert given.training is None
-    given.complete(PrivateStep(2, 1))
-    given.complete(ExportDelta(2))
+    given.with_rows_drawn(PrivateStep(2, 1))
+    given.with_rows_drawn(ExportDelta(2))
     assert given.training == Training(3, 1, 1, 40)
 
 
@@ -86,8 +86,8 @@ def test_a_guard_that_is_started_again_repeats_a_round_and_goes_on_after_it(tmp_
     state = tmp_path / "deep" / "sampler.json"
     assert rows_of_round(giver(50, state), 1, 4) == whole[0]
     torn = giver(50, state)
-    torn.complete(LoadAdapter(2, ""))
-    torn.complete(PrivateStep(2, 1))
+    torn.with_rows_drawn(LoadAdapter(2, ""))
+    torn.with_rows_drawn(PrivateStep(2, 1))
     assert rows_of_round(giver(50, state), 2, 4) == whole[1]
     again = giver(50, state)
     assert rows_of_round(again, 3, 4) == whole[2] and again.training == Training(12, 1, 4, 50)

@@ -199,7 +199,7 @@ class GuidedSession(Session):
         return overlong
 
     def carry_out(self, task: TrainerTask, body: bytes = b"") -> Done:
-        return super().carry_out(task if isinstance(task, MeasureHoldout) else self.giver.complete(task), body)
+        return super().carry_out(task if isinstance(task, MeasureHoldout) else self.giver.with_rows_drawn(task), body)
 
 
 def make_session(

@@ -88,7 +88,7 @@ def test_T07_no_private_step_is_given_before_the_trainer_has_said_how_many_promp
     in_round(loop)
     run = loop.guard.runs.run
     assert run is not None
-    run._giver = None
+    run._task_giver = None
     loop.trainer_says("done", task="LoadAdapter", round=1, metrics={})
     assert loop.guard._failure is not None and loop.guard._failure.code == "TRAINER_CONFUSED"
     assert "PrivateStep" not in loop.trainer.tasks()

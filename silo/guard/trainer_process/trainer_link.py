@@ -1,5 +1,7 @@
 """Where the guard waits for its trainer, which trainers may connect, and what a person starts to make one connect.
 
+What goes over the link is in `silo.link`, and `supervisor` sends and receives it.
+
 A child dials a unix socket inside its sandbox. An external trainer (a container, a batch job, a pod) is started by
 somebody else with `start_command`, again for every run: it ends when the guard tells it to, so whoever starts it starts
 it anew (`Restart=always`, a loop in the job). It dials a unix socket, where the kernel tells whose process it is, or

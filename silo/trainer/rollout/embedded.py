@@ -1,10 +1,11 @@
 """The embedded rollout engine: batched sampling with a static key-value cache.
 
-Each answer draws from its own keyed generator by inverse CDF, so its random numbers depend on (run, round, step,
-prompt, sample) only. What they pick is independent of who else is in the batch in float32 (0 of 128 answers differed
-on a random model), not in bfloat16 (45 of 128): a product with another number of rows rounds otherwise, and a draw near
-an edge flips. The prompt is computed once for the answers of a batch; rows that finished leave it. The
-log-probabilities that it returns are for the proof of agreement alone: the trainer recomputes its own (methods 1.3).
+Each answer draws from its own keyed generator by inverse CDF, so its random numbers depend on the key only: the plan's
+seed, round, step, sample, and the prompt's place in the step (of a public prompt its row and the silo). What they pick
+is independent of who else is in the batch in float32 (0 of 128 answers differed on a random model), not in bfloat16 (45
+of 128): a product with another number of rows rounds otherwise, and a draw near an edge flips. The prompt is computed
+once for the answers of a batch; rows that finished leave it. The log-probabilities that it returns are for the proof of
+agreement alone: the trainer recomputes its own, as the engine's numerics differ.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from torch.nn import functional
 from fedsilo.protocol.errors import OperationError
 from silo.budgets import CACHE_BYTES
 from silo.trainer.decoder import Decoder, prefixes_of
-from silo.trainer.rollout.engine import Question, Rollout
+from silo.trainer.rollout.engine import PromptSource, Question, Rollout
 
 # Rows are dropped from the cache once this share of those held has finished: dropping copies the cache.
 FINISHED_SHARE_DROPPED = 0.25
@@ -104,7 +105,7 @@ class EmbeddedEngine:
         self._columns_max = cache_bytes // (numbers * decoder.embedding.element_size())
         self._tokens_between_looks = 1 if self._device.type == "cpu" else TOKENS_BETWEEN_LOOKS
 
-    def use(self, rows: str) -> None:
+    def use(self, source: PromptSource) -> None:
         """Change nothing: the engine computes with the live adapter, and a call's batches and caches end with the
         call."""
 

@@ -49,7 +49,7 @@ def place_from(fields: Mapping[str, Any] | None) -> RolloutPlace | None:
     return RolloutPlace(private, public, adapters, float(fields["timeout_seconds"]), bool(fields["sleep"]))
 
 
-Rows = Literal["private", "public"]
+PromptSource = Literal["private", "public"]
 
 
 @dataclass(frozen=True)
@@ -78,8 +78,8 @@ class Question:
 
 
 class RolloutEngine(Protocol):
-    def use(self, rows: Rows) -> None:
-        """Answer with the adapter as it is at this moment, and prompts of these rows only, until the next call."""
+    def use(self, source: PromptSource) -> None:
+        """Answer with the adapter as it is at this moment, and prompts of this source only, until the next call."""
 
     def generate(
         self, questions: Sequence[Question], *, temperature: float, max_new_tokens: int
@@ -116,8 +116,8 @@ class SharedEngine:
         self._group = group
         self._whole = whole
 
-    def use(self, rows: Rows) -> None:
-        self._engine.use(rows)
+    def use(self, source: PromptSource) -> None:
+        self._engine.use(source)
 
     def rest(self) -> None:
         self._engine.rest()
@@ -143,8 +143,8 @@ class SharedEngine:
         payload = [[place, _to_json(answers)] for place, answers in zip(mine, own, strict=True)]
         answers: list[tuple[Rollout, ...]] = [() for _ in questions]
         for share in self._group.gather(payload):
-            for place, rows in share:
-                answers[place] = _from_json(rows)
+            for place, some in share:
+                answers[place] = _from_json(some)
         return answers
 
 
@@ -161,8 +161,8 @@ class LedEngine:
         self._group = group
         self._engine = group.together(lambda: engine() if group.rank == 0 else None)
 
-    def use(self, rows: Rows) -> None:
-        self._group.together(lambda: self._engine.use(rows) if self._engine is not None else None)
+    def use(self, source: PromptSource) -> None:
+        self._group.together(lambda: self._engine.use(source) if self._engine is not None else None)
 
     def rest(self) -> None:
         self._group.together(lambda: self._engine.rest() if self._engine is not None else None)
@@ -183,7 +183,7 @@ class LedEngine:
             return self._engine.generate(questions, temperature=temperature, max_new_tokens=max_new_tokens)
 
         own = self._group.together(work)
-        return [_from_json(rows) for rows in self._group.gather([_to_json(answers) for answers in own])[0]]
+        return [_from_json(some) for some in self._group.gather([_to_json(answers) for answers in own])[0]]
 
 
 def shared_engine(
@@ -203,5 +203,5 @@ def _to_json(answers: Sequence[Rollout]) -> list[list[object]]:
     return [[list(one.ids), one.finished, list(one.logp), one.adapter] for one in answers]
 
 
-def _from_json(rows: Sequence[Sequence[list[object]]]) -> tuple[Rollout, ...]:
-    return tuple(Rollout(tuple(ids), bool(done), tuple(logp), str(name)) for ids, done, logp, name in rows)  # type: ignore[arg-type]
+def _from_json(answers: Sequence[Sequence[list[object]]]) -> tuple[Rollout, ...]:
+    return tuple(Rollout(tuple(ids), bool(done), tuple(logp), str(name)) for ids, done, logp, name in answers)  # type: ignore[arg-type]

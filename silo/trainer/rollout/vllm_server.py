@@ -38,7 +38,7 @@ from safetensors.numpy import save
 from fedsilo.protocol.codec import Array
 from fedsilo.protocol.errors import OperationError
 from silo.trainer.adapters.lora import LoraAdapter, LoraShape
-from silo.trainer.rollout.engine import Question, Rollout, RolloutPlace, Rows
+from silo.trainer.rollout.engine import PromptSource, Question, Rollout, RolloutPlace
 from silo.unix_http import Answer, Call, ServerGone, ask
 
 _PEFT_PREFIX = "base_model.model."
@@ -122,21 +122,21 @@ class VllmEngine:
         self._vocabulary = vocabulary
         private = _Server(place.private, place, "private")
         public = private if place.private == place.public else _Server(place.public, place, "public")
-        self._servers: dict[Rows, _Server] = {"private": private, "public": public}
+        self._servers: dict[PromptSource, _Server] = {"private": private, "public": public}
         self._shared = private is public
-        self._rows: Rows | None = None
+        self._source: PromptSource | None = None
 
-    def use(self, rows: Rows) -> None:
-        """Send what comes to the server for these rows. One that serves both is drained and its cache emptied first.
+    def use(self, source: PromptSource) -> None:
+        """Send what comes to the server of this source. One that serves both is drained and its cache emptied first.
 
         Raises:
             OperationError: it cannot be drained or emptied; nothing of the other kind may then be sent there.
         """
-        if self._shared and self._rows != rows:
-            # the first time too: the server may have answered another trainer, one that died, for the other rows
-            self._rows = None
-            self._servers[rows].empty()
-        self._rows = rows
+        if self._shared and self._source != source:
+            # the first time too: the server may have answered another trainer, one that died, for the other source
+            self._source = None
+            self._servers[source].empty()
+        self._source = source
 
     def generate(
         self, questions: Sequence[Question], *, temperature: float, max_new_tokens: int
@@ -147,9 +147,9 @@ class VllmEngine:
             OperationError: a prompt is too long or holds what is no token of the model, the server fails again and
                 again, or it answers something else than it was asked.
         """
-        if self._rows is None:
+        if self._source is None:
             raise OperationError("nobody said whose prompts come", code="BAD_TASK")
-        server = self._servers[self._rows]
+        server = self._servers[self._source]
         for question in questions:
             self._check_prompt(question.prompt_ids, max_new_tokens, server)
         requests = [each for place, question in enumerate(questions) for each in _requests_of(place, question)]

@@ -1,4 +1,7 @@
-"""PrivateStep: one GRPO step on the private rows that the guard drew."""
+"""PrivateStep: one GRPO step on the private rows that the guard drew.
+
+All that happens before and after it, in order: docs/explain/private-step.md.
+"""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ change of a group's gradient when one local answer gives way to a donor's. Measu
 prompts, so what is reported bounds the supremum from below and says nothing of other prompts. The gradient is that of
 the first update, where every ratio is 1, without KL and entropy: those do not hang on the exchange.
 
-Axes as in `batch`: M answer tokens.
+Axes as in `silo.trainer.grpo`: M answer tokens.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from fedsilo.protocol.tasks import PublicStep
 from silo.trainer.adapters.lora import LoraAdapter
 from silo.trainer.data import Grader, Prompt, TextCodec, grade_distinct
 from silo.trainer.decoder import stream_of, token_logp
-from silo.trainer.grpo import Answer, Group, group_advantages, row_weights
+from silo.trainer.grpo import Answer, Group, batch_of
 from silo.trainer.run import Done, OwnAnswers, Run, Step, mean, reward_metrics, zero_variance_share
 from silo.trainer.scale_out import BAD_TASK
 from silo.trainer.tasks.public_answers import offered_answers
@@ -67,7 +67,7 @@ def carry_out(run: Run, task: PublicStep, body: Buffer) -> Done:
         bound = run.learner.together(lambda: swap_bound(run.adapter, run.plan, before, groups, figures.alphas))
     step = Step(run, (task.round, task.step))
     step.metrics |= {"zero_variance_share_before": zero_variance_share(before), **swap_metrics(figures, bound)}
-    step.metrics |= reward_metrics(before)
+    step.metrics |= reward_metrics(before) | {"zero_variance_share": zero_variance_share(groups)}
     step.update(groups)
     # after the update: one that fails has trained on no donor, and the step may be asked for once more
     run.open_step = None
@@ -294,18 +294,8 @@ def gradient_change(adapter: LoraAdapter, plan: Plan, one: Group, other: Group) 
 
 def _weights(group: Group, plan: Plan) -> list[float]:
     """A_k times the weight of a token, of each answer of a group that is a step by itself."""
-    settings = plan.objective
-    rewards = torch.tensor([answer.reward for answer in group.answers])  # [K]
-    advantages = group_advantages(rewards, std=settings.advantage_std, epsilon=settings.advantage_epsilon)
-    count = len(group.answers)
-    weights = row_weights(
-        torch.tensor([len(answer.ids) for answer in group.answers]),
-        torch.full((count,), count),
-        1,
-        settings.token_aggregation,
-        kept=torch.tensor([answer.finished or not settings.mask_truncated for answer in group.answers]),
-    )
-    weighted: list[float] = (advantages * weights).tolist()
+    batch = batch_of([group], plan.objective)
+    weighted: list[float] = (batch.advantages * batch.weights).tolist()
     return weighted
 
 
