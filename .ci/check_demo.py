@@ -1,4 +1,4 @@
-"""Assert on the fields of `fedsilo demo --json` (the closed list of design 6)."""
+"""Assert on the fields of `fedsilo demo --json`."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@
 Each seed is one `fedsilo demo --no-console --json --seed S`: real processes, all other options default. With two
 exchanges each seed has both, one after the other, of equal steps: `difference_points` is the mean over the seeds of
 what the second one's pass@1 is above the first one's, with its 95 % interval (paired, Student's t); `equivalent` where
-all of that lies within 3 points (methods 10, P5). The limit
+all of that lies within 3 points. The limit
 beside the figure: the same adapter trained by one silo on all prompts at once is not run here; 1.0 is the ceiling of
 pass@1, and greedy decoding says how much of what is missing is sampling noise at temperature 1.
 """

@@ -34,7 +34,7 @@ from certs.names import AUTHORITY_OF_ROLE, AuthorityKind, LinkRole, SpiffeId, ch
 from fedsilo.protocol.errors import NotAllowedError, UsageError
 
 ROOT_DAYS_MAX = 730
-DAEMON_LIFETIME_MAX = timedelta(days=7)  # where a person renews (design 8.8)
+DAEMON_LIFETIME_MAX = timedelta(days=7)  # where a person renews
 OPERATOR_LIFETIME_MAX = timedelta(days=7)
 OPERATOR_LIFETIME_DEFAULT = timedelta(hours=8)
 # Clocks of two sites differ: a certificate is valid from a little before it was made.

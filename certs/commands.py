@@ -1,4 +1,4 @@
-"""Control commands signed by a person of the site: reading a socket is not the right to change anything (design 2).
+"""Control commands signed by a person of the site: reading a socket is not the right to change anything.
 
 The signature (ECDSA P-256, SHA-256, the key of the operator's certificate) covers federation, site, name, arguments,
 request id and expiry. An approval's arguments hold the digests of what was shown, so approve-then-swap does not verify

@@ -1,4 +1,4 @@
-"""Roles of people at one site: `roles.yaml`, and the table of the actions that each role may do (threat model 6).
+"""Roles of people at one site: `roles.yaml`, and the table of the actions that each role may do.
 
 A certificate says who a person is; this file says what the person may do. The file is the site's own:
 
@@ -47,7 +47,7 @@ ACTIONS: Mapping[str, frozenset[Role]] = {
     "change.approve": frozenset({"approver"}),
     "halt.release": frozenset({"approver"}),
     "certificates.manage": frozenset({"site-admin"}),
-    # At the coordinator's own site (design 2): what starts, steers or ends a run of the whole federation.
+    # At the coordinator's own site: what starts, steers or ends a run of the whole federation.
     "run.submit": frozenset({"operator", "approver"}),
     "run.start": frozenset({"operator", "approver"}),
     "run.pause": frozenset({"operator", "approver"}),

@@ -2,7 +2,7 @@
 
 Help, palette, `:` and the test of the twins read this table. A key in lower case never changes anything. A key in upper
 case may, and always asks first. Each action that changes something or shows something of a daemon has a twin: the
-command that does or tells the same (console design 10). A place that does not exist is not listed. No Textual here.
+command that does or tells the same. A place that does not exist is not listed. No Textual here.
 
 Does not bind the keys: a screen's BINDINGS do, and a test compares them with this table.
 """

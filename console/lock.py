@@ -7,7 +7,7 @@ request that may have arrived keeps its id for the next two minutes, so that giv
 A changing key is offered, and acts only when it stood alone: an unbracketed paste arrives as keys in a burst, so a key
 that follows or precedes another by less than 40 ms changes nothing. After a screen change, or when the row under the
 cursor went away, changing keys are inert for 400 ms, so that nobody confirms what has just slid under his finger.
-What was refused or taken back is said each time (console design 2).
+What was refused or taken back is said each time.
 
 Does not stop: somebody at the keyboard of a person who unlocked it. Pure but for the signer, which may wait; the time
 comes in, and for a key that is when it was pressed: a busy console looks at a paste key by key, with pauses in between.

@@ -3,8 +3,8 @@ without answering it.
 
 An order is made from what is shown and says what it is about, what it does, and how it is undone; `order_of` makes the
 same one again while nothing of that has changed, and that is asked until it is signed. What ends something or lets
-something leave again takes a typed word, the rest one labelled key (console design 7). A release is put off, or its
-payload read, under the same conditions as it is answered, and the daemon's log says who did. Pure.
+something leave again takes a typed word, the rest one labelled key. A release is put off, or its payload read, under
+the same conditions as it is answered, and the daemon's log says who did. Pure.
 
 Does not stop: an order that its giver's role allows. The daemon asks for the role, carries it out, and records who. Nor
 somebody who puts off until it expires: that is a refusal, and the log has both.

@@ -1,4 +1,4 @@
-"""The console in a browser: who may look, what a browser may say, and the web server (console design 9).
+"""The console in a browser: who may look, what a browser may say, and the web server.
 
 The server is aiohttp: four files and one WebSocket, one browser session, one read-only console process that ends with
 it. What the WebSocket carries is the terminal output of that process, drawn by the same screens as anywhere else, and

@@ -1,4 +1,4 @@
-"""The fields of a daemon's state, events and answers that a share-safe recording may hold (console design 9).
+"""The fields of a daemon's state, events and answers that a share-safe recording may hold.
 
 Released is what the site's policy has let out already: names, places in the run, digests and sizes that the coordinator
 was told in a message of its own. Local is everything else: figures of the trainer, what a held message is made of,

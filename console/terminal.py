@@ -18,9 +18,9 @@ terminal itself is believed: one that does not tell its size (no terminal, or 0 
 with the keys, is left to Textual, since its own question would be answered with 80x24.
 
 A mistake of ours leaves the console as the exception it is; the command that opened it writes the report file and
-leaves with 70 (console design 7). Textual would print it with the values of all variables instead, and those are data
-of the site. SIGTERM, SIGHUP and SIGINT end the console as ctrl+q does, and then count as an interruption; a terminal
-that is closed under it sends SIGHUP.
+leaves with 70. Textual would print it with the values of all variables instead, and those are data of the site.
+SIGTERM, SIGHUP and SIGINT end the console as ctrl+q does, and then count as an interruption; a terminal that is closed
+under it sends SIGHUP.
 
 Does not cover: SIGSTOP from elsewhere, after which the screen stands as the shell left it until something is drawn;
 SIGKILL, or a crash of the interpreter itself, after which `reset` restores the terminal.

@@ -1,4 +1,4 @@
-"""The console's own themes: state colours of at least 4.5:1 on background, surface and panel (console design 7).
+"""The console's own themes: state colours of at least 4.5:1 on background, surface and panel.
 
 Does not cover: a terminal of 16 or 256 colours, which puts the nearest of its own in their place.
 """

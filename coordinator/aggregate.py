@@ -2,11 +2,11 @@
 committed round drifted apart.
 
 The master is float32 whatever the wire dtype, uploads are deltas against it, and they are combined in roster order,
-because float addition is not associative (methods 1.1, 2.2). Held at a time are a tile of each upload, at most
-`TILES_ELEMENTS` together, what combining them takes, and `WRITTEN_BEHIND` tiles of the result. What the run freezes is
-in no upload and is copied from master to master byte for byte.
+because float addition is not associative. Held at a time are a tile of each upload, at most `TILES_ELEMENTS` together,
+what combining them takes, and `WRITTEN_BEHIND` tiles of the result. What the run freezes is in no upload and is copied
+from master to master byte for byte.
 
-The drift is a note of the run record (methods 2.8), read from the uploads that were averaged, one module at a time. The
+The drift is a note of the run record, read from the uploads that were averaged, one module at a time. The
 figures are the coordinator's own, which has every upload anyway: they tell a reader of the run record how much two
 silos' updates differ, and nothing of a single one. No message waits for it: a round is committed without, and
 `DriftNotes` works it out, one round after the other, while the driver's lock is free. What a stop or a kill left over
@@ -112,8 +112,8 @@ class _Drawn(Mapping[str, Array]):
 
 
 def initial_pieces(schema: LoraSchema, seed: int) -> Iterator[bytes | memoryview]:
-    """The adapter every silo starts from, drawn once and broadcast: independently drawn A would break averaging
-    (methods 2.1). The payload's bytes from front to back, of which one tensor is held at a time."""
+    """The adapter every silo starts from, drawn once and broadcast: independently drawn A would break averaging.
+    The payload's bytes from front to back, of which one tensor is held at a time."""
     header, _ = factors_head(
         {name: np.broadcast_to(np.float32(0), shape) for name, shape in schema.tensors},
         base_digest="",

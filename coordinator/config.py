@@ -37,7 +37,7 @@ class IdentityFiles(_Closed):
 
 
 class Expected(_Closed):
-    """Hashes that a silo must have to join (design 4); a difference is refused with both values."""
+    """Hashes that a silo must have to join; a difference is refused with both values."""
 
     base_model: str = "base"  # a name for people, written into the adapter folder
     base_model_sha256: Sha256
@@ -64,7 +64,7 @@ class HeldOutFile(_Closed):
 
 
 class Control(_Closed):
-    """The local socket: reading for its group, changes only as signed commands (design 2)."""
+    """The local socket: reading for its group, changes only as signed commands."""
 
     socket: Path = Path("control.sock")
     group: str = "fedsilo-operators"

@@ -282,7 +282,7 @@ class Ingress:
         references: reference answers of the public set, by row.
         public_set_sha256: digest of that set.
         topics: topics that metrics may name.
-        grading: of answers, or None when the public set's verifier executes code (design 8.1).
+        grading: of answers, or None when the public set's verifier executes code.
         now_seconds: UTC seconds, never going back.
     """
 

@@ -1,4 +1,4 @@
-"""Results of a run: a signed run record with every choice and figure, and the adapter folder (design 4)."""
+"""Results of a run: a signed run record with every choice and figure, and the adapter folder."""
 
 from __future__ import annotations
 

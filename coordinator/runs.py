@@ -4,11 +4,11 @@ Everything an event changes (the event itself, state of the run, outbox, uploads
 transaction, so after a crash either all of it is there or none; where the transaction fails, the run in memory is what
 it was before. A restarted coordinator folds `transitions` again and stands where it stood.
 
-Before a round begins, the silos sign its transcript (threat model 7, T20). It is made, signed, recorded and stored with
-the first round.open of a round, and goes to every silo of the roster. Their signatures come with their polls. When
-nobody is left to wait for, or when the time for it has passed and enough have signed, those who signed get everybody's
-signatures with `round.agreed`, and so do silos without a line, which sign later; when one more signs later, all get
-them again. The method knows nothing of this: it opened the round, and waits for what the silos give.
+Before a round begins, the silos sign its transcript (T20). It is made, signed, recorded and stored with the first
+round.open of a round, and goes to every silo of the roster. Their signatures come with their polls. When nobody is left
+to wait for, or when the time for it has passed and enough have signed, those who signed get everybody's signatures with
+`round.agreed`, and so do silos without a line, which sign later; when one more signs later, all get them again. The
+method knows nothing of this: it opened the round, and waits for what the silos give.
 
 What it does not stop: silos that sign and then train on something else.
 """

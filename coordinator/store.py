@@ -1,8 +1,7 @@
 """The coordinator's durable state: runs, rounds, members, sequences, uploads, outbox, figures, events.
 
 SQLAlchemy 2 with portable column types: SQLite by a path, or PostgreSQL by a URL, always by psycopg 3. SQLite runs in
-WAL mode with full synchronisation: a committed transaction is on the disk, and only then is a message acknowledged
-(design 5).
+WAL mode with full synchronisation: a committed transaction is on the disk, and only then is a message acknowledged.
 
 Where a run and its method stand is not stored: `transitions` keeps what `protocol.rounds` accepted, in order, and
 folding it again gives the same life, the same state of the method and the same actions, for every method.

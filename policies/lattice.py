@@ -2,7 +2,7 @@
 
 A field is annotated with one of the orders below. From `meet`, the loosest value that is at least as tight as both,
 everything else follows: a is tighter than b where meet(a, b) = a. So two policies combine into one that allows only
-what both allow (threat T34), and a change of a file can be told tighter, looser or incomparable (threat model 4.1).
+what both allow (threat T34), and a change of a file can be told tighter, looser or incomparable.
 
 Each meet is commutative, associative and idempotent (X2). Where no value is as tight as both, the block that needs
 one is absent, and what is absent is denied.

@@ -26,7 +26,7 @@ class Requests:
 
     Both parties keep it in the same way, the silo from what it has let in and the coordinator from what it has sent, so
     both judge an answer alike (X3). Nothing asked is the strictest: any answer is about something else then.
-    What this does not stop: questions chosen so that honest answers say much (methods 4.9); per-day limits bound that.
+    What this does not stop: questions chosen so that honest answers say much; per-day limits bound that.
 
     Attributes:
         step: of the open round, that the questions below belong to; 0 is none.

@@ -1,4 +1,4 @@
-"""The closed schema of a policy file (threat model 4) as pydantic models.
+"""The closed schema of a policy file as pydantic models.
 
 Every limit is required unless it has a strictest default; nothing is an expression. The coordinator's charter has the
 same schema. A key stands here only when a rule in `policies/rules` enforces it. Each field's type carries the order

@@ -50,7 +50,7 @@ _CONTROL_MESSAGE_BYTES = 32768
 # Largest |R R^T - I| of rows that are orthonormal but for the rounding of the wire's values: two rows of length 1 whose
 # values each move by half a unit in the last place differ by at most twice that in their product (2**-8 for bfloat16).
 _ORTHONORMALITY_ERROR = {"float32": 1e-4, "bfloat16": 2.0**-7}
-_REFT_RANK = 8  # methods 5.7
+_REFT_RANK = 8  # as in LoReFT's examples
 _REFT_GROUPS = 2  # prefix and suffix
 _TENSOR_HEADER_BYTES = 48
 _SCORE_BYTES = 32

@@ -1,4 +1,4 @@
-"""All rules, in the order of threat model 4, and those that are not of one kind alone; a kind's own are in its file.
+"""All rules, in the order in which they judge, and those that are not of one kind alone; a kind's own are in its file.
 
 An empty list would deny; the engine sees to that.
 """

@@ -230,7 +230,7 @@ class Trainer(_Closed):
 
 
 class Control(_Closed):
-    """The site's local socket: reading for its group, changes only as signed commands (design 2)."""
+    """The site's local socket: reading for its group, changes only as signed commands."""
 
     socket: Path = Path("control.sock")  # not beside the trainer's socket: that folder is inside its sandbox
     group: str = "fedsilo-operators"

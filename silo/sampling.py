@@ -1,8 +1,8 @@
 """The private rows of each step: drawn by whoever gives the tasks, so that the guard knows what a round was trained on
 without asking the trainer (threat T7).
 
-The trainer says how many prompts it can use and gets row numbers in return. The order is keyed by the site secret
-(design 8.4), so a coordinator that knows the run seed cannot tell which rows a step used.
+The trainer says how many prompts it can use and gets row numbers in return. The order is keyed by the site secret,
+so a coordinator that knows the run seed cannot tell which rows a step used.
 What this does not stop: a trainer that lies about its data (N1). It may say that it has more prompts than there are, or
 hold the same text under every number, or train on other rows than it was given. And a record is a row here: several
 rows of one patient count as several.

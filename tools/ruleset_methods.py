@@ -1,4 +1,4 @@
-"""Which shipped ruleset a method of methods.md 7.2 runs under: one for each distinct set of message kinds.
+"""Which shipped ruleset a method runs under: one for each distinct set of message kinds.
 
 A method that is added later needs a file in policies/rulesets only where it sends a set of kinds that no other sends.
 """

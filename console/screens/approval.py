@@ -1,4 +1,4 @@
-"""Screen 3, one release: every fact of console design 5, and from here only the answer (console design 1).
+"""Screen 3, one release: every fact that a person needs, and from here only the answer.
 
 The screen keeps the release as it was shown. When the daemon holds other bytes, another policy or another revision,
 the screen greys out and neither answer works: approve exactly what was shown. Each finding is opened before `A` works,
@@ -293,7 +293,7 @@ class ApprovalScreen(FedScreen):
 
     def _draw_panels(self, room: int, *, greyed: bool) -> bool:
         """False where the boxes do not go into the room: one column has the same facts in fewer rows, and what can be
-        answered at a glance is not to be scrolled (console design 5)."""
+        answered at a glance is not to be scrolled."""
         fed, release = self.fed, self.shown
         width = self.app.size.width - 2
         inner = width // 2 - 4

@@ -1,4 +1,4 @@
-"""Screen 3: what is held (console design 4), and below it what was held before and how it ended (`h`).
+"""Screen 3: what is held, and below it what was held before and how it ended (`h`).
 
 The inbox is the snapshot's own. Nothing is answered here: enter opens the release with all its facts, and only there
 can it be approved or rejected. Below the rows stands what the one under the cursor asks for; it is no more than a

@@ -1,4 +1,4 @@
-"""Screen 6: the audit log, newest first, and what the daemon says of its chain (console design 4).
+"""Screen 6: the audit log, newest first, and what the daemon says of its chain.
 
 `v` has the daemon read its whole log again; that changes nothing, so the key is in lower case. Allowed control
 messages, which parties send all the time, are left out as in the outbox, and `c` adds them. However long the log, the

@@ -1,5 +1,4 @@
-"""Screen 7: every limit that counts over messages, how much of it is used, and for how many rounds it is good
-(console design 4).
+"""Screen 7: every limit that counts over messages, how much of it is used, and for how many rounds it is good.
 
 Three tables share one answer. A low terminal shows one of them at a time; `tab` goes to the next. Nothing is changed
 here: a limit is a line of the policy.

@@ -1,4 +1,4 @@
-"""Screen 8: this party's certificates and the authorities above them, with how long each is good (console design 4).
+"""Screen 8: this party's certificates and the authorities above them, with how long each is good.
 
 Nothing is changed here: renewing takes the CA's signature, which no daemon has; `enter` says which commands do it. No
 key material is in the daemon's answer.

@@ -1,4 +1,4 @@
-"""Screen 4: figures by round or step (console design 4): at a coordinator what silos released, at a silo its trainer's.
+"""Screen 4: figures by round or step: at a coordinator what silos released, at a silo its trainer's.
 
 One figure at a time, two where there is room; `tab` goes to the next. Values under a cursor that `h` and `l` move, `T`
 the same as a table. Nothing is changed here, so every key is about the view. When the daemon does not answer, the plot

@@ -1,4 +1,4 @@
-"""Screen 9: the newest lines of the attached daemon's own log, and of no other (console design 4).
+"""Screen 9: the newest lines of the attached daemon's own log, and of no other.
 
 It follows the newest line until somebody moves the cursor; `g` follows again. `v` shows fewer levels, `w` whole lines,
 `/` filters by words or, behind `~`, by a regular expression. Nothing is changed, the daemon's own level neither.

@@ -1,5 +1,5 @@
 """Screen 5: did anything else leave? Every outbound message with its verdict, whether it left, and the rule that
-decided; `tab` shows what came in (console design 4 and 5).
+decided; `tab` shows what came in.
 
 The counts are the daemon's, of its whole log. A filter such as `verdict:deny` is asked of the daemon as well, so that
 one denied message among many thousands is found without reading those before it. Enter opens one decision: envelope,

@@ -1,5 +1,4 @@
-"""Screen 2: one round, a strip of phases for each silo, quorum and deadlines, and what the round is about (console
-design 4).
+"""Screen 2: one round, a strip of phases for each silo, quorum and deadlines, and what the round is about.
 
 `[` and `]` go to the round before and after; `c` sets the round before beside this one. At a silo its own phases are
 shown, and of the others what the coordinator tells all. Starting and aborting a run are orders with dialogs of their

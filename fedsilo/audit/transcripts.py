@@ -1,5 +1,5 @@
 """Checks the rounds in audit logs: one transcript for each, signed by the coordinator and by the silos, the same in
-every log (threat model 7, T20). Offline, from the records alone; what a round must have is in `protocol.transcript`.
+every log (T20, decision 11). Offline, from the records alone; what a round must have is in `protocol.transcript`.
 
 A signature is checked with the key that the party's own log, if it is given, is signed by; else with the one that a log
 has pinned for it; else with the one that the record names. Where nobody but the log itself vouches for a key, the

@@ -511,7 +511,7 @@ def _classes(message: Any) -> Iterator[FieldClass]:
             yield found
 
 
-# Rule, what it is about, parts of the report that a reviewer may look at for it (threat_model 10).
+# Rule, what it is about, parts of the report that a reviewer may look at for it.
 ORIENTATION: Final = (
     ("HIPAA, 45 CFR 164.312(b)", "audit controls", "What left; Denied; Verification and witnesses"),
     (

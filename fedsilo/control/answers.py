@@ -5,7 +5,7 @@ JSON. `read` trusts no shape in it: what is missing or of another type becomes a
 named in `absent`, for a share-safe recording leaves fields out. A key that Python keeps for itself has a field with an
 underscore behind it, such as `for_`. Texts stay as they came: `fedsilo.views.lines` makes
 each harmless where it is drawn, and commands carry them back unchanged. A field stays at the site unless it is marked
-as released (console design 9). Pure.
+as released. Pure.
 
 Does not stop: a released field whose content says more than it should. Released is what the site's policy has let out
 already, or what the coordinator was told in a message of its own.
@@ -734,7 +734,7 @@ class Consequences(Answer):
 
 
 class HeldRelease(Answer):
-    """A held message with every fact that a person needs before answering (console design 5).
+    """A held message with every fact that a person needs before answering.
 
     It was not released, so what it is made of is local, even its size."""
 

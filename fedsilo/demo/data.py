@@ -196,7 +196,7 @@ def _describe(name: str, tokenizer: str, lengths: Lengths, verifiers: Mapping[st
 ALPHA = 0.1
 ROWS_PER_SILO = 400
 HOLDOUT_PART = 9  # so many rows and one more: a silo sets a tenth aside and trains on ROWS_PER_SILO, give or take
-POOL_FACTOR = 1.25  # methods 1.5 measured its thresholds on 4 x 400 of 2,000
+POOL_FACTOR = 1.25  # the split is measured on 4 x 400 of 2,000 (tests/algorithms/test_partition.py)
 PUBLIC_ROWS = 400
 HELD_OUT_ROWS = 512
 DIGIT_LENGTHS = Lengths(max_prompt_tokens=8, max_new_tokens=6)
@@ -205,7 +205,7 @@ TEXT_LENGTHS = Lengths(max_prompt_tokens=960, max_new_tokens=16)
 
 @dataclass(frozen=True)
 class DigitSet:
-    """The demo's rows in memory; `total_variation` is the mean over silos (methods 1.5)."""
+    """The demo's rows in memory; `total_variation` is the mean over silos."""
 
     private: dict[str, list[Row]]
     public: list[Row]
@@ -359,7 +359,7 @@ def write_sets_folder(
         root: where to write; must not exist, or be empty.
         seed: decides which rows go where.
         sets: folder of the data sets; see `find_sets_folder`.
-        private: `SILO=SET` items; silos that name one set divide it by topic (methods 1.5, alpha 0.1).
+        private: `SILO=SET` items; silos that name one set divide it by topic (Dirichlet, alpha 0.1).
         public: the set of the public prompts.
         held_out: the set pass@1 is measured on; the public one by default. No row serves twice.
         rows_per_silo: rows of each private file, at most.
@@ -450,7 +450,7 @@ def _deal(rows: list[Row], wanted: list[tuple[str, int]], draws: np.random.Gener
 def split_dirichlet_equal_size(
     labels: Sequence[str], *, silos: int, rows_per_silo: int, alpha: float, generator: np.random.Generator
 ) -> list[list[int]]:
-    """The equal-size Dirichlet split of Acar et al., as PubSwap uses it (methods 1.5).
+    """The equal-size Dirichlet split of Acar et al., as PubSwap uses it.
 
     One class distribution q_n ~ Dir(alpha) per silo; while places remain, a silo not yet full is picked uniformly,
     a class is drawn from its q_n, and it gets one unused row of that class. Where a class has run out, q_n is

@@ -51,7 +51,7 @@ if TYPE_CHECKING:  # both need libraries of the extra `demo`
     from fedsilo.demo.attacks import Attack, Hostile
     from fedsilo.demo.wire import Witness
 
-# Chosen within methods.md 1 and 2 for a model of 0.3 M parameters; everything else is the plan's default.
+# Chosen for a model of 0.3 M parameters; everything else is the plan's default.
 ROUNDS = 3
 LOCAL_STEPS = 20  # tau
 SWAP_PERIOD = 2
@@ -489,7 +489,7 @@ def _values(states: Sequence[dict[str, Any]], name: str) -> list[float]:
 
 @dataclass
 class Result:
-    """Result of a demo; `data` is the JSON of design 6."""
+    """Result of a demo; `data` is that of the reply to `fedsilo demo --json`."""
 
     data: dict[str, Any]
     record: dict[str, Any]

@@ -263,7 +263,7 @@ class DemoSettings:
 
     Attributes:
         holds: the silo whose first factor release waits for a person; empty for none.
-        seed: site secrets follow from it, so that a demo can be repeated (design 8.4); real sites draw theirs.
+        seed: site secrets follow from it, so that a demo can be repeated; real sites draw theirs.
         advertise: where the silos dial the coordinator; empty for where it listens.
     """
 

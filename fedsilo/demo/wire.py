@@ -394,7 +394,7 @@ def disagreements(sites: Sites, verdict: WireVerdict) -> list[str]:
 
 
 def figures(planted: Planted, verdict: WireVerdict) -> dict[str, Any]:
-    """The fields of `fedsilo demo --json`: the two of design 6, and what they rest on."""
+    """Return the fields of `fedsilo demo --json` about the wire: two results, and what they rest on."""
     return {
         "canaries_on_wire": None if verdict.unreadable else len({finding.canary for finding in verdict.found}),
         "positive_control_found": verdict.control_found,

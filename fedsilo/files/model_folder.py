@@ -6,12 +6,12 @@ two silos that end answers differently would train on answers of different lengt
 Tokenizer and chat template have fingerprints of their own, since a silo may differ in one of them only. Whoever reads
 weights asks `weight_files` for them, so that what is hashed is what is trained on.
 
-`read_template` reads the template that turns a prompt into what the model reads, whose hash all silos must share
-(methods 2.3): `chat` is the model folder's own, `plain` is none at all (the prompt goes in as it is), anything else is
-a file. The hash is the SHA-256 of the template's bytes, so a file with the folder's template counts as the same; of
-plain it is that of no bytes. It takes the place of the folder's own in the model's fingerprints, and so the policy's
-pin, the hello, the plan and the run record name it. Nothing is rendered here: the trainer does that, in transformers'
-own sandbox (threat T22).
+`read_template` reads the template that turns a prompt into what the model reads, whose hash all silos must share:
+`chat` is the model folder's own, `plain` is none at all (the prompt goes in as it is), anything else is a file. The
+hash is the SHA-256 of the template's bytes, so a file with the folder's template counts as the same; of plain it is
+that of no bytes. It takes the place of the folder's own in the model's fingerprints, and so the policy's pin, the
+hello, the plan and the run record name it. Nothing is rendered here: the trainer does that, in transformers' own
+sandbox (threat T22).
 
 What the hash does not cover: what a template reads besides the prompt. Some read the date (`reads_clock`); then silos
 train on prompts of other days under one hash, and a run cannot be repeated exactly. That is a warning of `silo check`.

@@ -288,7 +288,7 @@ def read_tasks(path: Path, fields: FieldNames = STANDARD) -> TaskFile:
 
 
 def refuse_bad_references(file: TaskFile, is_readable: Callable[[str], bool]) -> TaskFile:
-    """The file without the rows whose reference answer the verifier cannot read (methods 1.2).
+    """The file without the rows whose reference answer the verifier cannot read.
 
     Args:
         file: as read.

@@ -1,4 +1,4 @@
-"""Text in, verdict out. Deterministic and without side effects (methods 1.2).
+"""Text in, verdict out. Deterministic and without side effects.
 
 These functions bound what they look at, but a library they call may still hang or crash on hostile text: call them
 through `fedsilo.grading.worker`, which can be killed. Modules are imported on first use, because `math` takes
@@ -73,7 +73,7 @@ def grade(verifier: str, response: str, reference: str) -> Verdict:
 
 
 def check_reference(verifier: str, reference: str) -> bool:
-    """Return whether a reference answer can be compared with at all; a prompt whose cannot is dropped (methods 1.2).
+    """Return whether a reference answer can be compared with at all; a prompt whose cannot is dropped.
 
     Raises:
         UsageError: unknown verifier.

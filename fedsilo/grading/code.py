@@ -1,7 +1,7 @@
 """`code`: takes the program out of a response, and tells a usable test program. Neither is ever run here.
 
 Running them needs a sandbox (`fedsilo.grading.code_sandbox`), so grading in this process refuses, and says so; the
-coordinator refuses this verifier altogether (design 8.1). The reference is a program that must run without an error
+coordinator refuses this verifier altogether. The reference is a program that must run without an error
 after the solution, and reach each of its `assert`s.
 """
 

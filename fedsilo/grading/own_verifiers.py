@@ -164,7 +164,7 @@ def _own(entry: metadata.EntryPoint, tell: Tell) -> Grade:
             if callable(check) and not check(reference):
                 return BAD_REFERENCE
             judgement = grade(response, reference)
-        except Exception as error:  # noqa: BLE001  # of any kind: it scores 0 and is counted (methods 1.2)
+        except Exception as error:  # noqa: BLE001  # of any kind: it scores 0 and is counted
             memory_mebibytes = resource.getrlimit(resource.RLIMIT_AS)[0] >> 20
             why = f"out of memory, of {memory_mebibytes} MiB" if isinstance(error, MemoryError) else str(error)
             tell(f"the verifier {entry.name!r} raised {type(error).__name__}: {why}{_place(error, entry)}")

@@ -11,7 +11,7 @@ class VerdictCode(StrEnum):
     CORRECT = "correct"
     WRONG = "wrong"
     NO_ANSWER = "no_answer"  # nothing in the response reads as an answer
-    BAD_REFERENCE = "bad_reference"  # the reference itself cannot be read; the prompt is unusable (methods 1.2)
+    BAD_REFERENCE = "bad_reference"  # the reference itself cannot be read; the prompt is unusable
     TOO_COSTLY = "too_costly"  # not compared, because comparing could take too long
     ERROR = "error"  # the verifier failed on it
     TIMEOUT = "timeout"  # stopped by the deadline

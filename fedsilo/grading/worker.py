@@ -2,11 +2,11 @@
 
 The child stays alive across batches and grades one item after the other; it answers with one byte an item, so the
 parent knows on which item it hangs. An item past its deadline, or that kills the child, scores 0 and is counted; the
-child is started again for the rest (methods 1.2). What it says that is no verdict is taken for a crash. The child gets
-an almost empty environment, limits on memory and core files, and no descriptor but its pipes. `code` runs programs: it
-is refused unless the caller says that it may, and the child then runs each in a sandbox (code_sandbox.py) or does not
-start. Verifiers that a site brought itself are loaded in the child alone. What this does not stop: a verifier that
-writes files or opens sockets; none of ours does.
+child is started again for the rest. What it says that is no verdict is taken for a crash. The child gets an almost
+empty environment, limits on memory and core files, and no descriptor but its pipes. `code` runs programs: it is refused
+unless the caller says that it may, and the child then runs each in a sandbox (code_sandbox.py) or does not start.
+Verifiers that a site brought itself are loaded in the child alone. What this does not stop: a verifier that writes
+files or opens sockets; none of ours does.
 
     request   4-byte little-endian length, JSON [[response, reference], ...]
     reply     READY, or REFUSED and one line why; then nine bytes an item: the index of its VerdictCode, and its
@@ -77,7 +77,7 @@ class GradingProcess:
         verifier: a name of `grading.VERIFIERS`, of an own verifier, or a mixture.
         deadline_seconds: what one item may take; None: DEADLINE_SECONDS, or CODE_DEADLINE_SECONDS.
         memory_bytes_max: address space of the child.
-        runs_programs: a verifier that runs programs is taken; a coordinator never says so (design 8.1).
+        runs_programs: a verifier that runs programs is taken; a coordinator never says so.
         launch: starts the child; by default it is a plain process.
         reports: keep why a verifier of a package gave no verdict, for `take_report`. Such a text may quote responses
             and answers, so that it is for the verifier's author at a terminal, and for no silo.

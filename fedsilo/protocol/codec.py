@@ -124,7 +124,7 @@ def signing_bytes(envelope: pb.Envelope) -> bytes:
 def command_signing_bytes(
     *, site: str, name: str, arguments_json: str, request_id: str, expires: str, federation: str = ""
 ) -> bytes:
-    """Return the bytes that an operator's signature on a control command covers (design 2). An earlier version named no
+    """Return the bytes that an operator's signature on a control command covers. An earlier version named no
     federation."""
     command = {"site": site, "name": name, "arguments": arguments_json, "request_id": request_id, "expires": expires}
     if not federation:

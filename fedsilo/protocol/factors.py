@@ -1,14 +1,14 @@
 """The factors of a LoRA adapter as arithmetic: which are frozen, what every silo starts from, how uploads become the
 next adapter, and how far silos drifted apart. Averages are of one tile; the coordinator goes tile by tile. Pure.
 
-With `freeze: A` (FFA-LoRA, methods 6) the factors A are drawn from the plan's seed, travel once in the first global
+With `freeze: A` (FFA-LoRA) the factors A are drawn from the plan's seed, travel once in the first global
 adapter and are never trained or sent by a silo (threat T6). The plan states their digest. A silo draws them itself
 before it accepts the plan, so a coordinator cannot choose an A that makes a silo's B say more about its records than
 a random one; and every later global adapter must carry the same.
 What this does not stop: a coordinator that tries seeds, of which a plan has 2**53; and what B says (N1, N2).
 
-Drift (methods 2.8) comes from Gram matrices of the factors, so B A, which is as large as the base, is never formed: one
-matrix product for all A of a module, one for all B. Each factor is the silos' mean and what is apart from it:
+Drift comes from Gram matrices of the factors, so B A, which is as large as the base, is never formed: one matrix
+product for all A of a module, one for all B. Each factor is the silos' mean and what is apart from it:
 
     D_n = B_n A_n - M_B M_A = B_n a_n + b_n M_A,   a_n = A_n - M_A,   b_n = B_n - M_B,
     ||B_n A_n - B_n' A_n'||^2 = <D_n, D_n> + <D_n', D_n'> - 2 <D_n, D_n'>,
@@ -164,7 +164,7 @@ def trimmed_mean_delta(trim: int, master: Array, deltas: Sequence[Array]) -> Arr
 
 
 def mean_delta(master: Array, deltas: Sequence[Array]) -> Array:
-    """FedIT on one tile: A_{p+1} = A_p + mean_n (A^n - A_p), float32, in the order given (methods 2.2).
+    """FedIT on one tile: A_{p+1} = A_p + mean_n (A^n - A_p), float32, in the order given.
 
     Args:
         master: [n] float32.

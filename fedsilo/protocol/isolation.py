@@ -1,4 +1,4 @@
-"""The isolation levels of a trainer, in one order that silo, policy and coordinator share (threat_model 5)."""
+"""The isolation levels of a trainer, in one order that silo, policy and coordinator share."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The plan of one run: what the coordinator signs and every silo checks against its own policy.
 
-Every choice that methods.md leaves open is a field here with its default, so that the run record states it.
+Every choice that the papers leave open is a field here with its default, so that the run record states it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class _Closed(BaseModel):
 
 
 class Objective(_Closed):
-    """GRPO objective (methods 1.3)."""
+    """GRPO objective (docs/explain/objective.md)."""
 
     clip_low: float = Field(0.2, gt=0, lt=1)
     clip_high: float = Field(0.25, gt=0, lt=10)
@@ -37,11 +37,11 @@ class Objective(_Closed):
     token_aggregation: Literal["response-mean", "token-mean"] = "response-mean"
     dual_clip: float | None = Field(None, gt=1)
     mask_truncated: bool = False
-    proximal_mu: float = Field(0.0, ge=0)  # FedProx (methods 2.7); 0 is off
+    proximal_mu: float = Field(0.0, ge=0)  # FedProx; 0 is off
 
 
 class Optimiser(_Closed):
-    """AdamW (methods 1.4)."""
+    """AdamW."""
 
     learning_rate: float = Field(1e-5, gt=0)
     weight_decay: float = Field(0.01, ge=0)
@@ -108,7 +108,7 @@ class Plan(_Closed):
     swap_period: int = Field(2, ge=1)  # tau_swap
     prompts_per_step: int = Field(8, ge=1)  # b
     samples_per_prompt: int = Field(8, ge=1)  # K
-    donor_denominator: Literal["local"] = "local"  # methods 2.3
+    donor_denominator: Literal["local"] = "local"  # donors' tokens get the receiver's own policy
     seed: int = Field(ge=0, lt=2**53)
     objective: Objective = Objective()
     optimiser: Optimiser = Optimiser()
@@ -194,7 +194,7 @@ class Plan(_Closed):
         return self.public_step_deadline_seconds if step and self.exchange == "step" else self.round_deadline_seconds
 
     def public_steps(self) -> tuple[int, ...]:
-        """Steps s in 1..tau with s mod tau_swap == 0 (methods 2.2); the count restarts each round."""
+        """Steps s in 1..tau with s mod tau_swap == 0; the count restarts each round."""
         return tuple(step for step in range(1, self.local_steps + 1) if step % self.swap_period == 0)
 
 

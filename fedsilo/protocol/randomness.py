@@ -1,7 +1,7 @@
-"""Keyed randomness: a draw depends on its key only, never on the order of arrival (methods 1.1).
+"""Keyed randomness: a draw depends on its key only, never on the order of arrival.
 
 Shared draws (public batches, donors) are keyed by the run seed. Private draws are keyed by HMAC-SHA-256 of a
-site secret, so that a coordinator cannot search seeds (design 8.4).
+site secret, so that a coordinator cannot search seeds.
 """
 
 from __future__ import annotations

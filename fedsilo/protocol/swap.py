@@ -1,5 +1,5 @@
-"""The public steps of PubSwap (methods 2.2), as arithmetic on counts and indices. Both parties use it: the coordinator
-draws prompts and donors, the silo decides which of its own answers they replace."""
+"""The public steps of PubSwap, as arithmetic on counts and indices. Both parties use it: the coordinator draws prompts
+and donors, the silo decides which of its own answers they replace."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 def public_batch(plan: Plan, round_number: int, step: int) -> tuple[int, ...]:
-    """Rows of the public set for one public step: shuffled passes without replacement (methods 2.2).
+    """Rows of the public set for one public step: shuffled passes without replacement.
 
     A batch never spans two passes; the rows left over at the end of a pass wait for the next one's shuffle.
     """
@@ -30,8 +30,7 @@ def public_batch(plan: Plan, round_number: int, step: int) -> tuple[int, ...]:
 
 
 def donors_wanted(correct: int, samples: int) -> int:
-    """Return m = max(0, floor(K/2) - c): Balanced fills up to half, never beyond, whatever the parity of K (methods
-    2.4)."""
+    """Return m = max(0, floor(K/2) - c): Balanced fills up to half, never beyond, whatever the parity of K."""
     return max(0, samples // 2 - correct)
 
 
@@ -85,7 +84,7 @@ def random_group(
 
 
 def replaced_positions(rewards: Sequence[float], donors: int, random: np.random.Generator) -> tuple[int, ...]:
-    """Return which own answers donors replace: wrong ones only, uniformly (methods 2.2), in ascending order."""
+    """Return which own answers donors replace: wrong ones only, uniformly, in ascending order."""
     wrong = [position for position, reward in enumerate(rewards) if reward < 0.5]
     return tuple(sorted(draw_without_replacement(wrong, donors, random)))
 
@@ -131,7 +130,7 @@ def drawn_donors(
     """The donors that one silo gets for one prompt of one public step, best first: the order of the draw.
 
     At most floor(K/2), which is what Balanced needs where the silo has none correct. Equal texts of two silos, or of
-    one, are different donors (methods 2.4); none is listed twice, and no silo is its own donor.
+    one, are different donors; none is listed twice, and no silo is its own donor.
 
     Args:
         answers: of the pool to this step's prompt, by silo, each silo's in the order it sent them; None is no donor.

@@ -169,7 +169,7 @@ class PublicStep(TrainerTask):
 @dataclass(frozen=True)
 class AnswerAhead(TrainerTask):
     """Answer the public prompts of the next round's step `for_step` with the policy that `round` has trained. Nothing
-    is trained on these answers here: those that verify are donors for others (methods 2.2, `exchange: round_end`)."""
+    is trained on these answers here: those that verify are donors for others (`exchange: round_end`)."""
 
     gives = pb.PublicResponses
     round: int
@@ -179,7 +179,7 @@ class AnswerAhead(TrainerTask):
 
 @dataclass(frozen=True)
 class ExportDelta(TrainerTask):
-    """The difference of the local factors to the round's start (methods 2.2)."""
+    """The difference of the local factors to the round's start."""
 
     gives = pb.Factors
     round: int

@@ -1,4 +1,4 @@
-"""The transcript of a round: what the coordinator and every silo sign before anybody trains (threat model 7, T20).
+"""The transcript of a round: what the coordinator and every silo sign before anybody trains (T20, decision 11).
 
     Transcript  <->  canonical JSON (RFC 8785)  ->  SHA-256  ->  one signed statement by each party
 

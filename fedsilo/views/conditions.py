@@ -1,4 +1,4 @@
-"""Texts for a screen that lacks its data (console design 7): loading, empty, refused, old, denied.
+"""Texts for a screen that lacks its data: loading, empty, refused, old, denied.
 
 Each state says what is the matter and what to do, in words; none of them clears what is still known. Pure.
 """

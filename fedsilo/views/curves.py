@@ -244,7 +244,7 @@ ORDER = ("pass_at_1", "reward_mean", "kl", "update_norm", "gap", "pass_at_1_gree
          "donors_wanted", "donors_found", "swapped_share", "alpha_mean", "alpha_max", "zero_variance_share_before",
          "zero_variance_share", "clip_share", "truncated_share", "rollout_kl", "rollout_kl_limit",
          "adapter_visible_share", "stale_detectable_steps", "seconds")  # fmt: skip
-# What a figure's name does not say by itself (methods 2.8 has alpha, beta and omega).
+# What a figure's name does not say by itself (docs/reference/figures.md has them all).
 TITLES = {
     "pass_at_1": "pass@1", "pass_at_1_greedy": "pass@1 greedy", "reward_mean": "reward", "kl": "KL",
     "update_norm": "update norm", "gap": "pass@1 gap between silos", "zero_variance_share": "groups without variance",

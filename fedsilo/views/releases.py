@@ -1,5 +1,5 @@
-"""A held release as lines: the facts a person needs before answering (in the order of console design 5), a finding
-whole, the payload, and the comparison with the last release of its kind.
+"""A held release as lines: the facts a person needs before answering, a finding whole, the payload, and the comparison
+with the last release of its kind.
 
 Nothing optional, nothing blank: where there is nothing yet, the words say so ("DP off", "first release, nothing to
 compare"). Rules that look or deny have a line each and come first; rules that are ok share lines. Much of it comes from

@@ -50,7 +50,7 @@ class Rule:
 
 
 class Release(answers.HeldRelease):
-    """A held release as people read it (console design 5).
+    """A held release as people read it.
 
     Attributes:
         rules: verdicts in words.

@@ -2,7 +2,7 @@
 many it got right) or `competence.answers` (its own answers, where the coordinator keeps the labels) leaves.
 
 A score is about what was asked, in its order, and about nothing else. What the rules do not stop: a coordinator that
-learns from well chosen exemplars; `max_per_day` bounds how often it may ask (methods 4.9).
+learns from well chosen exemplars; `max_per_day` bounds how often it may ask.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class CompetenceScore(Closed):
     """The number of the exemplars that the coordinator chose this silo answers right.
 
     Attributes:
-        exemplars: how many one score is about; few say much about each (methods 4.9).
+        exemplars: how many one score is about; few say much about each.
         max_per_step, max_per_day: scores.
     """
 

@@ -1,8 +1,8 @@
-"""Facts of interventions (methods 5.1): layers and groups, shapes, finiteness, norms, and whether R is orthonormal.
+"""Facts of LoReFT interventions: layers and groups, shapes, finiteness, norms, and whether R is orthonormal.
 
 `reft.intervention` leaves a silo, `reft.aggregate` comes in; whole values both, finite, within the norms, R
 orthonormal (T1, T2, T4, T7). What the rules do not stop: information in the low bits of allowed values, and in the
-choice of R among rotations that do the same (N1, methods 5.1).
+choice of R among rotations that do the same (N1).
 """
 
 from __future__ import annotations

@@ -105,7 +105,7 @@ def reward_match(facts: Facts, policy: Policy, history: History) -> Judgement:
 
 @block_rule("worth of a match", "REWARD_RANGE", "bandit.reward")
 def reward_bound(facts: Facts, block: BanditReward, path: Path) -> Judgement:
-    """Finite and bounded, which also bounds what one lie is worth (methods 3.6)."""
+    """Finite and bounded, which also bounds what one lie is worth."""
     wrong = sum(not abs(value) <= block.max_abs for value in facts["values"]) + facts["values_at_fault"]
     return none_of(wrong, (*path, "max_abs"))
 

@@ -1,4 +1,4 @@
-"""`profile.vector`: what a matchmaker may know of a silo's model and data (methods 3, threats T9, T15)."""
+"""`profile.vector`: what a matchmaker may know of a silo's model and data (threats T9, T15)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Scores of candidate answers: `reward.ask` comes in, by row of the silo's own copy of the set, and `reward.scalar`
 leaves.
 
-What the rules do not stop: a coordinator that learns a stored answer by asking about candidates (methods 4.9).
+What the rules do not stop: a coordinator that learns a stored answer by asking about candidates.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class RewardScalar(Closed):
     """Scores of candidate answers. Whether one came from a stored answer or from a model is no field of it.
 
     Attributes:
-        max_per_day: scores, over all questions: who may ask without end can search for a stored answer (methods 4.9).
+        max_per_day: scores, over all questions: who may ask without end can search for a stored answer.
         abstain: whether a silo may say that it cannot judge a question.
     """
 

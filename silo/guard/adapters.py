@@ -1,4 +1,4 @@
-"""Global adapters that this silo holds, by digest: one it has is not fetched again (design 4), unless it was let in
+"""Global adapters that this silo holds, by digest: one it has is not fetched again, unless it was let in
 under a plan that freezes other factors (T6), or measured from another last adapter than the run has come to (T20).
 
 One that is on its way is kept as it comes, and goes on at that offset when the line was cut or this process killed.

@@ -10,7 +10,7 @@ the digest that the person was shown, and is recorded before it is done (T36, T3
 accepted adapter is trained on when a round begins with it, or with one that passes against it; the round that is open
 goes on without this silo.
 
-*Halts* (threat model 6): a kind that its screens halted (T18), or all of this silo, where somebody signed two
+*Halts*: a kind that its screens halted (T18), or all of this silo, where somebody signed two
 transcripts of one round (T20). More hits on one UTC day than `max_hits_per_day` halt the kind: whoever may choose what
 is asked could otherwise learn from what is withheld. The halt outlives the day and every restart. It ends when as many
 approvers as the policy's `approvals.release_after_halt` says have signed a command over exactly this halt.

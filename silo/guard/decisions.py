@@ -14,7 +14,7 @@ What waits in the outbox is sent as the same bytes under a new sequence. Its fac
 force, which may be tighter than the one that let it out (T34). It was counted against every limit then, and is not a
 second time.
 
-The guard grades answers again from its own copy of the public file (design 4.2), so a trainer that calls a wrong answer
+The guard grades answers again from its own copy of the public file, so a trainer that calls a wrong answer
 right, or hides text in an answer, does not decide what leaves. Grading runs in a child process that can be killed, and
 all answers of a message together take no longer than one budget.
 

@@ -4,7 +4,7 @@ Over a line (`LineExchange`): hello, what is left in the outbox, then a poll or 
 is the coordinator's turn: a long poll when nothing is to do, a short one while a release is held, none while the
 trainer works (then a heartbeat every few seconds, and a poll when an answer says that something waits).
 
-By files (`FileExchange`; methods 2.2, `exchange: round_end`), the guard of a silo without a line speaks when people
+By files (`FileExchange`; `exchange: round_end`), the guard of a silo without a line speaks when people
 carry them:
 
     silo import-plan      a file of the coordinator's: answers, plans, rounds, donors, adapters; each message is let in

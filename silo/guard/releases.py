@@ -499,7 +499,7 @@ class Releases:
     # ---- for people --------------------------------------------------------------------------------
 
     def view(self, release: Release) -> HeldRelease:
-        """Everything a person must see before answering (console design 5); facts and digests, never content."""
+        """Everything a person must see before answering; facts and digests, never content."""
         return self._view(release, dict(self.destination))
 
     def _view(self, release: Release, destination: Mapping[str, str]) -> HeldRelease:

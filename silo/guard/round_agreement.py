@@ -1,4 +1,4 @@
-"""What this silo signs with all others before it trains, and what it waits for (threat model 7, T20).
+"""What this silo signs with all others before it trains, and what it waits for (T20, decision 11).
 
     round.open with a transcript -> every field compared with what this site knows -> recorded, kept, countersigned
     (in the next polls) -> round.agreed with the others' signatures -> verified, recorded -> the round begins

@@ -1,7 +1,7 @@
 """The guard's text screens: what they need of this site's own files, one run over all texts of a message, and one over
 archived texts by another policy.
 
-The trainer builds the overlap index of the private records with a key that the guard hands it (design 8.10). The guard
+The trainer builds the overlap index of the private records with a key that the guard hands it. The guard
 never opens the records, only that one file, and as an untrusted one: a plain file of bounded size in the scratch
 folder, parsed strictly, with the key that its grams are hashed by. Canaries are a file of the site that only the guard
 reads. A screen whose material is missing denies the message (SCREEN_FAILED); `troubles` says why beforehand.

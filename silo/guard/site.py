@@ -3,7 +3,7 @@
 A site whose policy is missing or wrong, whose public set is not the pinned one, or whose model is not the one that the
 policy names does not start, and the refusal says what to do. Nothing here dials out, so `silo report` may use it.
 
-The site's own certificate is told in its audit log: in use, replaced by another, soon to expire (threat model 5). What
+The site's own certificate is told in its audit log: in use, replaced by another, soon to expire. What
 the log holds already is read from the log itself, so a start that changes nothing adds nothing, and no other file can
 disagree. A certificate that was renewed on the disk counts from the next start on, as everywhere in the guard.
 

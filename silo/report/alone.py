@@ -1,7 +1,7 @@
 """A federation of one: both halves of a method played against each other with a single silo, nothing in between.
 
-This is what a silo could have had alone under the same plan. The method itself says what becomes of it without others
-(methods 1.7), so no second rule for "local only" can drift away from it. Not carried out: evaluations on the public
+This is what a silo could have had alone under the same plan. The method itself says what becomes of it without others,
+so no second rule for "local only" can drift away from it. Not carried out: evaluations on the public
 held-out file, which change nothing in the result; deadlines, since nobody is waited for.
 """
 

@@ -4,11 +4,11 @@ Which rows a step uses is drawn by the guard (silo/sampling.py), which knows the
 order: the tokenizer (`TextCodec`), the private holdout (`split_holdout`), prompts as tokens, the overlap index for the
 guard's screen (`provide_index`), and the preview that `silo check` shows. Free of torch.
 
-Text becomes tokens the same way at every silo (methods 2.3, "ids or text"): a prompt goes through the folder's chat
-template where it has one, else in as it is; a site may name another template, or none. Templates are rendered by
-transformers in its own sandbox, never as code (T22). An answer's tokens are its text encoded without added special
-tokens, and the end-of-sequence token where the answer finished. A donor's text that encodes to special tokens is
-refused: it would train control tokens that its author never emitted.
+Text becomes tokens the same way at every silo: a prompt goes through the folder's chat template where it has one, else
+in as it is; a site may name another template, or none. Templates are rendered by transformers in its own sandbox, never
+as code (T22). An answer's tokens are its text encoded without added special tokens, and the end-of-sequence token where
+the answer finished. A donor's text that encodes to special tokens is refused: it would train control tokens that its
+author never emitted.
 
 `python -P -m silo.trainer.data` is the preview: a request as JSON on standard input, an answer as JSON on standard
 output. It is a process of its own in the trainer's sandbox, because a model folder's chat template is rendered in it
@@ -261,7 +261,7 @@ class PromptSet:
 
 
 def encode_prompts(rows: Sequence[TaskRow], codec: TextCodec, max_prompt_tokens: int) -> PromptSet:
-    """Rows whose prompt has more tokens than the plan allows are counted and left out (methods 2.6)."""
+    """Rows whose prompt has more tokens than the plan allows are counted and left out."""
     by_row = {}
     overlong = 0
     for place, row in enumerate(rows):

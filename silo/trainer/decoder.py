@@ -758,7 +758,7 @@ class Decoder:
 
     @contextmanager
     def base_only(self) -> Iterator[None]:
-        """Leave the factors out inside the block: the reference of the KL term (methods 1.3)."""
+        """Leave the factors out inside the block: the reference of the KL term."""
         before, self.adapted = self.adapted, False
         try:
             yield

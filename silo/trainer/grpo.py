@@ -1,15 +1,14 @@
-"""One GRPO step: answers to prompts in, changed factors and figures out (methods 1.3, 1.4).
+"""One GRPO step: answers to prompts in, changed factors and figures out (docs/explain/objective.md).
 
 The objective comes first, in pure torch, and knows no model, tokenizer or silo: advantages, the clipped objective, KL
-and how tokens are averaged. Sources: PubSwap Eq. 2 (with the ratio on y_t: the printed y_<t is a typo, methods 2.10),
-Schulman's k3 estimator, DAPO's clip-higher, Ye et al.'s dual clip, FedProx.
+and how tokens are averaged. Sources: PubSwap Eq. 2 (with the ratio on y_t: the printed y_<t is a typo), Schulman's k3
+estimator, DAPO's clip-higher, Ye et al.'s dual clip, FedProx.
 
 The `Learner` then makes `epochs` passes over the step's whole batch, one optimiser step each. The old log-probabilities
 are those of the first pass, detached: it sees the policy that generated, so no extra forward is needed, and donors'
-tokens get the receiver's own policy as denominator (`local`, methods 2.3). A batch may be cut into parts, and these
-dealt out over processes (`scale_out`): weights are those of the whole batch, gradients add up and only their sum is
-applied. Groups without signal stay in every denominator but are left out of the forward pass, unless a KL or entropy
-term wants them.
+tokens get the receiver's own policy as denominator (`local`). A batch may be cut into parts, and these dealt out over
+processes (`scale_out`): weights are those of the whole batch, gradients add up and only their sum is applied. Groups
+without signal stay in every denominator but are left out of the forward pass, unless a KL or entropy term wants them.
 
 Axes, as trailing comments: K answers of one prompt, R answers of a batch (rows), M answer tokens of a batch, one after
 the other without padding.
@@ -35,7 +34,7 @@ from silo.trainer.scale_out import Processes, dealt
 
 T = TypeVar("T")
 
-# Rewards closer together than this are one value: the group carries no signal (methods 1.3).
+# Rewards closer together than this are one value: the group carries no signal.
 ZERO_VARIANCE_RANGE = 1e-12
 # A log-ratio counts up to here: exp(20) is 5e8. Beyond 88 exp overflows, and the gradient of a clipped token, 0 x inf,
 # would be NaN.
@@ -82,7 +81,7 @@ def has_zero_variance(rewards: Tensor) -> bool:
 
 
 def group_advantages(rewards: Tensor, *, std: Literal["sample", "population"], epsilon: float) -> Tensor:
-    """A_k = (r_k - mean(r)) / (std(r) + epsilon); exactly 0 for a group of one or of equal rewards (methods 1.3).
+    """A_k = (r_k - mean(r)) / (std(r) + epsilon); exactly 0 for a group of one or of equal rewards.
 
     Args:
         rewards: [K].
@@ -186,8 +185,8 @@ def row_weights(
 
 
 def proximal_term(parameters: Iterable[Tensor], starts: Iterable[Tensor], mu: float) -> Tensor:
-    """FedProx, to be added to the loss: (mu / 2) sum ||theta - theta_p||^2 over the factors, each on its own
-    (methods 2.7). The paper writes it as a term to minimise beside an objective to maximise: mind the sign."""
+    """FedProx, to be added to the loss: (mu / 2) sum ||theta - theta_p||^2 over the factors, each on its own.
+    The paper writes it as a term to minimise beside an objective to maximise: mind the sign."""
     squares = [(parameter - start).square().sum() for parameter, start in zip(parameters, starts, strict=True)]
     return 0.5 * mu * torch.stack(squares).sum()
 
@@ -201,7 +200,7 @@ class StepFigures:
         kl: mean k3 to the base before the update; None where the plan has no KL term.
         entropy: mean entropy before the update in nats; None where the plan has no entropy term.
         logp_own: mean log-probability of a token of the trained own answers; None without any.
-        logp_donor: the same for donors: how far from the local policy they are (methods 2.8).
+        logp_donor: the same for donors: how far from the local policy they are.
         ratio_deviation_first: largest |rho - 1| at the first epoch: 0 by construction.
         ratio_deviation_last: the same at the last epoch.
         grad_norm: before clipping, last epoch.

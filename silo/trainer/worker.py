@@ -4,8 +4,8 @@ that the guard sends.
 On another host it dials `tls:HOST:PORT` with `--certificate`, `--key` and `--site-ca`: a key of its own, made for this
 link and good for nothing else. A trainer serves one run; who starts it by hand starts it again (`--wait-seconds`).
 
-It holds the private data and the model, and no key and no network: the link to the guard is its only connection
-(design 2). The order of a life: offline settings, dial, `probe` -> `probed`, and only in a sandbox that suffices
+It holds the private data and the model, and no key and no network: the link to the guard is its only connection.
+The order of a life: offline settings, dial, `probe` -> `probed`, and only in a sandbox that suffices
 `configure` -> load -> refuse further connections -> `ready`; then `plan` and `task` messages until `stop` or until the
 guard is gone.
 

@@ -26,7 +26,7 @@ from silo.trainer.agreement import (
     student_quantile,
 )
 
-NOISE = 0.02  # of bfloat16, in nats per token (design 8.9)
+NOISE = 0.02  # of bfloat16, in nats per token
 STEP = 5e-4  # what one step at lr 1e-5 moves
 
 

@@ -86,7 +86,7 @@ def test_a_method_without_public_steps_has_none_alone_either(tmp_path: Path) -> 
 
 
 def test_the_random_swap_runs_alone_too() -> None:
-    """Its group is a permutation of own answers (methods 2.4): no donor is anybody else's."""
+    """Its group is a permutation of own answers: no donor is anybody else's."""
     adapter, tasks = trained("pubswap-random")
     origins = {donor.origin for task in tasks if isinstance(task, PublicStep) for row in task.donors.prompts
                for donor in row.donors}  # fmt: skip
@@ -128,7 +128,7 @@ def test_an_update_is_committed_once() -> None:
 
 
 def test_the_initial_adapter_is_the_one_every_run_begins_with() -> None:
-    """Written out from methods 2.1: what a silo draws again from the plan's seed is what the coordinator broadcast."""
+    """Written out by hand: what a silo draws again from the plan's seed is what the coordinator broadcast."""
     import math
 
     import numpy as np

@@ -119,7 +119,7 @@ def test_donors_are_those_drawn_by_hand(counts: list[int], samples: int, seed: i
 
 @pytest.mark.parametrize(("fresh", "donors"), [((0, 4, 8, 1), (4, 0, 0, 3)), ((0, 0, 0, 0), (4, 4, 4, 4))])
 def test_the_hand_made_groups_take_as_many_as_in_step_mode(fresh: tuple[int, ...], donors: tuple[int, ...]) -> None:
-    """methods 2.9 with K=8: the counts are those of the fresh answers, the pool's are of the round before."""
+    """With K=8: the counts are those of the fresh answers, the pool's are of the round before."""
     silos = ("s0", "s1", "s2", "s3")
     plan = plan_of(silos=silos, rounds=3)
     prompt = public_batch(plan, 2, 2)[0]

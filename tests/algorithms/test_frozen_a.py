@@ -1,4 +1,4 @@
-"""Training with A frozen (FFA-LoRA, methods 6): A stays bit for bit, B learns as it does beside a trained A."""
+"""Training with A frozen (FFA-LoRA): A stays bit for bit, B learns as it does beside a trained A."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_another_adapter_is_computed_with_its_own_a_and_afterwards_ours_is_back(
 
 
 def test_real_updates_average_exactly_with_a_frozen_and_not_with_both_trained(tmp_path: Path) -> None:
-    """mean_n s B_n A = s mean(B_n) A, to 1e-6 of its norm; with A trained too, FedIT is off (methods 2.2)."""
+    """mean_n s B_n A = s mean(B_n) A, to 1e-6 of its norm; with A trained too, FedIT is off."""
 
     def error(freeze: Any, plan: Plan) -> float:
         # a learning rate at which the covariance of the two factors shows in float32

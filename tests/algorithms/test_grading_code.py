@@ -242,7 +242,7 @@ def test_T22_programs_are_run_where_it_was_said_that_they_may() -> None:
 
 
 def test_T22_the_coordinator_never_runs_programs() -> None:
-    """It skips verifiers that execute (design 8.1), and nothing in it could say that they may run."""
+    """It skips verifiers that execute, and nothing in it could say that they may run."""
     assert require_verifier("code").executes and require_verifier("code*0.5+exact*0.5").executes
     assert not require_verifier("math*0.5+exact*0.5").executes
     for path in sorted((ROOT / "coordinator").rglob("*.py")):

@@ -245,7 +245,7 @@ def test_public_batches_are_shuffled_passes_without_replacement() -> None:
 def test_mean_delta_is_fedit_and_float32_in_silo_order() -> None:
     import numpy as np
 
-    # Scalars (A, B) = (1, 1) and (-1, -1): the mean of each factor is 0 although both products are 1 (methods 2.9).
+    # Scalars (A, B) = (1, 1) and (-1, -1): the mean of each factor is 0 although both products are 1.
     zero = np.zeros(1, np.float32)
     one = np.ones(1, np.float32)
     assert mean_delta(zero, [one, -one]) == 0

@@ -1,4 +1,4 @@
-"""The objective against a slow loop in plain Python, and against the closed forms of methods 1.3 (a) to (g)."""
+"""The objective against a slow loop in plain Python, and against closed forms."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class SlowAnswer:
 
 
 def slow_loss(groups: list[list[SlowAnswer]], settings: Settings) -> float:
-    """methods 1.3 read aloud, token by token."""
+    """docs/explain/objective.md read aloud, token by token."""
     per_token: list[list[list[float]]] = []
     for group in groups:
         rewards = [answer.reward for answer in group]
@@ -244,7 +244,7 @@ def test_temperature_divides_logits_before_the_softmax() -> None:
 
 
 def test_fedprox_minimiser() -> None:
-    """On (a/2)(x - c)^2 the local minimiser is (a c + mu x_p) / (a + mu) (methods 2.9)."""
+    """On (a/2)(x - c)^2 the local minimiser is (a c + mu x_p) / (a + mu)."""
     a, c, mu, start = 2.0, 5.0, 0.5, torch.tensor([1.0])
     x = start.clone().requires_grad_()
     for _ in range(200):

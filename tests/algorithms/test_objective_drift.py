@@ -1,4 +1,4 @@
-"""Drift between silos and the error of averaging factors, against the products written out (methods 2.8, 2.9)."""
+"""Drift between silos and the error of averaging factors, against the products written out."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_figures_equal_the_products_written_out(spread: float, dtype: type, tole
 
 
 def test_fedit_of_opposite_scalars_loses_all() -> None:
-    """(1, 1) and (-1, -1): both products are 1, the mean factors are 0 (methods 2.9)."""
+    """(1, 1) and (-1, -1): both products are 1, the mean factors are 0."""
     one = np.ones((1, 1), np.float32)
     drift = drift_of([[(one, one), (-one, -one)]], scale=1.0)
     assert drift.aggregation_error == 1.0

@@ -1,8 +1,8 @@
-"""Loss and gradients of the whole update against one loop over tokens, for every option of methods 1.3 and 2.7.
+"""Loss and gradients of the whole update against one loop over tokens, for every option of the objective.
 
 The loop knows nothing of streams, weights, chunks or masks: each answer goes through transformers and peft alone, each
-token's term is written down as methods 1.3 says it, and automatic differentiation does the rest. Compared are both
-epochs: in the second, taken at the factors that the first has reached, ratios leave the band.
+token's term is written down as docs/explain/objective.md says it, and automatic differentiation does the rest. Compared
+are both epochs: in the second, taken at the factors that the first has reached, ratios leave the band.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""beta and the omega proxy against gradients of whole groups, each by transformers and peft alone (methods 2.8)."""
+"""beta and the omega proxy against gradients of whole groups, each by transformers and peft alone."""
 
 from __future__ import annotations
 

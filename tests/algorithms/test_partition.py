@@ -1,4 +1,4 @@
-"""The equal-size Dirichlet split against the figures of methods 1.5: 7 classes, 4 silos x 400 of 2,000, ten seeds."""
+"""The equal-size Dirichlet split against measured figures: 7 classes, 4 silos x 400 of 2,000, ten seeds."""
 
 from __future__ import annotations
 

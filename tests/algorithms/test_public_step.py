@@ -1,4 +1,4 @@
-"""The receiver's half of the swap: Balanced and Random of methods 2.9, and donors nobody should train on."""
+"""The receiver's half of the swap: Balanced and Random on hand-made groups, and donors nobody should train on."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def generated(session: Session, step: int = 2, offer: str = "correct") -> pb.Pub
 
 
 def test_answers_ahead_are_the_right_ones_of_the_trained_policy_and_train_nothing() -> None:
-    """exchange: round_end (methods 2.2)."""
+    """`exchange: round_end`."""
     session, _ = begun()
     asked = (4, 0, 9)
     own = generated(session)
@@ -311,7 +311,7 @@ def test_evaluation_counts_by_hand() -> None:
 
 @pytest.mark.parametrize(("wire_dtype", "limit"), [("float32", 1e-6), ("bfloat16", 0.01)])
 def test_wire_round_trip_of_a_small_update_loses_little(wire_dtype: str, limit: float) -> None:
-    """At lr 1e-5 the difference survives bfloat16; a bfloat16 copy of the whole factors would not (methods 2.2)."""
+    """At lr 1e-5 the difference survives bfloat16; a bfloat16 copy of the whole factors would not."""
     session, shape = begun(plan=make_plan(optimiser__learning_rate=1e-5))
     session.carry_out(PrivateStep(1, 1))
     delta = delta_of(session)

@@ -1,4 +1,4 @@
-"""PubSwap's swap rules against the hand-made groups of methods 2.9 and as properties over random counts."""
+"""PubSwap's swap rules against hand-made groups and as properties over random counts."""
 
 from __future__ import annotations
 

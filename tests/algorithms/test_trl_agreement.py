@@ -372,7 +372,7 @@ def test_a_mistake_on_either_side_is_far_outside_the_tolerance(name: str, make_p
 
 
 def test_an_adapter_loaded_before_the_trainer_becomes_its_reference(make_peer: MakePeer) -> None:
-    """Why `reference for KL` is a row of methods 1.3: a trainer rebuilt around a received adapter measures KL to that
+    """Why the reference of the KL is said at all: a trainer rebuilt around a received adapter measures KL to that
     adapter, which is 0 at the round's start. Ours is to the base model, in every round."""
     ours = our_epochs(GROUPS, {"objective__kl_coefficient": KL})
     rebuilt = make_peer({**GRPO, "beta": KL}, loaded_before=ours[0].factors)

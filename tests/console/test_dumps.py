@@ -137,7 +137,7 @@ SCENES: Mapping[str, tuple[tuple[Step, ...], tuple[tuple[int, int], ...]]] = {
     "logs-whole": ((*LOGGED, "w", "j", "j"), (SMALL,)),
     "settings": ((silo(), "0", ("settings", SETTINGS)), EACH),
 }  # fmt: skip
-VARIED = ("overview", "approval")  # at the smallest size also in light, mono and ASCII (console design 11.3)
+VARIED = ("overview", "approval")  # at the smallest size also in light, mono and ASCII
 DRAWN = [(name, size) for name, (_, sizes) in SCENES.items() for size in sizes]
 
 

@@ -1,5 +1,5 @@
 """What a source does not hold reads `hidden` on every screen: never 0, never an alarm, and not as something that a
-daemon said (console design 9)."""
+daemon said."""
 
 from __future__ import annotations
 

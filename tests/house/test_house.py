@@ -49,11 +49,25 @@ WRITTEN = {".py", ".md", ".toml", ".yaml", ".proto", ".html", ""}
 
 def test_a_folder_that_was_renamed_is_named_in_the_changelog_alone() -> None:
     assert all(FORMER.search(planted.format("treaty")) for planted in ("from fedsilo.{}.x import y", "`{}/codec.py`"))
+    assert _where(FORMER) == ["CHANGELOG.md"]
+
+
+def _where(pattern: re.Pattern[str]) -> list[str]:
+    """Names of the tracked texts in which the pattern is found."""
     tracked = subprocess.run(
         ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout.splitlines()
     texts = [ROOT / name for name in tracked if Path(name).suffix in WRITTEN and not name.startswith("tests/vectors")]
-    assert [path.name for path in texts if FORMER.search(path.read_text(errors="replace"))] == ["CHANGELOG.md"]
+    return [path.name for path in texts if pattern.search(path.read_text(errors="replace"))]
+
+
+CITED = re.compile(r"\b(methods|design|house|(console|threat)[ _](design|model))(\.md)?\s+§?\d")
+
+
+def test_no_section_of_a_document_is_cited_that_the_project_does_not_have() -> None:
+    planted = ("(methods {}.3)", "(console\ndesign {})", "(threat model {}, T20)", "house.md {}")
+    assert all(CITED.search(each.format(1)) for each in planted)
+    assert _where(CITED) == []
 
 
 # ---- names -----------------------------------------------------------------------------------------

@@ -1,5 +1,5 @@
-"""A silo in a network namespace without a single interface takes part in a run: people carry its files (issue text of
-methods 2.2). The other two silos dial as ever."""
+"""A silo in a network namespace without a single interface takes part in a run: people carry its files. The other two
+silos dial as ever."""
 
 from __future__ import annotations
 

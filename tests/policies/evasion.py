@@ -21,7 +21,7 @@ from policies.screens.overlap import OverlapIndex, build_index
 CORPUS = Path(__file__).resolve().parents[1] / "vectors" / "evasion.jsonl"
 KEY = bytes(range(32))
 ALLOWED: tuple[Alphabet, ...] = ("latin", "greek", "digits", "punctuation", "math")
-# All four screens with everything they can look for, set as threat_model.md 4 sets them.
+# All four screens with everything they can look for.
 EVERYTHING = TextScreens.model_validate(
     {
         "pii_basic": {"patterns": get_args(PatternName)},

@@ -1,4 +1,4 @@
-"""Kinds and what names them; bounds at random, over time and under two policies; what facts hold (methods 7.1, 7.3)."""
+"""Kinds and what names them; bounds at random, over time and under two policies; what facts hold."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ def test_a_key_knows_its_line() -> None:
 
 
 def test_default_limits_hold_the_published_experiments_and_the_demo() -> None:
-    """Worst round of methods 2.6 (tau 120, swap period 2, b = K = 8, 2048 tokens), computed here by hand."""
+    """Worst round of PubSwap's experiments (tau 120, swap period 2, b = K = 8, 2048 tokens), computed here by hand."""
     policy = policy_of(policy_text(size=PlanSize()))
     responses = policy.file.egress.public_responses
     plan = policy.file.ingress.run_plan

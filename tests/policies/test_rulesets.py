@@ -1,4 +1,4 @@
-"""The shipped rulesets: one for each set of kinds of methods.md 7.2, alike but for what they are for."""
+"""The shipped rulesets: one for each set of kinds that a method sends, alike but for what they are for."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tools.ruleset_methods import METHOD_RULESETS
 
 FOLDER = Path(__file__).parents[2] / "policies" / "rulesets"
 
-# methods.md 7.2, by hand: what leaves a silo under each method, beside control.* and where it is allowed metrics.eval.
+# By hand: what leaves a silo under each method, beside control.* and where it is allowed metrics.eval.
 SENT = {
     "fedavg": {"lora.factors", "metrics.eval"},
     "pubswap": {"lora.factors", "public.responses", "metrics.eval"},

@@ -64,7 +64,7 @@ def test_tiles_do_not_change_a_bit_of_the_slow_loop(tmp_path: Path, tile_element
 
 
 def test_opposite_deltas_cancel_although_their_products_are_one(tmp_path: Path) -> None:
-    """FedIT (methods 2.9): (A, B) = (1, 1) and (-1, -1) average to (0, 0)."""
+    """FedIT: (A, B) = (1, 1) and (-1, -1) average to (0, 0)."""
     master = factors({name: np.zeros(shape, np.float32) for name, shape in SCHEMA.tensors}, "")
     ones = {name: np.ones(shape, np.float32) for name, shape in SCHEMA.tensors}
     uploads = [factors(ones, master.digest), factors({name: -values for name, values in ones.items()}, master.digest)]

@@ -121,7 +121,7 @@ def drawn(seed: int, *names: str) -> Arrays:
 def test_the_mean_of_the_products_is_the_product_of_the_means_with_a_frozen_and_else_not(
     tmp_path: Path, tile_elements: int
 ) -> None:
-    """FFA-LoRA (methods 6): exact to 1e-6. With both factors trained the same sum is off by the covariance."""
+    """FFA-LoRA: exact to 1e-6. With both factors trained the same sum is off by the covariance."""
     master = payload(drawn(0, A, B), "")
     base = codec.decode_factors(master.data).tensors
 

@@ -99,7 +99,7 @@ def test_T18_the_wire_of_a_withheld_answer_is_that_of_one_graded_wrong(tmp_path:
     """Envelope, signature, sequence and payload, byte for byte."""
     withheld, wrong = (site.bench(tmp_path / name, site.policy()) for name in ("withheld", "wrong"))
     wires = []
-    # A wrong answer is one that the trainer never offers (methods 2.4); its prompt keeps its number of samples.
+    # A wrong answer is one that the trainer never offers; its prompt keeps its number of samples.
     for bench, texts in ((withheld, ("12", site.PLANTED["overlap"])), (wrong, ("12",))):
         offered = bench.responses((1, texts), (4, ()), (7, ("12",)))
         assert isinstance(offered, Allowed)

@@ -1,5 +1,5 @@
-"""What a record of the audit log says about others (threat model 5): the program that decided, the records of the
-approvals that a decision rests on, and the record that the coordinator made of the same message."""
+"""What a record of the audit log says about others: the program that decided, the records of the approvals that a
+decision rests on, and the record that the coordinator made of the same message."""
 
 from __future__ import annotations
 

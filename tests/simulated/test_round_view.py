@@ -1,5 +1,5 @@
 """What people see of a round: the queries `round` and `curves` against what was recorded, and drift between silos in
-the run record against the factors of each written out (methods 2.8).
+the run record against the factors of each written out.
 """
 
 from __future__ import annotations

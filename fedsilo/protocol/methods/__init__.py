@@ -25,7 +25,7 @@ def method_named(name: str) -> Method:
 
 def require_exchange(plan: Plan) -> Method:
     """The plan's method, if it works the way the plan says. A plan is signed and recorded, so an `exchange` that is
-    not carried out must not stand in it (methods 2.2).
+    not carried out must not stand in it.
 
     Raises:
         UsageError: there is no such method, or it does not have this exchange; SILO_STEPS: some silos take fewer

@@ -1,4 +1,4 @@
-"""Answers about a held release that people see before they answer (console design 5): facts and digests, never content.
+"""Answers about a held release that people see before they answer: facts and digests, never content.
 
 Everything is set beside the last release of the same kind that left: where it went and whose certificate was there, the
 policy it left under, its form, its size and its norm; where none has left, beside the last one that did not. What is

@@ -1,4 +1,4 @@
-"""Starts programs in a sandbox, at one of these isolation levels (design 2, threats B1, T10, X11).
+"""Starts programs in a sandbox, at one of these isolation levels (threats B1, T10, X11).
 
     namespaces   user, mount, network, pid, ipc and host-name namespaces; a tree of what is listed and nothing else; no
                  interface but `lo`; no capability, a system-call filter. Also when the guard is root.

@@ -1,10 +1,10 @@
 """The LoRA adapter a run trains: factors beside a frozen base, loaded from and exported to the wire's names.
 
 W = W0 + s B A with s = alpha / rank, A [r, in], B [out, r], no dropout (with dropout the ratio would differ from 1
-on the first update, methods 1.3). Wire names are the base model's own module names followed by `.lora_A` or
+on the first update). Wire names are the base model's own module names followed by `.lora_A` or
 `.lora_B`. Factors are float32 whatever the base is loaded as, and so is the exported difference to the round's start.
 
-With A frozen (FFA-LoRA, methods 6) only B is trained, only B is in the difference, and A stays what was loaded, bit for
+With A frozen (FFA-LoRA) only B is trained, only B is in the difference, and A stays what was loaded, bit for
 bit: then the mean of the silos' products is the product of the means.
 """
 
@@ -90,7 +90,7 @@ class LoraAdapter:
         _check_fit(base, shape)
         self.shape = shape
         device = next(base.parameters()).device
-        # zero until a round's adapter is loaded: the coordinator draws A, once for all (methods 2.1)
+        # zero until a round's adapter is loaded: the coordinator draws A, once for all
         self.factors: dict[str, torch.nn.Parameter] = {
             name: torch.nn.Parameter(torch.zeros(sides, device=device), requires_grad=not is_frozen(name, shape.freeze))
             for name, sides in sorted(shape.shapes.items())
@@ -116,7 +116,7 @@ class LoraAdapter:
         self.start = [parameter.detach().clone() for parameter in self.parameters]
 
     def delta(self) -> dict[str, Array]:
-        """Trained factors minus the round's start, float32, by wire name (methods 2.2)."""
+        """Trained factors minus the round's start, float32, by wire name."""
         return {
             name: (parameter.detach() - start).cpu().numpy().astype(np.float32)
             for (name, parameter), start in zip(self._trained.items(), self.start, strict=True)
@@ -142,7 +142,7 @@ class LoraAdapter:
         return factors if self.decoder.adapted else {name: np.zeros_like(values) for name, values in factors.items()}
 
     def drift(self) -> float:
-        """||theta - theta_p|| over all trained factors (methods 2.8)."""
+        """||theta - theta_p|| over all trained factors."""
         squares = [
             (parameter.detach() - start).square().sum()
             for parameter, start in zip(self.parameters, self.start, strict=True)
@@ -151,8 +151,7 @@ class LoraAdapter:
 
     @contextmanager
     def off(self) -> Iterator[None]:
-        """Make `decoder` compute the base model inside the block: the reference of the KL term for the whole run
-        (methods 1.3)."""
+        """Make `decoder` compute the base model inside the block: the reference of the KL term for the whole run."""
         with self.decoder.base_only():
             yield
 

@@ -1,6 +1,6 @@
 """Pass@1 of an adapter, sampled at the rollout temperature and greedy: on the held-out file, over all and by topic, for
-the federation (Evaluate, design 1); on the private holdout or the held-out file, prompt by prompt, for this site's own
-eyes (MeasureHoldout)."""
+the federation (Evaluate); on the private holdout or the held-out file, prompt by prompt, for this site's own eyes
+(MeasureHoldout)."""
 
 from __future__ import annotations
 

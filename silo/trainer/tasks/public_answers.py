@@ -82,8 +82,7 @@ def offered_answers(own: OwnAnswers, offer: str) -> tuple[Answer, ...]:
 def responses_message(
     public_set_sha256: str, indices: Sequence[int], own: Mapping[int, OwnAnswers], offer: str
 ) -> pb.PublicResponses:
-    """Return the message. Every prompt of the step is listed with K', also one with nothing correct or overlong
-    (methods 2.4)."""
+    """Return the message. Every prompt of the step is listed with K', also one with nothing correct or overlong."""
     message = pb.PublicResponses(public_set_sha256=public_set_sha256)
     for index in indices:
         row = message.prompts.add(prompt_index=index)

@@ -1,13 +1,12 @@
-"""PublicStep: one GRPO step on own answers to public prompts and the donors that come in their place (methods 2.2, 2.3,
-2.4).
+"""PublicStep: one GRPO step on own answers to public prompts and the donors that come in their place.
 
 Donors are untrusted: each is encoded and graded here again. One that fails is dropped, the own answer stays, and
 the silo that sent it is counted. Correct own answers are never removed and a silo is never its own donor.
 
-What one swapped answer does to the gradient is measured for the drift bound (methods 2.8): beta_i(x) is the largest
-change of a group's gradient when one local answer gives way to a donor's. Measured is one such exchange for a few
-prompts, so what is reported bounds the supremum from below and says nothing of other prompts. The gradient is that of
-the first update, where every ratio is 1, without KL and entropy: those do not hang on the exchange.
+What one swapped answer does to the gradient is measured for PubSwap's drift bound: beta_i(x) is the largest change of a
+group's gradient when one local answer gives way to a donor's. Measured is one such exchange for a few prompts, so what
+is reported bounds the supremum from below and says nothing of other prompts. The gradient is that of the first update,
+where every ratio is 1, without KL and entropy: those do not hang on the exchange.
 
 Axes as in `silo.trainer.grpo`: M answer tokens.
 """
@@ -84,7 +83,7 @@ class SwapFigures:
         found: donors the coordinator sent.
         used: donors trained on.
         rejected: {silo: donors of it that failed here}.
-        alphas: m'/K of each prompt (methods 2.8).
+        alphas: m'/K of each prompt.
     """
 
     wanted: int = 0
@@ -148,7 +147,7 @@ class DonorIntake:
     def pooled(
         self, own: Sequence[OwnAnswers], donors: Mapping[int, Sequence[pb.Donor]], offer: str
     ) -> tuple[list[Group], SwapFigures]:
-        """`swap: pool`: train on exactly the answers listed; wrong ones belong to the group too (methods 2.2, Random).
+        """`swap: pool`: train on exactly the answers listed; wrong ones belong to the group too (Random).
 
         At most K of a prompt count, each once: what a list holds beyond is refused, else its length would set how much
         one prompt weighs, and how much memory the update takes.

@@ -1,6 +1,6 @@
-"""PubSwap (methods 2) and its controls: private and public GRPO steps, wrong own answers to public prompts replaced by
-other silos' correct ones, deltas of the LoRA factors averaged each round: of both, or of B alone where the plan freezes
-A.
+"""PubSwap (arXiv 2604.12160) and its controls: private and public GRPO steps, wrong own answers to public prompts
+replaced by other silos' correct ones, deltas of the LoRA factors averaged each round: of both, or of B alone where the
+plan freezes A.
 
     pubswap         Balanced: verified answers cross, each silo is filled up to half correct
     pubswap-random  all answers cross, every silo trains on the same K of the pool
@@ -9,7 +9,7 @@ A.
 
 `step` holds both halves with `exchange: step`, `round_end` those of Balanced with `exchange: round_end`.
 
-What it does not give: privacy of what the answers and factors say (methods 7.4).
+What it does not give: privacy of what the answers and factors say (N2).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""PubSwap-Balanced with `exchange: round_end` (methods 2.2): no silo waits for another inside a round.
+"""PubSwap-Balanced with `exchange: round_end`: no silo waits for another inside a round (docs/explain/round-end.md).
 
     silo          figures of the adapter that the round starts from; its steps as with `exchange: step`, on own answers
                   and donors; then, with the policy it has trained, answers to the next round's public prompts; then

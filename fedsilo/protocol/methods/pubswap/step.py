@@ -1,5 +1,5 @@
-"""PubSwap with `exchange: step` (methods 2.2), and its controls: at each public step silos exchange their answers, and
-wait for each other until its deadline."""
+"""PubSwap with `exchange: step`, and its controls: at each public step silos exchange their answers, and wait for each
+other until its deadline."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ class Coordinator:
         actions: tuple[CoordinatorAction, ...] = ()
         of_step = state.answers.get(step, {})
         if step in state.closed_steps:
-            # Late: no longer a donor, but it may still receive donors (methods 2.4).
+            # Late: no longer a donor, but it may still receive donors.
             donors = self._donors(state, step, silo, {**of_step, silo: body})
             note = Note("late_public_step", state.round, step, {"silo": silo})
             return state, (note, *donors)
@@ -221,7 +221,7 @@ class Coordinator:
                 group = balanced_donors(answers, receiver, samples[index], random)
             row = body.prompts.add(prompt_index=index)
             for origin, position, response in group:
-                # What the receiver wrote itself it already has (methods 2.2, public step 4).
+                # What the receiver wrote itself it already has.
                 row.donors.add(origin=origin, position=position, response=None if origin == receiver else response)
                 donor_count += origin != receiver
         fields = {"silo": receiver, "donors": donor_count, "answers": sum(len(row.responses) for row in own.prompts)}
@@ -260,7 +260,7 @@ class Coordinator:
     def _close_round(self, state: CoordinatorState) -> tuple[CoordinatorState, tuple[CoordinatorAction, ...]]:
         participants = tuple(silo for silo in state.plan.silos if silo in state.uploads)
         if len(participants) < state.plan.quorum:
-            # Too few: keep the previous global state (methods 1.7).
+            # Too few: keep the previous global state.
             note = Note("round_abandoned", state.round, 0, {"uploads": len(participants), "quorum": state.plan.quorum})
             state, actions = self._after_round(state, committed=False)
             return state, (note, *actions)
