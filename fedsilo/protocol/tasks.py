@@ -118,13 +118,9 @@ class LoadAdapter(TrainerTask):
 
 @dataclass(frozen=True)
 class PrivateStep(TrainerTask):
-    """One GRPO step on private prompts.
-
-    Attributes:
-        rows: places in the trainer's list of usable private prompts (`PromptSet.prompts`: without the holdout and
-            prompts that are too long), so not rows of the file. The method leaves it empty, and the guard fills it in
-            (`silo.sampling.TaskGiver`).
-    """
+    """One GRPO step on private prompts. `rows`: places in the trainer's list of usable ones (`PromptSet.prompts`,
+    without holdout and overlong ones), not rows of the file; empty as the method names it, filled in by the guard
+    (`silo.sampling.TaskGiver`)."""
 
     changes = trains = draws_rows = True
     order = FIRST

@@ -245,18 +245,16 @@ def batch_of(groups: Sequence[Group], settings: Objective) -> Batch:
     """
     answers: list[tuple[int, Answer]] = []
     advantages: list[Tensor] = []
-    sizes: list[int] = []
     for place, group in enumerate(groups):
         rewards = torch.tensor([answer.reward for answer in group.answers], dtype=torch.float32)  # [K]
         advantages.append(group_advantages(rewards, std=settings.advantage_std, epsilon=settings.advantage_epsilon))
         answers.extend((place, answer) for answer in group.answers)
-        sizes.extend([len(group.answers)] * len(group.answers))
     if not answers:
         return Batch(groups, [], torch.empty(0), torch.empty(0), [])
     kept = torch.tensor([answer.finished or not settings.mask_truncated for _, answer in answers])  # [R]
     weights = row_weights(
         torch.tensor([len(answer.ids) for _, answer in answers]),
-        torch.tensor(sizes),
+        torch.tensor([len(groups[place].answers) for place, _ in answers]),
         len(groups),
         settings.token_aggregation,
         kept=kept,
@@ -339,7 +337,8 @@ class Learner:
 
     def _update(self, groups: Sequence[Group]) -> StepFigures:
         plan, objective_plan = self._plan, self._plan.objective
-        parts = self._parts(batch_of(groups, objective_plan))
+        batch = batch_of(groups, objective_plan)
+        parts = self._parts(batch)
         if objective_plan.kl_coefficient > 0:
             self.together(lambda: self._add_references(parts))
         figures = _Figures()
@@ -357,7 +356,10 @@ class Learner:
                 proximal_term(self._adapter.parameters, self._adapter.start, objective_plan.proximal_mu).backward()
             norm = torch.nn.utils.clip_grad_norm_(self._adapter.parameters, plan.optimiser.grad_norm_max)
             figures.grad_norm = float(norm)
-            self._refuse_not_finite(figures.grad_norm)
+            if self._group is None:
+                _refuse_not_finite(figures.grad_norm)
+            else:  # all processes hold the same sum, so that all stop together
+                self._group.together(lambda: _refuse_not_finite(figures.grad_norm))
             self._optimiser.step()
         if self._group is not None:
             self._group.require_equal(self._adapter.parameters)
@@ -378,18 +380,6 @@ class Learner:
             with self._group.lost_on_failure():
                 return work()
         return self._group.together(work)
-
-    def _refuse_not_finite(self, norm: float) -> None:
-        """Refuse a norm that is not finite. All processes hold the same sum, so that all stop together."""
-
-        def judge() -> None:
-            if not math.isfinite(norm):
-                raise OperationError("the gradient is not finite; the step was not applied", code="NOT_FINITE")
-
-        if self._group is None:
-            judge()
-        else:
-            self._group.together(judge)
 
     def _add_references(self, parts: Sequence[_Part]) -> None:
         with torch.no_grad(), self._adapter.off():
@@ -559,6 +549,11 @@ class Learner:
             return
         with torch.no_grad():
             figures.add_ratio(logp, part, settings, first=first)
+
+
+def _refuse_not_finite(norm: float) -> None:
+    if not math.isfinite(norm):
+        raise OperationError("the gradient is not finite; the step was not applied", code="NOT_FINITE")
 
 
 @dataclass

@@ -1,7 +1,4 @@
-"""PrivateStep: one GRPO step on the private rows that the guard drew.
-
-All that happens before and after it, in order: docs/explain/private-step.md.
-"""
+"""PrivateStep: one GRPO step on the private rows that the guard drew (docs/explain/private-step.md: all in order)."""
 
 from __future__ import annotations
 

@@ -275,7 +275,8 @@ def gradient_change(adapter: LoraAdapter, plan: Plan, one: Group, other: Group) 
     """Norm of the difference of two groups' gradients over the trained factors. Both are of one prompt."""
     coefficients: dict[tuple[int, ...], float] = {}
     for group, sign in ((one, 1.0), (other, -1.0)):
-        for answer, weight in zip(group.answers, _weights(group, plan), strict=True):
+        batch = batch_of([group], plan.objective)  # as a step by itself
+        for answer, weight in zip(group.answers, (batch.advantages * batch.weights).tolist(), strict=True):
             # the same tokens in both have the same gradient, so only what is left of their weights counts
             coefficients[answer.ids] = coefficients.get(answer.ids, 0.0) + sign * weight
     remaining = {ids: value for ids, value in coefficients.items() if ids and value}
@@ -289,13 +290,6 @@ def gradient_change(adapter: LoraAdapter, plan: Plan, one: Group, other: Group) 
     weights = torch.tensor(list(remaining.values()), device=decoder.device).repeat_interleave(stream.lengths)  # [M]
     gradients = torch.autograd.grad((weights * logp).sum(), adapter.parameters)
     return float(torch.stack([each.square().sum() for each in gradients]).sum().sqrt())
-
-
-def _weights(group: Group, plan: Plan) -> list[float]:
-    """A_k times the weight of a token, of each answer of a group that is a step by itself."""
-    batch = batch_of([group], plan.objective)
-    weighted: list[float] = (batch.advantages * batch.weights).tolist()
-    return weighted
 
 
 def _with(answers: tuple[Answer, ...], place: int, answer: Answer) -> tuple[Answer, ...]:
