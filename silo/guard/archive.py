@@ -230,10 +230,7 @@ class Archive:
         on_loop(
             lambda: self._judge.record(
                 "payload.read",
-                kind=entry.kind,
-                run=entry.run,
-                round=entry.round,
-                step=entry.step,
+                **entry.place._asdict(),
                 detail={"person": command.person, "certificate": command.certificate_fingerprint},
                 link={"decision": entry.decision_seq},
             )
@@ -244,10 +241,7 @@ class Archive:
         payload = self._ledger.payloads.read(entry.digest)
         return ArchivedPayload(
             seq=entry.decision_seq,
-            kind=entry.kind,
-            run=entry.run,
-            round=entry.round,
-            step=entry.step,
+            **entry.place._asdict(),
             bytes=len(payload),
             sha256=entry.digest,
             content=content(payload, entry.kind),
@@ -308,10 +302,7 @@ def payload_view(release: Release, payload: bytes, prompts: Sequence[Task]) -> H
     return filled(
         HeldPayload,
         release=release.id,
-        kind=release.kind,
-        run=release.run,
-        round=release.round,
-        step=release.step,
+        **release.place._asdict(),
         bytes=len(payload),
         sha256=release.digest,
         absent=frozenset({"tensors", "tensors_total", "edges", "answers", "content"}) - parts.keys(),

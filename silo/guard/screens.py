@@ -379,7 +379,7 @@ class Rescreening:
             return error.message
         self._read += 1
         self._audit.append(
-            "payload.read", kind=item.kind, run=item.run, round=item.round, step=item.step,
+            "payload.read", **item.place._asdict(),
             detail={
                 "person": command.person, "certificate": command.certificate_fingerprint, "command": COMMAND,
                 "screened_by": asked.digest,

@@ -165,10 +165,7 @@ def _row(ledger: Ledger, release: Release) -> ReleaseRow:
     given = ledger.approvals(release.id)
     return ReleaseRow(
         id=release.id,
-        kind=release.kind,
-        run=release.run,
-        round=release.round,
-        step=release.step,
+        **release.place._asdict(),
         bytes=release.payload_bytes,
         digest=release.digest,
         policy_digest=release.policy_digest,
@@ -199,10 +196,7 @@ def ledger_page(ledger: Ledger, arguments: Mapping[str, Any]) -> LedgerPage:
         history=ledger.book or {},
         content=tuple(
             ContentRow(
-                kind=item.kind,
-                run=item.run,
-                round=item.round,
-                step=item.step,
+                **item.place._asdict(),
                 digest=item.digest,
                 bytes=item.payload_bytes,
                 state=item.state,
