@@ -207,7 +207,7 @@ STEPS: tuple[tuple[str, str, str, str], ...] = (
     (
         "what waited to be sent is not judged again",
         f"{DECISIONS}:Outcomes.once_more",
-        "self._judge.denied_by_now(item.kind, item.decision_seq)",
+        "self._judge.reasons_not_to_retry(item.kind, item.decision_seq)",
         "[]",
     ),
     (
@@ -281,15 +281,15 @@ STEPS: tuple[tuple[str, str, str, str], ...] = (
     ("an answer counts after the hold has ended", f"{RELEASES}:Releases._shown", 'release.state != "held"', "False"),
     (
         "approvals outlive the policy they were given under",
-        f"{LEDGER}:Ledger.judge_again",
+        f"{LEDGER}:Ledger.replace_judgement",
         'database.execute("DELETE FROM approvals WHERE release_id=?", (release_id,))',
         "pass",
     ),
-    ("anybody releases a halted kind", f"{GUARD_COMMANDS}:Halts.release", "ROLE not in command.roles", "False"),
-    ("one person releases a halted kind", f"{GUARD_COMMANDS}:Halts.release", "if len(given) >= needed:", "if given:"),
+    ("anybody releases a halted kind", f"{GUARD_COMMANDS}:Halts.lift_halt", "ROLE not in command.roles", "False"),
+    ("one person releases a halted kind", f"{GUARD_COMMANDS}:Halts.lift_halt", "if len(given) >= needed:", "if given:"),
     (
         "the yes to one halt counts for the next",
-        f"{GUARD_COMMANDS}:Halts.release",
+        f"{GUARD_COMMANDS}:Halts.lift_halt",
         'digest.removeprefix("sha256:") != self._digest(kind, since)',
         "False",
     ),
@@ -359,13 +359,13 @@ STEPS: tuple[tuple[str, str, str, str], ...] = (
     # ---- what waits, what is kept from another run, what enters, what fails ----
     (
         "what waits goes out where persons are asked for by now",
-        f"{DECISIONS}:Judge.denied_by_now",
+        f"{DECISIONS}:Judge.reasons_not_to_retry",
         'decision.verdict != "allow"',
         'decision.verdict == "deny"',
     ),
     (
         "what was allowed before a policy goes out under it",
-        f"{DECISIONS}:Judge.denied_by_now",
+        f"{DECISIONS}:Judge.reasons_not_to_retry",
         ('if kind in self.book.screen_halts:\n    return ["SCREEN_HALT"]'),
         ('return []\nif False:\n    return ["SCREEN_HALT"]'),
     ),

@@ -26,6 +26,7 @@ from typing import Any, Protocol
 from console.feed import Person, unlock
 from fedsilo.control.client import COMMAND_VALID_SECONDS
 from fedsilo.protocol.errors import FedSiloError, NotAllowedError, UnreachableError
+from fedsilo.views.approvals import came_to
 from fedsilo.views.overview import Lock
 from fedsilo.views.state import Release, Snapshot, why_not_answer
 
@@ -274,4 +275,4 @@ class Answer:
             return f"rejected by {person} ({self.reason_code}){record}"
         given = result.get("given")
         count = f" {len(given)} of {result.get('needed')} approvals;" if isinstance(given, list) else ""
-        return f"approved by {person};{count} now {result.get('state')}{record}"
+        return f"approved by {person};{count} now {came_to(result.get('state'))}{record}"

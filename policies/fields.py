@@ -114,7 +114,8 @@ class Closed(BaseModel):
 
 class Approvals(Closed):
     """Which rounds wait for people. first_rounds: rounds 1..n wait for people; then: so do rounds n, 2n, 3n, ...; 0 is
-    none."""
+    none. roles: whose yes counts, besides that the person may give one at all (`release.approve` of `certs.roles`): so
+    `[site-admin]` asks for an approver who is a site-admin, too."""
 
     first_rounds: Integer
     then: Integer  # ordered together with first_rounds: lattice.rhythm

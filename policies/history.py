@@ -207,7 +207,7 @@ class HistoryBook:
         self.screen_halts[kind] = now
         return True
 
-    def release_halt(self, kind: str, now: float) -> None:
+    def lift_halt(self, kind: str, now: float) -> None:
         """Persons have looked: the kind may leave again, and its count of the day begins anew."""
         self.screen_halts.pop(kind, None)
         self.screen_hits.get(_day(now), {}).pop(kind, None)

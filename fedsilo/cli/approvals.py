@@ -409,15 +409,22 @@ def approve(
         answers.append(command(loaded, operator, "approvals.approve", given, request_id))
     waiting = [answer for answer in answers if answer["state"] == "held"]
     data = answers[0] if group == [release] else {"releases": answers}
+
+    def text() -> str:
+        from fedsilo.views.approvals import came_to
+
+        return "\n".join(
+            f"{each['release']}: {came_to(each['state'])}, {len(each['given'])} of {each['needed']} approvals"
+            f"{recorded(each)}"
+            for each in answers
+        )
+
     emit(
         "silo approvals approve",
         data,
         json_output=json_output,
         error=_still_held(waiting[0]) if waiting else None,
-        text="\n".join(
-            f"{each['release']}: {each['state']}, {len(each['given'])} of {each['needed']} approvals{recorded(each)}"
-            for each in answers
-        ),
+        text=text,
     )
 
 

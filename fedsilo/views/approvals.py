@@ -50,6 +50,11 @@ def _bytes_text(row: ReleaseRow) -> str:
     return _or_hidden(row, "bytes", bytes_text(row.bytes))
 
 
+def came_to(state: object) -> str:
+    """Return what a person's yes came to, in words, from the state in the answer to it."""
+    return "waits in the outbox" if state == "waits" else text_of(state)
+
+
 HISTORY_COLUMNS = (
     Column("release", lambda row: (row.id, "strong"), 18, worth=0, grows=True),
     Column("kind", lambda row: (row.kind, ""), 16, worth=3),

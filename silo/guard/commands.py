@@ -13,7 +13,8 @@ goes on without this silo.
 *Halts*: a kind that its screens halted (T18), or all of this silo, where somebody signed two
 transcripts of one round (T20). More hits on one UTC day than `max_hits_per_day` halt the kind: whoever may choose what
 is asked could otherwise learn from what is withheld. The halt outlives the day and every restart. It ends when as many
-approvers as the policy's `approvals.release_after_halt` says have signed a command over exactly this halt.
+approvers as the policy's `approvals.release_after_halt` says have signed a command over exactly this halt
+(`approvals.release`, which frees no held message).
 
 *Held payloads*: what a held release would send, before it is sent. The action `payload.read` says who may read it, as
 for what has left (`archive.py`). The record with the person is written before the ticket is handed out, and says
@@ -106,7 +107,7 @@ class Orders:
             ("approvals.approve", "release.approve", self.approve),
             ("approvals.reject", "release.reject", self.reject),
             ("approvals.defer", "release.defer", self.defer),
-            ("approvals.release", "halt.release", self.release_halt),
+            ("approvals.release", "halt.release", self.lift_halt),
             ("pause", "silo.pause", self.pause),
             ("resume", "silo.resume", self.resume),
             ("leave", "silo.leave", self.leave),
@@ -126,12 +127,7 @@ class Orders:
                 return self.accept_clock(command, watch, desk.accept_clock)
 
             desk.register_command("clock.accept", "halt.release", self._on_loop_with(accept), by_clock=True)
-        payloads = HeldPayloads(
-            self.ledger,
-            self.audit,
-            lambda: self.site.public.rows,
-            record=self.judge.record,
-        )
+        payloads = HeldPayloads(self.ledger, self.audit, lambda: self.site.public.rows, record=self.judge.record)
         payloads.register(desk, self.on_loop)
 
     def _on_loop_with(self, work: Callable[[VerifiedCommand], Any]) -> Callable[[VerifiedCommand], Any]:
@@ -188,17 +184,21 @@ class Orders:
         return {"accepted": now, "released": detail["latest"], **receipt}
 
     def approve(self, command: VerifiedCommand) -> dict[str, Any]:
+        """Count one yes. Where it was the last one needed, the answer says what came of it: sent, denied, or waits (in
+        the outbox)."""
         release, settled = self.releases.approve(command)
+        state = "held" if settled is None else settled.outcome
         if settled is not None:
-            self.runs.settle(settled)
+            went = self.runs.send_freed_or_report(settled)
+            if state == "allowed":
+                state = "sent" if went else "waits"
         yeses = [item for item in self.ledger.approvals(release.id) if item.verdict == "approve"]
         record = next((item.record for item in yeses if item.person == command.person), None)
-        state = settled.outcome if settled else "held"
         if self.ledger.release(release.id).state == "denied":
             state = "denied"  # a plan that was approved and cannot begin here
         return {
             "release": release.id,
-            "state": "sent" if state == "allowed" else state,
+            "state": state,
             "given": [item.person for item in yeses],
             "needed": release.persons,
             "record": record,
@@ -207,7 +207,7 @@ class Orders:
 
     def reject(self, command: VerifiedCommand) -> dict[str, Any]:
         settled = self.releases.reject(command)
-        self.runs.settle(settled)
+        self.runs.send_freed_or_report(settled)
         return {
             "release": settled.release.id,
             "state": "rejected",
@@ -229,8 +229,9 @@ class Orders:
             "audit_size": self.audit.size,
         }
 
-    def release_halt(self, command: VerifiedCommand) -> dict[str, Any]:
-        answer = self.halts.release(command)
+    def lift_halt(self, command: VerifiedCommand) -> dict[str, Any]:
+        """See `Halts.lift_halt`. The command is called `approvals.release`, but it frees no held message."""
+        answer = self.halts.lift_halt(command)
         self.publish("halt.signed", {"kind": answer["kind"], "released": answer["released"]})
         return {**answer, "audit_size": self.audit.size}
 
@@ -263,7 +264,7 @@ class Orders:
         """Raises NotFoundError: there is no run. OperationError: the log, or the ledger, takes nothing."""
         run = self.run_of(command).plan.run
         receipt = self.recorded("silo.leave", command, needed=True)
-        self.runs.leaving.begin(run)
+        self.runs.leave(run)
         self.runs.end_run(LEFT)
         self.show()
         return {"run": run, "left": True, **receipt}
@@ -338,8 +339,8 @@ class Orders:
         """Policy and charter from their files, if nothing in them is looser (T34); what is held is judged again."""
         policy, step, number = reload(self.site, self.judge.policy, self.ledger, self.judge.record, command)
         self.judge.policy = policy
-        for settled in self.releases.judge_again():
-            self.runs.settle(settled)
+        for settled in self.releases.rejudge_held():
+            self.runs.send_freed_or_report(settled)
         ends = ""
         try:
             require_isolation(self.trainer.isolation, policy)
@@ -413,7 +414,7 @@ def ends_when(code: str, state_dir: Path) -> str:
 
 
 class Halts:
-    """Releases what is halted, once enough approvers have signed.
+    """Lifts halts, once enough approvers have signed.
 
     Args:
         judge: knows what is halted, and records.
@@ -425,7 +426,7 @@ class Halts:
         self._ledger = ledger
 
     def rows(self) -> list[dict[str, Any]]:
-        """Each kind that is halted: since when, what a release is signed over, and who has signed."""
+        """Each kind that is halted: since when, what people sign to lift it, and who has signed."""
         return [
             {
                 "kind": kind,
@@ -442,8 +443,9 @@ class Halts:
         evidence = self._ledger.equivocation
         return self._judge.book.screen_halts | ({EQUIVOCATION_KIND: float(evidence["since"])} if evidence else {})
 
-    def release(self, command: VerifiedCommand) -> dict[str, Any]:
-        """Count one approver's yes; the last one needed ends the halt.
+    def lift_halt(self, command: VerifiedCommand) -> dict[str, Any]:
+        """Count one approver's yes; the last one needed ends the halt. It frees no held message: each of those still
+        waits for its own approvals (`Releases.approve`).
 
         Args:
             command: arguments {kind, digest}, as the person was shown them.
@@ -468,6 +470,7 @@ class Halts:
         # Killed between the last yes and its effect: whoever said yes says it again.
         if len(given := self._given(kind, since)) < needed and command.person in given:
             raise ConflictError(f"{command.person} has answered for this halt of {kind} already")
+        person, certificate = command.person, command.certificate_fingerprint
         of_transcripts, halted = kind == EQUIVOCATION_KIND, self._judge.halted
         if of_transcripts:
             self._judge.halted = ""  # a halted gate records nothing
@@ -476,21 +479,12 @@ class Halts:
             number = self._judge.record(
                 "approval.grant",
                 kind=kind,
-                reasons=["EQUIVOCATION" if of_transcripts else "SCREEN_HALT"],
-                detail={"person": command.person, "certificate": command.certificate_fingerprint, "since": int(since)},
+                reasons=[_reason(kind)],
+                detail={"person": person, "certificate": certificate, "since": int(since)},
                 policy={"effective": self._judge.policy.digest},
                 **orders_of(command.order),
             )
-            yes = Approval(
-                _name(digest),
-                command.person,
-                command.certificate_fingerprint,
-                digest,
-                "approve",
-                "",
-                self._judge.now(),
-                record=number,
-            )
+            yes = Approval(_name(digest), person, certificate, digest, "approve", "", self._judge.now(), record=number)
             self._ledger.approve(yes, again=True)
             given = self._given(kind, since)
             if len(given) >= needed:
@@ -504,18 +498,13 @@ class Halts:
         return {"kind": kind, "released": len(given) >= needed, "given": given, "needed": needed, "record": number}
 
     def _end(self, kind: str, given: list[str]) -> None:
-        """Recorded first, so that no release is without the names behind it."""
-        if kind != EQUIVOCATION_KIND:
-            self._judge.release_halt(kind, given)
-            return
-        self._judge.record(
-            "release",
-            kind=kind,
-            reasons=["EQUIVOCATION"],
-            detail={"persons": given},
-            policy={"effective": self._judge.policy.digest},
-        )
-        self._ledger.keep_equivocation({})
+        """Recorded first, so that no halt is lifted without the names behind it."""
+        policy, reasons = {"effective": self._judge.policy.digest}, [_reason(kind)]
+        self._judge.record("release", kind=kind, reasons=reasons, detail={"persons": given}, policy=policy)
+        if kind == EQUIVOCATION_KIND:
+            self._ledger.keep_equivocation({})
+        else:
+            self._judge.lift_halt(kind)
 
     def _given(self, kind: str, since: float) -> list[str]:
         """Return whose yes to this halt under the policy in force is in the log; one under another policy is void."""
@@ -523,10 +512,14 @@ class Halts:
         return [approval.person for approval in yeses if approval.record >= 0]
 
     def _digest(self, kind: str, since: float) -> str:
-        """Return what a release is signed over: this halt, under this policy, with what people were to look at."""
+        """Return what people sign to lift it: this halt, under this policy, with what people were to look at."""
         told = self._ledger.equivocation if kind == EQUIVOCATION_KIND else {}
         evidence = sha256_hex(canonical_json([told.get("known"), told.get("shown")])) if told else ""
         return sha256_hex(canonical_json(["fedsilo halt", kind, since, evidence, self._judge.policy.digest]))
+
+
+def _reason(kind: str) -> str:
+    return "EQUIVOCATION" if kind == EQUIVOCATION_KIND else "SCREEN_HALT"
 
 
 def _name(digest: str) -> str:
@@ -620,13 +613,6 @@ class HeldPayloads:
         release = self._shown(command)
         return self._record(
             "payload.read",
-            kind=release.kind,
-            run=release.run,
-            round=release.round,
-            step=release.step,
-            detail={
-                "person": command.person,
-                "certificate": command.certificate_fingerprint,
-                "release": release.id,
-            },
+            **release.place._asdict(),
+            detail={"person": command.person, "certificate": command.certificate_fingerprint, "release": release.id},
         )

@@ -627,7 +627,7 @@ class Judge:
     def count_hits(self, message: Message, screened: Screened) -> None:
         """Count what the screens found before anything is decided on it, so that no refusal and no crash hides it.
 
-        Beyond the policy's hits a day the kind is halted until persons release it (T18). The ledger is written with
+        Beyond the policy's hits a day the kind is halted until persons lift that (T18). The ledger is written with
         and without a hit.
         """
         hits = sum(bool(hits_of) for hits_of in screened.hits)
@@ -641,16 +641,9 @@ class Judge:
         if halts:
             self.record("halt", **place, reasons=["SCREEN_HALT"], detail={"limit": limit})
 
-    def release_halt(self, kind: str, persons: list[str]) -> None:
-        """The kind may leave again: recorded first, so that no release is without the names behind it."""
-        self.record(
-            "release",
-            kind=kind,
-            reasons=["SCREEN_HALT"],
-            detail={"persons": persons},
-            policy={"effective": self.policy.digest},
-        )
-        self.book.release_halt(kind, self.now())
+    def lift_halt(self, kind: str) -> None:
+        """Let the kind leave again; what is held stays held. `Halts` has recorded by then who lifts it."""
+        self.book.lift_halt(kind, self.now())
         self._keep_book()
 
     def count(self, facts: Facts, run: str) -> int:
@@ -675,7 +668,7 @@ class Judge:
 
     # ---- recording ---------------------------------------------------------------------------------
 
-    def denied_by_now(self, kind: str, decision_seq: int) -> list[str]:
+    def reasons_not_to_retry(self, kind: str, decision_seq: int) -> list[str]:
         """Return why the policy in force does not let out what an earlier decision did; nothing where it does.
 
         Judged by the facts, the persons and the number of rounds on record, and today's time; without any other count,
@@ -917,7 +910,7 @@ class Outcomes:
             OperationError: the ledger takes nothing; the gate is halted.
         """
         payload = self._payload_of(item)
-        if reasons := self._judge.denied_by_now(item.kind, item.decision_seq):
+        if reasons := self._judge.reasons_not_to_retry(item.kind, item.decision_seq):
             self.drop(item, reasons)
             raise DeniedError(f"{item.kind} waited to be sent, and this site's policy does not let it out any more")
         with self._judge.halting():

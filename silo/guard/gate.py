@@ -1,7 +1,10 @@
 """The only way out of a site, and the only way in.
 
-    parse -> measure -> decide -> clip, quantise, screen -> measure, decide -> approval -> record -> send -> outcome
+    parse -> measure -> decide -> clip, quantise, screen -> measure, decide -> held | denied | allowed
+    allowed, or approved and decided again -> count -> record -> outbox -> transmit -> outcome
 
+How a held message is approved, and all that ends a hold, is at the head of `releases.py`; no line leads from held to
+the second one but a person's yes. Control messages need no outbox: they are sent at once, or not at all.
 Every outbound message goes through `Gate`: polls, hello and error codes like factors. Payload bytes are rebuilt from
 parsed values (threat model B4), or are found to be the same; what is denied is recorded with every rule's verdict, and
 nothing of the reason is sent (B6). The decision is on disk before a byte leaves (P2), and the count before that.

@@ -102,6 +102,7 @@ _REFERRED = (
 _PLACE = "run=? AND round=? AND step=? AND kind=?"
 _OUTBOX = {"allowed": "waits", "sent": "sent"}
 _RELEASES = {"held": "waits", "missed": "missed"}
+_JSON_OF_RELEASE = ("recorded", "facts", "rules")  # columns
 
 LEFT = "left"  # state of a run that this silo left for good
 FOLDER = "payloads"  # beside the ledger
@@ -129,7 +130,8 @@ class OutboxItem(Placed):
 
 @dataclass(frozen=True)
 class Release(Placed):
-    """A held message. The payload of this digest is what will be sent, byte for byte, if persons approve."""
+    """A held message. The payload of this digest is what persons are asked about; after their yes those very bytes are
+    sent, if the gate allows them again."""
 
     id: str
     place: Place
@@ -661,25 +663,13 @@ class Ledger:
 
     def hold(self, release: Release, payload: Buffer) -> None:
         self.payloads.write(release.digest, payload)
+        texts = {name: json.dumps(getattr(release, name)) for name in _JSON_OF_RELEASE}
+        row = {name: value for name, value in vars(release).items() if name != "place"}
+        row |= texts | release.place._asdict()
         with self._writing() as database:
             database.execute(
-                "INSERT INTO releases VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)",
-                (
-                    release.id,
-                    *release.place,
-                    release.digest,
-                    release.policy_digest,
-                    release.payload_bytes,
-                    json.dumps(release.recorded),
-                    json.dumps(release.facts),
-                    json.dumps(release.rules),
-                    release.persons,
-                    release.requested_at,
-                    release.expires_at,
-                    release.expiry_outcome,
-                    release.state,
-                    release.revision,
-                ),
+                f"INSERT INTO releases ({', '.join(row)}) VALUES ({', '.join('?' * len(row))})",  # noqa: S608
+                tuple(row.values()),
             )
 
     def release(self, release_id: str) -> Release:
@@ -799,10 +789,11 @@ class Ledger:
                 raise ConflictError(f"release {release_id!r} is no longer {was}")
         return self.release(release_id)
 
-    def judge_again(
+    def replace_judgement(
         self, release_id: str, policy_digest: str, rules: list[dict[str, Any]], *, persons: int, expires_at: float
     ) -> None:
-        """A held release under a changed policy: its digest, verdicts, persons and end; approvals so far are void."""
+        """Put a held release under a changed policy: store that policy's digest, verdicts, number of persons and end,
+        and void the approvals given so far."""
         with self._writing() as database:
             database.execute(
                 "UPDATE releases SET policy_digest=?, rules=?, persons=?, expires_at=?, revision=revision+1 "
@@ -1121,7 +1112,7 @@ def _outbox_item_of(row: sqlite3.Row) -> OutboxItem:
 def _release_of(row: sqlite3.Row) -> Release:
     values = {name: row[name] for name in row.keys() if name != "number"}  # noqa: SIM118  # a row is no mapping
     place = _place_of(values)
-    return Release(place=place, **values | {name: json.loads(values[name]) for name in ("recorded", "facts", "rules")})
+    return Release(place=place, **values | {name: json.loads(values[name]) for name in _JSON_OF_RELEASE})
 
 
 def _place_of(values: dict[str, Any]) -> Place:

@@ -342,7 +342,7 @@ def recounted(records: Iterable[Mapping[str, Any]]) -> Recount:
             case "halt" if "SCREEN_HALT" in record.get("reasons", ()):
                 recount.book.screen_halts[record["kind"]] = record["t"] / 1000
             case "release" if "SCREEN_HALT" in record.get("reasons", ()):
-                recount.book.release_halt(record["kind"], record["t"] / 1000)
+                recount.book.lift_halt(record["kind"], record["t"] / 1000)
             case "approval.request":
                 stem, _, number = detail["release"].rpartition("/")
                 recount.releases[stem] = max(recount.releases.get(stem, 0), int(number) + 1)

@@ -222,7 +222,7 @@ class Guard:
                 if self._failure is not None:
                     raise self._failure
         finally:
-            self._leave()
+            self._shut_down()
 
     def _take_up(self) -> None:
         """Go on where a restart, or a halt that people have released, left off; halted, nothing goes on."""
@@ -362,7 +362,7 @@ class Guard:
         if self._watch is not None and self._watch.unknown:
             return  # nothing expires by a clock that nobody has vouched for
         for settled in self._releases.expire():
-            self.runs.settle(settled)
+            self.runs.send_freed_or_report(settled)
 
     def _keep_house(self) -> None:
         now = self._monotonic()
@@ -492,9 +492,9 @@ class Guard:
                 "egress.decision", run=run, round=self._judge.view.round, kind="unknown", decision="deny",
                 reasons=[error.code], direction="egress",
             )  # fmt: skip
+            self.runs.leave(run)
             self._client.tell_declined(run, WireCode.INTERNAL)
             self._client.abstain(run, heard=False)
-            self._ledger.end_run(run, "left")
         self.runs.run = None
         self._failure = error
 
@@ -576,8 +576,8 @@ class Guard:
             return
         self._client.back_off(error)
 
-    def _leave(self) -> None:
-        """Say goodbye as far as possible, then end the trainer."""
+    def _shut_down(self) -> None:
+        """End the daemon: say so to the coordinator as far as possible, then end the trainer. The run is not left."""
         with contextlib.suppress(FedSiloError):
             self._gate.close_windows()
             self._judge.record("stop", detail={"run": self._judge.view.run})

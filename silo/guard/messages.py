@@ -129,7 +129,8 @@ class Denied:
 
 @dataclass(frozen=True)
 class Held(Placed):
-    """Waits for persons; `payload` are the exact bytes that will be sent."""
+    """Waits for persons. `payload`: the exact bytes that they are asked about, which are sent only after the gate has
+    allowed them again."""
 
     place: Place
     decision: Decision

@@ -4,6 +4,22 @@ A release is held after clipping and rounding, serialised once; what is approved
 those very bytes are sent. An approval counts once, names a person and the findings that person opened, and is void when
 the policy changed meanwhile. Nobody's silence is a yes: a hold that expires is a refusal.
 
+A held message leaves in one way only. The last yes that is needed comes through `Releases.approve`. `_free` ends the
+hold, so that no yes counts twice, and `Gate.decide_payload` judges the same bytes anew, in the run and round that are
+open by then; it may deny them, and a kill between the two loses them. What it allows lies in the outbox.
+`Gate.transmit` sends it from there, called at once by `RunManager.send_freed_or_report`, or by `RunManager.retry` on a
+later turn or in an export to files, where the line is down or something that was allowed earlier still waits. (A held
+plan came in: the last yes begins its run, and nothing of it is sent.)
+
+Without a yes a hold ends by a no (`reject`), when its time is over (`expire`), with the end of its step, round or run
+or when this silo leaves the run (`miss`, `end_plan`), under a policy that denies it (`rejudge_held`), when its stored
+bytes have changed (`_payload`), and when an older ledger is raised to its log (`Ledger.raise_to`). Nothing else ends
+it, and none of these sends it. What changes meanwhile (policy, findings, screens) only takes approvals away.
+
+Once a message lies in the outbox it outlives its round and its run: it is sent on a later turn, and the coordinator may
+refuse it. It is dropped where the policy in force denies it or asks for persons anew, where its bytes are gone, and
+where this silo has left the run.
+
 Beside its facts are kept the base of a release, where its screens found something, and where it went. Texts are
 screened again before each yes, since a canary file or an index may say more by now than when the hold began.
 
@@ -260,7 +276,7 @@ class Releases:
         """Numbers of the records of each person's yes: what a decision names in place of the persons."""
         return sorted(one.record for one in self._yeses(release))
 
-    def still_allowed(self, release: Release, inbound: Inbound) -> bool:
+    def plan_still_allowed(self, release: Release, inbound: Inbound) -> bool:
         """Return whether an approved plan passes: judged again, since whoever was killed in between left no word of
         it."""
         approvals = self._given(release)
@@ -292,18 +308,17 @@ class Releases:
         if release.kind in INBOUND_KINDS and release.kind not in OUTBOUND_KINDS:
             inbound = held_plan(release, payload)
             decision = self._gate.ingress.decide_inbound(inbound, approvals, granted)
-            self._ledger.drop_payloads([release.digest])
-            if decision.verdict == "allow":
-                return release, Settled(release, "allowed", inbound=inbound)
-            release = self._ledger.settle_release(release.id, "denied", was="approved")
-            return release, Settled(release, "denied")
-        decided = self._gate.decide_payload(
-            release.place, payload, approvals=approvals, granted=granted, graded=dict(release.facts)
-        )
+            freed = Settled(release, "allowed", inbound=inbound) if decision.verdict == "allow" else None
+        else:
+            decided = self._gate.decide_payload(
+                release.place, payload, approvals=approvals, granted=granted, graded=dict(release.facts)
+            )
+            freed = Settled(release, "allowed", allowed=decided) if isinstance(decided, Allowed) else None
         self._ledger.drop_payloads([release.digest])
-        if isinstance(decided, Allowed):
-            self._keeping.keep_sent(release, destination)
-            return release, Settled(release, "allowed", allowed=decided)
+        if freed is not None:
+            if freed.allowed is not None:
+                self._keeping.keep_sent(release, destination)
+            return release, freed
         release = self._ledger.settle_release(release.id, "denied", was="approved")
         return release, Settled(release, "denied")
 
@@ -466,8 +481,9 @@ class Releases:
         self._ledger.drop_payloads([release.digest])
         return settled
 
-    def judge_again(self) -> list[Settled]:
-        """Under another policy than a release was held: shown anew, and approvals given so far are void (T36).
+    def rejudge_held(self) -> list[Settled]:
+        """Judge what was held under another policy by the one in force: what that denies ends, all else is shown anew,
+        and approvals given so far are void (T36). Nothing leaves by it.
 
         Returns:
             Holds that ended, since the policy in force denies them.
@@ -482,7 +498,7 @@ class Releases:
                 continue
             latest = release.requested_at + policy.file.approvals.expiry_hours * 3600.0
             # What left meanwhile is counted: it may not end a hold, for a day is over some time, but people see it.
-            self._ledger.judge_again(
+            self._ledger.replace_judgement(
                 release.id,
                 policy.digest,
                 judged_by_now(self._ledger, release, policy),

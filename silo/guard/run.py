@@ -4,7 +4,8 @@
     item let in -> RunManager.take_in -> Agreement (signed by enough?) -> SiloRun.feed -> the method's silo half
     what the method asks for -> a task for the trainer | an adapter | an offer to the gate | a deadline
     killed, started again -> RoundResume: what the method was told is told again, what is done is not done again
-    ordered away -> Leaving: nothing more of the run is sent, and the goodbye is said until it is answered
+    ordered away, or without a trainer -> Leaving: nothing more of the run is sent, and the goodbye is said until it is
+                                          answered
 
 The method's half is pure; nothing here decides what may leave (`gate`, `decisions`).
 """
@@ -59,7 +60,7 @@ from policies.schema import LoraSchema
 from silo.guard.acceptance import Acceptance
 from silo.guard.adapters import AdapterStore
 from silo.guard.coordinator_client import CoordinatorClient
-from silo.guard.decisions import Judge, RunView, halts
+from silo.guard.decisions import Judge, Outcomes, RunView, halts
 from silo.guard.gate import Gate
 from silo.guard.ledger import LEFT, Ledger, OutboxItem, Release
 from silo.guard.messages import Allowed, Denied, Held, Inbound, IngressDenied
@@ -174,7 +175,7 @@ class HeldPlans:
         if known[-1].state == "held":
             return "wait"
         # Approved just before this silo was killed?
-        approved = known[-1].state == "approved" and self._releases.still_allowed(known[-1], item)
+        approved = known[-1].state == "approved" and self._releases.plan_still_allowed(known[-1], item)
         return "accept" if approved else "decline"
 
     def decline(self, run: str) -> None:
@@ -232,13 +233,14 @@ _GOODBYE = "goodbye"
 
 
 class Leaving:
-    """Leaves a run for good, by a person's order: nothing more of it is sent, and the coordinator is informed.
+    """Leaves a run for good: nothing more of it is sent, and the coordinator is informed. A silo leaves by a person's
+    order (`silo leave`), where too few updates stand behind a round, or since its trainer is gone.
 
     That it left is on the disk before anything else, so a restart does not go on with the run, and a plan of that name
-    is declined ever after. What was held ends, and what lay in the outbox is dropped: whether it had arrived stays
-    open. The goodbye is `control.abstain` with round 0, said again until it is answered; the coordinator then waits for
-    this silo no more, and keeps what it had already taken. The silo stays in the federation: the plan of the next run
-    is looked at as usual.
+    is declined ever after. What was held ends, and what lay in the outbox is dropped, also where a kill came in
+    between: whether it had arrived stays open. The goodbye is `control.abstain` with round 0, said again until it is
+    answered; the coordinator then waits for this silo no more, and keeps what it had already taken. The silo stays in
+    the federation: the plan of the next run is looked at as usual.
 
     Does not take back: what was sent before. Does not stop: a coordinator that says nothing of the goodbye to the
     others; it is in this silo's log, and so is its answer.
@@ -249,7 +251,7 @@ class Leaving:
 
     def __init__(self, *, ledger: Ledger, judge: Judge, client: CoordinatorClient) -> None:
         self._ledger = ledger
-        self._judge = judge
+        self._outcomes = Outcomes(judge, ledger)
         self._client = client
         self._due = [
             run["run"]
@@ -265,19 +267,13 @@ class Leaving:
         """
         self._ledger.end_run(run, LEFT)
         self._due.append(run)
+        self.drop_waiting()
+
+    def drop_waiting(self) -> None:
+        """Drop what still lies in the outbox of runs that were left. Raises as `begin`."""
         for item in self._ledger.outbox("allowed"):
-            if item.run == run:
-                self._judge.record(
-                    "egress.indeterminate",
-                    kind=item.kind,
-                    run=run,
-                    round=item.round,
-                    step=item.step,
-                    reasons=[RUN_LEFT],
-                    link={"decision": item.decision_seq},
-                    direction="egress",
-                )
-                self._ledger.settle_outbox(item.id, "dropped")
+            if self._ledger.run_state(item.run) == LEFT:
+                self._outcomes.drop(item, [RUN_LEFT])
 
     def say_goodbye(self) -> None:
         """Say goodbye to each run that was left and whose goodbye is not known to have been heard.
@@ -736,7 +732,7 @@ class RunManager:
     def _leave_for(self, item: Inbound, error: TooFewUpdates) -> None:
         """This silo's run is over, for good: a coordinator that commits such a round is not given another update."""
         self.agreement.record_refused(item, error)
-        self.leaving.begin(item.run)
+        self.leave(item.run)
         self._publish("run.left", {"run": item.run, "round": item.round, "reason": error.reason})
         self.end_run(LEFT)
 
@@ -818,9 +814,22 @@ class RunManager:
             messages, self.resume.waiting = self.resume.waiting, []
             self.run.feed(*messages)
 
+    def leave(self, run: str) -> None:
+        """Leave a run for good (`Leaving`); persons are not asked about what is held of it any more."""
+        self.leaving.begin(run)
+        self._miss(run, None, None)
+
+    def _finish_leaving(self) -> None:
+        """Do what a kill kept `leave` from."""
+        self.leaving.drop_waiting()
+        for run in {release.run for release in self._ledger.releases("held")}:
+            if self._ledger.run_state(run) == LEFT:
+                self._miss(run, None, None)
+
     def take_up_open_run(self) -> None:
         """Go on, after a restart, inside the open round (`RoundResume`), or from the next where this one was left."""
-        self._releases.judge_again()
+        self._finish_leaving()
+        self._releases.rejudge_held()
         self._judge.forget_runs(run["run"] for run in self._ledger.runs() if run["state"] != "running")
         opened = self._ledger.open_run()
         if opened is None:
@@ -987,16 +996,21 @@ class RunManager:
             self._settled(item, outcome)
         return outcome is not None
 
-    def settle(self, settled: Settled) -> None:
-        """Act on the end of a hold."""
+    def send_freed_or_report(self, settled: Settled) -> bool:
+        """Act on the end of a hold: send what persons freed, begin the run of a plan that they agreed to, or say out
+        there that nothing comes.
+
+        Returns:
+            Whether the message has left, or the run has begun. False of what was freed: it waits in the outbox, and
+            `retry` sends it.
+        """
         release = settled.release
         if release.kind == "run.plan":
-            self._settle_plan(settled)
-            return
+            return self._settle_plan(settled)
         self._publish("release.settled", {"release": release.id, "outcome": settled.outcome})
         if (allowed := settled.allowed) is not None:
             if (sent := self._send(allowed)) is None:
-                return
+                return False
             outcome = sent
         elif settled.outcome == "missed":
             outcome = "missed"
@@ -1006,21 +1020,23 @@ class RunManager:
             outcome = "denied"
             self._declined(release.place, release.state)
         self._settled(release, outcome)
+        return allowed is not None
 
-    def _settle_plan(self, settled: Settled) -> None:
+    def _settle_plan(self, settled: Settled) -> bool:
         run, outcome = settled.release.run, "denied"
         try:
             if settled.inbound is None:
                 self.decline(run)
             elif self._accept(settled.inbound):
                 outcome = settled.outcome
-                return
+                return True
             self._plans.acknowledge(run)
         except (UnreachableError, NotAllowedError, PeerError, DeniedError) as error:
             # The plan is not acknowledged: it comes again, and is declined again.
             _log.warning("run %s: the no was not heard yet: %s", run, error.message)
         finally:
             self._publish("release.settled", {"release": settled.release.id, "outcome": outcome})
+        return False
 
     def _settled(self, item: Release | OutboxItem, outcome: str) -> None:
         if self.run is not None and item.place in self.run.offered:  # what an earlier run left behind is none of these

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from benchmarks import release_site
+from console.lock import Answer
 from fedsilo.cli import approvals as cli_approvals
 from fedsilo.cli.approvals import UNREAD
 from fedsilo.protocol.clocks import utc
@@ -20,7 +21,7 @@ from fedsilo.protocol.errors import NotFoundError
 from fedsilo.views.lines import to_text
 from fedsilo.views.releases import comparison_lines
 from fedsilo.views.rule_words import reason_text
-from fedsilo.views.state import HIDDEN
+from fedsilo.views.state import HIDDEN, release_of
 from silo.guard.answers.queries import release_page
 from silo.guard.commands import HeldPayloads
 from silo.guard.ledger import PolicyInForce
@@ -85,6 +86,18 @@ def test_T36_an_approval_says_what_was_shown_and_one_that_is_not_the_last_ends_w
     assert (status, told["ok"], told["error"]["code"], told["data"]) == (9, False, "HELD", counted)
     status, told = run(APP, "approve", *proof)
     assert status == 0 and told["data"]["state"] == "sent"
+
+
+@pytest.mark.parametrize("state", ["sent", "waits"])
+def test_T36_what_waits_in_the_outbox_after_the_last_yes_is_not_called_sent(answering: Site, state: str) -> None:
+    answer = {"release": HELD, "state": state, "given": ["alice"], "needed": 1, "audit_size": 8}
+    answering.approve = lambda command: answer  # type: ignore[method-assign]
+    proof = (HELD, *PROOF, "--expect-shown", SHOWN, *ALICE)
+    status, text = printed(APP, "approve", *proof)
+    in_console = Answer(release_of(release()), approve=True).told("alice", answer)
+    for each in (text, in_console):
+        assert status == 0 and ("sent" in each, "outbox" in each) == (state == "sent", state == "waits")
+    assert run(APP, "approve", *proof)[1]["data"]["state"] == state
 
 
 @pytest.mark.parametrize(("typed", "taken"), [(DIGEST[-4:], True), (DIGEST[:4], False), ("", False)])

@@ -28,7 +28,7 @@ def bench(tmp_path: Path, site: Site, monkeypatch: pytest.MonkeyPatch) -> Iterat
         assert isinstance(made.responses((1, (screening.PLANTED["pii_basic"],)), (4, ()), (7, ())), Denied)
         halts = Halts(made.judge, made.ledger)
         site.answer(halts=lambda arguments: {"halts": halts.rows()}, approvals={"releases": []})
-        site.desk.register_command("approvals.release", "halt.release", halts.release)
+        site.desk.register_command("approvals.release", "halt.release", halts.lift_halt)
         site.configure(monkeypatch, cli_approvals)
         yield made
 

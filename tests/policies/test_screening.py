@@ -173,7 +173,7 @@ def test_T18_the_book_counts_by_kind_and_day_and_survives_as_json() -> None:
     for day in range(1, 6):
         book.count_hits("lora.factors", setting.NOW + day * DAY, 0, 1)
     assert len(book.screen_hits) == 3
-    book.release_halt("public.responses", setting.NOW + 5 * DAY)
+    book.lift_halt("public.responses", setting.NOW + 5 * DAY)
     assert not book.view(later).screen_halted
     assert HistoryBook.from_json({"counts": {}}).screen_halts == {}  # as a ledger without these counts has it
 

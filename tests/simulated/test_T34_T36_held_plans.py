@@ -145,8 +145,8 @@ def test_T36_a_no_that_was_not_heard_acknowledges_nothing(asking: Loop) -> None:
 @pytest.mark.parametrize(
     ("end", "killed", "at"),
     [
-        (approve, RunManager, "settle"),
-        (reject, RunManager, "settle"),
+        (approve, RunManager, "send_freed_or_report"),
+        (reject, RunManager, "send_freed_or_report"),
         (reject, Releases, "_answer"),
         (reject, Releases, "_settle"),
     ],
@@ -205,7 +205,7 @@ def test_T36_a_yes_just_before_a_kill_does_not_join_a_run_that_ended_meanwhile(
     asking: Loop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asking.offer_plan()
-    monkeypatch.setattr(asking.guard.runs, "settle", lambda settled: None)
+    monkeypatch.setattr(asking.guard.runs, "send_freed_or_report", lambda settled: False)
     approve(asking, held(asking, "run-1"))
     asking.restart()
     run_ends(asking, "run-1")
@@ -279,13 +279,13 @@ def test_T36_a_plan_that_persons_approve_and_the_rules_deny_is_denied(
     loop = Loop(tmp_path / "a", asking_policy(("2027-12-01T00:00:00Z", "2027-01-15T09:00:00Z")))
     loop.offer_plan()
     loop.bench.clock_now += hours * 3600.0
-    settle, states = loop.guard.runs.settle, list[list[tuple[str, str]]]()
+    act, states = loop.guard.runs.send_freed_or_report, list[list[tuple[str, str]]]()
 
-    def looked_at_first(settled: Settled) -> None:
+    def looked_at_first(settled: Settled) -> bool:
         states.append(plans(loop))
-        settle(settled)
+        return act(settled)
 
-    monkeypatch.setattr(loop.guard.runs, "settle", looked_at_first)
+    monkeypatch.setattr(loop.guard.runs, "send_freed_or_report", looked_at_first)
     told = approve(loop, held(loop, "run-1"))
     if hours:
         assert told["state"] == "denied" and states == [[("run-1", "denied")]] == [plans(loop)]
@@ -358,20 +358,41 @@ def test_T36_what_is_held_of_a_run_that_ended_is_held_no_longer(holding: Loop) -
     assert envelope.run == "run-2" and codec.sha256_hex(payload) == again.digest
 
 
-@pytest.mark.parametrize("of", ["run-1", "run-2"])
-def test_T36_the_no_to_what_an_earlier_run_left_behind_settles_nothing_of_this_one(
-    holding: Loop, of: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("line", ["up", "down"])
+def test_T36_an_approved_update_is_called_sent_only_when_it_has_left(holding: Loop, line: str) -> None:
+    holding.offer_plan()
+    release = factors_held(holding, setting.PLAN)
+    if line == "down":
+        holding.coordinator.fails_at("lora.factors", UnreachableError("down"))
+    assert approve(holding, release)["state"] == ("sent" if line == "up" else "waits")
+    states = [(item.digest, item.state) for item in holding.bench.ledger.outbox()]
+    assert states == [(release.digest, "sent" if line == "up" else "allowed")]
+    holding.turn()
+    assert [(item.digest, item.state) for item in holding.bench.ledger.outbox()] == [(release.digest, "sent")]
+
+
+@pytest.mark.parametrize("ends", ["its trainer fails", "killed while it was left"])
+def test_T36_what_is_held_of_a_run_that_was_left_is_held_no_longer_and_a_no_to_it_settles_nothing(
+    holding: Loop, ends: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     holding.offer_plan()
-    factors_held(holding, setting.PLAN)
-    holding.trainer_says("failed", code="X", message="it fell over")  # this silo leaves the run
+    before = factors_held(holding, setting.PLAN)
+    if ends == "its trainer fails":
+        holding.trainer_says("failed", code="X", message="it fell over")
+        assert holding.bench.ledger.release(before.id).state == "missed"
+    else:
+        holding.bench.ledger.end_run("run-1", "left")
     holding.restart()
+    assert holding.bench.ledger.release(before.id).state == "missed"
     holding.offer_plan(OTHER)
-    factors_held(holding, OTHER)
+    release = factors_held(holding, OTHER)
     heard: list[Any] = []
     monkeypatch.setattr(holding.guard.runs.run, "feed", lambda *events: heard.extend(events))
-    reject(holding, held(holding, of))
-    assert heard == ([OfferSettled("lora.factors", 1, 0, "denied")] if of == "run-2" else [])
+    with pytest.raises(ConflictError):
+        reject(holding, before)
+    assert heard == []
+    reject(holding, release)
+    assert heard == [OfferSettled("lora.factors", 1, 0, "denied")]
 
 
 # ---- at the coordinator ----------------------------------------------------------------------------------

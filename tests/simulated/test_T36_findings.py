@@ -498,7 +498,7 @@ def test_T36_what_never_left_is_nothing_to_compare_with(tmp_path: Path) -> None:
         site.let_go(first)
         far_end = bench.ledger.far_end
         bench.judge.policy = policy({day: "  day_bytes: 89000"})
-        assert bench.releases.judge_again() == []
+        assert bench.releases.rejudge_held() == []
         bench.releases.destination["address"] = "198.51.100.23:7443"
         settled = bench.approve(second)
         assert settled is not None and settled.outcome == "denied"
@@ -534,7 +534,7 @@ def test_the_counts_that_people_see_are_those_of_the_moment(tmp_path: Path) -> N
         assert {one["code"] for one in shown["noticed"]} == {"BUDGET", "SECOND_RELEASE"}
         assert not set(before["acknowledged"]) & {one["id"] for one in shown["noticed"]}
         bench.judge.policy = policy({day: "  day_bytes: 129000"})
-        assert bench.releases.judge_again() == []
+        assert bench.releases.rejudge_held() == []
         assert "BUDGET" in codes(bench, second)
         kept = {rule["rule"]: rule["measured"] for rule in bench.ledger.release(second.id).rules}
         assert kept["factor sets per round"] == 2

@@ -96,7 +96,7 @@ def test_T39_a_full_disk_halts_and_after_the_restart_the_round_is_gone_on_with(l
     sent = len(loop.coordinator.sent)
     loop.turn(3)
     assert len(loop.coordinator.sent) == sent and not loop.coordinator.bodies("control.abstain")
-    loop.guard._leave()  # and the process ends, in order
+    loop.guard._shut_down()  # and the process ends, in order
     assert len(loop.coordinator.sent) == sent
     loop.restart()
     loop.coordinator.says("control.fetch", "global.adapter", NEXT, run="run-1", round=1)
@@ -118,7 +118,7 @@ def test_T39_a_disk_with_space_halts_nothing(loop: Loop) -> None:
 
 def test_what_was_measured_and_offered_once_is_not_again_after_an_orderly_stop(loop: Loop) -> None:
     begin(loop)
-    loop.guard._leave()
+    loop.guard._shut_down()
     loop.restart()
     loop.trainer_says("planned", overlong={}, private_prompts=40)
     judged = len(loop.bench.events("egress.decision"))
@@ -134,7 +134,7 @@ def test_what_was_not_offered_before_a_stop_is_measured_after_it(loop: Loop) -> 
     loop.open_round()
     loop.guard._trainer_said(loop.trainer.told[0].__class__("planned", {"overlong": {}, "private_prompts": 40}))
     assert loop.trainer.tasks() == ["Evaluate"]
-    loop.guard._leave()
+    loop.guard._shut_down()
     loop.restart()
     loop.coordinator.says("control.fetch", "global.adapter", ADAPTER, run="run-1", round=2)
     loop.open_round(2)

@@ -314,7 +314,7 @@ def test_T36_held_survives_a_restart_and_is_sent_as_it_was(holding: Bench) -> No
     release = holding.hold(holding.factors())
     yes = holding.answer(release)
     with closing(holding.restart()) as again:
-        again.releases.judge_again()
+        again.releases.rejudge_held()
         _, settled = again.releases.approve(yes)
         assert settled is not None and settled.allowed is not None
         assert codec.sha256_hex(settled.allowed.payload) == release.digest
@@ -346,7 +346,7 @@ def test_T36_a_changed_policy_voids_the_view_that_was_approved(holding: Bench) -
     release = holding.hold(holding.factors())
     yes = holding.answer(release)
     with closing(holding.restart(setting.policy_of(setting.policy_text(first_rounds=2)))) as again:
-        again.releases.judge_again()
+        again.releases.rejudge_held()
         with pytest.raises(ConflictError):
             again.releases.approve(yes)
         assert again.approve(release, revision=again.ledger.release(release.id).revision) is not None

@@ -167,7 +167,7 @@ def test_T36_a_no_before_a_kill_is_neither_lost_nor_doubled(holding: Bench, at: 
     with closing(holding.restart(tighter if change == "policy" else None)) as bench:
         assert (bench.policy.digest != holding.policy.digest) == (change == "policy")
         keep_recorded_noes(bench.ledger, bench.audit.records())  # as the guard does at its start
-        assert bench.releases.judge_again() == []
+        assert bench.releases.rejudge_held() == []
         with pytest.raises(ConflictError) as refused:
             bench.releases.approve(replace(yes, arguments=yes.arguments | {"policy_digest": bench.judge.policy.digest}))
         assert refused.value.code == ("NOT_HELD" if change == "nothing" else "STALE_VIEW")
@@ -266,7 +266,7 @@ def test_T36_a_hold_without_an_answer_waits_on_after_a_kill(holding: Bench) -> N
 def release(halts: Halts, person: str) -> bool:
     (row,) = halts.rows()
     arguments = {"kind": row["kind"], "digest": row["digest"]}
-    return bool(halts.release(command("approvals.release", arguments, person=person))["released"])
+    return bool(halts.lift_halt(command("approvals.release", arguments, person=person))["released"])
 
 
 def halt(bench: Bench) -> None:
@@ -305,7 +305,7 @@ def test_a_yes_to_a_halt_names_its_own_record_also_where_the_end_of_the_halt_is_
         halts = Halts(bench.judge, bench.ledger)
         halt(bench)
         arguments = {"kind": "public.responses", "digest": halts.rows()[0]["digest"]}
-        told = [halts.release(command("approvals.release", arguments, person=each)) for each in ("alice", "bob")]
+        told = [halts.lift_halt(command("approvals.release", arguments, person=each)) for each in ("alice", "bob")]
         assert [each["record"] for each in told] == [each["seq"] for each in bench.events("approval.grant")]
         assert bench.audit.size - 1 == bench.events("release")[0]["seq"] > told[1]["record"]
 

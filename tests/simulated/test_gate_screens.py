@@ -284,7 +284,7 @@ def test_T18_more_hits_than_the_day_may_have_halt_the_kind_until_approvers_relea
     def release(person: str = "alice", roles: tuple[str, ...] = ("approver",), **changes: str) -> bool:
         arguments = {"kind": "public.responses", "digest": row["digest"], **changes}
         order = command("approvals.release", arguments, person=person, roles=roles)
-        return bool(Halts(bench.judge, bench.ledger).release(order)["released"])
+        return bool(Halts(bench.judge, bench.ledger).lift_halt(order)["released"])
 
     with pytest.raises(NotAllowedError):
         release("bob", ("operator", "site-admin"))
@@ -312,9 +312,9 @@ def test_T18_a_release_is_signed_over_one_halt_under_one_policy(tmp_path: Path) 
     halts = Halts(bench.judge, bench.ledger)
     arguments = {"kind": "public.responses", "digest": row["digest"]}
     with pytest.raises(ConflictError):
-        halts.release(command("approvals.release", arguments))
+        halts.lift_halt(command("approvals.release", arguments))
     (again,) = halts.rows()
-    assert halts.release(command("approvals.release", {**arguments, "digest": again["digest"]}))["released"]
+    assert halts.lift_halt(command("approvals.release", {**arguments, "digest": again["digest"]}))["released"]
     bench.close()
 
 

@@ -265,6 +265,27 @@ def test_a_silo_that_left_says_goodbye_until_it_is_heard_and_stays_out_over_a_re
     assert sent == 1 and not loop.coordinator.bodies("metrics.eval")
 
 
+@pytest.mark.parametrize("ends", ["killed", "its trainer fails", "killed while it was left"])
+def test_what_waits_is_sent_after_a_restart_unless_the_run_was_left(loop: Loop, ends: str) -> None:
+    loop.coordinator.fails_at("metrics.eval", DOWN)
+    in_round(loop)
+    (waiting,) = loop.bench.ledger.outbox("allowed")
+    if ends == "its trainer fails":
+        loop.trainer_says("failed", code="X", message="it fell over")
+    elif ends == "killed while it was left":
+        loop.bench.ledger.end_run("run-1", "left")  # and no more than that
+    loop.restart()
+    loop.turn(3)
+    sent = [codec.sha256_hex(payload) for _, payload in loop.coordinator.bodies("metrics.eval")]
+    state = {item.decision_seq: item.state for item in loop.bench.ledger.outbox()}[waiting.decision_seq]
+    reasons = [row["reasons"] for row in loop.bench.events("egress.indeterminate") if "reasons" in row]
+    if ends == "killed":
+        assert (sent, state) == ([waiting.digest], "sent") and ["RUN_LEFT"] not in reasons
+    else:
+        assert (sent, state) == ([], "dropped") and reasons.count(["RUN_LEFT"]) == 1
+        assert loop.coordinator.bodies("control.abstain"), "the goodbye is said"
+
+
 def test_the_coordinator_waits_no_more_for_a_silo_that_left_and_keeps_what_it_gave(tmp_path: Path) -> None:
     house, silos = joined(tmp_path)
     *others, leaver = silos

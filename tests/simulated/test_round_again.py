@@ -139,7 +139,7 @@ def test_a_trainer_that_kept_its_state_is_given_only_what_comes_after_it(
 def test_a_round_that_was_left_is_not_gone_on_with(loop: Loop) -> None:
     begin(loop)
     do(loop)
-    loop.guard._leave()  # an orderly stop, which says so
+    loop.guard._shut_down()  # an orderly stop, which says so
     assert [(body.round, body.step) for _, raw in loop.coordinator.bodies("control.abstain")
             for body in (pb.Abstain.FromString(raw),)] == [(1, 0)]  # fmt: skip
     loop.restart()
