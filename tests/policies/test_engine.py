@@ -13,9 +13,11 @@ from hypothesis import strategies as st
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.codec import canonical_json
 from fedsilo.protocol.place import Place
+from policies.compare import effective
 from policies.engine import Approval, Decision, Facts, History, HistoryBook, Message, decide, measure
 from policies.kind import Judgement, Rule, at_least, at_most
 from policies.kinds import policy_file
+from policies.load import load_policy
 from policies.model import Policy, PolicyFile
 from policies.rules import RULES
 from tests.policies.messages import GOOD
@@ -127,6 +129,23 @@ def test_a_decision_replays_from_json(name: str) -> None:
         read_facts = json.loads(canonical_json(facts))
         read_history = History.from_json(json.loads(canonical_json(history.to_json())))
         assert _same(decide(facts, POLICY, history), decide(read_facts, POLICY, read_history))
+
+
+@pytest.mark.parametrize(("site_bytes", "charter_bytes", "binds"), [
+    (65_536, 32_768, "charter.yaml"), (32_768, 65_536, "policy.yaml"), (32_768, 32_768, "policy.yaml"),
+])  # fmt: skip
+def test_a_result_names_the_file_whose_limit_it_is(site_bytes: int, charter_bytes: int, binds: str) -> None:
+    """Both files deny, and only one of them has the limit that was judged by."""
+    text = policy_text()
+    assert text.count("message_bytes: 65536") == 1
+    site, charter = (
+        load_policy(text.replace("message_bytes: 65536", f"message_bytes: {limit}").encode(), name)
+        for limit, name in ((site_bytes, "policy.yaml"), (charter_bytes, "charter.yaml"))
+    )
+    decision = decide({**CASES["lora.factors"], "payload_bytes": 10**9}, effective(site, charter), History())
+    (result,) = [each for each in decision.results if each.reason == "MESSAGE_BYTES"]
+    assert (result.outcome, result.limit) == ("deny", min(site_bytes, charter_bytes))
+    assert result.file == binds
 
 
 # ---- tightening ------------------------------------------------------------------------------------
