@@ -201,9 +201,10 @@ _LEAVES_HERE, _DROPS = _to("left"), _to("left", _E.DROP)
 
 
 def _ends(state: str) -> tuple[Cell, ...]:
-    """Return the row of a round's end: who left it notes the end, and who worked in it tells the method."""
+    """Return the row of a round's end: who worked in it tells the method. Who left it notes the end, and for that silo
+    the round stays left: nothing that comes late, or a second time, is taken for a message of a round it was in."""
     unseen, seen = (*_OVER_HERE, _E.WITNESS), (*_OVER_HERE, _E.TELL, _E.WITNESS)
-    return (_to(state, *unseen), _to(state, *unseen), _to(state, *seen), _to(state, _E.NOTE_END), *[_do(*seen)] * 2)
+    return (_to(state, *unseen), _to(state, *unseen), _to(state, *seen), _do(_E.NOTE_END), *[_do(*seen)] * 2)
 
 
 AT_SILO: Table = _table(("none", "signed", "working", "left", "committed", "abandoned"), {

@@ -71,21 +71,25 @@ class Coordinator(PaperRun):
 
 @dataclass
 class Silo:
-    """What a silo knows: its part in the run, its newest round, and how each round ended that it heard of."""
+    """What a silo knows: its part in the run, its newest round, how each round ended that it heard of, and the rounds
+    that it left."""
 
     name: str
     run: str = "asked"
     at: SiloRound = field(default_factory=SiloRound)
     ends: dict[int, str] = field(default_factory=dict)
+    left: set[int] = field(default_factory=set)
 
     def moves(self, event: AtSilo) -> None:
         before, outcome = self.at, silo_step(self.at, event)
         assert outcome.verdict is not Verdict.REFUSED, (before, event)
         self.at = outcome.life
         if Effect.TELL in outcome.effects and event.name != "run over":
-            assert event.round > before.round or before.state != "left", "the method hears of a round that was left"
+            assert event.round not in self.left, "the method hears of a round that was left"
         if before.state == "working" and self.at.state in ("left", "signed") and event.name != "open":
             assert Effect.DROP in outcome.effects, "work on a round that goes on without this silo"
+        if self.at.state == "left":
+            self.left.add(self.at.round)
         if Effect.NOTE_END in outcome.effects:
             self.ends[event.round] = "committed" if event.name == "commit" else "abandoned"
         if Effect.END in outcome.effects:
@@ -106,6 +110,7 @@ class Federation:
         self.declines = late if declines else ""
         self.run = Coordinator(plan_with(NAMES, **works, rounds=ROUNDS, quorum=quorum))
         self.silos = {name: Silo(name) for name in NAMES}
+        self.newest: dict[str, Item] = {}  # donors or result that each silo took in last, and may hear once more
         for name in NAMES:
             self.run.outbox[name].append(Item("run.plan"))
             if name != late:
@@ -119,6 +124,9 @@ class Federation:
                 self.hears(name, fits, kept)
             case "polls" if running and at.state == "signed":
                 self.run.say(rounds.Signed(name, at.round))
+            case "hears once more" if name in self.newest:
+                again = self.newest[name]
+                self.run.outbox[name].insert(0, again._replace(digest=f"{again.digest} again"))
             case "is killed" if running and at.round:
                 self.is_killed(silo, kept, fits)
             case "stands aside" if running and at.round:
@@ -157,6 +165,8 @@ class Federation:
             waiting.pop(0)
             if item.kind == "run.plan":
                 self.run.say(rounds.PlanTaken(name))
+            elif item.kind in ("public.donors", "round.result"):
+                self.newest[name] = item
 
     def sends(self, silo: Silo, kind: str, step: int) -> None:
         """What is refused came too late: a silo that works was in the round, and says nothing twice in two ways."""
@@ -215,7 +225,7 @@ class Federation:
 
 
 HONEST = ["hears", "hears", "polls", "hears", "hears", "public.responses", "hears", UPDATE, "metrics.eval"]
-TROUBLE = ["is killed", "is killed", "stands aside", "stands aside", "leaves", "time passes"]
+TROUBLE = [*["hears once more", "is killed", "stands aside"] * 2, "leaves", "time passes"]
 ORDERS = [rounds.RunPaused(), rounds.RunResumed(), rounds.RunResumed(), m.FinishRun("aborted", "ABORTED")]
 mostly = st.sampled_from([True, True, True, True, False])
 of_whom = st.sampled_from([*NAMES, NAMES, NAMES])
@@ -225,6 +235,19 @@ deeds = st.tuples(st.sampled_from([*HONEST * 8, *TROUBLE, *ORDERS]), of_whom, mo
 def test_a_silo_works_on_no_round_but_one_that_it_signed() -> None:
     begins = {(state, event) for state, row in AT_SILO.items() for event, cell in row.items() if cell.next == "working"}
     assert begins == {("signed", "agree"), ("none", "go on")}
+
+
+def test_the_method_hears_nothing_of_a_round_that_was_left_however_it_ended() -> None:
+    for last in (SiloRound(1, "left"), SiloRound(1, "working")):
+        kinds = ("round.open", "public.donors", "round.agreed", "round.result")
+        heard = [message_at_silo(kind, 1, 0, digest, committed=True) for digest in ("a", "b") for kind in kinds]
+        at, effects = last, []
+        for event in (message_at_silo("round.result", 1, 0, "end", committed=True), *heard):
+            outcome = silo_step(at, event)
+            at, effects = outcome.life, [*effects, outcome.effects]
+            assert last.state == "working" or outcome.verdict is not Verdict.REFUSED, "nobody refuses what it ignores"
+        assert any(Effect.TELL in each for each in effects) is (last.state == "working")
+        assert all(Effect.NOTE_END in effects[i] for i in (0, 4, 8)), "how it ended is known all the same"
 
 
 @pytest.mark.parametrize("works", WORKS)
