@@ -314,16 +314,6 @@ def block_of(facts: Facts, policy: Policy) -> tuple[Any, Path]:
     return getattr(block, kind.replace(".", "_"), None), (side, kind)
 
 
-def names_pinned_set(facts: Facts, policy: Policy) -> Judgement:
-    """Return whether the message names the set that its block pins, and the party's own copy is that set (T12)."""
-    block, _ = block_of(facts, policy)
-    if block is None:
-        return not_applicable()
-    pin, path = policy.file.public_sets[block.set], ("public_sets", block.set, "sha256")
-    own = equal(facts["public_set_sha256"], pin.sha256, path)
-    return own if own.outcome == "deny" else equal(facts["header_set_sha256"], pin.sha256, path)
-
-
 # ---- kinds -----------------------------------------------------------------------------------------
 
 VALUES_MAX = 256
@@ -523,21 +513,64 @@ def _out_of_order(indices: list[int], order: tuple[int, ...]) -> int:
 # ---- rules of several kinds ------------------------------------------------------------------------
 
 
-def limit_rule(name: str, reason: str, key: str, measured: Callable[[Facts, History], float | None]) -> Rule:
-    """A rule that compares one number with one key of the kind's block."""
+def fact(name: str) -> Callable[[Facts, History], float | None]:
+    return lambda facts, _: facts[name]
 
-    @rule(name, reason)
+
+def next_of_round(facts: Facts, history: History) -> int:
+    """Return the number of messages of the kind in the round, this one among them."""
+    return history.messages_in_round + 1
+
+
+def limit_rule(
+    name: str,
+    reason: str,
+    key: str,
+    measured: Callable[[Facts, History], float | None],
+    *kinds: str,
+    unless: Callable[[Facts], bool] = lambda _: False,
+) -> Rule:
+    """A rule that compares one number with one key of the kind's block; `unless`: it has nothing to say."""
+
+    @rule(name, reason, *kinds)
     def check(facts: Facts, policy: Policy, history: History) -> Judgement:
         block, path = block_of(facts, policy)
-        return (
-            not_applicable() if block is None else at_most(measured(facts, history), getattr(block, key), (*path, key))
-        )
+        if block is None or unless(facts):
+            return not_applicable()
+        return at_most(measured(facts, history), getattr(block, key), (*path, key))
 
     return check
 
 
-def fact(name: str) -> Callable[[Facts, History], float | None]:
-    return lambda facts, _: facts[name]
+def zero_rule(name: str, reason: str, key: str, *kinds: str) -> Rule:
+    """A rule that one count of faults is zero."""
+
+    @rule(name, reason, *kinds)
+    def check(facts: Facts, policy: Policy, history: History) -> Judgement:
+        _, path = block_of(facts, policy)
+        return none_of(facts[key], path)
+
+    return check
+
+
+def range_rule(name: str, reason: str) -> Rule:
+    """A rule that all values are within the range of the block's grid."""
+
+    @block_rule(name, reason)
+    def check(facts: Facts, block: Any, path: Path) -> Judgement:
+        return none_of(out_of_range(facts["values"], block.values) + facts["values_at_fault"], (*path, "values"))
+
+    return check
+
+
+def grid_rule(name: str, reason: str) -> Rule:
+    """A rule that all values are finite, no -0 and on the block's grid, so that no digits are free (T9)."""
+
+    @block_rule(name, reason)
+    def check(facts: Facts, block: Any, path: Path) -> Judgement:
+        return none_of(off_grid(facts["values"], block.values) + facts["values_at_fault"], (*path, "values", "quantum"))
+
+    return check
 
 
 def off_grid(values: Iterable[float], grid: MetricField) -> int:
@@ -550,8 +583,13 @@ def out_of_range(values: Iterable[float], grid: MetricField) -> int:
 
 @rule("pinned set", "PUBLIC_SET")
 def pinned_set(facts: Facts, policy: Policy, history: History) -> Judgement:
-    """The message names the pinned set, and so does the party's own copy (T12)."""
-    return names_pinned_set(facts, policy)
+    """The message names the set that its block pins, and the party's own copy is that set (T12)."""
+    block, _ = block_of(facts, policy)
+    if block is None:
+        return not_applicable()
+    pin, path = policy.file.public_sets[block.set], ("public_sets", block.set, "sha256")
+    own = equal(facts["public_set_sha256"], pin.sha256, path)
+    return own if own.outcome == "deny" else equal(facts["header_set_sha256"], pin.sha256, path)
 
 
 @rule("one message of the kind per step", "PER_STEP")
@@ -568,24 +606,11 @@ def some_per_round(facts: Facts, policy: Policy, history: History) -> Judgement:
     return at_most(history.messages_in_round + 1, block.per_round, (*path, "per_round"))
 
 
-@rule("finish reasons of answers", "FINISH")
-def finishes(facts: Facts, policy: Policy, history: History) -> Judgement:
-    _, path = block_of(facts, policy)
-    return none_of(facts["finish_unspecified"], path)
-
-
 @rule("only what was asked", "NOT_ASKED")
 def only_asked(facts: Facts, policy: Policy, history: History) -> Judgement:
     """Questions or exemplars that the coordinator named for this step, each once."""
     _, path = block_of(facts, policy)
     return none_of(facts["questions_not_asked"] + facts["questions_repeated"], path)
-
-
-@rule("in the order asked", "QUESTION_ORDER")
-def in_order_asked(facts: Facts, policy: Policy, history: History) -> Judgement:
-    """The order is the coordinator's, so that none is left to say something with (T9)."""
-    _, path = block_of(facts, policy)
-    return none_of(facts["questions_out_of_order"], path)
 
 
 @block_rule("exemplars behind a score", "EXEMPLARS")
@@ -628,6 +653,9 @@ def strangers(facts: Facts, policy: Policy) -> int:
     return int(facts["names_at_fault"]) + unlisted
 
 
+FINISHES = zero_rule("finish reasons of answers", "FINISH", "finish_unspecified")
+# The order is the coordinator's, so that none is left to say something with (T9).
+IN_ORDER_ASKED = zero_rule("in the order asked", "QUESTION_ORDER", "questions_out_of_order")
 PER_DAY = limit_rule(
     "scores or answers per day",
     "PER_DAY",
@@ -641,4 +669,4 @@ CANDIDATES_PER_QUESTION = limit_rule(
 )
 QUESTIONS_ASKED = limit_rule("questions asked", "QUESTIONS", "max_questions", fact("questions"))
 # Those of the further methods that stand together in the order of all rules.
-SHARED = (pinned_set, one_per_step, some_per_round, PER_DAY, UNITS_PER_STEP, TEXT_BYTES, finishes)
+SHARED = (pinned_set, one_per_step, some_per_round, PER_DAY, UNITS_PER_STEP, TEXT_BYTES, FINISHES)

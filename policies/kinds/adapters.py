@@ -41,10 +41,14 @@ from policies.kind import (
     block_rule,
     digest_of,
     equal,
+    fact,
     holds,
+    limit_rule,
+    next_of_round,
     none_of,
     not_applicable,
     rule,
+    zero_rule,
 )
 from policies.message import OFFERED, Context, Facts, Message
 from policies.model import UNLIMITED, Policy, SchemaPin
@@ -326,10 +330,7 @@ def rank(facts: Facts, policy: Policy, history: History) -> Judgement:
     return equal(facts["rank"], pin.rank, (*path, "rank"))
 
 
-@rule("finite values", "NOT_FINITE")
-def finite(facts: Facts, policy: Policy, history: History) -> Judgement:
-    _, path = block_of(facts, policy)
-    return none_of(facts["values_not_finite"], path)
+FINITE = zero_rule("finite values", "NOT_FINITE", "values_not_finite")
 
 
 @rule("canonical values", "NOT_CANONICAL")
@@ -355,35 +356,15 @@ def grid(facts: Facts, policy: Policy, history: History) -> Judgement:
     return none_of(facts["values_off_bfloat16"], (*path, "quantise"))
 
 
-@rule("L2 of the delta", "DELTA_L2", *_UPDATES)
-def delta_l2(facts: Facts, policy: Policy, history: History) -> Judgement:
-    block, path = block_of(facts, policy)
-    if block is None or _before_transforms(facts):
-        return not_applicable()
-    return at_most(facts["l2"], block.max_l2, (*path, "max_l2"))
-
-
-@rule("L2 of one tensor", "TENSOR_L2", *_UPDATES)
-def tensor_l2(facts: Facts, policy: Policy, history: History) -> Judgement:
-    block, path = block_of(facts, policy)
-    if block is None or _before_transforms(facts):
-        return not_applicable()
-    return at_most(facts["tensor_l2_max"], block.max_tensor_l2, (*path, "max_tensor_l2"))
-
-
-@rule("L2 of base and delta", "TOTAL_L2", *_UPDATES)
-def total_l2(facts: Facts, policy: Policy, history: History) -> Judgement:
-    """Upper bound: norm of the base plus norm of the delta."""
-    block, path = block_of(facts, policy)
-    if block is None or _before_transforms(facts):
-        return not_applicable()
-    return at_most(facts["total_l2_max"], block.max_total_l2, (*path, "max_total_l2"))
-
-
-@rule("L2 of the adapter", "ADAPTER_L2", "global.adapter")
-def adapter_l2(facts: Facts, policy: Policy, history: History) -> Judgement:
-    block, path = block_of(facts, policy)
-    return not_applicable() if block is None else at_most(facts["l2"], block.max_l2, (*path, "max_l2"))
+DELTA_L2 = limit_rule("L2 of the delta", "DELTA_L2", "max_l2", fact("l2"), *_UPDATES, unless=_before_transforms)
+TENSOR_L2 = limit_rule(
+    "L2 of one tensor", "TENSOR_L2", "max_tensor_l2", fact("tensor_l2_max"), *_UPDATES, unless=_before_transforms
+)
+# Upper bound: norm of the base plus norm of the delta.
+TOTAL_L2 = limit_rule(
+    "L2 of base and delta", "TOTAL_L2", "max_total_l2", fact("total_l2_max"), *_UPDATES, unless=_before_transforms
+)
+ADAPTER_L2 = limit_rule("L2 of the adapter", "ADAPTER_L2", "max_l2", fact("l2"), "global.adapter")
 
 
 @block_rule("L2 of the step", "ADAPTER_STEP", "global.adapter")
@@ -401,12 +382,7 @@ def adapter_step(facts: Facts, block: GlobalAdapter, path: Path) -> Judgement:
     return at_most(step / rounds if step is not None and rounds >= 1 else None, block.max_step_l2, path)
 
 
-@rule("factor sets per round", "PER_ROUND", *_UPDATES)
-def per_round(facts: Facts, policy: Policy, history: History) -> Judgement:
-    block, path = block_of(facts, policy)
-    if block is None:
-        return not_applicable()
-    return at_most(history.messages_in_round + 1, block.per_round, (*path, "per_round"))
+PER_ROUND = limit_rule("factor sets per round", "PER_ROUND", "per_round", next_of_round, *_UPDATES)
 
 
 def _elsewhere(facts: Facts) -> bool:
@@ -426,21 +402,11 @@ def records(facts: Facts, policy: Policy, history: History) -> Judgement:
     return at_least(facts["records"], block.min_records, path)
 
 
-@rule("local epochs of the round", "LOCAL_EPOCHS", *_UPDATES)
-def local_epochs(facts: Facts, policy: Policy, history: History) -> Judgement:
-    """No record was given more often than this."""
-    block, path = block_of(facts, policy)
-    if block is None or _elsewhere(facts):
-        return not_applicable()
-    return at_most(facts["epochs"], block.max_local_epochs, (*path, "max_local_epochs"))
-
-
-@rule("steps of the round", "STEPS", *_UPDATES)
-def steps(facts: Facts, policy: Policy, history: History) -> Judgement:
-    block, path = block_of(facts, policy)
-    if block is None or _elsewhere(facts):
-        return not_applicable()
-    return at_most(facts["steps"], block.max_steps, (*path, "max_steps"))
+# No record was given more often than this.
+LOCAL_EPOCHS = limit_rule(
+    "local epochs of the round", "LOCAL_EPOCHS", "max_local_epochs", fact("epochs"), *_UPDATES, unless=_elsewhere
+)
+STEPS = limit_rule("steps of the round", "STEPS", "max_steps", fact("steps"), *_UPDATES, unless=_elsewhere)
 
 
 # ---- what is done to an update before it leaves ----------------------------------------
@@ -620,19 +586,19 @@ _RULES = (
     shapes,
     dtype,
     rank,
-    finite,
+    FINITE,
     canonical,
     base,
     grid,
-    delta_l2,
-    tensor_l2,
-    total_l2,
-    adapter_l2,
+    DELTA_L2,
+    TENSOR_L2,
+    TOTAL_L2,
+    ADAPTER_L2,
     adapter_step,
-    per_round,
+    PER_ROUND,
     records,
-    local_epochs,
-    steps,
+    LOCAL_EPOCHS,
+    STEPS,
 )
 
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 from fedsilo.protocol._generated import federation_pb2 as pb
 from policies.fields import Approvals, Closed, Limit, PinnedText, Range
 from policies.grids import Bits, answer_bits, log2_states, of_steps, text_in_words
-from policies.history import History
 from policies.kind import (
+    FINISHES,
+    IN_ORDER_ASKED,
     PER_DAY,
     QUESTIONS_ASKED,
     TEXT_BYTES,
@@ -21,29 +22,24 @@ from policies.kind import (
     FieldClass,
     FieldTable,
     Figures,
-    Judgement,
     PolicyKind,
-    block_of,
     exemplar_counts,
     exemplars_of_score,
     fact,
-    finishes,
-    in_order_asked,
     limit_rule,
-    none_of,
     one_per_step,
     only_asked,
     pinned_set,
     question_facts,
     questions_in_set,
     row_facts,
-    rule,
     set_facts,
     some_per_round,
     text_facts,
+    zero_rule,
 )
 from policies.message import Context, Facts, Message, Requests
-from policies.model import HitsPerDay, Policy, ScreenNames
+from policies.model import HitsPerDay, ScreenNames
 
 _F = FieldClass
 
@@ -109,11 +105,8 @@ def _measure_of_score(body: pb.CompetenceScore, message: Message, context: Conte
     }
 
 
-@rule("matches within the exemplars", "SCORE_RANGE", "competence.score")
-def matched(facts: Facts, policy: Policy, history: History) -> Judgement:
-    """A score is one of 0, 1/L, ..., 1."""
-    _, path = block_of(facts, policy)
-    return none_of(facts["matched_over_asked"], path)
+# A score is one of 0, 1/L, ..., 1.
+MATCHED = zero_rule("matches within the exemplars", "SCORE_RANGE", "matched_over_asked")
 
 
 def _largest_of_score(block: CompetenceScore, at: Figures) -> tuple[int, int]:
@@ -206,9 +199,9 @@ KINDS = (
             PER_DAY,
             UNITS_PER_STEP,
             only_asked,
-            in_order_asked,
+            IN_ORDER_ASKED,
             exemplars_of_score,
-            matched,
+            MATCHED,
         ),
         largest=_largest_of_score,
         bits=_bits_of_score,
@@ -225,9 +218,9 @@ KINDS = (
             PER_DAY,
             UNITS_PER_STEP,
             TEXT_BYTES,
-            finishes,
+            FINISHES,
             only_asked,
-            in_order_asked,
+            IN_ORDER_ASKED,
             BYTES_PER_STEP,
         ),
         largest=_largest_of_answers,

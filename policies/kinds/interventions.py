@@ -40,6 +40,7 @@ from policies.kind import (
     not_applicable,
     rule,
     some_per_round,
+    zero_rule,
 )
 from policies.message import OFFERED, Context, Facts, Message
 from policies.model import Policy
@@ -181,12 +182,6 @@ def header(facts: Facts, block: Interventions, path: Path) -> Judgement:
     return holds(plain, path)
 
 
-@rule("finite interventions", "NOT_FINITE")
-def finite(facts: Facts, policy: Policy, history: History) -> Judgement:
-    _, path = block_of(facts, policy)
-    return none_of(facts["values_not_finite"], path)
-
-
 @rule("canonical interventions", "NOT_CANONICAL")
 def canonical(facts: Facts, policy: Policy, history: History) -> Judgement:
     """No -0 and no denormal: both are a bit pattern more than the number needs."""
@@ -204,12 +199,13 @@ def grid(facts: Facts, policy: Policy, history: History) -> Judgement:
     return none_of(facts["values_off_bfloat16"], (*path, "dtype"))
 
 
+FINITE = zero_rule("finite interventions", "NOT_FINITE", "values_not_finite")
 L2 = limit_rule("L2 of the interventions", "DELTA_L2", "max_l2", fact("l2"))
 TENSOR_L2 = limit_rule("L2 of one intervention tensor", "TENSOR_L2", "max_tensor_l2", fact("tensor_l2_max"))
 ORTHONORMAL = limit_rule(
     "rows of R orthonormal", "ORTHONORMAL", "max_orthonormality_error", fact("orthonormality_error")
 )
-_RULES = (tensor_set, shapes, header, finite, canonical, grid, L2, TENSOR_L2)
+_RULES = (tensor_set, shapes, header, FINITE, canonical, grid, L2, TENSOR_L2)
 
 
 def largest(block: ReftIntervention, at: Figures) -> tuple[int, int]:

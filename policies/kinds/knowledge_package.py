@@ -16,6 +16,7 @@ from policies.fields import Approvals, Closed, Grid, Limit, PinnedText
 from policies.grids import Bits, answer_bits, lowest, points_of, text_in_words
 from policies.history import History
 from policies.kind import (
+    FINISHES,
     TEXT_BYTES,
     Around,
     Example,
@@ -28,7 +29,6 @@ from policies.kind import (
     block_rule,
     equal,
     fact,
-    finishes,
     holds,
     limit_rule,
     names_of,
@@ -43,6 +43,7 @@ from policies.kind import (
     some_per_round,
     text_facts,
     value_facts,
+    zero_rule,
 )
 from policies.message import Context, Facts, Message, Requests
 from policies.model import HitsPerDay, Policy, ScreenNames, TextOnlyNames
@@ -142,13 +143,6 @@ def package_prompts(facts: Facts, policy: Policy, history: History) -> Judgement
     return none_of(facts["prompts_not_in_set"] + facts["prompts_repeated"], (*path, "set"))
 
 
-@rule("package in order", "PROMPT_ORDER", "knowledge.package")
-def package_order(facts: Facts, policy: Policy, history: History) -> Judgement:
-    """Judge the order, which must be by row so that it says nothing (T9)."""
-    _, path = block_of(facts, policy)
-    return none_of(facts["prompts_out_of_order"], path)
-
-
 @rule("package confidence", "CONFIDENCE", "knowledge.package")
 def confidence(facts: Facts, policy: Policy, history: History) -> Judgement:
     """In range and on the grid; none at all where the policy has no grid for it."""
@@ -162,6 +156,8 @@ def confidence(facts: Facts, policy: Policy, history: History) -> Judgement:
     return none_of(wrong + facts["values_at_fault"], path)
 
 
+# By row, so that the order says nothing (T9).
+PACKAGE_ORDER = zero_rule("package in order", "PROMPT_ORDER", "prompts_out_of_order")
 ENTRIES = limit_rule("entries of a package", "ENTRIES", "max_entries", fact("prompts"))
 PACKAGE_BYTES = limit_rule("bytes of a package", "RESPONSE_BYTES", "max_bytes", fact("payload_bytes"))
 
@@ -202,11 +198,11 @@ KINDS = (
             pinned_set,
             some_per_round,
             TEXT_BYTES,
-            finishes,
+            FINISHES,
             package_match,
             package_peer,
             package_prompts,
-            package_order,
+            PACKAGE_ORDER,
             ENTRIES,
             PACKAGE_BYTES,
             confidence,

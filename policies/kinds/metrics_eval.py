@@ -24,14 +24,15 @@ from policies.kind import (
     Figures,
     Judgement,
     PolicyKind,
-    at_most,
     block_of,
     block_rule,
     holds,
     is_name,
+    limit_rule,
+    next_of_round,
     none_of,
-    not_applicable,
     rule,
+    zero_rule,
 )
 from policies.message import Context, Facts, Message
 from policies.model import Policy
@@ -99,11 +100,8 @@ def names(facts: Facts, block: MetricsEval, path: Path) -> Judgement:
     return none_of(wrong + len(pairs) - len(set(pairs)), (*path, "fields"))
 
 
-@rule("metrics in order", "METRIC_ORDER")
-def order(facts: Facts, policy: Policy, history: History) -> Judgement:
-    """Judge the order, which must be by topic, then name, so that it says nothing (T9)."""
-    _, path = block_of(facts, policy)
-    return none_of(facts["metrics_out_of_order"], path)
+# By topic, then name, so that the order says nothing (T9).
+ORDER = zero_rule("metrics in order", "METRIC_ORDER", "metrics_out_of_order")
 
 
 @block_rule("metric range", "METRIC_RANGE")
@@ -124,12 +122,7 @@ def grid(facts: Facts, block: MetricsEval, path: Path) -> Judgement:
     return none_of(wrong, (*path, "fields"))
 
 
-@rule("metric messages per round", "PER_ROUND")
-def per_round(facts: Facts, policy: Policy, history: History) -> Judgement:
-    block, path = block_of(facts, policy)
-    if block is None:
-        return not_applicable()
-    return at_most(history.messages_in_round + 1, block.per_round, (*path, "per_round"))
+PER_ROUND = limit_rule("metric messages per round", "PER_ROUND", "per_round", next_of_round)
 
 
 def largest(block: MetricsEval, at: Figures) -> tuple[int, int]:
@@ -178,7 +171,7 @@ KINDS = (
         example,
         sent=MetricsEval,
         measure=measure,
-        rules=(split, adapter, names, order, ranges, grid, per_round),
+        rules=(split, adapter, names, ORDER, ranges, grid, PER_ROUND),
         largest=largest,
         bits=bits,
     ),

@@ -24,10 +24,9 @@ from policies.kind import (
     block_of,
     block_rule,
     equal,
-    none_of,
+    grid_rule,
     not_applicable,
-    off_grid,
-    out_of_range,
+    range_rule,
     rule,
     some_per_round,
     value_facts,
@@ -82,14 +81,8 @@ def profile_shape(facts: Facts, block: ProfileVector, path: Path) -> Judgement:
     return at_most(facts["family"], block.families - 1, (*path, "families"))
 
 
-@block_rule("profile range", "PROFILE_RANGE", "profile.vector")
-def profile_range(facts: Facts, block: ProfileVector, path: Path) -> Judgement:
-    return none_of(out_of_range(facts["values"], block.values) + facts["values_at_fault"], (*path, "values"))
-
-
-@block_rule("profile grid", "PROFILE_GRID", "profile.vector")
-def profile_grid(facts: Facts, block: ProfileVector, path: Path) -> Judgement:
-    return none_of(off_grid(facts["values"], block.values) + facts["values_at_fault"], (*path, "values", "quantum"))
+PROFILE_RANGE = range_rule("profile range", "PROFILE_RANGE")
+PROFILE_GRID = grid_rule("profile grid", "PROFILE_GRID")
 
 
 @block_rule("histogram adds up", "HISTOGRAM", "profile.vector")
@@ -134,7 +127,7 @@ KINDS = (
         example,
         sent=ProfileVector,
         measure=measure,
-        rules=(some_per_round, profile_shape, profile_range, profile_grid, histogram, profile_records),
+        rules=(some_per_round, profile_shape, PROFILE_RANGE, PROFILE_GRID, histogram, profile_records),
         largest=largest,
         bits=bits,
     ),

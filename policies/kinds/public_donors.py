@@ -30,6 +30,7 @@ from policies.kind import (
     rule,
     silos_are_peers,
     text_facts,
+    zero_rule,
 )
 from policies.message import OFFERED, Context, Facts, Message
 from policies.model import Policy, ScreenNames
@@ -75,10 +76,7 @@ def measure(body: pb.PublicDonors, message: Message, context: Context) -> Facts:
     }
 
 
-@rule("donors of the open step", "PROMPT_NOT_PUBLIC")
-def donors_of_step(facts: Facts, policy: Policy, history: History) -> Judgement:
-    _, path = block_of(facts, policy)
-    return none_of(facts["prompts_not_of_step"], path)
+DONORS_OF_STEP = zero_rule("donors of the open step", "PROMPT_NOT_PUBLIC", "prompts_not_of_step")
 
 
 @rule("donors graded here", "NOT_VERIFIED")
@@ -184,7 +182,7 @@ KINDS = (
         measure=measure,
         rules=(
             rows_of_set,
-            donors_of_step,
+            DONORS_OF_STEP,
             silos_are_peers,
             donors_verified,
             donors_per_prompt,

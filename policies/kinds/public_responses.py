@@ -7,7 +7,8 @@ What the rules do not stop: private text memorised by the model and repeated in 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
@@ -26,19 +27,22 @@ from policies.kind import (
     Figures,
     Judgement,
     PolicyKind,
-    Rule,
     at_most,
     block_of,
     block_rule,
     digest_of,
+    fact,
     holds,
     index_facts,
-    names_pinned_set,
+    limit_rule,
     none_of,
     not_applicable,
     not_judged_yet,
+    one_per_step,
+    pinned_set,
     rule,
     text_facts,
+    zero_rule,
 )
 from policies.message import OFFERED, Context, Facts, Message
 from policies.model import UNLIMITED, HitsPerDay, Policy, ScreenNames
@@ -102,12 +106,6 @@ def measure(body: pb.PublicResponses, message: Message, context: Context) -> Fac
     }
 
 
-@rule("public set", "PUBLIC_SET")
-def public_set(facts: Facts, policy: Policy, history: History) -> Judgement:
-    """The message names the pinned set, and so does the party's own copy."""
-    return names_pinned_set(facts, policy)
-
-
 @block_rule("public prompts of the open step", "PROMPT_NOT_PUBLIC")
 def prompts_of_step(facts: Facts, block: PublicResponses, path: Path) -> Judgement:
     """Rows of the public set that this step asks for, each once."""
@@ -117,11 +115,8 @@ def prompts_of_step(facts: Facts, block: PublicResponses, path: Path) -> Judgeme
     return none_of(wrong, (*path, "set"))
 
 
-@rule("prompts in the step's order", "PROMPT_ORDER")
-def prompt_order(facts: Facts, policy: Policy, history: History) -> Judgement:
-    """The order of the rows is the coordinator's, so that none is left to say something with (T9)."""
-    _, path = block_of(facts, policy)
-    return none_of(facts["prompts_out_of_order"], path)
+# The order of the rows is the coordinator's, so that none is left to say something with (T9).
+PROMPT_ORDER = zero_rule("prompts in the step's order", "PROMPT_ORDER", "prompts_out_of_order")
 
 
 @rule("answers graded again", "NOT_VERIFIED")
@@ -133,18 +128,6 @@ def verified(facts: Facts, policy: Policy, history: History) -> Judgement:
     if facts["graded"] is not True:
         return not_judged_yet(facts, (*path, "send_only_verified"))
     return none_of(facts["responses_wrong"], (*path, "send_only_verified"))
-
-
-@rule("finish reasons", "FINISH")
-def finish(facts: Facts, policy: Policy, history: History) -> Judgement:
-    _, path = block_of(facts, policy)
-    return none_of(facts["finish_unspecified"], path)
-
-
-@rule("one message per step", "PER_STEP")
-def per_step(facts: Facts, policy: Policy, history: History) -> Judgement:
-    _, path = block_of(facts, policy)
-    return at_most(history.messages_in_step + 1, 1, path)
 
 
 @rule("as the plan asks", "PLAN_SIZE")
@@ -179,19 +162,6 @@ def _nobody_counted(facts: Facts) -> bool:
     """A receiver without a tokenizer has the byte limits; a sender without one counts each byte as a token, but for an
     offer whose texts nobody has read yet."""
     return facts["tokens_counted"] is not True and (facts["direction"] == "ingress" or facts["stage"] == OFFERED)
-
-
-def _limit(name: str, reason: str, key: str, measured: Callable[[Facts, History], int]) -> Rule:
-    """A rule that compares one number with one key of the block."""
-
-    @rule(name, reason)
-    def check(facts: Facts, policy: Policy, history: History) -> Judgement:
-        block, path = block_of(facts, policy)
-        if block is None or ("tokens" in key and _nobody_counted(facts)):
-            return not_applicable()
-        return at_most(measured(facts, history), getattr(block, key), (*path, key))
-
-    return check
 
 
 # ---- what is done to answers before they leave ----------------------------------------
@@ -282,44 +252,45 @@ KINDS = (
         sent=PublicResponses,
         measure=measure,
         rules=(
-            public_set,
+            replace(pinned_set, name="public set"),
             prompts_of_step,
-            prompt_order,
+            PROMPT_ORDER,
             verified,
-            finish,
-            per_step,
+            zero_rule("finish reasons", "FINISH", "finish_unspecified"),
+            replace(one_per_step, name="one message per step"),
             plan_size,
             response_tokens,
             samples,
-            _limit("prompts per step", "PROMPTS", "max_prompts_per_step", lambda facts, _: facts["prompts"]),
-            _limit("responses per step", "RESPONSES", "max_responses_per_step", lambda facts, _: facts["responses"]),
-            _limit(
+            limit_rule("prompts per step", "PROMPTS", "max_prompts_per_step", fact("prompts")),
+            limit_rule("responses per step", "RESPONSES", "max_responses_per_step", fact("responses")),
+            limit_rule(
                 "responses per round",
                 "RESPONSES",
                 "max_responses_per_round",
                 lambda facts, history: history.responses + facts["responses"],
             ),
-            _limit("tokens per step", "TOKENS", "max_tokens_per_step", lambda facts, _: facts["tokens"]),
-            _limit(
+            limit_rule("tokens per step", "TOKENS", "max_tokens_per_step", fact("tokens"), unless=_nobody_counted),
+            limit_rule(
                 "tokens per round",
                 "TOKENS",
                 "max_tokens_per_round",
                 lambda facts, history: history.tokens + facts["tokens"],
+                unless=_nobody_counted,
             ),
-            _limit(
+            limit_rule(
                 "bytes of one response",
                 "RESPONSE_BYTES",
                 "max_bytes_per_response",
-                lambda facts, _: facts["text_bytes_max"],
+                fact("text_bytes_max"),
             ),
-            _limit("bytes per step", "RESPONSE_BYTES", "max_bytes_per_step", lambda facts, _: facts["payload_bytes"]),
-            _limit(
+            limit_rule("bytes per step", "RESPONSE_BYTES", "max_bytes_per_step", fact("payload_bytes")),
+            limit_rule(
                 "bytes of responses per round",
                 "RESPONSE_BYTES",
                 "max_bytes_per_round",
                 lambda facts, history: history.text_bytes + facts["text_bytes"],
             ),
-            _limit(
+            limit_rule(
                 "bytes of responses per day",
                 "RESPONSE_BYTES",
                 "max_bytes_per_day",

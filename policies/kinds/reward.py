@@ -9,12 +9,13 @@ from __future__ import annotations
 import math
 
 from fedsilo.protocol._generated import federation_pb2 as pb
-from fedsilo.protocol.strict_yaml import Path
 from policies.fields import Closed, Grid, Limit, Permission, PinnedText
 from policies.grids import EXACT_BITS, Bits, log2_states, lowest, of_steps, points_of
 from policies.history import History
 from policies.kind import (
     CANDIDATES_PER_QUESTION,
+    FINISHES,
+    IN_ORDER_ASKED,
     PER_DAY,
     QUESTIONS_ASKED,
     Around,
@@ -25,26 +26,24 @@ from policies.kind import (
     Judgement,
     PolicyKind,
     block_of,
-    block_rule,
     fact,
-    finishes,
-    in_order_asked,
+    grid_rule,
     limit_rule,
     none_of,
     not_applicable,
-    off_grid,
     one_per_step,
     only_asked,
-    out_of_range,
     pinned_set,
     question_facts,
     questions_in_set,
+    range_rule,
     row_facts,
     rule,
     set_facts,
     some_per_round,
     text_facts,
     value_facts,
+    zero_rule,
 )
 from policies.message import Context, Facts, Message, Requests
 from policies.model import Policy, TextOnlyNames
@@ -81,13 +80,8 @@ def _measure_of_ask(body: pb.RewardAsk, message: Message, context: Context) -> F
     }
 
 
-@rule("candidates differ", "CANDIDATES", "reward.ask")
-def candidates_differ(facts: Facts, policy: Policy, history: History) -> Judgement:
-    """Judge that candidates differ: one candidate twice asks twice for one reward."""
-    _, path = block_of(facts, policy)
-    return none_of(facts["candidates_repeated"], path)
-
-
+# One candidate twice asks twice for one reward.
+CANDIDATES_DIFFER = zero_rule("candidates differ", "CANDIDATES", "candidates_repeated")
 CANDIDATE_BYTES = limit_rule(
     "bytes of one candidate", "RESPONSE_BYTES", "max_bytes_per_candidate", fact("text_bytes_max")
 )
@@ -144,17 +138,8 @@ def abstaining(facts: Facts, policy: Policy, history: History) -> Judgement:
     return none_of(facts["abstained"], (*path, "abstain"))
 
 
-@block_rule("reward range", "REWARD_RANGE", "reward.scalar")
-def reward_range(facts: Facts, block: RewardScalar, path: Path) -> Judgement:
-    return none_of(out_of_range(facts["values"], block.values) + facts["values_at_fault"], (*path, "values"))
-
-
-@block_rule("reward grid", "REWARD_GRID", "reward.scalar")
-def reward_grid(facts: Facts, block: RewardScalar, path: Path) -> Judgement:
-    """Finite, no -0 and on the grid, so that no digits are free (T9)."""
-    return none_of(off_grid(facts["values"], block.values) + facts["values_at_fault"], (*path, "values", "quantum"))
-
-
+REWARD_RANGE = range_rule("reward range", "REWARD_RANGE")
+REWARD_GRID = grid_rule("reward grid", "REWARD_GRID")
 QUESTIONS_PER_STEP = limit_rule("questions per step", "QUESTIONS", "max_questions_per_step", fact("questions"))
 
 
@@ -188,10 +173,10 @@ KINDS = (
         measure=_measure_of_ask,
         rules=(
             pinned_set,
-            finishes,
+            FINISHES,
             CANDIDATES_PER_QUESTION,
             questions_in_set,
-            candidates_differ,
+            CANDIDATES_DIFFER,
             QUESTIONS_ASKED,
             CANDIDATE_BYTES,
         ),
@@ -206,11 +191,11 @@ KINDS = (
             some_per_round,
             PER_DAY,
             only_asked,
-            in_order_asked,
+            IN_ORDER_ASKED,
             candidates,
             abstaining,
-            reward_range,
-            reward_grid,
+            REWARD_RANGE,
+            REWARD_GRID,
             QUESTIONS_PER_STEP,
             CANDIDATES_PER_QUESTION,
         ),

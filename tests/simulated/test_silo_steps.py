@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -150,8 +149,7 @@ def loop(loop: Loop) -> Loop:
 
 
 def report(loop: Loop, metrics: dict[str, Any], step: int = 2) -> None:
-    task: Any = SimpleNamespace(round=1, step=step)
-    loop.guard.status.metrics({"metrics": metrics}, task, loop.bench.judge.view, {})
+    loop.guard.status.metrics({"metrics": metrics}, PrivateStep(1, step), loop.bench.judge.view, {})
 
 
 def test_what_a_step_says_of_its_engine_is_in_the_state_and_in_the_curves(loop: Loop) -> None:

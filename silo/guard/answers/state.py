@@ -145,8 +145,7 @@ class Status:
         if not isinstance(reported, Mapping):
             raise ValuesUnusable("metrics is no mapping")
         shown = {name: _figure(name, reported[name], view.plan) for name in _METRICS_SHOWN if name in reported}
-        step = getattr(task, "step", 0)
-        where = {"task": type(task).__name__, "round": task.round, "step": step}
+        where = {"task": task.name, "round": task.round, "step": task.of_step}
         for name, value in shown.items():
             self._metrics[name] = answers.read(answers.Metric, {"value": value, "source": "local", **where})
         used, wanted = (int(shown.get(name) or 0) for name in ("donors_used", "donors_wanted"))
@@ -157,14 +156,14 @@ class Status:
             figures |= {PROMPTS: answered} if answered else {}
         self._history.add(
             run=view.run,
-            task=type(task).__name__,
+            task=task.name,
             number=task.round,
-            step=step,
+            step=task.of_step,
             at=self._clock(),
             figures=shown | figures,
         )
-        if step:
-            self._finished = view.run, task.round, step
+        if task.of_step:
+            self._finished = view.run, task.round, task.of_step
         self._desk.publish("task.done", {**where, "metrics": shown})
 
     # ---- the snapshot ------------------------------------------------------------------------------
@@ -199,9 +198,9 @@ class Status:
             rounds=run.plan.rounds if run else 0,
             local_steps=run.plan.steps_of(config.silo) if run else 0,
             round=view.round,
-            step=getattr(task, "step", 0) or self._finished_step(view),
+            step=task.of_step if task and task.of_step else self._finished_step(view),
             phase=self._phase_in_words(now),
-            task=type(task).__name__ if task else "",
+            task=task.name if task else "",
             paused=bool(run and run.paused),
             run_paused=bool(run and counters.run_paused),
             adapter_held=run.adapter_held if run else "",
