@@ -58,7 +58,7 @@ from silo.guard.clock_watch import ClockWatch
 from silo.guard.decisions import Judge, orders_of
 from silo.guard.exchange import FileExchange
 from silo.guard.gate import Gate
-from silo.guard.ledger import LEFT, Approval, Ledger, Release
+from silo.guard.ledger import Approval, Ledger, Release
 from silo.guard.policy_change import reload
 from silo.guard.releases import Releases
 from silo.guard.run import RunManager, SiloRun
@@ -264,8 +264,7 @@ class Orders:
         """Raises NotFoundError: there is no run. OperationError: the log, or the ledger, takes nothing."""
         run = self.run_of(command).plan.run
         receipt = self.recorded("silo.leave", command, needed=True)
-        self.runs.leave(run)
-        self.runs.end_run(LEFT)
+        self.runs.leave("ORDERED", self.judge.view.round)
         self.show()
         return {"run": run, "left": True, **receipt}
 

@@ -485,17 +485,19 @@ class Guard:
         if error.code == "TRAINER_DIED" or isinstance(error, LinkClosed):
             require_space(self._site.config.state_dir)
         self._publish("trainer.failed", {"code": error.code})
-        run = self._judge.view.run
+        run, number = self._judge.view.run, self._judge.view.round
         if run and self._client.joined:
             # what it said is no message, so no rule has judged it; the log still says that there was something (T3)
             self._judge.record(
-                "egress.decision", run=run, round=self._judge.view.round, kind="unknown", decision="deny",
+                "egress.decision", run=run, round=number, kind="unknown", decision="deny",
                 reasons=[error.code], direction="egress",
             )  # fmt: skip
-            self.runs.leave(run)
+            self.runs.leave(error.code, number)
             self._client.tell_declined(run, WireCode.INTERNAL)
-            self._client.abstain(run, heard=False)
-        self.runs.run = None
+            try:
+                self.runs.leaving.say_goodbye()
+            except FedSiloError as failure:
+                _log.warning("the goodbye is said again after the next start: %s", failure.message)
         self._failure = error
 
     # ---- trouble -----------------------------------------------------------------------------------

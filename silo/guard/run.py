@@ -732,9 +732,7 @@ class RunManager:
     def _leave_for(self, item: Inbound, error: TooFewUpdates) -> None:
         """This silo's run is over, for good: a coordinator that commits such a round is not given another update."""
         self.agreement.record_refused(item, error)
-        self.leave(item.run)
-        self._publish("run.left", {"run": item.run, "round": item.round, "reason": error.reason})
-        self.end_run(LEFT)
+        self.leave(error.reason, item.round)
 
     def _take_plan(self, item: Inbound) -> bool:
         match self._plans.look(item, busy=self.run is not None):
@@ -814,13 +812,8 @@ class RunManager:
             messages, self.resume.waiting = self.resume.waiting, []
             self.run.feed(*messages)
 
-    def leave(self, run: str) -> None:
-        """Leave a run for good (`Leaving`); persons are not asked about what is held of it any more."""
-        self.leaving.begin(run)
-        self._miss(run, None, None)
-
     def _finish_leaving(self) -> None:
-        """Do what a kill kept `leave` from."""
+        """Do what a kill kept `leave` from; the goodbye is due anyway."""
         self.leaving.drop_waiting()
         for run in {release.run for release in self._ledger.releases("held")}:
             if self._ledger.run_state(run) == LEFT:
@@ -860,9 +853,27 @@ class RunManager:
             self._client.abstain(run, round_number, heard=False)
 
     def end_run(self, outcome: str) -> None:
-        if (run := self.run) is None:
-            return
-        self._ledger.end_run(run.plan.run, outcome or "ended")
+        if self.run is not None:
+            self._ledger.end_run(self.run.plan.run, outcome or "ended")
+            self._close(self.run, outcome)
+
+    def leave(self, reason: str, round_number: int) -> None:
+        """Leave the open run for good (`Leaving`), whatever the cause; the goodbye is due from here on.
+
+        Args:
+            reason: code of the cause.
+            round_number: in which it arose.
+
+        Raises:
+            OperationError: the ledger, or the log, takes nothing.
+        """
+        if (run := self.run) is not None:
+            self.leaving.begin(run.plan.run)
+            self._publish("run.left", {"run": run.plan.run, "round": round_number, "reason": reason})
+            self._close(run, LEFT)
+
+    def _close(self, run: SiloRun, outcome: str) -> None:
+        """Do nothing more of a run that the ledger says is over; nobody is asked about what is held of it any more."""
         self._miss(run.plan.run, None, None)
         self.agreement.drop()
         _log.info("run %s has ended: %s", run.plan.run, outcome)

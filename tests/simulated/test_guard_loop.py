@@ -352,7 +352,7 @@ def test_a_metric_that_is_nonsense_is_a_failure_of_the_trainer(loop: Loop, metri
     if told is None:
         assert loop.guard._failure is not None and loop.guard._failure.code == "TRAINER_CONFUSED"
         assert loop.bench.ledger.run_state("run-1") == "left"
-        assert loop.coordinator.kinds()[-2:] == ["control.error", "control.abstain"]
+        assert loop.coordinator.kinds()[-3:] == ["control.error", "control.abstain", "control.checkpoint"]
     else:
         assert loop.guard._failure is None and loop.state()["donors"]["used"] == told
 

@@ -18,6 +18,7 @@ from fedsilo.protocol import codec
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.errors import ConflictError, NotAllowedError, NotFoundError, UnreachableError
 from fedsilo.protocol.plan import Plan
+from silo.guard.trainer_process.supervisor import TrainerGone
 from tests.policies import setting
 from tests.simulated.coordinator_parts import (
     RUN_YAML,
@@ -33,7 +34,7 @@ from tests.simulated.coordinator_parts import (
 from tests.simulated.queries import rounds_of
 from tests.simulated.test_guard_loop import abstained, in_round
 from tests.simulated.test_orders_recorded import Orders, new_desk, orders_in
-from tests.world import Loop
+from tests.world import ADAPTER, Loop
 
 RUN, UPDATE = "run-1", "lora.factors"
 
@@ -265,6 +266,37 @@ def test_a_silo_that_left_says_goodbye_until_it_is_heard_and_stays_out_over_a_re
     assert sent == 1 and not loop.coordinator.bodies("metrics.eval")
 
 
+@pytest.mark.parametrize("began", [True, False])
+@pytest.mark.parametrize("heard", [True, False])
+def test_without_its_trainer_a_silo_leaves_and_says_one_goodbye_that_is_heard(
+    loop: Loop, heard: bool, began: bool
+) -> None:
+    if began:
+        in_round(loop)
+    else:
+        loop.offer_plan()
+        loop.show_round(1, codec.sha256_hex(ADAPTER))
+        loop.turn()
+    run = loop.guard.runs.run
+    assert run is not None and (loop.guard.runs.agreement.waiting is None) is began
+    if not heard:
+        loop.coordinator.fails_at("control.abstain", DOWN)
+    loop.events.put(TrainerGone(1))
+    loop.turn()
+    assert abstained(loop) == [(0, 0)] and loop.bench.ledger.run_state("run-1") == "left"
+    assert loop.guard.runs.run is None and run.over and loop.bench.judge.view.run == ""
+    assert loop.guard.runs.agreement.waiting is None, "nothing of it is signed any more"
+    events = [(name, fields) for name, fields in loop.desk.published if name in ("run.left", "run.ended")]
+    assert events == [
+        ("run.left", {"run": "run-1", "round": 1, "reason": "TRAINER_DIED"}),
+        ("run.ended", {"run": "run-1", "outcome": "left"}),
+    ]
+    for again in ([] if heard else [(0, 0)], []):
+        loop.restart()
+        loop.turn(2)
+        assert abstained(loop) == again and loop.guard.runs.run is None
+
+
 @pytest.mark.parametrize("ends", ["killed", "its trainer fails", "killed while it was left"])
 def test_what_waits_is_sent_after_a_restart_unless_the_run_was_left(loop: Loop, ends: str) -> None:
     loop.coordinator.fails_at("metrics.eval", DOWN)
@@ -274,6 +306,7 @@ def test_what_waits_is_sent_after_a_restart_unless_the_run_was_left(loop: Loop, 
         loop.trainer_says("failed", code="X", message="it fell over")
     elif ends == "killed while it was left":
         loop.bench.ledger.end_run("run-1", "left")  # and no more than that
+    goodbyes = abstained(loop)
     loop.restart()
     loop.turn(3)
     sent = [codec.sha256_hex(payload) for _, payload in loop.coordinator.bodies("metrics.eval")]
@@ -283,7 +316,7 @@ def test_what_waits_is_sent_after_a_restart_unless_the_run_was_left(loop: Loop, 
         assert (sent, state) == ([waiting.digest], "sent") and ["RUN_LEFT"] not in reasons
     else:
         assert (sent, state) == ([], "dropped") and reasons.count(["RUN_LEFT"]) == 1
-        assert loop.coordinator.bodies("control.abstain"), "the goodbye is said"
+        assert goodbyes + abstained(loop) == [(0, 0)], "the goodbye is said"
 
 
 def test_the_coordinator_waits_no_more_for_a_silo_that_left_and_keeps_what_it_gave(tmp_path: Path) -> None:

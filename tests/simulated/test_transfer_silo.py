@@ -301,8 +301,7 @@ def test_a_run_whose_rounds_need_answers_in_between_is_declined_in_the_next_file
 
 def test_a_goodbye_is_in_every_file_until_it_is_answered(loop: Loop, post: Post) -> None:
     begun(post)
-    loop.guard.runs.leaving.begin("run-1")
-    loop.guard.runs.end_run("left")
+    loop.guard.runs.leave("ORDERED", 1)
     for _ in range(2):
         with post.carry_out() as file:
             said = bodies(file)
