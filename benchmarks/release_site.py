@@ -200,7 +200,8 @@ class Site:
             }),
         })  # fmt: skip
         self.bench.judge.view = RunView(
-            plan, number, started, 1.0, STEPS, 2, {number - 1: self.bases[number - 1], number: started},
+            plan, number, started, 1.0, STEPS, open_step=2,
+            evaluated={number - 1: self.bases[number - 1], number: started},
             training=Training(24 + self.random.randint(-3, 3), 1, 4), witnesses=1, last_adapter=started,
             last_adapter_round=number - 1,
         )  # fmt: skip

@@ -225,8 +225,8 @@ class Bench:
             setting.BASE_DIGEST,
             1.0,
             STEPS,
-            2,
-            {1: setting.BASE_DIGEST},
+            open_step=2,
+            evaluated={1: setting.BASE_DIGEST},
             training=Training(6, 1, 4),
             witnesses=1,
         )

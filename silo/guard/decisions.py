@@ -29,7 +29,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -232,16 +232,25 @@ def token_counter(model_folder: Path) -> Callable[[str], int]:
 ROUNDS_EVALUATED = 16
 
 
+def _same(value: Any) -> Any:
+    return value
+
+
 @dataclass(frozen=True)
 class RunView:
-    """A run as the rules see it.
+    """A run as the rules see it. The ledger keeps it over a restart, in the order of its fields; where JSON holds a
+    value in another form, `store` makes that form and `load` reads it.
+
+    Three are not kept. The plan has a place of its own in the ledger. A refused round.open whose no was not heard comes
+    again, and is refused again; once the no was heard, nothing more is said of that round. Witnesses are asked again
+    when the silo joins: nobody's word is carried over a restart.
 
     Attributes:
         last_adapter: digest of the last adapter that this site took into a round of the run; "" before the first.
         last_adapter_round: the round that ended in it; 0 for what the run began with.
         told_adapter: digest of what the last result that this silo was told of left the run with, or, before any, of
             what the first round that it saw began with; "" before that. The next round begins with no other (T58).
-    told_round: the round whose result that was, or a later one that came to no other adapter; 0 before any.
+        told_round: the round whose result that was, or a later one that came to no other adapter; 0 before any.
         pool: silos whose answers are the open round's donors, as its transcript says; None where none does.
         steps: rows of the public set that each public step of the open round asks for.
         evaluated: the committed adapter of each of the last rounds, which an evaluation of that round is about.
@@ -253,24 +262,30 @@ class RunView:
         training: what the open round's update was trained on, as this guard gave it out; None before there is one.
     """
 
-    plan: Plan | None = None
+    plan: Plan | None = field(default=None, metadata={"kept": False})
     round: int = 0
     base_digest: str = ""
     base_l2: float | None = None
-    steps: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
-    open_step: int = 0
-    evaluated: Mapping[int, str] = field(default_factory=dict)
-    refused_round: int = 0
-    training: Training | None = None
-    asked: Requests = field(default_factory=Requests)
-    usable_records: int | None = None
-    witnesses: int | None = None
-    agreeing: bool = False
+    steps: Mapping[int, tuple[int, ...]] = field(
+        default_factory=dict,
+        metadata={"load": lambda stored: {int(step): tuple(rows) for step, rows in stored.items()}},
+    )
     last_adapter: str = ""
     last_adapter_round: int = 0
     told_adapter: str = ""
     told_round: int = 0
-    pool: frozenset[str] | None = None
+    open_step: int = 0
+    agreeing: bool = False
+    pool: frozenset[str] | None = field(default=None, metadata={"load": frozenset, "store": sorted})
+    evaluated: Mapping[int, str] = field(
+        default_factory=dict,
+        metadata={"load": lambda stored: {int(number): digest for number, digest in stored.items()}},
+    )
+    asked: Requests = field(default_factory=Requests, metadata={"load": Requests.from_json, "store": Requests.to_json})
+    usable_records: int | None = None
+    training: Training | None = field(default=None, metadata={"load": Training.from_json, "store": asdict})
+    refused_round: int = field(default=0, metadata={"kept": False})
+    witnesses: int | None = field(default=None, metadata={"kept": False})
 
     @property
     def run(self) -> str:
@@ -349,44 +364,19 @@ class RunView:
         return max(1, ended - self.last_adapter_round)
 
     def to_json(self) -> dict[str, Any]:
+        values = ((each, getattr(self, each.name)) for each in _KEPT)
         return {
-            "round": self.round,
-            "base_digest": self.base_digest,
-            "base_l2": self.base_l2,
-            "steps": {str(step): list(rows) for step, rows in self.steps.items()},
-            "last_adapter": self.last_adapter,
-            "last_adapter_round": self.last_adapter_round,
-            "told_adapter": self.told_adapter,
-            "told_round": self.told_round,
-            "open_step": self.open_step,
-            "agreeing": self.agreeing,
-            "pool": None if self.pool is None else sorted(self.pool),
-            "evaluated": {str(number): digest for number, digest in self.evaluated.items()},
-            "asked": self.asked.to_json(),
-            "usable_records": self.usable_records,
-            "training": None if self.training is None else asdict(self.training),
+            each.name: None if value is None else each.metadata.get("store", _same)(value) for each, value in values
         }
 
     @staticmethod
     def from_json(plan: Plan, value: Mapping[str, Any]) -> RunView:
-        return RunView(
-            plan=plan,
-            round=int(value.get("round", 0)),
-            base_digest=str(value.get("base_digest", "")),
-            base_l2=value.get("base_l2"),
-            last_adapter=str(value.get("last_adapter", "")),
-            last_adapter_round=int(value.get("last_adapter_round", 0)),
-            told_adapter=str(value.get("told_adapter", "")),
-            told_round=int(value.get("told_round", 0)),
-            steps={int(step): tuple(rows) for step, rows in value.get("steps", {}).items()},
-            open_step=int(value.get("open_step", 0)),
-            agreeing=bool(value.get("agreeing", False)),
-            pool=None if value.get("pool") is None else frozenset(map(str, value["pool"])),
-            evaluated={int(number): str(digest) for number, digest in value.get("evaluated", {}).items()},
-            asked=Requests.from_json(value.get("asked", {})),
-            usable_records=value.get("usable_records"),
-            training=Training.from_json(value.get("training")),
-        )
+        """Return the view again; what an earlier version did not keep has its default."""
+        known = ((each, value[each.name]) for each in _KEPT if value.get(each.name) is not None)
+        return RunView(plan, **{each.name: each.metadata.get("load", _same)(stored) for each, stored in known})
+
+
+_KEPT = tuple(each for each in fields(RunView) if each.metadata.get("kept", True))
 
 
 @dataclass(frozen=True)
@@ -890,7 +880,18 @@ class Outcomes:
         self.settle(allowed)
 
     def drop(self, item: OutboxItem, reasons: Sequence[str]) -> None:
-        """Record that a message of the outbox is never sent, then drop it."""
+        """Record that a message of the outbox is never sent, then drop it.
+
+            RUN_LEFT         this silo has left its run (`Leaving`)
+            SCREEN_HALT      what screens found has halted its kind
+            RECORD_GONE      the log has the record of its decision no more, so it cannot be judged anew
+            code of a rule   the policy in force denies it, or asks for persons anew
+            NOT_FOUND, PAYLOAD_UNREADABLE, PAYLOAD_CHANGED
+                             its bytes are gone, cannot be read, or are not those that were allowed
+
+        Nothing else drops one, but for an older ledger that is raised to its log (`Ledger.raise_to`): all that lay in
+        its outbox may have left since, and is dropped without a record of each.
+        """
         self._judge.record(
             "egress.indeterminate",
             **item.place._asdict(),

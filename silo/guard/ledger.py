@@ -123,7 +123,7 @@ class OutboxItem(Placed):
     payload_bytes: int
     decision_seq: int  # of the audit record
     at: float  # seconds since 1970
-    state: str  # allowed | sent | dropped (its bytes are gone, or the policy changed its mind while it waited)
+    state: str  # allowed | sent | dropped (why: `Outcomes.drop`)
     attempts: int
     archived: bool  # its bytes stay when it is settled, until retention takes them
 

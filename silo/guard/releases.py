@@ -17,8 +17,7 @@ bytes have changed (`_payload`), and when an older ledger is raised to its log (
 it, and none of these sends it. What changes meanwhile (policy, findings, screens) only takes approvals away.
 
 Once a message lies in the outbox it outlives its round and its run: it is sent on a later turn, and the coordinator may
-refuse it. It is dropped where the policy in force denies it or asks for persons anew, where its bytes are gone, and
-where this silo has left the run.
+refuse it. `Outcomes.drop` lists why it may be dropped instead.
 
 Beside its facts are kept the base of a release, where its screens found something, and where it went. Texts are
 screened again before each yes, since a canary file or an index may say more by now than when the hold began.

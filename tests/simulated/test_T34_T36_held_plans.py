@@ -331,7 +331,7 @@ def test_T36_a_trainer_that_cannot_begin_leaves_no_plan_approved(asking: Loop) -
 def factors_held(loop: Loop, plan: Plan) -> Release:
     """The open round's factors are offered, and wait for persons."""
     loop.bench.judge.view = RunView(
-        plan, 1, setting.BASE_DIGEST, 1.0, STEPS, 2, training=Training(6, 1, 4), witnesses=1
+        plan, 1, setting.BASE_DIGEST, 1.0, STEPS, open_step=2, training=Training(6, 1, 4), witnesses=1
     )
     header = pb.Factors(base_digest=setting.BASE_DIGEST)
     loop.guard.runs.offer(Offer("lora.factors", 1, 0, header), codec.Factors(header, small_factors(), b""))

@@ -29,6 +29,7 @@ from fedsilo.protocol.errors import (
 from fedsilo.protocol.place import Place
 from policies.grids import BitPatterns
 from policies.kinds import adapters
+from policies.message import Requests
 from policies.model import Policy
 from silo.guard import gate
 from silo.guard.decisions import RunView
@@ -430,8 +431,27 @@ def test_T09_progress_beyond_the_plan_is_not_said(bench: Bench) -> None:
     assert bench.channel.kinds() == ["control.progress"]
 
 
+def test_a_view_comes_back_from_the_ledger_in_the_bytes_of_the_first_version() -> None:
+    view = RunView(
+        setting.PLAN, 7, "base", 1.5, steps={2: (1, 4), 10: ()}, last_adapter="last", last_adapter_round=5,
+        told_adapter="told", told_round=6, open_step=2, agreeing=True, pool=frozenset("cab"), evaluated={10: "x"},
+        asked=Requests(2, {1: (2, 3)}, {4: 5}, 1, "peer", "give"), usable_records=40, training=Training(6, 1, 4, 40),
+        refused_round=8, witnesses=2,
+    )  # fmt: skip
+    stored = (
+        '{"round": 7, "base_digest": "base", "base_l2": 1.5, "steps": {"2": [1, 4], "10": []}, "last_adapter": "last", '
+        '"last_adapter_round": 5, "told_adapter": "told", "told_round": 6, "open_step": 2, "agreeing": true, '
+        '"pool": ["a", "b", "c"], "evaluated": {"10": "x"}, "asked": {"step": 2, "exemplars": [[1, [2, 3]]], '
+        '"candidates": [[4, 5]], "match": 1, "peer": "peer", "part": "give"}, "usable_records": 40, '
+        '"training": {"records": 6, "epochs": 1, "steps": 4, "of": 40}}'
+    )
+    assert json.dumps(view.to_json()) == stored
+    assert RunView.from_json(setting.PLAN, json.loads(stored)) == replace(view, refused_round=0, witnesses=None)
+    assert RunView.from_json(setting.PLAN, {}) == RunView(setting.PLAN), "as of a version that kept none of these"
+
+
 def test_T36_opening_round_2_first_does_not_free_the_first_release(holding: Bench) -> None:
-    holding.judge.view = RunView(setting.PLAN, 2, setting.BASE_DIGEST, 1.0, {}, 0, training=Training(6, 1, 4))
+    holding.judge.view = RunView(setting.PLAN, 2, setting.BASE_DIGEST, 1.0, training=Training(6, 1, 4))
     header = pb.Factors(base_digest=setting.BASE_DIGEST)
     offered = holding.gate.offer(holding.judge.view.place("lora.factors", 2), header, tensors=small_factors())
     assert isinstance(offered, Held)

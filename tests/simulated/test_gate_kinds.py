@@ -68,8 +68,8 @@ def view_of(case: Case) -> RunView:
     """What the silo knows of the run that the message is of."""
     known = probed(case).context
     return RunView(
-        known.plan, 1, BASE_DIGEST, 0.0, STEPS, 2, {1: BASE_DIGEST}, training=Training(64, 1, 4), asked=known.asked,
-        usable_records=10,
+        known.plan, 1, BASE_DIGEST, 0.0, STEPS, open_step=2, evaluated={1: BASE_DIGEST}, training=Training(64, 1, 4),
+        asked=known.asked, usable_records=10,
     )  # fmt: skip
 
 
