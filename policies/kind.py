@@ -544,13 +544,7 @@ def limit_rule(
 
 def zero_rule(name: str, reason: str, key: str, *kinds: str) -> Rule:
     """A rule that one count of faults is zero."""
-
-    @rule(name, reason, *kinds)
-    def check(facts: Facts, policy: Policy, history: History) -> Judgement:
-        _, path = block_of(facts, policy)
-        return none_of(facts[key], path)
-
-    return check
+    return rule(name, reason, *kinds)(lambda facts, policy, _: none_of(facts[key], block_of(facts, policy)[1]))
 
 
 def range_rule(name: str, reason: str) -> Rule:

@@ -38,6 +38,7 @@ class TrainerTask:
         reads_adapter: what crosses to the trainer is the payload of the adapter that its field `digest` names; empty:
             nothing, the base model is meant. Of any other task it is the message among its fields, if it has one.
         opens_exchange: the exchange of its public step is open from then on.
+        step: that it belongs to; 0 where it has no such field: it is the round's.
         gives: type of what the trainer answers, for the method to offer (of `pb.Factors` the header); None: nothing.
     """
 
@@ -51,14 +52,12 @@ class TrainerTask:
     opens_exchange: ClassVar[bool] = False
     gives: ClassVar[type[Message] | None] = None
     round: int
+    step: int
 
     def __init_subclass__(cls) -> None:
         cls.name = cls.__name__
-
-    @property
-    def of_step(self) -> int:
-        """The step that it belongs to; 0: it is the round's."""
-        return int(getattr(self, "step", 0))
+        if "step" not in cls.__annotations__:
+            cls.step = 0
 
     @property
     def offers(self) -> str:

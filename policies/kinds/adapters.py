@@ -364,7 +364,11 @@ TENSOR_L2 = limit_rule(
 TOTAL_L2 = limit_rule(
     "L2 of base and delta", "TOTAL_L2", "max_total_l2", fact("total_l2_max"), *_UPDATES, unless=_before_transforms
 )
-ADAPTER_L2 = limit_rule("L2 of the adapter", "ADAPTER_L2", "max_l2", fact("l2"), "global.adapter")
+
+
+@block_rule("L2 of the adapter", "ADAPTER_L2", "global.adapter")
+def adapter_l2(facts: Facts, block: GlobalAdapter, path: Path) -> Judgement:
+    return at_most(facts["l2"], block.max_l2, (*path, "max_l2"))
 
 
 @block_rule("L2 of the step", "ADAPTER_STEP", "global.adapter")
@@ -593,7 +597,7 @@ _RULES = (
     DELTA_L2,
     TENSOR_L2,
     TOTAL_L2,
-    ADAPTER_L2,
+    adapter_l2,
     adapter_step,
     PER_ROUND,
     records,

@@ -462,7 +462,7 @@ class Guard:
         task = self.runs.run.task if self.runs.run is not None else None
         if task is None or before == self._progress_tick or not self._may_speak:
             return
-        number, step = task.round, task.of_step
+        number, step = task.round, task.step
         self._client.tell(
             self._judge.view.place("control.progress", number, step), pb.Progress(round=number, step=step)
         )

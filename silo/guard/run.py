@@ -406,13 +406,13 @@ class RoundResume:
         """
         if not task.changes:
             offers = task.offers
-            return bool(offers and self._ledger.became_of(self._judge.view.place(offers, task.round, task.of_step)))
+            return bool(offers and self._ledger.became_of(self._judge.view.place(offers, task.round, task.step)))
         saved = self._saved_after
         if saved is None or task.round != self._round:
             return False
-        here = (task.round, task.of_step, task.order)
+        here = (task.round, task.step, task.order)
         if task.offers and here < saved:
-            self._passed_over.add((task.offers, task.round, task.of_step))
+            self._passed_over.add((task.offers, task.round, task.step))
         return here < saved or (here == saved and task.gives is None)
 
     def became_of(self, place: Place) -> str:
@@ -531,7 +531,7 @@ class SiloRun:
         if isinstance(task, LoadAdapter):
             self._loaded = task
         if task.opens_exchange:
-            self.manager.change_view(open_step=task.of_step)
+            self.manager.change_view(open_step=task.step)
         if self._task_giver is not None:
             # Also for a task that is done already: after a restart the same rows are drawn and counted again, so that
             # the next step gets the rows that follow, and `training` says of the whole round what it was made of.

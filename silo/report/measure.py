@@ -297,9 +297,9 @@ class ReportTrainer:
     def task(self, task: TrainerTask, body: Buffer) -> Buffer:
         """Take one step of local-only."""
         steps = self._plan.local_steps if self._plan else 0
-        if task.trains and task.of_step in {1, steps}:
+        if task.trains and task.step in {1, steps}:
             rounds = self._plan.rounds if self._plan else 0
-            self._say(f"local-only: round {task.round} of {rounds}, step {task.of_step} of {steps}")
+            self._say(f"local-only: round {task.round} of {rounds}, step {task.step} of {steps}")
         given = self._task_giver.with_rows_drawn(task) if self._task_giver else task
         return self._ask(LinkMessage("task", given.fields(), body), "done").body
 

@@ -166,7 +166,7 @@ class Session:
         started = self._seconds()
         done = carry_out(run, task, body)
         if task.changes:
-            run.position = Position(task.name, task.round, task.of_step)
+            run.position = Position(task.name, task.round, task.step)
         return dataclasses.replace(done, metrics={**done.metrics, "seconds": self._seconds() - started})
 
     def close(self) -> None:

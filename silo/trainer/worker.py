@@ -492,7 +492,7 @@ class Worker:
                 "the trainer's memory does not suffice; lower trainer.microbatch_tokens or trainer.cache_bytes",
                 code=OUT_OF_MEMORY,
             ) from error
-        fields = {"task": task.name, "round": task.round, "step": task.of_step}
+        fields = {"task": task.name, "round": task.round, "step": task.step}
         failures = {
             "errors": sum(process.counts.errors for process in self._grading),
             "timeouts": sum(process.counts.timeouts for process in self._grading),

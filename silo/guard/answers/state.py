@@ -145,7 +145,7 @@ class Status:
         if not isinstance(reported, Mapping):
             raise ValuesUnusable("metrics is no mapping")
         shown = {name: _figure(name, reported[name], view.plan) for name in _METRICS_SHOWN if name in reported}
-        where = {"task": task.name, "round": task.round, "step": task.of_step}
+        where = {"task": task.name, "round": task.round, "step": task.step}
         for name, value in shown.items():
             self._metrics[name] = answers.read(answers.Metric, {"value": value, "source": "local", **where})
         used, wanted = (int(shown.get(name) or 0) for name in ("donors_used", "donors_wanted"))
@@ -158,12 +158,12 @@ class Status:
             run=view.run,
             task=task.name,
             number=task.round,
-            step=task.of_step,
+            step=task.step,
             at=self._clock(),
             figures=shown | figures,
         )
-        if task.of_step:
-            self._finished = view.run, task.round, task.of_step
+        if task.step:
+            self._finished = view.run, task.round, task.step
         self._desk.publish("task.done", {**where, "metrics": shown})
 
     # ---- the snapshot ------------------------------------------------------------------------------
@@ -198,7 +198,7 @@ class Status:
             rounds=run.plan.rounds if run else 0,
             local_steps=run.plan.steps_of(config.silo) if run else 0,
             round=view.round,
-            step=task.of_step if task and task.of_step else self._finished_step(view),
+            step=task.step if task and task.step else self._finished_step(view),
             phase=self._phase_in_words(now),
             task=task.name if task else "",
             paused=bool(run and run.paused),
