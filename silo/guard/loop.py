@@ -434,7 +434,7 @@ class Guard:
         match message.type:
             case "done" if run is not None:
                 if run.task is not None:
-                    self.status.metrics(message.fields, run.task, self._judge.view, self._trainer.description)
+                    self.status.metrics(message.fields, run.task, run.plan, self._trainer.description)
                 run.done(message.fields, message.body)
             case "step" if run is not None and run.task is not None:
                 self.status.step(message.fields, run.task)

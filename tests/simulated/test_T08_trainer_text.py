@@ -19,6 +19,7 @@ from fedsilo.control.answers import to_json
 from fedsilo.files.logs import keep_to_one_line
 from fedsilo.files.task_files import read_tasks, refuse_bad_references
 from fedsilo.protocol.errors import OperationError, UsageError
+from fedsilo.protocol.tasks import PrivateStep
 from fedsilo.protocol.text import harmless
 from silo.guard import main
 from silo.guard.answers.queries import log_lines
@@ -113,11 +114,10 @@ def test_T08_T37_every_record_is_one_line_a_traceback_too(tmp_path: Path) -> Non
 
 
 def test_T08_names_that_the_trainer_makes_up_are_in_no_state_and_no_event(loop: Loop) -> None:
-    status, view = loop.guard.status, loop.bench.judge.view
-    task: Any = SimpleNamespace(round=1, step=2)
+    status, task = loop.guard.status, PrivateStep(1, 2)
     made_up = {f"{PRIVATE} {number}": 1 for number in range(8)}
     figures = {"reward_mean": 1.0, "donors_rejected": {"hospital_b": 2, **made_up}}
-    status.metrics({"metrics": figures}, task, view, {})
+    status.metrics({"metrics": figures}, task, setting.PLAN, {})
     status.planned({"overlong": {"private": 3, **made_up}})
     status.step({"phase": PRIVATE}, task)
     loop.trainer.got = "user"

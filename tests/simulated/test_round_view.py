@@ -338,7 +338,7 @@ def test_a_silos_curves_outlive_a_restart(loop: Loop) -> None:
 
 def test_without_the_number_of_prompts_there_is_no_interval(loop: Loop) -> None:
     plan = plan_from_canonical(setting.PLAN.canonical())
-    assert prompts_answered(plan, {}, {}) is None and prompts_answered(None, {"held_out_rows": 9}, {}) is None
+    assert prompts_answered(plan, {}, {}) is None
     assert prompts_answered(plan, {"held_out_rows": "9"}, {}) is None
     assert prompts_answered(plan, {"held_out_rows": 9}, {"held_out": 9}) is None
     assert prompts_answered(plan, {"held_out_rows": 9000}, {"held_out": 2}) == plan.evaluation.prompts - 2

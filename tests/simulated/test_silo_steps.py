@@ -149,7 +149,7 @@ def loop(loop: Loop) -> Loop:
 
 
 def report(loop: Loop, metrics: dict[str, Any], step: int = 2) -> None:
-    loop.guard.status.metrics({"metrics": metrics}, PrivateStep(1, step), loop.bench.judge.view, {})
+    loop.guard.status.metrics({"metrics": metrics}, PrivateStep(1, step), loop.bench.judge.view.plan, {})
 
 
 def test_what_a_step_says_of_its_engine_is_in_the_state_and_in_the_curves(loop: Loop) -> None:

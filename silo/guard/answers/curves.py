@@ -147,11 +147,11 @@ def _point(entry: Mapping[str, Any], value: float, count: Any) -> CurvePoint:
     )
 
 
-def prompts_answered(plan: Plan | None, trainer: Mapping[str, Any], overlong: Mapping[str, Any]) -> int | None:
+def prompts_answered(plan: Plan, trainer: Mapping[str, Any], overlong: Mapping[str, Any]) -> int | None:
     """Held-out prompts that an evaluation answers: the plan's first ones, less those that are too long; None where the
     trainer has not said how many there are."""
     rows, left_out = trainer.get("held_out_rows"), overlong.get("held_out", 0)
-    if plan is None or isinstance(rows, bool) or not isinstance(rows, int) or not isinstance(left_out, int | float):
+    if isinstance(rows, bool) or not isinstance(rows, int) or not isinstance(left_out, int | float):
         return None
     count = min(plan.evaluation.prompts, rows) - int(left_out)
     return count if count > 0 else None

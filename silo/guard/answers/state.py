@@ -129,13 +129,13 @@ class Status:
         """Keep how many prompts are too long for the run's plan. Raises ValuesUnusable."""
         self._overlong = counts("overlong", fields.get("overlong", {}), PROMPT_SETS)
 
-    def metrics(self, fields: Mapping[str, Any], task: TrainerTask, view: RunView, trainer: Mapping[str, Any]) -> None:
+    def metrics(self, fields: Mapping[str, Any], task: TrainerTask, plan: Plan, trainer: Mapping[str, Any]) -> None:
         """Keep the last value of each figure with where it comes from, and tell the watchers.
 
         Args:
             fields: of the trainer's report on a finished task.
             task: that it was given.
-            view: where the run stands.
+            plan: of the run.
             trainer: as in `Moment`.
 
         Raises:
@@ -144,7 +144,7 @@ class Status:
         reported = fields.get("metrics", {})
         if not isinstance(reported, Mapping):
             raise ValuesUnusable("metrics is no mapping")
-        shown = {name: _figure(name, reported[name], view.plan) for name in _METRICS_SHOWN if name in reported}
+        shown = {name: _figure(name, reported[name], plan) for name in _METRICS_SHOWN if name in reported}
         where = {"task": task.name, "round": task.round, "step": task.step}
         for name, value in shown.items():
             self._metrics[name] = answers.read(answers.Metric, {"value": value, "source": "local", **where})
@@ -152,10 +152,10 @@ class Status:
         self._donors = answers.Donors(used=self._donors.used + used, wanted=self._donors.wanted + wanted)
         figures = {name: number(name, reported[name]) for name in _METRICS_KEPT if reported.get(name) is not None}
         if "pass_at_1" in shown:  # together with the prompts behind it
-            answered = prompts_answered(view.plan, ready_facts(trainer.get("ready")), self._overlong)
+            answered = prompts_answered(plan, ready_facts(trainer.get("ready")), self._overlong)
             figures |= {PROMPTS: answered} if answered else {}
         self._history.add(
-            run=view.run,
+            run=plan.run,
             task=task.name,
             number=task.round,
             step=task.step,
@@ -163,7 +163,7 @@ class Status:
             figures=shown | figures,
         )
         if task.step:
-            self._finished = view.run, task.round, task.step
+            self._finished = plan.run, task.round, task.step
         self._desk.publish("task.done", {**where, "metrics": shown})
 
     # ---- the snapshot ------------------------------------------------------------------------------
@@ -256,7 +256,7 @@ class Status:
         return "paused" if now.run.paused else "waiting"
 
 
-def _figure(name: str, value: Any, plan: Plan | None) -> Any:
+def _figure(name: str, value: Any, plan: Plan) -> Any:
     if name == "donors_rejected":  # by the silo that an answer came from
-        return counts(name, value, plan.silos if plan else ())
+        return counts(name, value, plan.silos)
     return None if value is None else number(name, value)
