@@ -89,7 +89,7 @@ BREACHES: dict[str, list[tuple[str, str]]] = {
         ("fedsilo.cli.planted", "grpc"),
         ("fedsilo.control.server", "grpc"),
     ],
-    "processes are started by the supervisor only": [
+    "processes are started by five modules only": [
         ("silo.guard.gate", "subprocess"),
         ("silo.guard.planted", "subprocess"),
         ("silo.trainer.planted", "subprocess"),
