@@ -59,7 +59,7 @@ class Live:
         left_seconds: to each deadline, by its name.
         paused: whether the run is.
         seen: what each silo was last seen doing: (last_seen, round, step).
-        standings: how each stands (`members.standing`).
+        standings: how each stands (`coordinator.ingress.standing`).
     """
 
     now: str

@@ -217,7 +217,7 @@ def open_checkpoint(text: str, key: VerifierKey) -> Checkpoint:
 def cosign(text: str, name: str, key: Ed25519PrivateKey, time_seconds: int) -> str:
     """The note with `name`'s cosignature added (an older one by the same key is replaced).
 
-    Only after `cosignature.judge` accepted the note. Raises VerificationError: malformed.
+    Only after `judge` accepted the note. Raises VerificationError: malformed.
     """
     note = parse_note(text)
     parse_checkpoint(note.text)

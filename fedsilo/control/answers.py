@@ -841,7 +841,7 @@ class MemberRow(Answer):
     """A silo as the coordinator sees it: what the silo released, nothing else."""
 
     silo: Released[str]
-    state: Released[str]  # in one word for all who ask (`coordinator.members.standing`)
+    state: Released[str]  # in one word for all who ask (`coordinator.ingress.standing`)
     since: Released[str]  # UTC, ISO 8601; empty while not known
     last_seen: Released[str]
     age_seconds: Released[float | None]  # since it was heard

@@ -76,8 +76,8 @@ class Transcript:
         base_digest: of the adapter that the round starts from; empty for a method without one.
         schema_sha256: of the LoRA schema.
         public_set_sha256: of the public set.
-        pool: by silo, one digest of the answers that it gave for this round (`donor_pool.answers_digest`), of those
-            whose answers are its donors; empty, and then not part of what is signed, where there are none.
+        pool: by silo, one digest of the answers that it gave for this round (`fedsilo.protocol.swap.answers_digest`),
+            of those whose answers are its donors; empty, and then not part of what is signed, where there are none.
         min_updates: with fewer the round is not committed: the largest of the plan's quorum and the silos' policies'
             `min_updates` (T58); 0, and then not part of what is signed, in transcripts of protocol 1 only.
     """

@@ -81,7 +81,7 @@ DONORS_OF_STEP = zero_rule("donors of the open step", "PROMPT_NOT_PUBLIC", "prom
 
 @rule("donors graded here", "NOT_VERIFIED")
 def donors_verified(facts: Facts, policy: Policy, history: History) -> Judgement:
-    """Wrong donors are dropped by `transform.drop_wrong_donors`; before that they are only looked at."""
+    """Wrong donors are dropped by `drop_wrong_donors`; before that they are only looked at."""
     block, path = block_of(facts, policy)
     if block is None or not block.verify_locally:
         return not_applicable()

@@ -902,7 +902,8 @@ class Ledger:
         return "" if row is None else str(row["plan"])
 
     def remember_of_run(self, run: str, name: str, value: str) -> None:
-        """Keep a value of a run: split | trained_with | start_adapter | final_adapter | plan_sequence | answers/N."""
+        """Keep a value of a run: split | trained_with | start_adapter | final_adapter | plan_sequence | goodbye |
+        answers/N."""
         known = self.remembered_of_run(run, name)
         if value not in known:
             self._set_fact(f"run/{run}/{name}", json.dumps([*known, value]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from fedsilo.audit.record import EVENTS
 from fedsilo.cli import own_names
 from fedsilo.protocol.errors import OperationError
 from tests.house.tree import ROOT, SETTINGS, Tree
@@ -52,13 +54,60 @@ def test_a_folder_that_was_renamed_is_named_in_the_changelog_alone() -> None:
     assert _where(FORMER) == ["CHANGELOG.md"]
 
 
+OURS = re.compile(rf"`((?:{'|'.join(own_names.TOP_LEVEL_NAMES)})(?:\.\w+)+)(?:\(\))?`")
+# Names of other things that begin with one of ours: files, keys of a configuration, tags, and a group of entry points.
+FILES = {"yaml", "db", "pgdump", "pub"}
+OTHERS = {"fedsilo.verifiers", "fedsilo.run", "fedsilo.silo"}
+OTHERS |= {f"coordinator.{key}" for key in ("address", "proxy", "proxy_credentials", "keepalive_seconds")}
+
+
+def _is_there(name: str) -> bool:
+    """Return whether a dotted name is a package, a module, or what one defines."""
+    place, (*parts,) = ROOT, name.split(".")
+    while parts and (place / parts[0]).is_dir():
+        place /= parts.pop(0)
+    module = place / f"{parts[0]}.py" if parts else place
+    parts, module = (parts[1:], module) if module.is_file() else (parts, place / "__init__.py")
+    inside: ast.AST | None = ast.parse(module.read_text()) if parts else None
+    for part in parts:
+        inside = next((node for node in ast.walk(inside) if part in _defines(node)), None) if inside else None
+    return inside is not None or not parts
+
+
+def _defines(node: ast.AST) -> set[str]:
+    if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        return {node.name}
+    targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+    return {target.id for target in targets if isinstance(target, ast.Name)}
+
+
+def test_a_name_of_ours_in_backticks_is_of_something_that_is_there() -> None:
+    there = ("fedsilo.audit", "fedsilo.audit.record", "policies.kinds.CATALOGUE", "silo.guard.gate.Gate.offer")
+    gone = ("fedsilo.gone", "fedsilo.audit.record.gone", "policies.kinds.gone", "silo.guard.gate.Gate.gone")
+    assert all(map(_is_there, there)) and not any(map(_is_there, gone))
+    assert OURS.findall("`{}`, `{}()`, {}".format("silo.gone", "fedsilo.audit.gone", "silo.bare")) == [
+        "silo.gone",
+        "fedsilo.audit.gone",
+    ]
+    named = {name: text.name for text in _texts() if text.name != "CHANGELOG.md" for name in OURS.findall(_read(text))}
+    of_others = {name for name in named if name.partition(".")[2] in FILES} | OTHERS | EVENTS
+    assert {name: text for name, text in named.items() if name not in of_others and not _is_there(name)} == {}
+
+
 def _where(pattern: re.Pattern[str]) -> list[str]:
     """Names of the tracked texts in which the pattern is found."""
+    return [path.name for path in _texts() if pattern.search(_read(path))]
+
+
+def _texts() -> list[Path]:
     tracked = subprocess.run(
         ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout.splitlines()
-    texts = [ROOT / name for name in tracked if Path(name).suffix in WRITTEN and not name.startswith("tests/vectors")]
-    return [path.name for path in texts if pattern.search(path.read_text(errors="replace"))]
+    return [ROOT / name for name in tracked if Path(name).suffix in WRITTEN and not name.startswith("tests/vectors")]
+
+
+def _read(path: Path) -> str:
+    return path.read_text(errors="replace")
 
 
 CITED = re.compile(r"\b(methods|design|house|(console|threat)[ _](design|model))(\.md)?\s+§?\d")
