@@ -90,11 +90,6 @@ def compare(before: PolicyFile, after: PolicyFile) -> list[Change]:
     return list(_changes(type(before), before, after, ()))
 
 
-def is_tightening(before: PolicyFile, after: PolicyFile) -> bool:
-    """Return whether everything that `after` allows was allowed before."""
-    return all(change.direction in ("tighter", "cosmetic") for change in compare(before, after))
-
-
 # ---- meet --------------------------------------------------------------------------------------------
 
 

@@ -13,7 +13,7 @@ import itertools
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Literal
 
@@ -217,6 +217,7 @@ class Rule:
             it.
         check: the judgement itself, of facts, policy and history.
         on_block: of facts, the kind's block and its place; it says nothing where the policy does not name the kind.
+        why: for people; where it is empty, the docstring of the check says it.
     """
 
     name: str
@@ -224,6 +225,7 @@ class Rule:
     kinds: frozenset[str]
     check: Callable[..., Judgement]
     on_block: bool = False
+    why: str = ""
 
     def applies(self, facts: Facts) -> bool:
         return not self.kinds or facts["kind"] in self.kinds
@@ -529,6 +531,7 @@ def limit_rule(
     measured: Callable[[Facts, History], float | None],
     *kinds: str,
     unless: Callable[[Facts], bool] = lambda _: False,
+    why: str = "",
 ) -> Rule:
     """A rule that compares one number with one key of the kind's block; `unless`: it has nothing to say."""
 
@@ -539,12 +542,13 @@ def limit_rule(
             return not_applicable()
         return at_most(measured(facts, history), getattr(block, key), (*path, key))
 
-    return check
+    return replace(check, why=why)
 
 
-def zero_rule(name: str, reason: str, key: str, *kinds: str) -> Rule:
+def zero_rule(name: str, reason: str, key: str, *, why: str = "") -> Rule:
     """A rule that one count of faults is zero."""
-    return rule(name, reason, *kinds)(lambda facts, policy, _: none_of(facts[key], block_of(facts, policy)[1]))
+    made = rule(name, reason)(lambda facts, policy, _: none_of(facts[key], block_of(facts, policy)[1]))
+    return replace(made, why=why)
 
 
 def range_rule(name: str, reason: str) -> Rule:
@@ -558,10 +562,11 @@ def range_rule(name: str, reason: str) -> Rule:
 
 
 def grid_rule(name: str, reason: str) -> Rule:
-    """A rule that all values are finite, no -0 and on the block's grid, so that no digits are free (T9)."""
+    """A rule that all values are on the block's grid."""
 
     @block_rule(name, reason)
     def check(facts: Facts, block: Any, path: Path) -> Judgement:
+        """Finite, no -0 and on the grid, so that no digits are free (T9)."""
         return none_of(off_grid(facts["values"], block.values) + facts["values_at_fault"], (*path, "values", "quantum"))
 
     return check
@@ -648,8 +653,12 @@ def strangers(facts: Facts, policy: Policy) -> int:
 
 
 FINISHES = zero_rule("finish reasons of answers", "FINISH", "finish_unspecified")
-# The order is the coordinator's, so that none is left to say something with (T9).
-IN_ORDER_ASKED = zero_rule("in the order asked", "QUESTION_ORDER", "questions_out_of_order")
+IN_ORDER_ASKED = zero_rule(
+    "in the order asked",
+    "QUESTION_ORDER",
+    "questions_out_of_order",
+    why="The order is the coordinator's, so that none is left to say something with (T9).",
+)
 PER_DAY = limit_rule(
     "scores or answers per day",
     "PER_DAY",

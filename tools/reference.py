@@ -301,7 +301,7 @@ def policy_page() -> str:
     ruleset = (ROOT / "policies" / "rulesets" / "pubswap.yaml").read_text(encoding="utf-8")
     rules = [
         (each.name, f"`{each.reason}`", ", ".join(f"`{kind}`" for kind in sorted(each.kinds)) or "every kind",
-         sentence(inspect.cleandoc(each.check.__doc__ or "").split("\n\n")[0].replace("\n", " ")))
+         sentence(inspect.cleandoc(each.why or each.check.__doc__ or "").split("\n\n")[0].replace("\n", " ")))
         for each in RULES
     ]  # fmt: skip
     return "\n\n".join(
@@ -453,6 +453,26 @@ def _record_fields(source: str) -> list[str]:
         if isinstance(target, ast.Name) and target.id == "_FIELDS":
             return [key.value for key in node.value.keys if isinstance(key, ast.Constant)]
     raise SystemExit("the table of record fields is not where it was")
+
+
+# ---- who may give which command ------------------------------------------------------------------------
+
+SIGNED_WITH = {"fedsilo audit show": "--payload", "fedsilo audit replay": "--rescreen"}  # only with it they are signed
+
+
+def role_table() -> str:
+    """Table of docs/operate/roles.md: commands that a person signs, and a column for each role that may sign one."""
+    from certs.roles import ACTIONS, ROLES
+    from fedsilo.cli.contract import COMMANDS
+
+    signed = {name: facts.action for name, facts in COMMANDS.items() if facts.action}
+    roles = [role for role in ROLES if any(role in ACTIONS[action] for action in signed.values())]
+    lines = [f"| command | action | {' | '.join(roles)} |\n|---|---|{'---|' * len(roles)}\n"]
+    for name, action in signed.items():
+        command = f"{name} {SIGNED_WITH[name]}" if name in SIGNED_WITH else name
+        cells = ("yes" if role in ACTIONS[action] else "" for role in roles)
+        lines.append(f"| `{command}` | `{action}` | {' | '.join(cells)} |\n")
+    return "".join(lines)
 
 
 # ---- exit codes ----------------------------------------------------------------------------------------

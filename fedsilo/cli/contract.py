@@ -9,7 +9,7 @@ signature: a command that only reads is open to whoever may open the daemon's so
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -402,28 +402,3 @@ def _default(parameter: Any) -> Any:
     if isinstance(value, list | tuple):
         return [str(each) for each in value]
     return value if isinstance(value, bool | int | float | str) else str(value)
-
-
-# ---- who may give which command --------------------------------------------------------------------------------------
-
-
-OPTION = {"fedsilo audit show": "--payload", "fedsilo audit replay": "--rescreen"}  # only with it they are signed
-
-
-def role_table() -> str:
-    """Markdown: a line for each command that a person signs, a column for each role that may sign one."""
-
-    from certs.roles import ACTIONS, ROLES
-
-    signed = {name: facts for name, facts in COMMANDS.items() if facts.action}
-    roles = [role for role in ROLES if any(role in ACTIONS[facts.action] for facts in signed.values())]
-    head = f"| command | action | {' | '.join(roles)} |\n|---|---|{'---|' * len(roles)}\n"
-    return head + "".join(_line(name, facts, roles) for name, facts in signed.items())
-
-
-def _line(name: str, facts: Facts, roles: Sequence[str]) -> str:
-    from certs.roles import ACTIONS
-
-    command = f"{name} {OPTION[name]}" if name in OPTION else name
-    cells = ("yes" if role in ACTIONS[facts.action] else "" for role in roles)
-    return f"| `{command}` | `{facts.action}` | {' | '.join(cells)} |\n"

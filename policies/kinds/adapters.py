@@ -360,9 +360,14 @@ DELTA_L2 = limit_rule("L2 of the delta", "DELTA_L2", "max_l2", fact("l2"), *_UPD
 TENSOR_L2 = limit_rule(
     "L2 of one tensor", "TENSOR_L2", "max_tensor_l2", fact("tensor_l2_max"), *_UPDATES, unless=_before_transforms
 )
-# Upper bound: norm of the base plus norm of the delta.
 TOTAL_L2 = limit_rule(
-    "L2 of base and delta", "TOTAL_L2", "max_total_l2", fact("total_l2_max"), *_UPDATES, unless=_before_transforms
+    "L2 of base and delta",
+    "TOTAL_L2",
+    "max_total_l2",
+    fact("total_l2_max"),
+    *_UPDATES,
+    unless=_before_transforms,
+    why="Upper bound: norm of the base plus norm of the delta.",
 )
 
 
@@ -406,9 +411,14 @@ def records(facts: Facts, policy: Policy, history: History) -> Judgement:
     return at_least(facts["records"], block.min_records, path)
 
 
-# No record was given more often than this.
 LOCAL_EPOCHS = limit_rule(
-    "local epochs of the round", "LOCAL_EPOCHS", "max_local_epochs", fact("epochs"), *_UPDATES, unless=_elsewhere
+    "local epochs of the round",
+    "LOCAL_EPOCHS",
+    "max_local_epochs",
+    fact("epochs"),
+    *_UPDATES,
+    unless=_elsewhere,
+    why="No record was given more often than this.",
 )
 STEPS = limit_rule("steps of the round", "STEPS", "max_steps", fact("steps"), *_UPDATES, unless=_elsewhere)
 

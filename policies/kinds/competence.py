@@ -105,8 +105,9 @@ def _measure_of_score(body: pb.CompetenceScore, message: Message, context: Conte
     }
 
 
-# A score is one of 0, 1/L, ..., 1.
-MATCHED = zero_rule("matches within the exemplars", "SCORE_RANGE", "matched_over_asked")
+MATCHED = zero_rule(
+    "matches within the exemplars", "SCORE_RANGE", "matched_over_asked", why="A score is one of 0, 1/L, ..., 1."
+)
 
 
 def _largest_of_score(block: CompetenceScore, at: Figures) -> tuple[int, int]:

@@ -156,8 +156,9 @@ def confidence(facts: Facts, policy: Policy, history: History) -> Judgement:
     return none_of(wrong + facts["values_at_fault"], path)
 
 
-# By row, so that the order says nothing (T9).
-PACKAGE_ORDER = zero_rule("package in order", "PROMPT_ORDER", "prompts_out_of_order")
+PACKAGE_ORDER = zero_rule(
+    "package in order", "PROMPT_ORDER", "prompts_out_of_order", why="By row, so that the order says nothing (T9)."
+)
 ENTRIES = limit_rule("entries of a package", "ENTRIES", "max_entries", fact("prompts"))
 PACKAGE_BYTES = limit_rule("bytes of a package", "RESPONSE_BYTES", "max_bytes", fact("payload_bytes"))
 

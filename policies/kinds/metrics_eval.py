@@ -100,8 +100,12 @@ def names(facts: Facts, block: MetricsEval, path: Path) -> Judgement:
     return none_of(wrong + len(pairs) - len(set(pairs)), (*path, "fields"))
 
 
-# By topic, then name, so that the order says nothing (T9).
-ORDER = zero_rule("metrics in order", "METRIC_ORDER", "metrics_out_of_order")
+ORDER = zero_rule(
+    "metrics in order",
+    "METRIC_ORDER",
+    "metrics_out_of_order",
+    why="By topic, then name, so that the order says nothing (T9).",
+)
 
 
 @block_rule("metric range", "METRIC_RANGE")

@@ -115,8 +115,12 @@ def prompts_of_step(facts: Facts, block: PublicResponses, path: Path) -> Judgeme
     return none_of(wrong, (*path, "set"))
 
 
-# The order of the rows is the coordinator's, so that none is left to say something with (T9).
-PROMPT_ORDER = zero_rule("prompts in the step's order", "PROMPT_ORDER", "prompts_out_of_order")
+PROMPT_ORDER = zero_rule(
+    "prompts in the step's order",
+    "PROMPT_ORDER",
+    "prompts_out_of_order",
+    why="The order of the rows is the coordinator's, so that none is left to say something with (T9).",
+)
 
 
 @rule("answers graded again", "NOT_VERIFIED")

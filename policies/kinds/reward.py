@@ -80,8 +80,12 @@ def _measure_of_ask(body: pb.RewardAsk, message: Message, context: Context) -> F
     }
 
 
-# One candidate twice asks twice for one reward.
-CANDIDATES_DIFFER = zero_rule("candidates differ", "CANDIDATES", "candidates_repeated")
+CANDIDATES_DIFFER = zero_rule(
+    "candidates differ",
+    "CANDIDATES",
+    "candidates_repeated",
+    why="One candidate twice asks twice for one reward.",
+)
 CANDIDATE_BYTES = limit_rule(
     "bytes of one candidate", "RESPONSE_BYTES", "max_bytes_per_candidate", fact("text_bytes_max")
 )

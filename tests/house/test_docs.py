@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 
-from fedsilo.cli.contract import role_table
 from tests.hostile.attacks import ATTACKS
 from tools.pictures import BYTES_MAX, NAMESPACES
-from tools.reference import FOLDER, pages, programs
+from tools.reference import FOLDER, pages, programs, role_table
 from tools.threats import CONTROLS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -136,7 +135,7 @@ def test_the_reference_is_what_the_code_says() -> None:
 def test_the_table_of_roles_is_what_the_code_says() -> None:
     page = (ROOT / "docs" / "operate" / "roles.md").read_text(encoding="utf-8")
     made = "".join(line for line in page.splitlines(keepends=True) if line.startswith("|"))
-    assert made == role_table(), "put what fedsilo.cli.contract.role_table() makes into the page"
+    assert made == role_table(), "put what tools.reference.role_table() makes into the page"
 
 
 def test_each_threat_of_the_table_has_a_test_named_after_it() -> None:

@@ -13,9 +13,10 @@ from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.codec import decode_factors, encode, encode_factors
 from fedsilo.protocol.place import Place
 from fedsilo.protocol.plan import Lora, Plan, Rollout
+from policies.compare import compare
 from policies.engine import Context, Decision, History, Message, decide, measure
 from policies.load import load_policy
-from policies.model import Policy
+from policies.model import Policy, PolicyFile
 from policies.render import PlanSize, SiteFacts, render_policy
 from policies.schema import LoraSchema
 
@@ -212,3 +213,8 @@ def judged(message: Message, policy: Policy, *, history: History | None = None, 
 
 GRADED = {"verdicts": (True, True, True), "token_counts": (2, 2, 1)}
 FROM_COORDINATOR = {"expected_sender": COORDINATOR}
+
+
+def is_tightening(before: PolicyFile, after: PolicyFile) -> bool:
+    """Return whether everything that `after` allows was allowed before."""
+    return all(change.direction in ("tighter", "cosmetic") for change in compare(before, after))

@@ -16,7 +16,7 @@ from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.errors import UsageError
 from fedsilo.protocol.strict_yaml import load
 from policies import lattice
-from policies.compare import Change, compare, is_tightening, meet, order_of
+from policies.compare import Change, compare, meet, order_of
 from policies.engine import History, decide, measure
 from policies.fields import Approvals
 from policies.kinds import POLICY_FILE, policy_file
@@ -25,7 +25,7 @@ from policies.model import GONE, Policy, PolicyFile
 from policies.rules import asked
 from tests.policies.evasion import EVERYTHING
 from tests.policies.messages import GOOD
-from tests.policies.setting import FROM_COORDINATOR, PLAN, context, inbound, policy_of, policy_text
+from tests.policies.setting import FROM_COORDINATOR, PLAN, context, inbound, is_tightening, policy_of, policy_text
 
 BASE: dict[str, Any] = load(policy_text().encode(), "policy.yaml").value
 # Settings of every text screen. No kind names one, so that facts measured before they changed still count.

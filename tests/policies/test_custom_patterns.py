@@ -17,7 +17,7 @@ from fedsilo.files.site_policy import read_effective, read_policy
 from fedsilo.protocol.errors import UsageError
 from policies.capacity import unused_screen_warnings
 from policies.cases import judge, load_cases, mutate
-from policies.compare import compare, effective, is_tightening, meet
+from policies.compare import compare, effective, meet
 from policies.custom_patterns import INSTRUCTIONS_MAX, PATTERNS_MAX, CustomPattern
 from policies.examples import Site
 from policies.kinds import policy_file
@@ -27,7 +27,7 @@ from policies.screens import NO_MATERIAL, Material, ScreenFailed, screen, screen
 from policies.screens.normalise import readings
 from policies.screens.patterns import count_patterns
 from tests.policies import own_patterns as own
-from tests.policies.setting import SCHEMA
+from tests.policies.setting import SCHEMA, is_tightening
 
 KEY = "text_screens.pii_basic.custom_file"
 

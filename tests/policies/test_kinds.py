@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.codec import canonical_json
 from fedsilo.protocol.kinds import INBOUND_KINDS, OUTBOUND_KINDS
-from policies.compare import is_tightening, meet
+from policies.compare import meet
 from policies.engine import Approval, HistoryBook, decide
 from policies.message import Requests
 from policies.model import Policy
@@ -46,6 +46,7 @@ from tests.policies.messages import (
     good,
     rewards,
 )
+from tests.policies.setting import is_tightening
 
 # pubswap-strict asks for them in its first rounds.
 TWO_PERSONS = tuple(Approval(person, ("approver",)) for person in ("ada", "bob"))

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from fedsilo.protocol.errors import UsageError
-from policies.compare import compare, is_tightening, meet
+from policies.compare import compare, meet
 from policies.engine import History, HistoryBook, decide, measure
 from policies.message import Screened
 from policies.screens import NO_MATERIAL, Material, asked, kept, screen, screen_facts, settings_of
 from tests.policies import setting
+from tests.policies.setting import is_tightening
 from tests.simulated import screening as site
 
 DAY = 86400.0
