@@ -312,6 +312,11 @@ def small_factors(value: float = 0.001) -> dict[str, np.ndarray[Any, Any]]:
     return {name: np.full(shape, value, np.float32) for name, shape in setting.SCHEMA.tensors}
 
 
+def at_once(work: Callable[[], Any]) -> Any:
+    """The loop of a guard that nothing else runs in."""
+    return work()
+
+
 def command(
     name: str, arguments: dict[str, Any], *, person: str = "alice", roles: tuple[str, ...] = ("approver",)
 ) -> Any:

@@ -202,9 +202,7 @@ class Archive:
         """Return what a ticket was handed out for, once. Raises NotAllowedError: no such ticket."""
         return self._tickets.take(arguments)
 
-    def ask(
-        self, command: VerifiedCommand, on_loop: Callable[[Callable[[], Any]], Any] = lambda work: work()
-    ) -> dict[str, Any]:
+    def ask(self, command: VerifiedCommand, on_loop: Callable[[Callable[[], Any]], Any]) -> dict[str, Any]:
         """A ticket for what left under a decision; recorded with who asked before it is handed out.
 
         Args:

@@ -535,7 +535,7 @@ class HeldPayloads:
 
     Args:
         prompts: rows of this site's own copy of the public set.
-        record: appends to the log; the gate's, so that a log that takes nothing halts it. By default the log's own.
+        record: appends to the log; the gate's, so that a log that takes nothing halts it.
     """
 
     def __init__(
@@ -544,12 +544,12 @@ class HeldPayloads:
         audit: AuditLog,
         prompts: Callable[[], Sequence[Task]],
         *,
-        record: Callable[..., int] | None = None,
+        record: Callable[..., int],
     ) -> None:
         self._ledger = ledger
         self._audit = audit
         self._prompts = prompts
-        self._record = record or audit.append
+        self._record = record
         self._tickets = Tickets()
 
     def register(self, desk: ControlServer, on_loop: Callable[[Callable[[], Any]], Any]) -> None:
@@ -564,9 +564,7 @@ class HeldPayloads:
         """
         return self._tickets.take(arguments)
 
-    def ask(
-        self, command: VerifiedCommand, on_loop: Callable[[Callable[[], Any]], Any] = lambda work: work()
-    ) -> dict[str, Any]:
+    def ask(self, command: VerifiedCommand, on_loop: Callable[[Callable[[], Any]], Any]) -> dict[str, Any]:
         """A ticket for the bytes of a held release.
 
         Args:

@@ -209,7 +209,7 @@ def ask(site: Site, guard: release_site.Site, monkeypatch: pytest.MonkeyPatch) -
         approval_comparison=lambda arguments: releases.comparison(ledger.release(arguments["release"])),
         halts={"halts": []},
     )
-    HeldPayloads(ledger, bench.audit, lambda: bench.judge.site.public.tasks.rows).register(
+    HeldPayloads(ledger, bench.audit, lambda: bench.judge.site.public.tasks.rows, record=bench.judge.record).register(
         site.desk, lambda work: work()
     )
     coordinator = SimpleNamespace(address="198.51.100.23:7443")

@@ -35,7 +35,7 @@ from silo.guard.commands import HeldPayloads
 from silo.guard.ledger import Approval, Ledger, Release
 from tests.simulated import screening
 from tests.simulated.test_release_view import earlier
-from tests.world import Bench, Loop, command, failing
+from tests.world import Bench, Loop, at_once, command, failing
 
 CANARY = screening.PLANTED["canary"]
 
@@ -188,7 +188,9 @@ def test_T41_nobody_puts_off_past_the_end_of_the_hold_or_what_is_not_held(site: 
 
 
 def reading(bench: Bench) -> HeldPayloads:
-    return HeldPayloads(bench.ledger, bench.audit, lambda: bench.judge.site.public.tasks.rows)
+    return HeldPayloads(
+        bench.ledger, bench.audit, lambda: bench.judge.site.public.tasks.rows, record=bench.judge.record
+    )
 
 
 def asked(release: Release, person: str = "vera", **changes: Any) -> Any:
@@ -198,7 +200,7 @@ def asked(release: Release, person: str = "vera", **changes: Any) -> Any:
 def test_T40_answers_stand_beside_our_own_prompts_and_the_reading_is_recorded(site: Site) -> None:
     held = site.hold_responses(6, 5, planted="\x1b]0;owned\x07 12")
     payloads = reading(site.bench)
-    told = payloads.ask(asked(held))
+    told = payloads.ask(asked(held), at_once)
     assert set(told) == {"ticket", "record", "audit_size"}  # what the desk remembers of the command holds no content
     (record,) = site.bench.events("payload.read")
     assert record["detail"] == {"person": "vera", "certificate": "f" * 64, "release": held.id}
@@ -213,20 +215,20 @@ def test_T40_answers_stand_beside_our_own_prompts_and_the_reading_is_recorded(si
 def test_T36_a_payload_is_read_while_it_is_held_and_as_it_was_shown(site: Site) -> None:
     held, payloads = site.hold_factors(1.0), reading(site.bench)
     with pytest.raises(ConflictError) as error:
-        payloads.ask(asked(held, digest="0" * 64))
+        payloads.ask(asked(held, digest="0" * 64), at_once)
     assert error.value.code == "STALE_VIEW"
     with pytest.raises(NotFoundError):
-        payloads.ask(command("approvals.payload", {"release": "r9/none/0"}))
-    assert payloads.ask(asked(held, digest=f"sha256:{held.digest}"))["ticket"]
+        payloads.ask(command("approvals.payload", {"release": "r9/none/0"}), at_once)
+    assert payloads.ask(asked(held, digest=f"sha256:{held.digest}"), at_once)["ticket"]
     path = site.bench.folder / "payloads" / held.digest
     kept = path.read_bytes()
     path.write_bytes(kept[:-1] + b"x")
     with pytest.raises(VerificationError):
-        payloads.ask(asked(held))
+        payloads.ask(asked(held), at_once)
     path.write_bytes(kept)
     site.bench.approve(held)
     with pytest.raises(ConflictError) as error:
-        payloads.ask(asked(held))
+        payloads.ask(asked(held), at_once)
     assert error.value.code == "NOT_HELD" and len(site.bench.events("payload.read")) == 1
 
 
@@ -570,7 +572,6 @@ def test_showing_a_release_writes_nothing(tmp_path: Path) -> None:
 def test_the_loop_only_checks_and_records_a_reading(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     held, on_loop = site.hold_factors(1.0), [False]
     bench = site.bench
-    payloads = HeldPayloads(bench.ledger, bench.audit, lambda: ())
     read, append = bench.ledger.payloads.read, bench.audit.append
 
     def loop(work: Callable[[], Any]) -> Any:
@@ -589,15 +590,15 @@ def test_the_loop_only_checks_and_records_a_reading(site: Site, monkeypatch: pyt
         return append(event, **fields)
 
     monkeypatch.setattr(bench.ledger.payloads, "read", reads)
-    payloads._record = appends
+    payloads = HeldPayloads(bench.ledger, bench.audit, lambda: (), record=appends)
     told = payloads.ask(asked(held), loop)
     assert to_json(payloads.fetch({"ticket": told["ticket"]}))["tensors_total"] == 16
 
 
 def test_a_ticket_ends_with_its_hold_and_with_its_time(site: Site) -> None:
     held, bench = site.hold_responses(3, 5), site.bench
-    payloads = HeldPayloads(bench.ledger, bench.audit, lambda: ())
-    ticket = payloads.ask(asked(held))
+    payloads = HeldPayloads(bench.ledger, bench.audit, lambda: (), record=bench.judge.record)
+    ticket = payloads.ask(asked(held), at_once)
     bench.reject(held)
     with pytest.raises(ConflictError) as error:
         payloads.fetch(ticket)

@@ -31,7 +31,7 @@ from silo.guard.commands import HeldPayloads
 from tests.security.people import new_keys
 from tests.simulated.coordinator_parts import RUN_YAML, House, federation, house_in_round
 from tests.simulated.test_policy_in_force import TIGHTER, Running, holding, wording
-from tests.world import Loop, command
+from tests.world import Loop, at_once, command
 
 NOW = datetime.now(UTC)
 CA = create_ca("consortium", kind="site", not_before=NOW - timedelta(days=1), days=30)
@@ -356,8 +356,8 @@ def test_an_answer_to_a_release_names_its_record(holding: Running, verb: str) ->
 def test_a_look_at_held_bytes_and_a_reload_name_their_records(holding: Running) -> None:
     bench = holding.bench
     release = holding.hold()
-    payloads = HeldPayloads(bench.ledger, bench.audit, tuple)
-    told = payloads.ask(command("approvals.payload", {"release": release.id, "digest": release.digest}))
+    payloads = HeldPayloads(bench.ledger, bench.audit, tuple, record=bench.judge.record)
+    told = payloads.ask(command("approvals.payload", {"release": release.id, "digest": release.digest}), at_once)
     assert told["record"] == bench.events("payload.read")[0]["seq"]
     assert to_json(payloads.fetch({"ticket": told["ticket"]}))["sha256"] == release.digest
     holding.place.policy_is(wording(TIGHTER, first_rounds=1))

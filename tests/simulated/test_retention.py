@@ -41,7 +41,7 @@ from silo.guard import ledger as payloads_module
 from silo.guard.messages import Allowed, Held
 from tests.policies import setting
 from tests.protocol.audit_parties import Clock, append_send, open_log
-from tests.world import Bench, Killed, MemoryChannel, command
+from tests.world import Bench, Killed, MemoryChannel, at_once, command
 
 DAY, YEAR = 86_400.0, 365.25 * 86_400.0
 
@@ -273,7 +273,7 @@ def test_the_archive_is_found_again_after_a_restart(bench: Bench) -> None:
 
 def test_T40_reading_a_payload_is_recorded_first_and_a_ticket_is_good_once(bench: Bench) -> None:
     sent = released(bench)
-    answer = bench.archive.ask(command("payload.read", {"seq": sent.decision_seq}, person="carol"))
+    answer = bench.archive.ask(command("payload.read", {"seq": sent.decision_seq}, person="carol"), at_once)
     assert answer.keys() == {"ticket"}  # what the desk remembers of the command holds no content
     (record,) = bench.events("payload.read")
     assert record["detail"] == {"person": "carol", "certificate": "f" * 64}
@@ -285,13 +285,15 @@ def test_T40_reading_a_payload_is_recorded_first_and_a_ticket_is_good_once(bench
     with pytest.raises(NotAllowedError):
         bench.archive.fetch({})
     (outcome,) = [record["seq"] for record in bench.events("egress.sent")]
-    left = bench.archive.fetch(bench.archive.ask(command("payload.read", {"seq": outcome})))
+    left = bench.archive.fetch(bench.archive.ask(command("payload.read", {"seq": outcome}), at_once))
     assert to_json(left)["sha256"] == sent.digest
 
 
 def test_of_tensors_names_and_shapes_are_shown(bench: Bench) -> None:
     sent = released(bench, step=0)
-    shown = to_json(bench.archive.fetch(bench.archive.ask(command("payload.read", {"seq": sent.decision_seq}))))
+    shown = to_json(
+        bench.archive.fetch(bench.archive.ask(command("payload.read", {"seq": sent.decision_seq}), at_once))
+    )
     assert shown["bytes"] == len(sent.payload)
     assert [entry["name"] for entry in shown["content"]["tensors"]] == [name for name, _ in setting.SCHEMA.tensors]
     assert len(json.dumps(shown)) < 4096
@@ -301,15 +303,15 @@ def test_what_is_not_there_or_not_the_same_is_not_shown(bench: Bench) -> None:
     sent = released(bench)
     for seq in (bench.events("ingress.decision")[0]["seq"], 999):
         with pytest.raises(NotFoundError):
-            bench.archive.ask(command("payload.read", {"seq": seq}))
+            bench.archive.ask(command("payload.read", {"seq": seq}), at_once)
     path = bench.folder / "payloads" / sent.digest
     path.write_bytes(path.read_bytes() + b"x")
     with pytest.raises(VerificationError):
-        bench.archive.ask(command("payload.read", {"seq": sent.decision_seq}))
+        bench.archive.ask(command("payload.read", {"seq": sent.decision_seq}), at_once)
     bench.clock_now += 91 * DAY
     bench.archive.expire()
     with pytest.raises(NotFoundError, match="not archived"):
-        bench.archive.ask(command("payload.read", {"seq": sent.decision_seq}))
+        bench.archive.ask(command("payload.read", {"seq": sent.decision_seq}), at_once)
     assert bench.events("payload.read") == []
 
 
