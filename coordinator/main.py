@@ -256,7 +256,10 @@ class Coordinator:
 
     Args:
         checked: the configuration and its files.
+        clock: UTC seconds.
         running: seconds that pass whatever the clock shows.
+        monotonic: seconds that deadlines go by.
+        grading: of answers to public prompts; None: processes of this one's own.
         replies: what seals the replies. No key of the configuration names one: another than the honest one takes
             another program.
 
@@ -271,10 +274,14 @@ class Coordinator:
         *,
         clock: Callable[[], float] = time.time,
         running: Callable[[], float] = running,
+        monotonic: Callable[[], float] = time.monotonic,
         replies: Callable[..., Replies] = Replies,
+        grading: AnswerGrading | None = None,
     ) -> None:
         self._checked = checked
         self._watch = ClockWatch(clock, running)
+        self._monotonic = monotonic
+        self._grading = grading
         self._replies = replies
         self._stack = ExitStack()
         self._stopped = threading.Event()
@@ -434,7 +441,7 @@ class Coordinator:
                 audit=self.audit,
                 ingress=self._ingress(stack),
                 now=self._text_now,
-                monotonic=time.monotonic,
+                monotonic=self._monotonic,
                 publish=self._publish,
                 finished=outcome.write,
                 payload_digest=self._payload_digest(),
@@ -472,8 +479,8 @@ class Coordinator:
 
     def _ingress(self, stack: ExitStack) -> Ingress:
         checked, config = self._checked, self._checked.config
-        grading = None
-        if not require_verifier(config.public.verifier).executes:
+        grading = self._grading
+        if grading is None and not require_verifier(config.public.verifier).executes:
             graders = [GradingProcess(config.public.verifier) for _ in range(min(GRADERS_MAX, len(config.silos)))]
             for grader in graders:
                 stack.callback(grader.close)

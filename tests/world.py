@@ -571,13 +571,13 @@ class Loop:
             self.guard._client.poll_now = True
             if self.events.empty():
                 self.events.put(Wake())  # else a halted guard waits for something to come
-            self.guard._turn()
+            self.guard.turn()
 
     def live(self, seconds: float) -> None:
         """Let the guard's loop run, which waits on a `TimedQueue`, until so much time has passed."""
         until = self.clock + seconds
         while self.clock < until:
-            self.guard._turn()
+            self.guard.turn()
 
     def trainer_says(self, kind: str, body: bytes = b"", **fields: Any) -> None:
         self.events.put(TrainerSaid(LinkMessage(kind, fields, body)))
@@ -858,7 +858,7 @@ class World:
         guard._client.poll_now = True
         if not self.asks():
             guard._client.retry_at = self.loop.clock + MOMENT_SECONDS  # only what its trainer said is dealt with
-        guard._turn()
+        guard.turn()
 
     def asks(self) -> bool:
         """Return True if hospital_a's guard may poll in this turn."""
@@ -867,7 +867,7 @@ class World:
     @property
     def failed(self) -> str:
         """The code with which hospital_a's guard gave up; empty while it goes on."""
-        failure = self.loop.guard._failure
+        failure = self.loop.guard.failure
         return failure.code if failure is not None else ""
 
     def close(self) -> None:

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from time import monotonic
-from typing import Any, Protocol
+from typing import Any
 
 import grpc
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -74,24 +74,6 @@ class Fault:
     cause: str
     hint: str = ""
     code: str = ""
-
-
-class Channel(Protocol):
-    """Connection that the gate needs; tests put an in-memory one in its place."""
-
-    def exchange(
-        self,
-        envelope: pb.Envelope,
-        payload: codec.Buffer,
-        *,
-        wait_seconds: float,
-        reply_bytes_max: int,
-        into: Sink | None = None,
-    ) -> Reply: ...
-
-    def interrupt(self, *, for_good: bool = False) -> None: ...
-
-    def close(self) -> None: ...
 
 
 class GrpcChannel:

@@ -57,7 +57,7 @@ from policies.schema import LoraSchema
 from policies.screens import screen_facts, texts_of
 from silo.config import CoordinatorPlace
 from silo.guard.archive import Archive
-from silo.guard.channel import Channel, Export, FileChannel, GrpcChannel, server_certificate
+from silo.guard.channel import Export, FileChannel, GrpcChannel, server_certificate
 from silo.guard.decisions import (
     Judge,
     Outcomes,
@@ -70,6 +70,7 @@ from silo.guard.ledger import Ledger, OutboxItem
 from silo.guard.messages import (
     Allowed,
     Carried,
+    Channel,
     Counters,
     Denied,
     Held,

@@ -103,6 +103,9 @@ class Guard:
         events: the queue that the trainer's reader fills.
         monotonic: seconds; deadlines and throttles go by it.
         watch: what holds the clock against what knows better; gate and audit log go by its `time`.
+
+    Attributes:
+        failure: why this silo cannot go on; None while it can.
     """
 
     def __init__(
@@ -137,7 +140,7 @@ class Guard:
         self._later: deque[Event] = deque()  # what came while something was done aside
         self._stopping = threading.Event()
         self._progress_tick, self._look_at, self._hourly_at = self._tick(), 0.0, 0.0
-        self._failure: FedSiloError | None = None
+        self.failure: FedSiloError | None = None
         self._clocks_told = ""
         self._halt_said, self._taken_up, self._sits_out = "", False, False
         self._publish = desk.publish
@@ -218,9 +221,9 @@ class Guard:
         self._take_up()
         try:
             while not self.stopping:
-                self._turn()
-                if self._failure is not None:
-                    raise self._failure
+                self.turn()
+                if self.failure is not None:
+                    raise self.failure
         finally:
             self._shut_down()
 
@@ -235,7 +238,7 @@ class Guard:
             self._sits_out = False
             self.runs.abandon_round()
 
-    def _turn(self) -> None:
+    def turn(self) -> None:
         """Take one step of the loop: handle an event if there is one; else do what is due; else wait."""
         event: Event | None = None
         with contextlib.suppress(queue.Empty):
@@ -269,7 +272,7 @@ class Guard:
             if self._judge.halted:
                 self._halt()
             else:
-                self._failure = error
+                self.failure = error
 
     def _follow(self, work: Callable[[], None]) -> None:
         """The work, and what follows from a refusal in it, which may fail like any other work."""
@@ -498,7 +501,7 @@ class Guard:
                 self.runs.leaving.say_goodbye()
             except FedSiloError as failure:
                 _log.warning("the goodbye is said again after the next start: %s", failure.message)
-        self._failure = error
+        self.failure = error
 
     # ---- trouble -----------------------------------------------------------------------------------
 
@@ -574,7 +577,7 @@ class Guard:
         if self._watch is not None and self._watch.unknown:
             self._watch.nobody_answers()
         elif not self._client.policy_said and error.code != "MESSAGE_RATE":
-            self._failure = error
+            self.failure = error
             return
         self._client.back_off(error)
 
@@ -691,4 +694,4 @@ class Guard:
             self._archive.register(desk, self.on_loop)
 
     def _fail(self, error: FedSiloError) -> None:
-        self._failure = error
+        self.failure = error

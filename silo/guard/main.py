@@ -16,6 +16,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -37,11 +38,13 @@ from silo.guard.adapters import AdapterStore
 from silo.guard.answers.queries import QUOTED
 from silo.guard.archive import Archive
 from silo.guard.checks import look_at_coordinator
-from silo.guard.clock_watch import ClockWatch
+from silo.guard.clock_watch import ClockWatch, slept
 from silo.guard.decisions import Judge, PublicView, SiteView, token_counter
 from silo.guard.gate import Gate, open_channel
+from silo.guard.ledger import Ledger
 from silo.guard.ledger_check import open_ledger
 from silo.guard.loop import Command, Event, Guard
+from silo.guard.messages import Channel
 from silo.guard.policy_change import take_over
 from silo.guard.releases import Releases
 from silo.guard.screens import Rescreening, Screens, index_key, site_canaries
@@ -156,6 +159,140 @@ class SupervisedTrainer(TrainerHandle):
         return self._description
 
 
+@dataclass(frozen=True)
+class Clocks:
+    """Where a guard reads the time, in seconds.
+
+    Attributes:
+        wall: UTC.
+        monotonic: goes on evenly, but for the time in which the machine sleeps.
+        slept: for how long it has slept.
+    """
+
+    wall: Callable[[], float] = time.time
+    monotonic: Callable[[], float] = time.monotonic
+    slept: Callable[[], float] = slept
+
+
+@dataclass(frozen=True)
+class Parts:
+    """A guard that stands and has not begun: its main path and what it is made of."""
+
+    guard: Guard
+    desk: ControlServer
+    trainer: TrainerHandle
+    judge: Judge
+    ledger: Ledger
+    audit: AuditLog
+    releases: Releases
+    screens: Screens
+
+
+def guard_of(
+    site: Site,
+    stack: contextlib.ExitStack,
+    *,
+    channel: Channel,
+    grading: AnswerGrading,
+    trainer_of: Callable[[Judge, Screens], TrainerHandle],
+    events: queue.Queue[Event],
+    clocks: Clocks = Clocks(),
+    give_up: Callable[[], bool] = lambda: False,
+) -> Parts:
+    """Put a site's guard together on its state folder; the policy is in force and the start is on record.
+
+    Args:
+        site: what was read.
+        stack: closes what is opened.
+        channel: to the coordinator.
+        grading: of answers to public prompts.
+        trainer_of: makes the handle of its trainer, which is not started here.
+        events: what the trainer says is put there.
+        clocks: where it reads the time.
+        give_up: asked while the ledger is locked: whether to wait no longer.
+
+    Raises:
+        FedSiloError: why this site's guard may not start.
+    """
+    config, policy, key = site.config, site.policy, site.identity.signing_key
+    canaries = site_canaries(config, policy)
+
+    def log(clock: Callable[[], float]) -> AuditLog:
+        folder = config.state_dir / AUDIT
+        return AuditLog(folder, origin=config.spiffe_id, key=key, actor=config.spiffe_id, clock=clock)
+
+    ledger = open_ledger(site, log, clocks.wall(), give_up)
+    stack.callback(ledger.close)
+    watch = ClockWatch(
+        ledger,
+        asks=not config.coordinator.by_files,
+        wall=clocks.wall,
+        monotonic=clocks.monotonic,
+        slept=clocks.slept,
+    )
+    audit = stack.enter_context(log(watch.time))
+    watch.begin(audit.latest_time)
+    audit.trust_peer(policy.file.federation.coordinator, site.coordinator_key)
+    program = code_sha256()
+    started = {"version": fedsilo.__version__, "code": program}
+    step = take_over(site, ledger, audit, now=watch.time(), started=started, program=program, shows=watch.people_time())
+    _log.info("policy %s is in force: %s", policy.digest[:12], step.how)
+    certificate = OwnCertificate(site.identity, config.state_dir / AUDIT)
+    certificate.look(audit.append, audit.latest_time)
+    screens = Screens(canaries=canaries, key=index_key(site.site_secret), public_sha256=site.public.sha256)
+    adapters = AdapterStore(config.state_dir / "adapters")
+    judge = Judge(
+        policy=policy,
+        ledger=ledger,
+        audit=audit,
+        site=SiteView(
+            spiffe_id=config.spiffe_id,
+            coordinator_id=policy.file.federation.coordinator,
+            schema=site.schema,
+            public=PublicView(site.public, grading, token_counter(config.model.path)),
+            topics=frozenset(task.topic for task in site.held_out.rows if task.topic),
+            adapters=adapters,
+            by_files=config.coordinator.by_files,
+        ),
+        site_key=hmac.new(site.site_secret, b"fedsilo audit digests", hashlib.sha256).digest(),
+        clock=watch.time,
+        screens=screens,
+        code_sha256=program,
+    )
+    archive = Archive(ledger, audit, judge)
+    gate = Gate(
+        channel=channel,
+        judge=judge,
+        ledger=ledger,
+        archive=archive,
+        federation=config.federation,
+        signing_key=key,
+        coordinator_key=site.coordinator_key,
+    )
+    stack.callback(gate.close)
+    address = {"address": config.coordinator.address}
+    releases = Releases(gate, ledger, silo=config.silo, destination=address, roles=site.roles)
+    desk = ControlServer(
+        config.silo,
+        site.site_ca_pem,
+        site.roles,
+        lambda: _utc(watch.time()),
+        journal=config.state_dir / "requests.jsonl",
+        federation=config.federation,
+        shows=lambda: _utc(watch.people_time()),
+        wall=lambda: _utc(watch.wall()),
+    )
+    trainer = trainer_of(judge, screens)
+    stack.callback(trainer.stop)
+    guard = Guard(
+        site=site, gate=gate, ledger=ledger, audit=audit, releases=releases,
+        adapters=adapters, trainer=trainer, desk=desk, events=events,
+        archive=archive, code_sha256=program, watch=watch, monotonic=clocks.monotonic,
+    )  # fmt: skip
+    guard.hourly.append(lambda: certificate.look(judge.record, judge.now()))
+    return Parts(guard, desk, trainer, judge, ledger, audit, releases, screens)
+
+
 def serve(config: SiloConfig, *, ready: Callable[[dict[str, Any]], None]) -> None:
     """Run a silo until SIGTERM, SIGINT or `silo stop`.
 
@@ -181,8 +318,7 @@ def serve(config: SiloConfig, *, ready: Callable[[dict[str, Any]], None]) -> Non
 
 
 def _serve_locked(site: Site, stack: contextlib.ExitStack, ready: Callable[[dict[str, Any]], None]) -> None:
-    config, policy = site.config, site.policy
-    canaries = site_canaries(config, policy)
+    config = site.config
     stopped: list[int] = []
     guards: list[Guard] = []
 
@@ -195,94 +331,38 @@ def _serve_locked(site: Site, stack: contextlib.ExitStack, ready: Callable[[dict
         previous = signal.signal(number, on_signal)
         stack.callback(signal.signal, number, previous)
 
-    key = site.identity.signing_key
-
-    def log(clock: Callable[[], float]) -> AuditLog:
-        folder = config.state_dir / AUDIT
-        return AuditLog(folder, origin=config.spiffe_id, key=key, actor=config.spiffe_id, clock=clock)
-
-    ledger = open_ledger(site, log, time.time(), lambda: bool(stopped))
-    stack.callback(ledger.close)
-    watch = ClockWatch(ledger, asks=not config.coordinator.by_files)
-    audit = stack.enter_context(log(watch.time))
-    watch.begin(audit.latest_time)
-    audit.trust_peer(policy.file.federation.coordinator, site.coordinator_key)
     grader = stack.enter_context(public_grader(config))
-    program = code_sha256()
-    started = {"version": fedsilo.__version__, "code": program}
-    step = take_over(site, ledger, audit, now=watch.time(), started=started, program=program, shows=watch.people_time())
-    _log.info("policy %s is in force: %s", policy.digest[:12], step.how)
-    certificate = OwnCertificate(site.identity, config.state_dir / AUDIT)
-    certificate.look(audit.append, audit.latest_time)
-    screens = Screens(canaries=canaries, key=index_key(site.site_secret), public_sha256=site.public.sha256)
-    adapters = AdapterStore(config.state_dir / "adapters")
-    judge = Judge(
-        policy=policy,
-        ledger=ledger,
-        audit=audit,
-        site=SiteView(
-            spiffe_id=config.spiffe_id,
-            coordinator_id=policy.file.federation.coordinator,
-            schema=site.schema,
-            public=PublicView(
-                site.public, AnswerGrading([grader], grader.budget_seconds), token_counter(config.model.path)
-            ),
-            topics=frozenset(task.topic for task in site.held_out.rows if task.topic),
-            adapters=adapters,
-            by_files=config.coordinator.by_files,
-        ),
-        site_key=hmac.new(site.site_secret, b"fedsilo audit digests", hashlib.sha256).digest(),
-        clock=watch.time,
-        screens=screens,
-        code_sha256=program,
-    )
-    archive = Archive(ledger, audit, judge)
-    gate = Gate(
-        channel=open_channel(config.coordinator, site.tls),
-        judge=judge,
-        ledger=ledger,
-        archive=archive,
-        federation=config.federation,
-        signing_key=key,
-        coordinator_key=site.coordinator_key,
-    )
-    stack.callback(gate.close)
-    _shape(config, lambda: {"run": judge.view.run, "round": judge.view.round, "step": judge.view.open_step})
-    address = {"address": config.coordinator.address}
-    releases = Releases(gate, ledger, silo=config.silo, destination=address, roles=site.roles)
-    desk = ControlServer(
-        config.silo,
-        site.site_ca_pem,
-        site.roles,
-        lambda: _utc(watch.time()),
-        journal=config.state_dir / "requests.jsonl",
-        federation=config.federation,
-        shows=lambda: _utc(watch.people_time()),
-        wall=lambda: _utc(watch.wall()),
-    )
     events: queue.Queue[Event] = queue.Queue()
-    trainer = SupervisedTrainer(
+
+    def trainer_of(judge: Judge, screens: Screens) -> TrainerHandle:
+        return SupervisedTrainer(
+            site,
+            events,
+            lambda: bool(stopped),
+            lambda: judge.policy,
+            screens,
+            lambda event, **fields: judge.record(event, run=judge.view.run or None, **fields),
+        )
+
+    parts = guard_of(
         site,
-        events,
-        lambda: bool(stopped),
-        lambda: judge.policy,
-        screens,
-        lambda event, **fields: judge.record(event, run=judge.view.run or None, **fields),
+        stack,
+        channel=open_channel(config.coordinator, site.tls),
+        grading=AnswerGrading([grader], grader.budget_seconds),
+        trainer_of=trainer_of,
+        events=events,
+        give_up=lambda: bool(stopped),
     )
-    stack.callback(trainer.stop)
-    guard = Guard(
-        site=site, gate=gate, ledger=ledger, audit=audit, releases=releases,
-        adapters=adapters, trainer=trainer, desk=desk, events=events,
-        archive=archive, code_sha256=program, watch=watch,
-    )  # fmt: skip
-    guard.hourly.append(lambda: certificate.look(judge.record, judge.now()))
+    guard, desk, judge, audit, releases = parts.guard, parts.desk, parts.judge, parts.audit, parts.releases
+    trainer = parts.trainer
+    _shape(config, lambda: {"run": judge.view.run, "round": judge.view.round, "step": judge.view.open_step})
     guards.append(guard)
     if stopped:
         guard.stop()
     guard.register(desk)
     # A long log takes seconds to go through, and nobody waits for that here; who asks before it is done does.
     threading.Thread(target=_fold, args=(guard.queries.index,), name="message-index", daemon=True).start()
-    Rescreening(ledger, audit, screens).register(desk, guard.on_loop)
+    Rescreening(parts.ledger, audit, parts.screens).register(desk, guard.on_loop)
     # before anybody can look: a trainer takes minutes to load a large model, and what is held is held meanwhile
     guard.show()
     control = ControlSocket(
@@ -314,7 +394,7 @@ def _serve_locked(site: Site, stack: contextlib.ExitStack, ready: Callable[[dict
             "silo": config.silo,
             "federation": config.federation,
             "isolation": trainer.isolation,
-            "policy": {"name": policy.file.name, "digest": policy.digest},
+            "policy": {"name": site.policy.file.name, "digest": site.policy.digest},
             "control_socket": str(config.control.socket),
             "coordinator": config.coordinator.address,
             "process_id": os.getpid(),

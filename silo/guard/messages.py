@@ -54,6 +54,24 @@ class Sink(Protocol):
     def view(self) -> memoryview: ...
 
 
+class Channel(Protocol):
+    """Connection that the gate needs (`silo.guard.channel`). An experiment in one process has one without sockets."""
+
+    def exchange(
+        self,
+        envelope: pb.Envelope,
+        payload: codec.Buffer,
+        *,
+        wait_seconds: float,
+        reply_bytes_max: int,
+        into: Sink | None = None,
+    ) -> Reply: ...
+
+    def interrupt(self, *, for_good: bool = False) -> None: ...
+
+    def close(self) -> None: ...
+
+
 @dataclass(frozen=True)
 class TlsFiles:
     certificate: Path

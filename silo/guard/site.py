@@ -139,7 +139,7 @@ def _check_verifiers(config: SiloConfig, policy: Policy) -> None:
         raise UsageError(
             f"{config.source.name}: data.public.verifier {public.name!r} is brought by {', '.join(public.origin)}; the "
             "guard has public answers graded again beside its keys, and loads no package there",
-            hint="use math, choice, exact, numeric, format, code or a mixture of them; data.verifier may be any",
+            hint="use math, choice, exact, final, numeric, format, code or a mixture of them; data.verifier may be any",
         )
     if public.executes:
         for name, pin in policy.file.public_sets.items():
@@ -149,7 +149,7 @@ def _check_verifiers(config: SiloConfig, policy: Policy) -> None:
                     f"{config.source.name}: data.public.verifier {public.name!r} runs programs that models of other "
                     f"silos wrote; {policy.source}:{line}: public_sets.{name}.programs is refuse",
                     hint="programs: sandbox, in the policy and in the charter where there is one, lets them run in a "
-                    "sandbox; or use math, choice, exact, numeric or format",
+                    "sandbox; or use math, choice, exact, final, numeric or format",
                     code="VERIFIER_EXECUTES",
                 )
 

@@ -33,8 +33,10 @@ from typing import TYPE_CHECKING, Any
 
 from fedsilo.files.extras import not_installed
 from fedsilo.files.task_files import STANDARD, FieldNames
+from fedsilo.protocol.codec import Buffer
 from fedsilo.protocol.errors import FedSiloError, NotAllowedError, NotFoundError, OperationError, UsageError
 from fedsilo.protocol.plan import plan_from_canonical
+from fedsilo.protocol.tasks import TrainerTask
 from silo.budgets import CACHE_BYTES, MICROBATCH_TOKENS
 from silo.link import OFFLINE, Link, LinkClosed, LinkMessage, LinkRefused, LinkSecurity, MessageLink, dial
 from silo.trainer.data import IndexSettings, provide_index, settings_from
@@ -229,7 +231,32 @@ if TYPE_CHECKING:
 DIAL_PAUSE_SECONDS = 0.5
 
 
-def _failed(error: FedSiloError) -> LinkMessage:
+def begin(session: Session, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Begin a run by the plan that a link message has; returns what the answer to it says.
+
+    Raises:
+        OperationError: the message lacks a part.
+        PeerError: the plan is none.
+        UsageError: as `Session.begin_run`.
+    """
+    from silo.trainer.adapters.lora import shape_from_schema
+
+    try:
+        plan, schema = plan_from_canonical(str(fields["canonical_json"])), fields["lora_schema"]
+    except KeyError as error:
+        raise OperationError(f"the plan message lacks {error}", code="BAD_TASK") from error
+    overlong = session.begin_run(plan, shape_from_schema(schema))
+    return {"overlong": overlong, "private_prompts": session.private_prompts}
+
+
+def done_message(task: TrainerTask, metrics: Mapping[str, Any], body: Buffer) -> LinkMessage:
+    """Return the answer to a task that is done."""
+    fields = {"task": task.name, "round": task.round, "step": task.step, "metrics": dict(metrics)}
+    return LinkMessage("done", fields, body)
+
+
+def failed_message(error: FedSiloError) -> LinkMessage:
+    """Return the answer to a message that this trainer could not follow."""
     fields = {"code": error.code, "message": error.message, "hint": error.hint}
     return LinkMessage("failed", {**fields, "input": isinstance(error, UsageError | NotFoundError)})
 
@@ -339,12 +366,12 @@ class Worker:
                     return self._task(message)
         except FedSiloError as error:
             # The guard is this silo's own: it may read the sentence. Only the code ever goes further (T8).
-            return _failed(error)
+            return failed_message(error)
         except ModuleNotFoundError as error:
             missing = not_installed(error)
             if missing is None:
                 raise
-            return _failed(missing)
+            return failed_message(missing)
 
     def _configure(self, configuration: Configuration) -> LinkMessage:
         import torch
@@ -464,16 +491,9 @@ class Worker:
             return LinkMessage("probed", {"results": run_probes(fields)})
 
     def _plan(self, fields: dict[str, Any]) -> LinkMessage:
-        from silo.trainer.adapters.lora import shape_from_schema
-
-        session = self._begun()
-        try:
-            plan, schema = plan_from_canonical(str(fields["canonical_json"])), fields["lora_schema"]
-        except KeyError as error:
-            raise OperationError(f"the plan message lacks {error}", code="BAD_TASK") from error
-        overlong = session.begin_run(plan, shape_from_schema(schema))
+        planned = begin(self._begun(), fields)
         begun = self._kept.begin(resume=fields.get("resume") is True) if self._kept is not None else {}
-        return LinkMessage("planned", {"overlong": overlong, "private_prompts": session.private_prompts, **begun})
+        return LinkMessage("planned", {**planned, **begun})
 
     def _task(self, message: LinkMessage) -> LinkMessage:
         from silo.trainer.tasks import task_from_fields
@@ -492,13 +512,12 @@ class Worker:
                 "the trainer's memory does not suffice; lower trainer.microbatch_tokens or trainer.cache_bytes",
                 code=OUT_OF_MEMORY,
             ) from error
-        fields = {"task": task.name, "round": task.round, "step": task.step}
         failures = {
             "errors": sum(process.counts.errors for process in self._grading),
             "timeouts": sum(process.counts.timeouts for process in self._grading),
             "crashes": sum(process.counts.crashes for process in self._grading),
         }
-        answer = LinkMessage("done", {**fields, "metrics": {**done.metrics, "grading_failures": failures}}, done.body)
+        answer = done_message(task, {**done.metrics, "grading_failures": failures}, done.body)
         if self._kept is not None:
             self._kept.keep(message, answer)
         return answer

@@ -42,6 +42,12 @@ def test_a_ceiling_falls_with_its_figure_and_never_rises(figure: int, ceiling: i
     assert row.lowered(figure) == ceiling
 
 
+def test_a_feature_raises_the_ceiling_by_what_it_weighs() -> None:
+    row = Budget(judged=1, aim=1, before=1, ceiling=10_000, added={"a feature": 500})
+    assert (row.fault(10_500), bool(row.fault(10_501)), bool(row.fault(10_000))) == ("", True, True)
+    assert row.lowered(9_500) == 9_047, "what is left without the feature, and half a per cent of all"
+
+
 def test_a_target_keeps_its_ratio_where_the_count_differs() -> None:
     assert Budget(judged=100, aim=50, before=110, ceiling=110).target == 55
 

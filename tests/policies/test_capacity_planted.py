@@ -182,7 +182,7 @@ def said_and_heard(folder: Path, policy: Policy, counts: Sequence[int]) -> list[
                 loop.bench.clock_now += PROGRESS_SECONDS
                 loop.trainer_says("step", round=1, step=1, phase="rollout")
             loop.trainer_says("done", task="PrivateStep", round=1, metrics={})
-        assert loop.guard._failure is None
+        assert loop.guard.failure is None
         heard = Counter(
             pb.Progress.FromString(payload).step for _, payload in loop.coordinator.bodies("control.progress")[before:]
         )

@@ -91,7 +91,7 @@ def test_T20_T39_a_ledger_that_cannot_be_written_loses_no_evidence(loop: Loop) -
     unwritable = OperationError("the ledger cannot be written", code="LEDGER_UNWRITABLE")
     with failing(Ledger, "keep_equivocation", unwritable):
         tell_otherwise(loop)
-        assert loop.bench.judge.halted and loop.guard._failure is None and equivocations(loop) == 1
+        assert loop.bench.judge.halted and loop.guard.failure is None and equivocations(loop) == 1
         loop.restart()  # still not to be written: the log alone holds the evidence
         loop.open_round(2)
         assert loop.bench.judge.halted and loop.coordinator.sent == [] and loop.trainer.tasks() == []
@@ -103,7 +103,7 @@ def test_T20_T39_a_ledger_that_cannot_be_written_loses_no_evidence(loop: Loop) -
 def test_T20_T39_evidence_that_the_log_does_not_take_halts_over_restarts(loop: Loop, error: Exception) -> None:
     with failing(AuditLog, "append", error, when=EVIDENCE):
         tell_otherwise(loop)
-        assert loop.bench.judge.halted and loop.guard._failure is None and equivocations(loop) == 0
+        assert loop.bench.judge.halted and loop.guard.failure is None and equivocations(loop) == 0
         loop.restart()  # which the log still does not take
         assert loop.bench.judge.halted and loop.guard._agreement.halted
     halted_until_released(loop)
@@ -123,7 +123,7 @@ def test_T39_a_disk_that_is_full_when_a_no_is_recorded_halts(loop: Loop) -> None
     a_no = recording("egress.decision", kind="control.abstain")
     with failing(AuditLog, "append", LogFullError("no space"), when=a_no):
         loop.turn(2)
-    assert loop.bench.judge.halted == "no space" and loop.guard._failure is None
+    assert loop.bench.judge.halted == "no space" and loop.guard.failure is None
     assert [fields["reason"] for name, fields in loop.desk.published if name == "halted"] == ["no space"]
 
 
@@ -140,7 +140,7 @@ def test_T39_an_orderly_stop_while_a_no_is_said_is_no_failure(loop: Loop, monkey
     monkeypatch.setattr(loop.coordinator, "exchange", stops)
     taken = loop.bench.ledger.acknowledged
     loop.turn(2)
-    assert loop.guard.stopping and loop.guard._failure is None and not loop.bench.judge.halted
+    assert loop.guard.stopping and loop.guard.failure is None and not loop.bench.judge.halted
     assert loop.bench.ledger.acknowledged == taken  # the no is said when it comes again
 
 

@@ -331,12 +331,12 @@ def test_T20_a_lost_poll_does_not_silence_the_signature_while_the_trainer_works(
     sent = len(loop.coordinator.sent)
     for _ in range(3):
         loop.clock += SHORT_POLL_SECONDS
-        loop.guard._turn()
+        loop.guard.turn()
     again = loop.coordinator.sent[sent:]
     assert [envelope.kind for envelope, _ in again] == ["control.poll"] * 3
     assert {pb.Poll.FromString(raw).countersignature for _, raw in again} == {countersignatures(loop)[-1]} != {b""}
     loop.clock += SHORT_POLL_SECONDS / 2
-    loop.guard._turn()
+    loop.guard.turn()
     assert len(loop.coordinator.sent) == sent + 3
 
 
@@ -926,7 +926,7 @@ def test_T24_a_signed_result_that_repeats_a_silo_is_refused_and_the_run_goes_on(
     say(loop, "round.result", loop.ended(committed=True, adapter_digest=BASE, **fields))
     ((kind, reasons),) = denied(loop)
     assert kind == "round.result" and "ROSTER" in reasons
-    assert loop.bench.events("round.result") == [] and not loop.bench.judge.halted and loop.guard._failure is None
+    assert loop.bench.events("round.result") == [] and not loop.bench.judge.halted and loop.guard.failure is None
     loop.open_round(2)
     verdicts = [pb.SiloVerdict(silo=name, verdict="accepted") for name in setting.PLAN.silos]
     honest = loop.ended(committed=True, adapter_digest=BASE, participants=setting.PLAN.silos, verdicts=verdicts)
@@ -952,7 +952,7 @@ def test_T24_what_no_record_takes_is_refused_and_never_the_end(
     with failing(AuditLog, "append", RecordError("too many items"), when=its_record):
         say(loop, "round.result", body)
     assert denied(loop) == [refusal] and loop.bench.events("round.result") == []
-    assert loop.guard._failure is None and not loop.bench.judge.halted
+    assert loop.guard.failure is None and not loop.bench.judge.halted
     loop.open_round(2)
     say(loop, "round.result", loop.ended(committed=True, adapter_digest=BASE), number=2)
     assert len(loop.bench.events("round.result")) == 1
@@ -1007,7 +1007,7 @@ def test_T20_T24_what_a_silo_signed_that_is_no_digest_is_no_evidence(loop: Loop)
     row.signature = PEER_KEYS["hospital_b"].sign(said)
     say(loop, "round.agreed", body)
     assert ("round.agreed", ["FIELD_NOT_ALLOWED"]) in denied(loop)
-    assert not loop.bench.judge.halted and loop.guard._failure is None and not loop.bench.ledger.equivocation
+    assert not loop.bench.judge.halted and loop.guard.failure is None and not loop.bench.ledger.equivocation
 
 
 # ---- what is kept of it ----------------------------------------------------------------------------------

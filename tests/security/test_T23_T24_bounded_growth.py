@@ -343,11 +343,11 @@ def heartbeat(loop: Loop) -> None:
     loop.guard._client.poll_now = False
     loop.clock = 3600.0 * (loop.clock // 3600.0 + 1)
     loop.events.put(Wake())
-    loop.guard._turn()  # the moment for progress, of which there is one every ten seconds
+    loop.guard.turn()  # the moment for progress, of which there is one every ten seconds
     loop.clock += 5.0
     loop.events.put(Wake())
     loop.coordinator.says("control.heartbeat", "control.refusal", pb.Refusal(code="ROUND_CLOSED"))
-    loop.guard._turn()
+    loop.guard.turn()
     assert loop.coordinator.sent[-1][0].kind == "control.heartbeat"
 
 
@@ -361,7 +361,7 @@ def test_T24_an_answer_to_a_heartbeat_that_no_record_takes_is_refused(
     refused.add(("ingress.decision", "control.refusal"))
     heartbeat(loop)
     assert decided(loop.bench, "ingress.decision") == UNKNOWN
-    assert loop.guard._failure is None and not loop.bench.judge.halted
+    assert loop.guard.failure is None and not loop.bench.judge.halted
     refused.clear()
     heartbeat(loop)  # the counterpart
     assert decided(loop.bench, "ingress.decision") == ("control.refusal", "allow", [])
@@ -376,7 +376,7 @@ def test_T24_an_adapter_that_no_record_takes_ends_the_round_here_and_the_next_be
     loop.base_evaluated()
     reasons = [(row["kind"], row["decision"], row["reasons"]) for row in loop.bench.events("ingress.decision")]
     assert UNKNOWN in reasons and [e.round for e, _ in loop.coordinator.bodies("control.abstain")] == [1]
-    assert loop.guard._failure is None and not loop.bench.judge.halted
+    assert loop.guard.failure is None and not loop.bench.judge.halted
     refused.clear()
     loop.coordinator.says("control.fetch", "global.adapter", ADAPTER, run="run-1", round=2)
     loop.open_round(2)
@@ -397,7 +397,7 @@ def test_T03_an_offer_that_no_record_takes_is_denied_and_the_round_goes_on(
     assert (record["decision"], record["reasons"]) == ("deny", ["RECORD_REFUSED"])
     assert loop.coordinator.bodies("metrics.eval") == [] and len(loop.coordinator.bodies("control.declined")) == 1
     assert loop.trainer.tasks()[-1] == "LoadAdapter"
-    assert loop.guard._failure is None and not loop.bench.judge.halted
+    assert loop.guard.failure is None and not loop.bench.judge.halted
     assert loop.bench.ledger.outbox() == [] and loop.bench.ledger.payloads.sizes == {}
 
 

@@ -287,6 +287,6 @@ def test_T39_a_restart_that_cannot_be_recorded_halts(tmp_path: Path, monkeypatch
         assert not loop.bench.judge.halted
         restarted(Restart(137, 1, task=STEP))
         loop.turn()
-        assert loop.bench.judge.halted and loop.guard._failure is None
+        assert loop.bench.judge.halted and loop.guard.failure is None
     finally:
         loop.close()

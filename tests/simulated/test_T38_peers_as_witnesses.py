@@ -515,7 +515,7 @@ def test_T38_the_loop_waits_for_witnesses_and_then_goes_on_without_the_round(
         polls = len(loop.coordinator.bodies("control.poll"))
         loop.clock += 10.0  # of the sixty that it waits
         loop.guard._client.poll_now = True
-        loop.guard._turn()
+        loop.guard.turn()
         assert len(loop.coordinator.bodies("control.poll")) == polls + (1 if opens else 0)
         shown = [pb.Checkpoint.FromString(raw).note for _, raw in loop.coordinator.bodies("control.checkpoint")]
         assert len(set(shown)) == 1  # asking again makes no further checkpoint

@@ -91,7 +91,7 @@ def test_T39_a_full_disk_halts_and_after_the_restart_the_round_is_gone_on_with(l
     begin(loop)
     with failing(adapters, "write_durably", FULL):
         end_round(loop, NEXT)
-    assert "No space left" in loop.bench.judge.halted and loop.guard._failure is None
+    assert "No space left" in loop.bench.judge.halted and loop.guard.failure is None
     assert [row["reasons"] for row in loop.bench.events("halt")] == [["DISK_FULL"]]
     sent = len(loop.coordinator.sent)
     loop.turn(3)
@@ -163,7 +163,7 @@ def test_T39_a_trainer_that_ended_where_the_disk_is_full_ends_no_run(
     loop.turn()
     full_disk = free < DISK_BYTES_MIN
     assert (f"has {free} bytes left" in loop.bench.judge.halted) == full_disk
-    assert bool(loop.coordinator.bodies("control.abstain")) == (loop.guard._failure is not None) == (not full_disk)
+    assert bool(loop.coordinator.bodies("control.abstain")) == (loop.guard.failure is not None) == (not full_disk)
     loop.restart()
     assert [message.type for message in loop.trainer.told] == (["plan"] if full_disk else [])
 
@@ -191,7 +191,7 @@ def test_T39_a_trainer_that_breaks_the_rules_is_recorded_whatever_space_there_is
     loop.turn()
     denied = [row["reasons"] for row in loop.bench.events("egress.decision") if row["decision"] == "deny"]
     assert denied == [["TRAINER_CONFUSED"]]
-    assert loop.guard._failure is not None and not loop.bench.judge.halted
+    assert loop.guard.failure is not None and not loop.bench.judge.halted
 
 
 def test_T39_a_ledger_that_finds_no_room_halts_like_any_other_file(loop: Loop) -> None:
@@ -205,7 +205,7 @@ def test_T39_a_ledger_that_finds_no_room_halts_like_any_other_file(loop: Loop) -
             number += 1
             loop.bench.ledger.remember_of_run("run-1", f"filler {number}", "x" * 500)
     end_round(loop, NEXT)
-    assert "database or disk is full" in loop.bench.judge.halted and loop.guard._failure is None
+    assert "database or disk is full" in loop.bench.judge.halted and loop.guard.failure is None
     assert not loop.coordinator.bodies("control.abstain")
     assert [row["reasons"] for row in loop.bench.events("halt")] == [["LEDGER_UNWRITABLE"]]
 

@@ -123,8 +123,8 @@ def test_T39_a_silo_that_is_stopped_waits_for_no_lock(loop: Loop) -> None:
         loop.guard.stop()
         until(lambda: not loop.bench.ledger.locked.waiting)
         let_go()
-    assert loop.guard._failure is not None and loop.guard._failure.code == "DATABASE_LOCKED"
-    assert "space" in loop.guard._failure.hint and loop.bench.judge.halted == ""
+    assert loop.guard.failure is not None and loop.guard.failure.code == "DATABASE_LOCKED"
+    assert "space" in loop.guard.failure.hint and loop.bench.judge.halted == ""
 
 
 def test_T39_a_ledger_is_opened_once_it_is_free(tmp_path: Path) -> None:

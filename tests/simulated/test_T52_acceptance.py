@@ -258,7 +258,7 @@ def test_T52_a_kill_while_it_is_measured_trains_on_nothing_that_was_not(loop: Lo
 def test_T52_verdicts_that_cannot_be_end_the_trainer_and_accept_nothing(loop: Loop) -> None:
     begin(loop, 1, HONEST)
     loop.trainer_says("done", b'{"groups": [0], "correct": [2]}', task="MeasureHoldout", round=1, metrics={})
-    assert isinstance(loop.guard._failure, OperationError) and loop.guard._failure.code == "TRAINER_CONFUSED"
+    assert isinstance(loop.guard.failure, OperationError) and loop.guard.failure.code == "TRAINER_CONFUSED"
     assert trained(loop) == [] and view(loop)["accepted"] == []
 
 

@@ -282,7 +282,7 @@ def test_T55_a_silo_shows_that_it_is_there_while_answers_are_graded(waiting: tup
 
     while_graded(loop, grader, watch, answers_come)
     assert len(beats) == 30 and beats[-1] - beats[0] in (9, 10, 11)  # one each 6 s, since it looks every 2 s
-    assert len(loop.coordinator.bodies("public.responses")) == 1 and loop.guard._failure is None
+    assert len(loop.coordinator.bodies("public.responses")) == 1 and loop.guard.failure is None
 
 
 def test_T55_what_waits_for_people_expires_while_answers_are_graded(waiting: tuple[Loop, WaitingGrader]) -> None:
@@ -327,7 +327,7 @@ def test_T55_a_deadline_passes_while_donors_are_graded_and_the_step_goes_on_with
     loop.coordinator.says("control.poll", "public.donors", donors, run="run-1", round=1, step=2)
     while_graded(loop, grader, watch, Loop.turn)
     assert [tasks[-1] for tasks in given] == ["GeneratePublic", "PublicStep"]
-    assert loop.guard._failure is None and loop.trainer.tasks().count("PublicStep") == 1
+    assert loop.guard.failure is None and loop.trainer.tasks().count("PublicStep") == 1
 
 
 def test_T55_a_silo_that_is_stopped_does_not_wait_for_what_it_grades(waiting: tuple[Loop, WaitingGrader]) -> None:

@@ -90,7 +90,7 @@ def test_T07_no_private_step_is_given_before_the_trainer_has_said_how_many_promp
     assert run is not None
     run._task_giver = None
     loop.trainer_says("done", task="LoadAdapter", round=1, metrics={})
-    assert loop.guard._failure is not None and loop.guard._failure.code == "TRAINER_CONFUSED"
+    assert loop.guard.failure is not None and loop.guard.failure.code == "TRAINER_CONFUSED"
     assert "PrivateStep" not in loop.trainer.tasks()
 
 
@@ -155,7 +155,7 @@ def after_hellos(loop: Loop, number: int) -> FedSiloError | None:
     for _ in range(number):
         loop.guard._client.joined = False
         loop.turn()
-    return loop.guard._failure
+    return loop.guard.failure
 
 
 def test_T11_a_hello_over_the_rate_waits_and_ends_neither_silo_nor_run(tmp_path: Path) -> None:
@@ -167,7 +167,7 @@ def test_T11_a_hello_over_the_rate_waits_and_ends_neither_silo_nor_run(tmp_path:
         assert {(row["kind"], *row["reasons"]) for row in denied} == {("control.hello", "MESSAGE_RATE")}
         loop.bench.clock_now += 61.0
         loop.turn()
-        assert loop.guard._client.joined and loop.guard._failure is None
+        assert loop.guard._client.joined and loop.guard.failure is None
     finally:
         loop.close()
 
@@ -324,7 +324,7 @@ def test_T21_a_step_whose_donors_are_denied_goes_on_without_them_at_once(loop: L
     loop.clock = -1e6  # no deadline comes near
     loop.coordinator.says("control.poll", "public.donors", body, run="run-1", round=1, step=2)
     loop.guard._client.retry_at, loop.guard._client.poll_now = loop.clock, True
-    loop.guard._turn()
+    loop.guard.turn()
     assert loop.trainer.tasks()[-1] == "PublicStep"
     assert loop.trainer.told[-1].fields["swap"] == swap
 
@@ -350,11 +350,11 @@ def test_a_metric_that_is_nonsense_is_a_failure_of_the_trainer(loop: Loop, metri
     loop.coordinator.says("control.fetch", "global.adapter", ADAPTER, run="run-1", round=1)
     loop.trainer_says("done", codec.encode(body), task="Evaluate", round=0, metrics=metrics)
     if told is None:
-        assert loop.guard._failure is not None and loop.guard._failure.code == "TRAINER_CONFUSED"
+        assert loop.guard.failure is not None and loop.guard.failure.code == "TRAINER_CONFUSED"
         assert loop.bench.ledger.run_state("run-1") == "left"
         assert loop.coordinator.kinds()[-3:] == ["control.error", "control.abstain", "control.checkpoint"]
     else:
-        assert loop.guard._failure is None and loop.state()["donors"]["used"] == told
+        assert loop.guard.failure is None and loop.state()["donors"]["used"] == told
 
 
 @pytest.mark.parametrize(
@@ -374,7 +374,7 @@ def test_a_report_that_cannot_be_shown_is_a_failure_of_the_trainer(
     loop.offer_plan()
     loop.open_round()
     loop.trainer_says(kind, **fields)
-    assert (loop.guard._failure is not None and loop.guard._failure.code == "TRAINER_CONFUSED") is confused
+    assert (loop.guard.failure is not None and loop.guard.failure.code == "TRAINER_CONFUSED") is confused
 
 
 @pytest.mark.parametrize("shape", [(0, 1 << 62), (1,) * 70], ids=["huge-side", "too-many-sides"])
@@ -388,7 +388,7 @@ def test_T02_a_shape_that_no_array_can_have_is_a_failure_of_the_trainer(loop: Lo
     assert run is not None
     run.task = ExportDelta(1)
     loop.trainer_says("done", body, task="ExportDelta", round=1, metrics={})
-    assert loop.guard._failure is None or loop.guard._failure.code == "TRAINER_CONFUSED"
+    assert loop.guard.failure is None or loop.guard.failure.code == "TRAINER_CONFUSED"
     assert "lora.factors" not in loop.coordinator.kinds()
 
 
@@ -396,7 +396,7 @@ def test_a_trainer_that_breaks_the_link_ends_the_run_cleanly(loop: Loop) -> None
     loop.offer_plan()
     loop.events.put(TrainerGone(None, "a frame's header is not a message"))
     loop.turn()
-    assert loop.guard._failure is not None and loop.guard._failure.code == "TRAINER_CONFUSED"
+    assert loop.guard.failure is not None and loop.guard.failure.code == "TRAINER_CONFUSED"
     assert loop.bench.ledger.run_state("run-1") == "left"
 
 

@@ -665,7 +665,7 @@ def test_T34_a_trainer_behind_thinner_walls_than_the_new_policy_accepts_ends_the
     assert running.reload()["ends"] == ""
     running.place.policy_is(wording(LESS_L2))
     assert "isolation is waived" in running.reload()["ends"]
-    assert running.loop.guard._failure is not None and running.loop.guard._failure.code == "ISOLATION"
+    assert running.loop.guard.failure is not None and running.loop.guard.failure.code == "ISOLATION"
     running.loop.close()
 
 

@@ -136,7 +136,7 @@ def for_seconds(loop: Loop, seconds: float, step: float = 0.05) -> list[float]:
     while loop.clock < end:
         before = len(loop.coordinator.sent)
         loop.events.put(Wake())
-        loop.guard._turn()
+        loop.guard.turn()
         said += [loop.clock] * (len(loop.coordinator.sent) - before)
         loop.clock += step
     return said
@@ -210,11 +210,11 @@ def test_a_hello_to_a_halted_coordinator_is_said_again_and_ends_nothing(loop: Lo
         loop.coordinator.says("control.hello", "control.refusal", pb.Refusal(code="HALTED"))
     said = for_seconds(loop, 30.0)
     assert len(loop.coordinator.bodies("control.hello")) == 4 and said
-    assert loop.guard._failure is None and loop.guard._client.joined
+    assert loop.guard.failure is None and loop.guard._client.joined
 
 
 def test_a_hello_that_is_refused_for_good_is_the_end(loop: Loop) -> None:
     loop.guard._client.joined = False
     loop.coordinator.says("control.hello", "control.refusal", pb.Refusal(code="NOT_A_MEMBER"))
     loop.turn()
-    assert loop.guard._failure is not None and loop.guard._failure.code == "NOT_A_MEMBER"
+    assert loop.guard.failure is not None and loop.guard.failure.code == "NOT_A_MEMBER"
