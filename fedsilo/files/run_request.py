@@ -73,7 +73,7 @@ EXAMPLE = """\
 # A run, for `coordinator init --run run.yaml` and then `fedsilo run submit run.yaml`. Change what you like before the
 # first of them: the limits of every site's policy follow from these sizes. Keys left out have their defaults.
 run: first
-method: pubswap            # or fedavg-grpo, public-no-swap, pubswap-random
+method: pubswap            # or fedavg-grpo, key-swap, public-no-swap, pubswap-random, self-swap
 rounds: 20
 local_steps: 16            # of each round
 swap_period: 2             # every 2nd step is public: there other sites' answers are swapped in

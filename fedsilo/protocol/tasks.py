@@ -150,7 +150,8 @@ class PublicStep(TrainerTask):
     """One GRPO step on the answers generated for this step, after the swap.
 
     swap: `replace` puts donors in place of wrong own answers (Balanced), `pool` trains on exactly the donors
-    listed (Random), `none` trains on own answers.
+    listed (Random), `none` trains on own answers. Two controls have donors that nobody sent: `self` takes further own
+    answers, `key` the public file's.
     """
 
     changes = trains = True

@@ -284,7 +284,7 @@ def test_a_plan_whose_method_the_policy_would_later_deny_is_refused_at_once() ->
 @pytest.mark.parametrize(
     ("side", "kind", "refused"),
     [
-        ("egress", "lora.factors", {"pubswap", "pubswap-random", "public-no-swap", "fedavg-grpo"}),
+        ("egress", "lora.factors", set(METHODS)),
         ("egress", "public.responses", {"pubswap", "pubswap-random"}),
         ("ingress", "public.donors", {"pubswap", "pubswap-random"}),
         ("egress", "metrics.eval", set()),

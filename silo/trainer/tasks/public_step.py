@@ -34,7 +34,7 @@ from silo.trainer.decoder import stream_of, token_logp
 from silo.trainer.grpo import Answer, Group, batch_of
 from silo.trainer.run import Done, OwnAnswers, Run, Step, mean, reward_metrics, zero_variance_share
 from silo.trainer.scale_out import BAD_TASK
-from silo.trainer.tasks.public_answers import offered_answers
+from silo.trainer.tasks.public_answers import answered, offered_answers
 
 
 def carry_out(run: Run, task: PublicStep, body: Buffer) -> Done:
@@ -51,9 +51,15 @@ def carry_out(run: Run, task: PublicStep, body: Buffer) -> Done:
         return generator(seed_of(run.plan.seed, "replaced", site.silo, task.round, task.step, prompt.row))
 
     before = [Group(own.prompt.ids, own.answers) for own in opened.own]
+    extra_tokens = 0
     match task.swap:
         case "replace":
             groups, figures = intake.balanced(opened.own, donors, random_of)
+        case "key":
+            groups, figures = intake.balanced(opened.own, _key_donors(opened.own), random_of)
+        case "self":
+            own_donors, extra_tokens = _self_donors(run, task, opened.own)
+            groups, figures = intake.balanced(opened.own, own_donors, random_of)
         case "pool":
             groups, figures = intake.pooled(opened.own, donors, opened.offer)
         case "none":
@@ -67,11 +73,45 @@ def carry_out(run: Run, task: PublicStep, body: Buffer) -> Done:
     step = Step(run, (task.round, task.step))
     step.metrics |= {"zero_variance_share_before": zero_variance_share(before), **swap_metrics(figures, bound)}
     step.metrics |= reward_metrics(before) | {"zero_variance_share": zero_variance_share(groups)}
+    if extra_tokens:
+        step.metrics["extra_tokens"] = extra_tokens
     step.update(groups)
     # after the update: one that fails has trained on no donor, and the step may be asked for once more
     run.open_step = None
     run.donors_trained += figures.used
     return Done(step.metrics)
+
+
+def _key_donors(own: Sequence[OwnAnswers]) -> dict[int, Sequence[pb.Donor]]:
+    """Return the public file's own answer, as often as Balanced can want one, as the donors of each prompt."""
+    return {
+        each.prompt.row: _donors("key", [each.prompt.reference] * donors_wanted(0, len(each.answers))) for each in own
+    }
+
+
+def _self_donors(run: Run, task: PublicStep, own: Sequence[OwnAnswers]) -> tuple[dict[int, Sequence[pb.Donor]], int]:
+    """Return the correct ones among further answers of this silo's own policy as the donors of each prompt: K times as
+    many answers as there are other silos, so as many as the others would have given. Beside them the tokens sampled."""
+    right: dict[int, list[str]] = {each.prompt.row: [] for each in own}
+    tokens = 0
+    for other in range(len(run.plan.silos) - 1):
+
+        def draw(prompt: Prompt, sample: int, other: int = other) -> np.random.Generator:
+            key = (run.material.silo, task.round, task.step, prompt.row, other, sample)
+            return generator(seed_of(run.plan.seed, "self-rollout", *key))
+
+        step, _ = answered(run, (task.round, task.step), list(right), "none", draw)
+        tokens += int(step.metrics["tokens"])
+        for each in step.own:
+            right[each.prompt.row] += [answer.text for answer in each.answers if answer.correct and answer.finished]
+    return {row: _donors("self", texts) for row, texts in right.items()}, tokens
+
+
+def _donors(origin: str, texts: Sequence[str]) -> list[pb.Donor]:
+    return [
+        pb.Donor(origin=origin, position=place, response=pb.Response(text=text, finish=pb.FINISH_STOP))
+        for place, text in enumerate(texts)
+    ]
 
 
 @dataclass

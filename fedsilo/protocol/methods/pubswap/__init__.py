@@ -5,6 +5,8 @@ plan freezes A.
     pubswap         Balanced: verified answers cross, each silo is filled up to half correct
     pubswap-random  all answers cross, every silo trains on the same K of the pool
     public-no-swap  public steps on own answers only; no answer leaves
+    self-swap       as Balanced, with donors from the silo's own further answers; no answer leaves
+    key-swap        as Balanced, with the public file's own answers as donors; no answer leaves
     fedavg-grpo     no public steps
 
 `step` holds both halves with `exchange: step`, `round_end` those of Balanced with `exchange: round_end`.
@@ -92,4 +94,10 @@ RANDOM = _method(
 )
 NO_SWAP = _method("public-no-swap", "public steps on own answers only (control)", "none", _KINDS, "fedavg")
 FEDAVG_GRPO = _method("fedavg-grpo", "private GRPO steps and averaging only (control)", "no-public", _KINDS, "fedavg")
-METHODS = (BALANCED, RANDOM, NO_SWAP, FEDAVG_GRPO)
+SELF_SWAP = _method(
+    "self-swap", "public steps with donors from the silo's own further answers (control)", "self", _KINDS, "fedavg"
+)
+KEY_SWAP = _method(
+    "key-swap", "public steps with the public file's own answers as donors (control)", "key", _KINDS, "fedavg"
+)
+METHODS = (BALANCED, RANDOM, NO_SWAP, SELF_SWAP, KEY_SWAP, FEDAVG_GRPO)

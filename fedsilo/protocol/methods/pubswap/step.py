@@ -44,7 +44,7 @@ from fedsilo.protocol.tasks import (
     TrainerTask,
 )
 
-Swap = Literal["balanced", "random", "none", "no-public"]
+Swap = Literal["balanced", "random", "none", "key", "self", "no-public"]
 # The silo waits this much longer than the coordinator, so that a reply sent at the coordinator's deadline arrives.
 DONOR_GRACE_SECONDS = 30.0
 
@@ -444,7 +444,8 @@ class Silo:
             case Evaluate(round_number) if isinstance(body, pb.MetricsEval):
                 return self._offer(replace(state, base_evaluated=True), Offer("metrics.eval", round_number, 0, body))
             case GeneratePublic(offer="none"):
-                return self._train(state, self._public_step(state, "none", pb.PublicDonors()))
+                alone = self.swap if self.swap in ("key", "self") else "none"
+                return self._train(state, self._public_step(state, alone, pb.PublicDonors()))
             case GeneratePublic(round_number, step) if isinstance(body, pb.PublicResponses):
                 return self._offer(state, Offer("public.responses", round_number, step, body))
             case ExportDelta(round_number) if isinstance(body, pb.Factors):
