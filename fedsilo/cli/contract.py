@@ -229,6 +229,12 @@ COMMANDS: Mapping[str, Facts] = {
     ),
     # ---- fedsilo -----------------------------------------------------------------------------------
     "fedsilo demo": _writes("starts a federation on this machine and writes all of it below --out", exits=(3, 6, 7, 8)),
+    "fedsilo experiment plan": _READS,
+    "fedsilo experiment run": _writes("carries out cells in processes of this machine and appends their results"),
+    "fedsilo experiment table": _READS,
+    "fedsilo experiment plot": _writes("writes the picture --out", idempotent=True),
+    "fedsilo experiment show": _READS,
+    "fedsilo experiment work": Facts(streams=True, exits=(8,)),
     "fedsilo grade": Facts(streams=True, exits=(8,)),
     "fedsilo version": Facts(),
     "fedsilo doctor": _READS,

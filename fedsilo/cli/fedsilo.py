@@ -14,6 +14,7 @@ from fedsilo.cli import curves as cli_curves
 from fedsilo.cli import data as cli_data
 from fedsilo.cli import demo as cli_demo
 from fedsilo.cli import doctor
+from fedsilo.cli import experiment as cli_experiment
 from fedsilo.cli import grade as cli_grade
 from fedsilo.cli import metrics as cli_metrics
 from fedsilo.cli import policy as cli_policy
@@ -33,6 +34,7 @@ app.command("watch")(cli_watch.watch)
 app.command("curves")(cli_curves.curves)
 app.command("metrics")(cli_metrics.metrics)
 app.add_typer(cli_run.app, name="run")
+app.add_typer(cli_experiment.app, name="experiment")
 app.add_typer(cli_policy.app, name="policy")
 app.add_typer(cli_audit.app, name="audit")
 app.add_typer(cli_certs.app, name="certs")

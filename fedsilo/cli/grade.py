@@ -49,7 +49,7 @@ def grade(
         str,
         typer.Option(
             "--verifier",
-            help="math, choice, exact, numeric, format, code, an own one, or a mixture: math*0.9+format*0.1.",
+            help="math, choice, exact, final, numeric, format, code, an own one, or a mixture: math*0.9+format*0.1.",
         ),
     ],
     file: Annotated[Path, typer.Argument(help="JSON lines; `-` or nothing: standard input.")] = _STANDARD_INPUT,

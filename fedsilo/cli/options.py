@@ -17,7 +17,7 @@ from fedsilo.protocol.errors import NotAllowedError, NotFoundError, UsageError
 
 
 # As a constant, since a command's help must not load the graders; a test compares.
-VERIFIERS = "math, choice, exact, numeric, format, code, or a mixture such as math*0.9+format*0.1"
+VERIFIERS = "math, choice, exact, final, numeric, format, code, or a mixture such as math*0.9+format*0.1"
 
 TemplateOption = Annotated[
     str,

@@ -265,7 +265,31 @@ def write_digit_folder(root: Path, seed: int, *, silos: int = 4, rows_per_silo: 
     )
 
 
-def _draw_rows(draws: np.random.Generator, per_topic: int, *, held_out: bool) -> dict[str, list[Row]]:
+def make_topic_set(
+    seed: int, topics: Sequence[str], *, rows_per_silo: int, public_rows: int, held_out_rows: int
+) -> DigitSet:
+    """Draw a set in which each silo owns one topic: as many silos as topics. Private, public and held-out share no row;
+    held-out shares no string with the others.
+
+    Raises:
+        UsageError: more rows asked for than there are strings.
+    """
+    draws = generator(seed_of(seed, "topic-data"))
+    per_topic = -(-public_rows // len(topics))
+    drawn = _draw_rows(draws, rows_per_silo + per_topic, held_out=False, topics=topics)
+    unseen = _draw_rows(draws, -(-held_out_rows // len(topics)), held_out=True, topics=topics)
+    names = silo_names(len(topics))
+    return DigitSet(
+        private={name: rows[:rows_per_silo] for name, rows in zip(names, drawn.values(), strict=True)},
+        public=_interleave({topic: rows[rows_per_silo:] for topic, rows in drawn.items()}, public_rows),
+        held_out=_interleave(unseen, held_out_rows),
+        total_variation=1.0 - 1.0 / len(topics),
+    )
+
+
+def _draw_rows(
+    draws: np.random.Generator, per_topic: int, *, held_out: bool, topics: Sequence[str] = digit_tasks.TOPICS
+) -> dict[str, list[Row]]:
     strings = digit_tasks.digit_strings(held_out=held_out)
     if per_topic > len(strings):
         raise UsageError(f"{per_topic} rows a topic asked for; there are {len(strings)} strings")
@@ -279,7 +303,7 @@ def _draw_rows(draws: np.random.Generator, per_topic: int, *, held_out: bool) ->
             }
             for index in draws.choice(len(strings), size=per_topic, replace=False)
         ]
-        for topic in digit_tasks.TOPICS
+        for topic in topics
     }
 
 

@@ -1,15 +1,16 @@
-"""The demo's questions: eight operations on strings of digits, in an alphabet of 24 characters.
+"""The demo's questions: operations on strings of digits, in an alphabet of 24 characters.
 
 A question is one letter naming the operation, the digits and an equals sign, such as `u5271=` ("sort upwards"); the
-answer is digits. One string in five is held out by its hash, whatever the operation and the seed, so neither the
-base model's supervised steps nor any training set ever holds it.
+answer is digits. A question of two steps has two letters, such as `ua5271=` ("sort upwards, then add one to each"); a
+whole answer shows its work, `1257-2368`, and the key has `2368` alone. One string in five is held out by its hash,
+whatever the operation and the seed, so neither the base model's supervised steps nor any training set ever holds it.
 """
 
 from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 DIGITS = 4
@@ -47,12 +48,34 @@ TOPICS: tuple[str, ...] = tuple(OPERATIONS)
 ALPHABET = "0123456789" + "".join(operation.letter for operation in OPERATIONS.values()) + "=- "
 
 
+# of questions of two steps: pairs of operations, of which no two begin alike
+TWO_STEP_TOPICS: Mapping[str, tuple[str, str]] = {
+    "sort_up_add_one": ("sort_up", "add_one"),
+    "reverse_subtract_one": ("reverse", "subtract_one"),
+    "sort_down_rotate": ("sort_down", "rotate"),
+    "rotate_add_one": ("rotate", "add_one"),
+}
+
+
+def steps_of(topic: str) -> tuple[Operation, ...]:
+    """Return the operations of a topic, in the order in which they are applied."""
+    return tuple(OPERATIONS[name] for name in TWO_STEP_TOPICS.get(topic, (topic,)))
+
+
 def question(topic: str, digits: str) -> str:
-    return f"{OPERATIONS[topic].letter}{digits}="
+    return f"{''.join(step.letter for step in steps_of(topic))}{digits}="
 
 
 def answer(topic: str, digits: str) -> str:
-    return OPERATIONS[topic].apply(digits)
+    return work(topic, digits).rpartition("-")[2]
+
+
+def work(topic: str, digits: str) -> str:
+    """Return the result of each step, separated by a dash."""
+    results: list[str] = []
+    for step in steps_of(topic):
+        results.append(step.apply(results[-1] if results else digits))
+    return "-".join(results)
 
 
 def is_held_out(digits: str) -> bool:

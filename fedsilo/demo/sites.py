@@ -192,7 +192,7 @@ data:
   collection: {quoted(files.collection or name)}
   # Private prompts; they never leave this machine.
   private: [{at(files.private)}]
-  # math | choice | exact | numeric | format | code, a mixture such as math*0.9+format*0.1, or a package's own
+  # math | choice | exact | final | numeric | format | code, a mixture such as math*0.9+format*0.1, or a package's own
   # (docs/how-to/verifiers.md).
   verifier: {files.verifier}{fields}{template}
   # Share of the private rows (of the groups, where rows have one) that is never trained on, 0 to 0.5, so that

@@ -1,10 +1,13 @@
 """The demo's base model: a real `Qwen3ForCausalLM` folder of about 0.3 M parameters, built from a seed and cached.
 
-Two recipes. `digits` reads the demo's 24 characters and gets 300 supervised steps on mixed habits: for a question it
+Two tokenizers. `digits` reads the demo's 24 characters and gets 300 supervised steps on mixed habits: for a question it
 has seen the right answer (40 %), that of the opposite operation (20 %) and a copy of the digits (40 %), so sampled at
 temperature 1 it is right about three times in ten, and reinforcement learning has something to choose from. `bytes`
 reads any UTF-8 text with a longer context; its few supervised steps only teach it to answer with a letter or a small
 number and to stop. torch and transformers are imported inside the functions.
+
+A recipe may name another share of right answers, and questions of two steps. There the other habits are four of equal
+weight: only the second operation, only the first, the first as if it were work and the end, and a copy of the digits.
 """
 
 from __future__ import annotations
@@ -57,10 +60,15 @@ class Recipe:
     batch: int = 192
     learning_rate: float = 8e-3
     version: int = 1
+    questions: Literal["one-step", "two-step"] = "one-step"
+    right_share: float = RIGHT_SHARE
 
     @property
     def digest(self) -> str:
-        return sha256_hex(canonical_json(dataclasses.asdict(self)))
+        fields = dataclasses.asdict(self)
+        if (self.questions, self.right_share) == ("one-step", RIGHT_SHARE):  # as before there was a choice
+            del fields["questions"], fields["right_share"]
+        return sha256_hex(canonical_json(fields))
 
 
 def recipe_for(tokenizer: Literal["digits", "bytes"], *, seed: int = 0) -> Recipe:
@@ -199,7 +207,7 @@ def _train(model: Any, tokenizer: Any, recipe: Recipe, progress: Progress) -> No
     import torch
 
     draws = generator(seed_of(recipe.seed, "tiny-model", recipe.tokenizer))
-    pairs_of = _digit_pairs if recipe.tokenizer == "digits" else _text_pairs
+    pairs_of = _pairs_of(recipe)
     optimiser = torch.optim.AdamW(model.parameters(), lr=recipe.learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
     model.train()
     for step in range(recipe.steps):
@@ -240,7 +248,31 @@ def _batch(tokenizer: Any, pairs: list[Pair]) -> tuple[torch.Tensor, torch.Tenso
     return tokens, labels
 
 
-def _digit_pairs(draws: np.random.Generator, rows: int) -> list[Pair]:
+def _pairs_of(recipe: Recipe) -> Callable[[np.random.Generator, int], list[Pair]]:
+    if recipe.tokenizer == "bytes":
+        return _text_pairs
+    pairs = _digit_pairs if recipe.questions == "one-step" else _two_step_pairs
+    return lambda draws, rows: pairs(draws, rows, recipe.right_share)
+
+
+def _two_step_pairs(draws: np.random.Generator, rows: int, right_share: float) -> list[Pair]:
+    """Questions of two steps on strings that are not held out, answered right with the work shown, or by one of four
+    wrong habits."""
+    strings, topics = digit_tasks.digit_strings(held_out=False), tuple(digit_tasks.TWO_STEP_TOPICS)
+    pairs = []
+    for _ in range(rows):
+        topic, digits = topics[int(draws.integers(len(topics)))], strings[int(draws.integers(len(strings)))]
+        first, second = digit_tasks.steps_of(topic)
+        after_first = first.apply(digits)
+        wrong = (second.apply(digits), after_first, f"{after_first}-{after_first}", digits)
+        right = draws.random() < right_share
+        habit = int(draws.integers(len(wrong)))
+        text = digit_tasks.work(topic, digits) if right else wrong[habit]
+        pairs.append((digit_tasks.question(topic, digits), text))
+    return pairs
+
+
+def _digit_pairs(draws: np.random.Generator, rows: int, right_share: float) -> list[Pair]:
     """Questions on strings that are not held out, answered by one of the three habits."""
     strings = digit_tasks.digit_strings(held_out=False)
     topics = draws.integers(len(digit_tasks.TOPICS), size=rows)
@@ -249,9 +281,9 @@ def _digit_pairs(draws: np.random.Generator, rows: int) -> list[Pair]:
     pairs = []
     for topic_index, pick, habit in zip(topics, picks, habits, strict=True):
         topic, digits = digit_tasks.TOPICS[int(topic_index)], strings[int(pick)]
-        if habit < RIGHT_SHARE:
+        if habit < right_share:
             text = digit_tasks.answer(topic, digits)
-        elif habit < RIGHT_SHARE + OPPOSITE_SHARE:
+        elif habit < right_share + OPPOSITE_SHARE:
             text = digit_tasks.answer(digit_tasks.OPERATIONS[topic].opposite, digits)
         else:
             text = digits

@@ -35,6 +35,7 @@ VERIFIERS: dict[str, Verifier] = {
     "math": Verifier("math"),
     "choice": Verifier("choice"),
     "exact": Verifier("exact"),
+    "final": Verifier("final"),
     "numeric": Verifier("numeric"),
     "format": Verifier("format"),
     "code": Verifier("code", executes=True),

@@ -43,7 +43,7 @@ def test_recipes_are_told_apart_by_their_digest() -> None:
 def test_habits_have_the_stated_shares() -> None:
     from fedsilo.protocol.randomness import generator
 
-    pairs = tiny_model._digit_pairs(generator(1), 20_000)
+    pairs = tiny_model._digit_pairs(generator(1), 20_000, tiny_model.RIGHT_SHARE)
     by_letter = {operation.letter: operation for operation in digit_tasks.OPERATIONS.values()}
     right = opposite = copied = 0
     for prompt, text in pairs:

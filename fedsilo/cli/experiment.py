@@ -1,0 +1,207 @@
+"""`fedsilo experiment`: many federations in one process each, compared pairwise by seed, from a file that states the
+claims before anything runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedsilo.cli.output import JsonOption, emit, guarded, table
+from fedsilo.protocol.errors import FedSiloError, NotFoundError, OperationError, UsageError
+
+if TYPE_CHECKING:
+    from fedsilo.experiment.design import Cell, Experiment
+    from fedsilo.experiment.results import Line
+
+app = typer.Typer(
+    no_args_is_help=True, help="Compare methods over many seeds on this machine, and judge stated claims."
+)
+
+FileArgument = Annotated[Path, typer.Argument(metavar="FILE.yaml", help="The experiment.")]
+ResultsOption = Annotated[
+    Path | None, typer.Option("--results", help="File of results; default FILE.results.jsonl, beside the experiment.")
+]
+CELL_SECONDS = 60.0  # what a cell is taken to need before any has run
+
+
+def _results(path: Path, named: Path | None) -> Path:
+    return named or path.with_suffix(".results.jsonl")
+
+
+def _read(path: Path, named: Path | None) -> tuple[Experiment, dict[Cell, Line]]:
+    from fedsilo.experiment.design import read_experiment
+    from fedsilo.experiment.results import of_experiment, read_results
+
+    experiment = read_experiment(path)
+    return experiment, of_experiment(experiment, read_results(_results(path, named)))
+
+
+@app.command("plan")
+@guarded("experiment plan")
+def plan(
+    path: FileArgument,
+    results: ResultsOption = None,
+    jobs: Annotated[int | None, typer.Option("--jobs", min=1, help="Processes at once; default one a core.")] = None,
+    json_output: JsonOption = False,
+) -> None:
+    """List the cells, which of them have results, and how long the rest takes."""
+    from fedsilo.experiment.design import cells_of
+    from fedsilo.experiment.running import hours_of
+
+    experiment, known = _read(path, results)
+    cells = list(cells_of(experiment))
+    left = [cell for cell in cells if cell not in known]
+    hours = hours_of(left, known, jobs or _cores(), CELL_SECONDS)
+    data = {
+        "experiment": experiment.experiment,
+        "cells": [{"cell": str(cell), "done": cell in known} for cell in cells],
+        "left": len(left),
+        "hours": round(hours, 2),
+        "measured": bool(known),
+    }
+
+    def text() -> str:
+        rows = [
+            (row, str(sum(cell.row == row and cell in known for cell in cells)), str(len(experiment.seeds)))
+            for row in experiment.rows
+        ]
+        basis = "as measured" if known else f"at {CELL_SECONDS:.0f} s a cell; none has run yet"
+        return (
+            f"{experiment.experiment}: {len(cells)} cells, {len(left)} without a result, {hours:.1f} hours ({basis})\n"
+            + table(("row", "done", "seeds"), rows)
+        )
+
+    emit("experiment plan", data, json_output=json_output, text=text)
+
+
+@app.command("run")
+@guarded("experiment run")
+def run(
+    path: FileArgument,
+    results: ResultsOption = None,
+    jobs: Annotated[int | None, typer.Option("--jobs", min=1, help="Processes at once; default one a core.")] = None,
+    cell: Annotated[list[str], typer.Option("--cell", help="ROW/SEED: carry out this one, again if need be.")] = [],  # noqa: B006  # typer reads it
+    json_output: JsonOption = False,
+) -> None:
+    """Carry out the cells that have no result yet; what was finished stays."""
+    from fedsilo.experiment.design import cell_named, read_experiment
+    from fedsilo.experiment.running import left_of, run_cells
+    from fedsilo.files.extras import need
+
+    need("torch", "transformers")
+    experiment, target = read_experiment(path), _results(path, results)
+    cells = [cell_named(experiment, name) for name in cell] or left_of(experiment, target)
+
+    def say(line: str) -> None:
+        typer.echo(line, err=True)
+
+    failed = run_cells(path, cells, target, jobs=jobs or _cores(), say=say) if cells else 0
+    error = OperationError(f"{failed} of {len(cells)} cells failed", hint="run it again: what succeeded stays")
+    emit(
+        "experiment run",
+        {"results": str(target), "carried_out": len(cells) - failed, "failed": failed},
+        json_output=json_output,
+        text=f"{len(cells) - failed} cells carried out; fedsilo experiment table {path}",
+        error=error if failed else None,
+    )
+
+
+@app.command("table")
+@guarded("experiment table")
+def show_table(
+    path: FileArgument,
+    results: ResultsOption = None,
+    form: Annotated[str, typer.Option("--form", help="text, markdown or latex.")] = "text",
+    json_output: JsonOption = False,
+) -> None:
+    """Show each row's figures and the verdict on each claim, from the results alone."""
+    from fedsilo.experiment import results as found
+
+    forms = {"text": table, "markdown": found.as_markdown, "latex": found.as_latex}
+    if form not in forms:
+        raise UsageError(f"--form {form}", hint="text, markdown or latex")
+    experiment, known = _read(path, results)
+    if not known:
+        raise NotFoundError(f"{_results(path, results)} has no result of {path}", hint=f"fedsilo experiment run {path}")
+    rows, judgements = found.table_rows(experiment, known), found.judged(experiment, known)
+    claims = found.claim_rows(judgements)
+    data = {
+        "rows": [dict(zip(found.HEADINGS, row, strict=True)) for row in rows],
+        "claims": [dict(zip(found.CLAIM_HEADINGS, row, strict=True)) for row in claims],
+        "said": found.SAID,
+    }
+    draw = forms[form]
+    parts = [draw(found.HEADINGS, rows), *([draw(found.CLAIM_HEADINGS, claims)] if claims else []), found.SAID]
+    emit("experiment table", data, json_output=json_output, text="\n\n".join(parts))
+
+
+@app.command("plot")
+@guarded("experiment plot")
+def plot(
+    path: FileArgument,
+    out: Annotated[Path, typer.Option("--out", help="Picture to write: .svg or .png.")],
+    results: ResultsOption = None,
+    json_output: JsonOption = False,
+) -> None:
+    """Draw pass@1 of each row over the rounds, with the 95 % interval of its mean."""
+    from fedsilo.experiment.plots import draw_curves
+    from fedsilo.files.extras import need
+
+    need("matplotlib", "scipy")
+    if out.suffix not in (".svg", ".png"):
+        raise UsageError(f"--out {out}", hint="a name that ends in .svg or .png")
+    experiment, known = _read(path, results)
+    if not known:
+        raise NotFoundError(f"{_results(path, results)} has no result of {path}", hint=f"fedsilo experiment run {path}")
+    draw_curves(experiment, known, out)
+    emit("experiment plot", {"picture": str(out)}, json_output=json_output, text=str(out))
+
+
+@app.command("show")
+@guarded("experiment show")
+def show(
+    path: FileArgument,
+    cell: Annotated[str, typer.Argument(metavar="ROW/SEED", help="One cell.")],
+    results: ResultsOption = None,
+    json_output: JsonOption = False,
+) -> None:
+    """Show all that was measured in one cell, and the command that carries it out again."""
+    from fedsilo.experiment.design import cell_named
+
+    experiment, known = _read(path, results)
+    line = known.get(cell_named(experiment, cell))
+    if line is None:
+        raise NotFoundError(f"{cell} has no result", hint=f"fedsilo experiment run {path} --cell {cell}")
+
+    def text() -> str:
+        rows = [(name, value if isinstance(value, str) else json.dumps(value)) for name, value in line.items()]
+        return f"{table(('what', 'value'), rows)}\nagain: fedsilo experiment run {path} --cell {cell}"
+
+    emit("experiment show", dict(line), json_output=json_output, text=text)
+
+
+@app.command("work", hidden=True)
+@guarded("experiment work")
+def work(path: FileArgument, json_output: JsonOption = True) -> None:
+    """Carry out the cells that standard input names, one a line, and print a line of results for each."""
+    del json_output  # there is no other form
+    from fedsilo.experiment.design import cell_named, read_experiment
+    from fedsilo.experiment.perform import perform
+
+    experiment = read_experiment(path)
+    for name in sys.stdin:
+        answer: dict[str, Any]
+        try:
+            answer = perform(experiment, cell_named(experiment, name.strip()))
+        except FedSiloError as error:
+            answer = {"error": f"{error.line} [{error.code}]"}
+        typer.echo(json.dumps(answer))
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0))

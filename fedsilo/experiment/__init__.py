@@ -1,0 +1,1 @@
+"""Experiments: many federations, each in one process of this machine, compared pairwise by seed."""

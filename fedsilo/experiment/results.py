@@ -1,0 +1,241 @@
+"""Tables and verdicts from the lines of results alone: nothing is measured here.
+
+Rows are compared pairwise by seed. The interval is Student's of the paired differences; the p-value of a claim is one-
+sided in the direction that was declared, and claims are judged together by Holm's method.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from fedsilo.experiment.design import Cell, Claim, Experiment, Metric, digest_of
+from fedsilo.protocol.errors import UsageError
+
+MARGIN = 0.015  # differences of pass@1 below this are none that matters
+LEVEL = 0.05
+
+Line = Mapping[str, Any]
+
+
+def read_results(path: Path) -> list[dict[str, Any]]:
+    """Read a results file. Raises UsageError with the line that is no result."""
+    if not path.exists():
+        return []
+    lines = []
+    for number, text in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        try:
+            lines.append(json.loads(text))
+        except ValueError as error:
+            raise UsageError(f"{path}:{number}: no line of results: {error}", hint="remove that line") from error
+    return lines
+
+
+def of_experiment(experiment: Experiment, lines: Iterable[Line]) -> dict[Cell, Line]:
+    """Return the newest line of each cell that was made by this design: another setting's results count for nothing."""
+    found: dict[Cell, Line] = {}
+    for line in lines:
+        if line.get("row") in experiment.rows and line.get("seed") in experiment.seeds:
+            cell = Cell(line["row"], line["seed"])
+            if line.get("design_sha256") == digest_of(experiment, cell):
+                found[cell] = line
+    return found
+
+
+def value_of(line: Line, metric: Metric) -> float:
+    """Return a cell's value after the last round."""
+    last = line["rounds"][-1]
+    if metric == "worst_topic":
+        return float(min(last["topics"].values()))
+    if metric == "zero_variance_share":
+        return float(line["zero_variance_share"])
+    return float(last[metric])
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """A paired difference over seeds.
+
+    Attributes:
+        differences: by seed, in the experiment's order.
+        mean, low, high: of the 95 % t-interval; low and high are NaN with fewer than two seeds.
+        p: two-sided, of no difference; of `equivalent` the larger of the two one-sided tests against the margin.
+        inside: the 90 % interval lies within the margin.
+    """
+
+    differences: tuple[float, ...]
+    mean: float
+    low: float
+    high: float
+    p: float
+    inside: bool
+
+
+def contrast(experiment: Experiment, results: Mapping[Cell, Line], claim: Claim) -> Contrast | None:
+    """Return the contrast of a claim over the seeds that both rows have; None where there is none."""
+    pairs = [
+        (results[Cell(claim.row, seed)], results[Cell(claim.against, seed)])
+        for seed in experiment.seeds
+        if Cell(claim.row, seed) in results and Cell(claim.against, seed) in results
+    ]
+    differences = tuple(value_of(one, claim.metric) - value_of(other, claim.metric) for one, other in pairs)
+    return paired(differences, claim.direction) if differences else None
+
+
+def paired(differences: Sequence[float], direction: str) -> Contrast:
+    """Return mean, interval and p-value of paired differences (Student 1908; Schuirmann 1987 for `equivalent`)."""
+    from scipy.stats import t as student
+
+    count, mean = len(differences), fmean(differences)
+    if count < 2:
+        return Contrast(tuple(differences), mean, math.nan, math.nan, math.nan, False)
+    error, freedom = stdev(differences) / math.sqrt(count), count - 1
+
+    def above(value: float) -> float:
+        """p of a mean that is above the value by chance alone."""
+        return float(student.sf((mean - value) / error, freedom)) if error else float(mean <= value)
+
+    half = float(student.ppf(1 - LEVEL / 2, freedom)) * error
+    two_sided = min(1.0, 2 * min(above(0.0), 1 - above(0.0)))
+    within = max(above(-MARGIN), 1 - above(MARGIN))
+    p = within if direction == "equivalent" else two_sided
+    return Contrast(tuple(differences), mean, mean - half, mean + half, p, within <= LEVEL)
+
+
+def holm(p_values: Mapping[str, float]) -> dict[str, float]:
+    """Return p-values adjusted for as many claims as there are (Holm 1979)."""
+    adjusted: dict[str, float] = {}
+    largest = 0.0
+    ordered = sorted(p_values.items(), key=lambda item: item[1])
+    for place, (name, p) in enumerate(ordered):
+        largest = max(largest, min(1.0, (len(ordered) - place) * p))
+        adjusted[name] = largest
+    return adjusted
+
+
+def verdict(direction: str, found: Contrast, adjusted: float) -> str:
+    """Return `shown`, `contradicted`, `equivalent` or `not shown`.
+
+    Args:
+        direction: as declared.
+        found: of the claim.
+        adjusted: its p-value, for as many claims as there are.
+    """
+    if math.isnan(found.p):
+        return "not shown"
+    if direction == "equivalent":
+        if adjusted <= LEVEL:
+            return "equivalent"
+        return "contradicted" if found.low > MARGIN or found.high < -MARGIN else "not shown"
+    if adjusted <= LEVEL:
+        return "shown" if (found.mean > 0) == (direction == "above") else "contradicted"
+    return "equivalent" if found.inside else "not shown"
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A claim with what was found of it."""
+
+    name: str
+    claim: Claim
+    found: Contrast
+    adjusted: float
+    verdict: str
+
+
+def judged(experiment: Experiment, results: Mapping[Cell, Line]) -> list[Judged]:
+    """Judge the claims of an experiment together, as far as there are results."""
+    found = {name: each for name, claim in experiment.claims.items() if (each := contrast(experiment, results, claim))}
+    adjusted = holm({name: each.p for name, each in found.items() if not math.isnan(each.p)})
+    return [
+        Judged(
+            name,
+            experiment.claims[name],
+            each,
+            adjusted.get(name, math.nan),
+            verdict(experiment.claims[name].direction, each, adjusted.get(name, 1.0)),
+        )
+        for name, each in found.items()
+    ]
+
+
+# ---- tables ------------------------------------------------------------------------------------------------------
+
+HEADINGS = (
+    "row", "seeds", "before", "after", "greedy", "worst topic", "no signal", "steps", "generated", "trained", "up MB",
+    "refused",
+)  # fmt: skip
+
+
+def table_rows(experiment: Experiment, results: Mapping[Cell, Line]) -> list[tuple[str, ...]]:
+    """Return a line for each row: means over its seeds. Shares in per cent, tokens in thousands a silo."""
+    rows: list[tuple[str, ...]] = []
+    for name in experiment.rows:
+        lines = [results[Cell(name, seed)] for seed in experiment.seeds if Cell(name, seed) in results]
+        if not lines:
+            continue
+        silos = experiment.setting.silos
+        shares = [line["zero_variance_share"] for line in lines if line["zero_variance_share"] is not None]
+        rows.append(
+            (
+                name,
+                str(len(lines)),
+                _percent([line["rounds"][0]["pass_at_1"] for line in lines]),
+                _percent([value_of(line, "pass_at_1") for line in lines]),
+                _percent([value_of(line, "pass_at_1_greedy") for line in lines]),
+                _percent([value_of(line, "worst_topic") for line in lines]),
+                _percent(shares) if shares else "",
+                f"{fmean(line['steps'] for line in lines):.0f}",
+                f"{fmean(line['generated_tokens'] for line in lines) / silos / 1000:.0f}",
+                f"{fmean(line['trained_tokens'] for line in lines) / silos / 1000:.0f}",
+                f"{fmean(sum(line['bytes']['up'].values()) for line in lines) / 1e6:.2f}",
+                str(sum(sum(line["refused"].values()) for line in lines)),
+            )
+        )
+    return rows
+
+
+def claim_rows(judgements: Sequence[Judged]) -> list[tuple[str, ...]]:
+    """Return a line for each claim; differences in points."""
+    return [
+        (
+            each.name,
+            f"{each.claim.row} - {each.claim.against}",
+            each.claim.metric,
+            each.claim.direction,
+            str(len(each.found.differences)),
+            f"{100 * each.found.mean:+.1f} [{100 * each.found.low:+.1f}, {100 * each.found.high:+.1f}]",
+            "" if math.isnan(each.adjusted) else f"{each.adjusted:.3g}",
+            each.verdict,
+        )
+        for each in judgements
+    ]
+
+
+CLAIM_HEADINGS = ("claim", "contrast", "metric", "expected", "seeds", "points, 95 %", "adjusted p", "verdict")
+SAID = "One process a federation: no sockets, no walls around a trainer, and a clock of its own."
+
+
+def _percent(values: Sequence[float]) -> str:
+    return f"{100 * fmean(values):.1f}"
+
+
+def as_markdown(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [f"| {' | '.join(headings)} |", f"|{'|'.join('---' for _ in headings)}|"]
+    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])
+
+
+def as_latex(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    def cells(row: Sequence[str]) -> str:
+        return " & ".join(
+            cell.replace("\\", r"\textbackslash{}").replace("%", r"\%").replace("_", r"\_") for cell in row
+        )
+
+    body = " \\\\\n".join(cells(row) for row in rows)
+    columns = "l" + "r" * (len(headings) - 1)
+    return f"\\begin{{tabular}}{{{columns}}}\n{cells(headings)} \\\\ \\hline\n{body} \\\\\n\\end{{tabular}}"

@@ -1,0 +1,120 @@
+"""Runs the cells of an experiment in as many processes as there are cores, and appends each result to a file at once:
+what was finished stays, and a run goes on where the last one ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedsilo.experiment.design import Cell, Experiment, cells_of
+from fedsilo.experiment.results import Line, of_experiment, read_results
+from fedsilo.protocol.errors import OperationError
+
+Say = Callable[[str], None]
+
+
+def left_of(experiment: Experiment, results: Path) -> list[Cell]:
+    """Return the cells that have no result yet, in order."""
+    done = of_experiment(experiment, read_results(results))
+    return [cell for cell in cells_of(experiment) if cell not in done]
+
+
+def hours_of(cells: Sequence[Cell], known: Mapping[Cell, Line], jobs: int, seconds: float) -> float:
+    """Return how long these cells take: as long as others of their row took, or `seconds` where none has run."""
+    by_row: dict[str, list[float]] = {}
+    for cell, line in known.items():
+        by_row.setdefault(cell.row, []).append(float(line["seconds"]))
+    took = {row: sum(values) / len(values) for row, values in by_row.items()}
+    return sum(took.get(cell.row, seconds) for cell in cells) / jobs / 3600
+
+
+def run_cells(path: Path, cells: Sequence[Cell], results: Path, *, jobs: int, say: Say) -> int:
+    """Carry out these cells and append their lines to `results`.
+
+    Args:
+        path: the experiment's file, which each process reads.
+        cells: to carry out.
+        results: file of JSON lines.
+        jobs: processes at once.
+        say: told a line for each result.
+
+    Returns:
+        How many cells failed; what failed is said, and the others go on.
+
+    Raises:
+        OperationError: the results cannot be written.
+    """
+    waiting: queue.SimpleQueue[Cell | None] = queue.SimpleQueue()
+    for cell in cells:
+        waiting.put(cell)
+    answers: queue.SimpleQueue[tuple[Cell, dict[str, Any] | str]] = queue.SimpleQueue()
+    threads = []
+    for _ in range(min(jobs, len(cells))):
+        waiting.put(None)
+        threads.append(threading.Thread(target=_worker, args=(path, waiting, answers), daemon=True))
+    for thread in threads:
+        thread.start()
+    failed, began = 0, time.monotonic()
+    for done in range(1, len(cells) + 1):
+        cell, answer = answers.get()
+        if isinstance(answer, str):
+            failed += 1
+            say(f"{cell} failed: {answer}")
+            continue
+        _append(results, answer)
+        left = (time.monotonic() - began) / done * (len(cells) - done)
+        after = 100 * answer["rounds"][-1]["pass_at_1"]
+        took = f"{cell} {after:.1f} % in {answer['seconds']:.0f} s"
+        say(f"{done} of {len(cells)}: {took}; about {left / 60:.0f} min are left")
+    for thread in threads:
+        thread.join()
+    return failed
+
+
+def _append(results: Path, line: Mapping[str, Any]) -> None:
+    try:
+        results.parent.mkdir(parents=True, exist_ok=True)
+        with results.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line, sort_keys=True) + "\n")
+    except OSError as error:
+        raise OperationError(f"{results}: {error.strerror}", hint="name another file with --results") from error
+
+
+def _worker(
+    path: Path,
+    waiting: queue.SimpleQueue[Cell | None],
+    answers: queue.SimpleQueue[tuple[Cell, dict[str, Any] | str]],
+) -> None:
+    """Hand one process one cell after the other: a start of Python with its libraries is paid once."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    command = [sys.executable, "-m", "fedsilo.cli", "fedsilo", "experiment", "work", str(path)]
+    process: subprocess.Popen[str] | None = None
+    while (cell := waiting.get()) is not None:
+        if process is None:
+            process = subprocess.Popen(
+                command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+                text=True,
+            )  # fmt: skip
+        assert process.stdin is not None and process.stdout is not None  # noqa: S101  # both are pipes
+        try:
+            process.stdin.write(f"{cell}\n")
+            process.stdin.flush()
+            answer = json.loads(process.stdout.readline() or '{"error": "its process died"}')
+        except (OSError, ValueError) as error:
+            answer = {"error": f"its process died: {error}"}
+        answers.put((cell, str(answer["error"]) if "error" in answer else answer))
+        if "error" in answer:
+            process.kill()
+            process.wait()
+            process = None
+    if process is not None and process.stdin is not None:
+        process.stdin.close()
+        process.wait()

@@ -1,0 +1,121 @@
+"""A federation in one process, against the one over daemons, and by what it leaves behind."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedsilo.audit.audit_verify import verify_logs
+from fedsilo.demo.data import write_digit_folder
+from fedsilo.demo.run import ALPHA, LEARNING_RATE, RANK
+from fedsilo.demo.sites import DemoSettings, Sites, make_sites
+from fedsilo.demo.tiny_model import cached_model, recipe_for
+from fedsilo.experiment.cell import CellResult, run_cell
+from fedsilo.experiment.design import Cell, cells_of, read_experiment
+from fedsilo.experiment.perform import perform
+from fedsilo.experiment.results import of_experiment
+from fedsilo.protocol.codec import sha256_hex
+from fedsilo.protocol.errors import UsageError
+from fedsilo.protocol.methods import method_named
+from tests.loopback.federation import command
+
+pytestmark = pytest.mark.torch
+SEED, SILOS, STEPS = 5, 2, 4
+
+
+def sites_in(folder: Path, method: str = "pubswap") -> Sites:
+    """The demo's own sites, without its processes."""
+    data = write_digit_folder(folder / "data", SEED, silos=SILOS)
+    return make_sites(
+        DemoSettings(
+            out=folder, model=cached_model(recipe_for("digits")), data=data, ruleset=method_named(method).ruleset,
+            seed=SEED, rank=RANK, alpha=ALPHA, holds="", local_steps=STEPS, swap_period=2, prompts_per_step=8,
+            samples_per_prompt=8, learning_rate=LEARNING_RATE,
+        )
+    )  # fmt: skip
+
+
+def plan(**changes: Any) -> dict[str, Any]:
+    return {
+        "run": "run-1", "method": "pubswap", "rounds": 1, "local_steps": STEPS, "swap_period": 2, "prompts_per_step": 8,
+        "samples_per_prompt": 8, "seed": SEED, "objective": {"kl_coefficient": 0.0},
+        "optimiser": {"learning_rate": LEARNING_RATE},
+        "rollout": {"temperature": 1.0, "max_prompt_tokens": 8, "max_new_tokens": 6},
+        "evaluation": {"prompts": 64, "samples": 2}, **changes,
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> tuple[Sites, CellResult]:
+    sites = sites_in(tmp_path_factory.mktemp("cell"))
+    return sites, run_cell(sites, plan())
+
+
+def test_it_finishes_and_every_log_verifies(played: tuple[Sites, CellResult]) -> None:
+    sites, result = played
+    assert (result.record["state"], result.record["reason"]) == ("finished", "")
+    verdicts = verify_logs([site.audit_log for site in sites.all()])
+    assert [row.get("problems") for row in verdicts if not row["verified"]] == []
+
+
+def test_only_what_the_ruleset_names_left_and_nothing_was_refused(played: tuple[Sites, CellResult]) -> None:
+    _, result = played
+    kinds = {kind for _, kind in result.traffic if not kind.startswith("control.")}
+    assert kinds == {"lora.factors", "public.responses", "metrics.eval"}
+    assert not result.refused
+
+
+def test_each_silo_took_every_step(played: tuple[Sites, CellResult]) -> None:
+    _, result = played
+    for figures in result.figures.values():
+        steps = [(task, step) for task, _, step, _ in figures if task in ("PrivateStep", "PublicStep")]
+        assert steps == [("PrivateStep", 1), ("PublicStep", 2), ("PrivateStep", 3), ("PublicStep", 4)]
+
+
+@pytest.mark.slow
+def test_it_ends_with_the_adapter_of_the_run_over_daemons(played: tuple[Sites, CellResult], tmp_path: Path) -> None:
+    options = ("--silos", SILOS, "--seed", SEED, "--rounds", 1, "--local-steps", STEPS, "--out", tmp_path / "demo")
+    over_daemons = command("fedsilo", "demo", "--no-console", *map(str, options), "--json")
+    assert over_daemons.exit_code == 0, over_daemons.stderr
+    adapter = Path(over_daemons.data["adapter"]) / "adapter_model.safetensors"
+    assert played[1].adapter_sha256 == sha256_hex(adapter.read_bytes())
+
+
+def test_what_a_site_does_not_allow_is_refused_as_over_daemons(tmp_path: Path) -> None:
+    sites = sites_in(tmp_path)
+    with pytest.raises(UsageError, match="local_steps"):
+        run_cell(sites, plan(local_steps=STEPS + 1))
+
+
+# ---- a cell of a file ----------------------------------------------------------------------------------
+
+TEXT = """\
+experiment: tiny
+setting:
+  {questions: two-step, split: one-topic, base: {right_share: 0.9, steps: 60}, rounds: 1, local_steps: 2,
+  private_rows: 20, public_rows: 20, held_out_rows: 16, evaluation_samples: 1, prompts_per_step: 2,
+  samples_per_prompt: 4}
+seeds: [3]
+rows: {own: {method: self-swap}, swap: {method: pubswap}}
+"""
+
+
+@pytest.mark.slow
+def test_rows_of_one_seed_share_all_but_the_method(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDSILO_CACHE", str(tmp_path / "cache"))
+    path = tmp_path / "tiny.yaml"
+    path.write_text(TEXT)
+    experiment = read_experiment(path)
+    lines = [json.loads(json.dumps(perform(experiment, cell))) for cell in cells_of(experiment)]
+    assert set(of_experiment(experiment, lines)) == {Cell("own", 3), Cell("swap", 3)}
+    own, swap = lines
+    for name in ("base_model_sha256", "public_set_sha256", "held_out_sha256", "steps", "state"):
+        assert own[name] == swap[name], name
+    assert own["rounds"][0] == swap["rounds"][0], "the base model is measured on the same draws"
+    assert own["adapter_sha256"] != swap["adapter_sha256"]
+    assert "public.responses" in swap["bytes"]["up"] and "public.responses" not in own["bytes"]["up"]
+    # three others' worth of answers to each public prompt, and as many private ones as the other row's
+    assert own["generated_tokens"] > swap["generated_tokens"]
