@@ -160,7 +160,7 @@ class TrainerHere(TrainerHandle):
         if isinstance(task, Evaluate) and (known := self.evaluated.get(task.digest)) is not None:
             return known
         done = self.session.carry_out(task, message.body)
-        self.figures.append((task.name, task.round, task.of_step, done.metrics))
+        self.figures.append((task.name, task.round, task.step, done.metrics))
         answer = done_message(task, {**done.metrics, "grading_failures": {}}, bytes(done.body))
         if isinstance(task, Evaluate):
             self.evaluated[task.digest] = answer
