@@ -71,8 +71,9 @@ def plan(
             for row in experiment.rows
         ]
         basis = "as measured" if known else f"at {CELL_SECONDS:.0f} s a cell; none has run yet"
+        takes = f"{hours:.1f} hours" if hours >= 1 else f"{60 * hours:.0f} minutes"
         return (
-            f"{experiment.experiment}: {len(cells)} cells, {len(left)} without a result, {hours:.1f} hours ({basis})\n"
+            f"{experiment.experiment}: {len(cells)} cells, {len(left)} without a result, {takes} ({basis})\n"
             + table(("row", "done", "seeds"), rows)
         )
 
@@ -101,7 +102,7 @@ def run(
         typer.echo(line, err=True)
 
     failed = run_cells(path, cells, target, jobs=jobs or _cores(), say=say) if cells else 0
-    error = OperationError(f"{failed} of {len(cells)} cells failed", hint="run it again: what succeeded stays")
+    error = OperationError(f"{failed} of {len(cells)} cells failed", hint="what succeeded stays; mend it and run again")
     emit(
         "experiment run",
         {"results": str(target), "carried_out": len(cells) - failed, "failed": failed},
@@ -128,8 +129,7 @@ def show_table(
     experiment, known = _read(path, results)
     if not known:
         raise NotFoundError(f"{_results(path, results)} has no result of {path}", hint=f"fedsilo experiment run {path}")
-    rows, judgements = found.table_rows(experiment, known), found.judged(experiment, known)
-    claims = found.claim_rows(judgements)
+    rows, claims = found.table_rows(experiment, known), found.claim_rows(experiment, found.judged(experiment, known))
     data = {
         "rows": [dict(zip(found.HEADINGS, row, strict=True)) for row in rows],
         "claims": [dict(zip(found.CLAIM_HEADINGS, row, strict=True)) for row in claims],
@@ -137,7 +137,9 @@ def show_table(
     }
     draw = forms[form]
     parts = [draw(found.HEADINGS, rows), *([draw(found.CLAIM_HEADINGS, claims)] if claims else []), found.SAID]
-    emit("experiment table", data, json_output=json_output, text="\n\n".join(parts))
+    versions = found.programs_of(known)
+    mixed = [f"these results were made by {versions} versions of the program"] if versions > 1 else []
+    emit("experiment table", data, json_output=json_output, text="\n\n".join(parts), warnings=mixed)
 
 
 @app.command("plot")

@@ -13,13 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from fedsilo.files.durable import read_regular
 from fedsilo.protocol import strict_yaml
 from fedsilo.protocol.codec import canonical_json, sha256_hex
 from fedsilo.protocol.errors import UsageError
 from fedsilo.protocol.methods import METHODS, method_named
+from fedsilo.protocol.plan import Plan
 
 Metric = Literal["pass_at_1", "pass_at_1_greedy", "worst_topic", "zero_variance_share"]
 Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,40}$")]
@@ -82,14 +83,6 @@ class Row(_Closed):
     method: str
     plan: dict[str, Any] = Field(default_factory=dict)
 
-    @model_validator(mode="after")
-    def _known(self) -> Row:
-        if self.method not in METHODS:
-            raise ValueError(f"there is no method {self.method!r}; one of: {', '.join(sorted(METHODS))}")
-        if fixed := sorted(_FIXED & self.plan.keys()):
-            raise ValueError(f"{', '.join(fixed)} is equal over all rows of a setting")
-        return self
-
 
 class Claim(_Closed):
     """One contrast, declared before it is run: `row` minus `against`, paired by seed.
@@ -115,15 +108,6 @@ class Experiment(_Closed):
     seeds: tuple[int, ...] = Field(min_length=1)
     rows: dict[Name, Row] = Field(min_length=1)
     claims: dict[str, Claim] = Field(default_factory=dict)
-
-    @model_validator(mode="after")
-    def _consistent(self) -> Experiment:
-        if len(set(self.seeds)) != len(self.seeds):
-            raise ValueError("a seed is listed twice")
-        for name, claim in self.claims.items():
-            if missing := sorted({claim.row, claim.against} - self.rows.keys()):
-                raise ValueError(f"claim {name}: there is no row {', '.join(missing)}")
-        return self
 
 
 @dataclass(frozen=True)
@@ -155,9 +139,55 @@ def cells_of(experiment: Experiment) -> Iterator[Cell]:
 
 
 def read_experiment(path: Path) -> Experiment:
-    """Read a file. Raises UsageError with file and line: it is none."""
+    """Read a file. Raises UsageError with file and line: it is none, or a cell of it could not be carried out."""
     document = strict_yaml.load(read_regular(path), str(path))
-    return strict_yaml.validate(Experiment, document)
+    experiment = strict_yaml.validate(Experiment, document)
+    for place, fault, hint in faults_of(experiment):
+        raise UsageError(f"{path}:{document.line_of(place)}: {'.'.join(map(str, place))}: {fault}", hint=hint)
+    return experiment
+
+
+def faults_of(experiment: Experiment) -> Iterator[tuple[tuple[str, ...], str, str]]:
+    """Yield (place in the file, what is wrong, hint) of what only the whole file shows."""
+    if len(set(experiment.seeds)) != len(experiment.seeds):
+        yield ("seeds",), "a seed is listed twice", "name each seed once"
+    if fixed := sorted(_FIXED & experiment.setting.plan.keys()):
+        yield ("setting", "plan"), f"{', '.join(fixed)} is not for the plan to say", "the setting and the rows name it"
+    for name, row in experiment.rows.items():
+        if row.method not in METHODS:
+            yield ("rows", name), f"there is no method {row.method!r}", f"one of: {', '.join(sorted(METHODS))}"
+        elif fixed := sorted(_FIXED & row.plan.keys()):
+            yield ("rows", name), f"{', '.join(fixed)} is equal over all rows of a setting", "leave it out"
+        elif fault := _plan_fault(experiment, Cell(name, experiment.seeds[0])):
+            yield ("rows", name), fault, "the plan's keys are those of run.yaml: docs/reference/configuration.md"
+    for name, claim in experiment.claims.items():
+        if missing := sorted({claim.row, claim.against} - experiment.rows.keys()):
+            yield ("claims", name), f"there is no row {', '.join(missing)}", f"one of: {', '.join(experiment.rows)}"
+        elif claim.row == claim.against:
+            yield ("claims", name), "a row is not compared with itself", "name another row as `against`"
+
+
+_PINNED = ("base_model_sha256", "tokenizer_sha256", "template_sha256", "public_set_sha256", "held_out_sha256")
+_NO_HASH = "0" * 64  # in place of hashes that are known once the sites are made
+
+
+def _plan_fault(experiment: Experiment, cell: Cell) -> str:
+    """Return why no plan can be made of a row's fields, as far as that can be told without its sites; or nothing."""
+    setting = experiment.setting
+    fields = plan_of(experiment, cell, {"max_prompt_tokens": 1, "max_new_tokens": 1})
+    fixed = {
+        "federation": "f",
+        "silos": tuple(f"s{number}" for number in range(setting.silos)),
+        "lora": {"rank": setting.rank, "alpha": setting.alpha, "schema_sha256": _NO_HASH},
+        "public_set_rows": setting.public_rows,
+        **dict.fromkeys(_PINNED, _NO_HASH),
+    }
+    try:
+        Plan.model_validate({**fields, **fixed})
+    except ValidationError as error:
+        first = error.errors()[0]
+        return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+    return ""
 
 
 def digest_of(experiment: Experiment, cell: Cell) -> str:

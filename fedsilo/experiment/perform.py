@@ -132,10 +132,10 @@ def _line(experiment: Experiment, cell: Cell, result: CellResult) -> dict[str, A
         "trained_tokens": _sum(result, _STEPS, "trained_tokens"),
         "bytes": {"up": _bytes(record["traffic"], "in"), "down": _bytes(record["traffic"], "out")},
         "refused": {f"{kind} {reason}": count for (kind, reason), count in sorted(result.refused.items())},
-        "zero_variance_share_before": _mean(result, "PublicStep", "zero_variance_share_before"),
-        "zero_variance_share": _mean(result, "PublicStep", "zero_variance_share"),
-        "alpha_mean": _mean(result, "PublicStep", "alpha_mean"),
-        "drift": _mean(result, "PrivateStep", "drift", last=True),
+        "zero_variance_share_before": _mean(result, ("PublicStep",), "zero_variance_share_before"),
+        "zero_variance_share": _mean(result, ("PublicStep",), "zero_variance_share"),
+        "alpha_mean": _mean(result, ("PublicStep",), "alpha_mean"),
+        "drift": _mean(result, _STEPS, "drift", last=True),
         "seconds": round(result.seconds, 2),
     }
 
@@ -167,15 +167,14 @@ def _sum(result: CellResult, tasks: Sequence[str], name: str) -> int:
     return int(sum(_values(result, tasks, name)))
 
 
-def _mean(result: CellResult, task: str, name: str, *, last: bool = False) -> float | None:
+def _mean(result: CellResult, tasks: Sequence[str], name: str, *, last: bool = False) -> float | None:
     """Return the mean over silos and steps, or over silos of the last step; None where there is none."""
+    values = _values(result, tasks, name)
     if last:
-        lasts = [
-            [float(m[name]) for t, _, _, m in each if t == task and name in m][-1:] for each in result.figures.values()
+        silos = [
+            [float(m[name]) for t, _, _, m in each if t in tasks and name in m] for each in result.figures.values()
         ]
-        values = [value for each in lasts for value in each]
-    else:
-        values = _values(result, (task,), name)
+        values = [each[-1] for each in silos if each]
     return round(sum(values) / len(values), 6) if values else None
 
 

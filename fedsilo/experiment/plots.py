@@ -50,6 +50,6 @@ def draw_curves(experiment: Experiment, results: Mapping[Cell, Line], out: Path)
     try:
         figure.savefig(out)
     except OSError as error:
-        raise OperationError(f"{out}: {error.strerror}") from error
+        raise OperationError(f"{out}: {error.strerror}", hint="name a folder that you may write, with --out") from error
     finally:
         pyplot.close(figure)

@@ -24,16 +24,24 @@ Line = Mapping[str, Any]
 
 
 def read_results(path: Path) -> list[dict[str, Any]]:
-    """Read a results file. Raises UsageError with the line that is no result."""
+    """Read a results file. A last line that a kill cut short is none. Raises UsageError with the line that is wrong."""
     if not path.exists():
         return []
-    lines = []
-    for number, text in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    lines: list[dict[str, Any]] = []
+    for number, text in enumerate(whole_lines(path.read_bytes()), 1):
         try:
-            lines.append(json.loads(text))
-        except ValueError as error:
-            raise UsageError(f"{path}:{number}: no line of results: {error}", hint="remove that line") from error
+            line = json.loads(text)
+        except ValueError:  # also where it is no text at all
+            line = None
+        if not isinstance(line, dict):
+            raise UsageError(f"{path}:{number}: this is no line of results", hint="remove that line")
+        lines.append(line)
     return lines
+
+
+def whole_lines(content: bytes) -> list[bytes]:
+    """Return the lines that end with a newline."""
+    return content.split(b"\n")[:-1]
 
 
 def of_experiment(experiment: Experiment, lines: Iterable[Line]) -> dict[Cell, Line]:
@@ -48,13 +56,16 @@ def of_experiment(experiment: Experiment, lines: Iterable[Line]) -> dict[Cell, L
 
 
 def value_of(line: Line, metric: Metric) -> float:
-    """Return a cell's value after the last round."""
+    """Return a cell's value after the last round. Raises UsageError: its method has no such figure."""
     last = line["rounds"][-1]
-    if metric == "worst_topic":
-        return float(min(last["topics"].values()))
-    if metric == "zero_variance_share":
-        return float(line["zero_variance_share"])
-    return float(last[metric])
+    value = (
+        last[metric] if metric in last else min(last["topics"].values()) if metric == "worst_topic" else line[metric]
+    )
+    if value is None:
+        raise UsageError(
+            f"{line['row']} has no {metric}: its method takes no public steps", hint="claim something else"
+        )
+    return float(value)
 
 
 @dataclass(frozen=True)
@@ -96,24 +107,25 @@ def paired(differences: Sequence[float], direction: str) -> Contrast:
         return Contrast(tuple(differences), mean, math.nan, math.nan, math.nan, False)
     error, freedom = stdev(differences) / math.sqrt(count), count - 1
 
-    def above(value: float) -> float:
-        """p of a mean that is above the value by chance alone."""
-        return float(student.sf((mean - value) / error, freedom)) if error else float(mean <= value)
+    def sides(value: float) -> tuple[float, float]:
+        """p of a mean above, and of one below, the value by chance alone."""
+        if error == 0:
+            return float(mean <= value), float(mean >= value)
+        return float(student.sf((mean - value) / error, freedom)), float(student.cdf((mean - value) / error, freedom))
 
     half = float(student.ppf(1 - LEVEL / 2, freedom)) * error
-    two_sided = min(1.0, 2 * min(above(0.0), 1 - above(0.0)))
-    within = max(above(-MARGIN), 1 - above(MARGIN))
+    two_sided = min(1.0, 2 * min(sides(0.0)))
+    within = max(sides(-MARGIN)[0], sides(MARGIN)[1])
     p = within if direction == "equivalent" else two_sided
     return Contrast(tuple(differences), mean, mean - half, mean + half, p, within <= LEVEL)
 
 
-def holm(p_values: Mapping[str, float]) -> dict[str, float]:
-    """Return p-values adjusted for as many claims as there are (Holm 1979)."""
+def holm(p_values: Mapping[str, float], claims: int) -> dict[str, float]:
+    """Return p-values adjusted for as many claims as were stated, with or without a result (Holm 1979)."""
     adjusted: dict[str, float] = {}
     largest = 0.0
-    ordered = sorted(p_values.items(), key=lambda item: item[1])
-    for place, (name, p) in enumerate(ordered):
-        largest = max(largest, min(1.0, (len(ordered) - place) * p))
+    for place, (name, p) in enumerate(sorted(p_values.items(), key=lambda item: item[1])):
+        largest = max(largest, min(1.0, (claims - place) * p))
         adjusted[name] = largest
     return adjusted
 
@@ -139,36 +151,40 @@ def verdict(direction: str, found: Contrast, adjusted: float) -> str:
 
 @dataclass(frozen=True)
 class Judged:
-    """A claim with what was found of it."""
+    """A claim with what was found of it.
+
+    Attributes:
+        found: None where no seed has both rows.
+        adjusted: its p-value for all claims of the file; NaN where there is none.
+        verdict: of `verdict`; `unfinished` while a seed lacks a row, whatever the others show.
+    """
 
     name: str
     claim: Claim
-    found: Contrast
+    found: Contrast | None
     adjusted: float
     verdict: str
 
 
 def judged(experiment: Experiment, results: Mapping[Cell, Line]) -> list[Judged]:
-    """Judge the claims of an experiment together, as far as there are results."""
-    found = {name: each for name, claim in experiment.claims.items() if (each := contrast(experiment, results, claim))}
-    adjusted = holm({name: each.p for name, each in found.items() if not math.isnan(each.p)})
-    return [
-        Judged(
-            name,
-            experiment.claims[name],
-            each,
-            adjusted.get(name, math.nan),
-            verdict(experiment.claims[name].direction, each, adjusted.get(name, 1.0)),
-        )
-        for name, each in found.items()
-    ]
+    """Judge the claims of an experiment together."""
+    found = {name: contrast(experiment, results, claim) for name, claim in experiment.claims.items()}
+    p_values = {name: each.p for name, each in found.items() if each is not None and not math.isnan(each.p)}
+    adjusted = holm(p_values, len(experiment.claims))
+    judgements = []
+    for name, claim in experiment.claims.items():
+        each, p = found[name], adjusted.get(name, math.nan)
+        whole = each is not None and len(each.differences) == len(experiment.seeds)
+        said = verdict(claim.direction, each, p) if whole and each is not None else "unfinished"
+        judgements.append(Judged(name, claim, each, p, said))
+    return judgements
 
 
 # ---- tables ------------------------------------------------------------------------------------------------------
 
 HEADINGS = (
-    "row", "seeds", "before", "after", "greedy", "worst topic", "no signal", "steps", "generated", "trained", "up MB",
-    "refused",
+    "row", "seeds", "before", "after", "greedy", "worst topic", "no signal", "steps", "k tokens drawn", "k trained",
+    "MB up", "refused",
 )  # fmt: skip
 
 
@@ -191,8 +207,8 @@ def table_rows(experiment: Experiment, results: Mapping[Cell, Line]) -> list[tup
                 _percent([value_of(line, "worst_topic") for line in lines]),
                 _percent(shares) if shares else "",
                 f"{fmean(line['steps'] for line in lines):.0f}",
-                f"{fmean(line['generated_tokens'] for line in lines) / silos / 1000:.0f}",
-                f"{fmean(line['trained_tokens'] for line in lines) / silos / 1000:.0f}",
+                f"{fmean(line['generated_tokens'] for line in lines) / silos / 1000:.1f}",
+                f"{fmean(line['trained_tokens'] for line in lines) / silos / 1000:.1f}",
                 f"{fmean(sum(line['bytes']['up'].values()) for line in lines) / 1e6:.2f}",
                 str(sum(sum(line["refused"].values()) for line in lines)),
             )
@@ -200,21 +216,24 @@ def table_rows(experiment: Experiment, results: Mapping[Cell, Line]) -> list[tup
     return rows
 
 
-def claim_rows(judgements: Sequence[Judged]) -> list[tuple[str, ...]]:
+def claim_rows(experiment: Experiment, judgements: Sequence[Judged]) -> list[tuple[str, ...]]:
     """Return a line for each claim; differences in points."""
-    return [
-        (
-            each.name,
-            f"{each.claim.row} - {each.claim.against}",
-            each.claim.metric,
-            each.claim.direction,
-            str(len(each.found.differences)),
-            f"{100 * each.found.mean:+.1f} [{100 * each.found.low:+.1f}, {100 * each.found.high:+.1f}]",
-            "" if math.isnan(each.adjusted) else f"{each.adjusted:.3g}",
-            each.verdict,
-        )
-        for each in judgements
-    ]
+    rows: list[tuple[str, ...]] = []
+    for each in judgements:
+        claim, found = each.claim, each.found
+        points = "" if found is None else f"{100 * found.mean:+.1f}"
+        if found is not None and not math.isnan(found.low):
+            points += f" [{100 * found.low:+.1f}, {100 * found.high:+.1f}]"
+        seeds = f"{0 if found is None else len(found.differences)} of {len(experiment.seeds)}"
+        p = "" if math.isnan(each.adjusted) else f"{each.adjusted:.3g}"
+        contrasted = f"{claim.row} - {claim.against}"
+        rows.append((each.name, contrasted, claim.metric, claim.direction, seeds, points, p, each.verdict))
+    return rows
+
+
+def programs_of(results: Mapping[Cell, Line]) -> int:
+    """Return by how many versions of the program these results were made."""
+    return len({line.get("code_sha256") for line in results.values()})
 
 
 CLAIM_HEADINGS = ("claim", "contrast", "metric", "expected", "seeds", "points, 95 %", "adjusted p", "verdict")

@@ -8,6 +8,7 @@ import os
 import queue
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsilo.experiment.design import Cell, Experiment, cells_of
-from fedsilo.experiment.results import Line, of_experiment, read_results
+from fedsilo.experiment.results import Line, of_experiment, read_results, whole_lines
 from fedsilo.protocol.errors import OperationError
 
 Say = Callable[[str], None]
@@ -56,8 +57,9 @@ def run_cells(path: Path, cells: Sequence[Cell], results: Path, *, jobs: int, sa
     for cell in cells:
         waiting.put(cell)
     answers: queue.SimpleQueue[tuple[Cell, dict[str, Any] | str]] = queue.SimpleQueue()
-    threads = []
-    for _ in range(min(jobs, len(cells))):
+    threads, jobs = [], min(jobs, len(cells))
+    say(f"{len(cells)} cells in {jobs} processes; each begins with building its base model, where none is there yet")
+    for _ in range(jobs):
         waiting.put(None)
         threads.append(threading.Thread(target=_worker, args=(path, waiting, answers), daemon=True))
     for thread in threads:
@@ -80,10 +82,13 @@ def run_cells(path: Path, cells: Sequence[Cell], results: Path, *, jobs: int, sa
 
 
 def _append(results: Path, line: Mapping[str, Any]) -> None:
+    """Append a line; what a kill left of one before it goes first."""
     try:
         results.parent.mkdir(parents=True, exist_ok=True)
-        with results.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line, sort_keys=True) + "\n")
+        with results.open("ab+") as file:
+            file.seek(0)
+            file.truncate(sum(len(whole) + 1 for whole in whole_lines(file.read())))
+            file.write(json.dumps(line, sort_keys=True).encode() + b"\n")
     except OSError as error:
         raise OperationError(f"{results}: {error.strerror}", hint="name another file with --results") from error
 
@@ -95,26 +100,48 @@ def _worker(
 ) -> None:
     """Hand one process one cell after the other: a start of Python with its libraries is paid once."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-    command = [sys.executable, "-m", "fedsilo.cli", "fedsilo", "experiment", "work", str(path)]
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "fedsilo.cli.ends_with_parent",
+        "fedsilo.cli",
+        "fedsilo",
+        "experiment",
+        "work",
+    ]
     process: subprocess.Popen[str] | None = None
-    while (cell := waiting.get()) is not None:
-        if process is None:
-            process = subprocess.Popen(
-                command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-                text=True,
-            )  # fmt: skip
-        assert process.stdin is not None and process.stdout is not None  # noqa: S101  # both are pipes
-        try:
-            process.stdin.write(f"{cell}\n")
-            process.stdin.flush()
-            answer = json.loads(process.stdout.readline() or '{"error": "its process died"}')
-        except (OSError, ValueError) as error:
-            answer = {"error": f"its process died: {error}"}
-        answers.put((cell, str(answer["error"]) if "error" in answer else answer))
-        if "error" in answer:
-            process.kill()
+    with tempfile.TemporaryFile("w+") as complaints:
+        while (cell := waiting.get()) is not None:
+            if process is None:
+                process = subprocess.Popen(
+                    [*command, str(path)], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                    stderr=complaints, text=True,
+                )  # fmt: skip
+            answer = _asked(process, cell)
+            if "error" in answer:
+                process.kill()
+                process.wait()
+                process = None
+            if answer.get("error") == _DIED:
+                complaints.seek(0)
+                answer["error"] += f": {(complaints.read().strip().splitlines() or ['it says nothing'])[-1][:300]}"
+            answers.put((cell, str(answer["error"]) if "error" in answer else answer))
+        if process is not None and process.stdin is not None:
+            process.stdin.close()
             process.wait()
-            process = None
-    if process is not None and process.stdin is not None:
-        process.stdin.close()
-        process.wait()
+
+
+_DIED = "its process died"
+
+
+def _asked(process: subprocess.Popen[str], cell: Cell) -> dict[str, Any]:
+    """Return a process's answer for a cell: its line of results, or an error."""
+    assert process.stdin is not None and process.stdout is not None  # noqa: S101  # both are pipes
+    try:
+        process.stdin.write(f"{cell}\n")
+        process.stdin.flush()
+        answer = json.loads(process.stdout.readline())
+    except (OSError, ValueError):
+        return {"error": _DIED}
+    return answer if isinstance(answer, dict) else {"error": _DIED}

@@ -17,6 +17,7 @@ from fedsilo.experiment.results import (
     MARGIN,
     as_latex,
     as_markdown,
+    claim_rows,
     holm,
     judged,
     of_experiment,
@@ -87,9 +88,9 @@ def test_interval_and_p_are_those_of_a_paired_t_test(seed: int) -> None:
 
 def test_holm_by_hand() -> None:
     """Four p-values: .01 x 4, then .02 x 3, .03 x 2 raised to the one before it, .5 x 1."""
-    assert holm({"a": 0.03, "b": 0.01, "c": 0.5, "d": 0.02}) == pytest.approx(
-        {"a": 0.06, "b": 0.04, "c": 0.5, "d": 0.06}
-    )
+    found = holm({"a": 0.03, "b": 0.01, "c": 0.5, "d": 0.02}, 4)
+    assert found == pytest.approx({"a": 0.06, "b": 0.04, "c": 0.5, "d": 0.06})
+    assert holm({"a": 0.01}, 5) == pytest.approx({"a": 0.05}), "claims without a result count as well"
 
 
 @pytest.mark.parametrize(
@@ -111,9 +112,19 @@ def test_the_verdict_on_differences(differences: list[float], direction: str, ex
     assert verdict(direction, found, found.p) == expected
 
 
-def test_equal_differences_have_no_error_and_still_a_verdict() -> None:
-    found = paired([0.25, 0.25, 0.25], "above")
-    assert (found.low, found.high) == (0.25, 0.25) and verdict("above", found, found.p) == "shown"
+@pytest.mark.parametrize(
+    ("difference", "direction", "expected"),
+    [
+        (0.25, "above", "shown"),
+        (-0.25, "above", "contradicted"),
+        (0.0, "above", "equivalent"),
+        (0.0, "equivalent", "equivalent"),
+        (0.25, "equivalent", "contradicted"),
+    ],
+)
+def test_equal_differences_have_no_error_and_still_a_verdict(difference: float, direction: str, expected: str) -> None:
+    found = paired([difference] * 3, direction)
+    assert (found.low, found.high) == (difference, difference) and verdict(direction, found, found.p) == expected
 
 
 # ---- what counts as a result ---------------------------------------------------------------------------
@@ -122,10 +133,25 @@ def test_equal_differences_have_no_error_and_still_a_verdict() -> None:
 def test_claims_are_judged_together_over_the_seeds_that_both_rows_have(tmp_path: Path) -> None:
     small = experiment(tmp_path=tmp_path)
     known = results(small, {"plain": [0.2, 0.3, 0.25, 0.2], "swap": [0.3, 0.41, 0.36, 0.29]})
+    first, second = judged(small, known)
+    assert first.found is not None and first.found.differences == pytest.approx((0.1, 0.11, 0.11, 0.09))
+    assert first.adjusted == pytest.approx(2 * first.found.p) and first.verdict == "shown"
+    assert second.verdict == "contradicted"
     del known[Cell("plain", 4)]
     first, second = judged(small, known)
-    assert first.found.differences == pytest.approx((0.1, 0.11, 0.11)) and first.verdict == "shown"
-    assert first.adjusted == pytest.approx(2 * first.found.p) and second.verdict == "contradicted"
+    assert first.found is not None and first.found.differences == pytest.approx((0.1, 0.11, 0.11))
+    assert {first.verdict, second.verdict} == {"unfinished"}
+    assert [each.found for each in judged(small, {})] == [None, None]
+    assert [row[4:] for row in claim_rows(small, judged(small, {}))] == [("0 of 4", "", "", "unfinished")] * 2
+
+
+def test_a_claim_on_a_figure_that_a_method_lacks_is_refused(tmp_path: Path) -> None:
+    small = experiment(TEXT.replace("metric: worst_topic", "metric: zero_variance_share"), tmp_path)
+    known = results(small, {"plain": [0.2] * 4, "swap": [0.3] * 4})
+    assert len(judged(small, known)) == 2
+    known[Cell("plain", 1)] = {**known[Cell("plain", 1)], "zero_variance_share": None}
+    with pytest.raises(UsageError, match="plain has no zero_variance_share"):
+        judged(small, known)
 
 
 def test_results_of_another_design_count_for_nothing(tmp_path: Path) -> None:
@@ -142,7 +168,7 @@ def test_results_of_another_design_count_for_nothing(tmp_path: Path) -> None:
 def test_a_table_has_means_over_seeds_in_every_form(tmp_path: Path) -> None:
     small = experiment(tmp_path=tmp_path)
     rows = table_rows(small, results(small, {"swap": [0.3, 0.4, 0.5, 0.4]}))
-    assert rows == [("swap", "4", "10.0", "40.0", "40.0", "20.0", "50.0", "8", "1", "2", "0.50", "0")]
+    assert rows == [("swap", "4", "10.0", "40.0", "40.0", "20.0", "50.0", "8", "1.0", "2.0", "0.50", "0")]
     assert as_markdown(("a", "b"), [("1", "2")]) == "| a | b |\n|---|---|\n| 1 | 2 |"
     assert as_latex(("a_b", "%"), [("1", "2")]) == (
         "\\begin{tabular}{lr}\na\\_b & \\% \\\\ \\hline\n1 & 2 \\\\\n\\end{tabular}"
@@ -151,9 +177,12 @@ def test_a_table_has_means_over_seeds_in_every_form(tmp_path: Path) -> None:
 
 def test_a_line_that_is_no_result_is_named(tmp_path: Path) -> None:
     path = tmp_path / "results.jsonl"
-    path.write_text('{"row": "swap"}\n{"row"\n')
-    with pytest.raises(UsageError, match=r"results\.jsonl:2: "):
-        read_results(path)
+    for wrong in (b'{"row"', b"[1]", b"\xff\xfe"):
+        path.write_bytes(b'{"row": "swap"}\n' + wrong + b"\n")
+        with pytest.raises(UsageError, match=r"results\.jsonl:2: "):
+            read_results(path)
+        path.write_bytes(b'{"row": "swap"}\n' + wrong)  # what a kill left of a line
+        assert read_results(path) == [{"row": "swap"}]
     assert read_results(tmp_path / "none.jsonl") == []
 
 
@@ -177,6 +206,10 @@ def test_cells_come_seed_by_seed_and_are_found_by_name(tmp_path: Path) -> None:
         ("against: plain}", "against: other}"),
         ("rounds: 2", "rounds: 0"),
         ("{method: pubswap}", "{method: pubswap, plan: {seed: 5}}"),
+        ("{method: pubswap}", "{method: pubswap, plan: {nonsense: 5}}"),
+        ("{method: pubswap}", "{method: pubswap, plan: {objective: {kl_coeficient: 1}}}"),
+        ("local_steps: 4}", "local_steps: 4, plan: {method: pubswap}}"),
+        ("against: plain}", "against: swap}"),
         ("setting: {", "setting: {questions: two-step, silos: 3, "),
     ],
 )
