@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import json
 import os
+import queue
 import sys
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -195,14 +197,23 @@ def work(path: FileArgument, json_output: JsonOption = True) -> None:
     from fedsilo.experiment.design import cell_named, read_experiment
     from fedsilo.experiment.perform import perform
 
-    experiment = read_experiment(path)
-    for name in sys.stdin:
+    experiment, names = read_experiment(path), queue.SimpleQueue[str]()
+    threading.Thread(target=_read_names, args=(names,), daemon=True).start()
+    while True:
         answer: dict[str, Any]
         try:
-            answer = perform(experiment, cell_named(experiment, name.strip()))
+            answer = perform(experiment, cell_named(experiment, names.get()))
         except FedSiloError as error:
             answer = {"error": f"{error.line} [{error.code}]"}
         typer.echo(json.dumps(answer))
+
+
+def _read_names(names: queue.SimpleQueue[str]) -> None:
+    """Hand on each line of standard input; its end is that of whoever named the cells, so that this process ends too,
+    whatever it is at."""
+    for line in sys.stdin:
+        names.put(line.strip())
+    os._exit(0)
 
 
 def _cores() -> int:

@@ -100,16 +100,7 @@ def _worker(
 ) -> None:
     """Hand one process one cell after the other: a start of Python with its libraries is paid once."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-    command = [
-        sys.executable,
-        "-P",
-        "-m",
-        "fedsilo.cli.ends_with_parent",
-        "fedsilo.cli",
-        "fedsilo",
-        "experiment",
-        "work",
-    ]
+    command = [sys.executable, "-P", "-m", "fedsilo.cli", "fedsilo", "experiment", "work"]
     process: subprocess.Popen[str] | None = None
     with tempfile.TemporaryFile("w+") as complaints:
         while (cell := waiting.get()) is not None:
