@@ -304,8 +304,8 @@ def _silo(
     made = guard_of(
         parts,
         stack,
-        channel=line,
-        grading=grading(config.data.public.verifier),
+        channel=lambda: line,
+        grading=lambda: grading(config.data.public.verifier),
         trainer_of=trainer_of,
         events=events,
         clocks=Clocks(shared.wall, shared.monotonic, lambda: 0.0),

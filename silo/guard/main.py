@@ -192,8 +192,8 @@ def guard_of(
     site: Site,
     stack: contextlib.ExitStack,
     *,
-    channel: Channel,
-    grading: AnswerGrading,
+    channel: Callable[[], Channel],
+    grading: Callable[[], AnswerGrading],
     trainer_of: Callable[[Judge, Screens], TrainerHandle],
     events: queue.Queue[Event],
     clocks: Clocks = Clocks(),
@@ -204,8 +204,8 @@ def guard_of(
     Args:
         site: what was read.
         stack: closes what is opened.
-        channel: to the coordinator.
-        grading: of answers to public prompts.
+        channel: makes that to the coordinator.
+        grading: makes that of answers to public prompts. Neither is made before ledger and log are open.
         trainer_of: makes the handle of its trainer, which is not started here.
         events: what the trainer says is put there.
         clocks: where it reads the time.
@@ -249,7 +249,7 @@ def guard_of(
             spiffe_id=config.spiffe_id,
             coordinator_id=policy.file.federation.coordinator,
             schema=site.schema,
-            public=PublicView(site.public, grading, token_counter(config.model.path)),
+            public=PublicView(site.public, grading(), token_counter(config.model.path)),
             topics=frozenset(task.topic for task in site.held_out.rows if task.topic),
             adapters=adapters,
             by_files=config.coordinator.by_files,
@@ -261,7 +261,7 @@ def guard_of(
     )
     archive = Archive(ledger, audit, judge)
     gate = Gate(
-        channel=channel,
+        channel=channel(),
         judge=judge,
         ledger=ledger,
         archive=archive,
@@ -331,8 +331,11 @@ def _serve_locked(site: Site, stack: contextlib.ExitStack, ready: Callable[[dict
         previous = signal.signal(number, on_signal)
         stack.callback(signal.signal, number, previous)
 
-    grader = stack.enter_context(public_grader(config))
     events: queue.Queue[Event] = queue.Queue()
+
+    def grading() -> AnswerGrading:
+        grader = stack.enter_context(public_grader(config))
+        return AnswerGrading([grader], grader.budget_seconds)
 
     def trainer_of(judge: Judge, screens: Screens) -> TrainerHandle:
         return SupervisedTrainer(
@@ -347,8 +350,8 @@ def _serve_locked(site: Site, stack: contextlib.ExitStack, ready: Callable[[dict
     parts = guard_of(
         site,
         stack,
-        channel=open_channel(config.coordinator, site.tls),
-        grading=AnswerGrading([grader], grader.budget_seconds),
+        channel=lambda: open_channel(config.coordinator, site.tls),
+        grading=grading,
         trainer_of=trainer_of,
         events=events,
         give_up=lambda: bool(stopped),

@@ -88,7 +88,7 @@ def test_a_wrong_one_is_told_with_file_and_line(text: str) -> None:
             in_file(text, model)
     with pytest.raises(UsageError, match=r"^silo\.yaml:1: verifier: unknown verifier 'maths'$") as told:
         in_file("maths")
-    assert told.value.hint.startswith("one of math, choice, exact, numeric, format, code")
+    assert told.value.hint.startswith("one of math, choice, exact, final, numeric, format, code")
 
 
 def test_a_packages_name_is_a_silos_alone(installed: Path) -> None:

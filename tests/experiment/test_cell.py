@@ -84,8 +84,8 @@ def test_it_ends_with_the_adapter_of_the_run_over_daemons(played: tuple[Sites, C
     assert played[1].adapter_sha256 == sha256_hex(adapter.read_bytes())
 
 
-def test_what_a_site_does_not_allow_is_refused_as_over_daemons(tmp_path: Path) -> None:
-    sites = sites_in(tmp_path)
+def test_what_a_site_does_not_allow_is_refused_as_over_daemons(tmp_path_factory: pytest.TempPathFactory) -> None:
+    sites = sites_in(tmp_path_factory.mktemp("few"))  # a socket's path has room for 107 bytes
     with pytest.raises(UsageError, match="local_steps"):
         run_cell(sites, plan(local_steps=STEPS + 1))
 

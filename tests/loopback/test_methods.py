@@ -44,6 +44,7 @@ def test_a_method_finishes_and_only_its_kinds_leave(
         assert 0.0 <= after["pass_at_1"][""] <= 1.0 and 0.0 <= after["pass_at_1_greedy"][""] <= 1.0
 
 
+@pytest.mark.slow
 def test_random_swap_sends_wrong_answers_too_and_the_receiver_still_grades_them(sites: Federation) -> None:
     """What leaves under `pubswap-random` is all K answers to each of b prompts, at each of two public steps."""
     for silo in TAKES_PART:
