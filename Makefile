@@ -22,7 +22,7 @@ demo: $(VENV)/.runtime
 # (tests/scheduling.py).
 PYTEST := $(BIN)/python -m pytest --numprocesses 4
 test: $(VENV)/.dev
-	$(PYTEST) -m "not slow" $(TEST_FLAGS)
+	$(PYTEST) $(if $(SLOW),,-m "not slow") $(TEST_FLAGS)
 
 # The same and what is slow, with every case of what is exhaustive (a kill at every point, every history), of which
 # `make test` draws a seeded sample.
