@@ -76,8 +76,11 @@ def test_each_silo_took_every_step(played: tuple[Sites, CellResult]) -> None:
 
 
 @pytest.mark.slow
-def test_it_ends_with_the_adapter_of_the_run_over_daemons(played: tuple[Sites, CellResult], tmp_path: Path) -> None:
-    options = ("--silos", SILOS, "--seed", SEED, "--rounds", 1, "--local-steps", STEPS, "--out", tmp_path / "demo")
+def test_it_ends_with_the_adapter_of_the_run_over_daemons(
+    played: tuple[Sites, CellResult], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    out = tmp_path_factory.mktemp("demo") / "out"  # a socket's path has room for 107 bytes
+    options = ("--silos", SILOS, "--seed", SEED, "--rounds", 1, "--local-steps", STEPS, "--out", out)
     over_daemons = command("fedsilo", "demo", "--no-console", *map(str, options), "--json")
     assert over_daemons.exit_code == 0, over_daemons.stderr
     adapter = Path(over_daemons.data["adapter"]) / "adapter_model.safetensors"

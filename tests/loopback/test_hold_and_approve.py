@@ -9,8 +9,6 @@ import json
 import operator
 from typing import Any
 
-import pytest
-
 from fedsilo.demo.sites import Site
 from tests.loopback.conftest import HOLDS
 from tests.loopback.federation import Federation, Reply, command, counted, records
@@ -127,7 +125,6 @@ def test_what_left_can_be_read_by_an_approver_and_the_log_says_who_did(sites: Fe
     assert "payload.read" not in journal and json.dumps(shown["content"])[:40] not in journal
 
 
-@pytest.mark.slow
 def test_a_rejected_release_never_leaves_and_the_round_goes_on_without_it(sites: Federation) -> None:
     assert sites.submit("rejected", silos=ALL).exit_code == 0
     shown = held_release(sites)
