@@ -171,7 +171,7 @@ class MessageRow(Answer):
 
 
 class SentRow(MessageRow):
-    """What went to one silo of one kind in one round."""
+    """Count of the messages that went to one silo, of one kind, in one round."""
 
     first = ("seq", "run", "round", "kind", "peer", "messages", "bytes", "waiting", "outcome")
 
@@ -207,7 +207,7 @@ class WaitingItem(Answer):
 
 
 class SentInFull(Answer):
-    """What went to one silo of one kind in one round, and the oldest of what waits."""
+    """Count of the messages of one kind to one silo in one round, with those that wait for it."""
 
     message: MessageRow
     waiting: tuple[WaitingItem, ...]
@@ -222,7 +222,7 @@ class RecordPage(Answer):
 
 
 class RecordPayload(Answer):
-    """What an audit record says of the bytes of a message."""
+    """Size and digest of a message, as its audit record has them."""
 
     bytes: float
     sha256: str
@@ -241,7 +241,7 @@ class RecordPayload(Answer):
 
 
 class AuditRecord(Answer):
-    """What people are shown of an audit record; whoever wrote the log chose its values."""
+    """An audit record as people see it; whoever wrote the log chose its values."""
 
     seq: Any
     t: Any  # milliseconds since 1970
@@ -272,7 +272,7 @@ class SignedCheckpoint(Answer):
 
 
 class AuditStatus(Answer):
-    """How far a daemon verified its own log, and what others know of it: matches, differs, or not seen."""
+    """State of a log: how far its daemon verified it, and whether others' copies match, differ or were not seen."""
 
     size: Released[int]
     verified_to: Released[int | None]  # None before the first verification, as `verified_at`
@@ -428,7 +428,7 @@ class LedgerRun(Answer):
 
 
 class LedgerPage(Answer):
-    """What a silo remembers over restarts: runs, counts of the budgets, and a page of content, newest first."""
+    """Content of a ledger, which outlives restarts: runs, counts of the budgets, a page of rows, newest first."""
 
     dp: Released[str]
     runs: Released[tuple[LedgerRun, ...]]

@@ -183,9 +183,19 @@ def judged(experiment: Experiment, results: Mapping[Cell, Line]) -> list[Judged]
 # ---- tables ------------------------------------------------------------------------------------------------------
 
 HEADINGS = (
-    "row", "seeds", "before", "after", "greedy", "worst topic", "no signal", "steps", "k tokens drawn", "k trained",
-    "MB up", "refused",
-)  # fmt: skip
+    "row",
+    "seeds",
+    "before",
+    "after",
+    "greedy",
+    "worst topic",
+    "no signal",
+    "steps",
+    "k tokens drawn",
+    "k trained",
+    "MB up",
+    "refused",
+)
 
 
 def table_rows(experiment: Experiment, results: Mapping[Cell, Line]) -> list[tuple[str, ...]]:

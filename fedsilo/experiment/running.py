@@ -106,9 +106,13 @@ def _worker(
         while (cell := waiting.get()) is not None:
             if process is None:
                 process = subprocess.Popen(
-                    [*command, str(path)], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                    stderr=complaints, text=True,
-                )  # fmt: skip
+                    [*command, str(path)],
+                    env=environment,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=complaints,
+                    text=True,
+                )
             answer = _asked(process, cell)
             if "error" in answer:
                 process.kill()
