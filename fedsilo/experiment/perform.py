@@ -144,12 +144,15 @@ _STEPS = ("PrivateStep", "PublicStep")
 
 
 def _measured(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the first silo measured of a round's adapter, or of the base model: one for all."""
+    """Return what the first silo measured of a round's adapter, or of the base model: one for all.
+
+    None stands for what no gate let out.
+    """
     metrics: Mapping[str, Mapping[str, float]] = next(iter(row["metrics"].values()), {})
     topics = {topic: value for topic, value in metrics.get("pass_at_1", {}).items() if topic}
     return {
-        "pass_at_1": metrics.get("pass_at_1", {}).get("", 0.0),
-        "pass_at_1_greedy": metrics.get("pass_at_1_greedy", {}).get("", 0.0),
+        "pass_at_1": metrics.get("pass_at_1", {}).get(""),
+        "pass_at_1_greedy": metrics.get("pass_at_1_greedy", {}).get(""),
         "topics": topics,
     }
 

@@ -22,7 +22,10 @@ def curve_of(experiment: Experiment, results: Mapping[Cell, Line], row: str) -> 
     lines = [results[Cell(row, seed)] for seed in experiment.seeds if Cell(row, seed) in results]
     points = []
     for number in range(min((len(line["rounds"]) for line in lines), default=0)):
-        values = [100 * float(line["rounds"][number]["pass_at_1"]) for line in lines]
+        measured = [line["rounds"][number]["pass_at_1"] for line in lines]
+        values = [100 * float(value) for value in measured if value is not None]
+        if not values:
+            continue
         found = paired(values, "above")
         low, high = (found.mean if math.isnan(end) else end for end in (found.low, found.high))
         points.append((number, fmean(values), low, high))

@@ -55,17 +55,14 @@ def of_experiment(experiment: Experiment, lines: Iterable[Line]) -> dict[Cell, L
     return found
 
 
-def value_of(line: Line, metric: Metric) -> float:
-    """Return a cell's value after the last round. Raises UsageError: its method has no such figure."""
+def value_of(line: Line, metric: Metric) -> float | None:
+    """Return a cell's value after the last round; None where nothing was measured: the gate let no measurement out, or
+    the method has no such figure."""
     last = line["rounds"][-1]
-    value = (
-        last[metric] if metric in last else min(last["topics"].values()) if metric == "worst_topic" else line[metric]
-    )
-    if value is None:
-        raise UsageError(
-            f"{line['row']} has no {metric}: its method takes no public steps", hint="claim something else"
-        )
-    return float(value)
+    if metric == "worst_topic":
+        return min(last["topics"].values(), default=None)
+    value = last[metric] if metric in last else line[metric]
+    return None if value is None else float(value)
 
 
 @dataclass(frozen=True)
@@ -94,7 +91,8 @@ def contrast(experiment: Experiment, results: Mapping[Cell, Line], claim: Claim)
         for seed in experiment.seeds
         if Cell(claim.row, seed) in results and Cell(claim.against, seed) in results
     ]
-    differences = tuple(value_of(one, claim.metric) - value_of(other, claim.metric) for one, other in pairs)
+    values = [(value_of(one, claim.metric), value_of(other, claim.metric)) for one, other in pairs]
+    differences = tuple(one - other for one, other in values if one is not None and other is not None)
     return paired(differences, claim.direction) if differences else None
 
 
@@ -206,16 +204,15 @@ def table_rows(experiment: Experiment, results: Mapping[Cell, Line]) -> list[tup
         if not lines:
             continue
         silos = experiment.setting.silos
-        shares = [line["zero_variance_share"] for line in lines if line["zero_variance_share"] is not None]
         rows.append(
             (
                 name,
                 str(len(lines)),
-                _percent([line["rounds"][0]["pass_at_1"] for line in lines]),
-                _percent([value_of(line, "pass_at_1") for line in lines]),
-                _percent([value_of(line, "pass_at_1_greedy") for line in lines]),
-                _percent([value_of(line, "worst_topic") for line in lines]),
-                _percent(shares) if shares else "",
+                _percent(line["rounds"][0]["pass_at_1"] for line in lines),
+                _percent(value_of(line, "pass_at_1") for line in lines),
+                _percent(value_of(line, "pass_at_1_greedy") for line in lines),
+                _percent(value_of(line, "worst_topic") for line in lines),
+                _percent(value_of(line, "zero_variance_share") for line in lines),
                 f"{fmean(line['steps'] for line in lines):.0f}",
                 f"{fmean(line['generated_tokens'] for line in lines) / silos / 1000:.1f}",
                 f"{fmean(line['trained_tokens'] for line in lines) / silos / 1000:.1f}",
@@ -250,8 +247,10 @@ CLAIM_HEADINGS = ("claim", "contrast", "metric", "expected", "seeds", "points, 9
 SAID = "One process a federation: no sockets, no walls around a trainer, and a clock of its own."
 
 
-def _percent(values: Sequence[float]) -> str:
-    return f"{100 * fmean(values):.1f}"
+def _percent(values: Iterable[float | None]) -> str:
+    """Return the mean of those that there are; empty where there is none."""
+    known = [value for value in values if value is not None]
+    return f"{100 * fmean(known):.1f}" if known else ""
 
 
 def as_markdown(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -73,8 +73,9 @@ def run_cells(path: Path, cells: Sequence[Cell], results: Path, *, jobs: int, sa
             continue
         _append(results, answer)
         left = (time.monotonic() - began) / done * (len(cells) - done)
-        after = 100 * answer["rounds"][-1]["pass_at_1"]
-        took = f"{cell} {after:.1f} % in {answer['seconds']:.0f} s"
+        after = answer["rounds"][-1]["pass_at_1"]
+        reached = "not measured" if after is None else f"{100 * after:.1f} %"
+        took = f"{cell} {reached} in {answer['seconds']:.0f} s"
         say(f"{done} of {len(cells)}: {took}; about {left / 60:.0f} min are left")
     for thread in threads:
         thread.join()

@@ -9,7 +9,7 @@ import pytest
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.plan import Plan
 from fedsilo.protocol.swap import donors_wanted
-from fedsilo.protocol.tasks import ExportDelta, GeneratePublic, LoadAdapter, PublicStep
+from fedsilo.protocol.tasks import Evaluate, ExportDelta, GeneratePublic, LoadAdapter, PublicStep
 from silo.trainer.run import Done
 from tests.algorithms.tiny import make_plan, make_rows, make_session, start_payload
 
@@ -59,6 +59,26 @@ def test_self_swap_draws_as_many_answers_as_the_others_would_have_given() -> Non
     assert 0 < done.metrics["donors_used"] <= done.metrics["donors_wanted"]
     assert done.metrics["zero_variance_share"] <= done.metrics["zero_variance_share_before"]
     assert (done.metrics["extra_tokens"], update) == (stepped("self", plan=plan)[0].metrics["extra_tokens"], update)
+
+
+def test_the_run_record_counts_only_donors_that_were_sent() -> None:
+    """Rulesets of methods under which nobody's answers come in let no other figure than 0 out."""
+    session, shape = make_session(plan=make_plan(), public=PUBLIC)
+    payload, digest = start_payload(shape)
+    sent = pb.PublicDonors()
+    answer = pb.Response(text=KEY, finish=pb.FINISH_STOP)
+    for index in PROMPTS:
+        sent.prompts.add(prompt_index=index, donors=[pb.Donor(origin="b", position=0, response=answer)])
+    counts = {}
+    for number, (swap, donors) in enumerate((("key", pb.PublicDonors()), ("replace", sent)), 1):
+        session.carry_out(LoadAdapter(number, digest), payload)
+        session.carry_out(GeneratePublic(number, 2, PROMPTS, "none"))
+        used = session.carry_out(PublicStep(number, 2, swap, donors)).metrics["donors_used"]
+        assert used > 0
+        done = session.carry_out(Evaluate(number, digest), payload)
+        metrics = pb.MetricsEval.FromString(bytes(done.body)).metrics
+        (counts[swap],) = (metric.value for metric in metrics if metric.name == "donors_trained")
+    assert counts["key"] == 0 < counts["replace"]
 
 
 @pytest.mark.parametrize("swap", ["key", "self"])

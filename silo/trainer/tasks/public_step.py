@@ -78,7 +78,8 @@ def carry_out(run: Run, task: PublicStep, body: Buffer) -> Done:
     step.update(groups)
     # after the update: one that fails has trained on no donor, and the step may be asked for once more
     run.open_step = None
-    run.donors_trained += figures.used
+    if task.swap in ("replace", "pool"):  # other silos' donors: a control's own count for nothing in the run record
+        run.donors_trained += figures.used
     return Done(step.metrics)
 
 
