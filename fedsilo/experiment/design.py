@@ -19,7 +19,7 @@ from fedsilo.files.durable import read_regular
 from fedsilo.protocol import strict_yaml
 from fedsilo.protocol.codec import canonical_json, sha256_hex
 from fedsilo.protocol.errors import UsageError
-from fedsilo.protocol.methods import METHODS, method_named
+from fedsilo.protocol.methods import METHODS, method_named, require_exchange
 from fedsilo.protocol.plan import Plan
 
 Metric = Literal["pass_at_1", "pass_at_1_greedy", "worst_topic", "zero_variance_share"]
@@ -183,7 +183,9 @@ def _plan_fault(experiment: Experiment, cell: Cell) -> str:
         **dict.fromkeys(_PINNED, _NO_HASH),
     }
     try:
-        Plan.model_validate({**fields, **fixed})
+        require_exchange(Plan.model_validate({**fields, **fixed}))
+    except UsageError as error:
+        return error.message
     except ValidationError as error:
         first = error.errors()[0]
         return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"

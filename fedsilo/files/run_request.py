@@ -278,9 +278,14 @@ def _plan_of(given: Mapping[str, Any], document: strict_yaml.Document) -> Plan:
     except ValidationError as error:
         raise _mistake(error, fields, document) from error
     try:
-        method_named(plan.method)
+        method = method_named(plan.method)
     except UsageError as error:
         raise UsageError(f"{document.place(('method',))}: {error.message}", hint=error.hint) from error
+    try:
+        plan = plan.model_copy(update={"options": method.options.of(plan).stated()})
+    except ValidationError as error:
+        mistake = strict_yaml.mistake(method.options, error, document.below("options"))
+        raise UsageError(f"{mistake.message} (options of {plan.method})", hint=mistake.hint) from error
     try:
         require_exchange(plan)
     except UsageError as error:

@@ -25,7 +25,7 @@ from fedsilo.protocol.factors import (
     update_weights,
     weighted_delta,
 )
-from fedsilo.protocol.plan import Plan
+from fedsilo.protocol.plan import Options, Plan
 from fedsilo.protocol.tasks import TrainerTask
 
 # ---- coordinator: events ---------------------------------------------------------------------------
@@ -224,6 +224,7 @@ class Method:
         exchanges: the values of the plan's `exchange` that its halves carry out; a plan with another is refused.
         tasks: those that its silo half names. Each is carried out by a module of `silo/trainer/tasks`.
         swaps: whether silos wait for each other's answers at each public step under `exchange: step`.
+        options: model of what a plan may say of this method alone (`Plan.options`).
     """
 
     name: str
@@ -237,6 +238,7 @@ class Method:
     sends_wrong_answers: bool = False
     exchanges: frozenset[str] = frozenset({"step"})
     swaps: bool = False
+    options: type[Options] = Options
 
     def combine_under(self, plan: Plan, silos: Sequence[str]) -> Callable[[Array, Sequence[Array]], Array]:
         """`combine` for the updates of these silos: weighted where the plan lets them differ in steps, and otherwise

@@ -5,9 +5,9 @@ Every choice that the papers leave open is a field here with its default, so tha
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
 
 from fedsilo.protocol.codec import canonical_json, sha256_hex
 from fedsilo.protocol.errors import PeerError, WireCode
@@ -86,6 +86,20 @@ class Evaluation(_Closed):
     samples: int = Field(4, ge=1)
 
 
+class Options(_Closed):
+    """The options of one method; a method that has some names a subclass (`Method.options`), and others have none."""
+
+    @classmethod
+    def of(cls, plan: Plan) -> Self:
+        """Return what a plan says, and the defaults of the rest. Raises ValidationError: it says what is no option."""
+        return cls.model_validate_json(canonical_json(plan.options))
+
+    def stated(self) -> dict[str, JsonValue]:
+        """Return the options that differ from their defaults, as a plan holds them."""
+        fields: dict[str, JsonValue] = self.model_dump(mode="json", exclude_defaults=True)
+        return fields
+
+
 class Plan(_Closed):
     """A run as signed by the coordinator. `silos` is the roster; aggregation follows its order."""
 
@@ -110,6 +124,7 @@ class Plan(_Closed):
     samples_per_prompt: int = Field(8, ge=1)  # K
     donor_denominator: Literal["local"] = "local"  # donors' tokens get the receiver's own policy
     seed: int = Field(ge=0, lt=2**53)
+    options: dict[Name, JsonValue] = Field(default_factory=dict)  # the method's own (`Options`)
     objective: Objective = Objective()
     optimiser: Optimiser = Optimiser()
     rollout: Rollout = Rollout()
@@ -172,6 +187,8 @@ class Plan(_Closed):
         fields = self.model_dump(mode="json")
         if self.aggregate == "mean":  # not said: a plan that never spoke of it keeps its digest
             del fields["aggregate"], fields["trim"]
+        if not self.options:
+            del fields["options"]
         return canonical_json(fields).decode()
 
     @property
@@ -223,7 +240,7 @@ def parameters_of(plan: Plan) -> dict[str, Any]:
     """Return the run's parameters, as the signed plan names them."""
     return {
         "method": plan.method, "exchange": plan.exchange, "rounds": plan.rounds, "local_steps": plan.local_steps,
-        **_fewer_steps(plan), **_aggregate(plan),
+        **_fewer_steps(plan), **_aggregate(plan), **{f"options.{name}": plan.options[name] for name in plan.options},
         "swap_period": plan.swap_period, "prompts_per_step": plan.prompts_per_step,
         "samples_per_prompt": plan.samples_per_prompt, "seed": plan.seed, "quorum": plan.quorum,
         "learning_rate": plan.optimiser.learning_rate, "kl_coefficient": plan.objective.kl_coefficient,

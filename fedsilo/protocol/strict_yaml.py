@@ -69,6 +69,11 @@ class Document:
         """`source:line` of a key; the source alone where no line is known."""
         return f"{self.source}:{self.line_of(path)}" if self.lines else self.source
 
+    def below(self, key: str) -> Document:
+        """Return the document that stands under a key of this one, a mapping."""
+        lines = {path[1:]: line for path, line in self.lines.items() if path[:1] == (key,)}
+        return Document(self.source, self.value[key], lines)
+
 
 class _RefusedError(Exception):
     """args: line, what, hint."""

@@ -61,6 +61,15 @@ def test_self_swap_draws_as_many_answers_as_the_others_would_have_given() -> Non
     assert (done.metrics["extra_tokens"], update) == (stepped("self", plan=plan)[0].metrics["extra_tokens"], update)
 
 
+def test_self_swap_draws_as_many_further_answers_as_its_option_says() -> None:
+    """As many as two other silos would give, whoever else is in the run; none of them is no swap."""
+    alone = make_plan(silos=("a",), samples_per_prompt=16, options={"further": 2})
+    three = make_plan(silos=("a", "b", "c"), samples_per_prompt=16)
+    assert stepped("self", plan=alone)[1] == stepped("self", plan=three)[1]
+    none = make_plan(silos=("a", "b", "c"), samples_per_prompt=16, options={"further": 0})
+    assert stepped("self", plan=none)[1] == stepped("none", plan=none)[1]
+
+
 def test_the_run_record_counts_only_donors_that_were_sent() -> None:
     """Rulesets of methods under which nobody's answers come in let no other figure than 0 out."""
     session, shape = make_session(plan=make_plan(), public=PUBLIC)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from pydantic import ValidationError
+
 from fedsilo.protocol.errors import UsageError
 from fedsilo.protocol.method import Method
 from fedsilo.protocol.methods import pubswap
@@ -29,7 +31,8 @@ def require_exchange(plan: Plan) -> Method:
 
     Raises:
         UsageError: there is no such method, or it does not have this exchange; SILO_STEPS: some silos take fewer
-            steps, and the others would wait for them all the same; AGGREGATE: it does not average updates.
+            steps, and the others would wait for them all the same; AGGREGATE: it does not average updates; OPTIONS: it
+            has no such option, or not with that value.
     """
     method = method_named(plan.method)
     if plan.exchange not in method.exchanges:
@@ -50,4 +53,14 @@ def require_exchange(plan: Plan) -> Method:
             hint="aggregate: mean",
             code="AGGREGATE",
         )
+    try:
+        method.options.of(plan)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, ("options", *first["loc"])))
+        raise UsageError(
+            f"{place}: {first['msg']}",
+            hint=f"{plan.method} has these options: {', '.join(method.options.model_fields) or 'none'}",
+            code="OPTIONS",
+        ) from error
     return method

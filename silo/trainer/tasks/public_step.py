@@ -24,6 +24,7 @@ import torch
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.codec import Buffer
 from fedsilo.protocol.errors import OperationError
+from fedsilo.protocol.methods.pubswap.options import SelfSwap
 from fedsilo.protocol.plan import Plan
 from fedsilo.protocol.randomness import generator, seed_of
 from fedsilo.protocol.swap import donors_wanted, replaced_positions
@@ -91,11 +92,11 @@ def _key_donors(own: Sequence[OwnAnswers]) -> dict[int, Sequence[pb.Donor]]:
 
 
 def _self_donors(run: Run, task: PublicStep, own: Sequence[OwnAnswers]) -> tuple[dict[int, Sequence[pb.Donor]], int]:
-    """Return the correct ones among further answers of this silo's own policy as the donors of each prompt: K times as
-    many answers as there are other silos, so as many as the others would have given. Beside them the tokens sampled."""
+    """Return the correct ones among further answers of this silo's own policy as the donors of each prompt, by default
+    of as many answers as the other silos would have given. Beside them the tokens sampled."""
     right: dict[int, list[str]] = {each.prompt.row: [] for each in own}
     tokens = 0
-    for other in range(len(run.plan.silos) - 1):
+    for other in range(SelfSwap.times(run.plan)):
 
         def draw(prompt: Prompt, sample: int, other: int = other) -> np.random.Generator:
             key = (run.material.silo, task.round, task.step, prompt.row, other, sample)

@@ -24,6 +24,7 @@ from fedsilo.protocol.codec import Array
 from fedsilo.protocol.factors import mean_delta
 from fedsilo.protocol.method import Half, Method
 from fedsilo.protocol.methods.pubswap import round_end, step
+from fedsilo.protocol.methods.pubswap.options import SelfSwap
 from fedsilo.protocol.plan import Plan
 from fedsilo.protocol.tasks import (
     AnswerAhead,
@@ -94,8 +95,11 @@ RANDOM = _method(
 )
 NO_SWAP = _method("public-no-swap", "public steps on own answers only (control)", "none", _KINDS, "fedavg")
 FEDAVG_GRPO = _method("fedavg-grpo", "private GRPO steps and averaging only (control)", "no-public", _KINDS, "fedavg")
-SELF_SWAP = _method(
-    "self-swap", "public steps with donors from the silo's own further answers (control)", "self", _KINDS, "fedavg"
+SELF_SWAP = replace(
+    _method(
+        "self-swap", "public steps with donors from the silo's own further answers (control)", "self", _KINDS, "fedavg"
+    ),
+    options=SelfSwap,
 )
 KEY_SWAP = _method(
     "key-swap", "public steps with the public file's own answers as donors (control)", "key", _KINDS, "fedavg"
