@@ -50,7 +50,7 @@ from torch import Tensor
 from fedsilo.protocol.codec import Array
 from fedsilo.protocol.errors import OperationError
 from fedsilo.protocol.randomness import generator, private_seed_of
-from silo.trainer.adapters.lora import LoraAdapter
+from silo.trainer.adapters import TrainedState
 from silo.trainer.decoder import Decoder, Factors, Projection, Stream, low_rank_linear, stream_of, token_logp
 from silo.trainer.rollout.engine import PromptSource, Question, Rollout
 from silo.trainer.scale_out import Processes
@@ -563,7 +563,7 @@ class Probe:
         rounds_once: whether the engine rounds a layer and its factors together, as the trainer does.
     """
 
-    def __init__(self, adapter: LoraAdapter, temperature: float, *, rounds_once: bool = True) -> None:
+    def __init__(self, adapter: TrainedState, temperature: float, *, rounds_once: bool = True) -> None:
         self._adapter = adapter
         self._temperature = temperature
         self._rounds_once = rounds_once
@@ -648,7 +648,7 @@ class AgreementWatch:
 
     def __init__(
         self,
-        adapter: LoraAdapter,
+        adapter: TrainedState,
         temperature: float,
         draw: Draw,
         limits: Limits,
@@ -792,7 +792,7 @@ class AgreementWatch:
         rows: Sequence[Row],
         generate: Generate,
     ) -> MarkerEffect:
-        marker = self._marker_factors(key, strength)
+        marker = self._adapter.marker(self._draw("marker", *key), strength)
         chosen = sorted({row.place for row in rows})[:MARKER_QUESTIONS]
         questions = [
             Question(
@@ -814,15 +814,6 @@ class AgreementWatch:
             }
         )
         return marker_effect(np.concatenate(reported), exact["marker"], exact["in use"])
-
-    def _marker_factors(self, key: tuple[str | int, ...], strength: float) -> dict[str, Array]:
-        shape, draws = self._adapter.shape, self._draw("marker", *key)
-        factors: dict[str, Array] = {}
-        for name, sides in sorted(shape.shapes.items()):
-            drawn = draws.standard_normal(sides)
-            size = sides[1] ** -0.5 if name.endswith("lora_A") else strength / (shape.scale * shape.rank**0.5)
-            factors[name] = (size * drawn).astype(np.float32)
-        return factors
 
     # ---- several processes ---------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ from fedsilo.protocol.codec import Buffer, decode_factors
 from fedsilo.protocol.plan import Plan
 from silo.budgets import CACHE_BYTES, MICROBATCH_TOKENS
 from silo.room import Room
-from silo.trainer.adapters.lora import LoraAdapter
+from silo.trainer.adapters import TrainedState
 from silo.trainer.agreement import AgreementWatch, Limits
 from silo.trainer.data import Grader, Prompt, PromptSet, Split, TaskRow, TextCodec, grade_distinct
 from silo.trainer.grpo import Answer, Group, Learner, has_zero_variance
@@ -128,7 +128,7 @@ class Run:
     private: PromptSet
     public: PromptSet
     held_out: PromptSet
-    adapter: LoraAdapter
+    adapter: TrainedState
     learner: Learner
     engine: RolloutEngine
     agreement: AgreementWatch

@@ -11,22 +11,29 @@ bit: then the mean of the silos' products is the product of the means.
 from __future__ import annotations
 
 import hashlib
+import json
+import os
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from safetensors.numpy import save
 from torch import Tensor
 
-from fedsilo.protocol.codec import Array
+from fedsilo.protocol.codec import Array, Buffer, factors_head, joined_factors
 from fedsilo.protocol.errors import PeerError, UsageError, WireCode
 from fedsilo.protocol.factors import Freeze, freeze_named, is_frozen
+from silo.room import Room
 from silo.trainer.decoder import Decoder
 
 BASE_NAME = "base"  # what an engine calls itself that computes no adapter
+_PEFT_PREFIX = "base_model.model."
 
 
 def adapter_name(tensors: Mapping[str, NDArray[np.float32]], scale: float) -> str:
@@ -122,6 +129,32 @@ class LoraAdapter:
             for (name, parameter), start in zip(self._trained.items(), self.start, strict=True)
         }
 
+    def exported(self, base_digest: str, schema_sha256: str, room: Room | None) -> Buffer:
+        """Return the payload of `delta`; arguments as of `TrainedState.exported`."""
+        delta = self.delta()
+        header, size_bytes = factors_head(
+            delta,
+            base_digest=base_digest,
+            schema_sha256=schema_sha256,
+            rank=self.shape.rank,
+            scale=self.shape.scale,
+            dtype="float32",
+        )
+        return joined_factors(header, size_bytes, delta, into=room.take(size_bytes) if room is not None else None)
+
+    def marker(self, draws: np.random.Generator, strength: float) -> dict[str, Array]:
+        """Return random factors whose product changes an output by about `strength` times the size of its input."""
+        factors: dict[str, Array] = {}
+        for name, sides in sorted(self.shape.shapes.items()):
+            drawn = draws.standard_normal(sides)
+            size = sides[1] ** -0.5 if name.endswith("lora_A") else strength / (self.shape.scale * self.shape.rank**0.5)
+            factors[name] = (size * drawn).astype(np.float32)
+        return factors
+
+    def write_for_servers(self, folder: Path) -> None:
+        """Make `folder` with the factors of `policy`, in the format of peft 0.21, float32. Raises OSError."""
+        write_adapter(folder, self.policy(), self.shape)
+
     def state(self) -> dict[str, Tensor]:
         """Return all factors and the round's start: copies on the CPU, as `factor.NAME` and `start.NAME`."""
         tensors: dict[str, Tensor] = {f"factor.{name}": each for name, each in self.factors.items()}
@@ -176,6 +209,42 @@ class LoraAdapter:
         with torch.no_grad():
             for name, parameter in self.factors.items():
                 parameter.copy_(torch.from_numpy(np.array(tensors[name], dtype=np.float32)))
+
+
+def write_adapter(folder: Path, factors: Mapping[str, Array], shape: LoraShape) -> None:
+    """Make `folder`, in the format of peft 0.21, float32.
+
+    Args:
+        folder: does not exist; its parent does.
+        factors: by wire name, both of every module.
+        shape: rank, alpha and modules.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    unfinished = folder.with_name(f".{folder.name}.unfinished")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished.mkdir(mode=0o755)
+    tensors = {
+        f"{_PEFT_PREFIX}{name}.weight": np.ascontiguousarray(values, np.float32) for name, values in factors.items()
+    }
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "inference_mode": True,
+        "base_model_name_or_path": None,
+        "r": shape.rank,
+        "lora_alpha": shape.alpha,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "use_rslora": False,
+        "use_dora": False,
+        "target_modules": sorted({module.rpartition(".")[2] for module in shape.modules}),
+    }
+    (unfinished / "adapter_model.safetensors").write_bytes(save(tensors, {"format": "pt"}))
+    (unfinished / "adapter_config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
+    os.rename(unfinished, folder)  # noqa: PTH104  # refuses a folder that is there and not empty
 
 
 def _check_fit(base: Any, shape: LoraShape) -> None:

@@ -21,9 +21,7 @@ that it changed.
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
-import os
 import re
 import shutil
 import time
@@ -32,53 +30,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from safetensors.numpy import save
-
-from fedsilo.protocol.codec import Array
 from fedsilo.protocol.errors import OperationError
-from silo.trainer.adapters.lora import LoraAdapter, LoraShape
+from silo.trainer.adapters import TrainedState
 from silo.trainer.rollout.engine import PromptSource, Question, Rollout, RolloutPlace
 from silo.unix_http import Answer, Call, ServerGone, ask
-
-_PEFT_PREFIX = "base_model.model."
-
-
-def write_adapter(folder: Path, factors: Mapping[str, Array], shape: LoraShape) -> None:
-    """Make `folder`, in the format of peft 0.21, float32.
-
-    Args:
-        folder: does not exist; its parent does.
-        factors: by wire name, both of every module.
-        shape: rank, alpha and modules.
-
-    Raises:
-        OSError: it cannot be written.
-    """
-    unfinished = folder.with_name(f".{folder.name}.unfinished")
-    shutil.rmtree(unfinished, ignore_errors=True)
-    unfinished.mkdir(mode=0o755)
-    tensors = {
-        f"{_PEFT_PREFIX}{name}.weight": np.ascontiguousarray(values, np.float32) for name, values in factors.items()
-    }
-    config = {
-        "peft_type": "LORA",
-        "task_type": "CAUSAL_LM",
-        "inference_mode": True,
-        "base_model_name_or_path": None,
-        "r": shape.rank,
-        "lora_alpha": shape.alpha,
-        "lora_dropout": 0.0,
-        "bias": "none",
-        "fan_in_fan_out": False,
-        "use_rslora": False,
-        "use_dora": False,
-        "target_modules": sorted({module.rpartition(".")[2] for module in shape.modules}),
-    }
-    (unfinished / "adapter_model.safetensors").write_bytes(save(tensors, {"format": "pt"}))
-    (unfinished / "adapter_config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
-    os.rename(unfinished, folder)  # noqa: PTH104  # refuses a folder that is there and not empty
-
 
 _log = logging.getLogger("fedsilo.trainer.rollout")
 
@@ -115,7 +70,7 @@ class VllmEngine:
     """
 
     def __init__(
-        self, adapter: LoraAdapter, place: RolloutPlace, *, stop_ids: Collection[int], vocabulary: int
+        self, adapter: TrainedState, place: RolloutPlace, *, stop_ids: Collection[int], vocabulary: int
     ) -> None:
         self._adapter = adapter
         self._stop_ids = frozenset(stop_ids)
@@ -281,7 +236,7 @@ class _Server:
     # ---- requests ------------------------------------------------------------------------------------
 
     def complete(
-        self, bodies: Mapping[_Request, Mapping[str, Any]], adapter: LoraAdapter
+        self, bodies: Mapping[_Request, Mapping[str, Any]], adapter: TrainedState
     ) -> Iterator[tuple[_Request, str, Mapping[str, Any]]]:
         """(request, name of the adapter asked for, answer), each request once. Raises OperationError."""
         left = list(bodies)
@@ -382,7 +337,7 @@ class _Server:
 
     # ---- adapters ------------------------------------------------------------------------------------
 
-    def _push(self, adapter: LoraAdapter) -> str:
+    def _push(self, adapter: TrainedState) -> str:
         """Make the server hold this adapter as it is; its name there. Raises OperationError."""
         digest = adapter.name()
         if digest_in(self._loaded) == digest:
@@ -391,7 +346,7 @@ class _Server:
             self._pushes += 1
             name = f"push-{self._pushes:06d}-{digest}"
             try:
-                write_adapter(self._folder / name, adapter.policy(), adapter.shape)
+                adapter.write_for_servers(self._folder / name)
             except OSError as error:
                 raise OperationError(f"the adapter cannot be written: {error}", code="ROLLOUT_FAILED") from error
             try:
