@@ -112,6 +112,7 @@ EVENTS: Mapping[str, Rule] = {
     "round.opened": {"run": RELEASED, "round": RELEASED},
     "round.refused": {"run": RELEASED, "round": RELEASED, "reason": LOCAL},
     "round.committed": {"run": RELEASED, "round": RELEASED, "silos": RELEASED, "seconds": RELEASED},
+    "round.closed": {"run": RELEASED, "round": RELEASED},
     "upload": {
         "run": RELEASED, "round": RELEASED, "step": RELEASED, "silo": RELEASED, "kind": RELEASED, "bytes": RELEASED,
     },

@@ -207,7 +207,7 @@ class Control:
             method=plan.get("method") or json.loads(run.request).get("method", ""),
             round=newest.number if newest else 0,
             rounds=plan.get("rounds", json.loads(run.request).get("rounds", 0)),
-            committed=db.rounds_committed(session, run.name),
+            committed=db.rounds_done(session, run.name),
             silos=plan.get("silos", ()),
             submitted_at=run.submitted_at,
             started_at=run.started_at,

@@ -39,6 +39,7 @@ from fedsilo.protocol.codec import FactorsReader, decode, encode
 from fedsilo.protocol.errors import ConflictError, OperationError, PeerError, WireCode
 from fedsilo.protocol.kinds import OUTBOUND_KINDS, TENSOR_KINDS
 from fedsilo.protocol.method import (
+    CloseRound,
     Commit,
     Committed,
     CoordinatorAction,
@@ -227,7 +228,8 @@ class Agreements:
     # ---- a round ends --------------------------------------------------------------------------------
 
     def result(self, session: Session, plan: Plan, number: int, body: pb.RoundResult) -> pb.RoundResult:
-        """A method's round.result with the transcript that it belongs to and a verdict on each silo of it; recorded.
+        """A method's round.result with the transcript that it belongs to, a verdict on each silo of it, and whether it
+        was closed; recorded.
 
         It is signed for itself, so that two silos that were told of two ends can prove it.
 
@@ -237,6 +239,9 @@ class Agreements:
         row = session.get(db.RoundTranscript, (plan.run, number))
         whole = pb.RoundResult()
         whole.CopyFrom(body)
+        ended_as = session.get_one(db.Round, (plan.run, number))
+        if ended_as.state == "closed":
+            whole.closed, ended_as.participants = True, db.as_json(list(body.participants))
         if row is None:
             return whole
         whole.transcript_sha256 = row.digest
@@ -603,7 +608,7 @@ class ActiveRun:
                 db.keep_figures(session, [where | {"name": name, "fields": db.as_json(dict(fields))}])
                 self.around.publish(f"note.{name}", {"run": self.name, "round": number, "step": step, **fields})
                 return []
-            case Commit() | FinishRun():
+            case Commit() | CloseRound() | FinishRun():
                 return self._must(session, action)
 
     def _note_round(self, session: Session, action: Send) -> list[rounds.Event]:
@@ -666,10 +671,12 @@ class ActiveRun:
                 self.around.publish("round.opened", {"run": self.name, "round": number})
             case Effect.AGGREGATE, Commit():
                 return self._commit(session, event)
-            case Effect.CLOSE, Committed(number) | rounds.RoundAbandoned(number):
+            case Effect.CLOSE, Committed(number) | CloseRound(number) | rounds.RoundAbandoned(number):
                 self._close(session.get_one(db.Round, (self.name, number)))
+                if isinstance(event, CloseRound):
+                    self.around.checkpoint()
                 if before.round_state == "open":
-                    self.around.publish("round.abandoned", {"run": self.name, "round": number})
+                    self.around.publish(f"round.{self.life.round_state}", {"run": self.name, "round": number})
             case Effect.SEND_AWAY, _:
                 self._send_away(session, self.silos, self.life.state, before.open_round)
             case Effect.DISMISS, _:

@@ -80,6 +80,7 @@ from fedsilo.files.durable import DiskFullError
 from fedsilo.files.extras import install_hint
 from fedsilo.files.sqlite_file import TRY_SECONDS, LockedFile
 from fedsilo.protocol.errors import ConflictError, FedSiloError, OperationError, UsageError, WireCode
+from fedsilo.protocol.rounds import ROUND_DONE
 from fedsilo.protocol.text import harmless
 
 # ---- which database ----------------------------------------------------------------------------------------------
@@ -891,9 +892,9 @@ def is_round(session: Session, run: str, number: int) -> bool:
     return session.connection().execute(_IS_ROUND, its(run=run, number=number)).scalar() is not None
 
 
-def rounds_committed(session: Session, run: str) -> int:
-    """Return how many rounds of a run were committed."""
-    of_run = select(sql.count()).where(Round.run == run, Round.state == "committed")
+def rounds_done(session: Session, run: str) -> int:
+    """Return how many rounds of a run were committed, or closed where its method makes no adapter."""
+    of_run = select(sql.count()).where(Round.run == run, Round.state.in_(ROUND_DONE))
     return session.execute(of_run).scalar_one()
 
 

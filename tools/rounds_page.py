@@ -55,7 +55,8 @@ run began is not in the plan.
 **Closing a round.** The method says when it is complete. The tables let it commit only updates that were taken, and
 never fewer than the quorum. Where the plan names several silos none begins with one alone, whatever the quorum: its
 transcript takes two signatures, and a run with one silo left fails (`QUORUM_NOT_REACHED`). All that was taken counts,
-in the order of silos that the plan has.
+in the order of silos that the plan has. A method whose rounds make no adapter has a round `closed` instead; one that
+ends in neither way is `abandoned`.
 
 **Time.** While somebody is awaited, a deadline runs. That of a round counts from the newest step that a silo which is
 still awaited told of or answered: a round ends when nothing has come forward for so long, not when it has lasted so

@@ -39,7 +39,7 @@ from fedsilo.control.server import QueryArguments
 from fedsilo.protocol.errors import NotFoundError, WireCode
 from fedsilo.protocol.intervals import interval_of
 from fedsilo.protocol.plan import Plan, digests_of, parameters_of, plan_from_canonical
-from fedsilo.protocol.rounds import is_over
+from fedsilo.protocol.rounds import ROUND_DONE, is_over
 
 ROUNDS_LISTED = 200  # the newest
 STRAGGLER_RATIO = 2.0  # of the median of the others in the same phase
@@ -310,7 +310,7 @@ class _Facts:
                 state = "done"
             elif (silo, step if phase == "train" else 0) in self._kept_back:
                 state = "kept back"
-            elif waiting or (not self._open and (phase != "eval" or self._over or self._row.state != "committed")):
+            elif waiting or (not self._open and (phase != "eval" or self._over or self._row.state not in ROUND_DONE)):
                 state = "waiting" if self._open else "missed"
             else:
                 state, waiting = "open", True

@@ -206,8 +206,8 @@ def watch(
             f"run {run} has not finished: {state} {_reason(record)}".rstrip(),
             hint="why a silo said no stands in that silo's own log only: silo logs" if record["silo_errors"] else "",
         )
-    if (committed := _committed(record)) != f"{len(record['rounds'])} of {len(record['rounds'])}":
-        write_err(f"warning: {committed} rounds were committed: fedsilo run show {run}\n")
+    if (done := _done(record)) != f"{len(record['rounds'])} of {len(record['rounds'])}":
+        write_err(f"warning: {done} rounds were {_word(record)}: fedsilo run show {run}\n")
 
 
 @dataclass
@@ -230,10 +230,18 @@ class _Place:
             raise UnreachableError(error.message, hint=hint, code=error.code) from error
 
 
-def _committed(record: dict[str, Any]) -> str:
-    """How many rounds of those that there were, or, while it goes on, are to be; an abandoned one changed nothing."""
+def _done(record: dict[str, Any]) -> str:
+    """How many rounds ended as they should, of those that there were, or, while it goes on, are to be; an abandoned one
+    changed nothing."""
+    from fedsilo.protocol.rounds import ROUND_DONE
+
     of = len(record["rounds"]) if record["state"] in ENDED else (record["plan"] or {}).get("rounds", 0)
-    return f"{sum(row['state'] == 'committed' for row in record['rounds'])} of {of}"
+    return f"{sum(row['state'] in ROUND_DONE for row in record['rounds'])} of {of}"
+
+
+def _word(record: dict[str, Any]) -> str:
+    """How the rounds of such a run end: with an adapter, or without."""
+    return "closed" if any(row["state"] == "closed" for row in record["rounds"]) else "committed"
 
 
 def _steer(verb: str) -> None:
@@ -385,7 +393,7 @@ def verify(
     }
     text = [
         f"run {data['run']}, {data['state']} {data['ended_at']}: the record is signed by the key in {key}; "
-        f"{_committed(record)} rounds committed, {found.rounds} with a transcript whose signatures verify; "
+        f"{_done(record)} rounds {_word(record)}, {found.rounds} with a transcript whose signatures verify; "
         f"{data['silo_keys']}",
         f"adapter/ beside it: {adapter}",
         *(f"{stated}: {name}" for name in found.unvouched if sources),
@@ -446,7 +454,7 @@ def _record_text(record: dict[str, Any]) -> str:
     lines = [
         f"run {record['run']}: {record['state']} {_reason(record)}".rstrip(),
         f"method {plan.get('method', '-')}, seed {plan.get('seed', '-')}, submitted by {record['submitted_by']}; "
-        f"{_committed(record)} rounds committed",
+        f"{_done(record)} rounds {_word(record)}",
         f"isolation of the trainers: {isolation_text(record['isolation'])}",
     ]
     if record["rounds"]:

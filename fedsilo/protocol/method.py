@@ -124,6 +124,14 @@ class Commit:
 
 
 @dataclass(frozen=True)
+class CloseRound:
+    """End the open round without an adapter, as it should: what its silos gave was for each other, or stays with them.
+    It comes before the round.result of the round; a round that sends its result without it is abandoned."""
+
+    round: int
+
+
+@dataclass(frozen=True)
 class FinishRun:
     """End the run. outcome: finished | failed. reason: a stable code for the run record, empty when finished."""
 
@@ -141,7 +149,7 @@ class Note:
     fields: dict[str, Any]
 
 
-CoordinatorAction = Send | StartDeadline | Commit | FinishRun | Note
+CoordinatorAction = Send | StartDeadline | Commit | CloseRound | FinishRun | Note
 
 # ---- silo: events (MessageArrived and DeadlinePassed as above) --------------------------------------
 

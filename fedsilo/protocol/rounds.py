@@ -27,8 +27,10 @@ from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
+from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.errors import ConflictError, WireCode
 from fedsilo.protocol.method import (
+    CloseRound,
     Commit,
     Committed,
     DeadlinePassed,
@@ -137,6 +139,7 @@ _RUN: dict[str, tuple[Cell, ...]] = {
     "abstain in step":  (IGNORE,    _AGREE,        _AGREE,         _GONE),
     "commit":           (BAD,       OK,            OK,             BAD),
     "committed":        (BAD,       OK,            OK,             BAD),
+    "close":            (BAD,       OK,            OK,             BAD),
     "abandon":          (BAD,       OK,            OK,             BAD),
     "await":            (OK,        OK,            OK,             IGNORE),
     "arrived":          (OK,        OK,            OK,             IGNORE),
@@ -162,22 +165,23 @@ SILO: Table = _table(("asked", "accepted", "out"), {
     "abstain in step": (_GONE,           OK,         _GONE),
 })  # fmt: skip
 
-_OPENS, _ABANDONS = _to("open", _E.INVITE), _to("abandoned", _E.CLOSE)
+_OPENS, _CLOSES, _ABANDONS = _to("open", _E.INVITE), _to("closed", _E.CLOSE), _to("abandoned", _E.CLOSE)
 _COMMITS, _COMMITTED = _to("committing", _E.AGGREGATE), _to("committed", _E.CLOSE, _E.TELL)
-ROUND: Table = _table(("none", "open", "committing", "committed", "abandoned"), {
-    # none, open, committing, committed, abandoned
-    "open":            (_OPENS, IGNORE,           BAD,              _OPENS, _OPENS),
-    "sign":            (IGNORE, OK,               IGNORE,           IGNORE, IGNORE),
-    "progress":        (IGNORE, OK,               IGNORE,           IGNORE, IGNORE),
-    "answer":          (LATE,   OK,               LATE,             LATE,   LATE),
-    "update":          (LATE,   OK,               LATE,             LATE,   LATE),
-    "update refused":  (IGNORE, OK,               IGNORE,           IGNORE, IGNORE),
-    "abstain":         (IGNORE, OK,               OK,               OK,     OK),
-    "abstain in step": (IGNORE, OK,               OK,               OK,     OK),
-    "commit":          (BAD,    _COMMITS,         BAD,              BAD,    BAD),
-    "committed":       (BAD,    BAD,              _COMMITTED,       BAD,    BAD),
-    "abandon":         (IGNORE, _ABANDONS,        _ABANDONS,        IGNORE, IGNORE),
-    "run over":        (OK,     _to("abandoned"), _to("abandoned"), OK,     OK),
+ROUND: Table = _table(("none", "open", "committing", "committed", "closed", "abandoned"), {
+    # none, open, committing; committed, closed, abandoned
+    "open":            (_OPENS, IGNORE,           BAD,              *[_OPENS] * 3),
+    "sign":            (IGNORE, OK,               IGNORE,           *[IGNORE] * 3),
+    "progress":        (IGNORE, OK,               IGNORE,           *[IGNORE] * 3),
+    "answer":          (LATE,   OK,               LATE,             *[LATE] * 3),
+    "update":          (LATE,   OK,               LATE,             *[LATE] * 3),
+    "update refused":  (IGNORE, OK,               IGNORE,           *[IGNORE] * 3),
+    "abstain":         (IGNORE, OK,               OK,               *[OK] * 3),
+    "abstain in step": (IGNORE, OK,               OK,               *[OK] * 3),
+    "commit":          (BAD,    _COMMITS,         BAD,              *[BAD] * 3),
+    "committed":       (BAD,    BAD,              _COMMITTED,       *[BAD] * 3),
+    "close":           (BAD,    _CLOSES,          BAD,              *[BAD] * 3),
+    "abandon":         (IGNORE, _ABANDONS,        _ABANDONS,        *[IGNORE] * 3),
+    "run over":        (OK,     _to("abandoned"), _to("abandoned"), *[OK] * 3),
 })  # fmt: skip
 
 PLACE: Table = _table(("outside", "invited", "working", "contributed", "late", "left", "refused"), {
@@ -204,30 +208,32 @@ def _ends(state: str) -> tuple[Cell, ...]:
     """Return the row of a round's end: who worked in it tells the method. Who left it notes the end, and for that silo
     the round stays left: nothing that comes late, or a second time, is taken for a message of a round it was in."""
     unseen, seen = (*_OVER_HERE, _E.WITNESS), (*_OVER_HERE, _E.TELL, _E.WITNESS)
-    return (_to(state, *unseen), _to(state, *unseen), _to(state, *seen), _do(_E.NOTE_END), *[_do(*seen)] * 2)
+    return (_to(state, *unseen), _to(state, *unseen), _to(state, *seen), _do(_E.NOTE_END), *[_do(*seen)] * 3)
 
 
-AT_SILO: Table = _table(("none", "signed", "working", "left", "committed", "abandoned"), {
-    # none, signed, working, left, committed, abandoned
-    "open":      (_ENTERS, _do(_E.ENTER, _E.SHOW), LATE, IGNORE, LATE, LATE),
-    "refuse":    (_LEAVES_HERE, _LEAVES_HERE,  _DROPS, _do(), _LEAVES_HERE, _LEAVES_HERE),
-    "agree":     (IGNORE,       _BEGINS_HERE,  *[IGNORE] * 4),
-    "too few":   (IGNORE,       OK,            *[IGNORE] * 4),
-    "message":   (_HEARS,       _HEARS,        _HEARS, IGNORE, _HEARS, _HEARS),
+AT_SILO: Table = _table(("none", "signed", "working", "left", "committed", "closed", "abandoned"), {
+    # none, signed, working, left; committed, closed, abandoned
+    "open":      (_ENTERS, _do(_E.ENTER, _E.SHOW), LATE, IGNORE, *[LATE] * 3),
+    "refuse":    (_LEAVES_HERE, _LEAVES_HERE,  _DROPS, _do(), *[_LEAVES_HERE] * 3),
+    "agree":     (IGNORE,       _BEGINS_HERE,  *[IGNORE] * 5),
+    "too few":   (IGNORE,       OK,            *[IGNORE] * 5),
+    "message":   (_HEARS,       _HEARS,        _HEARS, IGNORE, *[_HEARS] * 3),
     "commit":    _ends("committed"),
+    "close":     _ends("closed"),
     "abandon":   _ends("abandoned"),
-    "leave":     (_LEAVES_HERE, _DROPS,        _DROPS, _do(_E.DROP), _DROPS, _DROPS),
+    "leave":     (_LEAVES_HERE, _DROPS,        _DROPS, _do(_E.DROP), *[_DROPS] * 3),
     "run over":  (_do(_E.SHOW, _E.TELL, _E.END), *[_to("abandoned", _E.SHOW, _E.TELL, _E.END)] * 3,
-                  *[_do(_E.SHOW, _E.TELL, _E.END)] * 2),
+                  *[_do(_E.SHOW, _E.TELL, _E.END)] * 3),
     # after a restart, by what the ledger knows of the newest round; a round that it knows nothing of is left
-    "wait on":   (_to("signed"),  *[BAD] * 5),
-    "go on":     (_to("working"), *[BAD] * 5),
+    "wait on":   (_to("signed"),  *[BAD] * 6),
+    "go on":     (_to("working"), *[BAD] * 6),
 })  # fmt: skip
 
 TABLES: Mapping[str, Table] = {"run": RUN, "silo": SILO, "round": ROUND, "place": PLACE, "at silo": AT_SILO}
 ORDERS = ("start", "pause", "resume", "abort")  # what people may ask of a run
 OVER = frozenset({"finished", "failed", "aborted"})
-ROUND_OVER = frozenset({"committed", "abandoned"})
+ROUND_DONE = frozenset({"committed", "closed"})  # it ended as its method means it to
+ROUND_OVER = ROUND_DONE | {"abandoned"}
 
 
 def is_over(state: str) -> bool:
@@ -378,6 +384,7 @@ Event = (
     | SiloAbstained
     | Commit
     | Committed
+    | CloseRound
     | StartDeadline
     | DeadlineDropped
     | DeadlinePassed
@@ -507,6 +514,7 @@ _NAMES: dict[type[Any], str] = {
     UpdateRefused: "update refused",
     Commit: "commit",
     Committed: "committed",
+    CloseRound: "close",
     StartDeadline: "await",
     DeadlineDropped: "arrived",
 }
@@ -588,7 +596,7 @@ def _limit(life: Life, event: Event, name: str) -> Cell:
             given = [updates.get((0, silo, life.update_kind)) for silo in silos]
             enough = len(set(silos)) == len(silos) >= life.quorum
             return OK if number == life.round and enough and given == list(digests) else BAD
-        case Committed(number):
+        case Committed(number) | CloseRound(number):
             return OK if number == life.round else BAD
         case DeadlinePassed(name) | DeadlineDropped(name):
             return OK if name in life.deadlines else IGNORE
@@ -623,7 +631,7 @@ def _changed(life: Life, event: Event, moment: float) -> Life:
             return replace(life, signed=life.signed | {silo})
         case SiloAbstained():
             return replace(life, abstained=life.abstained | {event})
-        case Committed() | RoundAbandoned():
+        case Committed() | CloseRound() | RoundAbandoned():
             return _round_over(life)
         case StartDeadline(name, seconds):
             # while paused, all deadlines stand still from the moment of the pause
@@ -722,9 +730,13 @@ class SiloOutcome:
     code: str = ""
 
 
-def message_at_silo(kind: str, number: int, step_number: int, digest: str, *, committed: bool = False) -> AtSilo:
-    """Return the event that a message of the coordinator is. committed: whether a round.result says so."""
-    ended = "commit" if committed else "abandon"
+def end_at_silo(body: pb.RoundResult) -> str:
+    """Return the event that a round's end is at a silo."""
+    return "commit" if body.committed else "close" if body.closed else "abandon"
+
+
+def message_at_silo(kind: str, number: int, step_number: int, digest: str, *, ended: str = "abandon") -> AtSilo:
+    """Return the event that a message of the coordinator is. ended: by a round.result (`end_at_silo`)."""
     names = {"round.open": "open", "round.agreed": "agree", "round.result": ended, "run.end": "run over"}
     return AtSilo(names.get(kind, "message"), number, (kind, number, step_number, digest))
 
@@ -743,13 +755,13 @@ def silo_step(life: SiloRound, event: AtSilo) -> SiloOutcome:
     cell = _older(life, event.name) if older else AT_SILO["none" if newer else life.state][event.name]
     if cell.verdict is not Verdict.ACCEPTED:
         return SiloOutcome(cell.verdict, life, code=cell.code)
-    overtaken = newer and life.state == "working" and event.name in ("refuse", "commit", "abandon", "leave")
+    overtaken = newer and life.state == "working" and event.name in ("refuse", "commit", "close", "abandon", "leave")
     marks = life.heard | {event.mark} if event.mark is not None else life.heard
     after = SiloRound(event.round if newer and cell.next else life.round, cell.next or life.state, marks)
     return SiloOutcome(Verdict.ACCEPTED, after, ((Effect.DROP,) if overtaken else ()) + cell.effects)
 
 
 def _older(life: SiloRound, name: str) -> Cell:
-    if name in ("commit", "abandon"):
+    if name in ("commit", "close", "abandon"):
         return Cell(Verdict.ACCEPTED, effects=(Effect.NOTE_END,))  # two signed ends of one round are evidence
     return LATE if name == "open" and life.state != "left" else IGNORE

@@ -291,6 +291,7 @@ class RoundEnd:
         aggregate: digest of the adapter that the round came to.
         survivors: silos whose updates are in it, in the roster's order.
         verdicts: by silo of the roster: accepted | left_out | absent.
+        closed: whether it ended without an adapter as its method means it to; False is not part of what is signed.
     """
 
     federation: str
@@ -301,6 +302,7 @@ class RoundEnd:
     aggregate: str
     survivors: tuple[str, ...]
     verdicts: Mapping[str, str]
+    closed: bool = False
 
     @staticmethod
     def of(transcript: Transcript, body: pb.RoundResult) -> RoundEnd:
@@ -313,10 +315,14 @@ class RoundEnd:
             body.adapter_digest,
             tuple(body.participants),
             verdicts,
+            body.closed,
         )
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self) | {"survivors": list(self.survivors), "verdicts": dict(self.verdicts)}
+        fields = asdict(self) | {"survivors": list(self.survivors), "verdicts": dict(self.verdicts)}
+        if not self.closed:
+            del fields["closed"]
+        return fields
 
     def coordinates(self) -> tuple[str, str, int]:
         return self.federation, self.run, self.round
@@ -354,6 +360,7 @@ class SignedEnd:
             "aggregate": self.end.aggregate,
             "survivors": list(self.end.survivors),
             "verdicts": dict(self.end.verdicts),
+            **({"closed": True} if self.end.closed else {}),
             "party": self.party,
             "signature": self.signature.hex(),
         }
@@ -378,11 +385,13 @@ def end_of_record(federation: str, run: str, round_number: int, detail: Mapping[
     try:
         committed, survivors, verdicts = detail["committed"], list(detail["survivors"]), dict(detail["verdicts"])
         texts = (detail["sha256"], detail["aggregate"], detail["party"], *survivors, *verdicts, *verdicts.values())
-        if type(committed) is not bool or not all(isinstance(text, str) for text in texts):
+        closed = detail.get("closed", False)
+        if {type(committed), type(closed)} != {bool} or not all(isinstance(text, str) for text in texts):
             raise TypeError("a value of another type")
-        end = RoundEnd(
-            federation, run, round_number, detail["sha256"], committed, detail["aggregate"], tuple(survivors), verdicts
-        )
+        if committed and closed:
+            raise ValueError("it ends in two ways")
+        place, adapter = (federation, run, round_number, detail["sha256"]), detail["aggregate"]
+        end = RoundEnd(*place, committed, adapter, tuple(survivors), verdicts, closed)
         return SignedEnd(end, detail["party"], bytes.fromhex(detail["signature"]))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise VerificationError(f"the result of round {round_number} of run {run} is malformed") from error
@@ -405,7 +414,7 @@ def two_ends(one: SignedEnd, other: SignedEnd, keys: Iterable[Ed25519PublicKey])
     if not all(any(each.verifies(key) for key in known) for each in (one, other)):
         return ()
     ours, theirs = one.end.to_json(), other.end.to_json()
-    return tuple(name for name in ours if ours[name] != theirs[name])
+    return tuple(name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name))
 
 
 RECORD_PREFIX = b"fedsilo-run-record-v1\n"
@@ -528,7 +537,7 @@ class RoundCheck:
         return problems
 
     def result(self, detail: Any) -> list[str]:
-        """A `round.result`: {sha256, committed, aggregate, survivors, verdicts, party, signature}."""
+        """A `round.result`: {sha256, committed, aggregate, survivors, verdicts, party, signature}, and closed."""
         transcript = self.transcript
         try:
             signed = _signed_end(transcript.federation if transcript is not None else "", self._place, detail)
@@ -772,10 +781,14 @@ def _round_of_record(check: RoundCheck, signer: str, shown: Any, state: str, end
     problems += check.agreed(agreed)
     if result := shown.get("result"):
         problems += check.result({**result, "sha256": result["transcript_sha256"], "party": signer})
-    ended, committed = check.ended, state == "committed"
+    ended, committed, closed = check.ended, state == "committed", state == "closed"
     if ended is None:
-        problems += ["it is committed without a result that its coordinator signed"] * committed
-    elif (ended.committed, sorted(ended.survivors)) != (committed, sorted(map(_text, participants))):
+        problems += [f"it is {state} without a result that its coordinator signed"] * (committed or closed)
+    elif (ended.committed, ended.closed, sorted(ended.survivors)) != (
+        committed,
+        closed,
+        sorted(map(_text, participants)),
+    ):
         problems.append("its state or participants are not those of its result")
     elif committed and ended.aggregate != ends:
         problems.append("its adapter is not the one in its result")

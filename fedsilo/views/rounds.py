@@ -263,7 +263,7 @@ def head_lines(answer: Round, before: Round | None, cells: int, glyphs: Glyphs) 
     state = answer.state
     since = answer.elapsed_seconds if state == "open" else answer.closed_seconds
     word = {"open": "open for", "no round yet": ""}.get(state, f"{state} after")
-    style = {"committed": "ok", "abandoned": "bad", "open": "accent"}.get(state, "")
+    style = {"committed": "ok", "closed": "ok", "abandoned": "bad", "open": "accent"}.get(state, "")
     pieces = [
         line(
             (answer.run or "-", "strong"), (f" {answer.run_state}", "warn" if answer.run_state == "paused" else "dim")

@@ -48,6 +48,7 @@ FIELDS: FieldTable = {
         "participants": _F.NAME,
         "transcript_sha256": _F.DIGEST,
         "result_signature": _F.SIGNATURE,
+        "closed": _F.NUMBER,
     },
     "SiloVerdict": {"silo": _F.NAME, "verdict": frozenset({"accepted", "left_out", "absent"})},
     "RunEnd": {"outcome": frozenset({"finished", "failed", "aborted"}), "adapter_digest": _F.DIGEST},

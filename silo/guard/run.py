@@ -53,7 +53,16 @@ from fedsilo.protocol.method import (
 from fedsilo.protocol.methods import TASKS, method_named
 from fedsilo.protocol.place import Place
 from fedsilo.protocol.plan import Plan, plan_from_canonical
-from fedsilo.protocol.rounds import EVALUATION, AtSilo, Effect, SiloRound, Verdict, message_at_silo, silo_step
+from fedsilo.protocol.rounds import (
+    EVALUATION,
+    AtSilo,
+    Effect,
+    SiloRound,
+    Verdict,
+    end_at_silo,
+    message_at_silo,
+    silo_step,
+)
 from fedsilo.protocol.tasks import FIRST, LoadAdapter, TrainerTask
 from fedsilo.protocol.transcript import transcript_from_canonical
 from policies.schema import LoraSchema
@@ -675,8 +684,8 @@ class RunManager:
 
     def _take_into(self, run: SiloRun, item: Inbound) -> None:
         """Act on an item of the open run as the table of its newest round says (`protocol.rounds.silo_step`)."""
-        committed = isinstance(item.body, pb.RoundResult) and item.body.committed
-        event = message_at_silo(item.kind, item.round, item.step, item.digest, committed=committed)
+        ended = end_at_silo(item.body) if isinstance(item.body, pb.RoundResult) else ""
+        event = message_at_silo(item.kind, item.round, item.step, item.digest, ended=ended)
         outcome, message = silo_step(run.at, event), None
         if outcome.verdict is not Verdict.IGNORED:
             try:
@@ -844,7 +853,7 @@ class RunManager:
             self._move(self.run, "go on", round_number)
             for each in messages:
                 if isinstance(each.body, pb.RoundResult):
-                    self._move(self.run, "commit" if each.body.committed else "abandon", round_number)
+                    self._move(self.run, end_at_silo(each.body), round_number)
         else:
             self._move(self.run, "leave", round_number)
             self.resume.leave()

@@ -138,7 +138,7 @@ class PaperRun:
                     follow += self._cause(rounds.RoundOpened(number))
                 case m.Send(body=pb.RoundResult(), round=number):
                     follow += self._cause(rounds.RoundAbandoned(number))
-                case m.StartDeadline() | m.Commit() | m.FinishRun():
+                case m.StartDeadline() | m.Commit() | m.CloseRound() | m.FinishRun():
                     follow += self._cause(action)
         opened = {each.silo for each in actions if isinstance(each, m.Send) and isinstance(each.body, pb.RoundOpen)}
         assert not opened or opened == set(self.life.places), "method and tables have the same silos in a round"

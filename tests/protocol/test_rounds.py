@@ -61,7 +61,7 @@ def test_what_has_ended_stays_ended() -> None:
     assert {state for state in RUN if not moves(RUN, state)} == OVER
     assert all(not cell.effects for state in OVER for cell in RUN[state].values())
     assert not moves(SILO, "out") and not moves(PLACE, "late") and not moves(PLACE, "contributed")
-    assert moves(ROUND, "committed") == moves(ROUND, "abandoned") == {"open"}, "only the next round"
+    assert all(moves(ROUND, state) == {"open"} for state in rounds.ROUND_OVER), "only the next round"
     # from wherever a run stands, people and the coordinator itself can end it
     assert all(RUN[state][event].next in OVER for state in set(RUN) - OVER for event in ("abort", "give up"))
 
@@ -206,11 +206,28 @@ def test_a_method_commits_nothing_below_the_quorum_and_nothing_that_was_not_take
         assert rounds.step(run.life, m.Commit(1, silos, digests), 0.0).code == CONFLICT
     run.say(m.SiloAbstained("b", 1, 0))
     assert run.life.round == 2 and not run.commits and ROUND["open"]["abandon"].next == "abandoned"
+    assert run.life.round_state == "open" and rounds.step(run.life, m.CloseRound(1), 0.0).code == CONFLICT
     # the counterpart: the same update, and one more, is committed
     other = opened(quorum=2)
     other.say(update("a", "x"))
     other.say(update("b", "y"))
     assert other.commits == [m.Commit(1, ("a", "b"), ("x", "y"))]
+
+
+def test_a_round_that_its_method_closes_is_over_and_is_not_abandoned_any_more() -> None:
+    run = opened(quorum=2)
+    closed = rounds.step(run.life, m.CloseRound(1), 0.0)
+    assert closed.verdict is Verdict.ACCEPTED and closed.life.round_state == "closed"
+    assert not closed.life.deadlines.keys() & {"round/1", f"{rounds.AGREEMENT}1"}
+    late = rounds.step(closed.life, update("a", "x"), 0.0)
+    assert (late.verdict, late.code) == (Verdict.REFUSED, WireCode.ROUND_CLOSED)
+    assert rounds.step(closed.life, rounds.RoundAbandoned(1), 0.0).verdict is Verdict.IGNORED
+    assert rounds.step(closed.life, m.CloseRound(1), 0.0).code == CONFLICT, "once"
+    assert rounds.step(closed.life, rounds.RoundOpened(2), 0.0).life.round == 2
+    ended = rounds.step(closed.life, m.FinishRun("finished"), 0.0).life
+    assert (ended.state, ended.round_state) == ("finished", "closed")
+    # the counterpart: without it the end of the run abandons the round
+    assert rounds.step(run.life, m.FinishRun("finished"), 0.0).life.round_state == "abandoned"
 
 
 @pytest.mark.parametrize(("silos", "goes_on"), [("ab", False), ("abc", True)])

@@ -4,6 +4,7 @@ to know how each round ended, works on none that it knows is over, and hears of 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -15,6 +16,7 @@ from fedsilo.protocol import method as m
 from fedsilo.protocol import rounds
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.rounds import AT_SILO, ROUND_OVER, AtSilo, Effect, SiloRound, Verdict, message_at_silo, silo_step
+from tests.protocol import closing
 from tests.protocol.paper_run import PaperRun
 from tests.protocol.test_rounds import UPDATE, WORKS, plan_with
 
@@ -24,7 +26,7 @@ class Item(NamedTuple):
     round: int = 0
     step: int = 0
     digest: str = ""
-    committed: bool = False
+    ended: str = ""
 
 
 @dataclass
@@ -39,9 +41,10 @@ class Coordinator(PaperRun):
     def sent(self, action: m.Send) -> None:
         if isinstance(action.body, pb.RoundOpen) and f"{rounds.AGREEMENT}{action.round}" not in self.life.deadlines:
             self._cause(m.StartDeadline(f"{rounds.AGREEMENT}{action.round}", 1.0))
-        committed = isinstance(action.body, pb.RoundResult) and action.body.committed
-        digest = f"{action.kind}{action.round}{action.step}"
-        self.outbox[action.silo].append(Item(action.kind, action.round, action.step, digest, committed))
+        digest, ended = f"{action.kind}{action.round}{action.step}", ""
+        if isinstance(body := action.body, pb.RoundResult):
+            ended = "commit" if body.committed else {"closed": "close"}.get(self.life.round_state, "abandon")
+        self.outbox[action.silo].append(Item(action.kind, action.round, action.step, digest, ended))
 
     def carried_out(self, effect: Effect, event: rounds.Event) -> None:
         life = self.life
@@ -59,6 +62,8 @@ class Coordinator(PaperRun):
                     self.agreed |= {(number, silo) for silo in life.signed}
             case Effect.CLOSE, m.Committed(number):
                 self.outcomes[number] = "committed"
+            case Effect.CLOSE, m.CloseRound(number):
+                self.outcomes[number] = "closed"
             case Effect.CLOSE, rounds.RoundAbandoned(number):
                 self.outcomes[number] = "abandoned"
             case Effect.SEND_AWAY | Effect.DISMISS, _:
@@ -91,7 +96,7 @@ class Silo:
         if self.at.state == "left":
             self.left.add(self.at.round)
         if Effect.NOTE_END in outcome.effects:
-            self.ends[event.round] = "committed" if event.name == "commit" else "abandoned"
+            self.ends[event.round] = {event: state for state, event in ENDS.items()}[event.name]
         if Effect.END in outcome.effects:
             self.run = "over"
 
@@ -156,7 +161,7 @@ class Federation:
             if silo.run == "over":
                 self.run.say(rounds.PlanDeclined(name))
         elif silo.run == "running":
-            event = message_at_silo(*item[:4], committed=item.committed)
+            event = message_at_silo(*item[:4], ended=item.ended)
             if event.name in ("open", "agree") and not fits and silo_step(silo.at, event).verdict is Verdict.ACCEPTED:
                 self.run.say(m.SiloAbstained(name, item.round, 0))
                 event = AtSilo("refuse", item.round)
@@ -184,7 +189,7 @@ class Federation:
             silo.at = SiloRound(heard=frozenset(mark for mark in before.heard if mark[1] == before.round))
             silo.moves(AtSilo("go on", before.round))
             if before.state in ROUND_OVER:
-                silo.moves(AtSilo("commit" if before.state == "committed" else "abandon", before.round))
+                silo.moves(AtSilo(ENDS[before.state], before.round))
         else:
             self.leaves_round(silo, before.round, said)
 
@@ -224,6 +229,7 @@ class Federation:
         self.run.check_replay()
 
 
+ENDS = {"committed": "commit", "closed": "close", "abandoned": "abandon"}
 HONEST = ["hears", "hears", "polls", "hears", "hears", "public.responses", "hears", UPDATE, "metrics.eval"]
 TROUBLE = [*["hears once more", "is killed", "stands aside"] * 2, "leaves", "time passes"]
 ORDERS = [rounds.RunPaused(), rounds.RunResumed(), rounds.RunResumed(), m.FinishRun("aborted", "ABORTED")]
@@ -240,9 +246,9 @@ def test_a_silo_works_on_no_round_but_one_that_it_signed() -> None:
 def test_the_method_hears_nothing_of_a_round_that_was_left_however_it_ended() -> None:
     for last in (SiloRound(1, "left"), SiloRound(1, "working")):
         kinds = ("round.open", "public.donors", "round.agreed", "round.result")
-        heard = [message_at_silo(kind, 1, 0, digest, committed=True) for digest in ("a", "b") for kind in kinds]
+        heard = [message_at_silo(kind, 1, 0, digest, ended="commit") for digest in ("a", "b") for kind in kinds]
         at, effects = last, []
-        for event in (message_at_silo("round.result", 1, 0, "end", committed=True), *heard):
+        for event in (message_at_silo("round.result", 1, 0, "end", ended="commit"), *heard):
             outcome = silo_step(at, event)
             at, effects = outcome.life, [*effects, outcome.effects]
             assert last.state == "working" or outcome.verdict is not Verdict.REFUSED, "nobody refuses what it ignores"
@@ -258,9 +264,25 @@ def test_silos_that_do_not_fail_finish_the_run_with_each_update_of_each_round(wo
     assert [commit.silos for commit in federation.run.commits] == [tuple(NAMES)] * ROUNDS
 
 
+@pytest.fixture(scope="module", autouse=True)
+def closing_method() -> Iterator[None]:
+    with closing.registered():
+        yield
+
+
+def test_rounds_without_an_adapter_are_closed_at_all_silos() -> None:
+    federation = Federation({"method": closing.NAME}, quorum=3, late="", declines=False)
+    federation.ends()
+    assert federation.run.life.state == "finished" and not federation.run.commits
+    closed = dict.fromkeys(range(1, ROUNDS + 1), "closed")
+    assert federation.run.outcomes == closed
+    assert all(silo.ends == closed for silo in federation.silos.values())
+
+
 @settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(
-    st.sampled_from(WORKS), st.sampled_from([2, 2, 2, 3]), st.sampled_from(["", "", "", "c"]), st.booleans(),
+    st.sampled_from([*WORKS, {"method": closing.NAME}]),
+    st.sampled_from([2, 2, 2, 3]), st.sampled_from(["", "", "", "c"]), st.booleans(),
     st.lists(deeds, min_size=40, max_size=120),
 )  # fmt: skip
 def test_silos_and_coordinator_agree_on_each_round_whatever_is_lost_repeated_or_forgotten(

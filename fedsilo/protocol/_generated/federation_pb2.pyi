@@ -455,20 +455,22 @@ class PublicDonors(_message.Message):
     def __init__(self, prompts: _Optional[_Iterable[_Union[PromptDonors, _Mapping]]] = ...) -> None: ...
 
 class RoundResult(_message.Message):
-    __slots__ = ("committed", "adapter_digest", "participants", "transcript_sha256", "verdicts", "result_signature")
+    __slots__ = ("committed", "adapter_digest", "participants", "transcript_sha256", "verdicts", "result_signature", "closed")
     COMMITTED_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_DIGEST_FIELD_NUMBER: _ClassVar[int]
     PARTICIPANTS_FIELD_NUMBER: _ClassVar[int]
     TRANSCRIPT_SHA256_FIELD_NUMBER: _ClassVar[int]
     VERDICTS_FIELD_NUMBER: _ClassVar[int]
     RESULT_SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    CLOSED_FIELD_NUMBER: _ClassVar[int]
     committed: bool
     adapter_digest: str
     participants: _containers.RepeatedScalarFieldContainer[str]
     transcript_sha256: str
     verdicts: _containers.RepeatedCompositeFieldContainer[SiloVerdict]
     result_signature: bytes
-    def __init__(self, committed: _Optional[bool] = ..., adapter_digest: _Optional[str] = ..., participants: _Optional[_Iterable[str]] = ..., transcript_sha256: _Optional[str] = ..., verdicts: _Optional[_Iterable[_Union[SiloVerdict, _Mapping]]] = ..., result_signature: _Optional[bytes] = ...) -> None: ...
+    closed: bool
+    def __init__(self, committed: _Optional[bool] = ..., adapter_digest: _Optional[str] = ..., participants: _Optional[_Iterable[str]] = ..., transcript_sha256: _Optional[str] = ..., verdicts: _Optional[_Iterable[_Union[SiloVerdict, _Mapping]]] = ..., result_signature: _Optional[bytes] = ..., closed: _Optional[bool] = ...) -> None: ...
 
 class SiloVerdict(_message.Message):
     __slots__ = ("silo", "verdict")
