@@ -28,7 +28,7 @@ FileArgument = Annotated[Path, typer.Argument(metavar="FILE.yaml", help="The exp
 ResultsOption = Annotated[
     Path | None, typer.Option("--results", help="File of results; default FILE.results.jsonl, beside the experiment.")
 ]
-CELL_SECONDS = 60.0  # what a cell is taken to need before any has run
+JobsOption = Annotated[int | None, typer.Option("--jobs", min=1, help="Processes at once; default one a core.")]
 
 
 def _results(path: Path, named: Path | None) -> Path:
@@ -43,12 +43,20 @@ def _read(path: Path, named: Path | None) -> tuple[Experiment, dict[Cell, Line]]
     return experiment, of_experiment(experiment, read_results(_results(path, named)))
 
 
+def _known(path: Path, named: Path | None) -> tuple[Experiment, dict[Cell, Line]]:
+    """Read a file with its results. Raises NotFoundError: there are none."""
+    experiment, known = _read(path, named)
+    if not known:
+        raise NotFoundError(f"{_results(path, named)} has no result of {path}", hint=f"fedsilo experiment run {path}")
+    return experiment, known
+
+
 @app.command("plan")
 @guarded("experiment plan")
 def plan(
     path: FileArgument,
     results: ResultsOption = None,
-    jobs: Annotated[int | None, typer.Option("--jobs", min=1, help="Processes at once; default one a core.")] = None,
+    jobs: JobsOption = None,
     json_output: JsonOption = False,
 ) -> None:
     """List the cells, which of them have results, and how long the rest takes."""
@@ -58,7 +66,7 @@ def plan(
     experiment, known = _read(path, results)
     cells = list(cells_of(experiment))
     left = [cell for cell in cells if cell not in known]
-    hours = hours_of(left, known, jobs or _cores(), CELL_SECONDS)
+    hours = hours_of(experiment, left, known, jobs or _cores())
     data = {
         "experiment": experiment.experiment,
         "cells": [{"cell": str(cell), "done": cell in known} for cell in cells],
@@ -68,15 +76,18 @@ def plan(
     }
 
     def text() -> str:
+        counts: dict[tuple[str, str], list[Cell]] = {}
+        for cell in cells:
+            counts.setdefault((cell.setting, cell.row), []).append(cell)
         rows = [
-            (row, str(sum(cell.row == row and cell in known for cell in cells)), str(len(experiment.seeds)))
-            for row in experiment.rows
+            (setting, row, str(sum(cell in known for cell in of_row)), str(len(of_row)))
+            for (setting, row), of_row in counts.items()
         ]
-        basis = "as measured" if known else f"at {CELL_SECONDS:.0f} s a cell; none has run yet"
+        basis = "as measured" if known else "as the file says; none has run yet"
         takes = f"{hours:.1f} hours" if hours >= 1 else f"{60 * hours:.0f} minutes"
         return (
             f"{experiment.experiment}: {len(cells)} cells, {len(left)} without a result, {takes} ({basis})\n"
-            + table(("row", "done", "seeds"), rows)
+            + table(("setting", "row", "done", "seeds"), rows)
         )
 
     emit("experiment plan", data, json_output=json_output, text=text)
@@ -87,8 +98,11 @@ def plan(
 def run(
     path: FileArgument,
     results: ResultsOption = None,
-    jobs: Annotated[int | None, typer.Option("--jobs", min=1, help="Processes at once; default one a core.")] = None,
-    cell: Annotated[list[str], typer.Option("--cell", help="ROW/SEED: carry out this one, again if need be.")] = [],  # noqa: B006  # typer reads it
+    jobs: JobsOption = None,
+    cell: Annotated[
+        list[str], typer.Option("--cell", help="SETTING/ROW/SEED: carry out this one, again if need be.")
+    ] = [],  # noqa: B006  # typer reads it
+    claim: Annotated[str, typer.Option("--claim", help="Carry out the cells of this claim alone.")] = "",
     json_output: JsonOption = False,
 ) -> None:
     """Carry out the cells that have no result yet; what was finished stays."""
@@ -98,7 +112,7 @@ def run(
 
     need("torch", "transformers")
     experiment, target = read_experiment(path), _results(path, results)
-    cells = [cell_named(experiment, name) for name in cell] or left_of(experiment, target)
+    cells = [cell_named(experiment, name) for name in cell] or left_of(experiment, target, claim)
 
     def say(line: str) -> None:
         typer.echo(line, err=True)
@@ -128,20 +142,26 @@ def show_table(
     forms = {"text": table, "markdown": found.as_markdown, "latex": found.as_latex}
     if form not in forms:
         raise UsageError(f"--form {form}", hint="text, markdown or latex")
-    experiment, known = _read(path, results)
-    if not known:
-        raise NotFoundError(f"{_results(path, results)} has no result of {path}", hint=f"fedsilo experiment run {path}")
-    rows, claims = found.table_rows(experiment, known), found.claim_rows(experiment, found.judged(experiment, known))
+    experiment, known = _known(path, results)
+    claims = found.claim_rows(experiment, found.judged(experiment, known))
+    tables = {name: found.table_rows(experiment, known, each) for name, each in experiment.all_tables().items()}
     data = {
-        "rows": [dict(zip(found.HEADINGS, row, strict=True)) for row in rows],
+        "tables": {
+            name: [dict(zip(found.HEADINGS, row, strict=True)) for row in rows] for name, rows in tables.items()
+        },
         "claims": [dict(zip(found.CLAIM_HEADINGS, row, strict=True)) for row in claims],
         "said": found.SAID,
     }
     draw = forms[form]
-    parts = [draw(found.HEADINGS, rows), *([draw(found.CLAIM_HEADINGS, claims)] if claims else []), found.SAID]
-    versions = found.programs_of(known)
-    mixed = [f"these results were made by {versions} versions of the program"] if versions > 1 else []
-    emit("experiment table", data, json_output=json_output, text="\n\n".join(parts), warnings=mixed)
+    parts = [f"{name}\n\n{draw(found.HEADINGS, rows)}" for name, rows in tables.items() if rows]
+    parts += [draw(found.CLAIM_HEADINGS, claims)] if claims else []
+    emit(
+        "experiment table",
+        data,
+        json_output=json_output,
+        text="\n\n".join([*parts, found.SAID]),
+        warnings=found.doubts(known),
+    )
 
 
 @app.command("plot")
@@ -149,20 +169,28 @@ def show_table(
 def plot(
     path: FileArgument,
     out: Annotated[Path, typer.Option("--out", help="Picture to write: .svg or .png.")],
+    named: Annotated[str, typer.Option("--table", help="Which of the file's tables; default its first.")] = "",
+    figure: Annotated[
+        str, typer.Option("--figure", help="pass_at_1, over rounds; or a figure of steps: PublicStep.alpha_mean.")
+    ] = "pass_at_1",
     results: ResultsOption = None,
     json_output: JsonOption = False,
 ) -> None:
-    """Draw pass@1 of each row over the rounds, with the 95 % interval of its mean."""
-    from fedsilo.experiment.plots import draw_curves
+    """Draw one figure of each row over the rounds or steps, with the 95 % interval of its mean."""
+    from fedsilo.experiment.plots import draw_curves, figures_of
     from fedsilo.files.extras import need
 
     need("matplotlib", "scipy")
     if out.suffix not in (".svg", ".png"):
         raise UsageError(f"--out {out}", hint="a name that ends in .svg or .png")
-    experiment, known = _read(path, results)
-    if not known:
-        raise NotFoundError(f"{_results(path, results)} has no result of {path}", hint=f"fedsilo experiment run {path}")
-    draw_curves(experiment, known, out)
+    experiment, known = _known(path, results)
+    tables, figures = experiment.all_tables(), figures_of(known)
+    named = named or next(iter(tables))
+    if named not in tables:
+        raise UsageError(f"--table {named}", hint=f"one of: {', '.join(tables)}")
+    if figure not in figures:
+        raise UsageError(f"--figure {figure}", hint=f"one of: {', '.join(figures)}")
+    draw_curves(experiment, known, tables[named], out, figure)
     emit("experiment plot", {"picture": str(out)}, json_output=json_output, text=str(out))
 
 
@@ -170,7 +198,7 @@ def plot(
 @guarded("experiment show")
 def show(
     path: FileArgument,
-    cell: Annotated[str, typer.Argument(metavar="ROW/SEED", help="One cell.")],
+    cell: Annotated[str, typer.Argument(metavar="SETTING/ROW/SEED", help="One cell.")],
     results: ResultsOption = None,
     json_output: JsonOption = False,
 ) -> None:

@@ -38,7 +38,7 @@ from fedsilo.grading.verdict import Verdict
 from fedsilo.protocol import codec
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.errors import FedSiloError, OperationError
-from fedsilo.protocol.tasks import Evaluate
+from fedsilo.protocol.tasks import Evaluate, PrivateStep
 from silo.config import load_config as load_silo_config
 from silo.guard.decisions import Judge
 from silo.guard.loop import Event, Guard
@@ -125,6 +125,17 @@ class LineInMemory:
         """Close nothing."""
 
 
+@dataclass(frozen=True)
+class Figure:
+    """A task that a trainer did. rows: private ones that the guard drew for it."""
+
+    task: str
+    round: int
+    step: int
+    metrics: Mapping[str, Any]
+    rows: tuple[int, ...] = ()
+
+
 @dataclass
 class TrainerHere(TrainerHandle):
     """The trainer's session in this process. What the guard sends is done at once, and the answer waits in `events`.
@@ -133,13 +144,13 @@ class TrainerHere(TrainerHandle):
         session: made when the run begins.
         evaluated: answers to `Evaluate` by adapter, shared by the silos of a cell: the common adapter is measured once,
             with the first silo's draws.
-        figures: (task, round, step, metrics) of each task done.
+        figures: of each task done.
     """
 
     make_session: Callable[[], Session]
     events: queue.Queue[Event]
     evaluated: dict[str, LinkMessage]
-    figures: list[tuple[str, int, int, Mapping[str, Any]]] = field(default_factory=list)
+    figures: list[Figure] = field(default_factory=list)
     session: Session | None = None
 
     def start(self) -> None:
@@ -160,7 +171,8 @@ class TrainerHere(TrainerHandle):
         if isinstance(task, Evaluate) and (known := self.evaluated.get(task.digest)) is not None:
             return known
         done = self.session.carry_out(task, message.body)
-        self.figures.append((task.name, task.round, task.step, done.metrics))
+        drawn = task.rows if isinstance(task, PrivateStep) else ()
+        self.figures.append(Figure(task.name, task.round, task.step, done.metrics, tuple(drawn)))
         answer = done_message(task, {**done.metrics, "grading_failures": {}}, bytes(done.body))
         if isinstance(task, Evaluate):
             self.evaluated[task.digest] = answer
@@ -225,7 +237,7 @@ class CellResult:
     record: dict[str, Any]
     traffic: dict[tuple[str, str], tuple[int, int]]
     refused: Counter[tuple[str, str]]
-    figures: dict[str, list[tuple[str, int, int, Mapping[str, Any]]]]
+    figures: dict[str, list[Figure]]
     adapter_sha256: str
     seconds: float
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
+from fedsilo.demo import digit_tasks
 from fedsilo.files.durable import read_regular
 from fedsilo.protocol import strict_yaml
 from fedsilo.protocol.codec import canonical_json, sha256_hex
@@ -22,10 +23,36 @@ from fedsilo.protocol.errors import UsageError
 from fedsilo.protocol.methods import METHODS, method_named, require_exchange
 from fedsilo.protocol.plan import Plan
 
-Metric = Literal["pass_at_1", "pass_at_1_greedy", "worst_topic", "zero_variance_share"]
-Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,40}$")]
+Metric = Literal[
+    "pass_at_1",
+    "pass_at_1_greedy",
+    "worst_topic",
+    "worst_silo",
+    "own_task",
+    "zero_variance_share",
+    "drift_between",
+    "gain_per_megabyte",
+]
+IN_POINTS: frozenset[Metric] = frozenset(
+    ("pass_at_1", "pass_at_1_greedy", "worst_topic", "worst_silo", "own_task", "zero_variance_share")
+)
+Name = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_.-]{0,40}$")]
+BASE = "base"  # in place of a method: the base model, which every cell of its seed measures first
 # Keys of a row's plan that would undo what is equal over rows.
 _FIXED = frozenset({"run", "method", "seed", "rounds", "local_steps", "evaluation", "lora", "silos"})
+
+
+def _seeds(value: object) -> object:
+    """Read `101-108` as the seeds from 101 to 108."""
+    if isinstance(value, str) and (match := re.fullmatch(r"([0-9]{1,9})-([0-9]{1,9})", value)):
+        first, last = map(int, match.groups())
+        if not 0 <= last - first < 1000:
+            raise ValueError(f"{value} are no seeds: write the lower one first, at most a thousand")
+        return list(range(first, last + 1))
+    return value
+
+
+Seeds = Annotated[tuple[int, ...], BeforeValidator(_seeds)]
 
 
 class _Closed(BaseModel):
@@ -40,7 +67,7 @@ class Base(_Closed):
 
 
 class Setting(_Closed):
-    """What all rows share.
+    """What all rows share. In the file, `from: OTHER` takes another setting's fields where none are said.
 
     Attributes:
         questions: of one step, such as `u5271=`, or of two, such as `ua5271=`, whose key lacks the work.
@@ -68,17 +95,28 @@ class Setting(_Closed):
 
     @model_validator(mode="after")
     def _fits(self) -> Setting:
+        topics = len(topics_of(self))
         if self.questions == "two-step" and self.split != "one-topic":
             raise ValueError("questions of two steps are split one topic a silo")
-        if self.questions == "two-step" and self.silos != 4:
-            raise ValueError("there are four topics of two steps: silos: 4")
-        if self.split == "one-topic" and self.silos > 8:
-            raise ValueError("there are eight topics: silos: 8 at most")
+        if self.questions == "two-step" and self.silos != topics:
+            raise ValueError(f"there are {topics} topics of two steps: silos: {topics}")
+        if self.split == "one-topic" and self.silos > topics:
+            raise ValueError(f"there are {topics} topics: silos: {topics} at most")
         return self
 
 
+def topics_of(setting: Setting) -> tuple[str, ...]:
+    """Return the topics of a setting's questions."""
+    return digit_tasks.TOPICS if setting.questions == "one-step" else tuple(digit_tasks.TWO_STEP_TOPICS)
+
+
 class Row(_Closed):
-    """One method under the setting. plan: what it alone has of run.yaml."""
+    """One method under a setting.
+
+    Attributes:
+        method: or `base`: the base model as it is.
+        plan: what this row alone has of run.yaml.
+    """
 
     method: str
     plan: dict[str, Any] = Field(default_factory=dict)
@@ -88,83 +126,228 @@ class Claim(_Closed):
     """One contrast, declared before it is run: `row` minus `against`, paired by seed.
 
     Attributes:
-        direction: what is expected; `equivalent` asks for two one-sided tests within the margin.
+        setting: one; or several, of which the slope of the difference on log2 of the local steps is looked at.
+        direction: what is expected; `either`: a difference; `equivalent`: two one-sided tests within the margin.
+        seeds: the file's where none are named.
+        family: claims of one family are judged together, by Holm's method.
+        exploratory: shown without a verdict, and counted in no family.
+        share_of: a row; what is shown is the part of its lead over `against` that `row` has, without a verdict.
         says: the claim in words.
     """
 
+    setting: Name | tuple[Name, ...]
     row: Name
     against: Name
     metric: Metric = "pass_at_1"
-    direction: Literal["above", "below", "equivalent"] = "above"
+    direction: Literal["above", "below", "either", "equivalent"] = "above"
+    seeds: Seeds = ()
+    family: str = ""
+    exploratory: bool = False
+    share_of: Name | None = None
+    says: str = ""
+
+    @model_validator(mode="after")
+    def _can_be_judged(self) -> Claim:
+        if self.direction == "equivalent" and self.metric not in IN_POINTS:
+            raise ValueError(f"the margin of equivalence is in points, which {self.metric} is not")
+        if self.share_of is not None and not self.exploratory:
+            raise ValueError("a share has no verdict: exploratory: true")
+        return self
+
+    @property
+    def settings(self) -> tuple[str, ...]:
+        return (self.setting,) if isinstance(self.setting, str) else self.setting
+
+    @property
+    def rows(self) -> tuple[str, ...]:
+        return (self.row, self.against, *([self.share_of] if self.share_of is not None else []))
+
+
+class Table(_Closed):
+    """Rows that are shown side by side. rows, seeds: all those of the file where none are named."""
+
+    setting: Name
+    rows: tuple[Name, ...] = ()
+    seeds: Seeds = ()
     says: str = ""
 
 
 class Experiment(_Closed):
-    """A file `EXPERIMENT.yaml`."""
+    """A file `EXPERIMENT.yaml`.
+
+    Attributes:
+        claims: run in this order, those that are exploratory after the others.
+        tables: run after the claims; where none is named, there is one of all rows for each setting.
+        seconds_per_step: what a step of each method takes, until cells have been measured.
+    """
 
     experiment: Name
     about: str = ""
-    setting: Setting
-    seeds: tuple[int, ...] = Field(min_length=1)
+    settings: dict[Name, Setting] = Field(min_length=1)
+    seeds: Annotated[Seeds, Field(min_length=1)]
     rows: dict[Name, Row] = Field(min_length=1)
-    claims: dict[str, Claim] = Field(default_factory=dict)
+    claims: dict[Name, Claim] = Field(default_factory=dict)
+    tables: dict[Name, Table] = Field(default_factory=dict)
+    seconds_per_step: dict[str, float] = Field(default_factory=dict)
+
+    def all_tables(self) -> dict[str, Table]:
+        return self.tables or {name: Table(setting=name) for name in self.settings}
+
+    def rows_of(self, table: Table) -> tuple[str, ...]:
+        return table.rows or tuple(self.rows)
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One row with one seed."""
+    """One row under one setting with one seed."""
 
+    setting: str
     row: str
     seed: int
 
     def __str__(self) -> str:
-        return f"{self.row}/{self.seed}"
+        return f"{self.setting}/{self.row}/{self.seed}"
 
 
 def cell_named(experiment: Experiment, name: str) -> Cell:
-    """Return the cell `ROW/SEED`. Raises UsageError: the experiment has none of that name."""
-    row, _, seed = name.rpartition("/")
-    if re.fullmatch(r"[0-9]+", seed) and row in experiment.rows and int(seed) in experiment.seeds:
-        return Cell(row, int(seed))
+    """Return the cell `SETTING/ROW/SEED`. Raises UsageError: the experiment has none of that name."""
+    for cell in cells_of(experiment):
+        if str(cell) == name:
+            return cell
     raise UsageError(
-        f"{experiment.experiment} has no cell {name!r}", hint="ROW/SEED, as `fedsilo experiment plan` lists"
+        f"{experiment.experiment} has no cell {name!r}", hint="SETTING/ROW/SEED, as `fedsilo experiment plan` lists"
     )
 
 
-def cells_of(experiment: Experiment) -> Iterator[Cell]:
-    """Yield the cells, seed by seed, so that the first results can be compared already."""
-    for seed in experiment.seeds:
-        for row in experiment.rows:
-            yield Cell(row, seed)
+def cells_of(experiment: Experiment, claim: str = "") -> Iterator[Cell]:
+    """Yield each cell once: those of claims first, seed by seed, so that the first results can be compared already.
+
+    Args:
+        experiment: the file.
+        claim: the name of one, whose cells alone are yielded.
+
+    Raises:
+        UsageError: there is no such claim.
+    """
+    if claim and claim not in experiment.claims:
+        raise UsageError(
+            f"{experiment.experiment} has no claim {claim!r}", hint=f"one of: {', '.join(experiment.claims)}"
+        )
+    seen: set[Cell] = set()
+    for cell in _with_repetitions(experiment, claim):
+        if cell not in seen and experiment.rows[cell.row].method != BASE:
+            seen.add(cell)
+            yield cell
+
+
+def _with_repetitions(experiment: Experiment, claim: str) -> Iterator[Cell]:
+    claims = [each for name, each in experiment.claims.items() if claim in ("", name)]
+    for each in sorted(claims, key=lambda each: each.exploratory):
+        for seed in each.seeds or experiment.seeds:
+            yield from (Cell(setting, row, seed) for setting in each.settings for row in each.rows)
+    if not claim:
+        for table in experiment.all_tables().values():
+            for seed in table.seeds or experiment.seeds:
+                yield from (Cell(table.setting, row, seed) for row in experiment.rows_of(table))
+
+
+# ---- reading a file ----------------------------------------------------------------------------------------------
 
 
 def read_experiment(path: Path) -> Experiment:
     """Read a file. Raises UsageError with file and line: it is none, or a cell of it could not be carried out."""
     document = strict_yaml.load(read_regular(path), str(path))
-    experiment = strict_yaml.validate(Experiment, document)
+    experiment = strict_yaml.validate(Experiment, replace(document, value=_inherited(document)))
     for place, fault, hint in faults_of(experiment):
         raise UsageError(f"{path}:{document.line_of(place)}: {'.'.join(map(str, place))}: {fault}", hint=hint)
     return experiment
 
 
-def faults_of(experiment: Experiment) -> Iterator[tuple[tuple[str, ...], str, str]]:
-    """Yield (place in the file, what is wrong, hint) of what only the whole file shows."""
-    if len(set(experiment.seeds)) != len(experiment.seeds):
-        yield ("seeds",), "a seed is listed twice", "name each seed once"
-    if fixed := sorted(_FIXED & experiment.setting.plan.keys()):
-        yield ("setting", "plan"), f"{', '.join(fixed)} is not for the plan to say", "the setting and the rows name it"
+def _inherited(document: strict_yaml.Document) -> Any:
+    """Return the file's value with the fields that settings take from others. Raises UsageError: there is no such
+    setting, or one takes its own."""
+    whole = document.value
+    settings = whole.get("settings") if isinstance(whole, dict) else None
+    if not isinstance(settings, dict):
+        return whole
+
+    def fields(name: str, heirs: tuple[str, ...]) -> Any:
+        own = settings[name]
+        if not isinstance(own, dict) or "from" not in own:
+            return own
+        origin = own["from"]
+        if origin not in settings or origin in heirs:
+            place = document.place(("settings", name, "from"))
+            fault = "takes its own fields" if origin in heirs else f"there is no setting {origin!r}"
+            raise UsageError(f"{place}: settings.{name}: {fault}", hint="name another setting of this file")
+        inherited = fields(origin, (*heirs, origin))
+        own = {key: value for key, value in own.items() if key != "from"}
+        return _merged(inherited, own) if isinstance(inherited, dict) else inherited
+
+    return {**whole, "settings": {name: fields(name, (name,)) for name in settings}}
+
+
+Fault = tuple[tuple[str, ...], str, str]  # place in the file, what is wrong, hint
+
+
+def faults_of(experiment: Experiment) -> Iterator[Fault]:
+    """Yield what only the whole file shows."""
+    for place, seeds in _seeds_of(experiment):
+        if len(set(seeds)) != len(seeds):
+            yield (*place, "seeds"), "a seed is listed twice", "name each seed once"
+    for name, setting in experiment.settings.items():
+        if fixed := sorted(_FIXED & setting.plan.keys()):
+            yield (
+                ("settings", name, "plan"),
+                f"{', '.join(fixed)} is not for the plan to say",
+                "the setting and the rows name it",
+            )
     for name, row in experiment.rows.items():
-        if row.method not in METHODS:
-            yield ("rows", name), f"there is no method {row.method!r}", f"one of: {', '.join(sorted(METHODS))}"
+        if row.method not in METHODS and row.method != BASE:
+            yield (
+                ("rows", name),
+                f"there is no method {row.method!r}",
+                f"{BASE}, or one of: {', '.join(sorted(METHODS))}",
+            )
         elif fixed := sorted(_FIXED & row.plan.keys()):
             yield ("rows", name), f"{', '.join(fixed)} is equal over all rows of a setting", "leave it out"
-        elif fault := _plan_fault(experiment, Cell(name, experiment.seeds[0])):
-            yield ("rows", name), fault, "the plan's keys are those of run.yaml: docs/reference/configuration.md"
     for name, claim in experiment.claims.items():
-        if missing := sorted({claim.row, claim.against} - experiment.rows.keys()):
-            yield ("claims", name), f"there is no row {', '.join(missing)}", f"one of: {', '.join(experiment.rows)}"
-        elif claim.row == claim.against:
+        yield from _unknown(experiment, ("claims", name), claim.settings, claim.rows)
+        if claim.row == claim.against:
             yield ("claims", name), "a row is not compared with itself", "name another row as `against`"
+        if len({experiment.settings[each].local_steps for each in claim.settings if each in experiment.settings}) != (
+            len(claim.settings)
+        ):
+            yield (
+                ("claims", name),
+                "a slope is over settings whose local_steps differ",
+                "name one setting, or others",
+            )
+    for name, table in experiment.tables.items():
+        yield from _unknown(experiment, ("tables", name), (table.setting,), table.rows)
+    yield from _plan_faults(experiment)
+
+
+def _seeds_of(experiment: Experiment) -> Iterator[tuple[tuple[str, ...], tuple[int, ...]]]:
+    yield (), experiment.seeds
+    yield from ((("claims", name), claim.seeds) for name, claim in experiment.claims.items())
+    yield from ((("tables", name), table.seeds) for name, table in experiment.tables.items())
+
+
+def _unknown(
+    experiment: Experiment, place: tuple[str, ...], settings: tuple[str, ...], rows: tuple[str, ...]
+) -> Iterator[Fault]:
+    for what, named, known in (("setting", settings, experiment.settings), ("row", rows, experiment.rows)):
+        if missing := [name for name in dict.fromkeys(named) if name not in known]:
+            yield place, f"there is no {what} {', '.join(missing)}", f"one of: {', '.join(known)}"
+
+
+def _plan_faults(experiment: Experiment) -> Iterator[Fault]:
+    """Yield why no plan can be made of a row under a setting that it has cells in."""
+    for cell in {(cell.setting, cell.row): cell for cell in cells_of(experiment)}.values():
+        if fault := _plan_fault(experiment, cell):
+            hint = "the plan's keys are those of run.yaml: docs/reference/configuration.md"
+            yield ("rows", cell.row), f"under {cell.setting}: {fault}", hint
 
 
 _PINNED = ("base_model_sha256", "tokenizer_sha256", "template_sha256", "public_set_sha256", "held_out_sha256")
@@ -173,7 +356,7 @@ _NO_HASH = "0" * 64  # in place of hashes that are known once the sites are made
 
 def _plan_fault(experiment: Experiment, cell: Cell) -> str:
     """Return why no plan can be made of a row's fields, as far as that can be told without its sites; or nothing."""
-    setting = experiment.setting
+    setting = experiment.settings[cell.setting]
     fields = plan_of(experiment, cell, {"max_prompt_tokens": 1, "max_new_tokens": 1})
     fixed = {
         "federation": "f",
@@ -192,9 +375,12 @@ def _plan_fault(experiment: Experiment, cell: Cell) -> str:
     return ""
 
 
+# ---- what a cell is made of --------------------------------------------------------------------------------------
+
+
 def digest_of(experiment: Experiment, cell: Cell) -> str:
     """Return the digest of everything in the file that this cell's result depends on: setting, row and seed."""
-    fields = {"setting": experiment.setting, "row": experiment.rows[cell.row], "seed": cell.seed}
+    fields = {"setting": experiment.settings[cell.setting], "row": experiment.rows[cell.row], "seed": cell.seed}
     plain = {
         name: each.model_dump(mode="json") if isinstance(each, BaseModel) else each for name, each in fields.items()
     }
@@ -208,7 +394,7 @@ def ruleset_of(experiment: Experiment, cell: Cell) -> str:
 
 def plan_of(experiment: Experiment, cell: Cell, lengths: Mapping[str, int]) -> dict[str, Any]:
     """Return the fields of the cell's run.yaml. lengths: of prompts and answers, in tokens."""
-    setting, row = experiment.setting, experiment.rows[cell.row]
+    setting, row = experiment.settings[cell.setting], experiment.rows[cell.row]
     fields: dict[str, Any] = {
         "run": "run-1",
         "method": row.method,

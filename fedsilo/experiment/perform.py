@@ -15,7 +15,8 @@ from fedsilo.demo.data import DataFolder, DigitSet, Lengths, make_digit_set, mak
 from fedsilo.demo.sites import DemoSettings, make_sites
 from fedsilo.demo.tiny_model import Recipe, cached_model
 from fedsilo.experiment.cell import CellResult, run_cell
-from fedsilo.experiment.design import Cell, Experiment, Setting, digest_of, plan_of, ruleset_of
+from fedsilo.experiment.design import Cell, Experiment, Setting, digest_of, plan_of, ruleset_of, topics_of
+from fedsilo.protocol.codec import canonical_json, sha256_hex
 from silo.guard.site import code_sha256
 
 _IN_MEMORY = Path("/dev/shm")  # noqa: S108  # a folder of this process's own is made in it
@@ -27,11 +28,12 @@ def perform(experiment: Experiment, cell: Cell) -> dict[str, Any]:
     Raises:
         FedSiloError: the federation cannot be set up, or stands still. A run that ends as failed is a result.
     """
-    setting, seed = experiment.setting, cell.seed
+    setting, seed = experiment.settings[cell.setting], cell.seed
     model = cached_model(recipe_of(setting, seed))
     folder = Path(tempfile.mkdtemp(prefix="fedsilo-", dir=_IN_MEMORY if _IN_MEMORY.is_dir() else None))
     try:
-        data = _data_of(folder / "data", setting, seed)
+        made = _rows_of(setting, seed)
+        data = _data_of(folder / "data", setting, seed, made)
         lengths = data.description.lengths
         plan = plan_of(experiment, cell, lengths.model_dump())
         sites = make_sites(
@@ -54,7 +56,7 @@ def perform(experiment: Experiment, cell: Cell) -> dict[str, Any]:
         result = run_cell(sites, plan)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    return _line(experiment, cell, result)
+    return _line(experiment, cell, made, result)
 
 
 def recipe_of(setting: Setting, seed: int) -> Recipe:
@@ -63,10 +65,9 @@ def recipe_of(setting: Setting, seed: int) -> Recipe:
     return Recipe("digits", seed=seed, steps=base.steps, questions=setting.questions, right_share=base.right_share)
 
 
-def _data_of(root: Path, setting: Setting, seed: int) -> DataFolder:
+def _data_of(root: Path, setting: Setting, seed: int, made: DigitSet) -> DataFolder:
     """Write the split of a seed."""
     verifier = "exact" if setting.questions == "one-step" else "final"
-    made = _rows_of(setting, seed)
     return write_data_folder(
         root,
         name=f"{setting.questions}-{seed}",
@@ -80,8 +81,7 @@ def _data_of(root: Path, setting: Setting, seed: int) -> DataFolder:
 
 def lengths_of(setting: Setting) -> Lengths:
     """Return the longest prompt and answer, end mark included, with one token to spare."""
-    topics = digit_tasks.TOPICS if setting.questions == "one-step" else tuple(digit_tasks.TWO_STEP_TOPICS)
-    digits = "0" * digit_tasks.DIGITS
+    topics, digits = topics_of(setting), "0" * digit_tasks.DIGITS
     prompt = max(len(digit_tasks.question(topic, digits)) for topic in topics)
     answer = max(len(digit_tasks.work(topic, digits)) for topic in topics)
     return Lengths(max_prompt_tokens=prompt + 1, max_new_tokens=answer + 2)
@@ -96,10 +96,9 @@ def _rows_of(setting: Setting, seed: int) -> DigitSet:
             public_rows=setting.public_rows,
             held_out_rows=setting.held_out_rows,
         )
-    topics = tuple(digit_tasks.TWO_STEP_TOPICS) if setting.questions == "two-step" else digit_tasks.TOPICS
     return make_topic_set(
         seed,
-        topics[: setting.silos],
+        topics_of(setting)[: setting.silos],
         rows_per_silo=setting.private_rows,
         public_rows=setting.public_rows,
         held_out_rows=setting.held_out_rows,
@@ -108,25 +107,52 @@ def _rows_of(setting: Setting, seed: int) -> DigitSet:
 
 # ---- the line of results -----------------------------------------------------------------------------------------
 
+_STEPS = ("PrivateStep", "PublicStep")
+# Figures of steps that lines of results have as curves: what the drift bound of PubSwap speaks of, and what it leaves.
+_CURVES: Mapping[str, Sequence[str]] = {
+    "PrivateStep": ("reward_mean", "zero_variance_share", "drift"),
+    "PublicStep": (
+        "reward_mean",
+        "zero_variance_share_before",
+        "zero_variance_share",
+        "alpha_mean",
+        "alpha_max",
+        "swapped_share",
+        "donors_wanted",
+        "donors_found",
+        "beta_mean",
+        "beta_max",
+        "omega",
+        "logp_own",
+        "logp_donor",
+        "drift",
+    ),
+}
+_DECIMALS = 4
 
-def _line(experiment: Experiment, cell: Cell, result: CellResult) -> dict[str, Any]:
+
+def _line(experiment: Experiment, cell: Cell, made: DigitSet, result: CellResult) -> dict[str, Any]:
     record, plan = result.record, result.record["plan"]
-    rounds = [_measured(record["before"]), *map(_measured, record["rounds"])]
+    shares = {silo: _topic_shares(rows) for silo, rows in made.private.items()}
     return {
         "experiment": experiment.experiment,
+        "setting": cell.setting,
         "row": cell.row,
         "seed": cell.seed,
         "design_sha256": digest_of(experiment, cell),
         "code_sha256": code_sha256(),
         "versions": record["versions"],
+        "split_sha256": sha256_hex(canonical_json(made.private)),
         "base_model_sha256": plan["base_model_sha256"],
         "public_set_sha256": plan["public_set_sha256"],
         "held_out_sha256": plan["held_out_sha256"],
+        "evaluation_sha256": _evaluation_digest(record["before"]),
         "adapter_sha256": result.adapter_sha256,
         "state": record["state"],
         "reason": record["reason"],
-        "rounds": rounds,
-        "steps": sum(name in _STEPS for name, _, _, _ in next(iter(result.figures.values()))),
+        "silos": len(shares),
+        "rounds": [_measured(row, shares) for row in (record["before"], *record["rounds"])],
+        "steps": sum(figure.task in _STEPS for figure in next(iter(result.figures.values()))),
         "generated_tokens": _sum(result, ("PrivateStep", "GeneratePublic"), "tokens")
         + _sum(result, ("PublicStep",), "extra_tokens"),
         "trained_tokens": _sum(result, _STEPS, "trained_tokens"),
@@ -135,34 +161,76 @@ def _line(experiment: Experiment, cell: Cell, result: CellResult) -> dict[str, A
         "zero_variance_share_before": _mean(result, ("PublicStep",), "zero_variance_share_before"),
         "zero_variance_share": _mean(result, ("PublicStep",), "zero_variance_share"),
         "alpha_mean": _mean(result, ("PublicStep",), "alpha_mean"),
+        "alpha_histogram": _alpha_histogram(result),
         "drift": _mean(result, _STEPS, "drift", last=True),
+        "curves": {task: _curves(result, task, names) for task, names in _CURVES.items()},
         "seconds": round(result.seconds, 2),
     }
 
 
-_STEPS = ("PrivateStep", "PublicStep")
+def _topic_shares(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    counts = Counter(str(row["topic"]) for row in rows)
+    return {topic: count / len(rows) for topic, count in counts.items()}
 
 
-def _measured(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the first silo measured of a round's adapter, or of the base model: one for all.
+def _evaluation_digest(before: Mapping[str, Any]) -> str:
+    """Return a digest of what the first silo measured of the base model: of the model, the prompts and the draws; empty
+    where no gate let that out."""
+    first = next(iter(before["metrics"].values()), None)
+    return "" if first is None else sha256_hex(canonical_json(first))
 
+
+def _measured(row: Mapping[str, Any], shares: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
+    """Return what was measured after a round, or of the base model.
+
+    The mean over the silos that measured: one and the same where they share an adapter, each its own where they do not.
     None stands for what no gate let out.
+
+    Args:
+        row: of the run record.
+        shares: of each topic among a silo's private rows.
     """
-    metrics: Mapping[str, Mapping[str, float]] = next(iter(row["metrics"].values()), {})
-    topics = {topic: value for topic, value in metrics.get("pass_at_1", {}).items() if topic}
+    metrics: Mapping[str, Mapping[str, Mapping[str, float]]] = row["metrics"]
+    sampled = {silo: dict(each.get("pass_at_1", {})) for silo, each in metrics.items()}
+    topics = sorted({topic for each in sampled.values() for topic in each if topic})
+    own = [
+        sum(share * sampled[silo][topic] for topic, share in shares[silo].items())
+        for silo in sampled
+        if silo in shares and shares[silo].keys() <= sampled[silo].keys()
+    ]
+    apart = next((note for note in row["notes"] if note["name"] == "drift"), None)
     return {
-        "pass_at_1": metrics.get("pass_at_1", {}).get(""),
-        "pass_at_1_greedy": metrics.get("pass_at_1_greedy", {}).get(""),
-        "topics": topics,
+        "pass_at_1": _mean_of([each.get("") for each in sampled.values()]),
+        "pass_at_1_greedy": _mean_of([each.get("pass_at_1_greedy", {}).get("") for each in metrics.values()]),
+        "topics": {topic: _mean_of([each.get(topic) for each in sampled.values()]) for topic in topics},
+        "own_task": _mean_of(own),
+        "worst_silo": min(own, default=None),
+        "apart": None
+        if apart is None
+        else {
+            "factors": _between(apart["factors"]),
+            "products": _between(apart["products"]),
+            "aggregation_error": apart["aggregation_error"],
+        },
     }
+
+
+def _mean_of(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return round(sum(known) / len(known), 6) if known else None
+
+
+def _between(distances: Sequence[Sequence[float]]) -> float | None:
+    """Return the mean distance of two silos; None where there is one."""
+    return _mean_of([value for place, row in enumerate(distances) for value in row[place + 1 :]])
 
 
 def _values(result: CellResult, tasks: Sequence[str], name: str) -> list[float]:
     return [
-        float(metrics[name])
+        float(figure.metrics[name])
         for figures in result.figures.values()
-        for task, _, _, metrics in figures
-        if task in tasks and name in metrics
+        for figure in figures
+        if figure.task in tasks and name in figure.metrics
     ]
 
 
@@ -172,13 +240,40 @@ def _sum(result: CellResult, tasks: Sequence[str], name: str) -> int:
 
 def _mean(result: CellResult, tasks: Sequence[str], name: str, *, last: bool = False) -> float | None:
     """Return the mean over silos and steps, or over silos of the last step; None where there is none."""
-    values = _values(result, tasks, name)
-    if last:
-        silos = [
-            [float(m[name]) for t, _, _, m in each if t in tasks and name in m] for each in result.figures.values()
-        ]
-        values = [each[-1] for each in silos if each]
-    return round(sum(values) / len(values), 6) if values else None
+    if not last:
+        return _mean_of(_values(result, tasks, name))
+    silos = [
+        [float(figure.metrics[name]) for figure in figures if figure.task in tasks and name in figure.metrics]
+        for figures in result.figures.values()
+    ]
+    return _mean_of([each[-1] for each in silos if each])
+
+
+def _curves(result: CellResult, task: str, names: Sequence[str]) -> dict[str, list[float | None]]:
+    """Return each figure over the steps of a task, in order: the mean over silos, None where a step has no such figure,
+    and no list where no step has it."""
+    steps = sorted({(each.round, each.step) for figures in result.figures.values() for each in figures})
+    at: dict[tuple[int, int], list[Mapping[str, Any]]] = {step: [] for step in steps}
+    for figures in result.figures.values():
+        for each in figures:
+            if each.task == task:
+                at[each.round, each.step].append(each.metrics)
+    taken = [metrics for metrics in at.values() if metrics]
+    curves = {name: [_mean_of([each.get(name) for each in metrics]) for metrics in taken] for name in names}
+    return {
+        name: [value if value is None else round(value, _DECIMALS) for value in values]
+        for name, values in curves.items()
+        if any(value is not None for value in values)
+    }
+
+
+def _alpha_histogram(result: CellResult) -> dict[str, int]:
+    """Return how many prompts had which share of their answers replaced."""
+    counts: Counter[str] = Counter()
+    for figures in result.figures.values():
+        for figure in figures:
+            counts.update(figure.metrics.get("alpha_histogram", {}))
+    return dict(sorted(counts.items()))
 
 
 def _bytes(traffic: Sequence[Mapping[str, Any]], direction: str) -> dict[str, int]:

@@ -10,31 +10,45 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from statistics import fmean
+from typing import IO, Any
 
-from fedsilo.experiment.design import Cell, Experiment, cells_of
-from fedsilo.experiment.results import Line, of_experiment, read_results, whole_lines
-from fedsilo.protocol.errors import OperationError
+from fedsilo.experiment.design import Cell, Experiment, cells_of, read_experiment
+from fedsilo.experiment.results import Line, of_experiment, read_results, unequal, whole_lines
+from fedsilo.protocol.errors import ConflictError, OperationError
 
 Say = Callable[[str], None]
 
 
-def left_of(experiment: Experiment, results: Path) -> list[Cell]:
-    """Return the cells that have no result yet, in order."""
+SECONDS_PER_STEP = 0.7  # of a method of which nothing is known: on one core, with the demo's model, K 8 and b 8
+
+
+def left_of(experiment: Experiment, results: Path, claim: str = "") -> list[Cell]:
+    """Return the cells that have no result yet, in order; of one claim, or of all."""
     done = of_experiment(experiment, read_results(results))
-    return [cell for cell in cells_of(experiment) if cell not in done]
+    return [cell for cell in cells_of(experiment, claim) if cell not in done]
 
 
-def hours_of(cells: Sequence[Cell], known: Mapping[Cell, Line], jobs: int, seconds: float) -> float:
-    """Return how long these cells take: as long as others of their row took, or `seconds` where none has run."""
-    by_row: dict[str, list[float]] = {}
+def hours_of(experiment: Experiment, cells: Sequence[Cell], known: Mapping[Cell, Line], jobs: int) -> float:
+    """Return how long these cells take: as long as others of their row and setting took; where none has run, as their
+    method's steps took; where that has not run either, as the file says."""
+    took: dict[tuple[str, str], list[float]] = {}
+    a_step: dict[str, list[float]] = {}
     for cell, line in known.items():
-        by_row.setdefault(cell.row, []).append(float(line["seconds"]))
-    took = {row: sum(values) / len(values) for row, values in by_row.items()}
-    return sum(took.get(cell.row, seconds) for cell in cells) / jobs / 3600
+        took.setdefault((cell.setting, cell.row), []).append(float(line["seconds"]))
+        if line["steps"]:
+            a_step.setdefault(experiment.rows[cell.row].method, []).append(float(line["seconds"]) / line["steps"])
+
+    def seconds_of(cell: Cell) -> float:
+        if same := took.get((cell.setting, cell.row)):
+            return fmean(same)
+        setting, method = experiment.settings[cell.setting], experiment.rows[cell.row].method
+        stated = experiment.seconds_per_step.get(method, SECONDS_PER_STEP)
+        return setting.rounds * setting.local_steps * (fmean(a_step[method]) if method in a_step else stated)
+
+    return sum(map(seconds_of, cells)) / jobs / 3600
 
 
 def run_cells(path: Path, cells: Sequence[Cell], results: Path, *, jobs: int, say: Say) -> int:
@@ -52,34 +66,36 @@ def run_cells(path: Path, cells: Sequence[Cell], results: Path, *, jobs: int, sa
 
     Raises:
         OperationError: the results cannot be written.
+        ConflictError: what must be equal over the rows of a seed is not; the line is not written.
     """
-    waiting: queue.SimpleQueue[Cell | None] = queue.SimpleQueue()
-    for cell in cells:
-        waiting.put(cell)
-    answers: queue.SimpleQueue[tuple[Cell, dict[str, Any] | str]] = queue.SimpleQueue()
-    threads, jobs = [], min(jobs, len(cells))
-    say(f"{len(cells)} cells in {jobs} processes; each begins with building its base model, where none is there yet")
-    for _ in range(jobs):
-        waiting.put(None)
-        threads.append(threading.Thread(target=_worker, args=(path, waiting, answers), daemon=True))
-    for thread in threads:
-        thread.start()
-    failed, began = 0, time.monotonic()
-    for done in range(1, len(cells) + 1):
-        cell, answer = answers.get()
-        if isinstance(answer, str):
-            failed += 1
-            say(f"{cell} failed: {answer}")
-            continue
-        _append(results, answer)
-        left = (time.monotonic() - began) / done * (len(cells) - done)
-        after = answer["rounds"][-1]["pass_at_1"]
-        reached = "not measured" if after is None else f"{100 * after:.1f} %"
-        took = f"{cell} {reached} in {answer['seconds']:.0f} s"
-        say(f"{done} of {len(cells)}: {took}; about {left / 60:.0f} min are left")
-    for thread in threads:
-        thread.join()
+    experiment = read_experiment(path)
+    known = of_experiment(experiment, read_results(results))
+    with Workers(path, cells, min(jobs, len(cells))) as workers:
+        say(f"{len(cells)} cells in {workers.count} processes; each seed's base model is built, where it is not there")
+        failed, left = 0, list(cells)
+        for done, (cell, answer) in enumerate(workers.answers(), 1):
+            left.remove(cell)
+            if isinstance(answer, str):
+                failed += 1
+                say(f"{cell} failed: {answer}")
+                continue
+            known[cell] = answer
+            if faults := unequal({each: line for each, line in known.items() if _beside(each, cell)}):
+                raise ConflictError(
+                    f"{faults[0]}, which must be equal over rows",
+                    hint="the program has changed since the other was made: move the results away, and run all again",
+                )
+            _append(results, answer)
+            minutes = 60 * hours_of(experiment, left, known, workers.count)
+            after = answer["rounds"][-1]["pass_at_1"]
+            reached = "not measured" if after is None else f"{100 * after:.1f} %"
+            took = f"{cell} {reached} in {answer['seconds']:.0f} s"
+            say(f"{done} of {len(cells)}: {took}; about {minutes:.0f} min are left")
     return failed
+
+
+def _beside(cell: Cell, other: Cell) -> bool:
+    return (cell.setting, cell.seed) == (other.setting, other.seed)
 
 
 def _append(results: Path, line: Mapping[str, Any]) -> None:
@@ -94,41 +110,70 @@ def _append(results: Path, line: Mapping[str, Any]) -> None:
         raise OperationError(f"{results}: {error.strerror}", hint="name another file with --results") from error
 
 
-def _worker(
-    path: Path,
-    waiting: queue.SimpleQueue[Cell | None],
-    answers: queue.SimpleQueue[tuple[Cell, dict[str, Any] | str]],
-) -> None:
-    """Hand one process one cell after the other: a start of Python with its libraries is paid once."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-    command = [sys.executable, "-P", "-m", "fedsilo.cli", "fedsilo", "experiment", "work"]
-    process: subprocess.Popen[str] | None = None
-    with tempfile.TemporaryFile("w+") as complaints:
-        while (cell := waiting.get()) is not None:
-            if process is None:
-                process = subprocess.Popen(
-                    [*command, str(path)],
-                    env=environment,
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=complaints,
-                    text=True,
-                )
-            answer = _asked(process, cell)
-            if "error" in answer:
-                process.kill()
-                process.wait()
-                process = None
-            if answer.get("error") == _DIED:
-                complaints.seek(0)
-                answer["error"] += f": {(complaints.read().strip().splitlines() or ['it says nothing'])[-1][:300]}"
-            answers.put((cell, str(answer["error"]) if "error" in answer else answer))
-        if process is not None and process.stdin is not None:
-            process.stdin.close()
+_DIED = "its process died"
+_Answer = tuple[Cell, "dict[str, Any] | str"]
+
+
+class Workers:
+    """Processes that carry out cells, each one after the other: a start of Python with its libraries is paid once.
+
+    None of them outlives this block: whoever leaves it kills them, and each ends by itself when its standard input
+    does, so also where this process is killed.
+    """
+
+    def __init__(self, path: Path, cells: Sequence[Cell], count: int) -> None:
+        self.count = count
+        self._path = path
+        self._cells = len(cells)
+        self._waiting: queue.SimpleQueue[Cell | None] = queue.SimpleQueue()
+        for cell in (*cells, *[None] * count):
+            self._waiting.put(cell)
+        self._answers: queue.SimpleQueue[_Answer] = queue.SimpleQueue()
+        self._processes: list[subprocess.Popen[str]] = []
+
+    def __enter__(self) -> Workers:
+        for _ in range(self.count):
+            threading.Thread(target=self._hand_out, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self._processes:
+            process.kill()
             process.wait()
 
+    def answers(self) -> Iterator[_Answer]:
+        """Yield each cell with its line of results, or with what is wrong, as they come."""
+        for _ in range(self._cells):
+            yield self._answers.get()
 
-_DIED = "its process died"
+    def _hand_out(self) -> None:
+        """Give one process the next cell until there is none; a process that failed is replaced."""
+        process: subprocess.Popen[str] | None = None
+        with tempfile.TemporaryFile("w+") as complaints:
+            while (cell := self._waiting.get()) is not None:
+                if process is None:
+                    process = self._started(complaints)
+                answer = _asked(process, cell)
+                if "error" in answer:
+                    process.kill()
+                    process.wait()
+                    process = None
+                if answer.get("error") == _DIED:
+                    complaints.seek(0)
+                    answer["error"] += f": {(complaints.read().strip().splitlines() or ['it says nothing'])[-1][:300]}"
+                self._answers.put((cell, str(answer["error"]) if "error" in answer else answer))
+
+    def _started(self, complaints: IO[str]) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "fedsilo.cli", "fedsilo", "experiment", "work", str(self._path)],
+            env={**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=complaints,
+            text=True,
+        )
+        self._processes.append(process)
+        return process
 
 
 def _asked(process: subprocess.Popen[str], cell: Cell) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,10 @@ from fedsilo.demo.data import write_digit_folder
 from fedsilo.demo.run import ALPHA, LEARNING_RATE, RANK
 from fedsilo.demo.sites import DemoSettings, Sites, make_sites
 from fedsilo.demo.tiny_model import cached_model, recipe_for
-from fedsilo.experiment.cell import CellResult, run_cell
-from fedsilo.experiment.design import Cell, cells_of, read_experiment
+from fedsilo.experiment.cell import CellResult, Figure, run_cell
+from fedsilo.experiment.design import Cell, Experiment, cells_of, read_experiment
 from fedsilo.experiment.perform import perform
-from fedsilo.experiment.results import of_experiment
+from fedsilo.experiment.results import EQUAL_OVER_ROWS, Line, of_experiment, unequal
 from fedsilo.protocol.codec import sha256_hex
 from fedsilo.protocol.errors import UsageError
 from fedsilo.protocol.methods import method_named
@@ -71,7 +72,7 @@ def test_only_what_the_ruleset_names_left_and_nothing_was_refused(played: tuple[
 def test_each_silo_took_every_step(played: tuple[Sites, CellResult]) -> None:
     _, result = played
     for figures in result.figures.values():
-        steps = [(task, step) for task, _, step, _ in figures if task in ("PrivateStep", "PublicStep")]
+        steps = [(each.task, each.step) for each in figures if each.task in ("PrivateStep", "PublicStep")]
         assert steps == [("PrivateStep", 1), ("PublicStep", 2), ("PrivateStep", 3), ("PublicStep", 4)]
 
 
@@ -97,27 +98,72 @@ def test_what_a_site_does_not_allow_is_refused_as_over_daemons(tmp_path_factory:
 
 TEXT = """\
 experiment: tiny
-setting:
-  {questions: two-step, split: one-topic, base: {right_share: 0.9, steps: 60}, rounds: 1, local_steps: 2,
-  private_rows: 20, public_rows: 20, held_out_rows: 16, evaluation_samples: 1, prompts_per_step: 2,
-  samples_per_prompt: 4}
+settings:
+  W: {questions: two-step, split: one-topic, base: {right_share: 0.9, steps: 60}, rounds: 2, local_steps: 2,
+    private_rows: 20, public_rows: 20, held_out_rows: 16, evaluation_samples: 1, prompts_per_step: 2,
+    samples_per_prompt: 4}
 seeds: [3]
-rows: {own: {method: self-swap}, swap: {method: pubswap}}
+rows: {own: {method: self-swap}, swap: {method: pubswap}, private: {method: fedavg-grpo}, base: {method: base}}
 """
 
 
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Experiment, dict[Cell, Line]]]:
+    """The cells of a file, carried out."""
+    folder = tmp_path_factory.mktemp("tiny")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FEDSILO_CACHE", str(folder / "cache"))
+        path = folder / "tiny.yaml"
+        path.write_text(TEXT)
+        experiment = read_experiment(path)
+        lines = [json.loads(json.dumps(perform(experiment, cell))) for cell in cells_of(experiment)]
+        yield experiment, of_experiment(experiment, lines)
+
+
 @pytest.mark.slow
-def test_rows_of_one_seed_share_all_but_the_method(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FEDSILO_CACHE", str(tmp_path / "cache"))
-    path = tmp_path / "tiny.yaml"
-    path.write_text(TEXT)
-    experiment = read_experiment(path)
-    lines = [json.loads(json.dumps(perform(experiment, cell))) for cell in cells_of(experiment)]
-    assert set(of_experiment(experiment, lines)) == {Cell("own", 3), Cell("swap", 3)}
-    own, swap = lines
-    for name in ("base_model_sha256", "public_set_sha256", "held_out_sha256", "steps", "state"):
-        assert own[name] == swap[name], name
-    assert own["rounds"][0] == swap["rounds"][0], "the base model is measured on the same draws"
+def test_rows_of_one_seed_share_all_but_the_method(tiny: tuple[Experiment, dict[Cell, Line]]) -> None:
+    _, known = tiny
+    own, swap, private, base = (known[Cell("W", row, 3)] for row in ("own", "swap", "private", "base"))
+    assert unequal(known) == []
+    for line in (own, private, base):
+        for name in EQUAL_OVER_ROWS:
+            assert line[name] == swap[name] != "", name
+    assert own["rounds"][0] == swap["rounds"][0] == base["rounds"][-1], "the base model is measured on the same draws"
+    assert (own["steps"], private["steps"], base["steps"]) == (4, 4, 0)
     assert "public.responses" in swap["bytes"]["up"] and "public.responses" not in own["bytes"]["up"]
     # three others' worth of answers to each public prompt, and as many private ones as the other row's
     assert own["generated_tokens"] > swap["generated_tokens"]
+
+
+@pytest.mark.slow
+def test_a_line_has_the_figures_of_each_step(tiny: tuple[Experiment, dict[Cell, Line]]) -> None:
+    _, known = tiny
+    swap, private = known[Cell("W", "swap", 3)], known[Cell("W", "private", 3)]
+    public = swap["curves"]["PublicStep"]
+    assert len(public["alpha_mean"]) == len(swap["curves"]["PrivateStep"]["drift"]) == 2
+    assert sum(public["alpha_mean"]) / 2 == pytest.approx(swap["alpha_mean"], abs=1e-4)
+    assert sum(swap["alpha_histogram"].values()) == 4 * 2 * 2, "silos, steps and prompts a step"
+    assert private["curves"]["PublicStep"] == {} and len(private["curves"]["PrivateStep"]["drift"]) == 4
+    # each silo owns one topic, so what is measured on it is the silo's own task
+    last = swap["rounds"][-1]
+    assert last["worst_silo"] == min(last["topics"].values())
+    assert last["own_task"] == pytest.approx(sum(last["topics"].values()) / 4, abs=1e-6)
+    assert last["apart"]["factors"] > 0
+
+
+def test_private_rows_are_drawn_by_seed_and_silo_and_not_by_method(
+    played: tuple[Sites, CellResult], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """PubSwap takes every other step in public, so its n-th private step has the rows of the n-th step without."""
+    _, swapped = played
+    private = run_cell(sites_in(tmp_path_factory.mktemp("fedavg"), "fedavg-grpo"), plan(method="fedavg-grpo"))
+    for silo in swapped.figures:
+        some, more = ([figure.rows for figure in _private(result.figures[silo])] for result in (swapped, private))
+        assert len(some) == STEPS // 2 and len(more) == STEPS
+        assert some == more[: len(some)]
+    drawn = [figures[0].rows for figures in map(_private, private.figures.values())]
+    assert len(set(drawn)) == len(drawn), "each silo draws its own"
+
+
+def _private(figures: list[Figure]) -> list[Figure]:
+    return [figure for figure in figures if figure.task == "PrivateStep"]

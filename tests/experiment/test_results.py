@@ -14,6 +14,7 @@ from scipy import stats
 
 from fedsilo.experiment.design import Cell, Experiment, cell_named, cells_of, digest_of, plan_of, read_experiment
 from fedsilo.experiment.results import (
+    HEADINGS,
     MARGIN,
     as_latex,
     as_markdown,
@@ -24,20 +25,23 @@ from fedsilo.experiment.results import (
     paired,
     read_results,
     table_rows,
+    unequal,
     verdict,
 )
+from fedsilo.experiment.running import SECONDS_PER_STEP, hours_of
 from fedsilo.protocol.errors import UsageError
 
 TEXT = """\
 experiment: small
-setting: {rounds: 2, local_steps: 4}
+settings:
+  D: {rounds: 2, local_steps: 4}
 seeds: [1, 2, 3, 4]
 rows:
   plain: {method: public-no-swap}
   swap: {method: pubswap}
 claims:
-  C1: {row: swap, against: plain}
-  C2: {row: swap, against: plain, metric: worst_topic, direction: equivalent}
+  C1: {setting: D, row: swap, against: plain}
+  C2: {setting: D, row: swap, against: plain, metric: worst_topic, direction: equivalent}
 """
 
 
@@ -47,19 +51,21 @@ def experiment(text: str = TEXT, tmp_path: Path = Path()) -> Experiment:
     return read_experiment(path)
 
 
-def line(of: Experiment, row: str, seed: int, after: float, worst: float) -> dict[str, Any]:
+def line(
+    of: Experiment, row: str, seed: int, after: float, worst: float, setting: str = "D", **more: Any
+) -> dict[str, Any]:
     last = {"pass_at_1": after, "pass_at_1_greedy": after, "topics": {"a": worst, "b": 1.0}}
     return {
-        "row": row, "seed": seed, "design_sha256": digest_of(of, Cell(row, seed)),
+        "row": row, "seed": seed, "design_sha256": digest_of(of, Cell(setting, row, seed)),
         "rounds": [{"pass_at_1": 0.1, "pass_at_1_greedy": 0.1, "topics": {}}, last], "steps": 8,
         "generated_tokens": 4000, "trained_tokens": 8000, "bytes": {"up": {"lora.factors": 500_000}, "down": {}},
-        "refused": {}, "zero_variance_share": 0.5, "seconds": 1.0,
+        "refused": {}, "zero_variance_share": 0.5, "seconds": 1.0, "silos": 4, "state": "finished", **more,
     }  # fmt: skip
 
 
-def results(of: Experiment, after: Mapping[str, list[float]]) -> dict[Cell, Any]:
+def results(of: Experiment, after: Mapping[str, list[float]], setting: str = "D") -> dict[Cell, Any]:
     lines = [
-        line(of, row, seed, value, value / 2)
+        line(of, row, seed, value, value / 2, setting)
         for row, values in after.items()
         for seed, value in zip(of.seeds, values, strict=True)
     ]
@@ -99,6 +105,9 @@ def test_holm_by_hand() -> None:
         ([0.05, 0.06, 0.07, 0.05], "above", "shown"),
         ([-0.05, -0.06, -0.07, -0.05], "above", "contradicted"),
         ([-0.05, -0.06, -0.07, -0.05], "below", "shown"),
+        ([-0.05, -0.06, -0.07, -0.05], "either", "shown"),
+        ([0.05, -0.06, 0.07, -0.05], "either", "not shown"),
+        ([0.005, 0.006, 0.007, 0.005], "above", "shown, inside the margin"),
         ([0.05, -0.06, 0.07, -0.05], "above", "not shown"),
         ([0.001, -0.001, 0.002, -0.002], "above", "equivalent"),
         ([0.001, -0.001, 0.002, -0.002], "equivalent", "equivalent"),
@@ -137,12 +146,12 @@ def test_claims_are_judged_together_over_the_seeds_that_both_rows_have(tmp_path:
     assert first.found is not None and first.found.differences == pytest.approx((0.1, 0.11, 0.11, 0.09))
     assert first.adjusted == pytest.approx(2 * first.found.p) and first.verdict == "shown"
     assert second.verdict == "contradicted"
-    del known[Cell("plain", 4)]
+    del known[Cell("D", "plain", 4)]
     first, second = judged(small, known)
     assert first.found is not None and first.found.differences == pytest.approx((0.1, 0.11, 0.11))
     assert {first.verdict, second.verdict} == {"unfinished"}
     assert [each.found for each in judged(small, {})] == [None, None]
-    assert [row[4:] for row in claim_rows(small, judged(small, {}))] == [("0 of 4", "", "", "unfinished")] * 2
+    assert [row[5:] for row in claim_rows(small, judged(small, {}))] == [("0 of 4", "", "", "unfinished")] * 2
 
 
 def test_a_cell_without_a_measurement_leaves_its_claims_unfinished_and_is_no_zero(tmp_path: Path) -> None:
@@ -151,27 +160,124 @@ def test_a_cell_without_a_measurement_leaves_its_claims_unfinished_and_is_no_zer
     assert "unfinished" not in {each.verdict for each in judged(small, known)}
     # the gate let the last measurement out of no silo, and the method has no such share
     unmeasured = {"pass_at_1": None, "pass_at_1_greedy": None, "topics": {}}
-    first = known[Cell("plain", 1)]
-    known[Cell("plain", 1)] = {**first, "rounds": [first["rounds"][0], unmeasured], "zero_variance_share": None}
+    first = known[Cell("D", "plain", 1)]
+    known[Cell("D", "plain", 1)] = {**first, "rounds": [first["rounds"][0], unmeasured], "zero_variance_share": None}
     assert [each.verdict for each in judged(small, known)] == ["unfinished"] * 2
-    assert table_rows(small, known)[0][3] == "20.0", "the mean is over those that were measured"
+    assert table_rows(small, known, small.all_tables()["D"])[0][3] == "20.0", (
+        "the mean is over those that were measured"
+    )
+
+
+SEVERAL = """\
+experiment: several
+settings:
+  W5: {rounds: 8, local_steps: 5}
+  W20: {from: W5, rounds: 2, local_steps: 20}
+seeds: 1-4
+rows: {base: {method: base}, plain: {method: public-no-swap}, swap: {method: pubswap}, other: {method: self-swap}}
+claims:
+  late: {setting: W20, row: swap, against: plain, exploratory: true}
+  first: {setting: W5, row: swap, against: plain, seeds: [1, 2], family: a}
+  second: {setting: W5, row: swap, against: other, family: a, metric: drift_between}
+  third: {setting: W20, row: swap, against: plain, family: b}
+  slope: {setting: [W5, W20], row: swap, against: plain, family: b}
+  share: {setting: W5, row: other, against: plain, share_of: swap, exploratory: true}
+tables:
+  all: {setting: W20, rows: [base, swap], seeds: [7]}
+"""
+
+
+def test_cells_of_claims_come_first_each_once_and_only_those_that_are_named(tmp_path: Path) -> None:
+    several = experiment(SEVERAL, tmp_path)
+    assert several.settings["W20"].rounds == 2 and several.settings["W20"].local_steps == 20
+    cells = [str(cell) for cell in cells_of(several)]
+    assert cells[:4] == ["W5/swap/1", "W5/plain/1", "W5/swap/2", "W5/plain/2"]
+    assert len(cells) == len(set(cells)) and cells[-1] == "W20/swap/7" and "W20/base/7" not in cells
+    assert {str(cell) for cell in cells_of(several, "late")} == {
+        f"W20/{row}/{seed}" for row in ("swap", "plain") for seed in (1, 2, 3, 4)
+    }
+    with pytest.raises(UsageError):
+        list(cells_of(several, "none"))
+
+
+def test_claims_of_one_family_are_judged_together_and_exploratory_ones_not_at_all(tmp_path: Path) -> None:
+    several = experiment(SEVERAL, tmp_path)
+    swap, plain, other = [0.3, 0.41, 0.36, 0.29], [0.2, 0.3, 0.25, 0.2], [0.25, 0.36, 0.31, 0.24]
+    known = results(several, {"swap": swap, "plain": plain, "other": other}, "W5")
+    known |= results(several, {"swap": [0.6, 0.65, 0.7, 0.62], "plain": plain}, "W20")
+    found = {each.name: each for each in judged(several, known)}
+    assert found["late"].verdict == found["share"].verdict == "exploratory"
+    assert found["second"].verdict == "unfinished", "no drift between silos was noted"
+    first, third, slope = (found[name] for name in ("first", "third", "slope"))
+    assert first.found is not None and third.found is not None and slope.found is not None
+    assert first.found.differences == pytest.approx((0.1, 0.11))
+    assert first.adjusted == pytest.approx(min(1, 2 * first.found.p)), "two claims in the family, one without a result"
+    smaller, larger = sorted([third.found.p, slope.found.p])
+    assert sorted([third.adjusted, slope.adjusted]) == pytest.approx([2 * smaller, max(2 * smaller, larger)])
+    # from 5 to 20 steps is twice a doubling
+    at_5, at_20 = np.array(swap) - plain, np.array([0.6, 0.65, 0.7, 0.62]) - plain
+    assert slope.found.differences == pytest.approx(tuple((at_20 - at_5) / 2))
+    part = found["share"].share
+    assert part is not None and part.mean == pytest.approx(0.21 / 0.41) and part.low <= part.mean <= part.high
+    row = next(row for row in claim_rows(several, judged(several, known)) if row[0] == "share")
+    assert "0.51 of swap [" in " ".join(row)
+
+
+def test_the_base_model_is_what_others_measured_first(tmp_path: Path) -> None:
+    several = experiment(SEVERAL, tmp_path)
+    known = results(several, {"swap": [0.3] * 4}, "W5")
+    base = known[Cell("W5", "base", 2)]
+    assert base["rounds"][-1]["pass_at_1"] == 0.1 and base["steps"] == base["generated_tokens"] == 0
+    assert Cell("W20", "base", 7) not in known
+
+
+def test_what_must_be_equal_over_rows_is_compared(tmp_path: Path) -> None:
+    small = experiment(tmp_path=tmp_path)
+    equal = {"split_sha256": "a", "held_out_sha256": "b"}
+
+    def with_plain(**changes: Any) -> list[str]:
+        lines = [line(small, "swap", 1, 0.3, 0.1, **equal), line(small, "plain", 1, 0.3, 0.1, **{**equal, **changes})]
+        return unequal(of_experiment(small, lines))
+
+    assert with_plain() == [] == with_plain(split_sha256="")
+    for changes in ({"split_sha256": "c"}, {"held_out_sha256": "c"}, {"steps": 7}):
+        assert len(with_plain(**changes)) == 1, changes
+    assert with_plain(steps=7, state="failed") == [], "a run that a gate ended is a result"
+    other_seed = [line(small, "swap", 1, 0.3, 0.1, **equal), line(small, "plain", 2, 0.3, 0.1, split_sha256="c")]
+    assert unequal(of_experiment(small, other_seed)) == []
+
+
+def test_hours_are_those_of_the_row_else_of_the_method_else_of_the_file(tmp_path: Path) -> None:
+    several = experiment(SEVERAL + "seconds_per_step: {self-swap: 3}\n", tmp_path)
+    known = of_experiment(several, [line(several, "swap", 1, 0.3, 0.1, "W5", steps=40, seconds=80.0)])
+    cells = [Cell("W5", "swap", 2), Cell("W20", "swap", 1), Cell("W20", "other", 1)]
+    seconds = [80, 40 * 2, 40 * 3]
+    for cell, expected in zip(cells, seconds, strict=True):
+        assert hours_of(several, [cell], known, 1) == pytest.approx(expected / 3600)
+    assert hours_of(several, cells, known, 2) == pytest.approx(sum(seconds) / 2 / 3600)
+    assert hours_of(several, [Cell("W5", "swap", 2)], {}, 1) == pytest.approx(40 * SECONDS_PER_STEP / 3600)
 
 
 def test_results_of_another_design_count_for_nothing(tmp_path: Path) -> None:
     small = experiment(tmp_path=tmp_path)
     kept = line(small, "swap", 1, 0.5, 0.2)
     changed = experiment(TEXT.replace("local_steps: 4", "local_steps: 5"), tmp_path)
-    assert list(of_experiment(small, [kept])) == [Cell("swap", 1)]
+    assert list(of_experiment(small, [kept])) == [Cell("D", "swap", 1)]
     assert of_experiment(changed, [kept]) == {}
     # the newest of a cell counts
     again = {**kept, "seconds": 2.0}
-    assert of_experiment(small, [kept, again])[Cell("swap", 1)]["seconds"] == 2.0
+    assert of_experiment(small, [kept, again])[Cell("D", "swap", 1)]["seconds"] == 2.0
 
 
 def test_a_table_has_means_over_seeds_in_every_form(tmp_path: Path) -> None:
     small = experiment(tmp_path=tmp_path)
-    rows = table_rows(small, results(small, {"swap": [0.3, 0.4, 0.5, 0.4]}))
-    assert rows == [("swap", "4", "10.0", "40.0", "40.0", "20.0", "50.0", "8", "1.0", "2.0", "0.50", "0")]
+    (row,) = table_rows(small, results(small, {"swap": [0.3, 0.4, 0.5, 0.4]}), small.all_tables()["D"])
+    assert dict(zip(HEADINGS, row, strict=True)) == {
+        "row": "swap", "seeds": "4", "before": "10.0", "after": "40.0", "greedy": "40.0", "worst topic": "20.0",
+        "worst silo": "", "no signal": "50.0", "apart": "", "steps": "8", "k tokens drawn": "1.0", "k trained": "2.0",
+        # half a megabyte of four silos; 30 points more
+        "MB up": "0.12", "MB down": "0.00", "public / factors": "0", "points / MB": "240", "refused": "0",
+    }  # fmt: skip
     assert as_markdown(("a", "b"), [("1", "2")]) == "| a | b |\n|---|---|\n| 1 | 2 |"
     assert as_latex(("a_b", "%"), [("1", "2")]) == (
         "\\begin{tabular}{lr}\na\\_b & \\% \\\\ \\hline\n1 & 2 \\\\\n\\end{tabular}"
@@ -194,9 +300,9 @@ def test_a_line_that_is_no_result_is_named(tmp_path: Path) -> None:
 
 def test_cells_come_seed_by_seed_and_are_found_by_name(tmp_path: Path) -> None:
     small = experiment(tmp_path=tmp_path)
-    assert [str(cell) for cell in cells_of(small)][:3] == ["plain/1", "swap/1", "plain/2"]
-    assert cell_named(small, "swap/3") == Cell("swap", 3)
-    for name in ("swap/5", "other/1", "swap", "swap/"):
+    assert [str(cell) for cell in cells_of(small)][:3] == ["D/swap/1", "D/plain/1", "D/swap/2"]
+    assert cell_named(small, "D/swap/3") == Cell("D", "swap", 3)
+    for name in ("D/swap/5", "D/other/1", "E/swap/1", "swap/1", "D/swap", "D/swap/"):
         with pytest.raises(UsageError):
             cell_named(small, name)
 
@@ -212,8 +318,16 @@ def test_cells_come_seed_by_seed_and_are_found_by_name(tmp_path: Path) -> None:
         ("{method: pubswap}", "{method: pubswap, plan: {nonsense: 5}}"),
         ("{method: pubswap}", "{method: pubswap, plan: {objective: {kl_coeficient: 1}}}"),
         ("local_steps: 4}", "local_steps: 4, plan: {method: pubswap}}"),
+        ("local_steps: 4}", "local_steps: 4, from: E}"),
+        ("local_steps: 4}", "local_steps: 4, from: D}"),
+        ("C1: {setting: D,", "C1: {setting: E,"),
+        ("C1: {setting: D,", "C1: {setting: [D, D],"),
+        ("C1: {setting: D,", "C1: {setting: D, share_of: plain,"),
+        ("C1: {setting: D,", "C1: {setting: D, seeds: 5-4,"),
+        ("metric: worst_topic", "metric: drift_between"),
+        ("{method: pubswap}", "{method: base}, third: {method: based}"),
         ("against: plain}", "against: swap}"),
-        ("setting: {", "setting: {questions: two-step, silos: 3, "),
+        ("D: {", "D: {questions: two-step, silos: 3, "),
     ],
 )
 def test_a_file_that_cannot_be_is_refused_with_its_place(old: str, new: str, tmp_path: Path) -> None:
@@ -226,9 +340,9 @@ def test_what_a_row_names_is_merged_into_the_plan_and_nothing_else_differs(tmp_p
     text = TEXT.replace("{method: pubswap}", "{method: pubswap, plan: {objective: {proximal_mu: 0.1}, swap_period: 4}}")
     small = experiment(text, tmp_path)
     lengths = {"max_prompt_tokens": 8, "max_new_tokens": 6}
-    plain, swap = (plan_of(small, Cell(row, 2), lengths) for row in ("plain", "swap"))
+    plain, swap = (plan_of(small, Cell("D", row, 2), lengths) for row in ("plain", "swap"))
     assert swap["objective"] == {"kl_coefficient": 0.0, "proximal_mu": 0.1}
     different = {name for name in plain if plain[name] != swap[name]}
     assert different == {"method", "objective", "swap_period"}
-    assert digest_of(small, Cell("plain", 2)) != digest_of(small, Cell("plain", 3))
+    assert digest_of(small, Cell("D", "plain", 2)) != digest_of(small, Cell("D", "plain", 3))
     assert json.dumps(plain) and math.isfinite(plain["optimiser"]["learning_rate"])
