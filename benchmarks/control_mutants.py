@@ -224,9 +224,9 @@ STEPS: tuple[tuple[str, str, str, str], ...] = (
         "a yes need not say what was shown",
         f"{RELEASES}:Releases._opened",
         'not (signed := command.arguments.get("shown"))',
-        "(signed := view.shown) is None",
+        "(signed := shown.digest) is None",
     ),
-    ("a yes to other facts than were shown counts", f"{RELEASES}:Releases._opened", "signed != view.shown", "False"),
+    ("a yes to other facts than were shown counts", f"{RELEASES}:Releases._opened", "signed != shown.digest", "False"),
     (
         "an order to another federation's guard is obeyed",
         f"{COMMANDS}:verify_command",

@@ -166,7 +166,7 @@ class Site:
         )  # fmt: skip
         site: Any = SimpleNamespace(
             config=config, policy=bench.policy, schema=bench.schema, public=tasks, held_out=tasks,
-            site_secret=b"s" * 32, coordinator_key=COORDINATOR_KEY.public_key(),
+            site_secret=b"s" * 32, roles=Roles(SILO, {}), coordinator_key=COORDINATOR_KEY.public_key(),
             identity=SimpleNamespace(
                 not_after=datetime.fromtimestamp(setting.NOW, UTC).replace(year=2027, month=10), trust_root_pem=b"",
                 signing_key=OUR_KEY,

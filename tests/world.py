@@ -32,7 +32,7 @@ from coordinator import store as db
 from fedsilo.audit.checkpoint import Offer
 from fedsilo.audit.log import AuditLog
 from fedsilo.audit.reader import read_lines
-from fedsilo.control.answers import to_json
+from fedsilo.control.answers import Comparison, HeldRelease, to_json
 from fedsilo.files.task_files import Task, TaskFile
 from fedsilo.grading.answers import AnswerGrading, Grader
 from fedsilo.grading.verdict import Verdict, judged
@@ -46,6 +46,7 @@ from policies.model import Policy
 from policies.schema import LoraSchema
 from silo.config import Acceptance, CoordinatorPlace
 from silo.guard.adapters import AdapterStore
+from silo.guard.answers.release import ReleaseView
 from silo.guard.archive import Archive
 from silo.guard.channel import FileChannel
 from silo.guard.clock_watch import ClockWatch
@@ -231,6 +232,7 @@ class Bench:
             witnesses=1,
         )
         self.releases = Releases(self.gate, self.ledger, silo="hospital_a", destination={"address": "host:1"})
+        self.shows = ReleaseView(self.ledger)
 
     def time(self) -> float:
         return self.clock_now if self.watch is None else self.watch.time()
@@ -284,9 +286,18 @@ class Bench:
         no = {"reason_code": "CONTENT", **more}
         return self.releases.reject(self.answer(release, "reject", person=person, opened=False, **no))
 
+    def view_of(self, release: Release, **more: Any) -> HeldRelease:
+        """What a guard on this bench shows of a release."""
+        return self.shows.view(release, self.judge.policy, destination=self.releases.destination, **more)
+
+    def comparison(self, release: Release) -> Comparison:
+        """A release beside the last one of its kind."""
+        digest = self.judge.policy.digest
+        return self.shows.comparison(release, policy_digest=digest, destination=self.releases.destination)
+
     def view(self, release: Release) -> dict[str, Any]:
         """What the control socket tells of a release."""
-        shown: dict[str, Any] = to_json(self.releases.view(release))
+        shown: dict[str, Any] = to_json(self.view_of(release))
         return shown
 
     def opened(self, release_id: str) -> dict[str, Any]:
@@ -512,7 +523,7 @@ class Loop:
         )  # fmt: skip
         site: Any = SimpleNamespace(
             config=config, policy=bench.policy, schema=setting.SCHEMA, public=tasks, held_out=tasks,
-            site_secret=b"s" * 32,
+            site_secret=b"s" * 32, roles=SimpleNamespace(people={}),
             coordinator_key=COORDINATOR_KEY.public_key(),
             identity=SimpleNamespace(
                 not_after=datetime(2030, 1, 1, tzinfo=UTC), trust_root_pem=b"", signing_key=OUR_KEY

@@ -37,6 +37,8 @@ AREAS: dict[str, tuple[str, ...]] = {
     "decisions": (
         "silo/guard/decisions.py",
         "silo/guard/releases.py",
+        "silo/guard/shown.py",
+        "silo/guard/findings.py",
         "silo/guard/commands.py",
         "silo/guard/run.py::HeldPlans",
     ),

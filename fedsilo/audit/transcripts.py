@@ -264,13 +264,35 @@ def _signer(check: RoundCheck) -> dict[str, Any]:
     return {"signers": [check.party], "keys_not_vouched_for": sorted(name for name in check.unvouched if "/" in name)}
 
 
-def unvouched_warnings(results: Iterable[LogResult]) -> list[str]:
-    """A sentence for each log whose rounds are signed with keys that only the log itself, or nobody, knows."""
+def verification_warnings(results: Sequence[LogResult]) -> list[str]:
+    """Return what is no fault of a log and still matters to whoever relies on the verification.
+
+    Args:
+        results: of `verify_logs`.
+
+    Returns:
+        a line for each: a copy that ends before another, records that nobody signed yet, records that retention
+        removed, witnesses that nobody vouches for.
+    """
     return [
-        f"{result['log']}: no other log given here vouches for the keys that its rounds are signed with, those of "
-        f"{', '.join(result['keys_not_vouched_for'])}"
-        for result in results
-        if result["keys_not_vouched_for"]
+        *(f"{result['log']}: {notice}" for result in results for notice in result["notices"]),
+        *(
+            f"{result['log']}: {result['unsigned']} newest records not signed yet"
+            for result in results
+            if result["unsigned"]
+        ),
+        *(
+            f"{result['log']}: leaf hashes only of the first {result['hashes_only']} records: "
+            "retention removed the rest"
+            for result in results
+            if result["hashes_only"]
+        ),
+        *(
+            f"{result['log']}: no other log given here vouches for the keys that its rounds are signed with, those of "
+            f"{', '.join(result['keys_not_vouched_for'])}"
+            for result in results
+            if result["keys_not_vouched_for"]
+        ),
     ]
 
 

@@ -12,10 +12,10 @@ import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -40,10 +40,8 @@ from fedsilo.protocol.text import harmless
 if TYPE_CHECKING:
     from fedsilo.control.answers import Comparison, Finding, Halt
     from fedsilo.control.client import ControlClient
-    from policies.model import PolicyFile
     from silo.config import SiloConfig
     from silo.guard.ledger import Ledger, Release
-    from silo.guard.releases import Releases
 
 
 # ---- a folder without its daemon -------------------------------------------------------------------------------------
@@ -55,56 +53,31 @@ CERTIFICATE = "certificate"  # a row of a comparison
 CERTIFICATE_UNKNOWN = "the coordinator's certificate is not on disk, so it is not compared"
 
 
-@dataclass(frozen=True)
-class _InForce:
-    """The parts of a policy that showing a release needs: the ledger stores its content, not its lines."""
-
-    file: PolicyFile | None
-    digest: str
-    source: str = "the site's policy"
-    charter: None = None
-
-    @property
-    def own(self) -> _InForce:
-        return self
-
-
-@dataclass(frozen=True)
-class _NoJudge:
-    policy: _InForce
-
-
-@dataclass(frozen=True)
-class _NoGate:
-    """In place of the gate for showing a release. Anything else that a release does with a gate fails."""
-
-    judge: _NoJudge
-
-
 class SiloFolder:
     """A silo's state folder as the source of the queries `approval`, `approval.comparison` and `approvals`.
 
     Args:
         state_dir: the silo's.
-        silo: its name.
         address: of its coordinator, as its configuration says.
 
     Raises:
         NotFoundError: there is no ledger. OperationError: it cannot be read.
     """
 
-    def __init__(self, state_dir: Path, silo: str, address: str) -> None:
+    def __init__(self, state_dir: Path, address: str) -> None:
+        from silo.guard.shown import KeptPolicy
         from silo.guard.site import LEDGER
 
         self._path = state_dir / LEDGER
-        self._silo = silo
         self._destination = {"address": address}
         if not self._path.is_file():
             raise NotFoundError(f"{state_dir} holds no ledger", hint="did this silo ever start?")
         with self._ledger() as ledger:
             self._as_of = ledger.latest_time
             policy = ledger.policy_in_force
-        self._policy = _InForce(policy.file if policy else None, policy.digest if policy else "")
+        self._digest = policy.digest if policy else ""
+        file = policy.file if policy else None
+        self._policy = None if file is None else KeptPolicy(file, self._digest)
 
     def banner(self) -> str:
         """Return what people are told about answers that come from no daemon."""
@@ -139,22 +112,15 @@ class SiloFolder:
             hint = "is it a ledger of this version?"
             raise OperationError(f"cannot read {self._path}: {error}", hint=hint) from error
 
-    def _releases(self, ledger: Ledger) -> Releases:
-        from silo.guard.gate import Gate
-        from silo.guard.releases import Releases
-
-        return Releases(
-            cast(Gate, _NoGate(_NoJudge(self._policy))), ledger, silo=self._silo, destination=self._destination
-        )
-
     def _view(self, ledger: Ledger, release: Release) -> dict[str, Any]:
         """As the daemon shows it; of a policy that cannot be read, only what the ledger alone knows, with `missing`."""
 
         from fedsilo.control.answers import to_json
-        from silo.guard.answers.release import given_of
+        from silo.guard.answers.release import ReleaseView, given_of
 
-        if self._policy.file is not None:
-            shown: dict[str, Any] = to_json(self._releases(ledger).view(release))
+        if self._policy is not None:
+            view = ReleaseView(ledger).view(release, self._policy, destination=self._destination)
+            shown: dict[str, Any] = to_json(view)
             return shown
         answers = ledger.approvals(release.id)
         return {
@@ -174,7 +140,9 @@ class SiloFolder:
 
     def _comparison(self, ledger: Ledger, release: Release) -> Comparison:
         """Without the far end's certificate, which the running guard alone has seen, so it is not called changed."""
-        told = self._releases(ledger).comparison(release)
+        from silo.guard.answers.release import ReleaseView
+
+        told = ReleaseView(ledger).comparison(release, policy_digest=self._digest, destination=self._destination)
         known = tuple(row for row in told.rows if row.what != CERTIFICATE)
         unknown = CERTIFICATE_UNKNOWN if len(known) < len(told.rows) else ""
         return replace(told, rows=known, note="; ".join(filter(None, (told.note, unknown))))
@@ -203,7 +171,7 @@ def source_of(site: SiloConfig, *, offline: bool) -> Iterator[tuple[ControlClien
             yield client, []
         return
 
-    folder = SiloFolder(site.state_dir, site.silo, site.coordinator.address)
+    folder = SiloFolder(site.state_dir, site.coordinator.address)
     yield folder, [folder.banner()]
 
 

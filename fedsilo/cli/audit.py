@@ -82,35 +82,6 @@ def told_apart(results: Iterable[LogResult]) -> list[LogResult]:
     return [{**result, "log": name(result)} for result in listed]
 
 
-def verification_warnings(results: Sequence[LogResult]) -> list[str]:
-    """Return what is no fault of a log and still matters to whoever relies on the verification.
-
-    Args:
-        results: of `verify_logs`, named as `told_apart` names them, or not.
-
-    Returns:
-        a line for each: a copy that ends before another, records that nobody signed yet, records that retention
-        removed, witnesses that nobody vouches for.
-    """
-    from fedsilo.audit.transcripts import unvouched_warnings
-
-    return [
-        *(f"{result['log']}: {notice}" for result in results for notice in result["notices"]),
-        *(
-            f"{result['log']}: {result['unsigned']} newest records not signed yet"
-            for result in results
-            if result["unsigned"]
-        ),
-        *(
-            f"{result['log']}: leaf hashes only of the first {result['hashes_only']} records: "
-            "retention removed the rest"
-            for result in results
-            if result["hashes_only"]
-        ),
-        *unvouched_warnings(results),
-    ]
-
-
 def reading_warnings(folder: Path) -> list[str]:
     """What whoever reads this log must know: that it does not verify, or, of a large one, that nobody looked."""
     from fedsilo.audit.audit_verify import verify_logs
@@ -288,6 +259,7 @@ def report(
     `sha256sum --check report.sha256`.
     """
     from certs.encoding import public_key_pem
+    from fedsilo.audit.transcripts import verification_warnings
     from fedsilo.cli.audit_report import audit_report, checksums, evidence_of, inventory_csv, page
     from fedsilo.files.durable import removed_on_failure, write_durably
     from fedsilo.files.site_policy import read_effective, read_schema
@@ -444,7 +416,7 @@ def verify(
     from fedsilo.audit.consistency import check_consistency
     from fedsilo.audit.notes import check_notes
     from fedsilo.audit.orders import check_orders
-    from fedsilo.audit.transcripts import check_rounds, findings_of
+    from fedsilo.audit.transcripts import check_rounds, findings_of, verification_warnings
     from fedsilo.cli.check_reports import output_format, written
     from fedsilo.protocol.errors import OperationError, VerificationError
 

@@ -33,8 +33,7 @@ from fedsilo.audit.notes import check_notes, note_of
 from fedsilo.audit.orders import ORDERS_IN_WORDS, check_orders, orders_in_words
 from fedsilo.audit.reader import read_note, typed_records
 from fedsilo.audit.statistics import OTHERS, VERDICTS, LogStatistics, moment, text_of
-from fedsilo.audit.transcripts import check_rounds, findings_of
-from fedsilo.cli.audit import verification_warnings
+from fedsilo.audit.transcripts import check_rounds, findings_of, verification_warnings
 from fedsilo.cli.output import csv_text
 from fedsilo.files.site_policy import read_pinned_schema
 from fedsilo.protocol.errors import FedSiloError, NotFoundError, UsageError

@@ -724,12 +724,28 @@ class Finding(Answer):
     evidence: tuple[Evidence, ...]
 
 
+class LaterRounds(Answer):
+    """Which later rounds of a run leave without anybody being asked, by the policy's words about a kind.
+
+    Attributes:
+        asked, unasked: rounds; None where the run's rounds are not known.
+        file, line: where the policy says so.
+    """
+
+    kind: str
+    asked: tuple[int, ...] | None
+    unasked: tuple[int, ...] | None
+    file: str
+    line: int
+    says: str
+
+
 class Consequences(Answer):
     """What follows an approval, now and in later rounds, and a rejection."""
 
     approve: str
     later: str
-    later_rounds: tuple[Any, ...]
+    later_rounds: tuple[LaterRounds, ...]
     reject: str
 
 

@@ -18,8 +18,9 @@ from typing import Any
 from fedsilo.files.model_folder import ending_ids, weight_files
 from fedsilo.protocol.errors import UsageError
 
-# As `silo.trainer.decoder` knows them; a test holds the two together.
+# What the trainer's decoder takes.
 ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+# Kinds of rotary positions whose angles depend on the position alone, not on how long the text turns out to be.
 ROTARY_KINDS = ("default", "linear", "llama3", "yarn")
 ACTIVATIONS = ("silu", "swish")
 SUPPORTED = "supported are Llama, Qwen2, Qwen2.5, Qwen3, and Mistral without a sliding window"

@@ -13,7 +13,7 @@ Without `acceptance:` in the site's configuration nothing is measured or held; w
 same, for `silo rollback`.
 
 The rule: both answer the same prompts with the same random numbers. A drop counts that is larger than the site's limit
-and whose 95 % interval (`silo.report.benefit.difference_interval`: paired by prompt, groups as clusters) lies below
+and whose 95 % interval (`silo.benefit.difference_interval`: paired by prompt, groups as clusters) lies below
 zero. Where there is no drop that happens in at most one of forty measurements; how small a drop such prompts show 4
 times in 5 is `detectable`. Too few prompts, or groups, hold the adapter as well: a gate that cannot judge does not let
 in.
@@ -38,12 +38,12 @@ from fedsilo.files.durable import write_durably
 from fedsilo.protocol.codec import Buffer
 from fedsilo.protocol.errors import ConflictError, NotFoundError, OperationError, VerificationError, WireCode
 from fedsilo.protocol.tasks import LoadAdapter
+from silo.benefit import CONFIDENCE, POWER, difference_interval, student_quantile
 from silo.config import Acceptance as AcceptanceLimits
 from silo.config import SiloConfig
 from silo.guard.adapters import AdapterStore
 from silo.guard.decisions import Judge, RunView
 from silo.measuring import MeasureHoldout, PromptSet
-from silo.report.benefit import CONFIDENCE, POWER, difference_interval, student_quantile
 
 _log = logging.getLogger("fedsilo.silo")
 

@@ -673,7 +673,7 @@ class Guard:
             halted=judge.halted,
             screen_halts=list(judge.book.screen_halts),
             screen_troubles=judge.screen_troubles(),
-            held=[self._releases.view(release) for release in self._ledger.releases("held")],
+            held=[self.queries.held(release) for release in self._ledger.releases("held")],
             last_run=self._ledger.last_run(),
             waits=self._ledger.locked.waiting,
             clock=self._watch.state() if self._watch is not None else {},

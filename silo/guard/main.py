@@ -271,7 +271,7 @@ def guard_of(
     )
     stack.callback(gate.close)
     address = {"address": config.coordinator.address}
-    releases = Releases(gate, ledger, silo=config.silo, destination=address, roles=site.roles)
+    releases = Releases(gate, ledger, silo=config.silo, destination=address)
     desk = ControlServer(
         config.silo,
         site.site_ca_pem,

@@ -34,14 +34,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from google.protobuf.message import Message as ProtobufMessage
+
 from certs.commands import VerifiedCommand
-from certs.roles import Roles
 from fedsilo.audit.record import NOTE_CHARACTERS_MAX, note_text, secret_in
-from fedsilo.control.answers import Comparison, Finding, HeldRelease
+from fedsilo.control.answers import Finding
+from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.codec import Buffer, sha256_hex
 from fedsilo.protocol.errors import (
     ConflictError,
-    DeniedError,
     NotAllowedError,
     NotFoundError,
     UsageError,
@@ -55,20 +56,12 @@ from policies.fields import Approvals
 from policies.message import Screened
 from policies.model import Policy
 from policies.screens import screen_facts, texts_of
-from silo.guard.answers.findings import acknowledged_in, counts, ends_of, unread
-from silo.guard.answers.release import (
-    Later,
-    ReleaseComparison,
-    ReleaseView,
-    hit_places,
-    later_rounds,
-    policy_content,
-    who_may_approve,
-)
 from silo.guard.decisions import Judge, halted_error, release_fields
+from silo.guard.findings import acknowledged_in, counts, ends_of, unread
 from silo.guard.gate import Gate
-from silo.guard.ledger import Approval, Ledger, Release
+from silo.guard.ledger import Approval, Ledger, PolicyInForce, Release
 from silo.guard.messages import Allowed, Held, Inbound, held_plan
+from silo.guard.shown import asked_for, judged_by_now, shown_of
 
 REJECT_CODES = ("CONTENT", "TIMING", "POLICY", "UNEXPECTED", "OTHER")
 
@@ -93,18 +86,12 @@ class Releases:
         ledger: keeps the exact bytes.
         silo: name for release ids.
         destination: the coordinator's address, certificate fingerprint and its not_after (UTC), for people.
-        roles: of this site's people; None where they are not known.
     """
 
-    def __init__(
-        self, gate: Gate, ledger: Ledger, *, silo: str, destination: Mapping[str, str], roles: Roles | None = None
-    ) -> None:
+    def __init__(self, gate: Gate, ledger: Ledger, *, silo: str, destination: Mapping[str, str]) -> None:
         self._gate, self._judge = gate, gate.judge
         self._ledger = ledger
         self._silo = silo
-        self._people = roles.people if roles is not None else {}
-        self._shows = ReleaseView(ledger)
-        self._compares = ReleaseComparison(ledger)
         self._keeping = ReleaseKeeping(gate.judge, ledger)
         self.destination = dict(destination)
 
@@ -154,12 +141,7 @@ class Releases:
         return release
 
     def _asked(self, kind: str) -> Approvals:
-        file = self._judge.policy.file
-        block = getattr(file.ingress if kind == "run.plan" else file.egress, kind.replace(".", "_"), None)
-        approvals = getattr(block, "approvals", None)
-        if not isinstance(approvals, Approvals):
-            raise DeniedError(f"this site's policy has no approvals for {kind}")
-        return approvals
+        return asked_for(kind, self._judge.policy.file)
 
     # ---- persons' answers --------------------------------------------------------------------------
 
@@ -244,16 +226,16 @@ class Releases:
         """
         given = acknowledged_in(command.arguments)
         # As they are seen here, at this moment: what has been found since the person looked counts as not opened.
-        view = self._view(release, destination)
+        shown = shown_of(self._ledger, release, self._judge.policy, destination)
         if not (signed := command.arguments.get("shown")):
             raise ConflictError(
                 f"a yes to {release.id} says what was shown, and this one does not",
                 hint=f"read it: silo approvals show {release.id}",
                 code="NOT_SHOWN",
             )
-        if signed != view.shown:
+        if signed != shown.digest:
             raise _stale("a fact", release)
-        noticed = list(view.noticed)
+        noticed = list(shown.noticed)
         if left := unread(noticed, given):
             names = ", ".join(one.id for one in left)
             raise ConflictError(
@@ -261,7 +243,7 @@ class Releases:
                 hint=f"read them (silo approvals show {release.id}), then name each with --ack-finding",
                 code="FINDINGS_UNREAD",
             )
-        return view.shown_facts, noticed
+        return shown.facts, noticed
 
     def _yeses(self, release: Release) -> list[Approval]:
         """Return the approvals that are recorded in the log."""
@@ -511,42 +493,6 @@ class Releases:
         policy = {"effective": self._judge.policy.digest}
         return self._judge.record(event, reasons=list(reasons), policy=policy, **release_fields(release, **told))
 
-    # ---- for people --------------------------------------------------------------------------------
-
-    def view(self, release: Release) -> HeldRelease:
-        """Everything a person must see before answering; facts and digests, never content."""
-        return self._view(release, dict(self.destination))
-
-    def _view(self, release: Release, destination: Mapping[str, str]) -> HeldRelease:
-        policy = self._judge.policy
-        if release.state == "held" and isinstance(policy, Policy):  # a reader beside the daemon knows no more than kept
-            release = replace(release, rules=judged_by_now(self._ledger, release, policy))
-        wanted: list[str] = list(self._asked(release.kind).roles)
-        return self._shows.view(
-            release, policy_name=policy.file.name, policy_digest=policy.digest, policy=policy.file,
-            destination=destination, roles=wanted, people=who_may_approve(self._people, wanted),
-            later=self._later(release),
-        )  # fmt: skip
-
-    def _later(self, release: Release) -> list[Later]:
-        """Return what a yes to a held release leaves to the policy; of one that is over there is nothing to say."""
-        policy = self._judge.policy
-        rows = later_rounds(
-            release,
-            policy if isinstance(policy, Policy) else None,
-            policy.file,
-            released=rounds_released(self._ledger, release),
-            plan=self._ledger.plan_of(release.run),
-        )
-        return list(rows) if release.state == "held" else []
-
-    def comparison(self, release: Release) -> Comparison:
-        """Return a whole release beside the last one of its kind; figures and digests, never content."""
-        last, note = self._shows.beside(release)
-        return self._compares.comparison(
-            release, last, policy_digest=self._judge.policy.digest, destination=self.destination, told=note
-        )
-
 
 def _who(command: VerifiedCommand) -> dict[str, Any]:
     """Return who answered, by which certificate, and what that person signed, for `_record`."""
@@ -609,7 +555,7 @@ class ReleaseKeeping:
         message, read = self._judge.read_again(release.place, payload)
         screened: Screened | None = read.screened
         facts = screen_facts(screened, len(list(texts_of(message.body))))
-        places = [] if screened is None or screened.failed else hit_places(message.body, screened.hits)
+        places = [] if screened is None or screened.failed else _hit_places(message.body, screened.hits)
         as_stored: tuple[dict[str, Any], list[Any]] = tuple(json.loads(json.dumps([facts, places])))
         return as_stored
 
@@ -623,7 +569,7 @@ class ReleaseKeeping:
         context = self._ledger.kept_of_release(release.id) | {"destination": dict(destination)}
         policy = self._judge.policy
         self._ledger.keep_of_release(release.id, context)
-        self._ledger.keep_policy_of_sent(release.kind, policy_content(policy.file, policy.digest))
+        self._ledger.keep_policy_of_sent(release.kind, _content_of(policy))
         if ends_of(self._ledger.far_end.get("destination", {})) != ends_of(destination):
             self._ledger.keep_far_end(
                 {
@@ -665,19 +611,23 @@ def keep_recorded_noes(ledger: Ledger, newest: Iterable[Mapping[str, Any]]) -> N
         ledger.approve(no, again=True)
 
 
-def judged_by_now(ledger: Ledger, release: Release, policy: Policy) -> list[dict[str, Any]]:
-    """Verdict of each rule, by the facts of the hold and the counts of this moment, as the ledger has them."""
-    return [
-        result.to_json() for result in engine.decide(dict(release.facts), policy, _history(ledger, release)).results
-    ]
+def _hit_places(body: ProtobufMessage, hits: Sequence[Mapping[str, int]]) -> list[tuple[str, list[str]]]:
+    """Return where in a message its screens found something, and which screens; never a text.
+
+    Args:
+        body: of the message.
+        hits: for each text, in the order of `policies.screens.texts_of`.
+    """
+    if isinstance(body, pb.PublicResponses):
+        places = [
+            f"row {prompt.prompt_index} answer {number}"
+            for prompt in body.prompts
+            for number in range(1, len(prompt.responses) + 1)
+        ]
+    else:
+        places = [f"text {number}" for number in range(1, len(hits) + 1)]
+    return [(place, sorted(found)) for place, found in zip(places, hits, strict=True) if found]
 
 
-def rounds_released(ledger: Ledger, release: Release) -> int:
-    """Return in how many other rounds of its run a message of its kind was allowed, as the rule on approvals counts
-    them."""
-    return _history(ledger, release).rounds_released
-
-
-def _history(ledger: Ledger, release: Release) -> engine.History:
-    now = max(ledger.latest_time, float(release.facts["now"]))
-    return engine.HistoryBook.from_json(ledger.book or {}).view({**release.facts, "now": now})
+def _content_of(policy: Policy) -> PolicyInForce:
+    return PolicyInForce(policy.digest, policy.file.model_dump(mode="json", by_alias=True), "")

@@ -32,6 +32,7 @@ from fedsilo.protocol.plan import Plan, plan_from_canonical
 from fedsilo.protocol.tasks import TrainerTask
 from policies.model import Policy
 from policies.schema import LoraSchema
+from silo.benefit import ARMS, DEFINITION, Answers, Arm, Holdout, compare
 from silo.config import Rollout, SiloConfig
 from silo.guard.adapters import AdapterStore
 from silo.guard.ledger import Ledger
@@ -51,7 +52,6 @@ from silo.guard.trainer_process.supervisor import Supervisor, TrainerGone, Train
 from silo.link import LinkClosed, LinkMessage
 from silo.measuring import MeasureHoldout, PromptSet
 from silo.report.alone import plan_alone, train_alone
-from silo.report.benefit import ARMS, DEFINITION, Answers, Arm, Holdout, compare
 from silo.sampling import TaskGiver
 
 Say = Callable[[str], None]

@@ -28,6 +28,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from fedsilo.files.model_facts import ACTIVATIONS, ARCHITECTURES, PROJECTIONS, ROTARY_KINDS
 from fedsilo.protocol.errors import UsageError
 from silo.budgets import LOGITS_MAX
 from silo.trainer.quantised import QuantisedLinear, QuantisedWeight, side_by_side
@@ -673,13 +674,6 @@ def token_logp(
     return both
 
 
-ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
-# Kinds of rotary positions whose angles depend on the position alone, not on how long the text turns out to be.
-ROTARY_KINDS = ("default", "linear", "llama3", "yarn")
-ADAPTABLE = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-
-ACTIVATIONS = ("silu", "swish")
-
 Angles: TypeAlias = tuple[Tensor, Tensor]
 # A second decoder would join the weights anew, and the first would hold a whole model of its own from then on.
 _DECODED: weakref.WeakSet[nn.Module] = weakref.WeakSet()
@@ -734,7 +728,7 @@ class Decoder:
     Raises:
         UsageError: the model is not computed as written here (architecture, activation, positions, sliding windows,
             mixed weights, or quantised by others than `quantised`), has a decoder already, or factors belong to no
-            layer of `ADAPTABLE`.
+            layer of `PROJECTIONS`.
     """
 
     def __init__(self, model: Any, factors: Mapping[str, tuple[Tensor, Tensor]], scale: float) -> None:
@@ -983,16 +977,16 @@ def _check_supported(model: Any, factors: Mapping[str, tuple[Tensor, Tensor]]) -
         )
     dtype = model.model.embed_tokens.weight.dtype
     for name, module in model.named_modules():
-        adaptable = name.rpartition(".")[2] in ADAPTABLE
+        adaptable = name.rpartition(".")[2] in PROJECTIONS
         plain = type(module) is nn.Linear or (adaptable and type(module) is QuantisedLinear)
         if (adaptable or name == "lm_head") and not plain:
             raise UsageError(f"the base model's {name} is a {type(module).__name__}, not a plain linear layer")
     for name, parameter in model.named_parameters():
         if parameter.dtype != dtype:
             raise UsageError(f"the base model's {name} is {parameter.dtype}, its embedding {dtype}")
-    other = sorted(name for name in factors if name.rpartition(".")[2] not in ADAPTABLE)
+    other = sorted(name for name in factors if name.rpartition(".")[2] not in PROJECTIONS)
     if other:
-        raise UsageError(f"the LoRA schema names {other[0]!r}", hint=f"adapted can be {', '.join(ADAPTABLE)}")
+        raise UsageError(f"the LoRA schema names {other[0]!r}", hint=f"adapted can be {', '.join(PROJECTIONS)}")
     loose = sorted(set(factors) - {name for name, _ in model.named_modules()})
     if loose:
         raise UsageError(f"the LoRA schema names {loose[0]!r}, which is no layer of the base model")

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fedsilo.files.model_facts import PROJECTIONS
 from fedsilo.files.model_folder import weight_files
 from fedsilo.protocol.errors import UsageError
 
@@ -198,8 +199,6 @@ def load_quantised(folder: Path, load: Load) -> Any:
     from safetensors import SafetensorError, safe_open
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from silo.trainer.decoder import ADAPTABLE
-
     try:
         config = AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
         with torch.device("meta"):
@@ -210,7 +209,7 @@ def load_quantised(folder: Path, load: Load) -> Any:
                 for name in file.keys():  # noqa: SIM118  # no mapping
                     tensor = file.get_tensor(name).to(torch.bfloat16)
                     parts = name.split(".")
-                    is_projection = parts[-1] == "weight" and parts[-2] in ADAPTABLE
+                    is_projection = parts[-1] == "weight" and parts[-2] in PROJECTIONS
                     weights[name] = quantise(tensor, load) if is_projection else tensor.clone()
         _fill(model, weights)
     except (OSError, ValueError, SafetensorError) as error:

@@ -20,11 +20,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedsilo.files.model_facts import PROJECTIONS
 from fedsilo.protocol.errors import UsageError
-from silo.trainer.decoder import ADAPTABLE, Decoder, Layer, Projection
+from silo.trainer.decoder import Decoder, Layer, Projection
 from silo.trainer.scale_out import Processes
 
-_PROJECTIONS = ("qkv", "output", "gate_up", "down")
+_JOINED = ("qkv", "output", "gate_up", "down")
 
 
 class ShardedProjection:
@@ -66,7 +67,7 @@ class ShardedLayer:
     def __init__(self, layer: Layer, group: Processes) -> None:
         self.input_norm, self.mlp_norm = layer.input_norm, layer.mlp_norm
         self.query_norm, self.key_norm = layer.query_norm, layer.key_norm
-        self.shards = {name: ShardedProjection(getattr(layer, name), group) for name in _PROJECTIONS}
+        self.shards = {name: ShardedProjection(getattr(layer, name), group) for name in _JOINED}
 
     @property
     def qkv(self) -> Projection:
@@ -115,7 +116,7 @@ class ShardedBase:
         self._decoder = decoder
         decoder.layers = self._layers  # type: ignore[assignment]  # read by attribute, as a `Layer` is
         for name, module in model.named_modules():
-            if name.rpartition(".")[2] in ADAPTABLE:
+            if name.rpartition(".")[2] in PROJECTIONS:
                 module.weight.data = module.weight.data.new_empty(0)
 
     @property

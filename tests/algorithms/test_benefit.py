@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from fedsilo.cli.silo import benefit_text
-from silo.report.benefit import (
+from silo.benefit import (
     ARMS,
     DEFINITION,
     Answers,

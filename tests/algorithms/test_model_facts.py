@@ -13,10 +13,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
-from fedsilo.files import model_facts
 from fedsilo.files.model_facts import read_model_facts
 from fedsilo.protocol.errors import UsageError
-from silo.trainer import decoder
 from silo.trainer.data import load_codec
 from tests.algorithms.tiny import make_model, make_tokenizer
 
@@ -46,13 +44,6 @@ def origin(tmp_path_factory: pytest.TempPathFactory) -> Path:
         built(kind).save_pretrained(root / kind)
         make_tokenizer().save_pretrained(root / kind)
     return root
-
-
-def test_what_is_known_is_what_the_decoder_knows() -> None:
-    assert model_facts.ARCHITECTURES == decoder.ARCHITECTURES
-    assert model_facts.ROTARY_KINDS == decoder.ROTARY_KINDS
-    assert model_facts.ACTIVATIONS == decoder.ACTIVATIONS
-    assert model_facts.PROJECTIONS == decoder.ADAPTABLE
 
 
 @pytest.mark.parametrize("kind", ["qwen3", "qwen2", "llama", "mistral"])

@@ -11,7 +11,7 @@ from typing import Any
 from console.feed import Store
 from console.sharing import Rows, Rule
 from fedsilo.views.state import Snapshot
-from silo.guard.answers.release import STAYS
+from silo.guard.shown import STAYS
 
 NOW = datetime(2026, 12, 1, 10, 0, 0, tzinfo=UTC).timestamp()
 DIGEST = "7be144d0" + "5a" * 26 + "c09f"

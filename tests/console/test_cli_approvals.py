@@ -204,9 +204,9 @@ def ask(site: Site, guard: release_site.Site, monkeypatch: pytest.MonkeyPatch) -
     site.approve = approve  # type: ignore[method-assign]
     site.desk.register_command("approvals.defer", "release.defer", defer)
     site.answer(
-        approval=lambda arguments: releases.view(ledger.release(arguments["release"])),
+        approval=lambda arguments: bench.view_of(ledger.release(arguments["release"])),
         approvals=lambda arguments: release_page(ledger, arguments),
-        approval_comparison=lambda arguments: releases.comparison(ledger.release(arguments["release"])),
+        approval_comparison=lambda arguments: bench.comparison(ledger.release(arguments["release"])),
         halts={"halts": []},
     )
     HeldPayloads(ledger, bench.audit, lambda: bench.judge.site.public.tasks.rows, record=bench.judge.record).register(
@@ -371,7 +371,7 @@ def test_diff_says_of_one_that_was_rejected_that_it_did_not_leave(tmp_path: Path
     with closing(release_site.Site(tmp_path / "site", "run-1", 3, release_site.policy())) as site:
         say_no(site, site.hold_factors(1.0))
         site.open_round(2)
-        text = to_text(comparison_lines(site.bench.releases.comparison(site.hold_factors(1.0)), 200))
+        text = to_text(comparison_lines(site.bench.comparison(site.hold_factors(1.0)), 200))
     assert "rejected by bob: it did not leave" in text and ", left " not in text and "differs: " in text
 
 

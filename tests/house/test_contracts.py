@@ -62,7 +62,7 @@ BREACHES: dict[str, list[tuple[str, str]]] = {
     ],
     "a report to the site itself never imports the way out": [
         ("silo.report.measure", "silo.guard.gate"),
-        ("silo.report.benefit", "silo.guard.channel"),
+        ("silo.report.alone", "silo.guard.channel"),
         ("silo.report.planted", "fedsilo.control.socket_server"),
         ("silo.report.alone", "grpc"),
     ],
@@ -136,9 +136,11 @@ BREACHES: dict[str, list[tuple[str, str]]] = {
         ("silo.guard.gate", "fedsilo.views.overview"),
         ("coordinator.planted", "fedsilo.views.limits"),
     ],
-    "no circles in what people see": [
+    "no circles": [
         ("console.theme", "console.app"),
         ("fedsilo.views.lines", "fedsilo.views.limits"),
+        ("silo.guard.ledger", "silo.guard.gate"),
+        ("silo.trainer.quantised", "silo.trainer.decoder"),
     ],
     "the terminal is drawn by the screens only": [
         ("fedsilo.control.client", "textual"),

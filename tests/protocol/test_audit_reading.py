@@ -17,7 +17,7 @@ from fedsilo.audit import audit_verify
 from fedsilo.audit.reader import NOTE_BYTES_MAX, read_lines, read_note
 from fedsilo.audit.record import LINE_BYTES_MAX
 from fedsilo.audit.segments import LEAVES_BYTES_MAX
-from fedsilo.audit.transcripts import check_rounds
+from fedsilo.audit.transcripts import check_rounds, verification_warnings
 from fedsilo.cli import audit
 from fedsilo.cli.audit import app
 from fedsilo.protocol.errors import VerificationError
@@ -335,7 +335,7 @@ def test_T38_what_a_verification_warns_of_is_told_by_one_function(honest: tuple[
     ):
         results = audit_verify.verify_logs(list(folders))
         check_rounds(results, list(folders))
-        lines = audit.verification_warnings(audit.told_apart(results))
+        lines = verification_warnings(audit.told_apart(results))
         told = invoke("verify", *folders)
         assert told.stderr == "".join(f"warning: {line}\n" for line in lines)
         assert len(said) <= len(lines) <= 2 * len(said) and all(text in told.stderr for text in said)

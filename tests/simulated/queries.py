@@ -51,7 +51,7 @@ def rounds_of(house: House) -> QueryHandler:
 
 def asked_of(bench: Bench, site: Any = None) -> Queries:
     """What may be asked of a guard on this bench."""
-    parts: Any = site or SimpleNamespace(schema=setting.SCHEMA)
+    parts: Any = site or SimpleNamespace(schema=setting.SCHEMA, roles=SimpleNamespace(people={}))
     history = FigureHistory(bench.audit.directory.parent / "figures.jsonl")
     return Queries(
         parts, bench.judge, bench.ledger, bench.audit, bench.releases, history, clock=lambda: bench.clock_now

@@ -28,10 +28,10 @@ from fedsilo.protocol.errors import (
     UsageError,
     VerificationError,
 )
-from silo.guard.answers.findings import finding_id
 from silo.guard.answers.queries import ledger_page, release_page
 from silo.guard.archive import EDGES, TICKET_SECONDS, Tickets, payload_view
 from silo.guard.commands import HeldPayloads
+from silo.guard.findings import finding_id
 from silo.guard.ledger import Approval, Ledger, Release
 from tests.simulated import screening
 from tests.simulated.test_release_view import earlier
@@ -255,7 +255,7 @@ def test_a_row_that_the_public_set_does_not_have_has_no_prompt(site: Site) -> No
 
 def test_the_whole_comparison_names_who_approved_the_last_one_and_every_figure(site: Site) -> None:
     held = site.hold_factors(2.0)
-    found = site.bench.releases.comparison(held)
+    found = site.bench.comparison(held)
     json.dumps(to_json(found))
     assert found.against is not None and found.against.round == 1 and found.against.approved_by == ("bob",)
     rows = {row.what: row for row in found.rows}
@@ -263,7 +263,7 @@ def test_the_whole_comparison_names_who_approved_the_last_one_and_every_figure(s
     assert not rows["policy"].differs and not rows["address"].differs
     assert rows["l2"].now == pytest.approx(2 * rows["l2"].before, rel=0.5)  # both are drawn near the usual norm
     assert found.note == ""
-    again = site.bench.releases.comparison  # of another release, so that nothing is remembered
+    again = site.bench.comparison  # of another release, so that nothing is remembered
     (site.bench.folder / "payloads" / found.against.digest).write_bytes(b"no message")
     unread = again(site.hold_factors(1.0))
     assert "cannot be read" in unread.note and unread.tensors == ()
@@ -275,16 +275,16 @@ def test_tensors_are_compared_by_their_norms_largest_change_first(site: Site) ->
     first = site.hold_factors(1.0)
     site.let_go(first)
     site.open_round(site.round + 1)
-    found = site.bench.releases.comparison(held := site.hold_factors(2.0))
+    found = site.bench.comparison(held := site.hold_factors(2.0))
     times = [row.times or 0.0 for row in found.tensors]
     assert times == sorted(times, reverse=True) and len(times) == 12 < found.tensors_total == 16
     assert all(1.2 < one < 3.5 for one in times)  # twice, as far as norms of small random tensors tell
-    assert site.bench.releases.comparison(held) == found
+    assert site.bench.comparison(held) == found
 
 
 def test_the_first_release_has_nothing_beside_it(tmp_path: Path) -> None:
     with closing(Site(tmp_path / "site", "run-1", 3, policy())) as first:
-        found = first.bench.releases.comparison(first.hold_factors(1.0))
+        found = first.bench.comparison(first.hold_factors(1.0))
         assert found.against is None and found.rows == () and "first release" in found.note
 
 
@@ -549,10 +549,10 @@ def test_the_counts_that_people_see_are_those_of_the_moment(tmp_path: Path) -> N
 
 def test_showing_a_release_reads_neither_all_that_left_nor_all_that_was_approved(site: Site) -> None:
     held = site.hold_factors(1.0)
-    before = site.bench.view(held), site.bench.releases.comparison(held).against
+    before = site.bench.view(held), site.bench.comparison(held).against
     whole = AssertionError("the whole table is read")
     with failing(site.bench.ledger, "outbox", whole), failing(site.bench.ledger, "releases", whole):
-        assert (site.bench.view(held), site.bench.releases.comparison(held).against) == before
+        assert (site.bench.view(held), site.bench.comparison(held).against) == before
     assert before[1] is not None and before[1].approved_by == ("bob",)
 
 

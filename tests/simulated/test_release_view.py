@@ -22,10 +22,10 @@ from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.envelope import parsed
 from fedsilo.protocol.kinds import OUTBOUND_KINDS
 from policies.model import Policy
-from silo.guard.answers import findings, release
-from silo.guard.answers.release import COSINE_BYTES_MAX, ON_REJECT, on_approve
+from silo.guard import findings, shown
+from silo.guard.answers.release import COSINE_BYTES_MAX, ReleaseView
 from silo.guard.ledger import PolicyInForce, Release
-from silo.guard.releases import Releases
+from silo.guard.shown import ON_REJECT, on_approve
 from tests.simulated import screening
 
 WORDS = 14
@@ -110,7 +110,7 @@ def test_after_a_release_that_did_not_leave_the_next_is_no_first_one(tmp_path: P
         told = view(site, held := site.hold_factors(1.0))["difference"]
         assert "first release" not in told and f"that of round 1 was {ended}" in told
         assert "none of this kind has left yet" in told and "against round 1" in told and "L2 " in told
-        compared = to_json(site.bench.releases.comparison(held))
+        compared = to_json(site.bench.comparison(held))
         against, rows = compared["against"], {row["what"]: row for row in compared["rows"]}
         assert (against["state"], against["round"], against["digest"]) == (ended, 1, first.digest)
         assert (against["approved_by"], against["rejected_by"]) == ([], ["bob"] if ended == "rejected" else [])
@@ -123,7 +123,7 @@ def test_a_rejected_one_is_told_beside_the_last_that_left(site: Site) -> None:
     site.open_round(3)
     told = view(site, held := site.hold_factors(1.0))["difference"]
     assert "against round 1 of this run" in told and "that of round 2 was rejected" in told
-    compared = to_json(site.bench.releases.comparison(held))
+    compared = to_json(site.bench.comparison(held))
     assert (compared["against"]["round"], compared["against"]["state"]) == (1, "left")
     assert "that of round 2 was rejected" in compared["note"]
 
@@ -148,7 +148,7 @@ def test_T36_bytes_that_were_rejected_in_another_run_are_a_finding_that_names_wh
     shown = view(site, again)
     told = f"same bytes as {rejected.id}, rejected by bob"
     assert says(shown, "REJECTED_BEFORE") == told and codes(shown)[0] == "REJECTED_BEFORE"
-    assert told in shown["difference"] and told in to_json(site.bench.releases.comparison(again))["note"]
+    assert told in shown["difference"] and told in to_json(site.bench.comparison(again))["note"]
     site.open_round(2, base=base)
     other = view(site, site.hold_factors(1.0))
     assert "REJECTED_BEFORE" not in codes(other) and "same bytes" not in other["difference"]
@@ -162,7 +162,7 @@ def test_it_is_compared_with_the_last_one_that_has_figures(tmp_path: Path) -> No
         site.bench.gate.transmit(offered(site, 1e-3))  # nobody is asked in round 2
         site.open_round(3)
         held = site.hold_factors(1.0)
-        shown, compared = view(site, held), to_json(site.bench.releases.comparison(held))
+        shown, compared = view(site, held), to_json(site.bench.comparison(held))
         assert (compared["against"]["round"], compared["against"]["approved_by"]) == (1, ["bob"])
         rows = {row["what"]: row for row in compared["rows"]}
         assert (rows["l2"]["before"], rows["l2"]["now"]) == (first.facts["l2"], held.facts["l2"])
@@ -173,7 +173,7 @@ def test_it_is_compared_with_the_last_one_that_has_figures(tmp_path: Path) -> No
 
 def test_a_base_is_compared_with_nothing_where_what_the_last_round_ended_in_is_not_known(site: Site) -> None:
     what = "base, and what the last round ended in"
-    told = to_json(site.bench.releases.comparison(site.hold_factors(1.0)))
+    told = to_json(site.bench.comparison(site.hold_factors(1.0)))
     (row,) = [row for row in told["rows"] if row["what"] == what]
     assert row["before"] == row["now"] == site.bases[1] and not row["differs"]
     for run, known in (("run-1", True), ("run-2", False)):  # a first round comes after none
@@ -181,7 +181,7 @@ def test_a_base_is_compared_with_nothing_where_what_the_last_round_ended_in_is_n
             site.restart(site.policy, run=run, rank=8)
         site.open_round(site.round if run != "run-1" else site.round + 1)
         site.bench.judge.view.evaluated.pop(site.round - 1)  # type: ignore[attr-defined]
-        told = to_json(site.bench.releases.comparison(site.hold_factors(1.0)))
+        told = to_json(site.bench.comparison(site.hold_factors(1.0)))
         assert what not in {row["what"] for row in told["rows"]}
         assert "" not in {row["before"] for row in told["rows"] if row["differs"]}
         assert ("what the round before ended in is not known" in told["note"]) is known
@@ -229,7 +229,7 @@ def test_it_says_in_a_sentence_what_leaves_and_who_is_there_by_name(site: Site) 
 def test_how_much_of_a_sites_records_is_behind_an_update_is_in_its_sentence(
     facts: dict[str, Any], of: int, told: str
 ) -> None:
-    assert told in release.says("lora.factors", facts, of)
+    assert told in shown.says("lora.factors", facts, of)
 
 
 def test_a_message_with_text_that_no_screen_looked_at_is_told_as_that(tmp_path: Path) -> None:
@@ -251,8 +251,7 @@ def test_it_says_who_may_answer_and_how_many_silos_the_round_needs(site: Site) -
         "zoe": frozenset({"approver", "operator"}), "bob": frozenset({"operator", "viewer"}),
         "alice": frozenset({"approver"}),
     })  # fmt: skip
-    known = Releases(bench.gate, bench.ledger, silo="hospital_a", destination={}, roles=roles)
-    shown = to_json(known.view(held))
+    shown = to_json(bench.view_of(held, people=roles.people))
     assert shown["approvers"]["people"] == ["alice", "zoe"] and shown["approvers"]["roles"] == ["approver"]
     assert shown["consequences"]["reject"] == f"{ON_REJECT}: 3 of 4 silos"
 
@@ -407,11 +406,11 @@ def test_the_cosine_is_told_of_what_is_archived(site: Site, monkeypatch: pytest.
     held = site.hold_factors(1.0)
     assert "; cosine " in view(site, held)["difference"]
     last = next(item for item in reversed(ledger.outbox()) if item.kind == "lora.factors")
-    site.bench.releases._shows._cosines.clear()
+    site.bench.shows = ReleaseView(ledger)  # nothing is remembered
     monkeypatch.setattr("silo.guard.answers.release.COSINE_BYTES_MAX", 2 * held.payload_bytes - 1)
     assert "cosine not computed: too big" in view(site, held)["difference"]
     monkeypatch.setattr("silo.guard.answers.release.COSINE_BYTES_MAX", COSINE_BYTES_MAX)
-    site.bench.releases._shows._cosines.clear()
+    site.bench.shows = ReleaseView(ledger)  # nothing is remembered
     ledger.drop_payloads([last.digest], archived=True)
     assert "cosine unknown: not archived" in view(site, held)["difference"]
 

@@ -21,7 +21,9 @@ from fedsilo.audit.witness import OWN_HISTORY_LOST
 from fedsilo.control.answers import (
     AnswerGiven,
     CertificateRow,
+    Comparison,
     ContentRow,
+    HeldRelease,
     LedgerPage,
     LedgerRun,
     LogLines,
@@ -37,6 +39,7 @@ from fedsilo.protocol.clocks import utc
 from fedsilo.protocol.errors import NotAllowedError, NotFoundError
 from silo.guard.answers.curves import CurveView, FigureHistory
 from silo.guard.answers.limits import LimitsView
+from silo.guard.answers.release import ReleaseView
 from silo.guard.answers.rounds import RoundView
 from silo.guard.decisions import Judge
 from silo.guard.ledger import Ledger, Release
@@ -79,6 +82,7 @@ class Queries:
         self._judge = judge
         self._ledger = ledger
         self._releases = releases
+        self._shows = ReleaseView(ledger)
         self._clock = clock
         self.index = LogIndex(audit.directory, lambda: audit.size)
         self._messages = MessageView(self.index, lambda: judge.policy)
@@ -111,8 +115,8 @@ class Queries:
         """Return each query by its name."""
         return {
             "approvals": lambda arguments: release_page(self._ledger, arguments),
-            "approval": lambda arguments: self._releases.view(self._named(arguments)),
-            "approval.comparison": lambda arguments: self._releases.comparison(self._named(arguments)),
+            "approval": lambda arguments: self.held(self._named(arguments)),
+            "approval.comparison": self._comparison,
             "outbox": self._messages.outbox,
             "inbox": self._messages.inbox,
             "audit": self.records.page,
@@ -126,6 +130,18 @@ class Queries:
             "settings": lambda arguments: settings(self._site, arguments),
             "logs": lambda arguments: log_lines(self._site, arguments),
         }
+
+    def held(self, release: Release) -> HeldRelease:
+        """Return everything a person must see of a release before answering; facts and digests, never content."""
+        # it may change in another thread
+        destination, people = dict(self._releases.destination), self._site.roles.people
+        return self._shows.view(release, self._judge.policy, destination=destination, people=people)
+
+    def _comparison(self, arguments: Mapping[str, Any]) -> Comparison:
+        """Return a whole release beside the last one of its kind; figures and digests, never content."""
+        return self._shows.comparison(
+            self._named(arguments), policy_digest=self._judge.policy.digest, destination=self._releases.destination
+        )
 
     def _named(self, arguments: Mapping[str, Any]) -> Release:
         """Return the release that a query names. Raises UsageError, NotFoundError."""

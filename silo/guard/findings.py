@@ -24,7 +24,7 @@ from fedsilo.protocol.errors import UsageError
 from policies.compare import compare
 from policies.model import PolicyFile
 from policies.screens import hits_in_words
-from silo.guard.ledger import Approval, OutboxItem, PolicyInForce, Release
+from silo.guard.ledger import Approval, Ledger, OutboxItem, PolicyInForce, Release
 
 ENDS_SOON_SECONDS = 86_400.0  # daemons renew with two days and more left (T33), so this close nobody renewed
 # An update of the same training varies by less than this from one round to the next.
@@ -88,6 +88,27 @@ class Before:
     rejected: Sequence[tuple[Release, Sequence[str]]]
     same_place: Sequence[OutboxItem]
     policy_then: PolicyInForce | None
+
+
+def before_of(ledger: Ledger, release: Release) -> Before:
+    """Return what a release is compared with, as the ledger has it."""
+    rejected = [
+        (one, [answer.person for answer in ledger.approvals(one.id) if answer.verdict == "reject"])
+        for one in ledger.rejected_before(release, EVIDENCE_MAX)
+    ]
+    same = ledger.outbox_before(release, EVIDENCE_MAX, same_place=True)
+    context = ledger.kept_of_release(release.id)
+    return Before(context, _last(ledger, release), rejected, same, ledger.policy_of_sent(release.kind))
+
+
+def _last(ledger: Ledger, release: Release) -> Against | None:
+    items = ledger.outbox_before(release, 1, approved=True) or ledger.outbox_before(release, 1)
+    if not items:
+        return None
+    held = ledger.approved_release(items[0])
+    if held is None:
+        return Against(items[0])
+    return Against(items[0], held.facts, held.policy_digest, ledger.kept_of_release(held.id), held.id)
 
 
 def findings(
