@@ -48,15 +48,58 @@ CONTROLS: dict[str, tuple[str, str]] = {
     "T23": ("bombs: size, number, depth", "declared and bounded before it is read"),
     "T24": ("stalled and slow senders", "deadlines, and so many calls a silo"),
     "T25": ("no TLS, or an old one", "TLS 1.3 or nothing, in each call; there is no mode without"),
+    "T26": (
+        "an expired certificate on a line that stays open",
+        "each call looks at both certificates' dates; a connection is not kept for long",
+    ),
+    "T28": ("a certificate used in another role", "one identity a certificate, and roles by exact match in each call"),
     "T29": ("replays, other rounds, runs and federations", "a signature over all of it, and numbers that only rise"),
     "T30": ("somebody else as the coordinator", "its certificate's role and its pinned signing key"),
+    "T31": (
+        "keys that leak by file modes, links or logs",
+        "mode 0600, no links followed, nothing overwritten; looser files are refused",
+    ),
+    "T32": (
+        "a hostile request for a certificate",
+        "the CA copies two public keys and nothing else; each key signs the other, with a token used once",
+    ),
+    "T33": (
+        "an outage since a certificate expired",
+        "a warning while days are left; a renewal keeps the keys by which others know a party",
+    ),
+    "T34": (
+        "no policy, or a loosened one",
+        "no start without one; a running silo only tightens; looser needs two approvals and is recorded",
+    ),
+    "T35": (
+        "surprises of YAML",
+        "a strict reader: no anchors, no doubled or unknown keys; each mistake is named with its line",
+    ),
+    "T36": (
+        "approving one's own, another or an old release",
+        "a yes signs digest, policy and what was shown, counts once, and opens every finding",
+    ),
     "T37": ("text that acts on a terminal", "shown as text, control characters spelled out"),
+    "T38": (
+        "an audit log edited, cut or forked",
+        "Merkle tree, signed checkpoints, and cosignatures of the other parties",
+    ),
+    "T39": ("a kill, a torn write or a full disk", "recorded before it is sent; what cannot be recorded is not sent"),
+    "T40": ("content or guessable digests in the log", "a closed list of fields, salted leaves, keyed digests"),
+    "T41": (
+        "a clock that is set back or jumps",
+        "order is by number; time that has been seen does not come back, and a jump halts",
+    ),
     "T42": (
         "a ledger that was reset, or restored from an older copy",
         "the log names its newest head; one that is behind needs two approvers, and is raised to what the log shows",
     ),
     "T48": ("silos that nobody knows", "peers are listed in the policy, and a least number of them"),
     "T50": ("all of the above from a silo without a guard", "the coordinator judges everything with the same rules"),
+    "T51": (
+        "an update scaled or turned round by a bad silo",
+        "clipped to one norm; `aggregate: median` or `trimmed_mean`",
+    ),
     "T52": (
         "a backdoor within every limit",
         "a site may try each adapter on its own prompts before it trains on it; people roll back",
@@ -69,6 +112,7 @@ CONTROLS: dict[str, tuple[str, str]] = {
         "reward without solving: built-ins, exceptions and loops of the test's, from the solution",
         "what is tested is decided from the test alone; each assertion is counted, and none reached is wrong",
     ),
+    "T57": ("retention that removes young records", "their age is what the other parties' cosignatures show"),
     "T58": (
         "one silo's update given to the others as the global adapter",
         "`federation.min_updates`: bound by plan and transcript, compared with each signed result",
@@ -77,6 +121,14 @@ CONTROLS: dict[str, tuple[str, str]] = {
         "another policy, person or CA, written by whoever else may write there",
         "files that are obeyed, and each folder on the way to them, are root's or the daemon's own",
     ),
+}
+
+# Numbers that no control and no test bears -> why.
+WITHOUT_CONTROL: dict[str, str] = {
+    "T27": "a stolen certificate: there is no revocation list, so it is good until its date",
+    "T43, T44, T45": "mistakes in differential privacy: there is none yet (N2)",
+    "T46, T47, T49": "attacks on secure sums: there are none yet",
+    "T53, T54": "what an attacker infers from what a policy allows, such as who was in the data: not tried yet (N2, N7)",
 }
 
 
@@ -101,6 +153,8 @@ def threats_page() -> str:
             "after it: `pytest -k T01` runs those of T1. What none of it stops is said in "
             "[the threat model](../explain/threat-model.md).",
             markdown_table(("threat", "what is tried", "what stands in the way", "attack"), rows),
+            "Without a control and without a test:\n\n"
+            + "\n".join(f"- {threats}: {why}." for threats, why in WITHOUT_CONTROL.items()),
             "## The attacks\n\n`fedsilo demo --leak` makes the first four in a federation on this machine, `--attack "
             "NAME` one of them, and ends with exit code 1 if one was not denied, or not made at all. The tests make "
             "every one against a real guard (`tests/hostile`, `tests/security/test_X09_*`), and fail if one does not "
