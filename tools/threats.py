@@ -128,7 +128,7 @@ WITHOUT_CONTROL: dict[str, str] = {
     "T27": "a stolen certificate: there is no revocation list, so it is good until its date",
     "T43, T44, T45": "mistakes in differential privacy: there is none yet (N2)",
     "T46, T47, T49": "attacks on secure sums: there are none yet",
-    "T53, T54": "what an attacker infers from what a policy allows, such as who was in the data: not tried yet (N2, N7)",
+    "T53, T54": "what an attacker infers from what a policy allows, such as who was in it: not tried yet (N2, N7)",
 }
 
 
