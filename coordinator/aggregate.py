@@ -3,7 +3,7 @@ committed round drifted apart.
 
 The master is float32 whatever the wire dtype, uploads are deltas against it, and they are combined in roster order,
 because float addition is not associative. Held at a time are a tile of each upload, at most `TILES_ELEMENTS` together,
-what combining them takes, and `WRITTEN_BEHIND` tiles of the result. What the run freezes is in no upload and is copied
+what combining them takes, and `WRITTEN_BEHIND` tiles of the result. What a round fixes is in no upload and is copied
 from master to master byte for byte.
 
 The drift is a note of the run record, read from the uploads that were averaged, one module at a time. The
@@ -51,7 +51,7 @@ from fedsilo.protocol.codec import (
     sha256_hex,
 )
 from fedsilo.protocol.errors import FedSiloError, OperationError
-from fedsilo.protocol.factors import DriftSums, Pair, initial_factors, is_frozen
+from fedsilo.protocol.factors import DriftSums, Fixed, Pair, initial_factors, is_fixed
 from policies.schema import LoraSchema
 
 TILE_ELEMENTS = 1 << 17  # at most, of each upload: 512 KiB, which takes no longer than more at a time
@@ -99,10 +99,10 @@ class _Drawn(Mapping[str, Array]):
     """The initial factors by name, each drawn when asked for."""
 
     def __init__(self, schema: LoraSchema, seed: int) -> None:
-        self._shapes, self._seed = dict(schema.tensors), seed
+        self._shapes, self._seed, self._freeze = dict(schema.tensors), seed, schema.freeze
 
     def __getitem__(self, name: str) -> Array:
-        return initial_factors([(name, self._shapes[name])], self._seed)[name]
+        return initial_factors([(name, self._shapes[name])], self._seed, self._freeze)[name]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._shapes)
@@ -136,7 +136,7 @@ def aggregate(
     uploads: Sequence[AnyPayload],
     combine: Combine,
     *,
-    freeze: str = "none",
+    fixed: Fixed = "none",
     tile_elements: int | None = None,
     norm: L2Sum | None = None,
 ) -> FilePayload:
@@ -151,7 +151,7 @@ def aggregate(
         uploads: payloads of updates in roster order, float32 or bfloat16, all against this master.
         combine: (tile [n], tiles [n] each) -> tile [n], float32. Element by element, since a tile may hold parts of
             several tensors; into memory that it does not touch again.
-        freeze: of the plan; the uploads hold exactly the tensors that it leaves free.
+        fixed: what the round neither trains nor sends; the uploads hold exactly the other tensors.
         tile_elements: n at most; the result does not depend on it. By default what the constants of this module say.
         norm: takes in the new master's values.
 
@@ -164,7 +164,7 @@ def aggregate(
         raise AggregateRefusedError("a round without uploads cannot be committed")
     base = read_factors(master)
     readers = [read_factors(upload) for upload in uploads]
-    shapes = [(place.name, place.shape) for place in base.places if not is_frozen(place.name, freeze)]
+    shapes = [(place.name, place.shape) for place in base.places if not is_fixed(place.name, fixed)]
     for reader in readers:
         if reader.header.base_digest != master.digest:
             raise AggregateRefusedError("an upload is a delta against another adapter than the master")
@@ -184,7 +184,7 @@ def aggregate(
         spool.write(factors_start(header))
         waiting = deque[Future[None]]()
         tile_elements = tile_elements or max(1, min(TILE_ELEMENTS, TILES_ELEMENTS // len(uploads)))
-        for values in _combined(base, readers, combine, freeze, tile_elements):
+        for values in _combined(base, readers, combine, fixed, tile_elements):
             while len(waiting) >= WRITTEN_BEHIND:
                 waiting.popleft().result()
             try:
@@ -199,17 +199,17 @@ def aggregate(
 
 
 def _combined(
-    base: FactorsReader, readers: Sequence[FactorsReader], combine: Combine, freeze: str, tile_elements: int
+    base: FactorsReader, readers: Sequence[FactorsReader], combine: Combine, fixed: Fixed, tile_elements: int
 ) -> Iterator[Array]:
     """The new master's values from front to back, canonical."""
     in_uploads = 0  # elements of the uploads that are passed: they hold the trained tensors in the same order
-    for frozen, group in itertools.groupby(base.places, lambda place: is_frozen(place.name, freeze)):
+    for is_copied, group in itertools.groupby(base.places, lambda place: is_fixed(place.name, fixed)):
         places = list(group)
         elements = sum(place.elements for place in places)
         for start in range(0, elements, tile_elements):
             stop = min(start + tile_elements, elements)
             tile = base.tile(places[0], start, stop)
-            if frozen:
+            if is_copied:
                 yield tile
                 continue
             given = [reader.tile(reader.places[0], in_uploads + start, in_uploads + stop) for reader in readers]
@@ -218,7 +218,7 @@ def _combined(
                 name = _place_of(places, start + int(np.argmin(np.isfinite(combined)))).name
                 raise AggregateRefusedError(f"the aggregate of {name} is not finite; the round is not committed")
             yield canonical_values(combined)  # as encode_factors does (T4)
-        in_uploads += 0 if frozen else elements
+        in_uploads += 0 if is_copied else elements
 
 
 def _place_of(places: Sequence[TensorPlace], element: int) -> TensorPlace:
@@ -261,20 +261,36 @@ def l2_norm(payload: AnyPayload) -> float:
     return total.norm
 
 
-def _write_safetensors(file: BinaryIO, reader: FactorsReader) -> None:
-    """The safetensors format (https://huggingface.co/docs/safetensors), tile by tile; its library holds copies."""
+class PeftFactors(Mapping[str, Array]):
+    """An adapter as A and B of each module, by wire name, each made when asked for: a core is part of A."""
+
+    def __init__(self, reader: FactorsReader) -> None:
+        self._tensors = LazyTensors(reader)
+
+    def __getitem__(self, name: str) -> Array:
+        module, _, side = name.rpartition(".")
+        values, core = self._tensors[name], f"{module}.lora_R"
+        return self._tensors[core] @ values if side == "lora_A" and core in self._tensors else values
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name in self._tensors if not name.endswith(".lora_R"))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+def _write_safetensors(file: BinaryIO, factors: PeftFactors, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """The safetensors format (https://huggingface.co/docs/safetensors), tensor by tensor; its library holds copies."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
-    for place in reader.places:
-        start, end = end, end + 4 * place.elements
-        header[name_in_folder(place.name)] = {"dtype": "F32", "shape": list(place.shape), "data_offsets": [start, end]}
+    for name in factors:
+        start, end = end, end + 4 * math.prod(shapes[name])
+        header[name_in_folder(name)] = {"dtype": "F32", "shape": list(shapes[name]), "data_offsets": [start, end]}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     file.write(len(text).to_bytes(8, "little") + text)
-    for place in reader.places:
-        for start in range(0, place.elements, TILE_ELEMENTS):
-            tile = reader.tile(place, start, min(start + TILE_ELEMENTS, place.elements))
-            file.write(tile.astype("<f4", copy=False).data)
+    for name in factors:
+        file.write(np.ascontiguousarray(factors[name], "<f4").data)
 
 
 def write_peft_folder(folder: Path, adapter: AnyPayload, schema: LoraSchema, base_model: str) -> None:
@@ -291,12 +307,12 @@ def write_peft_folder(folder: Path, adapter: AnyPayload, schema: LoraSchema, bas
         OperationError: the disk refused.
     """
     reader = read_factors(adapter)
-    names = (place.name for place in reader.places)
-    config = adapter_config(names, rank=schema.rank, alpha=schema.alpha, base_model=base_model)
+    factors, shapes = PeftFactors(reader), {place.name: place.shape for place in reader.places}
+    config = adapter_config(iter(factors), rank=schema.rank, alpha=schema.alpha, base_model=base_model)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / WEIGHTS).open("wb") as file:
-            _write_safetensors(file, reader)
+            _write_safetensors(file, factors, shapes)
             file.flush()
             os.fsync(file.fileno())  # on the disk before the database says that the run has ended
         fsync_directory(folder)

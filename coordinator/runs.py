@@ -246,7 +246,7 @@ class Agreements:
             return whole
         whole.transcript_sha256 = row.digest
         query = select(db.Upload.silo).where(
-            db.Upload.run == plan.run, db.Upload.round == number, db.Upload.kind == plan.lora.update_kind
+            db.Upload.run == plan.run, db.Upload.round == number, db.Upload.kind == plan.lora.update_kind(number)
         )
         gave = set(session.scalars(query))
         transcript = transcript_from_canonical(row.canonical)
@@ -313,9 +313,8 @@ def _pool_of(session: Session, plan: Plan, number: int) -> dict[str, str]:
     taken = select(upload.silo, upload.kind, upload.step, upload.digest).where(
         upload.run == plan.run, upload.round == number - 1
     )
-    return pool_digests(
-        [(row.silo, row.kind, row.step, row.digest) for row in session.execute(taken)], plan.lora.update_kind
-    )
+    accepted = [(row.silo, row.kind, row.step, row.digest) for row in session.execute(taken)]
+    return pool_digests(accepted, plan.lora.update_kind(number - 1))
 
 
 def _policy_of(session: Session, silo: str) -> str:
@@ -726,7 +725,7 @@ class ActiveRun:
         combine, norm = self.method.combine_under(self.plan, action.silos), L2Sum()
         try:
             base = blobs.get(row.base_digest)
-            adapter = aggregate(blobs, base, uploads, combine, freeze=self.plan.lora.freeze, norm=norm)
+            adapter = aggregate(blobs, base, uploads, combine, fixed=self.plan.lora.fixed_in(action.round), norm=norm)
         except AggregateRefusedError as error:
             # the ingress check lets no such upload in; if one is there, the old adapter stays and people must look
             self.around.publish("round.refused", {"run": self.name, "round": action.round, "reason": error.message})

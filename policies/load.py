@@ -11,7 +11,7 @@ from typing import Any, get_args
 
 from fedsilo.protocol.codec import sha256_hex
 from fedsilo.protocol.errors import UsageError
-from fedsilo.protocol.factors import FREEZE_OF_KIND, UPDATE_KIND
+from fedsilo.protocol.factors import KINDS_OF_FREEZE, TURNS
 from fedsilo.protocol.strict_yaml import Document, Path, load, validate
 from policies.custom_patterns import FILE_NAME, CustomFile, CustomPattern, PatternsFile, compiled
 from policies.fields import epoch_seconds
@@ -119,10 +119,11 @@ def _check_references(file: PolicyFile, document: Document) -> None:
             raise refuse(path, f"{name!r} is not declared", f"declared: {', '.join(sorted(declared)) or 'none'}")
     for kind, update in file.egress.updates.items():
         freeze = file.lora_schemas[update.schema_name].freeze
-        if FREEZE_OF_KIND[kind] != freeze:
+        if kind not in KINDS_OF_FREEZE[freeze]:
+            kinds = KINDS_OF_FREEZE[freeze][: len(TURNS[freeze])]
             raise refuse(
                 ("egress", kind, "schema"),
-                f"schema {update.schema_name!r} has freeze: {freeze}, so its updates leave as {UPDATE_KIND[freeze]}",
+                f"schema {update.schema_name!r} has freeze: {freeze}, so its updates leave as {' and '.join(kinds)}",
             )
     _check_screens(file, refuse)
     if file.egress.metrics_eval:

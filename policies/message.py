@@ -157,6 +157,7 @@ class Context:
         last_adapter: factors of the last global adapter that was let in in this run; None if unknown.
         last_adapter_first: there is none yet, so the next one is the run's first.
         last_adapter_rounds: rounds between that one and the next; 1 from one round to the next, 0 if unknown.
+        adapter_round: the round that the next one is the result of; 0 is what the run began with.
         open_round, open_step: where the run stands; open_step is the public step whose exchange is open, else 0.
         open_steps: rows that each public step of the open round asks for, as its round.open said.
         refused_round: the last round whose round.open was not let in, which the party may say; 0 is none.
@@ -188,6 +189,7 @@ class Context:
     last_adapter: Mapping[str, Array] | None = None
     last_adapter_first: bool = False
     last_adapter_rounds: int = 0
+    adapter_round: int = 0
     open_round: int = 0
     open_step: int = 0
     open_steps: Mapping[int, tuple[int, ...]] = field(default_factory=dict)

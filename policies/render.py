@@ -16,6 +16,7 @@ from typing import Any
 
 from fedsilo.protocol.codec import DTYPE_ITEM_BYTES
 from fedsilo.protocol.errors import UsageError
+from fedsilo.protocol.factors import TURNS, is_fixed
 from policies.kinds.adapters import CLIP_MARGIN
 from policies.load import load_policy
 from policies.model import MIN_UPDATES
@@ -29,6 +30,7 @@ RULESETS = (
     "ffa-lora",
     "fedsa-lora",
     "fed-sb",
+    "rolora",
     "fedreft",
     "fedgrpo",
     "knexa",
@@ -181,10 +183,12 @@ def _values(site: SiteFacts) -> dict[str, Any]:
     clip_l2, max_l2 = delta_limits(size, schema)
     # Peers' deltas are bound by the charter, not by this site's own limit; no mean is longer than the longest delta.
     max_step_l2 = max(max_l2, site.peers_max_l2)
-    largest = max(math.prod(shape) for _, shape in schema.trained)
+    largest = max(math.prod(shape) for update in schema.updates for _, shape in update)
     max_tensor_l2 = min(max_l2, _two_digits(2 * size.learning_rate * updates * math.sqrt(largest)))
-    # A starts uniform with variance 1/(3 in), so its norm is sqrt(rank/3) for each adapted matrix; B starts at 0.
-    start_l2 = math.sqrt(len(schema.tensors) / 2 * schema.rank / 3)
+    # A starts uniform with variance 1/(3 in), so its norm is sqrt(rank/3) for each adapted matrix, and so does a frozen
+    # B; the others start at 0.
+    drawn = sum(name.endswith(".lora_A") or is_fixed(name, TURNS[schema.freeze][0]) for name, _ in schema.tensors)
+    start_l2 = math.sqrt(drawn * schema.rank / 3)
     held_out: Any = None
     if site.held_out_sha256:
         held_out = {"file": site.held_out_file, "sha256": site.held_out_sha256, "rows": site.held_out_rows}

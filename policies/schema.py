@@ -16,7 +16,7 @@ from functools import cached_property
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.codec import DTYPE_ITEM_BYTES, canonical_json, encode, sha256_hex
 from fedsilo.protocol.errors import UsageError
-from fedsilo.protocol.factors import Freeze, freeze_named, is_frozen
+from fedsilo.protocol.factors import TURNS, Freeze, freeze_named, is_fixed
 from fedsilo.protocol.kinds import KINDS
 
 _KEYS = frozenset({"base_model_sha256", "rank", "alpha", "dtype", "targets", "freeze", "tensors"})
@@ -29,7 +29,7 @@ class LoraSchema:
     Attributes:
         dtype: of the values on the wire, float32 or bfloat16.
         targets: which matrices are adapted, as asked for ("all-linear").
-        freeze: which factors are neither trained nor sent (fedsilo/protocol/factors.py).
+        freeze: which factors are neither trained nor sent, or not in each round (fedsilo/protocol/factors.py).
         tensors: (wire name, shape) of the whole adapter, sorted by name.
     """
 
@@ -52,14 +52,17 @@ class LoraSchema:
         return {name: shape for name, shape in self.tensors if name.rpartition(".")[2] in factors}
 
     @cached_property
-    def trained(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
-        """(wire name, shape) of what a round's update holds: the tensors that are not frozen."""
-        return tuple((name, shape) for name, shape in self.tensors if not is_frozen(name, self.freeze))
+    def updates(self) -> tuple[tuple[tuple[str, tuple[int, ...]], ...], ...]:
+        """(wire name, shape) of what is trained and sent: one update, or several which take turns."""
+        return tuple(
+            tuple((name, shape) for name, shape in self.tensors if not is_fixed(name, fixed))
+            for fixed in TURNS[self.freeze]
+        )
 
     @cached_property
     def elements(self) -> int:
-        """Values of a round's update."""
-        return sum(math.prod(shape) for _, shape in self.trained)
+        """Values of a round's update, the largest one."""
+        return max(sum(math.prod(shape) for _, shape in update) for update in self.updates)
 
     def elements_of(self, kind: str) -> int:
         """Values of a message of a tensor kind."""
@@ -71,8 +74,9 @@ class LoraSchema:
 
     @cached_property
     def update_bytes(self) -> int:
-        """Bytes of one update as it leaves: length prefix, header with a base digest, trained tensors."""
-        return self._payload_bytes(self.trained, self.dtype)
+        """Bytes of one update as it leaves, the largest one: length prefix, header with a base digest, trained
+        tensors."""
+        return max(self._payload_bytes(update, self.dtype) for update in self.updates)
 
     @cached_property
     def payload_bytes(self) -> int:

@@ -25,6 +25,7 @@ METHOD_RULESETS: tuple[tuple[tuple[str, ...], str, str], ...] = (
     (("PubSwap, Balanced, with A frozen and text screens",), "pubswap-strict", ""),
     (("PubSwap, Random",), "pubswap-random", ""),
     (("FFA-LoRA",), "ffa-lora", ""),
+    (("RoLoRA",), "rolora", ""),
     (("FedSA-LoRA",), "fedsa-lora", ""),
     (("Fed-SB",), "fed-sb", ""),
     (("FedReFT", "Mean-ABM", "FedAvg on ReFT"), "fedreft", ""),

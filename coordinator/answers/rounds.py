@@ -256,7 +256,7 @@ class _Facts:
     def __init__(
         self, session: Session, run: db.Run, row: db.Round, plan: Plan, marks: Sequence[Mark], live: Live
     ) -> None:
-        self._row, self._plan = row, plan
+        self._row, self._plan, self._update_kind = row, plan, plan.lora.update_kind(row.number)
         self.closed = seconds_between(row.opened_at, row.closed_at)
         self.elapsed = seconds_between(row.opened_at, live.now)
         self._over = is_over(run.state)
@@ -294,7 +294,7 @@ class _Facts:
             ends.append(("sign", 0, at, done))
         for step in self._steps:
             ends.append(("train", step, *self._arrived(silo, "public.responses", step)))
-        update = self._arrived(silo, self._plan.lora.update_kind, 0)
+        update = self._arrived(silo, self._update_kind, 0)
         ends.append(("update", 0, *update))
         if self._open and update[1]:
             ends.append(("others", 0, None, False))
@@ -333,9 +333,7 @@ class _Facts:
         return (None, False) if upload is None else (seconds_between(self._row.opened_at, upload.received_at), True)
 
     def quorum(self) -> answers.Quorum:
-        given = [
-            at for silo in self.roster for at, there in [self._arrived(silo, self._plan.lora.update_kind, 0)] if there
-        ]
+        given = [at for silo in self.roster for at, there in [self._arrived(silo, self._update_kind, 0)] if there]
         known = sorted(at for at in given if at is not None)
         needed = self._plan.quorum
         reached = known[needed - 1] if len(known) >= needed else None
@@ -353,7 +351,7 @@ class _Facts:
     def filled_in(self, row: answers.SiloInRound) -> answers.SiloInRound:
         """Return a silo's row with what this round's records say of it."""
         mine = [upload for key, upload in self._uploads.items() if key[0] == row.silo]
-        update = self._uploads.get((row.silo, self._plan.lora.update_kind, 0))
+        update = self._uploads.get((row.silo, self._update_kind, 0))
         return replace(
             row,
             state=self._state_of(row.silo),

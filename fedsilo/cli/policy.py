@@ -354,7 +354,13 @@ _RankOption = Annotated[int, typer.Option("--rank", help="LoRA rank of the feder
 _AlphaOption = Annotated[float, typer.Option("--alpha", help="LoRA alpha; the scale is alpha / rank.")]
 _TargetsOption = Annotated[str, typer.Option("--targets", help='"all-linear" or module names with commas.')]
 _DtypeOption = Annotated[str, typer.Option("--dtype", help="Values of updates: float32 or bfloat16.")]
-_FreezeOption = Annotated[str, typer.Option("--freeze", help="Factors that are not trained: none or A.")]
+_FreezeOption = Annotated[
+    str,
+    typer.Option(
+        "--freeze",
+        help="Factors that are not trained: none, A, alternate (A in odd rounds, B in even ones) or AB (with a core).",
+    ),
+]
 _ForceOption = Annotated[bool, typer.Option("--force", help="Replace files that exist.")]
 _CharterOption = Annotated[
     Path | None, typer.Option("--charter", help="The federation's charter: judge by what both allow.")
@@ -692,7 +698,9 @@ def schema_make(
         "values": schema.elements,
         "payload_bytes": schema.update_bytes,
     }
-    text = f"wrote {out}: {len(schema.trained)} tensors, {schema.elements} values, {schema.update_bytes} bytes a round"
+    text = (
+        f"wrote {out}: {len(schema.updates[0])} tensors, {schema.elements} values, {schema.update_bytes} bytes a round"
+    )
     emit("policy schema make", data, json_output=json_output, text=f"{text}\nschema {schema.digest}")
 
 

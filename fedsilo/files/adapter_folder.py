@@ -98,8 +98,14 @@ def adapter_sha256(folder: Path, lora: Mapping[str, Any]) -> str:
 
     Raises:
         NotFoundError: a file is not there.
-        VerificationError: it is no adapter folder of ours, or says that its values are used in another way.
+        VerificationError: it is no adapter folder of ours, says that its values are used in another way, or is of a run
+            that trained cores.
     """
+    if lora.get("freeze") == "AB":
+        raise VerificationError(
+            f"{folder} holds each core as part of A, and the digest is of both apart",
+            hint="the payload itself, which the coordinator and the silos keep, has it",
+        )
     weights = folder / WEIGHTS
     if not weights.is_file():
         raise NotFoundError(f"{weights} is not there")

@@ -1,11 +1,24 @@
 """The factors of a LoRA adapter as arithmetic: which are frozen, what every silo starts from, how uploads become the
 next adapter, and how far silos drifted apart. Averages are of one tile; the coordinator goes tile by tile. Pure.
 
+    freeze       trained and sent
+    none         A and B (FedIT)
+    A            B (FFA-LoRA, Sun et al. 2024)
+    alternate    B in odd rounds, A in even ones, the other fixed (RoLoRA, Chen et al. 2024)
+    AB           a core R [r, r] between them, B R A (Fed-SB, Singhal et al. 2025)
+
+All but the first average exactly: the mean of products is the product of means where one side is the same everywhere.
+
 With `freeze: A` (FFA-LoRA) the factors A are drawn from the plan's seed, travel once in the first global
 adapter and are never trained or sent by a silo (threat T6). The plan states their digest. A silo draws them itself
 before it accepts the plan, so a coordinator cannot choose an A that makes a silo's B say more about its records than
 a random one; and every later global adapter must carry the same.
+With `freeze: AB` the same holds for A and B. With `freeze: alternate` it holds for the A of the first round; what is
+fixed in a later one is what the round before left, and every silo sees whether it still is.
 What this does not stop: a coordinator that tries seeds, of which a plan has 2**53; and what B says (N1, N2).
+
+Fed-SB takes its A and B from the singular vectors of a first step of full training; ours are drawn, as A is for the
+others: a silo can draw them again, bit for bit, on any machine.
 
 Drift comes from Gram matrices of the factors, so B A, which is as large as the base, is never formed: one matrix
 product for all A of a module, one for all B. Each factor is the silos' mean and what is apart from it:
@@ -33,16 +46,24 @@ from numpy.typing import NDArray
 from fedsilo.protocol.codec import Array, canonical_json, tiles
 from fedsilo.protocol.randomness import generator, seed_of
 
-Freeze = Literal["none", "A", "AB"]
+Freeze = Literal["none", "A", "AB", "alternate"]
 FREEZES: Final[tuple[Freeze, ...]] = get_args(Freeze)
+Fixed = Literal["none", "A", "B", "AB"]  # in one round
 
-# The kind of message that carries what is trained, by what is frozen.
-UPDATE_KIND: Final[dict[Freeze, str]] = {"none": "lora.factors", "A": "lora.factor_b", "AB": "lora.core_r"}
-# What the schema of each kind freezes. Under lora.factor_a both factors are trained, and B stays at its silo.
-FREEZE_OF_KIND: Final[dict[str, Freeze]] = {kind: freeze for freeze, kind in UPDATE_KIND.items()} | {
-    "lora.factor_a": "none"
+# What is fixed in round 1, 2 and so on, and then in the same order again.
+TURNS: Final[dict[Freeze, tuple[Fixed, ...]]] = {"none": ("none",), "A": ("A",), "AB": ("AB",), "alternate": ("A", "B")}
+# The kind of message that carries what is trained, by what is fixed.
+UPDATE_KIND: Final[dict[Fixed, str]] = {
+    "none": "lora.factors",
+    "A": "lora.factor_b",
+    "B": "lora.factor_a",
+    "AB": "lora.core_r",
 }
-_FROZEN: Final[dict[str, tuple[str, ...]]] = {"A": (".lora_A",), "AB": (".lora_A", ".lora_B")}
+# The kinds that a schema may leave a silo by. Under lora.factor_a with nothing frozen, B is trained and stays there.
+KINDS_OF_FREEZE: Final[dict[Freeze, tuple[str, ...]]] = {
+    freeze: tuple(UPDATE_KIND[fixed] for fixed in turns) for freeze, turns in TURNS.items()
+} | {"none": ("lora.factors", "lora.factor_a")}
+_FIXED: Final[dict[str, tuple[str, ...]]] = {"A": (".lora_A",), "B": (".lora_B",), "AB": (".lora_A", ".lora_B")}
 
 
 def freeze_named(word: object) -> Freeze:
@@ -54,9 +75,15 @@ def freeze_named(word: object) -> Freeze:
     raise ValueError(f"freeze {str(word)[:40]!r} is not one of {', '.join(FREEZES)}")
 
 
-def is_frozen(name: str, freeze: str) -> bool:
-    """Return whether a tensor of this wire name is neither trained nor sent."""
-    return name.endswith(_FROZEN.get(freeze, ()))
+def fixed_in(freeze: Freeze, number: int) -> Fixed:
+    """Return what is neither trained nor sent in a round."""
+    turns = TURNS[freeze]
+    return turns[(number - 1) % len(turns)]
+
+
+def is_fixed(name: str, fixed: Fixed) -> bool:
+    """Return whether a tensor of this wire name is neither trained nor sent in a round that fixes these."""
+    return name.endswith(_FIXED.get(fixed, ()))
 
 
 class FrozenDigest:
@@ -80,26 +107,29 @@ class FrozenDigest:
         return self._hash.hexdigest() if self._tensors else ""
 
 
-def frozen_sha256(tensors: Iterable[tuple[str, Array]], freeze: str) -> str:
-    """Digest of the frozen ones among named float32 tensors that come in name order; empty if none is frozen."""
+def frozen_sha256(tensors: Iterable[tuple[str, Array]], freeze: Freeze) -> str:
+    """Digest of those among named float32 tensors, in name order, that the first round fixes; empty: it fixes none."""
     digest = FrozenDigest()
     for name, values in tensors:
-        if is_frozen(name, freeze):
+        if is_fixed(name, fixed_in(freeze, 1)):
             digest.start(name, values.shape)
             for tile in tiles(values):
                 digest.add(tile)
     return digest.hex
 
 
-def initial_factors(shapes: Sequence[tuple[str, tuple[int, ...]]], seed: int) -> dict[str, Array]:
-    """A as torch's linear layers draw it (uniform, bound 1/sqrt(inputs)), B zero, by wire name, float32.
+def initial_factors(
+    shapes: Sequence[tuple[str, tuple[int, ...]]], seed: int, freeze: Freeze = "none"
+) -> dict[str, Array]:
+    """A as torch's linear layers draw it (uniform, bound 1/sqrt(inputs)), B zero, by wire name, float32. A frozen B is
+    drawn with bound 1/sqrt(outputs), so that its columns are as long as A's rows, and the core beside it is zero.
 
     Each tensor has its own key, so the draw does not depend on their order.
     """
     tensors: dict[str, Array] = {}
     for name, shape in shapes:
-        if name.endswith(".lora_A"):
-            bound = 1.0 / np.sqrt(shape[1])
+        if name.endswith(".lora_A") or is_fixed(name, fixed_in(freeze, 1)):
+            bound = 1.0 / np.sqrt(shape[1] if name.endswith(".lora_A") else shape[0])
             draw = generator(seed_of(seed, "initial_adapter", name))
             tensors[name] = draw.uniform(-bound, bound, size=shape).astype(np.float32)
         else:
@@ -107,10 +137,11 @@ def initial_factors(shapes: Sequence[tuple[str, tuple[int, ...]]], seed: int) ->
     return tensors
 
 
-def initial_frozen_sha256(shapes: Sequence[tuple[str, tuple[int, ...]]], seed: int, freeze: str) -> str:
-    """Digest of the frozen factors among `initial_factors`; empty if none is frozen. Shapes come in name order."""
-    frozen = [(name, shape) for name, shape in shapes if is_frozen(name, freeze)]
-    return frozen_sha256(((name, initial_factors([(name, shape)], seed)[name]) for name, shape in frozen), freeze)
+def initial_frozen_sha256(shapes: Sequence[tuple[str, tuple[int, ...]]], seed: int, freeze: Freeze) -> str:
+    """`frozen_sha256` of `initial_factors`. Shapes come in name order."""
+    frozen = [(name, shape) for name, shape in shapes if is_fixed(name, fixed_in(freeze, 1))]
+    drawn = ((name, initial_factors([(name, shape)], seed, freeze)[name]) for name, shape in frozen)
+    return frozen_sha256(drawn, freeze)
 
 
 def update_weights(steps: Sequence[int]) -> tuple[float, ...]:

@@ -18,6 +18,7 @@ from google.protobuf.message import Message
 
 from fedsilo.protocol.codec import Array
 from fedsilo.protocol.factors import (
+    TURNS,
     UPDATE_KIND,
     mean_delta,
     median_delta,
@@ -267,9 +268,7 @@ class Method:
         return self.combine is mean_delta
 
     def kinds_under(self, plan: Plan) -> frozenset[str]:
-        """The kinds that a silo may offer in a run of this plan: what is trained decides which one carries it.
-
-        A core between two frozen factors (freeze: AB) is trained only by a method that names its kind itself.
-        """
-        sent = UPDATE_KIND["A" if plan.lora.freeze == "A" else "none"]
-        return frozenset(sent if kind == UPDATE_KIND["none"] else kind for kind in self.kinds)
+        """The kinds that a silo may offer in a run of this plan: what is trained decides which ones carry it."""
+        if UPDATE_KIND["none"] not in self.kinds:
+            return self.kinds
+        return self.kinds - {UPDATE_KIND["none"]} | {UPDATE_KIND[fixed] for fixed in TURNS[plan.lora.freeze]}

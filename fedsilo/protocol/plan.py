@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, m
 
 from fedsilo.protocol.codec import canonical_json, sha256_hex
 from fedsilo.protocol.errors import PeerError, WireCode
-from fedsilo.protocol.factors import UPDATE_KIND, Freeze
+from fedsilo.protocol.factors import UPDATE_KIND, Fixed, Freeze, fixed_in
 from fedsilo.protocol.transcript import needed
 
 PLAN_CHARACTERS_MAX = 65536
@@ -60,8 +60,8 @@ class Rollout(_Closed):
 
 
 class Lora(_Closed):
-    """`freeze` is the schema's; `frozen_sha256` names the frozen factors, which follow from the plan's seed
-    (averaging.initial_frozen_sha256), and is empty where nothing is frozen."""
+    """`freeze` is the schema's; `frozen_sha256` names the factors that the first round fixes, which follow from the
+    plan's seed (`factors.initial_frozen_sha256`), and is empty where nothing is frozen."""
 
     rank: int = Field(32, ge=1, le=1024)
     alpha: float = Field(64.0, gt=0)
@@ -75,10 +75,13 @@ class Lora(_Closed):
             raise ValueError(f"freeze is {self.freeze} and frozen_sha256 is {self.frozen_sha256[:12] or 'empty'}")
         return self
 
-    @property
-    def update_kind(self) -> str:
-        """Kind of the message by which a round's update leaves a silo."""
-        return UPDATE_KIND[self.freeze]
+    def fixed_in(self, number: int) -> Fixed:
+        """Return what is neither trained nor sent in a round."""
+        return fixed_in(self.freeze, number)
+
+    def update_kind(self, number: int) -> str:
+        """Return the kind of the message by which a round's update leaves a silo."""
+        return UPDATE_KIND[self.fixed_in(number)]
 
 
 class Evaluation(_Closed):
@@ -157,6 +160,12 @@ class Plan(_Closed):
             raise ValueError("a silo is listed twice")
         if self.quorum > len(self.silos):
             raise ValueError(f"quorum {self.quorum} exceeds the {len(self.silos)} silos of the roster")
+        return self
+
+    @model_validator(mode="after")
+    def _turns_begin_afresh(self) -> Plan:
+        if self.lora.freeze == "alternate" and self.optimiser.state == "keep":
+            raise ValueError("lora.freeze: alternate trains other factors each round, so optimiser.state must be reset")
         return self
 
     @model_validator(mode="after")

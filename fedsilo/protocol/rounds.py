@@ -29,6 +29,7 @@ from typing import Any
 
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.errors import ConflictError, WireCode
+from fedsilo.protocol.factors import TURNS, UPDATE_KIND
 from fedsilo.protocol.method import (
     CloseRound,
     Commit,
@@ -402,6 +403,7 @@ class Life:
     Attributes:
         silos: of the plan, in its order.
         silos_min: with fewer no round begins. `quorum`: of fewer updates none is committed.
+        update_kinds: kinds of the rounds' updates, which take turns.
         standing: silo -> its state in `SILO`.
         round: number of the newest round; 0 before the first. `round_state` is its state in `ROUND`.
         places: silo -> its state in `PLACE`, of the newest round; without those that are outside of it.
@@ -416,7 +418,7 @@ class Life:
     silos: tuple[str, ...]
     quorum: int
     silos_min: int
-    update_kind: str
+    update_kinds: tuple[str, ...]
     abstentions_max: int
     steps_max: int
     standing: Mapping[str, str]
@@ -431,6 +433,10 @@ class Life:
     deadlines: Mapping[str, float] = field(default_factory=dict)
     spans: Mapping[str, float] = field(default_factory=dict)
     paused_at: float | None = None
+
+    def update_kind(self, number: int) -> str:
+        """Return the kind of a round's updates."""
+        return self.update_kinds[(number - 1) % len(self.update_kinds)]
 
     @property
     def started(self) -> bool:
@@ -477,7 +483,7 @@ def first_life(plan: Plan) -> Life:
         plan.silos,
         plan.quorum,
         plan.silos_min,
-        plan.lora.update_kind,
+        tuple(UPDATE_KIND[fixed] for fixed in TURNS[plan.lora.freeze]),
         2 * len(plan.public_steps()) + ABSTENTIONS_MAX,
         plan.local_steps,
         dict.fromkeys(plan.silos, "asked"),
@@ -487,8 +493,9 @@ def first_life(plan: Plan) -> Life:
 def name_of(life: Life, event: Event) -> str:
     """Return an event's name in the tables."""
     match event:
-        case Contribution(kind=kind):
-            return "evaluation" if kind == EVALUATION else "update" if kind == life.update_kind else "answer"
+        case Contribution(kind=kind, round=number):
+            is_update = kind == life.update_kind(number)
+            return "evaluation" if kind == EVALUATION else "update" if is_update else "answer"
         case FinishRun(outcome):
             return {"finished": "finish", "failed": "fail", "aborted": "abort"}[outcome]
         case SiloAbstained(step=step):
@@ -593,7 +600,7 @@ def _limit(life: Life, event: Event, name: str) -> Cell:
             return OK if event.round == life.round else IGNORE
         case Commit(number, silos, digests):
             updates = life.taken.get(number, {})
-            given = [updates.get((0, silo, life.update_kind)) for silo in silos]
+            given = [updates.get((0, silo, life.update_kind(number))) for silo in silos]
             enough = len(set(silos)) == len(silos) >= life.quorum
             return OK if number == life.round and enough and given == list(digests) else BAD
         case Committed(number) | CloseRound(number):

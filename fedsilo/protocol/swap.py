@@ -159,7 +159,7 @@ def pool_digests(accepted: Iterable[tuple[str, str, int, str]], update_kind: str
 
     Args:
         accepted: (silo, kind, step, digest of the payload) of each message that was accepted in the round.
-        update_kind: of the plan.
+        update_kind: of the round.
 
     Returns:
         By silo whose update and answers both came, `answers_digest` of these.

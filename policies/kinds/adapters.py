@@ -19,7 +19,16 @@ from pydantic import Field, model_validator
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.codec import DTYPE_ITEM_BYTES, Array, from_bfloat16_bits, to_bfloat16_bits
 from fedsilo.protocol.errors import UsageError
-from fedsilo.protocol.factors import FREEZE_OF_KIND, FrozenDigest, initial_factors, is_frozen
+from fedsilo.protocol.factors import (
+    KINDS_OF_FREEZE,
+    TURNS,
+    UPDATE_KIND,
+    Freeze,
+    FrozenDigest,
+    fixed_in,
+    initial_factors,
+    is_fixed,
+)
 from fedsilo.protocol.kinds import UPDATE_KINDS
 from fedsilo.protocol.strict_yaml import Path
 from policies import lattice
@@ -134,6 +143,7 @@ def measure(header: pb.Factors, message: Message, context: Context) -> Facts:
     schema = context.schema
     shapes = schema.shapes_of(message.place.kind) if schema else {}
     freeze = schema.freeze if schema else ""
+    drawn = fixed_in(schema.freeze, 1) if schema else "none"  # what the seed draws: fixed in the first round
     names = [entry.name for entry in header.tensors]
     tensors = message.tensors
     facts: Facts = {
@@ -164,7 +174,7 @@ def measure(header: pb.Factors, message: Message, context: Context) -> Facts:
         if array.dtype != np.float32 or tuple(array.shape) != tuple(entry.shape):
             facts["shapes_wrong"] += 1
             continue
-        is_kept = is_frozen(entry.name, freeze)
+        is_kept = is_fixed(entry.name, drawn)
         if is_kept:
             frozen.start(entry.name, entry.shape)
         square = 0.0
@@ -206,6 +216,12 @@ def measure(header: pb.Factors, message: Message, context: Context) -> Facts:
             step_l2=step.l2 if finite and not facts["shapes_wrong"] and facts["tensors_given"] else None,
             step_rounds=context.last_adapter_rounds,
         )
+        if schema is not None and len(TURNS[schema.freeze]) > 1:
+            fixed = fixed_in(schema.freeze, context.adapter_round) if context.adapter_round else drawn
+            facts.update(
+                adapter_round=context.adapter_round,
+                fixed_changed=None if step.l2 is None else sum(is_fixed(name, fixed) for name in step.changed),
+            )
     return facts
 
 
@@ -222,12 +238,13 @@ class _Step:
         self._last = last if last is not None and sorted(last) == list(names) else None
         self._before: Array | None = None
         self._room = np.empty(_TILE_ELEMENTS)
-        self._squares = 0.0
+        self._squares, self._name = 0.0, ""
+        self.changed: set[str] = set()  # names of the tensors that differ
 
     def start(self, name: str, shape: tuple[int, ...]) -> None:
         if self._last is None:
             return
-        before = self._last[name]
+        before, self._name = self._last[name], name
         if tuple(before.shape) != tuple(shape):
             self._last = None
         else:
@@ -239,7 +256,10 @@ class _Step:
             change = self._room[: wide.size]
             change[:] = self._before[start : start + wide.size]  # widened first: twice as fast as both at once
             np.subtract(wide, change, out=change)
-            self._squares += float(np.dot(change, change))
+            of_tile = float(np.dot(change, change))
+            self._squares += of_tile
+            if of_tile:
+                self.changed.add(self._name)
 
     @property
     def l2(self) -> float | None:
@@ -285,7 +305,12 @@ def tensor_set(facts: Facts, policy: Policy, history: History) -> Judgement:
 
 @rule("frozen factors", "FROZEN")
 def frozen(facts: Facts, policy: Policy, history: History) -> Judgement:
-    """What the pinned schema freezes is in no update, and in every global adapter what the plan's seed draws (T6)."""
+    """What the pinned schema freezes is in no update, and in every global adapter what the plan's seed draws (T6).
+
+    Where factors take turns, what the last round fixed is as it was before that round. Where more than one round lies
+    between this adapter and the last one that was let in, and where that one is none, nothing says what it must be; but
+    the first two rounds start from an A that the seed draws.
+    """
     pinned = _pin(facts, policy)
     if pinned is None:
         return not_applicable()
@@ -293,10 +318,18 @@ def frozen(facts: Facts, policy: Policy, history: History) -> Judgement:
     if facts["freeze"] != pin.freeze:
         return equal(facts["freeze"], pin.freeze, path)
     if facts["kind"] != "global.adapter":
-        return equal(FREEZE_OF_KIND[facts["kind"]], pin.freeze, path)
+        kind, turns = facts["kind"], len(TURNS[pin.freeze])
+        is_due = turns == 1 or UPDATE_KIND[fixed_in(pin.freeze, facts["round"])] == kind
+        of_kind = next(freeze for freeze, kinds in KINDS_OF_FREEZE.items() if kind in kinds)
+        fits = is_due and kind in KINDS_OF_FREEZE[pin.freeze]
+        return equal(pin.freeze if fits else of_kind, pin.freeze, path)
     if pin.freeze == "none":
         return not_applicable(path)
-    return holds(facts["frozen_as_planned"], path)
+    if len(TURNS[pin.freeze]) == 1:
+        return holds(facts["frozen_as_planned"], path)
+    if facts["first_of_run"] is True:
+        return holds(facts["frozen_as_planned"], path) if facts["adapter_round"] <= 1 else not_applicable(path)
+    return none_of(facts["fixed_changed"], path) if facts["step_rounds"] == 1 else not_applicable(path)
 
 
 @rule("tensor shapes", "TENSOR_SHAPE")
@@ -620,12 +653,12 @@ class _OneValue(Mapping[str, Array]):
     """Tensors full of one value, and the frozen ones as the seed draws them; made when they are looked at, so that a
     model's whole adapter is never in memory."""
 
-    def __init__(self, shapes: Mapping[str, tuple[int, ...]], value: float, freeze: str, seed: int) -> None:
+    def __init__(self, shapes: Mapping[str, tuple[int, ...]], value: float, freeze: Freeze, seed: int) -> None:
         self._shapes, self._value, self._freeze, self._seed = shapes, value, freeze, seed
 
     def __getitem__(self, name: str) -> Array:
-        if is_frozen(name, self._freeze):
-            return initial_factors([(name, self._shapes[name])], self._seed)[name]
+        if is_fixed(name, fixed_in(self._freeze, 1)):
+            return initial_factors([(name, self._shapes[name])], self._seed, self._freeze)[name]
         return np.full(self._shapes[name], self._value, np.float32)
 
     def __iter__(self) -> Iterator[str]:
@@ -664,7 +697,7 @@ def example(at: Around) -> Example:
     if at.sent:
         trained = (("records", "min_records"), ("epochs", "max_local_epochs"), ("steps", "max_steps"))
         known = {"base_l2": 0.0, **{name: getattr(block, key) for name, key in trained}}
-    return Example(header, known, _OneValue(shapes, value, "" if at.sent else schema.freeze, at.plan.seed))
+    return Example(header, known, _OneValue(shapes, value, "none" if at.sent else schema.freeze, at.plan.seed))
 
 
 KINDS = (

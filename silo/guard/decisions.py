@@ -360,8 +360,12 @@ class RunView:
 
         A round that ended in nothing counts too, since the silo need not have heard how a round ended.
         """
-        ended = self.round if self.round in self.evaluated else self.round - 1
-        return max(1, ended - self.last_adapter_round)
+        return max(1, self.adapter_round - self.last_adapter_round)
+
+    @property
+    def adapter_round(self) -> int:
+        """The round that an adapter is the result of which comes in at this place; 0 for what the run began with."""
+        return self.round if self.round in self.evaluated else max(self.round - 1, 0)
 
     def to_json(self) -> dict[str, Any]:
         values = ((each, getattr(self, each.name)) for each in _KEPT)
@@ -441,6 +445,7 @@ def context_of(
         last_adapter=site.last_adapter(view, message.place.kind),
         last_adapter_first=view.run != "" and not view.last_adapter,
         last_adapter_rounds=view.rounds_since_last_adapter,
+        adapter_round=view.adapter_round,
         open_round=view.round,
         open_step=open_step,
         open_steps=view.steps,

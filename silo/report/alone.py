@@ -16,7 +16,7 @@ from google.protobuf.message import Message
 from fedsilo.protocol import codec
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.errors import OperationError
-from fedsilo.protocol.factors import is_frozen
+from fedsilo.protocol.factors import is_fixed
 from fedsilo.protocol.method import (
     Commit,
     Committed,
@@ -63,20 +63,23 @@ def train_alone(method: Method, plan: Plan, start: codec.Buffer, do: DoTask) -> 
     return _Alone(method, plan, do).run(start)
 
 
-def with_update(method: Method, plan: Plan, adapter: codec.Buffer, update: codec.Factors | None) -> codec.Buffer:
+def with_update(
+    method: Method, plan: Plan, number: int, adapter: codec.Buffer, update: codec.Factors | None
+) -> codec.Buffer:
     """The adapter that a coordinator makes of one update alone.
 
     Args:
         method: of the run.
         plan: of the run.
+        number: of the round.
         adapter: payload of the adapter that the round began with.
         update: of one silo.
 
     Raises:
-        OperationError: the update has other tensors than the plan trains.
+        OperationError: the update has other tensors than the round trains.
     """
     base = codec.decode_factors(adapter)
-    trained = {name for name in base.tensors if not is_frozen(name, plan.lora.freeze)}
+    trained = {name for name in base.tensors if not is_fixed(name, plan.lora.fixed_in(number))}
     if update is None or update.tensors.keys() != trained:
         raise OperationError("the trainer's update does not fit the adapter it was given", code="TRAINER_CONFUSED")
     combined = {
@@ -142,7 +145,7 @@ class _Alone:
             case Send(_, kind, round_number, step, body):
                 self.to_silo.append(MessageArrived("", kind, round_number, step, body, kind))
             case Commit(round_number):
-                self._commit()
+                self._commit(round_number)
                 self.to_coordinator.append(Committed(round_number, codec.sha256_hex(self.adapter)))
             case FinishRun():
                 self.finished = action
@@ -156,7 +159,7 @@ class _Alone:
             return self.upload.header
         return None if task.gives is None else codec.decode(task.gives, body)
 
-    def _commit(self) -> None:
+    def _commit(self, number: int) -> None:
         """Aggregate one upload as the coordinator would (coordinator.aggregate), with the same canonical zeros."""
-        self.adapter = with_update(self.method, self.plan, self.adapter, self.upload)
+        self.adapter = with_update(self.method, self.plan, number, self.adapter, self.upload)
         self.upload = None  # each round is made of an update of its own

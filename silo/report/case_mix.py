@@ -63,7 +63,7 @@ def report_case_mix(config: SiloConfig, *, run: str, samples: int, say: Say) -> 
     start = adapter_at_start(finished, schema, AdapterStore(config.state_dir / "adapters"))
     round_number, payload = _first_update(config, finished.plan.run)
     method = method_named(finished.plan.method)
-    after = with_update(method, finished.plan, start, decode_factors(payload))
+    after = with_update(method, finished.plan, round_number, start, decode_factors(payload))
     with report_trainer(config, policy, schema, say) as trainer:
         trainer.begin(plan_alone(finished.plan, config.silo, f"mix-{sha256_hex(payload)[:16]}"), schema)
         say(f"without the update: answering the public held-out questions, {samples} samples each")

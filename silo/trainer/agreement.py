@@ -507,8 +507,12 @@ class ExactDecoder(Decoder):
         stored = self.embedding.dtype
         factors: list[Factors] = []
         for each in projection.factors if self.adapted else ():
-            a, b = (self._values.get(id(live), live).to(stored).float() for live in (each.a, each.b))
-            factors.append(dataclasses.replace(each, a=a, b=b))
+            a, b, *core = (
+                self._values.get(id(live), live).to(stored).float()
+                for live in (each.a, each.b, each.core)
+                if live is not None
+            )
+            factors.append(Factors(each.start, each.stop, a, b, *core))
         bias = None if projection.bias is None else projection.bias.float()
         weight = projection.weight if isinstance(projection.weight, Tensor) else projection.weight.whole(stored)
         return low_rank_linear(x, weight.float(), bias, factors, self._scale)
@@ -570,14 +574,14 @@ class Probe:
         self._exact = ExactDecoder(adapter.decoder)
 
     def answers(
-        self, prompts: Sequence[tuple[int, ...]], rows: Sequence[Row], others: Mapping[str, Sequence[Tensor] | None]
+        self, prompts: Sequence[tuple[int, ...]], rows: Sequence[Row], others: Mapping[str, Mapping[str, Tensor] | None]
     ) -> list[AnswerFigures]:
         """Return figures of the answers in the order of `rows`, one at least.
 
         Args:
             prompts: of the step.
             rows: the answers to look at.
-            others: by name, trained factors in the order of `adapter.parameters`; None where there are none.
+            others: by name, factors by wire name that stand in the live ones' place; None where there are none.
 
         Raises:
             OperationError: the engine reported no log-probabilities, or some that are not finite.
@@ -585,7 +589,7 @@ class Probe:
         return answer_figures(self.passes(prompts, rows, others), reported_by(rows))
 
     def passes(
-        self, prompts: Sequence[tuple[int, ...]], rows: Sequence[Row], others: Mapping[str, Sequence[Tensor] | None]
+        self, prompts: Sequence[tuple[int, ...]], rows: Sequence[Row], others: Mapping[str, Mapping[str, Tensor] | None]
     ) -> dict[str, Numbers]:
         """Log-probabilities of all rows' tokens, [M] each: fields of `AnswerFigures`, and others by name."""
         stream = self._stream(prompts, rows)
@@ -598,7 +602,7 @@ class Probe:
                 logps["trainer_base"] = self._own(stream)
         for name, values in others.items():
             if values is not None:
-                replaced = list(zip(self._adapter.parameters, values, strict=True))
+                replaced = [(self._adapter.factors[each], value) for each, value in values.items()]
                 logps[name] = self._exact.logp(stream, self._temperature, factors=replaced)
         return {name: _numbers(logp) for name, logp in logps.items()}
 
@@ -667,7 +671,7 @@ class AgreementWatch:
         self._watch = Watch(limits)
         self._servers_apart = servers_apart
         # by what answers: each server has an adapter of its own that it may have been left with
-        self._previous: dict[str, list[Tensor]] = {}
+        self._previous: dict[str, dict[str, Tensor]] = {}
         self._rollouts: dict[str, int] = {}
         self._marker: dict[str, float] = {}
 
@@ -706,7 +710,8 @@ class AgreementWatch:
         if chosen and self._limits.marker_pushes and before % self._limits.marker_pushes == 0:
             self._send_marker(key, prompts, chosen, generate)
         stored = self._adapter.decoder.embedding.dtype
-        self._previous[server] = [each.detach().to(stored, copy=True) for each in self._adapter.parameters]
+        trained = zip(self._adapter.trained_names, self._adapter.parameters, strict=True)
+        self._previous[server] = {name: each.detach().to(stored, copy=True) for name, each in trained}
         return {**figures, **self._marker, "agreement_seconds": time.monotonic() - started}
 
     # ---- the difference in differences ---------------------------------------------------------------
@@ -732,9 +737,10 @@ class AgreementWatch:
         return chosen
 
     def _measured(
-        self, prompts: Sequence[tuple[int, ...]], rows: Sequence[Row], previous: Sequence[Tensor] | None
+        self, prompts: Sequence[tuple[int, ...]], rows: Sequence[Row], previous: Mapping[str, Tensor] | None
     ) -> dict[str, float]:
-        others = {START: self._adapter.start, PREVIOUS: previous}
+        start = dict(zip(self._adapter.trained_names, self._adapter.start, strict=True))
+        others = {START: start, PREVIOUS: previous}
         reported = self._together(lambda: reported_by(rows))
         passes = self._of_process_0(lambda: self._probe.passes(prompts, rows, others))
         answers = answer_figures(passes, reported)
@@ -841,7 +847,7 @@ class AgreementWatch:
         facts, sums = self._watch.state()
         tensors = {f"{PREFIX}sums.{name}": torch.from_numpy(each) for name, each in sums.items()}
         for server, previous in self._previous.items():
-            for name, each in zip(self._adapter.trained_names, previous, strict=True):
+            for name, each in previous.items():
                 tensors[f"{PREFIX}previous.{server}.{name}"] = each.to("cpu", copy=True)
         facts_of_run = {
             "watch": facts,
@@ -862,14 +868,16 @@ class AgreementWatch:
         watch = Watch.of(self._limits, facts["watch"], sums)
         rollouts = {str(server): int(count) for server, count in dict(facts["rollouts"]).items()}
         marker = {name: float(each) for name, each in facts["marker"].items()}
-        device, names = self._adapter.decoder.device, self._adapter.trained_names
-        previous = {
-            str(server): [tensors[f"{PREFIX}previous.{server}.{name}"].to(device, copy=True) for name in names]
-            for server in facts["previous"]
-        }
-        for factors in previous.values():
-            if any(one.shape != live.shape for one, live in zip(factors, self._adapter.parameters, strict=True)):
+        device, previous = self._adapter.decoder.device, dict[str, dict[str, Tensor]]()
+        for server in map(str, facts["previous"]):
+            start = f"{PREFIX}previous.{server}."
+            factors = {name.removeprefix(start): each for name, each in tensors.items() if name.startswith(start)}
+            # of the open round, or of the one before, which may have trained others
+            if sorted(factors) not in self._adapter.trained_by_turns or any(
+                self._adapter.factors[name].shape != each.shape for name, each in factors.items()
+            ):
                 raise ValueError("the factors of the rollout before")
+            previous[server] = {name: each.to(device, copy=True) for name, each in factors.items()}
 
         def restore() -> None:
             self._watch, self._rollouts, self._marker, self._previous = watch, rollouts, marker, previous

@@ -222,15 +222,22 @@ def _ids(values: list[int]) -> Tensor:
 
 @dataclass(frozen=True)
 class Factors:
-    """LoRA factors of some rows of a weight: rows `start` to `stop` of the output get scale * B A x.
+    """LoRA factors of some rows of a weight: rows `start` to `stop` of the output get scale * B A x, or, with a core,
+    scale * B R A x.
 
-    a: [r, D], b: [stop - start, r], both float32 whatever the base is.
+    a: [r, D], b: [stop - start, r], core: [r, r], all float32 whatever the base is.
     """
 
     start: int
     stop: int
     a: Tensor
     b: Tensor
+    core: Tensor | None = None
+
+    @property
+    def down(self) -> Tensor:
+        """A, or R A, which is no larger: gradients reach R through it."""
+        return self.a if self.core is None else self.core @ self.a
 
 
 # Numbers of a row of bfloat16 are 16 bytes, which a GPU's fast products want rows to be a multiple of.
@@ -396,7 +403,7 @@ def low_rank_linear(
         whole: Tensor = _QuantisedLinear.apply(x, weight, bias)
         return whole
     rows = [(each.start, each.stop) for each in factors]
-    flat = [tensor for each in factors for tensor in (each.a, each.b)]
+    flat = [tensor for each in factors for tensor in (each.down, each.b)]
     y: Tensor = _LowRankLinear.apply(x, weight, bias, scale, rounds_once, roomy, rows, *flat)
     return y
 
@@ -434,13 +441,13 @@ def join_factors(
         roomy: [M, D + room], the memory that `weight` is the left part of. b is written to the right part, over
             what the last call wrote.
     """
-    a = torch.cat([each.a.detach() for each in factors]).to(dtype)
+    a = torch.cat([each.down.detach() for each in factors]).to(dtype)
     outputs, inputs = weight.shape
     room = torch.empty(outputs, room_for(len(a)), dtype=dtype, device=a.device) if roomy is None else roomy[:, inputs:]
     rows = [(each.start, each.stop) for each in factors]
     b = _beside(room, rows, [each.b.detach() for each in factors], scale)
     if isinstance(weight, Tensor) and not is_narrow(dtype):
-        flat = [tensor.detach() for each in factors for tensor in (each.a, each.b)]
+        flat = [tensor.detach() for each in factors for tensor in (each.down, each.b)]
         return JoinedFactors(a, b, merged=_merged(weight, rows, flat, scale))
     return JoinedFactors(a, b, roomy)
 
@@ -717,7 +724,7 @@ class Decoder:
 
     Args:
         model: the base, a Hugging Face causal LM of one of `ARCHITECTURES`; it is frozen, and still works by itself.
-        factors: (A [r, in], B [out, r]) by the name of the linear layer.
+        factors: (A [r, in], B [out, r]), or (A, B, R [r, r]), by the name of the linear layer.
         scale: alpha / r.
 
     Attributes:
@@ -731,7 +738,7 @@ class Decoder:
             layer of `PROJECTIONS`.
     """
 
-    def __init__(self, model: Any, factors: Mapping[str, tuple[Tensor, Tensor]], scale: float) -> None:
+    def __init__(self, model: Any, factors: Mapping[str, tuple[Tensor, ...]], scale: float) -> None:
         _check_supported(model, factors)
         config, core = model.config, model.model
         for parameter in model.parameters():
@@ -900,7 +907,7 @@ class Decoder:
         return self.after_attention(x, attended, layer)
 
 
-def _layer(name: str, layer: Any, factors: Mapping[str, tuple[Tensor, Tensor]]) -> Layer:
+def _layer(name: str, layer: Any, factors: Mapping[str, tuple[Tensor, ...]]) -> Layer:
     attention, mlp = layer.self_attn, layer.mlp
 
     def norm(owner: Any, which: str) -> Tensor | None:
@@ -920,7 +927,7 @@ def _layer(name: str, layer: Any, factors: Mapping[str, tuple[Tensor, Tensor]]) 
 
 
 def _side_by_side(
-    path: str, owner: Any, names: tuple[str, ...], factors: Mapping[str, tuple[Tensor, Tensor]]
+    path: str, owner: Any, names: tuple[str, ...], factors: Mapping[str, tuple[Tensor, ...]]
 ) -> Projection:
     modules = [getattr(owner, each) for each in names]
     quantised = [module.stored for module in modules if isinstance(module, QuantisedLinear)]
@@ -930,7 +937,7 @@ def _side_by_side(
     if quantised:
         weight = side_by_side(quantised)
     elif pairs and is_narrow(modules[0].weight.dtype):
-        inputs, room = modules[0].in_features, room_for(sum(len(a) for a, _ in pairs.values()))
+        inputs, room = modules[0].in_features, room_for(sum(len(pair[0]) for pair in pairs.values()))
         roomy = modules[0].weight.data.new_zeros(sum(module.out_features for module in modules), inputs + room)
         weight = torch.cat([module.weight.data for module in modules], out=roomy[:, :inputs])
     else:
@@ -956,7 +963,7 @@ def _head_width(config: Any) -> int:
     return width
 
 
-def _check_supported(model: Any, factors: Mapping[str, tuple[Tensor, Tensor]]) -> None:
+def _check_supported(model: Any, factors: Mapping[str, tuple[Tensor, ...]]) -> None:
     kind, config = type(model).__name__, model.config
     if kind not in ARCHITECTURES:
         raise UsageError(f"the base model is a {kind}", hint=f"supported are {', '.join(ARCHITECTURES)}")

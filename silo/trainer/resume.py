@@ -120,6 +120,10 @@ def restore(run: Run, state: SessionState) -> None:
             raise StateRefused(f"the kept state is of {name} {str(facts.get(name))[:64]!r}, not {str(mine)[:64]!r}")
     if facts.get("split") != run.split.digest:
         raise StateRefused("the private rows, or which of them are held out, are not those of the kept state")
+    try:
+        run.adapter.take_turn(state.position.round)
+    except (KeyError, TypeError) as error:
+        raise StateRefused(f"the kept state lacks or misstates {error}") from error
     adapter_names, shapes = run.adapter.state(), {name: tuple(each.shape) for name, each in state.tensors.items()}
     lacking = sorted(name for name, each in adapter_names.items() if shapes.get(name) != tuple(each.shape))
     if lacking:

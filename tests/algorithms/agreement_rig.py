@@ -150,7 +150,10 @@ class Rig:
         questions = self.questions()
         answers = self.answered(at, fault, questions)
         rows = [Row(place, each) for place, of_prompt in enumerate(answers) for each in of_prompt]
-        others = {agreement.PREVIOUS: self.history[at - 1] if at else None, agreement.START: self.history[0]}
+        names = self.trainer.trained_names
+        start = dict(zip(names, self.history[0], strict=True))
+        previous = dict(zip(names, self.history[at - 1], strict=True)) if at else None
+        others = {agreement.PREVIOUS: previous, agreement.START: start}
         return self.probe.answers([each.prompt_ids for each in questions], rows, others)
 
     def watch(self, limits: Limits) -> AgreementWatch:

@@ -128,7 +128,7 @@ def test_real_updates_average_exactly_with_a_frozen_and_not_with_both_trained(tm
         start = random_factors(shape, b_scale=0.0)
         master = BytesPayload(payload_of(shape, start))
         uploads = [BytesPayload(_delta_payload(shape, delta, master.digest)) for delta in deltas]
-        after = dict(read_factors(aggregate(Blobs(tmp_path), master, uploads, mean_delta, freeze=freeze)).tensors())
+        after = dict(read_factors(aggregate(Blobs(tmp_path), master, uploads, mean_delta, fixed=freeze)).tensors())
         off = norm = 0.0
         for module in shape.modules:
             a, b = f"{module}.lora_A", f"{module}.lora_B"

@@ -87,6 +87,8 @@ def make_shape(model: Any, rank: int = RANK, alpha: float = ALPHA, freeze: Freez
         if isinstance(module, torch.nn.Linear) and name != "lm_head":
             shapes[f"{name}.lora_A"] = (rank, module.in_features)
             shapes[f"{name}.lora_B"] = (module.out_features, rank)
+            if freeze == "AB":
+                shapes[f"{name}.lora_R"] = (rank, rank)
     return LoraShape(rank, alpha, shapes, freeze)
 
 

@@ -43,7 +43,12 @@ R_SCHEMA = LoraSchema(
     freeze="AB",
 )
 B_SCHEMA = replace(SCHEMA, freeze="A")
-SCHEMAS = {"fed-sb": R_SCHEMA, "ffa-lora": B_SCHEMA, "pubswap-strict": replace(B_SCHEMA, dtype="bfloat16")}
+SCHEMAS = {
+    "fed-sb": R_SCHEMA,
+    "ffa-lora": B_SCHEMA,
+    "rolora": replace(SCHEMA, freeze="alternate"),
+    "pubswap-strict": replace(B_SCHEMA, dtype="bfloat16"),
+}
 # Block of a kind that no shipped ruleset names: a person adds it where a method's option asks for it.
 ANSWERS_BLOCK = """
   competence.answers:

@@ -178,7 +178,7 @@ def test_schema_and_kind_must_agree_in_the_policy_file() -> None:
 
 def test_the_schema_file_says_what_is_frozen() -> None:
     assert schema_from_json(FROZEN.canonical(), "s") == FROZEN and FROZEN.digest != SCHEMA.digest
-    assert [name for name, _ in FROZEN.trained] == [B] and SCHEMA.trained == SCHEMA.tensors
+    assert [[name for name, _ in update] for update in FROZEN.updates] == [[B]] and SCHEMA.updates == (SCHEMA.tensors,)
     assert FROZEN.elements == 8 and FROZEN.update_bytes < FROZEN.payload_bytes
     with pytest.raises(UsageError, match="freeze 'B'"):
         schema_from_json(FROZEN.canonical().replace(b'"freeze":"A"', b'"freeze":"B"'), "s")

@@ -165,7 +165,7 @@ class PaperRun:
         assert {silo for silo, _ in donors} <= set(opened)
         assert not any(isinstance(each, m.StartDeadline) and each.name.startswith("public/") for each in actions)
         gave = {(each.round, each.step, each.silo) for each in self.told if each.kind == "public.responses"}
-        updated = {(each.round, each.silo) for each in self.told if each.kind == self.life.update_kind}
+        updated = {(each.round, each.silo) for each in self.told if each.kind == self.life.update_kind(each.round)}
         for silo, number in opened.items():
             for step in self.plan.public_steps():
                 expected = {
@@ -191,7 +191,7 @@ class PaperRun:
         assert not life.started or life.over or len(self.begun) >= self.plan.quorum
         for commit in self.commits:
             updates = {each.silo: each.digest for each in self.acknowledged
-                       if each.round == commit.round and each.kind == life.update_kind}  # fmt: skip
+                       if each.round == commit.round and each.kind == life.update_kind(each.round)}  # fmt: skip
             given = [silo for silo in self.plan.silos if silo in updates]
             assert len(given) >= self.plan.quorum
             assert commit.silos == tuple(given), "all that was acknowledged counts, in the plan's order"

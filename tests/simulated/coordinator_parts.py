@@ -410,7 +410,9 @@ class SimulatedSilo:
     def delta(self, number: int) -> dict[str, Any]:
         if number not in self.deltas:
             draw = np.random.default_rng([number, *self.name.encode()])
-            drawn = {name: draw.normal(0, 1e-3, shape).astype(np.float32) for name, shape in self.house.schema.trained}
+            turns = self.house.schema.updates
+            trained = turns[(number - 1) % len(turns)]
+            drawn = {name: draw.normal(0, 1e-3, shape).astype(np.float32) for name, shape in trained}
             self.deltas[number] = {name: quantise(drawn[name], self.house.schema.dtype) for name in drawn}
         return self.deltas[number]
 

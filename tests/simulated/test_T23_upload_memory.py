@@ -45,7 +45,7 @@ def test_T23_an_upload_is_on_disk_and_not_in_memory(
     house, silos = line_federation(tmp_path, silos=NAMES)
     for silo in silos:
         silo.join()
-        silo.deltas[1] = {name: np.full(shape, 1e-4, np.float32) for name, shape in schema.trained}
+        silo.deltas[1] = {name: np.full(shape, 1e-4, np.float32) for name, shape in schema.updates[0]}
     house.submit(RUN + "silos: [hospital_a, hospital_b]\n")
     exchange = LineSilo.exchange
 

@@ -128,7 +128,7 @@ def test_the_mean_of_the_products_is_the_product_of_the_means_with_a_frozen_and_
     def error(freeze: str, *names: str) -> float:
         deltas = [drawn(seed, *names) for seed in (1, 2, 3)]
         uploads = [payload(delta, master.digest) for delta in deltas]
-        made = aggregate(Blobs(tmp_path), master, uploads, mean_delta, freeze=freeze, tile_elements=tile_elements)
+        made = aggregate(Blobs(tmp_path), master, uploads, mean_delta, fixed=freeze, tile_elements=tile_elements)
         after = dict(read_factors(made).tensors())
         if freeze == "A":
             assert after[A].tobytes() == base[A].tobytes()
@@ -146,13 +146,13 @@ def test_uploads_hold_exactly_what_the_run_trains(tmp_path: Path) -> None:
     master = payload(drawn(0, A, B), "")
     for names, freeze in (((A, B), "A"), ((A,), "A"), ((B,), "none")):
         with pytest.raises(AggregateRefusedError, match="other tensors"):
-            aggregate(Blobs(tmp_path), master, [payload(drawn(1, *names), master.digest)], mean_delta, freeze=freeze)
+            aggregate(Blobs(tmp_path), master, [payload(drawn(1, *names), master.digest)], mean_delta, fixed=freeze)
 
 
 def test_bfloat16_updates_of_b_are_added_to_a_float32_master(tmp_path: Path) -> None:
     master = payload(drawn(0, A, B), "")
     upload = payload(drawn(1, B), master.digest, "bfloat16")
-    made = dict(read_factors(aggregate(Blobs(tmp_path), master, [upload], mean_delta, freeze="A")).tensors())
+    made = dict(read_factors(aggregate(Blobs(tmp_path), master, [upload], mean_delta, fixed="A")).tensors())
     delta = codec.decode_factors(upload.data).tensors[B]
     base = codec.decode_factors(master.data).tensors
     assert made[B].tobytes() == (base[B] + delta).tobytes() and made[A].tobytes() == base[A].tobytes()

@@ -24,7 +24,7 @@ class TrainedState(Protocol):
     Attributes:
         decoder: computes the base model with them, or the base alone.
         factors: all by wire name, those that are never trained among them, as `decoder` computes with them.
-        parameters: those that are trained, in the order of their wire names.
+        parameters: those that are trained in the open round, in the order of their wire names.
         trained_names: wire names of `parameters`.
         start: values of `parameters` at the round's start, theta_p.
     """
@@ -39,8 +39,17 @@ class TrainedState(Protocol):
         """Return the name that rollouts must give what `decoder` computes: a digest of it, or `BASE_NAME`."""
         ...
 
-    def load(self, tensors: Mapping[str, Array]) -> None:
-        """Make these values the round's start. Raises PeerError: names or shapes differ from the schema."""
+    @property
+    def trained_by_turns(self) -> list[list[str]]:
+        """Wire names of what rounds train, in the turns that they take."""
+        ...
+
+    def take_turn(self, number: int) -> None:
+        """Make what a round trains the parameters, as they are now, and the start."""
+        ...
+
+    def load(self, tensors: Mapping[str, Array], number: int) -> None:
+        """Make these values the start of a round. Raises PeerError: names or shapes differ from the schema."""
         ...
 
     def exported(self, base_digest: str, schema_sha256: str, room: Room | None) -> Buffer:

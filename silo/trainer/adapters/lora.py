@@ -4,8 +4,8 @@ W = W0 + s B A with s = alpha / rank, A [r, in], B [out, r], no dropout (with dr
 on the first update). Wire names are the base model's own module names followed by `.lora_A` or
 `.lora_B`. Factors are float32 whatever the base is loaded as, and so is the exported difference to the round's start.
 
-With A frozen (FFA-LoRA) only B is trained, only B is in the difference, and A stays what was loaded, bit for
-bit: then the mean of the silos' products is the product of the means.
+What a round fixes (`protocol.factors`) stays what was loaded, bit for bit, and is not in the difference: then the mean
+of the silos' products is the product of the means. Between two frozen factors a core R [r, r] is trained: W0 + s B R A.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from torch import Tensor
 
 from fedsilo.protocol.codec import Array, Buffer, factors_head, joined_factors
 from fedsilo.protocol.errors import PeerError, UsageError, WireCode
-from fedsilo.protocol.factors import Freeze, freeze_named, is_frozen
+from fedsilo.protocol.factors import TURNS, Freeze, fixed_in, freeze_named, is_fixed
 from silo.room import Room
 from silo.trainer.decoder import Decoder
 
@@ -47,7 +47,8 @@ def adapter_name(tensors: Mapping[str, NDArray[np.float32]], scale: float) -> st
 
 @dataclass(frozen=True)
 class LoraShape:
-    """The federation's LoRA schema. shapes: wire name -> shape, both factors of every module."""
+    """The federation's LoRA schema. shapes: wire name -> shape, both factors of every module and the core between
+    them, where there is one."""
 
     rank: int
     alpha: float
@@ -85,7 +86,7 @@ class LoraAdapter:
 
     Attributes:
         factors: all by wire name, the frozen ones among them, as `decoder` computes with them.
-        parameters: those that are trained, in the order of their wire names.
+        parameters: those that are trained in the open round, in the order of their wire names.
         trained_names: wire names of `parameters`.
         start: theta_p, the trained factors at the round's start, in the order of `parameters`.
 
@@ -99,15 +100,31 @@ class LoraAdapter:
         device = next(base.parameters()).device
         # zero until a round's adapter is loaded: the coordinator draws A, once for all
         self.factors: dict[str, torch.nn.Parameter] = {
-            name: torch.nn.Parameter(torch.zeros(sides, device=device), requires_grad=not is_frozen(name, shape.freeze))
-            for name, sides in sorted(shape.shapes.items())
+            name: torch.nn.Parameter(torch.zeros(sides, device=device)) for name, sides in sorted(shape.shapes.items())
         }
+        self.decoder = Decoder(base, {name: self._of_module(name) for name in shape.modules}, shape.scale)
+        self.take_turn(1)
+
+    def _of_module(self, name: str) -> tuple[torch.nn.Parameter, ...]:
+        """A and B, and the core where there is one."""
+        sides = ("lora_A", "lora_B", "lora_R")
+        return tuple(self.factors[f"{name}.{side}"] for side in sides if f"{name}.{side}" in self.factors)
+
+    def take_turn(self, number: int) -> None:
+        """Make what a round trains the parameters, as they are now, and the start."""
+        fixed = fixed_in(self.shape.freeze, number)
+        for name, parameter in self.factors.items():
+            parameter.requires_grad_(not is_fixed(name, fixed))
+            parameter.grad = None
         self._trained = {name: each for name, each in self.factors.items() if each.requires_grad}
-        pairs = {name: (self.factors[f"{name}.lora_A"], self.factors[f"{name}.lora_B"]) for name in shape.modules}
-        self.decoder = Decoder(base, pairs, shape.scale)
         self.parameters = list(self._trained.values())
         self.trained_names = list(self._trained)
         self.start = [parameter.detach().clone() for parameter in self.parameters]
+
+    @property
+    def trained_by_turns(self) -> list[list[str]]:
+        """Wire names of what rounds train, in the turns that they take."""
+        return [[name for name in self.factors if not is_fixed(name, fixed)] for fixed in TURNS[self.shape.freeze]]
 
     def name(self) -> str:
         """Return the name that rollouts must give what `decoder` computes: the digest of its adapter, or `BASE_NAME`
@@ -117,10 +134,10 @@ class LoraAdapter:
         factors = {name: each.detach().cpu().numpy() for name, each in self.factors.items()}
         return adapter_name(factors, self.shape.scale)
 
-    def load(self, tensors: Mapping[str, Array]) -> None:
-        """Make these factors the round's start. Raises PeerError: names or shapes differ from the schema."""
+    def load(self, tensors: Mapping[str, Array], number: int = 1) -> None:
+        """Make these factors the start of a round. Raises PeerError: names or shapes differ from the schema."""
         self._write(tensors)
-        self.start = [parameter.detach().clone() for parameter in self.parameters]
+        self.take_turn(number)
 
     def delta(self) -> dict[str, Array]:
         """Trained factors minus the round's start, float32, by wire name."""
@@ -147,7 +164,8 @@ class LoraAdapter:
         factors: dict[str, Array] = {}
         for name, sides in sorted(self.shape.shapes.items()):
             drawn = draws.standard_normal(sides)
-            size = sides[1] ** -0.5 if name.endswith("lora_A") else strength / (self.shape.scale * self.shape.rank**0.5)
+            is_b = name.endswith("lora_B")
+            size = strength / (self.shape.scale * self.shape.rank**0.5) if is_b else sides[1] ** -0.5
             factors[name] = (size * drawn).astype(np.float32)
         return factors
 
@@ -170,8 +188,11 @@ class LoraAdapter:
         self.start = [tensors[f"start.{name}"].to(device, copy=True) for name in self._trained]
 
     def policy(self) -> dict[str, Array]:
-        """The factors that `decoder` computes with, float32, by wire name; all zeros while the base alone counts."""
+        """A and B that `decoder` computes with, float32, by wire name; all zeros while the base alone counts. A core is
+        part of A."""
         factors = {name: parameter.detach().float().cpu().numpy() for name, parameter in self.factors.items()}
+        for name in [name for name in factors if name.endswith(".lora_R")]:
+            factors[name[:-1] + "A"] = factors.pop(name) @ factors[name[:-1] + "A"]
         return factors if self.decoder.adapted else {name: np.zeros_like(values) for name, values in factors.items()}
 
     def drift(self) -> float:
@@ -258,6 +279,8 @@ def _check_fit(base: Any, shape: LoraShape) -> None:
             )
         expected[f"{name}.lora_A"] = (shape.rank, linear[name].in_features)
         expected[f"{name}.lora_B"] = (linear[name].out_features, shape.rank)
+        if shape.freeze == "AB":
+            expected[f"{name}.lora_R"] = (shape.rank, shape.rank)
     if expected != dict(shape.shapes):
         differing = sorted(set(expected.items()) ^ set(shape.shapes.items()))[0][0]
         raise UsageError(f"the LoRA schema's shape of {differing!r} is not the base model's")

@@ -11,7 +11,7 @@ from silo.trainer.scale_out import BAD_TASK
 
 def load(run: Run, task: LoadAdapter, body: Buffer) -> Done:
     """Begin a round with an adapter. Raises PeerError: the adapter does not fit the schema."""
-    run.adapter.load(decode_factors(body).tensors)
+    run.adapter.load(decode_factors(body).tensors, task.round)
     run.learner.start_round()
     run.base_digest = task.digest
     run.open_step = None

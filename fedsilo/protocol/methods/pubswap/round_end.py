@@ -188,7 +188,9 @@ class Silo(by_step.Silo):
             case AnswerAhead(round_number, step) if isinstance(body, pb.PublicResponses):
                 return self._after_steps(_with(state, Offer("public.responses", round_number, step, body)))
             case ExportDelta(round_number) if isinstance(body, pb.Factors):
-                return self._offer_all(_with(state, Offer(state.plan.lora.update_kind, round_number, 0, body)))
+                return self._offer_all(
+                    _with(state, Offer(state.plan.lora.update_kind(round_number), round_number, 0, body))
+                )
         return super()._task_done(state, task, body)
 
     def _result(self, state: by_step.SiloState, message: MessageArrived) -> _Step:

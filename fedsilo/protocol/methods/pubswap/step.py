@@ -96,7 +96,9 @@ class Coordinator:
                 if round_number != state.round or not isinstance(body, pb.PublicResponses):
                     return state, ()
                 return self._take_answers(state, silo, step, body)
-            case MessageArrived(silo, kind, round_number, _, _, digest) if kind == state.plan.lora.update_kind:
+            case MessageArrived(silo, kind, round_number, _, _, digest) if kind == state.plan.lora.update_kind(
+                round_number
+            ):
                 if round_number != state.round or state.phase != "open":
                     return state, ()
                 return self._close_round_if_complete(replace(state, uploads={**state.uploads, silo: digest}))
@@ -108,7 +110,7 @@ class Coordinator:
                 if round_number != state.round:
                     return state, ()
                 kept_back = state.kept_back - {silo} if step == 0 else state.kept_back
-                if declined == state.plan.lora.update_kind:
+                if declined == state.plan.lora.update_kind(round_number):
                     kept_back |= {silo}
                 state = replace(state, absent=state.absent | {(step, silo)}, kept_back=kept_back)
                 return self._close_whatever_is_complete(state)
@@ -449,7 +451,7 @@ class Silo:
             case GeneratePublic(round_number, step) if isinstance(body, pb.PublicResponses):
                 return self._offer(state, Offer("public.responses", round_number, step, body))
             case ExportDelta(round_number) if isinstance(body, pb.Factors):
-                return self._offer(state, Offer(state.plan.lora.update_kind, round_number, 0, body))
+                return self._offer(state, Offer(state.plan.lora.update_kind(round_number), round_number, 0, body))
             case LoadAdapter() | PrivateStep() | PublicStep():
                 return self._next_step(state)
         return state, ()
