@@ -59,7 +59,7 @@ from fedsilo.files.durable import (
 from fedsilo.files.identity_files import load_identity, load_site
 from fedsilo.files.logs import QuietLog, shape
 from fedsilo.files.run_request import Fixed
-from fedsilo.files.task_files import TaskFile, read_tasks
+from fedsilo.files.task_files import PUBLIC, TaskFile, read_tasks
 from fedsilo.grading import require_verifier
 from fedsilo.grading.answers import AnswerGrading
 from fedsilo.grading.worker import GradingProcess
@@ -170,8 +170,10 @@ class Shared:
     @property
     def fixed(self) -> Fixed:
         """The part of a plan that nobody who submits a run can choose."""
-        rows = len(self.public.rows)
-        return Fixed(self.config.federation, self.config.silos, self.agreed, self.schema, rows, self.charter)
+        config, public = self.config, self.public
+        return Fixed(
+            config.federation, config.silos, self.agreed, self.schema, len(public.rows), self.charter, public.unsolved
+        )
 
 
 @dataclass(frozen=True)
@@ -219,7 +221,7 @@ def check_shared(config: CoordinatorConfig) -> Shared:
     schema = schema_from_json(_read(expected.lora_schema, "fedsilo policy schema make"), str(expected.lora_schema))
     if schema.base_model_sha256 != expected.base_model_sha256:
         raise UsageError(f"{expected.lora_schema} is for another base model than {config.source} expects")
-    public = read_tasks(config.public.path)
+    public = read_tasks(config.public.path, PUBLIC)
     if public.sha256 != config.public.sha256:
         raise UsageError(
             f"public set {config.public.path} has SHA-256 {public.sha256}; {config.source.name} says "

@@ -472,6 +472,7 @@ class Loop:
     load: str = "fp32"
     acceptance: Acceptance | None = None
     by_files: bool = False
+    unsolved: str = ""  # place of the first public row without a solution
     watched: bool = False  # its clock is held against the others; then all of them go on with each turn, and it joins
     turn_seconds: float = 3600.0
     grader: Grader = field(default_factory=EqualityGrader)
@@ -507,7 +508,7 @@ class Loop:
         self.desk = Desk()
         bench.judge.view = RunView()
         bench.audit.trust_peer(setting.COORDINATOR, COORDINATOR_KEY.public_key())
-        tasks = SimpleNamespace(sha256=setting.HASH["public"])
+        tasks = SimpleNamespace(sha256=setting.HASH["public"], unsolved=self.unsolved)
         for name, key in PEER_KEYS.items():
             bench.audit.pin_peer(silo_id(setting.PLAN.federation, name), key.public_key())
         config = SimpleNamespace(

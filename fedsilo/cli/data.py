@@ -120,13 +120,17 @@ def check(
     json_output: JsonOption = False,
 ) -> None:
     """Read a task file as a silo would: count and list bad lines; 5 % or more is an error."""
-    from fedsilo.files.task_files import read_tasks, refuse_bad_references
+    from fedsilo.files.task_files import PUBLIC, read_tasks, refuse_bad_references
     from fedsilo.grading.own_verifiers import find_verifier
-    from fedsilo.grading.worker import full_check
+    from fedsilo.grading.worker import GradingProcess, full_check
 
-    find_verifier(verifier)
+    executes, read = find_verifier(verifier).executes, read_tasks(file, PUBLIC)
     with full_check(verifier) as is_readable:
-        tasks = refuse_bad_references(read_tasks(file), is_readable)
+        if executes or not any(task.solution for task in read.rows):
+            tasks = refuse_bad_references(read, is_readable)  # a program is run at a silo alone, in its sandbox
+        else:
+            with GradingProcess(verifier) as process:
+                tasks = refuse_bad_references(read, is_readable, lambda *pair: process.grade(*pair).correct)
     data = {
         "file": str(file),
         "sha256": tasks.sha256,

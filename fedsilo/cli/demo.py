@@ -153,7 +153,11 @@ def demo(
         typer.Option("--local-steps", min=1, help="GRPO steps of a silo in a round; default 20, with --data 2."),
     ] = None,
     method: Annotated[
-        str, typer.Option("--method", help="pubswap, pubswap-random, public-no-swap, self-swap, key-swap, fedavg-grpo.")
+        str,
+        typer.Option(
+            "--method",
+            help="pubswap, pubswap-random, public-no-swap, self-swap, key-swap, public-sft, fedavg-grpo.",
+        ),
     ] = ("pubswap"),
     exchange: Annotated[
         str, typer.Option("--exchange", help="step, or round_end: silos wait for nobody inside a round.")

@@ -269,7 +269,7 @@ def make_topic_set(
     seed: int, topics: Sequence[str], *, rows_per_silo: int, public_rows: int, held_out_rows: int
 ) -> DigitSet:
     """Draw a set in which each silo owns one topic: as many silos as topics. Private, public and held-out share no row;
-    held-out shares no string with the others.
+    held-out shares no string with the others. Public questions of two steps have a solution.
 
     Raises:
         UsageError: more rows asked for than there are strings.
@@ -281,7 +281,9 @@ def make_topic_set(
     names = silo_names(len(topics))
     return DigitSet(
         private={name: rows[:rows_per_silo] for name, rows in zip(names, drawn.values(), strict=True)},
-        public=_interleave({topic: rows[rows_per_silo:] for topic, rows in drawn.items()}, public_rows),
+        public=_interleave(
+            {topic: [_solved(topic, row) for row in rows[rows_per_silo:]] for topic, rows in drawn.items()}, public_rows
+        ),
         held_out=_interleave(unseen, held_out_rows),
         total_variation=1.0 - 1.0 / len(topics),
     )
@@ -305,6 +307,13 @@ def _draw_rows(
         ]
         for topic in topics
     }
+
+
+def _solved(topic: str, row: Row) -> Row:
+    """Return a public row with its solution: the work that its answer lacks; a question of one step has none."""
+    if len(digit_tasks.steps_of(topic)) == 1:
+        return row
+    return {**row, "solution": digit_tasks.work(topic, str(row["id"]).rpartition("-")[2])}
 
 
 def _add_rows(private: list[list[Row]], count: int, *, used: dict[str, list[Row]], draws: np.random.Generator) -> None:

@@ -20,7 +20,7 @@ from fedsilo.files.durable import read_regular
 from fedsilo.protocol import strict_yaml
 from fedsilo.protocol.codec import canonical_json, sha256_hex
 from fedsilo.protocol.errors import UsageError
-from fedsilo.protocol.methods import METHODS, method_named, require_exchange
+from fedsilo.protocol.methods import METHODS, method_named, require_exchange, require_solutions
 from fedsilo.protocol.plan import Plan
 
 Metric = Literal[
@@ -366,7 +366,9 @@ def _plan_fault(experiment: Experiment, cell: Cell) -> str:
         **dict.fromkeys(_PINNED, _NO_HASH),
     }
     try:
-        require_exchange(Plan.model_validate({**fields, **fixed}))
+        plan = Plan.model_validate({**fields, **fixed})
+        require_exchange(plan)
+        require_solutions(plan, "" if setting.questions == "two-step" else "a question of one step")
     except UsageError as error:
         return error.message
     except ValidationError as error:

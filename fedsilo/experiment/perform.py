@@ -107,7 +107,7 @@ def _rows_of(setting: Setting, seed: int) -> DigitSet:
 
 # ---- the line of results -----------------------------------------------------------------------------------------
 
-_STEPS = ("PrivateStep", "PublicStep")
+_STEPS = ("PrivateStep", "PublicStep", "LikelihoodStep")
 # Figures of steps that lines of results have as curves: what the drift bound of PubSwap speaks of, and what it leaves.
 _CURVES: Mapping[str, Sequence[str]] = {
     "PrivateStep": ("reward_mean", "zero_variance_share", "drift"),
@@ -127,6 +127,7 @@ _CURVES: Mapping[str, Sequence[str]] = {
         "logp_donor",
         "drift",
     ),
+    "LikelihoodStep": ("logp_own", "drift"),
 }
 _DECIMALS = 4
 

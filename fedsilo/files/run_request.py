@@ -20,7 +20,7 @@ from fedsilo.protocol import strict_yaml
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.errors import UsageError
 from fedsilo.protocol.factors import initial_frozen_sha256
-from fedsilo.protocol.methods import method_named, require_exchange
+from fedsilo.protocol.methods import method_named, require_exchange, require_solutions
 from fedsilo.protocol.place import Place
 from fedsilo.protocol.plan import Plan
 from policies.engine import Context, History, Message, decide, measure
@@ -73,7 +73,8 @@ EXAMPLE = """\
 # A run, for `coordinator init --run run.yaml` and then `fedsilo run submit run.yaml`. Change what you like before the
 # first of them: the limits of every site's policy follow from these sizes. Keys left out have their defaults.
 run: first
-method: pubswap            # or fedavg-grpo, key-swap, public-no-swap, pubswap-random, self-swap
+# or method: fedavg-grpo, key-swap, public-no-swap, public-sft, pubswap-random, self-swap, worked-key-swap
+method: pubswap
 rounds: 20
 local_steps: 16            # of each round
 swap_period: 2             # every 2nd step is public: there other sites' answers are swapped in
@@ -111,7 +112,8 @@ class Agreement(Protocol):
 
 @dataclass(frozen=True)
 class Fixed:
-    """Values that a submitter cannot choose, since the silos agreed on them. `charter`: None is not asked."""
+    """Values that a submitter cannot choose, since the silos agreed on them. `charter`: None is not asked. `unsolved`:
+    of the public file, as of `TaskFile`."""
 
     federation: str
     silos: tuple[str, ...]
@@ -119,6 +121,7 @@ class Fixed:
     schema: LoraSchema
     public_set_rows: int
     charter: Policy | None = None
+    unsolved: str = ""
 
     def fields(self) -> dict[str, Any]:
         agreed = self.agreed
@@ -232,8 +235,8 @@ def plan_from_request(document: strict_yaml.Document, fixed: Fixed, silos: tuple
         silos: the roster.
 
     Raises:
-        UsageError: an unknown field, a wrong value, a silo that is not of the federation, or a value that differs
-            from what the federation fixes; named.
+        UsageError: an unknown field, a wrong value, a silo that is not of the federation, a value that differs
+            from what the federation fixes, or as `require_solutions`; named.
     """
     fields = dict(document.value)
     for name, value in fixed.fields().items():
@@ -252,7 +255,12 @@ def plan_from_request(document: strict_yaml.Document, fixed: Fixed, silos: tuple
         _refuse_unknown(steps, "silo_steps", fixed, document)
         fields["silo_steps"] = {silo: count for silo, count in steps.items() if silo in silos}
     fields["lora"] = {**fields["lora"], "frozen_sha256": _frozen_sha256(fixed.schema, fields.get("seed"))}
-    return _plan_of(fields, document)
+    plan = _plan_of(fields, document)
+    try:
+        require_solutions(plan, fixed.unsolved)
+    except UsageError as error:
+        raise UsageError(f"{document.place(('method',))}: {error.message}", hint=error.hint, code=error.code) from error
+    return plan
 
 
 def _refuse_unknown(silos: Iterable[object], key: str, fixed: Fixed, document: strict_yaml.Document) -> None:

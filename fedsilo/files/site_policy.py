@@ -13,7 +13,7 @@ from typing import Any
 from fedsilo.files.durable import read_regular
 from fedsilo.files.model_facts import read_model_facts
 from fedsilo.files.model_folder import context_tokens, hidden_shape_of, lora_schema_of, read_fingerprints, read_template
-from fedsilo.files.task_files import read_tasks
+from fedsilo.files.task_files import PUBLIC, read_tasks
 from fedsilo.protocol import strict_yaml
 from fedsilo.protocol.codec import sha256_hex
 from fedsilo.protocol.errors import UsageError
@@ -104,7 +104,7 @@ def make_site_policy(inputs: SiteInputs, bundle: Mapping[str, Any] | None = None
         freeze=freeze,
         base_model_sha256=prints.base_model_sha256,
     )
-    public = read_tasks(inputs.public)
+    public = read_tasks(inputs.public, PUBLIC)
     held_out = read_tasks(inputs.held_out) if inputs.held_out else None
     if held_out and held_out.sha256 == public.sha256:
         raise UsageError(

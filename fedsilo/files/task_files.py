@@ -1,15 +1,16 @@
-"""Task files: records {"id", "prompt", "answer", "topic", "group"?} as every silo reads them.
+"""Task files: records {"id", "prompt", "answer", "topic", "group"?, "solution"?} as every silo reads them.
 
 A file is JSON lines, one JSON array, or Parquet. The form follows from the content, never from a setting: Parquet
 begins with `PAR1`, an array with `[`, all else is JSON lines. Nothing is unpickled or run: of a Parquet file only
 columns of plain text are read, and no extension type (threat T22). In a silo's private files the fields may have other
 names (`FieldNames`). In the public and the held-out set they may not: all silos agree on a file by its digest, and with
-names of their own two of them could read other prompts from the same bytes.
+names of their own two of them could read other prompts from the same bytes. `solution`, an answer with its work, is
+read of the public set alone (`PUBLIC`).
 
 A bad line (broken JSON, a field missing or of the wrong type, an id that stood before) is left out, counted and
 listed. Fewer than one line in twenty may be bad; from there on the file is refused. Whether a reference answer can be
-read is the verifier's to say: `refuse_bad_references` takes that verdict and applies the same limit to all of them
-together. Further fields of a row (level, source, aliases) are ignored.
+read, and whether a solution is right, is the verifier's to say: `refuse_bad_references` takes those verdicts and
+applies the same limit to all of them together. Further fields of a row (level, source, aliases) are ignored.
 
 What this does not stop: a file that is small on disk and large in memory, beyond `UNPACKED_BYTES_MAX` as its own header
 states the size. A site's own files and files with an agreed digest are read, nobody else's.
@@ -204,27 +205,31 @@ def _check_text_column(arrow: Any, path: Path, name: str, kind: Any) -> None:
 BAD_SHARE_MAX = 0.05
 _LISTED_MAX = 10
 _FIELDS = ("id", "prompt", "answer", "topic")
+_OPTIONAL = ("group", "solution")
 
 Problem = tuple[int, str]
 
 
 @dataclass(frozen=True)
 class FieldNames:
-    """Names of a task's fields in a file."""
+    """Names of a task's fields in a file. solution: empty where none is read."""
 
     id: str = "id"
     prompt: str = "prompt"
     answer: str = "answer"
     topic: str = "topic"
     group: str = "group"
+    solution: str = ""
 
 
 STANDARD = FieldNames()
+PUBLIC = FieldNames(solution="solution")
 
 
 @dataclass(frozen=True)
 class Task:
-    """A question; `group` is whose it is (a patient), or empty. `line` is its place in the file, from 1."""
+    """A question; `group` is whose it is (a patient), or empty. `line` is its place in the file, from 1. `solution` is
+    the answer with its work, or empty."""
 
     id: str
     prompt: str
@@ -232,6 +237,7 @@ class Task:
     topic: str
     group: str = ""
     line: int = 0
+    solution: str = ""
 
 
 @dataclass(frozen=True)
@@ -253,6 +259,11 @@ class TaskFile:
     def reasons(self) -> dict[str, int]:
         return dict(Counter(reason for _, reason in self.problems))
 
+    @property
+    def unsolved(self) -> str:
+        """Place of the first row that has no solution; empty where each has one."""
+        return next((f"{self.path}:{task.line}" for task in self.rows if not task.solution), "")
+
 
 def read_tasks(path: Path, fields: FieldNames = STANDARD) -> TaskFile:
     """Read a file whole.
@@ -273,7 +284,8 @@ def read_tasks(path: Path, fields: FieldNames = STANDARD) -> TaskFile:
     problems: list[Problem] = []
     first_line_of: dict[str, int] = {}
     lines = 0
-    for number, record in records_of(path, content, [getattr(fields, each.name) for each in dataclass_fields(fields)]):
+    columns = [name for each in dataclass_fields(fields) if (name := getattr(fields, each.name))]
+    for number, record in records_of(path, content, columns):
         lines += 1
         task = record if isinstance(record, str) else _task_of(record, number, fields)
         if isinstance(task, str):
@@ -287,20 +299,28 @@ def read_tasks(path: Path, fields: FieldNames = STANDARD) -> TaskFile:
     return _within_limit(file, fields)
 
 
-def refuse_bad_references(file: TaskFile, is_readable: Callable[[str], bool]) -> TaskFile:
-    """The file without the rows whose reference answer the verifier cannot read.
+def refuse_bad_references(
+    file: TaskFile, is_readable: Callable[[str], bool], is_right: Callable[[str, str], bool] = lambda *_: True
+) -> TaskFile:
+    """The file without the rows whose reference answer the verifier cannot read, or whose solution it does not grade
+    right.
 
     Args:
         file: as read.
         is_readable: whether an answer can be compared with.
+        is_right: whether a solution is, by its row's answer.
 
     Raises:
         UsageError: together with the lines found bad before, 5 % or more.
     """
-    bad = {task.line for task in file.rows if not is_readable(task.answer)}
-    problems = sorted([*file.problems, *((line, "unparseable reference answer") for line in bad)])
+    bad: dict[int, str] = {}
+    for task in file.rows:
+        if not is_readable(task.answer):
+            bad[task.line] = "unparseable reference answer"
+        elif task.solution and not is_right(task.solution, task.answer):
+            bad[task.line] = "the solution is not right by the answer"
     rows = tuple(task for task in file.rows if task.line not in bad)
-    return _within_limit(replace(file, rows=rows, problems=tuple(problems)))
+    return _within_limit(replace(file, rows=rows, problems=tuple(sorted([*file.problems, *bad.items()]))))
 
 
 def read_usable(
@@ -338,20 +358,23 @@ def _task_of(record: Mapping[str, Any], number: int, fields: FieldNames) -> Task
     """The task, or why there is none. The reason never quotes the record: it may reach a log."""
     row = {
         name: _text_of(value)
-        for name in (*_FIELDS, "group")
-        if (value := record.get(getattr(fields, name))) is not None  # a null is a missing field, as it is in Parquet
+        for name in (*_FIELDS, *_OPTIONAL)
+        # a null is a missing field, as it is in Parquet
+        if (own := getattr(fields, name)) and (value := record.get(own)) is not None
     }
     for name in _FIELDS:
         if name not in row:
             return f"missing field {name!r}"
         if not isinstance(row[name], str) or not row[name].strip():
             return f"field {name!r} is not a text"
-    group = row.get("group", "")
+    group, solution = row.get("group", ""), row.get("solution")
     if not isinstance(group, str):
         return "field 'group' is not a text"
+    if solution is not None and not (isinstance(solution, str) and solution.strip()):
+        return "field 'solution' is not a text"
     if not _is_unicode(row):
         return "not valid Unicode"
-    return Task(**{name: row[name] for name in _FIELDS}, group=group, line=number)
+    return Task(**{name: row[name] for name in _FIELDS}, group=group, line=number, solution=solution or "")
 
 
 def _text_of(value: Any) -> Any:
@@ -363,7 +386,7 @@ def _text_of(value: Any) -> Any:
 def _is_unicode(row: Mapping[str, Any]) -> bool:
     """JSON may escape half a surrogate pair, which no tokenizer and no wire takes."""
     try:
-        "".join(str(row.get(name, "")) for name in (*_FIELDS, "group")).encode("utf-8")
+        "".join(str(row.get(name, "")) for name in (*_FIELDS, *_OPTIONAL)).encode("utf-8")
     except UnicodeEncodeError:
         return False
     return True

@@ -234,6 +234,7 @@ class Method:
         tasks: those that its silo half names. Each is carried out by a module of `silo/trainer/tasks`.
         swaps: whether silos wait for each other's answers at each public step under `exchange: step`.
         options: model of what a plan may say of this method alone (`Plan.options`).
+        solutions: whether it takes the solutions of the public file, so that each row must have one.
     """
 
     name: str
@@ -248,6 +249,7 @@ class Method:
     exchanges: frozenset[str] = frozenset({"step"})
     swaps: bool = False
     options: type[Options] = Options
+    solutions: bool = False
 
     def combine_under(self, plan: Plan, silos: Sequence[str]) -> Callable[[Array, Sequence[Array]], Array]:
         """`combine` for the updates of these silos: weighted where the plan lets them differ in steps, and otherwise

@@ -150,8 +150,8 @@ class PublicStep(TrainerTask):
     """One GRPO step on the answers generated for this step, after the swap.
 
     swap: `replace` puts donors in place of wrong own answers (Balanced), `pool` trains on exactly the donors
-    listed (Random), `none` trains on own answers. Two controls have donors that nobody sent: `self` takes further own
-    answers, `key` the public file's.
+    listed (Random), `none` trains on own answers. Three controls have donors that nobody sent: `self` takes further own
+    answers, `key` the public file's, `worked-key` its solutions.
     """
 
     changes = trains = True
@@ -160,6 +160,18 @@ class PublicStep(TrainerTask):
     step: int
     swap: str
     donors: pb.PublicDonors
+
+
+@dataclass(frozen=True)
+class LikelihoodStep(TrainerTask):
+    """One supervised step on the public file's answers to these prompts, or their solutions where it has them: the
+    likelihood takes the place of GRPO's objective, and nothing is sampled."""
+
+    changes = trains = True
+    order = FIRST
+    round: int
+    step: int
+    prompt_indices: tuple[int, ...]
 
 
 @dataclass(frozen=True)

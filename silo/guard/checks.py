@@ -29,7 +29,7 @@ from fedsilo.files.durable import holder_of, require_space
 from fedsilo.files.identity_files import load_site
 from fedsilo.files.model_facts import ModelFacts, read_model_facts
 from fedsilo.files.model_folder import read_template
-from fedsilo.files.task_files import TaskFile, listed, read_tasks, read_usable
+from fedsilo.files.task_files import PUBLIC, TaskFile, listed, read_tasks, read_usable
 from fedsilo.grading.data_findings import HELD_OUT, PRIVATE, find
 from fedsilo.grading.own_verifiers import find_verifier
 from fedsilo.grading.worker import our_parts_check
@@ -398,7 +398,7 @@ def verifiers(look: Look) -> str:
 def _overlaps(look: Look) -> str:
     """Duplicates and leaks. None of them is refused: which of two rows is the right one is for a person to say."""
     config = look.config
-    overlap = find(look.private, read_tasks(config.data.public.path), read_tasks(config.data.held_out.path))
+    overlap = find(look.private, read_tasks(config.data.public.path, PUBLIC), read_tasks(config.data.held_out.path))
     look.warnings += [each.words(ids=True) for each in overlap]
     leaked = sum(each.rows for each in overlap if (each.where, each.also) == (PRIVATE, HELD_OUT))
     other = sum(each.rows for each in overlap) - leaked

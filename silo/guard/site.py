@@ -35,7 +35,7 @@ from fedsilo.files.durable import make_private_directory, read_private, require_
 from fedsilo.files.identity_files import load_coordinator_key, load_identity, load_site
 from fedsilo.files.model_folder import Fingerprints, lora_schema_of, read_fingerprints, read_template
 from fedsilo.files.site_policy import read_effective, read_pinned_schema, read_policy
-from fedsilo.files.task_files import FieldNames, TaskFile, read_tasks
+from fedsilo.files.task_files import PUBLIC, FieldNames, TaskFile, read_tasks
 from fedsilo.grading.own_verifiers import find_verifier, own_verifiers_sha256
 from fedsilo.protocol.codec import canonical_json, sha256_hex
 from fedsilo.protocol.errors import NotAllowedError, UsageError
@@ -218,7 +218,7 @@ def _check_coordinator_key(config: SiloConfig, policy: Policy, key: Ed25519Publi
 
 
 def _pinned_public_set(config: SiloConfig, policy: Policy) -> TaskFile:
-    tasks = read_tasks(config.data.public.path)
+    tasks = read_tasks(config.data.public.path, PUBLIC)
     if tasks.sha256 != config.data.public.sha256:
         raise UsageError(
             f"public set {tasks.path} has SHA-256 {tasks.sha256}; {config.source.name} says "

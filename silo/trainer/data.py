@@ -29,7 +29,7 @@ from typing import Any, NamedTuple, Protocol
 
 from fedsilo.files.extras import need
 from fedsilo.files.model_folder import ending_ids, vocabulary_rows
-from fedsilo.files.task_files import FieldNames, Task, TaskFile, read_tasks, read_usable
+from fedsilo.files.task_files import PUBLIC, FieldNames, Task, TaskFile, read_tasks, read_usable
 from fedsilo.grading.exact import normalise
 from fedsilo.grading.worker import full_check
 from fedsilo.protocol.codec import canonical_json
@@ -168,6 +168,8 @@ class TaskRow(Protocol):
     def topic(self) -> str: ...
     @property
     def group(self) -> str: ...
+    @property
+    def solution(self) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -246,6 +248,7 @@ class Prompt:
     ids: tuple[int, ...]
     reference: str
     topic: str
+    solution: str = ""
 
 
 @dataclass(frozen=True)
@@ -269,7 +272,7 @@ def encode_prompts(rows: Sequence[TaskRow], codec: TextCodec, max_prompt_tokens:
         if len(ids) > max_prompt_tokens:
             overlong += 1
         else:
-            by_row[place] = Prompt(place, row.id, ids, row.answer, row.topic)
+            by_row[place] = Prompt(place, row.id, ids, row.answer, row.topic, row.solution)
     return PromptSet(by_row, overlong)
 
 
@@ -427,7 +430,11 @@ def preview(request: PreviewRequest) -> dict[str, Any]:
     codec = load_codec(request.model, template=request.template)
     with full_check(request.verifier) as is_readable:
         private = read_usable(request.private, is_readable, request.fields)
-    files = {"private": private, "public": (read_tasks(request.public),), "held_out": (read_tasks(request.held_out),)}
+    files = {
+        "private": private,
+        "public": (read_tasks(request.public, PUBLIC),),
+        "held_out": (read_tasks(request.held_out),),
+    }
     sets, places = {}, list[tuple[int, TaskFile, Task]]()
     for name, group in files.items():
         rows = [(file, task) for file in group for task in file.rows]

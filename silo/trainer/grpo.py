@@ -69,10 +69,12 @@ class Answer:
 
 @dataclass(frozen=True)
 class Group:
-    """A prompt and the answers a step trains on."""
+    """A prompt and the answers a step trains on. advantages: of each answer, from outside; None: they follow from the
+    rewards."""
 
     prompt_ids: tuple[int, ...]
     answers: tuple[Answer, ...]
+    advantages: tuple[float, ...] | None = None
 
 
 def has_zero_variance(rewards: Tensor) -> bool:
@@ -228,6 +230,7 @@ class Batch:
         advantages: of each answer's tokens.
         weights: of each answer's tokens in the step's mean.
         trained: numbers of the answers that pass through the model.
+        likelihood: they are trained on by likelihood (`Learner.update`).
     """
 
     groups: Sequence[Group]
@@ -235,9 +238,10 @@ class Batch:
     advantages: Tensor
     weights: Tensor
     trained: Sequence[int]
+    likelihood: bool = False
 
 
-def batch_of(groups: Sequence[Group], settings: Objective) -> Batch:
+def batch_of(groups: Sequence[Group], settings: Objective, *, likelihood: bool = False) -> Batch:
     """Give every answer its advantage and its tokens' weight, and leave out of training what has no signal.
 
     An answer of weight 0 adds nothing, nor does one of advantage 0 unless a KL or entropy term wants it; both stay in
@@ -246,11 +250,10 @@ def batch_of(groups: Sequence[Group], settings: Objective) -> Batch:
     answers: list[tuple[int, Answer]] = []
     advantages: list[Tensor] = []
     for place, group in enumerate(groups):
-        rewards = torch.tensor([answer.reward for answer in group.answers], dtype=torch.float32)  # [K]
-        advantages.append(group_advantages(rewards, std=settings.advantage_std, epsilon=settings.advantage_epsilon))
+        advantages.append(_advantages(group, settings))
         answers.extend((place, answer) for answer in group.answers)
     if not answers:
-        return Batch(groups, [], torch.empty(0), torch.empty(0), [])
+        return Batch(groups, [], torch.empty(0), torch.empty(0), [], likelihood)
     kept = torch.tensor([answer.finished or not settings.mask_truncated for _, answer in answers])  # [R]
     weights = row_weights(
         torch.tensor([len(answer.ids) for _, answer in answers]),
@@ -263,18 +266,30 @@ def batch_of(groups: Sequence[Group], settings: Objective) -> Batch:
     wants_all = settings.kl_coefficient > 0 or settings.entropy_coefficient > 0
     trained = (weights > 0) & (torch.ones_like(kept) if wants_all else advantage != 0)  # [R]
     rows = [row for row, wanted in enumerate(trained.tolist()) if wanted]
-    return Batch(groups, answers, advantage, weights, rows)
+    return Batch(groups, answers, advantage, weights, rows, likelihood)
+
+
+def _advantages(group: Group, settings: Objective) -> Tensor:
+    """Return the advantage of each answer. Raises ValueError: there are not as many as answers."""
+    if group.advantages is not None:
+        if len(group.advantages) != len(group.answers):
+            raise ValueError(f"{len(group.advantages)} advantages for {len(group.answers)} answers")
+        return torch.tensor(group.advantages, dtype=torch.float32)  # [K]
+    rewards = torch.tensor([answer.reward for answer in group.answers], dtype=torch.float32)  # [K]
+    return group_advantages(rewards, std=settings.advantage_std, epsilon=settings.advantage_epsilon)  # [K]
 
 
 @dataclass
 class _Part:
-    """A slice of the batch that fits the budgets, as one stream; tensors are [M]."""
+    """A slice of the batch that fits the budgets, as one stream; tensors are [M]. likelihood: it is trained on by
+    likelihood."""
 
     stream: Stream
     weights: Tensor
     advantages: Tensor
     is_donor: Tensor
     donor_tokens: int
+    likelihood: bool = False
     counts: bool = True  # False: of weight zero, only so that every process makes as many passes
     logp_old: Tensor | None = None
     logp_reference: Tensor | None = None
@@ -322,22 +337,26 @@ class Learner:
         if self._plan.optimiser.state == "reset":
             self._optimiser = self._fresh_optimiser()
 
-    def update(self, groups: Sequence[Group]) -> StepFigures:
-        """Whatever is raised, memory that does not suffice among it, factors and optimiser are as before the step.
+    def update(self, groups: Sequence[Group], *, likelihood: bool = False) -> StepFigures:
+        """Make the step's update.
+
+        With `likelihood` it is a supervised one: log pi, times the advantage, takes the place of the clipped objective.
+        There is no ratio and no clip; with advantages of 1, and without KL and entropy, the loss is the cross-entropy.
+        Whatever is raised, memory that does not suffice among it, factors and optimiser are as before the step.
 
         Raises:
             OperationError: a gradient is not finite.
         """
         before = self._snapshot() if self._group is None else self._group.together(self._snapshot)
         try:
-            return self._update(groups)
+            return self._update(groups, likelihood)
         except BaseException:
             self._restore(before)
             raise
 
-    def _update(self, groups: Sequence[Group]) -> StepFigures:
+    def _update(self, groups: Sequence[Group], likelihood: bool) -> StepFigures:
         plan, objective_plan = self._plan, self._plan.objective
-        batch = batch_of(groups, objective_plan)
+        batch = batch_of(groups, objective_plan, likelihood=likelihood)
         parts = self._parts(batch)
         if objective_plan.kl_coefficient > 0:
             self.together(lambda: self._add_references(parts))
@@ -464,7 +483,7 @@ class Learner:
             donor_tokens = sum(len(answers[row][1].ids) for row in chosen if answers[row][1].donor)
             counts = number < len(own)
             weights_of = weights_of if counts else torch.zeros_like(weights_of)
-            parts.append(_Part(stream, weights_of, advantages_of, is_donor, donor_tokens, counts))
+            parts.append(_Part(stream, weights_of, advantages_of, is_donor, donor_tokens, batch.likelihood, counts))
         return parts
 
     @staticmethod
@@ -526,15 +545,7 @@ class Learner:
         logp, entropy = self._logp(part)  # [M]
         if part.logp_old is None:
             part.logp_old = logp.detach()  # [M]
-        gain = policy_gain(
-            logp,
-            part.logp_old,
-            part.advantages,
-            clip_low=settings.clip_low,
-            clip_high=settings.clip_high,
-            dual_clip=settings.dual_clip,
-        )  # [M]
-        loss = -(gain * weights).sum()
+        loss = -(self._gain(logp, part) * weights).sum()
         if part.logp_reference is not None:
             kl = k3(logp, part.logp_reference)  # [M]
             loss = loss + settings.kl_coefficient * (kl * weights).sum()
@@ -549,6 +560,21 @@ class Learner:
             return
         with torch.no_grad():
             figures.add_ratio(logp, part, settings, first=first)
+
+    def _gain(self, logp: Tensor, part: _Part) -> Tensor:
+        """Return each token's term of what is maximised. logp: [M]; returns [M]."""
+        settings = self._plan.objective
+        assert part.logp_old is not None  # noqa: S101  # set by the first pass
+        if part.likelihood:
+            return logp * part.advantages
+        return policy_gain(
+            logp,
+            part.logp_old,
+            part.advantages,
+            clip_low=settings.clip_low,
+            clip_high=settings.clip_high,
+            dual_clip=settings.dual_clip,
+        )
 
 
 def _refuse_not_finite(norm: float) -> None:
@@ -586,6 +612,8 @@ class _Figures:
             self._donor_tokens += part.donor_tokens
             self.add_sum("own", logp.masked_fill(part.is_donor, 0.0))
             self.add_sum("donor", logp.masked_fill(~part.is_donor, 0.0))
+            return
+        if part.likelihood:
             return
         clipped = is_clipped(
             logp,

@@ -215,13 +215,14 @@ class Step:
         self.metrics["zero_variance_share"] = zero_variance_share(self.groups)
         self.metrics["grade_seconds"] = run.seconds() - started
 
-    def update(self, groups: Sequence[Group]) -> None:
-        """Take one GRPO step on these answers. Raises OperationError: a gradient is not finite; nothing has changed."""
+    def update(self, groups: Sequence[Group], *, likelihood: bool = False) -> None:
+        """Take one GRPO step on these answers, or a supervised one. Raises OperationError: a gradient is not finite;
+        nothing has changed."""
         run = self.run
         run.on_phase(*self.where, "update")
         run.engine.rest()
         started = run.seconds()
-        figures = run.learner.update(groups)
+        figures = run.learner.update(groups, likelihood=likelihood)
         seconds = run.seconds() - started
         self.metrics |= {name: value for name, value in dataclasses.asdict(figures).items() if value is not None}
         self.metrics |= {

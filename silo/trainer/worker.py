@@ -379,7 +379,7 @@ class Worker:
         torch.set_num_threads(configuration.threads)
         import transformers
 
-        from fedsilo.files.task_files import listed, read_tasks, read_usable
+        from fedsilo.files.task_files import PUBLIC, listed, read_tasks, read_usable
         from fedsilo.grading.data_findings import find as find_repeated
         from fedsilo.grading.own_verifiers import own_verifiers_sha256
         from fedsilo.grading.worker import full_check
@@ -406,7 +406,7 @@ class Worker:
         with full_check(configuration.verifier) as is_readable:
             files = read_usable(configuration.private, is_readable, configuration.fields)
         private = [task for file in files for task in file.rows]
-        public = read_tasks(configuration.public_path)
+        public = read_tasks(configuration.public_path, PUBLIC)
         held_out = read_tasks(configuration.held_out_path)
         found_twice = [each.words(ids=False) for each in find_repeated(files, public, held_out)]
         model = load_model(configuration.model_path, configuration.load)

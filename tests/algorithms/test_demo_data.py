@@ -14,6 +14,7 @@ from fedsilo.demo import digit_tasks
 from fedsilo.demo.data import (
     examples_folder,
     make_digit_set,
+    make_topic_set,
     read_data_folder,
     silo_names,
     write_digit_folder,
@@ -54,6 +55,19 @@ def test_one_string_in_five_is_held_out_and_no_part_shares_one_with_the_held_out
     seen = {row["prompt"][1:-1] for rows in (*made.private.values(), made.public) for row in rows}
     assert unseen <= set(held_out)
     assert not seen & set(held_out)
+
+
+def test_public_questions_of_two_steps_have_their_work_and_no_others() -> None:
+    topics = tuple(digit_tasks.TWO_STEP_TOPICS)
+    made = make_topic_set(3, topics, rows_per_silo=20, public_rows=40, held_out_rows=20)
+    for row in made.public:
+        digits = row["prompt"][2:-1]
+        first = digit_tasks.answer(digit_tasks.TWO_STEP_TOPICS[row["topic"]][0], digits)
+        assert row["solution"] == f"{first}-{row['answer']}"
+        assert grade("final", row["solution"], row["answer"]).correct
+    assert all("solution" not in row for rows in (*made.private.values(), made.held_out) for row in rows)
+    plain = make_topic_set(3, ("sort_up", "rotate"), rows_per_silo=5, public_rows=4, held_out_rows=4)
+    assert all("solution" not in row for row in plain.public)
 
 
 def test_sizes_balance_and_heterogeneity() -> None:

@@ -1,4 +1,4 @@
-"""The two controls of swapping: donors that nobody sent, from the silo's own further answers or the public file."""
+"""The controls of swapping: donors that nobody sent, from the silo's own further answers or the public file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from tests.algorithms.tiny import make_plan, make_rows, make_session, start_payl
 pytestmark = pytest.mark.torch
 PROMPTS = (4, 0, 9)
 KEY = "7"  # the file's answer to every public prompt here, which a random model seldom gives
-PUBLIC = [dataclasses.replace(row, answer=KEY) for row in make_rows(10, "q")]
+WORK = "7ab"  # the same with its work
+PUBLIC = [dataclasses.replace(row, answer=KEY, solution=WORK) for row in make_rows(10, "q")]
 
 
 def stepped(swap: str, donors: pb.PublicDonors | None = None, plan: Plan | None = None) -> tuple[Done, bytes]:
@@ -29,16 +30,17 @@ def stepped(swap: str, donors: pb.PublicDonors | None = None, plan: Plan | None 
     return done, bytes(session.carry_out(ExportDelta(1)).body)
 
 
-def test_key_swap_is_a_swap_of_the_files_answers() -> None:
+@pytest.mark.parametrize(("swap", "text"), [("key", KEY), ("worked-key", WORK)])
+def test_key_swap_is_a_swap_of_the_files_answers_or_solutions(swap: str, text: str) -> None:
     """The same donors, handed over as if another silo had sent them, give the same update, bit for bit."""
     wanted = donors_wanted(0, make_plan().samples_per_prompt)
-    answer = pb.Response(text=KEY, finish=pb.FINISH_STOP)
+    answer = pb.Response(text=text, finish=pb.FINISH_STOP)
     sent = pb.PublicDonors()
     for index in PROMPTS:
         donors = [pb.Donor(origin="b", position=place, response=answer) for place in range(wanted)]
         sent.prompts.add(prompt_index=index, donors=donors)
     expected, update = stepped("replace", sent)
-    found, own_update = stepped("key")
+    found, own_update = stepped(swap)
     assert own_update == update != stepped("none")[1]
     assert found.metrics["donors_used"] == expected.metrics["donors_used"] > 0
     assert found.metrics["alpha_max"] <= 0.5, "never more than up to half of a group"
@@ -90,7 +92,7 @@ def test_the_run_record_counts_only_donors_that_were_sent() -> None:
     assert counts["key"] == 0 < counts["replace"]
 
 
-@pytest.mark.parametrize("swap", ["key", "self"])
+@pytest.mark.parametrize("swap", ["key", "worked-key", "self"])
 def test_nothing_of_either_leaves(swap: str) -> None:
     from fedsilo.protocol.methods import method_named
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from fedsilo.files.task_files import FieldNames, read_tasks, read_usable, refuse_bad_references
-from fedsilo.grading import check_reference
+from fedsilo.files.task_files import PUBLIC, FieldNames, read_tasks, read_usable, refuse_bad_references
+from fedsilo.grading import check_reference, grade
 from fedsilo.protocol.errors import NotFoundError, UsageError
 
 
@@ -108,6 +108,33 @@ def test_a_missing_or_empty_file_is_refused(tmp_path: Path) -> None:
 def test_group_and_further_fields(tmp_path: Path) -> None:
     tasks = read_tasks(write(tmp_path, [row(1, group="patient-4", level="easy"), row(2)]))
     assert [task.group for task in tasks.rows] == ["patient-4", ""]
+
+
+def test_a_solution_is_read_of_the_public_set_alone(tmp_path: Path) -> None:
+    path = write(tmp_path, [row(1, solution="1-2"), row(2)])
+    public, private = read_tasks(path, PUBLIC), read_tasks(path)
+    assert [task.solution for task in public.rows] == ["1-2", ""]
+    assert [task.solution for task in private.rows] == ["", ""]
+    assert public.unsolved == f"{path}:2"
+    assert read_tasks(write(tmp_path, [row(1, solution="1-2")]), PUBLIC).unsolved == ""
+
+
+@pytest.mark.parametrize("solution", [["1"], 1.5, "  ", ""])
+def test_a_solution_that_is_no_text_is_a_bad_line_of_the_public_set(tmp_path: Path, solution: Any) -> None:
+    path = write(tmp_path, [*GOOD, row(200, solution=solution)])
+    read = read_tasks(path, PUBLIC)
+    assert (read.problems, len(read.rows)) == (((101, "field 'solution' is not a text"),), 100)
+    assert read_tasks(path).problems == (), "a private file may have such a field of its own"
+    with pytest.raises(UsageError, match=r"tasks\.jsonl: 1 of 1 lines are bad.*solution"):
+        read_tasks(write(tmp_path, [row(200, solution=solution)]), PUBLIC)
+
+
+def test_a_solution_that_the_verifier_does_not_grade_right_counts_as_a_bad_reference(tmp_path: Path) -> None:
+    lines = [*GOOD[:98], row(300, answer="5", solution="2-5"), row(301, answer="5", solution="5-2")]
+    read = read_tasks(write(tmp_path, lines), PUBLIC)
+    tasks = refuse_bad_references(read, lambda text: True, lambda text, answer: grade("final", text, answer).correct)
+    assert tasks.problems == ((100, "the solution is not right by the answer"),)
+    assert tasks.rows[-1].id == "q300"
 
 
 def test_an_id_that_stood_in_another_file_of_the_silo_is_left_out_and_listed(tmp_path: Path) -> None:

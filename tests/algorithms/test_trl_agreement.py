@@ -139,7 +139,9 @@ CASES = {
 }
 
 
-def our_epochs(groups: Sequence[Group], changes: dict[str, Any], microbatch_tokens: int = WHOLE) -> list[Epoch]:
+def our_epochs(
+    groups: Sequence[Group], changes: dict[str, Any], microbatch_tokens: int = WHOLE, *, likelihood: bool = False
+) -> list[Epoch]:
     """What Learner.update does: losses as handed to backward, gradients as handed to the optimiser."""
     settings = {
         "objective__clip_low": 0.2,
@@ -169,7 +171,7 @@ def our_epochs(groups: Sequence[Group], changes: dict[str, Any], microbatch_toke
         patched.setattr(Tensor, "backward", recording_backward)
         patched.setattr(torch.nn.utils, "clip_grad_norm_", recording_clip)
         plan = make_plan(**{**settings, **changes})
-        Learner(adapter, plan, microbatch_tokens=microbatch_tokens).update(groups)
+        Learner(adapter, plan, microbatch_tokens=microbatch_tokens).update(groups, likelihood=likelihood)
     return epochs
 
 

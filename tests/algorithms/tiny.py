@@ -38,6 +38,7 @@ class Row:
     answer: str
     topic: str = "all"
     group: str = ""
+    solution: str = ""
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:

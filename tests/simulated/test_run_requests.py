@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,9 @@ from silo.guard.site import require_part
 from tests.algorithms.tiny import make_plan
 from tests.console.commands import run
 from tests.coordinator_folder import write_coordinator
+from tests.policies import setting
 from tests.simulated.coordinator_parts import RUN_YAML, SILOS, House
+from tests.world import Loop
 
 EXAMPLE = (Path(__file__).parents[2] / "examples" / "hospital_a.yaml").read_text()
 
@@ -179,6 +182,34 @@ def test_a_key_in_the_wrong_block_is_told_its_own() -> None:
     with pytest.raises(UsageError) as told:
         check_form(read_request(b"run: a\nmethod: pubswap\nclip_low: 0.2\n", "run.yaml"))
     assert told.value.hint == "it is objective.clip_low here: objective: {clip_low: ...}"
+
+
+def test_a_public_file_without_solutions_is_refused_where_a_method_takes_them(tmp_path: Path) -> None:
+    one = House(tmp_path)
+    worked = RUN_YAML.replace("method: pubswap", "method: worked-key-swap")
+    fixed = one.submissions.fixed
+    one.submissions.fixed = replace(fixed, unsolved="public.jsonl:17")
+    with pytest.raises(FedSiloError, match=r"run\.yaml:\d+: worked-key-swap .*public\.jsonl:17") as told:
+        one.submit(worked)
+    assert told.value.code == "SOLUTIONS"
+    one.submit(RUN_YAML.replace("method: pubswap", "method: key-swap"))
+    one.close()
+    two = House(tmp_path / "b")
+    two.submit(worked)
+    assert fixed.unsolved == ""
+    two.close()
+
+
+@pytest.mark.parametrize("unsolved", ["", "public.jsonl:3"])
+def test_a_silo_whose_public_file_lacks_a_solution_declines_a_plan_that_takes_them(
+    tmp_path: Path, unsolved: str
+) -> None:
+    loop = Loop(tmp_path, setting.policy_of(setting.policy_text()), unsolved=unsolved)
+    loop.offer_plan(setting.PLAN.model_copy(update={"method": "worked-key-swap"}))
+    assert (loop.guard.runs.run is None) is bool(unsolved)
+    denied = [row["reasons"] for row in loop.bench.events("ingress.decision") if row["decision"] == "deny"]
+    assert denied == ([["SOLUTIONS"]] if unsolved else [])
+    loop.close()
 
 
 @pytest.mark.parametrize("name", sorted(METHODS))

@@ -64,3 +64,17 @@ def require_exchange(plan: Plan) -> Method:
             code="OPTIONS",
         ) from error
     return method
+
+
+def require_solutions(plan: Plan, unsolved: str) -> None:
+    """Check that the public file has what the method takes of it. unsolved: as of `TaskFile`.
+
+    Raises:
+        UsageError: SOLUTIONS: the method's donors are the solutions of the public file, and a row has none.
+    """
+    if method_named(plan.method).solutions and unsolved:
+        raise UsageError(
+            f"{plan.method} takes the solutions of the public file, and {unsolved} has none",
+            hint="a field `solution` in each row (docs/how-to/data.md), or method: key-swap",
+            code="SOLUTIONS",
+        )

@@ -12,6 +12,7 @@ from fedsilo.protocol.tasks import (
     Evaluate,
     ExportDelta,
     GeneratePublic,
+    LikelihoodStep,
     LoadAdapter,
     PrivateStep,
     PublicStep,
@@ -23,6 +24,7 @@ from silo.trainer.scale_out import BAD_TASK
 from silo.trainer.tasks import (
     adapter,
     evaluate,
+    likelihood_step,
     private_step,
     public_answers,
     public_step,
@@ -34,6 +36,7 @@ CARRIED_OUT: Mapping[type[TrainerTask], Callable[[Run, Any, Buffer], Done]] = {
     PrivateStep: private_step.carry_out,
     GeneratePublic: public_answers.generate,
     PublicStep: public_step.carry_out,
+    LikelihoodStep: likelihood_step.carry_out,
     AnswerAhead: public_answers.answer_ahead,
     ExportDelta: adapter.export_delta,
     Evaluate: evaluate.evaluate,

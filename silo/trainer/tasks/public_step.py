@@ -56,8 +56,9 @@ def carry_out(run: Run, task: PublicStep, body: Buffer) -> Done:
     match task.swap:
         case "replace":
             groups, figures = intake.balanced(opened.own, donors, random_of)
-        case "key":
-            groups, figures = intake.balanced(opened.own, _key_donors(opened.own), random_of)
+        case "key" | "worked-key":
+            key_donors = _key_donors(opened.own, worked=task.swap == "worked-key")
+            groups, figures = intake.balanced(opened.own, key_donors, random_of)
         case "self":
             own_donors, extra_tokens = _self_donors(run, task, opened.own)
             groups, figures = intake.balanced(opened.own, own_donors, random_of)
@@ -84,10 +85,12 @@ def carry_out(run: Run, task: PublicStep, body: Buffer) -> Done:
     return Done(step.metrics)
 
 
-def _key_donors(own: Sequence[OwnAnswers]) -> dict[int, Sequence[pb.Donor]]:
-    """Return the public file's own answer, as often as Balanced can want one, as the donors of each prompt."""
+def _key_donors(own: Sequence[OwnAnswers], *, worked: bool) -> dict[int, Sequence[pb.Donor]]:
+    """Return the public file's own answer, or its solution, as often as Balanced can want one, as each prompt's
+    donors."""
+    texts = {each.prompt.row: each.prompt.solution if worked else each.prompt.reference for each in own}
     return {
-        each.prompt.row: _donors("key", [each.prompt.reference] * donors_wanted(0, len(each.answers))) for each in own
+        each.prompt.row: _donors("key", [texts[each.prompt.row]] * donors_wanted(0, len(each.answers))) for each in own
     }
 
 

@@ -7,6 +7,8 @@ plan freezes A.
     public-no-swap  public steps on own answers only; no answer leaves
     self-swap       as Balanced, with donors from the silo's own further answers; no answer leaves
     key-swap        as Balanced, with the public file's own answers as donors; no answer leaves
+    worked-key-swap as key-swap, with the file's solutions: its answers with their work
+    public-sft      the slots of the public steps are supervised steps on the file's solutions, or else its answers
     fedavg-grpo     no public steps
 
 `step` holds both halves with `exchange: step`, `round_end` those of Balanced with `exchange: round_end`.
@@ -31,6 +33,7 @@ from fedsilo.protocol.tasks import (
     Evaluate,
     ExportDelta,
     GeneratePublic,
+    LikelihoodStep,
     LoadAdapter,
     PrivateStep,
     PublicStep,
@@ -104,4 +107,24 @@ SELF_SWAP = replace(
 KEY_SWAP = _method(
     "key-swap", "public steps with the public file's own answers as donors (control)", "key", _KINDS, "fedavg"
 )
-METHODS = (BALANCED, RANDOM, NO_SWAP, SELF_SWAP, KEY_SWAP, FEDAVG_GRPO)
+WORKED_KEY_SWAP = replace(
+    _method(
+        "worked-key-swap",
+        "public steps with the public file's solutions as donors (control)",
+        "worked-key",
+        _KINDS,
+        "fedavg",
+    ),
+    solutions=True,
+)
+PUBLIC_SFT = replace(
+    _method(
+        "public-sft",
+        "supervised steps on the public file's solutions or answers in place of public steps (control)",
+        "likelihood",
+        _KINDS,
+        "fedavg",
+    ),
+    tasks=_TASKS - {GeneratePublic, PublicStep} | {LikelihoodStep},
+)
+METHODS = (BALANCED, RANDOM, NO_SWAP, SELF_SWAP, KEY_SWAP, WORKED_KEY_SWAP, PUBLIC_SFT, FEDAVG_GRPO)

@@ -38,13 +38,14 @@ from fedsilo.protocol.tasks import (
     Evaluate,
     ExportDelta,
     GeneratePublic,
+    LikelihoodStep,
     LoadAdapter,
     PrivateStep,
     PublicStep,
     TrainerTask,
 )
 
-Swap = Literal["balanced", "random", "none", "key", "self", "no-public"]
+Swap = Literal["balanced", "random", "none", "key", "worked-key", "self", "likelihood", "no-public"]
 # The silo waits this much longer than the coordinator, so that a reply sent at the coordinator's deadline arrives.
 DONOR_GRACE_SECONDS = 30.0
 
@@ -430,6 +431,8 @@ class Silo:
         if step > state.plan.steps_of(state.silo):
             return self._after_steps(replace(state, step=0))
         state = replace(state, step=step)
+        if step in state.public and self.swap == "likelihood":
+            return self._train(state, LikelihoodStep(state.round, step, state.public[step]))
         if step in state.public:
             return self._train(state, GeneratePublic(state.round, step, state.public[step], self._offered_of_step()))
         return self._train(state, PrivateStep(state.round, step))
@@ -446,13 +449,13 @@ class Silo:
             case Evaluate(round_number) if isinstance(body, pb.MetricsEval):
                 return self._offer(replace(state, base_evaluated=True), Offer("metrics.eval", round_number, 0, body))
             case GeneratePublic(offer="none"):
-                alone = self.swap if self.swap in ("key", "self") else "none"
+                alone = self.swap if self.swap in ("key", "worked-key", "self") else "none"
                 return self._train(state, self._public_step(state, alone, pb.PublicDonors()))
             case GeneratePublic(round_number, step) if isinstance(body, pb.PublicResponses):
                 return self._offer(state, Offer("public.responses", round_number, step, body))
             case ExportDelta(round_number) if isinstance(body, pb.Factors):
                 return self._offer(state, Offer(state.plan.lora.update_kind(round_number), round_number, 0, body))
-            case LoadAdapter() | PrivateStep() | PublicStep():
+            case LoadAdapter() | PrivateStep() | PublicStep() | LikelihoodStep():
                 return self._next_step(state)
         return state, ()
 
