@@ -17,6 +17,8 @@ POLICY_CHANGE = "fedsilo.cli.policy"
 CLOCKS = "fedsilo.protocol.clocks"
 TRANSCRIPT = "fedsilo.protocol.transcript"
 CODEC = "fedsilo.protocol.codec"
+ADAPTER_FOLDER = "fedsilo.files.adapter_folder"
+RUN_REQUEST = "fedsilo.files.run_request"
 ENGINE = "policies.engine"
 RULES = "policies.rules"
 SCREENS = "policies.screens"
@@ -374,6 +376,18 @@ STEPS: tuple[tuple[str, str, str, str], ...] = (
         f"{RUN}:RunManager.adapter",
         'None if view.last_adapter in ("", digest) else view.step_from',
         "None",
+    ),
+    (
+        "a run starts from an adapter that is not finite",
+        f"{ADAPTER_FOLDER}:_FoundFactors.__getitem__",
+        "not np.isfinite(values).all()",
+        "False",
+    ),
+    (
+        "a run starts from an adapter longer than the charter's limits",
+        f"{RUN_REQUEST}:_refuse_too_long",
+        "start.l2 > limit",
+        "False",
     ),
     ("a public set enters unread", f"{POLICY_CHANGE}:_linted", "if findings:", "if False:"),
     (

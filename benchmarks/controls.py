@@ -70,6 +70,8 @@ _NEAREST = {
     named.CLOCKS: ("tests/policies/test_T41_clocks.py",),
     named.TRANSCRIPT: ("tests/protocol/test_T20*.py", "tests/security/test_T20*.py"),
     named.CODEC: ("tests/protocol/test_codec.py",),
+    named.ADAPTER_FOLDER: ("tests/simulated/test_start_adapter.py",),
+    named.RUN_REQUEST: ("tests/simulated/test_start_adapter.py",),
     named.ENGINE: ("tests/policies/test_engine.py",),
     named.SCREENS: ("tests/policies/test_screens.py",),
     named.GUARD_COMMANDS: ("tests/simulated/test_gate_screens.py", "tests/simulated/test_gate_interrupted.py"),

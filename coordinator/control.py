@@ -11,6 +11,7 @@ import json
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from sqlalchemy import func, select
@@ -20,13 +21,23 @@ from certs.commands import VerifiedCommand
 from coordinator import store as db
 from coordinator.aggregate import initial_pieces
 from coordinator.answers.rounds import CurveView, RoundView
+from coordinator.blobs import FilePayload
 from coordinator.config import CoordinatorConfig
 from coordinator.driver import Driver
 from coordinator.record import Outcome, run_record
 from coordinator.runs import ActiveRun, min_updates_of
 from fedsilo.control.answers import Broken, CoordinatorStatus, LogState, MemberRow, RunRow, read
 from fedsilo.control.server import ControlServer
-from fedsilo.files.run_request import Fixed, check_request, plan_from_request, read_request, silos_of
+from fedsilo.files.adapter_folder import ImportedAdapter
+from fedsilo.files.run_request import (
+    Fixed,
+    check_request,
+    plan_from_request,
+    read_request,
+    read_start,
+    silos_of,
+    with_start,
+)
 from fedsilo.protocol import strict_yaml
 from fedsilo.protocol.clocks import TOLD_SECONDS, apart
 from fedsilo.protocol.errors import ConflictError, NotFoundError, OperationError, UsageError
@@ -365,11 +376,16 @@ class Waiting:
 
 @dataclass
 class Submissions:
-    """Accepts runs and starts them with a final plan. Used under the driver's lock."""
+    """Accepts runs and starts them with a final plan. Used under the driver's lock.
+
+    Attributes:
+        folder: where a relative path of a request starts.
+    """
 
     driver: Driver
     fixed: Fixed
     now: Callable[[], str]
+    folder: Path
     waiting: dict[str, Waiting] = field(default_factory=dict)
 
     def load(self) -> None:
@@ -394,12 +410,14 @@ class Submissions:
                 and the run needs answers inside a round (`BY_FILES`).
         """
         document = read_request(text.encode(), source)
+        start = self._import_start(document)
+        document = with_start(document, start)
         request = dict(document.value)
         with self.driver.changing(), self.driver.parts.store.transaction() as session:
             ordinal = (session.scalar(select(func.max(db.Run.ordinal))) or 0) + 1
             request.setdefault("run", f"run-{ordinal}")
             document = replace(document, value=request)
-            plan = check_request(document, self.fixed)
+            plan = check_request(document, self.fixed, start)
             self._refuse_waiting_for_files(session, document, plan)
             if session.get(db.Run, plan.run) is not None:
                 raise ConflictError(f"there is a run {plan.run!r} already", hint="choose another `run:`")
@@ -421,6 +439,15 @@ class Submissions:
             self.driver.parts.publish("run.submitted", {"run": plan.run, "method": plan.method, "by": person})
             self._start_complete(session)
             return {"run": plan.run, "state": "waiting", "silos": list(plan.silos)}
+
+    def _import_start(self, document: strict_yaml.Document) -> ImportedAdapter | None:
+        """Keep the adapter that a request starts from. Raises UsageError: it cannot be the run's; OperationError."""
+        blobs = self.driver.parts.blobs
+        with blobs.spool() as spool:
+            start = read_start(document, self.folder, self.fixed.schema, spool.write)
+            if start is not None:
+                blobs.keep(spool.finish())
+        return start
 
     def look(self) -> float | None:
         """Start what is complete or due. Returns the seconds until the next join deadline."""
@@ -551,15 +578,21 @@ class Submissions:
         quorum = self._quorum(session, item.plan, silos)
         plan = plan_from_request(_taken({**item.request, "quorum": quorum}), self.fixed, silos)
         row = session.get_one(db.Run, name)
-        blobs = self.driver.parts.blobs
-        with blobs.spool() as spool:
-            for piece in initial_pieces(self.fixed.schema, plan.seed):
-                spool.write(piece)
-            adapter = blobs.keep(spool.finish())
+        adapter = self._first_adapter(plan)
         row.plan, row.base_digest, row.adapter_digest = plan.canonical(), adapter.digest, adapter.digest
         session.flush()
         self.driver.add_run(session, ActiveRun(plan, self.driver.around))
         self.driver.changing().notify_all()
+
+    def _first_adapter(self, plan: Plan) -> FilePayload:
+        """The adapter that the plan names, as it was kept when the run was submitted; else the one its seed draws."""
+        blobs = self.driver.parts.blobs
+        if plan.start_adapter_sha256:
+            return blobs.get(plan.start_adapter_sha256)
+        with blobs.spool() as spool:
+            for piece in initial_pieces(self.fixed.schema, plan.seed):
+                spool.write(piece)
+            return blobs.keep(spool.finish())
 
     def _end(self, session: Session, name: str, event: str, reason: str) -> None:
         self.waiting.pop(name)

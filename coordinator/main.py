@@ -452,7 +452,7 @@ class Coordinator:
             )
         )
         fixed = checked.fixed
-        self.submissions = Submissions(self.driver, fixed, self._text_now)
+        self.submissions = Submissions(self.driver, fixed, self._text_now, config.source.parent)
         self.driver.after_hello = self.submissions.look_within
         self.control = Control(self.desk, self.driver, self.submissions, outcome, config, checked.charter.digest)
         self._register_panel(roles)

@@ -16,6 +16,7 @@ from abc import ABC, abstractmethod
 from fractions import Fraction
 from typing import Any
 
+ANY = "any"
 _LARGEST_STEP = 2**53  # beyond it no grid of doubles is one
 
 
@@ -54,6 +55,17 @@ class _Intersection(Order):
 
     def meet(self, first: Any, second: Any) -> Any:
         return tuple(sorted(set(first) & set(second)))
+
+
+class _IntersectionOrAny(Order):
+    """As `_Intersection`; a list with the word `any` in it allows everything."""
+
+    def meet(self, first: Any, second: Any) -> Any:
+        if ANY in first and ANY in second:
+            return (ANY,)
+        if ANY in first or ANY in second:
+            return tuple(sorted(set(second if ANY in first else first)))
+        return INTERSECTION.meet(first, second)
 
 
 class _Union(Order):
@@ -155,6 +167,7 @@ class Demanded:
 SMALLEST, LARGEST, INTERSECTION, OVERLAP, BOTH = _Smallest(), _Largest(), _Intersection(), _Overlap(), _Both()
 SAME, LABEL, MULTIPLE, PIN = _Same(), _Label(), _Multiple(), _Pin()
 UNION, SMALLEST_STATED, EXEMPTION = _Union(), _SmallestStated(), _Exemption()
+INTERSECTION_OR_ANY = _IntersectionOrAny()
 DEMANDED = Demanded()
 EARLIEST, LATEST = SMALLEST, LARGEST  # of times in ISO form
 

@@ -203,7 +203,10 @@ def configuration_page() -> str:
             "public and "
             "held-out set, load, wire type) is filled in by the coordinator and cannot be chosen here; `run` and "
             "`silos` "
-            "may be left out. The whole plan, which the coordinator signs and every silo checks against its policy:",
+            "may be left out. `start_adapter` names the PEFT adapter folder that the run starts from, a path at the "
+            "coordinator from the folder of `coordinator.yaml` on ([how](../how-to/start-adapter.md)); without it the "
+            "first adapter is drawn from the seed. The whole plan, which the coordinator signs and every silo checks "
+            "against its policy:",
             model_table(Plan),
         ]
     )

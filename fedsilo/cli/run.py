@@ -86,7 +86,7 @@ def _check_request(text: str, source: str, config: Path) -> None:
     from dataclasses import replace
 
     from fedsilo.cli.output import write_err
-    from fedsilo.files.run_request import check_form, check_request, read_request
+    from fedsilo.files.run_request import check_form, check_request, read_request, read_start, with_start
 
     document = read_request(text.encode(), source)
     document = replace(document, value={"run": "unnamed", **document.value})
@@ -97,7 +97,10 @@ def _check_request(text: str, source: str, config: Path) -> None:
     from coordinator.config import load_config
     from coordinator.main import check_shared
 
-    check_request(document, check_shared(load_config(config)).fixed)
+    settings = load_config(config)
+    fixed = check_shared(settings).fixed
+    start = read_start(document, settings.source.parent, fixed.schema, lambda piece: None)
+    check_request(with_start(document, start), fixed, start)
 
 
 @app.command("list")

@@ -1,14 +1,20 @@
 """An adapter as a folder that `PeftModel.from_pretrained` and vLLM read: what stands in it, and whether it is that of a
 run record: its values, as the coordinator's payload, have the digest, and what says how they are used is ours.
 
-Does not look at the base model's name in it, which is for people, or at further files, which it can name.
+A run may start from such a folder, of whichever trainer wrote it (`import_adapter`), where it holds the factors of the
+federation's LoRA schema and nothing else.
+
+Does not look at the base model's name in it, which is for people, or at further files, which it can name: that an
+adapter was trained on this base model is known to whoever names its folder.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +22,11 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from fedsilo.files.durable import read_regular
-from fedsilo.protocol.codec import Array, factors_head, factors_pieces
+from fedsilo.files.model_facts import Placed, tensor_places
+from fedsilo.protocol.codec import Array, factors_head, factors_pieces, from_bfloat16_bits
 from fedsilo.protocol.errors import NotFoundError, UsageError, VerificationError
+from fedsilo.protocol.factors import fixed_in, frozen_sha256, is_fixed
+from policies.schema import LoraSchema
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 BASE_MODEL = "base_model_name_or_path"
@@ -143,6 +152,175 @@ def adapter_sha256(folder: Path, lora: Mapping[str, Any]) -> str:
     ) as error:
         raise VerificationError(f"{folder} is no adapter as `fedsilo run export` writes it: {error}") from error
     return digest.hexdigest()
+
+
+# ---- an adapter to start from --------------------------------------------------------------------------------
+
+# Keys of adapter_config.json under which the factors would mean something else than s B A beside a frozen base.
+_UNLIKE_OURS = (
+    "alora_invocation_tokens",
+    "alpha_pattern",
+    "fan_in_fan_out",
+    "layer_replication",
+    "lora_bias",
+    "modules_to_save",
+    "rank_pattern",
+    "target_parameters",
+    "trainable_token_indices",
+    "use_dora",
+    "use_qalora",
+    "use_rslora",
+)
+_DTYPES = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}  # of the values as they lie in the file
+_TRAIN_AGAIN = "a run starts from an adapter of its own schema: `fedsilo policy schema make` says which that is"
+
+
+@dataclass(frozen=True)
+class ImportedAdapter:
+    """An adapter folder as `global.adapter` payload.
+
+    Attributes:
+        sha256: of the payload.
+        l2: norm over all factors.
+        frozen_sha256: digest of the factors that the first round fixes; empty where it fixes none.
+    """
+
+    sha256: str
+    l2: float
+    frozen_sha256: str
+
+
+def import_adapter(folder: Path, schema: LoraSchema, write: Callable[[bytes | memoryview], object]) -> ImportedAdapter:
+    """Read a PEFT LoRA folder as the adapter that a run starts from. float16 and bfloat16 are widened, exactly but for
+    what is below the smallest normal float32 and becomes 0 (T4). One tensor is in memory at a time.
+
+    Args:
+        folder: with both files.
+        schema: which the run trains: it must hold exactly these factors, by name and shape.
+        write: takes the payload's bytes from front to back.
+
+    Raises:
+        NotFoundError: the folder, or a file, is not there.
+        UsageError: it is no LoRA adapter, does not fit the schema, or a value is not finite; the hint says the mend.
+    """
+    for name in (CONFIG, WEIGHTS):
+        if not (folder / name).is_file():
+            raise NotFoundError(f"{folder / name} is not there", hint="name a folder as PEFT saves an adapter")
+    _check_config(folder / CONFIG, schema)
+    tensors = _FoundFactors(folder / WEIGHTS, schema)
+    header, _ = factors_head(
+        {name: np.broadcast_to(np.float32(0), shape) for name, shape in schema.tensors},
+        base_digest="",
+        schema_sha256=schema.digest,
+        rank=schema.rank,
+        scale=schema.scale,
+        dtype="float32",
+    )
+    digest = hashlib.sha256()
+    for piece in factors_pieces(header, tensors):
+        digest.update(piece)
+        write(piece)
+    kept = [name for name, _ in schema.tensors if is_fixed(name, fixed_in(schema.freeze, 1))]
+    frozen = frozen_sha256(((name, tensors[name]) for name in kept), schema.freeze)
+    return ImportedAdapter(digest.hexdigest(), math.sqrt(tensors.squares), frozen)
+
+
+def _check_config(path: Path, schema: LoraSchema) -> None:
+    """Raises UsageError: what PEFT would do with the factors is not what a run does with them."""
+    try:
+        config = json.loads(read_regular(path))
+        if not isinstance(config, dict):
+            raise ValueError("no mapping of keys")
+        rank, alpha, targets = config.get("r"), config.get("lora_alpha"), config.get("target_modules")
+        unlike = [key for key in _UNLIKE_OURS if config.get(key)]
+    except (ValueError, RecursionError) as error:
+        raise UsageError(
+            f"{path} is no adapter's configuration: {str(error)[:80]}", hint="name a folder as PEFT saves an adapter"
+        ) from error
+    if config.get("peft_type") != "LORA" or config.get("bias", "none") != "none":
+        unlike += [key for key, ours in (("peft_type", "LORA"), ("bias", "none")) if config.get(key, ours) != ours]
+    if config.get("init_lora_weights", True) not in (True, False, "gaussian"):
+        unlike.append("init_lora_weights")  # PiSSA, OLoRA and their like change the base model, too
+    if unlike:
+        raise UsageError(
+            f"{path}: {unlike[0]} is {str(config.get(unlike[0]))[:40]!r}, and a run trains plain LoRA factors beside "
+            "the base model",
+            hint="merge what it adds into plain factors, or train it again without",
+        )
+    for key, value, ours in (("r", rank, schema.rank), ("lora_alpha", alpha, schema.alpha)):
+        if type(value) not in (int, float) or value != ours:
+            raise UsageError(f"{path}: {key} is {str(value)[:40]}, the run's schema has {ours:g}", hint=_TRAIN_AGAIN)
+    if isinstance(targets, list):  # else a pattern, of which the tensors say what it found
+        found = {str(each).rpartition(".")[2] for each in targets}
+        trained = {_module_of(name).rpartition(".")[2] for name, _ in schema.tensors}
+        if found != trained:
+            raise UsageError(
+                f"{path}: target_modules has {', '.join(sorted(found ^ trained))[:120]} "
+                f"{'beyond' if found - trained else 'less than'} the run's schema",
+                hint=_TRAIN_AGAIN,
+            )
+
+
+def _module_of(name: str) -> str:
+    return name.rpartition(".")[0]
+
+
+class _FoundFactors(Mapping[str, Array]):
+    """The factors of a weights file by wire name, widened to float32, each read when asked for.
+
+    Attributes:
+        squares: sum of the squares of all values that were read.
+    """
+
+    def __init__(self, path: Path, schema: LoraSchema) -> None:
+        """Raises UsageError: the file holds other tensors than the schema's, of other shapes or types."""
+        self._path, self._shapes = path, dict(schema.tensors)
+        self._places = tensor_places(path)
+        self._squares: dict[str, float] = {}
+        ours = {name_in_folder(name): shape for name, shape in self._shapes.items()}
+        if differing := sorted(self._places.keys() ^ ours.keys()):
+            where = "beyond" if differing[0] in self._places else "missing of"
+            raise UsageError(f"{path}: {differing[0][:120]!r} is {where} the run's schema", hint=_TRAIN_AGAIN)
+        for name, shape in ours.items():
+            found, dtype, _, (start, end) = self._places[name]
+            if found != shape:
+                raise UsageError(
+                    f"{path}: {name} is {list(found)}, the run's schema has {list(shape)}", hint=_TRAIN_AGAIN
+                )
+            if dtype not in _DTYPES:
+                raise UsageError(f"{path}: {name} is {dtype[:16]}", hint=f"save it as one of {', '.join(_DTYPES)}")
+            if start < 0 or end - start != math.prod(shape) * np.dtype(_DTYPES[dtype]).itemsize:
+                raise UsageError(f"{path}: {name} has {end - start} bytes", hint="copy the file again")
+
+    @property
+    def squares(self) -> float:
+        return math.fsum(self._squares.values())
+
+    def __getitem__(self, name: str) -> Array:
+        values = _read(self._places[name_in_folder(name)]).reshape(self._shapes[name])
+        self._squares[name] = float(np.square(values, dtype=np.float64).sum())
+        if not np.isfinite(values).all():
+            raise UsageError(
+                f"{self._path}: {name} holds a value that is not finite",
+                hint="its training diverged: take an earlier checkpoint",
+            )
+        return values
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._shapes)
+
+    def __len__(self) -> int:
+        return len(self._shapes)
+
+
+def _read(placed: Placed) -> Array:
+    shape, dtype, path, (start, _) = placed
+    found = np.fromfile(path, dtype=_DTYPES[dtype], count=math.prod(shape), offset=start)
+    values: Array = from_bfloat16_bits(found) if dtype == "BF16" else found.astype(np.float32, copy=False)
+    return values
+
+
+# ---- the folder as it lies ------------------------------------------------------------------------------------
 
 
 def further_files(folder: Path) -> list[str]:

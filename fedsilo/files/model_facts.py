@@ -94,7 +94,7 @@ def read_model_facts(folder: Path) -> ModelFacts:
     """
     config = _read_config(folder)
     _check_config(folder, config)
-    placed = _tensor_places(folder)
+    placed = _tensors_of(folder)
     stored_bytes = sum(stop - start for _, _, _, (start, stop) in placed.values())
     facts = _facts_of(folder, config, {name: shape for name, (shape, _, _, _) in placed.items()}, stored_bytes)
     _check_tensors(folder, config, facts, placed)
@@ -180,10 +180,10 @@ def _facts_of(
     )
 
 
-_Placed = tuple[tuple[int, ...], str, Path, tuple[int, int]]  # shape, type, file, first and last byte in it
+Placed = tuple[tuple[int, ...], str, Path, tuple[int, int]]  # shape, type, file, first and last byte in it
 
 
-def _tensor_places(folder: Path) -> dict[str, _Placed]:
+def _tensors_of(folder: Path) -> dict[str, Placed]:
     try:
         paths = weight_files(folder)
     except UsageError as error:
@@ -194,16 +194,21 @@ def _tensor_places(folder: Path) -> dict[str, _Placed]:
                 "use the folder's safetensors form",
             ) from error
         raise _refused(error.message, error.hint) from error
-    placed: dict[str, _Placed] = {}
+    placed: dict[str, Placed] = {}
     for path in paths:
-        header = _header_of(path)
+        header = tensor_places(path)
         if twice := sorted(placed.keys() & header.keys()):
             raise _refused(f"{folder}: {twice[0]} lies in two shards", "copy the whole folder again")
         placed |= header
     return placed
 
 
-def _header_of(path: Path) -> dict[str, _Placed]:
+def tensor_places(path: Path) -> dict[str, Placed]:
+    """Where the tensors of a safetensors file lie, by name, of which its header alone is read.
+
+    Raises:
+        UsageError: it is not there, or is no whole safetensors file.
+    """
     try:
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
@@ -231,7 +236,7 @@ def _header_of(path: Path) -> dict[str, _Placed]:
     return entries
 
 
-def _check_tensors(folder: Path, config: Mapping[str, Any], facts: ModelFacts, placed: Mapping[str, _Placed]) -> None:
+def _check_tensors(folder: Path, config: Mapping[str, Any], facts: ModelFacts, placed: Mapping[str, Placed]) -> None:
     for name, shape in _expected(config, facts).items():
         if name not in placed:
             raise _refused(f"{folder}: the weights lack {name}", "they would be random numbers; copy the folder again")
@@ -288,7 +293,7 @@ def _biased(config: Mapping[str, Any], architecture: str) -> tuple[str, ...]:
     )
 
 
-def _digest(placed: _Placed) -> bytes:
+def _digest(placed: Placed) -> bytes:
     _, kind, path, (start, stop) = placed
     digest = hashlib.sha256(kind.encode())
     with path.open("rb") as file:

@@ -1,24 +1,25 @@
 """Makes a plan from a `run.yaml`: the submitter's choices, the values that the federation fixes, and whether the run
 can work at all.
 
-The coordinator asks this when a run is submitted, and `fedsilo run submit --dry-run` asks the same without it. Pure:
-the files are read by whoever calls. What it does not stop: a site whose own policy is tighter than the charter refuses
-the plan all the same, and says so in its own log.
+The coordinator asks this when a run is submitted, and `fedsilo run submit --dry-run` asks the same without it. Pure,
+but for `read_start`, which reads an adapter's folder: all other files are read by whoever calls. What it does not stop:
+a site whose own policy is tighter than the charter refuses the plan all the same, and says so in its own log.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from pydantic import BaseModel, ValidationError
 
+from fedsilo.files.adapter_folder import ImportedAdapter, import_adapter
 from fedsilo.protocol import strict_yaml
 from fedsilo.protocol._generated import federation_pb2 as pb
-from fedsilo.protocol.errors import UsageError
+from fedsilo.protocol.errors import NotFoundError, UsageError
 from fedsilo.protocol.factors import initial_frozen_sha256
 from fedsilo.protocol.methods import method_named, require_exchange, require_solutions
 from fedsilo.protocol.place import Place
@@ -60,8 +61,10 @@ _KEYS: Mapping[str, tuple[str, ...]] = {
     "plan temperature": ("rollout", "temperature"),
     "plan learning rate": ("optimiser", "learning_rate"),
     "plan method": ("method",),
+    "plan start adapter": ("start_adapter",),
     "plan peers": ("silos",),
 }
+START_ADAPTER = "start_adapter"  # key of a request alone: its plan has the digest of what lies in that folder
 _RULES = tuple(rule for rule in RULES if rule.name in _KEYS)
 _ANY_SHA256 = "0" * 64
 ANY_SILOS_MAX = 10_000
@@ -155,17 +158,87 @@ def read_request(text: bytes, source: str) -> strict_yaml.Document:
     return document
 
 
-def check_request(document: strict_yaml.Document, fixed: Fixed) -> Plan:
-    """The plan of a request with all the silos that it names, where it can work.
+def _start_folder(document: strict_yaml.Document, beside: Path) -> Path | None:
+    """The folder of the adapter that a request starts from; None: it names none.
+
+    Args:
+        document: the request.
+        beside: where a relative path starts.
 
     Raises:
-        UsageError: as `plan_from_request`; no step could learn anything; or the charter, which every silo puts beside
-            its own policy, does not allow it. Names file, line and key.
+        UsageError: it is no path; or the request names the digest of an adapter, and not where that lies.
+    """
+    named = document.value.get(START_ADAPTER)
+    if named is None and (START_ADAPTER in document.value or "start_adapter_sha256" in document.value):
+        raise UsageError(
+            f"{document.place((START_ADAPTER,))}: the run starts from an adapter that is in no folder",
+            hint=f"{START_ADAPTER}: PATH of a PEFT adapter folder at the coordinator",
+        )
+    if named is not None and (not isinstance(named, str) or not named):
+        raise UsageError(f"{document.place((START_ADAPTER,))}: {START_ADAPTER} is a path", hint="write it as text")
+    return None if named is None else beside / named
+
+
+def read_start(
+    document: strict_yaml.Document, beside: Path, schema: LoraSchema, write: Callable[[bytes | memoryview], object]
+) -> ImportedAdapter | None:
+    """Read the adapter that a request starts from; None: it names none.
+
+    Args:
+        document: the request.
+        beside: where a relative path starts.
+        schema: of the federation.
+        write: takes the payload's bytes, as of `import_adapter`.
+
+    Raises:
+        UsageError: no such folder, or no adapter that this federation can start from; names file and line.
+    """
+    if (folder := _start_folder(document, beside)) is None:
+        return None
+    try:
+        return import_adapter(folder, schema, write)
+    except (NotFoundError, UsageError) as error:
+        raise UsageError(f"{document.place((START_ADAPTER,))}: {error.message}", hint=error.hint) from error
+
+
+def with_start(document: strict_yaml.Document, start: ImportedAdapter | None) -> strict_yaml.Document:
+    """The request with the digest of the adapter that it starts from in the place of its folder. Raises UsageError: it
+    names another digest, too."""
+    if start is None:
+        return document
+    value = {key: each for key, each in document.value.items() if key != START_ADAPTER}
+    if value.setdefault("start_adapter_sha256", start.sha256) != start.sha256:
+        raise UsageError(
+            f"{document.place(('start_adapter_sha256',))}: the adapter of that folder is {start.sha256}",
+            hint="another folder, or leave start_adapter_sha256 out",
+        )
+    return replace(document, value=value)
+
+
+def check_request(document: strict_yaml.Document, fixed: Fixed, start: ImportedAdapter | None = None) -> Plan:
+    """The plan of a request with all the silos that it names, where it can work.
+
+    Args:
+        document: the request, `with_start`.
+        fixed: what cannot be chosen.
+        start: the adapter that it starts from; None: the one that its seed draws.
+
+    Raises:
+        UsageError: as `plan_from_request`; no step could learn anything; the adapter cannot be this run's first; or the
+            charter, which every silo puts beside its own policy, does not allow it. Names file, line and key.
     """
     plan = plan_from_request(document, fixed, silos_of(document, fixed.silos))
     _refuse_useless(plan, document)
+    if start is not None and start.frozen_sha256 != plan.lora.frozen_sha256:
+        raise UsageError(
+            f"{document.place((START_ADAPTER,))}: its factors that the schema freezes are not those that seed "
+            f"{plan.seed} draws",
+            hint="the seed of the run that it is from",
+        )
     if fixed.charter is not None:
         _refuse_by_charter(plan, fixed.charter, fixed.schema, document)
+        if start is not None:
+            _refuse_too_long(start, fixed.charter, document)
     return plan
 
 
@@ -206,6 +279,9 @@ def check_form(document: strict_yaml.Document) -> Plan:
         "held_out_sha256": _ANY_SHA256,
     }
     fields = fixed | dict(document.value) | {"silos": list(silos)}
+    if _start_folder(document, Path()) is not None:
+        del fields[START_ADAPTER]
+        fields.setdefault("start_adapter_sha256", _ANY_SHA256)
     if isinstance(fields["lora"], Mapping):
         fields["lora"] = {**fixed["lora"], **fields["lora"]}
     plan = _plan_of(fields, document)
@@ -374,4 +450,18 @@ def _refuse_by_charter(plan: Plan, charter: Policy, schema: LoraSchema, document
                 f"{document.place(key)}: {'.'.join(key)}: {reason}{default}, and the charter allows {limit} "
                 f"({Path(result.file).name}:{result.line}); every silo that has this charter would refuse it",
                 hint="a value within that, or a charter that all sites agree on",
+            )
+
+
+def _refuse_too_long(start: ImportedAdapter, charter: Policy, document: strict_yaml.Document) -> None:
+    """Raises UsageError: the charter lets no adapter of that norm in, or no update of it out."""
+    adapter, updates = charter.file.ingress.global_adapter, charter.file.egress.updates
+    limits = [(("ingress", "global.adapter", "max_l2"), adapter.max_l2)] if adapter is not None else []
+    limits += [(("egress", kind, "max_total_l2"), block.max_total_l2) for kind, block in updates.items()]
+    for path, limit in limits:
+        if start.l2 > limit:
+            raise UsageError(
+                f"{document.place((START_ADAPTER,))}: its norm is {start.l2:g}, and the charter allows {limit:g} "
+                f"({Path(charter.source).name}:{charter.line_of(path)})",
+                hint="a larger limit in the charter and every policy, or an adapter that was trained less",
             )

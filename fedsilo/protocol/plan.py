@@ -128,6 +128,8 @@ class Plan(_Closed):
     donor_denominator: Literal["local"] = "local"  # donors' tokens get the receiver's own policy
     seed: int = Field(ge=0, lt=2**53)
     options: dict[Name, JsonValue] = Field(default_factory=dict)  # the method's own (`Options`)
+    # Of the adapter that the first round starts from, as `global.adapter` carries it; empty: it is drawn from the seed.
+    start_adapter_sha256: Sha256 | Literal[""] = ""
     objective: Objective = Objective()
     optimiser: Optimiser = Optimiser()
     rollout: Rollout = Rollout()
@@ -198,6 +200,8 @@ class Plan(_Closed):
             del fields["aggregate"], fields["trim"]
         if not self.options:
             del fields["options"]
+        if not self.start_adapter_sha256:
+            del fields["start_adapter_sha256"]
         return canonical_json(fields).decode()
 
     @property
@@ -279,4 +283,5 @@ def digests_of(plan: Plan) -> dict[str, str]:
         "plan": plan.digest, "base_model": plan.base_model_sha256, "tokenizer": plan.tokenizer_sha256,
         "template": plan.template_sha256, "lora_schema": plan.lora.schema_sha256,
         "public_set": plan.public_set_sha256, "held_out": plan.held_out_sha256,
+        **({"start_adapter": plan.start_adapter_sha256} if plan.start_adapter_sha256 else {}),
     }  # fmt: skip

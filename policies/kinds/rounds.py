@@ -23,6 +23,7 @@ from policies.kind import (
     holds,
     names_of,
     none_of,
+    not_applicable,
     rows_of_set,
     rule,
     silos_are_peers,
@@ -72,6 +73,7 @@ def _opened(body: pb.RoundOpen, message: Message, context: Context) -> Facts:
     return {
         "base_digest_empty": body.base_digest == "",
         "round_in_plan": plan is not None and 1 <= round_number <= plan.rounds,
+        "starts_as_planned": plan is None or round_number != 1 or plan.start_adapter_sha256 in ("", body.base_digest),
         "repeats_open_round": round_number == context.open_round
         and body.base_digest == context.base_digest
         and {step.step: tuple(step.prompt_indices) for step in body.public_steps} == dict(context.open_steps),
@@ -114,6 +116,15 @@ def round_of_plan(facts: Facts, policy: Policy, history: History) -> Judgement:
     _, path = block_of(facts, policy)
     named = facts["base_digest_empty"] is (policy.file.ingress.global_adapter is None)
     return holds(facts["round_in_plan"] is True and named, path)
+
+
+@rule("first round starts from the plan's adapter", "ROUND_START")
+def round_start(facts: Facts, policy: Policy, history: History) -> Judgement:
+    """Where the signed plan names the adapter that the run starts from, the first round opens on no other (T20)."""
+    _, path = block_of(facts, policy)
+    if "starts_as_planned" not in facts:
+        return not_applicable(path)  # measured by a version that did not look at it
+    return holds(facts["starts_as_planned"], path)
 
 
 @rule("rounds go forward", "ROUND_NOT_OPEN")
@@ -170,7 +181,7 @@ KINDS = (
         _opening,
         taken=RoundOpen,
         measure=_opened,
-        rules=(round_of_plan, round_forward, round_steps, rows_of_set, round_prompts),
+        rules=(round_of_plan, round_start, round_forward, round_steps, rows_of_set, round_prompts),
     ),
     PolicyKind("round.agreed", _signed, taken=Announcement, measure=_agreed, rules=(silos_are_peers, roster)),
     PolicyKind("round.result", _committed, taken=Announcement, measure=_result, rules=(silos_are_peers, roster)),

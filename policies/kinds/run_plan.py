@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.factors import initial_frozen_sha256
 from fedsilo.protocol.kinds import KINDS as ROWS
 from fedsilo.protocol.kinds import UPDATE_KINDS
 from fedsilo.protocol.methods import METHODS
 from fedsilo.protocol.plan import plan_from_canonical
-from policies.fields import Approvals, Closed, FloatRange, Range
+from fedsilo.protocol.strict_yaml import Path
+from policies import lattice
+from policies.fields import Approvals, Closed, FloatRange, Range, Sha256
 from policies.history import History
 from policies.kind import (
     NAMES_MAX,
@@ -22,6 +28,7 @@ from policies.kind import (
     at_least,
     at_most,
     block_of,
+    block_rule,
     equal,
     holds,
     none_of,
@@ -51,6 +58,10 @@ _RANGES = (
 )
 
 
+def _is_empty(value: Any) -> bool:
+    return not value
+
+
 class RunPlan(Closed):
     rounds: Range
     local_steps: Range
@@ -59,6 +70,15 @@ class RunPlan(Closed):
     max_new_tokens: Range
     temperature: FloatRange
     learning_rate: FloatRange
+    start_adapter: Annotated[
+        tuple[Sha256 | Literal["any"], ...],
+        lattice.INTERSECTION_OR_ANY,
+        Field(
+            description="digests of adapters that a run may start from in place of the one drawn from its seed; "
+            "`[any]` allows every one, none is allowed by default",
+            exclude_if=_is_empty,  # a policy that never spoke of it keeps its digest
+        ),
+    ] = ()
     approvals: Approvals
 
 
@@ -93,6 +113,7 @@ def measure(body: pb.RunPlan, message: Message, context: Context) -> Facts:
         "tokenizer_sha256": plan.tokenizer_sha256,
         "template_sha256": plan.template_sha256,
         "schema_sha256": plan.lora.schema_sha256,
+        "start_adapter_sha256": plan.start_adapter_sha256,
         "freeze": plan.lora.freeze,
         "frozen_of_seed": context.schema is not None
         and plan.lora.frozen_sha256 == initial_frozen_sha256(context.schema.tensors, plan.seed, context.schema.freeze),
@@ -216,6 +237,21 @@ def plan_frozen(facts: Facts, policy: Policy, history: History) -> Judgement:
     return holds(facts["frozen_of_seed"], ("lora_schemas",), measured=facts["freeze"], limit="as the seed draws it")
 
 
+@block_rule("plan start adapter", "PLAN_START")
+def plan_start(facts: Facts, block: RunPlan, path: Path) -> Judgement:
+    """A run starts from the adapter that its seed draws, or from one that this site has allowed (T20, T52). That the
+    first round opens on that adapter is a rule of `round.open`.
+
+    What it does not stop: a coordinator whose plan names none and that opens the first round on another adapter than
+    the drawn one, within the norm that the policy allows; the site's acceptance gate measures that adapter (T52)."""
+    path = (*path, "start_adapter")
+    if "start_adapter_sha256" not in facts:
+        return not_applicable(path)  # measured by a version that did not look at it
+    digest, allowed = facts["start_adapter_sha256"], block.start_adapter
+    is_allowed = digest == "" or lattice.ANY in allowed or digest in allowed
+    return holds(is_allowed, path, measured=digest or "as the seed draws it", limit=", ".join(allowed) or "none")
+
+
 @rule("plan sets", "PLAN_SETS")
 def plan_sets(facts: Facts, policy: Policy, history: History) -> Judgement:
     """The public set is pinned here with the same number of rows; so is the held-out set, where the policy has one."""
@@ -286,6 +322,7 @@ RULES = (
     plan_model,
     plan_schema,
     plan_frozen,
+    plan_start,
     plan_sets,
     plan_peers,
     plan_updates,

@@ -234,14 +234,15 @@ def _check_split(ready: Mapping[str, Any], finished: FinishedRun) -> None:
 
 def adapter_at_start(finished: FinishedRun, schema: LoraSchema, store: AdapterStore) -> Buffer:
     """The one the run began with: as kept, else drawn again from the plan's seed. Raises NotFoundError."""
-    kept = store.find(finished.start_digest)
+    expected = finished.start_digest or finished.plan.start_adapter_sha256
+    kept = store.find(expected)
     drawn = kept or encode_factors(
         initial_factors(schema.tensors, finished.plan.seed), base_digest="", schema_sha256=schema.digest,
         rank=schema.rank, scale=schema.scale, dtype="float32",
     )  # fmt: skip
-    if finished.start_digest not in {"", sha256_hex(drawn)}:
+    if expected not in {"", sha256_hex(drawn)}:
         raise NotFoundError(
-            f"run {finished.plan.run} began with adapter {finished.start_digest[:12]}, which its seed does not give "
+            f"run {finished.plan.run} began with adapter {expected[:12]}, which its seed does not give "
             "and which is no longer at this silo",
             code="ADAPTER_GONE",
         )

@@ -16,7 +16,7 @@ from policies.kind import Judgement, Rule
 
 MUTANTS = mutants()
 EDITS = [mutant for mutant in MUTANTS if isinstance(mutant, Edit)]
-STEPS_MIN = 91  # none is dropped when its code moves
+STEPS_MIN = 93  # none is dropped when its code moves
 
 SOURCE = '''\
 class Gate:

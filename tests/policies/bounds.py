@@ -322,6 +322,12 @@ def rollout(**changes: Any) -> dict[str, Any]:
     return plan(rollout=Rollout(**{**PLAN.rollout.model_dump(), **changes}))
 
 
+def started(allowed: str = "") -> Case:
+    """A plan that starts from an adapter, under a policy that allows these."""
+    line = f"start_adapter: {allowed}\n    " if allowed else ""
+    return PLANNED.under("learning_rate: [", f"{line}learning_rate: [").but(**plan(start_adapter_sha256=OTHER))
+
+
 def steps(*rows: tuple[int, tuple[int, ...]]) -> dict[str, Any]:
     return {"public_steps": [pb.PublicStep(step=step, prompt_indices=indices) for step, indices in rows]}
 
@@ -352,6 +358,14 @@ RUNS = [
         ("plan learning rate", "T19", plan(optimiser=Optimiser(learning_rate=0.0011))),
         ("plan stands", "T13", {"plan": PLAN, **rollout(temperature=0.9)}, {"plan": PLAN}),
         ("plan frozen factors", "T6 not drawn", {"schema": None}),
+        ("plan start adapter", "T20 none is allowed", started(), PLANNED),
+        (
+            "plan start adapter",
+            "T20 another",
+            started(f"['{HASH['held']}']"),
+            started(f"['{HASH['held']}', '{OTHER}']"),
+        ),
+        ("plan start adapter", "T20 any", started("[]"), started("[any]")),
         ("plan gives enough records", "T7", PLANNED.limit("min_records", 7), PLANNED.limit("min_records", 6)),
         (
             "plan gives enough records",
@@ -387,6 +401,12 @@ RUNS = [
         ("witnesses", "unknown", {"round": 2, "witnesses": None}),
         ("round is of the plan", "beyond it", {"round": PLAN.rounds + 1}, {"round": PLAN.rounds}),
         ("round is of the plan", "no base", {"base_digest": ""}),
+        (
+            "first round starts from the plan's adapter",
+            "T20 another",
+            OPENED.knowing(plan=PLAN.model_copy(update={"start_adapter_sha256": OTHER})),
+            OPENED.but(base_digest=OTHER).knowing(plan=PLAN.model_copy(update={"start_adapter_sha256": OTHER})),
+        ),
         ("rounds go forward", "the open one, changed", AGAIN.but(**steps((2, (1,)))), AGAIN),
         ("public steps of the plan", "private step", steps((3, (1,))), steps((2, (1,)))),
         ("public steps of the plan", "twice", steps((2, (1,)), (2, (3,)))),

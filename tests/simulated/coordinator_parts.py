@@ -175,7 +175,7 @@ class House:
             )
         )
         fixed = Fixed(FEDERATION, self.listed, agreed, self.schema, len(REFERENCES), self.policy)
-        self.submissions = Submissions(self.driver, fixed, self.driver.parts.now)
+        self.submissions = Submissions(self.driver, fixed, self.driver.parts.now, self.folder)
         self.driver.after_hello = self.submissions.look_within
         try:
             self.driver.load()

@@ -246,6 +246,9 @@ def test_the_initial_adapter_is_kept_or_drawn_again_and_never_another_one(tmp_pa
         assert adapter_at_start(replace(finished, start_digest=digest), setting.SCHEMA, store) == drawn
     with pytest.raises(NotFoundError, match="which its seed does not give"):
         adapter_at_start(finished, setting.SCHEMA, store)
+    named = finished.plan.model_copy(update={"start_adapter_sha256": "ab" * 32})
+    with pytest.raises(NotFoundError, match="which its seed does not give"):
+        adapter_at_start(replace(finished, plan=named, start_digest=""), setting.SCHEMA, store)
     other = encode_factors({}, base_digest="", schema_sha256=START, rank=2, scale=1.0, dtype="float32")
     store.keep(sha256_hex(other), other, None)
     assert adapter_at_start(replace(finished, start_digest=sha256_hex(other)), setting.SCHEMA, store) == other
