@@ -285,12 +285,12 @@ def approvals_list(
     json_output: JsonOption = False,
 ) -> None:
     """Releases that wait for persons."""
-    from fedsilo.control.answers import Halt, ReleaseRow, read_rows
+    from fedsilo.control.answers import HaltList, ReleaseRow, read, read_rows, to_json
 
     with client_of(load_site(config)) as client:
         data = every_page(client, {} if everything else {"state": "held"})
-        data["halts"] = client.query("halts", {})["halts"]
-    halts = read_rows(Halt, data["halts"])
+        halts = read(HaltList, client.query("halts", {})).halts
+    data["halts"] = to_json(halts)
 
     def text() -> str:
         from fedsilo.views.approvals import GIVEN, HISTORY_COLUMNS
@@ -528,12 +528,12 @@ def release(
 
 def halt_shown(config: SiloConfig, kind: str, expected: str = "") -> str:
     """The digest of a halt that a person was shown. Raises NotFoundError: there is none; else as `confirm` does."""
-    from fedsilo.control.answers import Halt, read_rows
+    from fedsilo.control.answers import HaltList, read
 
     if expected:  # the daemon compares it
         return expected.removeprefix("sha256:")
     with client_of(config) as client:
-        halts = {row.kind: row for row in read_rows(Halt, client.query("halts", {})["halts"])}
+        halts = {row.kind: row for row in read(HaltList, client.query("halts", {})).halts}
     if kind not in halts:
         raise NotFoundError(f"{kind[:40]!r} is not halted", hint="`silo approvals list` shows what is")
     text = f"{_halt_line(halts[kind])}\nreleasing {kind}"

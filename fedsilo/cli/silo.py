@@ -65,7 +65,7 @@ from fedsilo.protocol.errors import NotFoundError, UsageError
 from fedsilo.protocol.text import harmless
 
 if TYPE_CHECKING:
-    from fedsilo.control.answers import FreeForm, Metric, SiloStatus
+    from fedsilo.control.answers import AdapterList, FreeForm, MeasuredSet, Metric, SiloStatus
     from silo.config import SiloConfig
     from silo.guard.checks import Preview
 
@@ -85,9 +85,11 @@ def list_(config: SiloOption = SILO_YAML, json_output: JsonOption = False) -> No
 
     The figures are of this site's own prompts and are told to nobody else.
     """
+    from fedsilo.control.answers import AdapterList, read
+
     with client_of(load_site(config)) as client:
         data = client.query("adapters", {})
-    emit("silo adapters list", data, json_output=json_output, text=lambda: _adapters_text(data))
+    emit("silo adapters list", data, json_output=json_output, text=lambda: _adapters_text(read(AdapterList, data)))
 
 
 @adapters_app.command()
@@ -165,33 +167,33 @@ def add_to(silo: typer.Typer) -> None:
     silo.command("rollback")(guarded("silo rollback")(rollback))
 
 
-def _adapters_text(data: Mapping[str, Any]) -> str:
-    limits = data["limits"]
+def _adapters_text(adapters: AdapterList) -> str:
+    limits = adapters.limits
     lines = [
-        f"run {data['run'] or '-'}",
+        f"run {adapters.run or '-'}",
         "adapters are not measured: silo.yaml has no acceptance:"
         if limits is None
-        else f"measured on {' and '.join(limits['prompts'])}: held for a drop beyond {100 * limits['drop_max']:.1f} "
-        f"points, or with fewer than {limits['prompts_min']} prompts",
+        else f"measured on {' and '.join(limits.prompts)}: held for a drop beyond {100 * limits.drop_max:.1f} "
+        f"points, or with fewer than {limits.prompts_min} prompts",
     ]
-    for held in data["held"]:
+    for held in adapters.held:
         lines += [
-            f"HELD: adapter {held['digest']} of round {held['round']}",
-            f"  {held['said']}",
-            f"  silo adapters accept|refuse {held['digest']} --run {data['run']} --operator NAME, or silo rollback",
+            f"HELD: adapter {held.digest} of round {held.round}",
+            f"  {held.said}",
+            f"  silo adapters accept|refuse {held.digest} --run {adapters.run} --operator NAME, or silo rollback",
         ]
-    rows = [(each["round"], each["digest"], each["how"], _points_text(each["figures"])) for each in data["accepted"]]
+    rows = [(each.round, each.digest, each.how, _points_text(each.figures)) for each in adapters.accepted]
     lines.append(table(("round", "accepted", "how", "points"), rows) if rows else "none is accepted yet")
-    lines += [f"refused: {digest}" for digest in data["refused"]]
+    lines += [f"refused: {digest}" for digest in adapters.refused]
     return "\n".join(lines)
 
 
-def _points_text(figures: Mapping[str, Mapping[str, Any]]) -> str:
+def _points_text(figures: Mapping[str, MeasuredSet]) -> str:
     return "; ".join(
-        f"{name} {100 * each['difference']:+.1f} [{100 * each['interval'][0]:+.1f}, {100 * each['interval'][1]:+.1f}], "
-        f"would show a drop of {100 * each['detectable']:.1f}"
-        if each["interval"]
-        else f"{name}: {each['prompts']} prompts, too few"
+        f"{name} {100 * each.difference:+.1f} [{100 * each.interval[0]:+.1f}, {100 * each.interval[1]:+.1f}], "
+        f"would show a drop of {100 * (each.detectable or 0.0):.1f}"
+        if each.interval
+        else f"{name}: {each.prompts} prompts, too few"
         for name, each in figures.items()
     )
 

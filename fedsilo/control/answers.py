@@ -143,7 +143,10 @@ def _accepted(kind: Any) -> Any:
     """Return the types of JSON values of which a field of this type is made."""
     if isinstance(kind, type) and issubclass(kind, Answer):
         return Mapping
-    return Mapping if typing.get_origin(kind) is not None else int | float if kind is float else kind
+    origin = typing.get_origin(kind)
+    if origin is not None:
+        return list | tuple if origin is tuple else Mapping
+    return int | float if kind is float else kind
 
 
 class MessageRow(Answer):
@@ -828,10 +831,72 @@ class Halt(Answer):
     """A kind of message of which nothing is sent until approvers have looked and released it."""
 
     kind: str
-    since: float  # seconds since 1970; 0 while not told, as `needed`
+    since: float  # seconds since 1970; 0 while not known, as `needed`
+    digest: str  # what a release is signed over; empty while not known
+    policy_digest: str
     needed: int
     given: tuple[str, ...]
-    digest: str  # what a release is signed over; empty while not told
+
+
+class HaltList(Answer):
+    """Every kind that is halted at a silo."""
+
+    halts: tuple[Halt, ...]
+
+
+class MeasuredSet(Answer):
+    """An adapter beside the last accepted one, on one set of prompts.
+
+    Attributes:
+        outcome: no_drop, drop or too_few.
+        before, after: shares of right answers, and their difference with its 95 % interval; None where too few.
+        detectable: the drop that shows four times in five.
+    """
+
+    outcome: str
+    prompts: int
+    before: float
+    after: float
+    difference: float
+    interval: tuple[float, ...] | None
+    detectable: float | None
+
+
+class AdapterRow(Answer):
+    """A global adapter that a silo accepted or holds.
+
+    Attributes:
+        how: it was accepted: taken, measured, or by a person; absent while it is held.
+        reasons, against, said: why it is held, compared with which one, and in words; absent where it never was.
+        figures: by the set's name.
+    """
+
+    digest: str
+    round: int
+    how: str
+    reasons: tuple[str, ...]
+    against: str
+    figures: Mapping[str, MeasuredSet]
+    said: str
+
+
+class AdapterLimits(Answer):
+    """By what a silo measures each global adapter."""
+
+    prompts: tuple[str, ...]
+    samples: int
+    drop_max: float
+    prompts_min: int
+
+
+class AdapterList(Answer):
+    """Global adapters at a silo, newest first. Nothing of it leaves the site."""
+
+    run: str
+    limits: AdapterLimits | None  # None: nothing is measured
+    accepted: tuple[AdapterRow, ...]
+    held: tuple[AdapterRow, ...]
+    refused: tuple[str, ...]  # digests
 
 
 class RunRow(Answer):

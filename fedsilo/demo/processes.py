@@ -112,11 +112,6 @@ class Children:
             self._children.append(child)
         return child
 
-    def put_first(self, child: Child) -> None:
-        """Let one that took the place of another end when that would have."""
-        self._children.remove(child)
-        self._children.insert(0, child)
-
     def raise_for_dead(self) -> None:
         """Look for processes that ended. Raises OperationError: one ended by itself, with its last log line."""
         for child in self._children:

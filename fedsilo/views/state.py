@@ -444,8 +444,8 @@ def halts_of(snapshot: Snapshot) -> tuple[answers.Halt, ...]:
     """Kinds that are halted at a silo: as its state names them, with what the query `halts` adds."""
     if not isinstance(snapshot.state, SiloState):
         return ()
-    told = answers.read_rows(answers.Halt, mapping(snapshot.answers.get(HALTS)).get("halts"))
-    halts = {halt.kind: halt for halt in told}
+    listed = answers.read(answers.HaltList, snapshot.answers.get(HALTS)).halts
+    halts = {halt.kind: halt for halt in listed}
     for kind in snapshot.state.screens.halts:
         halts.setdefault(kind, answers.read(answers.Halt, {"kind": kind}))
     return tuple(halts[kind] for kind in sorted(halts))

@@ -33,6 +33,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from fedsilo.control.answers import AdapterLimits, AdapterList, AdapterRow, MeasuredSet, filled, read, to_json
 from fedsilo.control.server import Publish
 from fedsilo.files.durable import write_durably
 from fedsilo.protocol.codec import Buffer
@@ -52,7 +53,7 @@ KEPT = 3  # accepted adapters that a rollback may go back to
 HELD_KEPT = 2  # rounds go on while people look, and each may bring another one
 REFUSED_KEPT = 64
 Outcome = Literal["no_drop", "drop", "too_few"]
-REASONS: Mapping[Outcome, str] = {"drop": "HOLDOUT_DROP", "too_few": "HOLDOUT_TOO_FEW"}
+REASONS: Mapping[str, str] = {"drop": "HOLDOUT_DROP", "too_few": "HOLDOUT_TOO_FEW"}
 DIGITS = 6
 
 
@@ -90,8 +91,8 @@ class Verdicts:
         return Verdicts(tuple(value["groups"]), tuple(value["correct"]), int(value["samples"]))
 
 
-def judge(before: Verdicts, after: Verdicts, limits: AcceptanceLimits) -> dict[str, Any]:
-    """One set, as JSON: {"outcome", "prompts", "before", "after", "difference", "interval", "detectable"}.
+def judge(before: Verdicts, after: Verdicts, limits: AcceptanceLimits) -> MeasuredSet:
+    """Compare two adapters on one set.
 
     Args:
         before: the last accepted adapter.
@@ -112,33 +113,58 @@ def judge(before: Verdicts, after: Verdicts, limits: AcceptanceLimits) -> dict[s
         detectable = round(min(1.0, max(limits.drop_max, reach * spread.standard_error)), DIGITS)
         if spread.high < 0 and mean < -limits.drop_max:
             outcome = "drop"
-    return {
-        "outcome": outcome,
-        "prompts": prompts,
-        "before": round(float(one.mean()), DIGITS) if prompts else 0.0,
-        "after": round(float(other.mean()), DIGITS) if prompts else 0.0,
-        "difference": round(mean, DIGITS),
-        "interval": None if spread is None else [round(spread.low, DIGITS), round(spread.high, DIGITS)],
-        "detectable": detectable,
-    }
+    return MeasuredSet(
+        outcome=outcome,
+        prompts=prompts,
+        before=round(float(one.mean()), DIGITS) if prompts else 0.0,
+        after=round(float(other.mean()), DIGITS) if prompts else 0.0,
+        difference=round(mean, DIGITS),
+        interval=None if spread is None else (round(spread.low, DIGITS), round(spread.high, DIGITS)),
+        detectable=detectable,
+    )
 
 
-def sentence(name: str, figures: Mapping[str, Any], limits: AcceptanceLimits) -> str:
+def sentence(name: str, figures: MeasuredSet, limits: AcceptanceLimits) -> str:
     """Return the figures of one set in words for the site's people."""
     where = "private holdout" if name == "private" else "held-out set"
-    if figures["outcome"] == "too_few":
+    if figures.interval is None or figures.detectable is None:
         return (
-            f"{where}: {figures['prompts']} prompts are too few to say anything (acceptance.prompts_min is "
+            f"{where}: {figures.prompts} prompts are too few to say anything (acceptance.prompts_min is "
             f"{limits.prompts_min})"
         )
-    low, high = figures["interval"]
+    low, high = figures.interval
     shown = (
-        f"{100 * figures['before']:.1f} % right before, {100 * figures['after']:.1f} % with it: "
-        f"{100 * figures['difference']:+.1f} points [{100 * low:+.1f}, {100 * high:+.1f}] "
-        f"on {figures['prompts']} prompts"
+        f"{100 * figures.before:.1f} % right before, {100 * figures.after:.1f} % with it: "
+        f"{100 * figures.difference:+.1f} points [{100 * low:+.1f}, {100 * high:+.1f}] "
+        f"on {figures.prompts} prompts"
     )
-    limit = f"limit -{100 * limits.drop_max:.1f}, a true drop of {100 * figures['detectable']:.1f} shows 4 times in 5"
-    return f"{where}: {shown}, {limit}" + ("; this is a drop" if figures["outcome"] == "drop" else "")
+    limit = f"limit -{100 * limits.drop_max:.1f}, a true drop of {100 * figures.detectable:.1f} shows 4 times in 5"
+    return f"{where}: {shown}, {limit}" + ("; this is a drop" if figures.outcome == "drop" else "")
+
+
+@dataclass(frozen=True)
+class _Adapter:
+    """An adapter that was accepted or is held. verdicts: by set."""
+
+    row: AdapterRow
+    verdicts: Mapping[PromptSet, Verdicts]
+
+    @property
+    def digest(self) -> str:
+        return self.row.digest
+
+    @property
+    def after_round(self) -> int:
+        return max(self.row.round - 1, 0)
+
+    def to_json(self) -> dict[str, Any]:
+        return {**to_json(self.row), "verdicts": {name: each.to_json() for name, each in self.verdicts.items()}}
+
+    @staticmethod
+    def from_json(value: Mapping[str, Any]) -> _Adapter:
+        return _Adapter(
+            read(AdapterRow, value), {name: Verdicts.from_json(each) for name, each in value["verdicts"].items()}
+        )
 
 
 @dataclass
@@ -146,8 +172,8 @@ class _Known:
     """State of one run, as on the disk. accepted, held (for people): the last ones, newest last."""
 
     run: str = ""
-    accepted: list[dict[str, Any]] = field(default_factory=list)
-    held: list[dict[str, Any]] = field(default_factory=list)
+    accepted: list[_Adapter] = field(default_factory=list)
+    held: list[_Adapter] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
 
 
@@ -183,19 +209,24 @@ class Acceptance:
         if not self._path.is_file():
             return _Known()
         try:
-            return _Known(**json.loads(self._path.read_text()))
-        except (OSError, ValueError, TypeError) as error:
+            stored = json.loads(self._path.read_text())
+            accepted, held = ([_Adapter.from_json(each) for each in stored[name]] for name in ("accepted", "held"))
+            return _Known(stored["run"], accepted, held, stored["refused"])
+        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             raise OperationError(
                 f"{self._path} cannot be read: {error}", hint="it is written by the daemon alone; put back a copy of it"
             ) from error
 
     def _write(self) -> None:
-        write_durably(self._path, json.dumps(self._known.__dict__).encode(), mode=0o600)
+        known = self._known
+        accepted, held = ([each.to_json() for each in rows] for rows in (known.accepted, known.held))
+        stored = {"run": known.run, "accepted": accepted, "held": held, "refused": known.refused}
+        write_durably(self._path, json.dumps(stored).encode(), mode=0o600)
 
     @property
     def held(self) -> str:
         """Digest of the newest adapter that waits for a person; empty where none does."""
-        return str(self._known.held[-1]["digest"]) if self._known.held else ""
+        return self._known.held[-1].digest if self._known.held else ""
 
     # ---- what the loop asks ------------------------------------------------------------------------
 
@@ -207,13 +238,13 @@ class Acceptance:
 
     def _anchored(self, view: RunView) -> RunView:
         accepted = self._known.accepted if self._known.run == view.run else []
-        last: Mapping[str, Any] = accepted[-1] if accepted else {"digest": "", "after_round": 0}
-        return replace(view, last_adapter=last["digest"], last_adapter_round=last["after_round"])
+        digest, after_round = (accepted[-1].digest, accepted[-1].after_round) if accepted else ("", 0)
+        return replace(view, last_adapter=digest, last_adapter_round=after_round)
 
     def kept(self, run: str) -> frozenset[str]:
         """Digests of adapters that stay in the store."""
         known = self._known
-        return frozenset(each["digest"] for each in (*known.accepted, *known.held) if known.run == run)
+        return frozenset(each.digest for each in (*known.accepted, *known.held) if known.run == run)
 
     def due(self, run: str, loaded: LoadAdapter) -> MeasureHoldout | WireCode | None:
         """Return what is to be done with a round's adapter before the first step of training on it.
@@ -225,11 +256,11 @@ class Acceptance:
         known, digest = self._known, loaded.digest
         if known.run != run:
             known = self._known = _Known(run)
-        if known.accepted and known.accepted[-1]["digest"] == digest:
+        if known.accepted and known.accepted[-1].digest == digest:
             return None
         if digest in known.refused:
             return WireCode.ADAPTER_REFUSED
-        if digest in [each["digest"] for each in known.held]:
+        if digest in [each.digest for each in known.held]:
             return WireCode.ADAPTER_HELD
         if self._limits is None:
             self._accept(loaded, "taken", {}, {})
@@ -254,18 +285,18 @@ class Acceptance:
 
     def _next(self, measuring: _Measuring) -> MeasureHoldout | None:
         assert self._limits is not None  # noqa: S101  # else nothing is measured
-        last: Mapping[str, Any] = self._known.accepted[-1] if self._known.accepted else {"digest": "", "verdicts": {}}
+        stored: Mapping[PromptSet, Verdicts] = self._known.accepted[-1].verdicts if self._known.accepted else {}
         for name in self._limits.prompts:
             if name not in measuring.after:
                 measuring.asked = (measuring.loaded.digest, name)
                 return MeasureHoldout(self._limits.samples, measuring.loaded.round, name)
             if name in measuring.before:
                 continue
-            stored = last["verdicts"].get(name)
-            if stored and (known := Verdicts.from_json(stored)).same_prompts(measuring.after[name]):
+            known = stored.get(name)
+            if known is not None and known.same_prompts(measuring.after[name]):
                 measuring.before[name] = known
                 continue
-            digest = str(last["digest"])
+            digest = self._last_digest
             if digest and self._adapters.find(digest) is None:
                 _log.warning("adapter %s is gone: what comes in is compared with the base model", digest[:12])
                 digest = ""
@@ -295,9 +326,8 @@ class Acceptance:
             return None
         self._measuring, loaded = None, measuring.loaded
         before, after = measuring.before, measuring.after
-        figures: dict[str, Any] = {name: judge(before[name], after[name], limits) for name in limits.prompts}
-        verdicts: dict[str, Any] = {name: each.to_json() for name, each in measuring.after.items()}
-        reasons = sorted({REASONS[each["outcome"]] for each in figures.values() if each["outcome"] in REASONS})
+        figures: dict[str, MeasuredSet] = {name: judge(before[name], after[name], limits) for name in limits.prompts}
+        reasons = sorted({REASONS[each.outcome] for each in figures.values() if each.outcome in REASONS})
         summary = "; ".join(sentence(name, each, limits) for name, each in figures.items())
         self._judge.record(
             "adapter.verdict",
@@ -306,16 +336,17 @@ class Acceptance:
             kind="global.adapter",
             decision="hold" if reasons else "allow",
             reasons=reasons,
-            detail={"adapter": loaded.digest, "against": self._last_digest, **figures},
+            detail={"adapter": loaded.digest, "against": self._last_digest, **to_json(figures)},
         )
         if not reasons:
             _log.info("adapter %s of round %d: %s", loaded.digest[:12], loaded.round, summary)
-            self._accept(loaded, "measured", figures, verdicts)
+            self._accept(loaded, "measured", figures, after)
             return None
-        held = {
-            "digest": loaded.digest, "round": loaded.round, "after_round": max(loaded.round - 1, 0), "reasons": reasons,
-            "against": self._last_digest, "figures": figures, "verdicts": verdicts, "said": summary,
-        }  # fmt: skip
+        row = AdapterRow(
+            digest=loaded.digest, round=loaded.round, how="", reasons=tuple(reasons), against=self._last_digest,
+            figures=figures, said=summary, absent=frozenset({"how"}),
+        )  # fmt: skip
+        held = _Adapter(row, dict(after))
         self._known.held = [*self._known.held, held][-HELD_KEPT:]
         self._write()
         _log.warning(
@@ -326,30 +357,26 @@ class Acceptance:
 
     @property
     def _last_digest(self) -> str:
-        return str(self._known.accepted[-1]["digest"]) if self._known.accepted else ""
+        return self._known.accepted[-1].digest if self._known.accepted else ""
 
-    def _accept(self, loaded: LoadAdapter, how: str, figures: Mapping[str, Any], verdicts: Mapping[str, Any]) -> None:
-        row = {
-            "digest": loaded.digest,
-            "round": loaded.round,
-            "after_round": max(loaded.round - 1, 0),
-            "how": how,
-            "figures": figures,
-            "verdicts": verdicts,
-        }
-        self._add(row)
+    def _accept(
+        self, loaded: LoadAdapter, how: str, figures: Mapping[str, MeasuredSet], verdicts: Mapping[PromptSet, Verdicts]
+    ) -> None:
+        never_held = frozenset({"reasons", "against", "said"})
+        row = filled(AdapterRow, digest=loaded.digest, round=loaded.round, how=how, figures=figures, absent=never_held)
+        self._add(_Adapter(row, dict(verdicts)))
         self._write()
 
-    def _add(self, row: dict[str, Any]) -> None:
+    def _add(self, adapter: _Adapter) -> None:
         known = self._known
-        known.accepted = [*(each for each in known.accepted if each["digest"] != row["digest"]), row][-KEPT:]
+        known.accepted = [*(each for each in known.accepted if each.digest != adapter.digest), adapter][-KEPT:]
         known.held = []  # what is held was compared with another one
 
     # ---- what people order -------------------------------------------------------------------------
 
     def require_held(self, run: str, digest: str) -> None:
         """Raises NotFoundError: no adapter is held; ConflictError: others than the person was shown."""
-        held = [each["digest"] for each in self._known.held if self._known.run == run]
+        held = [each.digest for each in self._known.held if self._known.run == run]
         if not held:
             raise NotFoundError("no adapter is held here", hint="`silo adapters list` shows what is")
         if digest not in held:
@@ -359,8 +386,9 @@ class Acceptance:
 
     def accept(self, digest: str, view: RunView) -> RunView:
         """A held adapter is trained on all the same. Raises OperationError: it cannot be kept; then it stays held."""
-        held = next(each for each in self._known.held if each["digest"] == digest)
-        self._kept_or_as_before(lambda: self._add({**held, "how": "person"}))
+        held = next(each for each in self._known.held if each.digest == digest)
+        row = replace(held.row, how="person", absent=frozenset())
+        self._kept_or_as_before(lambda: self._add(replace(held, row=row)))
         if self._measuring is not None:
             self._measuring.before.clear()
         return self._anchored(view)
@@ -372,7 +400,7 @@ class Acceptance:
     def _refuse(self, digests: Collection[str]) -> None:
         known = self._known
         known.refused = [*(each for each in known.refused if each not in digests), *sorted(digests)][-REFUSED_KEPT:]
-        known.held = [each for each in known.held if each["digest"] not in digests]
+        known.held = [each for each in known.held if each.digest not in digests]
 
     def target(self, run: str, to: str) -> str:
         """Digest of the adapter that a rollback goes back to, which is here and whole.
@@ -387,7 +415,7 @@ class Acceptance:
             VerificationError: its file is not what the digest names.
         """
         known = self._known
-        digests = [str(each["digest"]) for each in known.accepted] if known.run == run else []
+        digests = [each.digest for each in known.accepted] if known.run == run else []
         known_here = f"accepted here: {', '.join(each[:12] for each in digests) or 'none'}"
         if to:
             fits = [each for each in digests if each.startswith(to.removeprefix("sha256:"))]
@@ -416,8 +444,8 @@ class Acceptance:
 
     def _back_to(self, digest: str) -> None:
         known = self._known
-        place = [each["digest"] for each in known.accepted].index(digest)
-        self._refuse({str(each["digest"]) for each in (*known.accepted[place + 1 :], *known.held)})
+        place = [each.digest for each in known.accepted].index(digest)
+        self._refuse({each.digest for each in (*known.accepted[place + 1 :], *known.held)})
         known.refused = [each for each in known.refused if each != digest]
         known.accepted = known.accepted[: place + 1]
 
@@ -433,14 +461,13 @@ class Acceptance:
     def is_refused(self, digest: str) -> bool:
         return digest in self._known.refused
 
-    def view(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    def view(self, arguments: Mapping[str, Any]) -> AdapterList:
         """The query `adapters`: limits, what was accepted, what is held, newest first, and refused. Local."""
         known, limits = self._known, self._limits
-        shown = ("digest", "round", "how", "reasons", "against", "figures", "said")
-        return {
-            "run": known.run,
-            "limits": None if limits is None else {**limits.model_dump(), "prompts": list(limits.prompts)},
-            "accepted": [{name: each[name] for name in shown if name in each} for each in reversed(known.accepted)],
-            "held": [{name: each[name] for name in shown if name in each} for each in reversed(known.held)],
-            "refused": list(known.refused),
-        }
+        return AdapterList(
+            run=known.run,
+            limits=None if limits is None else read(AdapterLimits, limits.model_dump()),
+            accepted=tuple(each.row for each in reversed(known.accepted)),
+            held=tuple(each.row for each in reversed(known.held)),
+            refused=tuple(known.refused),
+        )

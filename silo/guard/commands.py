@@ -38,7 +38,7 @@ from fedsilo.audit.log import AuditLog
 from fedsilo.audit.record import CLOCK_ACCEPTED
 from fedsilo.audit.segments import LogLostError
 from fedsilo.audit.witness import OWN_HISTORY_LOST
-from fedsilo.control.answers import Answer, HeldPayload
+from fedsilo.control.answers import Answer, Halt, HaltList, HeldPayload
 from fedsilo.control.server import ControlServer, Publish
 from fedsilo.files.task_files import Task
 from fedsilo.protocol.clocks import CLOCK_UNKNOWN, HALTING
@@ -102,7 +102,7 @@ class Orders:
     def register(self, desk: ControlServer) -> None:
         """Queries and commands of the control socket."""
         desk.register_query("adapters", self.runs.acceptance.view)
-        desk.register_query("halts", lambda arguments: {"halts": self.halts.rows()})
+        desk.register_query("halts", lambda arguments: HaltList(halts=tuple(self.halts.rows())))
         for name, action, work in (
             ("approvals.approve", "release.approve", self.approve),
             ("approvals.reject", "release.reject", self.reject),
@@ -424,17 +424,17 @@ class Halts:
         self._judge = judge
         self._ledger = ledger
 
-    def rows(self) -> list[dict[str, Any]]:
+    def rows(self) -> list[Halt]:
         """Each kind that is halted: since when, what people sign to lift it, and who has signed."""
         return [
-            {
-                "kind": kind,
-                "since": since,
-                "digest": self._digest(kind, since),
-                "policy_digest": self._judge.policy.digest,
-                "needed": self._judge.policy.file.approvals.release_after_halt,
-                "given": self._given(kind, since),
-            }
+            Halt(
+                kind=kind,
+                since=since,
+                digest=self._digest(kind, since),
+                policy_digest=self._judge.policy.digest,
+                needed=self._judge.policy.file.approvals.release_after_halt,
+                given=tuple(self._given(kind, since)),
+            )
             for kind, since in sorted(self._halts().items())
         ]
 

@@ -27,8 +27,8 @@ def held(seed: int, drop: float, prompts: int = 200, trials: int = 400) -> tuple
         before, again = random.random(prompts) < 0.6, random.random(prompts) < 0.5
         after = np.where(again, before, random.random(prompts) < 0.6 - 2 * drop)
         found = judge(verdicts(before), verdicts(after), LIMITS)
-        outcomes.append(found["outcome"] == "drop")
-        detectable.append(found["detectable"])
+        outcomes.append(found.outcome == "drop")
+        detectable.append(found.detectable)
     return float(np.mean(outcomes)), float(np.mean(detectable))
 
 
@@ -46,9 +46,9 @@ def test_T52_a_drop_within_the_limit_is_no_drop_and_one_beyond_it_is() -> None:
     after = verdicts(np.arange(100) >= 20)  # 20 points fewer
     tight, wide = (Acceptance(drop_max=limit) for limit in (0.19, 0.2))
     found = judge(before, after, tight)
-    assert (found["outcome"], found["before"], found["after"], found["difference"]) == ("drop", 1.0, 0.8, -0.2)
+    assert (found.outcome, found.before, found.after, found.difference) == ("drop", 1.0, 0.8, -0.2)
     assert "100.0 % right before, 80.0 % with it: -20.0 points" in sentence("private", found, tight)
-    assert judge(before, after, wide)["outcome"] == "no_drop" == judge(after, before, tight)["outcome"]
+    assert judge(before, after, wide).outcome == "no_drop" == judge(after, before, tight).outcome
 
 
 @pytest.mark.parametrize(
@@ -57,11 +57,11 @@ def test_T52_a_drop_within_the_limit_is_no_drop_and_one_beyond_it_is() -> None:
 def test_T52_prompts_of_one_group_count_once(groups: list[int], outcome: str) -> None:
     """Forty prompts of one patient say nothing about others."""
     before, after = (Verdicts(tuple(groups), (right,) * 40, 1) for right in (1, 0))
-    assert judge(before, after, LIMITS)["outcome"] == outcome
+    assert judge(before, after, LIMITS).outcome == outcome
 
 
 def test_T52_nothing_measured_is_too_few() -> None:
-    assert judge(verdicts([]), verdicts([]), LIMITS)["outcome"] == "too_few"
+    assert judge(verdicts([]), verdicts([]), LIMITS).outcome == "too_few"
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,7 @@ def test_T52_what_is_held_is_listed_with_its_figures_and_the_commands(loop: Loop
     status, text = printed(cli_silo.app, "adapters", "list")
     assert status == 0 and f"HELD: adapter {DIGEST['backdoor']} of round 2" in text
     assert "100.0 % right before, 67.0 % with it: -33.0 points" in text
+    assert "would show a drop of" in text  # of the accepted one, whose interval came through
     assert f"silo adapters accept|refuse {DIGEST['backdoor']} --run run-1" in text
     status, told = run(cli_silo.app, "adapters", "list")
     assert status == 0 and told["data"]["held"][0]["digest"] == DIGEST["backdoor"]

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from fedsilo.cli import approvals as cli_approvals
+from fedsilo.control.answers import HaltList
 from silo.guard.commands import Halts
 from silo.guard.messages import Allowed, Denied
 from tests.console.commands import ALICE, Site, failed, printed, run
@@ -27,7 +28,7 @@ def bench(tmp_path: Path, site: Site, monkeypatch: pytest.MonkeyPatch) -> Iterat
     with closing(screening.bench(tmp_path / "bench", screening.policy(["pii_basic"], max_hits_per_day=0))) as made:
         assert isinstance(made.responses((1, (screening.PLANTED["pii_basic"],)), (4, ()), (7, ())), Denied)
         halts = Halts(made.judge, made.ledger)
-        site.answer(halts=lambda arguments: {"halts": halts.rows()}, approvals={"releases": []})
+        site.answer(halts=lambda arguments: HaltList(halts=tuple(halts.rows())), approvals={"releases": []})
         site.desk.register_command("approvals.release", "halt.release", halts.lift_halt)
         site.configure(monkeypatch, cli_approvals)
         yield made
@@ -53,7 +54,7 @@ def test_T18_release_is_signed_by_an_approver_over_what_is_halted(bench: Bench) 
 def test_on_a_terminal_the_digest_is_shown_and_typed_back(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, right: bool
 ) -> None:
-    digest = Halts(bench.judge, bench.ledger).rows()[0]["digest"]
+    digest = Halts(bench.judge, bench.ledger).rows()[0].digest
     screen = on_terminal(monkeypatch)
     monkeypatch.setattr(cli_approvals.typer, "prompt", lambda text: digest[-4:] if right else "none")
     config = cli_approvals.load_site(Path("silo.yaml"))

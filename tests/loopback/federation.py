@@ -89,6 +89,7 @@ class Federation:
     witness: Witness
     programs: Mapping[str, tuple[str, list[str]]] = field(default_factory=dict)  # module and arguments in place of ours
     children: Children = field(default_factory=lambda: Children(dict(ENVIRONMENT)))
+    coordinators: Children = field(default_factory=Children)  # however late one starts: it ends last, to hear goodbyes
     _running: dict[str, Child] = field(default_factory=dict)
 
     def site(self, name: str) -> Site:
@@ -100,12 +101,13 @@ class Federation:
             program = "coordinator" if name == self.sites.coordinator.name else "silo"
             ours = "fedsilo.cli", [program, "start", "--config", str(self.site(name).config), "--json"]
             module, arguments = self.programs.get(name, ours)
-            self._running[name] = self.children.start(
+            if program == "coordinator":
+                self.coordinators.environment = self.children.environment
+            group = self.coordinators if program == "coordinator" else self.children
+            self._running[name] = group.start(
                 name, arguments, self.root / "logs" / f"{name}.log", module=module,
                 environment=self.witness.planted.environment(name),
             )  # fmt: skip
-            if program == "coordinator":  # however late: it ends last, since silos say goodbye to it
-                self.children.put_first(self._running[name])
         for name in names:
             self._running[name].ready()
 
@@ -248,7 +250,7 @@ def federation(
             assert all(text.encode() in environment for text in made.witness.planted.texts(site.name, "environment"))
         yield made
     finally:
-        killed = made.children.stop()
+        killed = [*made.children.stop(), *made.coordinators.stop()]
         made.witness.stop()
     assert not killed, f"{killed} did not end when asked"
     # a name that is allowed to leave, so that finding none of the others means something

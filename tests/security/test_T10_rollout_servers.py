@@ -98,6 +98,11 @@ def started(home: Path) -> Iterator[Callable[..., RolloutServers]]:
         servers.stop()
 
 
+def process_ids(servers: RolloutServers) -> dict[str, int]:
+    """By a server's name, the id of its process, which leads its group."""
+    return {each.name: each.process.pid for each in servers.servers if each.process is not None}
+
+
 def is_alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
@@ -112,7 +117,7 @@ def test_T14_private_and_public_prompts_have_a_server_each(started: Callable[...
     assert list(servers.sockets) == ["private", "public"]
     fields = servers.trainer_fields()
     assert fields["private"] != fields["public"]
-    assert len(set(servers.process_ids.values())) == 2
+    assert len(set(process_ids(servers).values())) == 2
     for path in (fields["private"], fields["public"]):
         assert ask(Path(path), "/health", timeout_seconds=10).status == 200
         assert Path(path).parent.stat().st_mode & 0o777 == 0o700
@@ -125,7 +130,7 @@ def test_T10_each_server_is_in_a_sandbox_of_its_own(started: Callable[..., Rollo
     if LEVEL != "namespaces":
         pytest.skip("this machine builds no namespaces")
     networks = set()
-    for keeper in servers.process_ids.values():
+    for keeper in process_ids(servers).values():
         (first,) = Path(f"/proc/{keeper}/task/{keeper}/children").read_text().split()
         networks.add(Path(f"/proc/{first}/ns/net").readlink())
     assert len(networks) == 2 and Path("/proc/self/ns/net").readlink() not in networks
@@ -134,24 +139,24 @@ def test_T10_each_server_is_in_a_sandbox_of_its_own(started: Callable[..., Rollo
 def test_a_server_that_is_killed_is_started_again(started: Callable[..., RolloutServers]) -> None:
     servers = started()
     servers.wait_ready()
-    before = servers.process_ids
+    before = process_ids(servers)
     os.killpg(before["private"], signal.SIGKILL)
     wait_until(lambda: servers.restarts == 1)
     servers.wait_ready()
-    assert servers.process_ids["private"] != before["private"]
-    assert servers.process_ids["public"] == before["public"]  # the other one stays
+    assert process_ids(servers)["private"] != before["private"]
+    assert process_ids(servers)["public"] == before["public"]  # the other one stays
     assert not is_alive(before["private"])
 
 
 def test_a_server_whose_engine_is_dead_is_started_again(started: Callable[..., RolloutServers]) -> None:
     servers = started()
     servers.wait_ready()
-    before = servers.process_ids
+    before = process_ids(servers)
     (servers.sockets["public"].parent / "ill").touch()
     wait_until(lambda: servers.restarts == 1)
     servers.wait_ready()
-    assert servers.process_ids["public"] != before["public"]
-    assert servers.process_ids["private"] == before["private"]
+    assert process_ids(servers)["public"] != before["public"]
+    assert process_ids(servers)["private"] == before["private"]
 
 
 def test_a_server_that_dies_over_and_over_is_left_alone(
@@ -163,8 +168,8 @@ def test_a_server_that_dies_over_and_over_is_left_alone(
     with caplog.at_level(logging.WARNING, "fedsilo.silo.rollout"):
         for count in (1, 2, 3):
             servers.wait_ready()
-            os.killpg(servers.process_ids["private"], signal.SIGKILL)
-            wait_until(lambda count=count: servers.restarts == count or "private" not in servers.process_ids)
+            os.killpg(process_ids(servers)["private"], signal.SIGKILL)
+            wait_until(lambda count=count: servers.restarts == count or "private" not in process_ids(servers))
         wait_until(lambda: "not started again" in caplog.text)
     with pytest.raises(OperationError, match="ended with status") as refused:
         servers.wait_ready()
@@ -192,7 +197,7 @@ def test_a_server_that_never_answers_is_named_with_its_log(
 def test_the_end_leaves_no_process_and_no_socket(started: Callable[..., RolloutServers]) -> None:
     servers = started()
     servers.wait_ready()
-    keepers = list(servers.process_ids.values())
+    keepers = list(process_ids(servers).values())
     (servers.adapters / "private").mkdir()
     (servers.adapters / "private" / "push-000001-0").touch()
     servers.stop()
@@ -206,7 +211,7 @@ def test_the_socket_of_a_killed_server_gives_way_and_a_file_does_not(
 ) -> None:
     servers = started()
     servers.wait_ready()
-    os.killpg(servers.process_ids["private"], signal.SIGKILL)  # it leaves its socket
+    os.killpg(process_ids(servers)["private"], signal.SIGKILL)  # it leaves its socket
     wait_until(lambda: servers.restarts == 1)
     servers.wait_ready()
     servers.stop()
@@ -223,7 +228,7 @@ def test_one_that_somebody_else_starts_is_only_waited_for(started: Callable[...,
     other = {"url": url, "public_url": url, "launch": "external", "command": None, "start_timeout_seconds": 0.1}
     watched = started(**other)
     watched.wait_ready()
-    assert not watched.process_ids
+    assert not process_ids(watched)
     watched.stop()
     assert servers.sockets["private"].exists()
     absent = started(**{**other, "url": f"unix:{home}/absent", "public_url": f"unix:{home}/absent"})

@@ -150,15 +150,15 @@ def test_T18_a_halt_is_lifted_by_the_signed_command_of_an_approver(loop: Loop) -
     loop.guard.register(Desk())  # type: ignore[arg-type]
     action, _ = commands["approvals.release"]
     assert action == "halt.release"
-    (halt,) = queries["halts"]({})["halts"]
-    arguments = {"kind": "public.responses", "digest": halt["digest"]}
+    (halt,) = queries["halts"]({}).halts
+    arguments = {"kind": "public.responses", "digest": halt.digest}
     with pytest.raises(NotAllowedError):
         loop.guard.orders.lift_halt(command("approvals.release", arguments, person="bob", roles=("operator",)))
     with pytest.raises(ConflictError):
         loop.guard.orders.lift_halt(command("approvals.release", {**arguments, "digest": ""}))
     answer = loop.guard.orders.lift_halt(command("approvals.release", arguments, person="alice"))
     assert (answer["released"], answer["given"], answer["needed"]) == (True, ["alice"], 1)
-    assert queries["halts"]({}) == {"halts": []}
+    assert queries["halts"]({}).halts == ()
     with pytest.raises(NotFoundError):
         loop.guard.orders.lift_halt(command("approvals.release", arguments, person="carol"))
 

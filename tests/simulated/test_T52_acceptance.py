@@ -20,6 +20,7 @@ import pytest
 from sqlalchemy import select
 
 from coordinator import store as db
+from fedsilo.control.answers import to_json
 from fedsilo.control.server import ControlServer
 from fedsilo.files.task_files import read_tasks
 from fedsilo.protocol import codec
@@ -155,7 +156,8 @@ def recorded(loop: Loop) -> list[tuple[str, list[str]]]:
 
 
 def view(loop: Loop) -> dict[str, Any]:
-    return loop.guard.runs.acceptance.view({})
+    shown: dict[str, Any] = to_json(loop.guard.runs.acceptance.view({}))
+    return shown
 
 
 def orders_of(loop: Loop) -> Orders:

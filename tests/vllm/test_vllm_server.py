@@ -23,6 +23,7 @@ from silo.trainer.rollout.engine import Question, Rollout, RolloutPlace
 from silo.trainer.rollout.vllm_server import VllmEngine
 from silo.unix_http import ask
 from tests.algorithms.tiny import make_shape, random_factors
+from tests.security.test_T10_rollout_servers import process_ids
 from tests.vllm.conftest import Served
 from tests.vllm.small import CONTEXT_TOKENS, VOCABULARY, make_model
 
@@ -305,7 +306,7 @@ def test_a_server_killed_in_the_middle_of_a_step_is_started_again_and_the_step_c
     """Last of all, since it costs a start of the server."""
     move(adapter, 51)
     undisturbed = engine.generate(questions(8, 8), temperature=1.0, max_new_tokens=480)
-    pids, restarts, pushed = served.servers.process_ids, served.servers.restarts, engine._servers["private"]._pushes
+    pids, restarts, pushed = process_ids(served.servers), served.servers.restarts, engine._servers["private"]._pushes
     found: list[Any] = []
     step = threading.Thread(
         target=lambda: found.append(engine.generate(questions(8, 8), temperature=1.0, max_new_tokens=480))
@@ -316,7 +317,7 @@ def test_a_server_killed_in_the_middle_of_a_step_is_started_again_and_the_step_c
     step.join(DEADLINE_SECONDS)
     assert found == [undisturbed]
     assert served.servers.restarts == restarts + 1
-    assert served.servers.process_ids != pids
+    assert process_ids(served.servers) != pids
     assert engine._servers["private"]._pushes > pushed  # the adapter went there again, under another name
     assert off_by(adapter, questions(8, 8), found[0], temperature=1.0) < LOGP_TOLERANCE
 

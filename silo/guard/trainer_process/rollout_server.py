@@ -227,7 +227,7 @@ class RolloutServers:
         private, public = config.rollout_sockets
         self.sockets = {"private": private} if private == public else {"private": private, "public": public}
         self._logs = config.state_dir / "logs"
-        self._servers = (
+        self.servers = (
             [
                 _Server(name, socket, self._launcher(name, socket), config.rollout.start_timeout_seconds)
                 for name, socket in self.sockets.items()
@@ -244,7 +244,7 @@ class RolloutServers:
             "rollouts come from vLLM: %s",
             ", ".join(f"{name} prompts from unix:{path}" for name, path in self.sockets.items()),
         )
-        for server in self._servers:
+        for server in self.servers:
             server.socket.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             try:
                 server.start()
@@ -256,7 +256,7 @@ class RolloutServers:
         """Wait until every server answers. Raises OperationError: one did not, in time."""
         end = time.monotonic() + self._config.rollout.start_timeout_seconds
         for name, socket in self.sockets.items():
-            server = next((each for each in self._servers if each.name == name), None)
+            server = next((each for each in self.servers if each.name == name), None)
             while not (server.ready.wait(LOOK_SECONDS) if server else _is_well(socket)):
                 failed = server.failed if server else ""
                 if failed or should_stop() or time.monotonic() > end:
@@ -273,19 +273,14 @@ class RolloutServers:
 
     def stop(self) -> None:
         """End them all, and leave no adapter on the disk. Safe to call twice."""
-        for server in self._servers:
+        for server in self.servers:
             server.stop()
-        if self._servers:  # else one that is still there reads them
+        if self.servers:  # else one that is still there reads them
             shutil.rmtree(self.adapters, ignore_errors=True)
 
     @property
-    def process_ids(self) -> dict[str, int]:
-        """Return by server name the id of its process, which leads its group."""
-        return {each.name: each.process.pid for each in self._servers if each.process is not None}
-
-    @property
     def restarts(self) -> int:
-        return sum(len(each.restarts) for each in self._servers)
+        return sum(len(each.restarts) for each in self.servers)
 
     @property
     def shown_to_trainer(self) -> list[Path]:
