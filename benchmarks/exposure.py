@@ -56,6 +56,7 @@ from fedsilo.demo.tiny_model import cached_model, recipe_for
 from fedsilo.files.model_folder import lora_schema_of
 from fedsilo.files.task_files import Task
 from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.aggregation import average_of
 from fedsilo.protocol.codec import Array, decode, decode_factors, encode, encode_factors
 from fedsilo.protocol.factors import initial_factors
 from fedsilo.protocol.methods import method_named
@@ -180,12 +181,10 @@ class Federation(PaperFederation):
 
     def _average(self) -> None:
         for commit in self.commits[self.averaged_rounds :]:
-            uploads = [self.uploads[silo] for silo in commit.silos]
+            [result] = commit.results
+            uploads, average = [self.uploads[silo] for silo in result.silos], average_of(self.plan, result.silos)
             self.adapter = {
-                name: self.method.combine(base.reshape(-1), [upload[name].reshape(-1) for upload in uploads]).reshape(
-                    base.shape
-                )
-                for name, base in self.adapter.items()
+                name: base + average([upload[name] for upload in uploads]) for name, base in self.adapter.items()
             }
             self.averaged_rounds += 1
 

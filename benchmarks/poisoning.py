@@ -219,8 +219,8 @@ class Coordinator:
     def combined(self, plan: Plan, master: FilePayload, uploads: list[bytes]) -> FilePayload:
         """The next adapter."""
         payloads = [BytesPayload(upload) for upload in uploads]
-        combine = method_named(METHOD).combine_under(plan, plan.silos[: len(uploads)])
-        return make_aggregate(self.blobs, master, payloads, combine)
+        how = method_named(METHOD).aggregate(plan, plan.silos[: len(uploads)])
+        return make_aggregate(self.blobs, master, payloads, how)
 
 
 @dataclass(frozen=True)

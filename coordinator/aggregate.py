@@ -28,6 +28,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
@@ -40,6 +41,7 @@ from coordinator.store import Store
 from fedsilo.files.adapter_folder import CONFIG, WEIGHTS, adapter_config, name_in_folder
 from fedsilo.files.durable import fsync_directory, write_durably
 from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.aggregation import Aggregate, ElementWise, TensorWise
 from fedsilo.protocol.codec import (
     Array,
     FactorsReader,
@@ -64,9 +66,6 @@ class AggregateRefusedError(OperationError):
     """The uploads do not make an adapter. A disk that fails is another error: a restart may help there, not here."""
 
     default_code = "AGGREGATE_REFUSED"
-
-
-Combine = Callable[[Array, Sequence[Array]], Array]
 
 
 class LazyTensors(Mapping[str, Array]):
@@ -130,43 +129,59 @@ def initial_adapter(schema: LoraSchema, seed: int) -> bytes:
     return b"".join(initial_pieces(schema, seed))
 
 
+@dataclass
+class ServerState:
+    """Numbers that are kept beside each trained number of the master, from one round to the next: one payload, in which
+    a tensor of shape [...] is one of shape [..., how many].
+
+    Attributes:
+        before: what the last committed round left; None before there is one: all are 0.
+        after: what this one leaves, once it is kept.
+    """
+
+    before: AnyPayload | None = None
+    after: FilePayload | None = None
+
+
 def aggregate(
     blobs: Blobs,
-    master: AnyPayload,
+    master: AnyPayload | None,
     uploads: Sequence[AnyPayload],
-    combine: Combine,
+    how: Aggregate,
     *,
     fixed: Fixed = "none",
     tile_elements: int | None = None,
     norm: L2Sum | None = None,
+    state: ServerState | None = None,
 ) -> FilePayload:
-    """The next master: `combine(master tile, upload tiles)` over every trained tensor, kept under its digest.
+    """What the uploads come to, kept under its digest: the next master, or a result of its own.
 
     A tile goes over the ends of tensors, which are many and small. While one is combined, those before are hashed and
     written.
 
     Args:
         blobs: where the result is kept.
-        master: float32 `global.adapter` payload.
+        master: float32 `global.adapter` payload; None where the uploads stand by themselves.
         uploads: payloads of updates in roster order, float32 or bfloat16, all against this master.
-        combine: (tile [n], tiles [n] each) -> tile [n], float32. Element by element, since a tile may hold parts of
-            several tensors; into memory that it does not touch again.
+        how: of the method.
         fixed: what the round neither trains nor sends; the uploads hold exactly the other tensors.
         tile_elements: n at most; the result does not depend on it. By default what the constants of this module say.
-        norm: takes in the new master's values.
+        norm: takes in the result's values.
+        state: where `how` keeps some; takes in what is left, which is durable when this returns.
 
     Raises:
         AggregateRefusedError: no upload, one against another base or with other tensors, or a result not finite.
-        DiskFullError: no space for the new master; the old one stays.
+        DiskFullError: no space for the result; the old one stays.
         OperationError: the disk failed in another way; the old one stays.
     """
     if not uploads:
         raise AggregateRefusedError("a round without uploads cannot be committed")
-    base = read_factors(master)
     readers = [read_factors(upload) for upload in uploads]
+    base = readers[0] if master is None else read_factors(master)
+    base_digest = readers[0].header.base_digest if master is None else master.digest
     shapes = [(place.name, place.shape) for place in base.places if not is_fixed(place.name, fixed)]
     for reader in readers:
-        if reader.header.base_digest != master.digest:
+        if reader.header.base_digest != base_digest:
             raise AggregateRefusedError("an upload is a delta against another adapter than the master")
         if [(place.name, place.shape) for place in reader.places] != shapes:
             raise AggregateRefusedError("an upload has other tensors than those that the run trains")
@@ -174,34 +189,62 @@ def aggregate(
     header = pb.Factors()
     header.CopyFrom(base.header)
     header.base_digest, header.dtype = "", "float32"
-
-    def write(values: Array) -> None:
-        spool.write(values.astype("<f4", copy=False).data)
-        if norm is not None:
-            norm.add(values)
-
-    with blobs.spool() as spool, ThreadPoolExecutor(1) as behind:
-        spool.write(factors_start(header))
-        waiting = deque[Future[None]]()
+    tiles: Iterator[tuple[Array, ...]]
+    if isinstance(how, ElementWise):
+        before = read_factors(state.before) if state is not None and state.before is not None else None
         tile_elements = tile_elements or max(1, min(TILE_ELEMENTS, TILES_ELEMENTS // len(uploads)))
-        for values in _combined(base, readers, combine, fixed, tile_elements):
+        tiles = _combined(base, readers, how, before, fixed, tile_elements)
+    else:
+        result = _as_wholes(base if how.master else None, readers, how, fixed)
+        _set_tensors(header, {name: np.shape(result[name]) for name in sorted(result)})
+        tiles = ((canonical_values(result[name]).reshape(-1),) for name in sorted(result))
+    with ExitStack() as stack:
+        spool, beside = stack.enter_context(blobs.spool()), None
+        spool.write(factors_start(header))
+        if isinstance(how, ElementWise) and how.state and state is not None:
+            beside = stack.enter_context(blobs.spool())
+            _set_tensors(header, {name: (*shape, how.state) for name, shape in shapes})
+            header.base_digest = base_digest
+            beside.write(factors_start(header))
+
+        def write(values: Array, *kept: Array) -> None:
+            spool.write(values.astype("<f4", copy=False).data)
+            if norm is not None:
+                norm.add(values)
+            if kept and beside is not None:
+                beside.write(np.stack(kept, axis=-1).astype("<f4", copy=False).data)
+
+        behind, waiting = stack.enter_context(ThreadPoolExecutor(1)), deque[Future[None]]()
+        for tile in tiles:
             while len(waiting) >= WRITTEN_BEHIND:
                 waiting.popleft().result()
             try:
-                waiting.append(behind.submit(write, values))
+                waiting.append(behind.submit(write, *tile))
             except RuntimeError:  # no thread is to be had, or this process ends: written here, behind those before
                 while waiting:
                     waiting.popleft().result()
-                write(values)
+                write(*tile)
         while waiting:
             waiting.popleft().result()
+        if state is not None and beside is not None:
+            state.after = blobs.keep(beside.finish())
         return blobs.keep(spool.finish())
 
 
+def _set_tensors(header: pb.Factors, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    del header.tensors[:]
+    header.tensors.extend(pb.TensorEntry(name=name, shape=shape) for name, shape in shapes.items())
+
+
 def _combined(
-    base: FactorsReader, readers: Sequence[FactorsReader], combine: Combine, fixed: Fixed, tile_elements: int
-) -> Iterator[Array]:
-    """The new master's values from front to back, canonical."""
+    base: FactorsReader,
+    readers: Sequence[FactorsReader],
+    how: ElementWise,
+    before: FactorsReader | None,
+    fixed: Fixed,
+    tile_elements: int,
+) -> Iterator[tuple[Array, ...]]:
+    """The new master's values from front to back, canonical, each tile with those of what is kept beside it."""
     in_uploads = 0  # elements of the uploads that are passed: they hold the trained tensors in the same order
     for is_copied, group in itertools.groupby(base.places, lambda place: is_fixed(place.name, fixed)):
         places = list(group)
@@ -210,15 +253,43 @@ def _combined(
             stop = min(start + tile_elements, elements)
             tile = base.tile(places[0], start, stop)
             if is_copied:
-                yield tile
+                yield (tile,)
                 continue
-            given = [reader.tile(reader.places[0], in_uploads + start, in_uploads + stop) for reader in readers]
-            combined = np.asarray(combine(tile, given), dtype=np.float32)
-            if not np.isfinite(combined).all():
-                name = _place_of(places, start + int(np.argmin(np.isfinite(combined)))).name
-                raise AggregateRefusedError(f"the aggregate of {name} is not finite; the round is not committed")
-            yield canonical_values(combined)  # as encode_factors does (T4)
+            first, last = in_uploads + start, in_uploads + stop
+            given = [reader.tile(reader.places[0], first, last) for reader in readers]
+            kept = _kept_beside(before, how.state, first, last)
+            made = tuple(np.asarray(each, dtype=np.float32) for each in how.combine(tile, given, kept))
+            for each in made:
+                if not np.isfinite(each).all():
+                    name = _place_of(places, start + int(np.argmin(np.isfinite(each)))).name
+                    raise _not_finite(name)
+            yield canonical_values(made[0]), *made[1:]  # as encode_factors does (T4)
         in_uploads += 0 if is_copied else elements
+
+
+def _kept_beside(before: FactorsReader | None, count: int, start: int, stop: int) -> list[Array]:
+    """The numbers that are kept beside these elements of the uploads, [stop - start] each."""
+    if before is None:
+        return [np.zeros(stop - start, np.float32) for _ in range(count)]
+    tile = before.tile(before.places[0], count * start, count * stop)
+    return [np.ascontiguousarray(each) for each in tile.reshape(-1, count).T]
+
+
+def _as_wholes(
+    base: FactorsReader | None, readers: Sequence[FactorsReader], how: TensorWise, fixed: Fixed
+) -> dict[str, Array]:
+    """The result's tensors by name, and those that are fixed."""
+    master = None if base is None else LazyTensors(base)
+    made = how.combine(master, [LazyTensors(reader) for reader in readers])
+    result = {name: np.asarray(made[name], dtype=np.float32) for name in made}
+    for name, values in result.items():
+        if not np.isfinite(values).all():
+            raise _not_finite(name)
+    return result if master is None else {name: master[name] for name in master if is_fixed(name, fixed)} | result
+
+
+def _not_finite(name: str) -> AggregateRefusedError:
+    return AggregateRefusedError(f"the aggregate of {name} is not finite; the round is not committed")
 
 
 def _place_of(places: Sequence[TensorPlace], element: int) -> TensorPlace:

@@ -222,7 +222,7 @@ class Effects:
             case pb.Hello():
                 check_hello(body, self._parts.agreed, silos=len(self._parts.silos))
             case pb.Fetch():
-                return Prepared(adapter=self._adapter(session, body))
+                return Prepared(adapter=self._adapter(session, silo, body))
             case pb.Checkpoint():
                 return Prepared(taken=self.relay.take_in(peer, body))
             case pb.Declined() | pb.Abstain():
@@ -338,8 +338,8 @@ class Effects:
             where = {"run": run.name, "round": run.life.open_round, "step": 0, "silo": silo}
             db.keep_figures(session, [where | {"name": db.ISOLATION, "fields": fields}])
 
-    def _adapter(self, session: Session, fetch: pb.Fetch) -> AnyPayload:
-        payload = self._parts.blobs.find(fetch.digest) if db.is_adapter(session, fetch.digest) else None
+    def _adapter(self, session: Session, silo: str, fetch: pb.Fetch) -> AnyPayload:
+        payload = self._parts.blobs.find(fetch.digest) if db.may_fetch(session, silo, fetch.digest) else None
         if payload is None:
             raise PeerError(WireCode.NOT_FOUND, f"there is no adapter {fetch.digest[:64]!r}", field="digest")
         return payload
@@ -481,7 +481,8 @@ class Places:
                 step, indices = envelope.step, rows
         if envelope.kind == "metrics.eval":
             of_round = session.get(db.Round, (run.name, envelope.round))
-            evaluated = of_round.adapter_digest if of_round else ""
+            own = session.get(db.RoundResult, (run.name, envelope.round, arrived.silo))
+            evaluated = own.digest if own else of_round.adapter_digest if of_round else ""
         if envelope.kind == "metrics.eval" or envelope.kind.startswith("control."):
             number = run.life.round
         norm = self._norm(digest) if arrived.tensors is not None else None

@@ -110,6 +110,7 @@ def _round_figures(session: Session, run: str, number: int) -> dict[str, Any]:
         "closed_at": row.closed_at if row else "",
         "base_sha256": row.base_digest if row else "",
         "adapter_sha256": row.adapter_digest if row else "",
+        **_kept_results(session, run, number),
         "participants": json.loads(row.participants) if row else [],
         "public_steps": json.loads(row.public_steps) if row else {},
         "transcript": runs.figures(session, run, number),
@@ -138,6 +139,16 @@ def _round_figures(session: Session, run: str, number: int) -> dict[str, Any]:
         ],
         "notes": notes,
     }
+
+
+def _kept_results(session: Session, run: str, number: int) -> dict[str, Any]:
+    """What only some methods and plans have: results of single silos, and what is kept beside the adapter."""
+    results = {
+        receiver: {"sha256": row.digest, "participants": json.loads(row.participants)}
+        for receiver, row in db.results_of(session, run, number).items()
+    }
+    state = session.get(db.ServerState, (run, number))
+    return ({"results": results} if results else {}) | ({"server_state_sha256": state.digest} if state else {})
 
 
 def sign_record(record: Mapping[str, Any], signer: str, key: Ed25519PrivateKey) -> bytes:

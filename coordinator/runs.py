@@ -31,14 +31,16 @@ from certs.identity import PeerIdentity
 from coordinator import outbox
 from coordinator import store as db
 from coordinator.aggregate import NAME as DRIFT
-from coordinator.aggregate import AggregateRefusedError, L2Sum, Undrifted, aggregate
+from coordinator.aggregate import AggregateRefusedError, L2Sum, ServerState, Undrifted, aggregate
 from coordinator.blobs import Blobs, whole
 from fedsilo.protocol import rounds
 from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.aggregation import ElementWise
 from fedsilo.protocol.codec import FactorsReader, decode, encode
 from fedsilo.protocol.errors import ConflictError, OperationError, PeerError, WireCode
 from fedsilo.protocol.kinds import OUTBOUND_KINDS, TENSOR_KINDS
 from fedsilo.protocol.method import (
+    EVERYBODY,
     CloseRound,
     Commit,
     Committed,
@@ -48,6 +50,7 @@ from fedsilo.protocol.method import (
     FinishRun,
     MessageArrived,
     Note,
+    Result,
     RunStarted,
     Send,
     SiloCame,
@@ -227,14 +230,16 @@ class Agreements:
 
     # ---- a round ends --------------------------------------------------------------------------------
 
-    def result(self, session: Session, plan: Plan, number: int, body: pb.RoundResult) -> pb.RoundResult:
+    def result(self, session: Session, plan: Plan, number: int, silo: str, body: pb.RoundResult) -> pb.RoundResult:
         """A method's round.result with the transcript that it belongs to, a verdict on each silo of it, and whether it
         was closed; recorded.
 
-        It is signed for itself, so that two silos that were told of two ends can prove it.
+        It is signed for itself, so that two silos that were told of two ends can prove it. Where each silo has a result
+        of its own, all are given the table of them, and so the same end to compare.
 
         Raises:
-            OperationError: the method ends one round in two ways; the coordinator signs no second one.
+            OperationError: the method ends one round in two ways, or gives a silo another's result; the coordinator
+                signs no such end.
         """
         row = session.get(db.RoundTranscript, (plan.run, number))
         whole = pb.RoundResult()
@@ -242,6 +247,12 @@ class Agreements:
         ended_as = session.get_one(db.Round, (plan.run, number))
         if ended_as.state == "closed":
             whole.closed, ended_as.participants = True, db.as_json(list(body.participants))
+        if results := db.results_of(session, plan.run, number):
+            if body.adapter_digest != (results[silo].digest if silo in results else ""):
+                raise OperationError(f"round {number} of {plan.run} ends for {silo} with the result of another")
+            for each in results.values():
+                given = json.loads(each.participants)
+                whole.results.add(receiver=each.receiver, adapter_digest=each.digest, participants=given)
         if row is None:
             return whole
         whole.transcript_sha256 = row.digest
@@ -640,7 +651,7 @@ class ActiveRun:
                 self._must(session, StartDeadline(f"{rounds.AGREEMENT}{action.round}", seconds))
             return replace(action, body=body)
         if isinstance(action.body, pb.RoundResult):
-            return replace(action, body=agreements.result(session, self.plan, action.round, action.body))
+            return replace(action, body=agreements.result(session, self.plan, action.round, action.silo, action.body))
         return action
 
     def _note_asked(self, action: Send) -> None:
@@ -715,34 +726,54 @@ class ActiveRun:
 
     def _commit(self, session: Session, action: Commit) -> list[rounds.Event]:
         row = session.get_one(db.Round, (self.name, action.round))
-        if len(action.silos) < min_updates_of_round(session, self.name, action.round):
+        fewest = min(len(result.silos) for result in action.results)
+        if fewest < min_updates_of_round(session, self.name, action.round):
             # A policy was tightened since the plan was signed: it is not for this run to be committed under (T58).
             event = {"run": self.name, "round": action.round, "reason": "MIN_UPDATES"}
             self.around.publish("round.refused", event)
             return [rounds.RoundAbandoned(action.round), rounds.GivenUp("MIN_UPDATES")]
-        blobs = self.around.blobs
-        uploads = [blobs.get(digest) for digest in action.upload_digests]
-        combine, norm = self.method.combine_under(self.plan, action.silos), L2Sum()
         try:
-            base = blobs.get(row.base_digest)
-            adapter = aggregate(blobs, base, uploads, combine, fixed=self.plan.lora.fixed_in(action.round), norm=norm)
+            digests = {result.receiver: self._result(session, row, result) for result in action.results}
         except AggregateRefusedError as error:
             # the ingress check lets no such upload in; if one is there, the old adapter stays and people must look
             self.around.publish("round.refused", {"run": self.name, "round": action.round, "reason": error.message})
             return [rounds.RoundAbandoned(action.round), rounds.GivenUp(error.code)]
-        self._note_later(action, row)
-        self.around.note_norm(adapter.digest, norm.norm)
-        row.adapter_digest = adapter.digest
-        row.participants = db.as_json(list(action.silos))
-        self._row(session).adapter_digest = adapter.digest
+        silos = [silo for silo in self.plan.silos if any(silo in result.silos for result in action.results)]
+        row.participants = db.as_json(silos)
+        if adapter := digests.get(EVERYBODY, ""):
+            row.adapter_digest = self._row(session).adapter_digest = adapter
+            self._note_later(action, row)
         self.around.checkpoint()
-        event = {"run": self.name, "round": action.round, "silos": list(action.silos), "seconds": self._seconds(row)}
+        event = {"run": self.name, "round": action.round, "silos": silos, "seconds": self._seconds(row)}
         self.around.publish("round.committed", event)
-        return [Committed(action.round, adapter.digest)]
+        return [Committed(action.round, digests)]
+
+    def _result(self, session: Session, row: db.Round, result: Result) -> str:
+        """Make one result of a round, and name it in the database. Returns its digest."""
+        blobs, how, norm = self.around.blobs, self.method.aggregate(self.plan, result.silos), L2Sum()
+        master = blobs.get(row.base_digest) if isinstance(how, ElementWise) or how.master else None
+        before = db.server_state_of(session, self.name, row.number)
+        state = ServerState(blobs.get(before) if before else None)
+        uploads = [blobs.get(digest) for digest in result.upload_digests]
+        made = aggregate(blobs, master, uploads, how, fixed=self.plan.lora.fixed_in(row.number), norm=norm, state=state)
+        if state.after is not None:
+            if result.receiver != EVERYBODY:
+                raise OperationError(f"{self.plan.method} keeps a state beside a result that is not for all")
+            session.add(db.ServerState(run=self.name, round=row.number, digest=state.after.digest))
+        if result.receiver == EVERYBODY:
+            self.around.note_norm(made.digest, norm.norm)
+        else:
+            participants = db.as_json(list(result.silos))
+            where = {"run": self.name, "round": row.number, "receiver": result.receiver}
+            session.add(db.RoundResult(**where, digest=made.digest, participants=participants))
+        return made.digest
 
     def _note_later(self, commit: Commit, row: db.Round) -> None:
-        due = Undrifted(self.name, commit.round, commit.silos, row.base_digest, commit.upload_digests)
-        self.undrifted = (*self.undrifted, due)
+        """Have the drift of a round worked out whose updates are differences to an adapter that all silos have."""
+        if row.base_digest:
+            result = commit.results[0]
+            due = Undrifted(self.name, commit.round, result.silos, row.base_digest, result.upload_digests)
+            self.undrifted = (*self.undrifted, due)
 
     def note_drift(self, session: Session, due: Undrifted, fields: Mapping[str, Any] | None) -> None:
         """Keep what was worked out of a round, once. fields: None where nothing could be."""

@@ -429,6 +429,26 @@ class Round(Base):
         return max(0.0, (datetime.fromisoformat(moment) - datetime.fromisoformat(self.opened_at)).total_seconds())
 
 
+class RoundResult(Base):
+    """The result of a committed round for one silo, where each has its own; `participants`: whose updates are in it."""
+
+    __tablename__ = "round_results"
+    run: Mapped[str] = mapped_column(_characters(64), primary_key=True)
+    round: Mapped[int] = mapped_column(BigInteger, primary_key=True)
+    receiver: Mapped[str] = mapped_column(_characters(64), primary_key=True)
+    digest: Mapped[str] = mapped_column(_characters(64), index=True)
+    participants: Mapped[str] = mapped_column(_Text)
+
+
+class ServerState(Base):
+    """What the plan's server optimiser keeps beside the adapter of a committed round."""
+
+    __tablename__ = "server_states"
+    run: Mapped[str] = mapped_column(_characters(64), primary_key=True)
+    round: Mapped[int] = mapped_column(BigInteger, primary_key=True)
+    digest: Mapped[str] = mapped_column(_characters(64))
+
+
 class RoundTranscript(Base):
     """state: signing | late (its time has passed) | agreed | over."""
 
@@ -941,12 +961,25 @@ def next_ordinal(session: Session, run: str) -> int:
     return 1 if newest is None else newest + 1
 
 
-def is_adapter(session: Session, digest: str) -> bool:
-    """Return whether a digest names a global adapter of some run; an upload's digest does not, so it cannot be
-    fetched."""
+def results_of(session: Session, run: str, number: int) -> dict[str, RoundResult]:
+    """Return a round's results by their receivers; nothing where all silos have the same."""
+    query = select(RoundResult).where(RoundResult.run == run, RoundResult.round == number)
+    return {row.receiver: row for row in session.scalars(query.order_by(RoundResult.receiver))}
+
+
+def server_state_of(session: Session, run: str, before: int) -> str:
+    """Return the digest of what the last committed round before this one left beside its adapter; empty where none."""
+    query = select(ServerState.digest).where(ServerState.run == run, ServerState.round < before)
+    return session.scalar(query.order_by(ServerState.round.desc()).limit(1)) or ""
+
+
+def may_fetch(session: Session, silo: str, digest: str) -> bool:
+    """Return whether a digest names an adapter of some run for all, or a result for this silo; an upload's digest, and
+    that of a result for another, does not, so it cannot be fetched."""
+    of_silo = select(RoundResult.run).where(RoundResult.digest == digest, RoundResult.receiver == silo).limit(1)
     in_rounds = select(Round.run).where((Round.base_digest == digest) | (Round.adapter_digest == digest)).limit(1)
     in_runs = select(Run.name).where((Run.base_digest == digest) | (Run.adapter_digest == digest)).limit(1)
-    return bool(digest) and (session.scalar(in_runs) is not None or session.scalar(in_rounds) is not None)
+    return bool(digest) and any(session.scalar(query) is not None for query in (in_runs, in_rounds, of_silo))
 
 
 def traffic_table(session: Session, run: str | None = None) -> list[dict[str, Any]]:

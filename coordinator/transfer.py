@@ -254,7 +254,7 @@ class Transfers:
             adapters |= dict.fromkeys(_adapters_named(session, item), item.run)
         outbox.count_as_lost(session, silo, but=listed)
         for digest, run in adapters.items():
-            if digest and db.is_adapter(session, digest):
+            if db.may_fetch(session, silo, digest):
                 payload = self._parts.blobs.get(digest)
                 place = Place(run, 0, 0, "global.adapter")
                 reply = self._driver.replies.seal(session, silo, place, body=None, payload=payload)

@@ -156,57 +156,52 @@ def update_weights(steps: Sequence[int]) -> tuple[float, ...]:
     return tuple(mean / own / len(steps) for own in steps)
 
 
-def weighted_delta(weights: Sequence[float], master: Array, deltas: Sequence[Array]) -> Array:
-    """`mean_delta` with a weight for each silo: A_{p+1} = A_p + sum_n w_n (A^n - A_p), float32, in the order given."""
-    total = deltas[0].astype(np.float32) * np.float32(weights[0])
+def weighted_delta(weights: Sequence[float], deltas: Sequence[Array]) -> Array:
+    """`mean_delta` with a weight for each silo: sum_n w_n (A^n - A_p), float32, in the order given."""
+    total: Array = deltas[0].astype(np.float32) * np.float32(weights[0])
     for weight, delta in zip(weights[1:], deltas[1:], strict=True):
         total += delta.astype(np.float32) * np.float32(weight)
-    combined: Array = master + total
-    return combined
+    return total
 
 
-def median_delta(master: Array, deltas: Sequence[Array]) -> Array:
-    """A_{p+1} = A_p + median_n (A^n - A_p) of each number, float32; of an even count the mean of the two in the middle
-    (Yin et al. 2018, definition 1). The order of the silos does not count.
+def median_delta(deltas: Sequence[Array]) -> Array:
+    """median_n (A^n - A_p) of each number, float32; of an even count the mean of the two in the middle (Yin et al.
+    2018, definition 1). The order of the silos does not count.
 
     While more than half of the silos are honest, each number of the result lies among theirs (T51). What this does not
     stop: silos that agree on something within the honest spread, which may push every number to its edge; and where
     silos hold unlike data the median drops what only few of them learn. It needs each silo's own update, so it cannot
     go with secure aggregation, which shows none.
     """
-    combined: Array = master + np.median(np.stack(deltas).astype(np.float32, copy=False), axis=0).astype(np.float32)
-    return combined
+    return np.median(np.stack(deltas).astype(np.float32, copy=False), axis=0).astype(np.float32)
 
 
-def trimmed_mean_delta(trim: int, master: Array, deltas: Sequence[Array]) -> Array:
-    """A_{p+1} = A_p + the mean of (A^n - A_p) without the `trim` largest and the `trim` smallest of each number,
-    float32, summed from the smallest on (Yin et al. 2018, definition 2). The order of the silos does not count.
+def trimmed_mean_delta(trim: int, deltas: Sequence[Array]) -> Array:
+    """The mean of (A^n - A_p) without the `trim` largest and the `trim` smallest of each number, float32, summed from
+    the smallest on (Yin et al. 2018, definition 2). The order of the silos does not count.
 
     Up to `trim` bad silos do not move a number beyond those of the honest ones (T51). What it does not stop: one more
     than `trim`; and up to that many, what `median_delta` does not stop. Like it, it drops what only few silos learn.
 
     Args:
         trim: fewer than half of the deltas.
-        master: [n] float32.
         deltas: one [n] float32 per silo.
     """
     middle = np.sort(np.stack(deltas).astype(np.float32, copy=False), axis=0)[trim : len(deltas) - trim]
-    return mean_delta(master, list(middle))
+    return mean_delta(list(middle))
 
 
-def mean_delta(master: Array, deltas: Sequence[Array]) -> Array:
-    """FedIT on one tile: A_{p+1} = A_p + mean_n (A^n - A_p), float32, in the order given.
+def mean_delta(deltas: Sequence[Array]) -> Array:
+    """FedIT on one tile: mean_n (A^n - A_p), float32, in the order given.
 
     Args:
-        master: [n] float32.
         deltas: one [n] float32 per silo, in silo order; at least one.
     """
-    total = deltas[0].astype(np.float32, copy=True)
+    total: Array = deltas[0].astype(np.float32, copy=True)
     for delta in deltas[1:]:
         total += delta
     total /= np.float32(len(deltas))
-    combined: Array = master + total
-    return combined
+    return total
 
 
 Pair = tuple[Array, Array]  # (A [r, d], B [m, r]) of one module

@@ -9,25 +9,18 @@ A method cannot send what the site's policy does not name: `Offer` hands a messa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
 from google.protobuf.message import Message
 
-from fedsilo.protocol.codec import Array
-from fedsilo.protocol.factors import (
-    TURNS,
-    UPDATE_KIND,
-    mean_delta,
-    median_delta,
-    trimmed_mean_delta,
-    update_weights,
-    weighted_delta,
-)
+from fedsilo.protocol.aggregation import Aggregate, averaged
+from fedsilo.protocol.factors import TURNS, UPDATE_KIND
 from fedsilo.protocol.plan import Options, Plan
 from fedsilo.protocol.tasks import TrainerTask
+
+EVERYBODY: Final = ""  # in the place of the silo that a result is for
 
 # ---- coordinator: events ---------------------------------------------------------------------------
 
@@ -89,10 +82,15 @@ class DeadlinePassed:
 
 @dataclass(frozen=True)
 class Committed:
-    """The aggregate of a round is durable."""
+    """The results of a round are durable. digests: of each, by the silo that gets it, or `EVERYBODY`."""
 
     round: int
-    digest: str
+    digests: Mapping[str, str]
+
+    @property
+    def digest(self) -> str:
+        """Digest of the result for all silos; empty where each has its own."""
+        return self.digests.get(EVERYBODY, "")
 
 
 CoordinatorEvent = RunStarted | MessageArrived | SiloAbstained | SiloCame | SiloLeft | DeadlinePassed | Committed
@@ -115,13 +113,21 @@ class StartDeadline:
     seconds: float
 
 
-@dataclass(frozen=True)
-class Commit:
-    """Combine the uploads of a round into the next global state, with `Method.combine`, in the order given."""
+class Result(NamedTuple):
+    """One result of a round: of which silos' uploads it is made, in the order given, and who gets it."""
 
-    round: int
     silos: tuple[str, ...]
     upload_digests: tuple[str, ...]
+    receiver: str = EVERYBODY
+
+
+@dataclass(frozen=True)
+class Commit:
+    """Combine the uploads of a round into its results, with `Method.aggregate`: one for all silos, or one for each of
+    several, which no other may fetch. Each is made of at least as many uploads as the plan's quorum."""
+
+    round: int
+    results: tuple[Result, ...]
 
 
 @dataclass(frozen=True)
@@ -225,9 +231,7 @@ class Method:
         kinds: the message kinds a silo may offer under this method where nothing is frozen. Never widens a site's
             policy: a kind must be named by both.
         ruleset: the shipped ruleset this method runs under.
-        combine: the coordinator's arithmetic on one tile: (master tile [n], tiles of the uploads in silo order,
-            each [n], all float32) -> new master tile [n], in memory that it does not touch again. Element by element:
-            a tile may hold parts of several tensors.
+        aggregate: how the coordinator makes a result of the uploads of some silos, by the plan.
         sends_wrong_answers: whether it lives on answers to public prompts that do not verify as well, so that a
             policy that lets only verified ones out cannot serve it.
         exchanges: the values of the plan's `exchange` that its halves carry out; a plan with another is refused.
@@ -243,31 +247,19 @@ class Method:
     ruleset: str
     coordinator: Half[Any, CoordinatorEvent, CoordinatorAction]
     silo: Half[Any, SiloEvent, SiloAction]
-    combine: Callable[[Array, Sequence[Array]], Array]
     tasks: frozenset[type[TrainerTask]]
+    aggregate: Callable[[Plan, Sequence[str]], Aggregate] = averaged
     sends_wrong_answers: bool = False
     exchanges: frozenset[str] = frozenset({"step"})
     swaps: bool = False
     options: type[Options] = Options
     solutions: bool = False
 
-    def combine_under(self, plan: Plan, silos: Sequence[str]) -> Callable[[Array, Sequence[Array]], Array]:
-        """`combine` for the updates of these silos: weighted where the plan lets them differ in steps, and otherwise
-        put together where it says so (`aggregate`)."""
-        if plan.aggregate == "median":
-            return median_delta
-        if plan.aggregate == "trimmed_mean":
-            return partial(trimmed_mean_delta, plan.trim)
-        steps = [plan.steps_of(silo) for silo in silos]
-        if plan.silo_weights == "steps" or len(set(steps)) == 1:
-            return self.combine
-        return partial(weighted_delta, update_weights(steps))
-
     @property
     def averages(self) -> bool:
         """Return whether its updates are averaged, so that a plan may ask for a median or a trimmed mean in its
         place."""
-        return self.combine is mean_delta
+        return self.aggregate is averaged
 
     def kinds_under(self, plan: Plan) -> frozenset[str]:
         """The kinds that a silo may offer in a run of this plan: what is trained decides which ones carry it."""

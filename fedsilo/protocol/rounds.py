@@ -31,11 +31,13 @@ from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.errors import ConflictError, WireCode
 from fedsilo.protocol.factors import TURNS, UPDATE_KIND
 from fedsilo.protocol.method import (
+    EVERYBODY,
     CloseRound,
     Commit,
     Committed,
     DeadlinePassed,
     FinishRun,
+    Result,
     RunStarted,
     SiloAbstained,
     SiloLeft,
@@ -598,16 +600,26 @@ def _limit(life: Life, event: Event, name: str) -> Cell:
             return IGNORE if life.started and life.standing.get(silo) == "accepted" else OK
         case UpdateRefused() | RoundAbandoned():
             return OK if event.round == life.round else IGNORE
-        case Commit(number, silos, digests):
-            updates = life.taken.get(number, {})
-            given = [updates.get((0, silo, life.update_kind(number))) for silo in silos]
-            enough = len(set(silos)) == len(silos) >= life.quorum
-            return OK if number == life.round and enough and given == list(digests) else BAD
+        case Commit(number, results):
+            receivers = [result.receiver for result in results]
+            good = receivers == [EVERYBODY] or (
+                bool(receivers) and len(set(receivers)) == len(receivers) and set(receivers) <= set(life.silos)
+            )
+            return (
+                OK if number == life.round and good and all(_is_taken(life, number, each) for each in results) else BAD
+            )
         case Committed(number) | CloseRound(number):
             return OK if number == life.round else BAD
         case DeadlinePassed(name) | DeadlineDropped(name):
             return OK if name in life.deadlines else IGNORE
     return OK
+
+
+def _is_taken(life: Life, number: int, result: Result) -> bool:
+    """Return whether a result is made of enough updates, and of none but those that were taken."""
+    updates = life.taken.get(number, {})
+    given = tuple(updates.get((0, silo, life.update_kind(number))) for silo in result.silos)
+    return len(set(result.silos)) == len(result.silos) >= life.quorum and given == result.upload_digests
 
 
 def _changed(life: Life, event: Event, moment: float) -> Life:
@@ -683,17 +695,31 @@ _KINDS = {kind.__name__: kind for kind in (*_NAMES, FinishRun, Contribution, Sil
 
 
 def to_fields(event: Event) -> dict[str, Any]:
-    """An event as JSON; a message by its digest."""
-    fields = {"event": type(event).__name__, **asdict(event)}
+    """An event as JSON; a message by its digest. What an earlier version knows is as it was there."""
+    name = {"event": type(event).__name__}
+    match event:
+        case Commit(number, (Result(silos, digests, receiver=""),)):
+            return {**name, "round": number, "silos": silos, "upload_digests": digests}
+        case Committed(round=number, digest=digest) if digest:
+            return {**name, "round": number, "digest": digest}
+    fields = {**name, **asdict(event)}
     if fields.get("ungraded") == ():
-        del fields["ungraded"]  # an earlier version knows no such field
+        del fields["ungraded"]
     return fields
 
 
 def from_fields(fields: Mapping[str, Any]) -> Event:
     """The event again. Raises KeyError or TypeError: it is none."""
     rest = {key: tuple(value) if isinstance(value, list) else value for key, value in fields.items() if key != "event"}
-    event: Event = _KINDS[fields["event"]](**rest)
+    kind = _KINDS[fields["event"]]
+    if kind is Commit and "results" not in rest:
+        rest = {"round": rest["round"], "results": (Result(rest["silos"], rest["upload_digests"]),)}
+    elif kind is Commit:
+        results = (Result(tuple(silos), tuple(digests), receiver) for silos, digests, receiver in rest["results"])
+        rest = {**rest, "results": tuple(results)}
+    elif kind is Committed and "digests" not in rest:
+        rest = {"round": rest["round"], "digests": {EVERYBODY: rest["digest"]}}
+    event: Event = kind(**rest)
     return event
 
 

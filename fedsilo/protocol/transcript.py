@@ -288,7 +288,8 @@ class RoundEnd:
         federation, run, round: which round of what.
         transcript_sha256: of the round.
         committed: whether there is another adapter than before.
-        aggregate: digest of the adapter that the round came to.
+        aggregate: digest of the adapter that the round came to; where each silo has a result of its own, of the table
+            of all of them (`results_digest`).
         survivors: silos whose updates are in it, in the roster's order.
         verdicts: by silo of the roster: accepted | left_out | absent.
         closed: whether it ended without an adapter as its method means it to; False is not part of what is signed.
@@ -312,7 +313,7 @@ class RoundEnd:
             *transcript.coordinates(),
             body.transcript_sha256,
             body.committed,
-            body.adapter_digest,
+            results_digest(results_in(body)) if body.results else body.adapter_digest,
             tuple(body.participants),
             verdicts,
             body.closed,
@@ -334,6 +335,21 @@ class RoundEnd:
             party: the signer's SPIFFE id.
         """
         return _RESULT_PREFIX + canonical_json(self.to_json() | {"party": party})
+
+
+Results = Mapping[str, Mapping[str, Any]]  # receiver -> {"sha256", "participants"}
+
+
+def results_in(body: pb.RoundResult) -> dict[str, dict[str, Any]]:
+    """Return the table of a message; empty where all silos have the same result."""
+    return {
+        row.receiver: {"sha256": row.adapter_digest, "participants": list(row.participants)} for row in body.results
+    }
+
+
+def results_digest(results: Results) -> str:
+    """Return the digest by which the end of a round names the results of its silos, and whose updates are in each."""
+    return sha256_hex(canonical_json({receiver: dict(row) for receiver, row in results.items()}))
 
 
 @dataclass(frozen=True)
@@ -737,13 +753,15 @@ def check_record(
     for row in rows:
         try:
             number, state, ends = _count(row["round"]), _text(row["state"]), _digest(row["adapter_sha256"], empty=True)
+            results = row.get("results", {})
+            end = results_digest(results) if results else ends
             begins, participants, shown = (
                 _digest(row["base_sha256"], empty=True),
                 row["participants"],
                 row["transcript"],
             )
             round_check = RoundCheck(run, number, owner=signer, keys=known, exhaustive=exhaustive)
-            wrong = _round_of_record(round_check, signer, shown, state, ends, participants) if shown else []
+            wrong = _round_of_record(round_check, signer, shown, state, end, participants) if shown else []
         except _MALFORMED:
             problems.append("a round of the run record is malformed")
             continue
@@ -762,7 +780,7 @@ def check_record(
             good += not wrong
         problems += [f"round {number}: {problem}" for problem in wrong]
         unvouched |= round_check.unvouched
-        last, base = number, ends if state == "committed" else base
+        last, base = number, ends if state == "committed" and not results else base
     if adapter != base:
         problems.append("its adapter is not the one that the last committed round left")
     return RecordCheck(good, tuple(sorted(unvouched)), tuple(problems))

@@ -51,6 +51,7 @@ FIELDS: FieldTable = {
         "result_signature": _F.SIGNATURE,
         "closed": _F.NUMBER,
     },
+    "ResultOfSilo": {"receiver": _F.NAME, "adapter_digest": _F.DIGEST, "participants": _F.NAME},
     "SiloVerdict": {"silo": _F.NAME, "verdict": frozenset({"accepted", "left_out", "absent"})},
     "RunEnd": {"outcome": frozenset({"finished", "failed", "aborted"}), "adapter_digest": _F.DIGEST},
 }
@@ -107,7 +108,8 @@ def _agreed(body: pb.RoundAgreed, message: Message, context: Context) -> Facts:
 
 
 def _result(body: pb.RoundResult, message: Message, context: Context) -> Facts:
-    return _roster_facts(list(body.participants), [row.silo for row in body.verdicts], plan=context.plan)
+    lists = [list(body.participants), [row.silo for row in body.verdicts], [row.receiver for row in body.results]]
+    return _roster_facts(*lists, *(list(row.participants) for row in body.results), plan=context.plan)
 
 
 @rule("round is of the plan", "ROUND_NOT_OPEN")

@@ -322,8 +322,9 @@ class RunView:
         return replace(self, asked=self.asked.after(body, step))
 
     def told(self, round_number: int, body: pb.RoundResult) -> RunView:
-        """A round is over, whether or not this silo was in it."""
-        adapter = body.adapter_digest if body.committed else self.told_adapter
+        """A round is over, whether or not this silo was in it. Results of single silos are nothing that the next one
+        begins with."""
+        adapter = body.adapter_digest if body.committed and not body.results else self.told_adapter
         return replace(self, told_round=round_number, told_adapter=adapter)
 
     def evaluating(self, adapter_digest: str) -> RunView:

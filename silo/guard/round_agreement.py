@@ -43,6 +43,7 @@ from fedsilo.protocol.transcript import (
     count,
     is_signed,
     needed,
+    results_in,
     sign_transcript,
     silo_id,
     transcript_from_canonical,
@@ -160,12 +161,13 @@ class Agreement:
         kept = self._ledger.transcript(item.run, item.round)
         signed = transcript_from_canonical(kept["transcript"]).min_updates if kept is not None else 0
         least = max(plan.quorum, signed, self._judge.policy.file.federation.min_updates)
-        if not body.committed or len(set(body.participants)) >= least:
+        given = min((set(names) for names in (body.participants, *(row.participants for row in body.results))), key=len)
+        if not body.committed or len(given) >= least:
             return
         few = TooFewUpdates(
             "MIN_UPDATES",
-            f"round {item.round} of run {item.run} was committed with {len(set(body.participants))} updates "
-            f"({', '.join(sorted(set(body.participants)))}), asked for are {least} "
+            f"round {item.round} of run {item.run} was committed with {len(given)} updates "
+            f"({', '.join(sorted(given))}), asked for are {least} "
             f"(federation.min_updates of the policy, the plan's quorum)",
             ("participants",),
         )
@@ -505,6 +507,11 @@ class Agreement:
         if not second and (body.transcript_sha256 != transcript.digest or not named <= set(transcript.silos)):
             raise TranscriptRefused(
                 "TRANSCRIPT_DIFFERS", f"the result of round {item.round} does not belong to the transcript shown here"
+            )
+        own = results_in(body).get(self._site.config.silo, {"sha256": ""})
+        if body.results and own["sha256"] != body.adapter_digest:
+            raise TranscriptRefused(
+                "RESULT_OF_ANOTHER", f"the result of round {item.round} is not the one that its table has for this silo"
             )
         signed = SignedEnd(RoundEnd.of(transcript, body), self._witnessing.coordinator, body.result_signature)
         if not signed.verifies(self._site.coordinator_key):

@@ -15,6 +15,7 @@ from google.protobuf.message import Message
 
 from fedsilo.protocol import codec
 from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.aggregation import TensorWise
 from fedsilo.protocol.errors import OperationError
 from fedsilo.protocol.factors import is_fixed
 from fedsilo.protocol.method import (
@@ -43,7 +44,8 @@ DoTask = Callable[[TrainerTask, codec.Buffer], codec.Buffer]
 
 def plan_alone(plan: Plan, silo: str, run: str) -> Plan:
     """The plan with this silo as its whole roster. `run`: a name of its own, which keys nothing that is drawn."""
-    return plan.model_copy(update={"silos": (silo,), "quorum": 1, "run": run})
+    of_one = {"aggregate": "mean", "trim": 0}  # which is what a median, or a trimmed mean, of one update is
+    return plan.model_copy(update={"silos": (silo,), "quorum": 1, "run": run, **of_one})
 
 
 def train_alone(method: Method, plan: Plan, start: codec.Buffer, do: DoTask) -> codec.Buffer:
@@ -70,7 +72,7 @@ def with_update(
 
     Args:
         method: of the run.
-        plan: of the run.
+        plan: of `plan_alone`.
         number: of the round.
         adapter: payload of the adapter that the round began with.
         update: of one silo.
@@ -82,11 +84,16 @@ def with_update(
     trained = {name for name in base.tensors if not is_fixed(name, plan.lora.fixed_in(number))}
     if update is None or update.tensors.keys() != trained:
         raise OperationError("the trainer's update does not fit the adapter it was given", code="TRAINER_CONFUSED")
-    combined = {
-        name: method.combine(master.reshape(-1), [update.tensors[name].reshape(-1)]).reshape(master.shape)
-        for name, master in base.tensors.items()
-        if name in trained
-    }
+    how = method.aggregate(plan, plan.silos)
+    if isinstance(how, TensorWise):
+        combined = dict(how.combine(base.tensors if how.master else None, [update.tensors]))
+    else:
+        combined = {
+            name: how.combine(base.tensors[name].reshape(-1), [update.tensors[name].reshape(-1)], ())[0].reshape(
+                base.tensors[name].shape
+            )
+            for name in trained
+        }
     return codec.encode_factors(
         {**base.tensors, **combined},
         base_digest="",
@@ -144,9 +151,10 @@ class _Alone:
         match action:
             case Send(_, kind, round_number, step, body):
                 self.to_silo.append(MessageArrived("", kind, round_number, step, body, kind))
-            case Commit(round_number):
+            case Commit(round_number, results):
                 self._commit(round_number)
-                self.to_coordinator.append(Committed(round_number, codec.sha256_hex(self.adapter)))
+                digest = codec.sha256_hex(self.adapter)
+                self.to_coordinator.append(Committed(round_number, {each.receiver: digest for each in results}))
             case FinishRun():
                 self.finished = action
 

@@ -63,9 +63,10 @@ def report_case_mix(config: SiloConfig, *, run: str, samples: int, say: Say) -> 
     start = adapter_at_start(finished, schema, AdapterStore(config.state_dir / "adapters"))
     round_number, payload = _first_update(config, finished.plan.run)
     method = method_named(finished.plan.method)
-    after = with_update(method, finished.plan, round_number, start, decode_factors(payload))
+    plan = plan_alone(finished.plan, config.silo, f"mix-{sha256_hex(payload)[:16]}")
+    after = with_update(method, plan, round_number, start, decode_factors(payload))
     with report_trainer(config, policy, schema, say) as trainer:
-        trainer.begin(plan_alone(finished.plan, config.silo, f"mix-{sha256_hex(payload)[:16]}"), schema)
+        trainer.begin(plan, schema)
         say(f"without the update: answering the public held-out questions, {samples} samples each")
         without = trainer.measure(start, samples, "held_out")
         say("with the update: answering them again")

@@ -12,7 +12,6 @@ from coordinator.blobs import Blobs, BytesPayload
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.codec import sha256_hex
 from fedsilo.protocol.errors import OperationError
-from fedsilo.protocol.factors import mean_delta
 from fedsilo.protocol.methods import method_named
 from fedsilo.protocol.plan import Plan
 from fedsilo.protocol.swap import public_batch
@@ -28,6 +27,7 @@ from fedsilo.protocol.tasks import (
 from policies.schema import LoraSchema
 from silo.report.alone import _Alone, plan_alone, train_alone
 from tests.algorithms.tiny import ZERO_DIGEST, make_plan, make_session, start_payload
+from tests.policies.setting import MEAN
 
 pytestmark = pytest.mark.torch
 ROUNDS = 2
@@ -64,7 +64,7 @@ def by_hand(plan: Plan, folder: Path, *, public: bool) -> str:
             else:
                 session.carry_out(PrivateStep(number, step))
         delta = BytesPayload(session.carry_out(ExportDelta(number)).body)
-        master = aggregate(blobs, master, [delta], mean_delta)
+        master = aggregate(blobs, master, [delta], MEAN)
     return str(master.digest)
 
 
@@ -122,9 +122,9 @@ def test_an_update_is_committed_once() -> None:
     session.carry_out(LoadAdapter(1, digest), start)
     for number in (1, 2):
         federation._trained(ExportDelta(number))
-        federation._commit()
+        federation._commit(number)
     with pytest.raises(OperationError, match="does not fit"):
-        federation._commit()
+        federation._commit(number)
 
 
 def test_the_initial_adapter_is_the_one_every_run_begins_with() -> None:

@@ -17,7 +17,6 @@ from coordinator.blobs import Blobs, BytesPayload
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.codec import decode_factors, encode_factors, sha256_hex
 from fedsilo.protocol.errors import UsageError
-from fedsilo.protocol.factors import mean_delta
 from fedsilo.protocol.methods import method_named
 from fedsilo.protocol.plan import Plan
 from fedsilo.protocol.tasks import ExportDelta, GeneratePublic, LoadAdapter, PrivateStep, PublicStep, TrainerTask
@@ -38,6 +37,7 @@ from tests.algorithms.tiny import (
     random_factors,
     start_payload,
 )
+from tests.policies.setting import MEAN
 
 pytestmark = pytest.mark.torch
 LORA = {"rank": 4, "alpha": 8.0, "schema_sha256": ZERO_DIGEST, "freeze": "A", "frozen_sha256": "ab" * 32}
@@ -128,7 +128,7 @@ def test_real_updates_average_exactly_with_a_frozen_and_not_with_both_trained(tm
         start = random_factors(shape, b_scale=0.0)
         master = BytesPayload(payload_of(shape, start))
         uploads = [BytesPayload(_delta_payload(shape, delta, master.digest)) for delta in deltas]
-        after = dict(read_factors(aggregate(Blobs(tmp_path), master, uploads, mean_delta, fixed=freeze)).tensors())
+        after = dict(read_factors(aggregate(Blobs(tmp_path), master, uploads, MEAN, fixed=freeze)).tensors())
         off = norm = 0.0
         for module in shape.modules:
             a, b = f"{module}.lora_A", f"{module}.lora_B"

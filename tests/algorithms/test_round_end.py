@@ -117,7 +117,7 @@ def deny_answers_of(silo: str) -> Deny:
 @pytest.mark.parametrize("seed", range(5))
 def test_answers_whose_update_was_kept_back_are_no_donors(seed: int) -> None:
     federation = played(seed=seed, deny=deny_update_of("c", 1))
-    assert [commit.silos for commit in federation.commits] == [("a", "b"), ("a", "b", "c"), ("a", "b", "c")]
+    assert [commit.results[0].silos for commit in federation.commits] == [("a", "b"), ("a", "b", "c"), ("a", "b", "c")]
     assert ("public.responses", 1, 2) in federation.offered["c"], "the answers came"
     for silo, second, third in (("a", {"b"}, {"b", "c"}), ("b", set(), {"c"}), ("c", {"b"}, {"b"})):
         steps = public_steps(federation, silo)
@@ -127,7 +127,7 @@ def test_answers_whose_update_was_kept_back_are_no_donors(seed: int) -> None:
 
 def test_an_update_whose_answers_were_kept_back_counts() -> None:
     federation = played(deny=deny_answers_of("c"))
-    assert [commit.silos for commit in federation.commits] == [("a", "b", "c")] * 3
+    assert [commit.results[0].silos for commit in federation.commits] == [("a", "b", "c")] * 3
     for (number, _), task in public_steps(federation, "a").items():
         assert origins(task) == (set() if number == 1 else {"b"})
     assert all(not origins(task) for task in public_steps(federation, "b").values()), "a knows nothing"

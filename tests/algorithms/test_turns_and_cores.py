@@ -15,8 +15,9 @@ from pydantic import ValidationError
 
 from coordinator.aggregate import aggregate, read_factors, write_peft_folder
 from coordinator.blobs import Blobs, BytesPayload, FilePayload
+from fedsilo.protocol.aggregation import averaged
 from fedsilo.protocol.codec import decode_factors, encode_factors, sha256_hex
-from fedsilo.protocol.factors import Freeze, initial_factors, mean_delta
+from fedsilo.protocol.factors import Freeze, initial_factors
 from fedsilo.protocol.plan import Plan
 from fedsilo.protocol.tasks import ExportDelta, LoadAdapter, PrivateStep
 from policies.schema import LoraSchema
@@ -51,7 +52,9 @@ def update_of(session: Session, number: int, adapter: bytes) -> bytes:
 
 def combined(folder: Path, plan: Plan, number: int, master: bytes, updates: list[bytes]) -> FilePayload:
     uploads = [BytesPayload(each) for each in updates]
-    return aggregate(Blobs(folder), BytesPayload(master), uploads, mean_delta, fixed=plan.lora.fixed_in(number))
+    return aggregate(
+        Blobs(folder), BytesPayload(master), uploads, averaged(plan, plan.silos), fixed=plan.lora.fixed_in(number)
+    )
 
 
 def product(tensors: Arrays, module: str) -> np.ndarray[Any, Any]:

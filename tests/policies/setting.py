@@ -10,6 +10,7 @@ import numpy as np
 
 from fedsilo.files.site_policy import read_ruleset
 from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.aggregation import averaged
 from fedsilo.protocol.codec import decode_factors, encode, encode_factors
 from fedsilo.protocol.place import Place
 from fedsilo.protocol.plan import Lora, Plan, Rollout
@@ -106,6 +107,7 @@ PLAN = Plan(
     held_out_sha256=HASH["held"],
     quorum=2,
 )
+MEAN = averaged(PLAN, PLAN.silos)  # what a round of that plan does with its updates
 
 
 def context(**changes: Any) -> Context:

@@ -114,7 +114,7 @@ class PaperRun:
                 follow += self._tell(event)
             elif effect is Effect.AGGREGATE and isinstance(event, m.Commit):
                 self.commits.append(event)
-                follow.append(m.Committed(event.round, f"digest-{event.round}"))
+                follow.append(m.Committed(event.round, {m.EVERYBODY: f"digest-{event.round}"}))
             elif effect is Effect.RECORD:
                 self.ends += 1
             self.carried_out(effect, event)
@@ -194,8 +194,8 @@ class PaperRun:
                        if each.round == commit.round and each.kind == life.update_kind(each.round)}  # fmt: skip
             given = [silo for silo in self.plan.silos if silo in updates]
             assert len(given) >= self.plan.quorum
-            assert commit.silos == tuple(given), "all that was acknowledged counts, in the plan's order"
-            assert commit.upload_digests == tuple(updates[silo] for silo in given)
+            expected = m.Result(tuple(given), tuple(updates[silo] for silo in given))
+            assert commit.results == (expected,), "all that was acknowledged counts, in the plan's order"
         assert len({commit.round for commit in self.commits}) == len(self.commits)
         assert self.ends == life.over
         if life.over:

@@ -194,7 +194,7 @@ def test_another_digest_in_a_taken_place_is_refused_and_the_same_one_is_a_retry(
     other = run.say(update("a", "y"))
     assert (other.verdict, other.code) == (Verdict.REFUSED, WireCode.INGRESS_DENIED)
     run.say(update("b", "z"))
-    assert run.commits[0].upload_digests == ("x", "z")
+    assert run.commits[0].results[0].upload_digests == ("x", "z")
     late = run.say(update("a", "y"))
     assert (late.verdict, late.code) == (Verdict.REFUSED, WireCode.ROUND_CLOSED)
 
@@ -203,7 +203,7 @@ def test_a_method_commits_nothing_below_the_quorum_and_nothing_that_was_not_take
     run = opened(quorum=2)
     run.say(update("a", "x"))
     for silos, digests in ((("a",), ("x",)), (("a", "b"), ("x", "y")), (("a", "a"), ("x", "x"))):
-        assert rounds.step(run.life, m.Commit(1, silos, digests), 0.0).code == CONFLICT
+        assert rounds.step(run.life, m.Commit(1, (m.Result(silos, digests),)), 0.0).code == CONFLICT
     run.say(m.SiloAbstained("b", 1, 0))
     assert run.life.round == 2 and not run.commits and ROUND["open"]["abandon"].next == "abandoned"
     assert run.life.round_state == "open" and rounds.step(run.life, m.CloseRound(1), 0.0).code == CONFLICT
@@ -211,7 +211,7 @@ def test_a_method_commits_nothing_below_the_quorum_and_nothing_that_was_not_take
     other = opened(quorum=2)
     other.say(update("a", "x"))
     other.say(update("b", "y"))
-    assert other.commits == [m.Commit(1, ("a", "b"), ("x", "y"))]
+    assert other.commits == [m.Commit(1, (m.Result(("a", "b"), ("x", "y")),))]
 
 
 def test_a_round_that_its_method_closes_is_over_and_is_not_abandoned_any_more() -> None:
@@ -260,7 +260,7 @@ def test_what_belongs_to_a_whole_round_has_one_place_in_it(kind: str) -> None:
         assert (outcome.verdict, outcome.code) == (Verdict.REFUSED, WireCode.INGRESS_DENIED)
     assert run.say(rounds.Contribution("a", kind, number, 0, 1, "x")).verdict is Verdict.ACCEPTED
     run.say(m.SiloAbstained("b", 1, 0))
-    assert [commit.upload_digests for commit in run.commits] == ([("x",)] if kind == UPDATE else [])
+    assert [commit.results[0].upload_digests for commit in run.commits] == ([("x",)] if kind == UPDATE else [])
 
 
 def test_while_paused_time_stands_still_and_what_comes_is_taken() -> None:

@@ -261,7 +261,7 @@ def test_silos_that_do_not_fail_finish_the_run_with_each_update_of_each_round(wo
     federation = Federation(works, quorum=3, late="", declines=False)
     federation.ends()
     assert federation.run.life.state == "finished"
-    assert [commit.silos for commit in federation.run.commits] == [tuple(NAMES)] * ROUNDS
+    assert [commit.results[0].silos for commit in federation.run.commits] == [tuple(NAMES)] * ROUNDS
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -106,7 +106,7 @@ class PaperFederation:
                     self.to_silo[silo].append(m.MessageArrived("", kind, round_number, step, body, ""))
                 case m.Commit(round_number):
                     self.commits.append(action)
-                    self._coordinator(m.Committed(round_number, f"digest-{round_number}"))
+                    self._coordinator(m.Committed(round_number, {m.EVERYBODY: f"digest-{round_number}"}))
                 case m.StartDeadline(name, seconds):
                     self.deadlines.append((self.now_seconds + seconds, "", name))
                 case m.FinishRun():

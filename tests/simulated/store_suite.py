@@ -303,8 +303,8 @@ class StoreSuite:
             session.add(db.Round(run="run-1", number=1, state="committed", base_digest="0" * 64,
                                  adapter_digest="2" * 64, opened_at="2026-01-01T00:00:00Z"))  # fmt: skip
         with opened().transaction() as session:
-            assert [db.is_adapter(session, digit * 64) for digit in "0123"] == [True, True, True, False]
-            assert not db.is_adapter(session, "")
+            assert [db.may_fetch(session, "hospital_a", digit * 64) for digit in "0123"] == [True, True, True, False]
+            assert not db.may_fetch(session, "hospital_a", "")
             assert db.is_round(session, "run-1", 1) and not db.is_round(session, "run-1", 2)
 
     def test_names_are_in_the_order_of_their_characters(self, opened: Any) -> None:

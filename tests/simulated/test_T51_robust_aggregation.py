@@ -15,6 +15,7 @@ from safetensors.numpy import load_file
 
 from fedsilo.files.run_request import check_form, read_request
 from fedsilo.protocol import codec
+from fedsilo.protocol.aggregation import ElementWise, average_of
 from fedsilo.protocol.errors import FedSiloError, PeerError, UsageError
 from fedsilo.protocol.factors import mean_delta, median_delta, trimmed_mean_delta
 from fedsilo.protocol.methods import METHODS, require_exchange
@@ -28,8 +29,11 @@ ZERO = np.zeros(1, np.float32)
 NUMBERS = st.floats(-1e3, 1e3, width=32).filter(lambda value: value == 0 or abs(value) > 1e-30)
 
 
+LAST = ElementWise(lambda master, deltas, state: (master + deltas[-1],))  # a method's own
+
+
 def of_numbers(combine: Any, values: list[float]) -> float:
-    return float(combine(ZERO, [np.array([value], np.float32) for value in values])[0])
+    return float(combine([np.array([value], np.float32) for value in values])[0])
 
 
 @given(values=st.lists(NUMBERS, min_size=1, max_size=9), seed=st.integers(0, 99))
@@ -61,9 +65,9 @@ def test_T51_few_bad_silos_do_not_move_a_number_beyond_the_honest_ones(honest: i
         room = 2.0**-21  # the master, of numbers below 8, is added and taken away in float32
         return float(np.mean((moved < low - room) | (moved > high + room)))
 
-    assert outside(median_delta(master, given)) == outside(trimmed_mean_delta(bad, master, given)) == 0.0
-    assert outside(mean_delta(master, given)) > 0.5, "the counterpart: the mean goes where they push it"
-    assert outside(trimmed_mean_delta(bad - 1, master, given)) > 0.05, "one more than it trims"
+    assert outside(master + median_delta(given)) == outside(master + trimmed_mean_delta(bad, given)) == 0.0
+    assert outside(master + mean_delta(given)) > 0.5, "the counterpart: the mean goes where they push it"
+    assert outside(master + trimmed_mean_delta(bad - 1, given)) > 0.05, "one more than it trims"
 
 
 @pytest.mark.parametrize("options", ["aggregate: median\n", "aggregate: trimmed_mean\ntrim: 1\n", ""])
@@ -119,8 +123,8 @@ def test_T51_a_quorum_of_two_is_too_few_for_a_median() -> None:
 
 def test_T51_a_method_that_does_not_average_has_no_median() -> None:
     plan = setting.PLAN.model_copy(update={"method": "fedavg-grpo", "aggregate": "median", "quorum": 3})
-    assert require_exchange(plan).combine_under(plan, plan.silos) is median_delta
-    last = dataclasses.replace(METHODS["fedavg-grpo"], combine=lambda master, deltas: master + deltas[-1])
+    assert require_exchange(plan).averages and average_of(plan, plan.silos) is median_delta
+    last = dataclasses.replace(METHODS["fedavg-grpo"], aggregate=lambda plan, silos: LAST)
     METHODS[last.name], before = last, METHODS[last.name]
     try:
         with pytest.raises(UsageError, match="does not average updates") as refused:

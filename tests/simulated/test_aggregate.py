@@ -28,10 +28,11 @@ from coordinator.aggregate import (
 from coordinator.blobs import Blobs, BytesPayload, Spool
 from fedsilo.files.durable import DiskFullError
 from fedsilo.protocol import codec
+from fedsilo.protocol.aggregation import ElementWise
 from fedsilo.protocol.errors import OperationError
 from fedsilo.protocol.factors import initial_factors, mean_delta
 from fedsilo.protocol.methods import METHODS
-from tests.policies.setting import SCHEMA
+from tests.policies.setting import MEAN, PLAN, SCHEMA
 
 
 def factors(tensors: dict[str, Any], base: str, dtype: str = "float32") -> BytesPayload:
@@ -50,7 +51,7 @@ def drawn(seed: int, scale: float = 1.0) -> dict[str, Any]:
 def test_tiles_do_not_change_a_bit_of_the_slow_loop(tmp_path: Path, tile_elements: int, dtype: str) -> None:
     master = factors(drawn(0), "")
     uploads = [factors(drawn(seed, 1e-3), master.digest, dtype) for seed in (1, 2, 3)]
-    made = aggregate(Blobs(tmp_path), master, uploads, mean_delta, tile_elements=tile_elements)
+    made = aggregate(Blobs(tmp_path), master, uploads, MEAN, tile_elements=tile_elements)
     deltas = [codec.decode_factors(upload.data).tensors for upload in uploads]
     for name, values in read_factors(made).tensors():
         base = codec.decode_factors(master.data).tensors[name].reshape(-1)
@@ -68,14 +69,14 @@ def test_opposite_deltas_cancel_although_their_products_are_one(tmp_path: Path) 
     master = factors({name: np.zeros(shape, np.float32) for name, shape in SCHEMA.tensors}, "")
     ones = {name: np.ones(shape, np.float32) for name, shape in SCHEMA.tensors}
     uploads = [factors(ones, master.digest), factors({name: -values for name, values in ones.items()}, master.digest)]
-    made = aggregate(Blobs(tmp_path), master, uploads, mean_delta)
+    made = aggregate(Blobs(tmp_path), master, uploads, MEAN)
     assert made.digest == master.digest
 
 
 def test_one_silo_gives_base_plus_delta(tmp_path: Path) -> None:
     master = factors(drawn(0), "")
     upload = factors(drawn(1, 1e-3), master.digest)
-    made = dict(read_factors(aggregate(Blobs(tmp_path), master, [upload], mean_delta)).tensors())
+    made = dict(read_factors(aggregate(Blobs(tmp_path), master, [upload], MEAN)).tensors())
     delta = codec.decode_factors(upload.data).tensors
     for name, values in codec.decode_factors(master.data).tensors.items():
         assert (values + delta[name]).tobytes() == made[name].tobytes()
@@ -84,15 +85,15 @@ def test_one_silo_gives_base_plus_delta(tmp_path: Path) -> None:
 def test_another_base_other_tensors_and_infinite_results_are_refused(tmp_path: Path) -> None:
     master, blobs = factors(drawn(0), ""), Blobs(tmp_path)
     with pytest.raises(AggregateRefusedError, match="another adapter"):
-        aggregate(blobs, master, [factors(drawn(1), "0" * 64)], mean_delta)
+        aggregate(blobs, master, [factors(drawn(1), "0" * 64)], MEAN)
     less = dict(list(drawn(1).items())[:1])
     with pytest.raises(AggregateRefusedError, match="other tensors"):
-        aggregate(blobs, master, [factors(less, master.digest)], mean_delta)
+        aggregate(blobs, master, [factors(less, master.digest)], MEAN)
     huge = {name: np.full(shape, 3e38, np.float32) for name, shape in SCHEMA.tensors}
     with np.errstate(over="ignore"), pytest.raises(AggregateRefusedError, match="not finite"):
-        aggregate(blobs, master, [factors(huge, master.digest)] * 2, mean_delta)
+        aggregate(blobs, master, [factors(huge, master.digest)] * 2, MEAN)
     with pytest.raises(AggregateRefusedError, match="without uploads"):
-        aggregate(blobs, master, [], mean_delta)
+        aggregate(blobs, master, [], MEAN)
 
 
 def test_a_full_disk_is_no_refusal_of_the_uploads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,10 +103,10 @@ def test_a_full_disk_is_no_refusal_of_the_uploads(tmp_path: Path, monkeypatch: p
         raise DiskFullError("no space left")
 
     upload = factors(drawn(1, 1e-3), master.digest)
-    assert aggregate(blobs, master, [upload], mean_delta).size_bytes == len(master.data)
+    assert aggregate(blobs, master, [upload], MEAN).size_bytes == len(master.data)
     monkeypatch.setattr(blobs, "spool", full)
     with pytest.raises(OperationError) as caught:
-        aggregate(blobs, master, [upload], mean_delta)
+        aggregate(blobs, master, [upload], MEAN)
     assert not isinstance(caught.value, AggregateRefusedError)
 
 
@@ -180,10 +181,10 @@ def test_a_payload_on_a_local_disk_is_opened_once_and_closed_with_its_object(tmp
 
 def test_the_norm_of_what_is_made_is_that_of_what_is_read(tmp_path: Path) -> None:
     master = factors(drawn(0), "")
-    made = aggregate(Blobs(tmp_path), master, [factors(drawn(1), master.digest)], mean_delta, norm=(norm := L2Sum()))
+    made = aggregate(Blobs(tmp_path), master, [factors(drawn(1), master.digest)], MEAN, norm=(norm := L2Sum()))
     assert norm.norm == l2_norm(made) > 0
     others = L2Sum()
-    aggregate(Blobs(tmp_path), master, [factors(drawn(1), master.digest)], mean_delta, tile_elements=5, norm=others)
+    aggregate(Blobs(tmp_path), master, [factors(drawn(1), master.digest)], MEAN, tile_elements=5, norm=others)
     assert others.norm == norm.norm, "in whatever tiles"
 
 
@@ -205,7 +206,7 @@ def test_a_norm_does_not_depend_on_the_pieces_it_is_given(monkeypatch: pytest.Mo
 def test_where_no_thread_is_to_be_had_what_is_made_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     master = factors(drawn(0), "")
     upload, norms = factors(drawn(1, 1e-3), master.digest), (L2Sum(), L2Sum())
-    expected = aggregate(Blobs(tmp_path / "one"), master, [upload], mean_delta, tile_elements=5, norm=norms[0])
+    expected = aggregate(Blobs(tmp_path / "one"), master, [upload], MEAN, tile_elements=5, norm=norms[0])
     real, calls = ThreadPoolExecutor.submit, list[int]()
 
     def submit(pool: ThreadPoolExecutor, *call: Any) -> Any:
@@ -215,7 +216,7 @@ def test_where_no_thread_is_to_be_had_what_is_made_is_the_same(tmp_path: Path, m
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(ThreadPoolExecutor, "submit", submit)
-    made = aggregate(Blobs(tmp_path / "other"), master, [upload], mean_delta, tile_elements=5, norm=norms[1])
+    made = aggregate(Blobs(tmp_path / "other"), master, [upload], MEAN, tile_elements=5, norm=norms[1])
     assert len(calls) > 3 and made.digest == expected.digest and norms[0].norm == norms[1].norm
 
 
@@ -223,14 +224,14 @@ def test_arithmetic_that_fails_while_tiles_are_written_leaves_nothing(tmp_path: 
     master, blobs, threads = factors(drawn(0), ""), Blobs(tmp_path), threading.active_count()
     calls: list[int] = []
 
-    def failing(tile: Any, deltas: Any) -> Any:
+    def failing(tile: Any, deltas: Any, state: Any) -> Any:
         calls.append(1)
         if len(calls) == 3:
             raise ZeroDivisionError
-        return mean_delta(tile, deltas)
+        return (tile + mean_delta(deltas),)
 
     with pytest.raises(ZeroDivisionError):
-        aggregate(blobs, master, [factors(drawn(1), master.digest)], failing, tile_elements=2)
+        aggregate(blobs, master, [factors(drawn(1), master.digest)], ElementWise(failing), tile_elements=2)
     assert list(blobs.arriving.iterdir()) == [] and threading.active_count() == threads
 
 
@@ -239,25 +240,27 @@ def test_many_uploads_have_smaller_tiles(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(aggregate_module, "TILES_ELEMENTS", 24)
     master, held = factors(drawn(0), ""), list[int]()
 
-    def noted(tile: Any, deltas: Any) -> Any:
+    def noted(tile: Any, deltas: Any, state: Any) -> Any:
         held.append(sum(delta.size for delta in deltas))
-        return mean_delta(tile, deltas)
+        return (tile + mean_delta(deltas),)
 
     for silos, most in ((1, 8), (3, 24), (6, 24), (40, 40)):  # one number of each is the least
         held.clear()
-        aggregate(Blobs(tmp_path), master, [factors(drawn(seed), master.digest) for seed in range(silos)], noted)
+        uploads = [factors(drawn(seed), master.digest) for seed in range(silos)]
+        aggregate(Blobs(tmp_path), master, uploads, ElementWise(noted))
         assert max(held) == most
 
 
 @pytest.mark.parametrize("name", sorted(METHODS))
 def test_a_method_s_arithmetic_goes_element_by_element_into_memory_of_its_own(name: str) -> None:
     draw = np.random.default_rng(6)
-    combine = METHODS[name].combine
+    how = METHODS[name].aggregate(PLAN, PLAN.silos[:3])
+    assert isinstance(how, ElementWise)
     tiles = [draw.normal(0, 1, (4, size)).astype(np.float32) for size in (6, 3)]
-    apart = [combine(tile[0], list(tile[1:])) for tile in tiles]
+    apart = [how.combine(tile[0], list(tile[1:]), ())[0] for tile in tiles]
     together = np.concatenate(tiles, axis=1)
     kept = apart[0].copy()
-    assert np.array_equal(combine(together[0], list(together[1:])), np.concatenate(apart))
+    assert np.array_equal(how.combine(together[0], list(together[1:]), ())[0], np.concatenate(apart))
     assert np.array_equal(apart[0], kept), "what it returned is not written to again"
     assert not any(np.shares_memory(apart[0], other) for other in (apart[1], *tiles[0]))
 
@@ -270,7 +273,7 @@ def test_a_number_that_is_not_finite_is_told_of_its_own_tensor(tmp_path: Path) -
             bad[name] = np.zeros(shape, np.float32)
             bad[name].reshape(-1)[place] = np.inf
             with pytest.raises(AggregateRefusedError, match=re.escape(f"the aggregate of {name} is")):
-                aggregate(Blobs(tmp_path), master, [factors(bad, master.digest)], mean_delta)
+                aggregate(Blobs(tmp_path), master, [factors(bad, master.digest)], MEAN)
 
 
 def test_a_disk_that_fills_up_while_a_tile_is_written_behind_is_told_and_leaves_nothing(
@@ -288,7 +291,7 @@ def test_a_disk_that_fills_up_while_a_tile_is_written_behind_is_told_and_leaves_
 
     monkeypatch.setattr(Spool, "write", write)
     with pytest.raises(DiskFullError):
-        aggregate(blobs, master, [upload], mean_delta, tile_elements=5)
+        aggregate(blobs, master, [upload], MEAN, tile_elements=5)
     assert list(blobs.arriving.iterdir()) == []
     monkeypatch.undo()
-    assert aggregate(blobs, master, [upload], mean_delta, tile_elements=5).size_bytes == len(master.data)
+    assert aggregate(blobs, master, [upload], MEAN, tile_elements=5).size_bytes == len(master.data)

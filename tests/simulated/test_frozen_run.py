@@ -18,7 +18,7 @@ from fedsilo.protocol import codec
 from fedsilo.protocol import method as events
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.errors import UsageError
-from fedsilo.protocol.factors import frozen_sha256, initial_factors, initial_frozen_sha256, mean_delta
+from fedsilo.protocol.factors import frozen_sha256, initial_factors, initial_frozen_sha256
 from fedsilo.protocol.methods import METHODS
 from silo.guard.adapters import AdapterStore
 from silo.guard.decisions import RunView
@@ -128,7 +128,7 @@ def test_the_mean_of_the_products_is_the_product_of_the_means_with_a_frozen_and_
     def error(freeze: str, *names: str) -> float:
         deltas = [drawn(seed, *names) for seed in (1, 2, 3)]
         uploads = [payload(delta, master.digest) for delta in deltas]
-        made = aggregate(Blobs(tmp_path), master, uploads, mean_delta, fixed=freeze, tile_elements=tile_elements)
+        made = aggregate(Blobs(tmp_path), master, uploads, setting.MEAN, fixed=freeze, tile_elements=tile_elements)
         after = dict(read_factors(made).tensors())
         if freeze == "A":
             assert after[A].tobytes() == base[A].tobytes()
@@ -146,13 +146,13 @@ def test_uploads_hold_exactly_what_the_run_trains(tmp_path: Path) -> None:
     master = payload(drawn(0, A, B), "")
     for names, freeze in (((A, B), "A"), ((A,), "A"), ((B,), "none")):
         with pytest.raises(AggregateRefusedError, match="other tensors"):
-            aggregate(Blobs(tmp_path), master, [payload(drawn(1, *names), master.digest)], mean_delta, fixed=freeze)
+            aggregate(Blobs(tmp_path), master, [payload(drawn(1, *names), master.digest)], setting.MEAN, fixed=freeze)
 
 
 def test_bfloat16_updates_of_b_are_added_to_a_float32_master(tmp_path: Path) -> None:
     master = payload(drawn(0, A, B), "")
     upload = payload(drawn(1, B), master.digest, "bfloat16")
-    made = dict(read_factors(aggregate(Blobs(tmp_path), master, [upload], mean_delta, fixed="A")).tensors())
+    made = dict(read_factors(aggregate(Blobs(tmp_path), master, [upload], setting.MEAN, fixed="A")).tensors())
     delta = codec.decode_factors(upload.data).tensors[B]
     base = codec.decode_factors(master.data).tensors
     assert made[B].tobytes() == (base[B] + delta).tobytes() and made[A].tobytes() == base[A].tobytes()
@@ -173,7 +173,7 @@ def test_every_method_runs_with_a_frozen_and_a_kept_back_update_is_known_by_its_
     assert isinstance(played.outcome, events.FinishRun) and played.outcome.outcome == "finished"
     offered = {kind for offers in played.offered.values() for kind, _, _ in offers}
     assert offered == METHODS[name].kinds_under(played.plan) and "lora.factors" not in offered
-    assert all(commit.silos == ("b", "c") for commit in played.commits)
+    assert all(commit.results[0].silos == ("b", "c") for commit in played.commits)
 
 
 # ---- a silo's gate -----------------------------------------------------------------------------------

@@ -455,7 +455,7 @@ class PublicDonors(_message.Message):
     def __init__(self, prompts: _Optional[_Iterable[_Union[PromptDonors, _Mapping]]] = ...) -> None: ...
 
 class RoundResult(_message.Message):
-    __slots__ = ("committed", "adapter_digest", "participants", "transcript_sha256", "verdicts", "result_signature", "closed")
+    __slots__ = ("committed", "adapter_digest", "participants", "transcript_sha256", "verdicts", "result_signature", "closed", "results")
     COMMITTED_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_DIGEST_FIELD_NUMBER: _ClassVar[int]
     PARTICIPANTS_FIELD_NUMBER: _ClassVar[int]
@@ -463,6 +463,7 @@ class RoundResult(_message.Message):
     VERDICTS_FIELD_NUMBER: _ClassVar[int]
     RESULT_SIGNATURE_FIELD_NUMBER: _ClassVar[int]
     CLOSED_FIELD_NUMBER: _ClassVar[int]
+    RESULTS_FIELD_NUMBER: _ClassVar[int]
     committed: bool
     adapter_digest: str
     participants: _containers.RepeatedScalarFieldContainer[str]
@@ -470,7 +471,18 @@ class RoundResult(_message.Message):
     verdicts: _containers.RepeatedCompositeFieldContainer[SiloVerdict]
     result_signature: bytes
     closed: bool
-    def __init__(self, committed: _Optional[bool] = ..., adapter_digest: _Optional[str] = ..., participants: _Optional[_Iterable[str]] = ..., transcript_sha256: _Optional[str] = ..., verdicts: _Optional[_Iterable[_Union[SiloVerdict, _Mapping]]] = ..., result_signature: _Optional[bytes] = ..., closed: _Optional[bool] = ...) -> None: ...
+    results: _containers.RepeatedCompositeFieldContainer[ResultOfSilo]
+    def __init__(self, committed: _Optional[bool] = ..., adapter_digest: _Optional[str] = ..., participants: _Optional[_Iterable[str]] = ..., transcript_sha256: _Optional[str] = ..., verdicts: _Optional[_Iterable[_Union[SiloVerdict, _Mapping]]] = ..., result_signature: _Optional[bytes] = ..., closed: _Optional[bool] = ..., results: _Optional[_Iterable[_Union[ResultOfSilo, _Mapping]]] = ...) -> None: ...
+
+class ResultOfSilo(_message.Message):
+    __slots__ = ("receiver", "adapter_digest", "participants")
+    RECEIVER_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    PARTICIPANTS_FIELD_NUMBER: _ClassVar[int]
+    receiver: str
+    adapter_digest: str
+    participants: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, receiver: _Optional[str] = ..., adapter_digest: _Optional[str] = ..., participants: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class SiloVerdict(_message.Message):
     __slots__ = ("silo", "verdict")

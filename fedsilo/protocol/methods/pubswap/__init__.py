@@ -18,12 +18,10 @@ What it does not give: privacy of what the answers and factors say (N2).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
-from fedsilo.protocol.codec import Array
-from fedsilo.protocol.factors import mean_delta
 from fedsilo.protocol.method import Half, Method
 from fedsilo.protocol.methods.pubswap import round_end, step
 from fedsilo.protocol.methods.pubswap.options import SelfSwap
@@ -61,7 +59,6 @@ _TASKS = frozenset({Evaluate, LoadAdapter, PrivateStep, GeneratePublic, PublicSt
 
 
 def _method(name: str, summary: str, swap: step.Swap, kinds: frozenset[str], ruleset: str) -> Method:
-    combine: Callable[[Array, Sequence[Array]], Array] = mean_delta
     return Method(
         name,
         summary,
@@ -69,7 +66,6 @@ def _method(name: str, summary: str, swap: step.Swap, kinds: frozenset[str], rul
         ruleset,
         step.Coordinator(swap),
         step.Silo(swap),
-        combine,
         _TASKS,
         sends_wrong_answers=swap == "random",
         swaps=swap in ("balanced", "random"),

@@ -20,6 +20,7 @@ from fedsilo.protocol.method import (
     Note,
     Offer,
     OfferSettled,
+    Result,
     RunStarted,
     Send,
     SiloAbstained,
@@ -124,7 +125,7 @@ class Coordinator:
                 return self._close_whatever_is_complete(state)
             case DeadlinePassed(name):
                 return self._deadline(state, name)
-            case Committed(round_number, digest):
+            case Committed(round=round_number, digest=digest):
                 if round_number != state.round or state.phase != "committing":
                     return state, ()
                 state = replace(state, base_digest=digest, committed_rounds=state.committed_rounds + 1)
@@ -268,7 +269,7 @@ class Coordinator:
             state, actions = self._after_round(state, committed=False)
             return state, (note, *actions)
         digests = tuple(state.uploads[silo] for silo in participants)
-        return replace(state, phase="committing"), (Commit(state.round, participants, digests),)
+        return replace(state, phase="committing"), (Commit(state.round, (Result(participants, digests),)),)
 
     def _after_round(
         self, state: CoordinatorState, *, committed: bool
