@@ -8,6 +8,7 @@ from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -21,7 +22,19 @@ from fedsilo.control.server import ControlServer
 from fedsilo.control.socket_server import ControlSocket
 from fedsilo.files.durable import write_private
 from tests.console.commands import Site
+from tests.console.desk import UPDATE_SECONDS, idle
 from tests.console.states import POLICY_DIGEST, release, silo
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _short_waits() -> Iterator[None]:
+    """Have Textual draw without delay, and its pilot wait as `idle` does."""
+    with (
+        patch("textual.screen.UPDATE_PERIOD", UPDATE_SECONDS),
+        patch("textual.app.wait_for_idle", idle),
+        patch("textual.pilot.wait_for_idle", idle),
+    ):
+        yield
 
 
 @pytest.fixture

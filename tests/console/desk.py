@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from time import monotonic, process_time
 from typing import Any
 
 from textual.pilot import Pilot
@@ -25,6 +27,24 @@ SIZES = [(80, 24), (140, 42)]
 
 
 FRAMES = str.maketrans("│┃", "  ")
+UPDATE_SECONDS = 0.001  # from a change to its drawing, instead of a sixtieth of a second
+REST_SECONDS = 0.002  # between two looks at the processor's clock
+IDLE_SECONDS = 0.0005  # of it in which nothing is worked on
+TURNS = 20  # of the event loop before each look: a message that wakes another has gone on, however busy the machine is
+
+
+async def idle(min_sleep: float = 0.0, max_sleep: float = 1.0) -> None:
+    """Wait until an application without timers has nothing left to do, and `max_sleep` seconds at most.
+
+    The pilot's own wait looks every 20 ms, and after each key four times, so that most of a test's time was sleep.
+    """
+    end, rests = monotonic() + max_sleep, 0
+    while rests < 2 and monotonic() < end:
+        used = process_time()
+        for _ in range(TURNS):
+            await asyncio.sleep(0)
+        await asyncio.sleep(REST_SECONDS)
+        rests = rests + 1 if process_time() - used < IDLE_SECONDS else 0
 
 
 def strips(screen: Screen[Any]) -> list[Strip]:
@@ -94,6 +114,13 @@ class Desk:
                 {name: told for name, told in before.refused.items() if name != key},
             )
         )  # fmt: skip
+
+    async def resize(self, width: int, height: int) -> None:
+        """Give the terminal another size; return once the screen has it, for which the application has a timer."""
+        await self.pilot.resize_terminal(width, height)
+        while self.app.screen.outer_size != (width, height):
+            await self.pilot.pause()
+        await self.pilot.pause()
 
     async def open(self, screen: FedScreen) -> None:
         self.app.open_below(screen)

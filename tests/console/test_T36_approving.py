@@ -265,8 +265,7 @@ async def test_what_is_read_is_cut_anew_when_the_terminal_changes_its_size() -> 
     for size in ((60, 16), (100, 30)):
         async with console(size) as desk:
             await opened(desk, noticed(DESTINATION), "f")
-            await desk.pilot.resize_terminal(60, 16)
-            await desk.pilot.pause()
+            await desk.resize(60, 16)
             seen.append([row for row in desk.text.splitlines() if "│" in row])
     assert seen[0] == seen[1] and any("What it means" in row for row in seen[0])
 

@@ -177,6 +177,7 @@ class Hostile:
         return self.text if self.everything else value
 
 
+@pytest.mark.slow
 @pytest.mark.exhaustive(keep=1)
 @pytest.mark.parametrize(("name", "sign"), [("forwards", "]0;owned"), ("backwards", "a␡b"), ("long", "abcdefghij")])
 async def test_T37_hostile_text_in_every_field_of_every_screen_draws_no_control_character(name: str, sign: str) -> None:

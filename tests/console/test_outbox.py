@@ -337,8 +337,7 @@ async def test_a_row_and_a_whole_record_are_opened_copied_and_inspected() -> Non
         desk.shows('"message"')
         await desk.press("escape", "escape")
         assert desk.app.top.called == "outbox"
-        await desk.pilot.resize_terminal(100, 30)
-        await desk.pilot.pause()
+        await desk.resize(100, 30)
         await desk.answer("outbox record 250", decision(250, "deny"))
         desk.shows("Record 250", WOULD_PASS[:60])
         await desk.press("j")

@@ -158,8 +158,7 @@ async def test_two_figures_stand_below_where_there_is_room() -> None:
         await desk.press("0")
         assert FIGURES_KEY not in desk.app.wanted
         await desk.press("1")
-        await desk.pilot.resize_terminal(80, 24)
-        await desk.pilot.pause(4 / 120)
+        await desk.resize(80, 24)
         await desk.show(desk.app.snapshot)
         assert FIGURES_KEY not in desk.app.wanted and not desk.app.screen.query_one(OverviewFigures).display
 

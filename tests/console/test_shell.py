@@ -24,13 +24,11 @@ from tests.console.states import DIGEST, coordinator, live, release, silo
 from tests.console.test_tables import opened
 
 SMALL, WIDE = (80, 24), (140, 42)
-RESIZE_SECONDS = 4 / 120  # Textual draws a resize by a timer of 1/120 s, and what follows from it after that
 
 
 async def resized(desk: Desk, *sizes: tuple[int, int]) -> None:
     for size in sizes:
-        await desk.pilot.resize_terminal(*size)
-        await desk.pilot.pause(RESIZE_SECONDS)
+        await desk.resize(*size)
 
 
 # ---- places ----------------------------------------------------------------------------------------

@@ -69,8 +69,7 @@ async def test_columns_go_by_width_and_nothing_is_off_to_the_side(size: tuple[in
         assert ("round" in header) == (size[0] > 60) and ("digest" in header) == (size[0] >= 100)
         assert ("items" in header) == (size[0] >= 140)
         assert rows.virtual_size.width <= rows.size.width and rows.max_scroll_x == 0
-        await desk.pilot.resize_terminal(140, 42)
-        await desk.pilot.pause()
+        await desk.resize(140, 42)
         header = next(line for line in desk.text.splitlines() if " verdict" in line)
         assert "digest" in header and "items" in header
 

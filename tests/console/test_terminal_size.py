@@ -69,8 +69,7 @@ async def test_a_resize_that_textual_lost_is_drawn_with_the_next_tick(monkeypatc
             desk.app.tick()
             await desk.pilot.pause()
         assert desk.app.screen.outer_size == Size(*WIDE) and drawn(desk) == WIDE[0]
-        await desk.pilot.resize_terminal(100, 30)  # and the way of every later one is free again
-        await desk.pilot.pause(2 / 120)
+        await desk.resize(100, 30)  # and the way of every later one is free again
         assert desk.app.screen.outer_size == Size(100, 30)
 
 
