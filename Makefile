@@ -18,7 +18,8 @@ unexport PYTHONDONTWRITEBYTECODE
 demo: $(VENV)/.runtime
 	@$(BIN)/fedsilo demo --no-console $(DEMO_FLAGS)
 
-# On two cores: a federation waits most of its time, so that two workers start them while the others compute
+# What is quick: each rule, each screen, one whole demo, one daemon killed, one leak. With SLOW=1 what is slow as well, as
+# .ci/run has it. On two cores: a federation waits most of its time, so that two workers start them while the others compute
 # (tests/scheduling.py).
 PYTEST := $(BIN)/python -m pytest --numprocesses 4
 test: $(VENV)/.dev
@@ -29,7 +30,8 @@ test: $(VENV)/.dev
 test-all: $(VENV)/.dev
 	$(PYTEST) --all-cases $(TEST_FLAGS)
 
-# What takes ten seconds or more and repeats, with whole federations or over more cases, what a quicker test asks.
+# What is slow: whole federations, real terminals and statistics, and of a table of cases those beyond a sample
+# (`@pytest.mark.slow`, and `quick(keep=N)` for a table), where a quicker test asks the same.
 test-slow: $(VENV)/.dev
 	$(PYTEST) -m slow $(TEST_FLAGS)
 

@@ -44,21 +44,30 @@ def a_sample(cases: Sequence[T], keep: int, name: str) -> list[T]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out, of the cases of a test marked `exhaustive`, all but a sample; of cases that are named, none."""
-    if config.getoption(ALL_CASES) or any("[" in argument for argument in config.args):
+    """Of the cases of a test marked `exhaustive` leave out all but a sample; of one marked `quick` make all but a
+    sample slow. Cases that are named are left as they are."""
+    if any("[" in argument for argument in config.args):
         return
+    if not config.getoption(ALL_CASES):
+        left_out = set(_beyond_the_sample(items, "exhaustive"))
+        if left_out:
+            config.hook.pytest_deselected(items=list(left_out))
+            items[:] = [item for item in items if item not in left_out]
+    for item in _beyond_the_sample(items, "quick"):
+        item.add_marker(pytest.mark.slow)
+
+
+def _beyond_the_sample(items: Sequence[pytest.Item], mark: str) -> Iterator[pytest.Item]:
+    """Yield the cases of each test with this mark that are not among the `keep` that are drawn of them."""
     cases: dict[str, list[pytest.Item]] = {}
+    keep: dict[str, int] = {}
     for item in items:
-        if item.get_closest_marker("exhaustive"):
-            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
-    left_out = set(items[:0])
+        if found := item.get_closest_marker(mark):
+            name = item.nodeid.partition("[")[0]
+            cases.setdefault(name, []).append(item)
+            keep[name] = found.kwargs["keep"]
     for name, of_test in cases.items():
-        mark = of_test[0].get_closest_marker("exhaustive")
-        assert mark is not None
-        left_out |= set(of_test) - set(a_sample(of_test, mark.kwargs["keep"], name))
-    if left_out:
-        config.hook.pytest_deselected(items=list(left_out))
-        items[:] = [item for item in items if item not in left_out]
+        yield from set(of_test) - set(a_sample(of_test, keep[name], name))
 
 
 @pytest.fixture

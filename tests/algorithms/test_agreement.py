@@ -91,6 +91,7 @@ def test_one_step_is_told_from_none_only_with_enough_tokens() -> None:
     assert not fresh.is_alarm and fresh.detectable <= 1 and fresh.is_fresh
 
 
+@pytest.mark.slow
 def test_a_share_that_bfloat16_does_not_see_is_measured_and_taken_into_account() -> None:
     steps = [answers(seed, stale=1.0, seen=0.3) for seed in range(100)]
     finding = found(steps)
@@ -149,6 +150,7 @@ def test_each_step_has_an_intercept_of_its_own() -> None:
     assert off.coefficient == pytest.approx(plain.coefficient, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_false_alarms_are_as_rare_as_the_error_says() -> None:
     """Rounding with heavy tails that hangs together within an answer: 2 errors off in 4.6 of 100, none at the edge."""
     beyond, alarms, runs = 0, 0, 600
@@ -161,6 +163,7 @@ def test_false_alarms_are_as_rare_as_the_error_says() -> None:
     assert 0.02 < beyond / runs < 0.083
 
 
+@pytest.mark.slow
 def test_an_error_that_forgets_answers_would_be_too_small() -> None:
     """The failing counterpart: tokens as if they were independent, on an x that hangs together as well."""
     ratios = []

@@ -114,6 +114,7 @@ def test_the_coefficient_says_what_is_wrong(rig: Rig, fault: Fault, other: str, 
     assert finding.coefficient == pytest.approx(about, abs=4 * finding.error + 0.1)
 
 
+@pytest.mark.slow
 def test_one_step_of_staleness_is_caught_in_float32_and_said_to_be_too_small_in_bfloat16(
     rig: Rig, exact_rig: Rig
 ) -> None:

@@ -146,6 +146,7 @@ def coverage(sizes: list[int], truth: float, draw: Callable[[], Any], interval: 
     return covered / REPETITIONS
 
 
+@pytest.mark.quick(keep=3)
 @pytest.mark.parametrize(
     "sizes", [[1] * 12, [1] * 40, [4] * 15, *UNEQUAL.values()], ids=["12x1", "40x1", "15x4", *UNEQUAL]
 )
@@ -189,6 +190,7 @@ def test_made_up_prompts_in_place_of_clusters_would_cover_too_little() -> None:
     assert covered / REPETITIONS < 0.6
 
 
+@pytest.mark.quick(keep=3)
 @pytest.mark.parametrize("sizes", [[20] * 10, [1] * 40, UNEQUAL["some large"], UNEQUAL["five weigh most"]], ids=len)
 @pytest.mark.parametrize(("right", "wrong"), [(0.2, 0.2), (0.1, 1.0)])
 def test_coverage_of_rates_that_differ_between_clusters(sizes: list[int], right: float, wrong: float) -> None:

@@ -113,6 +113,7 @@ def relative(got: torch.Tensor, expected: torch.Tensor) -> float:
     return float((got - expected).detach().abs().max() / expected.detach().abs().max())
 
 
+@pytest.mark.quick(keep=6)
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("name", MODELS)
 def test_values_and_every_gradient_are_those_of_transformers(
@@ -137,6 +138,7 @@ def test_values_and_every_gradient_are_those_of_transformers(
     assert relative(base[0], values[0]) > 1e-2  # the factors do something
 
 
+@pytest.mark.quick(keep=3)
 @pytest.mark.parametrize("name", MODELS)
 def test_greedy_answers_are_those_of_transformers(name: str) -> None:
     model = make(name)

@@ -62,6 +62,7 @@ def test_a_right_program_passes_and_a_wrong_one_does_not(sandbox: CodeSandbox) -
     assert sandbox.grade("```python\n" + GOOD, TEST).code is VerdictCode.NO_ANSWER
 
 
+@pytest.mark.quick(keep=5)
 @pytest.mark.exhaustive(keep=12)
 @pytest.mark.parametrize("name", REFUSED)
 def test_T22_the_sandbox_refuses_and_the_program_goes_on(sandbox: CodeSandbox, name: str) -> None:
@@ -71,6 +72,7 @@ def test_T22_the_sandbox_refuses_and_the_program_goes_on(sandbox: CodeSandbox, n
     assert not sandbox.grade(REFUSED[name] + "\n" + GOOD, TEST).correct
 
 
+@pytest.mark.quick(keep=4)
 @pytest.mark.exhaustive(keep=10)
 @pytest.mark.parametrize("name", HARMFUL)
 def test_T22_harmful_programs_end_in_time_and_earn_nothing(impatient: CodeSandbox, name: str) -> None:
@@ -80,6 +82,7 @@ def test_T22_harmful_programs_end_in_time_and_earn_nothing(impatient: CodeSandbo
     assert time.monotonic() - began < ENDED_SECONDS
 
 
+@pytest.mark.quick(keep=5)
 @pytest.mark.exhaustive(keep=12)
 @pytest.mark.parametrize("name", FORGED)
 def test_T22_success_cannot_be_forged(sandbox: CodeSandbox, name: str) -> None:
@@ -88,6 +91,7 @@ def test_T22_success_cannot_be_forged(sandbox: CodeSandbox, name: str) -> None:
     assert time.monotonic() - began < ENDED_SECONDS
 
 
+@pytest.mark.quick(keep=6)
 @pytest.mark.exhaustive(keep=16)
 @pytest.mark.parametrize("name", CHEATS)
 def test_T56_a_cheat_earns_nothing_where_a_solution_is_paid(sandbox: CodeSandbox, name: str) -> None:
@@ -96,6 +100,7 @@ def test_T56_a_cheat_earns_nothing_where_a_solution_is_paid(sandbox: CodeSandbox
     assert sandbox.grade(cheat, test).code is VerdictCode.WRONG
 
 
+@pytest.mark.quick(keep=1)
 def test_T22_nothing_is_left_running(sandbox: CodeSandbox) -> None:
     started: list[subprocess.Popen[bytes]] = []
 
@@ -110,6 +115,7 @@ def test_T22_nothing_is_left_running(sandbox: CodeSandbox) -> None:
     assert len(list(Path("/proc/self/fd").iterdir())) == descriptors
 
 
+@pytest.mark.quick(keep=6)
 @pytest.mark.exhaustive(keep=12)
 @pytest.mark.parametrize(
     ("program", "test"),
@@ -196,6 +202,7 @@ def test_T22_a_test_program_that_leaves_early_is_no_success(sandbox: CodeSandbox
 CASES = Path(__file__).parents[1] / "vectors" / "grading_cases"
 
 
+@pytest.mark.quick(keep=3)
 @pytest.mark.parametrize("name", ["K1_code_module_missing", "K2_code_values_over_the_pipe", "K3_code_fences"])
 def test_cases_of_other_people(sandbox: CodeSandbox, name: str) -> None:
     rows = [json.loads(line) for line in (CASES / f"{name}.jsonl").read_text("utf-8").splitlines() if line]

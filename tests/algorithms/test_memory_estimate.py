@@ -86,6 +86,7 @@ def peaks(folders: tuple[Path, Path]) -> Peaks:
     return Peaks(dict(zip(wanted, forks, strict=True)), whole)
 
 
+@pytest.mark.slow
 @pytest.mark.exhaustive(keep=1)
 @pytest.mark.parametrize(("load", "checkpointing", "new_tokens"), CASES)
 def test_the_estimate_is_near_what_a_process_holds(
@@ -97,6 +98,7 @@ def test_the_estimate_is_near_what_a_process_holds(
     assert LOWEST < (estimates[0] - estimates[1]) / (large - small) < HIGHEST
 
 
+@pytest.mark.slow
 def test_what_a_small_trainer_holds_is_nearly_all_the_libraries(peaks: Peaks) -> None:
     assert 0.8 < LIBRARIES_BYTES / peaks.whole < 1.25
 

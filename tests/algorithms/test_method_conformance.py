@@ -30,6 +30,7 @@ def federation(name: str, seed: int = 0, **keywords: object) -> PaperFederation:
     return PaperFederation(plan_of(method=name, **changes), METHODS[name], random.Random(seed).randrange, **keywords)  # type: ignore[arg-type]
 
 
+@pytest.mark.quick(keep=4)
 @pytest.mark.parametrize(("name", "exchange"), WORKS)
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 2**32))

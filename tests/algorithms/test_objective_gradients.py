@@ -168,6 +168,7 @@ SET = {
 }
 
 
+@pytest.mark.quick(keep=4)
 @pytest.mark.exhaustive(keep=8)
 @pytest.mark.parametrize("pieces", [False, True], ids=["whole", "pieces"])
 @pytest.mark.parametrize("name", OPTIONS)

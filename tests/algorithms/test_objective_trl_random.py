@@ -66,6 +66,7 @@ CASES: dict[str, Case] = {
 }
 
 
+@pytest.mark.quick(keep=4)
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("name", CASES)
 def test_random_ragged_batches_agree(

@@ -45,6 +45,7 @@ def apart(found: torch.Tensor, expected: torch.Tensor) -> float:
     return float((found - expected).norm() / expected.norm())
 
 
+@pytest.mark.quick(keep=6)
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("microbatch_tokens", [1, 10, 17, 1 << 20])
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -117,6 +117,7 @@ def assert_same(got: dict[str, torch.Tensor], expected: dict[str, torch.Tensor],
         torch.testing.assert_close(got[name], each, **tolerance, msg=lambda text, name=name: f"{name}: {text}")
 
 
+@pytest.mark.slow
 @pytest.mark.exhaustive(keep=2)
 @pytest.mark.parametrize("name", UPDATES)
 def test_gradients_and_figures_are_those_of_one_process(name: str, pair: Pair) -> None:
@@ -137,6 +138,7 @@ def test_gradients_and_figures_are_those_of_one_process(name: str, pair: Pair) -
         assert [each["share_bytes"] for each, _ in found] == [whole // 2] * 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["steps", "steps, sharded"])
 def test_five_steps_end_with_the_same_adapter_tokens_and_evaluation(name: str, alone: Found, pair: Pair) -> None:
     for figures, tensors in pair.found[name]:
@@ -147,6 +149,7 @@ def test_five_steps_end_with_the_same_adapter_tokens_and_evaluation(name: str, a
     assert max(moved) > 100 * FACTORS["atol"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2)])
 def test_another_number_of_processes_goes_on_from_a_kept_state(
     before: int, after: int, alone: Found, pair: Pair
@@ -161,6 +164,7 @@ def test_another_number_of_processes_goes_on_from_a_kept_state(
     assert_same(tensors, alone[1], **FACTORS)
 
 
+@pytest.mark.slow
 def test_a_failure_in_one_process_is_heard_in_both_and_they_go_on(pair: Pair) -> None:
     (first, _), (second, _) = pair.found["failures"]
     assert first["failed"] == ["NOT_FINITE", "process 1 of the trainer failed: its own sentence"]

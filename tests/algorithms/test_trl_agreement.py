@@ -317,6 +317,7 @@ def difference(ours: list[Epoch], theirs: list[Epoch]) -> Difference:
     )
 
 
+@pytest.mark.quick(keep=6)
 @pytest.mark.parametrize("name", CASES)
 def test_loss_and_every_lora_gradient_agree(name: str, make_peer: MakePeer) -> None:
     case = CASES[name]
@@ -363,6 +364,7 @@ BREACHES: dict[str, Breach] = {
 }
 
 
+@pytest.mark.quick(keep=5)
 @pytest.mark.parametrize("name", BREACHES)
 def test_a_mistake_on_either_side_is_far_outside_the_tolerance(name: str, make_peer: MakePeer) -> None:
     breach = BREACHES[name]

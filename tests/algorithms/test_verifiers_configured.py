@@ -242,6 +242,7 @@ for process in worker._grading:
 """
 
 
+@pytest.mark.quick(keep=1)
 @pytest.mark.parametrize("level", ["namespaces", "user"])
 def test_T10_programs_are_graded_inside_the_trainers_sandbox(level: str) -> None:
     if reason := probing.sandbox_trial(level):

@@ -19,6 +19,7 @@ pytestmark = pytest.mark.torch
 __all__ = ["folder", "guard_end"]
 
 
+@pytest.mark.slow
 @pytest.mark.exhaustive(keep=1)
 @pytest.mark.parametrize("load", ["fp32", "nf4", "fp8"])
 def test_a_step_over_the_link_with_names_template_and_load(folder: Path, guard_end: Link, load: str) -> None:

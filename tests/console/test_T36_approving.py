@@ -147,6 +147,7 @@ async def test_T36_a_changed_view_is_opened_anew_and_a_no_needs_nothing_opened()
         desk.shows("nothing unusual was found")
 
 
+@pytest.mark.quick(keep=2)
 @pytest.mark.parametrize(
     ("changed", "policy"),
     [

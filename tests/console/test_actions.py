@@ -74,6 +74,7 @@ def refusal(words: Iterable[str]) -> str:
     return ""
 
 
+@pytest.mark.quick(keep=25)
 @pytest.mark.parametrize("action", [action for action in ACTIONS if action.twin is not None], ids=lambda a: a.name)
 @pytest.mark.parametrize("context", CONTEXTS, ids=["nothing", "coordinator", "release"])
 def test_every_twin_is_a_command_with_options_that_it_has(action: Action, context: Context) -> None:

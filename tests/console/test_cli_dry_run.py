@@ -183,6 +183,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.quick(keep=4)
 @pytest.mark.parametrize("line", FILE_COMMANDS)
 def test_a_dry_run_leaves_the_folder_as_it_was(line: str, place: Path) -> None:
     before = told(place)

@@ -104,6 +104,7 @@ def place(tmp_path: Path, site: Site, monkeypatch: pytest.MonkeyPatch) -> Place:
     return Place(tmp_path, site)
 
 
+@pytest.mark.quick(keep=5)
 @pytest.mark.parametrize("code", ENDS)
 def test_exit_status_of_a_real_command(code: int, place: Place) -> None:
     exit_code, answer = ENDS[code](place)

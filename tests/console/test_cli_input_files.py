@@ -180,6 +180,7 @@ SUBMIT = ("run", "submit", "{}", "--as", "carol.crt", "--socket", "nobody.sock")
 GRADE = ("grade", "--verifier", "exact", "{}")
 
 
+@pytest.mark.quick(keep=8)
 @pytest.mark.parametrize(
     ("words", "name", "status", "says"),
     [

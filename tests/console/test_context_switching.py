@@ -207,6 +207,7 @@ def test_what_is_called_production_is_known_by_a_part_of_its_name(name: str, is_
     assert is_production(name) == is_one
 
 
+@pytest.mark.quick(keep=1)
 @pytest.mark.parametrize("name", TOGETHER)
 async def test_T37_a_hostile_name_draws_no_control_character(name: str) -> None:
     async with console(attachment(TOGETHER[name], "a"), attachment("b", TOGETHER[name])) as (desk, app):

@@ -141,6 +141,7 @@ VARIED = ("overview", "approval")  # at the smallest size also in light, mono an
 DRAWN = [(name, size) for name, (_, sizes) in SCENES.items() for size in sizes]
 
 
+@pytest.mark.quick(keep=6)
 @pytest.mark.exhaustive(keep=15)
 @pytest.mark.parametrize(("scene", "size"), DRAWN, ids=lambda value: value if isinstance(value, str) else f"{value[0]}")
 async def test_it_looks_as_kept(scene: str, size: tuple[int, int]) -> None:

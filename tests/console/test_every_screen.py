@@ -215,6 +215,7 @@ async def test_T37_an_answer_of_another_shape_breaks_no_screen_and_is_as_harmles
             await desk.press("enter", "escape")
 
 
+@pytest.mark.quick(keep=1)
 @pytest.mark.parametrize(
     ("key", "number", "answers", "keys", "twin"),
     [

@@ -115,6 +115,7 @@ def test_numbers_come_back_as_they_were_and_what_is_no_number_is_refused() -> No
     assert [error.split(" is no number")[0] for error in errors[2:]] == ["not JSON: NaN", "not JSON: -Infinity"]
 
 
+@pytest.mark.quick(keep=2)
 @pytest.mark.parametrize(
     ("bad", "good", "why"),
     [
@@ -225,6 +226,7 @@ def test_json_is_one_envelope_with_counts() -> None:
     assert [row.get("reward") for row in told] == [None, 0.9, None, None]
 
 
+@pytest.mark.quick(keep=2)
 @pytest.mark.parametrize(
     ("arguments", "status", "code"),
     [

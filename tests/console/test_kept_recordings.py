@@ -60,6 +60,7 @@ def test_every_state_and_answer_of_a_kept_recording_is_read_as_it_was(recordings
     assert hashlib.sha256(json.dumps(read, sort_keys=True).encode()).hexdigest() == READ[name]
 
 
+@pytest.mark.quick(keep=1)
 @pytest.mark.parametrize("name", READ)
 def test_the_console_shows_the_last_state_of_a_kept_recording(recordings: Path, name: str) -> None:
     path = recordings / f"{name}.fedrec"

@@ -36,6 +36,7 @@ async def lose(desk: Desk) -> None:
     await desk.show(lost(desk.app.snapshot, desk.now))
 
 
+@pytest.mark.quick(keep=1)
 @pytest.mark.parametrize("size", [(60, 16), *SIZES])
 async def test_a_screen_that_was_not_read_says_so_and_shows_no_skeleton(size: tuple[int, int]) -> None:
     async with console(size) as desk:

@@ -323,6 +323,7 @@ async def test_a_console_that_ends_by_itself_is_told_of() -> None:
         assert told == ["the console ended with exit code 1: no such thing"]
 
 
+@pytest.mark.quick(keep=1)
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 async def test_a_server_that_ends_leaves_no_console_behind(site: Site, number: signal.Signals) -> None:
     url_file = site.folder / "start-url"

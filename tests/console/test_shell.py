@@ -239,6 +239,7 @@ def test_what_a_screen_says_when_it_has_nothing(lines: Any, told: str) -> None:
 # ---- sizes -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.quick(keep=1)
 @pytest.mark.parametrize("key", ["R", "question_mark"])
 async def test_what_is_below_a_dialog_is_whole_again_after_the_terminal_was_larger(key: str) -> None:
     async with console(SMALL) as desk:
@@ -269,6 +270,7 @@ async def test_a_refusal_is_wrapped_and_is_all_there_is(size: tuple[int, int]) -
         assert isinstance(desk.app.screen, TextDialog) and "needs 60x16" not in desk.text
 
 
+@pytest.mark.quick(keep=1)
 @pytest.mark.parametrize(("dialog", "size"), [("A", (50, 15)), ("question_mark", (50, 42)), ("colon", (140, 15))])
 async def test_a_dialog_without_room_is_covered_takes_no_key_and_stands_there_again(
     dialog: str, size: tuple[int, int]

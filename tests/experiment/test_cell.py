@@ -55,6 +55,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> tuple[Sites, CellResult]
     return sites, run_cell(sites, plan())
 
 
+@pytest.mark.slow
 def test_it_finishes_and_every_log_verifies(played: tuple[Sites, CellResult]) -> None:
     sites, result = played
     assert (result.record["state"], result.record["reason"]) == ("finished", "")
@@ -62,6 +63,7 @@ def test_it_finishes_and_every_log_verifies(played: tuple[Sites, CellResult]) ->
     assert [row.get("problems") for row in verdicts if not row["verified"]] == []
 
 
+@pytest.mark.slow
 def test_only_what_the_ruleset_names_left_and_nothing_was_refused(played: tuple[Sites, CellResult]) -> None:
     _, result = played
     kinds = {kind for _, kind in result.traffic if not kind.startswith("control.")}
@@ -69,6 +71,7 @@ def test_only_what_the_ruleset_names_left_and_nothing_was_refused(played: tuple[
     assert not result.refused
 
 
+@pytest.mark.slow
 def test_each_silo_took_every_step(played: tuple[Sites, CellResult]) -> None:
     _, result = played
     for figures in result.figures.values():

@@ -156,6 +156,7 @@ def test_X11_product_keeps_every_contract(clean_tree: Tree) -> None:
     assert clean_tree.broken_contracts() == {}
 
 
+@pytest.mark.quick(keep=8)
 @pytest.mark.parametrize("name", CONTRACTS)
 def test_X11_planted_breaches_are_reported(name: str, tree: Tree) -> None:
     planted = [(tree.plant(importer, f"import {imported}"), imported) for importer, imported in BREACHES[name]]

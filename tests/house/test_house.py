@@ -176,6 +176,7 @@ def _start(command: str, folder: Path, **environment: str) -> subprocess.Complet
     )  # fmt: skip
 
 
+@pytest.mark.quick(keep=1)
 @pytest.mark.parametrize("command", STARTS)
 def test_a_distribution_that_claims_console_stops_every_start(command: str, tmp_path: Path) -> None:
     stranger = tmp_path / "site/console_tools-1.0.dist-info"
@@ -215,6 +216,7 @@ def _run(command: str, folder: Path, *arguments: str, path: Path) -> subprocess.
     )
 
 
+@pytest.mark.quick(keep=2)
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_console_of_pypi_beside_ours_stops_every_command(command: str, tree: Tree, tmp_path: Path) -> None:
     beside = tmp_path / "site"

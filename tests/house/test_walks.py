@@ -6,6 +6,8 @@ import re
 import shutil
 from pathlib import Path
 
+import pytest
+
 from tests.house.tree import ROOT, Tree
 
 BLOCK = re.compile(r"^```(python|diff)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -57,6 +59,7 @@ def test_a_kind_is_added_as_the_page_says(tree: Tree) -> None:
     assert done.returncode == 0 and done.stdout.count(" PASSED") == 2 * 5 + 1 + 2, done.stdout
 
 
+@pytest.mark.slow
 def test_a_task_and_a_method_are_added_as_the_page_says(tree: Tree) -> None:
     for each in ("tests", "tools"):
         shutil.copytree(ROOT / each, tree.root / each, ignore=shutil.ignore_patterns("__pycache__", "vectors"))

@@ -14,6 +14,8 @@ from silo.guard.trainer_process.probing import sandbox_trial
 from tests.loopback.connects import Trace, read_trace, start_traced, unavailable
 from tests.loopback.federation import Federation
 
+pytestmark = pytest.mark.slow
+
 SILO, OTHER, RUN = "hospital_b", "hospital_c", "watched"
 PLANTED = "192.0.2.77:4077"  # of a block that is no network's (RFC 5737)
 # The C library asks there who a user is; where the daemon of that name does not run, nothing answers.

@@ -11,7 +11,7 @@ from tests.loopback.federation import Federation, records
 POLLS = 4
 SILO = "hospital_b"
 
-pytestmark = pytest.mark.demo
+pytestmark = [pytest.mark.demo, pytest.mark.slow]
 
 
 def polls_of(state: dict[str, Any]) -> int:

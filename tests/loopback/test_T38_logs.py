@@ -55,6 +55,7 @@ def test_T38_the_logs_verify_untouched(logs: dict[str, Path]) -> None:
     assert verdicts(logs) == (0, dict.fromkeys(logs, True), "")
 
 
+@pytest.mark.quick(keep=1)
 @pytest.mark.parametrize("victim", ["hospital_b", "coordinator"])
 def test_T38_a_flipped_byte_is_found_and_the_log_named(logs: dict[str, Path], victim: str) -> None:
     path = newest_segment(logs[victim])
@@ -67,6 +68,7 @@ def test_T38_a_flipped_byte_is_found_and_the_log_named(logs: dict[str, Path], vi
     assert victim in message
 
 
+@pytest.mark.quick(keep=1)
 @pytest.mark.parametrize("victim", ["hospital_c", "coordinator"])
 def test_T38_a_dropped_tail_is_found_by_what_the_others_hold(logs: dict[str, Path], victim: str) -> None:
     path = newest_segment(logs[victim])
@@ -84,6 +86,7 @@ def test_T38_a_dropped_tail_is_found_by_what_the_others_hold(logs: dict[str, Pat
     assert victim in message
 
 
+@pytest.mark.slow
 def test_T38_two_records_in_another_order_are_found(logs: dict[str, Path]) -> None:
     path = newest_segment(logs["hospital_c"])
     lines = path.read_bytes().splitlines(keepends=True)

@@ -15,6 +15,8 @@ from benchmarks.chaos_federation import COORDINATOR, LIMIT_SECONDS, STOP_SECONDS
 from benchmarks.chaos_tracer import why_not
 from fedsilo.audit.reader import read_records
 
+pytestmark = pytest.mark.slow
+
 SILO, DAY = "hospital_a", 86_400.0
 RECORDS = "fdatasync state/audit/*.jsonl"  # the call by which each record is durable
 
@@ -58,7 +60,6 @@ def test_T41_a_real_coordinator_whose_clock_jumped_says_so_and_goes_on_by_the_ti
         assert made.stop() == []
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(bool(why_not()), reason=why_not() or "-")
 def test_T41_a_real_silo_whose_clock_jumped_is_halted_over_a_restart_and_goes_on_when_accepted(
     tmp_path: Path, pytestconfig: pytest.Config

@@ -23,7 +23,10 @@ from tests.loopback.conftest import HOLDS
 from tests.loopback.federation import Federation, command
 from tests.loopback.test_hold_and_approve import TAKES_PART, held_release
 
-pytestmark = pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed: no real terminal to test")
+pytestmark = [
+    pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed: no real terminal to test"),
+    pytest.mark.slow,
+]
 
 WAIT_SECONDS = 25.0
 PROMPT = "ready-for-a-command"
@@ -146,7 +149,6 @@ def live(text: str) -> bool:
     return HOLDS in text and " live" in text
 
 
-@pytest.mark.slow
 def test_keys_sizes_and_a_daemon_that_is_killed(sites: Federation) -> None:
     """The daemon holds a release, and dies while somebody who could answer it looks at it."""
     assert sites.submit("terminal", silos=TAKES_PART).exit_code == 0

@@ -9,9 +9,13 @@ import json
 import operator
 from typing import Any
 
+import pytest
+
 from fedsilo.demo.sites import Site
 from tests.loopback.conftest import HOLDS
 from tests.loopback.federation import Federation, Reply, command, counted, records
+
+pytestmark = pytest.mark.slow
 
 TAKES_PART = ["hospital_a", "hospital_b"]
 ALL = [*TAKES_PART, "hospital_c"]  # without the one that is refused, two are left: one update alone is none (T58)

@@ -24,7 +24,7 @@ COORDINATOR_ATTACKS = {
     "unknown_prompt_index": ("deny", "prompts are rows of the public set"),
 }
 
-pytestmark = pytest.mark.demo
+pytestmark = [pytest.mark.demo, pytest.mark.slow]
 
 
 def content(lines: list[dict[str, Any]], run: str, number: int | None = None) -> list[str]:
@@ -36,7 +36,6 @@ def content(lines: list[dict[str, Any]], run: str, number: int | None = None) ->
     ]  # fmt: skip
 
 
-@pytest.mark.slow
 def test_X09_each_attack_of_the_coordinator_is_refused_by_its_rule_in_the_silos_own_log(attacked: Attacked) -> None:
     assert not any(row["obeyed"] for row in attacked.rows)
     rows = {row["name"]: row for row in attacked.rows}
@@ -72,7 +71,6 @@ def test_X09_nothing_planted_left_for_any_of_it(attacked: Attacked) -> None:
     nothing_planted_crossed(attacked.witness.search(["spiffe://demo/silo/"]))
 
 
-@pytest.mark.slow
 def test_T03_a_trainer_whose_message_is_none_ends_and_the_run_goes_on(tmp_path: Path) -> None:
     (attack,) = named("unknown_field")
     made = attacked_by_trainer(tmp_path / "out", attack)

@@ -31,6 +31,7 @@ def daemons() -> Iterator[dict[str, Daemon]]:
         shutil.rmtree(folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("party", PARTIES, ids=lambda party: party.folder)
 def test_every_query_is_answered_as_before(daemons: dict[str, Daemon], party: Party) -> None:
     found = []

@@ -16,6 +16,8 @@ from tests.loopback.conftest import HOLDS
 from tests.loopback.federation import Federation, command, descendants, living, records
 from tests.loopback.test_hold_and_approve import answer, held_release
 
+pytestmark = pytest.mark.slow
+
 SILOS = ("hospital_b", "hospital_c")
 
 
@@ -24,7 +26,6 @@ def undisturbed(sites: Federation) -> dict[str, Any]:
     return sites.run("after", silos=list(SILOS))
 
 
-@pytest.mark.slow
 def test_the_run_goes_on_without_a_killed_silo_which_then_joins_again(
     sites: Federation, request: pytest.FixtureRequest
 ) -> None:
@@ -59,7 +60,6 @@ def test_the_run_goes_on_without_a_killed_silo_which_then_joins_again(
     assert all(row["verified"] for row in verdicts)
 
 
-@pytest.mark.slow
 def test_a_silo_that_was_down_when_the_run_began_is_in_the_next_round(sites: Federation) -> None:
     present, late = SILOS
     sites.kill(late)
@@ -82,7 +82,6 @@ def test_a_silo_that_was_down_when_the_run_began_is_in_the_next_round(sites: Fed
     assert all(row["verified"] for row in verdicts)
 
 
-@pytest.mark.slow
 def test_T29_a_standby_made_from_a_backup_ends_a_run_of_a_killed_coordinator_with_the_same_adapter(
     sites: Federation, undisturbed: dict[str, Any], tmp_path: Path
 ) -> None:

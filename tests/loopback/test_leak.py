@@ -136,6 +136,7 @@ def test_the_wire_holds_exactly_the_messages_that_the_logs_know(leak: Demo) -> N
         }
 
 
+@pytest.mark.slow
 def test_what_cannot_be_shown_is_refused_before_anything_starts(tmp_path: Path) -> None:
     for options, words in (
         (("--leak", "--rounds", "1"), "2 rounds"),

@@ -11,6 +11,8 @@ import pytest
 
 from tests.loopback.federation import Federation, records
 
+pytestmark = pytest.mark.slow
+
 TAKES_PART = ["hospital_b", "hospital_c"]
 CONTENT = {"lora.factors", "metrics.eval", "public.responses"}
 
@@ -20,7 +22,6 @@ def sent_in(sites: Federation, silo: str, run: str) -> list[dict[str, Any]]:
     return [line for line in lines if line["event"] == "egress.sent" and line["run"] == run]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "kinds", "donors"),
     [
@@ -44,7 +45,6 @@ def test_a_method_finishes_and_only_its_kinds_leave(
         assert 0.0 <= after["pass_at_1"][""] <= 1.0 and 0.0 <= after["pass_at_1_greedy"][""] <= 1.0
 
 
-@pytest.mark.slow
 def test_random_swap_sends_wrong_answers_too_and_the_receiver_still_grades_them(sites: Federation) -> None:
     """What leaves under `pubswap-random` is all K answers to each of b prompts, at each of two public steps."""
     for silo in TAKES_PART:
@@ -58,7 +58,6 @@ def test_random_swap_sends_wrong_answers_too_and_the_receiver_still_grades_them(
         assert offered == [16, 16]
 
 
-@pytest.mark.slow
 def test_answers_cross_at_the_rounds_end_and_are_the_next_rounds_donors(sites: Federation) -> None:
     record = sites.run("round-end", exchange="round_end", rounds=2, local_steps=2, silos=TAKES_PART)
     assert (record["state"], record["plan"]["exchange"]) == ("finished", "round_end")

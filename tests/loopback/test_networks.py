@@ -148,6 +148,7 @@ def test_T31_a_login_that_others_may_read_or_that_is_missing_is_refused(tmp_path
 # ---- a proxy that opens TLS ------------------------------------------------------------------------------
 
 
+@pytest.mark.quick(keep=1)
 @pytest.mark.parametrize("copies", [False, True], ids=["a name of its own", "it copies the coordinator's names"])
 def test_T30_a_proxy_that_opens_tls_is_refused_and_its_certificate_named(
     place: Place, tmp_path: Path, copies: bool
@@ -186,6 +187,7 @@ IDLE_SECONDS = 1.2  # in the place of a proxy's 60
 OUTLIVED = 4  # pings that gRPC would leave out from the third on, if it were not told otherwise
 
 
+@pytest.mark.quick(keep=1)
 @pytest.mark.parametrize("keepalive_seconds", [0.3, 60.0], ids=["pings", "no pings in that time"])
 def test_a_call_that_waits_outlives_a_proxy_that_ends_silent_connections(
     place: Place, monkeypatch: pytest.MonkeyPatch, keepalive_seconds: float

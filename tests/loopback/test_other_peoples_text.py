@@ -12,6 +12,8 @@ import pytest
 
 from tests.loopback.federation import Demo, command, counted, demo, living, records
 
+pytestmark = pytest.mark.slow
+
 SAMPLES = Path(__file__).parents[2] / "examples" / "data"
 ROUNDS, PUBLIC_STEPS = 2, 1
 
@@ -32,7 +34,6 @@ def text_demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
     return demo(root / "out", "--data", str(root / "data"))
 
 
-@pytest.mark.slow
 def test_two_rounds_of_text_finish_and_every_log_verifies(text_demo: Demo) -> None:
     data = text_demo.data
     assert (data["state"], data["processes"]) == ("finished", 7)

@@ -22,6 +22,8 @@ from silo.config import SiloConfig, load_config
 from silo.report.measure import report_benefit
 from tests.loopback.federation import ENVIRONMENT, LIMIT_SECONDS, Federation, Reply, command, records
 
+pytestmark = pytest.mark.slow
+
 SILO, RUN = "hospital_c", "reported"
 ARMS = {"base", "local_only", "federated"}
 # What Python itself is told of each socket; the trainer's own are inside its sandbox.
@@ -76,7 +78,6 @@ def reported(sites: Federation, tmp_path_factory: pytest.TempPathFactory) -> dic
     }  # fmt: skip
 
 
-@pytest.mark.slow
 def test_without_a_network_it_is_made_and_the_audit_log_stays_byte_for_byte(reported: dict[str, Any]) -> None:
     found, trainer = reported["reply"].data, reported["trainer"]
     assert reported["before"] and reported["after"] == reported["before"]
@@ -100,7 +101,6 @@ def test_without_a_network_it_is_made_and_the_audit_log_stays_byte_for_byte(repo
     assert "round 2 of 2, step 4 of 4" in reported["reply"].stderr
 
 
-@pytest.mark.slow
 def test_the_case_mix_that_the_first_update_shows_is_measured_on_the_very_bytes_that_left(
     sites: Federation, reported: dict[str, Any]
 ) -> None:
@@ -142,7 +142,6 @@ def found_in(sent: list[Recording], wanted: dict[str, list[bytes]]) -> set[str]:
     return {name for name, forms in wanted.items() if any(form in view for form in forms for view in views)}
 
 
-@pytest.mark.slow
 def test_beside_the_running_daemon_it_says_the_same_from_the_kept_adapter_and_nothing_of_it_leaves(
     sites: Federation, reported: dict[str, Any]
 ) -> None:

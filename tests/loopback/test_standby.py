@@ -24,6 +24,8 @@ from tests.coordinator_folder import write_coordinator
 from tests.loopback.test_coordinator_server import exchange, hello
 from tests.postgres_server import PostgresServer
 
+pytestmark = pytest.mark.slow
+
 LIMIT_SECONDS = 120
 PASSWORD = "S3CRET"  # the server asks for none
 ENDED = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname <> current_database()"

@@ -15,6 +15,8 @@ from fedsilo.protocol.factors import initial_factors, initial_frozen_sha256
 from policies.schema import LoraSchema
 from tests.loopback.federation import RUN, Federation, command, counted, federation, records
 
+pytestmark = pytest.mark.slow
+
 SILOS = ["hospital_a", "hospital_b"]
 SCREENS = {"pii_basic", "overlap", "canary", "charset"}
 # 8 private steps of 8 prompts: 64 distinct records of 96
@@ -59,7 +61,6 @@ def approve(sites: Federation, silo: str, number: int) -> str:
     return str(row["digest"])
 
 
-@pytest.mark.slow
 def test_T06_T07_T36_two_rounds_under_the_strict_ruleset(sites: Federation) -> None:
     assert sites.submit("strict", silos=SILOS, **PLAN).exit_code == 0
     approved = {(silo, number): approve(sites, silo, number) for number in (1, 2) for silo in SILOS}
@@ -87,7 +88,6 @@ def test_T06_T07_T36_two_rounds_under_the_strict_ruleset(sites: Federation) -> N
             assert facts["tensors"] == len(schema.tensors) / 2 and facts["values_off_bfloat16"] == 0
 
 
-@pytest.mark.slow
 def test_T06_the_adapter_folder_holds_the_a_of_the_seed_and_a_b_that_has_learned(sites: Federation) -> None:
     schema, seed = schema_of(sites), int(str(RUN["seed"]))
     (folder,) = (sites.sites.coordinator.folder / "state" / "runs").glob("strict")
@@ -101,7 +101,6 @@ def test_T06_the_adapter_folder_holds_the_a_of_the_seed_and_a_b_that_has_learned
     assert initial_frozen_sha256(schema.tensors, seed + 1, "A") != lora["frozen_sha256"]
 
 
-@pytest.mark.slow
 def test_T05_T15_low_bits_were_random_and_every_screen_ran_over_every_answer(sites: Federation) -> None:
     for silo in SILOS:
         decided = lines_of(sites, silo, "egress.decision", "strict")
@@ -131,7 +130,6 @@ def test_the_site_was_made_by_the_shipped_ruleset(sites: Federation) -> None:
     assert policy.file.name == "pubswap-strict" and list(policy.file.egress.updates) == ["lora.factor_b"]
 
 
-@pytest.mark.slow
 def test_T15_T40_a_stricter_draft_is_asked_about_the_archived_answers(sites: Federation, tmp_path: Path) -> None:
     """The answers of the digit tasks hold digits, and a draft that allows letters alone would have kept them in."""
     site = sites.site(SILOS[0])

@@ -26,6 +26,8 @@ from tests.loopback.federation import (
     records,
 )
 
+pytestmark = pytest.mark.slow
+
 WITH_LINES, WITHOUT = ["hospital_a", "hospital_b"], "hospital_c"
 RUN = "by-files"
 
@@ -165,7 +167,6 @@ def answer_at(sites: Federation, shown: dict[str, Any]) -> Reply:
     )  # fmt: skip
 
 
-@pytest.mark.slow
 def test_a_silo_without_a_network_takes_part_in_every_round(carried: Any) -> None:
     _, _, record = carried
     everybody = [*WITH_LINES, WITHOUT]

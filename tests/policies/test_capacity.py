@@ -19,6 +19,7 @@ def bits(policy: Policy) -> dict[str, float]:
     return {row.kind: row.bits for row in capacities(policy, SCHEMA)}
 
 
+@pytest.mark.quick(keep=4)
 @pytest.mark.parametrize("limit", [2.0**-126, 1e-37, 3.3e-37, 1.0e-36])
 @pytest.mark.parametrize("grid", ["float32", "bfloat16"])
 def test_grid_points_are_those_that_are_there(limit: float, grid: str) -> None:

@@ -75,6 +75,7 @@ def test_competence_score() -> None:
     assert 2 ** bits(policy, "competence.score") == pytest.approx(counted + 1) == 25
 
 
+@pytest.mark.quick(keep=1)
 @pytest.mark.parametrize(("abstain", "expected"), [("allowed", (1 + 1 + 9) ** 2 + 1), ("denied", (1 + 9) ** 2 + 1)])
 def test_reward_scalar(abstain: str, expected: int) -> None:
     policy = with_block(

@@ -50,7 +50,7 @@ def one(text: str, site: Site = SITE) -> tuple[str, tuple[str, ...]]:
 # ---- what is shipped -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", SHOWN)
+@pytest.mark.parametrize("name", ["small", "bfloat16", pytest.param("strict", marks=pytest.mark.slow)])
 def test_the_shipped_cases_hold_and_show_every_rule_and_limit(name: str) -> None:
     outcomes, site = judged(name), SHOWN[name][1]
     assert [outcome.name for outcome in outcomes if not outcome.passed] == []
@@ -370,6 +370,7 @@ ONLY_CASE_OF = {
 }
 
 
+@pytest.mark.quick(keep=6)
 @pytest.mark.parametrize(("name", "case"), ONLY_CASE_OF)
 def test_T15_without_the_only_case_of_a_limit_its_loosening_goes_unnoticed(name: str, case: str) -> None:
     """Screens run anew under the looser policy, so that a screen dropped or loosened is noticed by its case."""

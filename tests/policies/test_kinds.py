@@ -191,6 +191,7 @@ POLICIES = {bound.at.policy.digest: bound.at.policy for bound in OURS}
 PAIRS = [pair for pair in itertools.combinations(POLICIES.values(), 2) if pair[0].file.name == pair[1].file.name]
 
 
+@pytest.mark.quick(keep=4)
 @pytest.mark.exhaustive(keep=8)
 @pytest.mark.parametrize(("first", "second"), PAIRS)
 def test_T34_the_meet_allows_only_what_both_allow(first: Policy, second: Policy) -> None:

@@ -160,6 +160,7 @@ def _run(*arguments: object) -> tuple[int, Any]:
     return result.exit_code, json.loads(result.stdout)
 
 
+@pytest.mark.quick(keep=8)
 @pytest.mark.parametrize("name", RULESETS)
 def test_a_policy_of_each_ruleset_is_written_and_checks(site: Path, name: str) -> None:
     policy = site / name / "policy.yaml"

@@ -382,6 +382,7 @@ HOSTILE_FILES: dict[str, Callable[[Path], None]] = {
 }
 
 
+@pytest.mark.quick(keep=4)
 @pytest.mark.parametrize("what", HOSTILE_FILES)
 def test_T37_T38_one_partys_folder_stops_the_verifier_for_nobody(
     honest: tuple[Path, Path], tmp_path: Path, what: str

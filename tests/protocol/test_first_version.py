@@ -85,6 +85,7 @@ def _logs(left: Path) -> list[Path]:
     return [left / party / "state/audit" for party in ("coordinator", "hospital_a", "hospital_b")]
 
 
+@pytest.mark.quick(keep=1)
 def test_logs_of_all_parties_verify_and_vouch_for_each_other(left: Path, expected: Expected) -> None:
     code, data = _fedsilo("audit", "verify", *_logs(left))
     assert code == 0
@@ -96,6 +97,7 @@ def test_the_verifier_that_stands_alone_agrees(left: Path) -> None:
     assert subprocess.run(alone, check=False, capture_output=True, timeout=120).returncode == 0
 
 
+@pytest.mark.quick(keep=1)
 def test_a_changed_record_of_that_time_is_noticed(left: Path, tmp_path: Path) -> None:
     changed = shutil.copytree(left / "hospital_a/state/audit", tmp_path / "changed")
     segment = next(changed.glob("*.jsonl"))
@@ -104,6 +106,7 @@ def test_a_changed_record_of_that_time_is_noticed(left: Path, tmp_path: Path) ->
     assert code == 7
 
 
+@pytest.mark.quick(keep=2)
 @pytest.mark.parametrize("silo", ["hospital_a", "hospital_b"])
 def test_a_policy_means_what_its_records_name(left: Path, expected: Expected, silo: str) -> None:
     code, data = _fedsilo("policy", "hash", left / silo / "policy.yaml", "--charter", left / silo / "charter.yaml")
@@ -130,6 +133,7 @@ def test_a_policy_of_one_silo_keeps_its_digest_and_asks_for_one_update(left: Pat
     assert in_force.file.federation.min_updates == 1
 
 
+@pytest.mark.quick(keep=2)
 @pytest.mark.parametrize("silo", ["hospital_a", "hospital_b"])
 def test_every_decision_replays_as_it_was_taken(left: Path, silo: str) -> None:
     site = left / silo
@@ -140,6 +144,7 @@ def test_every_decision_replays_as_it_was_taken(left: Path, silo: str) -> None:
     assert code == 0 and data["changed"] == []
 
 
+@pytest.mark.quick(keep=1)
 def test_a_kept_policy_with_kinds_that_are_gone_is_read_for_report_replay_and_diff(left: Path, tmp_path: Path) -> None:
     site, old = left / "hospital_a", tmp_path / "old.yaml"
     text = (site / "policy.yaml").read_text()

@@ -155,6 +155,7 @@ WITHOUT: dict[str, tuple[Container, set[str]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.quick(keep=3)
 @root_only
 @pytest.mark.parametrize("missing", WITHOUT)
 def test_T10_a_container_over_a_unix_path_holds_by_each_of_its_walls(missing: str, home: Path, site: Site) -> None:
@@ -345,6 +346,7 @@ DROPPED: dict[str, tuple[Sequence[Way], str, set[str]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.quick(keep=2)
 @pytest.mark.parametrize("case", DROPPED)
 def test_T10_over_tls_silence_counts_only_where_the_guard_is_answered(case: str, over_tls: OverTls) -> None:
     around, level, open_ways = DROPPED[case]
@@ -363,6 +365,7 @@ def test_T10_over_tls_silence_counts_only_where_the_guard_is_answered(case: str,
         assert "no answer, and nothing that answers the guard was tried" in why and "tcp_connect" in why
 
 
+@pytest.mark.slow
 def test_T10_a_routers_no_is_an_answer_and_no_route_is_not(made: Networks) -> None:
     """ENETUNREACH both times: said by a router, the packet was out; said by the trainer's own system, it was not."""
     assert made.inside("trainer", lambda: probes.run_probes({}))["tcp_connect"] == {
@@ -465,6 +468,7 @@ def test_T10_silence_over_one_family_says_nothing_of_the_other(known: str, silen
         assert f"was tried over {missing} (" in probing.why_waived(results, KNOWN[known])
 
 
+@pytest.mark.slow
 def test_T10_an_open_ipv6_network_alone_is_no_container(made: Networks) -> None:
     """Every IPv4 way refused, as with a network that has IPv6 only: the other family is tried for itself."""
 

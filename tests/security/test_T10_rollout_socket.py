@@ -63,6 +63,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.quick(keep=3)
 @pytest.mark.parametrize(("attempt", "event"), REFUSED.values(), ids=REFUSED)
 def test_T10_the_hook_refuses_all_but_the_servers_socket(sockets: tuple[Path, Path], attempt: str, event: str) -> None:
     assert behind_the_hook(sockets, attempt) == f"the trainer may not do this: {event}"

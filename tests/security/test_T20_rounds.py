@@ -1287,6 +1287,7 @@ def one_story(house: KilledHouse, silos: list[SimulatedSilo]) -> None:
 EVENTS = ("round.transcript", "round.agreed", "round.result")
 
 
+@pytest.mark.quick(keep=1)
 @pytest.mark.exhaustive(keep=3)
 @pytest.mark.parametrize("number", [1, 2])
 @pytest.mark.parametrize("event", EVENTS)
@@ -1299,6 +1300,7 @@ def test_T20_T39_killed_before_a_rounds_transaction_is_committed(tmp_path: Path,
     killed_and_one_story(tmp_path, failing(outbox, "queue", Gone("killed"), when=its_message, after=True))
 
 
+@pytest.mark.quick(keep=2)
 @pytest.mark.exhaustive(keep=4)
 @pytest.mark.parametrize("written", [False, True])
 @pytest.mark.parametrize("number", [1, 2])

@@ -266,6 +266,7 @@ POLICIES = dict.fromkeys(ROSTER, "")
 SHOWN, AGREED, ENDED = "round.transcript", "round.agreed", "round.result"
 
 
+@pytest.mark.quick(keep=8)
 @pytest.mark.parametrize(
     ("change", "found"),
     [
@@ -538,6 +539,7 @@ def changed_somewhere(data: st.DataObject, value: Any) -> None:
         del within[name]
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(data=st.data())
 def test_T20_no_value_in_a_round_record_stops_verification_or_report(run: Path, data: st.DataObject) -> None:

@@ -83,6 +83,7 @@ def not_joined(silo: SimulatedSilo, number: int) -> str:
     return str(silo.say("lora.factors", silo.delta_payload(1), run="run-1", number=1).code)
 
 
+@pytest.mark.quick(keep=2)
 @pytest.mark.parametrize("send", [unsigned, denied, of_no_run, not_joined])
 def test_T24_refusals_of_one_peer_are_counted_beyond_a_number(
     opened: tuple[House, list[SimulatedSilo]], send: Any

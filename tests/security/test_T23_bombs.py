@@ -138,6 +138,7 @@ EXPECTED = {
 }
 
 
+@pytest.mark.quick(keep=2)
 @pytest.mark.parametrize("name", FEEDS)
 def test_T23_a_million_keys(name: str) -> None:
     done = subprocess.run(

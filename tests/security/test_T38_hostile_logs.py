@@ -243,6 +243,7 @@ def impatient() -> Iterator[None]:
 PARTS = ("*.jsonl", "*.leaves", "keys/log.vkey", "keys/spiffe*", "checkpoints/*", "witnessed/*", "../notes/*")
 
 
+@pytest.mark.quick(keep=3)
 @pytest.mark.parametrize("part", PARTS)
 def test_T38_no_command_waits_for_a_pipe_in_the_place_of_a_file(tmp_path: Path, impatient: None, part: str) -> None:
     log, clock = tmp_path / "state" / "audit", Clock()

@@ -53,6 +53,7 @@ def test_X03_the_generator_repeats_itself() -> None:
     assert list(generate(50, 7)) == list(generate(50, 7)) != list(generate(50, 8))
 
 
+@pytest.mark.quick(keep=2)
 @pytest.mark.parametrize("rule", ["only what was asked", "tensor set", "metric grid", "package prompts", "fields"])
 def test_X03_a_rule_that_one_end_lacks_is_noticed(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The comparison can fail: the silo's end without a rule lets through what the coordinator refuses."""

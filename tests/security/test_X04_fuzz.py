@@ -111,6 +111,7 @@ def test_X04_frames(parts: list[bytes]) -> None:
     answers_or_refuses(parse, DecodeError)  # which gRPC's own layer answers, before our handler is asked
 
 
+@pytest.mark.slow
 @fuzzed
 @given(spoilt(policy_text().encode()))
 def test_X04_policies(text: bytes) -> None:

@@ -226,6 +226,7 @@ def test_T17_another_spelling_in_tokens_makes_the_same_bytes() -> None:
     assert message((12, 0)) == message((10, 11, 0)) != message((11, 10, 0))
 
 
+@pytest.mark.quick(keep=3)
 @pytest.mark.parametrize("name", ENDING)
 def test_T02_T03_T08_T11_T17_what_is_no_message_ends_the_trainer(tmp_path: Path, name: str) -> None:
     """Recorded, told to nobody but as a code from the closed list, and the round goes on without this silo."""

@@ -24,6 +24,8 @@ from tests.simulated.coordinator_parts import House, SimulatedSilo
 from tests.simulated.test_coordinator_ingress import in_open_round
 from tests.world import Bench
 
+pytestmark = pytest.mark.slow
+
 COHORT, SEED = (4, 1), poisoning.SEEDS[0]
 OVERSIZED = ("scale_100", "noise_100", "flip_10")
 

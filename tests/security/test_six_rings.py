@@ -104,6 +104,7 @@ def test_only_the_banned_names_see_a_format_that_runs_code(tree: Tree) -> None:
     assert rings_named_in(json.dumps(findings)) == {"banned names"}
 
 
+@pytest.mark.slow
 def test_only_the_types_see_a_message_that_nobody_allowed(tree: Tree) -> None:
     files = [place for ring, place in places().items() if ring != "field catalogue"]
     done = tree.run("mypy", "--no-error-summary", "--hide-error-context", *files)

@@ -408,6 +408,7 @@ def test_B1_an_external_trainer_gets_the_level_that_its_probes_show(home: Path, 
     sandboxed.wait(30)
 
 
+@pytest.mark.slow
 def test_B1_a_trainer_below_the_policys_least_level_sees_no_data(home: Path, site: Site) -> None:
     config = load_config(write_config(home, EXTERNAL, at(f"unix:{home}/run/t.sock")))
     too_little = "isolation is waived; the policy accepts no less than container"
@@ -424,6 +425,7 @@ def test_B1_a_trainer_below_the_policys_least_level_sees_no_data(home: Path, sit
         assert process.wait(30) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 def test_B2_one_trainer_after_the_other_over_tls(home: Path, site: Site) -> None:
     """The real worker loads a model over TLS, ends when told, and the next one dials the same address."""

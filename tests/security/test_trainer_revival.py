@@ -189,6 +189,7 @@ def update_of(
     return update
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 def test_a_child_killed_in_a_step_goes_on_with_the_same_update_until_it_dies_over_and_over(
     config: SiloConfig, caplog: pytest.LogCaptureFixture
@@ -242,6 +243,7 @@ def test_one_killed_while_it_is_configured_is_started_once_more(
     assert len(killed) == times
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 def test_one_that_comes_back_in_a_lesser_sandbox_is_not_taken(
     config: SiloConfig, caplog: pytest.LogCaptureFixture

@@ -258,6 +258,7 @@ def moments(folder: Path, words: Said, *, waiting: bool = False) -> list[tuple[s
         return [(kind, at) for kind, (_, at) in zip(kinds, left, strict=True)]
 
 
+@pytest.mark.quick(keep=5)
 @pytest.mark.parametrize("waiting", [False, True], ids=["", "checkpoints wait"])
 @pytest.mark.parametrize("words", list(WORDS))
 def test_T11_no_word_of_a_trainer_that_works_moves_a_message(tmp_path: Path, words: str, waiting: bool) -> None:

@@ -90,6 +90,7 @@ class Measured:
         return statistics.median(differences) / statistics.median(self.screened)
 
 
+@pytest.mark.quick(keep=1)
 @pytest.mark.parametrize("name", PLANTED)
 def test_T18_a_hit_takes_as_long_as_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     measured = Measured(tmp_path, monkeypatch, cut_short=False)

@@ -25,6 +25,7 @@ from tests.simulated.coordinator_parts import RUN_YAML, SILOS, Clock, House, fed
 from tests.world import Loop
 
 
+@pytest.mark.quick(keep=2)
 @pytest.mark.parametrize("least", [0, 1, 5, 65, 2**32 - 1])
 def test_T24_a_hello_that_fits_into_no_transcript_is_refused_and_the_others_go_on(tmp_path: Path, least: int) -> None:
     house, silos = federation(tmp_path)

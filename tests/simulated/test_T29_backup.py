@@ -57,6 +57,7 @@ def postgresql_urls(postgresql: PostgresServer) -> Iterator[tuple[str, str]]:
         yield first, second
 
 
+@pytest.mark.quick(keep=1)
 @pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
 def test_T29_a_coordinator_restored_in_the_midst_of_a_run_ends_with_the_adapter_of_an_undisturbed_one(
     request: pytest.FixtureRequest, tmp_path: Path, undisturbed: str, kind: str
@@ -149,6 +150,7 @@ def test_rows_of_a_newer_version_are_refused_and_leave_nothing(
     assert [path.name for path in (tmp_path / "second").glob("*")] == ["lock"]
 
 
+@pytest.mark.quick(keep=1)
 @pytest.mark.parametrize(
     ("program", "words"),
     [("", "pg_dump cannot be run"), ("echo 'pg_dump: error: server version mismatch' >&2; exit 1", "mismatch")],

@@ -696,6 +696,7 @@ def test_T38_what_was_countersigned_before_a_kill_cannot_be_taken_back(
         assert follow(net)
 
 
+@pytest.mark.quick(keep=2)
 @pytest.mark.parametrize("met", [True, False])
 @pytest.mark.parametrize("missed", [0, 1, STEPS_MAX - 4])
 def test_T38_peers_follow_after_the_database_came_back_from_a_backup(

@@ -290,6 +290,7 @@ def test_T38_a_log_that_is_read_backed_up_and_followed_is_in_its_place(bench: Be
     assert len(bench.channel.sent) == 1
 
 
+@pytest.mark.quick(keep=3)
 @way
 def test_T38_a_coordinator_whose_log_is_lost_answers_nobody_more(
     tmp_path: Path, change: Callable[[Path], None]

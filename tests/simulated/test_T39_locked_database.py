@@ -107,7 +107,7 @@ def test_T39_a_locked_ledger_is_waited_for_and_named_and_the_silo_goes_on_by_its
         loop.desk.before_snapshot()
         assert loop.desk.states[-1]["waits"] == told and loop.desk.states[-1]["halted"] == ""
         assert ledger.releases("held") == [], "whoever looks does not wait"
-        beyond(5.5)  # so long SQLite itself waited before, and then the silo halted for good
+        beyond(1.0)  # many of its tries
         assert len(loop.coordinator.bodies("control.poll")) == polls and came == [], "nothing left that is not counted"
         let_go()
     assert came == [None] and loop.bench.judge.halted == "" and loop.bench.events("halt") == []
@@ -215,7 +215,7 @@ def test_T39_a_locked_database_of_the_coordinator_is_waited_for_and_halts_nobody
         ):
             told = until(lambda: house.store.waiting)
             assert str(tmp_path / "coordinator.db") in told and "locked by another process" in told
-            beyond(10.5)
+            beyond(6 * sqlite_file.TRY_SECONDS)  # many of its tries
             state = to_json(control.state())  # whoever looks does not wait
             assert state["waits"] == told and state["halted"] == "" and came == []
             let_go()

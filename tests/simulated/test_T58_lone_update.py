@@ -213,6 +213,7 @@ TOLD = {
 }
 
 
+@pytest.mark.quick(keep=12)
 @pytest.mark.parametrize("told", TOLD)
 @pytest.mark.parametrize("known", [True, False])
 @pytest.mark.parametrize("sat_out", [False, True])

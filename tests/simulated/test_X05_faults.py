@@ -124,6 +124,7 @@ def calls_of(folder: Path, archive: bool) -> int:
     return int((folder / "calls").read_text())
 
 
+@pytest.mark.quick(keep=2)
 @pytest.mark.parametrize("archive", [True, False])
 @pytest.mark.parametrize("how", ["before", "after"])
 def test_X05_a_kill_at_any_step_lets_nothing_out_uncounted_or_unrecorded(

@@ -262,6 +262,7 @@ def test_pages_hold_while_another_thread_appends(bench: Bench) -> None:
     assert same(queries["outbox"]({"limit": 500})["messages"], slow(bench.audit, "egress")[:500])
 
 
+@pytest.mark.slow
 def test_100000_records_are_browsed_by_reading_a_page_at_a_time(tmp_path: Path) -> None:
     with long_log(tmp_path / "log", 100_000) as log:
         index = LogIndex(log.directory, lambda: log.size)

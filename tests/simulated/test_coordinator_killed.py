@@ -128,6 +128,7 @@ SELDOM = 10 * EVERY + 1  # where each start takes long
 CASES = [("sqlite", 1, EVERY), ("sqlite", 4, EVERY), ("postgresql", 4, SELDOM)]
 
 
+@pytest.mark.quick(keep=1)
 @pytest.mark.parametrize(("database", "first", "every"), CASES)
 def test_a_coordinator_killed_again_and_again_ends_with_the_adapter_of_an_undisturbed_one(
     request: pytest.FixtureRequest, tmp_path: Path, undisturbed: db.Run, database: str, first: int, every: int

@@ -71,6 +71,7 @@ def expected_master_of_b(silos: list[SimulatedSilo], start: np.ndarray[Any, Any]
     return np.asarray(expected_master(silos, payload, [list(SILOS)] * 2)[B])
 
 
+@pytest.mark.slow
 def test_T06_the_coordinator_refuses_an_upload_with_a_and_the_run_goes_on_with_the_others(tmp_path: Path) -> None:
     house, silos = federation(tmp_path, schema=FROZEN, policy=STRICT)
     house.submit(STRICT_YAML)

@@ -78,6 +78,7 @@ def word_of(house: House, silo: str) -> str:
     return next(str(row["plan"]) for row in rows if row["silo"] == silo)
 
 
+@pytest.mark.quick(keep=2)
 @pytest.mark.parametrize("exchange", ["step", "round_end"])
 @pytest.mark.parametrize("restarted", [False, True])
 def test_who_comes_late_is_in_the_next_round(tmp_path: Path, exchange: str, restarted: bool) -> None:

@@ -101,6 +101,7 @@ def planned(loop: Loop, resumed: dict[str, Any] | None) -> None:
     loop.trainer_says("planned", overlong={}, private_prompts=40, resumed=resumed)
 
 
+@pytest.mark.quick(keep=4)
 @pytest.mark.parametrize("done", range(len(TASKS)))
 def test_what_a_trainer_that_kept_nothing_is_given_again_is_the_same_and_nothing_is_sent_twice(
     loop: Loop, undisturbed: tuple[list[dict[str, Any]], list[bytes], Any], done: int

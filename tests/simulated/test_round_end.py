@@ -469,6 +469,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
     return given(work), crossed(loop)
 
 
+@pytest.mark.quick(keep=3)
 @pytest.mark.parametrize("killed_at", [*range(2, 12, 2), 12, 13])
 def test_a_guard_that_was_killed_gives_the_round_again_with_its_donors_and_sends_everything(
     loop: Loop, undisturbed: tuple[Any, Any], killed_at: int

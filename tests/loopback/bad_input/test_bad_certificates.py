@@ -62,6 +62,7 @@ def test_a_silo_with_another_tokenizer_or_load_type_is_refused_at_join_with_both
 # ---- certificates ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_T28_a_wrong_ca_and_T26_an_expired_certificate_are_refused_with_a_line_at_both_ends(place: Place) -> None:
     root = place.root
     init_ca(root / "strangers", name="demo", kind="federation")
@@ -106,6 +107,7 @@ def test_T28_a_wrong_ca_and_T26_an_expired_certificate_are_refused_with_a_line_a
         assert not re.search(r"^[IWEF]\d{4} ", done.stderr, re.M)  # not a line in the C library's own words
 
 
+@pytest.mark.slow
 def test_T26_a_silo_whose_own_certificate_is_expired_or_of_another_ca_does_not_start(place: Place) -> None:
     identities = place.root / "hospital_a" / "id"
     init_ca(place.root / "strangers", name="demo", kind="federation")
@@ -160,6 +162,7 @@ def test_T31_a_key_that_does_not_fit_or_that_others_may_read_is_refused_before_a
     assert "CRITICAL hospital_a ended: " in log and "; use the key the request was made with [NOT_ALLOWED]" in log
 
 
+@pytest.mark.slow
 def test_T26_T30_a_coordinator_with_an_expired_certificate_is_refused_before_anything_is_said(place: Place) -> None:
     folder = place.root / "late"
     enrol(

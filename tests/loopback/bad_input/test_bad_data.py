@@ -61,6 +61,7 @@ def test_a_held_out_prompt_among_the_private_ones_is_a_warning(place: Place) -> 
     assert "1 private prompts are held-out ones" in done.stdout
 
 
+@pytest.mark.slow
 def test_other_forms_and_names_are_read(place: Place) -> None:
     path = place.private.with_suffix(".json")
     path.write_text(

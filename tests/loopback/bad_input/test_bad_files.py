@@ -17,15 +17,16 @@ from tests.loopback.bad_input.place import HASH, ROOT, Place, command, daemon, e
 # ---- policy ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "error", "hint"),
-    [
-        ("^mode: enforce", "mode: enforce\ncolour: red", r":6: unknown key 'colour' \[", "known keys here: approvals"),
-        ("^name: pubswap", "name: a\nname: pubswap", r":5: key 'name' stands twice \[", "first at line 4"),
-        ("min_peers: 2", "min_peers: 1e-6", r":15: '1e-6' is a string in YAML, not a number \[", "write 1.0e-6"),
-        ("^mode: enforce", "mode: no", r":5: 'no' is ambiguous in YAML \[", "write true or false, or quote it"),
-    ],
-)
+POLICY_MISTAKES = [
+    ("^mode: enforce", "mode: enforce\ncolour: red", r":6: unknown key 'colour' \[", "known keys here: approvals"),
+    ("^name: pubswap", "name: a\nname: pubswap", r":5: key 'name' stands twice \[", "first at line 4"),
+    ("min_peers: 2", "min_peers: 1e-6", r":15: '1e-6' is a string in YAML, not a number \[", "write 1.0e-6"),
+    ("^mode: enforce", "mode: no", r":5: 'no' is ambiguous in YAML \[", "write true or false, or quote it"),
+]
+
+
+@pytest.mark.quick(keep=1)
+@pytest.mark.parametrize(("old", "new", "error", "hint"), POLICY_MISTAKES)
 def test_T35_a_policy_with_a_mistake_names_file_line_and_mend(
     place: Place, old: str, new: str, error: str, hint: str
 ) -> None:
@@ -36,6 +37,7 @@ def test_T35_a_policy_with_a_mistake_names_file_line_and_mend(
     assert done.hint.startswith(f"hint: {hint}")
 
 
+@pytest.mark.quick(keep=1)
 @pytest.mark.parametrize("bare", [False, True])
 def test_T34_without_a_policy_of_its_own_a_silo_does_not_start(place: Place, bare: bool) -> None:
     place.policy.unlink()
@@ -51,6 +53,7 @@ def test_T34_without_a_policy_of_its_own_a_silo_does_not_start(place: Place, bar
 # ---- configuration -----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_T35_a_configuration_with_an_unknown_key_names_its_line(place: Place) -> None:
     for path, program, line in ((place.config, "silo", 7), (place.coordinator, "coordinator", 5)):
         edit(path, "^federation: demo", "federation: demo\nlunch: soup")
@@ -89,6 +92,7 @@ def test_T15_a_policy_that_screens_for_canaries_starts_no_silo_without_them(plac
     assert re.search(r"^error: 1 of \d+ checks failed: text screens \[", done.stderr, re.M)
 
 
+@pytest.mark.slow
 def test_a_socket_path_that_the_kernel_cannot_take_is_named(place: Place) -> None:
     for path, program in ((place.config, "silo"), (place.coordinator, "coordinator")):
         edit(path, "^state_dir: .*", f"state_dir: {'d' * 110}")
@@ -106,6 +110,7 @@ def test_a_configuration_that_is_not_there(place: Place) -> None:
 # ---- files that do not fit ----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_public_set_with_another_hash_than_the_pinned_one_is_refused_at_both_ends(place: Place) -> None:
     public = place.root / "data" / "public.jsonl"
     with public.open("a") as file:
@@ -121,6 +126,7 @@ def test_a_public_set_with_another_hash_than_the_pinned_one_is_refused_at_both_e
     assert re.search(rf"has SHA-256 {got[0]}; the policy {place.policy} pins public: {HASH} \[PUBLIC_SET_", done.error)
 
 
+@pytest.mark.quick(keep=1)
 @pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])
 def test_a_model_folder_that_lacks_a_file_is_refused_naming_it(place: Place, name: str) -> None:
     (place.root / "model" / name).unlink()
@@ -213,6 +219,7 @@ def test_a_few_bad_private_lines_are_counted_and_listed_and_people_are_told_no(p
     assert f"warning: {place.private}: {listed(good)}" in done.stderr
 
 
+@pytest.mark.slow
 def test_too_many_bad_private_lines_end_the_start_and_the_check(place: Place) -> None:
     good = spoil(place, 40)
     done = place.start()

@@ -26,6 +26,7 @@ def test_a_port_in_use_is_named(place: Place) -> None:
     assert f"port {port} is taken" in done.hint and f"sport = :{port}" in done.hint
 
 
+@pytest.mark.slow
 def test_a_port_that_there_is_not_and_an_address_of_another_machine_are_named(place: Place) -> None:
     text, other = place.coordinator.read_text(), place.coordinator.with_name("elsewhere.yaml")
     listen = f"127.0.0.1:{place.port}"
@@ -58,6 +59,7 @@ def test_a_database_that_is_none_is_named_as_damaged_and_stays_as_it_is(place: P
             database.write_bytes(before)
 
 
+@pytest.mark.slow
 def test_a_second_coordinator_on_one_state_folder_and_a_stop_of_none(place: Place) -> None:
     none = command("coordinator", "stop", "--config", place.coordinator)
     assert none.exit_code == 3 and "no coordinator is running" in none.error
@@ -137,6 +139,7 @@ def limit_files(process_id: int) -> None:
 # ---- the demo --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_demo_refuses_a_folder_that_is_not_empty_an_unknown_method_and_a_data_folder_that_lacks_a_file(
     place: Place,
 ) -> None:
