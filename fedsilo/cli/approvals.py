@@ -38,7 +38,7 @@ from fedsilo.protocol.errors import ConflictError, HeldError, NotFoundError, Ope
 from fedsilo.protocol.text import harmless
 
 if TYPE_CHECKING:
-    from fedsilo.control.answers import Comparison, Finding, Halt
+    from fedsilo.control.answers import Comparison, ContentRow, Finding, Halt
     from fedsilo.control.client import ControlClient
     from silo.config import SiloConfig
     from silo.guard.ledger import Ledger, Release
@@ -284,13 +284,15 @@ def approvals_list(
     everything: Annotated[bool, typer.Option("--all", help="Settled ones too.")] = False,
     json_output: JsonOption = False,
 ) -> None:
-    """Releases that wait for persons."""
-    from fedsilo.control.answers import HaltList, ReleaseRow, read, read_rows, to_json
+    """Releases that wait for persons, and what may leave and waits in the outbox."""
+    from fedsilo.control.answers import HaltList, LedgerPage, ReleaseRow, read, read_rows, to_json
 
     with client_of(load_site(config)) as client:
         data = every_page(client, {} if everything else {"state": "held"})
         halts = read(HaltList, client.query("halts", {})).halts
+        content = read(LedgerPage, client.query("ledger", {})).content
     data["halts"] = to_json(halts)
+    warnings = [*map(_halt_line, halts), *(_waiting_line(row) for row in content if row.state == "allowed")]
 
     def text() -> str:
         from fedsilo.views.approvals import GIVEN, HISTORY_COLUMNS
@@ -298,7 +300,12 @@ def approvals_list(
         rows = read_rows(ReleaseRow, data["releases"])
         return columns_text((*HISTORY_COLUMNS, GIVEN), rows) if rows else "nothing is held"
 
-    emit("silo approvals list", data, json_output=json_output, text=text, warnings=map(_halt_line, halts))
+    emit("silo approvals list", data, json_output=json_output, text=text, warnings=warnings)
+
+
+def _waiting_line(row: ContentRow) -> str:
+    """The line is down, or something that was allowed earlier waits too."""
+    return f"{row.kind} of round {row.round} of run {row.run} may leave and waits in the outbox since {row.at}"
 
 
 def _halt_line(halt: Halt) -> str:

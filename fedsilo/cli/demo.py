@@ -51,7 +51,18 @@ def _learned(data: dict[str, Any]) -> str:
     for silo, reasons in data["rows_left_out"].items():
         if reasons:
             lines.append(f"{silo} left out {', '.join(f'{count} {reason}' for reason, count in reasons.items())} rows")
-    return "\n".join(lines)
+    return "\n".join([*lines, *_without(data)])
+
+
+def _without(data: dict[str, Any]) -> list[str]:
+    """Return a line for each silo of the plan that had no part in a round that others committed: it left, or was
+    late."""
+    committed = [row for row in data["rounds"] if row["participants"]]
+    missed = {
+        silo: [str(row["round"]) for row in committed if silo not in row["participants"]]
+        for silo in data["donors_trained"]
+    }
+    return [f"{silo} had no part in round {', '.join(rounds)}" for silo, rounds in missed.items() if rounds]
 
 
 def _left(data: dict[str, Any]) -> str:
@@ -94,10 +105,7 @@ def _attacks(data: dict[str, Any]) -> str:
     attacker = data["attacker"]
     kept = all(row["decision"] == "deny" for row in data["attacks"])
     who = f"what {attacker}'s hostile trainer tried{'; its guard sent none of it' if kept else ''}"
-    without = [str(row["round"]) for row in data["rounds"] if attacker not in row["participants"]]
     lines = [who, table(("attempt", "decision", "by", "round.step", "record"), rows)]
-    if without:
-        lines.append(f"committed without {attacker}: round {', '.join(without)}")
     recorded = next((row for row in data["attacks"] if row["record"] is not None and row["rules"]), None)
     log = next((Path(row["path"]) for row in data["audit"] if recorded and row["log"] == recorded["silo"]), None)
     if log is not None and recorded is not None:

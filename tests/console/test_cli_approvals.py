@@ -22,7 +22,7 @@ from fedsilo.views.lines import to_text
 from fedsilo.views.releases import comparison_lines
 from fedsilo.views.rule_words import reason_text
 from fedsilo.views.state import HIDDEN, release_of
-from silo.guard.answers.queries import release_page
+from silo.guard.answers.queries import ledger_page, release_page
 from silo.guard.commands import HeldPayloads
 from silo.guard.ledger import PolicyInForce
 from tests.console.commands import ALICE, Site, failed, printed, run
@@ -208,6 +208,7 @@ def ask(site: Site, guard: release_site.Site, monkeypatch: pytest.MonkeyPatch) -
         approvals=lambda arguments: release_page(ledger, arguments),
         approval_comparison=lambda arguments: bench.comparison(ledger.release(arguments["release"])),
         halts={"halts": []},
+        ledger=lambda arguments: ledger_page(ledger, arguments),
     )
     HeldPayloads(ledger, bench.audit, lambda: bench.judge.site.public.tasks.rows, record=bench.judge.record).register(
         site.desk, lambda work: work()
@@ -215,6 +216,17 @@ def ask(site: Site, guard: release_site.Site, monkeypatch: pytest.MonkeyPatch) -
     coordinator = SimpleNamespace(address="198.51.100.23:7443")
     site.configure(monkeypatch, cli_approvals, state_dir=guard.folder / "state", coordinator=coordinator)
     return lambda *words, text=False: printed(APP, *words) if text else run(APP, *words)
+
+
+def test_list_names_what_may_leave_and_still_waits_in_the_outbox(ask: Ask, guard: release_site.Site) -> None:
+    bench, held = guard.bench, guard.hold_factors(1.0)
+    assert ask("list")[1].get("warnings", []) == []
+    settled = bench.approve(held, "bob")
+    assert settled is not None and settled.allowed is not None
+    (line,) = ask("list")[1]["warnings"]
+    assert f"lora.factors of round {held.round} of run {held.run}" in line and utc(bench.clock_now) in line
+    bench.gate.transmit(settled.allowed)
+    assert ask("list")[1].get("warnings", []) == []
 
 
 def no(held: Any) -> Any:

@@ -11,6 +11,7 @@ import pytest
 
 from fedsilo.cli import approvals as cli_approvals
 from fedsilo.control.answers import HaltList
+from silo.guard.answers.queries import ledger_page
 from silo.guard.commands import Halts
 from silo.guard.messages import Allowed, Denied
 from tests.console.commands import ALICE, Site, failed, printed, run
@@ -29,6 +30,7 @@ def bench(tmp_path: Path, site: Site, monkeypatch: pytest.MonkeyPatch) -> Iterat
         assert isinstance(made.responses((1, (screening.PLANTED["pii_basic"],)), (4, ()), (7, ())), Denied)
         halts = Halts(made.judge, made.ledger)
         site.answer(halts=lambda arguments: HaltList(halts=tuple(halts.rows())), approvals={"releases": []})
+        site.answer(ledger=lambda arguments: ledger_page(made.ledger, arguments))
         site.desk.register_command("approvals.release", "halt.release", halts.lift_halt)
         site.configure(monkeypatch, cli_approvals)
         yield made

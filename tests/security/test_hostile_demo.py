@@ -227,14 +227,15 @@ def test_the_report_says_only_what_was_seen() -> None:
     wire: dict[str, Any] = {"messages": 1, "bytes": 1, "canaries": 200, "forms": ["raw"], "found": [], "unreadable": ""}
     rate = {"before": 0.1, "after": 0.2}
     data: dict[str, Any] = {
-        "method": "pubswap", "rounds": [{"round": 1, "participants": ["a"]}], "pass_at_1": rate,
-        "pass_at_1_greedy": rate, "per_silo": {}, "per_topic": {}, "rows_left_out": {}, "left": [], "audit": [],
-        "donors_trained": {}, "attacks": [row("extra_tensor")], "attacker": "b", "not_stopped": "", "wire": wire,
-        "canaries_on_wire": 0, "positive_control_found": True, "adapter": "", "base_model": "", "run_record": "",
+        "method": "pubswap", "rounds": [{"round": 1, "participants": ["a"]}, {"round": 2, "participants": []}],
+        "pass_at_1": rate, "pass_at_1_greedy": rate, "per_silo": {}, "per_topic": {}, "rows_left_out": {}, "left": [], "audit": [],
+        "donors_trained": {"a": 0, "b": 0}, "attacks": [row("extra_tensor")], "attacker": "b", "not_stopped": "",
+        "wire": wire, "canaries_on_wire": 0, "positive_control_found": True, "adapter": "", "base_model": "", "run_record": "",
         "isolation": {}, "processes": 1, "seconds": 1.0,
     }  # fmt: skip
     text = report(data)
-    assert "sent none of it" in text and "0 found" in text and "committed without b: round 1" in text
+    assert "sent none of it" in text and "0 found" in text and "b had no part in round 1\n" in text
+    assert "a had no part" not in text
     data["attacks"] = [row("extra_tensor", "allow")]
     data["wire"] = wire | {"unreadable": "a message on the wire is compressed"}
     text = report(data)
