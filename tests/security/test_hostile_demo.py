@@ -228,10 +228,10 @@ def test_the_report_says_only_what_was_seen() -> None:
     rate = {"before": 0.1, "after": 0.2}
     data: dict[str, Any] = {
         "method": "pubswap", "rounds": [{"round": 1, "participants": ["a"]}, {"round": 2, "participants": []}],
-        "pass_at_1": rate, "pass_at_1_greedy": rate, "per_silo": {}, "per_topic": {}, "rows_left_out": {}, "left": [], "audit": [],
-        "donors_trained": {"a": 0, "b": 0}, "attacks": [row("extra_tensor")], "attacker": "b", "not_stopped": "",
-        "wire": wire, "canaries_on_wire": 0, "positive_control_found": True, "adapter": "", "base_model": "", "run_record": "",
-        "isolation": {}, "processes": 1, "seconds": 1.0,
+        "pass_at_1": rate, "pass_at_1_greedy": rate, "per_silo": {}, "per_topic": {}, "rows_left_out": {}, "left": [],
+        "audit": [], "donors_trained": {"a": 0, "b": 0}, "attacks": [row("extra_tensor")], "attacker": "b",
+        "not_stopped": "", "wire": wire, "canaries_on_wire": 0, "positive_control_found": True, "adapter": "",
+        "base_model": "", "run_record": "", "isolation": {}, "processes": 1, "seconds": 1.0,
     }  # fmt: skip
     text = report(data)
     assert "sent none of it" in text and "0 found" in text and "b had no part in round 1\n" in text
