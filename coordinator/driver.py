@@ -433,7 +433,7 @@ class Effects:
     def note_refused(self, session: Session, arrived: Arrived) -> None:
         """Note that the charter refused a silo's update of the open round; it may come with another."""
         envelope, run = arrived.envelope, self._runs.get(arrived.envelope.run)
-        if run is not None and envelope.kind == run.plan.lora.update_kind(envelope.round):
+        if run is not None and envelope.kind == run.method.update_kind(run.plan, envelope.round):
             run.apply(session, rounds.UpdateRefused(arrived.silo, envelope.round))
 
     def _run_of(self, envelope: pb.Envelope, silo: str) -> ActiveRun:

@@ -257,7 +257,9 @@ class Agreements:
             return whole
         whole.transcript_sha256 = row.digest
         query = select(db.Upload.silo).where(
-            db.Upload.run == plan.run, db.Upload.round == number, db.Upload.kind == plan.lora.update_kind(number)
+            db.Upload.run == plan.run,
+            db.Upload.round == number,
+            db.Upload.kind == method_named(plan.method).update_kind(plan, number),
         )
         gave = set(session.scalars(query))
         transcript = transcript_from_canonical(row.canonical)
@@ -325,7 +327,7 @@ def _pool_of(session: Session, plan: Plan, number: int) -> dict[str, str]:
         upload.run == plan.run, upload.round == number - 1
     )
     accepted = [(row.silo, row.kind, row.step, row.digest) for row in session.execute(taken)]
-    return pool_digests(accepted, plan.lora.update_kind(number - 1))
+    return pool_digests(accepted, method_named(plan.method).update_kind(plan, number - 1))
 
 
 def _policy_of(session: Session, silo: str) -> str:
@@ -417,7 +419,7 @@ class ActiveRun:
 
     def __post_init__(self) -> None:
         self.method = method_named(self.plan.method)
-        self.life = rounds.first_life(self.plan)
+        self.life = rounds.first_life(self.plan, self.method.update_kinds(self.plan))
         self._state: Any = self.method.coordinator.start(self.plan, "coordinator")
 
     @property
@@ -815,7 +817,8 @@ def stored_events(session: Session, run: str) -> list[rounds.Event]:
 
 def stored_life(session: Session, plan: Plan) -> rounds.Life:
     """Return where a run stands by what is stored, its deadlines aside."""
-    return rounds.folded(rounds.first_life(plan), stored_events(session, plan.run), 0.0)
+    first = rounds.first_life(plan, method_named(plan.method).update_kinds(plan))
+    return rounds.folded(first, stored_events(session, plan.run), 0.0)
 
 
 def body_of(message: rounds.Contribution, blobs: Blobs) -> Message:

@@ -38,6 +38,7 @@ from fedsilo.control.figures import unit_of
 from fedsilo.control.server import QueryArguments
 from fedsilo.protocol.errors import NotFoundError, WireCode
 from fedsilo.protocol.intervals import interval_of
+from fedsilo.protocol.methods import method_named
 from fedsilo.protocol.plan import Plan, digests_of, parameters_of, plan_from_canonical
 from fedsilo.protocol.rounds import ROUND_DONE, is_over
 
@@ -256,7 +257,8 @@ class _Facts:
     def __init__(
         self, session: Session, run: db.Run, row: db.Round, plan: Plan, marks: Sequence[Mark], live: Live
     ) -> None:
-        self._row, self._plan, self._update_kind = row, plan, plan.lora.update_kind(row.number)
+        self._row, self._plan = row, plan
+        self._update_kind = method_named(plan.method).update_kind(plan, row.number)
         self.closed = seconds_between(row.opened_at, row.closed_at)
         self.elapsed = seconds_between(row.opened_at, live.now)
         self._over = is_over(run.state)
@@ -294,8 +296,9 @@ class _Facts:
             ends.append(("sign", 0, at, done))
         for step in self._steps:
             ends.append(("train", step, *self._arrived(silo, "public.responses", step)))
-        update = self._arrived(silo, self._update_kind, 0)
-        ends.append(("update", 0, *update))
+        update = self._arrived(silo, self._update_kind, 0) if self._update_kind else (None, True)
+        if self._update_kind:
+            ends.append(("update", 0, *update))
         if self._open and update[1]:
             ends.append(("others", 0, None, False))
         if not self._open:

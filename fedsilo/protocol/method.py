@@ -17,6 +17,7 @@ from google.protobuf.message import Message
 
 from fedsilo.protocol.aggregation import Aggregate, averaged
 from fedsilo.protocol.factors import TURNS, UPDATE_KIND
+from fedsilo.protocol.kinds import TENSOR_KINDS
 from fedsilo.protocol.plan import Options, Plan
 from fedsilo.protocol.tasks import TrainerTask
 
@@ -208,6 +209,12 @@ class Fetch:
 
 SiloAction = Train | Offer | Fetch | StartDeadline
 
+
+def in_turn(kinds: Sequence[str], number: int) -> str:
+    """Return which of these kinds a round's update is of; empty where there are none."""
+    return kinds[(number - 1) % len(kinds)] if kinds else ""
+
+
 # ---- the interface ---------------------------------------------------------------------------------
 
 State = TypeVar("State")
@@ -263,6 +270,14 @@ class Method:
 
     def kinds_under(self, plan: Plan) -> frozenset[str]:
         """The kinds that a silo may offer in a run of this plan: what is trained decides which ones carry it."""
-        if UPDATE_KIND["none"] not in self.kinds:
-            return self.kinds
-        return self.kinds - {UPDATE_KIND["none"]} | {UPDATE_KIND[fixed] for fixed in TURNS[plan.lora.freeze]}
+        return self.kinds - {UPDATE_KIND["none"]} | set(self.update_kinds(plan))
+
+    def update_kinds(self, plan: Plan) -> tuple[str, ...]:
+        """Return the kinds of the rounds' updates, which take turns; none where no update leaves a silo."""
+        if UPDATE_KIND["none"] in self.kinds:
+            return tuple(UPDATE_KIND[fixed] for fixed in TURNS[plan.lora.freeze])
+        return tuple(sorted(self.kinds & TENSOR_KINDS))
+
+    def update_kind(self, plan: Plan, number: int) -> str:
+        """Return the kind of the message by which a round's update leaves a silo; empty where none does."""
+        return in_turn(self.update_kinds(plan), number)

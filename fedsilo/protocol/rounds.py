@@ -29,7 +29,6 @@ from typing import Any
 
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.errors import ConflictError, WireCode
-from fedsilo.protocol.factors import TURNS, UPDATE_KIND
 from fedsilo.protocol.method import (
     EVERYBODY,
     CloseRound,
@@ -42,6 +41,7 @@ from fedsilo.protocol.method import (
     SiloAbstained,
     SiloLeft,
     StartDeadline,
+    in_turn,
 )
 from fedsilo.protocol.plan import Plan
 
@@ -405,7 +405,7 @@ class Life:
     Attributes:
         silos: of the plan, in its order.
         silos_min: with fewer no round begins. `quorum`: of fewer updates none is committed.
-        update_kinds: kinds of the rounds' updates, which take turns.
+        update_kinds: kinds of the rounds' updates, which take turns; none where no update leaves a silo.
         standing: silo -> its state in `SILO`.
         round: number of the newest round; 0 before the first. `round_state` is its state in `ROUND`.
         places: silo -> its state in `PLACE`, of the newest round; without those that are outside of it.
@@ -438,7 +438,7 @@ class Life:
 
     def update_kind(self, number: int) -> str:
         """Return the kind of a round's updates."""
-        return self.update_kinds[(number - 1) % len(self.update_kinds)]
+        return in_turn(self.update_kinds, number)
 
     @property
     def started(self) -> bool:
@@ -479,13 +479,13 @@ class Outcome:
     then: str = ""
 
 
-def first_life(plan: Plan) -> Life:
-    """Return the state of a run whose plan is being sent."""
+def first_life(plan: Plan, update_kinds: tuple[str, ...]) -> Life:
+    """Return the state of a run whose plan is being sent. update_kinds: of its method."""
     return Life(
         plan.silos,
         plan.quorum,
         plan.silos_min,
-        tuple(UPDATE_KIND[fixed] for fixed in TURNS[plan.lora.freeze]),
+        update_kinds,
         2 * len(plan.public_steps()) + ABSTENTIONS_MAX,
         plan.local_steps,
         dict.fromkeys(plan.silos, "asked"),

@@ -46,9 +46,9 @@ class PaperRun:
     ends: int = 0
 
     def __post_init__(self) -> None:
-        self.half = METHODS[self.plan.method].coordinator
+        self.half, self.kinds = METHODS[self.plan.method].coordinator, METHODS[self.plan.method].update_kinds(self.plan)
         self.state = self.half.start(self.plan, "coordinator")
-        self.life = rounds.first_life(self.plan)
+        self.life = rounds.first_life(self.plan, self.kinds)
         self._cause(m.StartDeadline(rounds.JOIN, self.plan.join_deadline_seconds))
 
     def copy(self) -> PaperRun:
@@ -208,8 +208,8 @@ class PaperRun:
         """The journal alone gives the same life and the same state of the method, and so does its JSON."""
         stored = [rounds.from_fields(rounds.to_fields(event)) for event in self.journal]
         assert stored == self.journal
-        assert timeless(rounds.folded(rounds.first_life(self.plan), stored, 0.0)) == timeless(self.life)
-        life, state = rounds.first_life(self.plan), self.half.start(self.plan, "coordinator")
+        assert timeless(rounds.folded(rounds.first_life(self.plan, self.kinds), stored, 0.0)) == timeless(self.life)
+        life, state = rounds.first_life(self.plan, self.kinds), self.half.start(self.plan, "coordinator")
         told, self.told = self.told, Counter()
         for event in stored:
             outcome = rounds.step(life, event, 0.0)

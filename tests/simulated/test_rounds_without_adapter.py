@@ -112,3 +112,4 @@ def test_people_are_shown_a_closed_round(tmp_path: Path) -> None:
     )
     assert answer.state == "closed" and [row.state for row in answer.rounds] == ["closed", "closed"]
     assert {silo.state for silo in answer.silos} == {"accepted"}
+    assert not any(phase.phase == "update" for silo in answer.silos for phase in silo.phases), "no update is awaited"
