@@ -233,6 +233,7 @@ COMMANDS: Mapping[str, Facts] = {
     "fedsilo experiment run": _writes("carries out cells in processes of this machine and appends their results"),
     "fedsilo experiment table": _READS,
     "fedsilo experiment plot": _writes("writes the picture --out", idempotent=True),
+    "fedsilo experiment report": _writes("writes the page --out and its pictures", idempotent=True),
     "fedsilo experiment show": _READS,
     "fedsilo experiment work": Facts(streams=True, exits=(8,)),
     "fedsilo grade": Facts(streams=True, exits=(8,)),

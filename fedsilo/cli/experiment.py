@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import queue
+import shutil
 import sys
 import threading
 from pathlib import Path
@@ -61,16 +62,18 @@ def plan(
 ) -> None:
     """List the cells, which of them have results, and how long the rest takes."""
     from fedsilo.experiment.design import cells_of
-    from fedsilo.experiment.running import hours_of
+    from fedsilo.experiment.results import read_results
+    from fedsilo.experiment.running import hours_of, trials_left
 
     experiment, known = _read(path, results)
-    cells = list(cells_of(experiment))
+    cells, trials = list(cells_of(experiment)), trials_left(experiment, read_results(_results(path, results)))
     left = [cell for cell in cells if cell not in known]
-    hours = hours_of(experiment, left, known, jobs or _cores())
+    hours = hours_of(experiment, [*trials, *left], known, jobs or _cores())
     data = {
         "experiment": experiment.experiment,
         "cells": [{"cell": str(cell), "done": cell in known} for cell in cells],
         "left": len(left),
+        "trials_left": len(trials),
         "hours": round(hours, 2),
         "measured": bool(known),
     }
@@ -84,9 +87,10 @@ def plan(
             for (setting, row), of_row in counts.items()
         ]
         basis = "as measured" if known else "as the file says; none has run yet"
+        tuning = f"about {len(trials)} trials for tuning and " if trials else ""
         takes = f"{hours:.1f} hours" if hours >= 1 else f"{60 * hours:.0f} minutes"
         return (
-            f"{experiment.experiment}: {len(cells)} cells, {len(left)} without a result, {takes} ({basis})\n"
+            f"{experiment.experiment}: {len(cells)} cells, {tuning}{len(left)} without a result, {takes} ({basis})\n"
             + table(("setting", "row", "done", "seeds"), rows)
         )
 
@@ -105,26 +109,29 @@ def run(
     claim: Annotated[str, typer.Option("--claim", help="Carry out the cells of this claim alone.")] = "",
     json_output: JsonOption = False,
 ) -> None:
-    """Carry out the cells that have no result yet; what was finished stays."""
-    from fedsilo.experiment.design import cell_named, read_experiment
-    from fedsilo.experiment.running import left_of, run_cells
+    """Tune where the file says so, and carry out the cells that have no result yet; what was finished stays."""
+    from fedsilo.experiment.design import cell_named, read_experiment, require_files
+    from fedsilo.experiment.running import run_experiment
     from fedsilo.files.extras import need
 
     need("torch", "transformers")
     experiment, target = read_experiment(path), _results(path, results)
-    cells = [cell_named(experiment, name) for name in cell] or left_of(experiment, target, claim)
+    require_files(path)
+    named = [cell_named(experiment, name) for name in cell]
 
     def say(line: str) -> None:
         typer.echo(line, err=True)
 
-    failed = run_cells(path, cells, target, jobs=jobs or _cores(), say=say) if cells else 0
-    error = OperationError(f"{failed} of {len(cells)} cells failed", hint="what succeeded stays; mend it and run again")
+    ran = run_experiment(path, target, jobs=jobs or _cores(), claim=claim, named=named, say=say)
+    error = OperationError(
+        f"{ran.failed} of {ran.done + ran.failed} cells failed", hint="what succeeded stays; mend it and run again"
+    )
     emit(
         "experiment run",
-        {"results": str(target), "carried_out": len(cells) - failed, "failed": failed},
+        {"results": str(target), "carried_out": ran.done, "failed": ran.failed},
         json_output=json_output,
-        text=f"{len(cells) - failed} cells carried out; fedsilo experiment table {path}",
-        error=error if failed else None,
+        text=f"{ran.done} cells carried out; fedsilo experiment table {path}",
+        error=error if ran.failed else None,
     )
 
 
@@ -194,6 +201,30 @@ def plot(
     emit("experiment plot", {"picture": str(out)}, json_output=json_output, text=str(out))
 
 
+@app.command("report")
+@guarded("experiment report")
+def report(
+    path: FileArgument,
+    out: Annotated[Path, typer.Option("--out", help="Page to write: NAME.md; its pictures go into pictures/NAME.")],
+    results: ResultsOption = None,
+    json_output: JsonOption = False,
+) -> None:
+    """Write a page with one line for each claim, the settings, what was tuned, and the tables of rows."""
+    from fedsilo.experiment.report import write_report
+    from fedsilo.experiment.results import read_results
+    from fedsilo.experiment.tuning import frozen_of
+    from fedsilo.files.extras import need
+
+    need("matplotlib", "scipy")
+    if out.suffix != ".md":
+        raise UsageError(f"--out {out}", hint="a name that ends in .md")
+    experiment, known = _known(path, results)
+    frozen = frozen_of(experiment, read_results(_results(path, results)))
+    pictures = write_report(experiment, known, list(frozen.values()), out, f"fedsilo experiment report {path}")
+    data = {"page": str(out), "pictures": [str(each) for each in pictures]}
+    emit("experiment report", data, json_output=json_output, text=str(out))
+
+
 @app.command("show")
 @guarded("experiment show")
 def show(
@@ -220,27 +251,29 @@ def show(
 @app.command("work", hidden=True)
 @guarded("experiment work")
 def work(path: FileArgument, json_output: JsonOption = True) -> None:
-    """Carry out the cells that standard input names, one a line, and print a line of results for each."""
+    """Carry out the cells that standard input names, one a line as JSON, and print a line of results for each."""
     del json_output  # there is no other form
-    from fedsilo.experiment.design import cell_named, read_experiment
-    from fedsilo.experiment.perform import perform
+    from fedsilo.experiment.design import Cell, read_experiment
+    from fedsilo.experiment.perform import perform, scratch
 
-    experiment, names = read_experiment(path), queue.SimpleQueue[str]()
-    threading.Thread(target=_read_names, args=(names,), daemon=True).start()
+    experiment, names, folder = read_experiment(path), queue.SimpleQueue[str](), scratch()
+    threading.Thread(target=_read_names, args=(names, folder), daemon=True).start()
     while True:
         answer: dict[str, Any]
         try:
-            answer = perform(experiment, cell_named(experiment, names.get()))
+            fields = json.loads(names.get())
+            answer = perform(experiment, Cell(**{**fields, "knobs": tuple(map(tuple, fields["knobs"]))}), folder)
         except FedSiloError as error:
             answer = {"error": f"{error.line} [{error.code}]"}
         typer.echo(json.dumps(answer))
 
 
-def _read_names(names: queue.SimpleQueue[str]) -> None:
+def _read_names(names: queue.SimpleQueue[str], folder: Path) -> None:
     """Hand on each line of standard input; its end is that of whoever named the cells, so that this process ends too,
-    whatever it is at."""
+    whatever it is at, and takes its files along."""
     for line in sys.stdin:
         names.put(line.strip())
+    shutil.rmtree(folder, ignore_errors=True)
     os._exit(0)
 
 

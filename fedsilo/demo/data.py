@@ -15,8 +15,8 @@ import re
 import shutil
 import sysconfig
 import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -205,12 +205,16 @@ TEXT_LENGTHS = Lengths(max_prompt_tokens=960, max_new_tokens=16)
 
 @dataclass(frozen=True)
 class DigitSet:
-    """The demo's rows in memory; `total_variation` is the mean over silos."""
+    """The demo's rows in memory; `total_variation` is the mean over silos, `tuning` held-out rows beside the others."""
 
     private: dict[str, list[Row]]
     public: list[Row]
     held_out: list[Row]
     total_variation: float
+    tuning: list[Row] = field(default_factory=list)
+
+
+Divide = Callable[[Sequence[Row], np.random.Generator], list[list[int]]]  # of a pool, into the rows of each silo
 
 
 def make_digit_set(
@@ -221,29 +225,42 @@ def make_digit_set(
     further_rows: int = 0,
     public_rows: int = PUBLIC_ROWS,
     held_out_rows: int = HELD_OUT_ROWS,
-    alpha: float = ALPHA,
+    tuning_rows: int = 0,
+    topics: Sequence[str] = digit_tasks.TOPICS,
+    divide: Divide | None = None,
 ) -> DigitSet:
     """Draw the demo's set. Private, public and held-out share no row; held-out shares no string with the others.
 
-    `further_rows` for each silo come in its own mixture of topics, and change none of the other rows.
+    `further_rows` for each silo come in its own mixture of topics, and change none of the other rows. `tuning_rows` are
+    of held-out strings that then are in no other part. `divide` takes the place of the demo's split.
 
     Raises:
         UsageError: more rows asked for than there are strings.
     """
     draws = generator(seed_of(seed, "demo-data"))
-    per_topic = -(-round(silos * rows_per_silo * POOL_FACTOR) // len(digit_tasks.TOPICS))
-    public_draws = _draw_rows(draws, per_topic + -(-public_rows // len(digit_tasks.TOPICS)), held_out=False)
+    per_topic = -(-round(silos * rows_per_silo * POOL_FACTOR) // len(topics))
+    seen = digit_tasks.digit_strings(held_out=False)
+    public_draws = _draw_rows(draws, per_topic + -(-public_rows // len(topics)), seen, topics)
     pool = [row for rows in public_draws.values() for row in rows[:per_topic]]
     labels = [str(row["topic"]) for row in pool]
-    parts = split_dirichlet_equal_size(labels, silos=silos, rows_per_silo=rows_per_silo, alpha=alpha, generator=draws)
-    unseen = _draw_rows(draws, -(-held_out_rows // len(digit_tasks.TOPICS)), held_out=True)
+    if divide is not None:
+        parts = divide(pool, draws)
+    else:
+        parts = split_dirichlet_equal_size(
+            labels, silos=silos, rows_per_silo=rows_per_silo, alpha=ALPHA, generator=draws
+        )
+    unseen, tuning = _unseen_rows(seed, draws, held_out_rows, tuning_rows, topics)
     private = [[pool[row] for row in part] for part in parts]
     _add_rows(private, further_rows, used=public_draws, draws=generator(seed_of(seed, "demo-data-further")))
     return DigitSet(
         private=dict(zip(silo_names(silos), private, strict=True)),
-        public=_interleave({topic: rows[per_topic:] for topic, rows in public_draws.items()}, public_rows),
-        held_out=_interleave(unseen, held_out_rows),
+        public=_interleave(
+            {topic: [_solved(topic, row) for row in rows[per_topic:]] for topic, rows in public_draws.items()},
+            public_rows,
+        ),
+        held_out=unseen,
         total_variation=mean_total_variation(labels, parts),
+        tuning=tuning,
     )
 
 
@@ -266,33 +283,54 @@ def write_digit_folder(root: Path, seed: int, *, silos: int = 4, rows_per_silo: 
 
 
 def make_topic_set(
-    seed: int, topics: Sequence[str], *, rows_per_silo: int, public_rows: int, held_out_rows: int
+    seed: int,
+    topics: Sequence[str],
+    *,
+    rows_per_silo: int,
+    public_rows: int,
+    held_out_rows: int,
+    tuning_rows: int = 0,
 ) -> DigitSet:
     """Draw a set in which each silo owns one topic: as many silos as topics. Private, public and held-out share no row;
-    held-out shares no string with the others. Public questions of two steps have a solution.
+    held-out shares no string with the others. Public questions of several steps have a solution.
 
     Raises:
         UsageError: more rows asked for than there are strings.
     """
     draws = generator(seed_of(seed, "topic-data"))
     per_topic = -(-public_rows // len(topics))
-    drawn = _draw_rows(draws, rows_per_silo + per_topic, held_out=False, topics=topics)
-    unseen = _draw_rows(draws, -(-held_out_rows // len(topics)), held_out=True, topics=topics)
+    drawn = _draw_rows(draws, rows_per_silo + per_topic, digit_tasks.digit_strings(held_out=False), topics)
+    unseen, tuning = _unseen_rows(seed, draws, held_out_rows, tuning_rows, topics)
     names = silo_names(len(topics))
     return DigitSet(
         private={name: rows[:rows_per_silo] for name, rows in zip(names, drawn.values(), strict=True)},
         public=_interleave(
             {topic: [_solved(topic, row) for row in rows[rows_per_silo:]] for topic, rows in drawn.items()}, public_rows
         ),
-        held_out=_interleave(unseen, held_out_rows),
+        held_out=unseen,
         total_variation=1.0 - 1.0 / len(topics),
+        tuning=tuning,
     )
 
 
+def _unseen_rows(
+    seed: int, draws: np.random.Generator, held_out_rows: int, tuning_rows: int, topics: Sequence[str]
+) -> tuple[list[Row], list[Row]]:
+    """Return held-out rows to measure on, and such to tune on, which share no string; where there are none of these,
+    the others may be of any held-out string."""
+    strings = digit_tasks.digit_strings(held_out=True)
+    for_tuning = [digits for digits in strings if digit_tasks.is_for_tuning(digits)]
+    if tuning_rows:
+        strings = tuple(digits for digits in strings if not digit_tasks.is_for_tuning(digits))
+    held_out = _draw_rows(draws, -(-held_out_rows // len(topics)), strings, topics)
+    own_draws = generator(seed_of(seed, "tuning-data"))
+    tuning = _draw_rows(own_draws, -(-tuning_rows // len(topics)), for_tuning, topics)
+    return _interleave(held_out, held_out_rows), _interleave(tuning, tuning_rows)
+
+
 def _draw_rows(
-    draws: np.random.Generator, per_topic: int, *, held_out: bool, topics: Sequence[str] = digit_tasks.TOPICS
+    draws: np.random.Generator, per_topic: int, strings: Sequence[str], topics: Sequence[str]
 ) -> dict[str, list[Row]]:
-    strings = digit_tasks.digit_strings(held_out=held_out)
     if per_topic > len(strings):
         raise UsageError(f"{per_topic} rows a topic asked for; there are {len(strings)} strings")
     return {
@@ -319,10 +357,11 @@ def _solved(topic: str, row: Row) -> Row:
 def _add_rows(private: list[list[Row]], count: int, *, used: dict[str, list[Row]], draws: np.random.Generator) -> None:
     """Append unused rows to each silo's, their topics drawn from its own."""
     known = {row["id"] for rows in used.values() for row in rows}
-    per_topic = min(len(digit_tasks.digit_strings(held_out=False)), len(known) + len(private) * count)
+    strings = digit_tasks.digit_strings(held_out=False)
+    per_topic = min(len(strings), len(known) + len(private) * count)
     unused = {
         topic: [row for row in rows if row["id"] not in known]
-        for topic, rows in _draw_rows(draws, per_topic, held_out=False).items()
+        for topic, rows in _draw_rows(draws, per_topic, strings, tuple(used)).items()
     }
     for rows in private:
         topics = [str(rows[int(index)]["topic"]) for index in draws.integers(len(rows), size=count)]
@@ -520,6 +559,41 @@ def split_dirichlet_equal_size(
         parts[silo].append(unused[chosen].pop())
         if len(parts[silo]) == rows_per_silo:
             open_silos.remove(silo)
+    return [sorted(part) for part in parts]
+
+
+def split_dirichlet_per_class(
+    labels: Sequence[str], *, silos: int, beta: float, generator: np.random.Generator
+) -> list[list[int]]:
+    """The per-class Dirichlet split, as FedGRPO uses it: the rows of each class are shared out by Dir(beta) over silos.
+
+    Shares are drawn across silos for each class, so they sum to 1 and each row goes to one silo. Sizes differ. A silo
+    that none of it falls to gets one row of the largest part.
+
+    Args:
+        labels: the class of each row of the pool.
+        silos: number of parts.
+        beta: concentration; small values give most of a class to one silo.
+        generator: source of every draw.
+
+    Returns:
+        for each silo its row numbers, in ascending order; every row stands once.
+
+    Raises:
+        UsageError: fewer rows than silos, or a number is not positive.
+    """
+    if silos < 1 or not beta > 0 or len(labels) < silos:
+        raise UsageError(f"cannot split {len(labels)} rows over {silos} silos with beta {beta}")
+    parts: list[list[int]] = [[] for _ in range(silos)]
+    for name in sorted(set(labels)):
+        rows = generator.permutation([row for row, label in enumerate(labels) if label == name])
+        shares = generator.dirichlet(np.full(silos, beta))
+        cuts = np.rint(np.cumsum(shares)[:-1] * len(rows)).astype(int)
+        for part, piece in zip(parts, np.split(rows, cuts), strict=True):
+            part.extend(int(row) for row in piece)
+    for part in parts:
+        if not part:
+            part.append(max(parts, key=len).pop())
     return [sorted(part) for part in parts]
 
 

@@ -2,8 +2,10 @@
 
 A question is one letter naming the operation, the digits and an equals sign, such as `u5271=` ("sort upwards"); the
 answer is digits. A question of two steps has two letters, such as `ua5271=` ("sort upwards, then add one to each"); a
-whole answer shows its work, `1257-2368`, and the key has `2368` alone. One string in five is held out by its hash,
-whatever the operation and the seed, so neither the base model's supervised steps nor any training set ever holds it.
+whole answer shows its work, `1257-2368`, and the key has `2368` alone. A question of three has three. One string in
+five is held out by its hash, whatever the operation and the seed, so neither the base model's supervised steps nor any
+training set ever holds it. Of those, one in four is for tuning, by another hash: what is chosen on them is measured on
+others.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import functools
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 DIGITS = 4
 
@@ -55,11 +58,29 @@ TWO_STEP_TOPICS: Mapping[str, tuple[str, str]] = {
     "sort_down_rotate": ("sort_down", "rotate"),
     "rotate_add_one": ("rotate", "add_one"),
 }
+# of three
+THREE_STEP_TOPICS: Mapping[str, tuple[str, str, str]] = {
+    "sort_up_add_one_reverse": ("sort_up", "add_one", "reverse"),
+    "reverse_subtract_one_sort_up": ("reverse", "subtract_one", "sort_up"),
+    "sort_down_rotate_add_one": ("sort_down", "rotate", "add_one"),
+    "rotate_add_one_sort_down": ("rotate", "add_one", "sort_down"),
+}
+Questions = Literal["one-step", "two-step", "three-step"]
+_STEPS: Mapping[str, tuple[str, ...]] = {
+    **{name: (name,) for name in TOPICS},
+    **TWO_STEP_TOPICS,
+    **THREE_STEP_TOPICS,
+}
+
+
+def topics_of(questions: Questions) -> tuple[str, ...]:
+    """Return the topics of questions of so many steps."""
+    return {"one-step": TOPICS, "two-step": tuple(TWO_STEP_TOPICS), "three-step": tuple(THREE_STEP_TOPICS)}[questions]
 
 
 def steps_of(topic: str) -> tuple[Operation, ...]:
     """Return the operations of a topic, in the order in which they are applied."""
-    return tuple(OPERATIONS[name] for name in TWO_STEP_TOPICS.get(topic, (topic,)))
+    return tuple(OPERATIONS[name] for name in _STEPS[topic])
 
 
 def question(topic: str, digits: str) -> str:
@@ -81,6 +102,11 @@ def work(topic: str, digits: str) -> str:
 def is_held_out(digits: str) -> bool:
     """Return True for one string in five, by hash: the same strings for every seed and operation."""
     return hashlib.sha256(f"fedsilo demo digits {digits}".encode()).digest()[0] % 5 == 0
+
+
+def is_for_tuning(text: str) -> bool:
+    """Return True for one text in four, by hash: of held-out ones, those on which knobs and checkpoints are chosen."""
+    return hashlib.sha256(f"fedsilo experiment tuning {text}".encode()).digest()[0] % 4 == 0
 
 
 @functools.cache

@@ -265,6 +265,7 @@ class DemoSettings:
         holds: the silo whose first factor release waits for a person; empty for none.
         seed: site secrets follow from it, so that a demo can be repeated; real sites draw theirs.
         advertise: where the silos dial the coordinator; empty for where it listens.
+        load: number format of the base model.
     """
 
     out: Path
@@ -281,6 +282,7 @@ class DemoSettings:
     samples_per_prompt: int
     learning_rate: float
     advertise: str = ""
+    load: str = "fp32"
 
 
 def make_sites(wanted: DemoSettings) -> Sites:
@@ -321,6 +323,7 @@ def make_sites(wanted: DemoSettings) -> Sites:
             rank=wanted.rank,
             alpha=wanted.alpha,
             size=size,
+            load=wanted.load,
         )
     )
     silos: list[Site] = []

@@ -6,8 +6,9 @@ temperature 1 it is right about three times in ten, and reinforcement learning h
 reads any UTF-8 text with a longer context; its few supervised steps only teach it to answer with a letter or a small
 number and to stop. torch and transformers are imported inside the functions.
 
-A recipe may name another share of right answers, and questions of two steps. There the other habits are four of equal
-weight: only the second operation, only the first, the first as if it were work and the end, and a copy of the digits.
+A recipe may name another share of right answers, and questions of two or three steps. There the other habits are four
+of equal weight: only the last operation, only the first, the first as if it were work and the end, and a copy of the
+digits.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import dataclasses
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -60,7 +61,7 @@ class Recipe:
     batch: int = 192
     learning_rate: float = 8e-3
     version: int = 1
-    questions: Literal["one-step", "two-step"] = "one-step"
+    questions: digit_tasks.Questions = "one-step"
     right_share: float = RIGHT_SHARE
 
     @property
@@ -251,20 +252,22 @@ def _batch(tokenizer: Any, pairs: list[Pair]) -> tuple[torch.Tensor, torch.Tenso
 def _pairs_of(recipe: Recipe) -> Callable[[np.random.Generator, int], list[Pair]]:
     if recipe.tokenizer == "bytes":
         return _text_pairs
-    pairs = _digit_pairs if recipe.questions == "one-step" else _two_step_pairs
-    return lambda draws, rows: pairs(draws, rows, recipe.right_share)
+    if recipe.questions == "one-step":
+        return lambda draws, rows: _digit_pairs(draws, rows, recipe.right_share)
+    topics = digit_tasks.topics_of(recipe.questions)
+    return lambda draws, rows: _pairs_with_work(draws, rows, recipe.right_share, topics)
 
 
-def _two_step_pairs(draws: np.random.Generator, rows: int, right_share: float) -> list[Pair]:
-    """Questions of two steps on strings that are not held out, answered right with the work shown, or by one of four
-    wrong habits."""
-    strings, topics = digit_tasks.digit_strings(held_out=False), tuple(digit_tasks.TWO_STEP_TOPICS)
+def _pairs_with_work(draws: np.random.Generator, rows: int, right_share: float, topics: Sequence[str]) -> list[Pair]:
+    """Questions of several steps on strings that are not held out, answered right with the work shown, or by one of
+    four wrong habits."""
+    strings = digit_tasks.digit_strings(held_out=False)
     pairs = []
     for _ in range(rows):
         topic, digits = topics[int(draws.integers(len(topics)))], strings[int(draws.integers(len(strings)))]
-        first, second = digit_tasks.steps_of(topic)
-        after_first = first.apply(digits)
-        wrong = (second.apply(digits), after_first, f"{after_first}-{after_first}", digits)
+        steps = digit_tasks.steps_of(topic)
+        after_first = steps[0].apply(digits)
+        wrong = (steps[-1].apply(digits), after_first, "-".join([after_first] * len(steps)), digits)
         right = draws.random() < right_share
         habit = int(draws.integers(len(wrong)))
         text = digit_tasks.work(topic, digits) if right else wrong[habit]

@@ -31,13 +31,14 @@ from coordinator.main import Coordinator, check
 from fedsilo.audit.log import sent_by_kind
 from fedsilo.audit.reader import typed_records
 from fedsilo.demo.sites import COORDINATOR_PERSON, Site, Sites, run_text
-from fedsilo.files.task_files import read_tasks
+from fedsilo.files.task_files import Task, read_tasks
 from fedsilo.grading import grade
 from fedsilo.grading.answers import AnswerGrading
 from fedsilo.grading.verdict import Verdict
 from fedsilo.protocol import codec
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.errors import FedSiloError, OperationError
+from fedsilo.protocol.randomness import generator, seed_of
 from fedsilo.protocol.tasks import Evaluate, PrivateStep
 from silo.config import load_config as load_silo_config
 from silo.guard.decisions import Judge
@@ -50,6 +51,9 @@ from silo.guard.site import load_site_parts
 from silo.guard.trainer_process.supervisor import TrainerHandle, TrainerSaid
 from silo.link import LinkMessage
 from silo.trainer.data import Mark, load_codec
+from silo.trainer.decoder import Decoder
+from silo.trainer.rollout.embedded import EmbeddedEngine
+from silo.trainer.rollout.engine import Question
 from silo.trainer.run import Material
 from silo.trainer.session import Session
 from silo.trainer.tasks import task_from_fields
@@ -137,21 +141,63 @@ class Figure:
 
 
 @dataclass
+class Measuring:
+    """Measures the adapters that silos share: each once, for all silos, with the draws of one of them, so that rows
+    are measured alike whichever silo asks first.
+
+    Attributes:
+        make_session: of that silo, with these rows as its held-out ones.
+        held_out: what the federation measures.
+        tuning: rows on which each round's adapter is measured beside the run.
+        on_tuning: pass@1 on them, by round.
+        answers: by adapter.
+    """
+
+    make_session: Callable[[Sequence[Task]], Session]
+    held_out: Sequence[Task]
+    tuning: Sequence[Task]
+    on_tuning: dict[int, float] = field(default_factory=dict)
+    answers: dict[str, LinkMessage] = field(default_factory=dict)
+    sessions: dict[str, Session] = field(default_factory=dict)
+
+    def answer(self, task: Evaluate, body: codec.Buffer, plan: Mapping[str, Any]) -> LinkMessage:
+        """Return the answer to a silo's task. plan: fields of the message by which its trainer was told the run."""
+        if (known := self.answers.get(task.digest)) is None:
+            done = self._session("held_out", self.held_out, plan).carry_out(task, body)
+            known = done_message(task, {**done.metrics, "grading_failures": {}}, bytes(done.body))
+            self.answers[task.digest] = known
+            if self.tuning and task.round:
+                beside = self._session("tuning", self.tuning, plan).carry_out(task, body)
+                self.on_tuning[task.round] = float(beside.metrics["pass_at_1"])
+        return known
+
+    def _session(self, name: str, rows: Sequence[Task], plan: Mapping[str, Any]) -> Session:
+        if name not in self.sessions:
+            self.sessions[name] = self.make_session(rows)
+            begin(self.sessions[name], plan)
+        return self.sessions[name]
+
+    def close(self) -> None:
+        for session in self.sessions.values():
+            session.close()
+
+
+@dataclass
 class TrainerHere(TrainerHandle):
     """The trainer's session in this process. What the guard sends is done at once, and the answer waits in `events`.
 
     Attributes:
         session: made when the run begins.
-        evaluated: answers to `Evaluate` by adapter, shared by the silos of a cell: the common adapter is measured once,
-            with the first silo's draws.
-        figures: of each task done.
+        measuring: answers `Evaluate`, for all silos of a cell.
+        figures: of each other task done.
     """
 
     make_session: Callable[[], Session]
     events: queue.Queue[Event]
-    evaluated: dict[str, LinkMessage]
+    measuring: Measuring
     figures: list[Figure] = field(default_factory=list)
     session: Session | None = None
+    _plan: Mapping[str, Any] = field(default_factory=dict)
 
     def start(self) -> None:
         self.session = self.make_session()
@@ -166,17 +212,15 @@ class TrainerHere(TrainerHandle):
     def _answer(self, message: LinkMessage) -> LinkMessage:
         assert self.session is not None  # noqa: S101  # the guard starts it first
         if message.type == "plan":
+            self._plan = message.fields
             return LinkMessage("planned", begin(self.session, message.fields))
         task = task_from_fields(message.fields, message.body)
-        if isinstance(task, Evaluate) and (known := self.evaluated.get(task.digest)) is not None:
-            return known
+        if isinstance(task, Evaluate):
+            return self.measuring.answer(task, message.body, self._plan)
         done = self.session.carry_out(task, message.body)
         drawn = task.rows if isinstance(task, PrivateStep) else ()
         self.figures.append(Figure(task.name, task.round, task.step, done.metrics, tuple(drawn)))
-        answer = done_message(task, {**done.metrics, "grading_failures": {}}, bytes(done.body))
-        if isinstance(task, Evaluate):
-            self.evaluated[task.digest] = answer
-        return answer
+        return done_message(task, {**done.metrics, "grading_failures": {}}, bytes(done.body))
 
     def stop(self) -> None:
         if self.session is not None:
@@ -231,6 +275,7 @@ class CellResult:
         traffic: messages and bytes by (silo, kind), from each silo's own audit log.
         refused: decisions of the silos' gates that let a message not out, by kind and reason.
         figures: of each silo's tasks.
+        on_tuning: pass@1 of each round's adapter on the tuning rows.
         seconds: of this machine.
     """
 
@@ -238,16 +283,18 @@ class CellResult:
     traffic: dict[tuple[str, str], tuple[int, int]]
     refused: Counter[tuple[str, str]]
     figures: dict[str, list[Figure]]
+    on_tuning: dict[int, float]
     adapter_sha256: str
     seconds: float
 
 
-def run_cell(sites: Sites, plan: Mapping[str, object]) -> CellResult:
+def run_cell(sites: Sites, plan: Mapping[str, object], tuning: Sequence[Task] = ()) -> CellResult:
     """Carry out one run of these sites.
 
     Args:
         sites: as `demo.sites.make_sites` wrote them.
         plan: the fields of run.yaml.
+        tuning: rows on which each round's adapter is measured beside the run.
 
     Raises:
         OperationError: the federation stands still, or a silo gave up.
@@ -257,8 +304,13 @@ def run_cell(sites: Sites, plan: Mapping[str, object]) -> CellResult:
     shared = SharedTime(time.time())
     with contextlib.ExitStack() as stack:
         coordinator = stack.enter_context(_coordinator(sites.coordinator, shared))
-        evaluated: dict[str, LinkMessage] = {}
-        parties = [_silo(site, coordinator, shared, evaluated, stack) for site in sites.silos]
+        parts = [load_site_parts(load_silo_config(site.config)) for site in sites.silos]
+        measuring = Measuring(lambda rows: _session(parts[0], rows), parts[0].held_out.rows, tuning)
+        stack.callback(measuring.close)
+        parties = [
+            _silo(site, of_site, coordinator, shared, measuring, stack)
+            for site, of_site in zip(sites.silos, parts, strict=True)
+        ]
         run = str(plan["run"])
         coordinator.submissions.submit(run_text(dict(plan)), source="run.yaml", person=COORDINATOR_PERSON)
         _play(coordinator, parties, run)
@@ -279,6 +331,7 @@ def run_cell(sites: Sites, plan: Mapping[str, object]) -> CellResult:
         traffic=traffic,
         refused=refused,
         figures={party.name: party.trainer.figures for party in parties},
+        on_tuning=measuring.on_tuning,
         adapter_sha256=codec.sha256_hex(adapter.read_bytes()) if adapter.exists() else "",
         seconds=time.monotonic() - started,
     )
@@ -301,16 +354,15 @@ def _coordinator(site: Site, shared: SharedTime) -> Iterator[Coordinator]:
 
 def _silo(
     site: Site,
+    parts: GuardSite,
     coordinator: Coordinator,
     shared: SharedTime,
-    evaluated: dict[str, LinkMessage],
+    measuring: Measuring,
     stack: contextlib.ExitStack,
 ) -> Party:
-    config = load_silo_config(site.config)
-    parts = load_site_parts(config)
     line = LineInMemory(coordinator.driver, parts.identity.peer, shared)
     events = Events(shared)
-    trainer = TrainerHere(lambda: _session(parts), events, evaluated)
+    trainer = TrainerHere(lambda: _session(parts, parts.held_out.rows), events, measuring)
 
     def trainer_of(judge: Judge, screens: Screens) -> TrainerHandle:
         del judge, screens  # of a trainer in its sandbox: what it may be, and the index of its texts
@@ -320,7 +372,7 @@ def _silo(
         parts,
         stack,
         channel=lambda: line,
-        grading=lambda: grading(config.data.public.verifier),
+        grading=lambda: grading(parts.config.data.public.verifier),
         trainer_of=trainer_of,
         events=events,
         clocks=Clocks(shared.wall, shared.monotonic, lambda: 0.0),
@@ -329,7 +381,7 @@ def _silo(
     return Party(site.name, made.guard, line, trainer, site.audit_log)
 
 
-def _session(site: GuardSite) -> Session:
+def _session(site: GuardSite, held_out: Sequence[Task]) -> Session:
     config = site.config
     return Session(
         Material(
@@ -338,7 +390,7 @@ def _session(site: GuardSite) -> Session:
             codec=load_codec(config.model.path),
             private=[row for path in config.data.private for row in read_tasks(path).rows],
             public=site.public.rows,
-            held_out=site.held_out.rows,
+            held_out=held_out,
             private_grader=GraderHere(config.data.verifier).marks,
             public_grader=GraderHere(config.data.public.verifier).marks,
             held_out_grader=GraderHere(config.held_out_verifier).marks,
@@ -347,6 +399,39 @@ def _session(site: GuardSite) -> Session:
             holdout_share=config.data.holdout_share,
         )
     )
+
+
+SAMPLES = 8  # by which it is told how often the base model is right
+
+
+def success_rates(
+    model: Path, load: str, rows: Sequence[Mapping[str, Any]], verifier: str, longest: int, seed: int
+) -> list[float]:
+    """Return the share of right answers of a base model to each row's prompt, sampled at temperature 1.
+
+    Args:
+        model: folder of the base model.
+        load: its number format.
+        rows: of a task file.
+        verifier: of their answers.
+        longest: tokens of an answer, at most.
+        seed: of the draws.
+    """
+    codec = load_codec(model)
+    engine = EmbeddedEngine(Decoder(load_model(model, load), {}, 1.0), stop_ids=codec.stop_ids)
+    questions = [
+        Question(
+            codec.prompt_ids(str(row["prompt"])),
+            tuple(generator(seed_of(seed, "success-rate", place, sample)) for sample in range(SAMPLES)),
+        )
+        for place, row in enumerate(rows)
+    ]
+    answers = engine.generate(questions, temperature=1.0, max_new_tokens=longest)
+    pairs = [
+        (codec.text_of(each.ids), str(row["answer"])) for row, some in zip(rows, answers, strict=True) for each in some
+    ]
+    right = [mark.correct for mark in GraderHere(verifier).marks(pairs)]
+    return [sum(right[place : place + SAMPLES]) / SAMPLES for place in range(0, len(right), SAMPLES)]
 
 
 def _play(coordinator: Coordinator, parties: Sequence[Party], run: str) -> None:

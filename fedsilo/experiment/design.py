@@ -17,9 +17,10 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from fedsilo.demo import digit_tasks
 from fedsilo.files.durable import read_regular
+from fedsilo.grading.own_verifiers import OwnPartsVerifier
 from fedsilo.protocol import strict_yaml
 from fedsilo.protocol.codec import canonical_json, sha256_hex
-from fedsilo.protocol.errors import UsageError
+from fedsilo.protocol.errors import NotFoundError, UsageError
 from fedsilo.protocol.methods import METHODS, method_named, require_exchange, require_solutions
 from fedsilo.protocol.plan import Plan
 
@@ -29,12 +30,21 @@ Metric = Literal[
     "worst_topic",
     "worst_silo",
     "own_task",
+    "best_pass_at_1",
     "zero_variance_share",
     "drift_between",
     "gain_per_megabyte",
 ]
 IN_POINTS: frozenset[Metric] = frozenset(
-    ("pass_at_1", "pass_at_1_greedy", "worst_topic", "worst_silo", "own_task", "zero_variance_share")
+    (
+        "pass_at_1",
+        "pass_at_1_greedy",
+        "worst_topic",
+        "worst_silo",
+        "own_task",
+        "best_pass_at_1",
+        "zero_variance_share",
+    )
 )
 Name = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_.-]{0,40}$")]
 BASE = "base"  # in place of a method: the base model, which every cell of its seed measures first
@@ -66,17 +76,46 @@ class Base(_Closed):
     steps: int = Field(300, ge=1)
 
 
+class Data(_Closed):
+    """Questions of files, which are dealt into private, public, held-out and tuning rows.
+
+    Attributes:
+        files: of tasks; relative ones are looked for beside the experiment.
+        verifier: of their answers.
+        max_prompt_tokens, max_new_tokens: a longer prompt is left out, an answer is cut.
+    """
+
+    files: tuple[str, ...] = Field(min_length=1)
+    verifier: OwnPartsVerifier
+    max_prompt_tokens: int = Field(960, ge=1)
+    max_new_tokens: int = Field(16, ge=1)
+
+
+class Model(_Closed):
+    """A base model's folder in place of the tiny one; a relative path is looked for beside the experiment."""
+
+    path: str
+    load: Literal["fp32", "bf16"] = "fp32"
+
+
 class Setting(_Closed):
     """What all rows share. In the file, `from: OTHER` takes another setting's fields where none are said.
 
     Attributes:
-        questions: of one step, such as `u5271=`, or of two, such as `ua5271=`, whose key lacks the work.
-        split: `one-topic`: each silo owns one topic; `dirichlet`: the demo's split over eight topics.
+        questions: of digits, of one step, such as `u5271=`, or of several, such as `ua5271=`, whose key lacks the work;
+            or of files.
+        split: `one-topic`: each silo owns one topic; `dirichlet`: silos of one size, each with a mixture of its own;
+            `per-class`: each class is shared out over silos, whose sizes differ.
+        concentration: of either Dirichlet split; the smaller, the fewer classes a silo has.
+        along: what classes are: topics, or quarters of the pool by how often the base model is right.
+        tuning_rows: held-out rows on which knobs and the best checkpoint are chosen; 0: none are, and held-out rows are
+            of any string that is held out. With a value they are of strings that tuning never reads.
+        tuned_as: the setting whose frozen knobs this one takes; its own where none is named.
         plan: further fields of run.yaml.
     """
 
-    questions: Literal["one-step", "two-step"] = "one-step"
-    split: Literal["one-topic", "dirichlet"] = "one-topic"
+    questions: Literal[digit_tasks.Questions, "files"] = "one-step"
+    split: Literal["one-topic", "dirichlet", "per-class"] = "one-topic"
     silos: int = Field(4, ge=1, le=16)
     base: Base = Base()
     private_rows: int = Field(400, ge=1)
@@ -92,22 +131,27 @@ class Setting(_Closed):
     rank: int = Field(16, ge=1)
     alpha: float = Field(32.0, gt=0)
     plan: dict[str, Any] = Field(default_factory=dict)
+    concentration: float = Field(0.1, gt=0)
+    along: Literal["topic", "success_rate"] = "topic"
+    tuning_rows: int = Field(0, ge=0)
+    tuned_as: Name | None = None
+    data: Data | None = None
+    model: Model | None = None
 
     @model_validator(mode="after")
     def _fits(self) -> Setting:
-        topics = len(topics_of(self))
-        if self.questions == "two-step" and self.split != "one-topic":
-            raise ValueError("questions of two steps are split one topic a silo")
-        if self.questions == "two-step" and self.silos != topics:
-            raise ValueError(f"there are {topics} topics of two steps: silos: {topics}")
-        if self.split == "one-topic" and self.silos > topics:
+        if (self.questions == "files") != (self.data is not None):
+            raise ValueError("questions: files, and data, belong together")
+        if self.split == "one-topic" and self.along != "topic":
+            raise ValueError("one topic a silo is a split along topics")
+        if self.questions == "files" or self.split != "one-topic":
+            return self
+        topics = len(digit_tasks.topics_of(self.questions))
+        if self.questions != "one-step" and self.silos != topics:
+            raise ValueError(f"there are {topics} topics of {self.questions} questions: silos: {topics}")
+        if self.silos > topics:
             raise ValueError(f"there are {topics} topics: silos: {topics} at most")
         return self
-
-
-def topics_of(setting: Setting) -> tuple[str, ...]:
-    """Return the topics of a setting's questions."""
-    return digit_tasks.TOPICS if setting.questions == "one-step" else tuple(digit_tasks.TWO_STEP_TOPICS)
 
 
 class Row(_Closed):
@@ -116,10 +160,13 @@ class Row(_Closed):
     Attributes:
         method: or `base`: the base model as it is.
         plan: what this row alone has of run.yaml.
+        pooled: one silo holds the private rows of all, and takes as many prompts a step as they would together; no
+            federation does that.
     """
 
     method: str
     plan: dict[str, Any] = Field(default_factory=dict)
+    pooled: bool = False
 
 
 class Claim(_Closed):
@@ -164,12 +211,44 @@ class Claim(_Closed):
 
 
 class Table(_Closed):
-    """Rows that are shown side by side. rows, seeds: all those of the file where none are named."""
+    """Rows that are shown side by side. rows, seeds: all those of the file where none are named. figures: that a report
+    draws of them."""
 
     setting: Name
     rows: tuple[Name, ...] = ()
     seeds: Seeds = ()
+    figures: tuple[str, ...] = ("pass_at_1",)
     says: str = ""
+
+
+class Family(_Closed):
+    """Rows that share what is chosen for them.
+
+    Attributes:
+        trial: the row whose trials decide; the first where none is named.
+        knob: key of run.yaml, as a path.
+        after: another family, whose frozen knobs this one takes before its own is tried.
+    """
+
+    rows: tuple[Name, ...] = Field(min_length=1)
+    trial: Name | None = None
+    knob: str = "optimiser.learning_rate"
+    after: Name | None = None
+
+
+class Tuning(_Closed):
+    """How knobs are chosen before any claim's cell runs.
+
+    Attributes:
+        seeds: of trials; no claim and no table has one of them.
+        grids: the values of each knob, ascending; equally many of each.
+        widenings: how often grids grow where an optimum is at an edge.
+    """
+
+    seeds: Annotated[Seeds, Field(min_length=1)]
+    grids: dict[str, tuple[Annotated[float, Field(gt=0)], ...]]
+    families: dict[Name, Family] = Field(min_length=1)
+    widenings: int = Field(2, ge=0)
 
 
 class Experiment(_Closed):
@@ -178,7 +257,8 @@ class Experiment(_Closed):
     Attributes:
         claims: run in this order, those that are exploratory after the others.
         tables: run after the claims; where none is named, there is one of all rows for each setting.
-        seconds_per_step: what a step of each method takes, until cells have been measured.
+        seconds_per_step, seconds_per_round: what a step of each method takes, and what is measured after each round,
+            until cells have been measured.
     """
 
     experiment: Name
@@ -188,7 +268,9 @@ class Experiment(_Closed):
     rows: dict[Name, Row] = Field(min_length=1)
     claims: dict[Name, Claim] = Field(default_factory=dict)
     tables: dict[Name, Table] = Field(default_factory=dict)
+    tuning: Tuning | None = None
     seconds_per_step: dict[str, float] = Field(default_factory=dict)
+    seconds_per_round: float = Field(2.0, ge=0)
 
     def all_tables(self) -> dict[str, Table]:
         return self.tables or {name: Table(setting=name) for name in self.settings}
@@ -197,16 +279,27 @@ class Experiment(_Closed):
         return table.rows or tuple(self.rows)
 
 
+Knobs = tuple[tuple[str, float], ...]  # keys of run.yaml, as paths, with their values
+
+
 @dataclass(frozen=True)
 class Cell:
-    """One row under one setting with one seed."""
+    """One row under one setting with one seed.
+
+    Attributes:
+        knobs: what was chosen for it, or what a trial tries.
+        trial: it is measured on the tuning strings, to choose knobs.
+    """
 
     setting: str
     row: str
     seed: int
+    knobs: Knobs = ()
+    trial: bool = False
 
     def __str__(self) -> str:
-        return f"{self.setting}/{self.row}/{self.seed}"
+        name = f"{self.setting}/{self.row}/{self.seed}"
+        return f"{name} with {self.knobs[-1][0]} {self.knobs[-1][1]:g}" if self.trial else name
 
 
 def cell_named(experiment: Experiment, name: str) -> Cell:
@@ -256,11 +349,40 @@ def _with_repetitions(experiment: Experiment, claim: str) -> Iterator[Cell]:
 
 def read_experiment(path: Path) -> Experiment:
     """Read a file. Raises UsageError with file and line: it is none, or a cell of it could not be carried out."""
+    return _read(path)[0]
+
+
+def require_files(path: Path) -> None:
+    """Raise NotFoundError with file and line: data or a model that a setting names is not there."""
+    experiment, document = _read(path)
+    for name, setting in experiment.settings.items():
+        named = [("data", each) for each in (setting.data.files if setting.data else ())]
+        named += [("model", setting.model.path)] if setting.model else []
+        for key, text in named:
+            if not Path(text).exists():
+                raise NotFoundError(
+                    f"{path}:{document.line_of(('settings', name, key))}: settings.{name}.{key}: {text} is missing",
+                    hint="put it there, or name where it is; no cell is left out for it",
+                )
+
+
+def _read(path: Path) -> tuple[Experiment, strict_yaml.Document]:
     document = strict_yaml.load(read_regular(path), str(path))
     experiment = strict_yaml.validate(Experiment, replace(document, value=_inherited(document)))
     for place, fault, hint in faults_of(experiment):
         raise UsageError(f"{path}:{document.line_of(place)}: {'.'.join(map(str, place))}: {fault}", hint=hint)
-    return experiment
+    settings = {name: _beside(setting, path.absolute().parent) for name, setting in experiment.settings.items()}
+    return experiment.model_copy(update={"settings": settings}), document
+
+
+def _beside(setting: Setting, folder: Path) -> Setting:
+    """Return the setting with its paths taken from the experiment's folder."""
+    data, model = setting.data, setting.model
+    if data is not None:
+        data = data.model_copy(update={"files": tuple(str(folder / Path(name).expanduser()) for name in data.files)})
+    if model is not None:
+        model = model.model_copy(update={"path": str(folder / Path(model.path).expanduser())})
+    return setting.model_copy(update={"data": data, "model": model})
 
 
 def _inherited(document: strict_yaml.Document) -> Any:
@@ -325,7 +447,39 @@ def faults_of(experiment: Experiment) -> Iterator[Fault]:
             )
     for name, table in experiment.tables.items():
         yield from _unknown(experiment, ("tables", name), (table.setting,), table.rows)
+    yield from _tuning_faults(experiment)
     yield from _plan_faults(experiment)
+
+
+def _tuning_faults(experiment: Experiment) -> Iterator[Fault]:
+    for name, setting in experiment.settings.items():
+        if setting.tuned_as is not None and setting.tuned_as not in experiment.settings:
+            place = ("settings", name, "tuned_as")
+            yield place, f"there is no setting {setting.tuned_as}", f"one of: {', '.join(experiment.settings)}"
+        elif experiment.tuning is not None and not setting.tuning_rows:
+            yield ("settings", name), "there is nothing to tune on", "tuning_rows: 128"
+    tuning = experiment.tuning
+    if tuning is None:
+        return
+    if both := sorted({seed for _, seeds in _seeds_of(experiment) for seed in seeds} & set(tuning.seeds)):
+        yield ("tuning", "seeds"), f"{both[0]} is also a seed that is evaluated", "tune on other seeds"
+    sizes = {len(values) for values in tuning.grids.values()}
+    if len(sizes) != 1 or min(sizes) < 2:
+        yield ("tuning", "grids"), "every knob has as many values, two at least", "add or leave out values"
+    for knob, values in tuning.grids.items():
+        if list(values) != sorted(set(values)):
+            yield ("tuning", "grids", knob), "the values are not in ascending order", "sort them"
+    above: dict[str, Family] = {}
+    for name, family in tuning.families.items():
+        place = ("tuning", "families", name)
+        yield from _unknown(experiment, place, (), (*family.rows, *([family.trial] if family.trial else [])))
+        if family.knob not in tuning.grids:
+            yield place, f"there is no grid of {family.knob}", f"one of: {', '.join(tuning.grids)}"
+        if family.after is not None and family.after not in above:
+            yield place, f"there is no family {family.after} above it", "name one that stands above"
+        if twice := sorted({row for each in above.values() for row in each.rows} & set(family.rows)):
+            yield place, f"{twice[0]} is of another family already", "a row is of one family"
+        above[name] = family
 
 
 def _seeds_of(experiment: Experiment) -> Iterator[tuple[tuple[str, ...], tuple[int, ...]]]:
@@ -360,7 +514,7 @@ def _plan_fault(experiment: Experiment, cell: Cell) -> str:
     fields = plan_of(experiment, cell, {"max_prompt_tokens": 1, "max_new_tokens": 1})
     fixed = {
         "federation": "f",
-        "silos": tuple(f"s{number}" for number in range(setting.silos)),
+        "silos": tuple(f"s{number}" for number in range(1 if experiment.rows[cell.row].pooled else setting.silos)),
         "lora": {"rank": setting.rank, "alpha": setting.alpha, "schema_sha256": _NO_HASH},
         "public_set_rows": setting.public_rows,
         **dict.fromkeys(_PINNED, _NO_HASH),
@@ -368,7 +522,7 @@ def _plan_fault(experiment: Experiment, cell: Cell) -> str:
     try:
         plan = Plan.model_validate({**fields, **fixed})
         require_exchange(plan)
-        require_solutions(plan, "" if setting.questions == "two-step" else "a question of one step")
+        require_solutions(plan, "a question of one step" if setting.questions == "one-step" else "")
     except UsageError as error:
         return error.message
     except ValidationError as error:
@@ -380,13 +534,33 @@ def _plan_fault(experiment: Experiment, cell: Cell) -> str:
 # ---- what a cell is made of --------------------------------------------------------------------------------------
 
 
+# Fields that came after results were kept: one that has its default is not in the digest.
+_LATER = ("concentration", "along", "tuning_rows", "data", "model", "pooled")
+
+
+def setting_digest(setting: Setting) -> str:
+    """Return the digest of a setting; whose knobs it takes is no part of it."""
+    return sha256_hex(canonical_json(_plain(setting)))
+
+
+def _plain(block: Setting | Row) -> dict[str, Any]:
+    fields = block.model_dump(mode="json", exclude={"tuned_as"})
+    defaults = {name: field.default for name, field in type(block).model_fields.items()}
+    return {name: value for name, value in fields.items() if name not in _LATER or value != defaults[name]}
+
+
 def digest_of(experiment: Experiment, cell: Cell) -> str:
-    """Return the digest of everything in the file that this cell's result depends on: setting, row and seed."""
-    fields = {"setting": experiment.settings[cell.setting], "row": experiment.rows[cell.row], "seed": cell.seed}
-    plain = {
-        name: each.model_dump(mode="json") if isinstance(each, BaseModel) else each for name, each in fields.items()
+    """Return the digest of everything that this cell's result depends on: setting, row, seed, and what was chosen."""
+    fields: dict[str, Any] = {
+        "setting": _plain(experiment.settings[cell.setting]),
+        "row": _plain(experiment.rows[cell.row]),
+        "seed": cell.seed,
     }
-    return sha256_hex(canonical_json(plain))
+    if cell.knobs:
+        fields["knobs"] = dict(cell.knobs)
+    if cell.trial:
+        fields["trial"] = True
+    return sha256_hex(canonical_json(fields))
 
 
 def ruleset_of(experiment: Experiment, cell: Cell) -> str:
@@ -403,15 +577,25 @@ def plan_of(experiment: Experiment, cell: Cell, lengths: Mapping[str, int]) -> d
         "rounds": setting.rounds,
         "local_steps": setting.local_steps,
         "swap_period": setting.swap_period,
-        "prompts_per_step": setting.prompts_per_step,
+        "prompts_per_step": setting.prompts_per_step * (setting.silos if row.pooled else 1),
         "samples_per_prompt": setting.samples_per_prompt,
         "seed": cell.seed,
         "objective": {"kl_coefficient": 0.0},
         "optimiser": {"learning_rate": setting.learning_rate},
         "rollout": {"temperature": 1.0, **lengths},
-        "evaluation": {"prompts": setting.held_out_rows, "samples": setting.evaluation_samples},
+        "evaluation": {
+            "prompts": setting.tuning_rows if cell.trial else setting.held_out_rows,
+            "samples": setting.evaluation_samples,
+        },
     }
-    return _merged(_merged(fields, setting.plan), row.plan)
+    fields = _merged(_merged(fields, setting.plan), row.plan)
+    for path, value in cell.knobs:
+        fields = _merged(fields, _nested(path.split("."), value))
+    return fields
+
+
+def _nested(path: list[str], value: float) -> dict[str, Any]:
+    return {path[0]: _nested(path[1:], value) if path[1:] else value}
 
 
 def _merged(fields: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:

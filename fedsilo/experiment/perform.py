@@ -10,32 +10,42 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedsilo.demo import digit_tasks
-from fedsilo.demo.data import DataFolder, DigitSet, Lengths, make_digit_set, make_topic_set, write_data_folder
+from fedsilo.demo.data import DataFolder, Row, to_json_lines, write_data_folder
 from fedsilo.demo.sites import DemoSettings, make_sites
-from fedsilo.demo.tiny_model import Recipe, cached_model
-from fedsilo.experiment.cell import CellResult, run_cell
-from fedsilo.experiment.design import Cell, Experiment, Setting, digest_of, plan_of, ruleset_of, topics_of
+from fedsilo.demo.tiny_model import Recipe, cached_model, recipe_for
+from fedsilo.experiment.cell import CellResult, run_cell, success_rates
+from fedsilo.experiment.design import Cell, Experiment, Setting, digest_of, plan_of, ruleset_of
+from fedsilo.experiment.rows import Rows, lengths_of, rows_of, verifier_of
+from fedsilo.files.task_files import read_tasks
 from fedsilo.protocol.codec import canonical_json, sha256_hex
 from silo.guard.site import code_sha256
 
 _IN_MEMORY = Path("/dev/shm")  # noqa: S108  # a folder of this process's own is made in it
 
 
-def perform(experiment: Experiment, cell: Cell) -> dict[str, Any]:
+def scratch() -> Path:
+    """Return a new folder, in memory where there is such a place, for the files of cells."""
+    return Path(tempfile.mkdtemp(prefix="fedsilo-", dir=_IN_MEMORY if _IN_MEMORY.is_dir() else None))
+
+
+def perform(experiment: Experiment, cell: Cell, below: Path) -> dict[str, Any]:
     """Carry out one cell; returns its line of results.
+
+    Args:
+        experiment: the file.
+        cell: with its knobs.
+        below: folder in which the cell's own is made, and removed at the end.
 
     Raises:
         FedSiloError: the federation cannot be set up, or stands still. A run that ends as failed is a result.
     """
-    setting, seed = experiment.settings[cell.setting], cell.seed
-    model = cached_model(recipe_of(setting, seed))
-    folder = Path(tempfile.mkdtemp(prefix="fedsilo-", dir=_IN_MEMORY if _IN_MEMORY.is_dir() else None))
+    setting, seed, row = experiment.settings[cell.setting], cell.seed, experiment.rows[cell.row]
+    model = model_of(setting, seed)
+    folder = Path(tempfile.mkdtemp(dir=below))
     try:
-        made = _rows_of(setting, seed)
-        data = _data_of(folder / "data", setting, seed, made)
-        lengths = data.description.lengths
-        plan = plan_of(experiment, cell, lengths.model_dump())
+        made = rows_of(setting, seed, lambda rows: _rates(model, setting, rows, seed))
+        data = _write(folder, f"{setting.questions}-{seed}", made, setting, pooled=row.pooled, trial=cell.trial)
+        plan = plan_of(experiment, cell, made.lengths.model_dump())
         sites = make_sites(
             DemoSettings(
                 out=folder,
@@ -51,57 +61,56 @@ def perform(experiment: Experiment, cell: Cell) -> dict[str, Any]:
                 prompts_per_step=plan["prompts_per_step"],
                 samples_per_prompt=plan["samples_per_prompt"],
                 learning_rate=plan["optimiser"]["learning_rate"],
+                load=_load_of(setting),
             )
         )
-        result = run_cell(sites, plan)
+        tuning = () if cell.trial or not made.tuning else read_tasks(folder / _TUNING).rows
+        result = run_cell(sites, plan, tuning)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     return _line(experiment, cell, made, result)
 
 
-def recipe_of(setting: Setting, seed: int) -> Recipe:
-    """Return the base model of a seed: each has one of its own."""
+_TUNING = "tuning.jsonl"
+
+
+def _load_of(setting: Setting) -> str:
+    return setting.model.load if setting.model else "fp32"
+
+
+def _rates(model: Path, setting: Setting, rows: Sequence[Row], seed: int) -> Sequence[float]:
+    longest = lengths_of(setting).max_new_tokens
+    return success_rates(model, _load_of(setting), rows, verifier_of(setting), longest, seed)
+
+
+def model_of(setting: Setting, seed: int) -> Path:
+    """Return the folder of the base model of a seed: each has one of its own, but where the setting names one."""
+    if setting.model is not None:
+        return Path(setting.model.path)
+    if setting.questions == "files":
+        return cached_model(recipe_for("bytes", seed=seed))
     base = setting.base
-    return Recipe("digits", seed=seed, steps=base.steps, questions=setting.questions, right_share=base.right_share)
-
-
-def _data_of(root: Path, setting: Setting, seed: int, made: DigitSet) -> DataFolder:
-    """Write the split of a seed."""
-    verifier = "exact" if setting.questions == "one-step" else "final"
-    return write_data_folder(
-        root,
-        name=f"{setting.questions}-{seed}",
-        tokenizer="digits",
-        lengths=lengths_of(setting),
-        private={silo: (verifier, rows) for silo, rows in made.private.items()},
-        public=(verifier, made.public),
-        held_out=(verifier, made.held_out),
+    return cached_model(
+        Recipe("digits", seed=seed, steps=base.steps, questions=setting.questions, right_share=base.right_share)
     )
 
 
-def lengths_of(setting: Setting) -> Lengths:
-    """Return the longest prompt and answer, end mark included, with one token to spare."""
-    topics, digits = topics_of(setting), "0" * digit_tasks.DIGITS
-    prompt = max(len(digit_tasks.question(topic, digits)) for topic in topics)
-    answer = max(len(digit_tasks.work(topic, digits)) for topic in topics)
-    return Lengths(max_prompt_tokens=prompt + 1, max_new_tokens=answer + 2)
-
-
-def _rows_of(setting: Setting, seed: int) -> DigitSet:
-    if setting.split == "dirichlet":
-        return make_digit_set(
-            seed,
-            silos=setting.silos,
-            rows_per_silo=setting.private_rows,
-            public_rows=setting.public_rows,
-            held_out_rows=setting.held_out_rows,
-        )
-    return make_topic_set(
-        seed,
-        topics_of(setting)[: setting.silos],
-        rows_per_silo=setting.private_rows,
-        public_rows=setting.public_rows,
-        held_out_rows=setting.held_out_rows,
+def _write(folder: Path, name: str, made: Rows, setting: Setting, *, pooled: bool, trial: bool) -> DataFolder:
+    """Write the rows of a cell: of a trial the tuning rows are what is measured on, and of a pooled one the first silo
+    has everybody's private rows."""
+    private = made.private
+    if pooled:
+        private = {next(iter(private)): [row for rows in private.values() for row in rows]}
+    verifier = verifier_of(setting)
+    (folder / _TUNING).write_bytes(to_json_lines(made.tuning))
+    return write_data_folder(
+        folder / "data",
+        name=name,
+        tokenizer="bytes" if setting.questions == "files" else "digits",
+        lengths=made.lengths,
+        private={silo: (verifier, rows) for silo, rows in private.items()},
+        public=(verifier, made.public),
+        held_out=(verifier, made.tuning if trial else made.held_out),
     )
 
 
@@ -132,14 +141,17 @@ _CURVES: Mapping[str, Sequence[str]] = {
 _DECIMALS = 4
 
 
-def _line(experiment: Experiment, cell: Cell, made: DigitSet, result: CellResult) -> dict[str, Any]:
+def _line(experiment: Experiment, cell: Cell, made: Rows, result: CellResult) -> dict[str, Any]:
     record, plan = result.record, result.record["plan"]
     shares = {silo: _topic_shares(rows) for silo, rows in made.private.items()}
+    rounds = [_measured(row, shares) for row in (record["before"], *record["rounds"])]
     return {
         "experiment": experiment.experiment,
         "setting": cell.setting,
         "row": cell.row,
         "seed": cell.seed,
+        "knobs": dict(cell.knobs),
+        "trial": cell.trial,
         "design_sha256": digest_of(experiment, cell),
         "code_sha256": code_sha256(),
         "versions": record["versions"],
@@ -152,7 +164,8 @@ def _line(experiment: Experiment, cell: Cell, made: DigitSet, result: CellResult
         "state": record["state"],
         "reason": record["reason"],
         "silos": len(shares),
-        "rounds": [_measured(row, shares) for row in (record["before"], *record["rounds"])],
+        "rounds": rounds,
+        "best": _best(rounds, result.on_tuning),
         "steps": sum(figure.task in _STEPS for figure in next(iter(result.figures.values()))),
         "generated_tokens": _sum(result, ("PrivateStep", "GeneratePublic"), "tokens")
         + _sum(result, ("PublicStep",), "extra_tokens"),
@@ -214,6 +227,16 @@ def _measured(row: Mapping[str, Any], shares: Mapping[str, Mapping[str, float]])
             "aggregation_error": apart["aggregation_error"],
         },
     }
+
+
+def _best(rounds: Sequence[Mapping[str, Any]], on_tuning: Mapping[int, float]) -> dict[str, Any] | None:
+    """Return the round whose adapter is best on the tuning strings, the earlier of two, and what it reaches on the
+    others; None where nothing was measured on them."""
+    measured = {number: value for number, value in on_tuning.items() if 0 < number < len(rounds)}
+    if not measured:
+        return None
+    best = min(measured, key=lambda number: (-measured[number], number))
+    return {"round": best, "on_tuning": round(measured[best], 6), "pass_at_1": rounds[best]["pass_at_1"]}
 
 
 def _mean_of(values: Sequence[float | None]) -> float | None:

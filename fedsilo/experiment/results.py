@@ -28,6 +28,7 @@ from fedsilo.experiment.design import (
     cells_of,
     digest_of,
 )
+from fedsilo.experiment.tuning import frozen_of, with_knobs
 from fedsilo.protocol.errors import UsageError
 
 MARGIN = 0.015  # differences of pass@1 below this are none that matters
@@ -60,11 +61,18 @@ def whole_lines(content: bytes) -> list[bytes]:
 def of_experiment(experiment: Experiment, lines: Iterable[Line]) -> dict[Cell, Line]:
     """Return the newest line of each cell that was made by this design: another setting's results count for nothing.
 
-    A line belongs to every cell of its design, whatever these are named. A row of the base model has what other rows of
-    its seed measured before their first round.
+    A line belongs to every cell of its design, whatever these are named. A cell whose knobs are not frozen has none. A
+    row of the base model has what other rows of its seed measured before their first round.
     """
+    lines = list(lines)
     newest = {line.get("design_sha256"): line for line in lines}
-    found = {cell: line for cell in cells_of(experiment) if (line := newest.get(digest_of(experiment, cell)))}
+    knobs = {place: frozen.knobs for place, frozen in frozen_of(experiment, lines).items()}
+    found = {
+        cell: line
+        for cell in cells_of(experiment)
+        if (whole := with_knobs(experiment, knobs, cell)) is not None
+        and (line := newest.get(digest_of(experiment, whole))) is not None
+    }
     for name in (name for name, row in experiment.rows.items() if row.method == BASE):
         for cell, line in list(found.items()):
             found.setdefault(replace(cell, row=name), _untrained(line))
@@ -97,6 +105,13 @@ EQUAL_OVER_ROWS = (
 )
 
 
+def trials_of(experiment: Experiment, lines: Iterable[Line]) -> dict[str, float]:
+    """Return what trials reached on the tuning strings, by the digest of each; nothing measured counts as 0."""
+    return {
+        str(line["design_sha256"]): value_of(line, "pass_at_1") or 0.0 for line in lines if line.get("trial") is True
+    }
+
+
 def unequal(results: Mapping[Cell, Line]) -> list[str]:
     """Return what differs between rows of one setting and seed although it must not: a sentence for each.
 
@@ -124,6 +139,8 @@ def value_of(line: Line, metric: Metric) -> float | None:
     match metric:
         case "worst_topic":
             value = min(last["topics"].values(), default=None)
+        case "best_pass_at_1":
+            value = (line.get("best") or {}).get("pass_at_1")
         case "drift_between":
             value = (last.get("apart") or {}).get("factors")
         case "gain_per_megabyte":
@@ -330,6 +347,7 @@ HEADINGS = (
     "seeds",
     "before",
     "after",
+    "best",
     "greedy",
     "worst topic",
     "worst silo",
@@ -377,7 +395,14 @@ def table_rows(experiment: Experiment, results: Mapping[Cell, Line], table: Tabl
     return rows
 
 
-_SHOWN: tuple[Metric, ...] = ("pass_at_1", "pass_at_1_greedy", "worst_topic", "worst_silo", "zero_variance_share")
+_SHOWN: tuple[Metric, ...] = (
+    "pass_at_1",
+    "best_pass_at_1",
+    "pass_at_1_greedy",
+    "worst_topic",
+    "worst_silo",
+    "zero_variance_share",
+)
 _PUBLIC = ("public.responses", "public.donors")
 _FACTORS = ("lora.", "global.adapter")
 

@@ -3,6 +3,7 @@ what was finished stays, and a run goes on where the last one ended."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import queue
@@ -11,29 +12,94 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import IO, Any
 
-from fedsilo.experiment.design import Cell, Experiment, cells_of, read_experiment
-from fedsilo.experiment.results import Line, of_experiment, read_results, unequal, whole_lines
+from fedsilo.experiment.design import Base, Cell, Experiment, cells_of, digest_of, read_experiment
+from fedsilo.experiment.results import Line, of_experiment, read_results, trials_of, unequal, whole_lines
+from fedsilo.experiment.tuning import first_trials, frozen_line, frozen_of, places_of, search, with_knobs
 from fedsilo.protocol.errors import ConflictError, OperationError
 
 Say = Callable[[str], None]
 
 
 SECONDS_PER_STEP = 0.7  # of a method of which nothing is known: on one core, with the demo's model, K 8 and b 8
+SECONDS_PER_BASE_STEP = 0.12  # of building the demo's model, on one core
 
 
-def left_of(experiment: Experiment, results: Path, claim: str = "") -> list[Cell]:
-    """Return the cells that have no result yet, in order; of one claim, or of all."""
-    done = of_experiment(experiment, read_results(results))
-    return [cell for cell in cells_of(experiment, claim) if cell not in done]
+def run_experiment(path: Path, results: Path, *, jobs: int, claim: str, named: Sequence[Cell], say: Say) -> Ran:
+    """Tune, freeze what is chosen, and carry out the cells that have no result yet.
+
+    Args:
+        path: the experiment's file.
+        results: file of JSON lines.
+        jobs: processes at once.
+        claim: whose cells alone are carried out; empty: all.
+        named: cells in place of these, with or without a result.
+        say: told a line for each result.
+
+    Raises:
+        OperationError, ConflictError: as `run_cells`.
+    """
+    experiment, ran = read_experiment(path), Ran()
+    while not ran.failed:
+        lines = read_results(results)
+        if len(frozen := frozen_of(experiment, lines)) == len(places_of(experiment)):
+            break
+        found = search(experiment, trials_of(experiment, lines))
+        if found.missing:
+            say(f"tuning: {len(found.missing)} trials")
+            ran += run_cells(path, found.missing, results, jobs=jobs, say=say)
+        for each in found.chosen:
+            if (each.family, each.setting) not in frozen:
+                _append(results, frozen_line(experiment, each))
+                edge = ", at the edge of what was tried" if each.at_edge else ""
+                say(f"frozen for {each.family} under {each.setting}: {each.knobs[-1][0]} {each.knobs[-1][1]:g}{edge}")
+    if ran.failed:
+        return ran
+    cells = left_of(experiment, read_results(results), claim, named)
+    return ran + run_cells(path, cells, results, jobs=jobs, say=say) if cells else ran
+
+
+@dataclass(frozen=True)
+class Ran:
+    """How many cells were carried out, and how many failed."""
+
+    done: int = 0
+    failed: int = 0
+
+    def __add__(self, other: Ran) -> Ran:
+        return Ran(self.done + other.done, self.failed + other.failed)
+
+
+def left_of(experiment: Experiment, lines: Sequence[Line], claim: str = "", named: Sequence[Cell] = ()) -> list[Cell]:
+    """Return, with their knobs, the cells that are named, or else those that have no result yet, in order: of one
+    claim, or of all. Knobs that are not frozen yet are left out."""
+    done = of_experiment(experiment, lines)
+    knobs = {place: each.knobs for place, each in frozen_of(experiment, lines).items()}
+    cells = named or [cell for cell in cells_of(experiment, claim) if cell not in done]
+    return [with_knobs(experiment, knobs, cell) or cell for cell in cells]
+
+
+def trials_left(experiment: Experiment, lines: Sequence[Line]) -> list[Cell]:
+    """Return about which trials are still to be run: as many as there are before a grid is widened, less those that
+    were."""
+    if len(frozen_of(experiment, lines)) == len(places_of(experiment)):
+        return []
+    found = search(experiment, values := trials_of(experiment, lines))
+    expected = first_trials(experiment)
+    done = sum(digest_of(experiment, cell) in values for cell in expected)
+    return expected[done:] if len(expected) - done > len(found.missing) else list(found.missing)
 
 
 def hours_of(experiment: Experiment, cells: Sequence[Cell], known: Mapping[Cell, Line], jobs: int) -> float:
-    """Return how long these cells take: as long as others of their row and setting took; where none has run, as their
-    method's steps took; where that has not run either, as the file says."""
+    """Return how long these cells take, with the base models that no known cell was made with.
+
+    A cell takes as long as others of its row and setting took; where none has run, as its method's steps took; where
+    that has not run either, as the file says.
+    """
     took: dict[tuple[str, str], list[float]] = {}
     a_step: dict[str, list[float]] = {}
     for cell, line in known.items():
@@ -45,13 +111,22 @@ def hours_of(experiment: Experiment, cells: Sequence[Cell], known: Mapping[Cell,
         if same := took.get((cell.setting, cell.row)):
             return fmean(same)
         setting, method = experiment.settings[cell.setting], experiment.rows[cell.row].method
+        steps = setting.rounds * setting.local_steps
+        if method in a_step:
+            return steps * fmean(a_step[method])
         stated = experiment.seconds_per_step.get(method, SECONDS_PER_STEP)
-        return setting.rounds * setting.local_steps * (fmean(a_step[method]) if method in a_step else stated)
+        return steps * stated + setting.rounds * experiment.seconds_per_round
 
-    return sum(map(seconds_of, cells)) / jobs / 3600
+    def base_of(cell: Cell) -> tuple[str, Base, int] | None:
+        setting = experiment.settings[cell.setting]
+        return None if setting.model or setting.data else (setting.questions, setting.base, cell.seed)
+
+    bases = {base for cell in cells if (base := base_of(cell))} - {base_of(cell) for cell in known}
+    building = sum(base.steps for _, base, _ in bases) * SECONDS_PER_BASE_STEP
+    return (sum(map(seconds_of, cells)) + building) / jobs / 3600
 
 
-def run_cells(path: Path, cells: Sequence[Cell], results: Path, *, jobs: int, say: Say) -> int:
+def run_cells(path: Path, cells: Sequence[Cell], results: Path, *, jobs: int, say: Say) -> Ran:
     """Carry out these cells and append their lines to `results`.
 
     Args:
@@ -62,7 +137,7 @@ def run_cells(path: Path, cells: Sequence[Cell], results: Path, *, jobs: int, sa
         say: told a line for each result.
 
     Returns:
-        How many cells failed; what failed is said, and the others go on.
+        How many there were; what failed is said, and the others go on.
 
     Raises:
         OperationError: the results cannot be written.
@@ -79,7 +154,7 @@ def run_cells(path: Path, cells: Sequence[Cell], results: Path, *, jobs: int, sa
                 failed += 1
                 say(f"{cell} failed: {answer}")
                 continue
-            known[cell] = answer
+            known[cell if cell.trial else replace(cell, knobs=())] = answer
             if faults := unequal({each: line for each, line in known.items() if _beside(each, cell)}):
                 raise ConflictError(
                     f"{faults[0]}, which must be equal over rows",
@@ -91,11 +166,11 @@ def run_cells(path: Path, cells: Sequence[Cell], results: Path, *, jobs: int, sa
             reached = "not measured" if after is None else f"{100 * after:.1f} %"
             took = f"{cell} {reached} in {answer['seconds']:.0f} s"
             say(f"{done} of {len(cells)}: {took}; about {minutes:.0f} min are left")
-    return failed
+    return Ran(len(cells) - failed, failed)
 
 
 def _beside(cell: Cell, other: Cell) -> bool:
-    return (cell.setting, cell.seed) == (other.setting, other.seed)
+    return (cell.setting, cell.seed, cell.trial) == (other.setting, other.seed, other.trial)
 
 
 def _append(results: Path, line: Mapping[str, Any]) -> None:
@@ -111,14 +186,15 @@ def _append(results: Path, line: Mapping[str, Any]) -> None:
 
 
 _DIED = "its process died"
+_LEAVES_SECONDS = 10.0  # for a process to remove its files
 _Answer = tuple[Cell, "dict[str, Any] | str"]
 
 
 class Workers:
     """Processes that carry out cells, each one after the other: a start of Python with its libraries is paid once.
 
-    None of them outlives this block: whoever leaves it kills them, and each ends by itself when its standard input
-    does, so also where this process is killed.
+    None of them outlives this block: each ends, and removes its files, when its standard input does, so also where this
+    process is killed.
     """
 
     def __init__(self, path: Path, cells: Sequence[Cell], count: int) -> None:
@@ -138,8 +214,14 @@ class Workers:
 
     def __exit__(self, *_: object) -> None:
         for process in self._processes:
-            process.kill()
-            process.wait()
+            if process.stdin is not None:
+                with contextlib.suppress(OSError):
+                    process.stdin.close()
+            try:
+                process.wait(_LEAVES_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
 
     def answers(self) -> Iterator[_Answer]:
         """Yield each cell with its line of results, or with what is wrong, as they come."""
@@ -180,7 +262,7 @@ def _asked(process: subprocess.Popen[str], cell: Cell) -> dict[str, Any]:
     """Return a process's answer for a cell: its line of results, or an error."""
     assert process.stdin is not None and process.stdout is not None  # noqa: S101  # both are pipes
     try:
-        process.stdin.write(f"{cell}\n")
+        process.stdin.write(f"{json.dumps(asdict(cell))}\n")
         process.stdin.flush()
         answer = json.loads(process.stdout.readline())
     except (OSError, ValueError):

@@ -15,9 +15,9 @@ from fedsilo.demo.run import ALPHA, LEARNING_RATE, RANK
 from fedsilo.demo.sites import DemoSettings, Sites, make_sites
 from fedsilo.demo.tiny_model import cached_model, recipe_for
 from fedsilo.experiment.cell import CellResult, Figure, run_cell
-from fedsilo.experiment.design import Cell, Experiment, cells_of, read_experiment
+from fedsilo.experiment.design import Cell, Experiment, cells_of, digest_of, read_experiment
 from fedsilo.experiment.perform import perform
-from fedsilo.experiment.results import EQUAL_OVER_ROWS, Line, of_experiment, unequal
+from fedsilo.experiment.results import EQUAL_OVER_ROWS, Line, of_experiment, trials_of, unequal
 from fedsilo.protocol.codec import sha256_hex
 from fedsilo.protocol.errors import UsageError
 from fedsilo.protocol.methods import method_named
@@ -104,9 +104,14 @@ experiment: tiny
 settings:
   W: {questions: two-step, split: one-topic, base: {right_share: 0.9, steps: 60}, rounds: 2, local_steps: 2,
     private_rows: 20, public_rows: 20, held_out_rows: 16, evaluation_samples: 1, prompts_per_step: 2,
-    samples_per_prompt: 4}
+    samples_per_prompt: 4, tuning_rows: 8}
 seeds: [3]
-rows: {own: {method: self-swap}, swap: {method: pubswap}, private: {method: fedavg-grpo}, base: {method: base}}
+rows:
+  own: {method: self-swap}
+  swap: {method: pubswap}
+  private: {method: fedavg-grpo}
+  pooled: {method: fedavg-grpo, pooled: true}
+  base: {method: base}
 """
 
 
@@ -119,20 +124,24 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Experiment,
         path = folder / "tiny.yaml"
         path.write_text(TEXT)
         experiment = read_experiment(path)
-        lines = [json.loads(json.dumps(perform(experiment, cell))) for cell in cells_of(experiment)]
+        lines = [json.loads(json.dumps(perform(experiment, cell, folder))) for cell in cells_of(experiment)]
         yield experiment, of_experiment(experiment, lines)
 
 
 @pytest.mark.slow
 def test_rows_of_one_seed_share_all_but_the_method(tiny: tuple[Experiment, dict[Cell, Line]]) -> None:
     _, known = tiny
-    own, swap, private, base = (known[Cell("W", row, 3)] for row in ("own", "swap", "private", "base"))
+    own, swap, private, base, pooled = (
+        known[Cell("W", row, 3)] for row in ("own", "swap", "private", "base", "pooled")
+    )
     assert unequal(known) == []
-    for line in (own, private, base):
+    for line in (own, private, base, pooled):
         for name in EQUAL_OVER_ROWS:
             assert line[name] == swap[name] != "", name
     assert own["rounds"][0] == swap["rounds"][0] == base["rounds"][-1], "the base model is measured on the same draws"
-    assert (own["steps"], private["steps"], base["steps"]) == (4, 4, 0)
+    assert (own["steps"], private["steps"], base["steps"], pooled["steps"]) == (4, 4, 0, 4)
+    assert {"lora.factors"} == {kind for kind in pooled["bytes"]["up"] if kind.startswith("lora")}
+    assert pooled["generated_tokens"] > private["generated_tokens"] / 2, "one silo, with the prompts of four"
     assert "public.responses" in swap["bytes"]["up"] and "public.responses" not in own["bytes"]["up"]
     # three others' worth of answers to each public prompt, and as many private ones as the other row's
     assert own["generated_tokens"] > swap["generated_tokens"]
@@ -152,6 +161,21 @@ def test_a_line_has_the_figures_of_each_step(tiny: tuple[Experiment, dict[Cell, 
     assert last["worst_silo"] == min(last["topics"].values())
     assert last["own_task"] == pytest.approx(sum(last["topics"].values()) / 4, abs=1e-6)
     assert last["apart"]["factors"] > 0
+
+
+@pytest.mark.slow
+def test_the_best_checkpoint_is_chosen_on_strings_that_nothing_else_reads(
+    tiny: tuple[Experiment, dict[Cell, Line]], tmp_path: Path
+) -> None:
+    experiment, known = tiny
+    for row in ("swap", "pooled"):
+        line = known[Cell("W", row, 3)]
+        assert line["best"]["round"] in (1, 2)
+        assert line["best"]["pass_at_1"] == line["rounds"][line["best"]["round"]]["pass_at_1"]
+    trial = Cell("W", "swap", 3, (("optimiser.learning_rate", 0.002),), trial=True)
+    tried = perform(experiment, trial, tmp_path)
+    assert tried["held_out_sha256"] != known[Cell("W", "swap", 3)]["held_out_sha256"] and tried["best"] is None
+    assert trials_of(experiment, [tried]) == {digest_of(experiment, trial): tried["rounds"][-1]["pass_at_1"]}
 
 
 def test_private_rows_are_drawn_by_seed_and_silo_and_not_by_method(

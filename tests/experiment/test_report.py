@@ -1,0 +1,122 @@
+"""The page of results, made from a small file of lines by the command itself."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedsilo.experiment.design import Cell, Experiment, digest_of, read_experiment
+from fedsilo.experiment.tuning import Frozen, frozen_line
+from tests.loopback.federation import command
+
+TEXT = """\
+experiment: small
+about: What a page says.
+settings:
+  W: {questions: two-step, rounds: 2, local_steps: 4, tuning_rows: 16}
+seeds: 1-4
+rows:
+  base: {method: base}
+  plain: {method: public-no-swap}
+  swap: {method: pubswap}
+  own: {method: self-swap}
+  all: {method: fedavg-grpo, pooled: true}
+claims:
+  P1: {setting: W, row: swap, against: plain, metric: zero_variance_share, direction: below, says: "Fewer groups\\
+    without signal."}
+  P2: {setting: W, row: swap, against: plain}
+  P3: {setting: W, row: swap, against: own, direction: equivalent}
+  P4: {setting: W, row: plain, against: swap}
+  P5: {setting: W, row: own, against: plain, seeds: 1-5}
+  E1: {setting: W, row: own, against: plain, share_of: swap, exploratory: true}
+tables:
+  rows: {setting: W, says: All of them., figures: [pass_at_1, PublicStep.alpha_mean, PublicStep.omega]}
+tuning:
+  seeds: [201]
+  grids: {optimiser.learning_rate: [0.001, 0.002]}
+  families: {public: {rows: [plain, swap, own]}}
+"""
+KNOBS = (("optimiser.learning_rate", 0.002),)
+VALUES = {
+    "plain": [0.2, 0.3, 0.25, 0.2],
+    "swap": [0.3, 0.41, 0.36, 0.29],
+    "own": [0.301, 0.411, 0.361, 0.291],
+    "all": [0.5, 0.5, 0.6, 0.5],
+}
+
+
+def line(of: Experiment, row: str, seed: int, after: float) -> dict[str, Any]:
+    knobs = () if row == "all" else KNOBS
+    measured = [
+        {"pass_at_1": value, "pass_at_1_greedy": value, "topics": {"a": value}, "own_task": value, "worst_silo": value}
+        for value in (0.1, 0.15, after)
+    ]
+    return {
+        "setting": "W", "row": row, "seed": seed, "design_sha256": digest_of(of, Cell("W", row, seed, knobs)),
+        "rounds": measured, "best": {"round": 2, "pass_at_1": after}, "steps": 8, "silos": 4, "state": "finished",
+        "generated_tokens": 4000, "trained_tokens": 8000, "refused": {}, "seconds": 1.0,
+        "bytes": {"up": {"lora.factors": 500_000}, "down": {"global.adapter": 500_000}},
+        "zero_variance_share": 1 - after, "curves": {"PublicStep": {"alpha_mean": [0.2, 0.1]}},
+    }  # fmt: skip
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> tuple[Path, Path]:
+    """An experiment with its results."""
+    path, results = tmp_path / "small.yaml", tmp_path / "small.results.jsonl"
+    path.write_text(TEXT)
+    of = read_experiment(path)
+    frozen = Frozen("public", "W", KNOBS, (0.001, 0.002), (0.25, 0.5), True)
+    lines = [frozen_line(of, frozen)]
+    lines += [line(of, row, seed, value) for row, values in VALUES.items() for seed, value in enumerate(values, 1)]
+    results.write_text("".join(json.dumps(each) + "\n" for each in lines))
+    return path, tmp_path / "page" / "results.md"
+
+
+def test_a_page_has_one_line_for_each_claim_and_all_pictures_that_it_names(files: tuple[Path, Path]) -> None:
+    path, out = files
+    out.parent.mkdir()
+    done = command("fedsilo", "experiment", "report", str(path), "--out", str(out), "--json")
+    assert done.exit_code == 0, done.stderr
+    page = out.read_text()
+    found = dict(re.findall(r"^- \*\*(\w+): ([^.]+)\.\*\*", page, re.MULTILINE))
+    assert found == {
+        "P1": "shown", "P2": "shown", "P3": "equivalent", "P4": "contradicted", "P5": "unfinished", "E1": "exploratory",
+    }  # fmt: skip
+    by_claim = {each.split(":")[0][4:]: each for each in page.splitlines() if each.startswith("- **")}
+    assert "-10.2 [" in by_claim["P1"] and "4 of 4 seeds (1 to 4)" in by_claim["P1"]
+    assert f"`fedsilo experiment run {path} --claim P2`" in by_claim["P2"] and "adjusted p" in by_claim["P2"]
+    assert "4 of 5 seeds" in by_claim["P5"] and "1.01 of swap [" in by_claim["E1"]
+    pictures = re.findall(r"\((pictures/[^)]+\.svg)\)", page)
+    assert all((out.parent / each).read_text().startswith("<?xml") for each in pictures)
+    assert {"pictures/results/claims.svg", "pictures/results/claim-P2.svg"} <= set(pictures)
+    assert "pictures/results/rows-PublicStep.alpha_mean.svg" in pictures
+    assert not any("omega" in each for each in pictures), "no line has it"
+    assert sorted(Path(each).name for each in done.data["pictures"]) == sorted({Path(each).name for each in pictures})
+
+
+def test_a_page_has_the_rows_and_what_was_tuned(files: tuple[Path, Path]) -> None:
+    path, out = files
+    out.parent.mkdir()
+    assert command("fedsilo", "experiment", "report", str(path), "--out", str(out)).exit_code == 0
+    page = out.read_text()
+    assert "| public | W | optimiser.learning_rate | 0.002 | 0.001: 25.0, 0.002: 50.0 | yes |" in page
+    rows = {cells[1].strip(): cells for each in page.splitlines() if len(cells := each.split("|")) > 12}
+    assert {"base", "plain", "swap", "own", "all"} <= rows.keys()
+    assert rows["swap"][3].strip() == "10.0" and rows["swap"][4].strip() == "34.0"
+    assert rows["base"][4].strip() == "10.0" and "`all` pools the private rows" in page
+    again = out.read_bytes()
+    assert command("fedsilo", "experiment", "report", str(path), "--out", str(out)).exit_code == 0
+    assert out.read_bytes() == again
+
+
+def test_without_results_there_is_no_page(files: tuple[Path, Path], tmp_path: Path) -> None:
+    path, out = files
+    none = tmp_path / "none.jsonl"
+    done = command("fedsilo", "experiment", "report", str(path), "--out", str(out), "--results", str(none), "--json")
+    assert done.exit_code != 0 and not out.exists()
+    assert command("fedsilo", "experiment", "report", str(path), "--out", str(tmp_path / "page.txt")).exit_code == 2
