@@ -419,7 +419,7 @@ class ActiveRun:
 
     def __post_init__(self) -> None:
         self.method = method_named(self.plan.method)
-        self.life = rounds.first_life(self.plan, self.method.update_kinds(self.plan))
+        self.life = first_life(self.plan)
         self._state: Any = self.method.coordinator.start(self.plan, "coordinator")
 
     @property
@@ -815,9 +815,15 @@ def stored_events(session: Session, run: str) -> list[rounds.Event]:
         raise OperationError(f"run {run}: what the database keeps of it cannot be read") from error
 
 
+def first_life(plan: Plan) -> rounds.Life:
+    """Return the state of a run whose plan is being sent."""
+    method = method_named(plan.method)
+    return rounds.first_life(plan, method.update_kinds(plan), evaluates_own=method.evaluates_own)
+
+
 def stored_life(session: Session, plan: Plan) -> rounds.Life:
     """Return where a run stands by what is stored, its deadlines aside."""
-    first = rounds.first_life(plan, method_named(plan.method).update_kinds(plan))
+    first = first_life(plan)
     return rounds.folded(first, stored_events(session, plan.run), 0.0)
 
 

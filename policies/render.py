@@ -38,6 +38,7 @@ RULESETS = (
     "knexa-heuristic",
     "fedid-central",
     "local-only",
+    "responses-only",
     "deny_all",
 )
 
@@ -310,6 +311,7 @@ def _kind_values(
         "package": (max(package_bytes, _SMALLEST_MESSAGE_BYTES), package_bytes),
         "scores": (max(step_bytes, _SMALLEST_MESSAGE_BYTES), 2 * size.local_steps * scores_bytes),
         "reft": (max(reft_bytes, _SMALLEST_MESSAGE_BYTES), reft_bytes),
+        "answers": (max(step_bytes, _SMALLEST_MESSAGE_BYTES), step_bytes * size.public_steps),
         "figures": (_SMALLEST_MESSAGE_BYTES, 0),
     }
     values: dict[str, Any] = {}

@@ -35,6 +35,7 @@ METHOD_RULESETS: tuple[tuple[tuple[str, ...], str, str], ...] = (
     (("Heuristic-P2P",), "knexa-heuristic", ""),
     (("FedID-CentralKD",), "fedid-central", ""),
     (("LocalOnly",), "local-only", ""),
+    (("PubSwap, Balanced, with each silo's own adapter (responses-only)",), "responses-only", ""),
     (("Central-KD",), "", "knowledge.logits does not exist"),
     (("DPSDA-FL",), "", "synthetic.examples does not exist: it needs a budget ledger"),
     (("Central-GRPO",), "", "not a federated method"),

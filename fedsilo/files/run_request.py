@@ -76,7 +76,7 @@ EXAMPLE = """\
 # A run, for `coordinator init --run run.yaml` and then `fedsilo run submit run.yaml`. Change what you like before the
 # first of them: the limits of every site's policy follow from these sizes. Keys left out have their defaults.
 run: first
-# or method: fedavg-grpo, key-swap, public-no-swap, public-sft, pubswap-random, self-swap, worked-key-swap
+# or another method: `fedsilo demo --help` lists them
 method: pubswap
 rounds: 20
 local_steps: 16            # of each round

@@ -19,7 +19,7 @@ from fedsilo.protocol.aggregation import Aggregate, averaged
 from fedsilo.protocol.factors import TURNS, UPDATE_KIND
 from fedsilo.protocol.kinds import TENSOR_KINDS
 from fedsilo.protocol.plan import Options, Plan
-from fedsilo.protocol.tasks import TrainerTask
+from fedsilo.protocol.tasks import EvaluateOwn, LoadOwn, TrainerTask
 
 EVERYBODY: Final = ""  # in the place of the silo that a result is for
 
@@ -263,10 +263,20 @@ class Method:
     solutions: bool = False
 
     @property
+    def keeps_own(self) -> bool:
+        """Return whether each silo goes on from round to round with what it has trained itself."""
+        return LoadOwn in self.tasks
+
+    @property
+    def evaluates_own(self) -> bool:
+        """Return whether silos send figures of what they themselves trained in a round, while it is open."""
+        return EvaluateOwn in self.tasks
+
+    @property
     def averages(self) -> bool:
-        """Return whether its updates are averaged, so that a plan may ask for a median or a trimmed mean in its
-        place."""
-        return self.aggregate is averaged
+        """Return whether it sends updates that are averaged, so that a plan may ask for a median or a trimmed mean in
+        its place."""
+        return self.aggregate is averaged and not self.keeps_own
 
     def kinds_under(self, plan: Plan) -> frozenset[str]:
         """The kinds that a silo may offer in a run of this plan: what is trained decides which ones carry it."""

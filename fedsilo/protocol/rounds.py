@@ -406,6 +406,7 @@ class Life:
         silos: of the plan, in its order.
         silos_min: with fewer no round begins. `quorum`: of fewer updates none is committed.
         update_kinds: kinds of the rounds' updates, which take turns; none where no update leaves a silo.
+        evaluates_own: silos send figures of their own state while a round is open.
         standing: silo -> its state in `SILO`.
         round: number of the newest round; 0 before the first. `round_state` is its state in `ROUND`.
         places: silo -> its state in `PLACE`, of the newest round; without those that are outside of it.
@@ -421,6 +422,7 @@ class Life:
     quorum: int
     silos_min: int
     update_kinds: tuple[str, ...]
+    evaluates_own: bool
     abstentions_max: int
     steps_max: int
     standing: Mapping[str, str]
@@ -479,13 +481,14 @@ class Outcome:
     then: str = ""
 
 
-def first_life(plan: Plan, update_kinds: tuple[str, ...]) -> Life:
-    """Return the state of a run whose plan is being sent. update_kinds: of its method."""
+def first_life(plan: Plan, update_kinds: tuple[str, ...], *, evaluates_own: bool = False) -> Life:
+    """Return the state of a run whose plan is being sent. update_kinds, evaluates_own: of its method."""
     return Life(
         plan.silos,
         plan.quorum,
         plan.silos_min,
         update_kinds,
+        evaluates_own,
         2 * len(plan.public_steps()) + ABSTENTIONS_MAX,
         plan.local_steps,
         dict.fromkeys(plan.silos, "asked"),
@@ -582,7 +585,8 @@ def _limit(life: Life, event: Event, name: str) -> Cell:
             wrong = name != "answer" and event.step != 0
             if name == "evaluation":
                 # of an adapter that is to come there is nothing to say yet; round 0 is the base model
-                wrong |= number > life.round or (number == life.round > 0 and life.round_state not in ROUND_OVER)
+                known = life.round_state in ROUND_OVER or life.evaluates_own
+                wrong |= number > life.round or (number == life.round > 0 and not known)
             elif number != life.round:
                 return LATE
             return DENY if wrong or _slot(event) in life.taken.get(number, {}) else OK

@@ -116,6 +116,15 @@ class LoadAdapter(TrainerTask):
 
 
 @dataclass(frozen=True)
+class LoadOwn(TrainerTask):
+    """Make the trained state as it stands the round's start, for a method under which each silo keeps what it trains; a
+    silo that has none yet draws it from the plan's seed. A fresh optimiser unless the plan keeps its state."""
+
+    changes = begins_round = True
+    round: int
+
+
+@dataclass(frozen=True)
 class PrivateStep(TrainerTask):
     """One GRPO step on private prompts. `rows`: places in the trainer's list of usable ones (`PromptSet.prompts`,
     without holdout and overlong ones), not rows of the file; empty as the method names it, filled in by the guard
@@ -201,6 +210,18 @@ class Evaluate(TrainerTask):
     gives = pb.MetricsEval
     round: int
     digest: str
+
+    @property
+    def offers(self) -> str:
+        return "metrics.eval"
+
+
+@dataclass(frozen=True)
+class EvaluateOwn(TrainerTask):
+    """Measure pass@1 of the policy as it stands on the held-out set. The answer names no adapter."""
+
+    gives = pb.MetricsEval
+    round: int
 
     @property
     def offers(self) -> str:

@@ -1,4 +1,12 @@
-"""`metrics.eval`: named numbers on a declared grid, so that no digits are free to carry anything (threat T9)."""
+"""`metrics.eval`: named numbers on a declared grid, so that no digits are free to carry anything (threat T9).
+
+Figures are of the base model (round 0), of the adapter that a round came to, or, under a method whose silos evaluate
+their own state, of what this silo has trained. The last name no adapter: a digest of it would be 64 digits that the
+trainer, which makes what is hashed, can steer.
+
+What the rules do not stop: figures of something else than they say they are of, which nobody outside can measure again;
+information in the choice of the grid's points (N1).
+"""
 
 from __future__ import annotations
 
@@ -10,6 +18,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 
 from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.methods import METHODS
 from fedsilo.protocol.strict_yaml import Path
 from policies import lattice
 from policies.fields import Closed, Limit, MetricField, Text
@@ -66,11 +75,15 @@ def measure(body: pb.MetricsEval, message: Message, context: Context) -> Facts:
             metrics.append([metric.name, metric.topic, metric.value, negative_zero])
         else:
             at_fault += 1
-    # Round 0 is the base model, which has no digest; a round that came to no adapter has nothing to evaluate.
-    expected = body.adapter_digest == (context.evaluated_digest if message.place.round else "")
+    # Neither the base model (round 0) nor a silo's own state is named by a digest. For other methods a round that came
+    # to no adapter has nothing to evaluate.
+    number, method = message.place.round, METHODS.get(context.plan.method) if context.plan else None
+    unnamed = number == 0 or (method is not None and method.evaluates_own)
+    named = number > 0 and context.evaluated_digest != ""
     return {
         "split": body.split if body.split == "held_out" else "",
-        "adapter_digest_expected": expected and (message.place.round == 0 or context.evaluated_digest != ""),
+        "adapter_digest_expected": (unnamed and body.adapter_digest == "")
+        or (named and body.adapter_digest == context.evaluated_digest),
         "metrics": metrics,
         "metrics_at_fault": at_fault,
         "metrics_out_of_order": sum(
@@ -86,7 +99,7 @@ def split(facts: Facts, block: MetricsEval, path: Path) -> Judgement:
 
 @rule("metrics of the round's adapter", "ADAPTER_DIGEST")
 def adapter(facts: Facts, policy: Policy, history: History) -> Judgement:
-    """The digest is the one that the round came to, so that its 64 digits carry nothing else (T9)."""
+    """The digest is the one that the round came to, or none, so that its 64 digits carry nothing else (T9)."""
     _, path = block_of(facts, policy)
     return holds(facts["adapter_digest_expected"], path)
 

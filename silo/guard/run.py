@@ -55,6 +55,7 @@ from fedsilo.protocol.place import Place
 from fedsilo.protocol.plan import Plan, plan_from_canonical
 from fedsilo.protocol.rounds import (
     EVALUATION,
+    ROUND_OVER,
     AtSilo,
     Effect,
     SiloRound,
@@ -63,7 +64,7 @@ from fedsilo.protocol.rounds import (
     message_at_silo,
     silo_step,
 )
-from fedsilo.protocol.tasks import FIRST, LoadAdapter, TrainerTask
+from fedsilo.protocol.tasks import FIRST, LoadAdapter, LoadOwn, TrainerTask
 from fedsilo.protocol.transcript import transcript_from_canonical
 from policies.schema import LoraSchema
 from silo.guard.acceptance import Acceptance
@@ -499,7 +500,7 @@ class SiloRun:
                 action = self._actions[0]
                 if isinstance(action, Train) and (self.busy or self.paused):
                     return
-                if isinstance(action, Train) and action.task.order == FIRST:
+                if isinstance(action, Train) and action.task.order == FIRST and self._loaded.digest:
                     self.task = self.manager.measure_first(self._loaded)
                     if self.busy or not self._actions:
                         return
@@ -539,6 +540,8 @@ class SiloRun:
         body = self.manager.adapter(digest) if digest else task.body()
         if isinstance(task, LoadAdapter):
             self._loaded = task
+        if isinstance(task, LoadOwn):
+            self.manager.note_own(task.round)
         if task.opens_exchange:
             self.manager.change_view(open_step=task.step)
         if self._task_giver is not None:
@@ -610,6 +613,9 @@ def plan_message(plan: Plan, schema: LoraSchema, *, resume: bool) -> LinkMessage
     lora = {**{name: getattr(schema, name) for name in names}, "tensors": shapes}
     fields = {"canonical_json": plan.canonical(), "lora_schema": lora}
     return LinkMessage("plan", fields | ({"resume": True} if resume else {}))
+
+
+_OWN_SINCE = "own_since"
 
 
 # ---- the manager ---------------------------------------------------------------------------------------------
@@ -766,7 +772,7 @@ class RunManager:
                 raise ConflictError(f"run {other_run.plan.run} has not ended")
             require_part(plan, self._site.config)  # what the rules cannot know
             require_solutions(plan, self._site.public.unsolved)
-            self._begin(plan)
+            self._begin(plan, resume=False)
         except FedSiloError as error:
             if other_run is None:  # else nothing was begun, and that one goes on
                 self.run = None
@@ -798,7 +804,8 @@ class RunManager:
         self._publish("run.accepted", {"run": plan.run, "method": plan.method})
         return True
 
-    def _begin(self, plan: Plan) -> None:
+    def _begin(self, plan: Plan, *, resume: bool) -> None:
+        """Begin a run with a trainer of its own. resume: it goes on from the state that it saved."""
         if self._trainer_used:
             # A trainer serves one run: its adapter and optimiser are that run's.
             self._trainer.stop()
@@ -812,15 +819,37 @@ class RunManager:
         self._judge.view = RunView(plan=plan)
         self.run = SiloRun(plan, method_named(plan.method), self._site.config.silo, self)
         self.run.paused = self._ledger.is_paused(plan.run)
-        self._trainer.send(plan_message(plan, self._site.schema, resume=self.resume.begun))
+        self._trainer.send(plan_message(plan, self._site.schema, resume=resume))
 
     def planned(self, fields: Mapping[str, Any]) -> None:
-        """Go on with what a kill interrupted: the trainer is ready for the plan."""
+        """Go on with what a kill interrupted: the trainer is ready for the plan.
+
+        Raises:
+            OperationError: what this silo trained in earlier rounds, and goes on with, is lost.
+        """
         if self.run is not None:
             self.run.planned(fields)
+            if not isinstance(fields.get("resumed"), Mapping):
+                self._require_nothing_lost(self.run)
             self.resume.trainer_saved(fields.get("resumed"))
             messages, self.resume.waiting = self.resume.waiting, []
             self.run.feed(*messages)
+
+    def note_own(self, number: int) -> None:
+        """Note the first round from which on this silo goes on with what it has trained itself."""
+        if self.run is not None and not self._ledger.remembered_of_run(self.run.plan.run, _OWN_SINCE):
+            self._ledger.remember_of_run(self.run.plan.run, _OWN_SINCE, str(number))
+
+    def _require_nothing_lost(self, run: SiloRun) -> None:
+        """The round in which this silo began can be done over, with the same result; nothing leads back to one after
+        it. Raises OperationError: it is lost."""
+        for since in self._ledger.remembered_of_run(run.plan.run, _OWN_SINCE):
+            if int(since) < self._judge.view.round or run.at.state in ROUND_OVER:
+                raise OperationError(
+                    f"what this silo has trained since round {since} is lost, and nothing leads back to it",
+                    hint="the trainer's scratch folder must outlive a restart",
+                    code="TRAINER_STATE_LOST",
+                )
 
     def _finish_leaving(self) -> None:
         """Do what a kill kept `leave` from; the goodbye is due anyway."""
@@ -840,7 +869,7 @@ class RunManager:
         run, canonical, view = opened
         plan, round_number = plan_from_canonical(canonical), int(view.get("round", 0))
         messages = self.resume.find(run, round_number)
-        self._begin(plan)
+        self._begin(plan, resume=self.resume.begun or method_named(plan.method).keeps_own)
         self._judge.view = RunView.from_json(plan, view)
         waiting = {release.round for release in self._ledger.releases("held") if release.run == run}
         waiting |= {item.round for item in self._ledger.outbox("allowed") if item.run == run}

@@ -95,6 +95,12 @@ def report_benefit(config: SiloConfig, *, run: str, samples: int | None, say: Sa
             code="NO_HOLDOUT",
         )
     finished = find_run(config, run)
+    if method_named(finished.plan.method).keeps_own:
+        raise UsageError(
+            f"run {finished.plan.run} came to no common adapter: under {finished.plan.method} each silo keeps its own",
+            hint="its figures on the held-out set are in the run record, round by round",
+            code="NO_COMMON_ADAPTER",
+        )
     policy = effective_policy(config)
     schema = site_schema(config, policy)
     check_inputs(config, finished, schema)

@@ -39,7 +39,9 @@ def test_any_interleaving_finishes_with_the_same_training(name: str, exchange: s
     played.run()
     reference.run()
     assert played.outcome == m.FinishRun("finished")
-    assert [commit.results[0].silos for commit in played.commits] == [played.plan.silos] * played.plan.rounds
+    numbers = [action.round for action in (played.closed if METHODS[name].keeps_own else played.commits)]
+    assert numbers == [1, 2, 3] and not (played.closed and played.commits)
+    assert {commit.results[0].silos for commit in played.commits} <= {played.plan.silos}
     # Donors are drawn from keyed randomness: what a silo trains on does not depend on the order of arrival.
     assert played.trained == reference.trained
     for silo in played.plan.silos:

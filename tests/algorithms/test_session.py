@@ -19,9 +19,11 @@ from fedsilo.protocol.plan import Plan
 from fedsilo.protocol.tasks import (
     AnswerAhead,
     Evaluate,
+    EvaluateOwn,
     ExportDelta,
     GeneratePublic,
     LoadAdapter,
+    LoadOwn,
     PrivateStep,
     PublicStep,
     TrainerTask,
@@ -458,7 +460,7 @@ def test_schema_of_another_model_is_refused() -> None:
 TASKS = (
     LoadAdapter(2, "d"), PrivateStep(2, 3, (4, 0)), GeneratePublic(1, 2, (3, 1), "all"), AnswerAhead(1, 2, (3, 1)),
     PublicStep(1, 2, "pool", pb.PublicDonors(prompts=[pb.PromptDonors(prompt_index=3)])), ExportDelta(2),
-    Evaluate(0, ""), MeasureHoldout(2, 3, "held_out"),
+    Evaluate(0, ""), MeasureHoldout(2, 3, "held_out"), LoadOwn(2), EvaluateOwn(1),
 )  # fmt: skip
 
 

@@ -41,6 +41,7 @@ SENT = {
     "knexa-heuristic": {"profile.vector", "knowledge.package"},
     "fedid-central": {"knowledge.package"},
     "local-only": {"metrics.eval"},
+    "responses-only": {"public.responses", "metrics.eval"},
     "fedgrpo": {"competence.score", "reward.scalar"},
     "fedreft": {"reft.intervention", "metrics.eval"},
     "deny_all": set(),

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from fedsilo.protocol import method as m
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.plan import Lora, Plan
-from fedsilo.protocol.tasks import AnswerAhead, Evaluate, ExportDelta, GeneratePublic, TrainerTask
+from fedsilo.protocol.tasks import AnswerAhead, Evaluate, EvaluateOwn, ExportDelta, GeneratePublic, TrainerTask
 
 DIGEST = "0" * 64
 
@@ -57,6 +57,7 @@ class PaperFederation:
     offered: dict[str, list[tuple[str, int, int]]] = field(default_factory=dict)
     trained: dict[str, list[TrainerTask]] = field(default_factory=dict)
     commits: list[m.Commit] = field(default_factory=list)
+    closed: list[m.CloseRound] = field(default_factory=list)
     deadlines: list[tuple[float, str, str]] = field(default_factory=list)  # (due, silo or "", name)
     now_seconds: float = 0.0
     notes: list[m.Note] = field(default_factory=list)
@@ -107,6 +108,8 @@ class PaperFederation:
                 case m.Commit(round_number):
                     self.commits.append(action)
                     self._coordinator(m.Committed(round_number, {m.EVERYBODY: f"digest-{round_number}"}))
+                case m.CloseRound():
+                    self.closed.append(action)
                 case m.StartDeadline(name, seconds):
                     self.deadlines.append((self.now_seconds + seconds, "", name))
                 case m.FinishRun():
@@ -145,7 +148,7 @@ class PaperFederation:
                 return self._answers(silo, indices, "correct")
             case ExportDelta():
                 return pb.Factors()
-            case Evaluate():
+            case Evaluate() | EvaluateOwn():
                 return pb.MetricsEval()
         return None
 

@@ -29,7 +29,7 @@ from fedsilo.grading.own_verifiers import find_verifier
 from fedsilo.grading.worker import GradingProcess
 from fedsilo.protocol.codec import SMALL_PAYLOAD_BYTES_MAX, Buffer
 from fedsilo.protocol.errors import FedSiloError, OperationError, UsageError
-from fedsilo.protocol.methods import TASKS
+from fedsilo.protocol.methods import METHODS, TASKS
 from fedsilo.protocol.text import harmless
 from silo.config import SiloConfig
 from silo.guard.site import never_shown, own_verifiers
@@ -592,11 +592,11 @@ class Given:
             return [] if not self._round and resumed is not None and resumed == before else None
         if not self._round:
             return []
-        keeps_optimiser = self.plan is not None and '"state":"keep"' in _optimiser_of(self.plan)
-        if keeps_optimiser and (self._rounds > 1 or resumed is not None):
-            return None  # its moments are not those of the round's start, and nothing leads back to them
+        keeps = self.plan is not None and _keeps(self.plan)
+        if keeps and (self._rounds > 1 or resumed is not None):
+            return None  # what it kept from the round before is gone, and nothing leads back to it
         given = TASKS.get(str(self.task.fields.get("task"))) if self.task is not None else None
-        if given is not None and given.begins_round and not keeps_optimiser:
+        if given is not None and given.begins_round and not keeps:
             return []
         return list(self._round)
 
@@ -615,10 +615,12 @@ def _stands_at(resumed: Mapping[str, Any], task: LinkMessage) -> bool:
     return (resumed.get("task"), resumed.get("round"), resumed.get("step")) == place
 
 
-def _optimiser_of(plan: LinkMessage) -> str:
-    """Return the optimiser that our own message names; canonical, so it reads the same every time."""
-    optimiser = json.loads(str(plan.fields["canonical_json"])).get("optimiser", {})
-    return json.dumps(optimiser, separators=(",", ":"))
+def _keeps(plan: LinkMessage) -> bool:
+    """Return whether a round depends on the one before by more than the adapter it begins with: by the optimiser's
+    moments, or by what the silo trained itself. plan: our own message."""
+    fields = json.loads(str(plan.fields["canonical_json"]))
+    method = METHODS.get(fields.get("method", ""))
+    return fields.get("optimiser", {}).get("state") == "keep" or (method is not None and method.keeps_own)
 
 
 # ---- the grader of public answers --------------------------------------------------------------------

@@ -10,10 +10,12 @@ from fedsilo.protocol.errors import OperationError
 from fedsilo.protocol.tasks import (
     AnswerAhead,
     Evaluate,
+    EvaluateOwn,
     ExportDelta,
     GeneratePublic,
     LikelihoodStep,
     LoadAdapter,
+    LoadOwn,
     PrivateStep,
     PublicStep,
     TrainerTask,
@@ -33,6 +35,7 @@ from silo.trainer.tasks import (
 # A new task is one line here.
 CARRIED_OUT: Mapping[type[TrainerTask], Callable[[Run, Any, Buffer], Done]] = {
     LoadAdapter: adapter.load,
+    LoadOwn: adapter.load_own,
     PrivateStep: private_step.carry_out,
     GeneratePublic: public_answers.generate,
     PublicStep: public_step.carry_out,
@@ -40,6 +43,7 @@ CARRIED_OUT: Mapping[type[TrainerTask], Callable[[Run, Any, Buffer], Done]] = {
     AnswerAhead: public_answers.answer_ahead,
     ExportDelta: adapter.export_delta,
     Evaluate: evaluate.evaluate,
+    EvaluateOwn: evaluate.evaluate_own,
     MeasureHoldout: evaluate.measure_holdout,
 }
 _BY_NAME = {kind.name: kind for kind in CARRIED_OUT}

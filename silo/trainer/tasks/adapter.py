@@ -1,10 +1,12 @@
-"""LoadAdapter begins a round with an adapter; ExportDelta ends it with the difference of the local factors to that."""
+"""LoadAdapter begins a round with an adapter, LoadOwn with what this silo has trained; ExportDelta ends it with the
+difference of the local factors to the round's start."""
 
 from __future__ import annotations
 
 from fedsilo.protocol.codec import Buffer, decode_factors
 from fedsilo.protocol.errors import OperationError
-from fedsilo.protocol.tasks import ExportDelta, LoadAdapter
+from fedsilo.protocol.factors import initial_factors
+from fedsilo.protocol.tasks import ExportDelta, LoadAdapter, LoadOwn
 from silo.trainer.run import Done, Run
 from silo.trainer.scale_out import BAD_TASK
 
@@ -12,8 +14,23 @@ from silo.trainer.scale_out import BAD_TASK
 def load(run: Run, task: LoadAdapter, body: Buffer) -> Done:
     """Begin a round with an adapter. Raises PeerError: the adapter does not fit the schema."""
     run.adapter.load(decode_factors(body).tensors, task.round)
-    run.learner.start_round()
     run.base_digest = task.digest
+    return _begun(run)
+
+
+def load_own(run: Run, task: LoadOwn, body: Buffer) -> Done:
+    """Begin a round with what was trained so far; the first one with factors drawn from the plan's seed, as a
+    coordinator draws those that all silos begin with."""
+    if run.position is None:
+        shapes = [(name, tuple(each.shape)) for name, each in run.adapter.factors.items()]
+        run.adapter.load(initial_factors(shapes, run.plan.seed, run.plan.lora.freeze), task.round)
+    else:
+        run.adapter.take_turn(task.round)
+    return _begun(run)
+
+
+def _begun(run: Run) -> Done:
+    run.learner.start_round()
     run.open_step = None
     # here and not after the evaluation: an abandoned round has none, and its donors are not the next one's
     run.donors_trained = 0

@@ -1,6 +1,6 @@
-"""Pass@1 of an adapter, sampled at the rollout temperature and greedy: on the held-out file, over all and by topic, for
-the federation (Evaluate); on the private holdout or the held-out file, prompt by prompt, for this site's own eyes
-(MeasureHoldout)."""
+"""Pass@1 of an adapter, or of what this silo trains, sampled at the rollout temperature and greedy: on the held-out
+file, over all and by topic, for the federation (Evaluate, EvaluateOwn); on the private holdout or the held-out file,
+prompt by prompt, for this site's own eyes (MeasureHoldout)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedsilo.grading.exact import normalise
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.codec import Buffer, encode
 from fedsilo.protocol.randomness import generator, private_seed_of, seed_of
-from fedsilo.protocol.tasks import Evaluate
+from fedsilo.protocol.tasks import Evaluate, EvaluateOwn
 from silo.measuring import MeasureHoldout
 from silo.trainer.data import Grader, Prompt, clusters_of, encode_prompts, grade_distinct
 from silo.trainer.rollout.engine import Question
@@ -35,14 +35,27 @@ def evaluate(run: Run, task: Evaluate, body: Buffer) -> Done:
         PeerError: the adapter does not fit the schema.
     """
     run.on_phase(task.round, 0, "rollout")
+    with run.policy_of(body, "public"):
+        return _figures(run, task.round, task.digest)
+
+
+def evaluate_own(run: Run, task: EvaluateOwn, body: Buffer) -> Done:
+    """The same of the policy as it stands; its name, for the site's own records, is the figure `state`."""
+    run.on_phase(task.round, 0, "rollout")
+    run.engine.use("public")
+    done = _figures(run, task.round, "")
+    return Done({**done.metrics, "state": run.adapter.name()}, done.body)
+
+
+def _figures(run: Run, number: int, digest: str) -> Done:
+    """Answer the held-out prompts with whatever policy the model computes, which the message names by `digest`."""
     prompts, samples = run.held_out.prompts, run.plan.evaluation.samples
 
     def seed(prompt: Prompt, sample: int) -> int:
         return seed_of(run.plan.seed, "evaluation", run.material.silo, prompt.row, sample)
 
-    with run.policy_of(body, "public"):
-        verdicts = verdicts_of(run, prompts, run.material.held_out_grader, samples, seed)  # [P, S + 1]
-    message = pb.MetricsEval(split="held_out", adapter_digest=task.digest)
+    verdicts = verdicts_of(run, prompts, run.material.held_out_grader, samples, seed)  # [P, S + 1]
+    message = pb.MetricsEval(split="held_out", adapter_digest=digest)
     topics = np.array([prompt.topic for prompt in prompts])
     for topic in ("", *sorted(set(topics.tolist()))):
         of_topic = verdicts if topic == "" else verdicts[topics == topic]  # [P of the topic, S + 1]
@@ -50,7 +63,7 @@ def evaluate(run: Run, task: Evaluate, body: Buffer) -> Done:
             value = round(float(part.mean()), DECIMALS) if part.size else 0.0
             message.metrics.add(name=name, topic=topic, value=value)
     overall = {metric.name: metric.value for metric in message.metrics if metric.topic == ""}
-    if task.round:
+    if number:
         # For the run record: how many of the donors sent to this silo it took a step on.
         message.metrics.add(name=DONORS_TRAINED, topic="", value=float(run.donors_trained))
     message.metrics.sort(key=lambda metric: (metric.topic, metric.name))

@@ -10,8 +10,11 @@ plan freezes A.
     worked-key-swap as key-swap, with the file's solutions: its answers with their work
     public-sft      the slots of the public steps are supervised steps on the file's solutions, or else its answers
     fedavg-grpo     no public steps
+    local-only      private steps, and each silo keeps what it trains
+    responses-only  as Balanced, and each silo keeps what it trains
 
-`step` holds both halves with `exchange: step`, `round_end` those of Balanced with `exchange: round_end`.
+`step` holds both halves with `exchange: step`, `round_end` those of Balanced with `exchange: round_end`, `own` those of
+the last two.
 
 What it does not give: privacy of what the answers and factors say (N2).
 """
@@ -23,16 +26,18 @@ from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 from fedsilo.protocol.method import Half, Method
-from fedsilo.protocol.methods.pubswap import round_end, step
+from fedsilo.protocol.methods.pubswap import own, round_end, step
 from fedsilo.protocol.methods.pubswap.options import SelfSwap
 from fedsilo.protocol.plan import Plan
 from fedsilo.protocol.tasks import (
     AnswerAhead,
     Evaluate,
+    EvaluateOwn,
     ExportDelta,
     GeneratePublic,
     LikelihoodStep,
     LoadAdapter,
+    LoadOwn,
     PrivateStep,
     PublicStep,
 )
@@ -123,4 +128,35 @@ PUBLIC_SFT = replace(
     ),
     tasks=_TASKS - {GeneratePublic, PublicStep} | {LikelihoodStep},
 )
-METHODS = (BALANCED, RANDOM, NO_SWAP, SELF_SWAP, KEY_SWAP, WORKED_KEY_SWAP, PUBLIC_SFT, FEDAVG_GRPO)
+LOCAL_ONLY = Method(
+    "local-only",
+    "private GRPO steps; each silo keeps what it trains, and only figures leave (control)",
+    frozenset({"metrics.eval"}),
+    "local-only",
+    own.Coordinator("no-public"),
+    own.Silo("no-public"),
+    frozenset({Evaluate, LoadOwn, PrivateStep, EvaluateOwn}),
+)
+RESPONSES_ONLY = replace(
+    LOCAL_ONLY,
+    name="responses-only",
+    summary="verified answers to public prompts cross as under pubswap; each silo keeps what it trains",
+    kinds=frozenset({"metrics.eval", "public.responses"}),
+    ruleset="responses-only",
+    coordinator=own.Coordinator("balanced"),
+    silo=own.Silo("balanced"),
+    tasks=LOCAL_ONLY.tasks | {GeneratePublic, PublicStep},
+    swaps=True,
+)
+METHODS = (
+    BALANCED,
+    RANDOM,
+    NO_SWAP,
+    SELF_SWAP,
+    KEY_SWAP,
+    WORKED_KEY_SWAP,
+    PUBLIC_SFT,
+    FEDAVG_GRPO,
+    LOCAL_ONLY,
+    RESPONSES_ONLY,
+)

@@ -98,8 +98,8 @@ class Coordinator:
                 if round_number != state.round or not isinstance(body, pb.PublicResponses):
                     return state, ()
                 return self._take_answers(state, silo, step, body)
-            case MessageArrived(silo, kind, round_number, _, _, digest) if kind == state.plan.lora.update_kind(
-                round_number
+            case MessageArrived(silo, kind, round_number, _, _, digest) if kind == self._last_kind(
+                state.plan, round_number
             ):
                 if round_number != state.round or state.phase != "open":
                     return state, ()
@@ -112,7 +112,7 @@ class Coordinator:
                 if round_number != state.round:
                     return state, ()
                 kept_back = state.kept_back - {silo} if step == 0 else state.kept_back
-                if declined == state.plan.lora.update_kind(round_number):
+                if declined == self._last_kind(state.plan, round_number):
                     kept_back |= {silo}
                 state = replace(state, absent=state.absent | {(step, silo)}, kept_back=kept_back)
                 return self._close_whatever_is_complete(state)
@@ -131,6 +131,10 @@ class Coordinator:
                 state = replace(state, base_digest=digest, committed_rounds=state.committed_rounds + 1)
                 return self._after_round(state, committed=True)
         return state, ()
+
+    def _last_kind(self, plan: Plan, number: int) -> str:
+        """Return the kind of the message that ends a silo's part of a round."""
+        return plan.lora.update_kind(number)
 
     def _open(
         self, state: CoordinatorState, round_number: int
@@ -272,9 +276,9 @@ class Coordinator:
         return replace(state, phase="committing"), (Commit(state.round, (Result(participants, digests),)),)
 
     def _after_round(
-        self, state: CoordinatorState, *, committed: bool
+        self, state: CoordinatorState, *, committed: bool, closed: bool = False
     ) -> tuple[CoordinatorState, tuple[CoordinatorAction, ...]]:
-        participants = [silo for silo in state.plan.silos if silo in state.uploads] if committed else []
+        participants = [silo for silo in state.plan.silos if silo in state.uploads and (committed or closed)]
         body = pb.RoundResult(committed=committed, adapter_digest=state.base_digest, participants=participants)
         results = tuple(Send(silo, "round.result", state.round, 0, body) for silo in state.silos)
         if not state.silos:
