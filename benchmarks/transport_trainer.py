@@ -22,7 +22,7 @@ from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.codec import Array, Buffer, decode_factors, encode, factors_head, joined_factors
 from fedsilo.sandbox.probes import run_probes
 from silo.link import LinkClosed, LinkMessage, MessageLink
-from silo.room import Room
+from silo.reusable_buffer import ReusableBuffer
 from silo.trainer.worker import dial_patiently, set_offline
 
 WAIT_SECONDS = 600.0
@@ -42,7 +42,7 @@ class ConstantTrainer:
         self._schema_sha256 = ""
         self._base_digest = ""
         self._update: dict[str, Array] = {}
-        self._room = Room()
+        self._buffer = ReusableBuffer()
 
     def run(self) -> None:
         """Until the guard says `stop` or goes away."""
@@ -84,7 +84,7 @@ class ConstantTrainer:
                 scale=self._schema["alpha"] / self._schema["rank"],
                 dtype="float32",
             )
-            body = joined_factors(header, size_bytes, self._update, into=self._room.take(size_bytes))
+            body = joined_factors(header, size_bytes, self._update, into=self._buffer.take(size_bytes))
         elif task == "Evaluate":
             if message.body:
                 decode_factors(message.body)

@@ -115,7 +115,7 @@ class Control:
         `REFRESH_SECONDS`, and without reading the runs again, of which there may be many."""
         if self._changed:
             self.refresh()
-        elif self._driver.parts.monotonic() - self._shown_at >= REFRESH_SECONDS:
+        elif self._driver.dependencies.monotonic() - self._shown_at >= REFRESH_SECONDS:
             self._show(self._with(**self._of_no_event()))
 
     def refresh(self) -> None:
@@ -132,15 +132,15 @@ class Control:
         return replace(self._shown, **fields, absent=self._shown.absent - fields.keys())
 
     def _show(self, state: CoordinatorStatus) -> None:
-        self._shown, self._shown_at = state, self._driver.parts.monotonic()
+        self._shown, self._shown_at = state, self._driver.dependencies.monotonic()
         self._desk.set_state(state, policy_digest=self._charter_digest)
 
     def _of_no_event(self) -> dict[str, Any]:
         return {
             "halted": self._driver.halted,
-            "waits": self._driver.parts.store.waiting,
+            "waits": self._driver.dependencies.store.waiting,
             "silos": self.silos(),
-            "audit": LogState(size=self._driver.parts.audit.size, broken=self.log_broken()),
+            "audit": LogState(size=self._driver.dependencies.audit.size, broken=self.log_broken()),
             "clock": self.clock(),
         }
 
@@ -157,27 +157,27 @@ class Control:
         )
 
     def runs(self) -> tuple[RunRow, ...]:
-        with self._driver.parts.store.transaction() as session:
+        with self._driver.dependencies.store.transaction() as session:
             rows = session.scalars(select(db.Run).order_by(db.Run.ordinal))
             return tuple(self._summary(session, run) for run in rows)
 
     def run(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Return one run in full: the run record's content so far, and the request."""
-        with self._driver.parts.store.transaction() as session:
+        with self._driver.dependencies.store.transaction() as session:
             run = self._row(session, arguments)
             record = run_record(session, run, charter_digest=self._charter_digest)
             return record | {"folder": self._folder(run), "request": json.loads(run.request)}
 
     def silos(self) -> tuple[MemberRow, ...]:
-        with self._driver.parts.store.transaction() as session:
+        with self._driver.dependencies.store.transaction() as session:
             members = {member.silo: member for member in session.scalars(select(db.Member))}
             standings = self._driver.standings(session)
             by_files = set(session.scalars(select(db.CarriedSilo.silo)))
-        now = self._driver.parts.monotonic()
+        now = self._driver.dependencies.monotonic()
         rows = []
         for silo in self._config.silos:
             member, seen = members.get(silo), self._driver.seen.get(silo)
-            ahead = self._driver.effects.relay.clocks.get(silo, 0) if silo not in by_files else 0
+            ahead = self._driver.services.relay.clocks.get(silo, 0) if silo not in by_files else 0
             at = (seen.round, seen.step) if seen and seen.run in self._driver.runs else (0, 0)
             words = f"{apart(ahead)} this machine's" if abs(ahead) > TOLD_SECONDS else ""
             rows.append(
@@ -201,7 +201,7 @@ class Control:
 
     def traffic(self, arguments: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Payload bytes by silo, direction and kind: of one run, or, without one, of everything."""
-        with self._driver.parts.store.transaction() as session:
+        with self._driver.dependencies.store.transaction() as session:
             run = self._row(session, arguments).name if "run" in arguments else None
             return db.traffic_table(session, run)
 
@@ -249,7 +249,7 @@ class Control:
                 message (T39). Of an order that is in the database and not in the log, the message says so.
         """
         work: Callable[[VerifiedCommand, Record], dict[str, Any]] = getattr(self, f"_{verb}")
-        event, audit = f"run.{verb}", self._driver.parts.audit
+        event, audit = f"run.{verb}", self._driver.dependencies.audit
 
         def carry_out(command: VerifiedCommand) -> dict[str, Any]:
             detail = {
@@ -261,7 +261,7 @@ class Control:
 
             def record(session: Session, run: str) -> None:
                 policy = {"effective": self._charter_digest}
-                self._driver.parts.store.once_committed(lambda: done.append(run))
+                self._driver.dependencies.store.once_committed(lambda: done.append(run))
                 order = {"orders": [dict(command.order)]} if command.order else {}
                 self._driver.pending.record(session, event, run=run, detail=detail, policy=policy, **order)
 
@@ -302,7 +302,7 @@ class Control:
         return self._submissions.start_now(run, record, shown=shown)
 
     def _pause(self, command: VerifiedCommand, record: Record) -> dict[str, Any]:
-        with self._driver.changing() as _, self._driver.parts.store.transaction() as session:
+        with self._driver.changing() as _, self._driver.dependencies.store.transaction() as session:
             run = self._active(command)
             run.pause(session)
             record(session, run.name)
@@ -310,7 +310,7 @@ class Control:
             return {"run": run.name, "state": "paused"}
 
     def _resume(self, command: VerifiedCommand, record: Record) -> dict[str, Any]:
-        with self._driver.changing() as _, self._driver.parts.store.transaction() as session:
+        with self._driver.changing() as _, self._driver.dependencies.store.transaction() as session:
             run = self._active(command)
             run.resume(session)
             record(session, run.name)
@@ -323,7 +323,7 @@ class Control:
         name = str(command.arguments.get("run", ""))
         if self._submissions.abort(name, record):
             return {"run": name, "state": "aborted"}
-        with self._driver.changing() as _, self._driver.parts.store.transaction() as session:
+        with self._driver.changing() as _, self._driver.dependencies.store.transaction() as session:
             run = self._active(command)
             shown, newest = command.arguments.get("round"), run.life.round
             if shown is not None and shown != newest:
@@ -332,7 +332,7 @@ class Control:
                 )
             record(session, name)
             run.abort(session)
-            self._driver.effects.forget_ended()
+            self._driver.services.forget_ended()
             self._driver.changing().notify_all()
             return {"run": name, "state": "aborted"}
 
@@ -390,7 +390,7 @@ class Submissions:
 
     def load(self) -> None:
         """Take up, after a restart, the runs that were still waiting for silos."""
-        with self.driver.changing(), self.driver.parts.store.transaction() as session:
+        with self.driver.changing(), self.driver.dependencies.store.transaction() as session:
             rows = session.scalars(select(db.Run).where(db.Run.plan == "", db.Run.state == "waiting"))
             for row in rows:
                 self._wait(row.name, json.loads(row.request))
@@ -413,7 +413,7 @@ class Submissions:
         start = self._import_start(document)
         document = with_start(document, start)
         request = dict(document.value)
-        with self.driver.changing(), self.driver.parts.store.transaction() as session:
+        with self.driver.changing(), self.driver.dependencies.store.transaction() as session:
             ordinal = (session.scalar(select(func.max(db.Run.ordinal))) or 0) + 1
             request.setdefault("run", f"run-{ordinal}")
             document = replace(document, value=request)
@@ -436,13 +436,13 @@ class Submissions:
             session.flush()
             record(session, plan.run)
             self._wait(plan.run, request)
-            self.driver.parts.publish("run.submitted", {"run": plan.run, "method": plan.method, "by": person})
+            self.driver.dependencies.publish("run.submitted", {"run": plan.run, "method": plan.method, "by": person})
             self._start_complete(session)
             return {"run": plan.run, "state": "waiting", "silos": list(plan.silos)}
 
     def _import_start(self, document: strict_yaml.Document) -> ImportedAdapter | None:
         """Keep the adapter that a request starts from. Raises UsageError: it cannot be the run's; OperationError."""
-        blobs = self.driver.parts.blobs
+        blobs = self.driver.dependencies.blobs
         with blobs.spool() as spool:
             start = read_start(document, self.folder, self.fixed.schema, spool.write)
             if start is not None:
@@ -453,9 +453,9 @@ class Submissions:
         """Start what is complete or due. Returns the seconds until the next join deadline."""
         if not self.waiting:
             return None
-        with self.driver.changing(), self.driver.parts.store.transaction() as session:
+        with self.driver.changing(), self.driver.dependencies.store.transaction() as session:
             self._start_complete(session)
-            waits = [item.due - self.driver.parts.monotonic() for item in self.waiting.values()]
+            waits = [item.due - self.driver.dependencies.monotonic() for item in self.waiting.values()]
             return max(0.0, min(waits)) if waits else None
 
     def look_within(self) -> None:
@@ -474,7 +474,7 @@ class Submissions:
         Raises:
             NotFoundError: it does not wait. ConflictError: below the quorum, or others than `shown` (`STALE_VIEW`).
         """
-        with self.driver.changing(), self.driver.parts.store.transaction() as session:
+        with self.driver.changing(), self.driver.dependencies.store.transaction() as session:
             if name not in self.waiting:
                 raise NotFoundError(f"no run {name!r} is waiting for silos")
             item = self.waiting[name]
@@ -495,7 +495,7 @@ class Submissions:
 
     def abort(self, name: str, record: Record = _nothing) -> bool:
         """End a waiting run; False if it is not waiting."""
-        with self.driver.changing(), self.driver.parts.store.transaction() as session:
+        with self.driver.changing(), self.driver.dependencies.store.transaction() as session:
             if name not in self.waiting:
                 return False
             record(session, name)
@@ -505,7 +505,7 @@ class Submissions:
     def _wait(self, name: str, request: dict[str, Any]) -> None:
         document = _taken(request)
         plan = plan_from_request(document, self.fixed, silos_of(document, self.fixed.silos))
-        due = self.driver.parts.monotonic() + plan.join_deadline_seconds
+        due = self.driver.dependencies.monotonic() + plan.join_deadline_seconds
         # The default follows from the silos that are asked for, not from those that come.
         self.waiting[name] = Waiting({**request, "quorum": plan.quorum}, plan, due)
 
@@ -565,7 +565,7 @@ class Submissions:
     def _start_complete(self, session: Session) -> None:
         for name, item in list(self.waiting.items()):
             ready = self._expected(session, item.plan)
-            late = self.driver.parts.monotonic() >= item.due
+            late = self.driver.dependencies.monotonic() >= item.due
             whole, quorum = len(item.plan.silos), self._quorum(session, item.plan, ready)
             verdict = gather(ready=len(ready), of=whole, quorum=quorum, deadline_passed=late)
             if verdict == "start":
@@ -586,7 +586,7 @@ class Submissions:
 
     def _first_adapter(self, plan: Plan) -> FilePayload:
         """The adapter that the plan names, as it was kept when the run was submitted; else the one its seed draws."""
-        blobs = self.driver.parts.blobs
+        blobs = self.driver.dependencies.blobs
         if plan.start_adapter_sha256:
             return blobs.get(plan.start_adapter_sha256)
         with blobs.spool() as spool:
@@ -599,5 +599,5 @@ class Submissions:
         row = session.get_one(db.Run, name)
         row.state = advance(RUN, row.state, event)
         row.reason, row.ended_at = reason, self.now()
-        self.driver.parts.finished(session, row)
-        self.driver.parts.publish("run.ended", {"run": name, "outcome": row.state, "reason": reason})
+        self.driver.dependencies.finished(session, row)
+        self.driver.dependencies.publish("run.ended", {"run": name, "outcome": row.state, "reason": reason})

@@ -4,7 +4,7 @@
       -> ingress.admit, parse               no state, no lock
       -> sequence, place, rules, grading    public answers only; graded outside the lock, if no rule refuses them
       -> sequence, charter, audit record    durable before anything is acknowledged
-      -> Effects: hello | poll | fetch | checkpoint | a contribution folded through the run's method
+      -> Services: hello | poll | fetch | checkpoint | a contribution folded through the run's method
       -> one transaction: sequence, counts, upload, event, outbox, and the answer's own number
       -> signed reply: ack, refusal, or the next item of the sender's outbox
 
@@ -88,7 +88,7 @@ CONTRIBUTIONS = frozenset(kind for kind in OUTBOUND_KINDS if not kind.startswith
 
 
 @dataclass
-class Parts:
+class Dependencies:
     """Dependencies of a driver; `main.Coordinator` makes them from a configuration.
 
     Attributes:
@@ -150,7 +150,7 @@ def ack() -> Taken:
 
 @dataclass(frozen=True)
 class Prepared:
-    """Result of `Effects.prepare`.
+    """Result of `Services.prepare`.
 
     Attributes:
         objection: why the message cannot be carried out; None where it can.
@@ -179,11 +179,11 @@ def contribution_of(arrived: Arrived) -> rounds.Contribution:
     )
 
 
-class Effects:
+class Services:
     """Does what a message asks for, once it has passed the ingress. Runs inside the driver's lock and transaction.
 
     Args:
-        parts: of the driver.
+        dependencies: of the driver.
         runs: the driver's runs that have not ended, by name.
         seen: what each silo was last seen doing.
         notify: wakes waiting polls.
@@ -192,18 +192,18 @@ class Effects:
 
     def __init__(
         self,
-        parts: Parts,
+        dependencies: Dependencies,
         runs: dict[str, ActiveRun],
         seen: dict[str, MemberState],
         notify: Callable[[], None],
         last_sent: Callable[[Session, str], int],
     ) -> None:
-        self._parts = parts
+        self._dependencies = dependencies
         self._runs = runs
         self._seen = seen
         self._notify = notify
         self._last_sent = last_sent
-        self.relay = Relay(parts.audit, parts.silos)
+        self.relay = Relay(dependencies.audit, dependencies.silos)
 
     def prepare(self, session: Session, peer: PeerIdentity, arrived: Arrived) -> Prepared:
         """Return whether a message that the rules allow can be carried out, before the log says that it was let in.
@@ -220,7 +220,7 @@ class Effects:
         silo, envelope, body = arrived.silo, arrived.envelope, arrived.body
         match body:
             case pb.Hello():
-                check_hello(body, self._parts.agreed, silos=len(self._parts.silos))
+                check_hello(body, self._dependencies.agreed, silos=len(self._dependencies.silos))
             case pb.Fetch():
                 return Prepared(adapter=self._adapter(session, silo, body))
             case pb.Checkpoint():
@@ -261,13 +261,13 @@ class Effects:
                 if (run := self._runs.get(envelope.run)) is not None:
                     state.run, state.round, state.step = run.name, body.round, body.step
                     run.apply(session, rounds.Progressed(silo, body.round, body.step))
-                self._parts.publish(
+                self._dependencies.publish(
                     "silo.progress", {"silo": silo, "run": envelope.run, "round": body.round, "step": body.step}
                 )
                 return ack()
             case pb.ErrorReport():
                 state.error = body.code
-                self._parts.publish("silo.error", {"silo": silo, "run": envelope.run, "code": body.code})
+                self._dependencies.publish("silo.error", {"silo": silo, "run": envelope.run, "code": body.code})
                 if (run := self._runs.get(envelope.run)) is not None and silo in run.plan.silos:
                     number = run.life.open_round
                     db.note_error(session, run=run.name, round_number=number, silo=silo, code=body.code)
@@ -285,11 +285,11 @@ class Effects:
             hello=db.as_json(hello_as_fields(hello)),
             fingerprint=peer.fingerprint,
             refusal="",
-            since=self._parts.now(),
+            since=self._dependencies.now(),
         )
         try:
             member.hello = db.as_json(
-                facts_as_fields(check_hello(hello, self._parts.agreed, silos=len(self._parts.silos)))
+                facts_as_fields(check_hello(hello, self._dependencies.agreed, silos=len(self._dependencies.silos)))
             )
         except PeerError as error:
             self._seen[silo].greetings = 0
@@ -306,9 +306,9 @@ class Effects:
                 "%s says hello again and nothing else: it was cut off, or it does not believe this coordinator's "
                 "answers (is its id/coordinator.pub the key of %s?)",
                 peer.spiffe_id,
-                self._parts.spiffe_id,
+                self._dependencies.spiffe_id,
             )
-        self._parts.publish("silo.joined", {"silo": silo, "isolation": hello.isolation, "role": hello.role})
+        self._dependencies.publish("silo.joined", {"silo": silo, "isolation": hello.isolation, "role": hello.role})
         for run in self._runs.values():
             if silo in run.accepted:
                 self._note_isolation(session, run, silo)
@@ -317,7 +317,7 @@ class Effects:
     def _refuse(self, member: db.Member, error: PeerError) -> None:
         refusal = {"code": error.code, "field": error.field, "expected": error.expected, "got": error.got}
         member.state, member.refusal = "refused", db.as_json(refusal)
-        self._parts.publish("silo.refused", {"silo": member.silo, **refusal})
+        self._dependencies.publish("silo.refused", {"silo": member.silo, **refusal})
 
     def refuse_other_protocols(self, session: Session) -> None:
         """Refuse silos that joined before this coordinator was updated and speak an earlier protocol, until they say
@@ -339,7 +339,7 @@ class Effects:
             db.keep_figures(session, [where | {"name": db.ISOLATION, "fields": fields}])
 
     def _adapter(self, session: Session, silo: str, fetch: pb.Fetch) -> AnyPayload:
-        payload = self._parts.blobs.find(fetch.digest) if db.may_fetch(session, silo, fetch.digest) else None
+        payload = self._dependencies.blobs.find(fetch.digest) if db.may_fetch(session, silo, fetch.digest) else None
         if payload is None:
             raise PeerError(WireCode.NOT_FOUND, f"there is no adapter {fetch.digest[:64]!r}", field="digest")
         return payload
@@ -361,7 +361,7 @@ class Effects:
     def _contribution(self, session: Session, arrived: Arrived, l2: float | None) -> Taken:
         silo, envelope = arrived.silo, arrived.envelope
         run = self._run_of(envelope, silo)
-        blob = self._parts.blobs.keep(arrived.payload)
+        blob = self._dependencies.blobs.keep(arrived.payload)
         norm = l2 or (l2_norm(blob) if arrived.tensors is not None else 0.0)
         db.keep_upload(
             session,
@@ -373,7 +373,7 @@ class Effects:
             digest=blob.digest,
             payload_bytes=blob.size_bytes,
             norm=norm,
-            received_at=self._parts.now(),
+            received_at=self._dependencies.now(),
         )
         if isinstance(arrived.body, pb.MetricsEval):
             self._keep_metrics(session, run.name, silo, envelope.round, arrived.body)
@@ -385,7 +385,7 @@ class Effects:
             silo,
             blob.size_bytes,
         )
-        self._parts.publish(
+        self._dependencies.publish(
             "upload",
             {
                 "run": run.name,
@@ -408,7 +408,7 @@ class Effects:
             values = fields | {"topic": metric.topic, "value": metric.value}
             figures.append(where | {"name": f"metric.{metric.name}", "fields": db.as_json(values)})
             if not metric.topic:
-                self._parts.publish(
+                self._dependencies.publish(
                     "metric", {"run": run, "round": number, "silo": silo, "name": metric.name, "value": metric.value}
                 )
         db.keep_figures(session, figures)
@@ -445,7 +445,7 @@ class Effects:
     def forget_ended(self) -> None:
         for run in [run for run in self._runs.values() if run.life.over]:
             del self._runs[run.name]
-            self._parts.store.once_undone(functools.partial(self._runs.setdefault, run.name, run))
+            self._dependencies.store.once_undone(functools.partial(self._runs.setdefault, run.name, run))
 
 
 NORMS_KEPT = 16  # of adapters that were noted last; any other is read for its norm
@@ -454,7 +454,7 @@ NORMS_KEPT = 16  # of adapters that were noted last; any other is read for its n
 # ---- where a run stands, as the rules see it -----------------------------------------------------------------------
 
 
-class Places:
+class MessageContexts:
     """Finds where the run of a message stands. Used under the driver's lock.
 
     Args:
@@ -685,7 +685,7 @@ class Driver:
         sending: silos whose large message is on its way in.
     """
 
-    parts: Parts
+    dependencies: Dependencies
     runs: dict[str, ActiveRun] = field(default_factory=dict)
     seen: dict[str, MemberState] = field(default_factory=dict)
     importing: set[str] = field(default_factory=set)
@@ -696,32 +696,36 @@ class Driver:
 
     def __post_init__(self) -> None:
         self._changed = threading.Condition(threading.RLock())
-        names, key = (self.parts.federation, self.parts.spiffe_id), self.parts.signing_key
-        self.replies = self.parts.replies(*names, key, self.parts.store.once_undone)
-        self._places = Places(self.parts.blobs, self.runs)
-        self._up_since = self.parts.monotonic()
+        names, key = (self.dependencies.federation, self.dependencies.spiffe_id), self.dependencies.signing_key
+        self.replies = self.dependencies.replies(*names, key, self.dependencies.store.once_undone)
+        self._contexts = MessageContexts(self.dependencies.blobs, self.runs)
+        self._up_since = self.dependencies.monotonic()
         self._past: dict[str, rounds.Life] = {}  # a few runs that have ended, for retries of what came last
         self._books: dict[str, HistoryBook] = {}
-        self.pending = Pending(self.parts.store, self.parts.audit)
-        self._polls = PollWindows(self.parts.audit.append, "ingress")
-        self.refusals = Refusals(self.parts.audit.append, self.parts.monotonic)
-        self.effects = Effects(self.parts, self.runs, self.seen, self._changed.notify_all, self.replies.last_sequence)
-        self.drift = DriftNotes(self.parts.blobs, self.parts.store, self.runs, self._changed, self._is_over, self.halt)
+        self.pending = Pending(self.dependencies.store, self.dependencies.audit)
+        self._polls = PollWindows(self.dependencies.audit.append, "ingress")
+        self.refusals = Refusals(self.dependencies.audit.append, self.dependencies.monotonic)
+        self.services = Services(
+            self.dependencies, self.runs, self.seen, self._changed.notify_all, self.replies.last_sequence
+        )
+        self.drift = DriftNotes(
+            self.dependencies.blobs, self.dependencies.store, self.runs, self._changed, self._is_over, self.halt
+        )
         self.around = Surroundings(
-            blobs=self.parts.blobs,
-            now=self.parts.now,
-            monotonic=self.parts.monotonic,
-            publish=self.parts.publish,
-            undone=self.parts.store.once_undone,
+            blobs=self.dependencies.blobs,
+            now=self.dependencies.now,
+            monotonic=self.dependencies.monotonic,
+            publish=self.dependencies.publish,
+            undone=self.dependencies.store.once_undone,
             checkpoint=self._checkpoint,
-            finished=self.parts.finished,
+            finished=self.dependencies.finished,
             agreements=Agreements(
-                self.parts.spiffe_id,
-                self.parts.signing_key,
-                self.parts.ingress.policy.file.federation.min_peers,
+                self.dependencies.spiffe_id,
+                self.dependencies.signing_key,
+                self.dependencies.ingress.policy.file.federation.min_peers,
                 self.pending.record,
             ),
-            note_norm=self._places.note_norm,
+            note_norm=self._contexts.note_norm,
         )
 
     # ---- life ----------------------------------------------------------------------------------------
@@ -730,8 +734,8 @@ class Driver:
         """Take up the runs that had not ended when the coordinator stopped, each where it stood."""
         self.pending.look()
         self.pending.take_up()
-        with self._changed, self.parts.store.transaction() as session:
-            self.effects.refuse_other_protocols(session)
+        with self._changed, self.dependencies.store.transaction() as session:
+            self.services.refuse_other_protocols(session)
             for row in session.scalars(select(db.Run).where(db.Run.plan != "").order_by(db.Run.ordinal)):
                 if not is_over(row.state):
                     run = ActiveRun(plan_from_canonical(row.plan), self.around)
@@ -741,7 +745,7 @@ class Driver:
     def add_run(self, session: Session, run: ActiveRun) -> None:
         """A run whose roster stands: offer its plan."""
         self.runs[run.name] = run
-        self.parts.store.once_undone(lambda: self.runs.pop(run.name, None))
+        self.dependencies.store.once_undone(lambda: self.runs.pop(run.name, None))
         run.offer_plan(session)
 
     def stop(self) -> None:
@@ -762,8 +766,8 @@ class Driver:
 
     def turn_back(self, now: float) -> None:
         """The clock was accepted: what was counted at a later time counts as of now (T41). now: UTC seconds."""
-        with self._changed, self.parts.store.transaction() as session:
-            for silo in self.parts.silos:
+        with self._changed, self.dependencies.store.transaction() as session:
+            for silo in self.dependencies.silos:
                 book = self._book(session, silo)
                 book.turn_back(now)
                 db.set_counts(session, silo, db.as_json(book.to_json()))
@@ -779,7 +783,7 @@ class Driver:
             if not self.halted:
                 self.halted = error.code
                 log.critical("halted: %s", error.message)
-                self.parts.publish("halt", {"code": error.code, "message": error.message})
+                self.dependencies.publish("halt", {"code": error.code, "message": error.message})
             self._changed.notify_all()
 
     def _is_over(self) -> bool:
@@ -791,15 +795,17 @@ class Driver:
             if self.halted:
                 return None
             for run in list(self.runs.values()):
-                for name in run.life.due(self.parts.monotonic()):
+                for name in run.life.due(self.dependencies.monotonic()):
                     log.info("run %s: deadline %s has passed", run.name, name, extra={"run": run.name})
-                    with self.parts.store.transaction() as session:
+                    with self.dependencies.store.transaction() as session:
                         run.apply(session, DeadlinePassed(name))
-            self.effects.forget_ended()
+            self.services.forget_ended()
             self.refusals.tell()
-            self._polls.close(over=self.parts.ingress.now_seconds())
+            self._polls.close(over=self.dependencies.ingress.now_seconds())
             self._changed.notify_all()
-            waits = [at - self.parts.monotonic() for run in self.runs.values() for at in run.life.deadlines.values()]
+            waits = [
+                at - self.dependencies.monotonic() for run in self.runs.values() for at in run.life.deadlines.values()
+            ]
             return max(0.0, min(waits)) if waits else None
 
     # ---- one message ---------------------------------------------------------------------------------
@@ -814,22 +820,22 @@ class Driver:
         content = BytesPayload(payload) if isinstance(payload, bytes) else payload
         silo = ""
         try:
-            silo = self.parts.ingress.admit(peer, envelope, content.size_bytes)
-            arrived = self._graded(self.parts.ingress.parse(silo, envelope, content))
+            silo = self.dependencies.ingress.admit(peer, envelope, content.size_bytes)
+            arrived = self._graded(self.dependencies.ingress.parse(silo, envelope, content))
             with self._changed:
                 was_here = self.is_heard(silo)
                 seen = self.seen.setdefault(silo, MemberState())
-                seen.last_seen, seen.certificate_until = self.parts.now(), f"{peer.not_after:%Y-%m-%dT%H:%M:%SZ}"
-                seen.heard_at = self.parts.monotonic()
+                seen.last_seen, seen.certificate_until = self.dependencies.now(), f"{peer.not_after:%Y-%m-%dT%H:%M:%SZ}"
+                seen.heard_at = self.dependencies.monotonic()
                 taken = self._take(peer, arrived)
-                if (contradiction := self.effects.relay.contradiction()) and not self.halted:
+                if (contradiction := self.services.relay.contradiction()) and not self.halted:
                     self.halt(contradiction)
                 if isinstance(arrived.body, pb.Hello) or not was_here:
                     self.after_hello()
             if taken.reply is not None:
                 return taken.reply
             if isinstance(arrived.body, pb.Poll):
-                wait = min(arrived.body.wait_milliseconds / 1000, self.parts.poll_wait_seconds_max)
+                wait = min(arrived.body.wait_milliseconds / 1000, self.dependencies.poll_wait_seconds_max)
                 self.wait_for_pending(silo, wait)
                 return self._deliver(silo)
             if isinstance(taken.body, pb.Ack):
@@ -844,17 +850,17 @@ class Driver:
     def is_heard(self, silo: str) -> bool:
         """Return True if the silo was heard lately and does more than send one hello after another."""
         seen = self.seen.get(silo)
-        silent = seen is None or self.parts.monotonic() - seen.heard_at >= SILENT_SECONDS
+        silent = seen is None or self.dependencies.monotonic() - seen.heard_at >= SILENT_SECONDS
         return not (seen is None or silent or seen.greetings > 1)
 
     def standings(self, session: Session) -> dict[str, str]:
         """Return the state of every silo of this federation (`ingress.standing`)."""
         states = {member.silo: member.state for member in session.scalars(select(db.Member))}
-        by_files, now = db.carried_silos(session), self.parts.monotonic()
+        by_files, now = db.carried_silos(session), self.dependencies.monotonic()
         for silo in self.sending() & self.seen.keys():
             self.seen[silo].heard_at = now  # late with a large message, or waiting for its turn: not silent
         words = {}
-        for silo in self.parts.silos:
+        for silo in self.dependencies.silos:
             seen = self.seen.get(silo)
             words[silo] = standing(
                 states.get(silo, ""),
@@ -874,7 +880,7 @@ class Driver:
             def is_over() -> bool:
                 nonlocal waits, seen
                 # every message wakes all who wait, and of most of them nothing has changed
-                now = self.parts.store.outboxes.queued[silo], [run.name for run in self._paused()]
+                now = self.dependencies.store.outboxes.queued[silo], [run.name for run in self._paused()]
                 if now != seen:
                     seen, waits = now, self._has_pending(silo)
                 return waits or self.stopping or bool(self.halted)
@@ -891,7 +897,7 @@ class Driver:
         silo, envelope = arrived.silo, arrived.envelope
         ruling: Ruling | None = None
         try:
-            with self.parts.store.transaction() as session:
+            with self.dependencies.store.transaction() as session:
                 if not self._is_new(session, arrived):
                     # the first one was recorded, counted and folded; only its answer was lost (T29)
                     db.raise_sequence(session, silo, envelope.run, envelope.sequence)
@@ -899,8 +905,8 @@ class Driver:
                 if envelope.run and envelope.run not in self.runs and session.get(db.Run, envelope.run) is None:
                     # before anything is stored under a name that the sender made up
                     raise PeerError(WireCode.NO_SUCH_RUN, f"{silo} names a run {envelope.run[:64]!r} that never was")
-                book, place = self._book(session, silo), self._places.of(session, arrived)
-                ruling = self.parts.ingress.judge(arrived, place, book)
+                book, place = self._book(session, silo), self._contexts.of(session, arrived)
+                ruling = self.dependencies.ingress.judge(arrived, place, book)
                 prepared, failure = self._prepared(session, peer, arrived, ruling)
                 decision, objection = ruling.decision, prepared.objection
                 refused = () if decision.verdict == "allow" else decision.reasons or (WireCode.INGRESS_DENIED.value,)
@@ -918,7 +924,7 @@ class Driver:
             if ruling is None:
                 raise
             # It was judged: an error that nobody thought of must not be a way past the rates (T11, T23).
-            with self.parts.store.transaction() as session:
+            with self.dependencies.store.transaction() as session:
                 db.raise_sequence(session, silo, envelope.run, envelope.sequence)
                 self._counted(session, silo, ruling, self._book(session, silo))
             raise
@@ -931,7 +937,7 @@ class Driver:
             return Prepared(), None
         try:
             with db.named_errors():
-                return self.effects.prepare(session, peer, arrived), None
+                return self.services.prepare(session, peer, arrived), None
         except OperationError:
             raise
         except Exception as error:  # noqa: BLE001  # raised again once the message is on record
@@ -955,7 +961,7 @@ class Driver:
         db.raise_sequence(session, silo, envelope.run, envelope.sequence)
         in_round = min(envelope.round, place.round)  # a round of its own making has no row of its own
         self._count(session, silo, envelope.run, in_round, envelope.kind, "in", arrived.payload.size_bytes)
-        db.set_log_size(session, self.parts.audit.origin, self.parts.audit.size)
+        db.set_log_size(session, self.dependencies.audit.origin, self.dependencies.audit.size)
         taken = self._done(session, peer, arrived, ruling, book, prepared, told=told)
         if isinstance(taken.body, pb.Ack):
             taken.body.record, taken.body.acknowledged_sequence = number, envelope.sequence
@@ -979,7 +985,7 @@ class Driver:
         silo, envelope = arrived.silo, arrived.envelope
         if ruling.decision.verdict != "allow":
             refusal = self._why_denied(arrived, ruling)
-            self.effects.note_refused(session, arrived)
+            self.services.note_refused(session, arrived)
             if told:
                 log.warning("refused: %s; %s", refusal.message, ruling.decision.explain().replace("\n", "; "))
             return self._refusal(refusal, envelope, silo)
@@ -987,7 +993,7 @@ class Driver:
             # a silo that is put right may still contribute in this round
             if prepared.objection is None or prepared.objection.wire_code is not WireCode.NOT_A_MEMBER:
                 self._counted(session, silo, ruling, book)
-            return self.effects.carry_out(session, peer, arrived, replace(prepared, l2=ruling.facts.get("l2")))
+            return self.services.carry_out(session, peer, arrived, replace(prepared, l2=ruling.facts.get("l2")))
         except PeerError as error:
             if told:
                 log.warning("refused %s: %s [%s]", peer.spiffe_id, error.line, error.code)
@@ -995,7 +1001,7 @@ class Driver:
 
     def _counted(self, session: Session, silo: str, ruling: Ruling, book: HistoryBook) -> None:
         if ruling.decision.verdict == "allow":
-            self.parts.store.once_undone(lambda: self._books.pop(silo, None))
+            self.dependencies.store.once_undone(lambda: self._books.pop(silo, None))
             book.record(ruling.facts)
             book.forget_runs_but(self.runs)
             db.set_counts(session, silo, db.as_json(book.to_json()))
@@ -1017,13 +1023,13 @@ class Driver:
         """A message with verdicts on its public answers. The lock is free meanwhile, so `_take` looks at all again."""
         if not isinstance(arrived.body, pb.PublicResponses):
             return arrived
-        with self._changed, self.parts.store.transaction() as session:
+        with self._changed, self.dependencies.store.transaction() as session:
             if self.halted or self.stopping or not self._is_new(session, arrived):
                 return arrived
-            place, book = self._places.of(session, arrived), self._book(session, arrived.silo)
-            if not self.parts.ingress.is_worth_grading(arrived, place, book):
+            place, book = self._contexts.of(session, arrived), self._book(session, arrived.silo)
+            if not self.dependencies.ingress.is_worth_grading(arrived, place, book):
                 return arrived
-        return self.parts.ingress.grade(arrived)
+        return self.dependencies.ingress.grade(arrived)
 
     def _is_new(self, session: Session, arrived: Arrived) -> bool:
         """Return whether a message is not a retry of one that was taken.
@@ -1060,7 +1066,7 @@ class Driver:
     # ---- replies -------------------------------------------------------------------------------------
 
     def _deliver(self, silo: str) -> Reply:
-        with self._changed, self.parts.store.transaction() as session:
+        with self._changed, self.dependencies.store.transaction() as session:
             return self._delivered(session, silo) or self._sealed(session, silo, ack())
 
     def _delivered(self, session: Session, silo: str) -> Reply | None:
@@ -1075,13 +1081,13 @@ class Driver:
         return reply
 
     def _reply(self, silo: str, taken: Taken) -> Reply:
-        with self._changed, self.parts.store.transaction() as session:
+        with self._changed, self.dependencies.store.transaction() as session:
             return self._sealed(session, silo, taken)
 
     def _sealed(self, session: Session, silo: str, taken: Taken) -> Reply:
         if isinstance(taken.body, pb.Ack):
             taken.body.pending = self._is_pending(session, silo)
-            taken.body.checkpoints = silo in self.effects.relay.waiting
+            taken.body.checkpoints = silo in self.services.relay.waiting
             taken.body.paused = any(silo in run.silos for run in self._paused())
         reply = self.replies.seal(session, silo, taken.place, body=taken.body, payload=taken.payload)
         # a refusal names the round that was asked for, which need not be one
@@ -1091,15 +1097,17 @@ class Driver:
 
     def refuse(self, peer: PeerIdentity, envelope: pb.Envelope, error: PeerError, silo: str = "") -> Reply:
         """A refusal of what did not get as far as the rules; recorded, since somebody tried, as often as may be."""
-        listed = peer.spiffe_id in {f"spiffe://{self.parts.federation}/silo/{name}" for name in self.parts.silos}
+        listed = peer.spiffe_id in {
+            f"spiffe://{self.dependencies.federation}/silo/{name}" for name in self.dependencies.silos
+        }
         try:
             with self._changed:
                 is_recorded = self.refusals.may_record(peer.spiffe_id, [error.code])
             if is_recorded:
                 log.warning("refused %s: %s [%s]", peer.spiffe_id, error.line, error.code)
-                self.parts.publish("refused", {"peer": peer.spiffe_id, "code": error.code})
+                self.dependencies.publish("refused", {"peer": peer.spiffe_id, "code": error.code})
                 kind = envelope.kind if silo else "unknown"
-                self.parts.audit.append(
+                self.dependencies.audit.append(
                     "ingress.decision",
                     kind=kind,
                     decision="deny",
@@ -1125,7 +1133,7 @@ class Driver:
     # ---- state ---------------------------------------------------------------------------------------
 
     def _has_pending(self, silo: str) -> bool:
-        with self.parts.store.transaction() as session:
+        with self.dependencies.store.transaction() as session:
             return self._is_pending(session, silo)
 
     def _is_pending(self, session: Session, silo: str) -> bool:
@@ -1170,7 +1178,7 @@ class Driver:
             facts["transform"] = {"responses_ungraded": len(arrived.ungraded)}
 
         def append(detail: Mapping[str, Any] | None = None) -> int:
-            return self.parts.audit.append(
+            return self.dependencies.audit.append(
                 "ingress.decision",
                 run=envelope.run,
                 round=envelope.round,
@@ -1184,7 +1192,7 @@ class Driver:
                 reasons=list(decision.reasons) if objection is None else [objection.code],
                 facts=facts if objection is None else {},
                 policy={"effective": decision.policy_sha256},
-                payload=self.parts.payload_digest(envelope.kind, arrived.payload),
+                payload=self.dependencies.payload_digest(envelope.kind, arrived.payload),
                 detail=detail,
             )
 
@@ -1196,7 +1204,7 @@ class Driver:
             envelope.kind,
             run=envelope.run,
             policy=decision.policy_sha256,
-            now=self.parts.ingress.now_seconds(),
+            now=self.dependencies.ingress.now_seconds(),
             sequence=envelope.sequence,
             decide=append,
         )
@@ -1204,4 +1212,4 @@ class Driver:
         return window.decision
 
     def _checkpoint(self) -> None:
-        self.parts.audit.checkpoint()
+        self.dependencies.audit.checkpoint()

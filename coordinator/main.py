@@ -36,7 +36,7 @@ from coordinator.answers.queries import Files, Panel
 from coordinator.blobs import AnyPayload, Blobs
 from coordinator.config import CoordinatorConfig, load_config
 from coordinator.control import Control, Submissions
-from coordinator.driver import Driver, Parts
+from coordinator.driver import Dependencies, Driver
 from coordinator.ingress import Agreed, Ingress
 from coordinator.native_log import NativeLog
 from coordinator.outbox import Replies
@@ -432,7 +432,7 @@ class Coordinator:
             charter_digest=checked.charter.digest,
         )
         self.driver = Driver(
-            Parts(
+            Dependencies(
                 federation=config.federation,
                 spiffe_id=identity.spiffe_id,
                 signing_key=identity.signing_key,
@@ -468,7 +468,7 @@ class Coordinator:
             self.audit,
             self.store,
             self.desk,
-            self.driver.effects.relay,
+            self.driver.services.relay,
             charter=checked.charter,
             silos=tuple(f"spiffe://{config.federation}/silo/{silo}" for silo in config.silos),
             now_seconds=now,
@@ -580,7 +580,7 @@ class Coordinator:
                 self._watchdog.look()
                 if time.monotonic() > asked_at + ASK_SECONDS:
                     asked_at = time.monotonic()
-                    self.driver.parts.store.ask()
+                    self.driver.dependencies.store.ask()
                 if time.monotonic() > swept_at + SWEEP_SECONDS:
                     swept_at = time.monotonic()
                     self._uploads.sweep()

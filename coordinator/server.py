@@ -203,7 +203,7 @@ class FederationService:
             codec.require_known(first)
             announced = first.opening.payload_bytes
             # before a single payload byte is accepted
-            silo = self._driver.parts.ingress.admit(peer, envelope, announced)
+            silo = self._driver.dependencies.ingress.admit(peer, envelope, announced)
             if announced <= codec.UNASKED_BYTES_MAX:
                 taken = bytearray()
                 for chunk in _chunks(requests, announced):
@@ -231,7 +231,7 @@ class FederationService:
             raise LineClosed
         stack.enter_context(self.uploads.turn(silo, is_active=context.is_active, cut=context.cancel))
         digest = envelope.payload_digest.hex()
-        known = self.uploads.taken_before(self._driver.parts.store, silo, digest)
+        known = self.uploads.taken_before(self._driver.dependencies.store, silo, digest)
         if known is not None and known.size_bytes == announced:
             self.watchdog.expect(context)
             yield pb.Frame(admitted=pb.Admitted(offset=announced))

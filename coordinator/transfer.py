@@ -57,7 +57,7 @@ class Transfers:
 
     def __init__(self, driver: Driver, *, trust_root_pem: bytes, now: Clock, charter_digest: str) -> None:
         self._driver = driver
-        self._parts = driver.parts
+        self._dependencies = driver.dependencies
         self._trust_root_pem = trust_root_pem
         self._now = now
         self._charter_digest = charter_digest
@@ -92,8 +92,8 @@ class Transfers:
         }
         with self._driver.changing():
             policy, orders = {"effective": self._charter_digest}, [dict(command.order)] if command.order else None
-            number = self._parts.audit.append(event, detail=detail, policy=policy, orders=orders)
-        return {"record": number, "audit_size": self._parts.audit.size}
+            number = self._dependencies.audit.append(event, detail=detail, policy=policy, orders=orders)
+        return {"record": number, "audit_size": self._dependencies.audit.size}
 
     # ---- files in ------------------------------------------------------------------------------------
 
@@ -112,8 +112,8 @@ class Transfers:
         """
         with TransferFile(path) as file:
             header = file.header
-            if header.receiver != self._parts.spiffe_id or header.federation != self._parts.federation:
-                raise UsageError(f"{path} is for {header.receiver[:128]!r}, this is {self._parts.spiffe_id}")
+            if header.receiver != self._dependencies.spiffe_id or header.federation != self._dependencies.federation:
+                raise UsageError(f"{path} is for {header.receiver[:128]!r}, this is {self._dependencies.spiffe_id}")
             peer = peer_identity(header.certificate_pem.encode(), self._trust_root_pem, self._now(), role="silo")
             file.verify(peer.signing_public_key)
             for message in file.messages:
@@ -137,7 +137,7 @@ class Transfers:
             "step": envelope.step,
             "bytes": message.payload_bytes,
         }
-        with self._parts.store.transaction() as session:
+        with self._dependencies.store.transaction() as session:
             if envelope.sequence <= db.sequence_of(session, peer.name, envelope.run, "in"):
                 return row | {"answer": _BEFORE, "code": ""}
         with self._payload(file, message) as payload:
@@ -146,7 +146,7 @@ class Transfers:
         code = codec.decode(pb.Refusal, _bytes(reply.payload)).code if answer == "control.refusal" else ""
         if code == WireCode.HALTED:  # which is no answer to the message
             raise OperationError("the coordinator takes nothing at this time", hint="import the file again", code=code)
-        with self._driver.changing(), self._parts.store.transaction() as session:
+        with self._driver.changing(), self._dependencies.store.transaction() as session:
             if answer in _KEPT and envelope.kind != "control.poll":
                 self._keep(session, peer.name, envelope, reply)
             if envelope.kind == "control.poll" and answer != "control.refusal":
@@ -159,7 +159,7 @@ class Transfers:
         if message.payload_bytes <= codec.UNASKED_BYTES_MAX:
             yield BytesPayload(file.read(message))
             return
-        with self._parts.blobs.spool() as spool:
+        with self._dependencies.blobs.spool() as spool:
             for piece in file.pieces(message):
                 spool.write(piece)
             yield spool.finish()
@@ -189,8 +189,8 @@ class Transfers:
 
     def _mark(self, silo: str) -> None:
         """Its messages come in files, until it says hello over a line."""
-        with self._driver.changing(), self._parts.store.transaction() as session:
-            session.merge(db.CarriedSilo(silo=silo, since=self._parts.now()))
+        with self._driver.changing(), self._dependencies.store.transaction() as session:
+            session.merge(db.CarriedSilo(silo=silo, since=self._dependencies.now()))
             session.flush()
             for run in self._driver.runs.values():
                 if silo in run.silos:
@@ -213,12 +213,12 @@ class Transfers:
             NotFoundError: no such silo. ConflictError: there is something of that name.
             OperationError: halted, or a disk refuses.
         """
-        if silo not in self._parts.silos:
+        if silo not in self._dependencies.silos:
             raise NotFoundError(f"no silo of that name is listed: {silo[:64]!r}", hint="coordinator silos list")
-        receiver = f"spiffe://{self._parts.federation}/silo/{silo}"
-        header = Header(self._parts.federation, self._parts.spiffe_id, receiver, self._parts.now())
-        with TransferWriter(path, header, self._parts.signing_key) as file:
-            with self._driver.changing(), self._parts.store.transaction() as session:
+        receiver = f"spiffe://{self._dependencies.federation}/silo/{silo}"
+        header = Header(self._dependencies.federation, self._dependencies.spiffe_id, receiver, self._dependencies.now())
+        with TransferWriter(path, header, self._dependencies.signing_key) as file:
+            with self._driver.changing(), self._dependencies.store.transaction() as session:
                 if self._driver.halted:
                     raise OperationError(f"the coordinator is halted: {self._driver.halted}", code="HALTED")
                 answers = list(session.scalars(_answers_of(silo)))
@@ -255,7 +255,7 @@ class Transfers:
         outbox.count_as_lost(session, silo, but=listed)
         for digest, run in adapters.items():
             if db.may_fetch(session, silo, digest):
-                payload = self._parts.blobs.get(digest)
+                payload = self._dependencies.blobs.get(digest)
                 place = Place(run, 0, 0, "global.adapter")
                 reply = self._driver.replies.seal(session, silo, place, body=None, payload=payload)
                 replies.append(reply)

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from fedsilo.protocol.errors import OperationError, UsageError
-from silo.room import Room
+from silo.reusable_buffer import ReusableBuffer
 
 HEADER_BYTES_MAX = 1 << 20
 BODY_BYTES_MAX = 4 << 30  # of what a trainer takes from its guard; the guard sets a bound of its own
@@ -90,7 +90,7 @@ class LinkRefused(LinkClosed):
 
 class StreamSocket(Protocol):
     def sendall(self, data: bytes | memoryview, /) -> None: ...
-    def recv_into(self, room: memoryview, /) -> int: ...
+    def recv_into(self, buffer: memoryview, /) -> int: ...
     def shutdown(self, how: int, /) -> None: ...
     def close(self) -> None: ...
 
@@ -127,7 +127,7 @@ class Link:
         self._body_bytes_max = body_bytes_max
         self._sent = ""  # name of the body that the other end keeps
         self._kept: tuple[str, bytes | memoryview] = ("", b"")
-        self._room = Room()  # of the last large body
+        self._buffer = ReusableBuffer()  # of the last large body
 
     def send(self, message: LinkMessage) -> None:
         fields, body = {"type": message.type, **message.fields}, message.body
@@ -175,28 +175,28 @@ class Link:
         self._connection.close()
 
     def _read(self, size_bytes: int) -> bytearray:
-        room = bytearray(size_bytes)
-        self._fill(memoryview(room))
-        return room
+        buffer = bytearray(size_bytes)
+        self._fill(memoryview(buffer))
+        return buffer
 
     def _read_body(self, size_bytes: int) -> bytes | memoryview:
         """A large body lies in pages of its own, held once; they take up what has come, of it or the last one, not what
         is told."""
         if size_bytes < LARGE_BODY_BYTES:
             return bytes(self._read(size_bytes))
-        room = self._room.take(size_bytes)
-        self._fill(room)
-        return room.toreadonly()
+        buffer = self._buffer.take(size_bytes)
+        self._fill(buffer)
+        return buffer.toreadonly()
 
-    def _fill(self, room: memoryview) -> None:
-        while room:
+    def _fill(self, buffer: memoryview) -> None:
+        while buffer:
             try:
-                came = self._connection.recv_into(room[:_RECEIVED_BYTES])
+                came = self._connection.recv_into(buffer[:_RECEIVED_BYTES])
             except OSError as error:
                 raise LinkClosed("the link between guard and trainer is closed") from error
             if not came:
                 raise LinkClosed("the link between guard and trainer is closed")
-            room = room[came:]
+            buffer = buffer[came:]
 
 
 def _header(data: bytearray) -> dict[str, Any]:

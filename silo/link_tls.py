@@ -179,13 +179,13 @@ class TlsStream:
                     record = self._outgoing.read()
                 self._connection.sendall(record)
 
-    def recv_into(self, room: memoryview, /) -> int:
+    def recv_into(self, buffer: memoryview, /) -> int:
         """Raises LinkRefused: the guard refuses our certificate, which TLS 1.3 tells only now."""
         came: int | None
         while True:
             with self._state:
                 try:
-                    came = self._tls.read(len(room), room)  # type: ignore[assignment]  # with room for it: how much
+                    came = self._tls.read(len(buffer), buffer)  # type: ignore[assignment]  # with room for it: how much
                 except ssl.SSLWantReadError:
                     came = None
                 except (ssl.SSLZeroReturnError, ssl.SSLEOFError):

@@ -810,7 +810,7 @@ class World:
 
     def _wire(self) -> None:
         """Put the coordinator's core and the scripted trainer where the loop has its own stand-ins."""
-        guard, agreed = self.loop.guard, self.house.driver.parts.agreed
+        guard, agreed = self.loop.guard, self.house.driver.dependencies.agreed
         self.loop.coordinator = self.loop.bench.channel = self.channel
         self.loop.bench.gate._channel = self.channel
         self.loop.trainer = guard._trainer = guard.runs._trainer = self.trainer

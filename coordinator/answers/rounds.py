@@ -81,14 +81,14 @@ class RoundView:
     def __init__(self, driver: Driver, charter_digest: str) -> None:
         self._driver = driver
         self._charter_digest = charter_digest
-        audit = driver.parts.audit
+        audit = driver.dependencies.audit
         self._index = LogIndex(audit.directory, lambda: audit.size)
 
     def round(self, arguments: Mapping[str, Any]) -> answers.Round:
         """Return a round; by default the newest, of the newest run. Raises UsageError, NotFoundError."""
         asked = QueryArguments(arguments, "run", "round")
         name, number = asked.text("run"), asked.number("round", least=1)
-        with self._driver.parts.store.transaction() as session:
+        with self._driver.dependencies.store.transaction() as session:
             run = run_row(session, name)
             if run is None:
                 return answers.no_run_yet("coordinator")
@@ -99,7 +99,7 @@ class RoundView:
 
     def _live(self, session: Session, run: db.Run) -> Live:
         # copies, each taken in one step, so that nobody waits for the lock while an aggregate is made
-        active, seen, services = self._driver.runs.get(run.name), dict(self._driver.seen), self._driver.parts
+        active, seen, services = self._driver.runs.get(run.name), dict(self._driver.seen), self._driver.dependencies
         life = active.life if active is not None else None
         deadlines = life.deadlines if life is not None else {}
         since = life.paused_at if life is not None else None
@@ -504,7 +504,7 @@ class CurveView:
 
     def curves(self, arguments: Mapping[str, Any]) -> answers.Curves:
         """Return series of figures by round; `names` are commas apart. Raises UsageError, NotFoundError."""
-        with self._driver.parts.store.transaction() as session:
+        with self._driver.dependencies.store.transaction() as session:
             return curves_answer(session, arguments)
 
 

@@ -175,7 +175,7 @@ class Clocks:
 
 
 @dataclass(frozen=True)
-class Parts:
+class BuiltGuard:
     """A guard that stands and has not begun: its main path and what it is made of."""
 
     guard: Guard
@@ -198,7 +198,7 @@ def guard_of(
     events: queue.Queue[Event],
     clocks: Clocks = Clocks(),
     give_up: Callable[[], bool] = lambda: False,
-) -> Parts:
+) -> BuiltGuard:
     """Put a site's guard together on its state folder; the policy is in force and the start is on record.
 
     Args:
@@ -290,7 +290,7 @@ def guard_of(
         archive=archive, code_sha256=program, watch=watch, monotonic=clocks.monotonic,
     )  # fmt: skip
     guard.hourly.append(lambda: certificate.look(judge.record, judge.now()))
-    return Parts(guard, desk, trainer, judge, ledger, audit, releases, screens)
+    return BuiltGuard(guard, desk, trainer, judge, ledger, audit, releases, screens)
 
 
 def serve(config: SiloConfig, *, ready: Callable[[dict[str, Any]], None]) -> None:
@@ -347,7 +347,7 @@ def _serve_locked(site: Site, stack: contextlib.ExitStack, ready: Callable[[dict
             lambda event, **fields: judge.record(event, run=judge.view.run or None, **fields),
         )
 
-    parts = guard_of(
+    built = guard_of(
         site,
         stack,
         channel=lambda: open_channel(config.coordinator, site.tls),
@@ -356,8 +356,8 @@ def _serve_locked(site: Site, stack: contextlib.ExitStack, ready: Callable[[dict
         events=events,
         give_up=lambda: bool(stopped),
     )
-    guard, desk, judge, audit, releases = parts.guard, parts.desk, parts.judge, parts.audit, parts.releases
-    trainer = parts.trainer
+    guard, desk, judge, audit, releases = built.guard, built.desk, built.judge, built.audit, built.releases
+    trainer = built.trainer
     _shape(config, lambda: {"run": judge.view.run, "round": judge.view.round, "step": judge.view.open_step})
     guards.append(guard)
     if stopped:
@@ -365,7 +365,7 @@ def _serve_locked(site: Site, stack: contextlib.ExitStack, ready: Callable[[dict
     guard.register(desk)
     # A long log takes seconds to go through, and nobody waits for that here; who asks before it is done does.
     threading.Thread(target=_fold, args=(guard.queries.index,), name="message-index", daemon=True).start()
-    Rescreening(parts.ledger, audit, parts.screens).register(desk, guard.on_loop)
+    Rescreening(built.ledger, audit, built.screens).register(desk, guard.on_loop)
     # before anybody can look: a trainer takes minutes to load a large model, and what is held is held meanwhile
     guard.show()
     control = ControlSocket(

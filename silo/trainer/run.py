@@ -20,7 +20,7 @@ import torch
 from fedsilo.protocol.codec import Buffer, decode_factors
 from fedsilo.protocol.plan import Plan
 from silo.budgets import CACHE_BYTES, MICROBATCH_TOKENS
-from silo.room import Room
+from silo.reusable_buffer import ReusableBuffer
 from silo.trainer.adapters import TrainedState
 from silo.trainer.agreement import AgreementWatch, Limits
 from silo.trainer.data import Grader, Prompt, PromptSet, Split, TaskRow, TextCodec, grade_distinct
@@ -114,7 +114,7 @@ class Run:
         engine: samples answers.
         agreement: proves, of the answers to a step, that the engine computes the adapter that is trained.
         on_phase, seconds: as of the session.
-        room: memory of what is exported; None: what this process exports goes nowhere.
+        buffer: memory of what is exported; None: what this process exports goes nowhere.
         processes: that do the same tasks together.
         base_digest: of the adapter that the open round started from; empty: none was loaded.
         open_step: the public step that waits for donors.
@@ -134,7 +134,7 @@ class Run:
     agreement: AgreementWatch
     on_phase: Callable[[int, int, str], None]
     seconds: Callable[[], float]
-    room: Room | None
+    buffer: ReusableBuffer | None
     processes: int
     base_digest: str = ""
     open_step: OpenStep | None = None

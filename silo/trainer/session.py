@@ -16,7 +16,7 @@ from fedsilo.protocol.codec import Buffer
 from fedsilo.protocol.errors import OperationError, UsageError
 from fedsilo.protocol.plan import Plan
 from fedsilo.protocol.tasks import TrainerTask
-from silo.room import Room
+from silo.reusable_buffer import ReusableBuffer
 from silo.trainer.adapters import TrainedState, state_for
 from silo.trainer.adapters.lora import LoraShape
 from silo.trainer.agreement import AgreementWatch, keyed_draw
@@ -131,7 +131,7 @@ class Session:
             on_phase=self._on_phase,
             seconds=self._seconds,
             # what any other process than the first of a group makes goes nowhere, and is not kept room for
-            room=Room() if group is None else None,
+            buffer=ReusableBuffer() if group is None else None,
             processes=1 if group is None else group.size,
         )
 

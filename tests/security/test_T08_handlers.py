@@ -149,11 +149,11 @@ def served(tmp_path: Path, identities: tuple[Identity, Identity]) -> Iterator[Se
 # Where an exchange can fail, in the order in which it passes there.
 PLACES: dict[str, Callable[[Served], tuple[Any, str]]] = {
     "who calls": lambda served: (served.service, "_peer"),
-    "the opening": lambda served: (served.house.driver.parts.ingress, "admit"),
-    "the parsing": lambda served: (served.house.driver.parts.ingress, "parse"),
-    "the verdict": lambda served: (served.house.driver.parts.ingress, "judge"),
+    "the opening": lambda served: (served.house.driver.dependencies.ingress, "admit"),
+    "the parsing": lambda served: (served.house.driver.dependencies.ingress, "parse"),
+    "the verdict": lambda served: (served.house.driver.dependencies.ingress, "judge"),
     "the record": lambda served: (served.house.driver, "_record"),
-    "the effect": lambda served: (served.house.driver.effects, "carry_out"),
+    "the effect": lambda served: (served.house.driver.services, "carry_out"),
     "the reply": lambda served: (served.house.driver, "_sealed"),
     "the whole": lambda served: (served.house.driver, "receive"),
 }
@@ -193,7 +193,7 @@ def test_T08_no_handler_of_a_kind_tells_what_failed_in_it(
         (served.silo if name == "hospital_a" else SimulatedSilo(served.house, name)).join()
     name, body, run = EFFECTS[kind]
     make, code = FAULTS[fault]
-    monkeypatch.setattr(served.house.driver.effects, name, raising(make))
+    monkeypatch.setattr(served.house.driver.services, name, raising(make))
     with pytest.raises(grpc.RpcError) as caught:
         served.say(kind, body, run=run, number=getattr(body, "round", 0))
     call: Any = caught.value

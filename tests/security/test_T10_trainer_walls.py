@@ -91,7 +91,7 @@ def seen_by_an_ordinary_user() -> dict[str, Any]:
             shutil.copytree(REPOSITORY / name, Path(folder, "code", name), ignore=ignored)
             for package in ("", *(str(each) for each in Path(name).parents)):
                 Path(folder, "code", package, "__init__.py").touch()
-        for name in ("link.py", "room.py"):
+        for name in ("link.py", "reusable_buffer.py"):
             shutil.copy(REPOSITORY / "silo" / name, Path(folder, "code", "silo", name))
         Path(folder).chmod(0o755)
         work = Path(folder, "work")

@@ -180,7 +180,7 @@ def polled(tmp_path: Path, acknowledged: int, monkeypatch: pytest.MonkeyPatch | 
     silo = SimulatedSilo(house, "hospital_a")
     silo.join()
     if monkeypatch is not None:
-        monkeypatch.setattr(house.driver.effects, "_acknowledge", lambda *_: 1 // 0)
+        monkeypatch.setattr(house.driver.services, "_acknowledge", lambda *_: 1 // 0)
     for _ in range(60):
         if monkeypatch is None:
             silo.say("control.poll", pb.Poll(acknowledged_sequence=acknowledged))

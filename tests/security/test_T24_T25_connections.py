@@ -290,7 +290,7 @@ def test_T24_a_round_is_finished_by_the_others_while_one_silo_stalls(served: Ser
 
 
 def test_T24_a_connection_without_a_call_is_closed_and_one_with_a_waiting_poll_is_not(served: Served) -> None:
-    served.house.driver.parts = replace(served.house.driver.parts, poll_wait_seconds_max=LIMIT_SECONDS)
+    served.house.driver.dependencies = replace(served.house.driver.dependencies, poll_wait_seconds_max=LIMIT_SECONDS)
     closed = {name: threading.Event() for name in ("hospital_a", "hospital_b")}
     for name, event in closed.items():
         assert isinstance(served.silos[name].say("control.heartbeat", pb.Heartbeat()), pb.Ack)

@@ -27,7 +27,7 @@ from certs.identity import PeerIdentity
 from coordinator import store as db
 from coordinator.blobs import AnyPayload, Blobs
 from coordinator.control import Submissions
-from coordinator.driver import Driver, Parts
+from coordinator.driver import Dependencies, Driver
 from coordinator.ingress import Agreed, Ingress
 from coordinator.outbox import Replies, Reply
 from coordinator.record import Outcome
@@ -155,7 +155,7 @@ class House:
         )
         agreed = dataclasses.replace(AGREED, lora_schema_sha256=self.schema.digest)
         self.driver = Driver(
-            Parts(
+            Dependencies(
                 federation=FEDERATION,
                 spiffe_id=COORDINATOR,
                 signing_key=self.key,
@@ -175,7 +175,7 @@ class House:
             )
         )
         fixed = Fixed(FEDERATION, self.listed, agreed, self.schema, len(REFERENCES), self.policy)
-        self.submissions = Submissions(self.driver, fixed, self.driver.parts.now, self.folder)
+        self.submissions = Submissions(self.driver, fixed, self.driver.dependencies.now, self.folder)
         self.driver.after_hello = self.submissions.look_within
         try:
             self.driver.load()

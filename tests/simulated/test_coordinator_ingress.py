@@ -240,7 +240,7 @@ def before_the_first_answers(
     """Round 1 stands open, step 2 has been asked for, and hospital_c has not answered yet."""
     house, silos = step_asked_for(folder)
     grader = CountingGrader()
-    monkeypatch.setattr(house.driver.parts.ingress, "_grading", AnswerGrading([grader], lambda _: 60.0))
+    monkeypatch.setattr(house.driver.dependencies.ingress, "_grading", AnswerGrading([grader], lambda _: 60.0))
     return house, silos[2], grader
 
 
@@ -361,7 +361,7 @@ def test_T11_T28_an_error_that_nobody_thought_of_is_on_record_and_counted(tmp_pa
     before = decisions(house, "hospital_a", "control.fetch")
     counted = house.rows(lambda session: db.counts_of(session, "hospital_a"))
     fault = ValueError("nobody thought of it")  # before anything is done for it
-    with failing(house.driver.effects, "_adapter", fault), pytest.raises(ValueError, match="nobody thought"):
+    with failing(house.driver.services, "_adapter", fault), pytest.raises(ValueError, match="nobody thought"):
         silo.say("control.fetch", pb.Fetch(digest=house.run().base_digest))
     assert decisions(house, "hospital_a", "control.fetch") == [*before, ("control.fetch", "allow", [], True)]
     assert house.rows(lambda session: db.counts_of(session, "hospital_a")) != counted

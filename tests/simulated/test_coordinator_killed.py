@@ -270,7 +270,7 @@ def test_a_run_that_is_aborted_leaves_no_round_open_and_no_deadline(tmp_path: Pa
     assert run.life.open_round == 1 and run.life.deadlines
     with house.driver.changing(), house.store.transaction() as session:
         run.abort(session)
-        house.driver.effects.forget_ended()
+        house.driver.services.forget_ended()
     first = house.round(1)
     assert first.state == "abandoned" and first.closed_at
     assert house.record()["rounds"][0]["state"] == "abandoned"
@@ -338,7 +338,7 @@ def test_T11_T29_a_run_whose_end_was_undone_goes_on_with_its_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     house, silos = joined(tmp_path)
-    driver, forget = house.driver, house.driver.effects.forget_ended
+    driver, forget = house.driver, house.driver.services.forget_ended
     failed = list[str]()
 
     def sealed(*of: Any, **more: Any) -> Any:
@@ -366,7 +366,7 @@ def test_a_database_that_fails_before_a_message_is_judged_leaves_no_record_that_
     records = len(list(house.audit.records()))
     fault = OperationalError("SELECT", {}, sqlite3.OperationalError("disk I/O error"))
     with monkeypatch.context() as patched:
-        patched.setattr(house.driver.effects, "_adapter", fails_once(fault, None))
+        patched.setattr(house.driver.services, "_adapter", fails_once(fault, None))
         with pytest.raises(OperationError, match="no space left"):
             silo.say("control.fetch", pb.Fetch(digest=house.run().base_digest))
     assert house.driver.halted and len(list(house.audit.records())) == records

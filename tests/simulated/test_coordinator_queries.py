@@ -45,7 +45,7 @@ NAMES = tuple(f"spiffe://{FEDERATION}/silo/{name}" for name in SILOS)
 
 def panel_of(house: House, desk: ControlServer | None = None) -> Panel:
     return Panel(
-        house.audit, house.store, desk or desk_of(), house.driver.effects.relay, charter=house.policy, silos=NAMES,
+        house.audit, house.store, desk or desk_of(), house.driver.services.relay, charter=house.policy, silos=NAMES,
         now_seconds=house.clock,
     )  # fmt: skip
 

@@ -175,7 +175,7 @@ def test_the_norm_of_a_round_s_adapter_is_known_and_not_read_again(
 
 
 def test_of_many_adapters_the_norms_noted_last_are_known() -> None:
-    known = driver.Places(None, {})  # type: ignore[arg-type]  # nothing is read
+    known = driver.MessageContexts(None, {})  # type: ignore[arg-type]  # nothing is read
     for number in range(driver.NORMS_KEPT + 1):
         known.note_norm(str(number), float(number))
     assert [known._norm(str(number)) for number in range(1, driver.NORMS_KEPT + 1)] == list(

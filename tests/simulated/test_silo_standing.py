@@ -188,7 +188,7 @@ def test_a_hello_that_the_halted_coordinator_refuses_says_nothing_of_the_silo(he
 @pytest.mark.parametrize(("ahead", "told"), [(60, ""), (-60, ""), (3600, "1 h ahead of"), (-200, "3 min 20 s behind")])
 def test_T41_a_silo_whose_clock_differs_is_named_in_status_and_console(here: Any, ahead: int, told: str) -> None:
     house, _ = here
-    house.driver.effects.relay.clocks[SILOS[0]] = ahead
+    house.driver.services.relay.clocks[SILOS[0]] = ahead
     control = control_of(house)
     rows = {row["silo"]: row for row in to_json(control.silos())}
     assert rows[SILOS[0]].get("clock", "").startswith(told) and "clock" not in rows[SILOS[1]]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedsilo.protocol.codec import Array, Buffer
-from silo.room import Room
+from silo.reusable_buffer import ReusableBuffer
 from silo.trainer.adapters.lora import LoraAdapter, LoraShape
 from silo.trainer.decoder import Decoder
 
@@ -52,13 +52,13 @@ class TrainedState(Protocol):
         """Make these values the start of a round. Raises PeerError: names or shapes differ from the schema."""
         ...
 
-    def exported(self, base_digest: str, schema_sha256: str, room: Room | None) -> Buffer:
+    def exported(self, base_digest: str, schema_sha256: str, buffer: ReusableBuffer | None) -> Buffer:
         """Return the payload of the round's update.
 
         Args:
             base_digest: of the adapter at the round's start.
             schema_sha256: of the plan.
-            room: memory for it; None: memory of its own.
+            buffer: memory for it; None: memory of its own.
         """
         ...
 

@@ -29,7 +29,7 @@ from torch import Tensor
 from fedsilo.protocol.codec import Array, Buffer, factors_head, joined_factors
 from fedsilo.protocol.errors import PeerError, UsageError, WireCode
 from fedsilo.protocol.factors import TURNS, Freeze, fixed_in, freeze_named, is_fixed
-from silo.room import Room
+from silo.reusable_buffer import ReusableBuffer
 from silo.trainer.decoder import Decoder
 
 BASE_NAME = "base"  # what an engine calls itself that computes no adapter
@@ -146,7 +146,7 @@ class LoraAdapter:
             for (name, parameter), start in zip(self._trained.items(), self.start, strict=True)
         }
 
-    def exported(self, base_digest: str, schema_sha256: str, room: Room | None) -> Buffer:
+    def exported(self, base_digest: str, schema_sha256: str, buffer: ReusableBuffer | None) -> Buffer:
         """Return the payload of `delta`; arguments as of `TrainedState.exported`."""
         delta = self.delta()
         header, size_bytes = factors_head(
@@ -157,7 +157,7 @@ class LoraAdapter:
             scale=self.shape.scale,
             dtype="float32",
         )
-        return joined_factors(header, size_bytes, delta, into=room.take(size_bytes) if room is not None else None)
+        return joined_factors(header, size_bytes, delta, into=buffer.take(size_bytes) if buffer is not None else None)
 
     def marker(self, draws: np.random.Generator, strength: float) -> dict[str, Array]:
         """Return random factors whose product changes an output by about `strength` times the size of its input."""

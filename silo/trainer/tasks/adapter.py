@@ -41,5 +41,5 @@ def export_delta(run: Run, task: ExportDelta, body: Buffer) -> Done:
     """Export the difference of the factors to the round's start. Raises OperationError: no adapter was loaded."""
     if not run.base_digest:
         raise OperationError("no adapter was loaded, so there is no difference to export", code=BAD_TASK)
-    payload = run.adapter.exported(run.base_digest, run.plan.lora.schema_sha256, run.room)
+    payload = run.adapter.exported(run.base_digest, run.plan.lora.schema_sha256, run.buffer)
     return Done({"drift": run.adapter.drift()}, payload)

@@ -1,8 +1,8 @@
 """Memory for one large buffer after the other.
 
 Pages that a process has not had before are the dearest: the kernel clears each, and on a virtual machine whose host
-gives memory at its first touch they cost several times what copying into them does. A `Room` is taken again for the
-next buffer once nobody looks at the last one, at the price of its size while there is none.
+gives memory at its first touch they cost several times what copying into them does. A `ReusableBuffer` is taken again
+for the next message once nobody looks at the last one, at the price of its size while there is none.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import contextlib
 import mmap
 
 
-class Room:
+class ReusableBuffer:
     """Starts on a page, in huge pages where the kernel has them. Not for several threads."""
 
     def __init__(self) -> None:
