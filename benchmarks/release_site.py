@@ -182,7 +182,7 @@ class Site:
         )  # fmt: skip
         self.guard = Guard(
             site=site, gate=bench.gate, ledger=bench.ledger, audit=bench.audit, releases=bench.releases,
-            adapters=AdapterStore(self.folder / "adapters"), trainer=QuietTrainer(), desk=self.desk,
+            adapters=AdapterStore(self.folder / "adapters"), trainer=QuietTrainer(), control_server=self.desk,
             events=queue.Queue(), code_sha256=setting.HASH["base"],
         )  # fmt: skip
         self.guard.register(self.desk)

@@ -2,8 +2,7 @@
 
 The signature (ECDSA P-256, SHA-256, the key of the operator's certificate) covers federation, site, name, arguments,
 request id and expiry. An approval's arguments hold the digests of what was shown, so approve-then-swap does not verify
-and an old approval expires (threat T36). Replays are the desk's work (`fedsilo.control.server`): same request id,
-same reply.
+and an old approval expires (threat T36). Replays are the work of `fedsilo.control.server`: same request id, same reply.
 
 What is signed is kept with the audit record of the order, and a log is handed to others. So what may not be in a log
 (a note, a path, the digest of a text that can be guessed: threat T40) travels beside the order with a random salt, and
@@ -56,7 +55,7 @@ _TIME_FORMAT = "%Y-%m-%dT%H:%M:%SZ"
 
 @dataclass(frozen=True)
 class VerifiedCommand:
-    """A command somebody really gave. Whether the person may give it is in `roles`; the desk asks.
+    """A command somebody really gave. Whether the person may give it is in `roles`; the control server asks.
 
     `digest` identifies what is to be done and by which certificate: not the signature bytes, since ECDSA signatures of
     the same command differ each time, not the expiry, so that a request may be asked again with a later one, and not

@@ -60,14 +60,14 @@ class Control:
 
     def __init__(
         self,
-        desk: ControlServer,
+        control_server: ControlServer,
         driver: Driver,
         submissions: Submissions,
         outcome: Outcome,
         config: CoordinatorConfig,
         charter_digest: str,
     ) -> None:
-        self._desk = desk
+        self._control_server = control_server
         self._driver = driver
         self._submissions = submissions
         self._outcome = outcome
@@ -80,21 +80,21 @@ class Control:
         self.address = ""
         self.clock: Callable[[], dict[str, Any]] = dict
         self.log_broken: Callable[[], Broken | None] = lambda: None
-        desk.before_snapshot = self.bring_up_to_date
-        desk.register_query("runs", lambda _: self.runs())
-        desk.register_query("run", self.run)
-        desk.register_query("silos", lambda _: self.silos())
-        desk.register_query("traffic", self.traffic)
-        desk.register_query("round", RoundView(driver, charter_digest).round)
-        desk.register_query("curves", CurveView(driver).curves)
+        control_server.before_snapshot = self.bring_up_to_date
+        control_server.register_query("runs", lambda _: self.runs())
+        control_server.register_query("run", self.run)
+        control_server.register_query("silos", lambda _: self.silos())
+        control_server.register_query("traffic", self.traffic)
+        control_server.register_query("round", RoundView(driver, charter_digest).round)
+        control_server.register_query("curves", CurveView(driver).curves)
         for verb in ("submit", "start", "pause", "resume", "abort"):
-            desk.register_command(f"run.{verb}", f"run.{verb}", self._ordered(verb))
+            control_server.register_command(f"run.{verb}", f"run.{verb}", self._ordered(verb))
 
     # ---- reading -------------------------------------------------------------------------------------
 
     def publish(self, name: str, fields: Mapping[str, Any]) -> None:
         self._changed = True
-        self._desk.publish(name, fields)
+        self._control_server.publish(name, fields)
 
     def bring_up_to_date(self) -> None:
         """Refresh the state before somebody looks, and for nobody else: with each message something changes. While
@@ -133,7 +133,7 @@ class Control:
 
     def _show(self, state: CoordinatorStatus) -> None:
         self._shown, self._shown_at = state, self._driver.dependencies.monotonic()
-        self._desk.set_state(state, policy_digest=self._charter_digest)
+        self._control_server.set_state(state, policy_digest=self._charter_digest)
 
     def _of_no_event(self) -> dict[str, Any]:
         return {

@@ -362,7 +362,7 @@ class Coordinator:
                 },
                 **({"orders": [dict(command.order)]} if command.order else {}),
             )
-            self.desk.accept_clock()
+            self.control_server.accept_clock()
             with self._latest_lock:
                 self._watch.accept()
                 self._latest = self._watch.time()
@@ -411,7 +411,7 @@ class Coordinator:
         self._latest = self.audit.latest_time
         self._watch.begin(self._latest)
         site_ca_pem, roles = load_site(config.identity.site_ca, config.identity.operators, site=config.site)
-        self.desk = ControlServer(
+        self.control_server = ControlServer(
             config.site,
             site_ca_pem,
             roles,
@@ -420,8 +420,8 @@ class Coordinator:
             federation=config.federation,
             wall=lambda: datetime.fromtimestamp(self._watch.wall(), UTC),
         )
-        self.desk.register_command("clock.accept", "halt.release", self.accept_clock, by_clock=True)
-        stack.callback(self.desk.close)
+        self.control_server.register_command("clock.accept", "halt.release", self.accept_clock, by_clock=True)
+        stack.callback(self.control_server.close)
         outcome = Outcome(
             config.state_dir / "runs",
             self.blobs,
@@ -454,11 +454,13 @@ class Coordinator:
         fixed = checked.fixed
         self.submissions = Submissions(self.driver, fixed, self._text_now, config.source.parent)
         self.driver.after_hello = self.submissions.look_within
-        self.control = Control(self.desk, self.driver, self.submissions, outcome, config, checked.charter.digest)
+        self.control = Control(
+            self.control_server, self.driver, self.submissions, outcome, config, checked.charter.digest
+        )
         self._register_panel(roles)
         Transfers(
             self.driver, trust_root_pem=identity.trust_root_pem, now=self.now, charter_digest=checked.charter.digest
-        ).register(self.desk)
+        ).register(self.control_server)
         self.driver.load()
         self.submissions.load()
 
@@ -467,7 +469,7 @@ class Coordinator:
         panel = Panel(
             self.audit,
             self.store,
-            self.desk,
+            self.control_server,
             self.driver.services.relay,
             charter=checked.charter,
             silos=tuple(f"spiffe://{config.federation}/silo/{silo}" for silo in config.silos),
@@ -477,7 +479,7 @@ class Coordinator:
         self.control.log_broken = lambda: panel.log_broken
         files = Files(config, checked.identity.certificate_pem, roles, panel, now)
         for name, answer in (panel.queries() | files.queries()).items():
-            self.desk.register_query(name, answer)
+            self.control_server.register_query(name, answer)
 
     def _ingress(self, stack: ExitStack) -> Ingress:
         checked, config = self._checked, self._checked.config
@@ -538,7 +540,7 @@ class Coordinator:
         silos = len(config.silos)
         self._watchdog, self._uploads = service.watchdog, service.uploads
         federation, port = federation_server(service, identity, config.listen, silos=silos, limits=config.limits)
-        control = ControlSocket(self.desk, config.control.socket, config.control.group, log=log)
+        control = ControlSocket(self.control_server, config.control.socket, config.control.group, log=log)
         address = f"{config.listen.rpartition(':')[0]}:{port}"
         self.control.address = address
         self.audit.append("start", policy={"effective": self._checked.charter.digest}, detail={"port": port})

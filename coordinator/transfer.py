@@ -62,9 +62,9 @@ class Transfers:
         self._now = now
         self._charter_digest = charter_digest
 
-    def register(self, desk: ControlServer) -> None:
-        desk.register_command("transfer.export", "transfer.export", self._ordered_export)
-        desk.register_command("transfer.import", "transfer.import", self._ordered_import)
+    def register(self, control_server: ControlServer) -> None:
+        control_server.register_command("transfer.export", "transfer.export", self._ordered_export)
+        control_server.register_command("transfer.import", "transfer.import", self._ordered_import)
 
     # ---- orders --------------------------------------------------------------------------------------
 

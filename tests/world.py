@@ -536,8 +536,8 @@ class Loop:
         desk: Any = self.desk
         self.guard = Guard(
             site=site, gate=bench.gate, ledger=bench.ledger, audit=bench.audit, releases=bench.releases,
-            adapters=AdapterStore(self.folder / "adapters"), trainer=self.trainer, desk=desk, events=self.events,
-            code_sha256="0" * 64, monotonic=lambda: self.clock, watch=bench.watch,
+            adapters=AdapterStore(self.folder / "adapters"), trainer=self.trainer, control_server=desk,
+            events=self.events, code_sha256="0" * 64, monotonic=lambda: self.clock, watch=bench.watch,
             archive=bench.archive if self.watched else None,
         )  # fmt: skip
         self.guard._client.joined = not self.watched

@@ -53,7 +53,7 @@ class Panel:
 
     Args:
         store: its database.
-        desk: where it is asked; its events are the lines of `logs`.
+        control_server: where it is asked; its events are the lines of `logs`.
         relay: knows which silos contradict the log.
         charter: by which messages are judged.
         silos: SPIFFE ids of the listed ones, whose cosignatures count.
@@ -63,7 +63,7 @@ class Panel:
         self,
         audit: AuditLog,
         store: db.Store,
-        desk: ControlServer,
+        control_server: ControlServer,
         relay: Relay,
         *,
         charter: Policy,
@@ -71,7 +71,7 @@ class Panel:
         now_seconds: Callable[[], float],
     ) -> None:
         self._store = store
-        self._desk = desk
+        self._control_server = control_server
         self._now_seconds = now_seconds
         index = LogIndex(audit.directory, lambda: audit.size)
         self._messages = MessageView(index, lambda: charter, program="coordinator")
@@ -125,7 +125,7 @@ class Panel:
         wanted = query.number("lines", default=LINES_DEFAULT, least=1, most=LINES_MAX) or LINES_DEFAULT
         if query.text("source", among=("coordinator", "guard", "trainer")) == "trainer":
             raise NotFoundError("a coordinator has no trainer", hint="silo logs --trainer, at a silo")
-        events = self._desk.events_since(0, 0.0)[-wanted:]
+        events = self._control_server.events_since(0, 0.0)[-wanted:]
         return answers.LogLines(lines=tuple(map(_line, events)), left_out=0)
 
 

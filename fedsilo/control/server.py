@@ -124,7 +124,7 @@ class RememberedRequest:
 
 
 class RequestJournal:
-    """The memory of one desk; the desk's lock guards it.
+    """The memory of one control server, whose lock guards it.
 
     Args:
         path: its file, or None to remember in this process only.
@@ -145,7 +145,7 @@ class RequestJournal:
             self._compact(path)
 
     def latest(self, now: datetime) -> datetime:
-        """max(seen, now): time as far as this desk is concerned."""
+        """max(seen, now): time as far as this server is concerned."""
         self._seen = max(self._seen, now)
         return self._seen
 
@@ -281,7 +281,7 @@ EVENTS_KEPT_MAX = 4096
 EVENTS_A_LIFE = 10**9
 # Refusals logged word for word, of one person or of all whose command does not verify, before they are only counted.
 REFUSALS_LOGGED_MAX = 10
-# Names of events the desk itself makes, for a reader that fell behind or outlived a restart.
+# Names of events that the control server itself makes, for a reader that fell behind or outlived a restart.
 EVENTS_MISSED = "events.missed"
 
 Publish = Callable[[str, Mapping[str, Any]], object]  # an event by its name, with its fields

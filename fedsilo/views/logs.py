@@ -127,7 +127,7 @@ def head_lines(
     elif not coordinator:
         told += wrap("redaction on: nothing had to be left out of these lines", cells, "dim")[:1]
     if len(answer.lines) >= LINES_MAX <= asked:
-        older = "are not shown by its desk" if coordinator else f"silo logs --lines {10 * LINES_MAX}"
+        older = "are not shown here" if coordinator else f"silo logs --lines {10 * LINES_MAX}"
         told += wrap(f"the newest {LINES_MAX}; older ones: {older}", cells, "dim")
     return told
 

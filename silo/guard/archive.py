@@ -190,13 +190,16 @@ class Archive:
 
     # ---- reading -----------------------------------------------------------------------------------
 
-    def register(self, desk: ControlServer, on_loop: Callable[[Callable[[], Any]], Any]) -> None:
+    def register(self, control_server: ControlServer, on_loop: Callable[[Callable[[], Any]], Any]) -> None:
         """The command that asks and the query that fetches.
 
-        They are two, since the desk remembers the answer of every command: this one's is a ticket, good for one look.
+        They are two, since the control server remembers the answer of every command: this one's is a ticket, good for
+        one look.
         """
-        desk.register_command("payload.read", "payload.read", lambda command: self.ask(command, on_loop))
-        desk.register_query("payload", self.fetch)  # in the asking thread: a query takes none of the loop's time
+        control_server.register_command("payload.read", "payload.read", lambda command: self.ask(command, on_loop))
+        control_server.register_query(
+            "payload", self.fetch
+        )  # in the asking thread: a query takes none of the loop's time
 
     def fetch(self, arguments: Mapping[str, Any]) -> Answer:
         """Return what a ticket was handed out for, once. Raises NotAllowedError: no such ticket."""

@@ -99,10 +99,10 @@ class Orders:
     files: FileExchange | None = None
     watch: ClockWatch | None = None
 
-    def register(self, desk: ControlServer) -> None:
+    def register(self, control_server: ControlServer) -> None:
         """Queries and commands of the control socket."""
-        desk.register_query("adapters", self.runs.acceptance.view)
-        desk.register_query("halts", lambda arguments: HaltList(halts=tuple(self.halts.rows())))
+        control_server.register_query("adapters", self.runs.acceptance.view)
+        control_server.register_query("halts", lambda arguments: HaltList(halts=tuple(self.halts.rows())))
         for name, action, work in (
             ("approvals.approve", "release.approve", self.approve),
             ("approvals.reject", "release.reject", self.reject),
@@ -119,16 +119,16 @@ class Orders:
             ("adapter.refuse", "adapter.refuse", self.refuse_adapter),
             ("adapter.rollback", "adapter.rollback", self.roll_back),
         ):
-            desk.register_command(name, action, self._on_loop_with(work))
+            control_server.register_command(name, action, self._on_loop_with(work))
         if self.watch is not None:
             watch = self.watch
 
             def accept(command: VerifiedCommand) -> dict[str, Any]:
-                return self.accept_clock(command, watch, desk.accept_clock)
+                return self.accept_clock(command, watch, control_server.accept_clock)
 
-            desk.register_command("clock.accept", "halt.release", self._on_loop_with(accept), by_clock=True)
+            control_server.register_command("clock.accept", "halt.release", self._on_loop_with(accept), by_clock=True)
         payloads = HeldPayloads(self.ledger, self.audit, lambda: self.site.public.rows, record=self.judge.record)
-        payloads.register(desk, self.on_loop)
+        payloads.register(control_server, self.on_loop)
 
     def _on_loop_with(self, work: Callable[[VerifiedCommand], Any]) -> Callable[[VerifiedCommand], Any]:
         return lambda command: self.on_loop(lambda: self._in_time(command, work))
@@ -151,7 +151,7 @@ class Orders:
         Args:
             command: argument {halt}, the digest of the halt that the person was shown.
             watch: knows it.
-            forget_later: has the desk forget later times, too.
+            forget_later: has the control server forget later times, too.
 
         Raises:
             NotFoundError, ConflictError: nothing is halted for its clock, or not this.
@@ -552,9 +552,9 @@ class HeldPayloads:
         self._record = record
         self._tickets = Tickets()
 
-    def register(self, desk: ControlServer, on_loop: Callable[[Callable[[], Any]], Any]) -> None:
-        desk.register_command(COMMAND, "payload.read", lambda command: self.ask(command, on_loop))
-        desk.register_query(QUERY, self.fetch)
+    def register(self, control_server: ControlServer, on_loop: Callable[[Callable[[], Any]], Any]) -> None:
+        control_server.register_command(COMMAND, "payload.read", lambda command: self.ask(command, on_loop))
+        control_server.register_query(QUERY, self.fetch)
 
     def fetch(self, arguments: Mapping[str, Any]) -> Answer:
         """Return what a ticket was handed out for, once.

@@ -99,7 +99,7 @@ class Guard:
         site: what was read at start.
         gate, ledger, audit, releases, adapters: the parts of the way out.
         trainer: its handle; started for each run.
-        desk: where people look and command.
+        control_server: where people look and command.
         events: the queue that the trainer's reader fills.
         monotonic: seconds; deadlines and throttles go by it.
         watch: what holds the clock against what knows better; gate and audit log go by its `time`.
@@ -118,7 +118,7 @@ class Guard:
         releases: Releases,
         adapters: AdapterStore,
         trainer: TrainerHandle,
-        desk: ControlServer,
+        control_server: ControlServer,
         events: queue.Queue[Event],
         code_sha256: str,
         monotonic: Callable[[], float] = time.monotonic,
@@ -143,9 +143,9 @@ class Guard:
         self.failure: FedSiloError | None = None
         self._clocks_told = ""
         self._halt_said, self._taken_up, self._sits_out = "", False, False
-        self._publish = desk.publish
+        self._publish = control_server.publish
         history = FigureHistory(audit.directory.parent / FILE)
-        self.status = Status(site.config, site.identity.not_after, desk, history, clock=judge.clock)
+        self.status = Status(site.config, site.identity.not_after, control_server, history, clock=judge.clock)
         self.queries = Queries(site, judge, ledger, audit, releases, history, clock=judge.clock)
         witnessing = Witnessing(
             audit,
@@ -168,7 +168,7 @@ class Guard:
         if watch is not None and watch.fault is not None and not judge.halted:
             judge.halt(watch.fault.message, watch.fault.code)
         self.runs = RunManager(
-            site=site, gate=gate, ledger=ledger, releases=releases, adapters=adapters, publish=desk.publish,
+            site=site, gate=gate, ledger=ledger, releases=releases, adapters=adapters, publish=control_server.publish,
             client=self._client, agreement=self._agreement, trainer=trainer, monotonic=monotonic,
         )  # fmt: skip
         self.files: FileExchange | None = None
@@ -187,11 +187,11 @@ class Guard:
             )
         judge.aside = self._aside
         ledger.locked.give_up = self._stopping.is_set
-        desk.before_snapshot = lambda: self.status.show_waiting(ledger.locked.waiting)
+        control_server.before_snapshot = lambda: self.status.show_waiting(ledger.locked.waiting)
         self.orders = Orders(
             site=site, gate=gate, judge=judge, ledger=ledger, audit=audit, releases=releases,
             halts=Halts(judge, ledger),
-            runs=self.runs, publish=desk.publish, show=self.show, trainer=trainer, on_loop=self.on_loop,
+            runs=self.runs, publish=control_server.publish, show=self.show, trainer=trainer, on_loop=self.on_loop,
             stop=self._stopping.set, fail=self._fail, files=self.files, watch=watch,
         )  # fmt: skip
 
@@ -685,13 +685,13 @@ class Guard:
         """Show people the present state."""
         self.status.show(self.moment())
 
-    def register(self, desk: ControlServer) -> None:
+    def register(self, control_server: ControlServer) -> None:
         """Queries and commands of the control socket."""
         for name, answer in self.queries.handlers().items():
-            desk.register_query(name, answer)
-        self.orders.register(desk)
+            control_server.register_query(name, answer)
+        self.orders.register(control_server)
         if self._archive is not None:
-            self._archive.register(desk, self.on_loop)
+            self._archive.register(control_server, self.on_loop)
 
     def _fail(self, error: FedSiloError) -> None:
         self.failure = error

@@ -179,7 +179,7 @@ class BuiltGuard:
     """A guard that stands and has not begun: its main path and what it is made of."""
 
     guard: Guard
-    desk: ControlServer
+    control_server: ControlServer
     trainer: TrainerHandle
     judge: Judge
     ledger: Ledger
@@ -272,7 +272,7 @@ def guard_of(
     stack.callback(gate.close)
     address = {"address": config.coordinator.address}
     releases = Releases(gate, ledger, silo=config.silo, destination=address)
-    desk = ControlServer(
+    control_server = ControlServer(
         config.silo,
         site.site_ca_pem,
         site.roles,
@@ -286,11 +286,11 @@ def guard_of(
     stack.callback(trainer.stop)
     guard = Guard(
         site=site, gate=gate, ledger=ledger, audit=audit, releases=releases,
-        adapters=adapters, trainer=trainer, desk=desk, events=events,
+        adapters=adapters, trainer=trainer, control_server=control_server, events=events,
         archive=archive, code_sha256=program, watch=watch, monotonic=clocks.monotonic,
     )  # fmt: skip
     guard.hourly.append(lambda: certificate.look(judge.record, judge.now()))
-    return BuiltGuard(guard, desk, trainer, judge, ledger, audit, releases, screens)
+    return BuiltGuard(guard, control_server, trainer, judge, ledger, audit, releases, screens)
 
 
 def serve(config: SiloConfig, *, ready: Callable[[dict[str, Any]], None]) -> None:
@@ -356,20 +356,26 @@ def _serve_locked(site: Site, stack: contextlib.ExitStack, ready: Callable[[dict
         events=events,
         give_up=lambda: bool(stopped),
     )
-    guard, desk, judge, audit, releases = built.guard, built.desk, built.judge, built.audit, built.releases
+    guard, control_server, judge, audit, releases = (
+        built.guard,
+        built.control_server,
+        built.judge,
+        built.audit,
+        built.releases,
+    )
     trainer = built.trainer
     _shape(config, lambda: {"run": judge.view.run, "round": judge.view.round, "step": judge.view.open_step})
     guards.append(guard)
     if stopped:
         guard.stop()
-    guard.register(desk)
+    guard.register(control_server)
     # A long log takes seconds to go through, and nobody waits for that here; who asks before it is done does.
     threading.Thread(target=_fold, args=(guard.queries.index,), name="message-index", daemon=True).start()
-    Rescreening(built.ledger, audit, built.screens).register(desk, guard.on_loop)
+    Rescreening(built.ledger, audit, built.screens).register(control_server, guard.on_loop)
     # before anybody can look: a trainer takes minutes to load a large model, and what is held is held meanwhile
     guard.show()
     control = ControlSocket(
-        desk, config.control.socket, config.control.group, log=logging.getLogger("fedsilo.silo.control")
+        control_server, config.control.socket, config.control.group, log=logging.getLogger("fedsilo.silo.control")
     ).start()
     stack.callback(control.close)
     if not config.coordinator.by_files:

@@ -323,9 +323,11 @@ class Rescreening:
         self._audit = audit
         self._screens = screens
 
-    def register(self, desk: ControlServer, on_loop: Callable[[Callable[[], Any]], Any]) -> None:
+    def register(self, control_server: ControlServer, on_loop: Callable[[Callable[[], Any]], Any]) -> None:
         """The command, for whom `audit show --payload` is too."""
-        desk.register_command(COMMAND, "payload.read", lambda command: on_loop(lambda: self.rescreen(command)))
+        control_server.register_command(
+            COMMAND, "payload.read", lambda command: on_loop(lambda: self.rescreen(command))
+        )
 
     def rescreen(self, command: VerifiedCommand) -> dict[str, Any]:
         """Return what a policy's screens find in the archived texts that they have not seen.

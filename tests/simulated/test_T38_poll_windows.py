@@ -191,7 +191,7 @@ def test_T41_polls_after_an_acceptance_come_under_a_window_of_the_accepted_time(
             request_id="request-0001", expires=datetime.now(UTC) + timedelta(minutes=2),
             operator_certificate_pem=certificate, operator_key=key, federation="cardio-net",
         )  # fmt: skip
-        raise_for_reply(coordinator.desk.execute(command))
+        raise_for_reply(coordinator.control_server.execute(command))
         silo.poll()
         records = list(coordinator.audit.records())
         names = [record["event"] for record in records if record["event"] != "clock.jump"]

@@ -635,7 +635,7 @@ class CoordinatorSite:
             expires=datetime.fromtimestamp(self.wall, UTC) + timedelta(minutes=2),
             operator_certificate_pem=certificate, operator_key=key, federation="cardio-net",
         )  # fmt: skip
-        raise_for_reply(coordinator.desk.execute(command))
+        raise_for_reply(coordinator.control_server.execute(command))
 
     def told(self, coordinator: Coordinator) -> list[dict[str, Any]]:
         return [record for record in coordinator.audit.records() if "forward_milliseconds" in record.get("detail", {})]

@@ -354,7 +354,7 @@ def test_certificates_and_settings_of_a_real_coordinator(tmp_path: Path) -> None
     provision_site(tmp_path / "main", site="main", federation_ca=tmp_path / "ca", people=people, is_coordinator=True)
     path = write_coordinator(tmp_path / "main", SILOS)
     with Coordinator(check(load_config(path))) as coordinator:
-        reply = coordinator.desk.query("certificates", "")
+        reply = coordinator.control_server.query("certificates", "")
         rows = {row["whose"]: row for row in json.loads(reply.data_json)}
         assert rows["this coordinator"]["role"] == "coordinator" and rows["this coordinator"]["in_use"]
         assert rows["this coordinator"]["names"][0] == COORDINATOR
@@ -363,14 +363,16 @@ def test_certificates_and_settings_of_a_real_coordinator(tmp_path: Path) -> None
         with coordinator.store.transaction() as session:
             session.add(db.ShownCertificate(silo="hospital_a", pem=pem))
             session.add(db.ShownCertificate(silo="hospital_b", pem="nothing"))
-        shown = {row["whose"]: row for row in json.loads(coordinator.desk.query("certificates", "").data_json)}
+        shown = {
+            row["whose"]: row for row in json.loads(coordinator.control_server.query("certificates", "").data_json)
+        }
         assert shown["the silo hospital_a"]["fingerprint"] == rows["this coordinator"]["fingerprint"]
         assert shown["the silo hospital_b"]["fault"] and shown["the silo hospital_a"]["file"] == ""
-        listed = json.loads(coordinator.desk.query("settings", "").data_json)
+        listed = json.loads(coordinator.control_server.query("settings", "").data_json)
         settings = {row["key"]: row for row in listed}
         assert settings["coordinator"] == {"key": "coordinator", "value": "main", "origin": "coordinator.yaml:1"}
         assert settings["limits.poll_wait_seconds_max"]["origin"] == "default" and "source" not in settings
         assert "PRIVATE" not in json.dumps([listed, list(shown.values())])
         for name in ("audit", "audit.status", "inbox", "outbox", "logs"):
-            assert not coordinator.desk.query(name, "").error_code, name
-        assert coordinator.desk.query("settings", '{"x": 1}').error_code == "INVALID_INPUT"
+            assert not coordinator.control_server.query(name, "").error_code, name
+        assert coordinator.control_server.query("settings", '{"x": 1}').error_code == "INVALID_INPUT"

@@ -147,8 +147,8 @@ def test_a_coordinator_shows_what_its_own_verification_found(tmp_path: Path) -> 
         coordinator.audit.append("start")
         (_, path), *_ = segments(coordinator.audit.directory)
         path.write_bytes(path.read_bytes().replace(b'"event":"start"', b'"event":"stop"', 1))
-        coordinator.desk.query("audit.verify", "")
-        settled(lambda _: json.loads(coordinator.desk.query("audit.status", "").data_json))
+        coordinator.control_server.query("audit.verify", "")
+        settled(lambda _: json.loads(coordinator.control_server.query("audit.status", "").data_json))
         broken = to_json(coordinator.control.state())["audit"]["broken"]
         assert broken is not None and broken["seq"] == 0
 

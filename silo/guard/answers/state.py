@@ -93,7 +93,7 @@ class Status:
 
     Args:
         certificate_until: when this site's certificate ends.
-        desk: of the control server, where it is shown.
+        control_server: where it is shown.
         history: keeps the trainer's figures for the curves.
     """
 
@@ -101,14 +101,14 @@ class Status:
         self,
         config: SiloConfig,
         certificate_until: datetime,
-        desk: ControlServer,
+        control_server: ControlServer,
         history: FigureHistory,
         *,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._config = config
         self._certificate_until = certificate_until
-        self._desk = desk
+        self._control_server = control_server
         self._history = history
         self._clock = clock
         self._phase: tuple[TrainerTask | None, str] = (None, "")
@@ -164,7 +164,7 @@ class Status:
         )
         if task.step:
             self._finished = plan.run, task.round, task.step
-        self._desk.publish("task.done", {**where, "metrics": shown})
+        self._control_server.publish("task.done", {**where, "metrics": shown})
 
     # ---- the snapshot ------------------------------------------------------------------------------
 
@@ -172,14 +172,14 @@ class Status:
         """Show what the loop waits for, which cannot show anything meanwhile."""
         if self._shown is not None and self._shown.waits != waits:
             self._shown = replace(self._shown, waits=waits)
-            self._desk.set_state(self._shown, policy_digest=self._policy_digest)
+            self._control_server.set_state(self._shown, policy_digest=self._policy_digest)
 
     def show(self, now: Moment) -> None:
         """Show the present state, if it differs from what was shown."""
         state = self.state(now)
         if state != self._shown:
             self._shown, self._policy_digest = state, now.policy.digest
-            self._desk.set_state(state, policy_digest=now.policy.digest)
+            self._control_server.set_state(state, policy_digest=now.policy.digest)
 
     def state(self, now: Moment) -> answers.SiloStatus:
         """Return the snapshot."""
