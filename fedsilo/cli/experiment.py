@@ -61,7 +61,7 @@ def plan(
     json_output: JsonOption = False,
 ) -> None:
     """List the cells, which of them have results, and how long the rest takes."""
-    from fedsilo.experiment.design import cells_of
+    from fedsilo.experiment.design import cells_of, require_files
     from fedsilo.experiment.results import read_results
     from fedsilo.experiment.running import hours_of, trials_left
 
@@ -94,7 +94,12 @@ def plan(
             + table(("setting", "row", "done", "seeds"), rows)
         )
 
-    emit("experiment plan", data, json_output=json_output, text=text)
+    missing = []
+    try:
+        require_files(path)
+    except NotFoundError as error:
+        missing.append(error.message)
+    emit("experiment plan", data, json_output=json_output, text=text, warnings=missing)
 
 
 @app.command("run")

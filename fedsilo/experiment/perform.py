@@ -144,7 +144,8 @@ _DECIMALS = 4
 def _line(experiment: Experiment, cell: Cell, made: Rows, result: CellResult) -> dict[str, Any]:
     record, plan = result.record, result.record["plan"]
     shares = {silo: _topic_shares(rows) for silo, rows in made.private.items()}
-    rounds = [_measured(row, shares) for row in (record["before"], *record["rounds"])]
+    pooled = experiment.rows[cell.row].pooled
+    rounds = [_measured(row, shares, pooled=pooled) for row in (record["before"], *record["rounds"])]
     return {
         "experiment": experiment.experiment,
         "setting": cell.setting,
@@ -194,7 +195,7 @@ def _evaluation_digest(before: Mapping[str, Any]) -> str:
     return "" if first is None else sha256_hex(canonical_json(first))
 
 
-def _measured(row: Mapping[str, Any], shares: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
+def _measured(row: Mapping[str, Any], shares: Mapping[str, Mapping[str, float]], *, pooled: bool) -> dict[str, Any]:
     """Return what was measured after a round, or of the base model.
 
     The mean over the silos that measured: one and the same where they share an adapter, each its own where they do not.
@@ -203,9 +204,12 @@ def _measured(row: Mapping[str, Any], shares: Mapping[str, Mapping[str, float]])
     Args:
         row: of the run record.
         shares: of each topic among a silo's private rows.
+        pooled: what one silo measured is of all.
     """
     metrics: Mapping[str, Mapping[str, Mapping[str, float]]] = row["metrics"]
     sampled = {silo: dict(each.get("pass_at_1", {})) for silo, each in metrics.items()}
+    if pooled:
+        sampled = {silo: each for each in sampled.values() for silo in shares}
     topics = sorted({topic for each in sampled.values() for topic in each if topic})
     own = [
         sum(share * sampled[silo][topic] for topic, share in shares[silo].items())

@@ -190,7 +190,6 @@ def _tuned(frozen: list[Frozen]) -> Iterator[str]:
 
 
 def _tables(experiment: Experiment, results: Mapping[Cell, Line], drawn: _Pictures) -> Iterator[str]:
-    pooled = [name for name, row in experiment.rows.items() if row.pooled]
     for name, table in experiment.all_tables().items():
         rows = table_rows(experiment, results, table)
         if not rows:
@@ -200,9 +199,8 @@ def _tables(experiment: Experiment, results: Mapping[Cell, Line], drawn: _Pictur
             yield f"{table.says}\n"
         yield as_markdown(HEADINGS, rows)
         yield ""
-        for row in pooled:
-            if row in experiment.rows_of(table):
-                yield f"`{row}` pools the private rows of all silos, which no federation does.\n"
+        if any(experiment.rows[row].pooled for row in experiment.rows_of(table)):
+            yield "*pooled*: one silo has the private rows of all, which no federation does.\n"
         for figure in table.figures:
             if picture := drawn.curves(f"{name}-{figure}", table, figure):
                 yield f"![{name}: {figure}]({picture})\n"

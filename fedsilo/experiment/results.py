@@ -375,7 +375,7 @@ def table_rows(experiment: Experiment, results: Mapping[Cell, Line], table: Tabl
         silos = experiment.settings[table.setting].silos
         rows.append(
             (
-                name,
+                f"{name} (pooled)" if experiment.rows[name].pooled else name,
                 str(len(lines)),
                 _percent(line["rounds"][0]["pass_at_1"] for line in lines),
                 *(_percent(value_of(line, metric) for line in lines) for metric in _SHOWN),

@@ -106,9 +106,9 @@ def test_a_page_has_the_rows_and_what_was_tuned(files: tuple[Path, Path]) -> Non
     page = out.read_text()
     assert "| public | W | optimiser.learning_rate | 0.002 | 0.001: 25.0, 0.002: 50.0 | yes |" in page
     rows = {cells[1].strip(): cells for each in page.splitlines() if len(cells := each.split("|")) > 12}
-    assert {"base", "plain", "swap", "own", "all"} <= rows.keys()
+    assert {"base", "plain", "swap", "own", "all (pooled)"} <= rows.keys()
     assert rows["swap"][3].strip() == "10.0" and rows["swap"][4].strip() == "34.0"
-    assert rows["base"][4].strip() == "10.0" and "`all` pools the private rows" in page
+    assert rows["base"][4].strip() == "10.0" and "*pooled*: " in page
     again = out.read_bytes()
     assert command("fedsilo", "experiment", "report", str(path), "--out", str(out)).exit_code == 0
     assert out.read_bytes() == again
