@@ -23,6 +23,7 @@ from fedsilo.protocol.codec import canonical_json, sha256_hex
 from fedsilo.protocol.errors import NotFoundError, UsageError
 from fedsilo.protocol.methods import METHODS, method_named, require_exchange, require_solutions
 from fedsilo.protocol.plan import Plan
+from policies.render import RULESETS
 
 Metric = Literal[
     "pass_at_1",
@@ -160,12 +161,15 @@ class Row(_Closed):
     Attributes:
         method: or `base`: the base model as it is.
         plan: what this row alone has of run.yaml.
+        ruleset: the shipped one under which its sites are set up, which also says what of an adapter is trained; the
+            method's own where none is named.
         pooled: one silo holds the private rows of all, and takes as many prompts a step as they would together; no
             federation does that.
     """
 
     method: str
     plan: dict[str, Any] = Field(default_factory=dict)
+    ruleset: str = ""
     pooled: bool = False
 
 
@@ -431,6 +435,8 @@ def faults_of(experiment: Experiment) -> Iterator[Fault]:
                 f"there is no method {row.method!r}",
                 f"{BASE}, or one of: {', '.join(sorted(METHODS))}",
             )
+        elif row.ruleset and row.ruleset not in RULESETS:
+            yield ("rows", name), f"there is no ruleset {row.ruleset!r}", f"one of: {', '.join(RULESETS)}"
         elif fixed := sorted(_FIXED & row.plan.keys()):
             yield ("rows", name), f"{', '.join(fixed)} is equal over all rows of a setting", "leave it out"
     for name, claim in experiment.claims.items():
@@ -535,7 +541,7 @@ def _plan_fault(experiment: Experiment, cell: Cell) -> str:
 
 
 # Fields that came after results were kept: one that has its default is not in the digest.
-_LATER = ("concentration", "along", "tuning_rows", "data", "model", "pooled")
+_LATER = ("concentration", "along", "tuning_rows", "data", "model", "pooled", "ruleset")
 
 
 def setting_digest(setting: Setting) -> str:
@@ -565,7 +571,8 @@ def digest_of(experiment: Experiment, cell: Cell) -> str:
 
 def ruleset_of(experiment: Experiment, cell: Cell) -> str:
     """Return the shipped ruleset under which the cell's sites are set up."""
-    return method_named(experiment.rows[cell.row].method).ruleset
+    row = experiment.rows[cell.row]
+    return row.ruleset or method_named(row.method).ruleset
 
 
 def plan_of(experiment: Experiment, cell: Cell, lengths: Mapping[str, int]) -> dict[str, Any]:

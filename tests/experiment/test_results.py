@@ -325,6 +325,7 @@ def test_cells_come_seed_by_seed_and_are_found_by_name(tmp_path: Path) -> None:
         ("{method: pubswap}", "{method: pubswap, plan: {nonsense: 5}}"),
         ("{method: pubswap}", "{method: pubswap, plan: {objective: {kl_coeficient: 1}}}"),
         ("{method: pubswap}", "{method: worked-key-swap}"),
+        ("{method: pubswap}", "{method: fedavg-grpo, ruleset: none}"),
         ("local_steps: 4}", "local_steps: 4, plan: {method: pubswap}}"),
         ("local_steps: 4}", "local_steps: 4, from: E}"),
         ("local_steps: 4}", "local_steps: 4, from: D}"),
