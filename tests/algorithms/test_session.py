@@ -22,6 +22,7 @@ from fedsilo.protocol.tasks import (
     EvaluateOwn,
     ExportDelta,
     GeneratePublic,
+    LikelihoodStep,
     LoadAdapter,
     LoadOwn,
     PrivateStep,
@@ -238,7 +239,7 @@ def test_the_engine_rests_while_the_update_is_made() -> None:
     generate, rest, update = engine.generate, engine.rest, run.learner.update
     engine.generate = lambda *a, **b: (told.append("generate"), generate(*a, **b))[1]  # type: ignore[method-assign,func-returns-value]
     engine.rest = lambda: (told.append("rest"), rest())[1]  # type: ignore[method-assign,func-returns-value]
-    run.learner.update = lambda groups: (told.append("update"), update(groups))[1]  # type: ignore[method-assign,func-returns-value]
+    run.learner.update = lambda groups, **how: (told.append("update"), update(groups, **how))[1]  # type: ignore[method-assign,func-returns-value]
     session.carry_out(PrivateStep(1, 1))
     generated(session)
     session.carry_out(PublicStep(1, 2, "none", pb.PublicDonors()))
@@ -257,7 +258,7 @@ def test_a_public_step_whose_update_fails_can_be_asked_for_again_and_its_donors_
     run, step = session._run, PublicStep(1, 2, "replace", donors)
     update = run.learner.update
 
-    def failing(groups: Any) -> Any:
+    def failing(groups: Any, **_: Any) -> Any:
         raise OperationError("the gradient is not finite", code="NOT_FINITE")
 
     run.learner.update = failing  # type: ignore[method-assign]
