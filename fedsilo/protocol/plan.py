@@ -32,12 +32,36 @@ class Objective(_Closed):
     clip_high: float = Field(0.25, gt=0, lt=10)
     kl_coefficient: float = Field(1e-4, ge=0)  # against the base model, adapter off
     entropy_coefficient: float = Field(0.0, ge=0)
-    advantage_std: Literal["sample", "population"] = "sample"
+    advantage_std: Literal["sample", "population", "none"] = "sample"
     advantage_epsilon: float = Field(1e-6, gt=0)
-    token_aggregation: Literal["response-mean", "token-mean"] = "response-mean"
+    token_aggregation: Literal["response-mean", "token-mean", "constant"] = "response-mean"
     dual_clip: float | None = Field(None, gt=1)
     mask_truncated: bool = False
     proximal_mu: float = Field(0.0, ge=0)  # FedProx; 0 is off
+    ratio: Literal["token", "sequence"] = "token"
+    clip: Literal["ppo", "cispo"] = "ppo"
+    # Own answers' tokens are weighted by how the trainer's probabilities differ from the rollout engine's.
+    importance_correction: Literal["none", "truncate", "mask"] = "none"
+    importance_cap: float = Field(2.0, ge=1)
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Objective:
+        if self.clip == "cispo" and self.dual_clip is not None:
+            raise ValueError("clip: cispo has no dual_clip")
+        if self.importance_correction == "none" and self.importance_cap != 2.0:
+            raise ValueError("importance_cap goes with importance_correction: truncate or mask")
+        return self
+
+    def stated(self) -> dict[str, Any]:
+        """Return the fields as a plan holds them. Those that earlier plans did not know are absent at their defaults,
+        so that such a plan keeps its digest."""
+        later = ("ratio", "clip", "importance_correction", "importance_cap")
+        fields = self.model_dump(mode="json")
+        return {
+            name: value
+            for name, value in fields.items()
+            if name not in later or value != type(self).model_fields[name].default
+        }
 
 
 class Optimiser(_Closed):
@@ -195,7 +219,7 @@ class Plan(_Closed):
         return self
 
     def canonical(self) -> str:
-        fields = self.model_dump(mode="json")
+        fields = {**self.model_dump(mode="json"), "objective": self.objective.stated()}
         if self.aggregate == "mean":  # not said: a plan that never spoke of it keeps its digest
             del fields["aggregate"], fields["trim"]
         if not self.options:
@@ -217,6 +241,11 @@ class Plan(_Closed):
     def steps_of(self, silo: str) -> int:
         """GRPO steps of a silo in a round."""
         return self.silo_steps.get(silo, self.local_steps)
+
+    @property
+    def wants_logp(self) -> bool:
+        """Return whether training takes the log-probabilities that answers were sampled with."""
+        return self.objective.importance_correction != "none"
 
     def hold_seconds(self, step: int) -> float:
         """Return how long an offer may wait for people: until its step's deadline, or its round's where no step
@@ -257,6 +286,7 @@ def parameters_of(plan: Plan) -> dict[str, Any]:
         "swap_period": plan.swap_period, "prompts_per_step": plan.prompts_per_step,
         "samples_per_prompt": plan.samples_per_prompt, "seed": plan.seed, "quorum": plan.quorum,
         "learning_rate": plan.optimiser.learning_rate, "kl_coefficient": plan.objective.kl_coefficient,
+        **_objective(plan),
         "temperature": plan.rollout.temperature, "max_new_tokens": plan.rollout.max_new_tokens,
         "lora_rank": plan.lora.rank, "lora_alpha": plan.lora.alpha, "lora_freeze": plan.lora.freeze,
         "load": plan.load, "wire_dtype": plan.wire_dtype, "evaluation_prompts": plan.evaluation.prompts,
@@ -269,6 +299,12 @@ def _fewer_steps(plan: Plan) -> dict[str, str]:
         return {}
     steps = ", ".join(f"{silo} {steps}" for silo, steps in plan.silo_steps.items())
     return {"silo_steps": steps, "silo_weights": plan.silo_weights}
+
+
+def _objective(plan: Plan) -> dict[str, str | float]:
+    chosen = ("advantage_std", "token_aggregation", "ratio", "clip", "importance_correction", "importance_cap")
+    differs = plan.objective.model_dump(include=set(chosen), exclude_defaults=True)
+    return {name: differs[name] for name in chosen if name in differs}
 
 
 def _aggregate(plan: Plan) -> dict[str, str | int]:

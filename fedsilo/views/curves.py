@@ -262,10 +262,12 @@ TITLES = {
     "stale_previous": "resemblance to the previous step's adapter",
     "stale_start": "resemblance to the round's first adapter", "stale_base": "resemblance to no adapter",
     "marker_distance": "engine's distance from the marker", "marker_contrast": "adapter's distance from the marker",
+    "importance_truncated_share": "importance weights cut", "importance_missing": "tokens without an importance weight",
 }  # fmt: skip
 SHARES = frozenset({
     "pass_at_1", "pass_at_1_greedy", "gap", "zero_variance_share", "zero_variance_share_before", "clip_share",
     "truncated_share", "swapped_share", "alpha_mean", "alpha_max", "adapter_visible_share",
+    "importance_truncated_share",
 })  # fmt: skip
 PASS_RATES = frozenset({"pass_at_1", "pass_at_1_greedy"})
 SMOOTH_POINTS = 5  # of a moving mean

@@ -2,7 +2,8 @@
 
 The objective comes first, in pure torch, and knows no model, tokenizer or silo: advantages, the clipped objective, KL
 and how tokens are averaged. Sources: PubSwap Eq. 2 (with the ratio on y_t: the printed y_<t is a typo), Schulman's k3
-estimator, DAPO's clip-higher, Ye et al.'s dual clip, FedProx.
+estimator, DAPO's clip-higher, Ye et al.'s dual clip, FedProx; Dr.GRPO's constant normaliser, GSPO's ratio of a whole
+answer, CISPO's clipped weight (MiniMax-M1), importance sampling truncated or masked against the rollout engine.
 
 The `Learner` then makes `epochs` passes over the step's whole batch, one optimiser step each. The old log-probabilities
 are those of the first pass, detached: it sees the policy that generated, so no extra forward is needed, and donors'
@@ -53,6 +54,7 @@ class Answer:
         donor: name of the silo that wrote it; empty for an own answer.
         correct: the local verdict; counts, donors and replaced answers go by it. Where it is not given, a reward
             above 1/2 is correct, which is right for rewards of 0 and 1 alone.
+        logp: of each token under the policy that wrote it, as it was reported then; empty: nobody has asked.
     """
 
     ids: tuple[int, ...]
@@ -61,6 +63,7 @@ class Answer:
     reward: float = 0.0
     donor: str = ""
     correct: bool = None  # type: ignore[assignment]  # a bool once it is made
+    logp: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         if self.correct is None:
@@ -82,24 +85,40 @@ def has_zero_variance(rewards: Tensor) -> bool:
     return bool(rewards.max() - rewards.min() < ZERO_VARIANCE_RANGE)
 
 
-def group_advantages(rewards: Tensor, *, std: Literal["sample", "population"], epsilon: float) -> Tensor:
+def group_advantages(rewards: Tensor, *, std: Literal["sample", "population", "none"], epsilon: float) -> Tensor:
     """A_k = (r_k - mean(r)) / (std(r) + epsilon); exactly 0 for a group of one or of equal rewards.
 
     Args:
         rewards: [K].
-        std: divide the squared deviations by K - 1 (sample, as VERL) or K (population, as FedGRPO prints).
+        std: divide the squared deviations by K - 1 (sample, as VERL) or K (population, as FedGRPO prints); none: A_k
+            is r_k - mean(r) (Dr.GRPO).
         epsilon: eps_A.
     """
     if has_zero_variance(rewards):
         return torch.zeros_like(rewards)  # [K]
+    if std == "none":
+        return rewards - rewards.mean()  # [K]
     deviation = rewards.std(correction=1 if std == "sample" else 0)  # []
     return (rewards - rewards.mean()) / (deviation + epsilon)  # [K]
 
 
-def ratio_of(logp: Tensor, logp_old: Tensor) -> Tensor:
-    """Return rho_kt of PubSwap Eq. 2, its logarithm kept within +-`LOG_RATIO_MAX`; a token beyond has no gradient. All
-    [M]."""
-    return (logp - logp_old).clamp(-LOG_RATIO_MAX, LOG_RATIO_MAX).exp()  # [M]
+def ratio_of(logp: Tensor, logp_old: Tensor, lengths: Tensor | None = None) -> Tensor:
+    """Return rho_kt of PubSwap Eq. 2, its logarithm kept within +-`LOG_RATIO_MAX`; a token beyond has no gradient.
+
+    Args:
+        logp: [M].
+        logp_old: [M].
+        lengths: [R] tokens of each answer, in their order. Each token then gets s_k = exp(mean_t log rho_kt), the ratio
+            of its whole answer (GSPO, eq. 7).
+
+    Returns:
+        [M].
+    """
+    difference = logp - logp_old  # [M]
+    if lengths is not None:
+        means = torch.segment_reduce(difference, "sum", lengths=lengths) / lengths.clamp(min=1)  # [R]
+        difference = means.repeat_interleave(lengths)  # [M]
+    return difference.clamp(-LOG_RATIO_MAX, LOG_RATIO_MAX).exp()  # [M]
 
 
 def policy_gain(
@@ -110,8 +129,13 @@ def policy_gain(
     clip_low: float,
     clip_high: float,
     dual_clip: float | None = None,
+    clip: Literal["ppo", "cispo"] = "ppo",
+    lengths: Tensor | None = None,
 ) -> Tensor:
     """Return each token's term of the objective, to be maximised: min(rho A, clip(rho, 1 - low, 1 + high) A).
+
+    With `clip="cispo"` it is min(rho, 1 + high) A log pi, whose first factor has no gradient (MiniMax-M1, eq. 4 without
+    its lower bound): a clip takes weight from a token and never its gradient.
 
     Args:
         logp: [M] with gradient.
@@ -120,8 +144,12 @@ def policy_gain(
         clip_low: eps_low of the band.
         clip_high: eps_high of the band.
         dual_clip: bound the loss at this multiple of |A| where A < 0; None is off.
+        clip: which of the two.
+        lengths: as of `ratio_of`.
     """
-    ratio = ratio_of(logp, logp_old)  # [M]
+    ratio = ratio_of(logp, logp_old, lengths)  # [M]
+    if clip == "cispo":
+        return ratio.detach().clamp(max=1 + clip_high) * advantages * logp
     clipped = ratio.clamp(1 - clip_low, 1 + clip_high) * advantages  # [M]
     gain = torch.minimum(ratio * advantages, clipped)  # [M]
     if dual_clip is not None:
@@ -137,14 +165,42 @@ def is_clipped(
     clip_low: float,
     clip_high: float,
     dual_clip: float | None = None,
+    clip: Literal["ppo", "cispo"] = "ppo",
+    lengths: Tensor | None = None,
 ) -> Tensor:
     """Tokens whose gradient a clip removes: ratio outside the band on the side that A pushes to, or beyond the bound of
-    the dual clip where A < 0. Arguments as of `policy_gain`. All [M]."""
-    ratio = ratio_of(logp, logp_old)  # [M]
+    the dual clip where A < 0. Under `cispo`, tokens whose weight it cuts. Arguments as of `policy_gain`. All [M]."""
+    ratio = ratio_of(logp, logp_old, lengths)  # [M]
+    if clip == "cispo":
+        return (advantages != 0) & (ratio > 1 + clip_high)
     outside = ratio < 1 - clip_low  # [M]
     if dual_clip is not None:
         outside = outside | (ratio > dual_clip)
     return ((advantages > 0) & (ratio > 1 + clip_high)) | ((advantages < 0) & outside)  # [M]
+
+
+def importance_factor(
+    logp_old: Tensor, logp_engine: Tensor, *, correction: Literal["truncate", "mask"], cap: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return each token's importance weight w = exp(logp_old - logp_engine) against the engine that sampled it, without
+    gradient: min(cap, w) (`truncate`, Yao et al. 2025), or w, and 0 where it is beyond the cap (`mask`).
+
+    A log-probability that is not there or not finite says nothing of its token, whose factor is 0.
+
+    Args:
+        logp_old: [M] of the trainer, before the update.
+        logp_engine: [M] as the engine reported them; NaN where it did not.
+        correction: which of the two.
+        cap: 1 or more.
+
+    Returns:
+        The factors, and which tokens are beyond the cap, and which have no log-probability. All [M].
+    """
+    missing = ~logp_engine.isfinite()  # [M]
+    weight = ratio_of(logp_old.detach(), torch.where(missing, 0.0, logp_engine))  # [M]
+    beyond = ~missing & (weight > cap)  # [M]
+    factor = weight.clamp(max=cap) if correction == "truncate" else weight.masked_fill(beyond, 0.0)  # [M]
+    return factor.masked_fill(missing, 0.0), beyond, missing
 
 
 def k3(logp: Tensor, logp_reference: Tensor) -> Tensor:
@@ -161,28 +217,33 @@ def row_weights(
     token_counts: Tensor,
     group_sizes: Tensor,
     prompts: int,
-    aggregation: Literal["response-mean", "token-mean"],
+    aggregation: Literal["response-mean", "token-mean", "constant"],
     *,
     kept: Tensor | None = None,
+    tokens_max: int = 1,
 ) -> Tensor:
     """Weight of every token of an answer, so that a weighted sum over tokens is the step's mean.
 
     `response-mean` is PubSwap Eq. 2: mean over an answer's tokens, over a prompt's answers, over prompts.
-    `token-mean` is one mean over all tokens of the step. Because the weights carry the denominators, a batch can
+    `token-mean` is one mean over all tokens of the step. `constant` divides the sum over an answer's tokens by the same
+    number for all, then as response-mean (Dr.GRPO). Because the weights carry the denominators, a batch can
     be cut into parts whose losses add up, and answers without gradient can be left out of the forward pass.
 
     Args:
         token_counts: [R] tokens of each answer; an empty answer weighs nothing.
         group_sizes: [R] number of answers K' in the answer's group.
         prompts: groups in the step, those without signal included.
-        aggregation: which of the two means.
+        aggregation: which of the three means.
         kept: [R] bool, False where a truncated answer is masked (`mask_truncated`): it keeps its place in the
             prompt's mean but adds no token.
+        tokens_max: the longest answer that there may be, by which `constant` divides.
     """
     counts = token_counts.float()  # [R]
     keep = (token_counts > 0).float() if kept is None else ((token_counts > 0) & kept).float()  # [R]
     if aggregation == "token-mean":
         return keep / (counts * keep).sum().clamp(min=1)  # [R]
+    if aggregation == "constant":
+        return keep / (tokens_max * group_sizes.float() * prompts)  # [R]
     return keep / (counts.clamp(min=1) * group_sizes.float() * prompts)  # [R]
 
 
@@ -207,6 +268,9 @@ class StepFigures:
         ratio_deviation_last: the same at the last epoch.
         grad_norm: before clipping, last epoch.
         trained_tokens: answer tokens in the forward pass.
+        importance_truncated_share: share of own answers' tokens whose importance weight the cap cut or dropped; None
+            where the plan corrects nothing.
+        importance_missing: own answers' tokens without an engine's log-probability, whose weight is 0; None likewise.
     """
 
     clip_share: float
@@ -218,6 +282,8 @@ class StepFigures:
     ratio_deviation_last: float
     grad_norm: float
     trained_tokens: int
+    importance_truncated_share: float | None = None
+    importance_missing: int | None = None
 
 
 @dataclass(frozen=True)
@@ -241,12 +307,13 @@ class Batch:
     likelihood: bool = False
 
 
-def batch_of(groups: Sequence[Group], settings: Objective, *, likelihood: bool = False) -> Batch:
+def batch_of(groups: Sequence[Group], plan: Plan, *, likelihood: bool = False) -> Batch:
     """Give every answer its advantage and its tokens' weight, and leave out of training what has no signal.
 
     An answer of weight 0 adds nothing, nor does one of advantage 0 unless a KL or entropy term wants it; both stay in
     the denominators, which are those of the whole step.
     """
+    settings = plan.objective
     answers: list[tuple[int, Answer]] = []
     advantages: list[Tensor] = []
     for place, group in enumerate(groups):
@@ -261,6 +328,7 @@ def batch_of(groups: Sequence[Group], settings: Objective, *, likelihood: bool =
         len(groups),
         settings.token_aggregation,
         kept=kept,
+        tokens_max=plan.rollout.max_new_tokens,
     )  # [R]
     advantage = torch.cat(advantages)  # [R]
     wants_all = settings.kl_coefficient > 0 or settings.entropy_coefficient > 0
@@ -281,8 +349,14 @@ def _advantages(group: Group, settings: Objective) -> Tensor:
 
 @dataclass
 class _Part:
-    """A slice of the batch that fits the budgets, as one stream; tensors are [M]. likelihood: it is trained on by
-    likelihood."""
+    """A slice of the batch that fits the budgets, as one stream; tensors are [M].
+
+    Attributes:
+        likelihood: it is trained on by likelihood.
+        counts: False: of weight zero, only so that every process makes as many passes.
+        logp_written: under the policy that wrote each answer, as it was reported then; NaN where it was not.
+        factor: importance weight of each token; None: no correction.
+    """
 
     stream: Stream
     weights: Tensor
@@ -290,7 +364,9 @@ class _Part:
     is_donor: Tensor
     donor_tokens: int
     likelihood: bool = False
-    counts: bool = True  # False: of weight zero, only so that every process makes as many passes
+    counts: bool = True
+    logp_written: Tensor | None = None
+    factor: Tensor | None = None
     logp_old: Tensor | None = None
     logp_reference: Tensor | None = None
 
@@ -356,7 +432,7 @@ class Learner:
 
     def _update(self, groups: Sequence[Group], likelihood: bool) -> StepFigures:
         plan, objective_plan = self._plan, self._plan.objective
-        batch = batch_of(groups, objective_plan, likelihood=likelihood)
+        batch = batch_of(groups, plan, likelihood=likelihood)
         parts = self._parts(batch)
         if objective_plan.kl_coefficient > 0:
             self.together(lambda: self._add_references(parts))
@@ -483,7 +559,12 @@ class Learner:
             donor_tokens = sum(len(answers[row][1].ids) for row in chosen if answers[row][1].donor)
             counts = number < len(own)
             weights_of = weights_of if counts else torch.zeros_like(weights_of)
-            parts.append(_Part(stream, weights_of, advantages_of, is_donor, donor_tokens, batch.likelihood, counts))
+            part = _Part(stream, weights_of, advantages_of, is_donor, donor_tokens, batch.likelihood, counts)
+            if self._plan.wants_logp:
+                part.logp_written = torch.tensor(
+                    [each for row in chosen for each in _written(answers[row][1])], device=self._device
+                )
+            parts.append(part)
         return parts
 
     @staticmethod
@@ -545,7 +626,9 @@ class Learner:
         logp, entropy = self._logp(part)  # [M]
         if part.logp_old is None:
             part.logp_old = logp.detach()  # [M]
-        loss = -(self._gain(logp, part) * weights).sum()
+            self._correct(part, figures)
+        gain = self._gain(logp, part)  # [M]
+        loss = -((gain if part.factor is None else part.factor * gain) * weights).sum()
         if part.logp_reference is not None:
             kl = k3(logp, part.logp_reference)  # [M]
             loss = loss + settings.kl_coefficient * (kl * weights).sum()
@@ -574,7 +657,34 @@ class Learner:
             clip_low=settings.clip_low,
             clip_high=settings.clip_high,
             dual_clip=settings.dual_clip,
+            clip=settings.clip,
+            lengths=_lengths(part, settings),
         )
+
+    def _correct(self, part: _Part, figures: _Figures) -> None:
+        """Set the importance weights of a part: of own answers' tokens, since no engine of this silo's wrote the
+        donors'."""
+        settings = self._plan.objective
+        if settings.importance_correction == "none" or part.likelihood:
+            return
+        assert part.logp_old is not None and part.logp_written is not None  # noqa: S101  # set before
+        factor, beyond, missing = importance_factor(
+            part.logp_old, part.logp_written, correction=settings.importance_correction, cap=settings.importance_cap
+        )
+        part.factor = factor.masked_fill(part.is_donor, 1.0)  # [M]
+        if part.counts:
+            figures.add_sum("truncated", beyond & ~part.is_donor)
+            figures.add_sum("missing", missing & ~part.is_donor)
+
+
+def _lengths(part: _Part, settings: Objective) -> Tensor | None:
+    """Return what `ratio_of` wants of a part."""
+    return part.stream.lengths if settings.ratio == "sequence" else None
+
+
+def _written(answer: Answer) -> Sequence[float]:
+    """Return the log-probabilities that were reported with an answer; NaN where there are not as many as tokens."""
+    return answer.logp if len(answer.logp) == len(answer.ids) else [math.nan] * len(answer.ids)
 
 
 def _refuse_not_finite(norm: float) -> None:
@@ -605,7 +715,8 @@ class _Figures:
 
     def add_ratio(self, logp: Tensor, part: _Part, settings: Objective, *, first: bool) -> None:
         assert part.logp_old is not None  # noqa: S101  # set by the first forward of the same call
-        self.deviation.append((ratio_of(logp, part.logp_old) - 1).abs().max().double())
+        lengths = _lengths(part, settings)
+        self.deviation.append((ratio_of(logp, part.logp_old, lengths) - 1).abs().max().double())
         if first:
             self._deviation_first = self.deviation
             self._tokens += len(logp)
@@ -622,6 +733,8 @@ class _Figures:
             clip_low=settings.clip_low,
             clip_high=settings.clip_high,
             dual_clip=settings.dual_clip,
+            clip=settings.clip,
+            lengths=lengths,
         )
         self.add_sum("clipped", clipped)
         self._clippable += len(clipped)
@@ -654,6 +767,8 @@ class _Figures:
             ratio_deviation_last=largest("last "),
             grad_norm=self.grad_norm,
             trained_tokens=self._tokens,
+            importance_truncated_share=mean("truncated", self._tokens - self._donor_tokens),
+            importance_missing=int(read["missing"]) if "missing" in read else None,
         )
 
     def _added_up(self, own: dict[str, float], group: Processes) -> dict[str, float]:

@@ -166,7 +166,7 @@ def _open_step_fields(opened: OpenStep) -> dict[str, Any]:
 
 
 def _answer_fields(one: Answer) -> list[Any]:
-    return [list(one.ids), one.text, one.finished, one.reward, one.correct]
+    return [list(one.ids), one.text, one.finished, one.reward, one.correct, *([list(one.logp)] if one.logp else [])]
 
 
 def _open_step_from(fields: Mapping[str, Any], public: PromptSet) -> OpenStep:
@@ -174,8 +174,15 @@ def _open_step_from(fields: Mapping[str, Any], public: PromptSet) -> OpenStep:
         OwnAnswers(
             public.by_row[int(one["row"])],
             tuple(
-                Answer(tuple(map(int, ids)), str(text), bool(finished), float(reward), correct=bool(correct))
-                for ids, text, finished, reward, correct in one["answers"]
+                Answer(
+                    tuple(map(int, ids)),
+                    str(text),
+                    bool(finished),
+                    float(reward),
+                    correct=bool(correct),
+                    logp=tuple(float(each) for values in logp for each in values),
+                )
+                for ids, text, finished, reward, correct, *logp in one["answers"]
             ),
         )
         for one in fields["own"]

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from fedsilo.protocol.codec import Buffer, decode_factors
+from fedsilo.protocol.errors import OperationError
 from fedsilo.protocol.plan import Plan
 from silo.budgets import CACHE_BYTES, MICROBATCH_TOKENS
 from silo.reusable_buffer import ReusableBuffer
@@ -170,7 +171,7 @@ class Step:
 
     def rollout(self, source: PromptSource, prompts: Sequence[Prompt], draw: Draw) -> None:
         """Sample K answers to each prompt from the current local policy, and prove that the engine computed it. Raises
-        OperationError: the engine does not agree."""
+        OperationError: the engine does not agree, or gives no log-probabilities and the plan takes them."""
         run, plan = self.run, self.run.plan
         run.on_phase(*self.where, "rollout")
         questions = [
@@ -186,6 +187,13 @@ class Step:
         run.engine.use(source)
         self._rollouts = generate(questions, plan.rollout.max_new_tokens)
         self._prompts = prompts
+        if plan.wants_logp and not any(each.logp for answers in self._rollouts for each in answers):
+            raise OperationError(
+                "the rollout engine gives no log-probabilities of its answers; objective.importance_correction takes "
+                "them",
+                hint="objective.importance_correction: none, or another engine",
+                code="ENGINE_LOGP",
+            )
         seconds = run.seconds() - started
         self.metrics["rollout_seconds"] = seconds
         prompt_ids = [each.prompt_ids for each in questions]
@@ -204,7 +212,13 @@ class Step:
             OwnAnswers(
                 prompt,
                 tuple(
-                    Answer(each.ids, text, each.finished, **next(marks)._asdict())
+                    Answer(
+                        each.ids,
+                        text,
+                        each.finished,
+                        **next(marks)._asdict(),
+                        logp=each.logp if run.plan.wants_logp else (),
+                    )
                     for each, text in zip(answers, row, strict=True)
                 ),
             )

@@ -106,9 +106,9 @@ def test_advantages_from_outside_are_taken_as_they_are() -> None:
     groups = random_groups(4)
     given = [replace(group, advantages=tuple(0.25 * (place + 1) for place, _ in enumerate(group.answers)))
              for group in groups]  # fmt: skip
-    batch = batch_of(given, make_plan().objective)
+    batch = batch_of(given, make_plan())
     assert batch.advantages.tolist() == [each for group in given for each in group.advantages or ()]
-    own = batch_of(groups, make_plan().objective)
+    own = batch_of(groups, make_plan())
     again = [
         replace(group, advantages=tuple(own.advantages[[at for at, (place, _) in enumerate(own.answers) if place == n]]
                                         .tolist()))
@@ -117,7 +117,7 @@ def test_advantages_from_outside_are_taken_as_they_are() -> None:
     one, other = our_epochs(groups, {"objective__advantage_epsilon": 1e-6}), our_epochs(again, {})
     assert all(torch.equal(one[0].gradients[name], other[0].gradients[name]) for name in one[0].gradients)
     with pytest.raises(ValueError, match="2 advantages for 1"):
-        batch_of([Group((3,), (Answer((4,), "", True),), (1.0, 1.0))], make_plan().objective)
+        batch_of([Group((3,), (Answer((4,), "", True),), (1.0, 1.0))], make_plan())
 
 
 # ---- public-sft ------------------------------------------------------------------------------------------

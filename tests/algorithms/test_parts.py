@@ -32,7 +32,7 @@ def group(prompt_tokens: int, lengths: list[int], seed: int = 0) -> Group:
 
 def parts_of(groups: list[Group], microbatch_tokens: int = 1 << 20) -> list[Any]:
     plan = make_plan()
-    return Learner(make_adapter(), plan, microbatch_tokens=microbatch_tokens)._parts(batch_of(groups, plan.objective))
+    return Learner(make_adapter(), plan, microbatch_tokens=microbatch_tokens)._parts(batch_of(groups, plan))
 
 
 def scores_of(stream: Any) -> int:
@@ -175,7 +175,7 @@ def test_a_step_reads_its_figures_once() -> None:
     for budget in (1000, 10):
         plan = make_plan(optimiser__epochs=2, objective__kl_coefficient=0.1, objective__entropy_coefficient=0.1)
         learner = Learner(make_adapter(), plan, microbatch_tokens=budget)
-        parts = learner._parts(batch_of(groups, plan.objective))
+        parts = learner._parts(batch_of(groups, plan))
         learner._parts = lambda given, parts=parts: parts  # type: ignore[method-assign]
         with Listening():
             learner.update(groups)

@@ -35,6 +35,7 @@ _METRICS_KEPT = (
     "entropy", "logp_own", "logp_donor", "truncated_share", "zero_variance_share_before", "alpha_mean", "alpha_max",
     "swapped_share", "beta_mean", "beta_max", "omega", "rollout_kl_limit", "adapter_visible_share", "stale_previous",
     "stale_start", "stale_base", "marker_distance", "marker_contrast",
+    "importance_truncated_share", "importance_missing",
 )  # fmt: skip
 
 

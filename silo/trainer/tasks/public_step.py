@@ -6,7 +6,7 @@ the silo that sent it is counted. Correct own answers are never removed and a si
 What one swapped answer does to the gradient is measured for PubSwap's drift bound: beta_i(x) is the largest change of a
 group's gradient when one local answer gives way to a donor's. Measured is one such exchange for a few prompts, so what
 is reported bounds the supremum from below and says nothing of other prompts. The gradient is that of the first update,
-where every ratio is 1, without KL and entropy: those do not hang on the exchange.
+where every ratio is 1, without KL and entropy, which do not hang on the exchange, and without importance weights.
 
 Axes as in `silo.trainer.grpo`: M answer tokens.
 """
@@ -320,7 +320,7 @@ def gradient_change(adapter: TrainedState, plan: Plan, one: Group, other: Group)
     """Norm of the difference of two groups' gradients over the trained factors. Both are of one prompt."""
     coefficients: dict[tuple[int, ...], float] = {}
     for group, sign in ((one, 1.0), (other, -1.0)):
-        batch = batch_of([group], plan.objective)  # as a step by itself
+        batch = batch_of([group], plan)  # as a step by itself
         for answer, weight in zip(group.answers, (batch.advantages * batch.weights).tolist(), strict=True):
             # the same tokens in both have the same gradient, so only what is left of their weights counts
             coefficients[answer.ids] = coefficients.get(answer.ids, 0.0) + sign * weight
