@@ -53,7 +53,8 @@ from fedsilo.protocol.codec import (
     sha256_hex,
 )
 from fedsilo.protocol.errors import FedSiloError, OperationError
-from fedsilo.protocol.factors import DriftSums, Fixed, Pair, initial_factors, is_fixed
+from fedsilo.protocol.factors import DriftSums, Fixed, FrozenDigest, Pair, initial_factors, is_fixed, is_shift
+from fedsilo.protocol.products import l2_of
 from policies.schema import LoraSchema
 
 TILE_ELEMENTS = 1 << 17  # at most, of each upload: 512 KiB, which takes no longer than more at a time
@@ -166,7 +167,7 @@ def aggregate(
         how: of the method.
         fixed: what the round neither trains nor sends; the uploads hold exactly the other tensors.
         tile_elements: n at most; the result does not depend on it. By default what the constants of this module say.
-        norm: takes in the result's values.
+        norm: takes in the result's values, those of a shift of the base aside, which are two factors of one product.
         state: where `how` keeps some; takes in what is left, which is durable when this returns.
 
     Raises:
@@ -197,6 +198,9 @@ def aggregate(
     else:
         result = _as_wholes(base if how.master else None, readers, how, fixed)
         _set_tensors(header, {name: np.shape(result[name]) for name in sorted(result)})
+        for name in sorted(result):
+            if norm is not None and not is_shift(name):
+                norm.add(result[name].reshape(-1))
         tiles = ((canonical_values(result[name]).reshape(-1),) for name in sorted(result))
     with ExitStack() as stack:
         spool, beside = stack.enter_context(blobs.spool()), None
@@ -209,7 +213,7 @@ def aggregate(
 
         def write(values: Array, *kept: Array) -> None:
             spool.write(values.astype("<f4", copy=False).data)
-            if norm is not None:
+            if norm is not None and isinstance(how, ElementWise):
                 norm.add(values)
             if kept and beside is not None:
                 beside.write(np.stack(kept, axis=-1).astype("<f4", copy=False).data)
@@ -280,7 +284,10 @@ def _as_wholes(
 ) -> dict[str, Array]:
     """The result's tensors by name, and those that are fixed."""
     master = None if base is None else LazyTensors(base)
-    made = how.combine(master, [LazyTensors(reader) for reader in readers])
+    try:
+        made = how.combine(master, [LazyTensors(reader) for reader in readers])
+    except ValueError as error:
+        raise AggregateRefusedError(f"the updates have no result: {error}") from error
     result = {name: np.asarray(made[name], dtype=np.float32) for name in made}
     for name, values in result.items():
         if not np.isfinite(values).all():
@@ -324,39 +331,62 @@ class L2Sum:
 
 
 def l2_norm(payload: AnyPayload) -> float:
-    """L2 norm over all tensors, one tile at a time."""
+    """L2 norm over all tensors but a shift's, one tile at a time."""
     reader, total = read_factors(payload), L2Sum()
-    elements = sum(place.elements for place in reader.places)
-    for start in range(0, elements, TILE_ELEMENTS):
-        total.add(reader.tile(reader.places[0], start, min(start + TILE_ELEMENTS, elements)))
+    for place in reader.places:
+        for start in range(0, 0 if is_shift(place.name) else place.elements, TILE_ELEMENTS):
+            total.add(reader.tile(place, start, min(start + TILE_ELEMENTS, place.elements)))
     return total.norm
 
 
 class PeftFactors(Mapping[str, Array]):
-    """An adapter as A and B of each module, by wire name, each made when asked for: a core is part of A."""
+    """An adapter as A and B of each module, by wire name, each made when asked for. A core is part of A; a shift of the
+    base is further rows of A and columns of B, up to the same rank everywhere.
+
+    Attributes:
+        shapes: by wire name.
+    """
 
     def __init__(self, reader: FactorsReader) -> None:
         self._tensors = LazyTensors(reader)
+        stored = {place.name: place.shape for place in reader.places}
+        self._further = max((shape[0] for name, shape in stored.items() if name.endswith(".shift_A")), default=0)
+        self.shapes = {
+            name: (shape[0] + self._further, shape[1]) if name[-1] == "A" else (shape[0], shape[1] + self._further)
+            for name, shape in stored.items()
+            if name.endswith((".lora_A", ".lora_B"))
+        }
 
     def __getitem__(self, name: str) -> Array:
         module, _, side = name.rpartition(".")
-        values, core = self._tensors[name], f"{module}.lora_R"
-        return self._tensors[core] @ values if side == "lora_A" and core in self._tensors else values
+        values, core, shift = self._tensors[name], f"{module}.lora_R", f"{module}.shift_{side[-1]}"
+        if side == "lora_A" and core in self._tensors:
+            return self._tensors[core] @ values
+        if shift not in self._tensors:
+            return values
+        whole = np.zeros(self.shapes[name], np.float32)
+        further = self._tensors[shift]
+        whole[: len(values), : values.shape[1]] = values
+        if side == "lora_A":
+            whole[len(values) : len(values) + len(further)] = further
+        else:
+            whole[:, values.shape[1] : values.shape[1] + further.shape[1]] = further
+        return whole
 
     def __iter__(self) -> Iterator[str]:
-        return (name for name in self._tensors if not name.endswith(".lora_R"))
+        return iter(self.shapes)
 
     def __len__(self) -> int:
-        return sum(1 for _ in self)
+        return len(self.shapes)
 
 
-def _write_safetensors(file: BinaryIO, factors: PeftFactors, shapes: Mapping[str, tuple[int, ...]]) -> None:
+def _write_safetensors(file: BinaryIO, factors: PeftFactors) -> None:
     """The safetensors format (https://huggingface.co/docs/safetensors), tensor by tensor; its library holds copies."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name in factors:
-        start, end = end, end + 4 * math.prod(shapes[name])
-        header[name_in_folder(name)] = {"dtype": "F32", "shape": list(shapes[name]), "data_offsets": [start, end]}
+        start, end, shape = end, end + 4 * math.prod(factors.shapes[name]), factors.shapes[name]
+        header[name_in_folder(name)] = {"dtype": "F32", "shape": list(shape), "data_offsets": [start, end]}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     file.write(len(text).to_bytes(8, "little") + text)
@@ -377,13 +407,15 @@ def write_peft_folder(folder: Path, adapter: AnyPayload, schema: LoraSchema, bas
         UsageError: a tensor name of the schema is not a LoRA factor's.
         OperationError: the disk refused.
     """
-    reader = read_factors(adapter)
-    factors, shapes = PeftFactors(reader), {place.name: place.shape for place in reader.places}
-    config = adapter_config(iter(factors), rank=schema.rank, alpha=schema.alpha, base_model=base_model)
+    factors = PeftFactors(read_factors(adapter))
+    # a base's shift is scaled as the factors are, so alpha grows with the rank
+    rank = schema.rank + schema.shift_rank
+    alpha = schema.alpha if rank == schema.rank else schema.scale * rank
+    config = adapter_config(iter(factors), rank=rank, alpha=alpha, base_model=base_model)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / WEIGHTS).open("wb") as file:
-            _write_safetensors(file, factors, shapes)
+            _write_safetensors(file, factors)
             file.flush()
             os.fsync(file.fileno())  # on the disk before the database says that the run has ended
         fsync_directory(folder)
@@ -490,7 +522,8 @@ def drift_note(silos: Sequence[str], master: AnyPayload, uploads: Sequence[AnyPa
     Args:
         silos: in the order of the uploads.
         master: the adapter that the round began with.
-        uploads: differences to it, in float32 or bfloat16; a factor that is frozen is in none of them.
+        uploads: differences to it, in float32 or bfloat16; a factor that is frozen is in none of them. A core counts as
+            part of A.
 
     Returns:
         silos, factors, products and aggregation_error as `fedsilo.protocol.factors.Drift` has them; modules,
@@ -503,8 +536,12 @@ def drift_note(silos: Sequence[str], master: AnyPayload, uploads: Sequence[AnyPa
     modules = [stem for stem in stems if f"{stem}.lora_B" in own]
     read = sorted(modules, key=lambda module: sha256_hex(module.encode()))[:MODULES_MAX]
     for module in sorted(read):
-        factors = own[f"{module}.lora_A"], own[f"{module}.lora_B"]
-        sums.add(factors, [_change(module, factors, other) for other in others])
+        a, b, core = own[f"{module}.lora_A"], own[f"{module}.lora_B"], f"{module}.lora_R"
+        if core in own:
+            none = np.zeros_like(b)
+            sums.add((own[core] @ a, b), [(other[core] @ a, none) for other in others])
+        else:
+            sums.add((a, b), [_change(module, (a, b), other) for other in others])
     drift, whole = sums.drift(), math.sqrt(len(modules) / max(1, len(read)))  # squares of distances add up over modules
     return {
         "silos": list(silos),
@@ -514,6 +551,21 @@ def drift_note(silos: Sequence[str], master: AnyPayload, uploads: Sequence[AnyPa
         "modules": len(read),
         "of_modules": len(modules),
     }
+
+
+def shift_note(adapter: AnyPayload) -> dict[str, Any]:
+    """Fields of the note on a base's shift: sha256 of its factors (name and shape as canonical JSON, then the values in
+    little-endian order, tensor after tensor in name order), its norm, and the highest rank of a matrix."""
+    tensors, digest, squares, rank = LazyTensors(read_factors(adapter)), FrozenDigest(), 0.0, 0
+    for name in (name for name in tensors if is_shift(name)):
+        values = tensors[name]
+        digest.start(name, values.shape)
+        digest.add(values)
+        if name.endswith(".shift_A"):
+            squares += l2_of((values, tensors[f"{name[:-1]}B"])) ** 2
+            rank = max(rank, int(np.count_nonzero(values.any(axis=1))))
+    scale = read_factors(adapter).header.scale
+    return {"sha256": digest.hex, "l2": _rounded(scale * math.sqrt(squares)), "rank": rank}
 
 
 def _change(module: str, factors: Pair, upload: LazyTensors) -> Pair:

@@ -31,7 +31,7 @@ from certs.identity import PeerIdentity
 from coordinator import outbox
 from coordinator import store as db
 from coordinator.aggregate import NAME as DRIFT
-from coordinator.aggregate import AggregateRefusedError, L2Sum, ServerState, Undrifted, aggregate
+from coordinator.aggregate import AggregateRefusedError, L2Sum, ServerState, Undrifted, aggregate, shift_note
 from coordinator.blobs import Blobs, whole
 from fedsilo.protocol import rounds
 from fedsilo.protocol._generated import federation_pb2 as pb
@@ -59,7 +59,7 @@ from fedsilo.protocol.method import (
 )
 from fedsilo.protocol.methods import method_named
 from fedsilo.protocol.place import Place
-from fedsilo.protocol.plan import Plan
+from fedsilo.protocol.plan import SHIFTING, Plan
 from fedsilo.protocol.rounds import CONFLICT, ROUND_OVER, Effect, Verdict, possible
 from fedsilo.protocol.swap import pool_digests
 from fedsilo.protocol.transcript import (
@@ -744,6 +744,10 @@ class ActiveRun:
         row.participants = db.as_json(silos)
         if adapter := digests.get(EVERYBODY, ""):
             row.adapter_digest = self._row(session).adapter_digest = adapter
+            if self.plan.aggregate in SHIFTING:
+                where = {"run": self.name, "round": row.number, "step": 0, "silo": ""}
+                fields = db.as_json(shift_note(self.around.blobs.get(adapter)))
+                db.keep_figures(session, [where | {"name": "shift", "fields": fields}])
             self._note_later(action, row)
         self.around.checkpoint()
         event = {"run": self.name, "round": action.round, "silos": silos, "seconds": self._seconds(row)}

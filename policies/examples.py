@@ -14,7 +14,7 @@ from typing import Any
 
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.codec import DTYPE_ITEM_BYTES, encode, sha256_hex
-from fedsilo.protocol.factors import initial_frozen_sha256
+from fedsilo.protocol.factors import TURNS, UPDATE_KIND, initial_frozen_sha256
 from fedsilo.protocol.kinds import KINDS as ROWS
 from fedsilo.protocol.kinds import MESSAGES
 from fedsilo.protocol.methods import METHODS
@@ -155,6 +155,9 @@ def example(kind: str, site: Site, direction: str = "") -> tuple[Message, Contex
     if block is not None:
         made = KINDS[kind].example(Around(kind, policy, block, site.schema, plan, sent))
     at, place = 1, row.place if row is not None else ""
+    turns = [UPDATE_KIND[fixed] for fixed in TURNS[plan.lora.freeze]]
+    if kind in turns:
+        at += turns.index(kind)  # the first round whose update it is
     if kind == "run.plan" or (kind.startswith("control.") and "round" not in made.body.DESCRIPTOR.fields_by_name):
         at = 0
     public = next(iter(plan.public_steps()), 1) if place == "open step" else 0

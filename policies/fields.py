@@ -108,6 +108,11 @@ ShareLimit = Annotated[float, BeforeValidator(plain_number), Field(ge=0, le=1), 
 Demand = Annotated[Boolean, lattice.BOTH]
 
 
+def is_zero(value: object) -> bool:
+    """Return whether a number is 0: as the default of a later key, it is in no digest."""
+    return value == 0
+
+
 class Closed(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=False)
 

@@ -46,6 +46,7 @@ from policies.fields import (
     Text,
     UtcTime,
     epoch_seconds,
+    is_zero,
     plain_integer,
     plain_number,
 )
@@ -174,6 +175,8 @@ class SchemaPin(Closed):
     rank: PinnedNumber
     dtype: Annotated[Literal["float32", "bfloat16"], lattice.SAME]
     freeze: Annotated[Freeze, lattice.SAME] = "none"  # A: only B is trained and leaves, as lora.factor_b
+    # of the base's shift, which a plan's `aggregate: fedex` or `flora` fills; 0: there is none
+    shift_rank: Annotated[Integer, lattice.SAME, Field(exclude_if=is_zero)] = 0
 
 
 class SetPin(Closed):

@@ -16,7 +16,7 @@ from typing import Any
 
 from fedsilo.protocol.codec import DTYPE_ITEM_BYTES
 from fedsilo.protocol.errors import UsageError
-from fedsilo.protocol.factors import TURNS, is_fixed
+from fedsilo.protocol.factors import is_drawn
 from policies.kinds.adapters import CLIP_MARGIN
 from policies.load import load_policy
 from policies.model import MIN_UPDATES
@@ -31,6 +31,8 @@ RULESETS = (
     "fedsa-lora",
     "fed-sb",
     "rolora",
+    "fedex",
+    "flora",
     "fedreft",
     "fedgrpo",
     "knexa",
@@ -188,7 +190,7 @@ def _values(site: SiteFacts) -> dict[str, Any]:
     max_tensor_l2 = min(max_l2, _two_digits(2 * size.learning_rate * updates * math.sqrt(largest)))
     # A starts uniform with variance 1/(3 in), so its norm is sqrt(rank/3) for each adapted matrix, and so does a frozen
     # B; the others start at 0.
-    drawn = sum(name.endswith(".lora_A") or is_fixed(name, TURNS[schema.freeze][0]) for name, _ in schema.tensors)
+    drawn = sum(name.endswith(".lora_A") or is_drawn(name, schema.freeze) for name, _ in schema.tensors)
     start_l2 = math.sqrt(drawn * schema.rank / 3)
     held_out: Any = None
     if site.held_out_sha256:
@@ -229,6 +231,7 @@ def _values(site: SiteFacts) -> dict[str, Any]:
         # Twice the start bounds any draw of it, and each round adds a step: a run whose every round goes the same way
         # still fits.
         "max_total_l2": _two_digits(2 * start_l2 + size.rounds * max_step_l2),
+        **_shift_values(schema, size.rounds, max_step_l2),
         "rounds": size.rounds,
         "local_steps": size.local_steps,
         # A site with fewer records than a batch uses each in every step; a pass may end inside the round.
@@ -254,6 +257,18 @@ def _values(site: SiteFacts) -> dict[str, Any]:
             answer_bytes=size.max_new_tokens * _TOKEN_BYTES_OF_STEP + _HEADER_BYTES_OF_RESPONSE,
         ),
     }
+
+
+def _shift_values(schema: LoraSchema, rounds: int, delta_l2: float) -> dict[str, Any]:
+    """Limits of the base's shift, for deltas dA, dB of at most `delta_l2` together.
+
+    FedEx: a round adds s mean(b_n a_n) of what is apart from the mean, and |b| |a| is at most half the square. FLoRA:
+    it adds s mean(dB_n (A + dA_n)), and A as drawn is no longer than twice the root of a third of its rank.
+    """
+    fedex = schema.scale * delta_l2**2 / 2
+    flora = schema.scale * delta_l2 * (2 * math.sqrt(schema.rank / 3) + delta_l2)
+    values = {"fedex_step_l2": fedex, "fedex_l2": rounds * fedex, "flora_step_l2": flora, "flora_l2": rounds * flora}
+    return {"shift_rank": schema.shift_rank, **{name: _two_digits(value) for name, value in values.items()}}
 
 
 def delta_limits(size: PlanSize, schema: LoraSchema) -> tuple[float, float]:

@@ -45,6 +45,21 @@ class LoraSchema:
     def scale(self) -> float:
         return self.alpha / self.rank
 
+    @cached_property
+    def shift_rank(self) -> int:
+        """Rank of the base's shift; 0: there is none."""
+        return max((shape[0] for name, shape in self.tensors if name.endswith(".shift_A")), default=0)
+
+    def has_room_for(self, rank: int) -> bool:
+        """Return whether the base's shift takes products of that rank, or of the highest that a matrix has."""
+        shapes = dict(self.tensors)
+        return self.shift_rank > 0 and all(
+            shape[0] >= min(rank, shape[1], len_b)
+            for name, shape in shapes.items()
+            if name.endswith(".shift_A")
+            for len_b in (shapes[f"{name[:-1]}B"][0],)
+        )
+
     def shapes_of(self, kind: str) -> dict[str, tuple[int, ...]]:
         """Return the tensors that a message of a tensor kind holds, exactly; nothing for a kind that carries no
         factors."""

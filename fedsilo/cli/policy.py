@@ -354,6 +354,7 @@ _RankOption = Annotated[int, typer.Option("--rank", help="LoRA rank of the feder
 _AlphaOption = Annotated[float, typer.Option("--alpha", help="LoRA alpha; the scale is alpha / rank.")]
 _TargetsOption = Annotated[str, typer.Option("--targets", help='"all-linear" or module names with commas.')]
 _DtypeOption = Annotated[str, typer.Option("--dtype", help="Values of updates: float32 or bfloat16.")]
+_ShiftOption = Annotated[int, typer.Option("--shift-rank", help="Rank of the base's shift (aggregate: fedex, flora).")]
 _FreezeOption = Annotated[
     str,
     typer.Option(
@@ -682,6 +683,7 @@ def schema_make(
     targets: _TargetsOption = "all-linear",
     dtype: _DtypeOption = "float32",
     freeze: _FreezeOption = "none",
+    shift_rank: _ShiftOption = 0,
     force: _ForceOption = False,
     json_output: JsonOption = False,
 ) -> None:
@@ -689,7 +691,7 @@ def schema_make(
     from fedsilo.files.model_folder import lora_schema_of
 
     _refuse_existing([out], force)
-    schema = lora_schema_of(model, rank, alpha, targets, dtype=dtype, freeze=freeze)
+    schema = lora_schema_of(model, rank, alpha, targets, dtype=dtype, freeze=freeze, shift_rank=shift_rank)
     _write(out, schema.canonical() + b"\n")
     data = {
         "schema": str(out),

@@ -25,7 +25,7 @@ from fedsilo.files.durable import read_regular
 from fedsilo.files.model_facts import Placed, tensor_places
 from fedsilo.protocol.codec import Array, factors_head, factors_pieces, from_bfloat16_bits
 from fedsilo.protocol.errors import NotFoundError, UsageError, VerificationError
-from fedsilo.protocol.factors import fixed_in, frozen_sha256, is_fixed
+from fedsilo.protocol.factors import frozen_sha256, is_drawn
 from policies.schema import LoraSchema
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -98,6 +98,29 @@ class _Factors(Mapping[str, Array]):
         return len(self._names)
 
 
+class _Split(Mapping[str, Array]):
+    """Factors of a payload, of which a folder has the base's shift as further rows of A and columns of B."""
+
+    def __init__(self, factors: _Factors, rank: int, further: int) -> None:
+        self._factors, self._rank, self._further = factors, rank, further
+
+    def __getitem__(self, name: str) -> Array:
+        module, _, side = name.rpartition(".")
+        a, values = self._factors[f"{module}.lora_A"], self._factors[f"{module}.lora_{side[-1]}"]
+        b = values if side[-1] == "B" else self._factors[f"{module}.lora_B"]
+        # a matrix has no higher rank than its sides, and the folder the same rank for all
+        last = self._rank + min(self._further, a.shape[1], len(b))
+        part = slice(0, self._rank) if side.startswith("lora") else slice(self._rank, last)
+        return values[part] if side[-1] == "A" else np.ascontiguousarray(values[:, part])
+
+    def __iter__(self) -> Iterator[str]:
+        modules = (name.rpartition(".")[0] for name in self._factors if name.endswith(".lora_A"))
+        return (f"{module}.{side}" for module in modules for side in ("lora_A", "lora_B", "shift_A", "shift_B"))
+
+    def __len__(self) -> int:
+        return 2 * len(self._factors)
+
+
 def adapter_sha256(folder: Path, lora: Mapping[str, Any]) -> str:
     """SHA-256 of the `global.adapter` payload whose values an adapter folder holds (`coordinator.aggregate`).
 
@@ -123,19 +146,26 @@ def adapter_sha256(folder: Path, lora: Mapping[str, Any]) -> str:
         config = json.loads(read_regular(folder / CONFIG))
         with safe_open(weights, framework="numpy") as file:
             factors = _Factors(file)
-            ours = adapter_config(iter(factors), rank=rank, alpha=alpha, base_model=config[BASE_MODEL])
+            further = max(0, int(config["r"]) - rank)  # of the base's shift, which has the same scale
+            ours = adapter_config(
+                iter(factors),
+                rank=rank + further,
+                alpha=alpha / rank * (rank + further) if further else alpha,
+                base_model=config[BASE_MODEL],
+            )
             keys = config.keys() | ours.keys()
             if other := sorted(key for key in keys if config.get(key, ...) != ours.get(key, ...)):
                 raise ValueError(f"{CONFIG} says otherwise in {', '.join(other)[:200]}")
+            tensors = _Split(factors, rank, further) if further else factors
             header, _ = factors_head(
-                factors,
+                tensors,
                 base_digest="",
                 schema_sha256=lora["schema_sha256"],
                 rank=rank,
                 scale=alpha / rank,
                 dtype="float32",
             )
-            for piece in factors_pieces(header, factors):
+            for piece in factors_pieces(header, tensors):
                 digest.update(piece)
     except NotFoundError:
         raise
@@ -220,7 +250,7 @@ def import_adapter(folder: Path, schema: LoraSchema, write: Callable[[bytes | me
     for piece in factors_pieces(header, tensors):
         digest.update(piece)
         write(piece)
-    kept = [name for name, _ in schema.tensors if is_fixed(name, fixed_in(schema.freeze, 1))]
+    kept = [name for name, _ in schema.tensors if is_drawn(name, schema.freeze)]
     frozen = frozen_sha256(((name, tensors[name]) for name in kept), schema.freeze)
     return ImportedAdapter(digest.hexdigest(), math.sqrt(tensors.squares), frozen)
 

@@ -139,6 +139,7 @@ def lora_schema_of(
     *,
     dtype: str = "float32",
     freeze: str = "none",
+    shift_rank: int = 0,
     base_model_sha256: str = "",
 ) -> LoraSchema:
     """The tensors that peft adapts in this model: the two-dimensional weights inside its numbered layers.
@@ -152,6 +153,7 @@ def lora_schema_of(
         targets: "all-linear", or last parts of module names with commas, such as "q_proj,v_proj".
         dtype: of an update's values on the wire.
         freeze: which factors are neither trained nor sent.
+        shift_rank: of the base's shift, no more than a matrix has; 0: there is none.
         base_model_sha256: if already known; else the folder is hashed.
 
     Raises:
@@ -161,7 +163,11 @@ def lora_schema_of(
         frozen = freeze_named(freeze)
     except ValueError as error:
         raise UsageError(str(error)) from error
-    if rank < 1 or not 0 < alpha < math.inf or dtype not in DTYPE_ITEM_BYTES:
+    if shift_rank and frozen != "none":
+        raise UsageError(
+            f"freeze {freeze} averages exactly, so there is nothing for a shift to take", hint="leave one out"
+        )
+    if rank < 1 or shift_rank < 0 or not 0 < alpha < math.inf or dtype not in DTYPE_ITEM_BYTES:
         raise UsageError(f"rank {rank}, alpha {alpha}, dtype {dtype!r}: not a LoRA schema", hint="rank 32, alpha 64")
     family = str(_read_config(folder).get("model_type", ""))
     if family in _TRANSPOSED_FAMILIES:
@@ -187,6 +193,8 @@ def lora_schema_of(
         tensors.append((f"{module}.lora_B", (output_size, rank)))
         if frozen == "AB":
             tensors.append((f"{module}.lora_R", (rank, rank)))  # the core between two frozen factors
+        if shift := min(shift_rank, output_size, input_size):
+            tensors += [(f"{module}.shift_A", (shift, input_size)), (f"{module}.shift_B", (output_size, shift))]
     missing = sorted((wanted or frozenset()) - matched)
     if not tensors or missing:
         raise UsageError(

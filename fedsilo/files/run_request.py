@@ -23,7 +23,7 @@ from fedsilo.protocol.errors import NotFoundError, UsageError
 from fedsilo.protocol.factors import initial_frozen_sha256
 from fedsilo.protocol.methods import method_named, require_exchange, require_solutions
 from fedsilo.protocol.place import Place
-from fedsilo.protocol.plan import Plan
+from fedsilo.protocol.plan import SHIFTING, Plan
 from policies.engine import Context, History, Message, decide, measure
 from policies.model import Policy
 from policies.rules import RULES
@@ -339,7 +339,23 @@ def plan_from_request(document: strict_yaml.Document, fixed: Fixed, silos: tuple
         require_solutions(plan, fixed.unsolved)
     except UsageError as error:
         raise UsageError(f"{document.place(('method',))}: {error.message}", hint=error.hint, code=error.code) from error
+    _refuse_without_room(plan, fixed.schema, document)
     return plan
+
+
+def _refuse_without_room(plan: Plan, schema: LoraSchema, document: strict_yaml.Document) -> None:
+    """A shift takes what all rounds leave over, or no round at all."""
+    if plan.aggregate not in SHIFTING:
+        return
+    most = plan.rounds * plan.lora.rank * (len(plan.silos) - (plan.aggregate == "fedex"))
+    if plan.aggregate == "flora" and plan.start_adapter_sha256:
+        most += plan.lora.rank  # the product that the run starts from is taken off again
+    if not schema.has_room_for(most):
+        raise UsageError(
+            f"{document.place(('aggregate',))}: aggregate: {plan.aggregate} shifts the base by a product of rank up to "
+            f"{most}, and the federation's LoRA schema has room for {schema.shift_rank}",
+            hint="fewer rounds, or sites made with a ruleset whose schema has the room (fedex, flora)",
+        )
 
 
 def _refuse_unknown(silos: Iterable[object], key: str, fixed: Fixed, document: strict_yaml.Document) -> None:
@@ -397,6 +413,8 @@ def _mistake(error: ValidationError, fields: Mapping[str, Any], document: strict
         return mistake
     message = errors[0]["msg"].removeprefix("Value error, ")
     if message.startswith("aggregate: "):
+        if "lora.freeze" in message or "load" in message:
+            return UsageError(f"{document.place(('aggregate',))}: {message}", hint="aggregate: mean")
         hint = "trim goes with trimmed_mean; a median takes 3 updates, a trimmed mean more than twice its trim (quorum)"
         return UsageError(f"{document.place(('aggregate',))}: {message}", hint=hint)
     if message.startswith("silo_steps"):

@@ -26,6 +26,7 @@ from policies.render import PlanSize, SiteFacts, delta_limits, render_policy, ru
 from policies.schema import LoraSchema, schema_from_json
 
 DAY_SECONDS = 86400
+ROUNDS_OF_SHIFT = 8  # that a base's shift takes whole, in matrices that have room for more
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,8 @@ def make_site_policy(inputs: SiteInputs, bundle: Mapping[str, Any] | None = None
     intent = intended.changed(inputs.limits, f"policy of {inputs.site}")
     size = within_context(intent, inputs.model)
     prints = read_fingerprints(inputs.model)
-    dtype, freeze = _updates_of(ruleset, inputs.dtype)
+    dtype, freeze, shifts = _updates_of(ruleset, inputs.dtype)
+    peers = tuple(bundle["peers"])
     schema = lora_schema_of(
         inputs.model,
         inputs.rank,
@@ -102,6 +104,7 @@ def make_site_policy(inputs: SiteInputs, bundle: Mapping[str, Any] | None = None
         inputs.targets,
         dtype=dtype,
         freeze=freeze,
+        shift_rank=shift_rank_of(inputs.rank, len(peers)) if shifts else 0,
         base_model_sha256=prints.base_model_sha256,
     )
     public = read_tasks(inputs.public, PUBLIC)
@@ -111,7 +114,6 @@ def make_site_policy(inputs: SiteInputs, bundle: Mapping[str, Any] | None = None
             f"{inputs.held_out} is the public set, {inputs.public}: a model would be judged by what it is trained on",
             hint="give other questions as --held-out",
         )
-    peers = tuple(bundle["peers"])
     facts = SiteFacts(
         site=inputs.site,
         federation=bundle["federation"],
@@ -157,15 +159,25 @@ def _peers_max_l2(bundle: Mapping[str, Any], source: Path, intended: PlanSize, s
     return max((block.max_l2 for block in charter.policy.file.egress.updates.values()), default=0.0)
 
 
-def _updates_of(ruleset: str, asked_dtype: str) -> tuple[str, Freeze]:
-    """(dtype, freeze) of the schema that a ruleset is for. Raises UsageError: another dtype was asked for."""
+def shift_rank_of(rank: int, silos: int) -> int:
+    """Return the rank of a base's shift that takes all that some rounds leave over, of however many silos."""
+    return ROUNDS_OF_SHIFT * rank * silos
+
+
+def _updates_of(ruleset: str, asked_dtype: str) -> tuple[str, Freeze, bool]:
+    """(dtype, freeze, whether the base is shifted) of the schema that a ruleset is for.
+
+    Raises:
+        UsageError: another dtype was asked for.
+    """
     schemas = strict_yaml.load(ruleset.encode(), "ruleset").value["lora_schemas"]
     pins = list(schemas.values()) if isinstance(schemas, dict) else []
     fixed = {str(pin["dtype"]) for pin in pins} - {"$dtype"}
     if asked_dtype and fixed - {asked_dtype}:
         raise UsageError(f"this ruleset's updates are {', '.join(fixed)}, not {asked_dtype}", hint="leave --dtype out")
     freezes = [pin.get("freeze", "none") for pin in pins]
-    return asked_dtype or next(iter(fixed), "float32"), freeze_named(freezes[0] if freezes else "none")
+    freeze = freeze_named(freezes[0] if freezes else "none")
+    return asked_dtype or next(iter(fixed), "float32"), freeze, any("shift_rank" in pin for pin in pins)
 
 
 def within_context(size: PlanSize, model: Path) -> PlanSize:

@@ -21,7 +21,8 @@ from fedsilo.protocol.factors import (
     update_weights,
     weighted_delta,
 )
-from fedsilo.protocol.plan import Plan
+from fedsilo.protocol.plan import SHIFTING, Plan
+from fedsilo.protocol.products import shifted
 
 Tensors = Mapping[str, Array]
 
@@ -53,8 +54,14 @@ class TensorWise:
 Aggregate = ElementWise | TensorWise
 
 
-def averaged(plan: Plan, silos: Sequence[str]) -> ElementWise:
+def averaged(plan: Plan, silos: Sequence[str]) -> Aggregate:
     """Return how the updates of these silos, in this order, become the next adapter of an averaging method."""
+    if plan.aggregate in SHIFTING:
+
+        def shift(master: Tensors | None, deltas: Sequence[Tensors]) -> Tensors:
+            return shifted(plan.aggregate, master or {}, deltas)
+
+        return TensorWise(shift)
     average = average_of(plan, silos)
 
     def combine(master: Array, deltas: Sequence[Array], _state: Sequence[Array]) -> tuple[Array, ...]:

@@ -8,6 +8,8 @@ next adapter, and how far silos drifted apart. Averages are of one tile; the coo
     AB           a core R [r, r] between them, B R A (Fed-SB, Singhal et al. 2025)
 
 All but the first average exactly: the mean of products is the product of means where one side is the same everywhere.
+With both trained, the rest may go into a shift of the base's weights (`aggregate: fedex`, `flora`; `products`): factors
+shift_A [k, d] and shift_B [m, k] beside A and B, which no silo trains or sends.
 
 With `freeze: A` (FFA-LoRA) the factors A are drawn from the plan's seed, travel once in the first global
 adapter and are never trained or sent by a silo (threat T6). The plan states their digest. A silo draws them itself
@@ -64,6 +66,7 @@ KINDS_OF_FREEZE: Final[dict[Freeze, tuple[str, ...]]] = {
     freeze: tuple(UPDATE_KIND[fixed] for fixed in turns) for freeze, turns in TURNS.items()
 } | {"none": ("lora.factors", "lora.factor_a")}
 _FIXED: Final[dict[str, tuple[str, ...]]] = {"A": (".lora_A",), "B": (".lora_B",), "AB": (".lora_A", ".lora_B")}
+_SHIFT: Final = (".shift_A", ".shift_B")
 
 
 def freeze_named(word: object) -> Freeze:
@@ -81,9 +84,19 @@ def fixed_in(freeze: Freeze, number: int) -> Fixed:
     return turns[(number - 1) % len(turns)]
 
 
+def is_shift(name: str) -> bool:
+    """Return whether a tensor of this wire name is a factor of the base's shift."""
+    return name.endswith(_SHIFT)
+
+
 def is_fixed(name: str, fixed: Fixed) -> bool:
     """Return whether a tensor of this wire name is neither trained nor sent in a round that fixes these."""
-    return name.endswith(_FIXED.get(fixed, ()))
+    return name.endswith(_FIXED.get(fixed, ())) or is_shift(name)
+
+
+def is_drawn(name: str, freeze: Freeze) -> bool:
+    """Return whether a tensor of this wire name is fixed in the first round, as the plan's seed draws it."""
+    return name.endswith(_FIXED.get(fixed_in(freeze, 1), ()))
 
 
 class FrozenDigest:
@@ -111,7 +124,7 @@ def frozen_sha256(tensors: Iterable[tuple[str, Array]], freeze: Freeze) -> str:
     """Digest of those among named float32 tensors, in name order, that the first round fixes; empty: it fixes none."""
     digest = FrozenDigest()
     for name, values in tensors:
-        if is_fixed(name, fixed_in(freeze, 1)):
+        if is_drawn(name, freeze):
             digest.start(name, values.shape)
             for tile in tiles(values):
                 digest.add(tile)
@@ -128,7 +141,7 @@ def initial_factors(
     """
     tensors: dict[str, Array] = {}
     for name, shape in shapes:
-        if name.endswith(".lora_A") or is_fixed(name, fixed_in(freeze, 1)):
+        if name.endswith(".lora_A") or is_drawn(name, freeze):
             bound = 1.0 / np.sqrt(shape[1] if name.endswith(".lora_A") else shape[0])
             draw = generator(seed_of(seed, "initial_adapter", name))
             tensors[name] = draw.uniform(-bound, bound, size=shape).astype(np.float32)
@@ -139,7 +152,7 @@ def initial_factors(
 
 def initial_frozen_sha256(shapes: Sequence[tuple[str, tuple[int, ...]]], seed: int, freeze: Freeze) -> str:
     """`frozen_sha256` of `initial_factors`. Shapes come in name order."""
-    frozen = [(name, shape) for name, shape in shapes if is_fixed(name, fixed_in(freeze, 1))]
+    frozen = [(name, shape) for name, shape in shapes if is_drawn(name, freeze)]
     drawn = ((name, initial_factors([(name, shape)], seed, freeze)[name]) for name, shape in frozen)
     return frozen_sha256(drawn, freeze)
 

@@ -15,6 +15,7 @@ from fedsilo.protocol.factors import UPDATE_KIND, Fixed, Freeze, fixed_in
 from fedsilo.protocol.transcript import needed
 
 PLAN_CHARACTERS_MAX = 65536
+SHIFTING = ("fedex", "flora")  # ways to aggregate that shift the base's weights
 FEWEST_STEPS_SHARE = 8  # a silo takes at least one in so many of a round's steps
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -143,8 +144,9 @@ class Plan(_Closed):
     silo_steps: dict[Name, int] = Field(default_factory=dict)
     silo_weights: Literal["silos", "steps"] = "silos"
     # What the silos' differences become: their mean; or, number by number, their median, or the mean of what is left
-    # without the `trim` largest and the `trim` smallest. Few bad silos do not move these beyond the others (T51).
-    aggregate: Literal["mean", "median", "trimmed_mean"] = "mean"
+    # without the `trim` largest and the `trim` smallest. Few bad silos do not move these beyond the others (T51). Or
+    # the mean of their products B A, exactly: what the factors cannot hold of it shifts the base (`products`).
+    aggregate: Literal["mean", "median", "trimmed_mean", "fedex", "flora"] = "mean"
     trim: int = Field(0, ge=0)
     swap_period: int = Field(2, ge=1)  # tau_swap
     prompts_per_step: int = Field(8, ge=1)  # b
@@ -209,13 +211,24 @@ class Plan(_Closed):
             raise ValueError(f"aggregate: {self.aggregate} with trim {self.trim}")
         if self.aggregate == "mean":
             return self
+        if self.silo_steps:
+            raise ValueError(f"aggregate: {self.aggregate} has no weights, which silo_steps asks for")
+        if self.aggregate in SHIFTING:
+            return self._can_shift()
         if self.quorum <= 2 * max(self.trim, 1):
             raise ValueError(
                 f"aggregate: {self.aggregate} of {self.quorum} updates, which a quorum lets a round close with, takes "
                 f"at least {2 * max(self.trim, 1) + 1}"
             )
-        if self.silo_steps:
-            raise ValueError(f"aggregate: {self.aggregate} has no weights, which silo_steps asks for")
+        return self
+
+    def _can_shift(self) -> Plan:
+        if self.lora.freeze != "none":
+            raise ValueError(
+                f"aggregate: {self.aggregate} with lora.freeze {self.lora.freeze}, whose mean is exact as it is"
+            )
+        if self.load != "fp32":
+            raise ValueError(f"aggregate: {self.aggregate} adds to the base's weights in float32, so load must be fp32")
         return self
 
     def canonical(self) -> str:

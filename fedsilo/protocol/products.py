@@ -27,11 +27,12 @@ Axes: r rank, d inputs, m outputs, k any rank, N silos.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedsilo.protocol.codec import Array
 from fedsilo.protocol.factors import Pair
 
 # Of float32 factors the product is right to 2^-24; of float64 ones, as they are worked with here, to 2^-50 or so.
@@ -103,3 +104,38 @@ def l2_between(product: Pair, other: Pair) -> float:
     """||B A - B' A'||_F. Right to 2^-26 of the larger of the two norms: the difference of squares is taken."""
     a, b = other
     return l2_of(stacked([product, (a, -np.asarray(b, np.float64))]))
+
+
+def shifted(aggregate: str, master: Mapping[str, Array], updates: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
+    """The next adapter, whose factors and shift together are what the mean of the silos' products makes of this one:
+    s (shift + B A) grows by s (mean(B_n A_n) - B A), to the rounding of float32.
+
+    fedex: A and B become their means, and the shift takes what these leave over. flora: A and B stay what the run began
+    with (A drawn, B 0), so that each round trains afresh, and the shift takes the whole mean.
+
+    Args:
+        aggregate: fedex | flora.
+        master: the adapter that the round began with, by wire name, shift and all.
+        updates: what each silo added to A and B, in silo order.
+
+    Raises:
+        ValueError: the shift's rank is not enough.
+    """
+    result: dict[str, Array] = {}
+    for module in sorted(name.removesuffix(".shift_A") for name in master if name.endswith(".shift_A")):
+        a, b, shift_a, shift_b = (f"{module}.{side}" for side in ("lora_A", "lora_B", "shift_A", "shift_B"))
+        start = (master[a], master[b])
+        pairs = [
+            (start[0].astype(np.float64) + update[a], start[1].astype(np.float64) + update[b]) for update in updates
+        ]
+        before = (master[shift_a], master[shift_b])
+        if aggregate == "fedex":
+            # what float32 rounds off the means is left where it is: it would be of full rank
+            means = np.mean([a for a, _ in pairs], axis=0), np.mean([b for _, b in pairs], axis=0)
+            result[a], result[b] = (each.astype(np.float32) for each in means)
+            further = residual_product(pairs)
+        else:
+            result[a], result[b] = start
+            further = stacked([mean_product(pairs), (start[0], -start[1])])
+        result[shift_a], result[shift_b] = fresh(stacked([before, further]), len(before[0]))
+    return result

@@ -27,12 +27,15 @@ from fedsilo.protocol.factors import (
     FrozenDigest,
     fixed_in,
     initial_factors,
+    is_drawn,
     is_fixed,
+    is_shift,
 )
 from fedsilo.protocol.kinds import UPDATE_KINDS
+from fedsilo.protocol.products import l2_between, l2_of
 from fedsilo.protocol.strict_yaml import Path
 from policies import lattice
-from policies.fields import Approvals, Closed, Integer, Least, Limit, NormLimit, PinnedText
+from policies.fields import Approvals, Closed, Integer, Least, Limit, NormLimit, PinnedText, is_zero
 from policies.grids import MANTISSA_BITS, BitPatterns, Bits, grid_points
 from policies.history import History
 from policies.kind import (
@@ -129,11 +132,15 @@ class GlobalAdapter(Closed):
     Attributes:
         max_l2: of the whole adapter.
         max_step_l2: of what changed in it since the last one that was let in, for each round in between.
+        max_shift_l2: of what it adds to the base's weights besides, scale times the product of the shift's factors.
+        max_shift_step_l2: of what changed in that, for each round in between; before the first round it is 0.
     """
 
     schema_name: PinnedText = Field(alias="schema")
     max_l2: NormLimit
     max_step_l2: NormLimit
+    max_shift_l2: Annotated[NormLimit, Field(exclude_if=is_zero)] = 0.0
+    max_shift_step_l2: Annotated[NormLimit, Field(exclude_if=is_zero)] = 0.0
 
 
 # ---- facts --------------------------------------------------------------------------------
@@ -143,7 +150,6 @@ def measure(header: pb.Factors, message: Message, context: Context) -> Facts:
     schema = context.schema
     shapes = schema.shapes_of(message.place.kind) if schema else {}
     freeze = schema.freeze if schema else ""
-    drawn = fixed_in(schema.freeze, 1) if schema else "none"  # what the seed draws: fixed in the first round
     names = [entry.name for entry in header.tensors]
     tensors = message.tensors
     facts: Facts = {
@@ -174,12 +180,14 @@ def measure(header: pb.Factors, message: Message, context: Context) -> Facts:
         if array.dtype != np.float32 or tuple(array.shape) != tuple(entry.shape):
             facts["shapes_wrong"] += 1
             continue
-        is_kept = is_fixed(entry.name, drawn)
+        is_kept = schema is not None and is_drawn(entry.name, schema.freeze)
+        is_of_shift = is_shift(entry.name)
         if is_kept:
             frozen.start(entry.name, entry.shape)
         square = 0.0
         flat = np.ascontiguousarray(array).reshape(-1)
-        step.start(entry.name, array.shape)
+        if not is_of_shift:
+            step.start(entry.name, array.shape)
         for start in range(0, flat.size, _TILE_ELEMENTS):
             tile = flat[start : start + _TILE_ELEMENTS]
             wide = room[: tile.size]
@@ -187,12 +195,14 @@ def measure(header: pb.Factors, message: Message, context: Context) -> Facts:
             of_tile = float(np.dot(wide, wide))  # which no finite values overflow
             square += of_tile
             patterns.add(tile, finite=math.isfinite(of_tile))
-            step.add(wide, start)
+            if not is_of_shift:
+                step.add(wide, start)
             if is_kept:
                 frozen.add(tile)
         elements += flat.size
-        squares += square
-        square_max = max(square_max, square)
+        if not is_of_shift:  # two factors of one product: neither's length says anything
+            squares += square
+            square_max = max(square_max, square)
     finite = patterns.not_finite == 0 and math.isfinite(squares)
     l2 = math.sqrt(squares) if finite else None
     # The factors themselves are base + delta, whose norm is at most the sum: an upper bound without the base's values.
@@ -217,12 +227,39 @@ def measure(header: pb.Factors, message: Message, context: Context) -> Facts:
             step_rounds=context.last_adapter_rounds,
         )
         if schema is not None and len(TURNS[schema.freeze]) > 1:
-            fixed = fixed_in(schema.freeze, context.adapter_round) if context.adapter_round else drawn
+            fixed = fixed_in(schema.freeze, max(context.adapter_round, 1))
             facts.update(
                 adapter_round=context.adapter_round,
                 fixed_changed=None if step.l2 is None else sum(is_fixed(name, fixed) for name in step.changed),
             )
+        if schema is not None and schema.shift_rank:
+            is_good = finite and facts["tensors_given"] and not facts["shapes_wrong"]
+            facts.update(
+                adapter_round=context.adapter_round,
+                shift_rank=schema.shift_rank,
+                shift_l2=_shift_l2(tensors, None, schema.scale) if is_good and tensors is not None else None,
+                shift_step_l2=_shift_l2(tensors, context.last_adapter, schema.scale)
+                if is_good and tensors is not None and context.last_adapter is not None
+                else None,
+            )
     return facts
+
+
+def _shift_l2(tensors: Mapping[str, Array], last: Mapping[str, Array] | None, scale: float) -> float | None:
+    """L2 of what an adapter adds to the base's weights besides its factors, or of what changed in that since another
+    one; None where that one is of another form."""
+    squares = 0.0
+    for name in tensors:
+        if not name.endswith(".shift_A"):
+            continue
+        other = f"{name[:-1]}B"
+        if last is None:
+            squares += l2_of((tensors[name], tensors[other])) ** 2
+            continue
+        if name not in last or last[name].shape != tensors[name].shape:
+            return None
+        squares += l2_between((tensors[name], tensors[other]), (last[name], last[other])) ** 2
+    return scale * math.sqrt(squares)
 
 
 class _Step:
@@ -358,6 +395,8 @@ def rank(facts: Facts, policy: Policy, history: History) -> Judgement:
     if pinned is None:
         return not_applicable()
     pin, path = pinned
+    if facts.get("shift_rank", pin.shift_rank) != pin.shift_rank:
+        return equal(facts["shift_rank"], pin.shift_rank, (*path, "shift_rank"))
     if facts["rank_of_schema"] is not True or facts["scale_of_schema"] is not True:
         return holds(False, (*path, "rank"), measured=facts["rank"], limit=pin.rank)
     return equal(facts["rank"], pin.rank, (*path, "rank"))
@@ -422,6 +461,28 @@ def adapter_step(facts: Facts, block: GlobalAdapter, path: Path) -> Judgement:
         return not_applicable(path)
     step, rounds = facts["step_l2"], facts["step_rounds"]
     return at_most(step / rounds if step is not None and rounds >= 1 else None, block.max_step_l2, path)
+
+
+@block_rule("L2 of the base's shift", "SHIFT_L2", "global.adapter")
+def shift_l2(facts: Facts, block: GlobalAdapter, path: Path) -> Judgement:
+    """How far the base's weights are shifted in all (threat T20). No silo trains or sends a shift: it is the mean of
+    what the silos' products are beyond their factors' means."""
+    path = (*path, "max_shift_l2")
+    return at_most(facts["shift_l2"], block.max_shift_l2, path) if "shift_l2" in facts else not_applicable(path)
+
+
+@block_rule("L2 of the shift's step", "SHIFT_STEP", "global.adapter")
+def shift_step(facts: Facts, block: GlobalAdapter, path: Path) -> Judgement:
+    """How far the shift is from that of the last adapter that was let in, or, before there is one, from none, for each
+    round in between. A run begins without a shift; what cannot be measured is refused."""
+    path = (*path, "max_shift_step_l2")
+    if "shift_l2" not in facts:
+        return not_applicable(path)
+    if facts["first_of_run"] is True:
+        rounds, step = facts["adapter_round"], facts["shift_l2"]
+        return at_most(step, rounds * block.max_shift_step_l2, path)
+    step, rounds = facts["shift_step_l2"], facts["step_rounds"]
+    return at_most(step / rounds if step is not None and rounds >= 1 else None, block.max_shift_step_l2, path)
 
 
 PER_ROUND = limit_rule("factor sets per round", "PER_ROUND", "per_round", next_of_round, *_UPDATES)
@@ -642,6 +703,8 @@ _RULES = (
     TOTAL_L2,
     adapter_l2,
     adapter_step,
+    shift_l2,
+    shift_step,
     PER_ROUND,
     records,
     LOCAL_EPOCHS,
@@ -657,7 +720,9 @@ class _OneValue(Mapping[str, Array]):
         self._shapes, self._value, self._freeze, self._seed = shapes, value, freeze, seed
 
     def __getitem__(self, name: str) -> Array:
-        if is_fixed(name, fixed_in(self._freeze, 1)):
+        if is_shift(name):  # a run begins without
+            return np.zeros(self._shapes[name], np.float32)
+        if is_drawn(name, self._freeze):
             return initial_factors([(name, self._shapes[name])], self._seed, self._freeze)[name]
         return np.full(self._shapes[name], self._value, np.float32)
 

@@ -280,7 +280,12 @@ def site_schema(config: SiloConfig, policy: Policy) -> LoraSchema:
         return read_pinned_schema(policy.own, config.policy.parent)
     for pin in policy.file.lora_schemas.values():
         return lora_schema_of(
-            config.model.path, pin.rank, 2.0 * pin.rank, freeze=pin.freeze, base_model_sha256=pin.base_model_sha256
+            config.model.path,
+            pin.rank,
+            2.0 * pin.rank,
+            freeze=pin.freeze,
+            shift_rank=pin.shift_rank,
+            base_model_sha256=pin.base_model_sha256,
         )
     raise UsageError(f"{policy.source}: it pins no LoRA schema", hint="fedsilo policy schema make")
 

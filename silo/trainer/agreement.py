@@ -514,7 +514,8 @@ class ExactDecoder(Decoder):
             )
             factors.append(Factors(each.start, each.stop, a, b, *core))
         bias = None if projection.bias is None else projection.bias.float()
-        weight = projection.weight if isinstance(projection.weight, Tensor) else projection.weight.whole(stored)
+        found = projection.weight_if(self.adapted)
+        weight = found if isinstance(found, Tensor) else found.whole(stored)
         return low_rank_linear(x, weight.float(), bias, factors, self._scale)
 
     def _chosen(self, hidden: Tensor, targets: Tensor, temperature: float) -> Tensor:

@@ -223,9 +223,10 @@ def _ids(values: list[int]) -> Tensor:
 @dataclass(frozen=True)
 class Factors:
     """LoRA factors of some rows of a weight: rows `start` to `stop` of the output get scale * B A x, or, with a core,
-    scale * B R A x.
+    scale * B R A x. A shift is added to the weight itself: scale * shift_b shift_a.
 
-    a: [r, D], b: [stop - start, r], core: [r, r], all float32 whatever the base is.
+    a: [r, D], b: [stop - start, r], core: [r, r], shift_a: [k, D], shift_b: [stop - start, k], all float32 whatever the
+    base is.
     """
 
     start: int
@@ -233,6 +234,8 @@ class Factors:
     a: Tensor
     b: Tensor
     core: Tensor | None = None
+    shift_a: Tensor | None = None
+    shift_b: Tensor | None = None
 
     @property
     def down(self) -> Tensor:
@@ -240,6 +243,7 @@ class Factors:
         return self.a if self.core is None else self.core @ self.a
 
 
+Pair = tuple[Tensor, Tensor, *tuple[Tensor | None, ...]]  # a and b, and what else `Factors` holds, in its order
 # Numbers of a row of bfloat16 are 16 bytes, which a GPU's fast products want rows to be a multiple of.
 ROOM_UNIT = 8
 
@@ -696,6 +700,7 @@ class Projection:
         factors: of some rows.
         roomy: [M, D + room], the memory that a narrow weight is the left part of; the factors are laid beside it.
         joined: the factors as they were when sampling began, in place of `factors`.
+        shifted: [M, D], the weight with the factors' shifts; None where they have none.
     """
 
     weight: Tensor | QuantisedWeight
@@ -703,6 +708,11 @@ class Projection:
     factors: tuple[Factors, ...]
     roomy: Tensor | None = None
     joined: JoinedFactors | None = None
+    shifted: Tensor | None = None
+
+    def weight_if(self, adapted: bool) -> Tensor | QuantisedWeight:
+        """Return the weight as it is with the adapter, or that of the base alone."""
+        return self.shifted if adapted and self.shifted is not None else self.weight
 
 
 @dataclass(frozen=True)
@@ -724,7 +734,7 @@ class Decoder:
 
     Args:
         model: the base, a Hugging Face causal LM of one of `ARCHITECTURES`; it is frozen, and still works by itself.
-        factors: (A [r, in], B [out, r]), or (A, B, R [r, r]), by the name of the linear layer.
+        factors: by the name of the linear layer, what `Factors` holds, from `a` on.
         scale: alpha / r.
 
     Attributes:
@@ -738,7 +748,7 @@ class Decoder:
             layer of `PROJECTIONS`.
     """
 
-    def __init__(self, model: Any, factors: Mapping[str, tuple[Tensor, ...]], scale: float) -> None:
+    def __init__(self, model: Any, factors: Mapping[str, Pair], scale: float) -> None:
         _check_supported(model, factors)
         config, core = model.config, model.model
         for parameter in model.parameters():
@@ -765,6 +775,18 @@ class Decoder:
             yield
         finally:
             self.adapted = before
+
+    def shift_base(self) -> None:
+        """Take the factors' shifts in, as they are now: added to a copy of the weights, which stay."""
+        for layer in self.layers:
+            for projection in (layer.qkv, layer.output, layer.gate_up, layer.down):
+                if projection.shifted is None or not isinstance(projection.weight, Tensor):
+                    continue
+                projection.shifted.copy_(projection.weight)
+                for each in projection.factors:
+                    if each.shift_a is not None and each.shift_b is not None:
+                        rows = projection.shifted[each.start : each.stop]
+                        rows.addmm_(each.shift_b.detach(), each.shift_a.detach(), alpha=self._scale)
 
     @contextmanager
     def rounding_apart(self) -> Iterator[None]:
@@ -844,7 +866,8 @@ class Decoder:
         if not projection.factors:
             return projection
         dtype = self.embedding.dtype
-        joined = join_factors(projection.factors, projection.weight, self._scale, dtype, projection.roomy)
+        weight = projection.weight_if(adapted=True)
+        joined = join_factors(projection.factors, weight, self._scale, dtype, projection.roomy)
         return dataclasses.replace(projection, joined=joined)
 
     def _project(self, x: Tensor, projection: Projection) -> Tensor:
@@ -853,7 +876,7 @@ class Decoder:
         factors = projection.factors if self.adapted else ()
         return low_rank_linear(
             x,
-            projection.weight,
+            projection.weight_if(self.adapted),
             projection.bias,
             factors,
             self._scale,
@@ -907,7 +930,7 @@ class Decoder:
         return self.after_attention(x, attended, layer)
 
 
-def _layer(name: str, layer: Any, factors: Mapping[str, tuple[Tensor, ...]]) -> Layer:
+def _layer(name: str, layer: Any, factors: Mapping[str, Pair]) -> Layer:
     attention, mlp = layer.self_attn, layer.mlp
 
     def norm(owner: Any, which: str) -> Tensor | None:
@@ -926,9 +949,7 @@ def _layer(name: str, layer: Any, factors: Mapping[str, tuple[Tensor, ...]]) -> 
     )
 
 
-def _side_by_side(
-    path: str, owner: Any, names: tuple[str, ...], factors: Mapping[str, tuple[Tensor, ...]]
-) -> Projection:
+def _side_by_side(path: str, owner: Any, names: tuple[str, ...], factors: Mapping[str, Pair]) -> Projection:
     modules = [getattr(owner, each) for each in names]
     quantised = [module.stored for module in modules if isinstance(module, QuantisedLinear)]
     pairs = {each: pair for each in names if (pair := factors.get(f"{path}.{each}")) is not None}
@@ -955,7 +976,10 @@ def _side_by_side(
         if each in pairs:
             factors_found.append(Factors(start, stop, *pairs[each]))
         start = stop
-    return Projection(weight, bias, tuple(factors_found), roomy)
+    shifted = None
+    if isinstance(weight, Tensor) and any(each.shift_a is not None for each in factors_found):
+        shifted = weight.clone()
+    return Projection(weight, bias, tuple(factors_found), roomy, shifted=shifted)
 
 
 def _head_width(config: Any) -> int:
@@ -963,7 +987,7 @@ def _head_width(config: Any) -> int:
     return width
 
 
-def _check_supported(model: Any, factors: Mapping[str, tuple[Tensor, ...]]) -> None:
+def _check_supported(model: Any, factors: Mapping[str, Pair]) -> None:
     kind, config = type(model).__name__, model.config
     if kind not in ARCHITECTURES:
         raise UsageError(f"the base model is a {kind}", hint=f"supported are {', '.join(ARCHITECTURES)}")

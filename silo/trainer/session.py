@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 
 from fedsilo.protocol.codec import Buffer
 from fedsilo.protocol.errors import OperationError, UsageError
+from fedsilo.protocol.factors import is_shift
 from fedsilo.protocol.plan import Plan
 from fedsilo.protocol.tasks import TrainerTask
 from silo.reusable_buffer import ReusableBuffer
@@ -92,6 +93,11 @@ class Session:
     ) -> Run:
         """Put together what the run's tasks work on."""
         material, group, servers = self._material, self._group, self._material.rollout
+        if any(map(is_shift, adapter.factors)) and (servers is not None or (group and self._shard_base)):
+            raise UsageError(
+                "the run's adapter shifts the base's weights, which rollout servers and a sharded base do not have",
+                hint="take trainer.rollout and trainer.shard_base out of the configuration, or leave the run",
+            )
         shards = ShardedBase(adapter.decoder, material.model, group) if group and self._shard_base else None
         learner = Learner(
             adapter,

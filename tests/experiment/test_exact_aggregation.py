@@ -13,12 +13,15 @@ from fedsilo.demo.run import ALPHA, LEARNING_RATE, RANK
 from fedsilo.demo.sites import DemoSettings, Sites, make_sites
 from fedsilo.demo.tiny_model import cached_model, recipe_for
 from fedsilo.experiment.cell import CellResult, run_cell
+from fedsilo.files.adapter_folder import adapter_sha256
 
 pytestmark = pytest.mark.torch
 SEED, SILOS, STEPS = 5, 2, 2
 KINDS = {
     "rolora": {"lora.factor_a", "lora.factor_b"},
     "fed-sb": {"lora.core_r"},
+    "fedex": {"lora.factors"},
+    "flora": {"lora.factors"},
 }  # fmt: skip
 
 
@@ -45,8 +48,15 @@ def played(folder: Path, ruleset: str, **changes: Any) -> tuple[Sites, CellResul
     "ruleset", [name if name == "rolora" else pytest.param(name, marks=pytest.mark.slow) for name in KINDS]
 )
 def test_a_run_of_two_rounds_finishes(tmp_path_factory: pytest.TempPathFactory, ruleset: str) -> None:
-    sites, result = played(tmp_path_factory.mktemp("cell"), ruleset)
+    changes = {"aggregate": ruleset} if ruleset in ("fedex", "flora") else {}
+    sites, result = played(tmp_path_factory.mktemp("cell"), ruleset, **changes)
     assert result.record["state"] == "finished" and not result.refused, result.record["reason"]
     kinds = {kind for _, kind in result.traffic if not kind.startswith("control.")}
     assert kinds == KINDS[ruleset] | {"metrics.eval"}
+    notes = [note for row in result.record["rounds"] for note in row["notes"] if note["name"] == "shift"]
+    assert len(notes) == (2 if changes else 0)
+    assert all(note["fields"]["l2"] > 0 and note["fields"]["rank"] <= RANK * SILOS * 2 for note in notes)
+    folder = sites.coordinator.folder / "runs" / "run-1" / "adapter"
+    if ruleset != "fed-sb":
+        assert adapter_sha256(folder, result.record["plan"]["lora"]) == result.record["adapter_sha256"]
     assert all(row["verified"] for row in verify_logs([site.audit_log for site in sites.all()]))

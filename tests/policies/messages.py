@@ -43,10 +43,20 @@ R_SCHEMA = LoraSchema(
     freeze="AB",
 )
 B_SCHEMA = replace(SCHEMA, freeze="A")
+SHIFT_SCHEMA = replace(
+    SCHEMA,
+    tensors=(
+        *SCHEMA.tensors,
+        ("model.layers.0.self_attn.q_proj.shift_A", (4, 6)),
+        ("model.layers.0.self_attn.q_proj.shift_B", (4, 4)),
+    ),
+)
 SCHEMAS = {
     "fed-sb": R_SCHEMA,
     "ffa-lora": B_SCHEMA,
     "rolora": replace(SCHEMA, freeze="alternate"),
+    "fedex": SHIFT_SCHEMA,
+    "flora": SHIFT_SCHEMA,
     "pubswap-strict": replace(B_SCHEMA, dtype="bfloat16"),
 }
 # Block of a kind that no shipped ruleset names: a person adds it where a method's option asks for it.

@@ -35,6 +35,8 @@ SENT = {
     "ffa-lora": {"lora.factor_b", "metrics.eval"},
     "fedsa-lora": {"lora.factor_a", "metrics.eval"},
     "fed-sb": {"lora.core_r", "metrics.eval"},
+    "fedex": {"lora.factors", "metrics.eval"},
+    "flora": {"lora.factors", "metrics.eval"},
     "rolora": {"lora.factor_a", "lora.factor_b", "metrics.eval"},
     "knexa": {"profile.vector", "knowledge.package", "bandit.reward"},
     "knexa-random": {"knowledge.package"},
@@ -63,10 +65,10 @@ def test_every_file_is_a_ruleset_and_every_ruleset_a_file() -> None:
 
 def test_one_ruleset_for_each_set_of_kinds() -> None:
     """Two methods with the same kinds share a file. Random and Balanced differ in what the kind may hold; packages go
-    to a peer or to the coordinator."""
+    to a peer or to the coordinator; FedEx and FLoRA take a shift of the base in, with limits of their own."""
     same = Counter(frozenset(kinds) for kinds in SENT.values())
     shared = {kinds for kinds, count in same.items() if count > 1}
-    assert shared == {frozenset(SENT["pubswap"]), frozenset(SENT["knexa-random"])}
+    assert shared == {frozenset(SENT[name]) for name in ("pubswap", "knexa-random", "fedavg")}
     receivers = {}
     for name in ("knexa-random", "fedid-central"):
         block = NAMED[name].file.egress.knowledge_package

@@ -6,6 +6,8 @@ on the first update). Wire names are the base model's own module names followed 
 
 What a round fixes (`protocol.factors`) stays what was loaded, bit for bit, and is not in the difference: then the mean
 of the silos' products is the product of the means. Between two frozen factors a core R [r, r] is trained: W0 + s B R A.
+A shift of the base comes with the adapter, W0 + s shift_B shift_A + s B A, and is never trained: it is added to a copy
+of the weights in float32, and with the adapter off W0 counts.
 """
 
 from __future__ import annotations
@@ -28,9 +30,9 @@ from torch import Tensor
 
 from fedsilo.protocol.codec import Array, Buffer, factors_head, joined_factors
 from fedsilo.protocol.errors import PeerError, UsageError, WireCode
-from fedsilo.protocol.factors import TURNS, Freeze, fixed_in, freeze_named, is_fixed
+from fedsilo.protocol.factors import TURNS, Freeze, fixed_in, freeze_named, is_fixed, is_shift
 from silo.reusable_buffer import ReusableBuffer
-from silo.trainer.decoder import Decoder
+from silo.trainer.decoder import Decoder, Pair
 
 BASE_NAME = "base"  # what an engine calls itself that computes no adapter
 _PEFT_PREFIX = "base_model.model."
@@ -105,10 +107,10 @@ class LoraAdapter:
         self.decoder = Decoder(base, {name: self._of_module(name) for name in shape.modules}, shape.scale)
         self.take_turn(1)
 
-    def _of_module(self, name: str) -> tuple[torch.nn.Parameter, ...]:
-        """A and B, and the core where there is one."""
-        sides = ("lora_A", "lora_B", "lora_R")
-        return tuple(self.factors[f"{name}.{side}"] for side in sides if f"{name}.{side}" in self.factors)
+    def _of_module(self, name: str) -> Pair:
+        """A and B, and the core and the shift where there are some."""
+        further = (self.factors.get(f"{name}.{side}") for side in ("lora_R", "shift_A", "shift_B"))
+        return self.factors[f"{name}.lora_A"], self.factors[f"{name}.lora_B"], *further
 
     def take_turn(self, number: int) -> None:
         """Make what a round trains the parameters, as they are now, and the start."""
@@ -164,6 +166,9 @@ class LoraAdapter:
         factors: dict[str, Array] = {}
         for name, sides in sorted(self.shape.shapes.items()):
             drawn = draws.standard_normal(sides)
+            if is_shift(name):
+                factors[name] = self.factors[name].detach().cpu().numpy()
+                continue
             is_b = name.endswith("lora_B")
             size = strength / (self.shape.scale * self.shape.rank**0.5) if is_b else sides[1] ** -0.5
             factors[name] = (size * drawn).astype(np.float32)
@@ -184,6 +189,7 @@ class LoraAdapter:
         with torch.no_grad():
             for name, parameter in self.factors.items():
                 parameter.copy_(tensors[f"factor.{name}"])
+        self.decoder.shift_base()
         device = self.decoder.device
         self.start = [tensors[f"start.{name}"].to(device, copy=True) for name in self._trained]
 
@@ -221,6 +227,7 @@ class LoraAdapter:
             with torch.no_grad():
                 for name, parameter in self.factors.items():
                     parameter.copy_(own[name])
+            self.decoder.shift_base()
 
     def _write(self, tensors: Mapping[str, Array]) -> None:
         shapes = {name: tuple(array.shape) for name, array in tensors.items()}
@@ -230,6 +237,7 @@ class LoraAdapter:
         with torch.no_grad():
             for name, parameter in self.factors.items():
                 parameter.copy_(torch.from_numpy(np.array(tensors[name], dtype=np.float32)))
+        self.decoder.shift_base()
 
 
 def write_adapter(folder: Path, factors: Mapping[str, Array], shape: LoraShape) -> None:
@@ -271,6 +279,12 @@ def write_adapter(folder: Path, factors: Mapping[str, Array], shape: LoraShape) 
 def _check_fit(base: Any, shape: LoraShape) -> None:
     linear = {name: module for name, module in base.named_modules() if isinstance(module, torch.nn.Linear)}
     expected: dict[str, tuple[int, ...]] = {}
+    stored = next(base.parameters()).dtype
+    if stored != torch.float32 and any(map(is_shift, shape.shapes)):
+        raise UsageError(
+            f"the LoRA schema has a shift of the base's weights, which are loaded as {stored} and would round it away",
+            hint="model.load: fp32",
+        )
     for name in shape.modules:
         if name not in linear:
             raise UsageError(
@@ -279,6 +293,9 @@ def _check_fit(base: Any, shape: LoraShape) -> None:
             )
         expected[f"{name}.lora_A"] = (shape.rank, linear[name].in_features)
         expected[f"{name}.lora_B"] = (linear[name].out_features, shape.rank)
+        if (shift := shape.shapes.get(f"{name}.shift_A")) is not None:  # of any rank
+            expected[f"{name}.shift_A"] = (shift[0], linear[name].in_features)
+            expected[f"{name}.shift_B"] = (linear[name].out_features, shift[0])
         if shape.freeze == "AB":
             expected[f"{name}.lora_R"] = (shape.rank, shape.rank)
     if expected != dict(shape.shapes):
