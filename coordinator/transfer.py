@@ -35,6 +35,7 @@ from fedsilo.protocol import codec
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.errors import NotFoundError, OperationError, UsageError, WireCode
 from fedsilo.protocol.place import Place
+from fedsilo.protocol.plan import plan_from_canonical
 
 # Answers that mean something later; what else a poll or a fetch brings is in the next file anyway.
 _KEPT = frozenset({"control.ack", "control.refusal", "control.checkpoint"})
@@ -293,14 +294,19 @@ def _adapters_named(session: Session, item: db.OutboxItem) -> Iterable[str]:
     begun, since its opening may have come in an earlier file."""
     match item.kind:
         case "round.agreed":
-            return (session.get_one(db.Round, (item.run, item.round)).base_digest,)
+            return session.get_one(db.Round, (item.run, item.round)).base_digest, _reference(session, item.run)
         case "round.open":
-            return (pb.RoundOpen.FromString(item.payload).base_digest,)
+            return pb.RoundOpen.FromString(item.payload).base_digest, _reference(session, item.run)
         case "round.result":
             return (pb.RoundResult.FromString(item.payload).adapter_digest,)
         case "run.end":
             return (pb.RunEnd.FromString(item.payload).adapter_digest,)
     return ()
+
+
+def _reference(session: Session, run: str) -> str:
+    """Digest of the adapter that a run's KL term is against, which a silo lacks that was not there when it began."""
+    return plan_from_canonical(session.get_one(db.Run, run).plan).reference_sha256
 
 
 def _bytes(payload: AnyPayload) -> bytes:

@@ -392,7 +392,8 @@ def _plan_of(given: Mapping[str, Any], document: strict_yaml.Document) -> Plan:
     try:
         require_exchange(plan)
     except UsageError as error:
-        key = {"SILO_STEPS": "silo_steps", "AGGREGATE": "aggregate"}.get(error.code, "exchange")
+        keys = {"SILO_STEPS": "silo_steps", "AGGREGATE": "aggregate", "START_ADAPTER": START_ADAPTER}
+        key = keys.get(error.code, "exchange")
         raise UsageError(f"{document.place((key,))}: {error.message}", hint=error.hint) from error
     return plan
 
@@ -420,6 +421,9 @@ def _mistake(error: ValidationError, fields: Mapping[str, Any], document: strict
     if message.startswith("silo_steps"):
         hint = "at least an eighth of local_steps, since an update counts the more the fewer steps made it"
         return UsageError(f"{document.place(('silo_steps',))}: {message}", hint=hint)
+    if message.startswith("kl_reference"):
+        hint = f"{START_ADAPTER}: PATH, or kl_reference: frozen_base"
+        return UsageError(f"{document.place(('objective',))}: {message}", hint=hint)
     silos = fields["silos"]
     twice = next((silo for silo in silos if silos.count(silo) > 1), "")
     if twice:

@@ -26,12 +26,17 @@ class _Closed(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
+_LATER_KEYS = ("ratio", "clip", "importance_correction", "importance_cap")
+
+
 class Objective(_Closed):
     """GRPO objective (docs/explain/objective.md)."""
 
     clip_low: float = Field(0.2, gt=0, lt=1)
     clip_high: float = Field(0.25, gt=0, lt=10)
-    kl_coefficient: float = Field(1e-4, ge=0)  # against the base model, adapter off
+    kl_coefficient: float = Field(1e-4, ge=0)
+    # What the KL term is against, in all rounds: the base model, adapter off, or the adapter that the run starts from.
+    kl_reference: Literal["frozen_base", "start_adapter"] = "frozen_base"
     entropy_coefficient: float = Field(0.0, ge=0)
     advantage_std: Literal["sample", "population", "none"] = "sample"
     advantage_epsilon: float = Field(1e-6, gt=0)
@@ -56,7 +61,7 @@ class Objective(_Closed):
     def stated(self) -> dict[str, Any]:
         """Return the fields as a plan holds them. Those that earlier plans did not know are absent at their defaults,
         so that such a plan keeps its digest."""
-        later = ("ratio", "clip", "importance_correction", "importance_cap")
+        later = ("kl_reference", *_LATER_KEYS)
         fields = self.model_dump(mode="json")
         return {
             name: value
@@ -231,6 +236,12 @@ class Plan(_Closed):
             raise ValueError(f"aggregate: {self.aggregate} adds to the base's weights in float32, so load must be fp32")
         return self
 
+    @model_validator(mode="after")
+    def _reference_is_named(self) -> Plan:
+        if self.objective.kl_reference == "start_adapter" and not self.start_adapter_sha256:
+            raise ValueError("kl_reference: start_adapter, and the run starts from none")
+        return self
+
     def canonical(self) -> str:
         fields = {**self.model_dump(mode="json"), "objective": self.objective.stated()}
         if self.aggregate == "mean":  # not said: a plan that never spoke of it keeps its digest
@@ -250,6 +261,12 @@ class Plan(_Closed):
         """Fewest silos with which a round begins: the quorum and, where there are others, two signatures
         (`transcript.needed`)."""
         return needed(len(self.silos), min_peers=1, quorum=self.quorum)
+
+    @property
+    def reference_sha256(self) -> str:
+        """Digest of the adapter that the KL term is against; empty: of none, or there is no such term."""
+        wanted = self.objective.kl_reference == "start_adapter" and self.objective.kl_coefficient > 0
+        return self.start_adapter_sha256 if wanted else ""
 
     def steps_of(self, silo: str) -> int:
         """GRPO steps of a silo in a round."""
@@ -315,7 +332,7 @@ def _fewer_steps(plan: Plan) -> dict[str, str]:
 
 
 def _objective(plan: Plan) -> dict[str, str | float]:
-    chosen = ("advantage_std", "token_aggregation", "ratio", "clip", "importance_correction", "importance_cap")
+    chosen = ("kl_reference", "advantage_std", "token_aggregation", *_LATER_KEYS)
     differs = plan.objective.model_dump(include=set(chosen), exclude_defaults=True)
     return {name: differs[name] for name in chosen if name in differs}
 

@@ -38,6 +38,8 @@ class TrainerTask:
         reads_adapter: what crosses to the trainer is the payload of the adapter that its field `digest` names; empty:
             nothing, the base model is meant. Of any other task it is the message among its fields, if it has one.
         opens_exchange: the exchange of its public step is open from then on.
+        stays: what it brings is in no state that the trainer keeps, so a trainer that is started again is given it
+            before anything else.
         step: that it belongs to; 0 where it has no such field: it is the round's.
         gives: type of what the trainer answers, for the method to offer (of `pb.Factors` the header); None: nothing.
     """
@@ -50,6 +52,7 @@ class TrainerTask:
     draws_rows: ClassVar[bool] = False
     reads_adapter: ClassVar[bool] = False
     opens_exchange: ClassVar[bool] = False
+    stays: ClassVar[bool] = False
     gives: ClassVar[type[Message] | None] = None
     round: int
     step: int
@@ -122,6 +125,16 @@ class LoadOwn(TrainerTask):
 
     changes = begins_round = True
     round: int
+
+
+@dataclass(frozen=True)
+class LoadReference(TrainerTask):
+    """Make the adapter with this digest what the KL term is against, for the rest of the run. Nothing is trained from
+    it."""
+
+    reads_adapter = stays = True
+    round: int
+    digest: str
 
 
 @dataclass(frozen=True)

@@ -64,7 +64,7 @@ from fedsilo.protocol.rounds import (
     message_at_silo,
     silo_step,
 )
-from fedsilo.protocol.tasks import FIRST, LoadAdapter, LoadOwn, TrainerTask
+from fedsilo.protocol.tasks import FIRST, LoadAdapter, LoadOwn, LoadReference, TrainerTask
 from fedsilo.protocol.transcript import transcript_from_canonical
 from policies.schema import LoraSchema
 from silo.guard.acceptance import Acceptance
@@ -537,7 +537,10 @@ class SiloRun:
     def _train(self, task: TrainerTask) -> SiloEvent | None:
         """Hand the trainer a task; or say at once that it is done, where it was before a kill."""
         digest = getattr(task, "digest", "") if task.reads_adapter else ""
-        body = self.manager.adapter(digest) if digest else task.body()
+        if digest and isinstance(task, LoadReference):
+            body = self.manager.reference(digest)
+        else:
+            body = self.manager.adapter(digest) if digest else task.body()
         if isinstance(task, LoadAdapter):
             self._loaded = task
         if isinstance(task, LoadOwn):
@@ -1132,10 +1135,18 @@ class RunManager:
         if payload is None:
             answer = self._fetched(digest)
             payload, in_use = answer.payload, {*view.adapters, *self.acceptance.kept(view.run)}
+            in_use |= {view.plan.reference_sha256} if view.plan is not None else set()
             self._adapters.keep(digest, payload, answer.facts.get("l2"), frozen, view.step_from, in_use)
         if digest == view.base_digest:
             self.set_view(self._judge.view.with_base_l2(self._adapters.l2(digest)))
         return payload
+
+    def reference(self, digest: str) -> Buffer:
+        """Return the payload of the adapter that the KL term is against, as it was let in under this run's plan.
+        Nothing is trained from it, so its distance from the run's last adapter does not count. Raises as `adapter`."""
+        plan = self._judge.view.plan
+        payload = self._adapters.find(digest, frozen_sha256=plan.lora.frozen_sha256) if plan is not None else None
+        return self.adapter(digest) if payload is None else payload
 
     def _fetched(self, digest: str) -> Inbound:
         """Fetch an adapter, and record where another payload comes. Raises as `adapter`."""

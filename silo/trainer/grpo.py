@@ -20,18 +20,20 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
 
+from fedsilo.protocol.codec import Array
 from fedsilo.protocol.errors import OperationError
 from fedsilo.protocol.plan import Objective, Plan
 from silo.budgets import SCORES_MAX
 from silo.trainer.adapters import TrainedState
 from silo.trainer.decoder import Padding, Stream, stream_of, token_logp
-from silo.trainer.scale_out import Processes, dealt
+from silo.trainer.scale_out import BAD_TASK, Processes, dealt
 
 T = TypeVar("T")
 
@@ -260,7 +262,7 @@ class StepFigures:
 
     Attributes:
         clip_share: share of trained tokens whose gradient the clip removed, over the epochs after the first.
-        kl: mean k3 to the base before the update; None where the plan has no KL term.
+        kl: mean k3 to the reference before the update; None where the plan has no KL term.
         entropy: mean entropy before the update in nats; None where the plan has no entropy term.
         logp_own: mean log-probability of a token of the trained own answers; None without any.
         logp_donor: the same for donors: how far from the local policy they are.
@@ -387,6 +389,9 @@ class Learner:
         checkpointing: keep each layer's input alone and compute the rest again in the backward pass.
         group: the processes that share the work; None: this one alone.
         equal_passes: every process makes as many passes as any other, as sharded weights want it.
+
+    Attributes:
+        reference: factors by wire name of what the KL term is against, where the plan says an adapter.
     """
 
     def __init__(
@@ -406,6 +411,7 @@ class Learner:
         self._microbatch_tokens = microbatch_tokens
         self._checkpointing = checkpointing
         self._device = adapter.parameters[0].device
+        self.reference: Mapping[str, Array] | None = None
         self._optimiser = self._fresh_optimiser()
 
     def start_round(self) -> None:
@@ -477,9 +483,18 @@ class Learner:
         return self._group.together(work)
 
     def _add_references(self, parts: Sequence[_Part]) -> None:
-        with torch.no_grad(), self._adapter.off():
+        with torch.no_grad(), self._as_reference():
             for part in parts:
                 part.logp_reference = self._logp(part)[0]  # [M]
+
+    def _as_reference(self) -> AbstractContextManager[None]:
+        """Make the model compute inside the block what the KL term is against. Raises OperationError: it is not
+        there."""
+        if self._plan.objective.kl_reference == "frozen_base":
+            return self._adapter.off()
+        if self.reference is None:
+            raise OperationError("the adapter that the KL term is against was not loaded", code=BAD_TASK)
+        return self._adapter.replaced_by(self.reference)
 
     def _backward_all(self, parts: Sequence[_Part], figures: _Figures, *, first: bool) -> None:
         for part in parts:

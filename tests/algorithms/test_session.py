@@ -25,6 +25,7 @@ from fedsilo.protocol.tasks import (
     LikelihoodStep,
     LoadAdapter,
     LoadOwn,
+    LoadReference,
     PrivateStep,
     PublicStep,
     TrainerTask,
@@ -462,7 +463,7 @@ TASKS = (
     LoadAdapter(2, "d"), PrivateStep(2, 3, (4, 0)), GeneratePublic(1, 2, (3, 1), "all"), AnswerAhead(1, 2, (3, 1)),
     PublicStep(1, 2, "pool", pb.PublicDonors(prompts=[pb.PromptDonors(prompt_index=3)])), ExportDelta(2),
     Evaluate(0, ""), MeasureHoldout(2, 3, "held_out"), LoadOwn(2), EvaluateOwn(1),
-    LikelihoodStep(1, 2, (3, 1)),
+    LikelihoodStep(1, 2, (3, 1)), LoadReference(1, "d"),
 )  # fmt: skip
 
 

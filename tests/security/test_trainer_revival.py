@@ -76,6 +76,15 @@ def test_what_is_given_again(before: Given, resumed: Any, repeated: Any) -> None
     assert before.to_repeat(resumed) == repeated
 
 
+def test_what_is_in_no_kept_state_is_given_to_the_next_one_until_another_run_begins() -> None:
+    reference = task("LoadReference")
+    held = given(reference, LOAD, STEP, doing=OFFER)
+    assert list(held.stays.values()) == [reference] and held.to_repeat(stands_at(STEP)) == []
+    assert list(given(LOAD, doing=reference).stays.values()) == []  # the task in hand is given again anyway
+    held.sent(PLAN)
+    assert held.stays == {}
+
+
 # ---- a real one --------------------------------------------------------------------------------------
 
 

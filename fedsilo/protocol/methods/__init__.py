@@ -31,8 +31,9 @@ def require_exchange(plan: Plan) -> Method:
 
     Raises:
         UsageError: there is no such method, or it does not have this exchange; SILO_STEPS: some silos take fewer
-            steps, and the others would wait for them all the same; AGGREGATE: it does not average updates; OPTIONS: it
-            has no such option, or not with that value.
+            steps, and the others would wait for them all the same; AGGREGATE: it does not average updates;
+            START_ADAPTER: it hands no adapter out, with which a run could start; OPTIONS: it has no such option, or not
+            with that value.
     """
     method = method_named(plan.method)
     if plan.exchange not in method.exchanges:
@@ -52,6 +53,12 @@ def require_exchange(plan: Plan) -> Method:
             f"{plan.method} does not average updates, so no {plan.aggregate} can stand in the mean's place",
             hint="aggregate: mean",
             code="AGGREGATE",
+        )
+    if plan.start_adapter_sha256 and not any(task.begins_round and task.reads_adapter for task in method.tasks):
+        raise UsageError(
+            f"{plan.method}: each silo begins with factors that it draws itself, and not with a start adapter",
+            hint="leave start_adapter out",
+            code="START_ADAPTER",
         )
     try:
         method.options.of(plan)

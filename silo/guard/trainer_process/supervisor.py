@@ -469,7 +469,7 @@ class Supervisor:
             repeated = leads_back
             why = harmless(planned.get("not_resumed", ""), TEXT_CHARACTERS_MAX)
             _log.warning("the trainer %s", f"starts the round over: {why}" if repeated else "goes on where it was")
-            for task in repeated:
+            for task in (*self._given.stays.values(), *repeated):
                 self._ask(task.type, task.fields, "done", task.body)
             self._given.planned = planned
             if first:
@@ -544,12 +544,14 @@ class Given:
     plan: of the run that the trainer serves, as it was sent; None before the first.
     planned: what it answered to that, once it did.
     task: what it works on; None when it is idle.
+    stays: tasks that it did whose content is in no state that it keeps, the last one of each kind.
     """
 
     def __init__(self) -> None:
         self.plan: LinkMessage | None = None
         self.planned: Mapping[str, Any] | None = None
         self.task: LinkMessage | None = None
+        self.stays: dict[str, LinkMessage] = {}
         self._round: list[LinkMessage] = []  # done since the round's adapter was loaded, that task among them
         self._rounds = 0
         self._goes_on = False  # inside a round that another guard's life began: its first tasks are not known here
@@ -557,7 +559,7 @@ class Given:
     def sent(self, message: LinkMessage) -> None:
         if message.type == "plan":
             self.plan, self.planned, self.task, self._round, self._rounds = message, None, None, [], 0
-            self._goes_on = False
+            self._goes_on, self.stays = False, {}
         elif message.type == "task":
             self.task = message
 
@@ -568,6 +570,8 @@ class Given:
         elif message.type == "done" and self.task is not None:
             task, self.task = self.task, None
             kind = TASKS.get(str(task.fields.get("task")))
+            if kind is not None and kind.stays:
+                self.stays[kind.name] = task
             if kind is None or not kind.changes:
                 return
             if kind.begins_round:

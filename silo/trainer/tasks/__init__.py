@@ -16,6 +16,7 @@ from fedsilo.protocol.tasks import (
     LikelihoodStep,
     LoadAdapter,
     LoadOwn,
+    LoadReference,
     PrivateStep,
     PublicStep,
     TrainerTask,
@@ -36,6 +37,7 @@ from silo.trainer.tasks import (
 CARRIED_OUT: Mapping[type[TrainerTask], Callable[[Run, Any, Buffer], Done]] = {
     LoadAdapter: adapter.load,
     LoadOwn: adapter.load_own,
+    LoadReference: adapter.load_reference,
     PrivateStep: private_step.carry_out,
     GeneratePublic: public_answers.generate,
     PublicStep: public_step.carry_out,

@@ -1,12 +1,14 @@
 """LoadAdapter begins a round with an adapter, LoadOwn with what this silo has trained; ExportDelta ends it with the
-difference of the local factors to the round's start."""
+difference of the local factors to the round's start. LoadReference brings the adapter that the KL term is against."""
 
 from __future__ import annotations
+
+import numpy as np
 
 from fedsilo.protocol.codec import Buffer, decode_factors
 from fedsilo.protocol.errors import OperationError
 from fedsilo.protocol.factors import initial_factors
-from fedsilo.protocol.tasks import ExportDelta, LoadAdapter, LoadOwn
+from fedsilo.protocol.tasks import ExportDelta, LoadAdapter, LoadOwn, LoadReference
 from silo.trainer.run import Done, Run
 from silo.trainer.scale_out import BAD_TASK
 
@@ -34,6 +36,15 @@ def _begun(run: Run) -> Done:
     run.open_step = None
     # here and not after the evaluation: an abandoned round has none, and its donors are not the next one's
     run.donors_trained = 0
+    return Done({})
+
+
+def load_reference(run: Run, task: LoadReference, body: Buffer) -> Done:
+    """Keep an adapter as what the KL term is against. Raises PeerError: it does not fit the schema."""
+    tensors = {name: np.array(values) for name, values in decode_factors(body).tensors.items()}
+    with run.adapter.replaced_by(tensors):
+        pass  # it fits
+    run.learner.reference = tensors
     return Done({})
 
 

@@ -38,6 +38,7 @@ from fedsilo.protocol.tasks import (
     LikelihoodStep,
     LoadAdapter,
     LoadOwn,
+    LoadReference,
     PrivateStep,
     PublicStep,
 )
@@ -60,7 +61,7 @@ class ByExchange(Generic[Event, Action]):
 
 
 _KINDS = frozenset({"lora.factors", "metrics.eval"})
-_TASKS = frozenset({Evaluate, LoadAdapter, PrivateStep, GeneratePublic, PublicStep, ExportDelta})
+_TASKS = frozenset({Evaluate, LoadReference, LoadAdapter, PrivateStep, GeneratePublic, PublicStep, ExportDelta})
 
 
 def _method(name: str, summary: str, swap: step.Swap, kinds: frozenset[str], ruleset: str) -> Method:

@@ -41,6 +41,7 @@ from fedsilo.protocol.tasks import (
     GeneratePublic,
     LikelihoodStep,
     LoadAdapter,
+    LoadReference,
     PrivateStep,
     PublicStep,
     TrainerTask,
@@ -356,6 +357,7 @@ class SiloState:
     waits_for: str = "round"  # round | task | offer | donors | result | end
     offered: tuple[str, int, int] = ("", 0, 0)  # kind, round, step of the offer waited for
     base_evaluated: bool = False
+    has_reference: bool = False  # the trainer has the adapter that the KL term is against, where that is one
     inbox: tuple[MessageArrived, ...] = ()
 
 
@@ -418,6 +420,8 @@ class Silo:
         return self._load(state)
 
     def _load(self, state: SiloState) -> tuple[SiloState, tuple[SiloAction, ...]]:
+        if state.plan.reference_sha256 and not state.has_reference:
+            return self._train(state, LoadReference(state.round, state.plan.reference_sha256))
         task = LoadAdapter(state.round, state.base_digest)
         return replace(state, waits_for="task"), (Fetch(state.base_digest), Train(task))
 
@@ -460,6 +464,8 @@ class Silo:
                 return self._offer(state, Offer("public.responses", round_number, step, body))
             case ExportDelta(round_number) if isinstance(body, pb.Factors):
                 return self._offer(state, Offer(state.plan.lora.update_kind(round_number), round_number, 0, body))
+            case LoadReference():
+                return self._load(replace(state, has_reference=True))
             case LoadAdapter() | PrivateStep() | PublicStep() | LikelihoodStep():
                 return self._next_step(state)
         return state, ()
