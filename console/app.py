@@ -1,6 +1,6 @@
 """The whole console: its screens, what its keys do, and how it is opened on a daemon, several, or a recording.
 
-`ToldConsole` is the console over something else than a daemon alone, a recording played back or a link that is
+`BannerConsole` is the console over something else than a daemon alone, a recording played back or a link that is
 recorded; what it says of that stands where the lock stands and is never dropped from the bar. `ContextConsole` goes
 from one daemon to another. One is attached at a time: going to another stops the reader of the former and begins
 everything anew, locked, and what the former reader still had on its way is dropped by the turn it was read in. The bar
@@ -187,23 +187,23 @@ SCREEN_SECONDS_MAX = 10.0
 
 
 @dataclass(frozen=True)
-class ToldLock(Lock):
-    """A lock with what else is told beside it."""
+class BannerLock(Lock):
+    """A lock with a banner beside it."""
 
-    told: str = ""
+    banner: str = ""
 
     def words(self) -> list[Part]:
         words = super().words()
-        if not self.told:
+        if not self.banner:
             return words
         (whole, _), (least, _) = words[0], words[-1]
-        told = shorter(self.told)
-        return [*((f"{each} {whole}", "warn") for each in told), (f"{told[-1]} {least}", "warn")]
+        banner = shorter(self.banner)
+        return [*((f"{each} {whole}", "warn") for each in banner), (f"{banner[-1]} {least}", "warn")]
 
 
-class ToldConsole(FedConsole):
+class BannerConsole(FedConsole):
     """Args:
-    told: what the bar says, such as `Replay.banner`.
+    banner: what the bar says, such as `Replay.banner`.
     replay: what `.` pauses and `<` `>` move; None where nothing is played back.
     options: of `FedConsole`."""
 
@@ -214,17 +214,17 @@ class ToldConsole(FedConsole):
         ("greater_than_sign", f"seek({SEEK_SECONDS})", ""),
     ]
 
-    def __init__(self, *, told: Callable[[], str], replay: Replay | None = None, **options: Any) -> None:
+    def __init__(self, *, banner: Callable[[], str], replay: Replay | None = None, **options: Any) -> None:
         super().__init__(**options)
-        self._told = told
+        self._banner = banner
         self._replay = replay
 
     @property
     def lock(self) -> Lock:
         lock = super().lock
         # A source that has a banner of its own says it where a live link says "live".
-        told = "" if self.snapshot.link.told else self._told()
-        return ToldLock(lock.person, lock.seconds_left, lock.read_only, told)
+        banner = "" if self.snapshot.link.banner else self._banner()
+        return BannerLock(lock.person, lock.seconds_left, lock.read_only, banner)
 
     @property
     def replays(self) -> bool:
@@ -245,9 +245,9 @@ class ToldConsole(FedConsole):
             self.action_read_now()
 
 
-def run_told(
+def run_with_banner(
     connect: Callable[[], Source],
-    told: Callable[[], str],
+    banner: Callable[[], str],
     *,
     replay: Replay | None = None,
     signer: Signer | None = None,
@@ -257,18 +257,18 @@ def run_told(
 
     Args:
         connect: makes the source, again after each loss.
-        told: what the bar says.
+        banner: what the bar says.
         replay: what the keys move.
         signer: None for looking only.
         options: of `FedConsole`.
     """
-    ToldConsole(told=told, replay=replay, signer=signer, **options).run_on(connect)
+    BannerConsole(banner=banner, replay=replay, signer=signer, **options).run_on(connect)
 
 
 def screen_text(
     connect: Callable[[], Source],
     number: str,
-    told: Callable[[], str],
+    banner: Callable[[], str],
     *,
     cells: int,
     rows: int,
@@ -279,7 +279,7 @@ def screen_text(
     Args:
         connect: makes the source.
         number: of the screen, as its key says.
-        told: what the bar says.
+        banner: what the bar says.
         cells: width.
         rows: height.
         options: of `FedConsole`.
@@ -292,7 +292,7 @@ def screen_text(
     if place is None:
         known = ", ".join(f"{one.key} {one.name}" for one in PLACES)
         raise UsageError(f"there is no screen {number}", hint=f"there are: {known}")
-    app = ToldConsole(told=told, **options)
+    app = BannerConsole(banner=banner, **options)
     drawn: list[str] = []
 
     async def look(pilot: Any) -> None:

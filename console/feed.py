@@ -289,7 +289,7 @@ class Feed:
                 reading, boot_seconds(), wall_time=wall_time, record=record, latency_seconds=latency_seconds
             )
             self._store.answered(self._asking.answers())
-            self._deliver(_told(self._store.snapshot, source))
+            self._deliver(_with_banner(self._store.snapshot, source))
             yield
             if (watcher is None or not watcher.is_alive()) and boot_seconds() - watched_at > WATCH_AGAIN_SECONDS:
                 watched_at = boot_seconds()
@@ -377,10 +377,10 @@ def _named(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def _told(snapshot: Snapshot, source: Source) -> Snapshot:
+def _with_banner(snapshot: Snapshot, source: Source) -> Snapshot:
     """Add to a snapshot what kind of source it is of, where that is no running daemon."""
     banner = getattr(source, "banner", None)
-    return snapshot if banner is None else replace(snapshot, link=replace(snapshot.link, told=banner()))
+    return snapshot if banner is None else replace(snapshot, link=replace(snapshot.link, banner=banner()))
 
 
 class _Asking:

@@ -158,12 +158,12 @@ class RecordingFile:
             if self._began is not None:
                 self._write(body)
 
-    def _add_answer(self, name: str, arguments: Mapping[str, Any], told: Mapping[str, Any]) -> None:
-        question, text = (name, json_text(dict(arguments))), json_text(told)
+    def _add_answer(self, name: str, arguments: Mapping[str, Any], answer: Mapping[str, Any]) -> None:
+        question, text = (name, json_text(dict(arguments))), json_text(answer)
         with self._mutex:
             if self._began is not None and self._last_answers.get(question) != text:
                 self._last_answers[question] = text
-                self._write({"answer": {"name": name, "arguments": dict(arguments), **told}})
+                self._write({"answer": {"name": name, "arguments": dict(arguments), **answer}})
 
     def _write(self, body: Mapping[str, Any]) -> None:
         began = self._clock() if self._began is None else self._began

@@ -252,7 +252,7 @@ class ApprovalScreen(FedScreen):
             fed = self.fed
             rows = releases.one_column(
                 self.shown, width - 2, self.room, time=self.daemon_now, opened=self.opened, person=fed.lock.person,
-                told=fed.snapshot.link.told,
+                banner=fed.snapshot.link.banner,
             )  # fmt: skip
             self.query_one("#column", Lines).draw(rows, greyed=greyed)
 
@@ -299,7 +299,7 @@ class ApprovalScreen(FedScreen):
         inner = width // 2 - 4
         head = releases.header(
             release, width, time=self.daemon_now, opened=self.opened, person=fed.lock.person,
-            told=fed.snapshot.link.told,
+            banner=fed.snapshot.link.banner,
         )  # fmt: skip
         answers = releases.answers(release, width - 4)
         difference = releases.difference(release, inner)
@@ -369,7 +369,7 @@ class ApprovalScreen(FedScreen):
         why = self.why_not(approve=True)
         if self._settled or self.shown.ended_at:
             return line(" esc Back  n Next  h History  d Diff  p Policy  ? Help")
-        if self.fed.snapshot.link.told:  # of what is played back nothing is answered
+        if self.fed.snapshot.link.banner:  # of what is played back nothing is answered
             found = "f Finding  " if self.shown.noticed else ""
             return line(f" esc Back  n Next  {found}h History  d Diff  p Policy  ? Help")
         if self.fed.snapshot.link.state == "disconnected":
@@ -508,8 +508,8 @@ class ApprovalScreen(FedScreen):
         self._again = 0 if left else self._again + 1
         self.opened |= {finding.id}
         number_of, shown = f"{noticed.index(finding) + 1} of {len(noticed)}", self.shown
-        told = self.fed.snapshot.link.told
-        dialog = TextDialog("Finding", lambda cells: finding_lines(finding, number_of, cells, shown, told=told))
+        banner = self.fed.snapshot.link.banner
+        dialog = TextDialog("Finding", lambda cells: finding_lines(finding, number_of, cells, shown, banner=banner))
         self.app.push_screen(dialog)
 
     _again = 0
@@ -519,7 +519,7 @@ class ApprovalScreen(FedScreen):
             self.fed.say("it is not held any more; what left and was archived: fedsilo audit show RECORD --payload")
             return
         order = payload_reading(self.shown, self.fed.lock.person)
-        if self.fed.snapshot.link.told:
+        if self.fed.snapshot.link.banner:
             self.fed.say(PAYLOAD_AWAY)
         elif why := self.fed.why_not_send(order):
             self.fed.say(f"payload: {why}")

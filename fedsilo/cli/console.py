@@ -200,7 +200,7 @@ class _Watched:
     name: what is awaited while it loads.
     site: whose it is said to be; empty for whosever it is.
     socket: of the daemon; None where nothing can be answered.
-    told: what the console says of it; empty for a daemon as it is.
+    banner: what the console says of it; empty for a daemon as it is.
     file: recorded into.
     replay: what is played back; its times are not those of a daemon that runs now."""
 
@@ -208,7 +208,7 @@ class _Watched:
     name: str
     site: str = ""
     socket: Path | None = None
-    told: Callable[[], str] = field(default=lambda: "")
+    banner: Callable[[], str] = field(default=lambda: "")
     file: RecordingFile | None = None
     replay: Replay | None = None
 
@@ -234,7 +234,7 @@ def _from_recording(path: Path, speed: float, at: float, *, still: bool) -> _Wat
     if still:
         replay.pause()
     replay.seek(at)
-    return _Watched(lambda: replay, str(path), told=replay.banner, replay=replay)
+    return _Watched(lambda: replay, str(path), banner=replay.banner, replay=replay)
 
 
 def _recording(path: Path | None, word: str) -> RecordingFile | None:
@@ -344,13 +344,13 @@ def _open_contexts(entries: Sequence[ContextEntry], files: Files, *, read_only: 
 
 def _open(watched: _Watched, files: Files, *, read_only: bool, **options: Any) -> None:
     certificate, key = files
-    from console.app import run_told
+    from console.app import run_with_banner
     from console.feed import Hand
     from console.lock import KeyFiles
 
-    run_told(
+    run_with_banner(
         watched.connect,
-        watched.told,
+        watched.banner,
         replay=watched.replay,
         signer=None if read_only or watched.socket is None else Hand(watched.socket),
         key_files=KeyFiles(certificate, key) if certificate is not None and key is not None else None,
@@ -382,11 +382,11 @@ def _print_once(watched: _Watched, screen: str, *, ascii_only: bool, json_output
     store.read(reading, now, wall_time=time.time(), record=record)
     snapshot = store.snapshot
     if watched.replay is not None:  # it says what it is where a daemon's link would say "live"
-        snapshot = replace(snapshot, skew_seconds=0.0, link=replace(snapshot.link, told=watched.told()))
+        snapshot = replace(snapshot, skew_seconds=0.0, link=replace(snapshot.link, banner=watched.banner()))
     if watched.site and snapshot.site != watched.site:
         raise ConflictError(f"the daemon at {watched.name} is {snapshot.site!r}, not {watched.site!r}")
     size = shutil.get_terminal_size((CELLS_WITHOUT_TERMINAL, ROWS_WITHOUT_TERMINAL))
-    glyphs, told = ASCII if ascii_only else UNICODE, watched.told()
+    glyphs, banner = ASCII if ascii_only else UNICODE, watched.banner()
 
     def text() -> str:
         from fedsilo.views.overview import once_lines
@@ -401,17 +401,17 @@ def _print_once(watched: _Watched, screen: str, *, ascii_only: bool, json_output
             return screen_text(
                 watched.connect,
                 screen,
-                watched.told,
+                watched.banner,
                 cells=size.columns,
                 rows=size.lines,
                 read_only=True,
                 ascii_only=ascii_only,
             )
-        return (in_ascii if ascii_only else str)(f"{told}\n{shown}" if told else shown)
+        return (in_ascii if ascii_only else str)(f"{banner}\n{shown}" if banner else shown)
 
     data = {"time": reading.time, "policy_digest": reading.policy_digest, "state": reading.state}
-    if told:
-        data["told"] = told
+    if banner:
+        data["told"] = banner
     emit("fedconsole", data, json_output=json_output, text=text)
 
 
@@ -422,8 +422,10 @@ def _approvals_lines(snapshot: Any, now: float, cells: int) -> list[Any]:
 
     if not snapshot.held:
         return [line("nothing is held: what waits for a person would stand here")]
-    time, told = snapshot.server_now(now), snapshot.link.told
-    return [row for held in snapshot.held for row in (*releases.printed(held, cells, time=time, told=told), line(""))]
+    time, banner = snapshot.server_now(now), snapshot.link.banner
+    return [
+        row for held in snapshot.held for row in (*releases.printed(held, cells, time=time, banner=banner), line(""))
+    ]
 
 
 # ---- `fedconsole serve` ----------------------------------------------------------------------------------------------
@@ -587,11 +589,11 @@ def session(
 
             run(socket, site=site, **options)
         elif replay is not None:
-            from console.app import run_told
+            from console.app import run_with_banner
             from console.recording import Replay
 
             played = Replay(replay)
-            run_told(lambda: played, played.banner, replay=played, waits_for=str(replay), **options)
+            run_with_banner(lambda: played, played.banner, replay=played, waits_for=str(replay), **options)
 
 
 def _end_with(lifeline: int) -> None:

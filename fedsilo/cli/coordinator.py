@@ -432,18 +432,18 @@ def status_text(state: FreeForm, now: str) -> str:
     """Linear text of `coordinator status`."""
     from fedsilo.control.answers import CoordinatorStatus, read
 
-    told = read(CoordinatorStatus, state)
-    lines = [f"coordinator {told.federation}/{told.coordinator} on {told.address}"]
-    if told.halted:
+    status = read(CoordinatorStatus, state)
+    lines = [f"coordinator {status.federation}/{status.coordinator} on {status.address}"]
+    if status.halted:
         ends = "nothing is taken from any silo until that is put right and the coordinator started again"
-        lines.append(f"HALTED: {told.halted}; {ends}")
-    if told.waits:
-        lines.append(f"WAITS: {told.waits}")
-    if clock := told.clock:
+        lines.append(f"HALTED: {status.halted}; {ends}")
+    if status.waits:
+        lines.append(f"WAITS: {status.waits}")
+    if clock := status.clock:
         condition = "the clock is right by now" if "ahead_seconds" in clock else "that time was wrong"
         lines.append(f"CLOCK: {clock['told']}; if {condition}: coordinator accept-clock --operator NAME")
-    lines.append(_silo_table(told.silos, now))
-    runs = [(run.run, run.state, f"{run.round}/{run.rounds}", run.method) for run in told.runs]
+    lines.append(_silo_table(status.silos, now))
+    runs = [(run.run, run.state, f"{run.round}/{run.rounds}", run.method) for run in status.runs]
     lines.append(table(("run", "state", "round", "method"), runs) if runs else "no runs yet")
     return "\n".join(lines)
 

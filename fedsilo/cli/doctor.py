@@ -173,20 +173,20 @@ def _disk(folder: Path) -> Finding:
     from fedsilo.files.durable import DISK_BYTES_MIN, free_bytes
 
     free = free_bytes(folder)
-    told = f"{free} bytes free for {folder}"
+    text = f"{free} bytes free for {folder}"
     if free < DISK_BYTES_MIN:
-        return Finding("disk", False, told, f"a daemon needs {DISK_BYTES_MIN} bytes to start")
+        return Finding("disk", False, text, f"a daemon needs {DISK_BYTES_MIN} bytes to start")
     if free < DISK_BYTES_LOW:
-        return Finding("disk", None, told, "enough to start; little for payloads, adapters and logs")
-    return Finding("disk", True, told)
+        return Finding("disk", None, text, "enough to start; little for payloads, adapters and logs")
+    return Finding("disk", True, text)
 
 
 def _clock(state_dir: Path | None) -> Finding:
     now = time.time()
-    told = utc(now)
+    text = utc(now)
     log = None if state_dir is None else state_dir / "audit"
     if log is None or not log.is_dir():
-        return Finding("clock", None, f"{told}; nothing here to compare it with")
+        return Finding("clock", None, f"{text}; nothing here to compare it with")
     newest = max((each.stat().st_mtime for each in sorted(log.iterdir())[-_TIMES_LOOKED_AT:]), default=0.0)
     ledger = state_dir / "ledger.sqlite3" if state_dir is not None else None
     if ledger is not None and ledger.is_file():
@@ -195,16 +195,16 @@ def _clock(state_dir: Path | None) -> Finding:
 
         reader = Ledger(ledger, read_only=True)
         try:
-            told, warning = look_offline(reader, now)
+            text, warning = look_offline(reader, now)
         finally:
             reader.close()
         if warning:
-            return Finding("clock", None, told, warning)
+            return Finding("clock", None, text, warning)
     behind = newest - now
     if behind > CLOCK_BEHIND_SECONDS_MAX:
         hint = "certificates and signed commands are judged by it: set it, and let a time service keep it"
-        return Finding("clock", False, f"{told}, {behind:.0f} s behind the log in {log}", hint)
-    return Finding("clock", True, f"{told}, not behind the log in {log}")
+        return Finding("clock", False, f"{text}, {behind:.0f} s behind the log in {log}", hint)
+    return Finding("clock", True, f"{text}, not behind the log in {log}")
 
 
 def _socket(read: Any) -> Finding:
@@ -233,10 +233,10 @@ def _way(read: Any) -> Finding:
     if place.by_files:
         return Finding("way to the coordinator", True, "by files that people carry: nothing is dialled")
     proxy = proxy_of(place)
-    told = f"{place.address}, {'directly' if proxy is None else f'through the proxy {proxy.address}'}"
+    text = f"{place.address}, {'directly' if proxy is None else f'through the proxy {proxy.address}'}"
     if proxy is None and (unread := unread_environment()):
-        return Finding("way to the coordinator", None, told, unread)
-    return Finding("way to the coordinator", True, told)
+        return Finding("way to the coordinator", None, text, unread)
+    return Finding("way to the coordinator", True, text)
 
 
 def _isolation() -> Finding:

@@ -62,11 +62,11 @@ class Answer:
         dataclass(frozen=True)(cls)
 
 
-def read(row: type[Row], told: Any) -> Row:
+def read(row: type[Row], value: Any) -> Row:
     """Return the value of a JSON object; of anything else, an empty one. A value that was read already stays."""
-    if isinstance(told, row):
-        return told
-    found = told if isinstance(told, Mapping) else {}
+    if isinstance(value, row):
+        return value
+    found = value if isinstance(value, Mapping) else {}
     known = fields_of(row)
     values = {name: _value(kind, found.get(_key(name))) for name, (kind, _) in known.items()}
     return row(**values, absent=frozenset(name for name in known if _key(name) not in found))
@@ -77,9 +77,9 @@ def filled(row: type[Row], **values: Any) -> Row:
     return row(**{name: _value(kind, None) for name, (kind, _) in fields_of(row).items()} | values)
 
 
-def read_rows(row: type[Row], told: Any) -> tuple[Row, ...]:
+def read_rows(row: type[Row], values: Any) -> tuple[Row, ...]:
     """Return the values of a JSON list; of anything else, none."""
-    return tuple(read(row, each) for each in told) if isinstance(told, list | tuple) else ()
+    return tuple(read(row, each) for each in values) if isinstance(values, list | tuple) else ()
 
 
 def to_json(value: Any, row: type[Answer] | None = None) -> Any:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from console.app import ToldConsole
+from console.app import BannerConsole
 from console.recording import Replay
 from fedsilo.protocol.errors import NotFoundError
 from fedsilo.views.lines import Line, line, wrap
@@ -56,16 +56,16 @@ STEPS = (
 )
 
 
-class PlayedConsole(ToldConsole):
+class PlayedConsole(BannerConsole):
     """A console that plays a recording and presses keys by itself.
 
     Args:
         steps: in the order of their time.
-        options: of `ToldConsole`; `replay` is needed.
+        options: of `BannerConsole`; `replay` is needed.
     """
 
     def __init__(self, *, replay: Replay, steps: Sequence[Step] = STEPS, **options: Any) -> None:
-        super().__init__(told=replay.banner, replay=replay, **options)
+        super().__init__(banner=replay.banner, replay=replay, **options)
         self._played = replay
         self._steps = list(steps)
         self._over = False

@@ -67,17 +67,17 @@ def certificate_id(row: CertificateRow) -> str:
     return " ".join(filter(None, (row.whose, row.file or row.fingerprint)))
 
 
-def certificate_rows(told: Sequence[CertificateRow], now: float, glyphs: Glyphs) -> list[ShownCertificate]:
+def certificate_rows(answer: Sequence[CertificateRow], now: float, glyphs: Glyphs) -> list[ShownCertificate]:
     """Return the daemon's rows with how each stands now, what ends first on top; one whose end nobody can read comes
     last.
 
     Args:
-        told: by the daemon.
+        answer: by the daemon.
         now: seconds since 1970 by the daemon's clock; 0 while it is not known.
         glyphs: of this terminal.
     """
     rows = []
-    for row in told:
+    for row in answer:
         state, style = state_of(row, now, glyphs)
         left = _ends_in_seconds(row, now)
         rows.append(
@@ -223,7 +223,7 @@ def clock_lines(snapshot: Snapshot, cells: int, glyphs: Glyphs) -> list[Line]:
     skew = snapshot.skew_seconds
     if snapshot.state is None:
         return []
-    if snapshot.link.told:
+    if snapshot.link.banner:
         return wrap("days are counted from the time of what is shown, not from now", cells, "dim")[:1]
     if abs(skew) > SKEW_SECONDS_MAX:
         way = "ahead of" if skew > 0 else "behind"
@@ -236,46 +236,46 @@ def clock_lines(snapshot: Snapshot, cells: int, glyphs: Glyphs) -> list[Line]:
 # ---- one whole -------------------------------------------------------------------------------------
 
 
-def detail_lines(told: CertificateRow, now: float, cells: int, glyphs: Glyphs) -> list[Line]:
+def detail_lines(row: CertificateRow, now: float, cells: int, glyphs: Glyphs) -> list[Line]:
     """Return one certificate whole: its state, what happens when it ends, what renews it, and every other field."""
-    state, style = state_of(told, now, glyphs)
-    left = _ends_in_seconds(told, now)
-    lines = [*field("whose", told.whose, cells, "strong"), *field("state", state, cells, style)]
-    if told.fault:
-        lines += field("fault", told.fault, cells, "bad")
-        lines += field("file", told.file, cells)
-        return [*lines, line(""), *field("look", f"fedsilo certs show {shlex.quote(told.file)}", cells)]
-    life = time_of(told.not_after) - time_of(told.not_before)
-    until = f"{_second(told.not_after)}  {_left_words(left)}"
+    state, style = state_of(row, now, glyphs)
+    left = _ends_in_seconds(row, now)
+    lines = [*field("whose", row.whose, cells, "strong"), *field("state", state, cells, style)]
+    if row.fault:
+        lines += field("fault", row.fault, cells, "bad")
+        lines += field("file", row.file, cells)
+        return [*lines, line(""), *field("look", f"fedsilo certs show {shlex.quote(row.file)}", cells)]
+    life = time_of(row.not_after) - time_of(row.not_before)
+    until = f"{_second(row.not_after)}  {_left_words(left)}"
     lines += field("valid until", until, cells)
-    lines += [line(""), line(("when it ends", "strong")), *wrap(_ENDS.get(told.role, _UNKNOWN_END), cells)]
+    lines += [line(""), line(("when it ends", "strong")), *wrap(_ENDS.get(row.role, _UNKNOWN_END), cells)]
     lines += [line(""), line(("what renews it", "strong"))]
-    for who, command in renewal_of(told):
+    for who, command in renewal_of(row):
         lines += wrap(who, cells, "dim")
         lines += [line("  ", *each) for each in whole(command, cells - 2, "accent")]
     lines.append(line(""))
     facts = [
-        ("subject", told.subject), ("role", told.role),
-        *(("names" if not index else "", name) for index, name in enumerate(told.names or ["none"])),
-        ("issuer", told.issuer), ("fingerprint", told.fingerprint), ("valid from", _second(told.not_before)),
+        ("subject", row.subject), ("role", row.role),
+        *(("names" if not index else "", name) for index, name in enumerate(row.names or ["none"])),
+        ("issuer", row.issuer), ("fingerprint", row.fingerprint), ("valid from", _second(row.not_before)),
         ("life", f"{left_text(life)} in all" if life > 0 else ""),
         ("pinned", {
             "root": "yes: a root that this daemon takes nobody else's word for",
             "by the root": "no: it is good as long as a pinned root vouches for it",
-        }.get(_pinned_word(told), "")),
+        }.get(_pinned_word(row), "")),
         ("in use", {
             True: "yes", False: "no: the daemon still runs with the one before; it reads the file when it starts",
-        }.get(told.in_use, "") if told.in_use is not None else ""),
-        ("file", told.file), ("revoked", NOT_REVOKED),
+        }.get(row.in_use, "") if row.in_use is not None else ""),
+        ("file", row.file), ("revoked", NOT_REVOKED),
     ]  # fmt: skip
     for name, text in facts:
         lines += field(name, text, cells) if text else []
     return lines
 
 
-def renewal_of(told: CertificateRow) -> list[tuple[str, str]]:
+def renewal_of(row: CertificateRow) -> list[tuple[str, str]]:
     """Return who does what, and the command; the keys stay the same, since logs and pins know a party by them."""
-    role, file = told.role, told.file or "FILE.crt"
+    role, file = row.role, row.file or "FILE.crt"
     if role == CA:
         return [
             ("a root is not renewed: a new one is made, in a new folder", "fedsilo certs ca-init NAME --kind KIND "
@@ -283,7 +283,7 @@ def renewal_of(told: CertificateRow) -> list[tuple[str, str]]:
             ("then every party below it asks again, with the keys that it has", "fedsilo certs renew --token TOKEN "
              "--out FOLDER"),
         ]  # fmt: skip
-    name = next((each.rpartition("/")[2] for each in told.names if each.startswith("spiffe://")), "")
+    name = next((each.rpartition("/")[2] for each in row.names if each.startswith("spiffe://")), "")
     identity = f"{role or 'ROLE'}/{name or 'NAME'}"
     folder = shlex.quote(file.rpartition("/")[0] or ".")
     authority = "the consortium" if role in ("silo", "coordinator") else "this site's CA"

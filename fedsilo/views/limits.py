@@ -215,14 +215,14 @@ def look_lines(
     return named("look", flow(pieces, cells - NAME_CELLS, between=glyphs.dot), "warn")
 
 
-def dp_line(told: Limits) -> Line:
+def dp_line(answer: Limits) -> Line:
     """Return it in words; what a daemon says otherwise is repeated, not interpreted."""
-    words = (DP_OFF, "warn") if told.dp == "off" else f"DP {told.dp or 'not told'}"
+    words = (DP_OFF, "warn") if answer.dp == "off" else f"DP {answer.dp or 'not told'}"
     return line((f"{'privacy':{NAME_CELLS}}", "dim"), words)
 
 
-def forecast_lines(told: Limits, cells: int) -> list[Line]:
-    left, bound = told.forecast.rounds_left, told.forecast.bound_by
+def forecast_lines(answer: Limits, cells: int) -> list[Line]:
+    left, bound = answer.forecast.rounds_left, answer.forecast.bound_by
     if left is None:
         return named("forecast", wrap(f"no forecast: {bound or 'not told'}", cells - NAME_CELLS))
     if not left:
@@ -231,26 +231,26 @@ def forecast_lines(told: Limits, cells: int) -> list[Line]:
     return named("forecast", wrap(text, cells - NAME_CELLS))
 
 
-def capacity_lines(told: Limits, cells: int) -> list[Line]:
+def capacity_lines(answer: Limits, cells: int) -> list[Line]:
     """Return what a hostile trainer could carry out, all kinds together."""
-    total = sum(row.bits for row in told.capacity)
+    total = sum(row.bits for row in answer.capacity)
     if not total:
         return named("capacity", wrap("no kind whose values the trainer chooses may leave", cells - NAME_CELLS))
     text = f"at most {total:,.0f} bits ({bytes_text(total / 8)}) a round by a hostile trainer"
     return named("capacity", wrap(text, cells - NAME_CELLS))
 
 
-def not_covered_lines(told: Limits, cells: int) -> list[Line]:
-    more = f"; {told.not_counted}" if told.not_counted else ""
+def not_covered_lines(answer: Limits, cells: int) -> list[Line]:
+    more = f"; {answer.not_counted}" if answer.not_counted else ""
     return named("uncounted", wrap(NOT_COVERED + more, cells - NAME_CELLS, "dim"))
 
 
-def head_lines(told: Limits, rows: Sequence[ShownLimit], cells: int, glyphs: Glyphs, *, brief: bool) -> list[Line]:
+def head_lines(answer: Limits, rows: Sequence[ShownLimit], cells: int, glyphs: Glyphs, *, brief: bool) -> list[Line]:
     """Return what stands above the rows; `brief` leaves what is not covered to the help of the row (`enter`) and the
     twin."""
     look = look_lines(rows, cells, glyphs, most=1 if brief else LOOK_NAMED_MAX)
-    lines = [*look, *forecast_lines(told, cells), dp_line(told), *capacity_lines(told, cells)]
-    return lines if brief else [*lines, *not_covered_lines(told, cells), *legend_lines(rows, cells)]
+    lines = [*look, *forecast_lines(answer, cells), dp_line(answer), *capacity_lines(answer, cells)]
+    return lines if brief else [*lines, *not_covered_lines(answer, cells), *legend_lines(rows, cells)]
 
 
 # ---- one row whole ---------------------------------------------------------------------------------
@@ -270,7 +270,7 @@ def limit_text(row: ShownLimit, cells: int) -> list[Line]:
     )
 
 
-def capacity_text(row: CapacityRow, told: Limits, cells: int) -> list[Line]:
+def capacity_text(row: CapacityRow, answer: Limits, cells: int) -> list[Line]:
     tried = "no scheme that hides bits was tried for this kind"
     if row.planted_bits is not None:
         tried = f"{row.planted_bits:,.0f} bits a round were got out by a scheme planted on purpose: {row.planted}"
@@ -281,7 +281,7 @@ def capacity_text(row: CapacityRow, told: Limits, cells: int) -> list[Line]:
         ("bits", every),
         ("because", row.because),
         ("tried", tried),
-        ("uncounted", told.not_counted),
+        ("uncounted", answer.not_counted),
     )
 
 

@@ -480,8 +480,8 @@ def link_words(snapshot: Snapshot, now: float, glyphs: Glyphs) -> list[Part]:
             return [(f"{glyphs.away} loading", "dim")]
         case "disconnected":
             return [(f"{glyphs.bad} DISCONNECTED", "bad")]
-    if snapshot.link.told:
-        return [(told, "warn") for told in shorter(snapshot.link.told)]
+    if snapshot.link.banner:
+        return [(text, "warn") for text in shorter(snapshot.link.banner)]
     if snapshot.is_stale(now):
         return [(f"{glyphs.need} STALE {duration_text(snapshot.age_seconds(now))}", "warn")]
     latency = snapshot.link.latency_seconds

@@ -50,7 +50,7 @@ def header(
     time: float,
     opened: Collection[str] | None = None,
     person: str = "",
-    told: str = "",
+    banner: str = "",
 ) -> list[Line]:
     """Return who asks for what until when, and what is unusual about it.
 
@@ -60,7 +60,7 @@ def header(
         time: of the daemon's clock, seconds since 1970.
         opened: ids of the findings that were opened here; None where there are no keys to open them.
         person: who looks, where that is known.
-        told: what is read in place of a daemon; empty for a daemon.
+        banner: what is read in place of a daemon; empty for a daemon.
     """
     left = release.left_seconds(time)
     ends: Part = (f"expires in {duration_text(left)}", "warn" if left < 300 else "")
@@ -82,7 +82,7 @@ def header(
     roles = " or ".join(release.approvers.roles) or (HIDDEN if "given" in release.hidden else NOT_TOLD)
     until = release.deferred_until(person, time) if person and not release.ended_at else 0.0
     put_off = [line((f"you put it off for {duration_text(until - time)}", "dim"))] if until else []
-    why_hidden = HIDDEN_IN_SHARED if "share-safe" in told else HIDDEN_IS
+    why_hidden = HIDDEN_IN_SHARED if "share-safe" in banner else HIDDEN_IS
     return [
         *(wrap(why_hidden, cells, "dim") if release.hidden else []),
         *flow([line((release.id, "strong")), line((digest, "accent")), line(age), line(ends), *put_off], cells),
@@ -301,11 +301,11 @@ def one_column(
     time: float,
     opened: Collection[str] | None = None,
     person: str = "",
-    told: str = "",
+    banner: str = "",
 ) -> list[Line]:
     """Return everything in `height` lines of `cells` if it fits; rules that passed are shortened first."""
     inner = cells - LABEL_CELLS
-    head = header(release, cells, time=time, opened=opened, person=person, told=told)
+    head = header(release, cells, time=time, opened=opened, person=person, banner=banner)
     rest = [
         *labelled("stays", stays(release, inner)),
         *labelled("policy", [*policy_summary(release, inner), *uses(release, inner)]),
@@ -328,7 +328,7 @@ def one_column(
     return [*above, *labelled("", shown), *below]
 
 
-def printed(release: Release, cells: int, *, time: float, told: str = "", every_rule: bool = True) -> list[Line]:
+def printed(release: Release, cells: int, *, time: float, banner: str = "", every_rule: bool = True) -> list[Line]:
     """Everything for readers without keys: digests and moments whole, who answered when, each finding, every rule."""
     given, held = release.approvers.given, release.state == "held"
     if not held and not release.ended_at:
@@ -337,7 +337,7 @@ def printed(release: Release, cells: int, *, time: float, told: str = "", every_
     whole = {"policy": release.policy.digest, "digest": release.digest}
     digests = {part: HIDDEN if part in release.hidden else f"sha256:{digest}" for part, digest in whole.items()}
     return [
-        *one_column(release, cells, 10_000, time=time, told=told),
+        *one_column(release, cells, 10_000, time=time, banner=banner),
         *labelled("state", wrap(f"{release.state}, revision {release.revision}", cells - LABEL_CELLS)),
         *labelled("times", wrap(f"held since {moment_text(release.held_since)}, {until}", cells - LABEL_CELLS)),
         *labelled("answered", [row for one in given for row in answer_lines(one, one.time, cells - LABEL_CELLS)]),
@@ -430,7 +430,7 @@ _UNKNOWN = ("this console does not know this kind of finding", "look at the poli
 
 
 def finding_lines(
-    finding: Finding, number_of: str, cells: int, release: Release | None = None, *, told: str = ""
+    finding: Finding, number_of: str, cells: int, release: Release | None = None, *, banner: str = ""
 ) -> list[Line]:
     """Return one finding whole.
 
@@ -439,7 +439,7 @@ def finding_lines(
         number_of: such as "1 of 2".
         cells: of a line.
         release: that it was found in; with it a hit of a text screen is told with what was counted and what would pass.
-        told: what is read in place of a daemon that runs, of whose payloads none can be shown; "" for a daemon.
+        banner: what is read in place of a daemon that runs, of whose payloads none can be shown; "" for a daemon.
     """
     means, then = _MEANS.get(finding.code, _UNKNOWN)
     is_hit = finding.code == "SCREEN_HIT" and release is not None
@@ -450,7 +450,7 @@ def finding_lines(
         (),
         *(hit_lines(finding, release, cells) if is_hit and release is not None else meant),
         *wrap(f"What to do: {then}.", cells, "strong"),
-        *(wrap(f"{PAYLOAD_AWAY} At the silo itself v shows it.", cells, "dim") if is_hit and told else []),
+        *(wrap(f"{PAYLOAD_AWAY} At the silo itself v shows it.", cells, "dim") if is_hit and banner else []),
     ]
     if finding.evidence:
         rows += [(), line(("where it was found" if finding.code == "SCREEN_HIT" else "what was compared", "dim"))]
@@ -606,20 +606,20 @@ def _bars(counts: Sequence[int], glyphs: Glyphs) -> str:
 # ---- beside the last one ----------------------------------------------------------------------------
 
 
-def comparison_lines(told: Comparison, cells: int) -> list[Line]:
+def comparison_lines(comparison: Comparison, cells: int) -> list[Line]:
     """Return a whole release beside the last one of its kind, differences first."""
-    against = told.against
+    against = comparison.against
     if against is None:
-        return wrap(told.note or "there is nothing to compare with", cells, "strong")
+        return wrap(comparison.note or "there is nothing to compare with", cells, "strong")
     people = ", ".join(against.approved_by)
     became = f"left {against.at}, " + (f"approved by {people}" if people else "nobody was asked")
     if (against.state or "left") != "left":
         no = f" by {', '.join(against.rejected_by)}" if against.rejected_by else ""
         became = f"held since {against.at}, {against.state}{no}: it did not leave"
     rows = wrap(f"against round {against.round} of run {against.run}, {became}", cells)
-    if told.note:
-        rows += wrap(told.note, cells, "warn")
-    differing, same = ([row for row in told.rows if row.differs is so] for so in (True, False))
+    if comparison.note:
+        rows += wrap(comparison.note, cells, "warn")
+    differing, same = ([row for row in comparison.rows if row.differs is so] for so in (True, False))
     for title, style, part in (("differs", "warn", differing), ("same", "dim", same)):
         if part:
             rows += [(), line((f"{title}: {len(part)}", style))]
@@ -631,14 +631,14 @@ def comparison_lines(told: Comparison, cells: int) -> list[Line]:
                 ],
                 cells,
             )
-    if told.tensors:
-        text = f"L2 norm of {len(told.tensors)} of {told.tensors_total} tensors, largest change first"
+    if comparison.tensors:
+        text = f"L2 norm of {len(comparison.tensors)} of {comparison.tensors_total} tensors, largest change first"
         rows += [(), line((text, "accent"))]
         rows += table(
             ("tensor", "before", "now", "times"),
             [
                 [(one.name, ""), (_value(one.before), ""), (_value(one.now), ""), (_times(one.times), "")]
-                for one in told.tensors
+                for one in comparison.tensors
             ],
             cells,
             right=frozenset({1, 2, 3}),

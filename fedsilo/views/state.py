@@ -35,7 +35,7 @@ class Link:
     hint: str = ""
     received_at: float = -math.inf  # of the last snapshot
     retry_at: float = -math.inf
-    told: str = ""  # what is read in place of a daemon that runs, such as a replay; "" for a daemon
+    banner: str = ""  # what is read in place of a daemon that runs, such as a replay; "" for a daemon
     latency_seconds: float = 0.0  # that the last reading took; 0 while not measured
 
 
@@ -223,10 +223,12 @@ def ended(shown: Release, state: str, given: tuple[str, ...], at: float) -> Rele
 NO_LONGER = "no longer held"  # while how it ended is not known
 
 
-def ending_text(told: Release) -> str:
+def ending_text(release: Release) -> str:
     """Return how a release ended, and by whom where people answered: such as "rejected by alice"."""
-    people = [name for name, *_ in told.refused] if told.state == "rejected" else list(told.given)
-    return f"{told.state} by {', '.join(people)}" if people and told.state not in _WITHOUT_PEOPLE else told.state
+    people = [name for name, *_ in release.refused] if release.state == "rejected" else list(release.given)
+    return (
+        f"{release.state} by {', '.join(people)}" if people and release.state not in _WITHOUT_PEOPLE else release.state
+    )
 
 
 _WITHOUT_PEOPLE = ("expired", "missed")
@@ -254,8 +256,8 @@ def why_not_change(snapshot: Snapshot, now: float) -> str:
         return f"{snapshot.link.cause}: nothing can be changed"
     if snapshot.link.state != "live":
         return "disconnected: nothing can be changed"
-    if snapshot.link.told:
-        return f"{snapshot.link.told.partition(' ')[0]}: nothing can be changed"
+    if snapshot.link.banner:
+        return f"{snapshot.link.banner.partition(' ')[0]}: nothing can be changed"
     return "the view is stale: nothing can be changed" if snapshot.is_stale(now) else ""
 
 
@@ -322,10 +324,10 @@ def release_of(data: Any) -> Release:
 _OF_A_RELEASE = frozenset({"digest", "leaves", "policy", "budget", "findings", "difference", "consequences"})
 
 
-def _rule(told: answers.JudgedRule) -> Rule:
-    measured, limit = (value_text(value, told.rule, narrow=True) for value in (told.measured, told.limit))
-    usual = _usual(told.usual or {}, told.rule)
-    return Rule(told.rule, told.outcome, measured, limit, usual, _is_near(told.measured, told.limit))
+def _rule(judged: answers.JudgedRule) -> Rule:
+    measured, limit = (value_text(value, judged.rule, narrow=True) for value in (judged.measured, judged.limit))
+    usual = _usual(judged.usual or {}, judged.rule)
+    return Rule(judged.rule, judged.outcome, measured, limit, usual, _is_near(judged.measured, judged.limit))
 
 
 def _usual(data: Mapping[str, Any], rule: str) -> str:
@@ -376,9 +378,9 @@ def value_text(value: Any, rule: str = "", *, narrow: bool = False) -> str:
     return str(value)
 
 
-def refusal_text(told: Mapping[str, Any]) -> str:
+def refusal_text(refusal: Mapping[str, Any]) -> str:
     """Return why a silo was refused: what was expected of it and what it said, digests by their ends."""
-    shown = {key: value_text(value) for key, value in told.items()}
+    shown = {key: value_text(value) for key, value in refusal.items()}
     if not {"field", "expected", "got"} <= shown.keys():
         return " ".join(f"{key} {value}" for key, value in shown.items() if value)
     code = f" [{shown['code']}]" if shown.get("code") else ""

@@ -647,23 +647,23 @@ def preview(config: SiloConfig, *, max_prompt_tokens: int, show: int) -> Preview
         raise OperationError(f"the process that renders prompts ended with status {status} and no answer") from error
 
 
-def _preview_of(told: Any) -> Preview:
+def _preview_of(report: Any) -> Preview:
     sets = {
         name: Lengths(
-            int(told["sets"][name]["rows"]),
-            tuple(int(each) for each in told["sets"][name]["prompt_tokens"]),
-            tuple(int(each) for each in told["sets"][name]["answer_tokens"]),
-            int(told["sets"][name]["overlong"]),
-            {str(topic): int(rows) for topic, rows in told["sets"][name]["topics"].items()},
-            int(told["sets"][name]["ended"]),
-            int(told["sets"][name]["alike"]),
-            int(told["sets"][name]["without_text"]),
+            int(report["sets"][name]["rows"]),
+            tuple(int(each) for each in report["sets"][name]["prompt_tokens"]),
+            tuple(int(each) for each in report["sets"][name]["answer_tokens"]),
+            int(report["sets"][name]["overlong"]),
+            {str(topic): int(rows) for topic, rows in report["sets"][name]["topics"].items()},
+            int(report["sets"][name]["ended"]),
+            int(report["sets"][name]["alike"]),
+            int(report["sets"][name]["without_text"]),
         )
         for name in ("private", "public", "held_out")
     }
     prompts = [
         Shown(str(each["id"]), str(each["file"]), int(each["line"]), int(each["tokens"]), str(each["text"]))
-        for each in told["prompts"]
+        for each in report["prompts"]
     ]
     return Preview(sets, tuple(prompts))
 

@@ -198,7 +198,7 @@ def near_match(tmp_path_factory: pytest.TempPathFactory) -> Any:
 @pytest.mark.parametrize("told", ["", "REPLAY 00:05 of 02:00 x1, 2026-12-01 10:00:00Z, WITH LOCAL DATA"])
 async def test_a_near_match_is_read_whole_from_the_screen_alone(near_match: Any, told: str) -> None:
     async with console(read_only=True) as desk:
-        await desk.show(replace(near_match, skew_seconds=0.0, link=replace(near_match.link, told=told)))
+        await desk.show(replace(near_match, skew_seconds=0.0, link=replace(near_match.link, banner=told)))
         await desk.press("enter")
         desk.shows("HIT overlap/ngram: row", "private text, counted overlap/ngram", "allowed 0")
         await desk.press("f")

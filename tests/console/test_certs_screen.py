@@ -72,7 +72,7 @@ def test_what_cannot_be_judged_never_counts_as_good(row: dict[str, Any], now: fl
         ([GOOD], {"skew_seconds": 95.0}, ("the daemon's clock is 95 s ahead of this machine's",)),
         ([GOOD], {"skew_seconds": -40.0}, ("is 40 s behind this machine's",)),
         ([GOOD], {"skew_seconds": 20.0}, ("clock skew 20 s",)),
-        ([GOOD], {"link": Link("live", told="REPLAY, paused")}, ("not from now",)),
+        ([GOOD], {"link": Link("live", banner="REPLAY, paused")}, ("not from now",)),
     ],
 )  # fmt: skip
 def test_the_head_counts_what_needs_somebody_and_says_whose_clock_counts(

@@ -24,13 +24,13 @@ TOLD = "REPLAY 00:05 of 03:36 paused, 2026-12-01 10:00:00Z, share-safe"
 
 def shared(state: dict[str, Any]) -> Snapshot:
     snapshot = live(released_state(state))
-    return replace(snapshot, link=replace(snapshot.link, told=TOLD))
+    return replace(snapshot, link=replace(snapshot.link, banner=TOLD))
 
 
 def once(snapshot: Snapshot) -> str:
     (held,) = snapshot.held
     now = snapshot.link.received_at
-    rows = releases.one_column(held, 100, 100, time=snapshot.server_now(now), told=snapshot.link.told)
+    rows = releases.one_column(held, 100, 100, time=snapshot.server_now(now), banner=snapshot.link.banner)
     return to_text([*rows, *once_lines(snapshot, now, 100, UNICODE), releases.signature_line(held)])
 
 
@@ -62,7 +62,7 @@ def test_nothing_that_is_hidden_is_a_change_or_a_need_and_nothing_can_be_answere
     snapshot = shared(silo(release()))
     (held,), (known,) = snapshot.held, live(silo(release())).held
     assert changed_since(held, snapshot) == ""
-    link = replace(snapshot.link, told="")
+    link = replace(snapshot.link, banner="")
     assert why_not_answer(held, replace(snapshot, link=link), link.received_at, approve=False)
     # a daemon that told the digest once and another one, or none, later is a change all the same
     assert changed_since(known, snapshot) and changed_since(known, live(silo(release()), policy_digest="1" * 64))

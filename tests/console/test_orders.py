@@ -122,7 +122,7 @@ def test_T36_an_order_is_off_once_what_it_was_made_from_changed(state: dict[str,
 def test_an_abort_is_of_one_round_and_nothing_is_ordered_of_what_is_no_daemon() -> None:
     order = made("abort", live(at_coordinator()))
     assert "round 3 of 3" in order.why_not(live(at_coordinator(round=3)), "alice", 100.0)
-    for link, why in ((Link("disconnected"), "disconnected"), (Link("live", received_at=100.0, told="REPLAY 00:01"),
+    for link, why in ((Link("disconnected"), "disconnected"), (Link("live", received_at=100.0, banner="REPLAY 00:01"),
                                                               "REPLAY: nothing can be changed")):  # fmt: skip
         assert why in order.why_not(replace(live(at_coordinator()), link=link), "alice", 100.0)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from console.app import ToldLock
+from console.app import BannerLock
 from console.feed import Store
 from console.screens.overview import FIGURES_KEY, OverviewFigures
 from fedsilo.views import overview
@@ -171,7 +171,7 @@ REPLAYED = f"REPLAY 00:10 of 02:00 paused, 2026-12-01 10:00:00Z, {LOCAL}"
 
 
 def bar(snapshot: Snapshot, lock: Lock | None = None, *, at: float = 100.0, cells: int = 120, told: str = "") -> str:
-    shown = replace(snapshot, link=replace(snapshot.link, told=told)) if told else snapshot
+    shown = replace(snapshot, link=replace(snapshot.link, banner=told)) if told else snapshot
     text = to_text([top_bar(shown, lock or Lock(), at, cells, UNICODE)])
     assert len(text) <= cells
     return text
@@ -197,7 +197,7 @@ def test_the_bar_keeps_the_party_and_what_is_recorded_or_replayed_before_the_lat
         ("RECORDING STOPPED: the disk has 12 MiB", "RECORDING STOPPED"),
         ("", "UNLOCKED"),
     ):
-        text = bar(snapshot, ToldLock("bob", 899.0, told=told), cells=cells)
+        text = bar(snapshot, BannerLock("bob", 899.0, banner=told), cells=cells)
         assert all(fact in text for fact in ("hospital_a", "live", "bob UNLOCKED", kept)), text
         assert ("2 ms" in text) == (cells >= 100 or not told), text
     for told in (REPLAYED, REPLAYED.replace(LOCAL, "share-safe"), "REPLAY"):

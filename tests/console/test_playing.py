@@ -31,7 +31,7 @@ async def test_it_goes_through_its_scenes_and_closes() -> None:
         async with app.run_test(size=(112, 36)) as pilot, asyncio.timeout(WAIT_SECONDS):
             while app.snapshot.state is None:
                 await pilot.pause(0.05)
-            assert "REPLAY" in app.snapshot.link.told and app.snapshot.held
+            assert "REPLAY" in app.snapshot.link.banner and app.snapshot.held
             for step in STEPS:
                 time[0] = step.at
                 app.play_on()
