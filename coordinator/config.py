@@ -36,6 +36,15 @@ class IdentityFiles(_Closed):
     operators: Path  # roles.yaml: who may submit, start and abort runs here
 
 
+class ExpectedModel(_Closed):
+    """Hashes of a silo that has a model of its own."""
+
+    base_model_sha256: Sha256
+    tokenizer_sha256: Sha256
+    template_sha256: Sha256
+    lora_schema_sha256: Sha256
+
+
 class Expected(_Closed):
     """Hashes that a silo must have to join; a difference is refused with both values."""
 
@@ -49,6 +58,8 @@ class Expected(_Closed):
     own_verifiers_sha256: Sha256 | None = None
     mixed_verifiers: Literal["refuse", "allow"] = "refuse"
     lora_schema: Path  # JSON as `fedsilo policy schema make` writes it
+    # Silos with another model: they join, and take part in runs whose method lets models differ (`responses-only`).
+    models: dict[str, ExpectedModel] = Field(default_factory=dict)
 
 
 class PublicFile(_Closed):

@@ -220,7 +220,7 @@ class Services:
         silo, envelope, body = arrived.silo, arrived.envelope, arrived.body
         match body:
             case pb.Hello():
-                check_hello(body, self._dependencies.agreed, silos=len(self._dependencies.silos))
+                check_hello(body, self._dependencies.agreed.of(silo), silos=len(self._dependencies.silos))
             case pb.Fetch():
                 return Prepared(adapter=self._adapter(session, silo, body))
             case pb.Checkpoint():
@@ -289,7 +289,9 @@ class Services:
         )
         try:
             member.hello = db.as_json(
-                facts_as_fields(check_hello(hello, self._dependencies.agreed, silos=len(self._dependencies.silos)))
+                facts_as_fields(
+                    check_hello(hello, self._dependencies.agreed.of(silo), silos=len(self._dependencies.silos))
+                )
             )
         except PeerError as error:
             self._seen[silo].greetings = 0

@@ -29,7 +29,7 @@ from fedsilo.protocol.errors import PeerError, WireCode
 from fedsilo.protocol.isolation import ISOLATION_LEVELS
 from fedsilo.protocol.kinds import OUTBOUND_KINDS, REFT_KINDS, TENSOR_KINDS
 from fedsilo.protocol.place import Place
-from fedsilo.protocol.plan import Plan
+from fedsilo.protocol.plan import Plan, SiloModel
 from fedsilo.protocol.services import PROTOCOL_VERSION
 from fedsilo.protocol.text import harmless
 from policies import engine, screens
@@ -57,6 +57,12 @@ class Agreed:
     held_out_sha256: str
     own_verifiers_sha256: str = ""  # empty: no site brings a verifier of its own
     mixed_verifiers: str = "refuse"
+    models: Mapping[str, SiloModel] = field(default_factory=dict)  # of silos that have another
+
+    def of(self, silo: str) -> Agreed:
+        """Return what this silo must have."""
+        own = self.models.get(silo)
+        return self if own is None else replace(self, **own.model_dump())
 
 
 @dataclass(frozen=True)

@@ -68,6 +68,7 @@ from fedsilo.protocol.clocks import in_words as time_in_words
 from fedsilo.protocol.codec import canonical_json, sha256_hex
 from fedsilo.protocol.errors import ConflictError, FedSiloError, NotFoundError, OperationError, UsageError
 from fedsilo.protocol.kinds import TENSOR_KINDS
+from fedsilo.protocol.plan import SiloModel
 from policies.load import load_policy
 from policies.model import Policy
 from policies.schema import LoraSchema, schema_from_json
@@ -218,6 +219,8 @@ def check_shared(config: CoordinatorConfig) -> Shared:
     """Check as `check` does, without the daemon's keys: what a person may read who submits a run."""
     charter = load_policy(_read(config.charter, "coordinator init"), str(config.charter))
     expected = config.expected
+    if strangers := sorted(expected.models.keys() - set(config.silos)):
+        raise UsageError(f"{config.source}: expected.models: {strangers[0]} is not listed under silos")
     schema = schema_from_json(_read(expected.lora_schema, "fedsilo policy schema make"), str(expected.lora_schema))
     if schema.base_model_sha256 != expected.base_model_sha256:
         raise UsageError(f"{expected.lora_schema} is for another base model than {config.source} expects")
@@ -249,6 +252,7 @@ def check_shared(config: CoordinatorConfig) -> Shared:
         held_out_sha256=config.held_out.sha256,
         own_verifiers_sha256=expected.own_verifiers_sha256 or "",
         mixed_verifiers=expected.mixed_verifiers,
+        models={silo: SiloModel(**each.model_dump()) for silo, each in expected.models.items()},
     )
     return Shared(config, charter, schema, public, agreed, tuple(warnings))
 

@@ -178,10 +178,12 @@ class Context:
         topics: topic labels of the held-out set.
         now_seconds: UTC; the caller passes max(last seen, clock).
         expected_sender: this party's own SPIFFE id on egress, the certificate's on ingress.
+        silo: the party's own name, where it is a silo.
     """
 
     now_seconds: float
     expected_sender: str
+    silo: str = ""
     plan: Plan | None = None
     schema: LoraSchema | None = None
     base_digest: str = ""

@@ -23,7 +23,7 @@ from fedsilo.protocol.errors import NotFoundError, UsageError
 from fedsilo.protocol.factors import initial_frozen_sha256
 from fedsilo.protocol.methods import method_named, require_exchange, require_solutions
 from fedsilo.protocol.place import Place
-from fedsilo.protocol.plan import SHIFTING, Plan
+from fedsilo.protocol.plan import SHIFTING, Plan, SiloModel
 from policies.engine import Context, History, Message, decide, measure
 from policies.model import Policy
 from policies.rules import RULES
@@ -114,6 +114,8 @@ class Agreement(Protocol):
     def own_verifiers_sha256(self) -> str: ...
     @property
     def mixed_verifiers(self) -> str: ...
+    @property
+    def models(self) -> Mapping[str, SiloModel]: ...
 
 
 @dataclass(frozen=True)
@@ -142,6 +144,7 @@ class Fixed:
             "base_model_sha256": agreed.base_model_sha256,
             "tokenizer_sha256": agreed.tokenizer_sha256,
             "template_sha256": agreed.template_sha256,
+            "models": {silo: model.model_dump() for silo, model in agreed.models.items()},
             "load": agreed.load,
             "mixed_base": agreed.mixed_base,
             "own_verifiers_sha256": agreed.own_verifiers_sha256,
@@ -329,6 +332,7 @@ def plan_from_request(document: strict_yaml.Document, fixed: Fixed, silos: tuple
             )
         fields[name] = value
     fields["silos"] = list(silos)
+    fields["models"] = {silo: model for silo, model in fields["models"].items() if silo in silos}
     _refuse_unknown(silos, "silos", fixed, document)
     if isinstance(steps := fields.get("silo_steps"), Mapping):
         _refuse_unknown(steps, "silo_steps", fixed, document)
@@ -392,7 +396,12 @@ def _plan_of(given: Mapping[str, Any], document: strict_yaml.Document) -> Plan:
     try:
         require_exchange(plan)
     except UsageError as error:
-        keys = {"SILO_STEPS": "silo_steps", "AGGREGATE": "aggregate", "START_ADAPTER": START_ADAPTER}
+        keys = {
+            "SILO_STEPS": "silo_steps",
+            "AGGREGATE": "aggregate",
+            "MODELS": "method",
+            "START_ADAPTER": START_ADAPTER,
+        }
         key = keys.get(error.code, "exchange")
         raise UsageError(f"{document.place((key,))}: {error.message}", hint=error.hint) from error
     return plan
@@ -418,6 +427,9 @@ def _mistake(error: ValidationError, fields: Mapping[str, Any], document: strict
             return UsageError(f"{document.place(('aggregate',))}: {message}", hint="aggregate: mean")
         hint = "trim goes with trimmed_mean; a median takes 3 updates, a trimmed mean more than twice its trim (quorum)"
         return UsageError(f"{document.place(('aggregate',))}: {message}", hint=hint)
+    if message.startswith("models: "):
+        hint = "`models` is what coordinator.yaml expects of silos with another model"
+        return UsageError(f"{document.place(('method',))}: {message}", hint=hint)
     if message.startswith("silo_steps"):
         hint = "at least an eighth of local_steps, since an update counts the more the fewer steps made it"
         return UsageError(f"{document.place(('silo_steps',))}: {message}", hint=hint)

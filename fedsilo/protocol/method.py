@@ -245,6 +245,7 @@ class Method:
         tasks: those that its silo half names. Each is carried out by a module of `silo/trainer/tasks`.
         swaps: whether silos wait for each other's answers at each public step under `exchange: step`.
         options: model of what a plan may say of this method alone (`Plan.options`).
+        same_model: whether all silos must have one base model, tokenizer and template, as what crosses is of one.
         solutions: whether it takes the solutions of the public file, so that each row must have one.
     """
 
@@ -261,6 +262,7 @@ class Method:
     swaps: bool = False
     options: type[Options] = Options
     solutions: bool = False
+    same_model: bool = True
 
     @property
     def keeps_own(self) -> bool:

@@ -114,6 +114,15 @@ class Lora(_Closed):
         return UPDATE_KIND[self.fixed_in(number)]
 
 
+class SiloModel(_Closed):
+    """The model of a silo that has another than the plan's, and the schema of its own factors."""
+
+    base_model_sha256: Sha256
+    tokenizer_sha256: Sha256
+    template_sha256: Sha256
+    lora_schema_sha256: Sha256
+
+
 class Evaluation(_Closed):
     prompts: int = Field(512, ge=1)
     samples: int = Field(4, ge=1)
@@ -169,6 +178,7 @@ class Plan(_Closed):
     base_model_sha256: Sha256
     tokenizer_sha256: Sha256
     template_sha256: Sha256
+    models: dict[Name, SiloModel] = Field(default_factory=dict)  # of silos that have another, under some methods
     load: Literal["fp32", "bf16", "nf4", "fp8"] = "fp32"
     mixed_base: Literal["refuse", "allow"] = "refuse"
     own_verifiers_sha256: Sha256 | Literal[""] = ""  # of verifiers that packages bring; empty: no silo has one
@@ -193,6 +203,14 @@ class Plan(_Closed):
             raise ValueError("a silo is listed twice")
         if self.quorum > len(self.silos):
             raise ValueError(f"quorum {self.quorum} exceeds the {len(self.silos)} silos of the roster")
+        return self
+
+    @model_validator(mode="after")
+    def _unlike_models_share_nothing(self) -> Plan:
+        if strangers := sorted(self.models.keys() - set(self.silos)):
+            raise ValueError(f"models: {strangers[0]} is not in the roster")
+        if self.models and self.lora.freeze != "none":
+            raise ValueError("models: factors that are frozen are drawn for one model")
         return self
 
     @model_validator(mode="after")
@@ -246,8 +264,9 @@ class Plan(_Closed):
         fields = {**self.model_dump(mode="json"), "objective": self.objective.stated()}
         if self.aggregate == "mean":  # not said: a plan that never spoke of it keeps its digest
             del fields["aggregate"], fields["trim"]
-        if not self.options:
-            del fields["options"]
+        for name in ("options", "models"):
+            if not fields[name]:
+                del fields[name]
         if not self.start_adapter_sha256:
             del fields["start_adapter_sha256"]
         return canonical_json(fields).decode()
@@ -267,6 +286,11 @@ class Plan(_Closed):
         """Digest of the adapter that the KL term is against; empty: of none, or there is no such term."""
         wanted = self.objective.kl_reference == "start_adapter" and self.objective.kl_coefficient > 0
         return self.start_adapter_sha256 if wanted else ""
+
+    def model_of(self, silo: str) -> SiloModel:
+        """Return the model of a silo: its own entry, or what all others have."""
+        common = (self.base_model_sha256, self.tokenizer_sha256, self.template_sha256, self.lora.schema_sha256)
+        return self.models.get(silo) or SiloModel(**dict(zip(SiloModel.model_fields, common, strict=True)))
 
     def steps_of(self, silo: str) -> int:
         """GRPO steps of a silo in a round."""
@@ -350,4 +374,5 @@ def digests_of(plan: Plan) -> dict[str, str]:
         "template": plan.template_sha256, "lora_schema": plan.lora.schema_sha256,
         "public_set": plan.public_set_sha256, "held_out": plan.held_out_sha256,
         **({"start_adapter": plan.start_adapter_sha256} if plan.start_adapter_sha256 else {}),
+        **{f"base_model of {silo}": model.base_model_sha256 for silo, model in plan.models.items()},
     }  # fmt: skip

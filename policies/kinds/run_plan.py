@@ -85,6 +85,7 @@ class RunPlan(Closed):
 def measure(body: pb.RunPlan, message: Message, context: Context) -> Facts:
     plan, accepted = plan_from_canonical(body.canonical_json), context.plan
     method = METHODS.get(plan.method)
+    model = plan.model_of(context.silo)
     fewest = min(plan.steps_of(silo) for silo in plan.silos)
     return {
         "plan_sha256": plan.digest,
@@ -109,10 +110,10 @@ def measure(body: pb.RunPlan, message: Message, context: Context) -> Facts:
         "learning_rate": plan.optimiser.learning_rate,
         "wire_dtype": plan.wire_dtype,
         "rank": plan.lora.rank,
-        "base_model_sha256": plan.base_model_sha256,
-        "tokenizer_sha256": plan.tokenizer_sha256,
-        "template_sha256": plan.template_sha256,
-        "schema_sha256": plan.lora.schema_sha256,
+        "base_model_sha256": model.base_model_sha256,
+        "tokenizer_sha256": model.tokenizer_sha256,
+        "template_sha256": model.template_sha256,
+        "schema_sha256": model.lora_schema_sha256,
         "start_adapter_sha256": plan.start_adapter_sha256,
         "freeze": plan.lora.freeze,
         "frozen_of_seed": context.schema is not None
@@ -203,7 +204,7 @@ def plan_federation(facts: Facts, policy: Policy, history: History) -> Judgement
 
 @rule("plan model", "PLAN_MODEL")
 def plan_model(facts: Facts, policy: Policy, history: History) -> Judgement:
-    """Base model, tokenizer and chat template are the pinned ones."""
+    """Base model, tokenizer and chat template that the plan names for this silo are the pinned ones."""
     for key in ("base_model_sha256", "tokenizer_sha256", "template_sha256"):
         judgement = equal(facts[key], getattr(policy.file.model, key), ("model", key))
         if judgement.outcome == "deny":

@@ -439,6 +439,7 @@ def context_of(
     return Context(
         now_seconds=now_seconds,
         expected_sender=expected_sender,
+        silo=site.spiffe_id.rpartition("/")[2],
         plan=view.plan,
         schema=site.schema,
         base_digest=view.base_digest,

@@ -401,7 +401,8 @@ class Agreement:
             in {self._judge.policy.digest, self._client.policy_said} - {""},
             "base_digest": transcript.base_digest == body.base_digest
             and self._judge.view.told_adapter in ("", body.base_digest),
-            "schema_sha256": transcript.schema_sha256 == self._site.schema.digest,
+            "schema_sha256": transcript.schema_sha256 == plan.lora.schema_sha256
+            and plan.model_of(config.silo).lora_schema_sha256 == self._site.schema.digest,
             "public_set_sha256": transcript.public_set_sha256 == self._site.public.sha256,
             "pool": pool_stands(transcript, plan, self._ledger, config.silo),
         }

@@ -368,10 +368,11 @@ class RoundResume:
         self._saved_after, self._run, self._round, self.waiting = None, "", 0, []
         self._passed_over.clear()
 
-    def find(self, run: str, round_number: int) -> list[MessageArrived]:
+    def find(self, plan: Plan, round_number: int) -> list[MessageArrived]:
         """Return the messages that the method got of a round that this silo was in, and have them wait."""
+        run = plan.run
         stored = self._ledger.kept_of_round(run, round_number)
-        if any(message["kind"] == "round.open" for message in stored) and not self._is_agreed(run, round_number):
+        if any(message["kind"] == "round.open" for message in stored) and not self._is_agreed(plan, round_number):
             if self._waits(run, round_number):
                 # killed as it was agreed on: that comes again, and what came before it (donors) does not
                 stored = [message for message in stored if message["kind"] != "round.open"]
@@ -391,13 +392,14 @@ class RoundResume:
         signed = self._ledger.transcript(run, round_number)
         return bool(signed and signed["opening"] and not signed.get("agreed") and not signed["others"])
 
-    def _is_agreed(self, run: str, round_number: int) -> bool:
+    def _is_agreed(self, plan: Plan, round_number: int) -> bool:
         """Return True if the round had begun, agreed on what this site has after the restart (T20)."""
-        signed = self._ledger.transcript(run, round_number)
+        signed = self._ledger.transcript(plan.run, round_number)
         if signed is None or not signed.get("agreed") or signed["others"]:
             return False
         transcript, site = transcript_from_canonical(signed["transcript"]), self._site
-        named = (transcript.policies.get(site.config.silo), transcript.schema_sha256, transcript.public_set_sha256)
+        schema = plan.model_of(site.config.silo).lora_schema_sha256
+        named = (transcript.policies.get(site.config.silo), schema, transcript.public_set_sha256)
         return named == (self._judge.policy.digest, site.schema.digest, site.public.sha256)
 
     def trainer_saved(self, resumed: object) -> None:
@@ -871,7 +873,7 @@ class RunManager:
             return
         run, canonical, view = opened
         plan, round_number = plan_from_canonical(canonical), int(view.get("round", 0))
-        messages = self.resume.find(run, round_number)
+        messages = self.resume.find(plan, round_number)
         self._begin(plan, resume=self.resume.begun or method_named(plan.method).keeps_own)
         self._judge.view = RunView.from_json(plan, view)
         waiting = {release.round for release in self._ledger.releases("held") if release.run == run}

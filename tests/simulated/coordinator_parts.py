@@ -43,7 +43,7 @@ from fedsilo.protocol.envelope import seal
 from fedsilo.protocol.kinds import INBOUND_KINDS, UPDATE_KINDS
 from fedsilo.protocol.methods import method_named
 from fedsilo.protocol.place import Place
-from fedsilo.protocol.plan import Plan, plan_from_canonical
+from fedsilo.protocol.plan import Plan, SiloModel, plan_from_canonical
 from fedsilo.protocol.services import PROTOCOL_VERSION
 from fedsilo.protocol.tasks import AnswerAhead, Evaluate, EvaluateOwn, ExportDelta, GeneratePublic, TrainerTask
 from fedsilo.protocol.transcript import sign_transcript, transcript_from_canonical
@@ -117,6 +117,7 @@ class House:
     replies: Callable[..., Replies] = Replies
     references: tuple[str, ...] = REFERENCES
     listed: tuple[str, ...] = SILOS
+    models: Mapping[str, SiloModel] = field(default_factory=dict)  # of silos that have another
     database: str = ""  # URL; empty: SQLite in the folder
     grading: AnswerGrading = field(default_factory=lambda: AnswerGrading([PlainGrader()], lambda _: 60.0))
 
@@ -153,7 +154,7 @@ class House:
             grading=self.grading,
             now_seconds=self.clock,
         )
-        agreed = dataclasses.replace(AGREED, lora_schema_sha256=self.schema.digest)
+        agreed = dataclasses.replace(AGREED, lora_schema_sha256=self.schema.digest, models=self.models)
         self.driver = Driver(
             Dependencies(
                 federation=FEDERATION,

@@ -32,8 +32,8 @@ def require_exchange(plan: Plan) -> Method:
     Raises:
         UsageError: there is no such method, or it does not have this exchange; SILO_STEPS: some silos take fewer
             steps, and the others would wait for them all the same; AGGREGATE: it does not average updates;
-            START_ADAPTER: it hands no adapter out, with which a run could start; OPTIONS: it has no such option, or not
-            with that value.
+            START_ADAPTER: it hands no adapter out, with which a run could start; MODELS: it takes one model for all;
+            OPTIONS: it has no such option, or not with that value.
     """
     method = method_named(plan.method)
     if plan.exchange not in method.exchanges:
@@ -53,6 +53,13 @@ def require_exchange(plan: Plan) -> Method:
             f"{plan.method} does not average updates, so no {plan.aggregate} can stand in the mean's place",
             hint="aggregate: mean",
             code="AGGREGATE",
+        )
+    if plan.models and method.same_model:
+        unlike = sorted(name for name, each in METHODS.items() if not each.same_model)
+        raise UsageError(
+            f"{plan.method} takes one model for all silos, and {', '.join(plan.models)} has another",
+            hint=f"silos: [...] without it, or method {' or '.join(unlike)}",
+            code="MODELS",
         )
     if plan.start_adapter_sha256 and not any(task.begins_round and task.reads_adapter for task in method.tasks):
         raise UsageError(

@@ -137,6 +137,7 @@ LOCAL_ONLY = Method(
     own.Coordinator("no-public"),
     own.Silo("no-public"),
     frozenset({Evaluate, LoadOwn, PrivateStep, EvaluateOwn}),
+    same_model=False,
 )
 RESPONSES_ONLY = replace(
     LOCAL_ONLY,
