@@ -39,6 +39,12 @@ SITE = "silo.guard.site"
 ROUND_AGREEMENT = "silo.guard.round_agreement"
 
 STEPS: tuple[tuple[str, str, str, str], ...] = (
+    (
+        "a silo takes a result that its table has for another",
+        f"{ROUND_AGREEMENT}:Agreement._result",
+        'body.results and own["sha256"] != body.adapter_digest',
+        "False",
+    ),
     # ---- the way out ----
     (
         "an offer that is denied as it stands goes on",

@@ -20,6 +20,7 @@ from typing import Any, Literal
 from google.protobuf.message import Message as ProtobufMessage
 
 from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.aggregation import StepBound, step_bound
 from fedsilo.protocol.codec import Array, sha256_hex
 from fedsilo.protocol.errors import PeerError
 from fedsilo.protocol.plan import PLAN_CHARACTERS_MAX, Plan
@@ -673,3 +674,28 @@ CANDIDATES_PER_QUESTION = limit_rule(
 QUESTIONS_ASKED = limit_rule("questions asked", "QUESTIONS", "max_questions", fact("questions"))
 # Those of the further methods that stand together in the order of all rules.
 SHARED = (pinned_set, one_per_step, some_per_round, PER_DAY, UNITS_PER_STEP, TEXT_BYTES, FINISHES)
+
+
+# ---- the coordinator's step --------------------------------------------------------------------------------------
+
+
+def server_step(plan: Plan | None, schema: LoraSchema | None) -> Facts:
+    """What bounds a round's step by the plan's server optimiser; nothing where it has none. `step_most` is None where
+    nothing but the length of the updates bounds it."""
+    if plan is None or plan.server_optimiser.name == "none":
+        return {}
+    elements = sum(math.prod(shape) for _, shape in schema.updates[0]) if schema is not None else 0
+    bound = step_bound(plan, elements)
+    return {
+        "server_optimiser": plan.server_optimiser.name,
+        "step_scale": bound.scale,
+        "step_most": bound.most if schema is not None and math.isfinite(bound.most) else None,
+    }
+
+
+def step_limit(facts: Facts, longest: float) -> float:
+    """Return the limit of a round's step, where what its updates come to is no longer than that."""
+    if "server_optimiser" not in facts:
+        return longest
+    most = math.inf if facts["step_most"] is None else facts["step_most"]
+    return StepBound(facts["step_scale"], most).of(longest)

@@ -399,6 +399,7 @@ def _plan_of(given: Mapping[str, Any], document: strict_yaml.Document) -> Plan:
         keys = {
             "SILO_STEPS": "silo_steps",
             "AGGREGATE": "aggregate",
+            "SERVER_OPTIMISER": "server_optimiser",
             "MODELS": "method",
             "START_ADAPTER": START_ADAPTER,
         }
@@ -430,6 +431,9 @@ def _mistake(error: ValidationError, fields: Mapping[str, Any], document: strict
     if message.startswith("models: "):
         hint = "`models` is what coordinator.yaml expects of silos with another model"
         return UsageError(f"{document.place(('method',))}: {message}", hint=hint)
+    if message.startswith("server_optimiser: "):
+        hint = "what goes with it is in docs/decisions/0026-server-optimisers.md"
+        return UsageError(f"{document.place(('server_optimiser',))}: {message}", hint=hint)
     if message.startswith("silo_steps"):
         hint = "at least an eighth of local_steps, since an update counts the more the fewer steps made it"
         return UsageError(f"{document.place(('silo_steps',))}: {message}", hint=hint)

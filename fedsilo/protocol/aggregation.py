@@ -5,13 +5,28 @@
 
 The coordinator calls the first on tiles, each of which may hold parts of several tensors, so that no update is in
 memory as a whole. The second is for what needs a tensor as a whole, such as a distance between updates.
+
+Averaging methods take two steps. The updates come to one, D, their mean or what the plan names in its place. Then the
+plan's server optimiser moves the adapter theta by it, with rate eta and numbers kept from round to round, at first 0:
+
+    none      theta + D
+    momentum  v = beta v + D, theta + eta v               (FedAvgM, Hsu et al. 2019)
+    nesterov  v = beta v + D, theta + eta (D + beta v)    (Sutskever et al. 2013)
+    adam      m = b1 m + (1 - b1) D, v = b2 v + (1 - b2) D^2, theta + eta m / (sqrt(v) + tau)
+                                                          (FedAdam, Reddi et al. 2021, algorithm 2)
+
+FedAdam has no correction of m and v for having begun at 0; some libraries add Adam's.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Final
+
+import numpy as np
 
 from fedsilo.protocol.codec import Array
 from fedsilo.protocol.factors import (
@@ -21,7 +36,7 @@ from fedsilo.protocol.factors import (
     update_weights,
     weighted_delta,
 )
-from fedsilo.protocol.plan import SHIFTING, Plan
+from fedsilo.protocol.plan import SHIFTING, Plan, ServerOptimiser
 from fedsilo.protocol.products import shifted
 
 Tensors = Mapping[str, Array]
@@ -62,12 +77,14 @@ def averaged(plan: Plan, silos: Sequence[str]) -> Aggregate:
             return shifted(plan.aggregate, master or {}, deltas)
 
         return TensorWise(shift)
-    average = average_of(plan, silos)
+    average, optimiser = average_of(plan, silos), plan.server_optimiser
+    move = _MOVES[optimiser.name]
 
-    def combine(master: Array, deltas: Sequence[Array], _state: Sequence[Array]) -> tuple[Array, ...]:
-        return (master + average(deltas),)
+    def combine(master: Array, deltas: Sequence[Array], state: Sequence[Array]) -> tuple[Array, ...]:
+        step, *kept = move(optimiser, average(deltas), *state)
+        return master + step, *kept
 
-    return ElementWise(combine)
+    return ElementWise(combine, STATES[optimiser.name])
 
 
 def average_of(plan: Plan, silos: Sequence[str]) -> Callable[[Sequence[Array]], Array]:
@@ -81,3 +98,95 @@ def average_of(plan: Plan, silos: Sequence[str]) -> Callable[[Sequence[Array]], 
     if plan.silo_weights == "steps" or len(set(steps)) == 1:
         return mean_delta
     return partial(weighted_delta, update_weights(steps))
+
+
+# ---- server optimisers -------------------------------------------------------------------------------------------
+
+# How many numbers each keeps beside a number of the adapter.
+STATES: Final[dict[str, int]] = {"none": 0, "momentum": 1, "nesterov": 1, "adam": 2}
+
+
+def _none(_: ServerOptimiser, update: Array) -> tuple[Array, ...]:
+    return (update,)
+
+
+def _momentum(optimiser: ServerOptimiser, update: Array, v: Array) -> tuple[Array, ...]:
+    v = optimiser.momentum * v + update
+    return optimiser.learning_rate * v, v
+
+
+def _nesterov(optimiser: ServerOptimiser, update: Array, v: Array) -> tuple[Array, ...]:
+    v = optimiser.momentum * v + update
+    return optimiser.learning_rate * (update + optimiser.momentum * v), v
+
+
+def _adam(optimiser: ServerOptimiser, update: Array, m: Array, v: Array) -> tuple[Array, ...]:
+    m = optimiser.beta1 * m + (1 - optimiser.beta1) * update
+    v = optimiser.beta2 * v + (1 - optimiser.beta2) * (update * update)
+    return optimiser.learning_rate * m / (np.sqrt(v) + optimiser.tau), m, v
+
+
+_MOVES: Final[dict[str, Callable[..., tuple[Array, ...]]]] = {
+    "none": _none,
+    "momentum": _momentum,
+    "nesterov": _nesterov,
+    "adam": _adam,
+}
+
+ROUNDING: Final = 1 + 2**-16  # what float32 adds to a step at most, over the rounds of a run
+
+
+@dataclass(frozen=True)
+class StepBound:
+    """How far the adapter moves in a round at most (L2): the smaller of `scale` times the longest that D may be, and
+    `most`, which holds however long D is."""
+
+    scale: float = 1.0
+    most: float = math.inf
+
+    def of(self, longest: float) -> float:
+        return min(self.scale * longest, self.most)
+
+
+def step_bound(plan: Plan, elements: int) -> StepBound:
+    """Return what follows for a round's step from the signed plan, where in no round ||D|| > L.
+
+    Momentum, in round t: v = sum_{k<t} beta^k D_{t-k}, so ||eta v|| <= eta L (1 - beta^t) / (1 - beta).
+    Nesterov: D_t has the weight 1 + beta and D_{t-k} beta^(k+1), together sum_{k<=t} beta^k, so the same with t + 1.
+    Adam: m = (1 - b1) sum_{k<t} b1^k D_{t-k}, whose weights add up to 1 - b1^t, and sqrt(v) + tau >= tau, so
+    ||eta m / (sqrt(v) + tau)|| <= eta L (1 - b1^t) / tau. And for each number, with q = b1^2 / b2, by Cauchy and
+    Schwarz over b1^k D = (b1^k / b2^(k/2)) (b2^(k/2) D):
+
+        |m| <= (1 - b1) sqrt(sum_{k<t} q^k) sqrt(sum_{k<t} b2^k D_{t-k}^2)
+             = (1 - b1) sqrt(sum_{k<t} q^k) sqrt(v / (1 - b2)),
+
+    so |m| / (sqrt(v) + tau) < c = (1 - b1) sqrt(sum_{k<t} q^k / (1 - b2)), whatever L, and the norm over n numbers is
+    at most eta c sqrt(n). All of them grow with t, which is at most the plan's number of rounds.
+
+    Args:
+        plan: of the run.
+        elements: n, how many numbers the run trains.
+    """
+    optimiser, rounds = plan.server_optimiser, plan.rounds
+    rate = optimiser.learning_rate * ROUNDING
+    match optimiser.name:
+        case "momentum":
+            return StepBound(rate * _powers(optimiser.momentum, rounds))
+        case "nesterov":
+            return StepBound(rate * _powers(optimiser.momentum, rounds + 1))
+        case "adam":
+            b1, b2 = optimiser.beta1, optimiser.beta2
+            powers = 1.0 if b1 == 0 else _powers(b1 * b1 / b2, rounds) if b2 > 0 else math.inf
+            each = (1 - b1) * math.sqrt(powers / (1 - b2))
+            return StepBound(rate * (1 - b1**rounds) / optimiser.tau, rate * each * math.sqrt(elements))
+    return StepBound()
+
+
+def _powers(q: float, count: int) -> float:
+    """sum of q^k for k < count."""
+    if q == 1:
+        return float(count)
+    try:
+        return (1 - q**count) / (1 - q)
+    except OverflowError:
+        return math.inf

@@ -205,15 +205,15 @@ def trimmed_mean_delta(trim: int, deltas: Sequence[Array]) -> Array:
 
 
 def mean_delta(deltas: Sequence[Array]) -> Array:
-    """FedIT on one tile: mean_n (A^n - A_p), float32, in the order given.
+    """FedIT on one tile: mean_n (A^n - A_p), in the deltas' own dtype, float32 at the coordinator, in the order given.
 
     Args:
-        deltas: one [n] float32 per silo, in silo order; at least one.
+        deltas: one [n] per silo, in silo order; at least one.
     """
-    total: Array = deltas[0].astype(np.float32, copy=True)
+    total: Array = deltas[0].copy()
     for delta in deltas[1:]:
         total += delta
-    total /= np.float32(len(deltas))
+    total /= len(deltas)
     return total
 
 

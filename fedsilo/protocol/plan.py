@@ -83,6 +83,38 @@ class Optimiser(_Closed):
     state: Literal["reset", "keep"] = "reset"
 
 
+class ServerOptimiser(_Closed):
+    """How the coordinator moves the adapter by what a round's updates come to (`fedsilo.protocol.aggregation`). Each
+    name has fields of its own; those of another stay at their defaults."""
+
+    name: Literal["none", "momentum", "nesterov", "adam"] = "none"
+    learning_rate: float = Field(1.0, gt=0)
+    momentum: float = Field(0.9, ge=0, lt=1)
+    beta1: float = Field(0.9, ge=0, lt=1)
+    beta2: float = Field(0.99, ge=0, lt=1)
+    tau: float = Field(1e-3, gt=0)
+
+    @property
+    def own(self) -> dict[str, float]:
+        """Return the fields of this optimiser."""
+        return {name: getattr(self, name) for name in SERVER_FIELDS[self.name]}
+
+    @model_validator(mode="after")
+    def _no_other_s_fields(self) -> ServerOptimiser:
+        for name in sorted(self.model_fields_set - {"name", *SERVER_FIELDS[self.name]}):
+            if getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(f"server_optimiser: {self.name} has no {name}")
+        return self
+
+
+SERVER_FIELDS: dict[str, tuple[str, ...]] = {
+    "none": (),
+    "momentum": ("learning_rate", "momentum"),
+    "nesterov": ("learning_rate", "momentum"),
+    "adam": ("learning_rate", "beta1", "beta2", "tau"),
+}
+
+
 class Rollout(_Closed):
     temperature: float = Field(0.7, gt=0)
     max_prompt_tokens: int = Field(1024, ge=1)
@@ -162,6 +194,7 @@ class Plan(_Closed):
     # the mean of their products B A, exactly: what the factors cannot hold of it shifts the base (`products`).
     aggregate: Literal["mean", "median", "trimmed_mean", "fedex", "flora"] = "mean"
     trim: int = Field(0, ge=0)
+    server_optimiser: ServerOptimiser = ServerOptimiser()  # what then becomes of the adapter
     swap_period: int = Field(2, ge=1)  # tau_swap
     prompts_per_step: int = Field(8, ge=1)  # b
     samples_per_prompt: int = Field(8, ge=1)  # K
@@ -260,8 +293,24 @@ class Plan(_Closed):
             raise ValueError("kl_reference: start_adapter, and the run starts from none")
         return self
 
+    @model_validator(mode="after")
+    def _server_keeps_what_is_trained(self) -> Plan:
+        if self.server_optimiser.name != "none" and self.aggregate in SHIFTING:
+            raise ValueError(
+                f"server_optimiser: {self.server_optimiser.name} moves an adapter by a mean update, and aggregate: "
+                f"{self.aggregate} makes none"
+            )
+        if self.server_optimiser.name != "none" and self.lora.freeze == "alternate":
+            raise ValueError(
+                f"server_optimiser: {self.server_optimiser.name} keeps numbers beside what is trained, which "
+                "lora.freeze: alternate changes each round"
+            )
+        return self
+
     def canonical(self) -> str:
         fields = {**self.model_dump(mode="json"), "objective": self.objective.stated()}
+        if self.server_optimiser.name == "none":
+            del fields["server_optimiser"]
         if self.aggregate == "mean":  # not said: a plan that never spoke of it keeps its digest
             del fields["aggregate"], fields["trim"]
         for name in ("options", "models"):
@@ -336,7 +385,8 @@ def parameters_of(plan: Plan) -> dict[str, Any]:
     """Return the run's parameters, as the signed plan names them."""
     return {
         "method": plan.method, "exchange": plan.exchange, "rounds": plan.rounds, "local_steps": plan.local_steps,
-        **_fewer_steps(plan), **_aggregate(plan), **{f"options.{name}": plan.options[name] for name in plan.options},
+        **_fewer_steps(plan), **_aggregate(plan), **_server_optimiser(plan),
+        **{f"options.{name}": plan.options[name] for name in plan.options},
         "swap_period": plan.swap_period, "prompts_per_step": plan.prompts_per_step,
         "samples_per_prompt": plan.samples_per_prompt, "seed": plan.seed, "quorum": plan.quorum,
         "learning_rate": plan.optimiser.learning_rate, "kl_coefficient": plan.objective.kl_coefficient,
@@ -365,6 +415,15 @@ def _aggregate(plan: Plan) -> dict[str, str | int]:
     if plan.aggregate == "mean":
         return {}
     return {"aggregate": plan.aggregate, **({"trim": plan.trim} if plan.trim else {})}
+
+
+def _server_optimiser(plan: Plan) -> dict[str, object]:
+    optimiser = plan.server_optimiser
+    if optimiser.name == "none":
+        return {}
+    return {"server_optimiser": optimiser.name} | {
+        f"server_optimiser.{name}": value for name, value in optimiser.own.items()
+    }
 
 
 def digests_of(plan: Plan) -> dict[str, str]:

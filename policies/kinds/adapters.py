@@ -60,6 +60,8 @@ from policies.kind import (
     none_of,
     not_applicable,
     rule,
+    server_step,
+    step_limit,
     zero_rule,
 )
 from policies.message import OFFERED, Context, Facts, Message
@@ -131,7 +133,8 @@ class GlobalAdapter(Closed):
 
     Attributes:
         max_l2: of the whole adapter.
-        max_step_l2: of what changed in it since the last one that was let in, for each round in between.
+        max_step_l2: of what changed in it since the last one that was let in, for each round in between, where the plan
+            has no server optimiser; else of what a round's updates come to.
         max_shift_l2: of what it adds to the base's weights besides, scale times the product of the shift's factors.
         max_shift_step_l2: of what changed in that, for each round in between; before the first round it is 0.
     """
@@ -225,6 +228,7 @@ def measure(header: pb.Factors, message: Message, context: Context) -> Facts:
             first_of_run=context.last_adapter_first,
             step_l2=step.l2 if finite and not facts["shapes_wrong"] and facts["tensors_given"] else None,
             step_rounds=context.last_adapter_rounds,
+            **server_step(plan, schema),
         )
         if schema is not None and len(TURNS[schema.freeze]) > 1:
             fixed = fixed_in(schema.freeze, max(context.adapter_round, 1))
@@ -455,12 +459,17 @@ def adapter_step(facts: Facts, block: GlobalAdapter, path: Path) -> Judgement:
     So after n rounds it is at most n steps from the run's first adapter, whatever each round brought. That one has none
     before it: its own norm, the frozen factors and the round's transcript bound it. A step that cannot be measured,
     since the last adapter is gone or of another form, is refused.
+
+    `max_step_l2` is the longest that what a round's updates come to may be. Where the signed plan has a server
+    optimiser, the limit of a step follows from it (`fedsilo.protocol.aggregation.step_bound`).
     """
     path = (*path, "max_step_l2")
     if facts["first_of_run"] is True:
         return not_applicable(path)
     step, rounds = facts["step_l2"], facts["step_rounds"]
-    return at_most(step / rounds if step is not None and rounds >= 1 else None, block.max_step_l2, path)
+    return at_most(
+        step / rounds if step is not None and rounds >= 1 else None, step_limit(facts, block.max_step_l2), path
+    )
 
 
 @block_rule("L2 of the base's shift", "SHIFT_L2", "global.adapter")

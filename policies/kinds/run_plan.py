@@ -34,6 +34,8 @@ from policies.kind import (
     none_of,
     not_applicable,
     rule,
+    server_step,
+    step_limit,
     strangers,
     within,
 )
@@ -121,6 +123,7 @@ def measure(body: pb.RunPlan, message: Message, context: Context) -> Facts:
         "public_set_sha256": plan.public_set_sha256,
         "public_set_rows": plan.public_set_rows,
         "held_out_sha256": plan.held_out_sha256,
+        **server_step(plan, context.schema),
     }
 
 
@@ -287,6 +290,16 @@ def plan_updates(facts: Facts, policy: Policy, history: History) -> Judgement:
     return at_least(facts["quorum"], policy.file.federation.min_updates, path)
 
 
+@rule("plan's server optimiser", "PLAN_STEP")
+def plan_step(facts: Facts, policy: Policy, history: History) -> Judgement:
+    """With the plan's server optimiser, one round's step is never longer than a whole adapter may be here: a plan
+    cannot make `max_step_l2` say nothing (T20)."""
+    path, adapter = ("ingress", "global.adapter", "max_l2"), policy.file.ingress.global_adapter
+    if adapter is None or "server_optimiser" not in facts:
+        return not_applicable(path)
+    return at_most(step_limit(facts, adapter.max_step_l2), adapter.max_l2, path)
+
+
 @rule("plan fits the round's limits", "PLAN_SIZE")
 def plan_fits(facts: Facts, policy: Policy, history: History) -> Judgement:
     """A plan that would later be denied for its number of responses is refused before any training."""
@@ -327,6 +340,7 @@ RULES = (
     plan_sets,
     plan_peers,
     plan_updates,
+    plan_step,
     plan_fits,
     plan_records,
 )

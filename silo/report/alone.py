@@ -8,9 +8,10 @@ held-out file, which change nothing in the result; deadlines, since nobody is wa
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 from google.protobuf.message import Message
 
 from fedsilo.protocol import codec
@@ -66,7 +67,12 @@ def train_alone(method: Method, plan: Plan, start: codec.Buffer, do: DoTask) -> 
 
 
 def with_update(
-    method: Method, plan: Plan, number: int, adapter: codec.Buffer, update: codec.Factors | None
+    method: Method,
+    plan: Plan,
+    number: int,
+    adapter: codec.Buffer,
+    update: codec.Factors | None,
+    state: dict[str, Sequence[codec.Array]] | None = None,
 ) -> codec.Buffer:
     """The adapter that a coordinator makes of one update alone.
 
@@ -76,6 +82,7 @@ def with_update(
         number: of the round.
         adapter: payload of the adapter that the round began with.
         update: of one silo.
+        state: by name, what is kept beside each tensor from round to round; takes in what is left. None: at its start.
 
     Raises:
         OperationError: the update has other tensors than the round trains.
@@ -88,12 +95,10 @@ def with_update(
     if isinstance(how, TensorWise):
         combined = dict(how.combine(base.tensors if how.master else None, [update.tensors]))
     else:
-        combined = {
-            name: how.combine(base.tensors[name].reshape(-1), [update.tensors[name].reshape(-1)], ())[0].reshape(
-                base.tensors[name].shape
-            )
-            for name in trained
-        }
+        combined, state = {}, {} if state is None else state
+        for name in trained:
+            kept = state.get(name, [np.zeros_like(base.tensors[name])] * how.state)
+            combined[name], *state[name] = how.combine(base.tensors[name], [update.tensors[name]], kept)
     return codec.encode_factors(
         {**base.tensors, **combined},
         base_digest="",
@@ -111,6 +116,7 @@ class _Alone:
     do: DoTask
     adapter: codec.Buffer = b""
     upload: codec.Factors | None = None
+    state: dict[str, Sequence[codec.Array]] = field(default_factory=dict)
     to_silo: deque[SiloEvent] = field(default_factory=deque)
     to_coordinator: deque[CoordinatorEvent] = field(default_factory=deque)
     finished: FinishRun | None = None
@@ -169,5 +175,5 @@ class _Alone:
 
     def _commit(self, number: int) -> None:
         """Aggregate one upload as the coordinator would (coordinator.aggregate), with the same canonical zeros."""
-        self.adapter = with_update(self.method, self.plan, number, self.adapter, self.upload)
+        self.adapter = with_update(self.method, self.plan, number, self.adapter, self.upload, self.state)
         self.upload = None  # each round is made of an update of its own

@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 
-from coordinator.aggregate import aggregate, initial_adapter
+from coordinator.aggregate import ServerState, aggregate, initial_adapter
 from coordinator.blobs import Blobs, BytesPayload
 from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.aggregation import averaged
 from fedsilo.protocol.codec import sha256_hex
 from fedsilo.protocol.errors import OperationError
 from fedsilo.protocol.methods import method_named
-from fedsilo.protocol.plan import Plan
+from fedsilo.protocol.plan import Plan, ServerOptimiser
 from fedsilo.protocol.swap import public_batch
 from fedsilo.protocol.tasks import (
     Evaluate,
@@ -27,14 +28,13 @@ from fedsilo.protocol.tasks import (
 from policies.schema import LoraSchema
 from silo.report.alone import _Alone, plan_alone, train_alone
 from tests.algorithms.tiny import ZERO_DIGEST, make_plan, make_session, start_payload
-from tests.policies.setting import MEAN
 
 pytestmark = pytest.mark.torch
 ROUNDS = 2
 
 
-def alone(method: str, exchange: str = "step") -> Plan:
-    plan = make_plan(method=method, exchange=exchange, silos=("a", "b", "c"), quorum=3, rounds=ROUNDS)
+def alone(method: str, exchange: str = "step", **changes: Any) -> Plan:
+    plan = make_plan(method=method, exchange=exchange, silos=("a", "b", "c"), quorum=3, rounds=ROUNDS, **changes)
     return plan_alone(plan, "a", "local-only")
 
 
@@ -53,7 +53,7 @@ def trained(method: str, exchange: str = "step", **changes: Any) -> tuple[bytes,
 def by_hand(plan: Plan, folder: Path, *, public: bool) -> str:
     """Digest of the last adapter when the steps are called one by one and the coordinator's own aggregation adds up."""
     session, shape = make_session(plan=plan)
-    blobs = Blobs(folder)
+    blobs, state = Blobs(folder), ServerState()
     master: Any = BytesPayload(start_payload(shape)[0])
     for number in range(1, ROUNDS + 1):
         session.carry_out(LoadAdapter(number, master.digest), master.read_at(0, master.size_bytes))
@@ -64,7 +64,8 @@ def by_hand(plan: Plan, folder: Path, *, public: bool) -> str:
             else:
                 session.carry_out(PrivateStep(number, step))
         delta = BytesPayload(session.carry_out(ExportDelta(number)).body)
-        master = aggregate(blobs, master, [delta], MEAN)
+        state = ServerState(state.after)
+        master = aggregate(blobs, master, [delta], averaged(plan, plan.silos), state=state)
     return str(master.digest)
 
 
@@ -111,6 +112,24 @@ def test_an_update_of_other_tensors_is_refused() -> None:
 
     with pytest.raises(OperationError, match="does not fit"):
         train_alone(method_named("fedavg-grpo"), plan, start, do)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"server_optimiser": ServerOptimiser(name="adam", learning_rate=0.01)},
+     {"server_optimiser": ServerOptimiser(name="nesterov", momentum=0.5)},
+     {"aggregate": "median"}, {"aggregate": "trimmed_mean", "trim": 1}],
+    ids=["adam", "nesterov", "median", "trimmed mean"],
+)  # fmt: skip
+def test_alone_has_the_coordinator_s_own_arithmetic(tmp_path: Path, changes: dict[str, Any]) -> None:
+    plan = alone("fedavg-grpo", **changes)
+    assert plan.server_optimiser == changes.get("server_optimiser", ServerOptimiser())
+    session, shape = make_session(plan=plan)
+    found = train_alone(
+        method_named("fedavg-grpo"), plan, start_payload(shape)[0],
+        lambda task, body: session.carry_out(task, body).body,
+    )  # fmt: skip
+    assert sha256_hex(found) == by_hand(plan, tmp_path, public=False)
 
 
 def test_an_update_is_committed_once() -> None:

@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.codec import Array
 from fedsilo.protocol.errors import UsageError
+from fedsilo.protocol.plan import Plan, ServerOptimiser
 from policies.compare import compare, meet
 from policies.engine import Decision, History, Message, decide, measure
 from policies.kinds import adapters
@@ -20,8 +22,10 @@ from tests.policies.messages import NAMED
 from tests.policies.setting import (
     COORDINATOR,
     FROM_COORDINATOR,
+    PLAN,
     context,
     edited,
+    inbound,
     judged,
     policy_of,
     policy_text,
@@ -97,6 +101,59 @@ def test_T20_the_first_adapter_of_a_run_is_compared_with_nothing() -> None:
     far = _adapter(_at(3.0, 4.0))
     assert _judged(far, None, last_adapter_first=True).verdict == "allow"
     assert _judged(far, _at(0.0, 0.0)).reasons == ("ADAPTER_STEP",)
+
+
+# ---- with a server optimiser -----------------------------------------------------------------------
+
+# Over three rounds: 1 + 1/2 + 1/4, and for Nesterov 1/8 more.
+SERVER = {
+    "momentum": ({"name": "momentum", "learning_rate": 0.5, "momentum": 0.5}, 0.5 * 1.75),
+    "nesterov": ({"name": "nesterov", "learning_rate": 0.5, "momentum": 0.5}, 0.5 * 1.875),
+    # (1 - 1/8) / (1/4) times the length; by the numbers alone 20 elements would allow more
+    "adam": ({"name": "adam", "learning_rate": 1.0, "beta1": 0.5, "beta2": 0.75, "tau": 0.25}, 3.5),
+}
+
+
+def _plan_message(plan: Plan) -> Message:
+    return inbound("run.plan", pb.RunPlan(canonical_json=plan.canonical()))
+
+
+def _plan(**fields: Any) -> Plan:
+    return PLAN.model_copy(update={"server_optimiser": ServerOptimiser(**fields)})
+
+
+@pytest.mark.parametrize("name", SERVER)
+def test_T20_the_limit_of_a_step_follows_from_the_plan_s_server_optimiser(name: str) -> None:
+    fields, times = SERVER[name]
+    last, plan = _at(0.0, 0.0), _plan(**fields)
+    at_limit = _adapter(_at(times * STEP * (1 - 2**-20), 0.0))
+    assert _judged(at_limit, last, plan=plan).verdict == "allow"
+    beyond = _adapter(_at(times * STEP * (1 + 2**-14), 0.0))
+    assert _judged(beyond, last, plan=plan).reasons == ("ADAPTER_STEP",)
+    assert _judged(beyond, last, rounds=2, plan=plan).verdict == "allow", "for each round in between"
+    plain = _judged(at_limit, last)
+    assert plain.reasons == (("ADAPTER_STEP",) if times > 1 else ()), "the counterpart: as the plan has none"
+
+
+def test_T20_adam_s_numbers_bound_its_step_where_the_updates_may_be_long() -> None:
+    """One round: each of the elements moves by (1 - b1) / sqrt(1 - b2) = 1 of the rate at most."""
+    plan = _plan(name="adam", learning_rate=2**-4, beta1=0.5, beta2=0.75, tau=1e-6).model_copy(update={"rounds": 1})
+    elements = sum(values.size for values in zeros().values())
+    most = 2**-4 * math.sqrt(elements)
+    assert _judged(_adapter(_at(most * (1 - 2**-20), 0.0)), _at(0.0, 0.0), plan=plan).verdict == "allow"
+    assert _judged(_adapter(_at(most * (1 + 2**-14), 0.0)), _at(0.0, 0.0), plan=plan).reasons == ("ADAPTER_STEP",)
+
+
+def test_T20_a_plan_whose_step_may_be_longer_than_an_adapter_is_refused_before_any_training() -> None:
+    block = POLICY.file.ingress.global_adapter
+    assert block is not None
+    within = block.max_l2 / (STEP * 1.75) * (1 - 2**-15)
+    for rate, reasons in ((within, ()), (within * (1 + 2**-13), ("PLAN_STEP",)), (1e300, ("PLAN_STEP",))):
+        plan = _plan(name="momentum", learning_rate=rate, momentum=0.5)
+        assert judged(_plan_message(plan), POLICY, plan=None, **FROM_COORDINATOR).reasons == reasons
+    assert "server_optimiser" not in measure(_plan_message(PLAN), context(plan=None)), (
+        "facts of others stay as they were"
+    )
 
 
 # ---- what is not known -----------------------------------------------------------------------------

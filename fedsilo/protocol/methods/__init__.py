@@ -31,9 +31,9 @@ def require_exchange(plan: Plan) -> Method:
 
     Raises:
         UsageError: there is no such method, or it does not have this exchange; SILO_STEPS: some silos take fewer
-            steps, and the others would wait for them all the same; AGGREGATE: it does not average updates;
-            START_ADAPTER: it hands no adapter out, with which a run could start; MODELS: it takes one model for all;
-            OPTIONS: it has no such option, or not with that value.
+            steps, and the others would wait for them all the same; AGGREGATE, SERVER_OPTIMISER: it does not average
+            updates; START_ADAPTER: it hands no adapter out, with which a run could start; MODELS: it takes one model
+            for all; OPTIONS: it has no such option, or not with that value.
     """
     method = method_named(plan.method)
     if plan.exchange not in method.exchanges:
@@ -66,6 +66,12 @@ def require_exchange(plan: Plan) -> Method:
             f"{plan.method}: each silo begins with factors that it draws itself, and not with a start adapter",
             hint="leave start_adapter out",
             code="START_ADAPTER",
+        )
+    if plan.server_optimiser.name != "none" and not method.averages:
+        raise UsageError(
+            f"{plan.method} does not average updates, so no {plan.server_optimiser.name} can follow their mean",
+            hint="server_optimiser: {name: none}",
+            code="SERVER_OPTIMISER",
         )
     try:
         method.options.of(plan)
