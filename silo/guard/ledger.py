@@ -48,6 +48,7 @@ from typing import Any, NamedTuple
 from pydantic import ValidationError
 
 from fedsilo.audit.record import COUNT_MAX
+from fedsilo.control.answers import LedgerRun
 from fedsilo.files.durable import WrittenAhead, make_private_directory, remove_durably, write_durably
 from fedsilo.files.sqlite_file import TRY_SECONDS, LockedFile, read_only_address
 from fedsilo.protocol.codec import Buffer, sha256_hex
@@ -185,6 +186,23 @@ class PolicyInForce:
             return policy_file(without_gone(self.content))
         except ValidationError:
             return None
+
+
+@dataclass(frozen=True)
+class FarEnd:
+    """Where releases go, and since which one without a break.
+
+    Attributes:
+        destination: address, certificate and its not_after.
+        release, run, round: of the first one that went there.
+        at: when that was held, UTC seconds since 1970.
+    """
+
+    destination: Mapping[str, str]
+    release: str
+    run: str
+    round: int
+    at: float
 
 
 class Head(NamedTuple):
@@ -755,12 +773,13 @@ class Ledger:
             database.execute("DELETE FROM approvals WHERE release_id=?", (release_id,))
 
     @property
-    def far_end(self) -> dict[str, Any]:
-        """The destination of releases, and since which one without a break: {destination, release, run, round, at}."""
-        return dict(json.loads(self._fact("far_end") or "{}"))
+    def far_end(self) -> FarEnd | None:
+        """Where releases go; None before the first one left."""
+        text = self._fact("far_end")
+        return None if text is None else FarEnd(**json.loads(text))
 
-    def keep_far_end(self, told: Mapping[str, Any]) -> None:
-        self._set_fact("far_end", json.dumps(told))
+    def keep_far_end(self, far_end: FarEnd) -> None:
+        self._set_fact("far_end", json.dumps(asdict(far_end)))
 
     def keep_policy_of_sent(self, kind: str, policy: PolicyInForce) -> None:
         """Store the policy under which the newest release of a kind left."""
@@ -923,11 +942,11 @@ class Ledger:
         row = self._one("SELECT run, state FROM runs ORDER BY rowid DESC LIMIT 1", ())
         return ("", "") if row is None else (str(row["run"]), str(row["state"]))
 
-    def runs(self) -> list[dict[str, Any]]:
+    def runs(self) -> tuple[LedgerRun, ...]:
         rows = self._all("SELECT run, state, view FROM runs", ())
-        return [
-            {"run": row["run"], "state": row["state"], "round": json.loads(row["view"]).get("round", 0)} for row in rows
-        ]
+        return tuple(
+            LedgerRun(run=row["run"], state=row["state"], round=json.loads(row["view"]).get("round", 0)) for row in rows
+        )
 
     def keep_transcript(self, run: str, round_number: int, kept: Mapping[str, Any]) -> None:
         """A round's first transcript, how far it is agreed on, and which others were met (threat T20). With it go those

@@ -59,7 +59,7 @@ from policies.screens import screen_facts, texts_of
 from silo.guard.decisions import Judge, halted_error, release_fields
 from silo.guard.findings import acknowledged_in, counts, ends_of, unread
 from silo.guard.gate import Gate
-from silo.guard.ledger import Approval, Ledger, PolicyInForce, Release
+from silo.guard.ledger import Approval, FarEnd, Ledger, PolicyInForce, Release
 from silo.guard.messages import Allowed, Held, Inbound, held_plan
 from silo.guard.shown import asked_for, judged_by_now, shown_of
 
@@ -570,16 +570,10 @@ class ReleaseKeeping:
         policy = self._judge.policy
         self._ledger.keep_of_release(release.id, context)
         self._ledger.keep_policy_of_sent(release.kind, _content_of(policy))
-        if ends_of(self._ledger.far_end.get("destination", {})) != ends_of(destination):
-            self._ledger.keep_far_end(
-                {
-                    "destination": dict(destination),
-                    "release": release.id,
-                    "run": release.run,
-                    "round": release.round,
-                    "at": release.requested_at,
-                }
-            )
+        before = self._ledger.far_end
+        if ends_of(before.destination if before else {}) != ends_of(destination):
+            far_end = FarEnd(dict(destination), release.id, release.run, release.round, release.requested_at)
+            self._ledger.keep_far_end(far_end)
 
 
 def keep_recorded_noes(ledger: Ledger, newest: Iterable[Mapping[str, Any]]) -> None:

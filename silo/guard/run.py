@@ -264,9 +264,7 @@ class Leaving:
         self._outcomes = Outcomes(judge, ledger)
         self._client = client
         self._due = [
-            run["run"]
-            for run in ledger.runs()
-            if run["state"] == LEFT and not ledger.remembered_of_run(run["run"], _GOODBYE)
+            run.run for run in ledger.runs() if run.state == LEFT and not ledger.remembered_of_run(run.run, _GOODBYE)
         ]
 
     def begin(self, run: str) -> None:
@@ -867,7 +865,7 @@ class RunManager:
         """Go on, after a restart, inside the open round (`RoundResume`), or from the next where this one was left."""
         self._finish_leaving()
         self._releases.rejudge_held()
-        self._judge.forget_runs(run["run"] for run in self._ledger.runs() if run["state"] != "running")
+        self._judge.forget_runs(run.run for run in self._ledger.runs() if run.state != "running")
         opened = self._ledger.open_run()
         if opened is None:
             return

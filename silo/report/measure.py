@@ -158,7 +158,7 @@ def find_run(config: SiloConfig, name: str) -> FinishedRun:
         raise NotFoundError(f"{path} does not exist: this silo has taken part in no run")
     ledger = Ledger(path, read_only=True)
     try:
-        states = {str(row["run"]): str(row["state"]) for row in ledger.runs()}
+        states = {row.run: row.state for row in ledger.runs()}
         finished = [run for run, state in states.items() if state == "finished"]
         listed = f"finished here: {', '.join(finished[-5:])}" if finished else "no run has finished here yet"
         if not name and not finished:

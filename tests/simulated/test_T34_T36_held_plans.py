@@ -216,7 +216,7 @@ def test_T36_a_yes_just_before_a_kill_does_not_join_a_run_that_ended_meanwhile(
 
 def test_T24_the_end_of_a_run_that_was_never_heard_of_leaves_no_trace(asking: Loop) -> None:
     run_ends(asking, "run-9")
-    assert asking.bench.ledger.runs() == [] and not asking.bench.judge.halted
+    assert asking.bench.ledger.runs() == () and not asking.bench.judge.halted
     assert asking.bench.ledger.acknowledged == asking.coordinator.sequence and declined(asking) == []
     asking.offer_plan(setting.PLAN.model_copy(update={"run": "run-9"}))
     approve(asking, held(asking, "run-9"))

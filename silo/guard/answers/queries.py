@@ -25,12 +25,10 @@ from fedsilo.control.answers import (
     ContentRow,
     HeldRelease,
     LedgerPage,
-    LedgerRun,
     LogLines,
     ReleasePage,
     ReleaseRow,
     SettingRow,
-    read_rows,
 )
 from fedsilo.control.audit_queries import AuditView, MessageView
 from fedsilo.control.server import QueryArguments, QueryHandler
@@ -208,7 +206,7 @@ def ledger_page(ledger: Ledger, arguments: Mapping[str, Any]) -> LedgerPage:
     shown = rows[:limit]
     return LedgerPage(
         dp="off: no privacy budget is kept, and none is claimed",
-        runs=read_rows(LedgerRun, ledger.runs()),
+        runs=ledger.runs(),
         history=ledger.book or {},
         content=tuple(
             ContentRow(

@@ -194,11 +194,11 @@ class ReleaseView:
         """Since which round this address and this certificate are used without a break, over all kinds."""
         known = self._ledger.far_end
         # nothing was sent yet, or it went elsewhere
-        if not known or ends_of(known["destination"]) != ends_of(destination):
+        if known is None or ends_of(known.destination) != ends_of(destination):
             return {}
-        if known["release"] == release.id or known["at"] > release.requested_at:
+        if known.release == release.id or known.at > release.requested_at:
             return {}
-        return {"since_round": known["round"], "since_run": known["run"], "since": known["at"]}
+        return {"since_round": known.round, "since_run": known.run, "since": known.at}
 
     def _difference(self, shown: Shown, policy_digest: str, not_after: str, since: Mapping[str, Any]) -> str:
         release, context = shown.release, shown.before.kept
