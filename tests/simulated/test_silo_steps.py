@@ -108,7 +108,7 @@ def test_where_silos_wait_for_each_other_at_each_public_step_none_takes_fewer(tm
     with pytest.raises(FedSiloError, match=r"run\.yaml:14: pubswap: silos wait for each other") as told:
         house.submit(FEWER.replace("fedavg-grpo", "pubswap"))
     assert told.value.hint == "exchange: round_end, or method " + " or ".join(
-        sorted(set(METHODS) - {"pubswap", "pubswap-random"})
+        sorted(set(METHODS) - {"pubswap", "pubswap-random", "responses-only"})
     )
     house.submit(FEWER)  # the counterpart
     house.close()
@@ -168,7 +168,7 @@ def test_what_a_step_says_of_its_engine_is_in_the_state_and_in_the_curves(loop: 
 
 
 def test_all_figures_of_one_task_fit_a_line(loop: Loop, tmp_path: Path) -> None:
-    names = [name for name in (*_METRICS_SHOWN, *_METRICS_KEPT) if name != "donors_rejected"]
+    names = [name for name in (*_METRICS_SHOWN, *_METRICS_KEPT) if name not in ("donors_rejected", "alpha_histogram")]
     assert len(set(names)) == len(names) < NAMES_MAX
     report(loop, dict.fromkeys(names, -math.pi / 1e5))  # as long as a number gets
     [path] = tmp_path.rglob(FILE)

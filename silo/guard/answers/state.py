@@ -21,18 +21,19 @@ from silo.config import SiloConfig
 from silo.guard.answers.curves import PROMPTS, FigureHistory, prompts_answered
 from silo.guard.decisions import RunView
 from silo.guard.messages import Counters
-from silo.guard.trainer_report import PROMPT_SETS, ValuesUnusable, counts, number, phase_in, ready_facts
+from silo.guard.trainer_report import NAMES_MAX, PROMPT_SETS, ValuesUnusable, counts, number, phase_in, ready_facts
 
 # Of what the trainer reports with a finished task, this is shown.
 _METRICS_SHOWN = (
     "reward_mean", "zero_variance_share", "tokens", "kl", "clip_share", "donors_used", "donors_wanted", "donors_found",
-    "donors_rejected", "drift", "pass_at_1", "pass_at_1_greedy", "seconds", "rollout_kl", "stale_detectable_steps",
-    "rollout_tokens_per_second", "memory_peak_bytes",
+    "donors_rejected", "alpha_histogram", "drift", "pass_at_1", "pass_at_1_greedy", "seconds", "rollout_kl",
+    "stale_detectable_steps", "rollout_tokens_per_second", "memory_peak_bytes",
 )  # fmt: skip
 # This is kept for the curves alone.
 _METRICS_KEPT = (
     "rollout_seconds", "agreement_seconds", "grade_seconds", "update_seconds", "update_tokens_per_second", "grad_norm",
-    "entropy", "logp_own", "logp_donor", "truncated_share", "zero_variance_share_before", "alpha_mean", "alpha_max",
+    "entropy", "logp_own", "logp_donor", "truncated_share", "zero_variance_share_private",
+    "zero_variance_share_before", "zero_variance_share_after", "alpha_mean", "alpha_max",
     "swapped_share", "beta_mean", "beta_max", "omega", "rollout_kl_limit", "adapter_visible_share", "stale_previous",
     "stale_start", "stale_base", "marker_distance", "marker_contrast",
     "importance_truncated_share", "importance_missing",
@@ -260,4 +261,9 @@ class Status:
 def _figure(name: str, value: Any, plan: Plan) -> Any:
     if name == "donors_rejected":  # by the silo that an answer came from
         return counts(name, value, plan.silos)
+    if name == "alpha_histogram":  # prompts, by the share of their answers that donors took the place of
+        samples = plan.samples_per_prompt
+        if isinstance(value, Mapping) and len(value) > NAMES_MAX:
+            return None  # honest ones of many prompts with many answers may be so long
+        return counts(name, value, [f"{swapped / samples:.3f}" for swapped in range(samples + 1)])
     return None if value is None else number(name, value)

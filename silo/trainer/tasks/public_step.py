@@ -74,7 +74,8 @@ def carry_out(run: Run, task: PublicStep, body: Buffer) -> Done:
         bound = run.learner.together(lambda: swap_bound(run.adapter, run.plan, before, groups, figures.alphas))
     step = Step(run, (task.round, task.step))
     step.metrics |= {"zero_variance_share_before": zero_variance_share(before), **swap_metrics(figures, bound)}
-    step.metrics |= reward_metrics(before) | {"zero_variance_share": zero_variance_share(groups)}
+    after = zero_variance_share(groups)
+    step.metrics |= reward_metrics(before) | {"zero_variance_share": after, "zero_variance_share_after": after}
     if extra_tokens:
         step.metrics["extra_tokens"] = extra_tokens
     step.update(groups)
