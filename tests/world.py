@@ -817,7 +817,7 @@ class World:
         site: Any = guard._site
         site.fingerprints = agreed  # it has the three of a model folder among its own
         site.public, site.held_out = (
-            SimpleNamespace(sha256=agreed.public_set_sha256),
+            SimpleNamespace(sha256=agreed.public_set_sha256, unsolved=""),
             SimpleNamespace(sha256=agreed.held_out_sha256),
         )
         guard._client.joined = False

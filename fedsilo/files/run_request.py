@@ -432,7 +432,7 @@ def _mistake(error: ValidationError, fields: Mapping[str, Any], document: strict
         hint = "`models` is what coordinator.yaml expects of silos with another model"
         return UsageError(f"{document.place(('method',))}: {message}", hint=hint)
     if message.startswith("server_optimiser: "):
-        hint = "what goes with it is in docs/decisions/0026-server-optimisers.md"
+        hint = "what goes with it is in docs/decisions/0027-server-optimisers.md"
         return UsageError(f"{document.place(('server_optimiser',))}: {message}", hint=hint)
     if message.startswith("silo_steps"):
         hint = "at least an eighth of local_steps, since an update counts the more the fewer steps made it"

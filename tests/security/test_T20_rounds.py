@@ -1206,9 +1206,10 @@ def test_T20_the_coordinator_signs_one_end_of_a_round_only(tmp_path: Path) -> No
         row = session.get_one(db.Round, ("run-1", 1))
         same = pb.RoundResult(committed=True, adapter_digest=row.adapter_digest, participants=SILOS[:3])
         body = next(body for envelope, body in silos[0].heard if envelope.kind == "round.result")
-        assert agreements.result(session, plan, 1, same) == body
+        assert agreements.result(session, plan, 1, SILOS[0], same) == body
         with pytest.raises(OperationError, match="ends in two ways"):
-            agreements.result(session, plan, 1, pb.RoundResult(committed=True, adapter_digest=OTHER))
+            other = pb.RoundResult(committed=True, adapter_digest=OTHER)
+            agreements.result(session, plan, 1, SILOS[0], other)
 
 
 # ---- kills -----------------------------------------------------------------------------------------------

@@ -401,11 +401,11 @@ def hostile(patched: pytest.MonkeyPatch) -> None:
     def alone(blobs: Any, base: Any, uploads: list[Any], *rest: Any, **more: Any) -> Any:
         return honest(blobs, base, uploads[-1:], *rest, **more)
 
-    def signed(self: Agreements, session: Any, plan: Any, number: int, body: pb.RoundResult) -> pb.RoundResult:
+    def signed(self: Agreements, session: Any, plan: Any, number: int, silo: str, body: pb.RoundResult) -> Any:
         lone = pb.RoundResult()
         lone.CopyFrom(body)
         lone.participants[:] = body.participants[-1:]
-        return told(self, session, plan, number, lone)
+        return told(self, session, plan, number, silo, lone)
 
     patched.setattr(runs, "aggregate", alone)
     patched.setattr(Agreements, "result", signed)
