@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from fedsilo.cli.experiment import app
 from fedsilo.experiment.design import Cell, Experiment, digest_of, read_experiment
 from fedsilo.experiment.tuning import Frozen, frozen_line
-from tests.loopback.federation import command
 
 TEXT = """\
 experiment: small
@@ -64,9 +65,16 @@ def line(of: Experiment, row: str, seed: int, after: float) -> dict[str, Any]:
     }  # fmt: skip
 
 
-@pytest.fixture
-def files(tmp_path: Path) -> tuple[Path, Path]:
-    """An experiment with its results."""
+def command(*words: object) -> tuple[int, Any]:
+    """Exit code and envelope of `fedsilo experiment WORDS --json`."""
+    done = CliRunner().invoke(app, [*map(str, words), "--json"])
+    return done.exit_code, json.loads(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """An experiment with its results, and the page that is made of them."""
+    tmp_path = tmp_path_factory.mktemp("report")
     path, results = tmp_path / "small.yaml", tmp_path / "small.results.jsonl"
     path.write_text(TEXT)
     of = read_experiment(path)
@@ -74,14 +82,15 @@ def files(tmp_path: Path) -> tuple[Path, Path]:
     lines = [frozen_line(of, frozen)]
     lines += [line(of, row, seed, value) for row, values in VALUES.items() for seed, value in enumerate(values, 1)]
     results.write_text("".join(json.dumps(each) + "\n" for each in lines))
-    return path, tmp_path / "page" / "results.md"
+    out = tmp_path / "page" / "results.md"
+    out.parent.mkdir()
+    code, answer = command("report", path, "--out", out)
+    assert code == 0 and answer["data"]["page"] == str(out), answer
+    return path, out
 
 
 def test_a_page_has_one_line_for_each_claim_and_all_pictures_that_it_names(files: tuple[Path, Path]) -> None:
     path, out = files
-    out.parent.mkdir()
-    done = command("fedsilo", "experiment", "report", str(path), "--out", str(out), "--json")
-    assert done.exit_code == 0, done.stderr
     page = out.read_text()
     found = dict(re.findall(r"^- \*\*(\w+): ([^.]+)\.\*\*", page, re.MULTILINE))
     assert found == {
@@ -96,13 +105,12 @@ def test_a_page_has_one_line_for_each_claim_and_all_pictures_that_it_names(files
     assert {"pictures/results/claims.svg", "pictures/results/claim-P2.svg"} <= set(pictures)
     assert "pictures/results/rows-PublicStep.alpha_mean.svg" in pictures
     assert not any("omega" in each for each in pictures), "no line has it"
-    assert sorted(Path(each).name for each in done.data["pictures"]) == sorted({Path(each).name for each in pictures})
+    drawn = sorted(each.name for each in (out.parent / "pictures" / "results").iterdir())
+    assert drawn == sorted({Path(each).name for each in pictures})
 
 
 def test_a_page_has_the_rows_and_what_was_tuned(files: tuple[Path, Path]) -> None:
     path, out = files
-    out.parent.mkdir()
-    assert command("fedsilo", "experiment", "report", str(path), "--out", str(out)).exit_code == 0
     page = out.read_text()
     assert "| public | W | optimiser.learning_rate | 0.002 | 0.001: 25.0, 0.002: 50.0 | yes |" in page
     rows = {cells[1].strip(): cells for each in page.splitlines() if len(cells := each.split("|")) > 12}
@@ -110,13 +118,38 @@ def test_a_page_has_the_rows_and_what_was_tuned(files: tuple[Path, Path]) -> Non
     assert rows["swap"][3].strip() == "10.0" and rows["swap"][4].strip() == "34.0"
     assert rows["base"][4].strip() == "10.0" and "*pooled*: " in page
     again = out.read_bytes()
-    assert command("fedsilo", "experiment", "report", str(path), "--out", str(out)).exit_code == 0
+    assert command("report", path, "--out", out)[0] == 0
     assert out.read_bytes() == again
 
 
 def test_without_results_there_is_no_page(files: tuple[Path, Path], tmp_path: Path) -> None:
-    path, out = files
+    (path, _), out = files, tmp_path / "page.md"
     none = tmp_path / "none.jsonl"
-    done = command("fedsilo", "experiment", "report", str(path), "--out", str(out), "--results", str(none), "--json")
-    assert done.exit_code != 0 and not out.exists()
-    assert command("fedsilo", "experiment", "report", str(path), "--out", str(tmp_path / "page.txt")).exit_code == 2
+    code, answer = command("report", path, "--out", out, "--results", none)
+    assert code != 0 and "experiment run" in answer["error"]["hint"] and not out.exists()
+    assert command("report", path, "--out", tmp_path / "page.txt")[0] == 2
+
+
+def test_tables_and_curves_are_made_of_the_same_lines(files: tuple[Path, Path], tmp_path: Path) -> None:
+    path, _ = files
+    shown = command("table", path)[1]["data"]
+    assert [row["row"] for row in shown["tables"]["rows"]] == ["base", "plain", "swap", "own", "all (pooled)"]
+    assert {row["claim"]: row["verdict"] for row in shown["claims"]}["P3"] == "equivalent"
+    picture = tmp_path / "alpha.svg"
+    options = ("--out", picture, "--figure")
+    assert command("plot", path, *options, "PublicStep.alpha_mean")[0] == 0
+    assert "swap" in picture.read_text()
+    code, refused = command("plot", path, *options, "PublicStep.omega")
+    assert code == 2 and "PublicStep.alpha_mean" in refused["error"]["hint"]
+    assert command("plot", path, "--out", picture, "--table", "none")[0] == 2
+
+
+@pytest.mark.parametrize("name", ["plan", "run", "table"])
+def test_a_wrong_file_is_told_with_line_and_hint(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "wrong.yaml"
+    path.write_text(TEXT.replace("method: self-swap", "method: swap-self"))
+    code, answer = command(name, path)
+    error = answer["error"]
+    place = next(number for number, text in enumerate(path.read_text().splitlines(), 1) if "swap-self" in text)
+    assert code == 2 and error["code"] == "INVALID_INPUT"
+    assert f"{path}:{place}: " in error["message"] and "self-swap" in error["hint"]
