@@ -379,5 +379,15 @@ def free_port() -> int:
 
 
 def run_text(plan_fields: dict[str, object]) -> str:
-    """Return run.yaml of a run; what is nested is written in flow style, which JSON is."""
-    return "".join(f"{name}: {json.dumps(value)}\n" for name, value in plan_fields.items())
+    """Return run.yaml of a run; what is nested is written in flow style, as JSON is but for small and large numbers."""
+    return "".join(f"{name}: {_in_flow_style(value)}\n" for name, value in plan_fields.items())
+
+
+def _in_flow_style(value: object) -> str:
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{json.dumps(name)}: {_in_flow_style(each)}' for name, each in value.items())}}}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_in_flow_style, value))}]"
+    text = json.dumps(value)
+    # JSON's 1e-05 is a text in YAML
+    return text.replace("e", ".0e") if isinstance(value, float) and "." not in text else text

@@ -54,7 +54,7 @@ from silo.trainer.data import Mark, load_codec
 from silo.trainer.decoder import Decoder
 from silo.trainer.rollout.embedded import EmbeddedEngine
 from silo.trainer.rollout.engine import Question
-from silo.trainer.run import Material
+from silo.trainer.run import Done, Material
 from silo.trainer.session import Session
 from silo.trainer.tasks import task_from_fields
 from silo.trainer.worker import begin, done_message, failed_message, load_model
@@ -150,26 +150,29 @@ class Measuring:
         held_out: what the federation measures.
         tuning: rows on which each round's adapter is measured beside the run.
         on_tuning: pass@1 on them, by round.
-        answers: by adapter.
+        measured: by adapter, which two rounds may share: what the task comes to, and pass@1 on the tuning rows.
     """
 
     make_session: Callable[[Sequence[Task]], Session]
     held_out: Sequence[Task]
     tuning: Sequence[Task]
     on_tuning: dict[int, float] = field(default_factory=dict)
-    answers: dict[str, LinkMessage] = field(default_factory=dict)
+    measured: dict[str, tuple[Done, float | None]] = field(default_factory=dict)
     sessions: dict[str, Session] = field(default_factory=dict)
 
     def answer(self, task: Evaluate, body: codec.Buffer, plan: Mapping[str, Any]) -> LinkMessage:
         """Return the answer to a silo's task. plan: fields of the message by which its trainer was told the run."""
-        if (known := self.answers.get(task.digest)) is None:
+        if task.digest not in self.measured:
             done = self._session("held_out", self.held_out, plan).carry_out(task, body)
-            known = done_message(task, {**done.metrics, "grading_failures": {}}, bytes(done.body))
-            self.answers[task.digest] = known
+            beside = None
             if self.tuning and task.round:
-                beside = self._session("tuning", self.tuning, plan).carry_out(task, body)
-                self.on_tuning[task.round] = float(beside.metrics["pass_at_1"])
-        return known
+                on_tuning = self._session("tuning", self.tuning, plan).carry_out(task, body)
+                beside = float(on_tuning.metrics["pass_at_1"])
+            self.measured[task.digest] = done, beside
+        done, beside = self.measured[task.digest]
+        if beside is not None:
+            self.on_tuning[task.round] = beside
+        return done_message(task, {**done.metrics, "grading_failures": {}}, bytes(done.body))
 
     def _session(self, name: str, rows: Sequence[Task], plan: Mapping[str, Any]) -> Session:
         if name not in self.sessions:

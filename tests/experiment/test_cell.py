@@ -12,12 +12,13 @@ import pytest
 from fedsilo.audit.audit_verify import verify_logs
 from fedsilo.demo.data import write_digit_folder
 from fedsilo.demo.run import ALPHA, LEARNING_RATE, RANK
-from fedsilo.demo.sites import DemoSettings, Sites, make_sites
+from fedsilo.demo.sites import DemoSettings, Sites, make_sites, run_text
 from fedsilo.demo.tiny_model import cached_model, recipe_for
 from fedsilo.experiment.cell import CellResult, Figure, run_cell
 from fedsilo.experiment.design import Cell, Experiment, cells_of, digest_of, read_experiment
 from fedsilo.experiment.perform import perform
 from fedsilo.experiment.results import EQUAL_OVER_ROWS, Line, of_experiment, trials_of, unequal
+from fedsilo.protocol import strict_yaml
 from fedsilo.protocol.codec import sha256_hex
 from fedsilo.protocol.errors import UsageError
 from fedsilo.protocol.methods import method_named
@@ -95,6 +96,21 @@ def test_what_a_site_does_not_allow_is_refused_as_over_daemons(tmp_path_factory:
     sites = sites_in(tmp_path_factory.mktemp("few"))  # a socket's path has room for 107 bytes
     with pytest.raises(UsageError, match="local_steps"):
         run_cell(sites, plan(local_steps=STEPS + 1))
+
+
+def test_numbers_of_a_plan_are_numbers_in_run_yaml() -> None:
+    """A learning rate of the papers, 1e-5, is a text to YAML as JSON writes it."""
+    fields = {"rate": 1e-5, "more": {"values": [1e-30, 2, 0.5, 1e22, -3e-7], "text": "1e-5"}, "silos": ["a"]}
+    assert strict_yaml.load(run_text(fields).encode(), "run.yaml").value == fields
+
+
+def test_an_adapter_that_a_round_left_as_it_was_is_measured_again(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """With a rate too small for float32 and no decay, both rounds end with the adapter that the first began with."""
+    still = {"learning_rate": 1e-60, "weight_decay": 0.0}
+    result = run_cell(sites_in(tmp_path_factory.mktemp("still")), plan(rounds=2, local_steps=2, optimiser=still))
+    assert result.record["state"] == "finished"
+    first, second = (row for row in result.record["rounds"])
+    assert first["adapter_sha256"] == second["adapter_sha256"] and first["metrics"] == second["metrics"] != {}
 
 
 # ---- a cell of a file ----------------------------------------------------------------------------------
