@@ -217,6 +217,7 @@ def test_nothing_is_judged_before_a_window_is_full() -> None:
     assert "rollout before" in alarms[PREVIOUS].reason() and "7680 tokens of 120 answers" in alarms[PREVIOUS].reason()
 
 
+@pytest.mark.slow
 def test_a_small_fault_adds_up_over_windows_and_a_fresh_run_is_never_stopped() -> None:
     stale, fresh = Watch(Limits()), Watch(Limits())
     stopped = next((step for step in range(200) if stale.add(answers(step, stale=1.0))), None)

@@ -212,6 +212,7 @@ def test_each_server_gets_a_marker_of_its_own(rig: Rig, apart: bool) -> None:
         rig.check(watch, 14, Fault(lag=1), source="public")
 
 
+@pytest.mark.quick(keep=1)
 @pytest.mark.parametrize(("apart", "expected"), [(True, {"private": 13, "public": 14}), (False, {"one": 14})])
 def test_the_rollout_before_is_that_of_the_same_server(rig: Rig, apart: bool, expected: dict[str, int]) -> None:
     """A push that does not arrive leaves a server with what it had, not with what another one had."""

@@ -54,6 +54,7 @@ def indented(program: str) -> str:
     return "".join(f"    {line}\n" for line in program.splitlines())
 
 
+@pytest.mark.quick(keep=1)
 def test_a_right_program_passes_and_a_wrong_one_does_not(sandbox: CodeSandbox) -> None:
     assert sandbox.grade(GOOD, TEST).code is VerdictCode.CORRECT
     assert sandbox.grade(GOOD.replace("+ 1", "+ 2"), TEST).code is VerdictCode.WRONG

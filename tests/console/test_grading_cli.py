@@ -164,6 +164,7 @@ def test_the_author_of_a_verifier_learns_on_which_line_and_where_it_fails(tmp_pa
     assert envelope["warnings"] == told and enveloped.stderr == b""
 
 
+@pytest.mark.slow
 def test_T22_a_line_is_answered_as_it_comes_and_a_case_that_hangs_takes_five_seconds_at_most(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(
         "import fedsilo.grading.math as math\nreal = math.grade\n"
@@ -244,6 +245,7 @@ def test_exit_statuses(arguments: list[str], status: int, code: str | None) -> N
     assert (envelope["error"] or {}).get("code") == code
 
 
+@pytest.mark.slow
 def test_T22_programs_are_graded_in_a_sandbox() -> None:
     test = "assert f(1) == 2"
     lines = [

@@ -122,6 +122,7 @@ STATE = silo(release(), halted="two transcripts", screens={"halts": ["public.res
 EVENTS = [Happened(1, "release.held", {"release": "r1/hospital_a/0"}), Happened(2, "events.missed", {"missed": 7})]
 
 
+@pytest.mark.slow
 async def test_every_place_with_its_help_and_what_opens_over_it_is_ascii_and_can_be_read(bench: Bench) -> None:
     bench.responses()
     poll(bench)

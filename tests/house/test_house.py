@@ -216,7 +216,7 @@ def _run(command: str, folder: Path, *arguments: str, path: Path) -> subprocess.
     )
 
 
-@pytest.mark.quick(keep=2)
+@pytest.mark.quick(keep=1)
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_console_of_pypi_beside_ours_stops_every_command(command: str, tree: Tree, tmp_path: Path) -> None:
     beside = tmp_path / "site"

@@ -85,7 +85,7 @@ def _help_of_each(tree: Tree, command: str, watched: set[str]) -> dict[str, set[
     return {words.strip(): set(loaded.split()) for words, _, loaded in (line.partition("|") for line in lines)}
 
 
-@pytest.mark.quick(keep=2)
+@pytest.mark.quick(keep=1)
 @pytest.mark.parametrize("command", ENTRY_POINTS)
 def test_help_of_every_command_loads_nothing_heavy(command: str, clean_tree: Tree) -> None:
     """`COMMAND --help` is to show within 0.3 s, and none of these is needed for it. (Below a group typer itself loads

@@ -68,7 +68,7 @@ def test_T38_a_flipped_byte_is_found_and_the_log_named(logs: dict[str, Path], vi
     assert victim in message
 
 
-@pytest.mark.quick(keep=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("victim", ["hospital_c", "coordinator"])
 def test_T38_a_dropped_tail_is_found_by_what_the_others_hold(logs: dict[str, Path], victim: str) -> None:
     path = newest_segment(logs[victim])

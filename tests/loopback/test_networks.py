@@ -187,7 +187,7 @@ IDLE_SECONDS = 1.2  # in the place of a proxy's 60
 OUTLIVED = 4  # pings that gRPC would leave out from the third on, if it were not told otherwise
 
 
-@pytest.mark.quick(keep=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("keepalive_seconds", [0.3, 60.0], ids=["pings", "no pings in that time"])
 def test_a_call_that_waits_outlives_a_proxy_that_ends_silent_connections(
     place: Place, monkeypatch: pytest.MonkeyPatch, keepalive_seconds: float

@@ -81,6 +81,7 @@ TWO = PlanSize(local_steps=2, swap_period=1, prompts_per_step=2, samples_per_pro
 NO_HELD_OUT = {"held_out_file": "", "held_out_sha256": "", "held_out_rows": 0, "topics": ()}
 
 
+@pytest.mark.quick(keep=2)
 @pytest.mark.parametrize(
     ("ruleset", "silos", "changes"),
     [

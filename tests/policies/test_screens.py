@@ -174,6 +174,7 @@ UNITS = (
 )
 
 
+@pytest.mark.slow
 def test_T23_no_text_takes_more_than_time_in_its_length() -> None:
     """Eight times as long may take sixteen times as long; what backtracks in squares takes sixty-four times.
 

@@ -45,6 +45,7 @@ def run_child(folder: Path, fatal_call: int, how: str) -> tuple[int, list[str]]:
     return result.returncode, result.stdout.split()
 
 
+@pytest.mark.quick(keep=1)
 @pytest.mark.parametrize("how", ["before", "half", "after"])
 def test_T39_kill_at_every_disk_call_loses_nothing_that_was_promised(
     tmp_path: Path, how: str, sampled: Callable[[Sequence[int], int], list[int]]

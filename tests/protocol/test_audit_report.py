@@ -447,6 +447,7 @@ def hostile_records(count: int) -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.slow
 def test_T23_what_a_long_log_makes_of_a_report_is_bounded_and_its_totals_are_whole(plain: dict[str, Any]) -> None:
     count = audit_statistics.PLACES_MAX + 10
     records = hostile_records(count)

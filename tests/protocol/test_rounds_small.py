@@ -48,6 +48,7 @@ def alphabet(silo: str) -> list[rounds.Event]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.exhaustive(keep=1)
 @pytest.mark.parametrize("quorum", [1, 2])
 def test_every_history_of_two_silos_ends_and_loses_nothing(quorum: int) -> None:

@@ -346,7 +346,7 @@ DROPPED: dict[str, tuple[Sequence[Way], str, set[str]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.quick(keep=2)
+@pytest.mark.quick(keep=1)
 @pytest.mark.parametrize("case", DROPPED)
 def test_T10_over_tls_silence_counts_only_where_the_guard_is_answered(case: str, over_tls: OverTls) -> None:
     around, level, open_ways = DROPPED[case]

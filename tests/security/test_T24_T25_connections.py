@@ -184,7 +184,7 @@ def code_of(call: Any) -> grpc.StatusCode:
     return grpc.StatusCode.OK
 
 
-@pytest.mark.quick(keep=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("drops", [False, True], ids=["half-open", "a-byte-a-second"])
 def test_T24_a_silo_that_stalls_holds_up_nobody_and_is_cut_off(
     place: Place, healthy: grpc.Channel, drops: bool

@@ -162,6 +162,7 @@ def coordinator_folder(folder: Path) -> Path:
     return write_coordinator(folder / "main", ("hospital_a", "hospital_b"))
 
 
+@pytest.mark.slow
 def test_T24_a_coordinator_raises_its_open_files_and_outlives_more_idle_connections_than_it_began_with(
     tmp_path: Path,
 ) -> None:

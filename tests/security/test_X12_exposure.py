@@ -236,6 +236,7 @@ def trial(setting: Setting) -> Trial:
     return expose(setting, {"a": [], "b": others}, others, canaries_of(1), fair_split(1, CANARIES), SAMPLES)
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 def test_a_memoriser_is_found_in_its_own_adapter_and_in_the_average() -> None:
     found = trial(tiny_setting())
@@ -260,6 +261,7 @@ def test_an_untrained_policy_scores_nothing() -> None:
     assert found.times_given == 2.0  # one private step in each of two rounds takes every row
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 def test_a_policy_that_trained_on_other_rows_is_not_taken_for_a_memoriser() -> None:
     """It changed as much, and for both sets alike."""
@@ -273,6 +275,7 @@ def test_a_policy_that_trained_on_other_rows_is_not_taken_for_a_memoriser() -> N
     assert exact_p_value([gains_of(before.passed, after.passed, fair_split(1, CANARIES))]) > SIGNIFICANT
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 def test_the_federation_of_the_benchmark_averages_and_exchanges() -> None:
     """Own adapters start from the averaged one of the round before, and their mean is the last; answers cross."""

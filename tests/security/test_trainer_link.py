@@ -337,6 +337,7 @@ def test_B1_the_guard_says_for_whom_it_waits_and_whom_it_refused(
     assert f"--address {address} --certificate trainer.crt" in caught.value.hint
 
 
+@pytest.mark.slow
 def test_B1_a_real_trainer_is_told_why_it_is_not_taken(home: Path, site: Site, pool: ThreadPoolExecutor) -> None:
     address = f"unix:{home}/t.sock"
     listener = Listener(address, user_ids=frozenset({os.getuid() + 1}))

@@ -228,6 +228,7 @@ def test_a_child_killed_in_a_step_goes_on_with_the_same_update_until_it_dies_ove
         assert event == TrainerGone(137)
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 @pytest.mark.parametrize("times", [1, 2])
 def test_one_killed_while_it_is_configured_is_started_once_more(

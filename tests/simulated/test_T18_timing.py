@@ -90,13 +90,14 @@ class Measured:
         return statistics.median(differences) / statistics.median(self.screened)
 
 
-@pytest.mark.quick(keep=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PLANTED)
 def test_T18_a_hit_takes_as_long_as_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     measured = Measured(tmp_path, monkeypatch, cut_short=False)
     assert abs(measured.difference(PLANTED[name])) < TOLERANCE
 
 
+@pytest.mark.slow
 def test_T18_screens_that_stop_at_a_hit_are_told_by_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     measured = Measured(tmp_path, monkeypatch, cut_short=True)
     assert measured.difference(PLANTED["canary"]) < -TOLERANCE

@@ -126,7 +126,7 @@ def test_a_public_set_with_another_hash_than_the_pinned_one_is_refused_at_both_e
     assert re.search(rf"has SHA-256 {got[0]}; the policy {place.policy} pins public: {HASH} \[PUBLIC_SET_", done.error)
 
 
-@pytest.mark.quick(keep=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])
 def test_a_model_folder_that_lacks_a_file_is_refused_naming_it(place: Place, name: str) -> None:
     (place.root / "model" / name).unlink()

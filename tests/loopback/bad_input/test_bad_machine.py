@@ -17,6 +17,7 @@ from tests.loopback.bad_input.place import Place, command, daemon
 # ---- the machine ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_port_in_use_is_named(place: Place) -> None:
     port = place.port
     with socket.create_server(("127.0.0.1", port)):
