@@ -17,7 +17,7 @@ from pydantic.fields import FieldInfo
 from policies import lattice
 from policies.compare import order_of
 from policies.examples import ANOTHER_DIGEST
-from policies.fields import Approvals, MetricField, epoch_seconds
+from policies.fields import Approvals, MetricField, epoch_seconds, is_zero
 from policies.kind import ANOTHER
 from policies.kinds import policy_file
 from policies.kinds.public_donors import PublicDonors
@@ -156,6 +156,8 @@ def _places(block: BaseModel, path: Path = ()) -> Iterator[_Place]:
         here, value, order = (*path, field.alias or name), getattr(block, name), order_of(field)
         if order is lattice.LABEL or _has_one_value(field):
             continue
+        if field.exclude_if is is_zero and is_zero(value):
+            continue  # of a shift that the policy's schema does not have: no message could show it
         if order is not None:
             yield _Place(here, field, value, None if name == "quantum" else unit)
         elif isinstance(value, BaseModel):

@@ -877,7 +877,7 @@ class AgreementWatch:
             if sorted(factors) not in self._adapter.trained_by_turns or any(
                 self._adapter.factors[name].shape != each.shape for name, each in factors.items()
             ):
-                raise ValueError("the factors of the rollout before")
+                raise ValueError(f"{start[:-1]}, the factors of the rollout before")
             previous[server] = {name: each.to(device, copy=True) for name, each in factors.items()}
 
         def restore() -> None:
