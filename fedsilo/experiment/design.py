@@ -544,12 +544,8 @@ def _plan_fault(experiment: Experiment, cell: Cell) -> str:
 _LATER = ("concentration", "along", "tuning_rows", "data", "model", "pooled", "ruleset")
 
 
-def setting_digest(setting: Setting) -> str:
-    """Return the digest of a setting; whose knobs it takes is no part of it."""
-    return sha256_hex(canonical_json(_plain(setting)))
-
-
-def _plain(block: Setting | Row) -> dict[str, Any]:
+def plain(block: Setting | Row) -> dict[str, Any]:
+    """Return what of a block is in digests; whose knobs a setting takes is no part of it."""
     fields = block.model_dump(mode="json", exclude={"tuned_as"})
     defaults = {name: field.default for name, field in type(block).model_fields.items()}
     return {name: value for name, value in fields.items() if name not in _LATER or value != defaults[name]}
@@ -558,8 +554,8 @@ def _plain(block: Setting | Row) -> dict[str, Any]:
 def digest_of(experiment: Experiment, cell: Cell) -> str:
     """Return the digest of everything that this cell's result depends on: setting, row, seed, and what was chosen."""
     fields: dict[str, Any] = {
-        "setting": _plain(experiment.settings[cell.setting]),
-        "row": _plain(experiment.rows[cell.row]),
+        "setting": plain(experiment.settings[cell.setting]),
+        "row": plain(experiment.rows[cell.row]),
         "seed": cell.seed,
     }
     if cell.knobs:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
-from fedsilo.experiment.design import Cell, Experiment, Knobs, Tuning, cells_of, digest_of, setting_digest
+from fedsilo.experiment.design import Cell, Experiment, Knobs, Tuning, cells_of, digest_of, plain
 from fedsilo.protocol.codec import canonical_json, sha256_hex
 
 Line = Mapping[str, Any]
@@ -193,7 +193,7 @@ def _tuning_digest(experiment: Experiment, family: str, setting: str) -> str:
     fields = {
         "tuning": tuning.model_dump(mode="json"),
         "family": family,
-        "setting": setting_digest(experiment.settings[setting]),
-        "rows": {row: experiment.rows[row].model_dump(mode="json") for row in sorted(rows)},
+        "setting": plain(experiment.settings[setting]),
+        "rows": {row: plain(experiment.rows[row]) for row in sorted(rows)},
     }
     return sha256_hex(canonical_json(fields))

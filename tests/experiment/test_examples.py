@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fedsilo.demo.data import examples_folder
-from fedsilo.experiment.design import cells_of, read_experiment, require_files
+from fedsilo.experiment.design import Cell, cells_of, digest_of, read_experiment, require_files
 from fedsilo.experiment.running import hours_of
 from fedsilo.experiment.tuning import first_trials, places_of
 from fedsilo.protocol.errors import NotFoundError
@@ -58,3 +58,10 @@ def test_all_four_models_of_the_paper_have_a_file() -> None:
         if setting.model is not None
     }
     assert len(models) == 4
+
+
+def test_a_file_that_names_nothing_newer_keeps_the_digests_of_its_results() -> None:
+    """As computed by the version whose files had one setting alone, of this setting, row and seed."""
+    experiment = read_experiment(FOLDER / "two_step.yaml")
+    first = "4ee42eb8ee469f2a9fbe5c3897b1d24bd4cc5a7bf24ff2f6e8a392b06ff0c034"
+    assert digest_of(experiment, Cell("two-step", "balanced", 101)) == first
