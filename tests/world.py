@@ -398,6 +398,7 @@ class QuietTrainer(TrainerHandle):
     told: list[LinkMessage] = field(default_factory=list)
     got: str = "namespaces"  # the isolation level it was probed to have
     ready: dict[str, Any] | None = None  # what it says when it is
+    donor_logp: bool = False
 
     def start(self) -> None: ...
 
@@ -412,7 +413,8 @@ class QuietTrainer(TrainerHandle):
 
     @property
     def description(self) -> dict[str, Any]:
-        return {"isolation": self.got} | ({} if self.ready is None else {"ready": self.ready})
+        known = {"donor_logp": True} if self.donor_logp else {}
+        return {"isolation": self.got} | known | ({} if self.ready is None else {"ready": self.ready})
 
     def tasks(self) -> list[str]:
         return [message.fields["task"] for message in self.told if message.type == "task"]

@@ -54,7 +54,7 @@ from silo.trainer.data import Mark, load_codec
 from silo.trainer.decoder import Decoder
 from silo.trainer.rollout.embedded import EmbeddedEngine
 from silo.trainer.rollout.engine import Question
-from silo.trainer.run import Done, Material
+from silo.trainer.run import Done, DonorLogp, Material
 from silo.trainer.session import Session
 from silo.trainer.tasks import task_from_fields
 from silo.trainer.worker import begin, done_message, failed_message, load_model
@@ -237,7 +237,12 @@ class TrainerHere(TrainerHandle):
     @property
     def description(self) -> dict[str, Any]:
         split = self.session.split.digest if self.session is not None else ""
-        return {"isolation": "waived", "why_waived": "an experiment in one process", "ready": {"split": split}}
+        return {
+            "isolation": "waived",
+            "why_waived": "an experiment in one process",
+            "donor_logp": True,
+            "ready": {"split": split},
+        }
 
 
 @dataclass(frozen=True)
@@ -308,12 +313,19 @@ def run_cell(sites: Sites, plan: Mapping[str, object], tuning: Sequence[Task] = 
     with contextlib.ExitStack() as stack:
         coordinator = stack.enter_context(_coordinator(sites.coordinator, shared))
         parts = [load_site_parts(load_silo_config(site.config)) for site in sites.silos]
-        measuring = Measuring(lambda rows: _session(parts[0], rows), parts[0].held_out.rows, tuning)
+        trainers: dict[str, TrainerHere] = {}
+
+        def donor_logp(origin: str, round_number: int, step: int, row: int, position: int) -> Sequence[float]:
+            session = trainers[origin].session
+            return session.logp_of(round_number, step, row, position) if session is not None else ()
+
+        measuring = Measuring(lambda rows: _session(parts[0], rows, donor_logp), parts[0].held_out.rows, tuning)
         stack.callback(measuring.close)
         parties = [
-            _silo(site, of_site, coordinator, shared, measuring, stack)
+            _silo(site, of_site, coordinator, shared, measuring, donor_logp, stack)
             for site, of_site in zip(sites.silos, parts, strict=True)
         ]
+        trainers |= {party.name: party.trainer for party in parties}
         run = str(plan["run"])
         coordinator.submissions.submit(run_text(dict(plan)), source="run.yaml", person=COORDINATOR_PERSON)
         _play(coordinator, parties, run)
@@ -361,11 +373,12 @@ def _silo(
     coordinator: Coordinator,
     shared: SharedTime,
     measuring: Measuring,
+    donor_logp: DonorLogp,
     stack: contextlib.ExitStack,
 ) -> Party:
     line = LineInMemory(coordinator.driver, parts.identity.peer, shared)
     events = Events(shared)
-    trainer = TrainerHere(lambda: _session(parts, parts.held_out.rows), events, measuring)
+    trainer = TrainerHere(lambda: _session(parts, parts.held_out.rows, donor_logp), events, measuring)
 
     def trainer_of(judge: Judge, screens: Screens) -> TrainerHandle:
         del judge, screens  # of a trainer in its sandbox: what it may be, and the index of its texts
@@ -384,7 +397,7 @@ def _silo(
     return Party(site.name, made.guard, line, trainer, site.audit_log)
 
 
-def _session(site: GuardSite, held_out: Sequence[Task]) -> Session:
+def _session(site: GuardSite, held_out: Sequence[Task], donor_logp: DonorLogp) -> Session:
     config = site.config
     return Session(
         Material(
@@ -400,6 +413,7 @@ def _session(site: GuardSite, held_out: Sequence[Task]) -> Session:
             site_secret=site.site_secret,
             microbatch_tokens=config.trainer.microbatch_tokens,
             holdout_share=config.data.holdout_share,
+            donor_logp=donor_logp,
         )
     )
 

@@ -402,6 +402,7 @@ def _plan_of(given: Mapping[str, Any], document: strict_yaml.Document) -> Plan:
             "SERVER_OPTIMISER": "server_optimiser",
             "MODELS": "method",
             "START_ADAPTER": START_ADAPTER,
+            "DONOR_DENOMINATOR": "donor_denominator",
         }
         key = keys.get(error.code, "exchange")
         raise UsageError(f"{document.place((key,))}: {error.message}", hint=error.hint) from error

@@ -198,7 +198,9 @@ class Plan(_Closed):
     swap_period: int = Field(2, ge=1)  # tau_swap
     prompts_per_step: int = Field(8, ge=1)  # b
     samples_per_prompt: int = Field(8, ge=1)  # K
-    donor_denominator: Literal["local"] = "local"  # donors' tokens get the receiver's own policy
+    # What donors' tokens get in the place of pi_old: the receiver's own policy, the donor's as it wrote them, or 1,
+    # plain or shaped.
+    donor_denominator: Literal["local", "donor", "unit", "shaped"] = "local"
     seed: int = Field(ge=0, lt=2**53)
     options: dict[Name, JsonValue] = Field(default_factory=dict)  # the method's own (`Options`)
     # Of the adapter that the first round starts from, as `global.adapter` carries it; empty: it is drawn from the seed.
@@ -348,7 +350,7 @@ class Plan(_Closed):
     @property
     def wants_logp(self) -> bool:
         """Return whether training takes the log-probabilities that answers were sampled with."""
-        return self.objective.importance_correction != "none"
+        return self.objective.importance_correction != "none" or self.donor_denominator == "donor"
 
     def hold_seconds(self, step: int) -> float:
         """Return how long an offer may wait for people: until its step's deadline, or its round's where no step
@@ -408,7 +410,8 @@ def _fewer_steps(plan: Plan) -> dict[str, str]:
 def _objective(plan: Plan) -> dict[str, str | float]:
     chosen = ("kl_reference", "advantage_std", "token_aggregation", *_LATER_KEYS)
     differs = plan.objective.model_dump(include=set(chosen), exclude_defaults=True)
-    return {name: differs[name] for name in chosen if name in differs}
+    shown = {name: differs[name] for name in chosen if name in differs}
+    return shown if plan.donor_denominator == "local" else {**shown, "donor_denominator": plan.donor_denominator}
 
 
 def _aggregate(plan: Plan) -> dict[str, str | int]:

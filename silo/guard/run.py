@@ -50,7 +50,7 @@ from fedsilo.protocol.method import (
     TaskDone,
     Train,
 )
-from fedsilo.protocol.methods import TASKS, method_named, require_solutions
+from fedsilo.protocol.methods import TASKS, method_named, require_donor_logp, require_solutions
 from fedsilo.protocol.place import Place
 from fedsilo.protocol.plan import Plan, plan_from_canonical
 from fedsilo.protocol.rounds import (
@@ -775,6 +775,7 @@ class RunManager:
                 raise ConflictError(f"run {other_run.plan.run} has not ended")
             require_part(plan, self._site.config)  # what the rules cannot know
             require_solutions(plan, self._site.public.unsolved)
+            require_donor_logp(plan, known=self._trainer.description.get("donor_logp") is True)
             self._begin(plan, resume=False)
         except FedSiloError as error:
             if other_run is None:  # else nothing was begun, and that one goes on

@@ -7,9 +7,10 @@ answer, CISPO's clipped weight (MiniMax-M1), importance sampling truncated or ma
 
 The `Learner` then makes `epochs` passes over the step's whole batch, one optimiser step each. The old log-probabilities
 are those of the first pass, detached: it sees the policy that generated, so no extra forward is needed, and donors'
-tokens get the receiver's own policy as denominator (`local`). A batch may be cut into parts, and these dealt out over
-processes (`scale_out`): weights are those of the whole batch, gradients add up and only their sum is applied. Groups
-without signal stay in every denominator but are left out of the forward pass, unless a KL or entropy term wants them.
+tokens get the receiver's own policy as denominator (`local`), unless the plan names another (`donor_denominator`).
+A batch may be cut into parts, and these dealt out over processes (`scale_out`): weights are those of the whole batch,
+gradients add up and only their sum is applied. Groups without signal stay in every denominator but are left out of the
+forward pass, unless a KL or entropy term wants them.
 
 Axes, as trailing comments: K answers of one prompt, R answers of a batch (rows), M answer tokens of a batch, one after
 the other without padding.
@@ -42,6 +43,8 @@ ZERO_VARIANCE_RANGE = 1e-12
 # A log-ratio counts up to here: exp(20) is 5e8. Beyond 88 exp overflows, and the gradient of a clipped token, 0 x inf,
 # would be NaN.
 LOG_RATIO_MAX = 20.0
+# gamma of LUFFY's policy shaping
+SHAPE = 0.1
 
 
 @dataclass(frozen=True)
@@ -181,6 +184,15 @@ def is_clipped(
     return ((advantages > 0) & (ratio > 1 + clip_high)) | ((advantages < 0) & outside)  # [M]
 
 
+def donor_gain(logp: Tensor, advantages: Tensor, denominator: Literal["unit", "shaped"]) -> Tensor:
+    """Return the term of donors' tokens whose denominator is 1: pi A (`unit`), or pi / (pi + 0.1) A (`shaped`, LUFFY,
+    Yan et al. 2025, eq. 7). No clip holds there: a ratio of pi is never above 1. All [M]."""
+    probability = logp.exp()  # [M]
+    if denominator == "shaped":
+        return probability / (probability + SHAPE) * advantages
+    return probability * advantages
+
+
 def importance_factor(
     logp_old: Tensor, logp_engine: Tensor, *, correction: Literal["truncate", "mask"], cap: float
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -266,7 +278,8 @@ class StepFigures:
         entropy: mean entropy before the update in nats; None where the plan has no entropy term.
         logp_own: mean log-probability of a token of the trained own answers; None without any.
         logp_donor: the same for donors: how far from the local policy they are.
-        ratio_deviation_first: largest |rho - 1| at the first epoch: 0 by construction.
+        ratio_deviation_first: largest |rho - 1| at the first epoch: 0 by construction, but for donors' tokens where the
+            donor's own policy is the denominator.
         ratio_deviation_last: the same at the last epoch.
         grad_norm: before clipping, last epoch.
         trained_tokens: answer tokens in the forward pass.
@@ -641,6 +654,8 @@ class Learner:
         logp, entropy = self._logp(part)  # [M]
         if part.logp_old is None:
             part.logp_old = logp.detach()  # [M]
+            if self._plan.donor_denominator == "donor" and part.logp_written is not None:
+                part.logp_old = torch.where(part.is_donor, part.logp_written, part.logp_old)  # [M]
             self._correct(part, figures)
         gain = self._gain(logp, part)  # [M]
         loss = -((gain if part.factor is None else part.factor * gain) * weights).sum()
@@ -657,15 +672,15 @@ class Learner:
         if not part.counts:
             return
         with torch.no_grad():
-            figures.add_ratio(logp, part, settings, first=first)
+            figures.add_ratio(logp, part, self._plan, first=first)
 
     def _gain(self, logp: Tensor, part: _Part) -> Tensor:
         """Return each token's term of what is maximised. logp: [M]; returns [M]."""
-        settings = self._plan.objective
+        settings, denominator = self._plan.objective, self._plan.donor_denominator
         assert part.logp_old is not None  # noqa: S101  # set by the first pass
         if part.likelihood:
             return logp * part.advantages
-        return policy_gain(
+        gain = policy_gain(
             logp,
             part.logp_old,
             part.advantages,
@@ -674,7 +689,10 @@ class Learner:
             dual_clip=settings.dual_clip,
             clip=settings.clip,
             lengths=_lengths(part, settings),
-        )
+        )  # [M]
+        if part.donor_tokens and (denominator == "unit" or denominator == "shaped"):
+            gain = torch.where(part.is_donor, donor_gain(logp, part.advantages, denominator), gain)  # [M]
+        return gain
 
     def _correct(self, part: _Part, figures: _Figures) -> None:
         """Set the importance weights of a part: of own answers' tokens, since no engine of this silo's wrote the
@@ -728,7 +746,8 @@ class _Figures:
         more = per_token.detach().sum(dtype=torch.float64)
         self._sums[name] = self._sums[name] + more if name in self._sums else more
 
-    def add_ratio(self, logp: Tensor, part: _Part, settings: Objective, *, first: bool) -> None:
+    def add_ratio(self, logp: Tensor, part: _Part, plan: Plan, *, first: bool) -> None:
+        settings = plan.objective
         assert part.logp_old is not None  # noqa: S101  # set by the first forward of the same call
         lengths = _lengths(part, settings)
         self.deviation.append((ratio_of(logp, part.logp_old, lengths) - 1).abs().max().double())
@@ -751,6 +770,8 @@ class _Figures:
             clip=settings.clip,
             lengths=lengths,
         )
+        if plan.donor_denominator in ("unit", "shaped"):
+            clipped = clipped & ~part.is_donor
         self.add_sum("clipped", clipped)
         self._clippable += len(clipped)
 

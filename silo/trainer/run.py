@@ -29,6 +29,7 @@ from silo.trainer.grpo import Answer, Group, Learner, has_zero_variance
 from silo.trainer.rollout.engine import PromptSource, Question, Rollout, RolloutEngine, RolloutPlace
 
 Metrics = dict[str, Any]
+DonorLogp = Callable[[str, int, int, int, int], Sequence[float]]
 Draw = Callable[[int, int], np.random.Generator]  # by the prompt's place in the step, and the sample
 
 
@@ -49,6 +50,9 @@ class Material:
         rollout: the servers that sample; None: this process does.
         checkpointing: train in less memory and more time (`Learner`).
         agreement: how the engine's answers are checked, and what stops a step.
+        donor_logp: log-probabilities of a donor's tokens under the policy that wrote them, by origin, round, step, row
+            of the prompt, and position among the answers that the origin offered; empty where they are not known. No
+            message carries them: only experiments in one process know the others' (`Session.logp_of`).
     """
 
     silo: str
@@ -67,6 +71,7 @@ class Material:
     checkpointing: bool = False
     holdout_share: float = 0.0
     agreement: Limits = field(default_factory=Limits)
+    donor_logp: DonorLogp | None = None
 
 
 @dataclass(frozen=True)
@@ -121,6 +126,8 @@ class Run:
         open_step: the public step that waits for donors.
         donors_trained: in the open round.
         position: the last task that changed any of this.
+        written: log-probabilities of the answers that were offered, in their order, by round, step and row of the
+            prompt; kept where the plan has `donor_denominator: donor`, and not over a kill.
     """
 
     material: Material
@@ -141,6 +148,7 @@ class Run:
     open_step: OpenStep | None = None
     donors_trained: int = 0
     position: Position | None = None
+    written: dict[tuple[int, int, int], tuple[tuple[float, ...], ...]] = field(default_factory=dict)
 
     def policy_of(self, payload: Buffer, source: PromptSource) -> contextlib.AbstractContextManager[None]:
         """Make the model compute this adapter inside the block, or the base model where there is none; prompts are of
@@ -189,9 +197,8 @@ class Step:
         self._prompts = prompts
         if plan.wants_logp and not any(each.logp for answers in self._rollouts for each in answers):
             raise OperationError(
-                "the rollout engine gives no log-probabilities of its answers; objective.importance_correction takes "
-                "them",
-                hint="objective.importance_correction: none, or another engine",
+                "the rollout engine gives no log-probabilities of its answers, which the plan's objective takes",
+                hint="objective.importance_correction: none, donor_denominator: local, or another engine",
                 code="ENGINE_LOGP",
             )
         seconds = run.seconds() - started

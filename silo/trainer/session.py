@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from fedsilo.protocol.codec import Buffer
 from fedsilo.protocol.errors import OperationError, UsageError
 from fedsilo.protocol.factors import is_shift
+from fedsilo.protocol.methods import require_donor_logp
 from fedsilo.protocol.plan import Plan
 from fedsilo.protocol.tasks import TrainerTask
 from silo.reusable_buffer import ReusableBuffer
@@ -73,6 +74,7 @@ class Session:
         if self._run is not None:
             raise UsageError("this trainer has begun a run already; start it again for another")
         material = self._material
+        require_donor_logp(plan, known=material.donor_logp is not None)
         limit = plan.rollout.max_prompt_tokens
         private = encode_prompts(self.split.training, material.codec, limit)
         public = encode_prompts(material.public, material.codec, limit)
@@ -156,6 +158,19 @@ class Session:
         if self._run is None:
             raise UsageError("no run has begun in this trainer")
         return len(self._run.private.by_row)
+
+    def logp_of(self, round_number: int, step: int, row: int, position: int) -> tuple[float, ...]:
+        """Return the log-probabilities of an answer that this session offered, as it sampled them; empty where it
+        remembers none, and where the answer's text does not encode to the tokens that were sampled.
+
+        Args:
+            round_number: in which it is a donor.
+            step: likewise.
+            row: of the prompt.
+            position: among the answers to it that were offered.
+        """
+        answers = self._run.written.get((round_number, step, row), ()) if self._run is not None else ()
+        return answers[position] if 0 <= position < len(answers) else ()
 
     def carry_out(self, task: TrainerTask, body: Buffer = b"") -> Done:
         """Do one task. `body`: what crosses beside its fields (`TrainerTask.body`).

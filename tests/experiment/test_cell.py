@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -90,6 +91,26 @@ def test_it_ends_with_the_adapter_of_the_run_over_daemons(
     assert over_daemons.exit_code == 0, over_daemons.stderr
     adapter = Path(over_daemons.data["adapter"]) / "adapter_model.safetensors"
     assert played[1].adapter_sha256 == sha256_hex(adapter.read_bytes())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("exchange", ["step", "round_end"])
+def test_silos_in_one_process_know_with_what_probability_a_donor_was_written(
+    exchange: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """No message carries it. At a common start of equal silos every ratio of a donor's token is near 1."""
+    rounds = {"step": 1, "round_end": 2}[exchange]
+    result = run_cell(
+        sites_in(tmp_path_factory.mktemp("donor")),
+        plan(donor_denominator="donor", exchange=exchange, rounds=rounds),
+    )
+    assert (result.record["state"], result.refused) == ("finished", Counter())
+    steps = [each.metrics for silo in result.figures.values() for each in silo if each.task == "PublicStep"]
+    assert sum(each["donors_used"] for each in steps) > 0
+    assert all(not each["donors_rejected"] for each in steps)
+    swapped = [each["ratio_deviation_first"] for each in steps if each["donors_used"]]
+    assert all(each > 0 for each in swapped)
+    assert result.adapter_sha256 != ""
 
 
 def test_what_a_site_does_not_allow_is_refused_as_over_daemons(tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -179,7 +179,8 @@ class Sites:
         )  # fmt: skip
         site = SimpleNamespace(
             config=config, fingerprints=SimpleNamespace(**said), schema=SimpleNamespace(digest=said["schema"]),
-            public=SimpleNamespace(sha256=said["public"]), held_out=SimpleNamespace(sha256=said["held_out"]),
+            public=SimpleNamespace(sha256=said["public"], unsolved=""),
+            held_out=SimpleNamespace(sha256=said["held_out"]),
             policy=SimpleNamespace(source="/site/policy.yaml"),
         )  # fmt: skip
         gate = Direct(address, files, sender, own, pinned or main)

@@ -73,6 +73,12 @@ def require_exchange(plan: Plan) -> Method:
             hint="server_optimiser: {name: none}",
             code="SERVER_OPTIMISER",
         )
+    if plan.donor_denominator == "donor" and not method.swaps:
+        raise UsageError(
+            f"{plan.method} takes no other silo's answers, so no donor's policy can stand below its ratios",
+            hint="donor_denominator: local",
+            code="DONOR_DENOMINATOR",
+        )
     try:
         method.options.of(plan)
     except ValidationError as error:
@@ -97,4 +103,19 @@ def require_solutions(plan: Plan, unsolved: str) -> None:
             f"{plan.method} takes the solutions of the public file, and {unsolved} has none",
             hint="a field `solution` in each row (docs/how-to/data.md), or method: key-swap",
             code="SOLUTIONS",
+        )
+
+
+def require_donor_logp(plan: Plan, *, known: bool) -> None:
+    """Check that a silo's trainer has what the plan's `donor_denominator` takes. known: it has the log-probabilities
+    that other silos' answers were sampled with.
+
+    Raises:
+        UsageError: DONOR_DENOMINATOR: they are not known, and the plan takes them.
+    """
+    if plan.donor_denominator == "donor" and not known:
+        raise UsageError(
+            "donor_denominator: donor takes log-probabilities of other silos' answers, which no message carries",
+            hint="local, unit or shaped; donor is for experiments, whose silos share a process",
+            code="DONOR_DENOMINATOR",
         )

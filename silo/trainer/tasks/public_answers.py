@@ -25,6 +25,7 @@ def generate(run: Run, task: GeneratePublic, body: Buffer) -> Done:
 
     step, message = answered(run, (task.round, task.step), task.prompt_indices, task.offer, draw)
     run.open_step = OpenStep(task.round, task.step, task.offer, step.own)
+    _remember(run, (task.round, task.step), step.own, task.offer)
     return Done(step.metrics, encode(message))
 
 
@@ -36,6 +37,7 @@ def answer_ahead(run: Run, task: AnswerAhead, body: Buffer) -> Done:
         return generator(seed_of(run.plan.seed, "answers-ahead", *key))
 
     step, message = answered(run, (task.round, 0), task.prompt_indices, "correct", draw)
+    _remember(run, (task.round + 1, task.for_step), step.own, "correct")
     # of no step's training: only what it cost belongs to the round's curves
     costs = {name: value for name, value in step.metrics.items() if name.endswith("_seconds")}
     return Done({**costs, "reencoding_mismatches": step.metrics["reencoding_mismatches"]}, encode(message))
@@ -69,6 +71,21 @@ def answered(
     )
     own = {each.prompt.row: each for each in step.own}
     return step, responses_message(run.plan.public_set_sha256, indices, own, offer)
+
+
+def _remember(run: Run, used: tuple[int, int], own: Sequence[OwnAnswers], offer: str) -> None:
+    """Keep the log-probabilities of what is offered, where donors' ratios take them, until the round of its use is
+    over. used: round and step in which the answers are donors."""
+    if run.plan.donor_denominator != "donor" or offer == "none":
+        return
+    codec = run.material.codec
+    kept = {place: answers for place, answers in run.written.items() if place[0] >= used[0] - 1}
+    for each in own:
+        kept[(*used, each.prompt.row)] = tuple(
+            answer.logp if codec.answer_ids(answer.text, finished=answer.finished) == answer.ids else ()
+            for answer in offered_answers(each, offer)
+        )
+    run.written = kept
 
 
 def offered_answers(own: OwnAnswers, offer: str) -> tuple[Answer, ...]:

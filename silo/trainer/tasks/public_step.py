@@ -13,6 +13,7 @@ Axes as in `silo.trainer.grpo`: M answer tokens.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -46,7 +47,9 @@ def carry_out(run: Run, task: PublicStep, body: Buffer) -> Done:
         raise OperationError(f"no public answers were generated for round {task.round} step {task.step}", code=BAD_TASK)
     donors = {row.prompt_index: list(row.donors) for row in task.donors.prompts}
     site = run.material
-    intake = DonorIntake(site.silo, site.codec, site.public_grader, run.plan.rollout.max_new_tokens)
+    intake = DonorIntake(
+        site.silo, site.codec, site.public_grader, run.plan.rollout.max_new_tokens, _logp_of(run, task)
+    )
 
     def random_of(prompt: Prompt) -> np.random.Generator:
         return generator(seed_of(run.plan.seed, "replaced", site.silo, task.round, task.step, prompt.row))
@@ -69,7 +72,8 @@ def carry_out(run: Run, task: PublicStep, body: Buffer) -> Done:
         case _:
             raise OperationError(f"there is no swap {task.swap!r}", code=BAD_TASK)
     bound = None
-    if task.swap == "replace" and is_due(task.step, run.plan.swap_period):
+    measured = task.swap == "replace" and run.plan.donor_denominator == "local"
+    if measured and is_due(task.step, run.plan.swap_period):
         # a pass through the model, as the update's: one process that fails at it must not leave the others waiting
         bound = run.learner.together(lambda: swap_bound(run.adapter, run.plan, before, groups, figures.alphas))
     step = Step(run, (task.round, task.step))
@@ -113,6 +117,14 @@ def _self_donors(run: Run, task: PublicStep, own: Sequence[OwnAnswers]) -> tuple
     return {row: _donors("self", texts) for row, texts in right.items()}, tokens
 
 
+def _logp_of(run: Run, task: PublicStep) -> Callable[[pb.Donor, int], Sequence[float]] | None:
+    """Return what `DonorIntake` asks for the log-probabilities of a donor; None where its ratios take none."""
+    known = run.material.donor_logp
+    if run.plan.donor_denominator != "donor" or known is None:
+        return None
+    return lambda donor, row: known(donor.origin, task.round, task.step, row, donor.position)
+
+
 def _donors(origin: str, texts: Sequence[str]) -> list[pb.Donor]:
     return [
         pb.Donor(origin=origin, position=place, response=pb.Response(text=text, finish=pb.FINISH_STOP))
@@ -147,9 +159,19 @@ class DonorIntake:
         codec: the shared tokenizer.
         grader: own grading of public answers.
         max_new_tokens: a donor that encodes to more is refused.
+        logp_of: log-probabilities of a donor's tokens under the policy that wrote them, by donor and row of its prompt;
+            a donor of which they are not known is refused. None: they are not wanted.
     """
 
-    def __init__(self, silo: str, codec: TextCodec, grader: Grader, max_new_tokens: int) -> None:
+    def __init__(
+        self,
+        silo: str,
+        codec: TextCodec,
+        grader: Grader,
+        max_new_tokens: int,
+        logp_of: Callable[[pb.Donor, int], Sequence[float]] | None = None,
+    ) -> None:
+        self._logp_of = logp_of
         self._silo = silo
         self._codec = codec
         self._grader = grader
@@ -241,7 +263,7 @@ class DonorIntake:
                 figures.found += donor.origin != self._silo
                 repeated = (donor.origin, donor.position) in seen
                 seen.add((donor.origin, donor.position))
-                answer = None if repeated or donor.origin == self._silo else self._encoded(donor)
+                answer = None if repeated or donor.origin == self._silo else self._encoded(donor, one.prompt.row)
                 listed.append((one.prompt.row, donor, answer, one.prompt.reference))
         usable = [(answer.text, reference) for _, _, answer, reference in listed if answer is not None]
         marks = iter(grade_distinct(self._grader, usable))
@@ -251,7 +273,7 @@ class DonorIntake:
             graded[row].append((donor, scored))
         return graded
 
-    def _encoded(self, donor: pb.Donor) -> Answer | None:
+    def _encoded(self, donor: pb.Donor, row: int) -> Answer | None:
         if not donor.origin:  # an answer of nobody's counts as an own one
             return None
         if not donor.HasField("response") or donor.response.finish == pb.FINISH_UNSPECIFIED:
@@ -260,7 +282,10 @@ class DonorIntake:
         ids = self._codec.answer_ids(donor.response.text, finished=finished)
         if len(ids) > self._max_new_tokens or self._codec.has_special(ids, finished=finished):
             return None
-        return Answer(ids, donor.response.text, finished, donor=donor.origin)
+        logp = () if self._logp_of is None else tuple(self._logp_of(donor, row))
+        if self._logp_of is not None and (len(logp) != len(ids) or not all(map(math.isfinite, logp))):
+            return None
+        return Answer(ids, donor.response.text, finished, donor=donor.origin, logp=logp)
 
 
 # Public steps from one measurement to the next, and prompts of each: a hundredth of a step's time.
