@@ -132,9 +132,11 @@ def _wire(data: dict[str, Any]) -> str:
 
 
 def _adapter(data: dict[str, Any]) -> str:
+    adapter = "none: each silo keeps what it trains\n"
+    if data["adapter"]:
+        adapter = f"{data['adapter']}\nload it     {load_line(data)}\n"
     return (
-        f"adapter     {data['adapter']}\n"
-        f"load it     {load_line(data)}\n"
+        f"adapter     {adapter}"
         f"run record  {data['run_record']}\n"
         f"isolation   {isolation_text(data['isolation'])}\n"
         f"{data['processes']} processes, {data['seconds']:.0f} s after set-up"

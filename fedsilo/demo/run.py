@@ -46,6 +46,7 @@ from fedsilo.protocol.errors import (
     VerificationError,
 )
 from fedsilo.protocol.methods import method_named
+from fedsilo.protocol.rounds import ROUND_DONE
 
 if TYPE_CHECKING:  # both need libraries of the extra `demo`
     from fedsilo.demo.attacks import Attack, Hostile
@@ -533,6 +534,7 @@ def result_of(
         }
         for row in verdicts
     ]
+    own = bool(record["plan"]) and method_named(record["plan"]["method"]).keeps_own
     data = {
         "run": record["run"],
         "state": record["state"],
@@ -540,7 +542,7 @@ def result_of(
         **figures(record),
         "left": left,
         "audit": audit,
-        "adapter": str(Path(record["folder"]) / "adapter"),
+        "adapter": "" if own else str(Path(record["folder"]) / "adapter"),
         "run_record": str(Path(record["folder"]) / "run_record.json"),
         "rounds": [
             {"round": row["round"], "state": row["state"], "participants": row["participants"]}
@@ -561,7 +563,7 @@ def result_of(
         }
     error: FedSiloError | None = None
     unverified = [str(row["log"]) for row in audit if not row["verified"]]
-    bad_rounds = [row["round"] for row in record["rounds"] if row["state"] != "committed"]
+    bad_rounds = [row["round"] for row in record["rounds"] if row["state"] not in ROUND_DONE]
     if unverified:
         error = _failed(f"the audit log of {', '.join(unverified)} does not verify", 7)
     elif disagreements:
