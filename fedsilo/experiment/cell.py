@@ -22,6 +22,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from certs.identity import PeerIdentity
@@ -39,7 +40,7 @@ from fedsilo.protocol import codec
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.errors import FedSiloError, OperationError
 from fedsilo.protocol.randomness import generator, seed_of
-from fedsilo.protocol.tasks import Evaluate, PrivateStep
+from fedsilo.protocol.tasks import Evaluate, EvaluateOwn, PrivateStep
 from silo.config import load_config as load_silo_config
 from silo.guard.decisions import Judge
 from silo.guard.loop import Event, Guard
@@ -149,8 +150,9 @@ class Measuring:
         make_session: of that silo, with these rows as its held-out ones.
         held_out: what the federation measures.
         tuning: rows on which each round's adapter is measured beside the run.
-        on_tuning: pass@1 on them, by round.
+        on_tuning: pass@1 on them, by round; where each silo keeps its own, the mean over silos.
         measured: by adapter, which two rounds may share: what the task comes to, and pass@1 on the tuning rows.
+        own: pass@1 of each silo's own on the tuning rows, by round.
     """
 
     make_session: Callable[[Sequence[Task]], Session]
@@ -158,6 +160,7 @@ class Measuring:
     tuning: Sequence[Task]
     on_tuning: dict[int, float] = field(default_factory=dict)
     measured: dict[str, tuple[Done, float | None]] = field(default_factory=dict)
+    own: dict[int, list[float]] = field(default_factory=dict)
     sessions: dict[str, Session] = field(default_factory=dict)
 
     def answer(self, task: Evaluate, body: codec.Buffer, plan: Mapping[str, Any]) -> LinkMessage:
@@ -173,6 +176,19 @@ class Measuring:
         if beside is not None:
             self.on_tuning[task.round] = beside
         return done_message(task, {**done.metrics, "grading_failures": {}}, bytes(done.body))
+
+    def measure_own(self, number: int, session: Session, plan: Mapping[str, Any]) -> None:
+        """Measure what a silo has trained by the end of a round on the tuning rows, beside the run."""
+        if not self.tuning:
+            return
+        state, schema = session.state(), plan["lora_schema"]
+        factors = {name[7:]: each.numpy() for name, each in state.tensors.items() if name.startswith("factor.")}
+        payload = codec.encode_factors(
+            factors, base_digest="", schema_sha256="", rank=schema["rank"], scale=1.0, dtype="float32"
+        )
+        beside = self._session("tuning", self.tuning, plan).carry_out(Evaluate(number, ""), payload)
+        self.own.setdefault(number, []).append(float(beside.metrics["pass_at_1"]))
+        self.on_tuning[number] = fmean(self.own[number])
 
     def _session(self, name: str, rows: Sequence[Task], plan: Mapping[str, Any]) -> Session:
         if name not in self.sessions:
@@ -221,6 +237,8 @@ class TrainerHere(TrainerHandle):
         if isinstance(task, Evaluate):
             return self.measuring.answer(task, message.body, self._plan)
         done = self.session.carry_out(task, message.body)
+        if isinstance(task, EvaluateOwn):
+            self.measuring.measure_own(task.round, self.session, self._plan)
         drawn = task.rows if isinstance(task, PrivateStep) else ()
         self.figures.append(Figure(task.name, task.round, task.step, done.metrics, tuple(drawn)))
         return done_message(task, {**done.metrics, "grading_failures": {}}, bytes(done.body))

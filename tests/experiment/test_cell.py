@@ -149,6 +149,7 @@ rows:
   private: {method: fedavg-grpo}
   pooled: {method: fedavg-grpo, pooled: true}
   base: {method: base}
+  local: {method: local-only}
 """
 
 
@@ -182,6 +183,20 @@ def test_rows_of_one_seed_share_all_but_the_method(tiny: tuple[Experiment, dict[
     assert "public.responses" in swap["bytes"]["up"] and "public.responses" not in own["bytes"]["up"]
     # three others' worth of answers to each public prompt, and as many private ones as the other row's
     assert own["generated_tokens"] > swap["generated_tokens"]
+
+
+@pytest.mark.slow
+def test_where_silos_keep_their_own_a_line_has_means_over_them(tiny: tuple[Experiment, dict[Cell, Line]]) -> None:
+    _, known = tiny
+    line, base = known[Cell("W", "local", 3)], known[Cell("W", "base", 3)]
+    assert (line["state"], line["steps"], line["adapter_sha256"]) == ("finished", 4, "")
+    assert line["rounds"][0] == base["rounds"][-1] and len(line["rounds"]) == 3
+    assert not any(kind.startswith(("lora", "global")) for way in line["bytes"].values() for kind in way)
+    for row in line["rounds"][1:]:
+        # every silo answers every topic, each of which has as many rows as any other
+        assert row["pass_at_1"] == pytest.approx(sum(row["topics"].values()) / 4, abs=1e-4)
+        assert row["worst_silo"] <= row["own_task"] and row["apart"] is None
+    assert line["best"]["pass_at_1"] == line["rounds"][line["best"]["round"]]["pass_at_1"]
 
 
 @pytest.mark.slow
