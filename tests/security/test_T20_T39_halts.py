@@ -42,7 +42,7 @@ def equivocations(loop: Loop) -> int:
 def release(loop: Loop) -> None:
     halts = Halts(loop.bench.judge, loop.bench.ledger)
     (row,) = halts.rows()
-    halts.lift_halt(command("approvals.release", {"kind": row["kind"], "digest": row["digest"]}))
+    halts.lift_halt(command("approvals.release", {"kind": row.kind, "digest": row.digest}))
 
 
 def halted_until_released(loop: Loop) -> None:

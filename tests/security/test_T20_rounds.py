@@ -475,8 +475,8 @@ def test_T20_T39_a_silo_that_halted_says_nothing_at_all_after_a_restart(loop: Lo
 def release(loop: Loop) -> None:
     halts = Halts(loop.bench.judge, loop.bench.ledger)
     (row,) = halts.rows()
-    assert (row["kind"], row["needed"]) == (EQUIVOCATION_KIND, 1)
-    answer = halts.lift_halt(command("approvals.release", {"kind": row["kind"], "digest": row["digest"]}))
+    assert (row.kind, row.needed) == (EQUIVOCATION_KIND, 1)
+    answer = halts.lift_halt(command("approvals.release", {"kind": row.kind, "digest": row.digest}))
     assert answer["released"] and halts.rows() == [] and not loop.bench.judge.halted
     assert loop.bench.events("release")[-1]["reasons"] == ["EQUIVOCATION"]
 
@@ -598,10 +598,10 @@ def test_T20_T36_a_yes_to_one_pair_of_transcripts_is_none_to_another(loop: Loop)
     for piece in ("known", "shown"):
         ledger.keep_equivocation(told | {piece: told[piece] | {"sha256": "e" * 64}})
         with pytest.raises(ConflictError) as stale:
-            halts.lift_halt(command("approvals.release", {"kind": row["kind"], "digest": row["digest"]}))
+            halts.lift_halt(command("approvals.release", {"kind": row.kind, "digest": row.digest}))
         assert stale.value.code == "STALE_VIEW" and loop.bench.judge.halted
     ledger.keep_equivocation(told)
-    assert halts.lift_halt(command("approvals.release", {"kind": row["kind"], "digest": row["digest"]}))["released"]
+    assert halts.lift_halt(command("approvals.release", {"kind": row.kind, "digest": row.digest}))["released"]
 
 
 def test_T20_T36_one_approver_of_two_releases_nothing(tmp_path: Path) -> None:
@@ -614,7 +614,7 @@ def test_T20_T36_one_approver_of_two_releases_nothing(tmp_path: Path) -> None:
     halts = Halts(loop.bench.judge, loop.bench.ledger)
     for person, released in (("alice", False), ("bob", True)):
         (row,) = halts.rows()
-        order = command("approvals.release", {"kind": row["kind"], "digest": row["digest"]}, person=person)
+        order = command("approvals.release", {"kind": row.kind, "digest": row.digest}, person=person)
         assert halts.lift_halt(order)["released"] is released and bool(loop.bench.judge.halted) is not released
         polls = len(loop.coordinator.bodies("control.poll"))
         loop.turn()

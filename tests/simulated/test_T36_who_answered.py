@@ -289,7 +289,7 @@ def test_T18_who_ended_a_halt_is_told_with_the_halt(tmp_path: Path) -> None:
         halts = Halts(bench.judge, bench.ledger)
         (row,) = halts.rows()
         for person in ("alice", "bob"):
-            halts.lift_halt(command("approvals.release", {"kind": row["kind"], "digest": row["digest"]}, person=person))
+            halts.lift_halt(command("approvals.release", {"kind": row.kind, "digest": row.digest}, person=person))
     made = audit_report([bench.folder / "audit"])
     assert [item["event"] for item in made["halts"]] == ["halt", "release"] and made["approvals_total"] == 0
     assert [item["person"] for item in made["halt_grants"]] == ["alice", "bob"]

@@ -265,7 +265,7 @@ def test_T36_a_hold_without_an_answer_waits_on_after_a_kill(holding: Bench) -> N
 
 def release(halts: Halts, person: str) -> bool:
     (row,) = halts.rows()
-    arguments = {"kind": row["kind"], "digest": row["digest"]}
+    arguments = {"kind": row.kind, "digest": row.digest}
     return bool(halts.lift_halt(command("approvals.release", arguments, person=person))["released"])
 
 
@@ -295,7 +295,7 @@ def test_T39_a_yes_to_a_halt_that_the_log_does_not_take_counts_nothing(tmp_path:
         with failing(bench.audit, "append", LogFullError("no space")), pytest.raises(LogFullError):
             release(halts, "alice")
         bench.judge.halted = ""  # as after a restart with space
-        assert halts.rows()[0]["given"] == [] and not release(halts, "bob") and bench.judge.book.screen_halts
+        assert halts.rows()[0].given == () and not release(halts, "bob") and bench.judge.book.screen_halts
         assert release(halts, "alice") and not bench.judge.book.screen_halts
         assert [each["detail"]["person"] for each in bench.events("approval.grant")] == ["bob", "alice"]
 
@@ -304,7 +304,7 @@ def test_a_yes_to_a_halt_names_its_own_record_also_where_the_end_of_the_halt_is_
     with closing(Bench(tmp_path / "a", two_needed())) as bench:
         halts = Halts(bench.judge, bench.ledger)
         halt(bench)
-        arguments = {"kind": "public.responses", "digest": halts.rows()[0]["digest"]}
+        arguments = {"kind": "public.responses", "digest": halts.rows()[0].digest}
         told = [halts.lift_halt(command("approvals.release", arguments, person=each)) for each in ("alice", "bob")]
         assert [each["record"] for each in told] == [each["seq"] for each in bench.events("approval.grant")]
         assert bench.audit.size - 1 == bench.events("release")[0]["seq"] > told[1]["record"]
@@ -318,7 +318,7 @@ def test_T41_no_yes_to_an_earlier_halt_counts_where_the_clock_stands_still(tmp_p
         halt(bench)
         assert [release(halts, person) for person in ("alice", "bob")] == [False, True]
         halt(bench)
-        assert halts.rows()[0]["given"] == []
+        assert halts.rows()[0].given == ()
         assert [release(halts, person) for person in ("carol", "dora")] == [False, True]
 
 

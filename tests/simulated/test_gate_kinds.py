@@ -260,10 +260,10 @@ def test_T18_too_many_hits_a_day_halt_the_kind_until_persons_release_it(tmp_path
         assert isinstance(halted, Denied) and halted.decision.reasons == ("SCREEN_HALT",)
         halts = Halts(bench.judge, bench.ledger)
         (row,) = halts.rows()
-        assert row["kind"] == kind
+        assert row.kind == kind
         with pytest.raises(NotFoundError):
-            halts.lift_halt(command("approvals.release", {"kind": "public.responses", "digest": row["digest"]}))
-        assert halts.lift_halt(command("approvals.release", {"kind": kind, "digest": row["digest"]}))["released"]
+            halts.lift_halt(command("approvals.release", {"kind": "public.responses", "digest": row.digest}))
+        assert halts.lift_halt(command("approvals.release", {"kind": kind, "digest": row.digest}))["released"]
         assert isinstance(offered_text(bench, kind, "it is 12"), Allowed)
 
 

@@ -282,7 +282,7 @@ def test_T18_more_hits_than_the_day_may_have_halt_the_kind_until_approvers_relea
     (row,) = Halts(bench.judge, bench.ledger).rows()
 
     def release(person: str = "alice", roles: tuple[str, ...] = ("approver",), **changes: str) -> bool:
-        arguments = {"kind": "public.responses", "digest": row["digest"], **changes}
+        arguments = {"kind": "public.responses", "digest": row.digest, **changes}
         order = command("approvals.release", arguments, person=person, roles=roles)
         return bool(Halts(bench.judge, bench.ledger).lift_halt(order)["released"])
 
@@ -310,11 +310,11 @@ def test_T18_a_release_is_signed_over_one_halt_under_one_policy(tmp_path: Path) 
     (row,) = Halts(bench.judge, bench.ledger).rows()
     bench = bench.restart(site.policy(max_hits_per_day=1))
     halts = Halts(bench.judge, bench.ledger)
-    arguments = {"kind": "public.responses", "digest": row["digest"]}
+    arguments = {"kind": "public.responses", "digest": row.digest}
     with pytest.raises(ConflictError):
         halts.lift_halt(command("approvals.release", arguments))
     (again,) = halts.rows()
-    assert halts.lift_halt(command("approvals.release", {**arguments, "digest": again["digest"]}))["released"]
+    assert halts.lift_halt(command("approvals.release", {**arguments, "digest": again.digest}))["released"]
     bench.close()
 
 
