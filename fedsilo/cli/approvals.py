@@ -133,7 +133,7 @@ class SiloFolder:
             "step": release.step,
             "held_since": release.requested_at,
             "expires_at": release.expires_at,
-            "policy": {"digest": release.policy_digest, "rules": release.rules},
+            "policy": {"digest": release.policy_digest, "rules": to_json(release.rules)},
             "approvers": {"needed": release.persons, "roles": [], "people": [], "given": to_json(given_of(answers))},
             "missing": UNREAD,
         }

@@ -14,12 +14,12 @@ import hashlib
 import hmac
 import json
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from fedsilo.control.answers import Evidence, Finding, to_json
+from fedsilo.control.answers import Evidence, Finding, JudgedRule, to_json
 from fedsilo.protocol.errors import UsageError
 from policies.compare import compare
 from policies.model import PolicyFile
@@ -116,7 +116,6 @@ def findings(
     before: Before,
     *,
     key: bytes,
-    rules: list[dict[str, Any]],
     policy: PolicyFile | None,
     policy_digest: str,
     destination: Mapping[str, str],
@@ -127,7 +126,6 @@ def findings(
         release: held, or over.
         before: what it is looked at beside.
         key: of the ids; at least 32 bytes.
-        rules: of the policy, judged.
         policy: in force; None where this version cannot read it.
         policy_digest: of the same.
         destination: address, certificate and not_after (UTC, ISO 8601) of the far end.
@@ -138,7 +136,7 @@ def findings(
         *_base_noticed(release, before.kept),
         *_policy_noticed(release, policy_digest, policy, before),
         *_form_noticed(release, before.last),
-        *_limits_noticed(release, rules),
+        *_limits_noticed(release),
         *_second_noticed(release, before.same_place),
         *_screens_noticed(release.facts, before.kept),
     ]
@@ -282,8 +280,8 @@ def _form_noticed(release: Release, last: Against | None) -> Iterator[Finding]:
         yield _look("SIZE_JUMP", says, *((words, before.get(name), now.get(name)) for name, words in SIZES.items()))
 
 
-def _limits_noticed(release: Release, rules: list[dict[str, Any]]) -> Iterator[Finding]:
-    for rule, added, used, most in counting(release.facts, rules):
+def _limits_noticed(release: Release) -> Iterator[Finding]:
+    for rule, added, used, most in counting(release.facts, release.rules):
         left = most - (used - added)
         if rule == "day bytes" and left > 0 and added > DAY_SHARE_MAX * left:
             more = (most - used) // added
@@ -311,10 +309,10 @@ def apart(now: Mapping[str, Any], before: Mapping[str, Any]) -> list[str]:
     return [name for name in FORM if now.get(name) != before.get(name)]
 
 
-def counting(facts: Mapping[str, Any], rules: list[dict[str, Any]]) -> Iterator[tuple[str, int, int, int]]:
+def counting(facts: Mapping[str, Any], rules: Iterable[JudgedRule]) -> Iterator[tuple[str, int, int, int]]:
     """Rules that count over messages: name, what this one adds, the count with it, the limit."""
     for rule in rules:
-        name, used, most = rule["rule"], rule["measured"], rule["limit"]
+        name, used, most = rule.rule, rule.measured, rule.limit
         if name in COUNTED and isinstance(used, int) and isinstance(most, int):
             added = facts.get(COUNTED[name]) if COUNTED[name] else 1
             if isinstance(added, int) and added > 0:

@@ -48,7 +48,7 @@ from typing import Any, NamedTuple
 from pydantic import ValidationError
 
 from fedsilo.audit.record import COUNT_MAX
-from fedsilo.control.answers import LedgerRun
+from fedsilo.control.answers import JudgedRule, LedgerRun, read_rows, to_json
 from fedsilo.files.durable import WrittenAhead, make_private_directory, remove_durably, write_durably
 from fedsilo.files.sqlite_file import TRY_SECONDS, LockedFile, read_only_address
 from fedsilo.protocol.codec import Buffer, sha256_hex
@@ -141,7 +141,7 @@ class Release(Placed):
     payload_bytes: int
     recorded: Mapping[str, Any]  # size and digest as they may stand in the audit log (T40)
     facts: Mapping[str, Any]
-    rules: list[dict[str, Any]]
+    rules: tuple[JudgedRule, ...]
     persons: int
     requested_at: float
     expires_at: float
@@ -681,7 +681,7 @@ class Ledger:
 
     def hold(self, release: Release, payload: Buffer) -> None:
         self.payloads.write(release.digest, payload)
-        texts = {name: json.dumps(getattr(release, name)) for name in _JSON_OF_RELEASE}
+        texts = {name: json.dumps(to_json(getattr(release, name))) for name in _JSON_OF_RELEASE}
         row = {name: value for name, value in vars(release).items() if name != "place"}
         row |= texts | release.place._asdict()
         with self._writing() as database:
@@ -760,14 +760,14 @@ class Ledger:
         return dict(json.loads(self._fact(f"release/{release_id}") or "{}"))
 
     def found_since(
-        self, release_id: str, facts: Mapping[str, Any], rules: list[dict[str, Any]], kept: Mapping[str, Any]
+        self, release_id: str, facts: Mapping[str, Any], rules: tuple[JudgedRule, ...], kept: Mapping[str, Any]
     ) -> None:
         """Its screens find something else by now: facts, verdicts and places of a held release; its approvals are
         void."""
         with self._writing() as database:
             database.execute(
                 "UPDATE releases SET facts=?, rules=?, revision=revision+1 WHERE id=? AND state='held'",
-                (json.dumps(facts), json.dumps(rules), release_id),
+                (json.dumps(facts), json.dumps(to_json(rules)), release_id),
             )
             database.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", (f"release/{release_id}", json.dumps(kept)))
             database.execute("DELETE FROM approvals WHERE release_id=?", (release_id,))
@@ -809,7 +809,7 @@ class Ledger:
         return self.release(release_id)
 
     def replace_judgement(
-        self, release_id: str, policy_digest: str, rules: list[dict[str, Any]], *, persons: int, expires_at: float
+        self, release_id: str, policy_digest: str, rules: tuple[JudgedRule, ...], *, persons: int, expires_at: float
     ) -> None:
         """Put a held release under a changed policy: store that policy's digest, verdicts, number of persons and end,
         and void the approvals given so far."""
@@ -817,7 +817,7 @@ class Ledger:
             database.execute(
                 "UPDATE releases SET policy_digest=?, rules=?, persons=?, expires_at=?, revision=revision+1 "
                 "WHERE id=? AND state='held'",
-                (policy_digest, json.dumps(rules), persons, expires_at, release_id),
+                (policy_digest, json.dumps(to_json(rules)), persons, expires_at, release_id),
             )
             database.execute("DELETE FROM approvals WHERE release_id=?", (release_id,))
 
@@ -1132,7 +1132,8 @@ def _outbox_item_of(row: sqlite3.Row) -> OutboxItem:
 def _release_of(row: sqlite3.Row) -> Release:
     values = {name: row[name] for name in row.keys() if name != "number"}  # noqa: SIM118  # a row is no mapping
     place = _place_of(values)
-    return Release(place=place, **values | {name: json.loads(values[name]) for name in _JSON_OF_RELEASE})
+    values |= {name: json.loads(values[name]) for name in _JSON_OF_RELEASE}
+    return Release(place=place, **values | {"rules": read_rows(JudgedRule, values["rules"])})
 
 
 def _place_of(values: dict[str, Any]) -> Place:

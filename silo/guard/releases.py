@@ -61,7 +61,7 @@ from silo.guard.findings import acknowledged_in, counts, ends_of, unread
 from silo.guard.gate import Gate
 from silo.guard.ledger import Approval, FarEnd, Ledger, PolicyInForce, Release
 from silo.guard.messages import Allowed, Held, Inbound, held_plan
-from silo.guard.shown import asked_for, judged_by_now, shown_of
+from silo.guard.shown import asked_for, judged_by_now, rows_of, shown_of
 
 REJECT_CODES = ("CONTENT", "TIMING", "POLICY", "UNEXPECTED", "OTHER")
 
@@ -126,7 +126,7 @@ class Releases:
             payload_bytes=len(payload),
             recorded=self._judge.digests(place.kind, payload),
             facts=facts,
-            rules=[result.to_json() for result in decision.results],
+            rules=rows_of(decision),
             persons=self._asked(place.kind).persons,
             requested_at=now,
             expires_at=now + (deadline_seconds if missed and deadline_seconds is not None else expiry_seconds),

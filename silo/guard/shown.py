@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsilo.audit.record import shown_digest
-from fedsilo.control.answers import Finding, LaterRounds
+from fedsilo.control.answers import Finding, JudgedRule, LaterRounds, read_rows
 from fedsilo.protocol.codec import canonical_json, sha256_hex
 from fedsilo.protocol.errors import DeniedError
 from fedsilo.protocol.kinds import TENSOR_KINDS, UPDATE_KINDS
@@ -114,7 +114,6 @@ def shown_of(ledger: Ledger, release: Release, policy: Policy | KeptPolicy, dest
         release,
         known,
         key=ledger.finding_key(),
-        rules=release.rules,
         policy=policy.file,
         policy_digest=policy.digest,
         destination=destination,
@@ -132,11 +131,14 @@ def asked_for(kind: str, policy: PolicyFile) -> Approvals:
     return approvals
 
 
-def judged_by_now(ledger: Ledger, release: Release, policy: Policy) -> list[dict[str, Any]]:
+def judged_by_now(ledger: Ledger, release: Release, policy: Policy) -> tuple[JudgedRule, ...]:
     """Verdict of each rule, by the facts of the hold and the counts of this moment, as the ledger has them."""
-    return [
-        result.to_json() for result in engine.decide(dict(release.facts), policy, _history(ledger, release)).results
-    ]
+    return rows_of(engine.decide(dict(release.facts), policy, _history(ledger, release)))
+
+
+def rows_of(decision: engine.Decision) -> tuple[JudgedRule, ...]:
+    """Return the verdict of each rule as people are shown it."""
+    return read_rows(JudgedRule, [result.to_json() for result in decision.results])
 
 
 def rounds_released(ledger: Ledger, release: Release) -> int:
@@ -290,8 +292,8 @@ def later_rounds(release: Release, policy: Policy | KeptPolicy, *, released: int
         return
     block = getattr(getattr(policy.file.egress, release.kind.replace(".", "_"), None), "approvals", None)
     if isinstance(block, Approvals):
-        rule = next((one for one in release.rules if one["rule"] == "approvals"), {})
-        place = rule.get("file", ""), rule.get("line", 0)
+        rule = next((one for one in release.rules if one.rule == "approvals"), None)
+        place = (rule.file, rule.line) if rule is not None else ("", 0)
         rounds = json.loads(plan).get("rounds") if plan else None
         later = range(release.round + 1, rounds + 1) if isinstance(rounds, int) else None
         # this release is the (released + 1)-th, so the round after it brings the (released + 2)-th

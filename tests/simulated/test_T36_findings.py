@@ -538,7 +538,7 @@ def test_the_counts_that_people_see_are_those_of_the_moment(tmp_path: Path) -> N
         bench.judge.policy = policy({day: "  day_bytes: 129000"})
         assert bench.releases.rejudge_held() == []
         assert "BUDGET" in codes(bench, second)
-        kept = {rule["rule"]: rule["measured"] for rule in bench.ledger.release(second.id).rules}
+        kept = {rule.rule: rule.measured for rule in bench.ledger.release(second.id).rules}
         assert kept["factor sets per round"] == 2
         # some bytes of polls make no other finding of it
         opened = bench.opened(second.id)

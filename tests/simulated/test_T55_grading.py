@@ -291,7 +291,7 @@ def test_T55_what_waits_for_people_expires_while_answers_are_graded(waiting: tup
     now = loop.bench.clock_now
     release = Release(
         id="r1/hospital_a/9", digest="d" * 64, place=Place("run-1", 1, 0, "lora.factors"), policy_digest="",
-        payload_bytes=1, recorded={}, facts={}, rules=[], persons=1, requested_at=now, expires_at=now + 60.0,
+        payload_bytes=1, recorded={}, facts={}, rules=(), persons=1, requested_at=now, expires_at=now + 60.0,
         expiry_outcome="denied", state="held", revision=0,
     )  # fmt: skip
     ledger.hold(release, b"x")

@@ -559,7 +559,7 @@ def test_a_round_that_is_held_and_one_of_figures_alone_are_no_measure_of_the_nex
     assert bench.judge.view.round == 1 and left() == day // 27
     kept = Release(
         id="r1/hospital_a/0", place=Place("run-1", 1, 0, "lora.factors"), digest=sha256_hex(b"held"),
-        policy_digest="0" * 64, payload_bytes=4, recorded={}, facts={}, rules=[], persons=1, requested_at=0.0,
+        policy_digest="0" * 64, payload_bytes=4, recorded={}, facts={}, rules=(), persons=1, requested_at=0.0,
         expires_at=1.0, expiry_outcome="denied", state="held", revision=1,
     )  # fmt: skip
     bench.ledger.hold(kept, b"held")

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -120,20 +120,20 @@ class ReleaseView:
         # Who said yes since the rules were judged belongs to what is shown.
         count = sum(item.verdict == "approve" for item in given)
         rules = [
-            {**rule, "measured": count, "outcome": "ok" if count >= release.persons else "hold"}
-            if rule["rule"] == "approvals" and rule["outcome"] == "hold"
+            replace(rule, measured=count, outcome="ok" if count >= release.persons else "hold")
+            if rule.rule == "approvals" and rule.outcome == "hold"
             else rule
             for rule in release.rules
         ]
         looks = [
-            {
-                "rule": one.code.lower().replace("_", " "), "reason": one.code, "outcome": one.outcome,
-                "measured": one.says, "limit": None, "file": "", "line": 0,
-            }
+            answers.JudgedRule(
+                rule=one.code.lower().replace("_", " "), reason=one.code, outcome=one.outcome, measured=one.says,
+                limit=None, file="", line=0, usual=None, absent=frozenset({"usual"}),
+            )
             for one in shown.noticed
         ]  # fmt: skip
         rules = with_usual([*looks, *rules], [one.rules for one in earlier if one.state == "approved"])
-        outcomes = [str(rule["outcome"]) for rule in rules]
+        outcomes = [rule.outcome for rule in rules]
         leaving = answers.LeavingKind(
             kind=release.kind,
             says=sentences["says"],
@@ -171,7 +171,7 @@ class ReleaseView:
                 digest=policy.digest,
                 before=last.policy_digest if last else "",
                 counts={name: outcomes.count(name) for name in ("ok", "look", "hold", "deny")},
-                rules=answers.read_rows(answers.JudgedRule, [rule for rule in rules if rule["outcome"] != "n.a."]),
+                rules=tuple(rule for rule in rules if rule.outcome != "n.a."),
             ),
             budget=sentences["budget"],
             uses="; ".join(_used(facts, rules)),
@@ -363,7 +363,7 @@ def _place(release: Release, run: str) -> str:
     return f"round {release.round}" if release.run == run else f"round {release.round} of {release.run}"
 
 
-def _used(facts: Mapping[str, Any], rules: list[dict[str, Any]]) -> list[str]:
+def _used(facts: Mapping[str, Any], rules: Iterable[answers.JudgedRule]) -> list[str]:
     """Return the use of each counting limit by this release, before and after, where that is a large part of the limit.
     That a round has one factor set of one is normal."""
     return [
@@ -411,26 +411,27 @@ def _as_if_sent(ledger: Ledger, release: Release) -> Against:
     return Against(item, release.facts, release.policy_digest, ledger.kept_of_release(release.id), release.id)
 
 
-def with_usual(rules: Iterable[Mapping[str, Any]], earlier: Sequence[Sequence[Mapping[str, Any]]]) -> list[Any]:
+def with_usual(
+    rules: Iterable[answers.JudgedRule], earlier: Sequence[Sequence[answers.JudgedRule]]
+) -> list[answers.JudgedRule]:
     """Rules, those that measure a size with `usual`: {least, most, releases} of the same rule over earlier releases.
 
     Args:
         rules: as judged.
         earlier: of each earlier release of the kind that left, its rules.
     """
-    rules_shown: list[Any] = []
+    rules_shown = []
     for rule in rules:
-        name = rule["rule"]
-        sizes = [each["measured"] for one in earlier for each in one if each["rule"] == name and _is_size(each)]
+        sizes = [each.measured for one in earlier for each in one if each.rule == rule.rule and _is_size(each)]
         usual = {"least": min(sizes), "most": max(sizes), "releases": len(sizes)} if sizes else None
-        rules_shown.append({**rule, "usual": usual} if _is_size(rule) else rule)
+        rules_shown.append(replace(rule, usual=usual, absent=frozenset()) if _is_size(rule) else rule)
     return rules_shown
 
 
-def _is_size(rule: Mapping[str, Any]) -> bool:
-    pair = rule.get("measured"), rule.get("limit")
+def _is_size(rule: answers.JudgedRule) -> bool:
+    pair = rule.measured, rule.limit
     numbers = all(isinstance(each, int | float) and not isinstance(each, bool) for each in pair)
-    return numbers and rule["rule"] not in _NO_USUAL and pair[1] != 0
+    return numbers and rule.rule not in _NO_USUAL and pair[1] != 0
 
 
 # ---- comparison --------------------------------------------------------------------------------------------------
