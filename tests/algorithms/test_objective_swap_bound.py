@@ -125,6 +125,11 @@ def test_a_public_step_says_all_of_it() -> None:
         donors.prompts.add(prompt_index=row.prompt_index, donors=[pb.Donor(origin="b", position=0, response=good)])
     metrics = receiver.carry_out(PublicStep(1, 2, "replace", donors)).metrics
     assert metrics["beta_max"] >= metrics["beta_mean"] > 0
+    assert (
+        metrics["zero_variance_share_after"] == metrics["zero_variance_share"] < metrics["zero_variance_share_before"]
+    )
+    assert metrics["logp_donor"] < 0 > metrics["logp_own"]
+    assert "zero_variance_share_private" not in metrics
     assert metrics["omega"] == pytest.approx(4 * metrics["alpha_mean"] * metrics["beta_mean"])
     assert sum(metrics["alpha_histogram"].values()) == 3
     assert metrics["update_tokens_per_second"] > 0 and metrics["memory_peak_bytes"] > 64 << 20
