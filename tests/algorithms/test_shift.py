@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,7 +17,7 @@ from coordinator.aggregate import aggregate, read_factors, shift_note, write_pef
 from coordinator.blobs import Blobs, BytesPayload
 from fedsilo.files.adapter_folder import adapter_sha256
 from fedsilo.protocol.codec import decode_factors, encode_factors, sha256_hex
-from fedsilo.protocol.errors import UsageError, VerificationError
+from fedsilo.protocol.errors import FedSiloError, UsageError, VerificationError
 from fedsilo.protocol.factors import initial_factors, is_shift
 from fedsilo.protocol.methods import method_named
 from fedsilo.protocol.plan import Plan
@@ -26,6 +27,7 @@ from policies.schema import LoraSchema
 from silo.trainer.adapters.lora import LoraAdapter, LoraShape
 from silo.trainer.decoder import stream_of
 from silo.trainer.resume import from_bytes, to_bytes
+from silo.trainer.rollout.engine import RolloutPlace
 from silo.trainer.session import Session
 from tests.algorithms.tiny import ZERO_DIGEST, make_model, make_plan, make_session, make_shape, payload_of
 
@@ -194,8 +196,7 @@ def test_only_factors_leave_and_a_killed_session_goes_on_with_its_shift() -> Non
 
     def begun() -> Session:
         guided, _ = make_session("a", plan)
-        session = Session(guided._material)
-        session._material = session._material.__class__(**{**session._material.__dict__, "model": make_model()})
+        session = Session(dataclasses.replace(guided._material, model=make_model()))
         session.begin_run(plan, SHAPE)
         return session
 
@@ -212,9 +213,21 @@ def test_only_factors_leave_and_a_killed_session_goes_on_with_its_shift() -> Non
     assert set(decode_factors(ends[0]).tensors) == {name for name in SHAPE.shapes if not is_shift(name)}
 
 
-def test_a_base_in_bfloat16_and_rollout_servers_are_refused() -> None:
+def test_a_base_in_bfloat16_is_refused() -> None:
     with pytest.raises(UsageError, match="bfloat16"):
         LoraAdapter(make_model().bfloat16(), SHAPE)
+    LoraAdapter(make_model().bfloat16(), make_shape(make_model()))  # without a shift it is none of its business
+
+
+@pytest.mark.parametrize("shape", [SHAPE, make_shape(make_model())], ids=["shift", "plain"])
+def test_rollout_servers_are_refused_a_shift(tmp_path: Path, shape: LoraShape) -> None:
+    guided, _ = make_session("a", plan_of("fedex"))
+    place = RolloutPlace(tmp_path / "private.sock", tmp_path / "public.sock", tmp_path, 0.01)  # where nobody listens
+    session = Session(dataclasses.replace(guided._material, model=make_model(), rollout=place))
+    # with a plain adapter the trainer goes on to the server, which is not there
+    with pytest.raises(FedSiloError) as refused:
+        session.begin_run(plan_of("fedex"), shape)
+    assert ("shifts the base" in refused.value.message) == (shape is SHAPE)
 
 
 # ---- what is left ------------------------------------------------------------------------------------
