@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from fedsilo.protocol._generated import federation_pb2 as pb
-from fedsilo.protocol.tasks import PublicStep
+from fedsilo.protocol.tasks import LoadAdapter, PrivateStep, PublicStep
 from silo.trainer.adapters.lora import LoraAdapter
 from silo.trainer.grpo import Answer, Group
 from silo.trainer.run import memory_peak_bytes, rate
 from silo.trainer.tasks.public_step import SwapBound, SwapFigures, gradient_change, is_due, swap_bound, swap_metrics
 from tests.algorithms.test_session import begun, generated
 from tests.algorithms.test_update import plain_logp
-from tests.algorithms.tiny import make_adapter, make_plan, peft_twin
+from tests.algorithms.tiny import make_adapter, make_plan, make_session, peft_twin, start_payload
 
 pytestmark = pytest.mark.torch
 PROMPT = (5, 9, 20, 7)
@@ -133,3 +133,13 @@ def test_a_public_step_says_all_of_it() -> None:
     assert metrics["omega"] == pytest.approx(4 * metrics["alpha_mean"] * metrics["beta_mean"])
     assert sum(metrics["alpha_histogram"].values()) == 3
     assert metrics["update_tokens_per_second"] > 0 and metrics["memory_peak_bytes"] > 64 << 20
+
+
+def test_a_private_step_says_its_own_share_of_groups_without_variance() -> None:
+    session, shape = make_session()
+    payload, digest = start_payload(shape)
+    session.carry_out(LoadAdapter(1, digest), payload)
+    found = session.carry_out(PrivateStep(1, 1)).metrics
+    equal = sum(times for count, times in found["correct_histogram"].items() if count in ("0", "4"))  # of 4 answers
+    assert found["zero_variance_share_private"] == found["zero_variance_share"] == pytest.approx(equal / 3)
+    assert not {"zero_variance_share_before", "zero_variance_share_after", "logp_donor"} & set(found)
