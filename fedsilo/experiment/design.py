@@ -231,13 +231,20 @@ class Family(_Closed):
     Attributes:
         trial: the row whose trials decide; the first where none is named.
         knob: key of run.yaml, as a path.
+        grid: which of the grids has its values; that of the knob's name where none is named.
         after: another family, whose frozen knobs this one takes before its own is tried.
     """
 
     rows: tuple[Name, ...] = Field(min_length=1)
     trial: Name | None = None
     knob: str = "optimiser.learning_rate"
+    grid: str = ""
     after: Name | None = None
+
+    @property
+    def values(self) -> str:
+        """Name of its grid."""
+        return self.grid or self.knob
 
 
 class Tuning(_Closed):
@@ -245,7 +252,7 @@ class Tuning(_Closed):
 
     Attributes:
         seeds: of trials; no claim and no table has one of them.
-        grids: the values of each knob, ascending; equally many of each.
+        grids: values by the name of a knob, or by a name that families give; ascending, equally many in each.
         widenings: how often grids grow where an optimum is at an edge.
     """
 
@@ -479,8 +486,8 @@ def _tuning_faults(experiment: Experiment) -> Iterator[Fault]:
     for name, family in tuning.families.items():
         place = ("tuning", "families", name)
         yield from _unknown(experiment, place, (), (*family.rows, *([family.trial] if family.trial else [])))
-        if family.knob not in tuning.grids:
-            yield place, f"there is no grid of {family.knob}", f"one of: {', '.join(tuning.grids)}"
+        if family.values not in tuning.grids:
+            yield place, f"there is no grid of {family.values}", f"one of: {', '.join(tuning.grids)}"
         if family.after is not None and family.after not in above:
             yield place, f"there is no family {family.after} above it", "name one that stands above"
         if twice := sorted({row for each in above.values() for row in each.rows} & set(family.rows)):

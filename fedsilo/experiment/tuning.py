@@ -79,7 +79,7 @@ def first_trials(experiment: Experiment) -> list[Cell]:
         cell
         for family, setting in places_of(experiment)
         if tuning is not None
-        for value in tuning.grids[tuning.families[family].knob]
+        for value in tuning.grids[tuning.families[family].values]
         for cell in _trials(tuning, family, setting, (), value)
     ]
 
@@ -114,11 +114,12 @@ def search(experiment: Experiment, values: Mapping[str, float]) -> Search:
         chosen: dict[Place, Frozen] = {}
         for family, setting in places_of(experiment):
             after, knob = tuning.families[family].after, tuning.families[family].knob
+            grid = grids[tuning.families[family].values]
             before = chosen.get((after, setting)) if after is not None else None
             if after is not None and before is None:
                 continue  # that family is still tried
             means, whole = [], True
-            for value in grids[knob]:
+            for value in grid:
                 trials = _trials(tuning, family, setting, before.knobs if before else (), value)
                 found = [values.get(digest_of(experiment, trial)) for trial in trials]
                 missing += [trial for trial, one in zip(trials, found, strict=True) if one is None]
@@ -127,9 +128,9 @@ def search(experiment: Experiment, values: Mapping[str, float]) -> Search:
                 means.append(fmean(known) if known else 0.0)
             if whole:
                 best = means.index(max(means))
-                knobs = (*(before.knobs if before else ()), (knob, grids[knob][best]))
+                knobs = (*(before.knobs if before else ()), (knob, grid[best]))
                 edge = best in (0, len(means) - 1)
-                chosen[family, setting] = Frozen(family, setting, knobs, grids[knob], tuple(means), edge)
+                chosen[family, setting] = Frozen(family, setting, knobs, grid, tuple(means), edge)
         if missing:
             return Search(tuple(missing), ())
         sides = {

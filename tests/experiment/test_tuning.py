@@ -46,10 +46,10 @@ tuning:
   seeds: [201, 202]
   grids:
     optimiser.learning_rate: [0.001, 0.002, 0.004]
-    objective.proximal_mu: [0.01, 0.1, 1.0]
+    mu: [0.01, 0.1, 1.0]
   families:
     private: {rows: [private]}
-    prox: {rows: [prox], knob: objective.proximal_mu, after: private}
+    prox: {rows: [prox], knob: objective.proximal_mu, grid: mu, after: private}
     public: {rows: [plain, swap], trial: swap}
 """
 RATE, MU = "optimiser.learning_rate", "objective.proximal_mu"
@@ -165,7 +165,7 @@ def test_without_tuning_nothing_is_searched(tmp_path: Path) -> None:
         ("seeds: [201, 202]", "seeds: [2, 202]"),
         ("[0.01, 0.1, 1.0]", "[0.01, 0.1]"),
         ("[0.01, 0.1, 1.0]", "[0.01, 1.0, 0.1]"),
-        ("knob: objective.proximal_mu", "knob: objective.clip_low"),
+        ("grid: mu", "grid: clip_low"),
         ("after: private", "after: public"),
         ("rows: [plain, swap]", "rows: [plain, private]"),
         ("rows: [plain, swap]", "rows: [plain, none]"),
