@@ -17,6 +17,7 @@ from fedsilo.experiment.results import (
     difference_text,
     doubts,
     judged,
+    mark_of,
     table_rows,
 )
 from fedsilo.experiment.tuning import Frozen
@@ -199,8 +200,10 @@ def _tables(experiment: Experiment, results: Mapping[Cell, Line], drawn: _Pictur
             yield f"{table.says}\n"
         yield as_markdown(HEADINGS, rows)
         yield ""
-        if any(experiment.rows[row].pooled for row in experiment.rows_of(table)):
-            yield "*pooled*: one silo has the private rows of all, which no federation does.\n"
+        if marks := sorted(
+            {mark.strip() for row in experiment.rows_of(table) if (mark := mark_of(experiment.rows[row]))}
+        ):
+            yield f"{', '.join(marks)}: no federation can do that; it needs what silos do not give away.\n"
         for figure in table.figures:
             if picture := drawn.curves(f"{name}-{figure}", table, figure):
                 yield f"![{name}: {figure}]({picture})\n"

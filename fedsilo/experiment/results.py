@@ -24,6 +24,7 @@ from fedsilo.experiment.design import (
     Claim,
     Experiment,
     Metric,
+    Row,
     Table,
     cells_of,
     digest_of,
@@ -375,7 +376,7 @@ def table_rows(experiment: Experiment, results: Mapping[Cell, Line], table: Tabl
         silos = experiment.settings[table.setting].silos
         rows.append(
             (
-                f"{name} (pooled)" if experiment.rows[name].pooled else name,
+                name + mark_of(experiment.rows[name]),
                 str(len(lines)),
                 _percent(line["rounds"][0]["pass_at_1"] for line in lines),
                 *(_percent(value_of(line, metric) for line in lines) for metric in _SHOWN),
@@ -393,6 +394,13 @@ def table_rows(experiment: Experiment, results: Mapping[Cell, Line], table: Tabl
             )
         )
     return rows
+
+
+def mark_of(row: Row) -> str:
+    """Return how a row is marked that no federation could carry out: it needs what silos do not give away."""
+    if row.pooled:
+        return " (pooled)"
+    return " (donors' own policies)" if row.plan.get("donor_denominator") == "donor" else ""
 
 
 _SHOWN: tuple[Metric, ...] = (

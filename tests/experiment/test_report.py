@@ -116,7 +116,7 @@ def test_a_page_has_the_rows_and_what_was_tuned(files: tuple[Path, Path]) -> Non
     rows = {cells[1].strip(): cells for each in page.splitlines() if len(cells := each.split("|")) > 12}
     assert {"base", "plain", "swap", "own", "all (pooled)"} <= rows.keys()
     assert rows["swap"][3].strip() == "10.0" and rows["swap"][4].strip() == "34.0"
-    assert rows["base"][4].strip() == "10.0" and "*pooled*: " in page
+    assert rows["base"][4].strip() == "10.0" and "\n(pooled): no federation" in page
     again = out.read_bytes()
     assert command("report", path, "--out", out)[0] == 0
     assert out.read_bytes() == again

@@ -223,6 +223,15 @@ def test_claims_of_one_family_are_judged_together_and_exploratory_ones_not_at_al
     assert "0.51 of swap [" in " ".join(row)
 
 
+def test_rows_that_no_federation_could_carry_out_are_marked(tmp_path: Path) -> None:
+    text = TEXT.replace("{method: pubswap}", "{method: pubswap, plan: {donor_denominator: donor}}")
+    text = text.replace("{method: public-no-swap}", "{method: public-no-swap, pooled: true}")
+    marked = experiment(text, tmp_path)
+    known = results(marked, {"plain": [0.2] * 4, "swap": [0.3] * 4})
+    names = [row[0] for row in table_rows(marked, known, marked.all_tables()["D"])]
+    assert names == ["plain (pooled)", "swap (donors' own policies)"]
+
+
 def test_the_base_model_is_what_others_measured_first(tmp_path: Path) -> None:
     several = experiment(SEVERAL, tmp_path)
     known = results(several, {"swap": [0.3] * 4}, "W5")
