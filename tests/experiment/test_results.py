@@ -159,7 +159,7 @@ def test_a_cell_without_a_measurement_leaves_its_claims_unfinished_and_is_no_zer
     known = results(small, {"plain": [0.2] * 4, "swap": [0.3] * 4})
     assert "unfinished" not in {each.verdict for each in judged(small, known)}
     # the gate let the last measurement out of no silo, and the method has no such share
-    unmeasured = {"pass_at_1": None, "pass_at_1_greedy": None, "topics": {}}
+    unmeasured: dict[str, Any] = {"pass_at_1": None, "pass_at_1_greedy": None, "topics": {}}
     first = known[Cell("D", "plain", 1)]
     known[Cell("D", "plain", 1)] = {**first, "rounds": [first["rounds"][0], unmeasured], "zero_variance_share": None}
     assert [each.verdict for each in judged(small, known)] == ["unfinished"] * 2
