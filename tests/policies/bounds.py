@@ -10,11 +10,12 @@ import numpy as np
 
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.codec import Array
-from fedsilo.protocol.plan import Optimiser, Rollout, plan_from_canonical
+from fedsilo.protocol.plan import Optimiser, Rollout, ServerOptimiser, plan_from_canonical
 from policies.examples import CANARIES, CORPUS, screened
 from policies.message import Requests, Screened
 from tests.policies.messages import (
     ASKED,
+    SHIFT_SCHEMA,
     TAKES,
     Case,
     answers,
@@ -95,6 +96,28 @@ DELTA = FACTORS.under("max_l2: 0.019 ", f"max_l2: {L2!r} ")
 TENSOR = FACTORS.limit("max_tensor_l2", L2)
 LAST = {"last_adapter_first": False, "last_adapter": one(A, 1.0), "last_adapter_rounds": 1}
 NEAR = ADAPTER.carrying(one(A, 1.0)).but(**LAST)  # not moved at all; the furthest step: test_T20_adapter_step
+SHIFTED = good("global.adapter", "fedex")
+SHIFT_LIMITS = SHIFTED.policy.file.ingress.global_adapter
+assert SHIFT_LIMITS is not None  # the ruleset takes adapters in
+SHIFT_MOST, SHIFT_STEP = SHIFT_LIMITS.max_shift_l2 * (1 - 2**-20), SHIFT_LIMITS.max_shift_step_l2 * (1 - 2**-20)
+OVER = 1 + 2**-16
+ZERO_SHIFT = {name: np.zeros(shape, np.float32) for name, shape in SHIFT_SCHEMA.tensors}
+
+
+def shift_of(l2: float) -> dict[str, Array]:
+    """An adapter that is nothing but a shift of this length, scale and all."""
+    tensors = {name: values.copy() for name, values in ZERO_SHIFT.items()}
+    factor_a, factor_b = (name for name in tensors if "shift" in name)
+    tensors[factor_a][0, 0], tensors[factor_b][0, 0] = 1.0, l2 / SHIFT_SCHEMA.scale
+    return tensors
+
+
+def shifted_by(l2: float, last: float | None = None) -> Case:
+    """A round after an adapter with a shift of `last`; None: of as much."""
+    before = shift_of(l2 if last is None else last)
+    return SHIFTED.carrying(shift_of(l2)).but(last_adapter_first=False, last_adapter=before, last_adapter_rounds=1)
+
+
 ADAPTERS = [
     *of(
         FACTORS,
@@ -154,6 +177,11 @@ ADAPTERS = [
         ("L2 of the step", "T20", ADAPTER.but(**LAST), NEAR),
         ("L2 of the step", "T20 nobody knows the last one", NEAR.but(last_adapter=None), NEAR),
         ("L2 of the step", "T20 nobody knows how long ago", NEAR.but(last_adapter_rounds=0), NEAR),
+    ),
+    *of(
+        SHIFTED,
+        ("L2 of the base's shift", "T20", shifted_by(SHIFT_MOST * OVER), shifted_by(SHIFT_MOST)),
+        ("L2 of the shift's step", "T20", shifted_by(SHIFT_STEP * OVER, 0.0), shifted_by(SHIFT_STEP, 0.0)),
     ),
 ]
 
@@ -394,6 +422,12 @@ RUNS = [
         ("plan peers", "T48 too few", plan(silos=("hospital_a",), quorum=1)),
         ("plan asks for enough updates", "T58 one", plan(quorum=1), plan(quorum=2)),
         ("plan fits the round's limits", "every step public", plan(swap_period=1)),
+        (
+            "plan's server optimiser",
+            "T20 a step longer than an adapter",
+            plan(server_optimiser=ServerOptimiser(name="momentum", learning_rate=1e3)),
+            plan(server_optimiser=ServerOptimiser(name="momentum", learning_rate=0.1)),
+        ),
     ),
     *of(
         OPENED,

@@ -46,10 +46,14 @@ class PaperRun:
     ends: int = 0
 
     def __post_init__(self) -> None:
-        self.half, self.kinds = METHODS[self.plan.method].coordinator, METHODS[self.plan.method].update_kinds(self.plan)
+        self.half = METHODS[self.plan.method].coordinator
         self.state = self.half.start(self.plan, "coordinator")
-        self.life = rounds.first_life(self.plan, self.kinds)
+        self.life = self.first_life()
         self._cause(m.StartDeadline(rounds.JOIN, self.plan.join_deadline_seconds))
+
+    def first_life(self) -> rounds.Life:
+        method = METHODS[self.plan.method]
+        return rounds.first_life(self.plan, method.update_kinds(self.plan), evaluates_own=method.evaluates_own)
 
     def copy(self) -> PaperRun:
         other = object.__new__(PaperRun)
@@ -208,8 +212,8 @@ class PaperRun:
         """The journal alone gives the same life and the same state of the method, and so does its JSON."""
         stored = [rounds.from_fields(rounds.to_fields(event)) for event in self.journal]
         assert stored == self.journal
-        assert timeless(rounds.folded(rounds.first_life(self.plan, self.kinds), stored, 0.0)) == timeless(self.life)
-        life, state = rounds.first_life(self.plan, self.kinds), self.half.start(self.plan, "coordinator")
+        assert timeless(rounds.folded(self.first_life(), stored, 0.0)) == timeless(self.life)
+        life, state = self.first_life(), self.half.start(self.plan, "coordinator")
         told, self.told = self.told, Counter()
         for event in stored:
             outcome = rounds.step(life, event, 0.0)

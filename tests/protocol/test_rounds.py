@@ -351,8 +351,8 @@ def test_an_abstention_said_again_is_ignored_and_their_number_has_an_end() -> No
 
 def test_a_journal_that_holds_what_was_never_accepted_is_refused() -> None:
     run = opened()
-    assert rounds.folded(rounds.first_life(run.plan, run.kinds), run.journal, 0.0).open_round == 1
+    assert rounds.folded(run.first_life(), run.journal, 0.0).open_round == 1
     with pytest.raises(ConflictError, match="the journal does not fit"):
-        rounds.folded(rounds.first_life(run.plan, run.kinds), [*run.journal, rounds.PlanTaken("a")], 0.0)
+        rounds.folded(run.first_life(), [*run.journal, rounds.PlanTaken("a")], 0.0)
     with pytest.raises(KeyError):
         rounds.from_fields(json.loads('{"event": "Nothing"}'))
