@@ -99,14 +99,19 @@ def work(topic: str, digits: str) -> str:
     return "-".join(results)
 
 
+def keyed_hash(key: str, text: str) -> bytes:
+    """Return 32 bytes that follow from a text, others for each key: the same for every seed."""
+    return hashlib.sha256(f"{key} {text}".encode()).digest()
+
+
 def is_held_out(digits: str) -> bool:
     """Return True for one string in five, by hash: the same strings for every seed and operation."""
-    return hashlib.sha256(f"fedsilo demo digits {digits}".encode()).digest()[0] % 5 == 0
+    return keyed_hash("fedsilo demo digits", digits)[0] % 5 == 0
 
 
 def is_for_tuning(text: str) -> bool:
     """Return True for one text in four, by hash: of held-out ones, those on which knobs and checkpoints are chosen."""
-    return hashlib.sha256(f"fedsilo experiment tuning {text}".encode()).digest()[0] % 4 == 0
+    return keyed_hash("fedsilo experiment tuning", text)[0] % 4 == 0
 
 
 @functools.cache

@@ -266,6 +266,7 @@ class DemoSettings:
         seed: site secrets follow from it, so that a demo can be repeated; real sites draw theirs.
         advertise: where the silos dial the coordinator; empty for where it listens.
         load: number format of the base model.
+        holdout_share: of each silo's private rows, never trained on.
     """
 
     out: Path
@@ -283,6 +284,7 @@ class DemoSettings:
     learning_rate: float
     advertise: str = ""
     load: str = "fp32"
+    holdout_share: float = HOLDOUT_SHARE
 
 
 def make_sites(wanted: DemoSettings) -> Sites:
@@ -358,6 +360,7 @@ def make_sites(wanted: DemoSettings) -> Sites:
                 public_verifier=wanted.data.public.verifier,
                 held_out=wanted.data.held_out.path,
                 held_out_verifier=wanted.data.held_out.verifier,
+                holdout_share=wanted.holdout_share,
                 role="member" if silos else "lead",
                 threads=1,
                 silos_on_this_host=len(wanted.data.private),

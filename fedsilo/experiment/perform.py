@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsilo.demo.data import DataFolder, Row, to_json_lines, write_data_folder
-from fedsilo.demo.sites import DemoSettings, make_sites
+from fedsilo.demo.sites import HOLDOUT_SHARE, DemoSettings, make_sites
 from fedsilo.demo.tiny_model import Recipe, cached_model, recipe_for
 from fedsilo.experiment.cell import CellResult, run_cell, success_rates
 from fedsilo.experiment.design import Cell, Experiment, Setting, digest_of, plan_of, ruleset_of
@@ -62,6 +62,7 @@ def perform(experiment: Experiment, cell: Cell, below: Path) -> dict[str, Any]:
                 samples_per_prompt=plan["samples_per_prompt"],
                 learning_rate=plan["optimiser"]["learning_rate"],
                 load=_load_of(setting),
+                holdout_share=HOLDOUT_SHARE if setting.data is None else 0.0,  # a paper's counts are trained on whole
             )
         )
         tuning = () if cell.trial or not made.tuning else read_tasks(folder / _TUNING).rows

@@ -1,7 +1,7 @@
 """The rows of an experiment: who has which private ones, and the public, held-out and tuning ones that all share.
 
-They follow from (setting, seed). Held-out and tuning rows share no text, whatever the seed: of digit strings and of
-files' prompts, a hash says which may be which.
+They follow from (setting, seed). Held-out and tuning rows share no text, whatever the seed: of digit strings a hash
+says which may be which, and of files' prompts the order of their hashes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ from fedsilo.protocol.randomness import generator, seed_of
 
 Rates = Callable[[Sequence[Row]], Sequence[float]]  # share of right answers of the base model to each prompt
 CLASSES_OF_RATE = 4  # a pool is cut into so many classes of equal size, from the hardest prompts to the easiest
-HELD_OUT_SHARE = 0.25  # of files' rows, by hash; those that are for tuning among them
 
 
 @dataclass(frozen=True)
@@ -154,7 +153,8 @@ def classes_of_rate(rates: Sequence[float]) -> list[str]:
 
 
 def _rows_of_files(setting: Setting, data: Data, seed: int, rates: Rates) -> Rows:
-    """Deal one pool of files' rows: what is held out by its hash, and of the others the public and private rows."""
+    """Deal one pool of files' rows by the counts that the setting asks for: tuning and held-out rows are the same for
+    every seed, the first ones by a hash of the prompt; the others are public and private, as the seed draws them."""
     pool: dict[str, Row] = {}
     for name in data.files:
         path = Path(name)
@@ -163,28 +163,27 @@ def _rows_of_files(setting: Setting, data: Data, seed: int, rates: Rates) -> Row
         for task in read_tasks(path, PUBLIC).rows:
             row = {"id": task.id, "prompt": task.prompt, "answer": task.answer, "topic": task.topic}
             solved = {"solution": task.solution} if task.solution else {}
-            pool.setdefault(task.prompt, {**row, **solved})  # a prompt that stands twice is one row
+            pool.setdefault(task.prompt, {**row, **solved})  # a repeated prompt is one row
+    counts = (setting.tuning_rows, setting.held_out_rows, setting.public_rows)
+    if len(pool) <= sum(counts):
+        raise UsageError(
+            f"tuning_rows {counts[0]}, held_out_rows {counts[1]} and public_rows {counts[2]} leave no private rows; "
+            f"the files have {len(pool)} different prompts",
+            hint="ask for fewer rows, or name more files",
+        )
+    ordered = sorted(pool.values(), key=lambda row: digit_tasks.keyed_hash("fedsilo experiment files", row["prompt"]))
+    tuning, held_out = ordered[: counts[0]], ordered[counts[0] : counts[0] + counts[1]]
+    left = ordered[counts[0] + counts[1] :]
     draws = generator(seed_of(seed, "experiment-files"))
-    rows = [list(pool.values())[int(place)] for place in draws.permutation(len(pool))]
-    held_out = [row for row in rows if digit_tasks.is_for_tuning(f"held out {row['prompt']}")]
-    for_tuning = [row for row in held_out if digit_tasks.is_for_tuning(row["prompt"])]
-    evaluation = [row for row in held_out if not digit_tasks.is_for_tuning(row["prompt"])]
-    rest = [row for row in rows if not digit_tasks.is_for_tuning(f"held out {row['prompt']}")]
+    rest = [left[int(place)] for place in draws.permutation(len(left))]
     public, private = rest[: setting.public_rows], rest[setting.public_rows :]
-    for what, some, wanted in (
-        ("held_out_rows", evaluation, setting.held_out_rows),
-        ("tuning_rows", for_tuning, setting.tuning_rows),
-        ("public_rows", public, setting.public_rows),
-    ):
-        if len(some) < wanted:
-            raise UsageError(f"{what}: {wanted} asked for, and the files have {len(some)}", hint="ask for fewer")
     parts = divided(setting, private, rates, draws)
     labels = [str(row["topic"]) for row in private]
     return Rows(
         private=dict(zip(silo_names(setting.silos), ([private[row] for row in part] for part in parts), strict=True)),
         public=public,
-        held_out=evaluation[: setting.held_out_rows],
-        tuning=for_tuning[: setting.tuning_rows],
+        held_out=held_out,
+        tuning=tuning,
         total_variation=mean_total_variation(labels, parts),
         lengths=lengths_of(setting),
     )

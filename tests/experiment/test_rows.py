@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 from fedsilo.demo import digit_tasks
-from fedsilo.demo.data import mean_total_variation, split_dirichlet_per_class
+from fedsilo.demo.data import examples_folder, mean_total_variation, split_dirichlet_per_class
 from fedsilo.experiment.cell import success_rates
 from fedsilo.experiment.design import Setting, read_experiment, require_files
 from fedsilo.experiment.perform import model_of
@@ -200,6 +201,28 @@ def test_rows_of_files_are_dealt_once_and_what_is_tuned_on_is_no_seeds_evaluatio
         {row["prompt"] for each in made for row in getattr(each, name)} for name in ("tuning", "held_out")
     )
     assert not tuned & evaluated and made[0].public != made[1].public
+    assert not (tuned | evaluated) & {
+        row["prompt"] for each in made for row in (*each.public, *chain(*each.private.values()))
+    }
+
+
+def test_the_papers_counts_fit_into_all_rows_of_its_files(tmp_path: Path) -> None:
+    """MATH has 12,500 rows: 4 x 2,500 private, 1,250 public and 1,250 held-out ones, and one row fewer is too few."""
+    stated = read_experiment(examples_folder() / "experiments" / "pubswap_qwen3_1.7b.yaml").settings["math-tau10"]
+    (data,) = [stated.data] if stated.data else []
+
+    def chosen() -> Setting:
+        files = data.model_copy(update={"files": (str(tmp_path / "pool.jsonl"),)})
+        return stated.model_copy(update={"data": files})
+
+    write_pool(tmp_path, 12_500)
+    made = rows_of(chosen(), 101, never)
+    parts = [made.public, made.held_out, *made.private.values()]
+    assert [len(part) for part in parts] == [1250, 1250, *[2500] * 4]
+    assert len({row["prompt"] for part in parts for row in part}) == 12_500
+    write_pool(tmp_path, 12_499)
+    with pytest.raises(UsageError):
+        rows_of(chosen(), 101, never)
 
 
 def test_files_that_are_missing_or_too_small_are_named(tmp_path: Path) -> None:
