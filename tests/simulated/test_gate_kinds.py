@@ -65,18 +65,19 @@ def bench_of(folder: Path, ruleset: str) -> Bench:
 
 
 def view_of(case: Case) -> RunView:
-    """What the silo knows of the run that the message is of."""
-    known = probed(case).context
+    """What the silo knows of the run that the message is of, in the message's round."""
+    known, number = probed(case).context, max(1, case.message.place.round)
     return RunView(
-        known.plan, 1, BASE_DIGEST, 0.0, STEPS, open_step=2, evaluated={1: BASE_DIGEST}, training=Training(64, 1, 4),
-        asked=known.asked, usable_records=10,
+        known.plan, number, BASE_DIGEST, 0.0, STEPS, open_step=2, evaluated={number: BASE_DIGEST},
+        training=Training(64, 1, 4), asked=known.asked, usable_records=10,
     )  # fmt: skip
 
 
 def offered(bench: Bench, case: Case) -> Allowed | Denied | Held:
     bench.judge.view, message = view_of(case), case.message
     tensors = None if message.tensors is None else dict(message.tensors)
-    return bench.gate.offer(bench.judge.view.place(message.kind, 1, message.step), message.body, tensors=tensors)
+    place = bench.judge.view.place(message.kind, bench.judge.view.round, message.step)
+    return bench.gate.offer(place, message.body, tensors=tensors)
 
 
 def taken(bench: Bench, case: Case) -> Any:
