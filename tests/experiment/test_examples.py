@@ -30,12 +30,24 @@ def test_the_claims_of_the_results_fit_into_eight_hours_of_two_cores() -> None:
     # a cell of a claim comes before any that only exploratory claims or tables ask for
     of_claims = {cell for name in confirmed for cell in cells_of(experiment, name)}
     assert set(cells[: len(of_claims)]) == of_claims
-    # a row that is compared is tuned with those that it is compared with, or like them
-    tuned = (
-        {row for family in experiment.tuning.families.values() for row in family.rows} if experiment.tuning else set()
-    )
+    # a row that a claim of the family compares has the trials of a tuning family to itself
+    assert experiment.tuning is not None
+    tried = {family.trial or family.rows[0] for family in experiment.tuning.families.values()}
+    assert {row for claim in confirmed.values() for row in claim.rows} <= tried
+    tuned = {row for family in experiment.tuning.families.values() for row in family.rows}
     assert {row for claim in experiment.claims.values() for row in claim.rows} <= tuned
     assert {"W5", "W15", "W30", "W60", "R100"} == {setting for _, setting in places_of(experiment)}
+
+
+def test_two_files_of_claims_share_neither_seeds_nor_names() -> None:
+    """A claim that two files judge on the same seeds would be judged twice, and by two families."""
+    one, other = (read_experiment(FOLDER / name) for name in ("results.yaml", "two_step.yaml"))
+    seeds = [
+        {seed for claim in each.claims.values() for seed in (*claim.seeds, *each.seeds)}
+        | set(each.tuning.seeds if each.tuning else ())
+        for each in (one, other)
+    ]
+    assert seeds[0].isdisjoint(seeds[1]) and one.claims.keys().isdisjoint(other.claims)
 
 
 @pytest.mark.parametrize("path", PAPERS, ids=lambda path: path.stem)
