@@ -44,12 +44,11 @@ FIGURES: Mapping[str, Figure] = {
     # the answers
     "tokens": Figure("tokens", "tokens of the step's own answers; by round their sum"),
     "truncated_share": Figure("share", "answers that reached max_new_tokens without an end"),
-    "zero_variance_share": Figure("share", "prompts whose answers all earned the same, so that they teach nothing"),
+    "zero_variance_share": Figure("share", "prompts whose answers all earned the same, so that they teach nothing; of "
+                                  "public steps with donors' answers"),
     "logp_own": Figure("nats", "mean log-probability of a token of own answers that are trained on"),
     # the swap
-    "zero_variance_share_private": Figure("share", "the same, of private steps alone", "private steps"),
-    "zero_variance_share_before": Figure("share", "the same before donors' answers came in", _PUBLIC),
-    "zero_variance_share_after": Figure("share", "the same with them", _PUBLIC),
+    "zero_variance_share_before": Figure("share", "zero_variance_share before donors' answers came in", _PUBLIC),
     "donors_wanted": Figure("donors", "answers of other silos that the prompts could use", _PUBLIC),
     "donors_found": Figure("donors", "answers of other silos that were offered", _PUBLIC),
     "donors_used": Figure("donors", "of these, trained on", _PUBLIC),
@@ -60,7 +59,8 @@ FIGURES: Mapping[str, Figure] = {
     "swapped_share": Figure("share", "prompts in which any answer was swapped", _PUBLIC),
     "beta_mean": Figure("L2", "change of a prompt's gradient by one swapped answer, mean", "some public steps"),
     "beta_max": Figure("L2", "the same, the largest", "some public steps"),
-    "omega": Figure("L2", "K times alpha_mean times beta_mean: how far swapping may pull the update",
+    "omega": Figure("L2", "K times the mean over prompts of alpha times beta: 0 where nothing was swapped, elsewhere "
+                          "the mean of those that beta is measured of; how far swapping may pull the update",
                     "some public steps"),
     # does the engine compute the adapter (docs/explain/agreement.md)
     "rollout_kl": Figure("nats", "KL of the rollout engine from the trainer, a token", _PROVEN),

@@ -170,7 +170,7 @@ def _line(experiment: Experiment, cell: Cell, made: Rows, result: CellResult) ->
         "best": _best(rounds, result.on_tuning),
         "steps": sum(figure.task in _STEPS for figure in next(iter(result.figures.values()))),
         "generated_tokens": _sum(result, ("PrivateStep", "GeneratePublic"), "tokens")
-        + _sum(result, ("PublicStep",), "extra_tokens"),
+        + _sum(result, ("PublicStep", "AnswerAhead"), "extra_tokens"),
         "trained_tokens": _sum(result, _STEPS, "trained_tokens"),
         "bytes": {"up": _bytes(record["traffic"], "in"), "down": _bytes(record["traffic"], "out")},
         "refused": {f"{kind} {reason}": count for (kind, reason), count in sorted(result.refused.items())},

@@ -242,16 +242,13 @@ QUERY = "curves"
 # In this order; what is not named here comes after, by its name.
 ORDER = ("pass_at_1", "reward_mean", "kl", "update_norm", "gap", "pass_at_1_greedy", "tokens", "drift", "donors_used",
          "donors_wanted", "donors_found", "swapped_share", "alpha_mean", "alpha_max", "zero_variance_share_before",
-         "zero_variance_share_after", "zero_variance_share_private", "zero_variance_share", "clip_share",
-         "truncated_share", "rollout_kl", "rollout_kl_limit", "adapter_visible_share", "stale_detectable_steps",
-         "seconds")  # fmt: skip
+         "zero_variance_share", "clip_share", "truncated_share", "rollout_kl", "rollout_kl_limit",
+         "adapter_visible_share", "stale_detectable_steps", "seconds")  # fmt: skip
 # What a figure's name does not say by itself (docs/reference/figures.md has them all).
 TITLES = {
     "pass_at_1": "pass@1", "pass_at_1_greedy": "pass@1 greedy", "reward_mean": "reward", "kl": "KL",
     "update_norm": "update norm", "gap": "pass@1 gap between silos", "zero_variance_share": "groups without variance",
     "zero_variance_share_before": "groups without variance before swapping",
-    "zero_variance_share_after": "groups without variance after swapping",
-    "zero_variance_share_private": "groups without variance of private steps",
     "alpha_histogram": "prompts by the share of swapped answers", "clip_share": "clipped",
     "truncated_share": "answers cut off at the token limit", "donors_used": "donors used",
     "donors_wanted": "donors wanted", "donors_found": "donors found", "donors_rejected": "donors rejected",
@@ -270,8 +267,7 @@ TITLES = {
 }  # fmt: skip
 SHARES = frozenset({
     "pass_at_1", "pass_at_1_greedy", "gap", "zero_variance_share", "zero_variance_share_before",
-    "zero_variance_share_after", "zero_variance_share_private", "clip_share",
-    "truncated_share", "swapped_share", "alpha_mean", "alpha_max", "adapter_visible_share",
+    "clip_share", "truncated_share", "swapped_share", "alpha_mean", "alpha_max", "adapter_visible_share",
     "importance_truncated_share",
 })  # fmt: skip
 PASS_RATES = frozenset({"pass_at_1", "pass_at_1_greedy"})

@@ -85,10 +85,24 @@ def test_answers_ahead_are_the_right_ones_of_the_trained_policy_and_train_nothin
         "agreement_seconds",
         "seconds",
         "reencoding_mismatches",
+        "extra_tokens",
     }
     again = decode(pb.PublicResponses, session.carry_out(AnswerAhead(1, 2, asked)).body)
     other_step = decode(pb.PublicResponses, session.carry_out(AnswerAhead(1, 4, asked)).body)
     assert again == body != other_step, "drawn by round, step, row and sample"
+
+
+def test_answers_ahead_report_every_token_that_was_sampled() -> None:
+    session, _ = begun(public_grader=lambda pairs: [True] * len(pairs))
+    done = session.carry_out(AnswerAhead(1, 2, (1, 2, 3)))  # whose texts all encode to the tokens they were of
+    codec = session._material.codec
+    lengths = [
+        len(codec.answer_ids(response.text, finished=response.finish == pb.FINISH_STOP))
+        for row in decode(pb.PublicResponses, done.body).prompts
+        for response in row.responses
+    ]
+    assert len(lengths) == 3 * make_plan().samples_per_prompt and done.metrics["reencoding_mismatches"] == 0
+    assert done.metrics["extra_tokens"] == sum(lengths)
 
 
 def test_export_names_the_base_and_holds_every_tensor() -> None:

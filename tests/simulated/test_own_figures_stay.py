@@ -20,7 +20,7 @@ from tests.world import Loop
 MEASURED: dict[str, Any] = {
     "alpha_mean": 0.25, "alpha_max": 0.5, "alpha_histogram": {"0.000": 1, "0.500": 2}, "swapped_share": 0.5,
     "donors_wanted": 3, "donors_found": 2, "donors_used": 2, "zero_variance_share": 0.375,
-    "zero_variance_share_private": 0.375, "zero_variance_share_before": 0.75, "zero_variance_share_after": 0.5,
+    "zero_variance_share_before": 0.75,
     "beta_mean": 0.0625, "beta_max": 0.125, "omega": 0.0875, "logp_own": -1.5, "logp_donor": -4.5, "drift": 0.03125,
 }  # fmt: skip
 

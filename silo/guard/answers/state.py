@@ -32,10 +32,9 @@ _METRICS_SHOWN = (
 # This is kept for the curves alone.
 _METRICS_KEPT = (
     "rollout_seconds", "agreement_seconds", "grade_seconds", "update_seconds", "update_tokens_per_second", "grad_norm",
-    "entropy", "logp_own", "logp_donor", "truncated_share", "zero_variance_share_private",
-    "zero_variance_share_before", "zero_variance_share_after", "alpha_mean", "alpha_max",
-    "swapped_share", "beta_mean", "beta_max", "omega", "rollout_kl_limit", "adapter_visible_share", "stale_previous",
-    "stale_start", "stale_base", "marker_distance", "marker_contrast",
+    "entropy", "logp_own", "logp_donor", "truncated_share", "zero_variance_share_before",
+    "alpha_mean", "alpha_max", "swapped_share", "beta_mean", "beta_max", "omega", "rollout_kl_limit",
+    "adapter_visible_share", "stale_previous", "stale_start", "stale_base", "marker_distance", "marker_contrast",
     "importance_truncated_share", "importance_missing",
 )  # fmt: skip
 

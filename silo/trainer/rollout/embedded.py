@@ -4,8 +4,9 @@ Each answer draws from its own keyed generator by inverse CDF, so its random num
 seed, round, step, sample, and the prompt's place in the step (of a public prompt its row and the silo). What they pick
 is independent of who else is in the batch in float32 (0 of 128 answers differed on a random model), not in bfloat16 (45
 of 128): a product with another number of rows rounds otherwise, and a draw near an edge flips. The prompt is computed
-once for the answers of a batch; rows that finished leave it. The log-probabilities that it returns are for the proof of
-agreement alone: the trainer recomputes its own, as the engine's numerics differ.
+once for the answers of a batch; rows that finished leave it. The log-probabilities that it returns are those that each
+token was drawn with. The proof of agreement, the importance correction and the denominator of donors' tokens take them;
+for everything else the trainer computes its own, as the engine's numerics differ.
 """
 
 from __future__ import annotations

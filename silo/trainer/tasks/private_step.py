@@ -30,6 +30,5 @@ def carry_out(run: Run, task: PrivateStep, body: Buffer) -> Done:
     step = Step(run, (task.round, task.step))
     step.rollout("private", [prompts[row] for row in task.rows], draw)
     step.grade(run.material.private_grader)
-    step.metrics["zero_variance_share_private"] = step.metrics["zero_variance_share"]
     step.update(step.groups)
     return Done(step.metrics)

@@ -38,8 +38,9 @@ def answer_ahead(run: Run, task: AnswerAhead, body: Buffer) -> Done:
 
     step, message = answered(run, (task.round, 0), task.prompt_indices, "correct", draw)
     _remember(run, (task.round + 1, task.for_step), step.own, "correct")
-    # of no step's training: only what it cost belongs to the round's curves
+    # of no step's training: only what it cost is reported, its tokens apart from those of steps
     costs = {name: value for name, value in step.metrics.items() if name.endswith("_seconds")}
+    costs["extra_tokens"] = step.metrics["tokens"]
     return Done({**costs, "reencoding_mismatches": step.metrics["reencoding_mismatches"]}, encode(message))
 
 

@@ -78,8 +78,7 @@ def carry_out(run: Run, task: PublicStep, body: Buffer) -> Done:
         bound = run.learner.together(lambda: swap_bound(run.adapter, run.plan, before, groups, figures.alphas))
     step = Step(run, (task.round, task.step))
     step.metrics |= {"zero_variance_share_before": zero_variance_share(before), **swap_metrics(figures, bound)}
-    after = zero_variance_share(groups)
-    step.metrics |= reward_metrics(before) | {"zero_variance_share": after, "zero_variance_share_after": after}
+    step.metrics |= reward_metrics(before) | {"zero_variance_share": zero_variance_share(groups)}
     if extra_tokens:
         step.metrics["extra_tokens"] = extra_tokens
     step.update(groups)
@@ -298,7 +297,8 @@ class SwapBound:
     """What one swapped answer does to the gradient. beta_mean, beta_max: norm of the gradient's change, over the
     prompts that were looked at.
 
-    omega: K * mean(alpha) * beta_mean, the bound's proxy.
+    omega: K * mean(alpha * beta) over all prompts, the bound's proxy: 0 for each without a swap, and for each with one
+        what the measured ones come to on average.
     """
 
     beta_mean: float
@@ -328,18 +328,20 @@ def swap_bound(
         None where nothing was swapped.
     """
     betas: list[float] = []
-    for own, swapped in zip(before, after, strict=True):
+    products: list[float] = []
+    for own, swapped, alpha in zip(before, after, alphas, strict=True):
         places = [place for place, answer in enumerate(swapped.answers) if answer.donor]
         if not places or len(own.answers) != len(swapped.answers) or len(betas) == PROMPTS_MAX:
             continue
         place = places[0]
         back = Group(swapped.prompt_ids, _with(swapped.answers, place, own.answers[place]))
         betas.append(gradient_change(adapter, plan, back, swapped))
+        products.append(alpha * betas[-1])
     if not betas:
         return None
-    beta_mean = sum(betas) / len(betas)
     samples = max(len(group.answers) for group in after)
-    return SwapBound(beta_mean, max(betas), samples * sum(alphas) / max(len(alphas), 1) * beta_mean)
+    swapped_share = mean([float(alpha > 0) for alpha in alphas])
+    return SwapBound(mean(betas), max(betas), samples * swapped_share * mean(products))
 
 
 def gradient_change(adapter: TrainedState, plan: Plan, one: Group, other: Group) -> float:
