@@ -173,10 +173,10 @@ def test_memory_that_does_not_suffice_fails_the_step_and_not_the_worker() -> Non
     task = LinkMessage("task", {"task": "PrivateStep", "round": 1, "step": 1, "rows": [0, 1]})
     learner = session._run.learner
     update = learner._update
-    learner._update = lambda groups: torch.empty(1 << 50, dtype=torch.uint8)  # type: ignore[method-assign,assignment,return-value]
+    learner._update = lambda *_: torch.empty(1 << 50, dtype=torch.uint8)  # type: ignore[method-assign,assignment,return-value]
     failed = worker._answer(task)
     assert (failed.type, failed.fields["code"], failed.fields["input"]) == ("failed", "OUT_OF_MEMORY", False)
-    learner._update = lambda groups: torch.empty(-1)  # type: ignore[method-assign,assignment,return-value]
+    learner._update = lambda *_: torch.empty(-1)  # type: ignore[method-assign,assignment,return-value]
     with pytest.raises(RuntimeError, match="negative"):
         worker._answer(task)
     learner._update = update  # type: ignore[method-assign]

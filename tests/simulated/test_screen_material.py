@@ -407,7 +407,8 @@ def test_T34_a_coordinator_takes_no_charter_with_own_patterns(tmp_path: Path, mo
     )
     config: Any = SimpleNamespace(
         identity=files, spiffe_id="it", site="main", source=tmp_path / "coordinator.yaml",
-        charter=tmp_path / "charter.yaml", expected=SimpleNamespace(lora_schema=tmp_path / "no_schema.json"),
+        charter=tmp_path / "charter.yaml", silos=(),
+        expected=SimpleNamespace(lora_schema=tmp_path / "no_schema.json", models={}),
     )  # fmt: skip
     with pytest.raises(UsageError, match=rf"charter\.yaml:[0-9]+: {KEY}: .* as a charter is"):
         main.check(config)
