@@ -49,6 +49,7 @@ class Shapes:
     max_new_tokens: int = 2048
     evaluation_answers: int = 512 * 4
     rank: int = 32
+    shift_rank: int = 0  # of the base's shift, no more than a matrix has; 0: there is none
     with_entropy: bool = False
     source: str = "defaults of a plan"
 
@@ -115,6 +116,11 @@ def estimate(model: ModelFacts, settings: Settings, shapes: Shapes) -> Estimate:
     rooms = [rows * _room(parts, shapes.rank) for rows, _, parts in _joined(model)]
     if settings.load == "bf16":
         lasting["room"] = model.layers * sum(rooms) * item  # beside each weight, for its factors
+    # The base's weights once more with their shift, and its factors, which are never trained.
+    shift = sum(min(shapes.shift_rank, rows, columns) * (rows + columns) for rows, columns in _projections(model))
+    if shift:
+        weights = model.layers * sum(rows * columns for rows, columns, _ in _joined(model))
+        lasting["shifted weights"] = (weights + shift) * FLOAT32_BYTES
     if settings.servers:
         each = SERVER_BYTES + _model_bytes(model, settings.load, item) + settings.server_cache_bytes
         lasting["rollout servers"] = settings.servers * each
@@ -148,7 +154,7 @@ def estimate(model: ModelFacts, settings: Settings, shapes: Shapes) -> Estimate:
     }
     # Between a step's end and the next, on the host: factors, start, moments and what agreement compares with, as
     # copies and as the content of a file, which safetensors has twice for a moment.
-    kept = 3 * (4 * factors * FLOAT32_BYTES + lasting["agreement"])
+    kept = 3 * ((4 * factors + shift) * FLOAT32_BYTES + lasting["agreement"])
     if not settings.on_cuda and kept > sum(update.values()):
         update = {"kept state": kept}
     return Estimate(lasting, rollout if settings.samples_here else {}, update)

@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property, partial
 from pathlib import Path
@@ -200,7 +200,7 @@ def _table(config: SiloConfig, *, reach_coordinator: bool, read_prompts: bool) -
         Check("policy against the one last in force", _policy_change, ("policy",)),
         Check(PINNED, _pinned, ("policy", "certificate")),
         Check(BASE_MODEL, _base_model),
-        Check("memory", memory, (BASE_MODEL,)),
+        Check("memory", memory, ("policy", BASE_MODEL)),
         Check("prompts in two places", _overlaps, (*files, PINNED)),
         Check("acceptance", acceptance, (*files, PINNED), wanted=config.acceptance is not None),
         Check("prompts", prompts, (*files, BASE_MODEL, PINNED), wanted=read_prompts),
@@ -465,7 +465,8 @@ def memory(look: Look) -> str:
         UsageError: it cannot fit (`silo.memory_estimate.judge`).
     """
     config, facts = look.config, look.model
-    shapes = _shapes_of(look.plan, facts)
+    shift_rank = max((pin.shift_rank for pin in look.policy.file.lora_schemas.values()), default=0)
+    shapes = replace(_shapes_of(look.plan, facts), shift_rank=shift_rank)
     has = machine(config.trainer.devices)
     on_cuda = has is not None and has.kind == "CUDA"
     settings = Settings(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from silo.config import Model, Rollout, SiloConfig, Trainer
 from silo.guard import checks
 from silo.memory_estimate import Machine, Settings, Shapes, estimate, judge, require_card
 from tests.algorithms import tiny
+from tests.policies.messages import NAMED, ruleset_text
 
 pytestmark = pytest.mark.torch
 
@@ -60,15 +62,32 @@ def test_a_gpu_that_is_asked_for_must_be_there(monkeypatch: pytest.MonkeyPatch, 
     require_card("cuda")
 
 
+def memory_line(model: Path, state: Path, ruleset: str, load: str, **trainer: Any) -> str:
+    """What `silo check` says of memory at a site under a shipped ruleset."""
+    policy = state / f"{ruleset}.yaml"
+    policy.write_text(ruleset_text(ruleset))
+    config = SiloConfig.model_construct(
+        state_dir=state, model=Model(path=model, load=load), rollout=Rollout(), silos_on_this_host=1, policy=policy,
+        charter=None, charter_sha256=None, federation=NAMED[ruleset].file.federation.id,
+        trainer=Trainer(cache_bytes=1 << 20, **{"devices": "cpu", **trainer}),
+    )  # fmt: skip
+    return checks.memory(checks.Look(config, facts=read_model_facts(model)))
+
+
+def test_silo_check_counts_the_shift_that_the_policys_schema_has(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checks, "machine", lambda devices: Machine("RAM", 1 << 50, 1 << 50))
+    monkeypatch.setattr(memory_estimate, "LIBRARIES_BYTES", 0)  # so that a model of next to nothing has a share
+    line = partial(memory_line, folder, tmp_path, load="fp32", checkpointing=True, microbatch_tokens=64)
+    assert "shifted weights" in line("fedex") and "shifted weights" not in line("pubswap")
+
+
 def test_silo_check_says_of_how_many_processes_it_speaks(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def told(**changes: Any) -> str:
-        config = SiloConfig.model_construct(
-            state_dir=tmp_path, model=Model(path=folder, load="bf16"), rollout=Rollout(), silos_on_this_host=1,
-            trainer=Trainer(cache_bytes=1 << 20, **{"devices": "cpu", **changes}),
-        )  # fmt: skip
-        return checks.memory(checks.Look(config, facts=read_model_facts(folder)))
+        return memory_line(folder, tmp_path, "pubswap", load="bf16", **changes)
 
     plenty = Machine("RAM", 1 << 50, 1 << 50)
     monkeypatch.setattr(checks, "machine", lambda devices: plenty)

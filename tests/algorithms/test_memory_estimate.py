@@ -132,6 +132,32 @@ def test_what_the_adapter_costs_is_counted_to_the_byte(folders: tuple[Path, Path
     assert served.lasting["agreement"] == 2 * found.lasting["agreement"]
 
 
+def test_what_a_shift_costs_is_counted_to_the_byte(folders: tuple[Path, Path]) -> None:
+    """A copy of every adapted weight, as the decoder holds it, and the shift's own factors."""
+    model, rank = load_model(folders[1], "fp32"), 12
+    plain = tiny.make_shape(model)
+    tensors = dict(plain.shapes)
+    for name, sides in plain.shapes.items():
+        if name.endswith("lora_A"):
+            module, inputs, outputs = name[: -len("lora_A")], sides[1], plain.shapes[f"{name[:-1]}B"][0]
+            least = min(rank, inputs, outputs)
+            tensors |= {f"{module}shift_A": (least, inputs), f"{module}shift_B": (outputs, least)}
+    adapter = LoraAdapter(model, dataclasses.replace(plain, shapes=tensors))
+    copies = [
+        each.shifted.nbytes
+        for layer in adapter.decoder.layers
+        for each in (layer.qkv, layer.output, layer.gate_up, layer.down)
+        if each.shifted is not None
+    ]
+    factors = [each.nbytes for name, each in adapter.factors.items() if ".shift_" in name]
+    facts, run = read_model_facts(folders[1]), shapes(64)
+    found = estimate(facts, Settings(), dataclasses.replace(run, shift_rank=rank))
+    without = estimate(facts, Settings(), run)
+    assert found.lasting["shifted weights"] == sum(copies) + sum(factors) > 0
+    assert "shifted weights" not in without.lasting
+    assert found.lasting == {**without.lasting, "shifted weights": sum(copies) + sum(factors)}
+
+
 @pytest.mark.parametrize("load", ["nf4", "fp8"])
 def test_a_quantised_projection_is_counted_once_more_with_its_factors_beside_it(
     folders: tuple[Path, Path], load: str
