@@ -149,30 +149,30 @@ def show_table(
     json_output: JsonOption = False,
 ) -> None:
     """Show each row's figures and the verdict on each claim, from the results alone."""
-    from fedsilo.experiment import results as found
+    from fedsilo.experiment import results as shown
 
-    forms = {"text": table, "markdown": found.as_markdown, "latex": found.as_latex}
+    forms = {"text": table, "markdown": shown.as_markdown, "latex": shown.as_latex}
     if form not in forms:
         raise UsageError(f"--form {form}", hint="text, markdown or latex")
     experiment, known = _known(path, results)
-    claims = found.claim_rows(experiment, found.judged(experiment, known))
-    tables = {name: found.table_rows(experiment, known, each) for name, each in experiment.all_tables().items()}
+    claims = shown.claim_rows(experiment, shown.judged(experiment, known))
+    tables = {name: shown.table_rows(experiment, known, each) for name, each in experiment.all_tables().items()}
     data = {
         "tables": {
-            name: [dict(zip(found.HEADINGS, row, strict=True)) for row in rows] for name, rows in tables.items()
+            name: [dict(zip(shown.HEADINGS, row, strict=True)) for row in rows] for name, rows in tables.items()
         },
-        "claims": [dict(zip(found.CLAIM_HEADINGS, row, strict=True)) for row in claims],
-        "said": found.SAID,
+        "claims": [dict(zip(shown.CLAIM_HEADINGS, row, strict=True)) for row in claims],
+        "note": shown.NOTE,
     }
     draw = forms[form]
-    parts = [f"{name}\n\n{draw(found.HEADINGS, rows)}" for name, rows in tables.items() if rows]
-    parts += [draw(found.CLAIM_HEADINGS, claims)] if claims else []
+    parts = [f"{name}\n\n{draw(shown.HEADINGS, rows)}" for name, rows in tables.items() if rows]
+    parts += [draw(shown.CLAIM_HEADINGS, claims)] if claims else []
     emit(
         "experiment table",
         data,
         json_output=json_output,
-        text="\n\n".join([*parts, found.SAID]),
-        warnings=found.doubts(known),
+        text="\n\n".join([*parts, shown.NOTE]),
+        warnings=shown.doubts(experiment, shown.read_results(_results(path, results))),
     )
 
 
@@ -183,7 +183,7 @@ def plot(
     out: Annotated[Path, typer.Option("--out", help="Picture to write: .svg or .png.")],
     named: Annotated[str, typer.Option("--table", help="Which of the file's tables; default its first.")] = "",
     figure: Annotated[
-        str, typer.Option("--figure", help="pass_at_1, over rounds; or a figure of steps: PublicStep.alpha_mean.")
+        str, typer.Option("--figure", help="Metric of rounds: pass_at_1; or figure of steps: PublicStep.alpha_mean.")
     ] = "pass_at_1",
     results: ResultsOption = None,
     json_output: JsonOption = False,
@@ -217,15 +217,14 @@ def report(
     """Write a page with one line for each claim, the settings, what was tuned, and the tables of rows."""
     from fedsilo.experiment.report import write_report
     from fedsilo.experiment.results import read_results
-    from fedsilo.experiment.tuning import frozen_of
     from fedsilo.files.extras import need
 
     need("matplotlib", "scipy")
     if out.suffix != ".md":
         raise UsageError(f"--out {out}", hint="a name that ends in .md")
-    experiment, known = _known(path, results)
-    frozen = frozen_of(experiment, read_results(_results(path, results)))
-    pictures = write_report(experiment, known, list(frozen.values()), out, f"fedsilo experiment report {path}")
+    experiment, _ = _known(path, results)
+    lines = read_results(_results(path, results))
+    pictures = write_report(experiment, lines, out, f"fedsilo experiment report {path}")
     data = {"page": str(out), "pictures": [str(each) for each in pictures]}
     emit("experiment report", data, json_output=json_output, text=str(out))
 

@@ -246,6 +246,11 @@ class Family(_Closed):
         """Name of its grid."""
         return self.grid or self.knob
 
+    @property
+    def tried(self) -> str:
+        """The row whose trials decide."""
+        return self.trial or self.rows[0]
+
 
 class Tuning(_Closed):
     """How knobs are chosen before any claim's cell runs.

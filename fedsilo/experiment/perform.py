@@ -15,10 +15,10 @@ from fedsilo.demo.sites import HOLDOUT_SHARE, DemoSettings, make_sites
 from fedsilo.demo.tiny_model import Recipe, cached_model, recipe_for
 from fedsilo.experiment.cell import CellResult, run_cell, success_rates
 from fedsilo.experiment.design import Cell, Experiment, Setting, digest_of, plan_of, ruleset_of
+from fedsilo.experiment.program import program
 from fedsilo.experiment.rows import Rows, lengths_of, rows_of, verifier_of
 from fedsilo.files.task_files import read_tasks
 from fedsilo.protocol.codec import canonical_json, sha256_hex
-from silo.guard.site import code_sha256
 
 _IN_MEMORY = Path("/dev/shm")  # noqa: S108  # a folder of this process's own is made in it
 
@@ -40,6 +40,7 @@ def perform(experiment: Experiment, cell: Cell, below: Path) -> dict[str, Any]:
         FedSiloError: the federation cannot be set up, or stands still. A run that ends as failed is a result.
     """
     setting, seed, row = experiment.settings[cell.setting], cell.seed, experiment.rows[cell.row]
+    made_by = program()  # before the cell runs, so that it is what was loaded
     model = model_of(setting, seed)
     folder = Path(tempfile.mkdtemp(dir=below))
     try:
@@ -69,7 +70,7 @@ def perform(experiment: Experiment, cell: Cell, below: Path) -> dict[str, Any]:
         result = run_cell(sites, plan, tuning)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    return _line(experiment, cell, made, result)
+    return _line(experiment, cell, made, result, made_by)
 
 
 _TUNING = "tuning.jsonl"
@@ -118,6 +119,8 @@ def _write(folder: Path, name: str, made: Rows, setting: Setting, *, pooled: boo
 # ---- the line of results -----------------------------------------------------------------------------------------
 
 _STEPS = ("PrivateStep", "PublicStep", "LikelihoodStep")
+_PUBLIC_STEPS = ("PublicStep", "LikelihoodStep")
+_WITH_RESULT = ("committed", "closed")  # states of a round; the second where a method makes no adapter
 # Figures of steps that lines of results have as curves: what the drift bound of PubSwap speaks of, and what it leaves.
 _CURVES: Mapping[str, Sequence[str]] = {
     "PrivateStep": ("reward_mean", "zero_variance_share", "drift"),
@@ -142,7 +145,9 @@ _CURVES: Mapping[str, Sequence[str]] = {
 _DECIMALS = 4
 
 
-def _line(experiment: Experiment, cell: Cell, made: Rows, result: CellResult) -> dict[str, Any]:
+def _line(
+    experiment: Experiment, cell: Cell, made: Rows, result: CellResult, made_by: Mapping[str, str]
+) -> dict[str, Any]:
     record, plan = result.record, result.record["plan"]
     shares = {silo: _topic_shares(rows) for silo, rows in made.private.items()}
     pooled = experiment.rows[cell.row].pooled
@@ -155,7 +160,7 @@ def _line(experiment: Experiment, cell: Cell, made: Rows, result: CellResult) ->
         "knobs": dict(cell.knobs),
         "trial": cell.trial,
         "design_sha256": digest_of(experiment, cell),
-        "code_sha256": code_sha256(),
+        "program": made_by,
         "versions": record["versions"],
         "split_sha256": sha256_hex(canonical_json(made.private)),
         "base_model_sha256": plan["base_model_sha256"],
@@ -166,9 +171,12 @@ def _line(experiment: Experiment, cell: Cell, made: Rows, result: CellResult) ->
         "state": record["state"],
         "reason": record["reason"],
         "silos": len(shares),
+        "rounds_planned": plan["rounds"],
+        "rounds_finished": sum(each["state"] in _WITH_RESULT for each in record["rounds"]),
         "rounds": rounds,
         "best": _best(rounds, result.on_tuning),
-        "steps": sum(figure.task in _STEPS for figure in next(iter(result.figures.values()))),
+        "steps": _steps(result, _STEPS),
+        "public_steps": _steps(result, _PUBLIC_STEPS),
         "generated_tokens": _sum(result, ("PrivateStep", "GeneratePublic"), "tokens")
         + _sum(result, ("PublicStep", "AnswerAhead"), "extra_tokens"),
         "trained_tokens": _sum(result, _STEPS, "trained_tokens"),
@@ -179,6 +187,7 @@ def _line(experiment: Experiment, cell: Cell, made: Rows, result: CellResult) ->
         "alpha_mean": _mean(result, ("PublicStep",), "alpha_mean"),
         "alpha_histogram": _alpha_histogram(result),
         "drift": _mean(result, _STEPS, "drift", last=True),
+        "steps_at": {task: [list(place) for place in _taken(result, task)] for task in _CURVES},
         "curves": {task: _curves(result, task, names) for task, names in _CURVES.items()},
         "seconds": round(result.seconds, 2),
     }
@@ -278,16 +287,25 @@ def _mean(result: CellResult, tasks: Sequence[str], name: str, *, last: bool = F
     return _mean_of([each[-1] for each in silos if each])
 
 
-def _curves(result: CellResult, task: str, names: Sequence[str]) -> dict[str, list[float | None]]:
-    """Return each figure over the steps of a task, in order: the mean over silos, None where a step has no such figure,
-    and no list where no step has it."""
-    steps = sorted({(each.round, each.step) for figures in result.figures.values() for each in figures})
-    at: dict[tuple[int, int], list[Mapping[str, Any]]] = {step: [] for step in steps}
+def _steps(result: CellResult, tasks: Sequence[str]) -> int:
+    """Return how many such steps the first silo took."""
+    return sum(figure.task in tasks for figure in next(iter(result.figures.values())))
+
+
+def _taken(result: CellResult, task: str) -> dict[tuple[int, int], list[Mapping[str, Any]]]:
+    """Return what silos noted of each step of a task, by (round, step), in order."""
+    at: dict[tuple[int, int], list[Mapping[str, Any]]] = {}
     for figures in result.figures.values():
         for each in figures:
             if each.task == task:
-                at[each.round, each.step].append(each.metrics)
-    taken = [metrics for metrics in at.values() if metrics]
+                at.setdefault((each.round, each.step), []).append(each.metrics)
+    return dict(sorted(at.items()))
+
+
+def _curves(result: CellResult, task: str, names: Sequence[str]) -> dict[str, list[float | None]]:
+    """Return each figure over the steps of a task, in order: the mean over silos, None where a step has no such figure,
+    and no list where no step has it."""
+    taken = _taken(result, task).values()
     curves = {name: [_mean_of([each.get(name) for each in metrics]) for metrics in taken] for name in names}
     return {
         name: [value if value is None else round(value, _DECIMALS) for value in values]

@@ -6,73 +6,94 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
-from fedsilo.experiment.design import IN_POINTS, Cell, Experiment, Table
-from fedsilo.experiment.results import Judged, Line, paired
+from fedsilo.experiment.design import IN_POINTS, Cell, Claim, Experiment, Setting, Table
+from fedsilo.experiment.results import OF_ROUNDS, Judged, Line, complete, mark_of, paired, value_after
 from fedsilo.protocol.errors import OperationError
 
 Point = tuple[int, float, float, float]  # round or step, mean, and the ends of its interval
-ROUNDS = "pass_at_1"  # drawn over rounds; all others are figures of steps
+
+
+def figure_of(claim: Claim) -> str:
+    """Return the figure whose curves show a claim's metric; empty where none does: a slope, or a metric of a whole
+    run."""
+    if len(claim.settings) > 1:
+        return ""
+    if claim.metric == "zero_variance_share":
+        return "PublicStep.zero_variance_share"
+    return claim.metric if claim.metric in OF_ROUNDS else ""
 
 
 def curve_of(experiment: Experiment, results: Mapping[Cell, Line], table: Table, row: str, figure: str) -> list[Point]:
-    """Return a row's curve: mean over seeds and 95 % interval, which is the value where there is one seed.
+    """Return a row's curve over its complete runs: mean over seeds and 95 % interval, which is the value where there is
+    one seed.
 
     Args:
         experiment: the file.
         results: its lines.
         table: setting and seeds.
         row: name.
-        figure: `pass_at_1`, in per cent after each round, the base model's first; or one of the figures of steps, such
-            as `PublicStep.alpha_mean`, in order.
+        figure: a metric of rounds, such as `pass_at_1`, after each round, the base model's first, shares in per cent;
+            or one of the figures of steps, such as `PublicStep.alpha_mean`, at the steps of the whole run.
     """
     cells = [Cell(table.setting, row, seed) for seed in table.seeds or experiment.seeds]
-    series = [_series(results[cell], figure) for cell in cells if cell in results]
+    setting = experiment.settings[table.setting]
+    series = [_series(setting, line, figure) for cell in cells if (line := results.get(cell)) and complete(line)]
     points = []
-    for number in range(min(map(len, series), default=0)):
-        values = [value for each in series if (value := each[number]) is not None]
-        if not values:
-            continue
-        found = paired(values, "either")
-        low, high = (found.mean if math.isnan(end) else end for end in (found.low, found.high))
-        points.append((number if figure == ROUNDS else number + 1, fmean(values), low, high))
+    for number in sorted({number for each in series for number in each}):
+        contrast = paired([each[number] for each in series if number in each], "either")
+        low, high = (contrast.mean if math.isnan(end) else end for end in (contrast.low, contrast.high))
+        points.append((number, contrast.mean, low, high))
     return points
 
 
-def _series(line: Line, figure: str) -> list[float | None]:
-    if figure == ROUNDS:
-        return [None if (value := each["pass_at_1"]) is None else 100 * float(value) for each in line["rounds"]]
+def _series(setting: Setting, line: Line, figure: str) -> dict[int, float]:
+    """Return what was measured, by round or by step of the whole run."""
+    if figure in OF_ROUNDS:
+        scale = 100 if figure in IN_POINTS else 1
+        values = {number: value_after(measured, figure) for number, measured in enumerate(line["rounds"])}
+        return {number: scale * value for number, value in values.items() if value is not None}
     task, _, name = figure.partition(".")
-    return list(line.get("curves", {}).get(task, {}).get(name, []))
+    places = line.get("steps_at", {}).get(task, [])
+    noted = line.get("curves", {}).get(task, {}).get(name, [])
+    return {
+        (number - 1) * setting.local_steps + step: float(value)
+        for (number, step), value in zip(places, noted, strict=False)  # a line of an earlier version has no places
+        if value is not None
+    }
 
 
 def figures_of(results: Mapping[Cell, Line]) -> list[str]:
-    """Return what can be drawn: pass@1 over rounds, and the figures of steps that some line has."""
-    tasks = {
+    """Return what can be drawn: metrics over rounds, and the figures of steps that some line has."""
+    rounds = [
+        metric
+        for metric in OF_ROUNDS
+        if any(value_after(measured, metric) is not None for line in results.values() for measured in line["rounds"])
+    ]
+    steps = {
         f"{task}.{name}"
         for line in results.values()
-        for task, names in line.get("curves", {}).items()
-        for name in names
+        for task in line.get("steps_at", {})
+        for name in line.get("curves", {}).get(task, {})
     }
-    return [ROUNDS, *sorted(tasks)]
+    return [*rounds, *sorted(steps)]
 
 
-def draw_curves(
-    experiment: Experiment, results: Mapping[Cell, Line], table: Table, out: Path, figure: str = ROUNDS
-) -> None:
+def draw_curves(experiment: Experiment, results: Mapping[Cell, Line], table: Table, out: Path, figure: str) -> None:
     """Draw the curve of every row into one picture, whose form its suffix says. Raises OperationError: not written."""
+    over_rounds = figure in OF_ROUNDS
     with _axes(out) as axes:
         for row in experiment.rows_of(table):
             if points := curve_of(experiment, results, table, row, figure):
                 numbers, means, lows, highs = zip(*points, strict=True)
-                (line,) = axes.plot(numbers, means, marker="o" if figure == ROUNDS else None, label=row)
+                label = row + mark_of(experiment.rows[row])
+                (line,) = axes.plot(numbers, means, marker="o" if over_rounds else None, label=label)
                 axes.fill_between(numbers, lows, highs, alpha=0.15, color=line.get_color())
-        if figure == ROUNDS:
+        if over_rounds:
             axes.set_xticks(range(experiment.settings[table.setting].rounds + 1))
-        axes.set_xlabel("round" if figure == ROUNDS else "step")
-        axes.set_ylabel("pass@1 on held-out prompts, %" if figure == ROUNDS else figure)
+        axes.set_xlabel("round" if over_rounds else "step")
+        axes.set_ylabel(f"{figure} on held-out prompts, %" if over_rounds and figure in IN_POINTS else figure)
         axes.set_title(f"{experiment.experiment}, {table.setting}")
         axes.legend()
 
@@ -83,15 +104,16 @@ def draw_claims(judgements: Sequence[Judged], out: Path) -> None:
     in_points = [
         each
         for each in judgements
-        if each.found is not None and each.claim.metric in IN_POINTS and len(each.claim.settings) == 1
+        if each.contrast is not None and each.claim.metric in IN_POINTS and len(each.claim.settings) == 1
     ]
     with _axes(out, height=1 + 0.4 * len(in_points)) as axes:
         for place, each in enumerate(reversed(in_points)):
-            if (found := each.found) is None:
+            if (contrast := each.contrast) is None:
                 continue
-            axes.plot([100 * value for value in found.differences], [place] * len(found.differences), "k.", alpha=0.3)
-            axes.plot([100 * found.low, 100 * found.high], [place, place], lw=3)
-            axes.plot([100 * found.mean], [place], "ks")
+            differences = [100 * value for value in contrast.differences]
+            axes.plot(differences, [place] * len(differences), "k.", alpha=0.3)
+            axes.plot([100 * contrast.low, 100 * contrast.high], [place, place], lw=3)
+            axes.plot([100 * contrast.mean], [place], "ks")
         axes.set_yticks(range(len(in_points)), [f"{each.name}: {each.verdict}" for each in reversed(in_points)])
         axes.axvline(0, color="grey", lw=0.8)
         axes.set_xlabel("difference in points, with its 95 % interval")

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from fedsilo.experiment.design import Cell, Experiment, Setting, Table
-from fedsilo.experiment.plots import ROUNDS, draw_claims, draw_curves, figures_of
+from fedsilo.experiment.plots import curve_of, draw_claims, draw_curves, figure_of
 from fedsilo.experiment.results import (
     HEADINGS,
-    SAID,
+    NOTE,
     Judged,
     Line,
     as_markdown,
@@ -18,25 +18,20 @@ from fedsilo.experiment.results import (
     doubts,
     judged,
     mark_of,
+    of_experiment,
     table_rows,
 )
-from fedsilo.experiment.tuning import Frozen
+from fedsilo.experiment.tuning import Frozen, frozen_of
 from fedsilo.files.durable import write_durably
 from fedsilo.protocol.errors import OperationError
 
-# what a claim's picture shows where it is not pass@1 over rounds
-_FIGURES = {"zero_variance_share": "PublicStep.zero_variance_share", "drift_between": "PublicStep.drift"}
 
-
-def write_report(
-    experiment: Experiment, results: Mapping[Cell, Line], frozen: list[Frozen], out: Path, command: str
-) -> list[Path]:
+def write_report(experiment: Experiment, all_lines: Sequence[Line], out: Path, command: str) -> list[Path]:
     """Write the page, and its pictures into the folder `pictures/NAME` beside it.
 
     Args:
         experiment: the file.
-        results: its lines.
-        frozen: knobs that were chosen.
+        all_lines: of its results.
         out: NAME.md.
         command: what writes this page again, up to the subcommand: `fedsilo experiment report FILE`.
 
@@ -51,20 +46,21 @@ def write_report(
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise OperationError(f"{folder}: {error.strerror}", hint="name another page with --out") from error
+    results, frozen = of_experiment(experiment, all_lines), frozen_of(experiment, all_lines)
     judgements = judged(experiment, results)
     drawn = _Pictures(experiment, results, folder)
     lines = [
         f"# Results: {experiment.experiment}",
         "",
         *([experiment.about, ""] if experiment.about else []),
-        f"`{command} --out {out}` writes this page from lines of results alone. {SAID}",
+        f"`{command} --out {out}` writes this page from lines of results alone. {NOTE}",
         "Differences are paired by seed, with Student's 95 % interval; what the words mean is in "
         "[Compare methods over many seeds](how-to/experiments.md#verdicts).",
         "",
-        *[f"**Doubt:** {doubt}.\n" for doubt in doubts(results)],
+        *[f"**Doubt:** {doubt}.\n" for doubt in doubts(experiment, all_lines)],
         *_claims(experiment, judgements, drawn, command),
         *_settings(experiment),
-        *_tuned(frozen),
+        *_tuned(list(frozen.values())),
         *_tables(experiment, results, drawn),
     ]
     write_durably(out, ("\n".join(lines).rstrip() + "\n").encode())
@@ -79,13 +75,11 @@ class _Pictures:
         self._experiment = experiment
         self._results = results
         self._folder = folder
-        self._figures = figures_of(results)
 
     def curves(self, name: str, table: Table, figure: str) -> str:
-        """Return a link to the curves of a table's rows; nothing where no line has that figure."""
+        """Return a link to the curves of a table's rows; nothing where no row has that figure."""
         rows = self._experiment.rows_of(table)
-        cells = [Cell(table.setting, row, seed) for row in rows for seed in table.seeds or self._experiment.seeds]
-        if figure not in self._figures or not any(cell in self._results for cell in cells):
+        if not any(curve_of(self._experiment, self._results, table, row, figure) for row in rows):
             return ""
         path = self._path(name)
         draw_curves(self._experiment, self._results, table, path, figure)
@@ -115,31 +109,29 @@ def _claims(experiment: Experiment, judgements: list[Judged], drawn: _Pictures, 
         yield f"## {title}\n"
         yield from (_claim(experiment, each, drawn, run) for each in some)
         yield ""
-        if any(each.found is not None for each in some) and some is confirmed:
+        if any(each.contrast is not None for each in some) and some is confirmed:
             yield f"![Differences of all claims]({drawn.claims(some)})\n"
 
 
 def _claim(experiment: Experiment, each: Judged, drawn: _Pictures, run: str) -> str:
     """Return the line of one claim."""
     claim, seeds = each.claim, each.claim.seeds or experiment.seeds
-    count = 0 if each.found is None else len(each.found.differences)
-    figure = _FIGURES.get(claim.metric, ROUNDS)
     table = Table(setting=claim.settings[0], rows=tuple(dict.fromkeys(claim.rows)), seeds=seeds)
-    picture = drawn.curves(f"claim-{each.name}", table, figure)
+    picture = drawn.curves(f"claim-{each.name}", table, figure) if (figure := figure_of(claim)) else ""
     contrast = f"{claim.row} - {claim.against}, {claim.metric}"
     if len(claim.settings) > 1:
         contrast = f"slope on log2 tau of {contrast}"
     parts = [
         f"{', '.join(claim.settings)}: {contrast}",
         f"expected {claim.direction}" if not claim.exploratory else "",
-        f"{count} of {len(seeds)} seeds ({_spans(seeds)})",
+        f"{each.seeds} of {len(seeds)} seeds ({_spans(seeds)})",
         difference_text(each),
         "" if each.adjusted != each.adjusted else f"adjusted p {each.adjusted:.3g}",
         f"[curves]({picture})" if picture else "",
         f"`{run} --claim {each.name}`",
     ]
     says = f" {claim.says}" if claim.says else ""
-    return f"- **{each.name}: {each.verdict}.**{says} {'; '.join(part for part in parts if part)}"
+    return f"- **{each.name}: {each.outcome}.**{says} {'; '.join(part for part in parts if part)}"
 
 
 def _spans(seeds: tuple[int, ...]) -> str:
@@ -178,8 +170,9 @@ def _tuned(frozen: list[Frozen]) -> Iterator[str]:
         return
     yield "## Tuned\n"
     yield (
-        "Chosen on seeds and strings that no claim reads, with the same number of trials for each family: the mean of "
-        "pass@1 of each value, in per cent.\n"
+        "Chosen on seeds that no claim has, and on questions whose strings no claim's held-out questions have, "
+        "with the same number of trials for each family: the mean of pass@1 of each value, in per cent. A claim's "
+        "cells measure those questions after each round as well, which chooses the best round and nothing else.\n"
     )
     rows = []
     for each in frozen:

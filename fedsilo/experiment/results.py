@@ -2,13 +2,14 @@
 
 Rows are compared pairwise by seed. The interval is Student's of the paired differences; the p-value of a claim is two-
 sided, or the larger of two one-sided ones where equivalence is claimed. The claims of a family are judged together by
-Holm's method.
+Holm's method. A cell has a value if its run finished with all rounds.
 """
 
 from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,7 +30,7 @@ from fedsilo.experiment.design import (
     cells_of,
     digest_of,
 )
-from fedsilo.experiment.tuning import frozen_of, with_knobs
+from fedsilo.experiment.tuning import frozen_of, knobs_of, trials_behind, with_knobs
 from fedsilo.protocol.errors import UsageError
 
 MARGIN = 0.015  # differences of pass@1 below this are none that matters
@@ -68,23 +69,23 @@ def of_experiment(experiment: Experiment, lines: Iterable[Line]) -> dict[Cell, L
     lines = list(lines)
     newest = {line.get("design_sha256"): line for line in lines}
     knobs = {place: frozen.knobs for place, frozen in frozen_of(experiment, lines).items()}
-    found = {
+    results = {
         cell: line
         for cell in cells_of(experiment)
         if (whole := with_knobs(experiment, knobs, cell)) is not None
         and (line := newest.get(digest_of(experiment, whole))) is not None
     }
     for name in (name for name, row in experiment.rows.items() if row.method == BASE):
-        for cell, line in list(found.items()):
-            found.setdefault(replace(cell, row=name), _untrained(line))
-    return found
+        for cell, line in list(results.items()):
+            results.setdefault(replace(cell, row=name), _untrained(line))
+    return results
 
 
 def _untrained(line: Line) -> Line:
     """Return the line of the base model by itself: no steps, no tokens, and nothing sent."""
     before = line["rounds"][0]
     return {
-        **{name: line[name] for name in (*EQUAL_OVER_ROWS, "seed", "code_sha256", "silos") if name in line},
+        **{name: line[name] for name in (*EQUAL_OVER_ROWS, "seed", "silos") if name in line},
         "rounds": [before, before],
         "steps": 0,
         "generated_tokens": 0,
@@ -117,12 +118,12 @@ def unequal(results: Mapping[Cell, Line]) -> list[str]:
     """Return what differs between rows of one setting and seed although it must not: a sentence for each.
 
     Rows are compared with the first one of their setting and seed that has a result. Steps are those of a silo, in runs
-    that finished; the base model has none.
+    that finished with all rounds; the base model has none.
     """
     firsts: dict[tuple[str, int, str], tuple[Cell, Any]] = {}
     faults = []
     for cell, line in results.items():
-        trained = line["steps"] if line.get("state") == "finished" and line["steps"] else None
+        trained = line["steps"] if complete(line) and line["steps"] else None
         for name, value in [*((name, line.get(name)) for name in EQUAL_OVER_ROWS), ("steps", trained)]:
             if not value:
                 continue  # nothing was measured, or an earlier version noted nothing
@@ -132,25 +133,59 @@ def unequal(results: Mapping[Cell, Line]) -> list[str]:
     return faults
 
 
-def value_of(line: Line, metric: Metric) -> float | None:
-    """Return a cell's value after the last round; None where nothing was measured: the gate let no measurement out, or
-    the method has no such figure."""
-    last = line["rounds"][-1]
+def complete(line: Line) -> bool:
+    """Return True if the run finished and each round of its plan ended with a result; the base model has no run."""
+    return line.get("state") == "finished" and line.get("rounds_finished") == line.get("rounds_planned")
+
+
+# Metrics that each round has; the others are of a whole run.
+OF_ROUNDS: tuple[Metric, ...] = (
+    "pass_at_1",
+    "pass_at_1_greedy",
+    "worst_topic",
+    "worst_silo",
+    "own_task",
+    "drift_between",
+)
+
+
+def value_after(measured: Mapping[str, Any], metric: str) -> float | None:
+    """Return the value of one of `OF_ROUNDS` after a round; None where nothing was measured."""
     value: float | None
     match metric:
         case "worst_topic":
-            value = min(last["topics"].values(), default=None)
+            value = min(measured["topics"].values(), default=None)
+        case "drift_between":
+            value = (measured.get("apart") or {}).get("factors")
+        case _:
+            value = measured.get(metric)
+    return None if value is None else float(value)
+
+
+def value_of(line: Line, metric: Metric) -> float | None:
+    """Return a cell's value after the last round. None: its run did not finish with all rounds, the gate let no
+    measurement out, or the method has no such figure."""
+    if not complete(line):
+        return None
+    match metric:
         case "best_pass_at_1":
             value = (line.get("best") or {}).get("pass_at_1")
-        case "drift_between":
-            value = (last.get("apart") or {}).get("factors")
         case "gain_per_megabyte":
             value = _gain_per_megabyte(line)
         case "zero_variance_share":
             value = line[metric]
         case _:
-            value = last.get(metric)
+            value = value_after(line["rounds"][-1], metric)
     return None if value is None else float(value)
+
+
+def why_no_value(line: Line) -> str:
+    """Return why a cell that was carried out has no value."""
+    if line.get("state") != "finished":
+        return f"{line.get('state')} {line.get('reason', '')}".strip()
+    if not complete(line):
+        return f"{line['rounds_finished']} of {line['rounds_planned']} rounds"
+    return "not measured"
 
 
 def _gain_per_megabyte(line: Line) -> float | None:
@@ -179,7 +214,7 @@ class Contrast:
     inside: bool
 
 
-def contrast(experiment: Experiment, results: Mapping[Cell, Line], claim: Claim) -> Contrast | None:
+def contrast_of(experiment: Experiment, results: Mapping[Cell, Line], claim: Claim) -> Contrast | None:
     """Return the contrast of a claim over the seeds that both rows have; None where there is none.
 
     Over several settings a seed's value is the slope of its differences on log2 of the local steps.
@@ -196,14 +231,29 @@ def _values_by_seed(
     experiment: Experiment, results: Mapping[Cell, Line], claim: Claim, rows: Sequence[str]
 ) -> list[list[list[float]]]:
     """Return, for each seed that has them all, the values of these rows: [settings, rows]."""
-    found = []
+    seeds = []
     for seed in claim.seeds or experiment.seeds:
         lines = [[results.get(Cell(name, row, seed)) for row in rows] for name in claim.settings]
         values = [[None if line is None else value_of(line, claim.metric) for line in each] for each in lines]
         whole = [[value for value in each if value is not None] for each in values]
         if all(len(each) == len(rows) for each in whole):
-            found.append(whole)
-    return found
+            seeds.append(whole)
+    return seeds
+
+
+def _without_value(experiment: Experiment, results: Mapping[Cell, Line], claim: Claim) -> tuple[str, ...]:
+    """Return the claim's cells that were carried out and have no value, each with the reason."""
+    cells = [
+        Cell(setting, row, seed)
+        for seed in claim.seeds or experiment.seeds
+        for setting in claim.settings
+        for row in dict.fromkeys(claim.rows)
+    ]
+    return tuple(
+        f"{cell}: {why_no_value(results[cell])}"
+        for cell in cells
+        if cell in results and value_of(results[cell], claim.metric) is None
+    )
 
 
 def _slope(places: Sequence[float], values: Sequence[float]) -> float:
@@ -215,29 +265,48 @@ def _slope(places: Sequence[float], values: Sequence[float]) -> float:
 
 @dataclass(frozen=True)
 class Share:
-    """Part of another row's lead: the ratio of mean leads, and the middle 95 % of it over resampled seeds."""
+    """Part of another row's lead: the ratio of mean leads, and the middle 95 % of it over resampled seeds.
 
+    Attributes:
+        seeds: how many have all three rows.
+        mean: NaN where the other row has no lead.
+        low, high: NaN with fewer than two seeds, and where too many resamples have no lead.
+        dropped: part of the resamples in which the other row has no lead; they are left out of the interval.
+    """
+
+    seeds: int
     mean: float
-    low: float
-    high: float
+    low: float = math.nan
+    high: float = math.nan
+    dropped: float = 0.0
 
 
 _RESAMPLES = 10_000
+_DROPPED_MAX = 0.025  # beyond it, what is left out could be a whole tail of the interval
 
 
-def share(experiment: Experiment, results: Mapping[Cell, Line], claim: Claim) -> Share | None:
-    """Return what part of the lead of `share_of` over `against` the claim's row has; the interval is a percentile
-    bootstrap over seeds (Efron 1979). None: no seed has all three rows, or there is no lead."""
+def share_of(experiment: Experiment, results: Mapping[Cell, Line], claim: Claim) -> Share | None:
+    """Return what part of the lead of the other row over `against` the claim's row has; None: no seed has all three.
+
+    The interval is a percentile bootstrap over seeds (Efron 1979).
+    """
     values = _values_by_seed(experiment, results, claim, claim.rows)
     leads = np.array([[one - base, other - base] for ((one, base, other),) in values])  # [seeds, 2]
-    if not len(leads) or leads[:, 1].mean() <= 0:
+    if not len(leads):
         return None
-    picked = np.random.default_rng(0).integers(len(leads), size=(_RESAMPLES, len(leads)))
-    one, other = leads[picked].mean(axis=1).T
-    ratios = one[other > 0] / other[other > 0]
-    low, high = np.quantile(ratios, [0.025, 0.975])
     one, other = leads.mean(axis=0)
-    return Share(float(one / other), float(low), float(high))
+    if other <= 0:
+        return Share(len(leads), math.nan)
+    mean = float(one / other)
+    if len(leads) < 2:
+        return Share(len(leads), mean)
+    picked = np.random.default_rng(0).integers(len(leads), size=(_RESAMPLES, len(leads)))
+    some, others = leads[picked].mean(axis=1).T
+    dropped = float((others <= 0).mean())
+    if dropped > _DROPPED_MAX:
+        return Share(len(leads), mean, dropped=dropped)
+    low, high = np.quantile(some[others > 0] / others[others > 0], [0.025, 0.975])
+    return Share(len(leads), mean, float(low), float(high), dropped)
 
 
 def paired(differences: Sequence[float], direction: str, margin: float = MARGIN) -> Contrast:
@@ -278,67 +347,108 @@ def holm(p_values: Mapping[str, float], claims: int) -> dict[str, float]:
     return adjusted
 
 
-def verdict(direction: str, found: Contrast, adjusted: float) -> str:
-    """Return `shown`, `shown, inside the margin`, `contradicted`, `equivalent` or `not shown`.
+def verdict(direction: str, contrast: Contrast, adjusted: float) -> str:
+    """Return `shown`, `contradicted`, `not shown`, either of the first and the last also `..., inside the margin`, or
+    `equivalent`, which only a claim of equivalence can be.
 
     Args:
         direction: as declared.
-        found: of the claim.
-        adjusted: its p-value, for as many claims as its family has.
+        contrast: of the claim.
+        adjusted: its p-value, for as many claims as its family has. `inside the margin` is not adjusted.
     """
-    if math.isnan(found.p):
+    if math.isnan(contrast.p):
         return "not shown"
     if direction == "equivalent":
         if adjusted <= LEVEL:
             return "equivalent"
-        return "contradicted" if found.low > MARGIN or found.high < -MARGIN else "not shown"
+        return "contradicted" if contrast.low > MARGIN or contrast.high < -MARGIN else "not shown"
+    inside = ", inside the margin" if contrast.inside else ""
     if adjusted > LEVEL:
-        return "equivalent" if found.inside else "not shown"
-    if direction != "either" and (found.mean > 0) != (direction == "above"):
+        return f"not shown{inside}"
+    if direction != "either" and (contrast.mean > 0) != (direction == "above"):
         return "contradicted"
-    return "shown, inside the margin" if found.inside else "shown"
+    return f"shown{inside}"
 
 
 @dataclass(frozen=True)
 class Judged:
-    """A claim with what was found of it.
+    """A claim with its outcome.
 
     Attributes:
-        found: None where no seed has both rows.
-        adjusted: its p-value for all claims of its family; NaN where there is none.
-        verdict: of `verdict`; `unfinished` while a seed lacks a row, whatever the others show; `exploratory`.
+        contrast: None where no seed has both rows.
+        adjusted: its p-value for all claims of its family; NaN where it is not judged.
+        verdict: of `verdict`; `incomplete`: a cell was carried out and has no value; `unfinished`: a cell was not
+            carried out yet; `exploratory`.
+        seeds: how many have a value of every row.
+        without_value: cells that were carried out and have no value, each with the reason.
         share: of a claim that asks for it.
     """
 
     name: str
     claim: Claim
-    found: Contrast | None
+    contrast: Contrast | None
     adjusted: float
     verdict: str
+    seeds: int = 0
+    without_value: tuple[str, ...] = ()
     share: Share | None = None
+
+    @property
+    def outcome(self) -> str:
+        """The verdict, with the cells that have no value."""
+        first, more = self.without_value[:_NAMED_MAX], len(self.without_value) - _NAMED_MAX
+        named = "; ".join([*first, *([f"and {more} more"] if more > 0 else [])])
+        return f"{self.verdict} ({named})" if named else self.verdict
+
+
+_NAMED_MAX = 4  # cells or rows that one sentence names
 
 
 def judged(experiment: Experiment, results: Mapping[Cell, Line]) -> list[Judged]:
-    """Judge the claims of an experiment, each family together."""
-    found = {name: contrast(experiment, results, claim) for name, claim in experiment.claims.items()}
+    """Judge the claims of an experiment, each family together.
+
+    A claim that is not finished counts in its family with a p-value of 1, so that a claim that is shown stays so when
+    others finish.
+    """
+    whole = {name: _unjudged(experiment, results, name) for name in experiment.claims}
     families: dict[str, list[str]] = {}
     for name, claim in experiment.claims.items():
         if not claim.exploratory:
             families.setdefault(claim.family, []).append(name)
     adjusted: dict[str, float] = {}
     for names in families.values():
-        p_values = {name: each.p for name in names if (each := found[name]) is not None and not math.isnan(each.p)}
-        adjusted |= holm(p_values, len(names))
+        finished = {
+            name: contrast.p
+            for name in names
+            if (contrast := whole[name].contrast) is not None and not whole[name].verdict and not math.isnan(contrast.p)
+        }
+        adjusted |= holm(finished, len(names))
     judgements = []
-    for name, claim in experiment.claims.items():
-        each, p = found[name], adjusted.get(name, math.nan)
-        part = share(experiment, results, claim) if claim.share_of is not None else None
-        if each is None or len(each.differences) < len(claim.seeds or experiment.seeds):
-            said = "unfinished"
-        else:
-            said = "exploratory" if claim.exploratory else verdict(claim.direction, each, p)
-        judgements.append(Judged(name, claim, each, p, said, part))
+    for name, each in whole.items():
+        p = adjusted.get(name, math.nan)
+        outcome = each.verdict
+        if not outcome and each.contrast is not None:
+            outcome = verdict(each.claim.direction, each.contrast, p)
+        judgements.append(replace(each, adjusted=p, verdict=outcome))
     return judgements
+
+
+def _unjudged(experiment: Experiment, results: Mapping[Cell, Line], name: str) -> Judged:
+    """Return a claim with its contrast, and with the outcome that needs no judgement; empty where one is needed."""
+    claim = experiment.claims[name]
+    contrast = contrast_of(experiment, results, claim)
+    share = share_of(experiment, results, claim) if claim.share_of is not None else None
+    without_value = _without_value(experiment, results, claim)
+    if claim.share_of is not None:
+        seeds = share.seeds if share is not None else 0
+    else:
+        seeds = len(contrast.differences) if contrast is not None else 0
+    outcome = "exploratory" if claim.exploratory else ""
+    if without_value:
+        outcome = "incomplete"
+    elif seeds < len(claim.seeds or experiment.seeds):
+        outcome = "unfinished"
+    return Judged(name, claim, contrast, math.nan, outcome, seeds, without_value, share)
 
 
 # ---- tables ------------------------------------------------------------------------------------------------------
@@ -355,6 +465,7 @@ HEADINGS = (
     "no signal",
     "apart",
     "steps",
+    "public steps",
     "k tokens drawn",
     "k trained",
     "MB up",
@@ -362,11 +473,17 @@ HEADINGS = (
     "public / factors",
     "points / MB",
     "refused",
+    "runs",
+    "knobs of",
 )
 
 
 def table_rows(experiment: Experiment, results: Mapping[Cell, Line], table: Table) -> list[tuple[str, ...]]:
-    """Return a line for each row: means over its seeds. Shares in per cent; tokens in thousands, and bytes, a silo."""
+    """Return a line for each row: means over its seeds. Shares in per cent; tokens in thousands, and bytes, a silo.
+
+    Seeds are those with a value and those carried out; `runs` says how they ended, and `knobs of` whose trials chose
+    what the row is made with.
+    """
     rows: list[tuple[str, ...]] = []
     for name in experiment.rows_of(table):
         cells = [Cell(table.setting, name, seed) for seed in table.seeds or experiment.seeds]
@@ -377,11 +494,12 @@ def table_rows(experiment: Experiment, results: Mapping[Cell, Line], table: Tabl
         rows.append(
             (
                 name + mark_of(experiment.rows[name]),
-                str(len(lines)),
+                f"{sum(value_of(line, 'pass_at_1') is not None for line in lines)} of {len(lines)}",
                 _percent(line["rounds"][0]["pass_at_1"] for line in lines),
                 *(_percent(value_of(line, metric) for line in lines) for metric in _SHOWN),
                 _figure(value_of(line, "drift_between") for line in lines),
                 f"{fmean(line['steps'] for line in lines):.0f}",
+                _whole(line.get("public_steps") for line in lines),
                 f"{fmean(line['generated_tokens'] for line in lines) / silos / 1000:.1f}",
                 f"{fmean(line['trained_tokens'] for line in lines) / silos / 1000:.1f}",
                 *(
@@ -391,9 +509,16 @@ def table_rows(experiment: Experiment, results: Mapping[Cell, Line], table: Tabl
                 _figure(_public_over_factors(line["bytes"]) for line in lines),
                 _figure(value_of(line, "gain_per_megabyte") for line in lines),
                 str(sum(sum(line["refused"].values()) for line in lines)),
+                ", ".join(f"{count} {state}" for state, count in sorted(Counter(map(_ending, lines)).items())),
+                knobs_of(experiment, table.setting, name),
             )
         )
     return rows
+
+
+def _ending(line: Line) -> str:
+    """Return how a run ended: its state, or that rounds of it have no result."""
+    return "without all rounds" if line["state"] == "finished" and not complete(line) else str(line["state"])
 
 
 def mark_of(row: Row) -> str:
@@ -426,40 +551,79 @@ def claim_rows(experiment: Experiment, judgements: Sequence[Judged]) -> list[tup
     """Return a line for each claim; differences in points, but of figures that are no shares."""
     rows: list[tuple[str, ...]] = []
     for each in judgements:
-        claim, found = each.claim, each.found
-        seeds = f"{0 if found is None else len(found.differences)} of {len(claim.seeds or experiment.seeds)}"
+        claim = each.claim
+        seeds = f"{each.seeds} of {len(claim.seeds or experiment.seeds)}"
         p = "" if math.isnan(each.adjusted) else f"{each.adjusted:.3g}"
         contrasted = f"{claim.row} - {claim.against}"
         if len(claim.settings) > 1:
             contrasted = f"slope of {contrasted}"
         where = ", ".join(claim.settings)
         rows.append(
-            (each.name, where, contrasted, claim.metric, claim.direction, seeds, difference_text(each), p, each.verdict)
+            (each.name, where, contrasted, claim.metric, claim.direction, seeds, difference_text(each), p, each.outcome)
         )
     return rows
 
 
 def difference_text(judgement: Judged) -> str:
     """Return mean and interval of a claim, or the share that it asks for."""
-    claim, found, part = judgement.claim, judgement.found, judgement.share
-    if part is not None:
-        return f"{part.mean:.2f} of {claim.share_of} [{part.low:.2f}, {part.high:.2f}]"
-    if found is None:
+    claim, contrast = judgement.claim, judgement.contrast
+    if claim.share_of is not None:
+        return "" if judgement.share is None else _share_text(judgement.share, claim.share_of)
+    if contrast is None:
         return ""
     scale, form = (100, "+.1f") if claim.metric in IN_POINTS else (1, "+.3g")
-    text = format(scale * found.mean, form)
-    return (
-        text
-        if math.isnan(found.low)
-        else (f"{text} [{format(scale * found.low, form)}, {format(scale * found.high, form)}]")
-    )
+    text = format(scale * contrast.mean, form)
+    if math.isnan(contrast.low):
+        return text
+    return f"{text} [{format(scale * contrast.low, form)}, {format(scale * contrast.high, form)}]"
 
 
-def doubts(results: Mapping[Cell, Line]) -> list[str]:
-    """Return why these results should not be compared."""
-    programs = len({line.get("code_sha256") for line in results.values()})
-    mixed = [f"these results were made by {programs} versions of the program"] if programs > 1 else []
+def _share_text(share: Share, other: str) -> str:
+    if math.isnan(share.mean):
+        return f"no lead to share: {other} has none"
+    text, dropped = f"{share.mean:.2f} of {other}", f"{100 * share.dropped:.3g} % of resamples have no lead"
+    if share.dropped > _DROPPED_MAX:
+        return f"{text}, no interval: {dropped}"
+    if math.isnan(share.low):
+        return text
+    return f"{text} [{share.low:.2f}, {share.high:.2f}]" + (f", {dropped}" if share.dropped else "")
+
+
+def doubts(experiment: Experiment, lines: Sequence[Line]) -> list[str]:
+    """Return why these results should not be compared: several programs made the cells, the trials that their knobs
+    come from or the choice among those, or rows differ in what must be equal."""
+    results, frozen = of_experiment(experiment, lines), frozen_of(experiment, lines).values()
+    newest = {line.get("design_sha256"): line for line in lines}
+    made: list[tuple[str, Any]] = [
+        (f"{cell.setting}/{cell.row}", line.get("program"))
+        for cell, line in results.items()
+        if experiment.rows[cell.row].method != BASE
+    ]
+    for cell in trials_behind(experiment, frozen):
+        if (line := newest.get(digest_of(experiment, cell))) is not None:
+            made.append((f"trials of {cell.setting}/{cell.row}", line.get("program")))
+    made += [(f"choice for {each.setting}/{each.family}", dict(each.program) or None) for each in frozen]
+    programs: dict[str, dict[str, None]] = {}
+    for name, program in made:
+        programs.setdefault(_program_name(program), {})[name] = None
+    mixed = []
+    if len(programs) > 1:
+        named = "; ".join(f"{program}: {_some(list(names))}" for program, names in programs.items())
+        mixed = [f"these results were made by {len(programs)} versions of the program ({named})"]
     return mixed + unequal(results)
+
+
+def _program_name(program: Mapping[str, str] | None) -> str:
+    """Return what tells a version of the program from another: first digits of its digest, and its libraries."""
+    if not program:
+        return "a version that is not noted"
+    libraries = [f"{name} {version}" for name, version in sorted(program.items()) if name != "sha256"]
+    return ", ".join([program["sha256"][:12], *libraries])
+
+
+def _some(names: Sequence[str]) -> str:
+    more = len(names) - _NAMED_MAX
+    return ", ".join(names[:_NAMED_MAX]) + (f" and {more} more" if more > 0 else "")
 
 
 CLAIM_HEADINGS = (
@@ -473,13 +637,19 @@ CLAIM_HEADINGS = (
     "adjusted p",
     "verdict",
 )
-SAID = "One process a federation: no sockets, no walls around a trainer, and a clock of its own."
+NOTE = "One process a federation: no sockets, no walls around a trainer, and a clock of its own."
 
 
 def _percent(values: Iterable[float | None]) -> str:
     """Return the mean of those that there are; empty where there is none."""
     known = [value for value in values if value is not None]
     return f"{100 * fmean(known):.1f}" if known else ""
+
+
+def _whole(values: Iterable[float | None]) -> str:
+    """Return the mean of those that there are, as a whole number; empty where there is none."""
+    known = [value for value in values if value is not None]
+    return f"{fmean(known):.0f}" if known else ""
 
 
 def _figure(values: Iterable[float | None]) -> str:

@@ -18,8 +18,18 @@ from statistics import fmean
 from typing import IO, Any
 
 from fedsilo.experiment.design import Base, Cell, Experiment, cells_of, digest_of, read_experiment
-from fedsilo.experiment.results import Line, of_experiment, read_results, trials_of, unequal, whole_lines
-from fedsilo.experiment.tuning import first_trials, frozen_line, frozen_of, places_of, search, with_knobs
+from fedsilo.experiment.program import program
+from fedsilo.experiment.results import (
+    Line,
+    of_experiment,
+    read_results,
+    trials_of,
+    unequal,
+    value_of,
+    whole_lines,
+    why_no_value,
+)
+from fedsilo.experiment.tuning import Place, first_trials, frozen_line, frozen_of, places_of, search, with_knobs
 from fedsilo.protocol.errors import ConflictError, OperationError
 
 Say = Callable[[str], None]
@@ -38,23 +48,32 @@ def run_experiment(path: Path, results: Path, *, jobs: int, claim: str, named: S
         jobs: processes at once.
         claim: whose cells alone are carried out; empty: all.
         named: cells in place of these, with or without a result.
-        say: told a line for each result.
+        say: called with a line for each result.
 
     Raises:
-        OperationError, ConflictError: as `run_cells`.
+        OperationError: as `run_cells`; or tuning goes no further.
+        ConflictError: as `run_cells`.
     """
     experiment, ran = read_experiment(path), Ran()
+    before: tuple[set[str], set[Place]] | None = None
     while not ran.failed:
         lines = read_results(results)
-        if len(frozen := frozen_of(experiment, lines)) == len(places_of(experiment)):
+        trials, frozen = trials_of(experiment, lines), frozen_of(experiment, lines)
+        if len(frozen) == len(places_of(experiment)):
             break
-        found = search(experiment, trials_of(experiment, lines))
-        if found.missing:
-            say(f"tuning: {len(found.missing)} trials")
-            ran += run_cells(path, found.missing, results, jobs=jobs, say=say)
-        for each in found.chosen:
+        if (now := (set(trials), set(frozen))) == before:
+            raise OperationError(
+                f"tuning goes no further: {results} has no more trials and choices than before",
+                hint="the file of results, the data or the model changed while it ran; run again",
+            )
+        before = now
+        next_ones = search(experiment, trials)
+        if next_ones.missing:
+            say(f"tuning: {len(next_ones.missing)} trials")
+            ran += run_cells(path, next_ones.missing, results, jobs=jobs, say=say)
+        for each in next_ones.chosen:
             if (each.family, each.setting) not in frozen:
-                _append(results, frozen_line(experiment, each))
+                _append(results, frozen_line(experiment, replace(each, program=program())))
                 edge = ", at the edge of what was tried" if each.at_edge else ""
                 say(f"frozen for {each.family} under {each.setting}: {each.knobs[-1][0]} {each.knobs[-1][1]:g}{edge}")
     if ran.failed:
@@ -88,10 +107,10 @@ def trials_left(experiment: Experiment, lines: Sequence[Line]) -> list[Cell]:
     were."""
     if len(frozen_of(experiment, lines)) == len(places_of(experiment)):
         return []
-    found = search(experiment, values := trials_of(experiment, lines))
+    missing = search(experiment, values := trials_of(experiment, lines)).missing
     expected = first_trials(experiment)
     done = sum(digest_of(experiment, cell) in values for cell in expected)
-    return expected[done:] if len(expected) - done > len(found.missing) else list(found.missing)
+    return expected[done:] if len(expected) - done > len(missing) else list(missing)
 
 
 def hours_of(experiment: Experiment, cells: Sequence[Cell], known: Mapping[Cell, Line], jobs: int) -> float:
@@ -134,10 +153,10 @@ def run_cells(path: Path, cells: Sequence[Cell], results: Path, *, jobs: int, sa
         cells: to carry out.
         results: file of JSON lines.
         jobs: processes at once.
-        say: told a line for each result.
+        say: called with a line for each result.
 
     Returns:
-        How many there were; what failed is said, and the others go on.
+        How many were carried out and how many failed; `say` is called with the fault of each, and the others go on.
 
     Raises:
         OperationError: the results cannot be written.
@@ -162,8 +181,8 @@ def run_cells(path: Path, cells: Sequence[Cell], results: Path, *, jobs: int, sa
                 )
             _append(results, answer)
             minutes = 60 * hours_of(experiment, left, known, workers.count)
-            after = answer["rounds"][-1]["pass_at_1"]
-            reached = "not measured" if after is None else f"{100 * after:.1f} %"
+            after = value_of(answer, "pass_at_1")
+            reached = why_no_value(answer) if after is None else f"{100 * after:.1f} %"
             took = f"{cell} {reached} in {answer['seconds']:.0f} s"
             say(f"{done} of {len(cells)}: {took}; about {minutes:.0f} min are left")
     return Ran(len(cells) - failed, failed)

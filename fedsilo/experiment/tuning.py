@@ -8,7 +8,7 @@ that none has more trials than another, at most `widenings` times; after that th
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Any
 
@@ -28,6 +28,7 @@ class Frozen:
         grid: values that were tried.
         means: pass@1 on the tuning strings, for each: the mean over seeds.
         at_edge: the best value is the lowest or the highest that was tried.
+        program: which version of the program chose, as `program.program` says.
     """
 
     family: str
@@ -36,6 +37,7 @@ class Frozen:
     grid: tuple[float, ...]
     means: tuple[float, ...]
     at_edge: bool
+    program: Mapping[str, str] = field(default_factory=dict)
 
 
 def families_of(experiment: Experiment) -> dict[str, str]:
@@ -56,8 +58,10 @@ def places_of(experiment: Experiment) -> list[Place]:
         if cell.row in families
     }
     for family, setting in list(places):
-        if (after := experiment.tuning.families[family].after) is not None:
+        after = experiment.tuning.families[family].after
+        while after is not None:
             places[after, setting] = None
+            after = experiment.tuning.families[after].after
     return sorted(places, key=lambda place: (names.index(place[0]), place[1]))
 
 
@@ -69,6 +73,14 @@ def with_knobs(experiment: Experiment, frozen: Mapping[Place, Knobs], cell: Cell
         return cell
     knobs = frozen.get((family, experiment.settings[cell.setting].tuned_as or cell.setting))
     return None if knobs is None else replace(cell, knobs=knobs)
+
+
+def knobs_of(experiment: Experiment, setting: str, row: str) -> str:
+    """Return whose trials choose the knobs of a row: `SETTING/ROW`; nothing where none are chosen."""
+    family = families_of(experiment).get(row)
+    if experiment.tuning is None or family is None:
+        return ""
+    return f"{experiment.settings[setting].tuned_as or setting}/{experiment.tuning.families[family].tried}"
 
 
 def first_trials(experiment: Experiment) -> list[Cell]:
@@ -87,7 +99,19 @@ def first_trials(experiment: Experiment) -> list[Cell]:
 def _trials(tuning: Tuning, family: str, setting: str, before: Knobs, value: float) -> list[Cell]:
     each = tuning.families[family]
     knobs = (*before, (each.knob, value))
-    return [Cell(setting, each.trial or each.rows[0], seed, knobs, trial=True) for seed in tuning.seeds]
+    return [Cell(setting, each.tried, seed, knobs, trial=True) for seed in tuning.seeds]
+
+
+def trials_behind(experiment: Experiment, frozen: Iterable[Frozen]) -> list[Cell]:
+    """Return the trials that these choices come from."""
+    tuning = experiment.tuning
+    return [
+        cell
+        for each in frozen
+        if tuning is not None
+        for value in each.grid
+        for cell in _trials(tuning, each.family, each.setting, each.knobs[:-1], value)
+    ]
 
 
 @dataclass(frozen=True)
@@ -110,7 +134,7 @@ def search(experiment: Experiment, values: Mapping[str, float]) -> Search:
         return Search((), ())
     grids = {knob: tuple(values) for knob, values in tuning.grids.items()}
     for widened in range(tuning.widenings + 1):
-        missing: list[Cell] = []
+        missing: dict[str, Cell] = {}  # by digest: two settings of equal content have the same trials
         chosen: dict[Place, Frozen] = {}
         for family, setting in places_of(experiment):
             after, knob = tuning.families[family].after, tuning.families[family].knob
@@ -121,9 +145,9 @@ def search(experiment: Experiment, values: Mapping[str, float]) -> Search:
             means, whole = [], True
             for value in grid:
                 trials = _trials(tuning, family, setting, before.knobs if before else (), value)
-                found = [values.get(digest_of(experiment, trial)) for trial in trials]
-                missing += [trial for trial, one in zip(trials, found, strict=True) if one is None]
-                known = [one for one in found if one is not None]
+                by_digest = {digest_of(experiment, trial): trial for trial in trials}
+                missing |= {digest: trial for digest, trial in by_digest.items() if digest not in values}
+                known = [values[digest] for digest in by_digest if digest in values]
                 whole = whole and len(known) == len(trials)
                 means.append(fmean(known) if known else 0.0)
             if whole:
@@ -132,7 +156,7 @@ def search(experiment: Experiment, values: Mapping[str, float]) -> Search:
                 edge = best in (0, len(means) - 1)
                 chosen[family, setting] = Frozen(family, setting, knobs, grid, tuple(means), edge)
         if missing:
-            return Search(tuple(missing), ())
+            return Search(tuple(missing.values()), ())
         sides = {
             each.means.index(max(each.means)) > 0 for each in chosen.values() if each.at_edge
         }  # True: the high one
@@ -166,13 +190,17 @@ def frozen_line(experiment: Experiment, frozen: Frozen) -> dict[str, Any]:
         "grid": list(frozen.grid),
         "means": [round(value, 6) for value in frozen.means],
         "at_edge": frozen.at_edge,
-        "tuning_sha256": _tuning_digest(experiment, frozen.family, frozen.setting),
+        "program": dict(frozen.program),
+        "tuning_sha256": _tuning_digests(experiment)[frozen.family, frozen.setting],
     }
 
 
 def frozen_of(experiment: Experiment, lines: Iterable[Line]) -> dict[Place, Frozen]:
-    """Return what was frozen for this design; what another one froze counts for nothing."""
-    places = {_tuning_digest(experiment, *place): place for place in places_of(experiment)}
+    """Return what was frozen for this design; what another one froze counts for nothing. A choice holds for every
+    setting of equal content."""
+    places: dict[str, list[Place]] = {}
+    for place, digest in _tuning_digests(experiment).items():
+        places.setdefault(digest, []).append(place)
     return {
         place: Frozen(
             *place,
@@ -180,21 +208,27 @@ def frozen_of(experiment: Experiment, lines: Iterable[Line]) -> dict[Place, Froz
             tuple(line["grid"]),
             tuple(line["means"]),
             bool(line["at_edge"]),
+            line.get("program", {}),
         )
         for line in lines
-        if (place := places.get(line.get("tuning_sha256", ""))) is not None
+        for place in places.get(line.get("tuning_sha256", ""), ())
     }
 
 
-def _tuning_digest(experiment: Experiment, family: str, setting: str) -> str:
-    """Return the digest of all that a choice depends on: the tuning block, the setting, and the rows of the trials."""
-    tuning = experiment.tuning
-    assert tuning is not None  # noqa: S101  # there are no places without it
-    rows = {each.trial or each.rows[0] for each in tuning.families.values()}
+def _tuning_digests(experiment: Experiment) -> dict[Place, str]:
+    """Return the digest of all that each choice depends on: the tuning block, the setting, the rows of the trials, and
+    the places that are tuned, since an optimum at any edge widens the grids of all."""
+    tuning, places = experiment.tuning, places_of(experiment)
+    if tuning is None:
+        return {}
+    settings = {name: plain(experiment.settings[name]) for name in {setting for _, setting in places}}
+    contents = {name: sha256_hex(canonical_json(fields)) for name, fields in settings.items()}
     fields = {
         "tuning": tuning.model_dump(mode="json"),
-        "family": family,
-        "setting": plain(experiment.settings[setting]),
-        "rows": {row: plain(experiment.rows[row]) for row in sorted(rows)},
+        "rows": {row: plain(experiment.rows[row]) for row in sorted({each.tried for each in tuning.families.values()})},
+        "places": [list(each) for each in sorted({(family, contents[setting]) for family, setting in places})],
     }
-    return sha256_hex(canonical_json(fields))
+    return {
+        (family, setting): sha256_hex(canonical_json({**fields, "family": family, "setting": settings[setting]}))
+        for family, setting in places
+    }

@@ -12,6 +12,8 @@ from typer.testing import CliRunner
 
 from fedsilo.cli.experiment import app
 from fedsilo.experiment.design import Cell, Experiment, digest_of, read_experiment
+from fedsilo.experiment.plots import curve_of
+from fedsilo.experiment.results import of_experiment, read_results
 from fedsilo.experiment.tuning import Frozen, frozen_line
 
 TEXT = """\
@@ -19,6 +21,7 @@ experiment: small
 about: What a page says.
 settings:
   W: {questions: two-step, rounds: 2, local_steps: 4, tuning_rows: 16}
+  V: {from: W, local_steps: 8}
 seeds: 1-4
 rows:
   base: {method: base}
@@ -34,6 +37,9 @@ claims:
   P4: {setting: W, row: plain, against: swap}
   P5: {setting: W, row: own, against: plain, seeds: 1-5}
   E1: {setting: W, row: own, against: plain, share_of: swap, exploratory: true}
+  E2: {setting: W, row: own, against: plain, metric: drift_between, exploratory: true}
+  E3: {setting: [W, V], row: own, against: plain, exploratory: true}
+  E4: {setting: W, row: own, against: plain, metric: gain_per_megabyte, exploratory: true}
 tables:
   rows: {setting: W, says: All of them., figures: [pass_at_1, PublicStep.alpha_mean, PublicStep.omega]}
 tuning:
@@ -53,7 +59,14 @@ VALUES = {
 def line(of: Experiment, row: str, seed: int, after: float) -> dict[str, Any]:
     knobs = () if row == "all" else KNOBS
     measured = [
-        {"pass_at_1": value, "pass_at_1_greedy": value, "topics": {"a": value}, "own_task": value, "worst_silo": value}
+        {
+            "pass_at_1": value,
+            "pass_at_1_greedy": value,
+            "topics": {"a": value},
+            "own_task": value,
+            "worst_silo": value,
+            "apart": {"factors": value},
+        }
         for value in (0.1, 0.15, after)
     ]
     return {
@@ -61,7 +74,9 @@ def line(of: Experiment, row: str, seed: int, after: float) -> dict[str, Any]:
         "rounds": measured, "best": {"round": 2, "pass_at_1": after}, "steps": 8, "silos": 4, "state": "finished",
         "generated_tokens": 4000, "trained_tokens": 8000, "refused": {}, "seconds": 1.0,
         "bytes": {"up": {"lora.factors": 500_000}, "down": {"global.adapter": 500_000}},
-        "zero_variance_share": 1 - after, "curves": {"PublicStep": {"alpha_mean": [0.2, 0.1]}},
+        "zero_variance_share": 1 - after, "public_steps": 4,
+        "steps_at": {"PublicStep": [[1, 2], [1, 4], [2, 2], [2, 4]]},
+        "curves": {"PublicStep": {"alpha_mean": [0.2, 0.1, None, 0.4], "zero_variance_share": [0.5] * 4}},
     }  # fmt: skip
 
 
@@ -95,6 +110,7 @@ def test_a_page_has_one_line_for_each_claim_and_all_pictures_that_it_names(files
     found = dict(re.findall(r"^- \*\*(\w+): ([^.]+)\.\*\*", page, re.MULTILINE))
     assert found == {
         "P1": "shown", "P2": "shown", "P3": "equivalent", "P4": "contradicted", "P5": "unfinished", "E1": "exploratory",
+        "E2": "exploratory", "E3": "unfinished", "E4": "exploratory",
     }  # fmt: skip
     by_claim = {each.split(":")[0][4:]: each for each in page.splitlines() if each.startswith("- **")}
     assert "-10.2 [" in by_claim["P1"] and "4 of 4 seeds (1 to 4)" in by_claim["P1"]
@@ -104,6 +120,11 @@ def test_a_page_has_one_line_for_each_claim_and_all_pictures_that_it_names(files
     assert all((out.parent / each).read_text().startswith("<?xml") for each in pictures)
     assert {"pictures/results/claims.svg", "pictures/results/claim-P2.svg"} <= set(pictures)
     assert "pictures/results/rows-PublicStep.alpha_mean.svg" in pictures
+    # a claim has a picture of its own metric, or none: not of a slope, nor of what a whole run has alone
+    shown = {name for name in by_claim if f"claim-{name}.svg" in by_claim[name]}
+    assert shown == {"P1", "P2", "P3", "P4", "P5", "E1", "E2"}
+    for name, metric in (("P1", "PublicStep.zero_variance_share"), ("P2", "pass_at_1"), ("E2", "drift_between")):
+        assert metric in (out.parent / f"pictures/results/claim-{name}.svg").read_text()
     assert not any("omega" in each for each in pictures), "no line has it"
     drawn = sorted(each.name for each in (out.parent / "pictures" / "results").iterdir())
     assert drawn == sorted({Path(each).name for each in pictures})
@@ -117,9 +138,34 @@ def test_a_page_has_the_rows_and_what_was_tuned(files: tuple[Path, Path]) -> Non
     assert {"base", "plain", "swap", "own", "all (pooled)"} <= rows.keys()
     assert rows["swap"][3].strip() == "10.0" and rows["swap"][4].strip() == "34.0"
     assert rows["base"][4].strip() == "10.0" and "\n(pooled): no federation" in page
+    headings = [each.strip() for each in next(cells for name, cells in rows.items() if name == "row")]
+    by_name = {name: dict(zip(headings, map(str.strip, cells), strict=True)) for name, cells in rows.items()}
+    assert [by_name[name]["knobs of"] for name in ("swap", "plain", "all (pooled)")] == ["W/plain", "W/plain", ""]
+    assert by_name["swap"]["public steps"] == "4" and by_name["base"]["public steps"] == ""
     again = out.read_bytes()
     assert command("report", path, "--out", out)[0] == 0
     assert out.read_bytes() == again
+
+
+def test_curves_of_steps_are_drawn_at_the_steps_of_the_whole_run(files: tuple[Path, Path]) -> None:
+    path, _ = files
+    of = read_experiment(path)
+    results = of_experiment(of, read_results(path.with_suffix(".results.jsonl")))
+    points = curve_of(of, results, of.tables["rows"], "swap", "PublicStep.alpha_mean")
+    # public steps 2 and 4 of two rounds of 4 steps; the third has no such figure
+    assert points == [(2, 0.2, 0.2, 0.2), (4, 0.1, 0.1, 0.1), (8, 0.4, 0.4, 0.4)]
+    rounds = curve_of(of, results, of.tables["rows"], "swap", "drift_between")
+    assert [point[:2] for point in rounds] == [(0, 0.1), (1, 0.15), (2, pytest.approx(0.34))]
+    # a run that ended early is no part of a curve
+    short = Cell("W", "swap", 1)
+    results[short] = {**results[short], "state": "failed", "rounds": results[short]["rounds"][:2]}
+    after = curve_of(of, results, of.tables["rows"], "swap", "pass_at_1")[-1]
+    assert after[:2] == (2, pytest.approx(100 * (0.41 + 0.36 + 0.29) / 3))
+
+
+def test_rows_that_no_federation_can_carry_out_are_marked_in_pictures(files: tuple[Path, Path]) -> None:
+    _, out = files
+    assert "all (pooled)" in (out.parent / "pictures/results/rows-pass_at_1.svg").read_text()
 
 
 def test_without_results_there_is_no_page(files: tuple[Path, Path], tmp_path: Path) -> None:

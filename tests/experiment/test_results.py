@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,15 @@ import pytest
 from scipy import stats
 
 from fedsilo.experiment.design import Cell, Experiment, cell_named, cells_of, digest_of, plan_of, read_experiment
+from fedsilo.experiment.program import PACKAGES, digest_of_code
 from fedsilo.experiment.results import (
     HEADINGS,
     MARGIN,
+    Judged,
     as_latex,
     as_markdown,
     claim_rows,
+    doubts,
     holm,
     judged,
     of_experiment,
@@ -29,6 +33,7 @@ from fedsilo.experiment.results import (
     verdict,
 )
 from fedsilo.experiment.running import SECONDS_PER_BASE_STEP, SECONDS_PER_STEP, hours_of
+from fedsilo.experiment.tuning import Frozen, frozen_line, trials_behind
 from fedsilo.protocol.errors import UsageError
 
 TEXT = """\
@@ -109,7 +114,8 @@ def test_holm_by_hand() -> None:
         ([0.05, -0.06, 0.07, -0.05], "either", "not shown"),
         ([0.005, 0.006, 0.007, 0.005], "above", "shown, inside the margin"),
         ([0.05, -0.06, 0.07, -0.05], "above", "not shown"),
-        ([0.001, -0.001, 0.002, -0.002], "above", "equivalent"),
+        ([0.001, -0.001, 0.002, -0.002], "above", "not shown, inside the margin"),
+        ([0.001, -0.001, 0.002, -0.002], "either", "not shown, inside the margin"),
         ([0.001, -0.001, 0.002, -0.002], "equivalent", "equivalent"),
         ([0.05, 0.06, 0.07, 0.05], "equivalent", "contradicted"),
         ([0.05, -0.06, 0.07, -0.05], "equivalent", "not shown"),
@@ -126,7 +132,7 @@ def test_the_verdict_on_differences(differences: list[float], direction: str, ex
     [
         (0.25, "above", "shown"),
         (-0.25, "above", "contradicted"),
-        (0.0, "above", "equivalent"),
+        (0.0, "above", "not shown, inside the margin"),
         (0.0, "equivalent", "equivalent"),
         (0.25, "equivalent", "contradicted"),
     ],
@@ -143,29 +149,77 @@ def test_claims_are_judged_together_over_the_seeds_that_both_rows_have(tmp_path:
     small = experiment(tmp_path=tmp_path)
     known = results(small, {"plain": [0.2, 0.3, 0.25, 0.2], "swap": [0.3, 0.41, 0.36, 0.29]})
     first, second = judged(small, known)
-    assert first.found is not None and first.found.differences == pytest.approx((0.1, 0.11, 0.11, 0.09))
-    assert first.adjusted == pytest.approx(2 * first.found.p) and first.verdict == "shown"
+    assert first.contrast is not None and first.contrast.differences == pytest.approx((0.1, 0.11, 0.11, 0.09))
+    assert first.adjusted == pytest.approx(2 * first.contrast.p) and first.verdict == "shown"
     assert second.verdict == "contradicted"
     del known[Cell("D", "plain", 4)]
     first, second = judged(small, known)
-    assert first.found is not None and first.found.differences == pytest.approx((0.1, 0.11, 0.11))
+    assert first.contrast is not None and first.contrast.differences == pytest.approx((0.1, 0.11, 0.11))
     assert {first.verdict, second.verdict} == {"unfinished"}
-    assert [each.found for each in judged(small, {})] == [None, None]
+    assert [each.contrast for each in judged(small, {})] == [None, None]
     assert [row[5:] for row in claim_rows(small, judged(small, {}))] == [("0 of 4", "", "", "unfinished")] * 2
 
 
-def test_a_cell_without_a_measurement_leaves_its_claims_unfinished_and_is_no_zero(tmp_path: Path) -> None:
+def test_a_cell_without_a_measurement_leaves_its_claims_incomplete_and_is_no_zero(tmp_path: Path) -> None:
     small = experiment(TEXT.replace("metric: worst_topic", "metric: zero_variance_share"), tmp_path)
     known = results(small, {"plain": [0.2] * 4, "swap": [0.3] * 4})
-    assert "unfinished" not in {each.verdict for each in judged(small, known)}
+    assert {each.verdict for each in judged(small, known)}.isdisjoint({"unfinished", "incomplete"})
     # the gate let the last measurement out of no silo, and the method has no such share
     unmeasured: dict[str, Any] = {"pass_at_1": None, "pass_at_1_greedy": None, "topics": {}}
     first = known[Cell("D", "plain", 1)]
     known[Cell("D", "plain", 1)] = {**first, "rounds": [first["rounds"][0], unmeasured], "zero_variance_share": None}
-    assert [each.verdict for each in judged(small, known)] == ["unfinished"] * 2
+    assert [each.verdict for each in judged(small, known)] == ["incomplete"] * 2
     assert table_rows(small, known, small.all_tables()["D"])[0][3] == "20.0", (
         "the mean is over those that were measured"
     )
+
+
+@pytest.mark.parametrize(
+    ("changes", "runs"),
+    [
+        ({"state": "failed", "reason": "NO_QUORUM", "rounds_finished": 1}, "1 failed, 3 finished"),
+        ({"state": "finished", "rounds_finished": 1}, "3 finished, 1 without all rounds"),
+    ],
+)
+def test_a_run_without_all_rounds_has_no_value_and_its_claims_say_which_it_is(
+    changes: dict[str, Any], runs: str, tmp_path: Path
+) -> None:
+    small = experiment(tmp_path=tmp_path)
+    whole = {"rounds_planned": 2, "rounds_finished": 2}
+    values = {"plain": [0.2, 0.3, 0.25, 0.2], "swap": [0.3, 0.41, 0.36, 0.29]}
+    known = {cell: {**each, **whole} for cell, each in results(small, values).items()}
+    assert [each.verdict for each in judged(small, known)] == ["shown", "contradicted"]
+    # after its first round it was better than all others
+    short = Cell("D", "swap", 3)
+    known[short] = {**line(small, "swap", 3, 0.9, 0.9), **whole, **changes}
+    for each in judged(small, known):
+        assert each.verdict == "incomplete" and each.seeds == 3
+        assert len(each.without_value) == 1 and each.without_value[0].startswith(f"{short}: ")
+        assert each.contrast is not None and len(each.contrast.differences) == 3
+    shown = {row[0]: dict(zip(HEADINGS, row, strict=True)) for row in table_rows(small, known, small.all_tables()["D"])}
+    assert (shown["swap"]["seeds"], shown["plain"]["seeds"]) == ("3 of 4", "4 of 4")
+    assert shown["swap"]["after"] == f"{100 * (0.3 + 0.41 + 0.29) / 3:.1f}"
+    assert (shown["plain"]["runs"], shown["swap"]["runs"]) == ("4 finished", runs)
+    # a cell that was not carried out does not hide it
+    del known[Cell("D", "plain", 4)]
+    assert {each.verdict for each in judged(small, known)} == {"incomplete"}
+
+
+def test_a_claim_counts_in_its_family_with_p_of_1_until_it_is_finished(tmp_path: Path) -> None:
+    """Else a claim that half its seeds show would raise what the others are compared with."""
+    small = experiment(TEXT.replace("direction: equivalent", "direction: below"), tmp_path)
+    values = {"plain": [0.2, 0.3, 0.25, 0.2], "swap": [0.3, 0.41, 0.36, 0.29]}
+    known = results(small, values)
+    both = [each.contrast.p for each in judged(small, known) if each.contrast is not None]
+    # the second claim's metric is there for two seeds alone
+    for seed in (3, 4):
+        known[Cell("D", "swap", seed)] = {
+            **known[Cell("D", "swap", seed)],
+            "rounds": [{}, {"pass_at_1": values["swap"][seed - 1], "topics": {}}],
+        }
+    first, second = judged(small, known)
+    assert second.verdict == "incomplete" and math.isnan(second.adjusted)
+    assert first.adjusted == pytest.approx(min(1, 2 * both[0])) and first.verdict == "shown"
 
 
 SEVERAL = """\
@@ -207,20 +261,54 @@ def test_claims_of_one_family_are_judged_together_and_exploratory_ones_not_at_al
     known |= results(several, {"swap": [0.6, 0.65, 0.7, 0.62], "plain": plain}, "W20")
     found = {each.name: each for each in judged(several, known)}
     assert found["late"].verdict == found["share"].verdict == "exploratory"
-    assert found["second"].verdict == "unfinished", "no drift between silos was noted"
+    assert found["second"].verdict == "incomplete", "no drift between silos was noted"
     first, third, slope = (found[name] for name in ("first", "third", "slope"))
-    assert first.found is not None and third.found is not None and slope.found is not None
-    assert first.found.differences == pytest.approx((0.1, 0.11))
-    assert first.adjusted == pytest.approx(min(1, 2 * first.found.p)), "two claims in the family, one without a result"
-    smaller, larger = sorted([third.found.p, slope.found.p])
+    assert first.contrast is not None and third.contrast is not None and slope.contrast is not None
+    assert first.contrast.differences == pytest.approx((0.1, 0.11))
+    assert first.adjusted == pytest.approx(min(1, 2 * first.contrast.p)), (
+        "two claims in the family, one without a result"
+    )
+    smaller, larger = sorted([third.contrast.p, slope.contrast.p])
     assert sorted([third.adjusted, slope.adjusted]) == pytest.approx([2 * smaller, max(2 * smaller, larger)])
     # from 5 to 20 steps is twice a doubling
     at_5, at_20 = np.array(swap) - plain, np.array([0.6, 0.65, 0.7, 0.62]) - plain
-    assert slope.found.differences == pytest.approx(tuple((at_20 - at_5) / 2))
+    assert slope.contrast.differences == pytest.approx(tuple((at_20 - at_5) / 2))
     part = found["share"].share
     assert part is not None and part.mean == pytest.approx(0.21 / 0.41) and part.low <= part.mean <= part.high
     row = next(row for row in claim_rows(several, judged(several, known)) if row[0] == "share")
     assert "0.51 of swap [" in " ".join(row)
+
+
+def shared(own: list[float], swap: list[float], folder: Path) -> tuple[Judged, tuple[str, ...]]:
+    """The claim `share` of SEVERAL and its line, where `plain` has .2 with each of four seeds."""
+    several = experiment(SEVERAL, folder)
+    known = results(several, {"plain": [0.2] * 4, "other": own}, "W5")
+    known |= of_experiment(
+        several,
+        [line(several, "swap", seed, value, value, "W5") for seed, value in zip(several.seeds, swap, strict=False)],
+    )
+    judgements = judged(several, known)
+    at = next(place for place, each in enumerate(judgements) if each.name == "share")
+    return judgements[at], claim_rows(several, judgements)[at]
+
+
+def test_a_share_has_the_seeds_of_all_three_rows_and_none_without_a_lead(tmp_path: Path) -> None:
+    each, row = shared([0.3, 0.3, 0.3, 0.3], [0.4, 0.4, 0.4], tmp_path)
+    assert each.verdict == "unfinished" and row[5] == "3 of 4", "two rows have four seeds"
+    assert each.share is not None and (each.share.mean, each.share.dropped) == (pytest.approx(0.5), 0.0)
+    each, row = shared([0.3] * 4, [0.1, 0.2, 0.2, 0.2], tmp_path)
+    assert each.share is not None and math.isnan(each.share.mean) and row[6] == "no lead to share: swap has none"
+
+
+def test_resamples_without_a_lead_are_counted_and_too_many_leave_no_interval(tmp_path: Path) -> None:
+    """Of four seeds one has a lead of .3 and the others of -.01: a resample without the first one has no lead."""
+    each, row = shared([0.3] * 4, [0.5, 0.19, 0.19, 0.19], tmp_path)
+    assert each.share is not None and each.share.dropped == pytest.approx((3 / 4) ** 4, abs=0.02)
+    assert math.isnan(each.share.low) and math.isnan(each.share.high) and "no interval: " in row[6]
+    # one seed in four without a lead: only a resample of it alone has none, (1/4)^4 = .0039
+    each, row = shared([0.3] * 4, [0.4, 0.4, 0.4, 0.2], tmp_path)
+    assert each.share is not None and each.share.dropped == pytest.approx(1 / 256, abs=0.003)
+    assert 0 < each.share.low <= each.share.mean <= each.share.high and "of resamples have no lead" in row[6]
 
 
 def test_rows_that_no_federation_could_carry_out_are_marked(tmp_path: Path) -> None:
@@ -256,6 +344,62 @@ def test_what_must_be_equal_over_rows_is_compared(tmp_path: Path) -> None:
     assert unequal(of_experiment(small, other_seed)) == []
 
 
+TUNED = (
+    TEXT.replace("local_steps: 4}", "local_steps: 4, tuning_rows: 8}")
+    + """\
+tuning:
+  seeds: [9]
+  grids: {optimiser.learning_rate: [0.001, 0.002]}
+  families: {all: {rows: [plain, swap]}}
+"""
+)
+
+
+def test_programs_that_differ_are_a_doubt_which_names_rows_trials_and_choices(tmp_path: Path) -> None:
+    of = experiment(TUNED, tmp_path)
+    one, other = {"sha256": "a" * 64, "torch": "2.0"}, {"sha256": "b" * 64, "torch": "2.0"}
+    knobs = (("optimiser.learning_rate", 0.002),)
+    chosen = Frozen("all", "D", knobs, (0.001, 0.002), (0.1, 0.2), True, one)
+    trials = [
+        {**line(of, "plain", 9, 0.2, 0.2), "trial": True, "program": one, "design_sha256": digest_of(of, cell)}
+        for cell in trials_behind(of, [chosen])
+    ]
+    cells = {
+        row: {**line(of, row, 1, 0.2, 0.2), "program": one, "design_sha256": digest_of(of, Cell("D", row, 1, knobs))}
+        for row in ("plain", "swap")
+    }
+
+    def doubt(*lines: dict[str, Any]) -> list[str]:
+        return doubts(of, lines)
+
+    frozen = frozen_line(of, chosen)
+    assert len(trials) == 2 and doubt(frozen, *trials, *cells.values()) == []
+    for changed, name in (
+        ([frozen, *trials, cells["plain"], {**cells["swap"], "program": other}], "D/swap"),
+        ([frozen, *trials, cells["plain"], {**cells["swap"], "program": {**one, "torch": "2.1"}}], "D/swap"),
+        ([frozen, trials[0], {**trials[1], "program": other}, *cells.values()], "trials of D/plain"),
+        ([{**frozen, "program": other}, *trials, *cells.values()], "choice for D/all"),
+    ):
+        (sentence,) = doubt(*changed)
+        assert "2 versions" in sentence and re.search(rf": {name}[;)]", sentence), sentence
+    # a trial that no choice of this design comes from is no part of it
+    assert doubt(frozen, *trials, *cells.values(), {**trials[0], "program": other, "design_sha256": "c"}) == []
+
+
+def test_the_digest_of_the_program_is_of_all_six_packages_and_their_rulesets(tmp_path: Path) -> None:
+    names = [*(f"{package}/a.py" for package in PACKAGES), "policies/rulesets/b.yaml"]
+    for name in names:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("")
+    seen = {digest_of_code(tmp_path)}
+    for name in names:
+        (tmp_path / name).write_text("changed")
+        seen.add(digest_of_code(tmp_path))
+    assert len(seen) == 1 + 6 + 1
+    (tmp_path / "silo" / "notes.txt").write_text("no code")
+    assert digest_of_code(tmp_path) in seen
+
+
 def test_hours_are_those_of_the_row_else_of_the_method_else_of_the_file(tmp_path: Path) -> None:
     several = experiment(SEVERAL + "seconds_per_step: {self-swap: 3}\n", tmp_path)
     known = of_experiment(several, [line(several, "swap", 1, 0.3, 0.1, "W5", steps=40, seconds=80.0)])
@@ -288,7 +432,7 @@ def test_a_table_has_means_over_seeds_in_every_form(tmp_path: Path) -> None:
     small = experiment(tmp_path=tmp_path)
     (row,) = table_rows(small, results(small, {"swap": [0.3, 0.4, 0.5, 0.4]}), small.all_tables()["D"])
     shown = dict(zip(HEADINGS, row, strict=True))
-    assert (shown["row"], shown["seeds"], shown["steps"], shown["refused"]) == ("swap", "4", "8", "0")
+    assert (shown["row"], shown["seeds"], shown["steps"], shown["refused"]) == ("swap", "4 of 4", "8", "0")
     assert (shown["before"], shown["after"], shown["greedy"], shown["worst topic"]) == ("10.0", "40.0", "40.0", "20.0")
     assert (shown["k tokens drawn"], shown["k trained"], shown["no signal"]) == ("1.0", "2.0", "50.0")
     # half a megabyte of four silos; 30 points more

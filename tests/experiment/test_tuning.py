@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from fedsilo.experiment.design import Cell, Experiment, cells_of, digest_of, plan_of, read_experiment
-from fedsilo.experiment.results import of_experiment, trials_of
+from fedsilo.experiment.results import of_experiment, read_results, trials_of
+from fedsilo.experiment.running import run_experiment
 from fedsilo.experiment.tuning import (
     Frozen,
     Search,
@@ -20,7 +21,7 @@ from fedsilo.experiment.tuning import (
     search,
     with_knobs,
 )
-from fedsilo.protocol.errors import UsageError
+from fedsilo.protocol.errors import OperationError, UsageError
 
 TEXT = """\
 experiment: tuned
@@ -146,11 +147,121 @@ def test_trials_count_by_what_they_reach_and_nothing_measured_is_zero(tmp_path: 
     of = experiment(tmp_path)
     one, other = first_trials(of)[:2]
     lines = [
-        {"design_sha256": digest_of(of, one), "trial": True, "rounds": [{"pass_at_1": 0.1}, {"pass_at_1": 0.4}]},
-        {"design_sha256": digest_of(of, other), "trial": True, "rounds": [{"pass_at_1": 0.1}, {"pass_at_1": None}]},
-        {"design_sha256": "c", "trial": False, "rounds": [{"pass_at_1": 0.9}]},
+        {
+            "design_sha256": digest_of(of, one),
+            "trial": True,
+            "rounds": [{"pass_at_1": 0.1}, {"pass_at_1": 0.4}],
+            "state": "finished",
+        },
+        {
+            "design_sha256": digest_of(of, other),
+            "trial": True,
+            "rounds": [{"pass_at_1": 0.1}, {"pass_at_1": None}],
+            "state": "finished",
+        },
+        {"design_sha256": "c", "trial": False, "rounds": [{"pass_at_1": 0.9}], "state": "finished"},
     ]
     assert trials_of(of, lines) == {digest_of(of, one): 0.4, digest_of(of, other): 0.0}
+
+
+CHAIN = """\
+experiment: chain
+settings:
+  W: {rounds: 2, local_steps: 4, tuning_rows: 32}
+  V: {rounds: 2, local_steps: 4, tuning_rows: 32}
+seeds: 1-2
+rows:
+  swap: {method: pubswap}
+  private: {method: fedavg-grpo}
+  prox: {method: fedavg-grpo, plan: {objective: {proximal_mu: 0.5}}}
+  clipped: {method: fedavg-grpo, plan: {objective: {proximal_mu: 0.5, clip_low: 0.2}}}
+claims:
+  C1: {setting: W, row: clipped, against: swap}
+  C2: {setting: V, row: clipped, against: swap}
+tuning:
+  seeds: [201]
+  grids:
+    optimiser.learning_rate: [0.001, 0.002, 0.004]
+    mu: [0.01, 0.1, 1.0]
+    clip: [0.1, 0.2, 0.3]
+  families:
+    swap: {rows: [swap]}
+    private: {rows: [private]}
+    prox: {rows: [prox], knob: objective.proximal_mu, grid: mu, after: private}
+    clipped: {rows: [clipped], knob: objective.clip_low, grid: clip, after: prox}
+  widenings: 0
+"""
+
+
+def planted_run(
+    folder: Path, text: str, say: Callable[[Path, str], None]
+) -> tuple[Experiment, list[dict[str, object]]]:
+    """Freeze what planted trials lead to, with every cell planted that it then leads to, so that nothing is started;
+    returns the lines of results. say: called with the file and each line of progress."""
+    of = experiment(folder, text)
+    values: dict[str, float] = {}
+    while missing := search(of, values).missing:
+        values |= {digest_of(of, cell): sum(dict(cell.knobs).values()) for cell in missing}
+    chosen = search(of, values).chosen
+    assert len(chosen) == len(places_of(of)), "a choice for each place, or it would be looked for again for ever"
+    knobs = {(each.family, each.setting): each.knobs for each in chosen}
+    evaluated = [whole for cell in cells_of(of) if (whole := with_knobs(of, knobs, cell)) is not None]
+    lines = [
+        {"design_sha256": digest, "trial": True, "state": "finished", "rounds": [{"pass_at_1": value}]}
+        for digest, value in values.items()
+    ] + [{"design_sha256": digest_of(of, cell), "state": "finished", "rounds": [{}]} for cell in evaluated]
+    results = folder / "results.jsonl"
+    results.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    ran = run_experiment(
+        folder / "tuned.yaml", results, jobs=1, claim="", named=(), say=lambda progress: say(results, progress)
+    )
+    assert (ran.done, ran.failed) == (0, 0)
+    return of, read_results(results)[len(lines) :]
+
+
+def test_three_families_that_follow_each_other_and_two_settings_of_equal_content_are_frozen(tmp_path: Path) -> None:
+    of, frozen = planted_run(tmp_path, CHAIN, lambda results, progress: None)
+    families = ["swap", "private", "prox", "clipped"]
+    assert places_of(of) == [(family, setting) for family in families for setting in ("V", "W")], (
+        "also those that no cell of the setting asks for"
+    )
+    assert {(line["frozen"], line["setting"]) for line in frozen} == set(places_of(of))
+    best = [["optimiser.learning_rate", 0.004], ["objective.proximal_mu", 1.0], ["objective.clip_low", 0.3]]
+    assert [line["knobs"] for line in frozen if line["frozen"] == "clipped"] == [best, best]
+    # one line is enough for both settings, which are one design, and their trials are one as well
+    assert set(frozen_of(of, [line for line in frozen if line["setting"] == "W"])) == set(places_of(of))
+    missing = search(of, {}).missing
+    assert len({digest_of(of, cell) for cell in missing}) == len(missing) == 2 * 3
+
+
+def test_tuning_that_goes_no_further_stops(tmp_path: Path) -> None:
+    """Whoever takes away what was frozen would else have it frozen again for ever."""
+    first: list[bytes] = []
+
+    def take_away(results: Path, progress: str) -> None:
+        lines = results.read_bytes().splitlines(keepends=True)
+        first.append(b"".join(line for line in lines if b'"frozen"' not in line))
+        results.write_bytes(first[-1])
+
+    with pytest.raises(OperationError, match="no further"):
+        planted_run(tmp_path, CHAIN, take_away)
+    assert len(first) == 8, "each place was frozen once"
+
+
+def test_a_setting_that_is_added_has_all_families_tuned_anew(tmp_path: Path) -> None:
+    """An optimum at an edge under it would widen the grids of all, of which those before had fewer trials."""
+    of = experiment(tmp_path)
+    found, _ = played(of, of_rate(0.002))
+    lines = [frozen_line(of, each) for each in found.chosen]
+    another = "  late: {from: W, local_steps: 8}\n"
+    for setting, kept in (
+        ("  unused: {from: W, local_steps: 16}\n", True),
+        ("  later: {from: W, local_steps: 16}\n", False),
+    ):
+        text = TEXT.replace(another, another + setting)
+        if not kept:
+            text = text.replace("claims:\n", "claims:\n  C0: {setting: later, row: swap, against: plain}\n")
+        assert (len(frozen_of(experiment(tmp_path, text), lines)) == len(lines)) is kept
 
 
 def test_without_tuning_nothing_is_searched(tmp_path: Path) -> None:
