@@ -109,7 +109,8 @@ def _agreed(body: pb.RoundAgreed, message: Message, context: Context) -> Facts:
 
 def _result(body: pb.RoundResult, message: Message, context: Context) -> Facts:
     lists = [list(body.participants), [row.silo for row in body.verdicts], [row.receiver for row in body.results]]
-    return _roster_facts(*lists, *(list(row.participants) for row in body.results), plan=context.plan)
+    names = _roster_facts(*lists, *(list(row.participants) for row in body.results), plan=context.plan)
+    return {**names, "committed_and_closed": body.committed and body.closed}
 
 
 @rule("round is of the plan", "ROUND_NOT_OPEN")
@@ -158,6 +159,15 @@ def roster(facts: Facts, policy: Policy, history: History) -> Judgement:
     return none_of(facts["names_repeated"] + facts["names_not_in_plan"], path)
 
 
+@rule("a round ends in one way", "ROUND_END")
+def one_end(facts: Facts, policy: Policy, history: History) -> Judgement:
+    """A round is committed, or closed, or neither: an end that says both can be read in two ways (T20)."""
+    _, path = block_of(facts, policy)
+    if "committed_and_closed" not in facts:
+        return not_applicable(path)  # measured by a version that did not look at it
+    return holds(facts["committed_and_closed"] is False, path)
+
+
 def _opening(at: Around) -> Example:
     base = "" if at.policy.file.ingress.global_adapter is None else BASE_DIGEST
     steps = [pb.PublicStep(step=step, prompt_indices=at.rows) for step in at.plan.public_steps()]
@@ -186,6 +196,8 @@ KINDS = (
         rules=(round_of_plan, round_start, round_forward, round_steps, rows_of_set, round_prompts),
     ),
     PolicyKind("round.agreed", _signed, taken=Announcement, measure=_agreed, rules=(silos_are_peers, roster)),
-    PolicyKind("round.result", _committed, taken=Announcement, measure=_result, rules=(silos_are_peers, roster)),
+    PolicyKind(
+        "round.result", _committed, taken=Announcement, measure=_result, rules=(silos_are_peers, roster, one_end)
+    ),
     PolicyKind("run.end", _ended, taken=Announcement),
 )

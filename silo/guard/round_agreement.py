@@ -31,6 +31,7 @@ from fedsilo.audit.record import RecordError
 from fedsilo.protocol import codec
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.errors import PeerError, WireCode
+from fedsilo.protocol.methods import method_named
 from fedsilo.protocol.place import Place
 from fedsilo.protocol.plan import Plan
 from fedsilo.protocol.transcript import (
@@ -147,7 +148,7 @@ class Agreement:
                 return self._agreed(item, body, plan)
             case pb.RoundResult() as body:
                 waited = self.waiting is not None and self.waiting.transcript.round == item.round
-                self._result(item, body)
+                self._result(item, body, plan)
                 return None if waited else item
         return item
 
@@ -172,7 +173,7 @@ class Agreement:
             ("participants",),
         )
         try:
-            self._result(item, body)  # the coordinator's signature under it is what proves it
+            self._result(item, body, plan)  # the coordinator's signature under it is what proves it
         except TranscriptRefused as error:
             _log.error("%s", error.message)
         raise few
@@ -495,10 +496,10 @@ class Agreement:
 
     # ---- the round is over -------------------------------------------------------------------------
 
-    def _result(self, item: Inbound, body: pb.RoundResult) -> None:
+    def _result(self, item: Inbound, body: pb.RoundResult, plan: Plan) -> None:
         """A result is signed and belongs to a transcript that was shown here, whether or not this silo signed that one;
-        it names nobody else, and takes back nothing that was told before. Recorded where this silo signed: two signed
-        ends of one round are evidence."""
+        it names nobody else, ends the round as the plan's method does, and takes back nothing that was told before.
+        Recorded where this silo signed: two signed ends of one round are evidence."""
         kept = self._ledger.transcript(item.run, item.round)
         if kept is None:
             raise TranscriptRefused("ROUND_NOT_SHOWN", f"no signed transcript of round {item.round} was shown here")
@@ -508,6 +509,11 @@ class Agreement:
         if not second and (body.transcript_sha256 != transcript.digest or not named <= set(transcript.silos)):
             raise TranscriptRefused(
                 "TRANSCRIPT_DIFFERS", f"the result of round {item.round} does not belong to the transcript shown here"
+            )
+        if body.committed if method_named(plan.method).keeps_own else body.closed:
+            # one of the two for each method, so never both: no check of a log takes an end that can be read twice
+            raise TranscriptRefused(
+                "RESULT_MALFORMED", f"round {item.round} ends in a way in which no round of {plan.method} ends"
             )
         own = results_in(body).get(self._site.config.silo, {"sha256": ""})
         if body.results and own["sha256"] != body.adapter_digest:

@@ -468,6 +468,7 @@ RUNS = [
             {"participants": PLAN.silos},
         ),
         ("silos of the plan, each once", "T20 two verdicts", judged("hospital_b", "hospital_b"), judged(*PLAN.silos)),
+        ("a round ends in one way", "T20 both", {"closed": True}, {"committed": False, "closed": True}),
     ),
     *of(
         good("control.poll"),

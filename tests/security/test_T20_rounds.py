@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -1177,6 +1177,37 @@ def test_T20_a_silo_takes_no_result_that_the_coordinator_did_not_sign(
     (record,) = loop.bench.events("round.result")
     found = end_of_record("cardio-net", "run-1", 1, record["detail"])
     assert found.verifies(COORDINATOR_KEY.public_key()) and found.end.aggregate == AGGREGATE
+
+
+BOTH, CLOSED, COMMITTED = {"closed": True, "committed": True}, {"closed": True}, {"committed": True}
+
+
+@pytest.mark.parametrize(
+    ("method", "way", "reasons"),
+    [
+        ("pubswap", BOTH, ["ROUND_END"]),
+        ("pubswap", CLOSED, ["RESULT_MALFORMED"]),
+        ("pubswap", COMMITTED, []),
+        ("pubswap", {}, []),
+        ("local-only", BOTH, ["ROUND_END"]),
+        ("local-only", CLOSED, []),
+        ("local-only", COMMITTED, ["RESULT_MALFORMED"]),
+        ("local-only", {}, []),
+    ],
+)
+def test_T20_a_signed_end_that_no_round_of_the_method_has_is_refused(
+    tmp_path: Path, method: str, way: dict[str, bool], reasons: list[str]
+) -> None:
+    """What is recorded can be read again: a log with an end of both kinds would not verify."""
+    plan = setting.PLAN.model_copy(update={"method": method})
+    with closing(Loop(tmp_path, setting.policy_of(setting.policy_text(method)))) as own:
+        own.offer_plan(plan)
+        own.show_round(1, BASE if method == "pubswap" else "", plan=plan, public=method == "pubswap")
+        say_agreed(own, own.signed_by(*PEER_KEYS))
+        say(own, "round.result", own.ended(participants=own.shown.silos, **way))
+        assert [reason for _, found in denied(own) for reason in found] == reasons
+        ends = [end_of_record("cardio-net", "run-1", 1, row["detail"]).end for row in own.bench.events("round.result")]
+    assert [(end.committed, end.closed) for end in ends] == ([] if reasons else [("committed" in way, "closed" in way)])
 
 
 # ---- at both ends ----------------------------------------------------------------------------------------
