@@ -7,9 +7,11 @@ difference between two rows of one seed is the rows'.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -17,6 +19,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from fedsilo.demo import digit_tasks
 from fedsilo.files.durable import read_regular
+from fedsilo.files.model_folder import read_fingerprints
 from fedsilo.grading.own_verifiers import OwnPartsVerifier
 from fedsilo.protocol import strict_yaml
 from fedsilo.protocol.codec import canonical_json, sha256_hex
@@ -97,6 +100,22 @@ class Model(_Closed):
 
     path: str
     load: Literal["fp32", "bf16"] = "fp32"
+
+
+class DataAsRead(Data):
+    """Data whose files' paths are absolute. written: as the file names them. sha256: of each one's content, empty where
+    it is missing."""
+
+    written: tuple[str, ...]
+    sha256: tuple[str, ...]
+
+
+class ModelAsRead(Model):
+    """A model whose path is absolute. written: as the file names it. sha256: of weights, tokenizer and template, empty
+    where it is missing."""
+
+    written: str
+    sha256: str
 
 
 class Setting(_Closed):
@@ -392,13 +411,45 @@ def _read(path: Path) -> tuple[Experiment, strict_yaml.Document]:
 
 
 def _beside(setting: Setting, folder: Path) -> Setting:
-    """Return the setting with its paths taken from the experiment's folder."""
+    """Return the setting with its paths taken from the experiment's folder, and with what is there."""
     data, model = setting.data, setting.model
     if data is not None:
-        data = data.model_copy(update={"files": tuple(str(folder / Path(name).expanduser()) for name in data.files)})
+        paths = [folder / Path(name).expanduser() for name in data.files]
+        data = DataAsRead(
+            **{**data.model_dump(), "files": tuple(map(str, paths))},
+            written=data.files,
+            sha256=tuple(_sha256_of_file(path, _stamp(path)) if path.is_file() else "" for path in paths),
+        )
     if model is not None:
-        model = model.model_copy(update={"path": str(folder / Path(model.path).expanduser())})
+        path = folder / Path(model.path).expanduser()
+        stamps = tuple(map(_stamp, sorted(path.iterdir()))) if path.is_dir() else ()
+        model = ModelAsRead(
+            path=str(path),
+            load=model.load,
+            written=model.path,
+            sha256=_sha256_of_model(path, stamps) if stamps else "",
+        )
     return setting.model_copy(update={"data": data, "model": model})
+
+
+_Stamp = tuple[str, int, int]
+
+
+def _stamp(path: Path) -> _Stamp:
+    """Return what changes with a file's content: what is hashed once is not hashed again while it is the same."""
+    status = path.stat()
+    return path.name, status.st_size, status.st_mtime_ns
+
+
+@cache
+def _sha256_of_file(path: Path, _: _Stamp) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@cache
+def _sha256_of_model(folder: Path, _: tuple[_Stamp, ...]) -> str:
+    return sha256_hex(canonical_json(asdict(read_fingerprints(folder))))
 
 
 def _inherited(document: strict_yaml.Document) -> Any:
@@ -557,8 +608,13 @@ _LATER = ("concentration", "along", "tuning_rows", "data", "model", "pooled", "r
 
 
 def plain(block: Setting | Row) -> dict[str, Any]:
-    """Return what of a block is in digests; whose knobs a setting takes is no part of it."""
+    """Return what of a block is in digests: of data and models the paths as they are written, and what is there. Whose
+    knobs a setting takes is no part of it."""
     fields = block.model_dump(mode="json", exclude={"tuned_as"})
+    if isinstance(block, Setting) and isinstance(block.data, DataAsRead):
+        fields["data"] |= {"files": list(block.data.written), "sha256": list(block.data.sha256)}
+    if isinstance(block, Setting) and isinstance(block.model, ModelAsRead):
+        fields["model"] |= {"path": block.model.written, "sha256": block.model.sha256}
     defaults = {name: field.default for name, field in type(block).model_fields.items()}
     return {name: value for name, value in fields.items() if name not in _LATER or value != defaults[name]}
 

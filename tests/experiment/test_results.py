@@ -428,6 +428,41 @@ def test_results_of_another_design_count_for_nothing(tmp_path: Path) -> None:
     assert of_experiment(small, [kept, again])[Cell("D", "swap", 1)]["seconds"] == 2.0
 
 
+FILES = """\
+experiment: files
+settings:
+  F: {questions: files, data: {files: [data/a.jsonl], verifier: exact}, model: {path: models/m}, rounds: 1,
+    local_steps: 2}
+seeds: [1]
+rows: {swap: {method: pubswap}}
+"""
+
+
+def test_a_design_with_files_is_what_is_in_them_wherever_the_experiment_lies(tmp_path: Path) -> None:
+    def digest(name: str, text: str = FILES) -> str:
+        folder = tmp_path / name
+        return digest_of(experiment(text, folder), Cell("F", "swap", 1))
+
+    for name in ("one", "other"):
+        (tmp_path / name / "data").mkdir(parents=True)
+        model = tmp_path / name / "models" / "m"
+        model.mkdir(parents=True)
+        (tmp_path / name / "data" / "a.jsonl").write_text("first\n")
+        (model / "config.json").write_text('{"model_type": "qwen2"}')
+        (model / "tokenizer.json").write_text("{}")
+        (model / "model.safetensors").write_bytes(b"weights")
+    before = digest("one")
+    assert digest("other") == before
+    renamed = tmp_path / "other" / "data" / "b.jsonl"
+    (tmp_path / "other" / "data" / "a.jsonl").rename(renamed)
+    seen = [before, digest("other", FILES.replace("a.jsonl", "b.jsonl")), digest("other")]
+    (tmp_path / "one" / "data" / "a.jsonl").write_text("other\n")
+    seen.append(digest("one"))
+    (tmp_path / "one" / "models" / "m" / "model.safetensors").write_bytes(b"other weights")
+    seen.append(digest("one"))
+    assert len(set(seen)) == len(seen), "another name, no file, another content, other weights"
+
+
 def test_a_table_has_means_over_seeds_in_every_form(tmp_path: Path) -> None:
     small = experiment(tmp_path=tmp_path)
     (row,) = table_rows(small, results(small, {"swap": [0.3, 0.4, 0.5, 0.4]}), small.all_tables()["D"])
